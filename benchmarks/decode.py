@@ -1,11 +1,12 @@
-"""Decoding: few queries on a long cache, beside SDPA's. CPU time of one thread.
+"""Decoding: few queries on a long cache, compared with SDPA. CPU time of one thread.
 
     .venv/bin/python benchmarks/decode.py [--terms] [--keys 128,2048,32768] [--rounds 9]
 
-For each type, size of a head, number of query heads of a key head and number of queries, B 1 and 8
-query heads, the median microseconds of a call and the median ratio to SDPA, measured in turn. With
---terms the ratio of what decoders add to the scores, and of cones, to the dot product instead.
-CPU time, so that other programs on the machine matter little.
+Reports the median time of a call in microseconds and the median ratio to SDPA. The rows are
+combinations of dtype, head dimension, group size (query heads per key head) and number of queries.
+B is 1, with 8 query heads. Calls alternate. With --terms it reports instead the ratio to the dot
+product for score terms of decoders and for cones. CPU time is hardly affected by other programs on
+the machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Times of steps in turn, the rows of a table, and what is asked of them."""
+"""Measures steps in turn, and defines the rows of the table and their limits."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import torch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "build" / "bin" / "gnomon"
-# A step is repeated to last at least so long.
+# A step is repeated for at least this long.
 LEAST_SECONDS = 0.02
 
 Step = Callable[[], object]
 
 
 class NotMeasuredError(Exception):
-    """Why a row has no figure on this machine."""
+    """The reason why a row has no figure on this machine."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What is asked for: at most or at least `value`."""
+    """A requirement: at most or at least `value`."""
 
     value: float
     at_least: bool = False
@@ -42,7 +42,7 @@ class Limit:
         return f"at {'least' if self.at_least else 'most'} {self.value:.{self.digits}f}{self.unit}"
 
     def show(self, figure: float) -> str:
-        """With a digit more, so that what misses by little does not look like the limit."""
+        """Formats with an additional digit, so that a near miss does not look like the limit."""
         return f"{figure:.{self.digits + 1}f}{self.unit}"
 
 
@@ -63,7 +63,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Line:
-    """A row and what came of it; no figure where it could not be measured."""
+    """A row and its result; without a figure if it could not be measured."""
 
     row: Row
     measured: Measured
@@ -92,7 +92,7 @@ class Line:
 
 
 def interleaved(steps: Sequence[Step], rounds: int) -> list[list[float]]:
-    """Seconds a call of each step in each round."""
+    """Seconds per call of each step in each round."""
 
     def seconds(step: Step, repeats: int) -> float:
         start = time.perf_counter()
@@ -116,7 +116,7 @@ def ratio(times: list[list[float]], step: int = 0, to: int = 1) -> float:
 def against(
     make_ours: Callable[[], Step], make_theirs: Callable[[], Step]
 ) -> Callable[[int], Measured]:
-    """Measures time(ours) / time(theirs); both are made only then, for memory's sake."""
+    """Measures time(ours) / time(theirs); both are created on demand to save memory."""
 
     def measure(rounds: int) -> Measured:
         torch.manual_seed(0)
@@ -126,7 +126,7 @@ def against(
 
 
 def program(*arguments: object, target: str = "") -> dict[str, Any]:
-    """What the command line prints with --json, on that instruction set or the best."""
+    """The --json output of the command line, on the given instruction set or the best one."""
     environment = dict(os.environ)
     if target:
         environment["GNOMON_TARGET"] = target

@@ -1,11 +1,11 @@
-"""Calls so small that what surrounds the kernels decides: CPU time of one thread, beside SDPA's.
+"""Overhead of small calls: CPU time of one thread, compared with SDPA.
 
     .venv/bin/python benchmarks/small_calls.py [LENGTH]
 
-For each similarity the median microseconds of a call of B 1, H 8, L 16, D 64, forward and forward
-+ backward, and the median ratio to SDPA's, measured in turn. The gradients are those of q, k and
-v, and of the similarity's own parameter. CPU time, so that other programs on the machine matter
-little.
+Reports the median microseconds of a call and the median ratio to SDPA, for each similarity, forward
+and forward + backward. Shapes are B 1, H 8, L 16, D 64. Calls alternate. Gradients are computed for
+q, k, v and the similarity's own parameter. CPU time is hardly affected by other programs on the
+machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One call of each operator that is compared, ours and others."""
+"""One call of each compared operator, gnomon's and others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tokens(
 
 
 def step(call: Callable[[], Tensor], inputs: Sequence[Tensor], backward: bool) -> Step:
-    """One call of an operator, without autograd or with its gradients."""
+    """One call of an operator, without autograd or with gradients."""
     if backward:
         d_o = torch.randn_like(call().detach())
         return lambda: torch.autograd.grad(call(), inputs, d_o)
@@ -118,7 +118,7 @@ def offsets() -> Tensor:
 
 
 def mask_maker(name: str, learned: bool) -> tuple[Callable[[], Tensor], list[Tensor]]:
-    """What makes the L x L mask (H, L, L) that one would give to SDPA, and its parameters."""
+    """A function that creates the mask (H, L, L) for SDPA, and its parameters."""
     slopes = gnomon.alibi_slopes(HEADS).float()
     distance = offsets().abs().float()
     if name == "ALiBi":
@@ -134,14 +134,14 @@ def mask_maker(name: str, learned: bool) -> tuple[Callable[[], Tensor], list[Ten
 
 
 def sdpa_with_mask(name: str) -> Step:
-    """A fixed mask is made once."""
+    """A fixed mask is created once."""
     qkv = tokens()
     mask = mask_maker(name, learned=False)[0]().contiguous()
     return step(lambda: scaled_dot_product_attention(*qkv, attn_mask=mask), qkv, False)
 
 
 def sdpa_with_learned_mask(name: str) -> Step:
-    """A learned one is made anew in every step."""
+    """A learned mask is recreated in every step."""
     qkv = tokens()
     make, parameters = mask_maker(name, learned=True)
     return step(
@@ -150,7 +150,7 @@ def sdpa_with_learned_mask(name: str) -> Step:
 
 
 def penumbral_formula(q: Tensor, k: Tensor, v: Tensor, factor: Tensor) -> Tensor:
-    """Causal penumbral attention in plain Torch, with the map xi (Tseng et al. 2023, eq. 23)."""
+    """Causal penumbral attention in plain PyTorch, with the map xi (Tseng et al. 2023, eq. 23)."""
 
     def below_horosphere(token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         height = torch.sigmoid(token[..., -1:])

@@ -1,7 +1,7 @@
-"""Ratios that gnomon aims at: against what one would use instead, and among its own forms.
+"""Performance targets of gnomon: ratios to the usual alternatives, and among its own forms.
 
-The steps of a comparison run in turn, in one process. The figure is the median over the rounds of
-the ratio of their times, so that a change of the machine's clock meets both.
+The steps of a comparison alternate in one process. The figure is the median over the rounds of the
+ratio of their times, so that a change of the clock frequency affects both.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def measure_decode(dim: int, rounds: int) -> Measured:
     return Measured(ratio(times), note)
 
 
-# A name, and what makes the two steps that are compared.
+# A name, and functions that create the two compared steps.
 Case = tuple[str, Callable[[], Step], Callable[[], Step]]
 
 
@@ -148,7 +148,7 @@ def short_cases(dtype: torch.dtype, backward: bool) -> Iterator[Case]:
 
 
 def measure_threads(causal: bool, backward: bool, rounds: int) -> Measured:
-    """How much faster two threads are than one."""
+    """The speedup of two threads over one."""
     before = torch.get_num_threads()
     if before < 2:
         raise NotMeasuredError("needs two threads")
@@ -172,7 +172,7 @@ def operator_record(target: str, rounds: int) -> dict[str, Any]:
 
 
 def measure_of_peak(mode: str, target: str, rounds: int) -> Measured:
-    """Percent of the GEMM peak that `gnomon bench` finds."""
+    """Percent of the GEMM peak measured by `gnomon bench`."""
     (record,) = (r for r in operator_record(target, rounds)["modes"] if r["mode"] == mode)
     (row,) = (r for r in record["cases"] if r["case"] == "dot")
     return Measured(100 * row["of_peak"], f"of {record['peak_gflops']:.0f} GFLOP/s")
@@ -185,7 +185,7 @@ def measure_model(rounds: int) -> Measured:
 
 
 def cora_graph() -> tuple[Tensor, Tensor, Tensor]:
-    """The edges (2, E) with both directions and self loops, and the same in compressed rows."""
+    """The edges (2, E) with both directions and self loops, and the same graph in CSR."""
     if not CORA.exists():
         raise NotMeasuredError("no data/cora: gnomon data get cora --out data/cora")
     pairs = [[int(node) for node in line.split()] for line in CORA.read_text().splitlines()]
@@ -228,7 +228,7 @@ def measure_graph(rounds: int) -> Measured:
 
 
 def high_water() -> int:
-    """Bytes that this process has held at its peak since the last reset."""
+    """Peak memory of this process in bytes since the last reset."""
     status = pathlib.Path("/proc/self/status").read_text()
     found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.M)
     assert found
@@ -236,7 +236,7 @@ def high_water() -> int:
 
 
 def peak_of_bias(name: str) -> float:
-    """MiB at the peak of a step with a learned bias, less its inputs, output and gradients."""
+    """Peak memory in MiB of a step with a learned bias, minus its inputs, output and gradients."""
 
     def run(length: int) -> list[Tensor]:
         qkv = tokens(heads=1, length=length)
@@ -248,16 +248,16 @@ def peak_of_bias(name: str) -> float:
         return [o, *torch.autograd.grad(o, [*qkv, *parameters], d_o)]
 
     before: list[int] = []
-    run(128)  # what is loaded by the first call is not counted
+    run(128)  # exclude memory that the first call loads
     results = run(MEMORY_LENGTH)
     return (high_water() - before[-1] - sum(result.nbytes for result in results)) / 2**20
 
 
 def measure_memory(name: str, rounds: int) -> Measured:
-    """In a process of its own; it repeats, so one round is enough."""
+    """Measures in a separate process; the result is reproducible, so one round is enough."""
     if not pathlib.Path("/proc/self/clear_refs").exists():
         raise NotMeasuredError("needs /proc/self/clear_refs")
-    # glibc moves this threshold as a program runs, and keeps freed blocks below it.
+    # glibc changes this threshold while a program runs, and keeps freed blocks below it.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     try:
         context = multiprocessing.get_context("spawn")
@@ -377,7 +377,7 @@ def long_position(name: str) -> Any:
 def long_step(
     name: str, length: int, backward: bool, causal: bool = True, **arguments: Any
 ) -> Step:
-    """Tiles whose weights are proved to be nothing are skipped."""
+    """A step on long sequences, where tiles with provably zero weights are skipped."""
     return ours_of(
         tokens(length=length), backward, position=long_position(name), causal=causal, **arguments
     )
@@ -447,7 +447,7 @@ def position_rows() -> Iterator[Row]:
 
 
 def few_rounds(measure: Callable[[int], Measured]) -> Callable[[int], Measured]:
-    """For calls of several seconds."""
+    """For calls that take several seconds."""
     return lambda rounds: measure(max(1, rounds // 3))
 
 
@@ -473,7 +473,7 @@ def long_rows() -> Iterator[Row]:
 
 
 def shape_rows() -> Iterator[Row]:
-    """Other types, lengths and head sizes."""
+    """Other dtypes, lengths and head dimensions."""
     dtype = torch.bfloat16
     shapes: list[tuple[str, float, dict[str, Any]]] = [
         ("bf16 dot, full / SDPA bf16", 0.60, {"dtype": dtype}),
@@ -513,7 +513,7 @@ def shape_rows() -> Iterator[Row]:
 
 
 def use_rows() -> Iterator[Row]:
-    """What models do besides training on a text."""
+    """Uses of models other than training on text."""
     yield Row(
         "decode: 1 and 4 queries, 128 to 32768 keys / SDPA, worst",
         worst_of([*decode_cases()]),
@@ -544,7 +544,7 @@ def use_rows() -> Iterator[Row]:
 
 
 def machine_rows() -> Iterator[Row]:
-    """How far the machine is used."""
+    """Utilisation of the machine."""
     for mode, least, target in (
         ("forward, full", 86, ""),
         ("forward, causal", 80, ""),
@@ -594,7 +594,7 @@ def targets_table(lines: Sequence[Line]) -> str:
 
 
 def length_curve(rounds: int) -> list[tuple[int, float, float]]:
-    """Length, milliseconds, and time / L^2 as a part of that at L 2048: one head, full, forward."""
+    """Length, milliseconds, and time / L^2 relative to L 2048: one head, full, forward."""
     torch.manual_seed(0)
     times = interleaved([ours(heads=1, length=length) for length in CURVE_LENGTHS], rounds)
     base = CURVE_LENGTHS.index(LENGTH)
@@ -614,13 +614,13 @@ def curve_table(curve: Sequence[tuple[int, float, float]]) -> str:
 
 
 def measure_all(only: str, rounds: int) -> tuple[list[Line], list[tuple[int, float, float]]]:
-    """The lines whose case has `only` in it, each told on the standard error as it comes."""
+    """The lines whose case contains `only`; each is also printed to stderr when it is complete."""
     lines = []
     for row in rows():
         if only in row.name:
             lines.append(measure_row(row, rounds))
             print(lines[-1], file=sys.stderr, flush=True)
-    # The longest takes seconds a call.
+    # The longest calls take seconds.
     curve = length_curve(max(1, rounds // 3)) if only in CURVE else []
     return lines, curve
 

@@ -1,4 +1,4 @@
-"""Measures everything and writes docs/benchmarks.md; on a quiet machine it takes ten minutes."""
+"""Measures everything and writes docs/benchmarks.md; takes ten minutes on an idle machine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ COMPARED = "dot/none,dot/rope,dot/hype,umbral/hype,penumbral/hype"
 
 
 def conditions(record: dict[str, Any]) -> str:
-    """The machine, versions and rounds of what `gnomon bench --json` prints."""
+    """The machine, versions and rounds from the output of `gnomon bench --json`."""
     machine, versions = record["machine"], record["versions"]
     parts = [
         f"{machine['cpu']}, {machine['threads']} threads, {machine['instruction_set']}",

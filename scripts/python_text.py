@@ -1,4 +1,4 @@
-"""Writes a text that is on every machine: sources of Python's standard library in one file."""
+"""Writes a text that is available everywhere: the standard library's sources in one file."""
 
 import os
 import pathlib
@@ -9,12 +9,12 @@ import tempfile
 
 def main(out: pathlib.Path) -> None:
     folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
-    # The modules at the top and the larger packages; in a fixed order.
+    # Top-level modules and the larger packages, in a fixed order.
     files = sorted(folder.glob("*.py"))
     for package in ("asyncio", "collections", "concurrent", "email", "html", "http", "json"):
         files += sorted((folder / package).rglob("*.py"))
     out.parent.mkdir(parents=True, exist_ok=True)
-    # Under a name of its own: another process may be at it, too.
+    # A unique name, because another process may write the same file.
     with tempfile.NamedTemporaryFile(dir=out.parent, delete=False) as file:
         for source in files:
             file.write(source.read_bytes() + b"\n")

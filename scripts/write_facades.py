@@ -1,13 +1,17 @@
-"""Writes what restates the catalogue: `make facades`, after a change of a term.
+"""Writes the files generated from the catalogue: `make facades`, after a change of a term.
 
-From gnomon.catalogue() come the classes of python/gnomon/similarity.py and position.py, and the
-functions of include/gnomon/torch/terms.h with their definitions; for encodings the classes of
-python/gnomon/nn/_encodings.py, with their lines of docs/api/nn.md, and the functions of
-include/gnomon/torch/encodings.h; docs/catalogue.md is what `gnomon list --markdown` prints, and
-docs/gallery.md what docs/figures/gallery.py writes. All are committed. With --check nothing is
-written, and the exit status says whether a file is stale.
+From gnomon.catalogue() it generates:
 
-clang-format and ruff of requirements-test.txt must be beside this interpreter.
+- for similarities and positions, the classes of python/gnomon/similarity.py and position.py, and
+  the functions of include/gnomon/torch/terms.h with their definitions;
+- for encodings, the classes of python/gnomon/nn/_encodings.py, their lines in docs/api/nn.md, and
+  the functions of include/gnomon/torch/encodings.h.
+
+docs/catalogue.md is the output of `gnomon list --markdown`. docs/figures/gallery.py writes
+docs/gallery.md. All are committed. With --check nothing is written, and the exit status
+reports whether a file is stale.
+
+clang-format and ruff of requirements-test.txt must be in the folder of this interpreter.
 """
 
 from __future__ import annotations
@@ -28,14 +32,14 @@ import gnomon
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WIDTH = 100
 NOTICE = "Written by `make facades` from the catalogue, that is the files of the terms."
-#: A function in C++ with more optional arguments takes them in a struct that names them.
+#: A C++ function with more optional arguments takes them in a struct with named fields.
 MOST_OPTIONS = 4
-#: The page that lists the classes of gnomon.nn, and the comments between which those are written.
+#: The page that lists the classes of gnomon.nn, and the comments that enclose the encodings.
 PAGE_OF_MODULES = "docs/api/nn.md"
 START = ".. Written by `make facades`:"
 END = ".. End of what is written."
 
-#: What each module of Python says of its terms, and what it has besides them, from a module beside.
+#: The docstring of each Python module, and the names that it imports from other modules.
 MODULES = {
     "similarity": (
         """Similarities: the score s_ij of a query and a key before the softmax.
@@ -71,7 +75,7 @@ A specification may be given wherever a position is expected, "rope+alibi", also
     ),
 }
 
-#: Words of C++ that a parameter could be called, beside those that are words of Python, too.
+#: C++ keywords that a parameter could be named, except those that are also Python keywords.
 CPP_KEYWORDS = {
     *("auto", "bool", "case", "catch", "char", "const", "default", "delete", "do", "double"),
     *("enum", "explicit", "export", "extern", "float", "friend", "goto", "inline", "int", "long"),
@@ -83,7 +87,7 @@ CPP_KEYWORDS = {
 
 @dataclass(frozen=True)
 class Argument:
-    """One of a class in Python and of a function in C++."""
+    """An argument of a Python class and of a C++ function."""
 
     name: str
     kind: str  # number, integer, flag, choice, shape, heads or table
@@ -93,7 +97,7 @@ class Argument:
     index: str | None = None
     axis: bool = False  # whether it is the length of an axis of the option `shape`
     details: tuple[str, ...] = ()  # the options that may follow the word
-    key: str = ""  # of the specification, where it has another name there
+    key: str = ""  # in the specification, if the name differs
     choices: tuple[str, ...] = ()
 
     @property
@@ -102,7 +106,7 @@ class Argument:
 
     @property
     def method(self) -> str:
-        """Of TermBuilder."""
+        """The method of TermBuilder."""
         return "WithDetails" if self.details else "With"
 
     @property
@@ -127,7 +131,7 @@ class Argument:
 
     @property
     def cpp_type(self) -> str:
-        """Of a member of a struct; of an argument it may be a reference to a constant."""
+        """The type as a struct member; as an argument it may be a const reference."""
         kind = {
             "number": "double",
             "integer": "int64_t",
@@ -142,7 +146,7 @@ class Argument:
 
     @property
     def cpp_default(self) -> str:
-        """Empty: none."""
+        """The default; empty if there is none."""
         if self.required:
             return ""
         if self.default is not None:
@@ -167,7 +171,7 @@ class Argument:
 
 
 def arguments_of(entry: dict[str, Any]) -> list[Argument]:
-    """Those of a term, the required ones first, as its entry has them."""
+    """The arguments of a term, the required ones first, in the order of its entry."""
     arguments: list[Argument] = []
     for parameter in entry["parameters"]:
         if parameter["argument"] is None:
@@ -191,7 +195,7 @@ def arguments_of(entry: dict[str, Any]) -> list[Argument]:
                 ".NoArgument()"
             )
         if parameter["takes_tensor"] and kind != "heads":
-            # A word of a module is a table of a call.
+            # A word in a module is a table in a call.
             kind, default = "table", None
         details = tuple(
             p["name"] for p in entry["parameters"] if p.get("detail_of") == parameter["name"]
@@ -222,7 +226,7 @@ def arguments_of(entry: dict[str, Any]) -> list[Argument]:
 
 
 def encoding_arguments(entry: dict[str, Any]) -> list[Argument]:
-    """Those of an encoding and, after the required ones, those that all modules have."""
+    """The arguments of an encoding and, after the required ones, those of all modules."""
     own = arguments_of(entry)
     if not all(argument.option for argument in own):
         raise SystemExit(f"{entry['name']}: an encoding has numbers, words, flags and shapes alone")
@@ -236,7 +240,7 @@ def encoding_arguments(entry: dict[str, Any]) -> list[Argument]:
 
 
 def paragraphs_of(entry: dict[str, Any]) -> list[str]:
-    """What there is to say of a term: its formula, the details, its source."""
+    """The description of a term: its formula, details and source."""
     details = entry["details"].split("\n\n") if entry["details"] else []
     return [entry["formula"] + ".", *details, entry["source"] + "."]
 
@@ -253,7 +257,7 @@ def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
 
 
 def wrap_paragraph(text: str, width: int) -> list[str]:
-    """A paragraph, or a list of items."""
+    """Wraps a paragraph or a list of items."""
     if not text.startswith("- "):
         return wrap(text, width)
     lines: list[str] = []
@@ -263,7 +267,7 @@ def wrap_paragraph(text: str, width: int) -> list[str]:
 
 
 def terms_of(catalogue: dict[str, list[dict[str, Any]]], kind: str) -> list[dict[str, Any]]:
-    """The library's own: the similarities, the positions of attention or the encodings."""
+    """The library's own similarities, attention positions or encodings."""
     entries = catalogue["similarities" if kind == "similarity" else "positions"]
     return [
         entry
@@ -284,7 +288,7 @@ def docstring(lines: list[str], indent: str) -> list[str]:
     ]
 
 
-#: The last arguments of a module, as those of torch.nn, and what they mean.
+#: The last arguments of a module, as in torch.nn, and their descriptions.
 FACTORY = "device: Device = None, dtype: torch.dtype | None = None"
 FACTORY_MEANING = (
     "device: where parameters are, the default device if None.",
@@ -427,7 +431,7 @@ def encodings_module(catalogue: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def page_of_modules(catalogue: dict[str, list[dict[str, Any]]]) -> str:
-    """docs/api/nn.md with the encodings that there are between two of its comments."""
+    """docs/api/nn.md with the current encodings between its two comments."""
     before, start, rest = (ROOT / PAGE_OF_MODULES).read_text(encoding="utf-8").partition(START)
     _, end, after = rest.partition(END)
     if not end:
@@ -482,7 +486,7 @@ def cpp_header(catalogue: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def setters(values: Iterable[tuple[Argument, str]]) -> str:
-    """What says the arguments of a term to its TermBuilder."""
+    """The TermBuilder calls that set a term's arguments."""
     return "".join(f'.{argument.method}("{argument.key}", {value})' for argument, value in values)
 
 
@@ -516,7 +520,7 @@ def cpp_source(catalogue: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def in_struct(arguments: list[Argument]) -> list[Argument]:
-    """Those that the function of an encoding takes in its struct of options."""
+    """The arguments that an encoding's function takes in its options struct."""
     options = [argument for argument in arguments if not argument.required]
     return options if len(options) > MOST_OPTIONS else []
 
@@ -627,7 +631,7 @@ def formatted(path: str, text: str) -> str:
 
 
 def facades() -> dict[str, str]:
-    """What each file should hold."""
+    """The expected contents of each file."""
     catalogue = gnomon.catalogue()
     files = {
         "python/gnomon/similarity.py": python_module(catalogue, "similarity"),

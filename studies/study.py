@@ -1,13 +1,13 @@
 """Studies: comparisons that answer a question, and the page with the answer.
 
-A study is a file of this folder that defines ``STUDY``. ``python studies/study.py NAME DATA`` runs
-what is missing of its comparisons, or goes on where it was stopped, and writes
+A study is a file in this folder that defines ``STUDY``. ``python studies/study.py NAME DATA`` runs
+or resumes its unfinished comparisons, and writes
 
-- ``studies/NAME/COMPARISON.json``, what ``gnomon compare`` recorded, in short, from which another
-  machine can go on;
-- ``docs/studies/NAME.md`` and its figures, from these records alone.
+- ``studies/NAME/COMPARISON.json``, a short form of the record of ``gnomon compare``, from which
+  another machine can resume;
+- ``docs/studies/NAME.md`` and its figures, from these records only.
 
-DATA is the folder that the paths of the study are in.
+DATA is the folder to which the study's paths are relative.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RUNS = ROOT / "runs/studies"
 RECORDS = ROOT / "studies"
 PAGES = ROOT / "docs/studies"
 PROGRAM = ROOT / ".venv/bin/gnomon"
-#: What a comparison's arguments call the run of its classifier.
+#: How a comparison's arguments refer to the run of its classifier.
 CLASSIFIER = "classifier"
 
 
@@ -54,42 +54,42 @@ class Comparison:
 
     name: str  # of its record
     title: str  # "Shakespeare's plays, bytes"
-    data: str  # path in the folder of the data; empty: the task makes its data
+    data: str  # path in the data folder; empty if the task creates its data
     arguments: tuple[str, ...]
-    # What makes the data where they are not in that folder, as a command there that writes OUT: of
-    # gnomon, or a script of this repository.
+    # Command that creates the data as OUT, run in the data folder if they do not exist: a gnomon
+    # command, or a script of this repository.
     made_by: tuple[str, ...] = ()
-    # Where the data come from, unless `gnomon data get` has them.
+    # The origin of the data, unless `gnomon data get` has them.
     data_from: str = ""
-    # What else `gnomon train` is told to make the run "classifier" that its arguments name.
+    # Additional `gnomon train` arguments for the run "classifier".
     classifier: tuple[str, ...] = ()
-    # What a predictor without a model scores: its title, a metric, and a score for each condition.
+    # The scores of a predictor without a model: its title, a metric, and a score per condition.
     baseline: tuple[str, str, dict[Any, float]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Contrast:
-    """What is set against what: each a label of a combination, and a condition."""
+    """A contrast of two sides, each a combination's label and a condition."""
 
     left: str
     left_at: Any
     right: str
     right_at: Any
-    metric: str | None = None  # the first of the task
-    # Names of the comparisons that they are of; empty: of each that has both, in turn.
+    metric: str | None = None  # default: the task's first metric
+    # Names of the comparisons; if empty, each comparison that has both sides.
     left_in: str = ""
     right_in: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What a source or a first look says, and is tested here."""
+    """A claim of a source or a pilot run that is tested here."""
 
-    text: str  # understood without those before it
+    text: str  # understandable without the previous claims
     contrasts: tuple[Contrast, ...]
-    # What their left sides are then: better, worse or not worse.
+    # The claimed outcome of the left sides: better, worse or not worse.
     left_is: str = "better"
-    # What the records show about the reasons.
+    # Evidence from the records about the reasons.
     why: str = ""
 
 
@@ -100,17 +100,17 @@ class Study:
     answer: str  # three sentences
     comparisons: tuple[Comparison, ...]
     claims: tuple[Claim, ...]
-    limits: str  # what it does not show
+    limits: str  # its limitations
     sources: str = ""
-    # Differences of these metrics up to the margin do not matter; others have that of MARGINS.
+    # Equivalence margins of these metrics; other metrics use MARGINS.
     margins: dict[str, float] = dataclasses.field(default_factory=dict)
-    # It compares the time of a training step rather than what was learned, and has no claims.
+    # If True, it compares the time of a training step instead of metrics, and has no claims.
     of_time: bool = False
 
 
 # ---- Verdicts
 
-#: The differences that do not matter, in the unit of the metric.
+#: Equivalence margins, in the unit of the metric.
 MARGINS = {
     "loss": 0.01,
     "last": 0.02,
@@ -161,7 +161,7 @@ def names() -> list[str]:
     return sorted(path.stem for path in RECORDS.glob("*.py") if path.stem != "study")
 
 
-# ---- What makes the files of data sets that several studies read, in the folder of the data.
+# ---- Commands that create the data files of data sets used by several studies, in the data folder.
 
 MNIST = (
     *("gnomon", "data", "OUT"),
@@ -205,19 +205,19 @@ def record_path(name: str, comparison: Comparison) -> pathlib.Path:
 
 
 def command(comparison: Comparison) -> list[str]:
-    """What a reader would type in the folder of the data."""
+    """The command that a reader would run in the data folder."""
     data = ["--data", comparison.data] if comparison.data else []
     return ["gnomon", "compare", *data, *comparison.arguments]
 
 
 def classifier_command(comparison: Comparison) -> list[str]:
-    """What makes its classifier, as a reader would type it."""
+    """The command that trains its classifier, as a reader would run it."""
     task = ("--task", "images", "--data", comparison.data)
     return ["gnomon", "train", *task, *comparison.classifier, "--out", CLASSIFIER]
 
 
 def shorten(results: dict[str, Any], comparison: Comparison) -> dict[str, Any]:
-    """A record that says nothing of where it was made but the machine, in few bytes."""
+    """A compact record, without information about its origin except the machine."""
     record = json.loads(json.dumps(results))
     record["name"] = comparison.name
     if record["data"].get("path"):
@@ -232,7 +232,7 @@ def shorten(results: dict[str, Any], comparison: Comparison) -> dict[str, Any]:
 
 
 def dump(record: dict[str, Any]) -> str:
-    """JSON of a line for each run and each entry of the summary."""
+    """JSON with one line per run and per entry of the summary."""
     lines = []
     for key, value in record.items():
         if key in {"runs", "summary"} and value:
@@ -244,7 +244,7 @@ def dump(record: dict[str, Any]) -> str:
 
 
 def publish(name: str, comparison: Comparison) -> None:
-    """Takes over what the comparison has recorded so far."""
+    """Copies the comparison's record so far."""
     source = RUNS / name / comparison.name / "results.json"
     if not source.is_file():
         return
@@ -261,7 +261,7 @@ def publish(name: str, comparison: Comparison) -> None:
 
 
 def data_path(comparison: Comparison, data: pathlib.Path) -> pathlib.Path:
-    """Where its data are; makes them where that is possible."""
+    """The path of its data, which are created if possible."""
     path = data / comparison.data
     if path.exists():
         return path
@@ -300,7 +300,7 @@ def train_classifier(name: str, comparison: Comparison, data: pathlib.Path, thre
 
 
 def restore(name: str, comparison: Comparison, data: pathlib.Path) -> None:
-    """Lays out a folder that ``gnomon compare --resume`` goes on with."""
+    """Prepares a folder for ``gnomon compare --resume``."""
     folder = RUNS / name / comparison.name
     path = record_path(name, comparison)
     if (folder / "results.json").is_file() or not path.is_file():
@@ -320,7 +320,7 @@ def restore(name: str, comparison: Comparison, data: pathlib.Path) -> None:
 
 
 def run(name: str, comparison: Comparison, data: pathlib.Path, threads: int) -> int:
-    """Runs or resumes; the exit status of ``gnomon compare``."""
+    """Runs or resumes a comparison; returns the exit status of ``gnomon compare``."""
     restore(name, comparison, data)
     folder = RUNS / name / comparison.name
     record = folder / "results.json"
@@ -346,7 +346,7 @@ def run(name: str, comparison: Comparison, data: pathlib.Path, threads: int) -> 
 
 
 def labels_of(results: dict[str, Any]) -> list[str]:
-    """What the combinations are called, grids as they were asked for: of the data's shape."""
+    """The labels of the combinations; grids have the requested name instead of the data's shape."""
     shape = re.compile(r"\bshape=\d+(x\d+)*")
     return [
         re.sub(r":prefix=\d+", "", shape.sub("shape=grid", combination["label"]))
@@ -355,7 +355,7 @@ def labels_of(results: dict[str, Any]) -> list[str]:
 
 
 def by_seed(results: dict[str, Any], label: str, at: Any, metric: str) -> dict[int, float]:
-    """What the runs of a combination measured at a condition."""
+    """The measured values of a combination at a condition, by seed."""
     labels = labels_of(results)
     if label not in labels:
         raise ValueError(f"no combination is called '{label}'; there are {', '.join(labels)}")
@@ -376,10 +376,10 @@ class Row:
 
     title: str
     metric: dict[str, Any]
-    differences: list[float]  # left minus right, a seed each
+    differences: list[float]  # left minus right, one per seed
     margin: float
     outcome: str = NOT_RUN
-    p: float = 1.0  # adjusted for the number of tests of the page
+    p: float = 1.0  # adjusted for the number of tests on the page
 
     @property
     def mean(self) -> float:
@@ -409,7 +409,7 @@ def metric_of(results: dict[str, Any], contrast: Contrast) -> dict[str, Any]:
 def differences_of(
     results: dict[str, Any], contrast: Contrast, of_right: dict[str, Any] | None = None
 ) -> list[float]:
-    """Left minus right for each seed of both; the right side is from its own results if given."""
+    """Left minus right for each common seed; the right side has its own results if given."""
     key = metric_of(results, contrast)["key"]
     left = by_seed(results, contrast.left, contrast.left_at, key)
     right = by_seed(of_right or results, contrast.right, contrast.right_at, key)
@@ -420,7 +420,7 @@ Found = list[tuple[Comparison, dict[str, Any]]]
 
 
 def has(results: dict[str, Any], label: str, at: Any) -> bool:
-    """Whether the results have a combination, and a condition."""
+    """Whether the results contain a combination and a condition."""
     return label in labels_of(results) and at in results["task"]["conditions"]["values"]
 
 
@@ -457,7 +457,7 @@ def contrast_rows(claim: Claim, found: Found, margins: dict[str, float]) -> list
 
 
 def tested_rows(study: Study, found: Found) -> list[list[Row]]:
-    """The rows of each claim; their tests are corrected for the number of all rows."""
+    """The rows of each claim; p-values are adjusted for the number of all rows."""
     claims = [contrast_rows(claim, found, study.margins) for claim in study.claims]
     rows = [row for claim in claims for row in claim]
     outcomes = iter(
@@ -476,7 +476,7 @@ def tested_rows(study: Study, found: Found) -> list[list[Row]]:
 
 
 def describe_claim(claim: Claim, rows: list[Row]) -> list[str]:
-    """The claim, its verdict, its rows, and the reasons."""
+    """The claim, its verdict, its rows and the reasons."""
     outcomes = [row.outcome for row in rows]
     said = verdict(outcomes, claim.left_is)
     counts = ", ".join(f"{n} {outcome}" for outcome, n in Counter(outcomes).items())
@@ -511,7 +511,7 @@ def summary_table(
     rows = []
     for row in results["summary"]:
         name = report.labels(results)[row["combination"]]
-        # Where titles do not tell them apart, names are parts of labels.
+        # If titles are ambiguous, names are parts of labels.
         cells = [f"`{row['label']}`" if name in row["label"] else f"{name} `{row['label']}`"]
         for n, winner in zip(places, winners, strict=True):
             value = row["losses"][n][metric["key"]]
@@ -541,7 +541,7 @@ def summary_table(
 
 
 def time_ratios(results: dict[str, Any]) -> list[tuple[str, list[float]]]:
-    """Labels, and sorted ratios of the time of a step to that of the first combination."""
+    """Labels, and sorted ratios of the step time to that of the first combination."""
     times: list[dict[int, float]] = [{} for _ in results["settings"]["combinations"]]
     for run in results["runs"]:
         times[run["combination"]][run["seed"]] = run["processor_ms_per_step"]
@@ -554,7 +554,7 @@ def time_ratios(results: dict[str, Any]) -> list[tuple[str, list[float]]]:
 
 
 def time_table(results: dict[str, Any]) -> str:
-    """Processor time of a training step, and its ratio to that of the first combination."""
+    """CPU time of a training step, and its ratio to that of the first combination."""
     ratios_of = dict(time_ratios(results))
     rows = []
     for row, name in zip(results["summary"], report.labels(results), strict=True):
@@ -579,7 +579,7 @@ def time_table(results: dict[str, Any]) -> str:
 def describe(results: dict[str, Any], comparison: Comparison) -> str:
     total = len(results["settings"]["combinations"]) * len(results["settings"]["seeds"])
     done = len(results["runs"])
-    # A study may go on another machine.
+    # A study may resume on another machine.
     machines = [session["machine"] for session in results["sessions"]]
     names = dict.fromkeys(f"{m['cpu']} ({m['instruction_set']})" for m in machines)
     threads = sorted({m["threads"] for m in machines})
@@ -609,7 +609,7 @@ def save(figure: Any, path: pathlib.Path) -> None:
     figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-#: Colours of the effects' outcomes.
+#: Colours of the outcomes.
 SHADES = {BETTER: "#0072B2", WORSE: "#D55E00", EQUIVALENT: "#009E73", UNDECIDED: "#888888"}
 
 
@@ -668,7 +668,7 @@ def draw_effects(study: Study, claims: list[list[Row]]) -> Any:
 
 
 def draw_times(found: Found) -> Any:
-    """The time of a step over that of the first combination, a point for each comparison."""
+    """The step time relative to the first combination, one point per comparison."""
     from matplotlib.figure import Figure
 
     from gnomon._plots import colour, marker
@@ -703,7 +703,7 @@ def draw_times(found: Found) -> Any:
 
 
 def describe_method(study: Study, found: Found, margins: dict[str, float]) -> str:
-    """One paragraph: what was run, and the margins of the tests."""
+    """One paragraph about the runs and the margins of the tests."""
     runs = []
     for comparison, results in found:
         seeds = len(results["settings"]["seeds"])

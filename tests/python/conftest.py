@@ -1,7 +1,7 @@
-"""What all tests run under.
+"""Fixtures and settings for all tests.
 
-One thread, except where a test says otherwise: busy machines pay for waiting threads. Compiled
-graphs are not kept between runs: those of another build call its operators by its arguments.
+Tests use one thread unless stated otherwise: waiting threads are slow on busy machines. Compiled
+graphs are not cached between runs, because another build may have other operator signatures.
 """
 
 import os
@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
-# Programs that tests start have more threads than one.
+# Programs started by tests use several threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# MKL's products by several threads are otherwise not the same bits in one run of thirty.
+# Otherwise about one run in thirty of MKL's multithreaded products has different bits.
 os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 
 import torch
@@ -54,7 +54,7 @@ def pytest_configure(config):
         os.environ.update(emulated_gpu.environment(cache))
 
 
-#: Files whose tests compile code, start programs or train models; `make test-fast` leaves them out.
+#: Files whose tests compile code, start programs or train models; `make test-fast` skips them.
 SLOW = {
     *("careless", "cli", "cuda", "cuda_operators", "data_media", "data_sets", "define", "devices"),
     *("distributed", "distributed_training", "examples", "inspect", "looking_inside", "models"),
@@ -85,7 +85,7 @@ def pytest_report_header(config) -> str:
 
 
 def pytest_generate_tests(metafunc):
-    """Every test is there once for each device, and says why where it does not run on one."""
+    """Parametrizes every test by device, with a reason for each skip."""
     marker = metafunc.definition.get_closest_marker("cpu")
     is_real = metafunc.definition.get_closest_marker("real_device") is not None
     devices = []
@@ -103,7 +103,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(autouse=True)
 def device(request, monkeypatch) -> Iterator[torch.device]:
-    """Tensors are made there."""
+    """The default device of new tensors."""
     if request.param == "emulated":
         import emulated_gpu
 
@@ -121,7 +121,7 @@ def device(request, monkeypatch) -> Iterator[torch.device]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """What there are no kernels for on a GPU is skipped with what the call says."""
+    """Skips tests that have no GPU kernel, with the error message as the reason."""
     try:
         return (yield)
     except NotImplementedError as error:
@@ -132,7 +132,7 @@ def pytest_runtest_call(item):
 
 @pytest.fixture
 def program(tmp_path, capfd, monkeypatch) -> Iterator[Callable[..., tuple[int, str, str]]]:
-    """The program in this process and a folder of its own: exit code, output, errors."""
+    """Runs the program in this process and a temporary folder: exit code, output, errors."""
     from gnomon.__main__ import main
 
     monkeypatch.chdir(tmp_path)
@@ -162,7 +162,7 @@ def gnomon(program) -> Callable[..., str]:
 
 @pytest.fixture
 def refused(program) -> Callable[..., str]:
-    """The one line that the program answers a wrong input with."""
+    """The one-line error of the program for invalid input."""
 
     def run(*words: object) -> str:
         code, output, errors = program(*words)

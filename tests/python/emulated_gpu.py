@@ -1,8 +1,7 @@
-"""The operators of a GPU on tensors of the CPU, in the emulation of tests/cuda.
+"""GPU operators on CPU tensors, using the emulation of tests/cuda.
 
-All that a call goes through on a GPU is there: the checks, the plan, the text of the kernels, the
-cache, the driver's interface. Only what a launch does is computed by the emulation, and no tensor
-says that it is on a GPU.
+Calls execute every step of a GPU call: checks, plan, kernel source, cache and driver interface.
+Only the launch itself is emulated, and tensors do not report a GPU device.
 """
 
 from collections import Counter
@@ -14,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 LIBRARY = ROOT / "build" / "lib" / "libgnomon_emulated_gpu.so"
 ON_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 TOKENS = {"x", "y", "v", "relative_query"}
-# The emulation computes some millions of pairs' numbers in a minute.
+# The emulation processes a few million pair values per minute.
 MOST_NUMBERS = 3e6
 
 
 def environment(cache: object) -> dict[str, str]:
-    """What must be set before the first kernel is called: the driver is looked for once."""
+    """Variables to set before the first kernel call, because the driver is looked up only once."""
     return {
         "GNOMON_CUDA_DRIVER": str(LIBRARY),
         "GNOMON_NVRTC": str(LIBRARY),
@@ -28,13 +27,15 @@ def environment(cache: object) -> dict[str, str]:
 
 
 def compile_nothing(*_args: object, **_options: object) -> None:
-    """For torch.compile, which takes no such mode."""
+    """Replaces torch.compile, which does not support this mode."""
     raise NotImplementedError("PyTorch compiles nothing in the emulation")
 
 
 class OnCuda(TorchDispatchMode):
-    """gnomon's operators by their kernels for GPUs, with tokens of the given type; None: of that of
-    the values, and those of float64 by the CPU's."""
+    """Runs gnomon's operators with their GPU kernels, with tokens of the given dtype.
+
+    None uses the dtype of the values, and the CPU kernels for float64.
+    """
 
     def __init__(self, dtype: torch.dtype | None = torch.float32):
         super().__init__()
@@ -69,7 +70,7 @@ class OnCuda(TorchDispatchMode):
         results = function.redispatch(ON_CUDA, *args, **kwargs)
         if not name.endswith("backward"):
             return results
-        # Gradients come in the order of the arguments, of which x is the first.
+        # Gradients are in the order of the arguments, starting with x.
         own = names[names.index("x") :]
         for of, gradient in zip(own, results, strict=False):
             assert gradient.numel() == 0 or of not in TOKENS or gradient.dtype == dtype, of

@@ -1,4 +1,4 @@
-"""Attention written a second time: plain PyTorch, O(L^2), from the papers and without gnomon."""
+"""A second implementation of attention: plain PyTorch, O(L^2), from the papers, without gnomon."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def no_parameters(_heads: int) -> Parameters:
 
 @dataclass
 class Similarity:
-    """ours builds gnomon's; scores gives (B, H, Lq, Lk) of q and k (B, H, L, D)."""
+    """ours builds gnomon's; scores returns (B, H, Lq, Lk) for q and k (B, H, L, D)."""
 
     ours: Callable[[Parameters], gnomon.similarity.Similarity | None]
     scores: Callable[[Parameters, Tensor, Tensor], Tensor]
     parameters: Callable[[int], Parameters] = no_parameters
     has_height: bool = False
-    # Whether the height, or a time, is the first coordinate.
+    # Whether the height or time is the first coordinate.
     height_is_first: bool = False
-    # What q and k are made of N(0, 1) numbers by, where the map is "none" or they would be far off.
+    # Maps N(0, 1) numbers to q and k, if the map is "none" or they would be far apart.
     prepare: Callable[[Tensor], Tensor] = lambda x: x
-    # The only number of columns that q and k may have; 0: any.
+    # The only supported number of columns of q and k; 0: any.
     columns: int = 0
 
 
 @dataclass
 class Position:
-    """ours builds gnomon's; bias gives (H, Lq, Lk) of the positions (Lq, 1) and (1, Lk)."""
+    """ours builds gnomon's; bias returns (H, Lq, Lk) for the positions (Lq, 1) and (1, Lk)."""
 
     ours: Callable[[Parameters], list[gnomon.position.Position]]
     bias: Callable[[Parameters, Tensor, Tensor], Tensor | float]
@@ -99,7 +99,7 @@ def xi(r: float) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
 
 
 def half_space_exp(v: Tensor) -> tuple[Tensor, Tensor]:
-    """The exponential map at (0, ..., 0, 1) as it is written in books."""
+    """The exponential map at (0, ..., 0, 1) in its textbook form."""
     n = v.norm(dim=-1)
     w, last = split(v)
     height = 1 / (n.cosh() - last * n.sinh() / n)
@@ -107,7 +107,7 @@ def half_space_exp(v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def heights_in(low: float, high: float) -> Callable[[Tensor], Tensor]:
-    """Tokens whose last coordinate is a height, all of them close enough to share cones."""
+    """Tokens whose last coordinate is a height, close enough to share cones."""
 
     def prepare(x: Tensor) -> Tensor:
         height = low + (high - low) * x[..., -1:].sigmoid()
@@ -117,7 +117,7 @@ def heights_in(low: float, high: float) -> Callable[[Tensor], Tensor]:
 
 
 def moderate(x: Tensor) -> Tensor:
-    """Tokens of a length of about 2 for any number of columns."""
+    """Tokens with a norm of about 2 for any number of columns."""
     return 2 * x / math.sqrt(x.shape[-1])
 
 
@@ -148,25 +148,25 @@ def arcosh1p(t: Tensor) -> Tensor:
 
 
 def minkowski_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Of points of the hyperboloid given by their spatial coordinates."""
+    """The distance of points on the hyperboloid, given by their spatial coordinates."""
     c, d = ((1 + p.square().sum(-1)).sqrt() for p in (x, y))
     t = (squared_distance(x, y) - (c[..., :, None] - d[..., None, :]).square()) / 2
     return arcosh1p(t.clamp_min(1e-12))
 
 
 def time(x: Tensor, c: Tensor) -> Tensor:
-    """Of the point above a place, on the hyperboloid <x, x> = -c."""
+    """The time coordinate on the hyperboloid <x, x> = -c, given the spatial coordinates."""
     return (c[:, None] + x.square().sum(-1)).sqrt()
 
 
 def lorentz_exp(x: Tensor, c: Tensor) -> Tensor:
-    """The places of the exponential map at (sqrt(c), 0)."""
+    """The spatial coordinates of the exponential map at (sqrt(c), 0)."""
     n, root = x.norm(dim=-1, keepdim=True), per_head(c).sqrt()
     return root * (n / root).sinh() * x / n
 
 
 def minkowski(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
-    """2 c + 2 <x, y> of the points above places."""
+    """2 c + 2 <x, y> for points given by their spatial coordinates."""
     product = x @ y.transpose(-1, -2) - time(x, c)[..., :, None] * time(y, c)[..., None, :]
     return 2 * per_head(c) + 2 * product
 
@@ -210,7 +210,7 @@ def klein_distance(x: Tensor, y: Tensor) -> Tensor:
 
 
 def entailment(x: Tensor, y: Tensor, k: float) -> Tensor:
-    """Ganea et al. 2018, eqs. 26 and 28, to the letter."""
+    """Ganea et al. 2018, eqs. 26 and 28, verbatim."""
     x, y = x[..., :, None, :], y[..., None, :, :]
     xx, yy, xy = x.square().sum(-1), y.square().sum(-1), (x * y).sum(-1)
     below = xx.sqrt() * (x - y).norm(dim=-1) * (1 + xx * yy - 2 * xy).sqrt()
@@ -416,7 +416,7 @@ SIMILARITIES = {
     ),
     "additive": Similarity(
         lambda p: gnomon.similarity.Additive(),
-        # LeakyReLU, with the mean of both slopes at 0, where low precision lands often.
+        # LeakyReLU, with the mean of both slopes at 0, a frequent value in low precision.
         lambda p, q, k: 0.6 * (q + k.transpose(-1, -2)) + 0.4 * (q + k.transpose(-1, -2)).abs(),
         columns=1,
     ),
@@ -436,7 +436,7 @@ def hype_bias(mode: str) -> Callable[[Parameters, Tensor, Tensor], Tensor]:
 
 
 def t5_bucket(n: int, bidirectional: bool, buckets: int, max_distance: int) -> int:
-    """The bucket of n = p_j - p_i, one at a time (Raffel et al. 2020)."""
+    """The bucket of a single n = p_j - p_i (Raffel et al. 2020)."""
     base = 0
     if bidirectional:
         buckets //= 2
@@ -452,7 +452,7 @@ def t5_bucket(n: int, bidirectional: bool, buckets: int, max_distance: int) -> i
 
 
 def deberta_row(distance: int, span: int, max_distance: int) -> int:
-    """He et al.: of a distance p_i - p_j, the row of 2 span, by logarithms where there are any."""
+    """He et al.: the row, out of 2 span, of a distance p_i - p_j; logarithmic buckets if any."""
     bucket = distance
     exact = span // 2
     if max_distance and abs(distance) > exact:
@@ -480,7 +480,7 @@ def t5_bias(bidirectional: bool) -> Callable[[Parameters, Tensor, Tensor], Tenso
 
 
 def sandwich_bias(dims: int, base: float) -> Callable[[Parameters, Tensor, Tensor], Tensor]:
-    """Products of the sinusoids of two tokens, less that of a token with itself."""
+    """Products of the sinusoids of two tokens, minus the product of a token with itself."""
 
     def sinusoids(position: Tensor) -> Tensor:
         angles = position.double()[..., None] * base ** (
@@ -585,7 +585,7 @@ def rotate(
         dims = 2 * ((x.shape[-1] - has_height) // 2)
     turned, rest = x[..., :dims], x[..., dims:]
     angle = positions[..., None] * base ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
-    # In the tokens' precision, as what it turns: other numbers would make scores of float64.
+    # In the precision of the tokens: otherwise the scores would become float64.
     turn = torch.polar(torch.ones_like(angle), angle).to(x.dtype.to_complex())
     if layout == "half":
         pairs = torch.complex(turned[..., : dims // 2], turned[..., dims // 2 :]) * turn
@@ -603,7 +603,7 @@ def rotate_on_grid(
     base: float = 10000.0,
     layout: str = "interleaved",
 ) -> Tensor:
-    """Axial RoPE: an equal part of the coordinates for each axis, turned by its coordinate."""
+    """Axial RoPE: an equal part of the coordinates per axis, rotated by its coordinate."""
     coordinates = [(0,) * len(shape)] * prefix + list(itertools.product(*map(range, shape)))
     part = 2 * (x.shape[-1] // (2 * len(shape)))
     turned = [
@@ -626,7 +626,7 @@ class Mask:
     key_starts: Sequence[int] | None = None
     key_lengths: Sequence[int] | None = None
     query_offset: int | Sequence[int] | None = None
-    #: One row of each, for all batches; batch b has them rolled by b.
+    #: One row for all batches; batch b rolls it by b.
     query_segments: Sequence[int] | None = None
     key_segments: Sequence[int] | None = None
 
@@ -663,7 +663,7 @@ class Mask:
         }
 
     def visible(self, i: Tensor, j: Tensor, batch: int) -> Tensor:
-        """(B, 1, Lq, Lk) of the positions (Lq, 1) or (B, 1, Lq, 1), and (1, Lk)."""
+        """(B, 1, Lq, Lk) for the positions (Lq, 1) or (B, 1, Lq, 1), and (1, Lk)."""
         visible = torch.ones(batch, 1, i.shape[-2], j.shape[1], dtype=torch.bool)
         left, right = self.window or (None, None)
         if self.causal:
@@ -699,7 +699,7 @@ class Case:
         self.dim = SIMILARITIES[self.similarity].columns or self.dim
 
     def rotation(self) -> dict[str, object] | None:
-        """Of a single column there is nothing to rotate."""
+        """Arguments of rotate(); None for a single column, which has nothing to rotate."""
         return POSITIONS[self.position].rotation if self.dim > 1 else None
 
     def positions(self, inputs: Parameters) -> list[gnomon.position.Position]:
@@ -741,7 +741,7 @@ class Case:
         )
 
     def rotated(self, inputs: Parameters, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        """q (B, H, Lq, D) and k (B, H, Lk, D), rotated to the positions i and j if the case is."""
+        """q (B, H, Lq, D) and k (B, H, Lk, D), rotated to positions i and j if the case rotates."""
         q = inputs["q"]
         k = inputs["k"].repeat_interleave(self.heads // self.key_heads, 1)
         rotation = self.rotation()
@@ -756,7 +756,7 @@ class Case:
         return q, k
 
     def scores(self, inputs: Parameters) -> Tensor:
-        """(B, H, Lq, Lk), -inf where no query may look."""
+        """(B, H, Lq, Lk), -inf for hidden keys."""
         similarity, position = SIMILARITIES[self.similarity], POSITIONS[self.position]
         i = torch.arange(self.queries, dtype=torch.float64)[:, None] + self.mask.first(self.batch)
         j = torch.arange(self.keys, dtype=torch.float64)
@@ -796,7 +796,7 @@ def values_and_gradients(
 
 
 def generator_of(seed: int) -> torch.Generator:
-    """On the device that tensors are made on."""
+    """A generator on the default device."""
     return torch.Generator(torch.get_default_device()).manual_seed(seed)
 
 
@@ -809,7 +809,7 @@ def check(
     inputs: Parameters,
     dtype: torch.dtype = torch.float64,
 ) -> None:
-    """o, lse and all gradients of ours in that dtype against theirs in float64."""
+    """Compares o, lse and all gradients: ours in the given dtype, theirs in float64."""
     inputs = {name: x.to(dtype) for name, x in inputs.items()}
     expected = values_and_gradients(theirs, {name: x.double() for name, x in inputs.items()})
     actual = values_and_gradients(ours, inputs)
@@ -818,7 +818,7 @@ def check(
 
 
 def assert_near(ours: Parameters, theirs: Parameters, tolerance: float) -> None:
-    """Each within tolerance of the largest number of theirs, or of 1 where that is less."""
+    """Checks each within tolerance of the largest value of theirs, or of 1 if that is smaller."""
     assert ours.keys() == theirs.keys()
     for name, expected in theirs.items():
         got = ours[name]
@@ -830,14 +830,13 @@ def assert_near(ours: Parameters, theirs: Parameters, tolerance: float) -> None:
             continue
         scale = max(1.0, float(expected.masked_fill(infinite, 0.0).abs().max()))
         error = float(difference.max()) / scale
-        assert error <= tolerance, f"{name}: off by {error:.2e} of {scale:.3g}"  # NaN fails too
+        assert error <= tolerance, f"{name}: off by {error:.2e} of {scale:.3g}"  # NaN also fails
 
 
 def pairwise(**axes) -> pytest.MarkDecorator:
-    """Parametrizes a test by every pair of values of two axes, rather than by their product.
+    """Parametrizes a test by every pair of values of two axes instead of their full product.
 
-    For axes whose values work on their own: an error of two of them together is seen, one that
-    takes three particular values may not be.
+    Finds errors that two values cause together, but may miss errors that require three values.
     """
     rows = [tuple(row) for row in AllPairs([list(values) for values in axes.values()])]
     ids = ["-".join(map(str, row)) for row in rows]

@@ -1,7 +1,7 @@
-"""tests/other_device.cc: a device beside the CPU, for the process that calls install().
+"""tests/other_device.cc: a device other than the CPU, for the process that calls install().
 
-PyTorch knows one such device for a process. Its memory and its kernels are the CPU's, and it
-refuses what a GPU refuses, an operator with tensors on two devices.
+PyTorch supports one such device per process. It uses the CPU's memory and kernels. Like a GPU, it
+rejects operators with tensors on two devices.
 """
 
 import os
@@ -20,7 +20,7 @@ LIBRARY = ROOT / "build" / "lib" / "libgnomon_other_device.so"
 
 
 def install() -> torch.device:
-    """Makes PyTorch know the device."""
+    """Registers the device with PyTorch."""
     torch.ops.load_library(str(LIBRARY))
     module = types.ModuleType(f"torch.{NAME}")
     members = {
@@ -39,18 +39,18 @@ def install() -> torch.device:
 
 
 def leave() -> None:
-    """Ends a process in which all went well, without taking Python down.
+    """Ends a successful process without crashing Python.
 
-    PyTorch's thread of the device may still be letting go of what a backward pass held. Python
-    before 3.14 ends a thread that asks for it so late, from within C++ that must not be left so:
-    "terminate called without an active exception".
+    PyTorch's device thread may still be releasing objects of a backward pass. Python before 3.14
+    terminates a thread that requests the GIL at that point, from within C++ code that must not be
+    unwound: "terminate called without an active exception".
     """
     sys.stdout.flush()
     os._exit(0)
 
 
 class _Work(dist.Work):
-    """Work of the CPU's group, and what is to be done with its results."""
+    """Work of the CPU group, followed by a function of its results."""
 
     def __init__(self, work: dist.Work, then: Callable[[], object] = lambda: None) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class _Work(dist.Work):
 
 
 class Group(dist.ProcessGroup):
-    """What gnomon.distributed asks of a group, for tensors of the device: through gloo's memory."""
+    """A process group for tensors of the device, with gloo on CPU copies."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size)
@@ -93,5 +93,5 @@ class Group(dist.ProcessGroup):
 
 
 def install_groups() -> None:
-    """After install(): init_process_group(NAME) gives processes whose tensors are on the device."""
+    """After install(): makes init_process_group(NAME) create groups for the device."""
     dist.Backend.register_backend(NAME, Group, devices=[NAME])

@@ -1,4 +1,4 @@
-"""One model type: transformers' eager attention against gnomon, as a class and its figures."""
+"""Compares transformers' eager attention with gnomon for one model type: a class and figures."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from transformers import PreTrainedModel
 
 from gnomon.integrations.transformers import use_gnomon
 
-# Of the largest number of an output or gradient.
+# Relative to the largest value of an output or gradient.
 OUTPUT_ERROR, GRADIENT_ERROR = 1e-4, 1e-3
-#: Both round to bfloat16, at different places; and a router that rounds otherwise takes another
-#: expert, so that it is that of nine tenths of the numbers.
+#: Both round to bfloat16, but at different places. A router may therefore select another expert, so
+#: the limit applies to nine tenths of the values.
 AUTOCAST_ERROR, AUTOCAST_SHARE = 0.1, 0.9
 PADDINGS = ("none", "left", "right")
 
@@ -36,9 +36,9 @@ Outcome = dict[str, Any]
 
 
 class _Counter(TorchDispatchMode):
-    """Counts calls of gnomon, and softmaxes over keys, in modules that are called attention.
+    """Counts calls of gnomon and softmaxes over keys in modules named attention.
 
-    elsewhere: in others, of arrays of four axes, which need not be scores.
+    elsewhere: softmaxes of four-dimensional arrays in other modules, which need not be scores.
     """
 
     def __init__(self) -> None:
@@ -79,22 +79,30 @@ class _Counter(TorchDispatchMode):
             self.softmaxes += self._depth > 0
             self.elsewhere += self._depth == 0 and args[0].dim() > 3
         elif re.match(r"aten\._(scaled_dot_product_\w*attention|native_multi_head)", name):
-            # torch.nn.MultiheadAttention, whatever implementation is asked for.
+            # torch.nn.MultiheadAttention, for every requested implementation.
             self.softmaxes += 1
         return function(*args, **(kwargs or {}))
 
 
 class _DiffersError(Exception):
-    """What is not the same, in one line."""
+    """A difference, described in one line."""
 
 
 def compare(model_type: str) -> Outcome:
-    """A dictionary of "class", "why" and figures.
+    """Returns a dictionary with "class", "why" and figures.
 
-    The classes: equal; differs; refused (NotImplementedError); crashed (another error); ignored
-    (accepted, but not called once); in part (some attention stays dense without a word); dense in
-    part (some does, a warning says so, and all is equal); dense (all of it does, with a warning);
-    no attention (no softmax over keys in eager); not buildable.
+    The classes are:
+
+    - equal;
+    - differs;
+    - refused: NotImplementedError;
+    - crashed: another error;
+    - ignored: accepted, but never called;
+    - in part: some attention stays dense without a warning;
+    - dense in part: some attention stays dense with a warning, and all results are equal;
+    - dense: all attention stays dense, with a warning;
+    - no attention: no softmax over keys in eager mode;
+    - not buildable.
     """
     warnings.simplefilter("ignore")
     with warnings.catch_warnings(record=True) as said:
@@ -139,7 +147,7 @@ def _compare(model_type: str) -> Outcome:
             try:
                 outcome[f"{name}_error"] = check(theirs, ours)
             except _DiffersError as error:
-                # Eager attention adds a mask of booleans to its scores (Grounding DINO).
+                # Eager attention adds a Boolean mask to its scores (Grounding DINO).
                 outcome[f"{name}_error"] = _check_as_sdpa(check, theirs, ours, error)
                 outcome["as_sdpa"] = True
     except NotImplementedError as error:
@@ -153,7 +161,7 @@ def _compare(model_type: str) -> Outcome:
             "why": f"{where}: {type(error).__name__}: {_line(error)}",
         }
     if dense.softmaxes == 0:
-        # What attends is not called so.
+        # No module that attends is named attention.
         dense.softmaxes, counter.softmaxes = dense.elsewhere, counter.elsewhere
     if counter.calls + counter.softmaxes > dense.softmaxes or counter.softmaxes == 0:
         return outcome | {"class": "equal", "why": ""}
@@ -166,7 +174,7 @@ def _compare(model_type: str) -> Outcome:
 def _check_as_sdpa(
     check: Any, theirs: PreTrainedModel, ours: PreTrainedModel, error: _DiffersError
 ) -> float:
-    """The error against transformers' default implementation; raises the other one beyond it."""
+    """The error relative to transformers' default implementation; raises `error` if too large."""
     default = copy.deepcopy(theirs)
     switched = 0
     for part in default.modules():
@@ -187,7 +195,7 @@ def _line(error: BaseException) -> str:
 
 
 def _has_interface(model: PreTrainedModel) -> bool:
-    """Whether transformers lets it choose an implementation, by the source of its attention."""
+    """Whether an implementation can be selected, according to the source of its attention."""
     return any(
         "get_interface(" in inspect.getsource(sys.modules[type(part).__module__])
         for part in model.modules()
@@ -198,10 +206,10 @@ def _has_interface(model: PreTrainedModel) -> bool:
 def _checks_of(
     model: PreTrainedModel, inputs: dict[str, Any]
 ) -> tuple[list[tuple[str, Any]], bool]:
-    """Names and functions of (theirs, ours), and whether tokens depend on what padding is."""
+    """Names and functions of (theirs, ours), and whether tokens depend on the padding's content."""
     checks: list[tuple[str, Any]] = []
     parameters = inspect.signature(model.forward).parameters
-    # Of several codebooks there are more rows of tokens than of a mask.
+    # With several codebooks, tokens have more rows than a mask.
     ids = inputs.get("input_ids")
     pads = ids is not None and len(ids) == tiny_models.BATCH and "attention_mask" in parameters
     reads = False
@@ -209,7 +217,7 @@ def _checks_of(
         given, rows = _padded(inputs, padding)
         if _runs(model, given):
             if rows is not None and _reads_padding(model, given, rows):
-                # What it makes of a query without keys, the mean of all or 0, comes to tokens.
+                # Outputs of queries without keys (the mean of all, or 0) affect tokens.
                 reads, rows = True, rows & rows.all(1, keepdim=True)
             checks.append(
                 (padding, lambda a, b, i=given, r=rows: _forward_and_gradients(a, b, i, r))
@@ -219,14 +227,14 @@ def _checks_of(
     given, rows = _padded(inputs, "left" if pads else "none")
     if reads and rows is not None:
         rows = rows & rows.all(1, keepdim=True)
-    # Some keep what they computed of positions (Conformers), rounded as autocast has it.
+    # Some models cache position tensors (Conformers), rounded by autocast.
     if _runs(copy.deepcopy(model), given, autocast=True):
         checks.append(("autocast", lambda a, b: _autocast(a, b, given, rows)))
     return checks, reads
 
 
 def _padded(inputs: dict[str, Any], padding: str) -> tuple[dict[str, Any], Tensor | None]:
-    """The inputs with a mask, and which tokens mean something."""
+    """The inputs with a mask, and the rows that are not padding."""
     if padding == "none":
         return inputs, None
     mask = torch.ones_like(inputs["input_ids"])
@@ -235,7 +243,7 @@ def _padded(inputs: dict[str, Any], padding: str) -> tuple[dict[str, Any], Tenso
 
 
 def _reads_padding(model: PreTrainedModel, inputs: dict[str, Any], rows: Tensor) -> bool:
-    """Whether the eager model's output for tokens depends on what padding is."""
+    """Whether the eager model's output for tokens depends on the content of padding."""
     ids = inputs["input_ids"]
     other = torch.where(rows, ids, tiny_models.FIRST_ID + (ids + 1) % 10)
     with torch.no_grad():
@@ -253,8 +261,8 @@ def _call(model: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None) -
     leaves = floats_of(model(**inputs))
     if rows is None:
         return leaves
-    # Of tokens, without those of padding, which the eager implementation shows all keys. A token
-    # that the model adds may stand before the others or behind them.
+    # Of tokens without padding, to which the eager implementation shows all keys. Tokens added by
+    # the model may come before or after the others.
     ends = rows.new_ones(len(rows), 1)
     by_length = {
         rows.shape[1]: rows,
@@ -268,7 +276,7 @@ def _call(model: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None) -
 
 
 def _runs(model: PreTrainedModel, inputs: dict[str, Any], autocast: bool = False) -> bool:
-    """Whether the eager model does it: what it cannot, nobody asks of ours."""
+    """Whether the eager model can run; ours need not support anything else."""
     try:
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             leaves = _call(model, inputs, None)
@@ -320,13 +328,13 @@ _Results = tuple[list[Tensor], dict[str, Tensor]]
 
 
 def _results(model: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None) -> _Results:
-    """The outputs, and the gradients of the parameters that have one."""
+    """The outputs, and the gradients of parameters that have one."""
     model.zero_grad()
     leaves = _call(model, inputs, rows)
     torch.manual_seed(1)
     total = sum(
         (
-            # The same in every dtype.
+            # The same random direction in every dtype.
             (leaf * torch.randn(leaf.shape).to(leaf.dtype))[leaf.isfinite()].sum()
             for leaf in leaves
             if leaf.requires_grad
@@ -340,7 +348,7 @@ def _results(model: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None
 
 
 def _compared(found: _Results, expected: _Results, share: float = 1.0) -> float:
-    """The error of the outputs; share: of the errors that may be."""
+    """The error of the outputs; share: a factor for the tolerances."""
     error = _error(found[0], expected[0], "output", share * OUTPUT_ERROR)
     for name, off in _gradient_errors(found, expected):
         if not off <= share * GRADIENT_ERROR:
@@ -355,13 +363,13 @@ def _gradient_errors(found: _Results, expected: _Results) -> Iterator[tuple[str,
     for name, other in expected[1].items():
         if other.numel() == 0 or not other.isfinite().all():
             continue
-        # What is 0 but for rounding has no error of its own.
+        # A value that is 0 up to rounding has no relative error.
         scale = max(float(other.abs().max()), 1e-3 * largest, 1e-12)
         yield name, float((found[1][name].double() - other.double()).abs().max()) / scale
 
 
 class _SmoothRelu(TorchFunctionMode):
-    """Softplus in the place of ReLU."""
+    """Replaces ReLU by softplus."""
 
     _RELU = (torch.relu, torch.relu_, functional.relu, functional.relu_, Tensor.relu, Tensor.relu_)
 
@@ -376,7 +384,7 @@ class _SmoothRelu(TorchFunctionMode):
 def _agree_without_kinks(
     theirs: PreTrainedModel, ours: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None
 ) -> bool:
-    """Whether gradients agree where no ReLU's input can have another sign by its last digit."""
+    """Whether gradients agree with softplus instead of ReLU, so that rounding flips no branch."""
     try:
         with _SmoothRelu():
             expected, found = (_results(model, inputs, rows) for model in (theirs, ours))
@@ -394,10 +402,10 @@ def _is_rounding(
     found: _Results,
     expected: _Results,
 ) -> bool:
-    """Whether they agree in double, and differ from it in float as much as eager attention does.
+    """Whether both agree in float64, and differ from it in float32 as much as eager attention does.
 
-    Some models make much of the last digit: they choose by it, or divide by what is almost 0. Where
-    eager attention itself is off by a tenth, it is no measure.
+    Some models amplify rounding errors: they select by a value, or divide by a near-zero value. If
+    eager attention itself is off by a tenth, it is no reference.
     """
     given = {name: _doubled(value) for name, value in inputs.items()}
     try:
@@ -446,7 +454,7 @@ def _runs_generation(model: PreTrainedModel, inputs: dict[str, Any]) -> bool:
 def _generation(
     theirs: PreTrainedModel, ours: PreTrainedModel, inputs: dict[str, Any], unpadded: bool
 ) -> float:
-    """unpadded: of rows without padding."""
+    """The error of generation; unpadded: rows without padding."""
     rows = slice(1, None) if unpadded else slice(None)
     with torch.no_grad():
         (expected, logits), (found, its_logits) = (
@@ -462,7 +470,7 @@ def _generation(
 def _autocast(
     theirs: PreTrainedModel, ours: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None
 ) -> float | None:
-    """The error; None where rounding decides how long the output is."""
+    """The error; None if rounding determines the length of the output."""
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         expected, found = (_call(model, inputs, rows) for model in (theirs, ours))
     try:
@@ -480,16 +488,16 @@ def _autocast(
         )
         if off > 2 * their_off:
             raise
-    # Nor does the eager model agree with what it is without autocast.
+    # The eager model does not agree with itself without autocast either.
     return off
 
 
 def _lengths_are_rounded(
     model: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None
 ) -> bool:
-    """Whether the eager model's outputs are of other lengths with weights changed as rounding does.
+    """Whether the eager model's output lengths change if weights change by a rounding error.
 
-    Models of speech round how long a sound lasts.
+    Speech models round durations.
     """
     shapes = set()
     for seed in range(4):

@@ -3,13 +3,13 @@
 
     .venv/bin/python tests/sweep/sweep.py tests/sweep/outcomes.jsonl --table docs/transformers.md
 
-Outcomes are those of the transformers that the interpreter has; that of another environment adds
-its own to the same file, and the page has the newest of each type.
+Outcomes are for the interpreter's release of transformers. Another environment appends its own to
+the same file, and the page shows the newest of each type.
 
-Each type is a process of its own, with a limit of time, so that one that crashes or hangs costs
-none but itself. The limit is of the processor's time, which a busy machine does not change; one
-that waits instead ends after ten times as long. The file gets a line of JSON for each as
-it ends; started again, the sweep goes on with what is not in it.
+Each type runs in a separate process with a time limit, so that a crash or hang affects only that
+type. The limit is CPU time, which does not depend on the load of the machine. A process that waits
+instead is stopped after ten times the limit. The file gets one JSON line per completed type; when
+restarted, the sweep continues with the missing types.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-#: The classes, and what they mean to a reader.
+#: The classes and their descriptions.
 MEANINGS = {
     "equal": "all attention is gnomon's, and nothing differs",
     "dense in part": "nothing differs; some layers do what is no softmax of products times values, "
@@ -46,12 +46,12 @@ MEANINGS = {
     "timed out": "no end within the limit of time: nothing is known",
 }
 CLASSES = tuple(MEANINGS)
-#: Of address space, in bytes: a type that asks for more ends alone.
+#: Address space in bytes: a type that requires more fails alone.
 MEMORY = 12 << 30
 
 
 def _in_child(model_type: str, descriptor: int) -> None:
-    """Never returns."""
+    """Runs a comparison in the child process; never returns."""
     import torch
 
     try:
@@ -67,7 +67,7 @@ def _in_child(model_type: str, descriptor: int) -> None:
 
 
 def _is_computing(pid: int) -> bool:
-    """Rather than waiting for something else than a processor."""
+    """Whether a process is running rather than waiting."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
 
 
@@ -89,7 +89,7 @@ class _Job:
         os.close(to_parent)
 
     def outcome(self) -> dict[str, Any] | None:
-        """What came of it; None while it runs."""
+        """The outcome; None while the process runs."""
         pid, status, used = os.wait4(self._pid, os.WNOHANG)
         limit_s = self.limit_s
         found: dict[str, Any]
@@ -116,7 +116,7 @@ class _Job:
 
 
 def read(path: Path, release: str | None = None) -> dict[str, dict[str, Any]]:
-    """The outcomes of a file by type: the last of the newest release of transformers, or of one."""
+    """The outcomes of a file by type: the last one of the newest release, or of one release."""
     if not path.exists():
         return {}
     outcomes: dict[str, dict[str, Any]] = {}
@@ -124,7 +124,7 @@ def read(path: Path, release: str | None = None) -> dict[str, dict[str, Any]]:
         try:
             outcome = json.loads(line)
         except json.JSONDecodeError:
-            # The sweep was stopped while it wrote.
+            # The sweep was interrupted while writing.
             continue
         before = outcomes.get(outcome["type"])
         if release is not None and _release_of(outcome) != _numbers(release):
@@ -135,7 +135,7 @@ def read(path: Path, release: str | None = None) -> dict[str, dict[str, Any]]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version: a release without its corrections."""
+    """The first two numbers of a version: the release without patches."""
     return tuple(int(part) for part in version.split(".")[:2])
 
 
@@ -151,8 +151,8 @@ def _installed() -> str:
 
 
 def sweep(types: list[str], path: Path, jobs: int, limit_s: int) -> None:
-    """Adds the outcomes of these types to a file."""
-    # Once, for all of the processes.
+    """Appends the outcomes of these types to a file."""
+    # Import once for all child processes.
     import compare  # noqa: F401
 
     _code()
@@ -177,7 +177,7 @@ def sweep(types: list[str], path: Path, jobs: int, limit_s: int) -> None:
 
 @functools.cache
 def _code() -> str:
-    """Of the integration and of what compares: another one after a change of either."""
+    """The hash of the integration and of the comparison code."""
     here = Path(__file__).resolve().parent
     folder = here.parents[1] / "python" / "gnomon" / "integrations" / "transformers"
     files = [*sorted(folder.glob("_[!_]*.py")), here / "compare.py", here / "tiny_models.py"]
@@ -198,13 +198,13 @@ def _versions() -> str:
 
 
 def _reason(why: str) -> str:
-    """Without what is different from type to type."""
+    """The reason without its type-specific parts."""
     why = why.removeprefix("gnomon.integrations.transformers: ")
     return re.sub(r"\[[^\]]*\]|\b\d[\d.e+-]*", "n", why).replace("|", "\\|")
 
 
 def to_markdown(outcomes: dict[str, dict[str, Any]], count: int) -> str:
-    """The page of the documentation; count: of all model types."""
+    """The documentation page; count: the number of all model types."""
     by_class = defaultdict(list)
     for outcome in outcomes.values():
         by_class[outcome["class"]].append(outcome)
@@ -271,7 +271,7 @@ def to_markdown(outcomes: dict[str, dict[str, Any]], count: int) -> str:
 
 
 def _shares(outcomes: dict[str, dict[str, Any]]) -> list[str]:
-    """How many of those that have the attention interface, and attend, are as they are in eager."""
+    """The share of equal types among those with the attention interface and attention."""
     attends = [o for o in outcomes.values() if o.get("interface") and o["class"] != "no attention"]
     if not attends:
         return []
@@ -303,7 +303,7 @@ def _shares(outcomes: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _only_samples(why: str) -> bool:
-    """Whether all layers that stay dense are of deformable attention."""
+    """Whether all layers that stay dense are deformable attention."""
     layers = re.search(r": (.*) of \w+ attend in a way that is not known", why)
     names = layers[1].split(", ") if layers else []
     return bool(names) and all(name.endswith("DeformableAttention") for name in names)
@@ -329,7 +329,7 @@ _FIELDS = {
 
 
 def main() -> int:
-    """0 where no type differs, crashes or is ignored."""
+    """Returns 0 if no type differs, crashes or is ignored."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("file", type=Path, help="of outcomes, added to")
     parser.add_argument("types", nargs="*", help="model types; all by default")

@@ -1,7 +1,7 @@
 """Tiny models with random weights of every model type of transformers, and inputs for them.
 
-Configurations are shrunk by the names of their fields, since transformers has no list of small
-ones. Where that leaves no model that runs, less is shrunk; what remains is not buildable.
+Configurations are shrunk by field name, because transformers has no list of small ones. If the
+model then fails to run, less is shrunk. The remaining types are not buildable.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-#: Ids of tokens that are drawn; those below are special ones.
+#: Range of generated token ids; lower ids are special tokens.
 FIRST_ID, VOCABULARY = 40, 99
 BATCH, LENGTH = 2, 13
-#: Beyond it a model is not tiny.
+#: The maximum size of a tiny model.
 MOST_PARAMETERS = 80_000_000
-#: Of the processor's time, in which what names do not say is tried.
+#: CPU time for trying changes beyond those by name.
 PATIENCE_S = 20
 
-# What a type is for; the first class that runs is taken.
+# Tasks of a type; the first class that runs is used.
 _MAPPINGS = (
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
     "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
@@ -53,23 +53,23 @@ _MAPPINGS = (
 
 
 class NotBuildableError(Exception):
-    """Why there is no tiny model of a type, in one line."""
+    """The reason why a type has no tiny model, in one line."""
 
 
 def model_types() -> list[str]:
-    """All of them."""
+    """All model types."""
     return sorted(CONFIG_MAPPING.keys())
 
 
 def build(model_type: str) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A model in evaluation mode whose eager attention runs on the inputs, and these.
+    """A model in evaluation mode and inputs on which its eager attention runs.
 
     Raises:
-        NotBuildableError: with the error of the attempt that came the farthest.
+        NotBuildableError: with the error of the most advanced attempt.
     """
     end = time.process_time() + PATIENCE_S
     attempts: list[_Attempt] = []
-    # Another class than the likeliest one: a part of the model.
+    # A class other than the likeliest one: a part of the model.
     part: _Attempt | None = None
     reasons: list[str] = []
     for shrink in (_tiny, _narrow, _short):
@@ -99,7 +99,7 @@ def build(model_type: str) -> tuple[PreTrainedModel, dict[str, Any]]:
             attempts.append(attempt)
     if not attempts and part is None:
         raise NotBuildableError([*reasons, "no inputs"][0])
-    # The likeliest class, and that which came the farthest; of one class, the smaller one first.
+    # The likeliest class and the most advanced one; within a class, the smaller one first.
     farthest = max(attempts, key=lambda attempt: attempt.reached)
     first = max(
         (attempt for attempt in attempts if attempt.model_class is attempts[0].model_class),
@@ -116,7 +116,7 @@ def build(model_type: str) -> tuple[PreTrainedModel, dict[str, Any]]:
 
 
 def floats_of(out: Any) -> list[Tensor]:
-    """The arrays of floating point that a model returns, caches and weights aside."""
+    """The floating-point arrays that a model returns, except caches and weights."""
     leaves: list[Tensor] = []
     if isinstance(out, Tensor):
         return [out] if out.is_floating_point() else []
@@ -135,13 +135,13 @@ def _in_short(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(lines)[:160] if lines else ''}"
 
 
-# Attempts. What the names of fields and arguments do not say, errors do: of several changes, the
-# one is kept with which most modules are made, or run, before the next error.
+# Attempts. If names of fields and arguments are not sufficient, errors guide the search: the change
+# that is kept constructs, or runs, the most modules before the next error.
 
 
 @dataclasses.dataclass(frozen=True)
 class _Changes:
-    """Of a configuration that was shrunk, by the names of fields, wherever they are."""
+    """Changes of a shrunk configuration, by field name at any depth."""
 
     kept: frozenset[str] = frozenset()
     given: tuple[tuple[str, Any], ...] = ()
@@ -151,7 +151,7 @@ _AS_IT_IS = _Changes()
 
 
 class _Attempt:
-    """A model class of a configuration: how far it came, on what, and what ended it."""
+    """A model class with a configuration: its progress, its inputs, and the error that ended it."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class _Attempt:
         self.model: PreTrainedModel | None = None
         self.inputs: dict[str, Any] = {}
         self.error: Exception | None = None
-        #: Modules that were made, those that returned, and the line of the model's forward.
+        #: Constructed modules, modules that returned, and the line of the model's forward.
         self.reached = (0, 0, 0)
         made = 0
 
@@ -188,7 +188,7 @@ class _Attempt:
             yield from _inputs_of(self.model)
 
     def run(self, inputs: dict[str, Any]) -> bool:
-        """Whether the model runs on these inputs, or goes farther than on those before."""
+        """Whether the model runs on these inputs, or gets further than on the previous ones."""
         assert self.model is not None
         returned = 0
 
@@ -215,7 +215,7 @@ class _Attempt:
         return True
 
     def _line_of(self, error: Exception | None) -> int:
-        """Where the forward of the model, or of one in it, stood."""
+        """The line in the innermost forward of the model or its submodels."""
         line = 0
         trace = None if error is None else error.__traceback__
         while trace is not None:
@@ -231,7 +231,7 @@ class _Attempt:
 
 
 def _mended(attempt: _Attempt, end: float) -> _Attempt:
-    """An attempt that runs, or came the farthest by then."""
+    """An attempt that runs, or the most advanced one when time is up."""
     tried = {repr(attempt.changes)}
     while attempt.error is not None and time.process_time() < end:
         if attempt.model is not None:
@@ -262,12 +262,12 @@ def _mended(attempt: _Attempt, end: float) -> _Attempt:
 
 
 def _is_of_timm(error: BaseException) -> bool:
-    """Whether a backbone of the package timm is missing, for which there are others."""
+    """Whether the error is a missing timm backbone, for which there are alternatives."""
     return isinstance(error, ImportError) and "timm" in str(error)
 
 
 def _lines_of(error: BaseException) -> list[tuple[str, dict[str, Any]]]:
-    """The lines of transformers that an error came through, the last first, and their locals."""
+    """The transformers lines in an error's traceback, last first, and their local variables."""
     lines = []
     trace = error.__traceback__
     while trace is not None:
@@ -284,7 +284,7 @@ def _lines_of(error: BaseException) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _mend_inputs(attempt: _Attempt, end: float) -> None:
-    """Adds arguments and changes shapes while the model goes farther with them."""
+    """Adds arguments and changes shapes while the model gets further."""
     while attempt.error is not None and time.process_time() < end:
         for inputs in _inputs_to_try(attempt):
             if time.process_time() > end or attempt.run(inputs):
@@ -319,7 +319,7 @@ def _inputs_to_try(attempt: _Attempt) -> Iterator[dict[str, Any]]:
     for name, values in candidates.items():
         for value in values if name in inputs else ():
             yield inputs | {name: value}
-    # Widths that the error, the layers that it came through, or the configuration name.
+    # Sizes named by the error, by layers in its traceback, or by the configuration.
     numbers = [int(n) for n in re.findall(r"\d+", str(error))]
     for _, local in _lines_of(error):
         for value in vars(local.get("self", object)).values() if "self" in local else ():
@@ -349,7 +349,7 @@ def _numbers_of(config: PreTrainedConfig) -> Iterator[int]:
 def _guesses(
     name: str, parameter: inspect.Parameter, model: PreTrainedModel, inputs: dict[str, Any]
 ) -> list[Any]:
-    """Of an argument that no list of candidates knows."""
+    """Guesses for an argument without a list of candidates."""
     hint = str(parameter.annotation)
     width = _find(model.config, "hidden_size", "d_model", "embed_dim", "dim") or 64
     width = width if isinstance(width, int) else 64
@@ -382,7 +382,7 @@ def _guesses(
 
 
 def _changes_to_try(attempt: _Attempt) -> Iterator[_Changes]:
-    """What a configuration may have instead: fields as they were, and those that are missed."""
+    """Changes of a configuration to try: original field values, and missing fields."""
     changes, error = attempt.changes, attempt.error
     assert error is not None
     lines = _lines_of(error)
@@ -408,7 +408,7 @@ def _changes_to_try(attempt: _Attempt) -> Iterator[_Changes]:
             yield give(missed[1], value)
     defaults = CONFIG_MAPPING[attempt.model_type]()
     changed = _changed_names(defaults, getattr(attempt, "config", defaults))
-    # Those that the error or its lines name first.
+    # First the fields named by the error or its lines.
     for name in sorted(changed, key=lambda name: (name not in words, name)):
         yield dataclasses.replace(changes, kept=changes.kept | {name})
     kinds = _find(attempt.config, "layer_types") if hasattr(attempt, "config") else None
@@ -434,7 +434,7 @@ def _changes_to_try(attempt: _Attempt) -> Iterator[_Changes]:
             yield dataclasses.replace(changes, kept=changes.kept | alike)
 
 
-#: Of fields that models read and configurations lack.
+#: Default values of fields that models read and configurations lack.
 _USUAL = {
     "rope_theta": 1e4,
     "vocab_size": VOCABULARY,
@@ -444,7 +444,7 @@ _USUAL = {
 
 
 def _annotations(config: PreTrainedConfig) -> dict[str, Any]:
-    """The types of fields, of a configuration and of those in it."""
+    """The types of the fields of a configuration and its subconfigurations."""
     found = {field.name: field.type for field in dataclasses.fields(config)}
     for part in _sub_configs(config).values():
         found = _annotations(part) | found
@@ -479,7 +479,7 @@ def _classes_of(model_type: str, config_class: type) -> Iterator[type[PreTrained
             if found is not None and name not in seen and _has_forward(found):
                 seen.add(name)
                 yield found
-    # A part of a larger model, which no mapping names.
+    # A part of a larger model, which is in no mapping.
     module = config_class.__module__.replace("configuration_", "modeling_")
     try:
         modeling = importlib.import_module(module)
@@ -499,12 +499,12 @@ def _classes_of(model_type: str, config_class: type) -> Iterator[type[PreTrained
 
 
 def _has_forward(model_class: type[PreTrainedModel]) -> bool:
-    """Whether it is more than a holder of models, which have their own."""
+    """Whether it has a forward of its own, rather than only submodels that do."""
     return model_class.forward is not torch.nn.Module.forward
 
 
 def _model_of(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
-    # Grouped products of experts want widths that are not tiny.
+    # Grouped matrix products of experts require widths that are not tiny.
     options = {"attn_implementation": "eager", "experts_implementation": "eager"}
     with torch.device("meta"):
         empty = model_class._from_config(config, **options)
@@ -515,7 +515,7 @@ def _model_of(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> P
     model = model_class._from_config(config, **options).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            # Weights so small as they start make all attention uniform, and some start at zero.
+            # The initial weights are so small, or zero, that attention would be uniform.
             if parameter.is_floating_point():
                 noise = torch.randn_like(parameter)
                 parameter.add_(noise, alpha=0.1 if parameter.dim() > 1 else 0.02)
@@ -551,7 +551,7 @@ def _sub_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
     }
 
 
-# Fields that have no default to run with, or whose default leaves no attention in two layers.
+# Fields without a usable default, or whose default leaves two layers without attention.
 _SERIES = {
     "prediction_length": 4,
     "context_length": 8,
@@ -571,7 +571,7 @@ _GIVEN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 20},
-    # Its cache asks for a number of layers that its configuration lacks.
+    # Its cache requires a number of layers that its configuration lacks.
     "blt": {"use_cache": False},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
     "deepseek_v2": {"num_experts_per_tok": 2, "topk_group": 1, "n_group": 1},
@@ -586,7 +586,7 @@ def _shrunk(
     except_for: _Changes,
     held: PreTrainedConfig | None = None,
 ) -> PreTrainedConfig:
-    """A configuration of a class, or one that another holds, with small numbers."""
+    """A configuration of a class, or a subconfiguration, with small values."""
     given = _GIVEN.get(config_class.model_type, {})
     default = config_class(**given) if held is None else held
     changes: dict[str, Any] = {}
@@ -607,7 +607,7 @@ def _shrunk(
             changes[name] = new
     kinds = getattr(default, "layer_types", None)
     if isinstance(kinds, (list, tuple)) and kinds and isinstance(kinds[0], str):
-        # One layer of each kind, and two at least.
+        # One layer of each kind, and at least two.
         distinct = list(dict.fromkeys(kinds))
         count = max(2, len(distinct))
         changes["layer_types"] = (distinct + [kinds[-1]])[:count] if len(distinct) < 2 else distinct
@@ -627,7 +627,7 @@ def _shrunk(
         for name, value in changes.items():
             setattr(config, name, value)
     for name, value in more.items():
-        # What a model reads and its configuration lacks.
+        # Fields that a model reads and its configuration lacks.
         if not hasattr(config, name):
             setattr(config, name, value)
     _mend(config)
@@ -635,7 +635,7 @@ def _shrunk(
 
 
 def _fields_of(held: PreTrainedConfig | None) -> dict[str, Any]:
-    """What a configuration that another holds has otherwise than its class."""
+    """The fields of a subconfiguration that differ from its class's defaults."""
     if held is None:
         return {}
     names = {field.name for field in dataclasses.fields(held)} | {"out_features", "out_indices"}
@@ -647,7 +647,7 @@ def _fields_of(held: PreTrainedConfig | None) -> dict[str, Any]:
 
 
 def _modeling_source(config_class: type) -> str:
-    """Of the module with its models; empty where there is none."""
+    """The source of the module with its models; empty if there is none."""
     try:
         name = config_class.__module__.replace("configuration_", "modeling_")
         return inspect.getsource(importlib.import_module(name))
@@ -656,7 +656,7 @@ def _modeling_source(config_class: type) -> str:
 
 
 def _mend(config: PreTrainedConfig) -> None:
-    """What transformers computes of other fields, or reads without having it."""
+    """Sets fields that transformers derives from others, or reads although they are missing."""
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if not hasattr(config, name):
             setattr(config, name, None)
@@ -665,7 +665,7 @@ def _mend(config: PreTrainedConfig) -> None:
         return
     if "mrope_section" in _modeling_source(type(config)):
         rope.setdefault("mrope_section", [2, 3, 3])
-    # Of some, layers have widths of their own.
+    # In some models, layers have their own head dimension.
     width = vars(config).get("head_dim")
     if not isinstance(width, int):
         if not isinstance(getattr(config, "hidden_size", None), int):
@@ -674,20 +674,20 @@ def _mend(config: PreTrainedConfig) -> None:
     for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         sections = part.get("mrope_section")
         if sections:
-            # Of angles, a pair of coordinates each.
+            # The sections count angles, one per pair of coordinates.
             total = int(width * part.get("partial_rotary_factor", 1)) // 2
             each = [max(1, n * total // sum(sections)) for n in sections]
             part["mrope_section"] = [total - sum(each[1:]), *each[1:]]
 
 
 def _common(name: str, value: Any, ids: Iterator[int]) -> Any:
-    """What is small in every attempt; None leaves it to the others."""
+    """Values that are small in every attempt; None leaves the field to the other rules."""
     if value is None:
         return VOCABULARY if name == "vocab_size" else None
     if isinstance(value, bool):
         return None
     if isinstance(value, float):
-        # Nothing is dropped, by chance or by the layer.
+        # Disable dropout and layer dropout.
         return 0.0 if re.search(r"drop|layerdrop|mask_(time|feature)_prob", name) else None
     if isinstance(value, int):
         if "vocab" in name or name == "num_embeddings":
@@ -714,7 +714,7 @@ def _common(name: str, value: Any, ids: Iterator[int]) -> Any:
 def _tiny(
     config_class: type[PreTrainedConfig], except_for: _Changes = _AS_IT_IS
 ) -> PreTrainedConfig:
-    """Heads of 16 coordinates, four of them."""
+    """Four heads with a head dimension of 16."""
 
     def rule(name: str, value: Any, config: Any) -> Any:
         if isinstance(value, (list, tuple)) and value and all(type(v) is int for v in value):
@@ -788,7 +788,7 @@ def _narrow(
 def _short(
     config_class: type[PreTrainedConfig], except_for: _Changes = _AS_IT_IS
 ) -> PreTrainedConfig:
-    """As wide as it is, with few layers."""
+    """Original widths with few layers."""
     return _shrunk(config_class, lambda name, value, config: None, except_for)
 
 
@@ -796,12 +796,12 @@ def _short(
 
 
 def _find(config: PreTrainedConfig, *names: str) -> Any:
-    """The first of these fields, of a configuration or of one in it."""
+    """The first of these fields in a configuration or its subconfigurations."""
     for name in names:
         try:
             value = getattr(config, name, None)
         except RuntimeError:
-            # It differs from layer to layer.
+            # It differs between layers.
             continue
         if value is not None:
             return value
@@ -839,7 +839,7 @@ def _mel_bins(config: PreTrainedConfig) -> int:
 def _images(config: PreTrainedConfig, frames: int = 0) -> Tensor:
     height, width = _pair(_find(config, "image_size", "img_size", "input_size"), 64)
     channels = _find(config, "num_channels", "in_channels", "in_chans", "num_input_channels")
-    # Of convolutions there is a list.
+    # For convolutions it is a list.
     shape = [channels if isinstance(channels, int) else 3, height or 64, width or 64]
     return torch.randn(BATCH, *([frames] if frames else []), *shape)
 
@@ -923,19 +923,19 @@ def _candidates(model: PreTrainedModel) -> dict[str, list[Any]]:
         if name in parameters and "input_ids" not in parameters:
             found |= {name: [grid], "hidden_states": [patches], "pixel_values": [patches]}
     if "spatial_shapes" in parameters:
-        # Patches of images that need not be alike (SigLIP 2).
+        # Patches of images of different sizes (SigLIP 2).
         found["pixel_values"] = [torch.randn(BATCH, 16, patches.shape[-1])]
         found["pixel_attention_mask"] = [torch.ones(BATCH, 16, dtype=torch.int64)]
         found["spatial_shapes"] = [torch.tensor([[4, 4]] * BATCH)]
     return found
 
 
-#: Without an image, GIT's masks of padding are of other tokens from the second one on.
+#: Without an image, GIT's padding masks are shifted from the second token on.
 _OF_IMAGES = {"git"}
 
 
 def _inputs_of(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
-    """Inputs that the signature of a model's forward asks for, the likeliest first."""
+    """Inputs for the signature of a model's forward, the likeliest first."""
     torch.manual_seed(1)
     parameters = inspect.signature(model.forward).parameters
     candidates = {name: values for name, values in _candidates(model).items() if name in parameters}
@@ -974,7 +974,7 @@ def _inputs_of(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
     if {"input_ids", "pixel_values"} <= set(candidates) and (
         hasattr(model, "get_text_features") or model.config.model_type in _OF_IMAGES
     ):
-        # Two towers: one score for each pair.
+        # Two towers: one score per pair.
         attempts.reverse()
     for names in attempts:
         names = list(dict.fromkeys(names))

@@ -29,8 +29,8 @@ class File:
     """A file of a named set.
 
     ``size`` and ``sha256`` describe the file. If ``members`` is not empty, they describe the files
-    in a tar file whose names end with it, and the checksum is of the output of ``sha256sum *``.
-    Servers that build an archive per request do not guarantee its bytes.
+    in a tar file whose names end with it. The checksum is then of the output of ``sha256sum *``,
+    because servers that build an archive per request do not guarantee its bytes.
     """
 
     name: str

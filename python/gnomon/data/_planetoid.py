@@ -51,10 +51,15 @@ class _Unpickler(pickle.Unpickler):
 def texts(folder: pathlib.Path, name: str) -> dict[str, str]:
     """Converts the files ``ind.NAME.*`` of a folder to text files, returned by name.
 
-    The files are edges.txt (two nodes per line, each pair once), features.txt (the active words of
-    a node per line), labels.txt (a class per line), and train.index, val.index and test.index
-    (nodes). The split follows the paper: the training nodes are as many as the rows of y, and the
-    next 500 are for validation. Each node must be in ally or in test.index, as in Cora and Pubmed.
+    The files are:
+
+    - edges.txt: two nodes per line, each pair once;
+    - features.txt: the active words of one node per line;
+    - labels.txt: one class per line;
+    - train.index, val.index and test.index: nodes.
+
+    The split follows the paper: the training nodes are as many as the rows of y, and the next 500
+    are for validation. Each node must be in ally or in test.index, as in Cora and Pubmed.
     """
 
     def load(part: str) -> Any:

@@ -82,7 +82,7 @@ def context_parallel_attention(
 
     All processes of the group must make this call, and its backward pass if one of them does, in
     the same order. Their arguments must be the same except for q, k, v and the segments. Parts may
-    differ in length, and those of q may differ from those of k. Positions refer to the whole
+    differ in length, also between q and k. Positions refer to the whole
     sequence; its first key has position 0.
 
     Each process holds two parts of k and v, and of their gradients in the backward pass, which
@@ -100,7 +100,7 @@ def context_parallel_attention(
         similarity: as in gnomon.attention, as are causal, window, query_offset, scale,
             aggregation and tolerance, which holds in each part of the keys.
         position: of gnomon.position, for the whole sequence: the table of OffsetBias is
-            (H, sum of Lq + sum of Lk - 1), AbsoluteKeys has the sum of Lk rows, and KeyBias as many
+            (H, sum of Lq + sum of Lk - 1). AbsoluteKeys has the sum of Lk rows, and KeyBias as many
             entries. PairBias and mask have the rows of this process and the columns of the whole
             sequence. A temperature has the rows of this process.
         key_lengths: (B,) integers, in columns of the whole sequence, as are key_starts.
@@ -109,14 +109,14 @@ def context_parallel_attention(
         dropout: must be 0.
         group: a torch.distributed group; the default group if None.
         layout: "contiguous": the rows of process r follow those of process r - 1. "zigzag": with n
-            processes the sequence has 2 n pieces. Process r has piece r in the first half of its
-            rows (the larger half, if their number is odd), and then piece 2 n - 1 - r.
+            processes the sequence has 2 n pieces. Process r has piece r, followed by piece
+            2 n - 1 - r. Each is half of its rows; the first half is larger if their number is odd.
             context_parallel_rows returns these rows.
         return_lse: also return lse (B, H, Lq); differentiable.
 
-    Gradients of q, k and v are complete. For tensors that every process has (parameters of
-    similarity and position, and any weights applied to its part), each process computes only the
-    contribution of its queries. Sum these gradients over the group (all_reduce).
+    Gradients of q, k and v are complete. For tensors that every process has, each process computes
+    only the contribution of its queries: sum these gradients over the group (all_reduce). Such
+    tensors are those of similarity and position, and any weights applied to a process's part.
 
     Returns:
         o (B, H, Lq, Dv) in q's dtype, or (o, lse), lse in float32 or float64.

@@ -29,10 +29,10 @@ class AdaptiveEmbedding(torch.nn.Module):
     Tokens are sorted by descending frequency and split into bands that end at the cutoffs and at
     the vocabulary size. Band n has a table_n (tokens, columns) with dim / 4^n columns, at least
     one. All bands except the first also have a projection_n (dim, columns): the embedding of a
-    token is its projected row. In the softmax, the head's logits come from the rows of the first
-    band and one row of clusters (bands - 1, dim) for each other band. The logits of a band divide
-    its probability among its tokens. Parameter names and initial distributions match those of the
-    program (models/adaptive_embedding.h).
+    token is its projected row. In the softmax, the head's weights are the rows of the first band
+    and of clusters (bands - 1, dim), one per other band. The logits of a band divide its
+    probability among its tokens. Parameter names and initial distributions match the program's
+    (models/adaptive_embedding.h).
 
     Sources: Baevski and Auli 2019, Adaptive Input Representations for Neural Language Modeling;
     Grave et al. 2017, Efficient Softmax Approximation for GPUs.

@@ -100,9 +100,9 @@ def verdicts(
     """The verdict of each list of paired differences (left minus right) on its left side.
 
     The verdict is *better* or *worse* if the mean differs significantly from 0 and is at least its
-    margin, *equivalent* if it lies within the margin, and *not distinguishable* otherwise. With
-    fewer than three pairs it is *too few seeds*. Both tests have the level 0.05 over all lists
-    together.
+    margin. It is *equivalent* if the mean lies within the margin, and *not distinguishable*
+    otherwise. With fewer than three pairs it is *too few seeds*. Both tests have the level 0.05
+    over all lists together.
 
     Returns:
         A verdict and the adjusted p-value of the difference, for each list.

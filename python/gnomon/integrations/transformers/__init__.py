@@ -7,15 +7,14 @@
 
 Attention layers are supported in three ways:
 
-- Models that use transformers' AttentionInterface (Llama, Mistral, Qwen, GPT-2, BERT, ViT, Bart and
-  others) keep their rotary positions, attention sinks (GPT-OSS) and soft caps (Gemma 2).
-- The attention layers of T5 and MT5 (learned buckets), BLOOM and MPT (ALiBi), DeBERTa v2 and v3 and
-  SEW-D (disentangled attention) and Swin (tables over shifted windows) are replaced, without an
-  L x L array of biases.
-- Modules that compute softmax(q k^T ...) v themselves (GPT-J, GPT-Neo, CodeGen, Falcon, the first
-  DeBERTa and others) are intercepted while they run. The same applies to modules that call
-  PyTorch's scaled_dot_product_attention or multi_head_attention_forward (WavLM,
-  torch.nn.MultiheadAttention).
+- Models that use transformers' AttentionInterface: Llama, Mistral, Qwen, GPT-2, BERT, ViT, Bart and
+  others. They keep their rotary positions, attention sinks (GPT-OSS) and soft caps (Gemma 2).
+- Attention layers that are replaced, without an L x L array of biases: T5 and MT5 (learned
+  buckets), BLOOM and MPT (ALiBi), DeBERTa v2 and v3 and SEW-D (disentangled attention), and Swin
+  (tables over shifted windows).
+- Modules that are intercepted while they run. They compute softmax(q k^T ...) v themselves (GPT-J,
+  GPT-Neo, CodeGen, Falcon, the first DeBERTa and others), or call PyTorch's
+  scaled_dot_product_attention or multi_head_attention_forward (WavLM, torch.nn.MultiheadAttention).
 
 transformers' masks become gnomon's causal flag, window, key starts and lengths, segments and
 offset, without an L x L array. If a layer selects keys for each query (DeepSeek V3.2), the

@@ -30,7 +30,7 @@ from gnomon.integrations.transformers._masks import (
 )
 from gnomon.position import PairBias, Position
 
-#: Negligible beside any other score, and still finite after multiplication by log2(e).
+#: Negligible relative to any other score, and still finite after multiplication by log2(e).
 _LOWEST_SCORE = -1e30
 
 _REFUSED = {
@@ -147,8 +147,7 @@ def _chosen(
     """(B, 1 or H, Lq, Lk), True for the keys that a layer selects for each query.
 
     Such layers pass the selection to eager attention as a mask. Other implementations receive
-    indices of keys (B, Lq, n), or of blocks of keys (B, 1 or groups of heads, Lq, n), with -1 for
-    none.
+    indices of keys (B, Lq, n), or of blocks of keys (B, 1 or groups of heads, Lq, n); -1 is none.
     """
     keys = k.shape[2]
     if (indices := arguments.get("indices")) is not None:

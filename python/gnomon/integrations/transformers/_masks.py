@@ -23,8 +23,8 @@ LOWEST = -1e4
 class Mask:
     """A mask without an array, until a model computes with it.
 
-    It then becomes the array that transformers' eager attention adds to the scores: 0 if a query
-    attends to a key, otherwise the minimum of its dtype.
+    It then becomes the array that transformers' eager attention adds to the scores. Its entries are
+    0 if a query attends to a key, otherwise the minimum of the dtype.
     """
 
     shape: tuple[int, int, int, int]

@@ -145,7 +145,7 @@ def _refuse_to_drop(model: PreTrainedModel, attn_implementation: Any, *_: Any, *
 
 
 def _name_similarities(model: PreTrainedModel, *_args: Any, **_kwargs: Any) -> None:
-    """Builds a model's configuration from those of its parts if the parts have their own.
+    """Builds a model's configuration from its parts' configurations if these are separate.
 
     with_attention may have been applied to a part.
     """
@@ -329,12 +329,15 @@ def with_attention(
         with_attention(model, "penumbral", position="alibi+sink")
 
     Each attention module gets a submodule "gnomon_similarity" with the parameter "gamma_theta" (H,)
-    and the buffer "gamma_start" (or with beta or scale, the name of the similarity's factor), as in
-    gnomon.nn.MultiheadAttention: gamma = gamma_start * exp(5 theta). theta is initialised to 0,
-    where the logits of N(0, 1) tokens have a standard deviation of 1. A position is a submodule
-    "gnomon_position" with the tensors of gnomon.nn.MultiheadAttention, such as "t5_table". They are
-    trained and saved with the model. Its configuration names the terms, so from_pretrained() loads
-    them after register(). Calling this again reinitialises the given terms and keeps the others.
+    and the buffer "gamma_start". For other similarities, gamma is beta or scale, the name of the
+    factor. As in gnomon.nn.MultiheadAttention, gamma = gamma_start * exp(5 theta). theta is
+    initialised to 0, where the logits of N(0, 1) tokens have a standard deviation of 1.
+
+    A position is a submodule "gnomon_position" with the tensors of gnomon.nn.MultiheadAttention,
+    such as "t5_table". Submodules are trained and saved with the model. Its configuration names the
+    terms, so from_pretrained() loads them after register(). Calling this again reinitialises the
+    given terms and keeps the others.
+
     The model's own scale of the dot product does not apply to other similarities. The exception is
     a layer that computes its own products and scales queries or keys first: the similarity receives
     them scaled.
