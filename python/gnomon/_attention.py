@@ -33,15 +33,15 @@ from gnomon._position import Position, to_positions
 from gnomon._similarity import Similarity, to_similarity
 
 Window = tuple[int | None, int | None]
-#: Integers, or what makes a tensor of them.
+#: Integers, or values that convert to an integer tensor.
 Integers: TypeAlias = Tensor | Sequence[Any] | int
 Aggregation = Literal["mean", "einstein_midpoint", "lorentz_centroid"]
-#: What takes a position: one, a specification, or several of them for their sum.
+#: A position argument: a position, a specification, or a list of them for their sum.
 Positions: TypeAlias = Position | str | Sequence[Position | str]
 
 
 class OrderArguments(TypedDict, total=False):
-    """Which keys a query sees by where it stands, and where it does."""
+    """Arguments for masks and positions."""
 
     causal: bool
     window: Window | int | None
@@ -56,13 +56,13 @@ class OrderArguments(TypedDict, total=False):
 
 
 class MaskArguments(OrderArguments, total=False):
-    """The same, and a mask of any pairs."""
+    """OrderArguments and a mask of pairs."""
 
     mask: Tensor | None
 
 
 class ScoreArguments(MaskArguments, total=False):
-    """The same, and how scores are computed."""
+    """MaskArguments and the computation of scores."""
 
     similarity: Similarity | str | None
     position: Positions | None
@@ -72,7 +72,7 @@ class ScoreArguments(MaskArguments, total=False):
 
 
 class WeightArguments(ScoreArguments, total=False):
-    """The same, and what happens to the weights."""
+    """ScoreArguments and the use of the weights."""
 
     dropout: float
     aggregation: Aggregation
@@ -80,12 +80,12 @@ class WeightArguments(ScoreArguments, total=False):
 
 
 class AttentionArguments(WeightArguments, total=False):
-    """The same, and a seed of dropout."""
+    """WeightArguments and a dropout seed."""
 
     seed: int | None
 
 
-#: Arguments of the operators by name. Each argument below says which of them it sets.
+#: Operator arguments by name. Each function below sets one or more of them.
 _Lowered = dict[str, Any]
 
 
@@ -118,7 +118,7 @@ def _lower_seed(operator: str, name: str, value: Any, like: Tensor, lowered: _Lo
 
 
 def _lower_tensor(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
-    """Of a tensor, or of a number for all."""
+    """Lowers a tensor, or one number for all entries."""
     if value is None or isinstance(value, Tensor):
         lowered[name] = value
     else:
@@ -169,7 +169,7 @@ def _lower_offset(operator: str, name: str, value: Any, like: Tensor, lowered: _
         lowered[name] = check_integer(operator, name, value, "an integer, or None")
 
 
-#: What lowers each of AttentionArguments but for the terms.
+#: Lowering function of each of AttentionArguments other than the terms.
 _ARGUMENTS: dict[str, Callable[[str, str, Any, Tensor, _Lowered], None]] = {
     "causal": _lower_flag,
     "window": _lower_window,
@@ -203,8 +203,8 @@ _SCORES = (
 _WEIGHTS = "gnomon.attention_weights returns the weights of some rows"
 _SINK = "expected sink="
 _SOFTCAP = "expected similarity=gnomon.similarity.Dot(softcap=...)"
-#: Arguments of PyTorch's functions, of flash-attn's and of FlexAttention: which of ours replaces
-#: each, and what to write. Where a function does not have ours, the name is just unknown.
+#: Arguments of PyTorch, flash-attn and FlexAttention functions, with our replacement and advice.
+#: If a function lacks the replacement, the name is reported as unknown.
 FOREIGN_ARGUMENTS: dict[str, tuple[str | None, str]] = {
     "attn_mask": ("mask", _MASK),
     "attention_mask": ("mask", _MASK),
@@ -249,7 +249,7 @@ FOREIGN_ARGUMENTS: dict[str, tuple[str | None, str]] = {
     "cache_seqlens": ("key_lengths", _LENGTHS),
     "seqused_k": ("key_lengths", _LENGTHS),
 }
-#: What the operators take after tokens and terms, in their order, of a call that says nothing.
+#: Defaults of the operator arguments after tokens and terms, in order.
 UNSET: _Lowered = {
     argument.name: argument.default_value
     for argument in ops.module_attention.default._schema.arguments[6:]
@@ -257,14 +257,14 @@ UNSET: _Lowered = {
 _IN_ORDER = list(UNSET.items())
 _PLACES = {name: place for place, name in enumerate(UNSET)}
 
-# Found once: a look-up of an operator by its names takes as long as a part of a small call.
+# Stored because an operator look-up takes a noticeable part of a small call.
 _attention = ops.attention.default
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def takes(arguments: Any) -> Callable[[_Function], _Function]:
-    """Of a function with **arguments of that TypedDict, gives it the signature that it has."""
+    """Decorates a function so that its signature lists the TypedDict's arguments."""
     types = get_type_hints(AttentionArguments)
     own = [
         inspect.Parameter(
@@ -303,9 +303,9 @@ def _in_order(arguments: Any) -> list[str]:
 def lower_call(
     operator: str, like: Tensor, given: Mapping[str, Any], arguments: Any, **own: Any
 ) -> _Lowered:
-    """What is given of a TypedDict's arguments but for the terms, as the operators take it.
+    """Converts the given arguments of a TypedDict, other than terms, to operator arguments.
 
-    Others of the operators' arguments than those of the TypedDict come by their names.
+    Operator arguments outside the TypedDict are passed by name in `own`.
     """
     if is_exporting():
         tell_onnx_exporter()
@@ -318,9 +318,10 @@ def lower_call(
 
 
 def passed(lowered: _Lowered) -> list[Any]:
-    """What lower_call returns in the operators' order, up to the last argument that is given.
+    """Orders the result of lower_call for the operators, up to the last given argument.
 
-    A call of the operators takes time for each argument, as long as attention over a few tokens.
+    Each argument adds to the time of an operator call, together as much as attention over a few
+    tokens.
     """
     if not lowered:
         return []
@@ -331,7 +332,7 @@ def passed(lowered: _Lowered) -> list[Any]:
 
 
 def unknown_argument(operator: str, name: str, arguments: Any) -> TypeError:
-    """The error for an argument that is none of a TypedDict's, with what replaces it."""
+    """Returns the error for an argument outside a TypedDict, with its replacement."""
     known = _in_order(arguments)
     ours, how = FOREIGN_ARGUMENTS.get(name, (None, ""))
     if operator == "varlen_attention" and how == _PACKED:
@@ -370,98 +371,97 @@ def attention(
     return_lse: bool = False,
     **arguments: Unpack[AttentionArguments],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(similarity + position) v, memory linear in the lengths, with exact gradients.
+    """Computes softmax(similarity + position) v in linear memory, with exact gradients.
 
-    Query row i is at position p_i = query_offset + i and key column j at p_j = j, unless positions
-    are given.
+    Unless positions are given, query row i has position p_i = query_offset + i, and key column j
+    has p_j = j.
 
     Args:
-        q: (B, H, Lq, D), bfloat16, float16, float32 or float64; k and v likewise. On the CPU, or
-            but for float64 on a GPU of NVIDIA's. On the CPU bfloat16 and float16 are widened as the
-            kernels read them, computed in float32 and rounded at the end; a processor that
-            multiplies bfloat16 natively does so instead, with weights rounded to it.
-            Under torch.autocast q, k and v are cast to its type first, unless they are float64.
+        q: (B, H, Lq, D), bfloat16, float16, float32 or float64; k and v must match. Runs on the
+            CPU or, except for float64, on an NVIDIA GPU. On the CPU, bfloat16 and float16 are
+            computed in float32 and rounded at the end. Processors with native bfloat16 products
+            use these instead, with weights rounded to bfloat16. Under torch.autocast, q, k and v
+            are first cast to its dtype, unless they are float64.
         k: (B, Hkv, Lk, D), H a multiple of Hkv.
         v: (B, Hkv, Lk, Dv).
         similarity: one of gnomon.similarity, or a specification, "penumbral:gamma=0.5"; None is
             Dot().
         position: one of gnomon.position, a sum of them, ``RoPE() + ALiBi(slopes)``, a
-            specification, "rope+alibi", or a list of these for their sum. What a specification
-            leaves out has the value that gnomon.nn.MultiheadAttention starts with.
+            specification, "rope+alibi", or a list of these for their sum. Parameters omitted from
+            a specification have the initial values of gnomon.nn.MultiheadAttention.
         causal: p_j <= p_i only.
         window: (left, right), both inclusive: p_i - left <= p_j <= p_i + right; None is unbounded,
-            and one number n means (n, n).
+            and a single number n means (n, n).
         key_lengths: (B,) integers: batch b sees only the columns before key_lengths[b]. Here and
-            below, a number or a tensor without axes applies to all batches, and lists are accepted
-            as tensors.
+            below, a number or a 0-d tensor applies to all batches, and lists are accepted as
+            tensors.
         key_starts: (B,) integers: batch b sees only the columns from key_starts[b] on. Columns
             outside may hold NaN; positions are not shifted.
         query_segments: (B, Lq) integers within int32, or (Lq,) for all batches: a query sees only
             the keys of its own segment (packed documents). Positions are not shifted.
         key_segments: (B, Lk) or (Lk,) integers; required with query_segments.
-        query_offset: an integer of any sign, up to 2^53, or (B,) integers, one for each batch. None
-            means 0 where Lq = Lk; elsewhere it is an error together with causal, a window or a
-            position.
+        query_offset: an integer of any sign, up to 2^53, or (B,) integers, one per batch. None
+            means 0 if Lq = Lk; otherwise, it is an error with causal, a window or a position.
         positions: (B, Lq) integers, or (Lq,) for all batches, of any sign and in any order: the
-            positions p_i of the queries, for masks as well as for everything else that depends on
-            positions, instead of query_offset and columns. Use them for several documents in one
-            row (with segments), for trees, and for positions drawn at random (Ruoss et al. 2023).
-            On a grid a position is a place in row-major order, and the table of OffsetBias is
-            indexed by position, (H, 2 n - 1) with offset 0 in its middle. The positions of a batch
-            must lie less than 2^30 apart and, with biases by offset, have at most 2^22 differences.
-            (1 or B, Lq, axes) are coordinates: RoPE rotates by them, in sections or with equally
-            many columns for each axis, no other position accepts them, and masks still use
-            query_offset and columns.
+            positions p_i of the queries. They replace query_offset and columns in masks and in
+            everything else that depends on positions. Use them for packed documents (with
+            segments), trees, and random positions (Ruoss et al. 2023). On a grid, a position is a
+            row-major index. The table of OffsetBias is then indexed by position, (H, 2 n - 1) with
+            offset 0 in the middle. The positions of a batch must lie less than 2^30 apart and, with
+            offset biases, have at most 2^22 differences. Shape (1 or B, Lq, axes) means
+            coordinates, which only RoPE accepts. It rotates by them, in sections or with equally
+            many columns per axis. Masks then still use query_offset and columns.
         key_positions: (B, Lk) or (Lk,) integers: the positions p_j of the keys; by default those of
-            the queries. Where Lq and Lk differ, positions and key_positions are both required.
-        scale: multiplies the dot product and content terms, by default 1/sqrt(D); an error where
-            there is neither.
-        chunks: (size, before, after): positions are divided into chunks of that size, and a query
-            sees its own chunk and so many before and after it. With Relative, this is the relative
-            local attention of the Music Transformer (Huang et al. 2019).
-        dropout: the probability of dropping a weight, 0 to 1; the others are multiplied by
+            the queries. If Lq and Lk differ, positions and key_positions are both required.
+        scale: multiplies the dot product and content terms, by default 1/sqrt(D); an error if there
+            is neither.
+        chunks: (size, before, after): positions are divided into chunks of that size. A query sees
+            its own chunk, `before` chunks before it and `after` chunks after it. With Relative,
+            this is the relative local attention of the Music Transformer (Huang et al. 2019).
+        dropout: probability of dropping a weight, 0 to 1. Kept weights are multiplied by
             1 / (1 - dropout), and lse includes all weights.
-        seed: seed of the dropout, which otherwise depends only on the batch, head, row and column
-            of a pair; by default drawn from PyTorch's generator.
-        aggregation: "mean", sum_j p_ij v_j; "einstein_midpoint", sum_j p_ij g_j v_j /
-            sum_j p_ij g_j with g_j = 1 / sqrt(1 - |v_j|^2), of values in the Klein ball, those
-            outside being pulled to its edge (Gulcehre et al. 2019): log g_j is added to s_ij;
-            "lorentz_centroid", m sqrt(c / |(m.m)_L|) with m = sum_j p_ij v_j, of values on the
-            hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c, time first, in v as in o (Law et al.
-            2019); c is that of similarity.Lorentz, otherwise 1.
-        mask: booleans that broadcast to (B, H, Lq, Lk): True where query i sees key j, unless
-            another mask hides it. Blocks in which nothing is seen are skipped; masks that the other
-            arguments can express cost less. For numbers that are added to the scores, use
-            position.PairBias.
-        sink: (H,) or (B, H, Lq), or one number: one more score in each row's softmax, whose key has
-            no value (Agarwal et al. 2025, gpt-oss); 0 is softmax plus one. o is multiplied by
-            sigmoid(lse - sink), and lse then includes the sink. -inf means no sink.
-        temperature: a tensor that broadcasts to (B, H, Lq), or a number: multiplies all of s_ij,
-            biases included, except the sink; learned if it requires grad. Scalable softmax
-            (Nakanishi 2025) is s log(n) for a row that sees n keys.
-        tolerance: at least 0, below 1: how much may be left out of a row's sum of weights, relative
-            to it. Blocks of keys whose weights provably add up to less, all together, are not
-            computed, neither forward nor backward. Where biases fall with the distance (ALiBi,
-            HyPE, KERPLE, learned tables, Forget), the norms of q and k allow such a proof, for
-            every similarity except those of other projects that give no bounds. The default is
-            float32's own rounding of the sum; 0 computes everything, as do float64 and few queries
-            on a cache. NaN and infinity spread as they would without it.
-        return_lse: also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij), s as
-            documented, constants included; differentiable.
+        seed: dropout seed, by default drawn from PyTorch's generator. For a given seed, the mask
+            depends only on batch, head, row and column.
+        aggregation: how values are combined:
+            "mean" is sum_j p_ij v_j.
+            "einstein_midpoint" is sum_j p_ij g_j v_j / sum_j p_ij g_j with
+            g_j = 1 / sqrt(1 - |v_j|^2), for values in the Klein ball; values outside are pulled to
+            its edge (Gulcehre et al. 2019). log g_j is added to s_ij.
+            "lorentz_centroid" is m sqrt(c / |(m.m)_L|) with m = sum_j p_ij v_j, for values on the
+            hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c (Law et al. 2019). In v and o, time is
+            first. c is that of similarity.Lorentz, otherwise 1.
+        mask: Boolean, broadcasts to (B, H, Lq, Lk): True where query i sees key j, unless another
+            mask hides it. Fully masked blocks are skipped. Masks that other arguments can express
+            are faster there. For additive masks, use position.PairBias.
+        sink: (H,), (B, H, Lq) or one number: an additional score in each row's softmax, without a
+            value (Agarwal et al. 2025, gpt-oss). 0 gives softmax plus one, and -inf means no sink.
+            o is multiplied by sigmoid(lse - sink), and lse then includes the sink.
+        temperature: a tensor that broadcasts to (B, H, Lq), or a number: multiplies s_ij, including
+            biases but not the sink; trained if it requires grad. Scalable softmax (Nakanishi 2025)
+            is s log(n) for a row that sees n keys.
+        tolerance: the fraction of a row's sum of weights that may be omitted, at least 0 and below
+            1. Key blocks are skipped, forward and backward, if their total weight is provably
+            smaller. The proof uses the norms of q and k and needs biases that decrease with
+            distance (ALiBi, HyPE, KERPLE, learned tables, Forget). It covers every similarity
+            except external ones without bounds. The default is the float32 rounding of the sum. 0
+            computes everything, as do float64 and few queries on a cache. NaN and infinity
+            propagate as without skipping.
+        return_lse: also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij), with s as
+            documented, including constants; differentiable.
 
-    Tensors of similarity and position have q's dtype, or float32 where q's is lower; where they
-    are (H,), one without axes applies to all heads. Only first-order, reverse-mode derivatives are
-    available; torch.func.grad, vjp, jacrev and vmap work.
+        Tensors of similarity and position have q's dtype, or float32 if q's is lower. Instead of
+        (H,), a 0-d tensor applies to all heads. Only first-order, reverse-mode derivatives are
+        available; torch.func.grad, vjp, jacrev and vmap work.
 
-    Returns:
-        o (B, H, Lq, Dv) in q's dtype, or (o, lse), lse in float32 or float64. A row that sees no
-        key gives 0, and lse = -inf.
+        Returns:
+            o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. A row that
+            sees no key gives 0, and lse = -inf.
 
-    Raises:
-        ValueError: a shape or a value.
-        TypeError: a dtype or a device.
-        NotImplementedError: an argument that this version does not support, forward-mode
-            differentiation, or a gradient of the gradient.
+        Raises:
+            ValueError: an invalid shape or value.
+            TypeError: an invalid dtype or device.
+            NotImplementedError: an argument that this version does not support, forward-mode
+                differentiation, or a gradient of the gradient.
     """
     return_lse = check_flag("attention", "return_lse", return_lse)
     check_tensors("attention", q=q, k=k, v=v)
@@ -480,7 +480,7 @@ def attention(
     return o, lse
 
 
-#: Rows of q: one, several, or a slice of all.
+#: Rows of q: one, several, or a slice.
 Rows: TypeAlias = Integers | slice
 
 
@@ -488,24 +488,24 @@ Rows: TypeAlias = Integers | slice
 def attention_weights(
     q: Tensor, k: Tensor, rows: Rows = -1, **arguments: Unpack[ScoreArguments]
 ) -> Tensor:
-    """The weights p_ij that attention gives the values, for some rows of q.
+    """Returns the attention weights p_ij for some rows of q, for inspection.
 
-    For inspection: memory is the number of these rows times Lk. The operator itself computes them,
-    so that any similarity, position and mask will do. Positions on a grid and the table of
+    Memory is proportional to the number of rows times Lk. Any similarity, position and mask is
+    supported, because the attention operator computes the weights. Grid positions and the table of
     OffsetBias compute all rows first.
 
     Args:
-        q: (B, H, Lq, D), as for attention, and so are k and the other arguments.
+        q: (B, H, Lq, D); q, k and the other arguments are as for attention.
         k: (B, Hkv, Lk, D).
-        rows: a row, several, or a slice, ``slice(None)`` for all; -1, the default, is the last.
+        rows: a row, several rows or a slice, ``slice(None)`` for all; -1, the default, is the last.
 
     Returns:
         (B, H, n, Lk) for n rows, in q's dtype; differentiable. A row that sees no key gives 0.
 
     Raises:
-        ValueError: a shape or a value.
-        TypeError: a dtype or a device.
-        NotImplementedError: as attention.
+        ValueError: an invalid shape or value.
+        TypeError: an invalid dtype or device.
+        NotImplementedError: as for attention.
     """
     operator = "attention_weights"
     check_tensors(operator, q=q, k=k)
@@ -521,7 +521,7 @@ def attention_weights(
 def lower(
     operator: str, similarity: Similarity | str | None, position: Positions | None
 ) -> tuple[str, Sequence[Tensor], list[str], list[Tensor]]:
-    """A similarity and a sum of positions as the operators take them: specifications, tensors."""
+    """Lowers a similarity and a sum of positions to specifications and tensors."""
     spec, tensors = to_similarity(operator, similarity)._lower()
     if position is None:
         return spec, tensors, [], []
@@ -535,10 +535,10 @@ def lower(
 
 
 def check_rows(operator: str, rows: Rows, q: Tensor) -> list[int]:
-    """The rows as a list, those of a slice from 0 on."""
+    """Converts rows to a list of integers; those of a slice count from 0."""
     if isinstance(rows, slice):
         return list(range(q.shape[2] if q.dim() == 4 else 0)[rows])
-    # Not by a tensor, whose numbers a graph would not know.
+    # A traced graph cannot read the numbers of a tensor.
     if isinstance(rows, (list, tuple)) and all(type(row) is int for row in rows):
         return list(rows)
     numbers = check_integers(

@@ -52,8 +52,8 @@ def load_terms(path: str | os.PathLike[str]) -> list[str]:
 
     Raises:
         TypeError: path is not a path.
-        ValueError: the file does not exist, was built for another version of gnomon or PyTorch,
-            has no terms, or has a term whose name is in use. In all cases nothing is added.
+        ValueError: the file does not exist, or was built for another version of gnomon or PyTorch.
+            Also if it has no terms, or a term's name is in use. Nothing is added then.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise wrong_type("load_terms", "path", path, "a path")

@@ -61,36 +61,37 @@ def graph_attention(
     sink: Tensor | float | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """sum_e p_e v_j over the edges e of each node i, p the softmax of the similarities of i and j.
+    """Computes attention over the edges of a graph, with any similarity and exact gradients.
 
-    Every similarity, with exact gradients. The graph is in compressed rows (CSR): row i lists the
-    keys that node i sees, which are indices[indptr[i]] ... indices[indptr[i + 1] - 1]; csr makes it
-    from PyTorch Geometric's edge_index. An edge that is there twice counts twice. Memory is linear
-    in the number of edges. Graph attention networks (Velickovic et al. 2018) have Additive(), q and
-    k the scores of targets and sources, (N, H, 1).
+    The output of node i is sum_e p_e v_j over its edges e = (i, j); p is the softmax of the
+    similarities of i and j. The graph is in compressed sparse row (CSR) format: node i sees the
+    keys indices[indptr[i]] ... indices[indptr[i + 1] - 1]. csr converts PyTorch Geometric's
+    edge_index to this format. Duplicate edges count twice. Memory is linear in the number of edges.
+    For graph attention networks (Velickovic et al. 2018), use Additive(), with target and source
+    scores (N, H, 1) as q and k.
 
     Args:
-        q: (N, H, D), bfloat16, float16, float32 or float64; k and v as q. On the CPU, or but
-            for float64 on a GPU of NVIDIA's.
+        q: (N, H, D), bfloat16, float16, float32 or float64; k and v must match. Runs on the CPU
+            or, except for float64, on an NVIDIA GPU.
         k: (Nk, Hkv, D), H a multiple of Hkv; the same nodes as q, or others.
         v: (Nk, Hkv, Dv).
-        indptr: (N + 1,) integers from 0 to E that never fall, a tensor or a list.
+        indptr: (N + 1,) non-decreasing integers from 0 to E, a tensor or a list.
         indices: (E,) integers in [0, Nk).
-        similarity: of gnomon.similarity, or a specification; None is Dot(). Its tensors have q's
-            dtype, or float32 where that is lower; they are (H,), or without axes for all heads.
-        scale: of the dot product, by default 1/sqrt(D); an error with another similarity.
-        sink: (H,) or (N, H), or one number: one more score in each node's softmax, without a value,
-            as in attention; lse then includes it. -inf means no sink.
+        similarity: one of gnomon.similarity, or a specification; None is Dot(). Its tensors have
+            q's dtype, or float32 if that is lower. They are (H,), or 0-d for all heads.
+        scale: multiplies the dot product, by default 1/sqrt(D); an error with another similarity.
+        sink: (H,), (N, H) or one number: an additional score in each node's softmax, without a
+            value, as in attention; lse then includes it. -inf means no sink.
         return_lse: also return lse (N, H), the natural logarithm of the sum of exp(s) over a row's
             edges; differentiable.
 
     Returns:
-        o (N, H, Dv) in q's dtype, or (o, lse), lse in float32 or float64. A node without edges
+        o (N, H, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. A node without edges
         gives 0, and lse = -inf.
 
     Raises:
-        ValueError: a shape or a value.
-        TypeError: a dtype or a device.
+        ValueError: an invalid shape or value.
+        TypeError: an invalid dtype or device.
         NotImplementedError: forward-mode differentiation, or a gradient of the gradient.
     """
     operator = "graph_attention"
@@ -117,7 +118,7 @@ def _with_sink(o: Tensor, lse: Tensor, sink: Tensor | float) -> tuple[Tensor, Te
             f"{tuple(lse.shape)}"
         )
     score = sink.to(lse.dtype).expand_as(lse)
-    # Differences of infinities are no numbers, nor are their gradients.
+    # Differences of infinities, and their gradients, would be NaN.
     nothing = -1e30
     finite, score = lse.clamp_min(nothing), score.clamp_min(nothing)
     total = torch.logaddexp(finite, score)
@@ -128,21 +129,21 @@ def _with_sink(o: Tensor, lse: Tensor, sink: Tensor | float) -> tuple[Tensor, Te
 
 
 def csr(edge_index: Integers, num_nodes: int) -> tuple[Tensor, Tensor]:
-    """The compressed rows of a graph in PyTorch Geometric's form, as graph_attention takes them.
+    """Converts PyTorch Geometric's edge_index to the CSR format of graph_attention.
 
-    An edge (j, i) of edge_index is a message from j to i: node i sees j. Within a row edges keep
-    their order.
+    An edge (j, i) of edge_index is a message from j to i: node i sees j. Edges keep their order
+    within a row.
 
     Args:
-        edge_index: (2, E) integers, the sources j and the targets i.
-        num_nodes: the number of targets.
+        edge_index: (2, E) integers, sources j and targets i.
+        num_nodes: number of targets.
 
     Returns:
         indptr (num_nodes + 1,) and indices (E,), int64.
 
     Raises:
-        ValueError: a shape, or a target that is no node.
-        TypeError: a type.
+        ValueError: an invalid shape, or a target that is not a node.
+        TypeError: an invalid type.
 
     Example:
         >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])  # a path of three nodes

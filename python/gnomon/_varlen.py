@@ -1,4 +1,4 @@
-"""Attention over sequences of several lengths: packed one after another, or nested."""
+"""Attention over packed or nested sequences of different lengths."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NAME = "varlen_attention"
 
 
 class VarlenArguments(TypedDict, total=False):
-    """The arguments of attention that are the same for sequences of all lengths."""
+    """The arguments of attention that do not depend on sequence lengths."""
 
     causal: bool
     window: Window | int | None
@@ -47,12 +47,12 @@ class VarlenArguments(TypedDict, total=False):
     tolerance: float
 
 
-# Parameters of terms that have an entry for each token, or whose entries are counted from the
-# lengths: they are for the packed tokens, and no part of them is that of a sequence.
+# Index kinds of term parameters that have one entry per token or depend on the lengths. They apply
+# to the packed tokens and cannot be split by sequence.
 _OF_TOKENS = ("tokens", "key_entries", "pairs", "keys", "queries", "offsets")
 
 
-# Terms that depend on p_j - p_i alone, and the options with which they do not.
+# Terms that depend only on p_j - p_i, and options that make them depend on more.
 _BY_OFFSET = frozenset(("alibi", "hype", "kerple", "rope", "sandwich", "t5"))
 _NOT_BY_OFFSET = frozenset(("angles", "axis", "key_angles", "scaling", "sections", "shape", "xpos"))
 
@@ -90,41 +90,41 @@ def varlen_attention(
     return_lse: bool = False,
     **arguments: Unpack[VarlenArguments],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """attention() within each of several sequences, which are packed one after another.
+    """Computes attention() separately within each of several packed sequences.
 
-    Sequence n has the rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of q, and those of
-    cu_seqlens_k of k and v, as in flash-attn's functions. Nothing is padded. Positions start again
-    in each sequence: its keys are at 0, 1, ..., and its last query is where its last key is. With
-    causal=True and fewer queries than keys, the last query therefore sees all keys (flash-attn's
-    alignment, at the bottom right; scaled_dot_product_attention aligns at the top left).
+    Sequence n consists of rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of q. Likewise,
+    cu_seqlens_k gives its rows of k and v, as in flash-attn. Nothing is padded. Positions restart
+    in each sequence: its keys are at 0, 1, ..., and its last query is at the position of its last
+    key. With causal=True and fewer queries than keys, the last query therefore sees all keys. This
+    is flash-attn's bottom-right alignment; scaled_dot_product_attention aligns at the top left.
 
     Args:
-        q: (total_q, H, D), as in attention but for the axes; k and v likewise.
+        q: (total_q, H, D), as in attention except for the axes; k and v likewise.
         k: (total_k, Hkv, D), H a multiple of Hkv.
         v: (total_k, Hkv, Dv).
-        cu_seqlens_q: (n + 1,) integers that never fall, from 0 to total_q: where sequences begin
-            and end. Sequences may be empty.
+        cu_seqlens_q: (n + 1,) non-decreasing integers from 0 to total_q: sequence boundaries.
+            Sequences may be empty.
         cu_seqlens_k: the same for k and v, up to total_k; by default cu_seqlens_q.
         return_lse: also return lse (H, total_q).
 
-    The other arguments are those of attention. Tensors with an entry for each token have those of
-    the packed tokens, in a batch of one: KeyBias and Forget (1, H, total_k), a query of Relative
-    (1, H, total_q, Dr), sink and temperature (1, H, total_q). Of tables that are read by position,
-    OffsetBias has (H, 2 n - 1) entries with offset 0 in the middle.
+    The other arguments are those of attention. Tensors with one entry per token hold those of the
+    packed tokens, in a batch of one. KeyBias and Forget are (1, H, total_k), a query of Relative is
+    (1, H, total_q, Dr), and sink and temperature are (1, H, total_q). The table of OffsetBias is
+    indexed by position, (H, 2 n - 1) with offset 0 in the middle.
 
-    Outside of torch.compile, cu_seqlens_q and cu_seqlens_k are read by the host, and sequences of
-    one length that follow each other are a batch; within it, and with tensors that have an entry
-    for each token, or dropout, all sequences are one call with segments and positions, which
-    refuses rotations that depend on the length of a call.
+    Outside torch.compile, the host reads cu_seqlens_q and cu_seqlens_k, and consecutive sequences
+    of equal length form a batch. All sequences form one call with segments and positions under
+    torch.compile, with dropout, and with tensors that have one entry per token. Such a call does
+    not support rotations that depend on the length of a call.
 
     Returns:
         o (total_q, H, Dv) in q's dtype, or (o, lse). The queries of a sequence without keys get 0,
         and lse = -inf.
 
     Raises:
-        ValueError: a shape or a value.
-        TypeError: a dtype, a device, or an argument that is none of these.
-        NotImplementedError: as attention.
+        ValueError: an invalid shape or value.
+        TypeError: an invalid dtype or device, or an unknown argument.
+        NotImplementedError: as for attention.
 
     Example:
         >>> q, k, v = torch.randn(3, 100, 8, 64).unbind()
@@ -153,17 +153,17 @@ def varlen_attention(
 
 
 class Packing(NamedTuple):
-    """Where packed sequences begin and end, (n + 1,) each."""
+    """Boundaries of packed sequences, (n + 1,) each."""
 
     queries: Tensor
     keys: Tensor
-    #: Whether queries and keys are those of the same tokens.
+    #: Whether queries and keys have the same tokens.
     is_self: bool
 
     def arguments(self, total_q: int, total_k: int, places: bool) -> dict[str, Tensor]:
-        """What attention is told of the sequences, where all are one row of tokens.
+        """Returns the arguments of attention that describe all sequences as one packed row.
 
-        Without places positions are those of the packed tokens, whose differences are the same.
+        Without places, positions are those of the packed tokens, which have the same differences.
         """
         rows = torch.arange(total_q, device=self.queries.device)
         of_queries = torch.searchsorted(self.queries[1:], rows, right=True)
@@ -248,7 +248,7 @@ def _attend(
 
 
 def _applies_to_each(positions: list[Position], given: Mapping[str, Any]) -> bool:
-    """Whether a call for each sequence may be given these arguments as they are."""
+    """Whether these arguments can be passed unchanged to one call per sequence."""
     if given.get("dropout", 0.0) != 0 and given.get("dropout") is not None:
         return False
     for name in ("sink", "temperature"):
@@ -267,12 +267,12 @@ def _applies_to_each(positions: list[Position], given: Mapping[str, Any]) -> boo
 
 
 def _depend_on_offsets(positions: list[Position]) -> bool:
-    """Whether they are known to depend on p_j - p_i alone, which packing leaves as it is.
+    """Whether positions are known to depend only on p_j - p_i, which packing preserves.
 
-    GPUs have no kernels for positions of tokens, and the CPU's are faster without.
+    GPUs have no kernels for token positions, and CPU kernels are faster without them.
     """
     for position in positions:
-        # torch.compile has no components_of().
+        # torch.compile cannot trace components_of().
         for term in "+".join(lower(_NAME, None, position)[2]).split("+"):
             name, *options = term.split(":")
             keys = {option.partition("=")[0] for option in options}
@@ -301,7 +301,7 @@ def _shortened(numbers: list[int]) -> str:
 def nested_attention(
     operator: str, q: Tensor, k: Tensor, v: Tensor, return_lse: bool, arguments: Mapping[str, Any]
 ) -> Any:
-    """attention() of nested tensors (B, H, length, D) of the jagged layout."""
+    """Computes attention() for jagged nested tensors (B, H, length, D)."""
     for name in arguments:
         if name not in VarlenArguments.__optional_keys__:
             raise NotImplementedError(
@@ -330,7 +330,7 @@ def nested_attention(
 def _unnested(
     operator: str, name: str, tokens: Tensor, axes: int, expected: str
 ) -> tuple[Tensor, Tensor]:
-    """The packed values of a nested tensor (B, length, ...), and where its sequences begin."""
+    """Returns the packed values of a nested tensor (B, length, ...) and its sequence offsets."""
     check_tensors(operator, **{name: tokens})
     if not tokens.is_nested:
         raise TypeError(f"gnomon.{operator}: {name} is not nested; expected all nested, or none")
@@ -357,9 +357,9 @@ def nested_module(
     others: Mapping[str, Any],
     arguments: Mapping[str, Any],
 ) -> Tensor:
-    """A module's forward of nested tokens (B, length, columns): that of a row of packed ones.
+    """Computes a module's forward for nested tokens (B, length, columns) as one packed row.
 
-    others are arguments of the module that go by padded batches.
+    others are module arguments that require padded batches.
     """
     known = ("causal", "window", "chunks")
     for name, given in {**others, **arguments}.items():

@@ -1,4 +1,4 @@
-"""Attention that holds the tensors of its similarity and position, without projections."""
+"""Attention module without projections."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ _NAME = "nn.Attention"
 
 
 class ScaledArguments(MaskArguments, total=False):
-    """Those of a call of queries and keys that come from elsewhere."""
+    """Arguments of a call with already projected queries and keys."""
 
     scale: float | None
     temperature: Tensor | float | None
 
 
 class Attention(HeldTerms):
-    """gnomon.attention with a similarity and a position whose parameters it holds.
+    """Module form of gnomon.attention, with the parameters of its similarity and position.
 
-    For models with projections of their own, such as a fused one of queries, keys and values: the
-    module has no others. What it learns has the names and the starts that MultiheadAttention
-    documents, "gamma_theta", "t5_table".
+    Use it in models with their own projections, such as a fused QKV projection; it projects neither
+    q, k, v nor the output. MultiheadAttention documents parameter names ("gamma_theta", "t5_table")
+    and initial values.
 
         attention = gnomon.nn.Attention(8, 64, similarity="penumbral", position="hype:tau=learned")
         o = attention(q, k, v, causal=True)
 
     Args:
         num_heads: query heads.
-        head_dim: columns of one head of q and k.
+        head_dim: columns per head of q and k.
         similarity: see MultiheadAttention.
         position: see MultiheadAttention.
-        value_dim: columns of one head of v, head_dim by default.
-        dropout: the probability of dropping a weight, in training.
+        value_dim: columns per head of v, head_dim by default.
+        dropout: probability of dropping a weight, in training.
         max_length: see MultiheadAttention.
-        token_dim: columns of the tokens that positions project themselves ("forget",
-            "content_bias", "gate"), which each call then needs; None: there are none.
-        key_token_dim: those of the tokens of keys, token_dim by default.
+        token_dim: columns of the tokens for positions that project tokens ("forget",
+            "content_bias", "gate"). Each call then needs tokens. None means no tokens.
+        key_token_dim: columns of the key tokens, token_dim by default.
         sink: see MultiheadAttention.
         tolerance: see gnomon.attention.
-        device: where parameters and buffers are, the default device if None.
-        dtype: theirs, a floating-point one; the default dtype if None.
+        device: device of parameters and buffers; the default device if None.
+        dtype: floating-point dtype of parameters and buffers; the default dtype if None.
 
-    Raises:
-        ValueError: a value, or a position that projects tokens without token_dim.
+        Raises:
+            ValueError: an invalid value, or a position that projects tokens without token_dim.
         TypeError: an argument of another type.
     """
 
@@ -131,7 +131,7 @@ class Attention(HeldTerms):
         )
 
     def reset_parameters(self) -> None:
-        """Sets all parameters and buffers to what those of a new module are; draws new tables."""
+        """Resets all parameters and buffers to initial values; draws new tables."""
         reset_children(self)
         if self.sink is not None:
             torch.nn.init.zeros_(self.sink)
@@ -152,13 +152,13 @@ class Attention(HeldTerms):
         aggregation: Aggregation = "mean",
         **arguments: Unpack[ScaledArguments],
     ) -> Tensor:
-        """o (B, H, Lq, Dv) of q (B, H, Lq, D), k (B, Hkv, Lk, D) and v (B, Hkv, Lk, Dv).
+        """Computes attention; returns o (B, H, Lq, Dv).
 
         Args:
-            q: queries; H is num_heads and D head_dim.
-            k: keys; H a multiple of Hkv.
-            v: values; Dv is value_dim.
-            tokens: (B, Lq, token_dim), where the position projects tokens.
+            q: queries (B, H, Lq, D), where H is num_heads and D is head_dim.
+            k: keys (B, Hkv, Lk, D), H a multiple of Hkv.
+            v: values (B, Hkv, Lk, Dv), where Dv is value_dim.
+            tokens: (B, Lq, token_dim), if the position projects tokens.
             key_tokens: (B, Lk, key_token_dim), tokens by default.
             cache: see MultiheadAttention.
             key_padding_mask: see MultiheadAttention.
@@ -207,9 +207,9 @@ class Attention(HeldTerms):
         pair_bias: Tensor | None = None,
         **arguments: Unpack[ScaledArguments],
     ) -> Tensor:
-        """The weights (B, H, n, Lk) of n rows of q (B, H, Lq, D), the last by default.
+        """Returns the weights (B, H, n, Lk) of n rows of q (B, H, Lq, D), by default the last.
 
-        As gnomon.attention_weights, with the similarity and the position of this module; without
+        Like gnomon.attention_weights, with this module's similarity and position, and without
         dropout. The other arguments are those of a call.
         """
         operator = f"{_NAME}.attention_weights"
@@ -245,7 +245,7 @@ class Attention(HeldTerms):
     def _tokens(
         self, q: Tensor, k: Tensor, tokens: Tensor | None, key_tokens: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The tokens that queries and keys were made from; their shapes where none is read."""
+        """Returns the tokens of queries and keys; only their shapes matter if none is read."""
         if not self._has_projections:
             return q.transpose(1, 2), k.transpose(1, 2)
         key_tokens = tokens if key_tokens is None else key_tokens
@@ -273,7 +273,7 @@ class Attention(HeldTerms):
         return own
 
     def extra_repr(self) -> str:
-        """The arguments that are not the default, for print()."""
+        """Returns the non-default arguments, for print()."""
         defaults = {
             "similarity": "dot",
             "position": "none",
