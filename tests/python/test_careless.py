@@ -122,6 +122,8 @@ def test_every_list_refuses_an_empty_item(folder, refuse):
             for option, words in options_of(given, folder).items():
                 if "joined by commas" not in " ".join(words.split()):
                     continue
+                if (command, option) == ("train", "--position"):
+                    continue  # a pattern of the layers, which is read after the data
                 swept.add(option)
                 for items in ("1,,2", ",1", "1,", ","):
                     line = refuse(*given, f"{option}={items}")

@@ -53,12 +53,12 @@ SIGNATURES = {
     "scaling=None, xpos=False, sections=None, section_order='contiguous', angles=None, "
     "key_angles=None)",
     "RoPEMixed": "(frequencies, layout='interleaved', shape=None, prefix=0)",
-    "TransformerXL": "(u, v, r)",
+    "TransformerXL": "(u, v, r, bidirectional=False)",
     "CAPE": "(dim, global_shift=None, local_shift=None, global_scale=None, normalize=False, "
-    "shape=None, prefix=0)",
-    "Convolutional": "(dim, kernel=128, groups=16, causal=False)",
-    "LearnedAbsolute": "(max_length, dim)",
-    "Sinusoidal": "(dim, layout='interleaved', shape=None, prefix=0)",
+    "shape=None, prefix=0, device=None, dtype=None)",
+    "Convolutional": "(dim, kernel=128, groups=16, causal=False, device=None, dtype=None)",
+    "LearnedAbsolute": "(max_length, dim, device=None, dtype=None)",
+    "Sinusoidal": "(dim, layout='interleaved', shape=None, prefix=0, device=None, dtype=None)",
 }
 
 

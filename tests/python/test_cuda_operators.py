@@ -266,7 +266,7 @@ def test_graphs(name, graph):
 
 def test_positions_of_the_callers_are_refused_by_name():
     q = torch.randn(1, 2, 9, 8)
-    places = torch.arange(9).expand(1, 9)
+    places = 2 * torch.arange(9).expand(1, 9)
     with OnCuda(), pytest.raises(NotImplementedError, match=r"positions on a GPU; expected"):
         gnomon.attention(q, q, q, positions=places, position=ALiBi(torch.ones(2)))
 

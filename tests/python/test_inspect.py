@@ -437,7 +437,10 @@ WRONG = {
     "model": (["attention", "--model", "absent"], "no such checkpoint file or run folder: absent"),
     "out": (["cones", "--out", "cones.svg"], "cones.svg; expected a file NAME.png"),
     "folder of out": (["terms", "--out", "/dev/null/x.png"], "/dev/null"),
-    "cone": (["cones", "--cone", "penumbra"], 'unknown cone "penumbra"; did you mean penumbral?'),
+    "cone": (
+        ["cones", "--cone", "penumbra"],
+        'unknown cone "penumbra"; did you mean penumbral or umbral?',
+    ),
     "pair": (["cones", "--pair", "1,2,3"], "'1,2,3'; expected four numbers"),
     "height": (["cones", "--pair", "1,2,3,-1"], "heights above 0"),
     "above the light": (["cones", "--pair", "0,2,1,1"], "below the height r = 1"),

@@ -209,7 +209,8 @@ def test_with_rms_norm_and_a_gated_mlp_it_is_llama(bias, kv_heads):
         (["--position", "rope;nope"], "nope"),
         (
             ["--task", "graphs", "--kv-heads", "1"],
-            "arguments were not expected: --kv-heads 1 (see train --task graphs --help)",
+            "arguments were not expected: --kv-heads 1; did you mean --out-heads? "
+            "(see train --task graphs --help)",
         ),
         (["stray"], "argument was not expected: stray (see train --task text --help)"),
     ],

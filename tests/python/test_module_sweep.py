@@ -538,6 +538,9 @@ FUNCTIONS = {
     "sinusoid": lambda: gnomon.sinusoid(torch.arange(5), 8),
     "sinusoid of a list": lambda: gnomon.sinusoid([3, 5], 8, layout="split"),
     "t5_bucket": lambda: gnomon.t5_bucket(torch.arange(-5, 5), True),
+    "varlen_attention": lambda q, k, v: gnomon.varlen_attention(
+        *(x[0].transpose(0, 1) for x in (q, k, v)), torch.tensor([0, 2, 9]), causal=True
+    ),
     "t5_bucket of a list": lambda: gnomon.t5_bucket([-3, 0, 200], False),
 }
 #: What reads or loads the list of terms, or rows of edges, before a model is built.

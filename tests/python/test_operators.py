@@ -197,6 +197,15 @@ COMPOSITE_CHECKS = {
             *call(causal=True),
         ),
     ),
+    "module_attention of keys that a cache has rotated": lambda q: (
+        ops.module_attention_of_turned_keys,
+        (*(q, q, q, "dot", "rope", []), *call(causal=True)),
+    ),
+    "module_turned_keys": lambda q: (
+        ops.module_turned_keys,
+        (q, "dot", "rope", 2, 3, torch.arange(9)),
+    ),
+    "module_turns_keys_once": lambda q: (ops.module_turns_keys_once, ("dot", "rope")),
     "t5_bucket": lambda q: (ops.t5_bucket, (torch.arange(-200, 200), True, 32, 128)),
     "module_attention on a grid": lambda q: (
         ops.module_attention,

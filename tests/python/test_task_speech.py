@@ -292,7 +292,8 @@ def comparison(folder) -> dict[str, Any]:
     positions = [entry["name"] for entry in catalogue["positions"]]
     assert set(NO_CHOICE) <= set(positions)
     positions = [CONV, *(name for name in positions if name not in {*NO_CHOICE, "conv"})]
-    runs = [f"{entry['name']}/alibi" for entry in catalogue["similarities"]]
+    names = [entry["name"] for entry in catalogue["similarities"]]
+    runs = [f"{name}/alibi" for name in names if name != "dot"]
     succeed(
         "compare", "--task", "speech", "--data", "words.safetensors", "--out", "compared",
         "--utterances", "2,40", "--evaluation-utterances", 40, "--position", ",".join(positions),

@@ -716,7 +716,7 @@ def test_wrong_data_are_one_line(tmp_path, spoil, part):
         (["--data", "nowhere"], "no such data folder: nowhere"),
         (["--data", "data/train.src"], "is not a folder"),
         (["--splits", "test"], "--splits: 'test' is no part of data, which has train, valid"),
-        (["--splits", "valid,valid"], "--splits: 'valid' is given twice"),
+        (["--splits", "valid,valid"], "--splits: valid is given twice"),
         (["--source-language", "de"], "--source-language and --target-language say"),
         (["--source-language", "tgt", "--target-language", "tgt"], "are both 'tgt'"),
         (["--source-language", "fr", "--target-language", "it"], "has no part in 'fr' and 'it'"),

@@ -49,8 +49,8 @@ static_assert(kIs<decltype(position::GridBias), Position(torch::Tensor, int64_t)
 static_assert(kIs<decltype(position::Relative),
                   Position(torch::Tensor, int64_t, TextArgument, std::optional<torch::Tensor>,
                            std::optional<torch::Tensor>)>);
-static_assert(
-    kIs<decltype(position::TransformerXL), Position(torch::Tensor, torch::Tensor, torch::Tensor)>);
+static_assert(kIs<decltype(position::TransformerXL),
+                  Position(torch::Tensor, torch::Tensor, torch::Tensor, bool)>);
 static_assert(kIs<decltype(position::Relative2D),
                   Position(torch::Tensor, torch::Tensor, int64_t, int64_t, int64_t)>);
 static_assert(kIs<decltype(position::AbsoluteKeys), Position(torch::Tensor)>);

@@ -204,7 +204,7 @@ class MultiheadAttention(HeldTerms):
         Jagged nested tensors (B, length, columns) are treated as separate sequences, as in
         gnomon.varlen_attention; the result is then nested as well.
         """
-        if query.is_nested:
+        if isinstance(query, Tensor) and query.is_nested:
             padded = {"cache": cache, "key_padding_mask": key_padding_mask, "pair_bias": pair_bias}
             operator = "nn.MultiheadAttention"
             return nested_module(operator, self.forward, query, key, value, padded, arguments)

@@ -27,7 +27,6 @@ from gnomon.nn._checks import SPECIFICATION, check_embeddings, check_factory
 from gnomon.nn._held_terms import reset_children, set_start
 
 
-@torch.compiler.assume_constant_result
 def attention_position(position: str) -> str:
     """Returns the components of a position that act in attention, or "none".
 
@@ -41,6 +40,11 @@ def attention_position(position: str) -> str:
     check_string("nn.attention_position", "position", position, SPECIFICATION)
     acts: str = ops.attention_position(position)
     return acts
+
+
+# The mark of torch.compiler.assume_constant_result, which itself imports all of torch._dynamo: that
+# would double the time of `import gnomon`.
+attention_position._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class TokenEncoding(torch.nn.Module):
