@@ -106,8 +106,8 @@ def mask_arguments(
         device: of the tensors; by default the BlockMask's device, or torch's default.
 
     Returns:
-        Keyword arguments: the required ones of causal, window, query_offset, key_starts,
-        key_lengths, query_segments, key_segments and mask.
+        The arguments of attention that describe the mask. They are those required of causal,
+        window, query_offset, key_starts, key_lengths, query_segments, key_segments and mask.
 
     Raises:
         ValueError: lengths are missing.
