@@ -79,7 +79,7 @@ TEST_F(TaskTest, AFileIsATask) {
     NewTask("recal");
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("--task is 'recal', expected"));
+    EXPECT_THAT(error.what(), HasSubstr("--task is 'recal'; did you mean recall? Expected"));
     EXPECT_THAT(error.what(), HasSubstr("recall, "));
   }
 }
@@ -164,8 +164,8 @@ TEST_F(TaskTest, WrongWordsAreOneLine) {
     EXPECT_THAT(errors_, HasSubstr(part));
     EXPECT_EQ(std::count(errors_.begin(), errors_.end(), '\n'), 1) << errors_;
   };
-  refuse({"train", "--task", "nothing"}, "--task is 'nothing', expected");
-  refuse({"train", "--task=nothing"}, "--task is 'nothing', expected");
+  refuse({"train", "--task", "nothing"}, "--task is 'nothing'; expected");
+  refuse({"train", "--task=nothing"}, "--task is 'nothing'; expected");
   refuse({"train", "--task", "recall", "--lengths", "4,0"},
          "--lengths has 0, expected integers from 1 to");
   refuse({"train", "--task", "recall", "--dim", "1"}, "--dim is 1");
