@@ -168,7 +168,7 @@ check-format: .venv/.setup-dev ## fail where a file is not formatted
 	$(BIN)/gersemi --check $(cmake_files)
 
 .PHONY: check-types
-check-types: .venv/.setup-dev ## type checks of the Python code
+check-types: .venv/.setup-dev build/build.ninja ## type checks of the Python code
 	$(BIN)/mypy
 
 # A file that reads torch/torch.h takes clang-tidy most of a minute, so it sees the core alone, and
