@@ -795,8 +795,8 @@ def write_page(name: str, study: Study) -> None:
             "condition."
         )
     parts.append(
-        f"The records are in `studies/{name}`; `make study NAME={name} DATA=FOLDER` makes what is "
-        "missing and writes this page."
+        f"The records are in `studies/{name}`; `make study NAME={name} DATA=FOLDER` runs the "
+        "missing parts and writes this page."
     )
     (PAGES / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
