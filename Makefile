@@ -147,7 +147,7 @@ bench: .venv/.setup-test build ## measure everything and write docs/benchmarks.m
 
 .PHONY: docs
 docs: .venv/.setup-dev build ## render the documentation: build/docs/index.html
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
+	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet docs build/docs
 
 .PHONY: facades
 facades: build .venv/.setup-test ## write what restates the catalogue: classes, functions, a page

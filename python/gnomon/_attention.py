@@ -449,19 +449,19 @@ def attention(
         return_lse: also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij), with s as
             documented, including constants; differentiable.
 
-        Tensors of similarity and position have q's dtype, or float32 if q's is lower. Instead of
-        (H,), a 0-d tensor applies to all heads. Only first-order, reverse-mode derivatives are
-        available; torch.func.grad, vjp, jacrev and vmap work.
+    Tensors of similarity and position have q's dtype, or float32 if q's is lower. Instead of
+    (H,), a 0-d tensor applies to all heads. Only first-order, reverse-mode derivatives are
+    available; torch.func.grad, vjp, jacrev and vmap work.
 
-        Returns:
-            o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. A row that
-            sees no key gives 0, and lse = -inf.
+    Returns:
+        o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. A row that
+        sees no key gives 0, and lse = -inf.
 
-        Raises:
-            ValueError: an invalid shape or value.
-            TypeError: an invalid dtype or device.
-            NotImplementedError: an argument that this version does not support, forward-mode
-                differentiation, or a gradient of the gradient.
+    Raises:
+        ValueError: an invalid shape or value.
+        TypeError: an invalid dtype or device.
+        NotImplementedError: an argument that this version does not support, forward-mode
+            differentiation, or a gradient of the gradient.
     """
     return_lse = check_flag("attention", "return_lse", return_lse)
     check_tensors("attention", q=q, k=k, v=v)

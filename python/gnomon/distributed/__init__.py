@@ -3,6 +3,7 @@
 Each process of a group holds a part of the queries, keys and values. The parts of keys and values
 travel in a ring (Liu et al. 2023, Ring Attention), and the partial results are merged. The result
 is exact, forward and backward, and no process ever holds more than two parts of the sequence.
+
     import torch.distributed
     from gnomon.distributed import context_parallel_attention, context_parallel_rows
 
