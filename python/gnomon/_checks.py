@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import operator as operators
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any, SupportsIndex, TypeAlias, cast
 
@@ -24,6 +24,12 @@ def kind_of(value: object) -> str:
 
 def wrong_type(operator: str, argument: str, value: object, expected: str) -> TypeError:
     return TypeError(f"gnomon.{operator}: {argument} is {kind_of(value)}; expected {expected}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """ "did you mean rope?", or "" if no known name is close."""
+    close = difflib.get_close_matches(name, list(known))
+    return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 def unknown_name(where: str, kind: str, name: str, known: Sequence[str]) -> TypeError:

@@ -388,9 +388,11 @@ def test_the_list(capsys):
     ("words", "part"),
     [
         ([], "no set; expected one of tinyshakespeare, "),
-        (["mnits"], "no set 'mnits'; expected one of tinyshakespeare, "),
+        (["mnits"], "no set 'mnits'; did you mean mnist? Expected one of tinyshakespeare, "),
+        (["--lst"], "unexpected argument: --lst; did you mean --list"),
+        (["mnist", "--uot=x"], "unexpected argument: --uot=x; did you mean --out?"),
         (["mnist", "--list"], "--list takes no NAME"),
-        (["mnist", "more"], "unrecognized arguments: more"),
+        (["mnist", "more"], "unexpected argument: more"),
         (["mnist", "--out"], "expected one argument"),
     ],
 )

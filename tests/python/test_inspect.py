@@ -426,7 +426,11 @@ def test_rank(draw):
 WRONG = {
     "no picture": (["decya"], 'unknown picture "decya"; did you mean decay?'),
     "no picture named": ([], "PICTURE"),
-    "option": (["decay", "--lenght", "3"], "--lenght"),
+    "option": (["decay", "--distence", "3"], "--distence 3; did you mean --distance?"),
+    "required option": (
+        ["attention", "--modle", "x"],
+        "are required: --model; --modle is unknown, did you mean --model?",
+    ),
     "position": (["decay", "--position", "alibbi"], "did you mean alibi?"),
     "no decay": (["decay", "--position", "sinusoidal"], '"sinusoidal" adds nothing to scores'),
     "no encoding": (["encoding", "--position", "alibi"], '"alibi" adds nothing to embeddings'),

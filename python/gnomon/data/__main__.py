@@ -14,6 +14,8 @@ try:
 except ImportError as error:
     sys.exit(f"gnomon: data reads arrays with numpy: {error}")
 
+from gnomon._checks import did_you_mean
+from gnomon._command_line import Parser
 from gnomon._output import checked_output
 from gnomon.data import is_data, read_arrays, shared_labels, write
 from gnomon.data.sets import SETS, convert, fetch
@@ -48,13 +50,9 @@ def _fail(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        _fail(f"{message} (see --help)")
-
-
 def _main(arguments: list[str]) -> int:
-    parser = _Parser(
+    parser = Parser(
+        fail=_fail,
         prog="gnomon data",
         description="Writes arrays called PART.NAME, as tasks read them, to a file of safetensors.",
         epilog=EXAMPLE,
@@ -70,7 +68,8 @@ def _main(arguments: list[str]) -> int:
     for word in options.arrays:
         name, _, source = word.partition("=")
         if not re.fullmatch(r"\w+\.\w+", name) or not source:
-            _fail(f"{word!r} is not PART.NAME=FILE")
+            hint = did_you_mean(arguments[0], ["get"])
+            _fail(f"{word!r} is not PART.NAME=FILE" + (f"; {hint}" if hint else ""))
         if _is_read(options.out, source):
             _fail(f"OUT is {options.out}, which {name} is read from; expected another file")
         _check_replaced(options.out)
@@ -111,7 +110,8 @@ def _is_read(out: pathlib.Path, source: str) -> bool:
 
 
 def _get(arguments: list[str]) -> int:
-    parser = _Parser(
+    parser = Parser(
+        fail=_fail,
         prog="gnomon data get",
         description="Fetches a data set by its name, checks the sha256 of each file, and makes the "
         "files that tasks read. Files that are there are kept.",
@@ -131,7 +131,9 @@ def _get(arguments: list[str]) -> int:
         return 0
     if options.name not in SETS:
         what = "no set" if options.name is None else f"no set {options.name!r}"
-        parser.error(f"{what}; expected one of {', '.join(SETS)}")
+        hint = did_you_mean(options.name or "", SETS)
+        known = f"one of {', '.join(SETS)}"
+        parser.error(f"{what}; {hint} Expected {known}" if hint else f"{what}; expected {known}")
     chosen = SETS[options.name]
     folder = pathlib.Path(chosen.name) if options.out is None else options.out
     print(f"{chosen.name}: {chosen.title}")

@@ -14,6 +14,7 @@ except ImportError as error:
     sys.exit(f"gnomon: inspect draws with matplotlib: {error}")
 
 from gnomon._catalogue import load_terms
+from gnomon._command_line import Parser
 from gnomon._output import checked_output
 from gnomon._plots import STYLE
 from gnomon.inspect import cones, decay, encodings, model_pictures, rank
@@ -72,20 +73,14 @@ PICTURES: dict[
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports invalid input in one line, like the other commands."""
-
-    def error(self, message: str) -> NoReturn:
-        _fail(f"{self.prog.removeprefix('gnomon ')}: {message} (see --help)")
-
-
 def _fail(message: str) -> NoReturn:
     print(f"gnomon: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(2)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
+        fail=lambda message: _fail(f"inspect: {message}"),
         prog="gnomon inspect",
         description="Draws one picture, as a PNG file with its numbers as JSON beside it.",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import math
 import pathlib
@@ -15,6 +14,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from gnomon._checks import did_you_mean
 from gnomon._files import replacing
 from gnomon._plots import STYLE
 
@@ -73,8 +73,8 @@ def signed(values: Tensor) -> dict[str, Any]:
 def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
     """The error for an unknown name."""
     known = list(known)
-    near = difflib.get_close_matches(name, known)
-    told = f"did you mean {' or '.join(near)}? Known: " if near else "known: "
+    hint = did_you_mean(name, known)
+    told = f"{hint} Known: " if hint else "known: "
     return ValueError(f'unknown {kind} "{name}"; {told}{", ".join(known)}')
 
 

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-import argparse
 import pathlib
 import sys
 from typing import NoReturn
 
 import matplotlib
 
+from gnomon._command_line import Parser
 from gnomon._files import replacing
 from gnomon._output import checked_output
 from gnomon._plots import STYLE
@@ -30,7 +30,7 @@ def _fail(message: str) -> NoReturn:
 
 
 def _main(arguments: list[str] | None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m gnomon.report", description=__doc__)
+    parser = Parser(fail=_fail, prog="python -m gnomon.report", description=__doc__)
     parser.add_argument("run", type=pathlib.Path, help="the folder of a comparison")
     parser.add_argument("--png", action="store_true", help="also write each plot as a PNG file")
     options = parser.parse_args(arguments)
