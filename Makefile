@@ -18,8 +18,6 @@ ONLY ?=
 DATA ?=
 # The study of make study.
 NAME ?=
-# The interpreter of make sweep, whose transformers it compares with.
-SWEEP_PYTHON ?= $(BIN)/python
 # Where make install puts things.
 PREFIX ?= /usr/local
 # ON compiles the kernels for this machine's instruction set alone; OFF for all of them, as a build
@@ -137,9 +135,14 @@ mutants-cuda: build/build.ninja ## the same in the CUDA kernels, whose emulation
 .PHONY: nightly
 nightly: test-core sanitize sanitize-cuda test-arm test-oldest mutants mutants-cuda sweep ## all that make test leaves out (many hours)
 
+# Compares what has no outcome yet or changed since, so that it goes on after an interruption.
 .PHONY: sweep
-sweep: .venv/.setup-test build ## all model types of transformers against eager; writes docs/transformers.md (an hour; goes on)
-	$(SWEEP_PYTHON) tests/sweep/sweep.py tests/sweep/outcomes.jsonl --table docs/transformers.md
+sweep: .venv/.setup-test build ## all model types of transformers, oldest and newest release; writes docs/transformers.md (an hour)
+	@scripts/setup sweep
+	@status=0; for release in oldest newest; do \
+		build-sweep/$$release/bin/python tests/sweep/sweep.py tests/sweep/outcomes.jsonl --again older \
+			--jobs $(JOBS) --table docs/transformers.md || status=1; \
+	done; exit $$status
 
 .PHONY: bench
 bench: .venv/.setup-test build ## measure everything and write docs/benchmarks.md anew

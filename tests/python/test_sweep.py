@@ -58,7 +58,7 @@ def test_what_was_compared_before_a_change_is_said(sweep, tmp_path):
     outcome["transformers"] = "5.24.0"
     now = outcome | {"code": sweep._code()}
     page = sweep.to_markdown({"bert": now, "t5": outcome | {"type": "t5"}}, 3)
-    assert "1 model types were compared before" in page
+    assert "With 5.24, 1 model types were compared before" in page
     assert "| not compared | 1 |" in page
     assert "Of 2 with the attention interface and a softmax over keys, 2 are equal: 100.0%." in page
     assert "masks of booleans to the scores: `bert`, `t5`." in page
@@ -82,10 +82,48 @@ def test_outcomes_of_several_releases_are_in_one_file(sweep, tmp_path):
     }
     assert sweep.read(path, "5.24.3").keys() == {"t5"}
     assert sweep.read(path, "5.9.0")["t5"]["class"] == "crashed"
-    page = sweep.to_markdown(
-        {name: o | {"why": ""} for name, o in sweep.read(path).items()}, count=2
-    )
-    assert "Compared by release of transformers: 1 with 5.24, 1 with 5.9." in page
+    releases = {
+        release: {name: o | {"why": ""} for name, o in of.items()}
+        for release, of in sweep.read_releases(path).items()
+    }
+    assert list(releases) == ["5.24", "5.9"]
+    page = sweep.to_markdown(releases["5.9"] | releases["5.24"], 2, releases)
+    assert "| | 5.24 | 5.9 |" in page
+    assert "| equal | 1 | 1 |" in page
+    assert "| crashed | 0 | 1 |" in page
+    assert "| not compared | 1 |" in page
+    assert "depends on the release: `t5` (5.24: equal, 5.9: crashed)." in page
+    before = sweep.read_releases(path)
+    sweep._rewrite(path, before)
+    assert sweep.read_releases(path) == before
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_outcomes_outlive_edits_of_comments_alone(sweep):
+    code = '''"""Text."""
+class A:
+    """Text."""
+
+    def f(self, x=None):
+        """Text."""
+        return [x, "text"]  # Why.
+'''
+    edited = '''class A:
+    def f(
+        self,
+        x=None,
+    ):
+        """Other
+        text.
+        """
+        return [x, 'text']
+'''
+    known = sweep.hash_of_code([code])
+    assert sweep.hash_of_code([edited]) == known
+    changes = {'"text"]': "b'text']", "x=None": "x=0", '[x, "text"]': '(x, "text")', "A:": "B:"}
+    for before, after in changes.items():
+        assert sweep.hash_of_code([code.replace(before, after)]) != known, before
+    assert sweep.hash_of_code([code, ""]) != known
 
 
 def test_pages_name_the_figures_of_the_sweep():

@@ -4,7 +4,7 @@
     .venv/bin/python tests/sweep/sweep.py tests/sweep/outcomes.jsonl --table docs/transformers.md
 
 Outcomes are for the interpreter's release of transformers. Another environment appends its own to
-the same file, and the page shows the newest of each type.
+the same file. The page counts each release, and its lists show the newest outcome of each type.
 
 Each type runs in a separate process with a time limit, so that a crash or hang affects only that
 type. The limit is CPU time, which does not depend on the load of the machine. A process that waits
@@ -15,6 +15,7 @@ restarted, the sweep continues with the missing types.
 from __future__ import annotations
 
 import argparse
+import ast
 import datetime
 import functools
 import hashlib
@@ -117,21 +118,45 @@ class _Job:
 
 def read(path: Path, release: str | None = None) -> dict[str, dict[str, Any]]:
     """The outcomes of a file by type: the last one of the newest release, or of one release."""
-    if not path.exists():
-        return {}
     outcomes: dict[str, dict[str, Any]] = {}
-    for line in path.read_text().splitlines():
-        try:
-            outcome = json.loads(line)
-        except json.JSONDecodeError:
-            # The sweep was interrupted while writing.
-            continue
+    for outcome in _lines(path):
         before = outcomes.get(outcome["type"])
         if release is not None and _release_of(outcome) != _numbers(release):
             continue
         if before is None or _release_of(outcome) >= _release_of(before):
             outcomes[outcome["type"]] = outcome
     return outcomes
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The outcomes of a file in its order."""
+    outcomes = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            outcomes.append(json.loads(line))
+        except json.JSONDecodeError:
+            # The sweep was interrupted while writing.
+            continue
+    return outcomes
+
+
+def read_releases(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """The outcomes of a file by release, the newest first, and by type."""
+    releases = {_release_of(outcome) for outcome in _lines(path)}
+    names = [".".join(map(str, release)) for release in sorted(releases, reverse=True)]
+    return {name: read(path, name) for name in names}
+
+
+def _rewrite(path: Path, releases: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """Removes superseded outcomes from a file, and what an interruption cut short."""
+    lines = [
+        json.dumps(outcome) + "\n"
+        for outcomes in releases.values()
+        for _, outcome in sorted(outcomes.items())
+    ]
+    new = path.with_suffix(".new")
+    new.write_text("".join(lines))
+    new.replace(path)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -177,12 +202,40 @@ def sweep(types: list[str], path: Path, jobs: int, limit_s: int) -> None:
 
 @functools.cache
 def _code() -> str:
-    """The hash of the integration and of the comparison code."""
+    """The hash of the integration and of the comparison code, without comments and docstrings."""
     here = Path(__file__).resolve().parent
     folder = here.parents[1] / "python" / "gnomon" / "integrations" / "transformers"
     files = [*sorted(folder.glob("_[!_]*.py")), here / "compare.py", here / "tiny_models.py"]
-    text = b"".join(file.read_bytes() for file in files)
-    return hashlib.sha256(text).hexdigest()[:12]
+    return hash_of_code([file.read_text() for file in files])
+
+
+def hash_of_code(sources: list[str]) -> str:
+    """The hash of Python sources: the same after an edit of comments, docstrings or layout."""
+    text = "\n".join(repr(_structure(ast.parse(source))) for source in sources)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _structure(node: Any) -> Any:
+    """A syntax tree as tuples, without docstrings and without what depends on Python's release."""
+    if isinstance(node, list):
+        return [_structure(part) for part in node]
+    if not isinstance(node, ast.AST):
+        return node
+    fields = dict(ast.iter_fields(node))
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        has_docstring = ast.get_docstring(node, clean=False) is not None
+        fields["body"] = node.body[has_docstring:]
+    return (
+        type(node).__name__,
+        [(name, _structure(value)) for name, value in fields.items() if value not in (None, [])],
+    )
+
+
+def _tested_range() -> tuple[str, str]:
+    """The oldest and the newest release that the integration states to be tested."""
+    from gnomon.integrations.transformers import _versions
+
+    return _versions.OLDEST_NAME, _versions.NEWEST_NAME
 
 
 def _versions() -> str:
@@ -203,11 +256,24 @@ def _reason(why: str) -> str:
     return re.sub(r"\[[^\]]*\]|\b\d[\d.e+-]*", "n", why).replace("|", "\\|")
 
 
-def to_markdown(outcomes: dict[str, dict[str, Any]], count: int) -> str:
-    """The documentation page; count: the number of all model types."""
+def to_markdown(
+    outcomes: dict[str, dict[str, Any]],
+    count: int,
+    releases: dict[str, dict[str, dict[str, Any]]] | None = None,
+) -> str:
+    """The documentation page.
+
+    outcomes: the newest of each type. count: the number of model types of the newest release.
+    releases: the outcomes by release, as `read_releases` returns them.
+    """
     by_class = defaultdict(list)
     for outcome in outcomes.values():
         by_class[outcome["class"]].append(outcome)
+    if releases is None:
+        releases = defaultdict(dict)
+        for name, outcome in outcomes.items():
+            releases[".".join(map(str, _release_of(outcome)))][name] = outcome
+    oldest, newest = _tested_range()
     lines = [
         "# Model types of transformers",
         "",
@@ -217,38 +283,45 @@ def to_markdown(outcomes: dict[str, dict[str, Any]], count: int) -> str:
         "parameter's largest gradient; beyond, both must agree in float64. With the attention "
         "interface: a module of the model attends through transformers' `AttentionInterface`.",
         "",
-        f"Of {datetime.date.today()}: {_versions()}. `make sweep` writes this page and goes on "
-        "with what is not compared yet; `tests/sweep/sweep.py --help` tells how to compare some "
-        "types, or some anew.",
+        f"The tested releases are transformers {oldest} to {newest}. `gnomon.integrations."
+        "transformers` warns once when a newer release is installed.",
         "",
-        "| | model types | with the attention interface | |",
-        "|:--|--:|--:|:--|",
+        f"Written on {datetime.date.today()} with {_versions()}. `make sweep` installs the oldest "
+        "and the newest release, compares the model types that have no current outcome, and writes "
+        "this page. `tests/sweep/sweep.py --help` explains how to compare single types.",
+        "",
+        f"| | {' | '.join(releases)} | with the attention interface | |",
+        f"|:--|{'--:|' * len(releases)}--:|:--|",
     ]
     for name in CLASSES:
         found = by_class[name]
         with_interface = sum(bool(outcome.get("interface")) for outcome in found)
-        if found:
-            lines.append(f"| {name} | {len(found)} | {with_interface} | {MEANINGS[name]} |")
-    missing = count - len(outcomes)
+        counts = [sum(o["class"] == name for o in of.values()) for of in releases.values()]
+        if found or any(counts):
+            columns = " | ".join(map(str, counts))
+            lines.append(f"| {name} | {columns} | {with_interface} | {MEANINGS[name]} |")
+    totals = [len(of) for of in releases.values()]
+    missing = count - totals[0] if totals else count
     if missing > 0:
-        lines.append(f"| not compared | {missing} | | the sweep goes on with them |")
-    lines.append(f"| all | {max(count, len(outcomes))} | | |")
-    lines += ["", *_shares(outcomes)]
-    releases = sorted({_release_of(outcome) for outcome in outcomes.values()}, reverse=True)
-    if releases:
-        by_release = ", ".join(
-            f"{sum(_release_of(o) == release for o in outcomes.values())} with "
-            f"{'.'.join(map(str, release))}"
-            for release in releases
-        )
-        lines += ["", f"Compared by release of transformers: {by_release}."]
-    older = sum(o.get("code") != _code() for o in outcomes.values())
-    if older:
-        lines += [
-            "",
-            f"{older} model types were compared before the integration or the sweep last changed "
-            "(`--again older`).",
-        ]
+        columns = " | ".join([str(missing), *[""] * (len(releases) - 1)])
+        lines.append(f"| not compared | {columns} | | the sweep goes on with them |")
+        totals[:1] = [count]
+    lines.append(f"| all | {' | '.join(map(str, totals))} | | |")
+    lines += [
+        "",
+        "The last number of a row and the lists below are of the newest release that has the type.",
+        "",
+        *_shares(outcomes),
+    ]
+    if changes := _changes(releases):
+        lines += ["", f"Types whose class depends on the release: {'; '.join(changes)}."]
+    for name, of in releases.items():
+        if older := sum(o.get("code") != _code() for o in of.values()):
+            lines += [
+                "",
+                f"With {name}, {older} model types were compared before the integration or the "
+                "sweep last changed (`--again older`).",
+            ]
     lines += ["", *_NOTES]
     for field, note in _FIELDS.items():
         types = sorted(f"`{o['type']}`" for o in outcomes.values() if o.get(field))
@@ -268,6 +341,19 @@ def to_markdown(outcomes: dict[str, dict[str, Any]], count: int) -> str:
         for reason, types in sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0])):
             lines.append(f"| {reason} | {', '.join(f'`{t}`' for t in sorted(types))} |")
     return "\n".join(lines) + "\n"
+
+
+def _changes(releases: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
+    """The types that several releases have in different classes."""
+    classes: dict[str, dict[str, str]] = defaultdict(dict)
+    for release, outcomes in releases.items():
+        for name, outcome in outcomes.items():
+            classes[name][release] = outcome["class"]
+    return [
+        f"`{name}` ({', '.join(f'{release}: {kind}' for release, kind in found.items())})"
+        for name, found in sorted(classes.items())
+        if len(set(found.values())) > 1
+    ]
 
 
 def _shares(outcomes: dict[str, dict[str, Any]]) -> list[str]:
@@ -329,7 +415,7 @@ _FIELDS = {
 
 
 def main() -> int:
-    """Returns 0 if no type differs, crashes or is ignored."""
+    """Returns 0 if no type differs, crashes or is ignored, and the release is a tested one."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("file", type=Path, help="of outcomes, added to")
     parser.add_argument("types", nargs="*", help="model types; all by default")
@@ -362,13 +448,24 @@ def main() -> int:
         or ("older" in again and known[name].get("code") != _code())
     ]
     sweep(types, options.file, options.jobs, options.limit)
-    outcomes = read(options.file)
+    releases = read_releases(options.file)
+    _rewrite(options.file, releases)
+    outcomes = read(options.file, _installed())
     counts = {name: sum(o["class"] == name for o in outcomes.values()) for name in CLASSES}
     print(", ".join(f"{count} {name}" for name, count in counts.items() if count))
     if options.table is not None:
         count = len(tiny_models.model_types())
-        options.table.write_text(to_markdown(outcomes, count))
-    return int(any(counts[name] for name in ("in part", "ignored", "differs", "crashed")))
+        options.table.write_text(to_markdown(read(options.file), count, releases))
+    oldest, newest = _tested_range()
+    is_untested = not _numbers(oldest) <= _numbers(_installed()) <= _numbers(newest)
+    if is_untested:
+        print(
+            f"transformers {_installed()} is outside the tested range {oldest} to {newest}: "
+            "change it in python/gnomon/integrations/transformers/_versions.py"
+        )
+    return int(
+        is_untested or any(counts[name] for name in ("in part", "ignored", "differs", "crashed"))
+    )
 
 
 if __name__ == "__main__":
