@@ -371,6 +371,57 @@ def test_a_cache_of_rotated_keys_follows_what_is_done_to_it(kind):
         module(x[:1], causal=True, cache=cache, positions=places)
 
 
+@pytest.mark.parametrize("kind", ["rope", "alibi", "forget"])
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+def test_a_cache_grows_in_place_and_copies_of_it_part_ways(kind, guard):
+    torch.manual_seed(0)
+    module = MultiheadAttention(32, 4, kv_heads=2, position=kind).double()
+    x = torch.randn(2, 60, 32, dtype=torch.float64)
+    other = torch.randn(2, 60, 32, dtype=torch.float64)
+    close = torch.testing.assert_close
+    with guard():
+        whole = module(x, causal=True)
+        cache = KVCache()
+        module(x[:, :4], causal=True, cache=cache)
+        places = []
+        for n in range(4, 40):
+            o = module(x[:, n : n + 1], causal=True, cache=cache)
+            close(o, whole[:, n : n + 1])
+            places.append(cache.v.data_ptr())
+        # A copy, the prefill's successor, and then one for each half more.
+        assert len(set(places)) < 9
+        read = cache.v
+        before = read.clone()
+        # Each goes on with tokens of its own; the one that comes second moves.
+        twin = copy.copy(cache)
+        second = torch.cat([x[:, :40], other[:, :20]], 1)
+        of_other = module(second, causal=True)
+        for n in range(40, 60):
+            close(module(x[:, n : n + 1], causal=True, cache=cache), whole[:, n : n + 1])
+            token = second[:, n : n + 1]
+            close(module(token, causal=True, cache=twin), of_other[:, n : n + 1])
+        assert torch.equal(read, before)
+        assert cache.length() == twin.length() == 60
+        deep = copy.deepcopy(twin)
+        for one in (deep, twin):
+            o = module(x[:, :3], causal=True, cache=one)
+            close(o, module(torch.cat([second, x[:, :3]], 1), causal=True)[:, 60:])
+    # What a call with gradients reads stays as it was.
+    with torch.no_grad():
+        cache = KVCache()
+        for n in range(6):
+            module(x[:, n : n + 1], causal=True, cache=cache)
+    leaf = x[:, 6:7].clone().requires_grad_()
+    o = module(leaf, causal=True, cache=cache)
+    with torch.no_grad():
+        module(x[:, 7:8], causal=True, cache=cache)
+    (ours,) = torch.autograd.grad(o.sum(), leaf)
+    (expected,) = torch.autograd.grad(
+        module(torch.cat([x[:, :6], leaf], 1), causal=True)[:, 6].sum(), leaf
+    )
+    close(ours, expected)
+
+
 def test_a_cache_takes_nothing_from_a_call_that_raises():
     module, cache = MultiheadAttention(8, 2), KVCache()
     x = torch.randn(1, 3, 8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from gnomon._position import Position, Sum, to_positions
 from gnomon._similarity import Similarity, to_similarity
 from gnomon.nn._caches import KVCache
 from gnomon.nn._checks import check_factory
-from gnomon.nn._held_terms import HeldTerms, reset_children
+from gnomon.nn._held_terms import HeldTerms, TermSizes, reset_children
 from gnomon.nn._masks import to_masks
 
 _NAME = "nn.Attention"
@@ -63,8 +62,8 @@ class Attention(HeldTerms):
         device: device of parameters and buffers; the default device if None.
         dtype: floating-point dtype of parameters and buffers; the default dtype if None.
 
-        Raises:
-            ValueError: an invalid value, or a position that projects tokens without token_dim.
+    Raises:
+        ValueError: an invalid value, or a position that projects tokens without token_dim.
         TypeError: an argument of another type.
     """
 
@@ -98,7 +97,7 @@ class Attention(HeldTerms):
         self.token_dim = check_optional_integer(_NAME, "token_dim", token_dim)
         key_token_dim = check_optional_integer(_NAME, "key_token_dim", key_token_dim)
         self.key_token_dim = self.token_dim if key_token_dim is None else key_token_dim
-        made = check_factory(_NAME, device, dtype)
+        check_factory(_NAME, device, dtype)
         similarity_spec, given = to_similarity(_NAME, similarity)._lower()
         position_spec, position_tensors = Sum(to_positions(_NAME, position))._lower()
         self.dropout = check_number(_NAME, "dropout", dropout)
@@ -112,13 +111,11 @@ class Attention(HeldTerms):
                 f"gnomon.{_NAME}: position is {position_spec!r}, which projects tokens, and "
                 "token_dim is None; expected the number of their columns"
             )
-        sink_start = torch.nn.Parameter(torch.zeros(self.num_heads, **made)) if has_sink else None
-        self.register_parameter("sink", sink_start)
         self._hold_terms(
             similarity_spec,
             position_spec,
             [*given, *position_tensors],
-            (
+            TermSizes(
                 self.num_heads,
                 self.head_dim,
                 self.value_dim,
@@ -128,13 +125,12 @@ class Attention(HeldTerms):
             ),
             device,
             dtype,
+            has_sink,
         )
 
     def reset_parameters(self) -> None:
         """Resets all parameters and buffers to initial values; draws new tables."""
         reset_children(self)
-        if self.sink is not None:
-            torch.nn.init.zeros_(self.sink)
         self._reset_terms()
 
     @takes(ScaledArguments)
@@ -263,14 +259,6 @@ class Attention(HeldTerms):
         assert tokens is not None
         assert key_tokens is not None
         return tokens, key_tokens
-
-    def _own_arguments(self) -> dict[str, Any]:
-        own: dict[str, Any] = {}
-        if self.sink is not None:
-            own["sink"] = self.sink
-        if self.tolerance != UNSET["tolerance"]:
-            own["tolerance"] = self.tolerance
-        return own
 
     def extra_repr(self) -> str:
         """Returns the non-default arguments, for print()."""

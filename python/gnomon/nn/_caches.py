@@ -3,12 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gnomon._attention import OrderArguments
 from gnomon._checks import check_optional_integers
+
+
+class _Room:
+    """Memory of a cached tensor with rows to spare, shared by the copies of a cache.
+
+    The first `used` rows belong to some cache. A cache whose tensor ends there may append in place;
+    another one, such as a copy that was left behind, must move.
+    """
+
+    def __init__(self, tensor: Tensor, used: int) -> None:
+        self.tensor = tensor
+        self.used = used
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        # Pickles and deep copies have no spare rows.
+        return type(None), ()
+
+
+class _Rows(NamedTuple):
+    """A cached tensor (B, H, L, columns), and its memory if that has rows to spare."""
+
+    tensor: Tensor
+    room: _Room | None = None
+    has_grown: bool = False
+
+
+def _extended(rows: _Rows | None, more: Tensor) -> _Rows:
+    """Returns rows followed by more, in place if possible.
+
+    Memory grows geometrically from the second time on, so that appending one token at a time does
+    not copy all tokens each time.
+    """
+    if rows is None:
+        return _Rows(more)
+    known, room = rows.tensor, rows.room
+    length, total = known.shape[2], known.shape[2] + more.shape[2]
+    if not _grows_in_place(known, more):
+        return _Rows(torch.cat([known, more], 2))
+    if room is None or not _has_room(room, length, total):
+        if not rows.has_grown:
+            return _Rows(torch.cat([known, more], 2), has_grown=True)
+        sizes = list(known.shape)
+        sizes[2] = total + total // 2
+        room = _Room(known.new_empty(sizes), total)
+        room.tensor.narrow(2, 0, length).copy_(known)
+    room.used = total
+    # .data: earlier views, which autograd may have saved, do not change.
+    room.tensor.data.narrow(2, length, more.shape[2]).copy_(more)
+    return _Rows(room.tensor.narrow(2, 0, total), room, has_grown=True)
+
+
+def _grows_in_place(known: Tensor, more: Tensor) -> bool:
+    """Whether nothing records or maps the operations of a cache."""
+    return (
+        type(known) is Tensor
+        and type(more) is Tensor
+        and (known.dtype, known.device) == (more.dtype, more.device)
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(known)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(more)
+    )
+
+
+def _has_room(room: _Room, length: int, total: int) -> bool:
+    writable = not room.tensor.is_inference() or torch.is_inference_mode_enabled()
+    return room.used == length and room.tensor.shape[2] >= total and writable
 
 
 class KVCache:
@@ -18,15 +86,19 @@ class KVCache:
     (B, H, L, ...) that a position computes from key tokens. positions (B, L) or (L,) are the token
     positions if the calls pass them, otherwise None.
 
+    Under torch.no_grad() or torch.inference_mode(), memory grows geometrically (by half), and k and
+    v are views of it: a call appends its tokens and copies no others.
+
     A module whose rotation is the same in all calls also stores the rotated keys here, until k is
     read or set.
     """
 
     def __init__(self) -> None:
-        # The keys of each call; unread while the cache has rotated keys.
-        self._parts: tuple[Tensor, ...] = ()
-        self._turned: Tensor | None = None
-        self.v: Tensor | None = None
+        self._k: _Rows | None = None
+        # Keys of later calls, not yet appended to _k; unread while the cache has rotated keys.
+        self._later: tuple[Tensor, ...] = ()
+        self._turned: _Rows | None = None
+        self._v: _Rows | None = None
         self.projections: list[Tensor] = []
         self.positions: Tensor | None = None
 
@@ -35,34 +107,78 @@ class KVCache:
         """The keys, or None."""
         # The caller may modify the returned keys.
         self._turned = None
-        return self._keys()
+        rows = self._key_rows()
+        return None if rows is None else rows.tensor
 
     @k.setter
     def k(self, k: Tensor | None) -> None:
-        self._parts = () if k is None else (k,)
+        self._k = None if k is None else _Rows(k)
+        self._later = ()
         self._turned = None
 
-    def _keys(self) -> Tensor | None:
-        if len(self._parts) > 1:
-            self._parts = (torch.cat(self._parts, 2),)
-        return self._parts[0] if self._parts else None
+    @property
+    def v(self) -> Tensor | None:
+        """The values, or None."""
+        return None if self._v is None else self._v.tensor
 
-    def _joined_turned(
+    @v.setter
+    def v(self, v: Tensor | None) -> None:
+        self._v = None if v is None else _Rows(v)
+
+    def _key_rows(self) -> _Rows | None:
+        if self._k is not None and self._later:
+            self._k = _Rows(torch.cat([self._k.tensor, *self._later], 2))
+            self._later = ()
+        return self._k
+
+    def _append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Appends keys and values; returns all of them."""
+        self._check(k, v)
+        self._k, self._v = _extended(self._key_rows(), k), _extended(self._v, v)
+        self._turned = None
+        return self._k.tensor, self._v.tensor
+
+    def _append_turned(
         self, k: Tensor, v: Tensor, turn: Callable[[Tensor, int], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Like joined, with rotated keys.
+        """Like _append, but returns rotated keys.
 
         turn(keys, first) rotates keys whose first token has index `first`.
         """
-        if not self._parts or self.v is None:
-            return turn(k, 0), v
-        self._check(k, v)
         if self._turned is None:
-            return turn(self.joined(k, v)[0], 0), torch.cat([self.v, v], 2)
-        return torch.cat([self._turned, turn(k, self.length())], 2), torch.cat([self.v, v], 2)
+            keys, values = self._append(k, v)
+            self._turned = _Rows(turn(keys, 0))
+            return self._turned.tensor, values
+        self._check(k, v)
+        self._turned = _extended(self._turned, turn(k, self.length()))
+        self._v = _extended(self._v, v)
+        # In a recorded call, appending would copy all keys. Their number is bounded.
+        many = 64
+        if torch.is_grad_enabled() and len(self._later) < many:
+            self._later = (*self._later, k)
+        else:
+            self._k = _extended(self._key_rows(), k)
+        return self._turned.tensor, self._v.tensor
+
+    def _draft(self) -> KVCache:
+        """A copy for one call, committed by _keep after all steps that can fail."""
+        draft = KVCache()
+        draft._keep(self)
+        return draft
+
+    def _keep(self, draft: KVCache) -> None:
+        self._k, self._later, self._turned, self._v = (
+            draft._k,
+            draft._later,
+            draft._turned,
+            draft._v,
+        )
+        self.projections, self.positions = draft.projections, draft.positions
 
     def _check(self, k: Tensor, v: Tensor) -> None:
-        for name, old, new in (("k", self._parts[0], k), ("v", self.v, v)):
+        if self._k is None:
+            return
+        for name, old, new in (("k", self._k.tensor, k), ("v", self.v, v)):
             if old is None or old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
                 raise ValueError(
                     f"gnomon.nn.KVCache: {name} has shape {list(new.shape)} and the cache "
@@ -70,30 +186,22 @@ class KVCache:
                     "length"
                 )
 
-    def _keep(self, k: Tensor, turned: Tensor) -> None:
-        """Appends the keys of one call; `turned` holds all keys, rotated."""
-        # Merging the parts at intervals bounds their number.
-        many = 64
-        self._parts = (*self._parts, k)
-        if len(self._parts) > many:
-            self._parts = (torch.cat(self._parts, 2),)
-        self._turned = turned
-
     def length(self) -> int:
         """Number of cached tokens."""
-        return sum(part.shape[2] for part in self._parts)
+        known = 0 if self._k is None else self._k.tensor.shape[2]
+        return known + sum(part.shape[2] for part in self._later)
 
     def joined(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the cached keys and values followed by new ones, which are not stored."""
-        known = self._keys()
+        known = self._key_rows()
         if known is None or self.v is None:
             return k, v
         self._check(k, v)
-        return torch.cat([known, k], 2), torch.cat([self.v, v], 2)
+        return torch.cat([known.tensor, k], 2), torch.cat([self.v, v], 2)
 
     def joined_projections(self, projections: list[Tensor]) -> list[Tensor]:
         """Like joined, for projections."""
-        if not self._parts:
+        if self._k is None:
             return projections
         if len(projections) != len(self.projections):
             raise ValueError(
@@ -107,7 +215,7 @@ class KVCache:
 
         If only the new tokens have positions, the cached tokens are assumed to be consecutive.
         """
-        if not self._parts:
+        if self._k is None:
             return positions
         if positions is None:
             if self.positions is not None:
@@ -143,8 +251,7 @@ class KVCache:
         """Appends tokens; returns all keys and values."""
         of_keys = self.joined_projections(list(projections))
         places = self.joined_positions(positions, k.shape[0])
-        k, v = self.joined(k, v)
-        self.k, self.v = k, v
+        k, v = self._append(k, v)
         self.projections, self.positions = of_keys, places
         return k, v
 

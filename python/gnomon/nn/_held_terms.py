@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnomon._attention import MaskArguments, lower_call, passed
+from gnomon._attention import UNSET, MaskArguments, lower_call, passed
 from gnomon._catalogue import Component, components_of
 from gnomon._checks import Device, by_default, wrong_type
 from gnomon._library import ops
@@ -96,29 +96,50 @@ class Attended(NamedTuple):
     keep: Callable[[], None]
 
 
+class TermSizes(NamedTuple):
+    """The sizes that the tensors of terms depend on, in the order of the operators."""
+
+    num_heads: int
+    #: Columns per head of q and k.
+    head_dim: int
+    #: Columns per head of v.
+    value_dim: int
+    #: Rows of a position table.
+    max_length: int
+    #: Columns of the tokens that queries come from.
+    query_tokens: int
+    #: Columns of the tokens that keys come from.
+    key_tokens: int
+
+
 class HeldTerms(torch.nn.Module):
-    """Module that holds the tensors of its similarity and its position."""
+    """Module that holds the tensors of its similarity and its position, and a sink."""
 
     #: The specifications; "<name>=tensor" marks a parameter passed as a tensor.
     similarity: str
     position: str
     _term_names: tuple[str, ...]
+    #: (H,), the score of each head's sink; None without sinks.
+    sink: torch.nn.Parameter | None
+    tolerance: float = UNSET["tolerance"]
 
     def _hold_terms(
         self,
         similarity: str,
         position: str,
         given: Sequence[Tensor],
-        sizes: tuple[int, int, int, int, int, int],
+        sizes: TermSizes,
         device: Device,
         dtype: torch.dtype | None,
+        has_sink: bool = False,
     ) -> None:
-        """Registers the tensors of the similarity and the position.
+        """Registers the tensors of the similarity and the position, and the sink if there is one.
 
-        sizes are num_heads, head_dim of q and k, head_dim of v, the rows of a position table, and
-        the widths of query and key tokens. given are the tensors that the specifications mention,
-        in order.
+        given are the tensors that the specifications mention, in order.
         """
+        made = {"device": device, "dtype": dtype}
+        sink = torch.nn.Parameter(torch.zeros(sizes.num_heads, **made)) if has_sink else None
+        self.register_parameter("sink", sink)
         self.similarity = similarity
         self.position = position
         self._term_sizes = sizes
@@ -156,11 +177,13 @@ class HeldTerms(torch.nn.Module):
         _pass_drawn(starts)
 
     def _reset_terms(self) -> None:
-        """Resets the tensors of the terms to their initial or passed values.
+        """Resets the sink and the tensors of the terms to their initial or passed values.
 
         Raises:
             RuntimeError: a tensor was passed on the meta device, which has no numbers.
         """
+        if self.sink is not None:
+            torch.nn.init.zeros_(self.sink)
         for name, given in self._given_starts.items():
             if given.is_meta and not getattr(self, name).is_meta:
                 raise RuntimeError(
@@ -175,6 +198,15 @@ class HeldTerms(torch.nn.Module):
             set_start(getattr(self, name), self._given_starts.get(name, start))
         _pass_drawn(starts)
 
+    def _own_arguments(self) -> dict[str, Any]:
+        """Returns the non-default arguments that the module sets in its calls."""
+        own: dict[str, Any] = {}
+        if self.sink is not None:
+            own["sink"] = self.sink
+        if self.tolerance != UNSET["tolerance"]:
+            own["tolerance"] = self.tolerance
+        return own
+
     def _term_tensors(self, query: Tensor, key: Tensor) -> tuple[list[Tensor], list[int]]:
         """Returns the tensors of the terms for a call, and the indices of key tensors among them.
 
@@ -184,7 +216,7 @@ class HeldTerms(torch.nn.Module):
         if not self._has_projections:
             return tensors, []
         return ops.module_projections(
-            self.similarity, self.position, self._term_sizes[0], tensors, query, key
+            self.similarity, self.position, self._term_sizes.num_heads, tensors, query, key
         )
 
     def _attend(
@@ -221,17 +253,19 @@ class HeldTerms(torch.nn.Module):
             rows: rows of weights to return, or None.
         """
         q, k, v = heads
-        own_k, places, turns = k, None, False
+        places, turns = None, False
+        draft = None
         if cache is not None:
             if not isinstance(cache, KVCache):
                 raise wrong_type(operator, "cache", cache, "a KVCache, or None")
+            draft = cache._draft()
             places = place_tokens(operator, cache, *tokens, given)
             turns = rows is None and similarity is None and more is None
             turns = turns and self._turns_keys(k, places)
             if turns:
-                k, v = cache._joined_turned(k, v, functools.partial(self._turned_keys, places))
+                k, v = draft._append_turned(k, v, functools.partial(self._turned_keys, places))
             else:
-                k, v = cache.joined(k, v)
+                k, v = draft._append(k, v)
         held, of_keys = self._term_tensors(*tokens)
         projections = [held[n] for n in of_keys]
         if cache is not None:
@@ -247,7 +281,7 @@ class HeldTerms(torch.nn.Module):
         weights = None
         if rows is not None:
             weights = ops.module_attention_weights.default(
-                q, k, rows, *terms, self._term_sizes[2], *passed(call)
+                q, k, rows, *terms, self._term_sizes.value_dim, *passed(call)
             )
         if dropout != 0:
             call["dropout"] = dropout
@@ -257,13 +291,10 @@ class HeldTerms(torch.nn.Module):
         o = attend.default(q, k, v, *terms, *passed(call))
 
         def keep() -> None:
-            if cache is None:
+            if cache is None or draft is None:
                 return
-            if turns:
-                cache._keep(own_k, k)
-            else:
-                cache.k = k
-            cache.v, cache.projections, cache.positions = v, projections, places
+            draft.projections, draft.positions = projections, places
+            cache._keep(draft)
 
         return Attended(o, weights, keep)
 
@@ -285,7 +316,7 @@ class HeldTerms(torch.nn.Module):
         if places is not None:
             places = places[..., first : first + k.shape[2]]
         turned: Tensor = ops.module_turned_keys(
-            k, self.similarity, self.position, self._term_sizes[0], first, places
+            k, self.similarity, self.position, self._term_sizes.num_heads, first, places
         )
         return turned
 
@@ -311,7 +342,7 @@ class HeldTerms(torch.nn.Module):
             *heads,
             rows,
             *self._terms_of_call(self._term_tensors(*tokens)[0], None, more),
-            self._term_sizes[2],
+            self._term_sizes.value_dim,
             *passed(lower_call(operator, heads[0], given, allowed, **own)),
         )
         return weights

@@ -25,7 +25,7 @@ from gnomon._varlen import nested_module
 from gnomon.nn._caches import KVCache
 from gnomon.nn._checks import check_embeddings, check_factory
 from gnomon.nn._heads import split_heads
-from gnomon.nn._held_terms import HeldTerms, Projection, reset_children
+from gnomon.nn._held_terms import HeldTerms, Projection, TermSizes, reset_children
 from gnomon.nn._masks import to_masks
 from gnomon.nn._torch_multihead_attention import TorchMultiheadAttention
 
@@ -154,15 +154,14 @@ class MultiheadAttention(HeldTerms):
             epsilon = ops.rms_norm_epsilon()
             self.q_norm = torch.nn.RMSNorm(self.qk_dim, eps=epsilon, **made)
             self.k_norm = torch.nn.RMSNorm(self.qk_dim, eps=epsilon, **made)
-        sink_start = torch.nn.Parameter(torch.zeros(num_heads, **made)) if has_sink else None
-        self.register_parameter("sink", sink_start)
         self._hold_terms(
             similarity_spec,
             position_spec,
             given,
-            (num_heads, self.qk_dim, value_dim, max_length, embed_dim, self.kdim),
+            TermSizes(num_heads, self.qk_dim, value_dim, max_length, embed_dim, self.kdim),
             device,
             dtype,
+            has_sink,
         )
         self.register_load_state_dict_pre_hook(_split_in_proj)
 
@@ -172,8 +171,6 @@ class MultiheadAttention(HeldTerms):
         Tensors passed in terms are reset to the values they had when passed.
         """
         reset_children(self)
-        if self.sink is not None:
-            torch.nn.init.zeros_(self.sink)
         self._reset_terms()
 
     @takes(MaskArguments)
@@ -244,15 +241,6 @@ class MultiheadAttention(HeldTerms):
         out: Tensor = self.out_proj(o)
         attended.keep()
         return out
-
-    def _own_arguments(self) -> dict[str, Any]:
-        """Returns the non-default arguments that the module sets in its calls."""
-        own: dict[str, Any] = {}
-        if self.sink is not None:
-            own["sink"] = self.sink
-        if self.tolerance != UNSET["tolerance"]:
-            own["tolerance"] = self.tolerance
-        return own
 
     def _queries_and_keys(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Returns q (B, H, Lq, qk_dim) and k (B, Hkv, Lk, qk_dim)."""

@@ -15,7 +15,7 @@ from gnomon._position import Position, Sum, to_positions
 from gnomon._similarity import Similarity, to_similarity
 from gnomon.nn._checks import check_factory
 from gnomon.nn._heads import split_heads
-from gnomon.nn._held_terms import HeldTerms, named_as
+from gnomon.nn._held_terms import HeldTerms, TermSizes, named_as
 from gnomon.nn._masks import is_causal_mask, pair_mask, to_masks
 
 _NAME = "nn.TorchMultiheadAttention"
@@ -118,7 +118,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
             similarity_spec,
             position_spec,
             [*given, *position_tensors],
-            (num_heads, width, width, 512, embed_dim, kdim),
+            TermSizes(num_heads, width, width, 512, embed_dim, kdim),
             device,
             dtype,
         )
