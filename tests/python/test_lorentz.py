@@ -597,6 +597,12 @@ def test_the_centroid_of_any_multiple(scale):
     )
 
 
+@pytest.mark.parametrize("place", ["sink", "alibi+sink"])
+def test_modules_refuse_a_sink(place):
+    with pytest.raises(ValueError, match="position has a sink.*would not be trained"):
+        gnomon.nn.LorentzMultiheadAttention(1.0, 4, 5, 2, position=place)
+
+
 def test_a_sink_moves_no_centroid():
     """However little it leaves: of a multiple of the sum it is the same point."""
     torch.manual_seed(0)

@@ -11,13 +11,14 @@ from typing_extensions import Unpack
 
 from gnomon import lorentz, similarity
 from gnomon._attention import MaskArguments, OrderArguments, takes
+from gnomon._catalogue import components_of
 from gnomon._checks import Device, check_flag, check_integer, check_number, check_string, wrong_type
 from gnomon._library import ops
 from gnomon._position import Position, Sum, to_positions
 from gnomon.nn._caches import KVCache
 from gnomon.nn._checks import check_factory
 from gnomon.nn._heads import split_heads
-from gnomon.nn._held_terms import HeldTerms, Terms, reset_children, set_start
+from gnomon.nn._held_terms import HeldTerms, Terms, TermSizes, reset_children, set_start
 from gnomon.position import RoPE
 
 _NAME = "nn.LorentzMultiheadAttention"
@@ -53,7 +54,8 @@ class LorentzMultiheadAttention(HeldTerms):
             out_channels columns.
         normalize: whether the space coordinates of q and k are divided by their norm.
         position: see MultiheadAttention, also for parameter names such as "hype_tau_theta".
-            Rotations act on space coordinates, and biases are added to scores.
+            Rotations act on space coordinates, and biases are added to scores. A sink is an error,
+            because centroids do not depend on it.
         dropout: probability of dropping a weight, in training.
         max_length: see MultiheadAttention.
         device: device of parameters and buffers; the default device if None.
@@ -116,6 +118,12 @@ class LorentzMultiheadAttention(HeldTerms):
         self.trans_heads_concat = check_flag(_NAME, "trans_heads_concat", trans_heads_concat)
         self.normalize = check_flag(_NAME, "normalize", normalize)
         position_spec, given = Sum(to_positions(_NAME, position))._lower()
+        if any(part.entry.get("role") == "sink" for part in components_of(position_spec)):
+            raise ValueError(
+                f"gnomon.{_NAME}: position has a sink, which multiplies a row's sum of values by a "
+                "number; a centroid does not depend on it, and the sink would not be trained; "
+                "expected a position without one"
+            )
         max_length = check_integer(_NAME, "max_length", max_length)
         self.dropout = check_number(_NAME, "dropout", dropout)
         ops.check_module(f"gnomon.{_NAME}", self.dropout)
@@ -135,7 +143,14 @@ class LorentzMultiheadAttention(HeldTerms):
             "lorentz:scale=1",
             position_spec,
             given,
-            (self.num_heads, self.out_channels - 1, self.out_channels, max_length, tokens, tokens),
+            TermSizes(
+                self.num_heads,
+                self.out_channels - 1,
+                self.out_channels,
+                max_length,
+                tokens,
+                tokens,
+            ),
             device,
             dtype,
         )
