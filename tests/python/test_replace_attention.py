@@ -126,6 +126,22 @@ def test_similarities_and_positions_of_timm(tmp_path):
     torch.testing.assert_close(ours(images()), theirs(images()), atol=1e-10, rtol=1e-10)
 
 
+def test_deferred_initialisation():
+    def built():
+        return replace_attention(vit().float(), "laplacian", ["hype:tau=learned", "t5", "sink"])
+
+    expected = built()
+    ours = built().to("meta").to_empty(device="cpu")
+    ours.load_state_dict(vit().float().state_dict(), strict=False)
+    for tensor in (t for b in ours.blocks for n, t in b.attn.state_dict().items() if "gnomon" in n):
+        tensor.fill_(torch.nan)
+    for part in ours.modules():
+        if type(part).__module__.startswith("gnomon") and hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], tensor), name
+
+
 class Block(torch.nn.Module):
     """One module in two places."""
 

@@ -110,11 +110,10 @@ def replace_attention(
                 setattr(parent, name, of_torch[child])
     for layer, terms in of_timm:
         layer.__class__ = classes.get(type(layer), type(layer))
-        like = layer.proj.weight
         for name in (SIMILARITY, POSITION):
             layer._modules.pop(name, None)
         for name, module in terms:
-            setattr(layer, name, module.to(like.device, like.dtype).train(layer.training))
+            setattr(layer, name, module.train(layer.training))
     return model
 
 
@@ -131,11 +130,13 @@ def _terms_of(
     layer: torch.nn.Module, similarity: str, position: str | None, max_length: int
 ) -> list[tuple[str, torch.nn.Module]]:
     heads, width = layer.num_heads, layer.head_dim
+    like = layer.proj.weight
+    made = {"device": like.device, "dtype": like.dtype}
     terms: list[tuple[str, torch.nn.Module]] = []
     if similarity != "dot":
-        terms.append((SIMILARITY, LearnedSimilarity(similarity, heads, width)))
+        terms.append((SIMILARITY, LearnedSimilarity(similarity, heads, width, **made)))
     if position is not None:
-        terms.append((POSITION, LearnedPosition(position, heads, width, width, max_length)))
+        terms.append((POSITION, LearnedPosition(position, heads, width, width, max_length, **made)))
     return terms
 
 

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from gnomon._attention import AttentionArguments, attention, lower_call, passed
 from gnomon._catalogue import components_of, module_tensors
-from gnomon._checks import as_autocast
+from gnomon._checks import Device, as_autocast
 from gnomon._library import ops
 from gnomon._terms import to_spec
+from gnomon.nn._held_terms import set_start
 from gnomon.position import Position, Sum
 from gnomon.similarity import Dot, Similarity, Specified
 
@@ -59,6 +60,8 @@ class _Terms(torch.nn.Module):
         head_dim: int,
         value_dim: int,
         max_length: int,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -70,19 +73,27 @@ class _Terms(torch.nn.Module):
         self._begin: dict[str, list[float]] = {}
         for name, start, is_learned in zip(names, starts, learned, strict=True):
             self._begin[name] = start.double().flatten().tolist()
-            value = start.detach().to(torch.get_default_dtype(), copy=True)
+            value = start.detach().to(device, dtype or torch.get_default_dtype(), copy=True)
             if is_learned:
                 self.register_parameter(name, torch.nn.Parameter(value))
             else:
                 self.register_buffer(name, value)
 
-    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Resets all parameters and buffers to their initial values."""
+        for name in self._begin:
+            self._begin_one(name)
+
     def begin_what_is_missing(self) -> None:
         """Initialises the tensors that from_pretrained() did not find in the checkpoint."""
-        for name, numbers in self._begin.items():
-            tensor: Tensor = getattr(self, name)
-            if not getattr(tensor, "_is_hf_initialized", False):
-                tensor.copy_(tensor.new_tensor(numbers).view_as(tensor))
+        for name in self._begin:
+            if not getattr(getattr(self, name), "_is_hf_initialized", False):
+                self._begin_one(name)
+
+    def _begin_one(self, name: str) -> None:
+        tensor: Tensor = getattr(self, name)
+        start = torch.tensor(self._begin[name], dtype=torch.float64, device="cpu")
+        set_start(tensor, start.view(tensor.shape))
 
     def held(self) -> list[Tensor]:
         """The tensors, in the order that the module operator expects."""
@@ -109,8 +120,15 @@ class _Terms(torch.nn.Module):
 class LearnedSimilarity(_Terms):
     """A similarity with a per-head factor; parameters as in gnomon.nn.MultiheadAttention."""
 
-    def __init__(self, spec: str, num_heads: int, head_dim: int) -> None:
-        super().__init__(spec, "none", num_heads, head_dim, head_dim, 1)
+    def __init__(
+        self,
+        spec: str,
+        num_heads: int,
+        head_dim: int,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(spec, "none", num_heads, head_dim, head_dim, 1, device, dtype)
         (component,) = components_of(spec)
         # The operator receives learned and fixed values as tensors.
         held = [tensor.parameter for tensor in module_tensors(spec, "none")]
@@ -139,9 +157,16 @@ class LearnedPosition(_Terms):
     """A position or a sum of positions; parameters as in gnomon.nn.MultiheadAttention."""
 
     def __init__(
-        self, spec: str, num_heads: int, head_dim: int, value_dim: int, max_length: int
+        self,
+        spec: str,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int,
+        max_length: int,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__("dot", spec, num_heads, head_dim, value_dim, max_length)
+        super().__init__("dot", spec, num_heads, head_dim, value_dim, max_length, device, dtype)
         #: The specification for the module operator.
         self.module_spec = spec
         roles = {component.entry.get("role") for component in components_of(spec)}
