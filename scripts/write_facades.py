@@ -339,6 +339,9 @@ def python_class(entry: dict[str, Any], base: str) -> Iterator[str]:
     if tables:
         yield ""
         yield from future_first(entry["class_name"], arguments, tables)
+    if any(a.index == "grid" for a in arguments):
+        yield ""
+        yield from query_minus_key(entry["class_name"], arguments)
 
 
 def future_first(
@@ -359,6 +362,24 @@ def future_first(
     yield f"        return cls({', '.join(a.name for a in arguments)})"
 
 
+def query_minus_key(class_name: str, arguments: list[Argument]) -> Iterator[str]:
+    """The second constructor of a term whose table is over the offsets on a grid."""
+    fields = ", ".join(argument.python for argument in arguments)
+    names = ", ".join(argument.name for argument in arguments)
+    (table,) = (argument.name for argument in arguments if argument.index == "grid")
+    yield "    @classmethod"
+    yield f"    def from_query_minus_key(cls, {fields}) -> {class_name}:"
+    yield '        """Of a table indexed by y_i - y_j + height - 1 and so on, as in Swin.'
+    yield ""
+    yield "        Example:"
+    yield "            >>> table = torch.zeros(13 * 13, 4)  # Swin's, windows of 7x7, 4 heads"
+    yield "            >>> table = table.t().view(4, 13, 13)"
+    yield "            >>> bias = gnomon.position.GridBias.from_query_minus_key(table)"
+    yield '        """'
+    yield f'        {table} = flipped_grid("position.{class_name}", "{table}", {table})'
+    yield f"        return cls({names})"
+
+
 def python_module(catalogue: dict[str, list[dict[str, Any]]], module: str) -> str:
     head, others = MODULES[module]
     entries = terms_of(catalogue, module)
@@ -371,8 +392,10 @@ def python_module(catalogue: dict[str, list[dict[str, Any]]], module: str) -> st
     classes = [list(python_class(entry, base)) for entry in entries]
     body = "\n\n\n".join("\n".join(lines) for lines in classes)
     imports = {name: sorted(names) for name, names in others.items()}
-    if "reversed_rows(" in body:
-        imports["gnomon._position"].append("reversed_rows")
+    helpers = ("flipped_grid", "reversed_rows")
+    for name in helpers:
+        if f"{name}(" in body:
+            imports["gnomon._position"].append(name)
     names = [name for names in others.values() for name in names]
     names = sorted([*names, *(entry["class_name"] for entry in entries)])
     lines = ['"""' + "\n\n".join(paragraphs), '"""', "", f"# {NOTICE}", ""]

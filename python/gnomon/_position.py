@@ -109,6 +109,13 @@ def to_components(positions: Sequence[Position]) -> list[Specified]:
     return parts
 
 
+def flipped_grid(operator: str, name: str, table: object) -> Tensor:
+    """Returns a table (H, 2 height - 1, ...) with its entries reversed along all axes."""
+    if not isinstance(table, Tensor):
+        raise wrong_type(operator, name, table, "a tensor")
+    return table.flip(list(range(1, table.dim())))
+
+
 def reversed_rows(operator: str, name: str, rows: object) -> Tensor:
     """Returns a table (n, D) or (H, n, D) with its rows reversed."""
     if not isinstance(rows, Tensor):

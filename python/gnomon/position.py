@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from gnomon._grid import Grid
-from gnomon._position import Position, Specified, Sum, reversed_rows
+from gnomon._position import Position, Specified, Sum, flipped_grid, reversed_rows
 
 __all__ = [
     "T5",
@@ -321,6 +321,18 @@ class GridBias(Position):
     _tensors: ClassVar[tuple[str, ...]] = ("table",)
     _tables: ClassVar[tuple[str, ...]] = ("table",)
     _options: ClassVar[tuple[str, ...]] = ("prefix",)
+
+    @classmethod
+    def from_query_minus_key(cls, table: Tensor, prefix: int = 0) -> GridBias:
+        """Of a table indexed by y_i - y_j + height - 1 and so on, as in Swin.
+
+        Example:
+            >>> table = torch.zeros(13 * 13, 4)  # Swin's, windows of 7x7, 4 heads
+            >>> table = table.t().view(4, 13, 13)
+            >>> bias = gnomon.position.GridBias.from_query_minus_key(table)
+        """
+        table = flipped_grid("position.GridBias", "table", table)
+        return cls(table, prefix)
 
 
 @dataclass(frozen=True, eq=False)

@@ -344,9 +344,10 @@ def test_grid_bias_of_swin():
     x = torch.randn(2, 49, 16)
     linear = [m for m in layer.modules() if isinstance(m, torch.nn.Linear)]
     q, k, v = (projection(x).unflatten(2, (2, 8)).transpose(1, 2) for projection in linear[:3])
-    # Their rows are indexed by query - key.
-    ours_table = table.unflatten(0, (13, 13)).permute(2, 0, 1).flip(1, 2)
-    o = gnomon.attention(q, k, v, position=gnomon.position.GridBias(ours_table))
+    bias = gnomon.position.GridBias.from_query_minus_key(
+        table.unflatten(0, (13, 13)).permute(2, 0, 1)
+    )
+    o = gnomon.attention(q, k, v, position=bias)
     ours = linear[3](o.transpose(1, 2).flatten(2))
     torch.testing.assert_close(ours, layer(x)[0], atol=1e-5, rtol=1e-5)
 

@@ -80,6 +80,49 @@ def test_models_of_timm_that_rotate():
     check_equal(theirs[0], ours[0], torch.randn(2, 10, 24, dtype=torch.float64))
 
 
+def test_windows_of_swin():
+    torch.manual_seed(0)
+    sizes = {"img_size": 48, "patch_size": 2, "window_size": 3, "embed_dim": 12, "num_classes": 5}
+    theirs = timm.create_model(
+        "swin_tiny_patch4_window7_224", **sizes, depths=(2, 2), num_heads=(3, 2)
+    ).double()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    ours = replace_attention(copy.deepcopy(theirs.eval()))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    # Shifted windows hide keys, and windows of (3, 3) and a resized one of (2, 4) tokens are not
+    # confused with their transposes.
+    assert any(block.attn_mask is not None for block in ours.layers[0].blocks)
+    check_equal(theirs, ours, images())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(ours, backend="eager")
+        torch.testing.assert_close(compiled(images()), ours(images()))
+    layer = timm.models.swin_transformer.WindowAttention(12, 3, window_size=(2, 4)).double()
+    torch.nn.init.normal_(layer.relative_position_bias_table)
+    pair = [torch.nn.ModuleList([copy.deepcopy(layer)]) for _ in range(2)]
+    replace_attention(pair[1])
+    hidden = torch.zeros(2, 8, 8, dtype=torch.float64)
+    hidden[1, :4, 4:] = hidden[1, 4:, :4] = -torch.inf
+    check_equal(pair[0][0], pair[1][0], torch.randn(6, 8, 12, dtype=torch.float64), mask=hidden)
+    replace_attention(ours, "laplacian", "sink")(images()).sum().backward()
+    terms = [part for name, part in ours.named_parameters() if "gnomon" in name]
+    assert len(terms) == 8
+    assert all(part.grad.abs().max() > 0 for part in terms)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"qkv_fused": False}, {"scale_attn_inner": True, "qkv_bias": False}]
+)
+def test_eva(options):
+    theirs = vit("eva02_tiny_patch14_224", patch_size=16, use_rot_pos_emb=True, **options)
+    ours = replace_attention(copy.deepcopy(theirs))
+    assert "GnomonEvaAttention" in {type(part).__name__ for part in ours.modules()}
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    check_equal(theirs, ours, images())
+
+
 @pytest.mark.parametrize("kind", ["bool", "added", "causal"])
 def test_masks_of_timm(kind):
     layer = timm.layers.attention.Attention(24, 3, gated=True).double()

@@ -38,8 +38,9 @@ def replace_attention(
 
     Each torch.nn.MultiheadAttention is replaced by
     gnomon.nn.MultiheadAttention.from_torch(module, drop_in=True), which has the same signature.
-    For Attention and AttentionRope of timm.layers (ViT, DeiT and others), only the class changes.
-    Their parameters, including the fused qkv, keep their names, so timm checkpoints still load.
+    For Attention and AttentionRope of timm.layers (ViT, DeiT and others), WindowAttention of Swin
+    and EvaAttention, only the class changes. Their parameters, including the fused qkv, keep their
+    names, so timm checkpoints still load.
     With the dot product and no position, the outputs match the original model up to rounding. In
     timm layers, the learned parameters are in the submodules "gnomon_similarity" and
     "gnomon_position".
@@ -92,8 +93,8 @@ def replace_attention(
     if not of_torch and not of_timm:
         raise NotImplementedError(
             f"gnomon.{OPERATOR}: {type(model).__name__} has no attention that is known, neither "
-            "torch.nn.MultiheadAttention nor Attention or AttentionRope of timm.layers; use "
-            "gnomon.nn.Attention in the place of its own"
+            "torch.nn.MultiheadAttention nor timm's of ViT, Swin or EVA; use gnomon.nn.Attention "
+            "in the place of its own"
         )
     known = {*of_torch, *(layer for layer, _ in of_timm)}
     unknown = sorted({type(layer).__name__ for layer in model.modules() if _stays(layer, known)})
@@ -119,17 +120,23 @@ def replace_attention(
 
 def _timm_classes() -> dict[type[torch.nn.Module], type[torch.nn.Module]]:
     """The replacements for timm classes; empty if timm has not been imported."""
-    if "timm.layers.attention" not in sys.modules:
-        return {}
-    from gnomon.integrations._timm import CLASSES
+    classes: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}
+    if "timm.layers.attention" in sys.modules:
+        from gnomon.integrations import _timm
 
-    return CLASSES
+        classes |= _timm.CLASSES
+    # Importing them imports all models.
+    if "timm.models.swin_transformer" in sys.modules and "timm.models.eva" in sys.modules:
+        from gnomon.integrations import _timm_models
+
+        classes |= _timm_models.CLASSES
+    return classes
 
 
 def _terms_of(
     layer: torch.nn.Module, similarity: str, position: str | None, max_length: int
 ) -> list[tuple[str, torch.nn.Module]]:
-    heads, width = layer.num_heads, layer.head_dim
+    heads, width = layer.num_heads, layer.proj.in_features // layer.num_heads
     like = layer.proj.weight
     made = {"device": like.device, "dtype": like.dtype}
     terms: list[tuple[str, torch.nn.Module]] = []

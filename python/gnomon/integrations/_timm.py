@@ -23,7 +23,7 @@ class GnomonAttention(Attention):
     ) -> Tensor:
         """Same as in timm, for tokens x (B, L, C)."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        return _attended(self, x, q, k, v, None, attn_mask, is_causal)
+        return attended(self, x, q, k, v, None, attn_mask, is_causal)
 
 
 class GnomonAttentionRope(AttentionRope):
@@ -42,7 +42,7 @@ class GnomonAttentionRope(AttentionRope):
         else:
             projections: Any = (self.q_proj, self.k_proj, self.v_proj)
             q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in projections)
-        return _attended(self, x, q, k, v, rope, attn_mask, is_causal)
+        return attended(self, x, q, k, v, rope, attn_mask, is_causal)
 
 
 #: Replacements for timm's classes.
@@ -52,7 +52,7 @@ CLASSES: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
 }
 
 
-def _attended(
+def attended(
     layer: Any,
     x: Tensor,
     q: Tensor,
