@@ -208,10 +208,11 @@ def packed_step(
     key_heads: int = HEADS,
     restarts: bool = False,
     looped: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Step:
     """Documents packed into one row, or each in a call of its own."""
-    q = leaf(1, HEADS, sum(lengths), DIM)
-    k, v = (leaf(1, key_heads, sum(lengths), DIM) for _ in range(2))
+    q = leaf(1, HEADS, sum(lengths), DIM, dtype=dtype)
+    k, v = (leaf(1, key_heads, sum(lengths), DIM, dtype=dtype) for _ in range(2))
     if not looped:
         segments = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None]
         positions = torch.cat([torch.arange(length) for length in lengths])[None]

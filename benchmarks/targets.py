@@ -398,6 +398,17 @@ def packed_rows() -> Iterator[Row]:
                 functools.partial(packed, looped=True),
             )
     for backward in (False, True):
+        packed = functools.partial(
+            packed_step, document_lengths(100, 400), backward, True, dtype=torch.float64
+        )
+        yield compare(
+            with_backward("packed short documents, causal, float64", backward)
+            + " / a loop over them",
+            1.05,
+            packed,
+            functools.partial(packed, looped=True),
+        )
+    for backward in (False, True):
         packed = functools.partial(packed_step, document_lengths(600), backward, True)
         yield compare(
             with_backward("packed documents, causal, positions that restart", backward)

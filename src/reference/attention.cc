@@ -26,6 +26,8 @@ void Forward(const Table& table, const AttentionInput<double>& in,
       double largest = -kInfinity;
       int64_t top = -1;
       for (int64_t j = keys.begin; j < keys.end; ++j) {
+        score[j] = kHidden;
+        if (!problem.Sees(b, h, i, j)) continue;
         const PairScalars p = problem.Scalars(b, h, i, j);
         const double f = table.value(problem.Input(b, h, i, j), p.a, p.b, p.t);
         score[j] = problem.Score(b, h, i, j, f) * kLog2E;
@@ -125,6 +127,7 @@ void Backward(const Table& table, const AttentionInput<double>& in,
         const double delta = problem.Dot(d_o, saved.o.row(b, h, i), n.value_dim) - d_lse;
         const KeyRange keys = problem.Keys(b, i);
         for (int64_t j = keys.begin; j < keys.end; ++j) {
+          if (!problem.Sees(b, h, i, j)) continue;
           const PairScalars p = problem.Scalars(b, h, i, j);
           PairDerivative d;
           const double g = problem.Input(b, h, i, j);

@@ -2,8 +2,10 @@
 #ifndef GNOMON_SRC_REFERENCE_PROBLEM_H_
 #define GNOMON_SRC_REFERENCE_PROBLEM_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <vector>
 
 #include "base/dropout.h"
@@ -32,7 +34,8 @@ class Problem {
       : table_(table),
         in_(in),
         n_(in.shape),
-        group_(n_.key_heads == 0 ? 1 : n_.heads / n_.key_heads) {}
+        group_(n_.key_heads == 0 ? 1 : n_.heads / n_.key_heads),
+        segment_keys_(SegmentKeys(in)) {}
 
   int64_t group() const { return group_; }
   int64_t row(int64_t b, int64_t h, int64_t i) const { return (b * n_.heads + h) * n_.queries + i; }
@@ -117,19 +120,8 @@ class Problem {
     return sum == kHidden ? kHidden : Temperature(b, h, i) * sum;
   }
 
-  // Without the temperature. What is masked is so whatever f is, NaN included.
+  // Without the temperature. What a bias hides is so whatever f is, NaN included.
   double PlainScore(int64_t b, int64_t h, int64_t i, int64_t j, double f) const {
-    const Mask& mask = in_.mask;
-    if (HasPositions(in_)) {
-      const KeyRange seen = VisiblePositions(mask, QueryPosition(in_, b, i));
-      const int64_t key = KeyPosition(in_, b, j);
-      if (key < seen.begin || key >= seen.end) return kHidden;
-    }
-    if (mask.key_segments != nullptr &&
-        mask.query_segments[b * n_.queries + i] != mask.key_segments[b * n_.keys + j]) {
-      return kHidden;
-    }
-    if (mask.pairs.data != nullptr && mask.pairs.row(b, h, i)[j] == 0) return kHidden;
     double score = in_.factor[h] * f;
     std::vector<int64_t> entries;
     BiasEntries(b, i, j, &entries);
@@ -189,11 +181,28 @@ class Problem {
     return hash < DropoutThreshold(in_.dropout) ? 0 : DropoutScale(in_.dropout);
   }
 
+  // Whether query i sees key j, one of Keys(b, i), but for biases of -inf.
+  bool Sees(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    const Mask& mask = in_.mask;
+    if (HasPositions(in_)) {
+      const KeyRange seen = VisiblePositions(mask, QueryPosition(in_, b, i));
+      const int64_t key = KeyPosition(in_, b, j);
+      if (key < seen.begin || key >= seen.end) return false;
+    }
+    if (mask.key_segments != nullptr &&
+        mask.query_segments[b * n_.queries + i] != mask.key_segments[b * n_.keys + j]) {
+      return false;
+    }
+    return mask.pairs.data == nullptr || mask.pairs.row(b, h, i)[j] != 0;
+  }
+
   // Holds all that query i sees.
   KeyRange Keys(int64_t b, int64_t i) const {
-    const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
-    if (HasPositions(in_)) return batch;
-    return VisibleKeys(in_.mask, batch, QueryPosition(in_, b, i));
+    KeyRange keys = BatchKeys(in_.mask, n_.keys, b);
+    if (!HasPositions(in_)) keys = VisibleKeys(in_.mask, keys, QueryPosition(in_, b, i));
+    if (segment_keys_.empty()) return keys;
+    const KeyRange& segment = segment_keys_[static_cast<size_t>(b * n_.queries + i)];
+    return {std::max(keys.begin, segment.begin), std::min(keys.end, segment.end)};
   }
 
   static double Dot(const double* x, const double* y, int64_t n) {
@@ -203,10 +212,30 @@ class Problem {
   }
 
  private:
+  // From the first key of each query's segment to its last; empty: there are no segments.
+  static std::vector<KeyRange> SegmentKeys(const AttentionInput<double>& in) {
+    const AttentionShape& n = in.shape;
+    std::vector<KeyRange> of_queries;
+    if (in.mask.key_segments == nullptr) return of_queries;
+    for (int64_t b = 0; b < n.batch; ++b) {
+      std::map<int32_t, KeyRange> of_segments;
+      for (int64_t j = 0; j < n.keys; ++j) {
+        const int32_t segment = in.mask.key_segments[b * n.keys + j];
+        of_segments.try_emplace(segment, KeyRange{j, j}).first->second.end = j + 1;
+      }
+      for (int64_t i = 0; i < n.queries; ++i) {
+        const auto found = of_segments.find(in.mask.query_segments[b * n.queries + i]);
+        of_queries.push_back(found == of_segments.end() ? KeyRange{} : found->second);
+      }
+    }
+    return of_queries;
+  }
+
   const Table& table_;
   const AttentionInput<double>& in_;
   const AttentionShape& n_;
   int64_t group_;
+  std::vector<KeyRange> segment_keys_;
 };
 
 }  // namespace gnomon::reference

@@ -1,6 +1,7 @@
 // The double reference against the formula written out, and its gradients against differences.
 #include <cmath>
 #include <numeric>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "gnomon/attention.h"
 #include "gnomon/table_layout.h"
 #include "gtest/gtest.h"
+#include "reference/reference.h"
 
 namespace gnomon::testing {
 namespace {
@@ -218,6 +220,67 @@ class ReferenceTest
     return RandomProblem(*function, options).InDouble();
   }
 };
+
+// Pairs for which the reference computes f, one after the other.
+int64_t computed_pairs = 0;
+
+double CountedProduct(double g, const double* /*a*/, const double* /*b*/, const double* /*t*/) {
+  ++computed_pairs;
+  return g;
+}
+void SlopeOfProduct(double /*g*/, const double* /*a*/, const double* /*b*/, const double* /*t*/,
+                    reference::PairDerivative& d) {
+  d.g = 1;
+}
+
+// Packed documents take the time of their own pairs, however many others are beside them.
+TEST(ReferenceMaskTest, ComputesVisiblePairsAlone) {
+  const AttentionShape shape = {2, 2, 1, 6, 7, 3, 2};
+  ProblemOptions documents = {.shape = shape};
+  documents.query_segments = {1, 1, 2, 2, 2, 9, 4, 4, 4, 3, 3, 3};
+  documents.key_segments = {1, 2, 2, 2, 1, 3, 3, 4, 4, 3, 3, 3, 4, 4};
+  ProblemOptions causal = documents;
+  causal.right = 0;
+  ProblemOptions placed = causal;
+  placed.query_positions = {0, 1, 0, 1, 2, 0, 0, 1, 2, 0, 1, 2};
+  placed.key_positions = {0, 0, 1, 2, 1, 0, 1, 0, 1, 0, 1, 2, 2, 3};
+  ProblemOptions pairs = documents;
+  pairs.pair_mask = {true, true, true};
+  for (const ProblemOptions& options : {documents, causal, placed, pairs}) {
+    std::ostringstream description;
+    description << options;
+    SCOPED_TRACE(description.str());
+    const Problem<double> p = RandomProblem(FindPairFunction("dot"), options).InDouble();
+    int64_t visible = 0;
+    for (int64_t b = 0; b < shape.batch; ++b) {
+      for (int64_t h = 0; h < shape.heads; ++h) {
+        for (int64_t i = 0; i < shape.queries; ++i) {
+          for (int64_t j = 0; j < shape.keys; ++j) {
+            visible += Sees(options, b, i, j) && p.SeesPair(b, h, i, j) ? 1 : 0;
+          }
+        }
+      }
+    }
+    ASSERT_GT(visible, 0);
+    const reference::Table table = {
+        PairInput::kInnerProduct, 0, 0, 0, CountedProduct, SlopeOfProduct};
+    const AttentionInput<double> in = p.Input();
+    Array<double> o(p.d_o.size(), false, 0);
+    std::vector<double> lse(p.d_lse.size());
+    std::vector<double> statistics(3 * lse.size());
+    computed_pairs = 0;
+    reference::Forward(table, in, {o.view(), lse.data(), statistics.data()}, SerialExecutor());
+    EXPECT_EQ(computed_pairs, visible);
+    AttentionBackwardInput<double> saved;
+    saved.o = static_cast<const Array<double>&>(o).view();
+    saved.lse = lse.data();
+    saved.statistics = statistics.data();
+    saved.d_o = p.d_o.view();
+    computed_pairs = 0;
+    reference::Backward(table, in, saved, {}, SerialExecutor());
+    EXPECT_EQ(computed_pairs, visible);
+  }
+}
 
 void ExpectNear(const std::vector<double>& actual, const std::vector<double>& expected,
                 double tolerance) {
