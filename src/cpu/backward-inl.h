@@ -87,6 +87,7 @@ class BackwardPass {
         inverse_sum_(head_rows_),
         delta_(head_rows_),
         top_f_(head_rows_),
+        top_slopes_(head_rows_ * (functions_.row_scalars() + 2)),
         row_sums_(row_numbers() + (balances() ? 2 : 0) + (grad.temperature != nullptr ? 2 : 0)),
         d_head_(Size(n_.batch * n_.heads * blocks_)),
         row_turns_(n_.batch * n_.heads * row_blocks_),
@@ -259,6 +260,7 @@ class BackwardPass {
     RowReader keys(in_.y, dim_);
     LonePairs<Functions> top_pairs(functions_, in_);
     int64_t rows_of_pairs[kRowBlock];
+    bool near[kRowBlock];
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = first + i - begin;
       if (norms_) norms_.data()[row] = SquaredNorm(queries_.Head(b, h).row(i), dim_);
@@ -272,23 +274,40 @@ class BackwardPass {
         inverse_sum_.data()[row] = 0;
         delta_.data()[row] = 0;
         top_f_.data()[row] = 0;
+        std::fill_n(TopSlopes(row), functions_.row_scalars() + 2, 0.0f);
         continue;
       }
       largest_.data()[row] = saved_.statistics[row];
       inverse_sum_.data()[row] = 1.0f / sum;
       delta_.data()[row] = Delta(b, h, i, sum, values, &runs) - DLse(row);
       const int64_t top = TopOf(row);
-      if (!multiplies_scores() || top < 0) {
-        top_f_.data()[row] = 0;
-        continue;
-      }
+      top_f_.data()[row] = 0;
+      std::fill_n(TopSlopes(row), functions_.row_scalars() + 2, 0.0f);
+      if (!(multiplies_scores() || balances_queries()) || top < 0) continue;
+      const float* const x = dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr;
+      const float* const y = dim_ > 0 ? keys.Row(b, h / group_, top) : nullptr;
+      near[top_pairs.count()] = functions_.is_distance() && IsNear(x, y);
       rows_of_pairs[top_pairs.count()] = row;
-      top_pairs.Add(b, h, i, h / group_, top, dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr,
-                    dim_ > 0 ? keys.Row(b, h / group_, top) : nullptr);
+      top_pairs.Add(b, h, i, h / group_, top, x, y);
     }
-    top_pairs.Evaluate();
-    for (int64_t n = 0; n < top_pairs.count(); ++n)
-      top_f_.data()[rows_of_pairs[n]] = top_pairs.g(n);
+    top_pairs.Differentiate();
+    for (int64_t n = 0; n < top_pairs.count(); ++n) {
+      const int64_t row = rows_of_pairs[n];
+      if (multiplies_scores()) top_f_.data()[row] = top_pairs.f(n);
+      if (!balances_queries()) continue;
+      // At a distance of 0 a definition may have no slope.
+      const auto finite = [](float slope) { return std::isfinite(slope) ? slope : 0.0f; };
+      float* const slopes = TopSlopes(row);
+      if (functions_.has_product()) slopes[functions_.row_scalars() + 1] = finite(top_pairs.g(n));
+      if (functions_.is_distance() && !near[n]) slopes[0] = slopes[functions_.row_scalars() + 1];
+      for (int s = 0; s < functions_.row_scalars(); ++s) slopes[s + 1] = finite(top_pairs.a(s, n));
+    }
+  }
+
+  // Whether the backward pass takes a pair's gradient from the difference of its tokens.
+  bool IsNear(const float* x, const float* y) const {
+    const float norms = SquaredNorm(x, dim_) + SquaredNorm(y, dim_);
+    return SquaredDistance(x, y, dim_) < norms * kLeastNear;
   }
 
   // sum_j p_ij dP_ij = dO_i . o_i of a row whose weights are 2^(score - largest) / sum. Where one
@@ -859,7 +878,8 @@ class BackwardPass {
       const int64_t i = first_row + r;
       const int64_t in_heads = head * n_.queries + i;
       const RowSoftmax softmax{largest_.data()[in_heads], inverse_sum_.data()[in_heads],
-                               delta_.data()[in_heads], top_f_.data()[in_heads]};
+                               delta_.data()[in_heads], top_f_.data()[in_heads],
+                               TopSlopes(in_heads)};
       // A row without keys has gradients of 0 whatever its temperature is.
       const float temperature = softmax.inverse_sum == 0.0f ? 0.0f : terms_.Temperature(b, h, i);
       const TileRow at{b,
@@ -1090,18 +1110,6 @@ class BackwardPass {
   }
   void FinishRows(int64_t index) const {
     const auto [b, h, begin, end] = RowsOf(index);
-    const bool balances_queries = wants_queries() || wants_row_scalars();
-    // Of the rows to be balanced, their pairs that weigh most.
-    LonePairs<Functions> top_pairs(functions_, in_);
-    for (int64_t i = begin; balances_queries && i < end; ++i) {
-      const int64_t row = RowOf(b, h, i);
-      if (!IsUnbalanced(row)) continue;
-      top_pairs.Add(b, h, i, h / group_, TopOf(row),
-                    dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr,
-                    dim_ > 0 ? keys_.Head(b, h / group_).row(TopOf(row)) : nullptr);
-    }
-    top_pairs.Differentiate();
-    int64_t pair = 0;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = RowOf(b, h, i);
       if (d_relative_queries_) {
@@ -1113,7 +1121,7 @@ class BackwardPass {
         to = grad_.x.row(b, h, i);
         if (d_queries_) std::copy_n(QueryGradient(b, h, i), dim_, to);
       }
-      if (balances_queries && IsUnbalanced(row)) BalanceQuery(b, h, i, top_pairs, pair++, to);
+      if (balances_queries() && TopOf(row) >= 0) BalanceQuery(b, h, i, to);
       if (to == nullptr || !functions_.is_distance()) continue;
       const float d_norm = RowSum(functions_.row_scalars())[row];
       if (d_norm != 0) AddNormGradient(d_norm, queries_.Head(b, h).row(i), to);
@@ -1123,27 +1131,26 @@ class BackwardPass {
   int64_t RowOf(int64_t b, int64_t h, int64_t i) const {
     return (b * n_.heads + h) * n_.queries + i;
   }
-  bool IsUnbalanced(int64_t row) const {
-    return TopOf(row) >= 0 && static_cast<float>(Imbalance(row)) != 0.0f;
-  }
-
   // A row's ds add up to its dlse but for their rounding, which the slopes of f multiply: where
-  // these are large and alike it would drown the rest of the query's gradient. What there is too
-  // much of is taken from the pair that weighs most, number n of `pairs`. `d_x` may be null.
-  void BalanceQuery(int64_t b, int64_t h, int64_t i, const LonePairs<Functions>& pairs, int64_t n,
-                    float* d_x) const {
+  // these are large and alike it would drown the rest of the query's gradient. Sums of ds times the
+  // differences of slopes have no such part, and get that of dlse here; of other sums, what there
+  // is too much of is taken from the pair that weighs most. `d_x` may be null.
+  void BalanceQuery(int64_t b, int64_t h, int64_t i, float* d_x) const {
     const int64_t row = RowOf(b, h, i);
-    const auto imbalance = static_cast<float>(Imbalance(row));
-    const float df = -imbalance * in_.factor[h] * terms_.Temperature(b, h, i);
-    for (int s = 0; s < functions_.row_scalars(); ++s) RowSum(s)[row] += df * pairs.a(s, n);
-    if (!functions_.has_product() || d_x == nullptr) return;
-    const float* const y = keys_.Head(b, h / group_).row(TopOf(row));
-    const float dg = df * pairs.g(n);
-    if (functions_.is_distance()) {
-      AddScaledDifference(2 * dg, queries_.Head(b, h).row(i), y, dim_, d_x);
-    } else {
-      AddScaled(dg, y, dim_, d_x);
+    const float* const slopes = TopSlopes(row);
+    const float factor = in_.factor[h] * terms_.Temperature(b, h, i);
+    if (const float df = DLse(row) * factor; df != 0.0f) {
+      for (int s = 0; s < functions_.row_scalars(); ++s) RowSum(s)[row] += df * slopes[s + 1];
+      if (functions_.is_distance()) RowSum(functions_.row_scalars())[row] += df * slopes[0];
     }
+    const auto imbalance = static_cast<float>(Imbalance(row));
+    if (!functions_.has_product() || d_x == nullptr || imbalance == 0.0f) return;
+    const float* const y = keys_.Head(b, h / group_).row(TopOf(row));
+    const float dg = -imbalance * factor * slopes[functions_.row_scalars() + 1];
+    if (!functions_.is_distance()) return AddScaled(dg, y, dim_, d_x);
+    // The norms' sum has x where it has the top slope.
+    if (slopes[0] != 0.0f) return AddScaled(-2 * dg, y, dim_, d_x);
+    AddScaledDifference(2 * dg, queries_.Head(b, h).row(i), y, dim_, d_x);
   }
 
   // The parts of a table's gradient of a head, or of a key head if heads share the table.
@@ -1178,6 +1185,7 @@ class BackwardPass {
     return functions_.row_scalars() > 0 && grad_.row_scalars != nullptr;
   }
   bool wants_queries() const { return grad_.x.data != nullptr && dim_ > 0; }
+  bool balances_queries() const { return wants_queries() || wants_row_scalars(); }
   float* QueryGradient(int64_t b, int64_t h, int64_t i) const {
     if (!d_queries_) return grad_.x.row(b, h, i);
     return d_queries_.data() + (head_tasks_.queries().Of(b, h) * n_.queries + i) * padded_dim_;
@@ -1189,6 +1197,11 @@ class BackwardPass {
   // By the row among those of all heads.
   float* RelativeQueryGradient(int64_t row) const {
     return d_relative_queries_.data() + row * terms_.keys().padded();
+  }
+  // Of a row among those of all heads: RowSoftmax::top_slopes and, behind them, the slope by g of
+  // any definition and pair.
+  float* TopSlopes(int64_t row) const {
+    return top_slopes_.data() + row * (functions_.row_scalars() + 2);
   }
   float* RowSum(int s) const { return d_rows_.data() + s * head_rows_; }
   // d|x|^2/dx = 2x.
@@ -1239,6 +1252,7 @@ class BackwardPass {
   Buffer inverse_sum_;            // of 2^(score - largest)
   Buffer delta_;                  // sum_j p_ij dP_ij - dlse_i
   Buffer top_f_;                  // f of the largest score, where f is multiplied by ds
+  Buffer top_slopes_;             // TopSlopes of each row
   Buffer norms_;                  // squared norms of the queries, for a distance
   Buffer paired_queries_;         // where products are of pairs
   int row_sums_;                  // row_numbers(); of ds and p (f - top_f); of ds s and p s

@@ -258,6 +258,10 @@ HWY_INLINE RowSums RowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gra
   VF sum_score = zero;
   VF sum_mean = zero;
   VF sum_norm = zero;
+  VF top_slopes[Definition::kRowScalars + 1];
+  for (int s = 0; s <= Definition::kRowScalars; ++s) {
+    top_slopes[s] = hn::Set(d, softmax.top_slopes[s]);
+  }
   VF sum_a[Definition::kRowScalars + 1];
   VF sum_t[Definition::kHeadScalars + 1];
   for (int s = 0; s < Definition::kRowScalars; ++s) sum_a[s] = zero;
@@ -302,17 +306,21 @@ HWY_INLINE RowSums RowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gra
     const VF df = c * ds;
     VF dg = df * slope.g;
     if constexpr (kIsDistance<Definition>) {
-      if constexpr (kNear) dg = TakeNearPairs(of_row, j, row.Norms(j), g, df, slope.g);
+      VF beyond_top = slope.g - top_slopes[0];
+      if constexpr (kNear) {
+        dg = TakeNearPairs(of_row, j, row.Norms(j), g, df, slope.g);
+        beyond_top = hn::IfThenElse(dg == zero, zero - top_slopes[0], beyond_top);
+      }
       // |x - y|^2 = |x|^2 + |y|^2 - 2 x.y
       hn::Store(dg * hn::Set(d, -2.0f), d, gradient + j);
-      sum_norm = sum_norm + dg;
+      sum_norm = hn::MulAdd(df, beyond_top, sum_norm);
       float* to = to_columns[Definition::kColumnScalars] + j;
       hn::StoreU(hn::LoadU(d, to) + dg, d, to);
     } else {
       hn::Store(dg, d, gradient + j);
     }
     for (int s = 0; s < Definition::kRowScalars; ++s) {
-      sum_a[s] = hn::MulAdd(df, slope.a[s], sum_a[s]);
+      sum_a[s] = hn::MulAdd(df, slope.a[s] - top_slopes[s + 1], sum_a[s]);
     }
     for (int s = 0; s < Definition::kHeadScalars; ++s) {
       sum_t[s] = hn::MulAdd(df, slope.t[s], sum_t[s]);

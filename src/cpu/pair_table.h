@@ -82,15 +82,19 @@ struct PairRow {
 
 // What turns a row's scores into weights, p = 2^(score - largest) / sum, and these into gradients,
 // ds = p (dP - delta); and f of the largest score: the sum of ds (f - top_f) has no large terms,
-// however large f is.
+// however large f is. Likewise its slopes, by the squared distance and by each row scalar, of which
+// sums of df times a slope only have the differences: a row's ds add up to its dlse, so that the
+// common part of all slopes is known without rounding.
 struct RowSoftmax {
   float largest;
   float inverse_sum;
   float delta;
   float top_f;
+  const float* top_slopes;
 };
 
-// What the backward pass adds up over one row of a tile, besides the tiles themselves.
+// What the backward pass adds up over one row of a tile, besides the tiles themselves. Gradients
+// are beyond those of the top slopes.
 struct RowSums {
   float score = 0;  // ds
   float mean = 0;   // p (f - top_f)

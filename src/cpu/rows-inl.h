@@ -314,19 +314,16 @@ class LonePairs {
     ++count_;
   }
 
-  // f of the pairs, or its derivatives, in the place of what they are by.
-  void Evaluate() {
-    if (count_ == 0) return;
-    FillVectors();
-    functions_.Values(Arrays(), count_, g_);
-  }
+  // f of the pairs and its derivatives, these in the place of what they are by.
   void Differentiate() {
     if (count_ == 0) return;
     FillVectors();
+    functions_.Values(Arrays(), count_, f_);
     HWY_ALIGN float one[kRowBlock];
     std::fill_n(one, RoundUp(count_, kLaneCount), 1.0f);
     functions_.Slopes(Arrays(), count_, one, {g_, a_[0], b_[0], t_[0]});
   }
+  float f(int64_t n) const { return f_[n]; }
   float g(int64_t n) const { return g_[n]; }
   float a(int s, int64_t n) const { return a_[s][n]; }
 
@@ -346,6 +343,7 @@ class LonePairs {
   const Functions& functions_;
   const AttentionInput<float>& in_;
   int64_t count_ = 0;
+  HWY_ALIGN float f_[kRowBlock];
   HWY_ALIGN float g_[kRowBlock];
   HWY_ALIGN float a_[kMostScalars][kRowBlock];
   HWY_ALIGN float b_[kMostScalars][kRowBlock];

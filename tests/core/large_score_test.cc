@@ -247,6 +247,33 @@ TEST_P(SlopesTest, WhatTheyShareIsNotInTheGradientOfTheQuery) {
 INSTANTIATE_TEST_SUITE_P(Functions, SlopesTest, ::testing::Values("dot", "laplacian", "additive"),
                          [](const auto& test) { return std::string(test.param); });
 
+// Where all slopes of a row are the same, exactly what comes back to lse is left of them.
+class EqualSlopesTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(EqualSlopesTest, LeaveTheGradientOfLse) {
+  constexpr float kFar = 1000;
+  const PairFunction& f = FindPairFunction(GetParam());
+  // All sums of scalars of "additive" are positive; all keys of "umbral" are far above the query.
+  const bool is_cone = f.input == PairInput::kSquaredDistance;
+  for (const bool pass_d_lse : {false, true}) {
+    SCOPED_TRACE(pass_d_lse);
+    Problem<float> p = RandomProblem(f, {.shape = {1, 2, 1, 60, 250, 9, 300}, .left = 40});
+    p.pass_d_lse = pass_d_lse;
+    for (float& scalar : p.row) scalar += is_cone ? -kFar : kFar;
+    const Results<double> expected = p.InDouble().Run();
+    OnEveryTarget([&] {
+      const std::vector<float> actual = p.Run().at("d_row");
+      for (size_t n = 0; n < actual.size(); ++n) {
+        const double limit = pass_d_lse ? 3e-7 * std::fabs(expected.at("d_row")[n]) : 0;
+        ASSERT_NEAR(actual[n], pass_d_lse ? expected.at("d_row")[n] : 0, limit) << n;
+      }
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Functions, EqualSlopesTest, ::testing::Values("additive", "umbral"),
+                         [](const auto& test) { return std::string(test.param); });
+
 // Without the caller's, they are computed anew.
 TEST_P(LargeScoreTest, StatisticsThatAreNotKeptChangeNothing) {
   ProblemOptions options = {.shape = {2, 4, 2, 53, 70, 17, 19}, .right = 20, .dropout = 0.2};
