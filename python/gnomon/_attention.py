@@ -382,7 +382,7 @@ def attention(
             computed in float32 and rounded at the end. Processors with native bfloat16 products
             use these instead, with weights rounded to bfloat16. Under torch.autocast, q, k and v
             are first cast to its dtype, unless they are float64.
-        k: (B, Hkv, Lk, D), H a multiple of Hkv.
+        k: (B, Hkv, Lk, D), H a multiple of Hkv. Query head h reads key head h // (H / Hkv).
         v: (B, Hkv, Lk, Dv).
         similarity: one of gnomon.similarity, or a specification, "penumbral:gamma=0.5"; None is
             Dot().

@@ -43,7 +43,7 @@ def linear_attention(
     Args:
         q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU or an NVIDIA GPU; k and
             v must match.
-        k: (B, Hkv, Lk, D), H a multiple of Hkv.
+        k: (B, Hkv, Lk, D), H a multiple of Hkv, in the order of attention().
         v: (B, Hkv, Lk, Dv).
         feature: phi. "elu": elu(x) + 1 (Katharopoulos et al. 2020); "relu"; "favor": positive
             orthogonal random features exp(w.x - |x|^2 / 2), x divided by D^(1/4), which approximate

@@ -100,7 +100,7 @@ def varlen_attention(
 
     Args:
         q: (total_q, H, D), as in attention except for the axes; k and v likewise.
-        k: (total_k, Hkv, D), H a multiple of Hkv.
+        k: (total_k, Hkv, D), H a multiple of Hkv, in the order of attention().
         v: (total_k, Hkv, Dv).
         cu_seqlens_q: (n + 1,) non-decreasing integers from 0 to total_q: sequence boundaries.
             Sequences may be empty.

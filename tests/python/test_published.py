@@ -324,6 +324,49 @@ def test_sinusoids_of_mae():
     torch.testing.assert_close(ours, expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("radius", [1.0, 0.7])
+def test_cones_as_released(radius):
+    """The scores of the authors' public code, whose heights are squared or whose z is divided."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 2, 3, 40, 6, dtype=torch.float64).unbind()
+    q[..., -1] *= 2
+
+    def weights(similarity, q, k):
+        return gnomon.attention_weights(q, k, list(range(40)), similarity=similarity)
+
+    # Penumbral: heights below the horosphere by a sigmoid, places in proportion to them.
+    height_q, height_k = (torch.sigmoid(x[..., -1]) * radius for x in (q, k))
+    place_q, place_k = (
+        x[..., :-1] * height.unsqueeze(-1) for x, height in ((q, height_q), (k, height_k))
+    )
+    distance = torch.cdist(place_q, place_k)
+    a, b = height_q.unsqueeze(-1), height_k.unsqueeze(-2)
+    width_a, width_b = (radius**2 - a**2).sqrt(), (radius**2 - b**2).sqrt()
+    meeting = radius**2 - ((width_a + width_b - distance) / 2) ** 2
+    below = torch.maximum(torch.maximum(a, b) ** 2, meeting)
+    beyond = ((distance**2 + b**2 - a**2) / (2 * distance)) ** 2 + a**2
+    meets = (distance <= width_a) | ((distance - width_a) ** 2 + b**2 <= radius**2)
+    expected = -1.3 * torch.where(meets, below, beyond)
+    assert 0.05 < meets.double().mean() < 0.95
+    torch.testing.assert_close(
+        weights(gnomon.similarity.Penumbral(1.3, r=radius, score="height2"), q, k),
+        expected.softmax(-1),
+    )
+
+    # Umbral: z is divided by D.
+    q, k = (torch.cat([x[..., :-1], x[..., -1:] / 6], -1) for x in (q, k))
+    height_q, height_k = (x[..., -1].exp() for x in (q, k))
+    distance = torch.cdist(
+        q[..., :-1] * height_q.unsqueeze(-1), k[..., :-1] * height_k.unsqueeze(-1)
+    )
+    a, b = height_q.unsqueeze(-1), height_k.unsqueeze(-2)
+    common = (distance / math.sinh(radius) + a + b) / 2
+    expected = -1.3 * torch.maximum(torch.maximum(a, b), common)
+    torch.testing.assert_close(
+        weights(gnomon.similarity.Umbral(1.3, r=radius), q, k), expected.softmax(-1)
+    )
+
+
 def test_grid_bias_of_swin():
     torch.manual_seed(0)
     config = SwinConfig(

@@ -61,7 +61,8 @@ class MultiheadAttention(HeldTerms):
     Args:
         embed_dim: columns of the input and the output.
         num_heads: query heads; a divisor of embed_dim.
-        kv_heads: key and value heads, a divisor of num_heads; num_heads by default.
+        kv_heads: key and value heads, a divisor of num_heads; num_heads by default. Query head h
+            reads key head h // (num_heads / kv_heads).
         qk_dim: head_dim of q and k; by default embed_dim / num_heads, or the only size that the
             similarity accepts (1 for "additive").
         similarity: a specification, "penumbral:score=height2", or one of gnomon.similarity.
