@@ -56,6 +56,10 @@ _OF_TOKENS = ("tokens", "key_entries", "pairs", "keys", "queries", "offsets")
 _BY_OFFSET = frozenset(("alibi", "hype", "kerple", "rope", "sandwich", "t5"))
 _NOT_BY_OFFSET = frozenset(("angles", "axis", "key_angles", "scaling", "sections", "shape", "xpos"))
 
+# The mean length below which sequences share a call on CPUs: their own calls would take longer to
+# start than to run.
+_SHORT = 128
+
 
 @overload
 def varlen_attention(
@@ -115,7 +119,8 @@ def varlen_attention(
     Outside torch.compile, the host reads cu_seqlens_q and cu_seqlens_k, and consecutive sequences
     of equal length form a batch. All sequences form one call with segments and positions under
     torch.compile, with dropout, and with tensors that have one entry per token. Such a call does
-    not support rotations that depend on the length of a call.
+    not support rotations that depend on the length of a call. Short sequences without positions
+    also form one call on CPUs.
 
     Returns:
         o (total_q, H, Dv) in q's dtype, or (o, lse). The queries of a sequence without keys get 0,
@@ -213,6 +218,13 @@ def _attend(
         lengths_k = (
             lengths_q if packing.is_self else _lengths("cu_seqlens_k", packing.keys, k.shape[0])
         )
+        is_one_call = is_one_call or (
+            q.device.type == "cpu"
+            and packing.is_self
+            and not positions
+            and given.get("chunks") is None
+            and q.shape[0] < _SHORT * len(lengths_q)
+        )
     if is_one_call:
         places = given.get("chunks") is not None or not _depend_on_offsets(positions)
         given |= packing.arguments(q.shape[0], k.shape[0], places)
@@ -230,12 +242,13 @@ def _attend(
         runs, q.split(rows), k.split(columns), v.split(columns), strict=True
     ):
         a, b, c = (
-            x.unflatten(0, (count, length)).transpose(1, 2)
+            x.view(count, length, *x.shape[1:]).transpose(1, 2)
             for x, length in zip(tokens, (queries, keys, keys), strict=True)
         )
         call = given if queries == keys else given | {"query_offset": keys - queries}
         o, lse = attention(a, b, c, return_lse=True, **call)
-        outputs.append(o.transpose(1, 2).flatten(0, 1))
+        # Views: torch.cat copies them once.
+        outputs.extend(o.transpose(1, 2).unbind(0))
         if return_lse:
             sums.append(lse.transpose(0, 1).flatten(1))
     if not runs:

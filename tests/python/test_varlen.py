@@ -25,6 +25,7 @@ def ends_of(lengths):
 @pytest.fixture(params=["each", "one call"])
 def way(request, monkeypatch):
     """Both ways: a call for each length, and one call, which torch.compile takes."""
+    monkeypatch.setattr(_varlen, "_SHORT", 0)
     if request.param == "one call":
         monkeypatch.setattr(_varlen, "_applies_to_each", lambda *_: False)
     return request.param
@@ -413,3 +414,20 @@ def test_modules_of_nested_keys_of_other_lengths():
         module(nested[0], key_padding_mask=torch.zeros(8, 7) > 0)
     with pytest.raises(TypeError, match="key is not nested; expected all nested, or none"):
         module(nested[0], y.unsqueeze(0))
+
+
+@pytest.mark.parametrize("length", [40, 200])
+def test_short_sequences_form_one_call(length):
+    """Where sequences are short, calls of their own would mostly be overhead."""
+    lengths = [length, 0, 130, length + 7]
+    q, k, v = (torch.randn(sum(lengths), H, 8, dtype=torch.float64) for _ in range(3))
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            _varlen, "attention", lambda *a, **b: calls.append(a) or gnomon.attention(*a, **b)
+        )
+        found = gnomon.varlen_attention(q, k, v, ends_of(lengths), causal=True, return_lse=True)
+    expected = looped(q, k, v, lengths, lengths, lambda _: {"causal": True})
+    assert len(calls) == (1 if length == 40 else 4)
+    for own, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, theirs, atol=1e-12, rtol=1e-12)
