@@ -1,4 +1,4 @@
-// The attention operator on plain views: no Torch, no allocation by the caller.
+// The attention operator on plain views, without PyTorch; the caller allocates no scratch memory.
 //
 //   g_ij = x_i . y_j, or |x_i - y_j|^2
 //   s_ij = tau_hi (c_h f(g_ij; a_i, b_j, t_h) + beta_h(i, j) + r q_i . E_h(i, j)
@@ -6,12 +6,11 @@
 //   p_ij = softmax_j(s_ij | mask)
 //   o_i  = sum_j m_ij p_ij (v_j + W_h(i, j)),   lse_i = log sum_j exp(s_ij)
 //
-// f is the pair function of a similarity (src/definitions), c a factor for each query head, beta a
-// bias read from a table (by offset unless a layout says otherwise), E, F and W relative keys,
-// queries and values read from tables of rows, kappa a bias of the key, pi a bias of the pair (the
-// caller's own array), tau a temperature of the row, m the mask of dropout. No array of Lq x Lk
-// numbers is ever allocated, in either direction. Results are bitwise the same from run to run and
-// for any number of workers.
+// f is the pair function of a similarity (src/definitions), c a factor per query head, beta a bias
+// read from a table (by offset unless it has a layout), E, F and W relative keys, queries and
+// values read from tables of rows, kappa a per-key bias, pi a per-pair bias (the caller's own
+// array), tau a per-row temperature, m the dropout mask. No Lq x Lk array is ever allocated, in
+// either pass. Results are bitwise identical from run to run and for any number of workers.
 #ifndef GNOMON_ATTENTION_H_
 #define GNOMON_ATTENTION_H_
 
@@ -28,14 +27,14 @@
 
 namespace gnomon {
 
-// An argument that will not do; the message names it.
+// An invalid argument; the message names it.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Where the operator's tasks run. Run() calls body(0) ... body(workers - 1), at the same time if it
-// can, and returns when all have ended; body does not throw.
+// Runs the operator's tasks. Run() calls body(0) ... body(workers - 1), concurrently if it can, and
+// returns when all calls have returned; body does not throw.
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -43,7 +42,7 @@ class Executor {
   virtual void Run(int workers, const std::function<void(int)>& body) const = 0;
 };
 
-// All work on the calling thread.
+// Runs everything on the calling thread.
 const Executor& SerialExecutor();
 
 // std::thread workers, started for each call.
@@ -57,10 +56,10 @@ class ThreadExecutor final : public Executor {
   int workers_;
 };
 
-// What a pair function reads of x_i and y_j, its g: nothing, x_i . y_j, or |x_i - y_j|^2.
+// The input g of a pair function: nothing, x_i . y_j, or |x_i - y_j|^2.
 enum class PairInput { kNone, kInnerProduct, kSquaredDistance };
 
-// B batches; H query heads in groups of H / Hkv on one key head; D columns of x and y (0 where the
+// B batches; H query heads, of which H / Hkv share each key head; D columns of x and y (0 if the
 // pair function reads neither); Dv columns of v.
 struct AttentionShape {
   int64_t batch = 0;
@@ -84,11 +83,11 @@ struct View {
 
 enum class TokenType { kFloat32, kBFloat16, kFloat16 };
 
-// Tokens of the fused kernels, laid out as in a View: numbers of float32, or of 16 bits, which are
-// widened where the kernels read them. The last column of a row may be followed by anything.
+// Tokens of the fused kernels, laid out as in a View: float32, or 16-bit values that the kernels
+// widen as they read them. Any data may follow the last column of a row.
 struct Tokens {
   const void* data = nullptr;
-  std::array<int64_t, 3> stride = {0, 0, 0};  // in numbers
+  std::array<int64_t, 3> stride = {0, 0, 0};  // in elements
   TokenType type = TokenType::kFloat32;
 
   Tokens() = default;
@@ -97,7 +96,7 @@ struct Tokens {
          TokenType number_type = TokenType::kFloat32)
       : data(numbers), stride(strides), type(number_type) {}
 
-  // The numbers of a row, of that type.
+  // The elements of a row, as that type.
   const void* row(int64_t b, int64_t h, int64_t i) const {
     const int64_t offset = b * stride[0] + h * stride[1] + i * stride[2];
     return static_cast<const char*>(data) + offset * (type == TokenType::kFloat32 ? 4 : 2);
@@ -108,29 +107,29 @@ using TokensOf = std::conditional_t<std::is_same_v<T, float>, Tokens, View<const
 
 inline constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 
-// Positions in chunks of `size`, of which a query sees its own, `before` before it and `after`
-// after it.
+// Chunks of `size` positions. A query sees its own chunk, `before` chunks before it and `after`
+// chunks after it.
 struct Chunks {
   int64_t size = 0;  // 0: no chunks
   int64_t before = 0;
   int64_t after = 0;
 };
 
-// Query i stands at position p_i = query_offset + i, key j at p_j = j, unless the input has
-// positions of the caller's. Query i sees key j iff p_i - left <= p_j <= p_i + right,
-// key_starts[b] <= j < key_lengths[b], and both are of the same segment and of chunks that see each
-// other, and pairs is not 0 there. Causal is right = 0.
+// Query i is at position p_i = query_offset + i and key j at p_j = j, unless the input gives
+// positions. Query i sees key j iff p_i - left <= p_j <= p_i + right, key_starts[b] <= j <
+// key_lengths[b], both belong to the same segment and to chunks that see each other, and pairs is
+// not 0 there. Causal means right = 0.
 struct Mask {
   int64_t left = kUnbounded;
   int64_t right = kUnbounded;
   Chunks chunks = {};
   const int64_t* key_starts = nullptr;   // (B); null: 0
   const int64_t* key_lengths = nullptr;  // (B); null: Lk
-  // (B, Lq) and (B, Lk), contiguous, any numbers: packed documents. Both or neither.
+  // (B, Lq) and (B, Lk), contiguous, arbitrary integers: packed documents. Both or neither.
   const int32_t* query_segments = nullptr;
   const int32_t* key_segments = nullptr;
-  // (B, H, Lq, Lk), the caller's own array of pairs; stride 0 along axes that share it. Tiles of
-  // which nothing is seen are skipped. Null data: all is seen.
+  // (B, H, Lq, Lk), the caller's own array of pairs, with stride 0 along axes that share it. Fully
+  // masked tiles are skipped. Null data: no mask.
   View<const uint8_t> pairs = {};
 };
 
@@ -149,43 +148,43 @@ struct TableRange {
   int64_t end;
 };
 
-// An entry that every pair reads: the code of the key's position less that of the query's. Beyond
-// [begin, end) it is the nearest of them (clip), or none.
+// An entry that every pair reads: the code of the key's position minus that of the query's
+// position. Outside [begin, end), it is the nearest entry (clip), or none.
 struct EntryDifference {
   int64_t begin;
   int64_t end;
   bool clip;
 };
 
-// Which entries of a table a pair reads: what the pair takes is their sum, 0 if it reads none.
-// table_layout.h has those of the library. Keys are named by their positions.
+// Determines which table entries a pair reads; the pair's value is their sum, or 0 if it reads
+// none. table_layout.h contains the library's layouts. Keys are identified by their positions.
 class TableLayout {
  public:
   virtual ~TableLayout() = default;
   virtual int64_t size() const = 0;
-  // Appends what the query at position p reads with the keys at positions [begin, end), which are
-  // the columns.
+  // Appends the runs that the query at position p reads for the keys at positions [begin, end),
+  // which are the columns.
   virtual void AddRuns(int64_t p, int64_t begin, int64_t end,
                        std::vector<TableRun>* runs) const = 0;
-  // Holds all that queries at positions [first, last) read with keys [begin, end).
+  // Contains all entries that queries at positions [first, last) read for keys [begin, end).
   virtual TableRange Window(int64_t /*first*/, int64_t /*last*/, int64_t /*begin*/,
                             int64_t /*end*/) const {
     return {0, size()};
   }
-  // The most entries that Window() gives for so many queries and keys.
+  // Maximum size of Window() for so many queries and keys.
   virtual int64_t LargestWindow(int64_t /*queries*/, int64_t /*keys*/) const { return size(); }
-  // The most entries that one pair reads; 0: unknown.
+  // Maximum number of entries that one pair reads; 0: unknown.
   virtual int64_t MostEntries() const { return 0; }
-  // What AddRuns says, as differences: pairs of tokens that stand anywhere are looked up by these.
-  // Empty: there are none, and AddRuns is asked for each run of positions.
+  // The same as AddRuns, as differences, for tokens at arbitrary positions. Empty: not available,
+  // and AddRuns is called for each run of positions.
   virtual std::vector<EntryDifference> Differences() const { return {}; }
-  // The codes of a position in the n-th of them; nullopt: who stands there reads no entry.
+  // The codes of a position in the n-th difference; nullopt: a token there reads no entry.
   virtual std::optional<int64_t> KeyCode(size_t /*n*/, int64_t /*p*/) const { return {}; }
   virtual std::optional<int64_t> QueryCode(size_t /*n*/, int64_t /*p*/) const { return {}; }
 };
 
-// A table of biases for each head. By default entry n belongs to column - row = n - (Lq - 1), and
-// the table has Lq + Lk - 1 entries; with positions of the caller's it has a layout. -inf masks the
+// A table of biases per head. By default, entry n belongs to column - row = n - (Lq - 1), and the
+// table has Lq + Lk - 1 entries; if the input gives positions, it has a layout. -inf masks the
 // pair.
 template <class T>
 struct Bias {
@@ -194,8 +193,8 @@ struct Bias {
   const TableLayout* layout = nullptr;  // null: by offset
 };
 
-// Relative keys E and values W (Shaw et al. 2018) and relative queries F, which keys are multiplied
-// by (position to content, He et al. 2021), all read by one layout.
+// Relative keys E and values W (Shaw et al. 2018), and relative queries F, which are multiplied by
+// keys (position to content, He et al. 2021). All use one layout.
 template <class T>
 struct Relative {
   const TableLayout* layout = nullptr;  // null: none of them
@@ -208,27 +207,28 @@ struct Relative {
   bool value_heads = false;
   View<const T> key;  // k: (B, Hkv, Lk, key_dim)
   int64_t key_dim = 0;
-  // F: (1 or H, size, key_dim), contiguous; null: none. The layout is an OffsetLayout then
-  // (table_layout.h), and rows follow the offset p_i - p_j: row n is that of entry size - 1 - n.
+  // F: (1 or H, size, key_dim), contiguous; null: none. The layout must then be an OffsetLayout
+  // (table_layout.h), and rows are ordered by p_i - p_j: row n belongs to entry size - 1 - n.
   const T* queries = nullptr;
   bool query_heads = false;
 };
 
-// Weights are multiplied by 1 / (1 - rate), or by 0 with a chance of `rate`, which is decided by
-// `seed` and the pair's batch, head, row and column alone.
+// Weights are multiplied by 0 with probability `rate`, and by 1 / (1 - rate) otherwise. The choice
+// depends only on `seed` and on the pair's batch, head, row and column.
 struct Dropout {
   double rate = 0;
   uint64_t seed = 0;
 };
 
-// What is left out of a row's sum of weights by default: float32's own rounding of it.
+// The default tolerance: the rounding error of float32 in a row's sum of weights.
 inline constexpr double kDefaultTolerance = 0x1p-24;
 
 template <class T>
 struct AttentionInput {
   AttentionShape shape;
-  // x and y are of one type, v may be of another. Where all three are of bfloat16 and the processor
-  // multiplies that itself, the kernels let it, with weights rounded to it. Sums are fp32.
+  // x and y have the same type; v may have another. If all three are bfloat16 and the processor
+  // multiplies bfloat16 natively, the kernels use that, with weights rounded to bfloat16. Sums are
+  // fp32.
   TokensOf<T> x;                      // (B, H, Lq, D)
   TokensOf<T> y;                      // (B, Hkv, Lk, D)
   TokensOf<T> v;                      // (B, Hkv, Lk, Dv)
@@ -239,13 +239,14 @@ struct AttentionInput {
   Bias<const T> bias;
   const T* key_bias = nullptr;  // kappa: (B, H, Lk), contiguous; null: none
   // (B, H, Lk) and (B, H, Lq), contiguous, both or neither. kappa_j is then key_bias[j] -
-  // key_bias_base[i] + key_bias_low[j] in this order: sums over a long past, too large for the
-  // digits of T, keep them where base is near the biases of the keys that count. lse is that of
-  // these scores. Neither has a gradient: that of low is key_bias's, that of base is minus d_lse.
+  // key_bias_base[i] + key_bias_low[j], in this order. This keeps the precision of sums over a long
+  // past, which are too large for T, if base is close to the biases of the keys that matter. lse is
+  // computed from these scores. Neither has a gradient of its own: the gradient of low equals that
+  // of key_bias, and that of base equals -d_lse.
   const T* key_bias_low = nullptr;
   const T* key_bias_base = nullptr;
-  // pi: (B, H, Lq, Lk), the caller's own array; stride 0 along axes that share it. -inf masks the
-  // pair. Null data: none.
+  // pi: (B, H, Lq, Lk), the caller's own array, with stride 0 along axes that share it. -inf masks
+  // the pair. Null data: none.
   View<const T> pair_bias;
   Relative<T> relative;
   const T* temperature = nullptr;  // tau: (B, H, Lq), contiguous; null: 1
@@ -253,14 +254,14 @@ struct AttentionInput {
   Mask mask;
   int64_t query_offset = 0;
   const int64_t* query_offsets = nullptr;  // (B): instead of query_offset
-  // Of a row's sum of weights, what may be left out: tiles whose weights are proved to add less,
-  // all of them together, are not computed. 0: all are. Only biases that fall with the distance,
-  // and pair functions that give bounds, let anything be proved, and fp64 computes all. What is not
-  // finite is never left out.
+  // Share of a row's sum of weights that may be omitted: tiles whose weights provably sum to less,
+  // all of them together, are not computed. 0 computes everything, and so does fp64. Proofs require
+  // biases that decrease with distance and pair functions with bounds. Non-finite values are never
+  // omitted.
   double tolerance = kDefaultTolerance;
-  // (B, Lq) and (B, Lk), contiguous, both or neither: where queries and keys stand, in any order,
-  // instead of query_offset + i and j. Those of one batch lie less than 2^30 apart, but for keys
-  // outside key_starts and key_lengths.
+  // (B, Lq) and (B, Lk), contiguous, both or neither: the positions of queries and keys, in any
+  // order, instead of query_offset + i and j. Positions of one batch must lie less than 2^30 apart,
+  // except for keys outside key_starts and key_lengths.
   const int64_t* query_positions = nullptr;
   const int64_t* key_positions = nullptr;
 };
@@ -269,26 +270,26 @@ template <class T>
 struct AttentionOutput {
   View<T> o;         // (B, H, Lq, Dv); 0 in a row that sees no key
   T* lse = nullptr;  // (B, H, Lq), contiguous; natural logarithm, -inf in a row that sees no key
-  // (3, B, H, Lq), contiguous; null: not kept. Of each row, for the backward pass and for merging
-  // the results of parts of the keys: its largest score m in units of log2 (s_ij / ln 2), the sum
-  // of 2^(s_ij / ln 2 - m), and the number of that score's key; -1: there is none, or it is not
-  // known. lse alone would not do: its rounding, 6e-8 |lse|, is an error in every weight.
+  // (3, B, H, Lq), contiguous; null: not stored. Needed by the backward pass and for merging
+  // results of parts of the keys. For each row: its largest score m in units of log2 (s_ij / ln 2),
+  // the sum of 2^(s_ij / ln 2 - m), and the index of that score's key (-1: none or unknown). lse
+  // alone is not accurate enough: its rounding error, 6e-8 |lse|, would affect every weight.
   T* statistics = nullptr;
 };
 
-// What the backward pass reads besides the input.
+// Additional inputs of the backward pass.
 template <class T>
 struct AttentionBackwardInput {
   View<const T> o;
-  const T* lse = nullptr;    // (B, H, Lq), as the forward pass gave it
+  const T* lse = nullptr;    // (B, H, Lq), from the forward pass
   View<const T> d_o;         // (B, H, Lq, Dv)
   const T* d_lse = nullptr;  // (B, H, Lq), contiguous; null: zero
-  // (3, B, H, Lq), as the forward pass gave them; null: it is computed anew for them.
+  // (3, B, H, Lq), from the forward pass; null: recomputed.
   const T* statistics = nullptr;
 };
 
-// Gradients; a null pointer is not computed. All but the views are contiguous, in the shape of what
-// they belong to.
+// Gradients; those with a null pointer are not computed. All except the views are contiguous and
+// have the shape of the corresponding input.
 template <class T>
 struct AttentionGradient {
   View<T> x;
@@ -300,8 +301,8 @@ struct AttentionGradient {
   T* factor = nullptr;
   Bias<T> bias;  // batch_stride and layout as in the input
   T* key_bias = nullptr;
-  // (B, H, Lq, Lk), every element of which is written, 0 where a query does not see the key. Along
-  // batch or heads the stride may be 0: the gradient is then summed over them, in their order.
+  // (B, H, Lq, Lk), every element is written, 0 where a query does not see the key. The stride
+  // along batch or heads may be 0: the gradient is then summed over them in a fixed order.
   View<T> pair_bias;
   View<T> relative_query;
   T* relative_keys = nullptr;
@@ -321,27 +322,27 @@ struct GraphBackwardInput;
 template <class T>
 struct GraphGradient;
 
-// What a pair costs in the forward pass besides the inner product, the scale and the exponential:
-// simple operations (arithmetic, comparisons, choices) and special ones (roots, logarithms, angles,
-// divisions).
+// Operations per pair in the forward pass, in addition to the inner product, the scale and the
+// exponential: simple ones (arithmetic, comparisons, selections) and special ones (roots,
+// logarithms, angles, divisions).
 struct OperationCount {
   int simple = 0;
   int special = 0;
 };
 
-// A pair function and the engine for it. Those of the library come from FindPairFunction; another
-// definition compiled with src/core/kernel_template.cc has one of its own.
+// A pair function with its engine. FindPairFunction returns the library's pair functions; other
+// definitions get theirs by compiling src/core/kernel_template.cc.
 struct PairFunction {
   const char* name;
   int row_scalars;
   int column_scalars;
   int head_scalars;
   PairInput input;
-  // fp32: the fused engine for the processor's instruction set.
+  // fp32: fused engine for the processor's instruction set.
   void (*forward)(const AttentionInput<float>&, const AttentionOutput<float>&, const Executor&);
   void (*backward)(const AttentionInput<float>&, const AttentionBackwardInput<float>&,
                    const AttentionGradient<float>&, const Executor&);
-  // fp64: plain loops, the oracle of the tests.
+  // fp64: plain loops, the reference of the tests.
   void (*reference_forward)(const AttentionInput<double>&, const AttentionOutput<double>&,
                             const Executor&);
   void (*reference_backward)(const AttentionInput<double>&, const AttentionBackwardInput<double>&,
@@ -357,18 +358,19 @@ struct PairFunction {
   void (*reference_graph_backward)(const GraphInput<double>&, const GraphBackwardInput<double>&,
                                    const GraphGradient<double>&, const Executor&);
   OperationCount operations;
-  // Bounds of f, f[0] <= f <= f[1], for all g in [g[0], g[1]] and all b with b[2 s] <= b_s <=
-  // b[2 s + 1], in fp64. Null if the definition gives none: its tiles are never left out.
+  // Bounds of f, f[0] <= f <= f[1], for all g in [g[0], g[1]] and all b with b[2 s] <= b_s <= b[2 s
+  // + 1], in fp64. Null if the definition has no bounds: its tiles are then never skipped.
   void (*bounds)(const double* g, const double* a, const double* b, const double* t, double* f);
 };
 
 // The library's own pair functions, by name.
 const std::vector<const PairFunction*>& PairFunctions();
 
-// Makes one from outside the library known to FindPairFunction. It must stay where it is.
+// Registers an external pair function for FindPairFunction. The object must stay at the same
+// address.
 void AddPairFunction(const PairFunction& function);
 
-// Throws Error naming the known ones if there is none of that name.
+// Throws Error, listing the known names, if there is no function with that name.
 const PairFunction& FindPairFunction(std::string_view name);
 
 // Checks the views against the shape (throws Error), then runs the kernels.
@@ -387,9 +389,9 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<double
                        const AttentionGradient<double>& gradient,
                        const Executor& executor = SerialExecutor());
 
-// Instruction sets that this build has kernels for and this processor can run, best first (for
-// example "AVX3", "AVX2", "SSE4", "SCALAR"), and the choice of one of them for all later calls; the
-// best is chosen by default, or the one that the environment variable GNOMON_TARGET names.
+// The instruction sets that both this build and this processor support, best first (for example
+// "AVX3", "AVX2", "SSE4", "SCALAR"), and the choice of one for all later calls. The default is the
+// best, or the one that the environment variable GNOMON_TARGET names.
 std::vector<std::string> Targets();
 void SetTarget(std::string_view name);
 std::string CurrentTarget();

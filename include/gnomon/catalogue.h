@@ -1,6 +1,6 @@
-// The similarities and positions of the library, as data: what `gnomon list` prints, what the
-// specifications of calls, modules and the command line may contain, and what a program may ask
-// about a term that it does not know. No Torch.
+// The similarities and positions of the library, as data: the output of `gnomon list`, the valid
+// specifications of calls, modules and the command line, and the properties of a term that a
+// program may query. Does not depend on PyTorch.
 //
 //   similarity = component
 //   position   = component ("+" component)*          their sum
@@ -18,59 +18,58 @@
 namespace gnomon {
 
 struct CatalogueParameter {
-  // What a specification may give, in the order of the names: a number, an integer, "true" or
-  // "false", one of the choices, the lengths of a grid's axes ("14x14"), numbers in the same way
-  // ("1x1.5x2"), a number for all heads or "learned" or "fixed", or nothing, since only a tensor
-  // will do.
+  // The values that a specification accepts, in the order of the names: a number, an integer,
+  // "true" or "false", one of the choices, the sizes of a grid's axes ("14x14"), numbers in the
+  // same form ("1x1.5x2"), a number for all heads or "learned" or "fixed", or none, if only a
+  // tensor is valid.
   enum class Kind { kNumber, kInteger, kFlag, kChoice, kShape, kNumbers, kHeads, kTable };
-  // What the entries of a table (its last axis) or its rows (the last axis but one) belong to.
+  // The index of a table's entries (its last axis) or rows (its last axis but one).
   enum class Index {
-    kNone,         // nothing that depends on places
+    kNone,         // independent of positions
     kBuckets,      // buckets of offsets
-    kOffsets,      // all offsets from a row of the call to a column
-    kNearOffsets,  // offsets up to some largest one
+    kOffsets,      // all offsets from rows to columns of the call
+    kNearOffsets,  // offsets up to a maximum
     kDistances,    // distances to the past
-    kKeys,         // columns of the call, a row of the table each
-    kKeyEntries,   // columns of the call, an entry each
+    kKeys,         // columns of the call, one row each
+    kKeyEntries,   // columns of the call, one entry each
     kGrid,         // offsets on a grid
     kFirstAxis,    // offsets along the first axis of a grid
-    kSecondAxis,   // and along the second
+    kSecondAxis,   // offsets along the second axis
     kQueries,      // rows of the call
     kPairs,        // pairs of a row and a column
     kTokens,       // tokens, whether rows or columns
-    kBucketRows    // buckets of distances p_i - p_j, a row each
+    kBucketRows    // buckets of distances p_i - p_j, one row each
   };
-  // As an argument of the term's class in Python and of its function in C++: none, since a module,
-  // a grid or a table says it; one that a caller must give; or one that may be left out, with the
-  // parameter's default.
+  // The argument of the term's Python class and C++ function: none (a module, a grid or a table
+  // determines the value), required, or optional with the parameter's default.
   enum class Argument { kNone, kRequired, kOptional };
 
   std::string name;
   Kind kind = Kind::kNumber;
-  // The value where a specification does not mention it, as a specification would give it; where
-  // that depends on something else it is empty, and `otherwise` says what it is.
+  // The default, in the form of a specification; empty if it depends on something else, which
+  // `otherwise` describes.
   std::string default_value = "";
   std::string otherwise = "";
-  // What it is, with the shape of a table: a phrase, or several.
+  // Description, including the shape of a table: one or more phrases.
   std::string meaning = "";
-  // The choice that it gives details of; classes take both together, scaling="yarn:factor=4".
+  // The choice that this parameter refines; classes accept both together, scaling="yarn:factor=4".
   std::string detail_of = "";
-  // The values of that choice which read it; with others it is refused. Empty: all read it.
+  // The values of that choice that use the parameter; it is an error with others. Empty: all.
   std::vector<std::string> read_by = {};
   std::vector<std::string> choices = {};
-  // The range of a number or an integer; `above`: the lowest itself is excluded.
+  // The range of a number or an integer; `above`: the lowest value is excluded.
   std::optional<double> lowest = std::nullopt;
   std::optional<double> highest = std::nullopt;
   bool above = false;
-  // Whether it may be a tensor, "name=tensor" with the tensor beside the specification.
+  // Whether it may be a tensor: "name=tensor", with the tensor passed along with the specification.
   bool takes_tensor = false;
   Index index = Index::kNone;  // of a table
   Argument argument = Argument::kNone;
-  // Of an encoding: what the argument is called; empty: as the parameter is.
+  // For encodings: the name of the argument; empty: the parameter's name.
   std::string argument_name = "";
-  // Of a table: whether only calls take it, since no module has one to begin with.
+  // For tables: whether only calls accept it, because modules have no initial value for it.
   bool of_call = false;
-  // Of a shape that always has the same axes: what their lengths are called, each an argument.
+  // For a shape with a fixed number of axes: the names of their lengths, which are arguments.
   std::vector<std::string> axes = {};
 
   // "number", "abs | odd | cosh".
@@ -78,61 +77,61 @@ struct CatalogueParameter {
 };
 
 struct CatalogueEntry {
-  // What it does.
+  // What the term does.
   enum class Role {
-    kSimilarity,   // gives the scores of pairs
+    kSimilarity,   // computes the scores of pairs
     kNone,         // nothing
     kEmbedding,    // is added to the embeddings
     kRotation,     // rotates coordinates of q and k
-    kBias,         // is added to scores, by offset in the sequence or along the axes of a grid
-    kGridBias,     // is added to scores, from a table over the offsets on a grid
-    kKeyBias,      // is added to scores, by key
-    kPairBias,     // is added to scores, by pair
+    kBias,         // adds to scores, by offset in the sequence or along the axes of a grid
+    kGridBias,     // adds to scores, from a table over the offsets on a grid
+    kKeyBias,      // adds to scores, by key
+    kPairBias,     // adds to scores, by pair
     kContent,      // adds products of the query and the rows of tables to scores
-    kNorm,         // normalises q and k before anything else acts on them
+    kNorm,         // normalises q and k before all other terms
     kTemperature,  // multiplies all scores of a row
-    kSink,         // is one more score in the softmax
+    kSink,         // adds one more score to the softmax
     kGate          // multiplies the output
   };
 
   std::string name;
-  std::string title;  // as a person says it, "RoPE"
+  std::string title;  // display name, such as "RoPE"
   std::string formula;
-  // For pages: the formula in LaTeX, and what it leaves unsaid. Where both are empty, `formula` is
-  // words.
+  // For documentation pages: the formula in LaTeX, and a note that completes it. If both are empty,
+  // `formula` consists of words.
   std::string latex = "";
   std::string note = "";
-  // What else a caller should know: paragraphs with an empty line between them, and items of a
-  // list, each a line that begins with "- ".
+  // Further information for callers: paragraphs separated by empty lines, and list items, each on a
+  // line that begins with "- ".
   std::string details = "";
   std::string source;
   Role role = Role::kSimilarity;
   std::vector<CatalogueParameter> parameters = {};
-  // Operations for each pair of a query and a key in the forward pass, besides the inner product,
-  // the scale and the exponential: "5 + 1", simple ones (arithmetic, comparisons, choices) and
+  // Operations per query-key pair in the forward pass, in addition to the inner product, the scale
+  // and the exponential, such as "5 + 1": simple ones (arithmetic, comparisons, selections) and
   // special ones (roots, logarithms, angles, divisions).
   std::string cost = "";
-  // What it needs of a call.
+  // Requirements on the call.
   bool needs_grid = false;
   bool needs_causal = false;
   bool needs_dot = false;
-  // Whether what it gives a key is a sum over other keys, which those of one part do not know.
+  // Whether its value for a key is a sum over other keys, which a part of the keys cannot compute.
   bool sums_over_keys = false;
-  bool takes_scale = false;  // of a similarity: whether the argument `scale` multiplies its scores
-  // Of an encoding: whether it reads other tokens, of which a causal one sees the earlier alone.
-  // Its class has the argument `causal` then.
+  bool takes_scale = false;  // for similarities: whether the argument `scale` multiplies the scores
+  // For encodings: whether it reads other tokens (a causal one reads only earlier ones). Its class
+  // then has the argument `causal`.
   bool takes_causal = false;
-  // Its class in Python and its function in C++, "HyPE"; empty: it has none.
+  // Name of the Python class and the C++ function, such as "HyPE"; empty: none.
   std::string class_name = "";
-  // The file that LoadTerms read it from; empty: the library's own.
+  // The file that LoadTerms loaded it from; empty: built in.
   std::string library = "";
 
   const CatalogueParameter* Find(const std::string& parameter) const;
-  // Whether it has a table that is indexed so.
+  // Whether it has a table with this index.
   bool HasTable(CatalogueParameter::Index index) const;
   // "attention(), modules; dot and causal".
   std::string use() const;
-  // Of a position: what its tokens lie on, "sequence, grid".
+  // For positions: where its tokens lie, "sequence, grid".
   std::string tokens() const;
 };
 
@@ -140,23 +139,22 @@ struct CatalogueEntry {
 // "pair_bias", "content", "norm", "temperature", "sink", "gate".
 const char* RoleName(CatalogueEntry::Role role);
 
-// Both in the order in which they are listed: dot first, then by name; "none" first, then by role
-// and by name.
+// Both in listing order: dot first, then by name; "none" first, then by role and name.
 std::vector<CatalogueEntry> SimilarityCatalogue();
 std::vector<CatalogueEntry> PositionCatalogue();
 
 // All of that as JSON: {"similarities": [...], "positions": [...]}, with the fields above.
 std::string CatalogueJson();
 
-// Loads a shared library of terms, made by gnomon_add_terms() of gnomon's CMake package, and
-// returns their names. From then on they can be used like the library's own. Loading a library
-// again adds nothing and returns the same names, even if the file is another one by now. Throws
-// c10::ValueError if there is no such file, if it was built for another gnomon or another PyTorch,
-// if it has no terms, or if a name is taken; then it adds nothing.
+// Loads a shared library of terms, built with gnomon_add_terms() of gnomon's CMake package, and
+// returns their names. The terms can then be used like built-in ones. Loading a library again adds
+// nothing and returns the same names, even if the file has changed. Throws c10::ValueError, without
+// adding anything, if the file does not exist, if it was built for another version of gnomon or
+// PyTorch, if it contains no terms, or if a name is taken.
 std::vector<std::string> LoadTerms(const std::string& path);
 
-// A specification as a person would say it: "RoPE + learned HyPE" for "rope+hype:tau=learned".
-// Mistakes throw c10::ValueError.
+// The display name of a specification: "RoPE + learned HyPE" for "rope+hype:tau=learned". Throws
+// c10::ValueError if it is invalid.
 std::string SimilarityTitle(const std::string& specification);
 std::string PositionTitle(const std::string& specification);
 

@@ -1,11 +1,12 @@
-// Attention over the edges of a graph, on plain views: no Torch.
+// Attention over the edges of a graph, on plain views, without PyTorch.
 //
 //   o_i = sum_e p_e v_{j(e)},   p_e = exp(s_e) / sum exp(s),   both sums over the edges of row i
 //
-// with the scores s of gnomon/attention.h, without bias and mask. The graph is in compressed rows
-// (CSR): edges indptr[i] ... indptr[i + 1] - 1 belong to query i, and edge e leads to the key
-// indices[e]. An edge that is there twice counts twice. Memory is O(E H) beside the arguments, in
-// both directions. Results are bitwise the same from run to run and for any number of workers.
+// with the scores s of gnomon/attention.h, without bias and mask. The graph is a sparse matrix in
+// CSR format: edges indptr[i] ... indptr[i + 1] - 1 belong to query i, and edge e leads to the key
+// indices[e]. Duplicate edges are counted once per occurrence. Both passes use O(E H) memory in
+// addition to the arguments. Results are bitwise identical from run to run and for any number of
+// workers.
 #ifndef GNOMON_GRAPH_H_
 #define GNOMON_GRAPH_H_
 
@@ -16,20 +17,20 @@
 namespace gnomon {
 
 struct GraphShape {
-  int64_t heads = 0;      // H, in groups of H / Hkv on one key head
+  int64_t heads = 0;      // H; H / Hkv of them share each key head
   int64_t key_heads = 0;  // Hkv
   int64_t queries = 0;    // N
-  int64_t keys = 0;       // Nk: N where queries and keys are the same nodes
+  int64_t keys = 0;       // Nk: N if queries and keys are the same nodes
   int64_t edges = 0;      // E
   int64_t dim = 0;        // D
   int64_t value_dim = 0;  // Dv
 };
 
-// The views are those of attention with one batch: row(0, head, node).
+// The views are those of attention with batch size 1: row(0, head, node).
 template <class T>
 struct GraphInput {
   GraphShape shape;
-  const int64_t* indptr = nullptr;    // (N + 1), from 0 to E, never falling
+  const int64_t* indptr = nullptr;    // (N + 1), from 0 to E, non-decreasing
   const int64_t* indices = nullptr;   // (E), each in [0, Nk)
   View<const T> x;                    // (H, N, D)
   View<const T> y;                    // (Hkv, Nk, D)
@@ -44,24 +45,24 @@ template <class T>
 struct GraphOutput {
   View<T> o;         // (H, N, Dv); 0 in a row without edges
   T* lse = nullptr;  // (N, H), contiguous; natural logarithm, -inf in a row without edges
-  // (3, N, H), contiguous; null: not kept. As in gnomon/attention.h, with the number of an edge
-  // instead of that of a key.
+  // (3, N, H), contiguous; null: not stored. As in gnomon/attention.h, with the index of an edge
+  // instead of a key.
   T* statistics = nullptr;
 };
 
-// What the backward pass reads besides the input.
+// Additional inputs of the backward pass.
 template <class T>
 struct GraphBackwardInput {
   View<const T> o;
-  const T* lse = nullptr;    // (N, H), as the forward pass gave it
+  const T* lse = nullptr;    // (N, H), from the forward pass
   View<const T> d_o;         // (H, N, Dv)
   const T* d_lse = nullptr;  // (N, H), contiguous; null: zero
-  // (3, N, H), as the forward pass gave them; null: it is computed anew for them.
+  // (3, N, H), from the forward pass; null: recomputed.
   const T* statistics = nullptr;
 };
 
-// Gradients; a null pointer is not computed. All but the views are contiguous, in the shape of what
-// they belong to.
+// Gradients; those with a null pointer are not computed. All except the views are contiguous and
+// have the shape of the corresponding input.
 template <class T>
 struct GraphGradient {
   View<T> x;

@@ -1,4 +1,4 @@
-// Layouts of the tables that pairs of tokens read: by offset, by key, over a grid.
+// Layouts of the tables that pairs of tokens read: by offset, by key, or over a grid.
 #ifndef GNOMON_TABLE_LAYOUT_H_
 #define GNOMON_TABLE_LAYOUT_H_
 
@@ -11,8 +11,8 @@
 
 namespace gnomon {
 
-// Entry n belongs to the offset p_j - p_i = n - past, for offsets -past ... future. Beyond them a
-// pair reads the nearest entry (kClip) or none (kZero).
+// Entry n belongs to the offset p_j - p_i = n - past, for offsets -past ... future. Outside this
+// range, a pair reads the nearest entry (kClip) or none (kZero).
 class OffsetLayout final : public TableLayout {
  public:
   enum class Far { kClip, kZero };
@@ -55,24 +55,24 @@ class KeyLayout final : public TableLayout {
   int64_t keys_;
 };
 
-// Tokens on a grid, row-major, behind `prefix` tokens that read nothing, neither as queries nor as
-// keys. A token's position is its place in this order.
+// Tokens on a grid in row-major order, after `prefix` tokens that read no entry, neither as queries
+// nor as keys. A token's position is its index in this order.
 //   kTable: one entry for the offsets along all axes, row-major over (2 n_1 - 1, 2 n_2 - 1, ...)
-//     with the offset + n_a - 1 along axis a;
-//   kAxes: a sum of one entry for each axis, tables of 2 n_a - 1 entries one behind the other.
+//     with the index offset + n_a - 1 along axis a;
+//   kAxes: the sum of one entry per axis, from consecutive tables of 2 n_a - 1 entries.
 class GridLayout final : public TableLayout {
  public:
   enum class Kind { kTable, kAxes };
 
-  // At least one axis; throws Error unless its lengths are positive, prefix is not negative and all
-  // tokens are at most 2^30.
+  // Throws Error unless there is at least one axis, all lengths are positive, prefix is not
+  // negative, and there are at most 2^30 tokens.
   GridLayout(std::vector<int64_t> shape, int64_t prefix, Kind kind);
 
   const std::vector<int64_t>& shape() const { return shape_; }
   int64_t prefix() const { return prefix_; }
   Kind kind() const { return kind_; }
   int64_t tokens() const { return tokens_; }
-  // Of each axis, its first entry, and by how many entries an offset of one moves.
+  // For each axis, its first entry and the stride of an offset of one.
   const std::vector<int64_t>& first() const { return first_; }
   const std::vector<int64_t>& stride() const { return stride_; }
   int64_t size() const override { return size_; }
@@ -85,7 +85,7 @@ class GridLayout final : public TableLayout {
   std::optional<int64_t> QueryCode(size_t n, int64_t p) const override;
 
  private:
-  // The coordinate of a place along an axis.
+  // The coordinate of a position along an axis.
   int64_t Coordinate(size_t axis, int64_t p) const;
 
   std::vector<int64_t> shape_;

@@ -1,15 +1,14 @@
-// Attention on Torch tensors: any similarity, any position, exact gradients through autograd,
-// memory linear in the lengths.
+// Attention on PyTorch tensors, with any similarity and any position, exact gradients through
+// autograd, and memory linear in the lengths.
 //
 //   o = gnomon::attention(q, k, v, AttentionOptions()
 //                                      .similarity(similarity::Umbral(gamma))
 //                                      .position(position::RoPE() + position::ALiBi(slopes))
 //                                      .causal(true));
 //
-// In every formula below, query row i is at position p_i = query_offset + i and key column j at
-// p_j = j, unless positions are given.
-// Mistakes throw c10::ValueError (a shape or a value), c10::TypeError (a dtype or a device) or
-// c10::NotImplementedError (what this version does not offer), naming the argument.
+// In every formula below, query row i is at position p_i = query_offset + i and key column j at p_j
+// = j, unless positions are given. Invalid arguments throw c10::ValueError (shape or value),
+// c10::TypeError (dtype or device) or c10::NotImplementedError (unsupported), naming the argument.
 #ifndef GNOMON_TORCH_ATTENTION_H_
 #define GNOMON_TORCH_ATTENTION_H_
 
@@ -36,7 +35,7 @@ struct AttentionOptions {
     Window(int64_t both) : pair(both, both) {}  // NOLINT: implicit
   };
 
-  // One position, or several for their sum.
+  // One position, or several, which are summed.
   struct Positions : std::vector<Position> {
     using vector::vector;
     Positions(std::vector<Position> several) : vector(std::move(several)) {}  // NOLINT: implicit
@@ -51,95 +50,94 @@ struct AttentionOptions {
   // p_j <= p_i only.
   TORCH_ARG(bool, causal) = false;
   // (left, right), both inclusive: p_i - left <= p_j <= p_i + right; nullopt is unbounded, and one
-  // number is both.
+  // number sets both.
   TORCH_ARG(std::optional<Window>, window);
-  // (B,) integers, or () for all batches: batch b sees only the columns from key_starts[b] to
-  // before key_lengths[b]. Columns outside may hold NaN; positions are not shifted.
+  // (B,) integers, or () for all batches: batch b sees only columns with key_starts[b] <= j <
+  // key_lengths[b]. Columns outside may contain NaN; positions are not shifted.
   TORCH_ARG(std::optional<torch::Tensor>, key_starts);
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
   // (B, Lq) and (B, Lk) integers within int32, or (Lq,) and (Lk,) for all batches: a query sees
-  // only the keys of its own segment (packed documents). Both or neither.
+  // only keys of its own segment (packed documents). Both or neither.
   TORCH_ARG(std::optional<torch::Tensor>, query_segments);
   TORCH_ARG(std::optional<torch::Tensor>, key_segments);
-  // Any sign. nullopt means 0 where Lq = Lk; elsewhere it is an error together with causal, a
+  // Any sign. nullopt means 0 if Lq = Lk; otherwise it is an error in combination with causal, a
   // window or a position.
   TORCH_ARG(std::optional<int64_t>, query_offset);
-  // (B,) integers, or () for all batches: an offset for each batch, instead of query_offset.
+  // (B,) integers, or () for all batches: one offset per batch, instead of query_offset.
   TORCH_ARG(std::optional<torch::Tensor>, query_offsets);
   // (B, Lq) integers, or (Lq,) for all batches, of any sign and in any order: the positions p_i of
-  // the queries, and (B, Lk) or (Lk,) the positions p_j of the keys, for masks as well as for
-  // everything else that depends on positions, instead of query_offset and columns. Where Lq = Lk
-  // the keys have the positions of the queries by default. On a grid a position is a place in
-  // row-major order, and the table of OffsetBias is indexed by position, (H, 2 n - 1) with offset 0
-  // in its middle. The positions of a batch must lie less than 2^30 apart and, with biases by
-  // offset, have at most 2^22 differences.
+  // the queries, and (B, Lk) or (Lk,) for the positions p_j of the keys. They replace query_offset
+  // and the column indices in masks and in all other terms that depend on positions. If Lq = Lk,
+  // the keys have the positions of the queries by default. On a grid, a position is an index in
+  // row-major order. The table of OffsetBias is then indexed by position, (H, 2 n - 1) with offset
+  // 0 in the middle. The positions of a batch must lie less than 2^30 apart and, with biases by
+  // offset, have at most 2^22 different offsets.
   TORCH_ARG(std::optional<torch::Tensor>, positions);
   TORCH_ARG(std::optional<torch::Tensor>, key_positions);
-  // Multiplies the dot product and content terms, by default 1/sqrt(D); an error where there is
+  // Multiplies the dot product and content terms, by default 1/sqrt(D); an error if the call has
   // neither.
   TORCH_ARG(std::optional<double>, scale);
-  // {size, before, after}: positions are divided into chunks of that size, and a query sees its own
-  // chunk and so many before and after it. With Relative, this is the relative local attention of
-  // Huang et al. 2019.
+  // {size, before, after}: positions are divided into chunks of this size, and a query sees its own
+  // chunk and the given numbers of chunks before and after it. Together with Relative, this is the
+  // relative local attention of Huang et al. 2019.
   TORCH_ARG(std::optional<std::vector<int64_t>>, chunks);
-  // (H,) or (B, H, Lq), or () for all: one more score in each row's softmax, whose key has no value
-  // (Agarwal et al. 2025, gpt-oss). o is multiplied by sigmoid(lse - sink), and lse then includes
-  // the sink. -inf means no sink.
+  // (H,) or (B, H, Lq), or () for all: one more score in each row's softmax, for a key without a
+  // value (Agarwal et al. 2025, gpt-oss). o is multiplied by sigmoid(lse - sink), and lse then
+  // includes the sink. -inf means no sink.
   TORCH_ARG(std::optional<torch::Tensor>, sink);
-  // Booleans that broadcast to (B, H, Lq, Lk): true where query i sees key j, unless another mask
-  // hides it. Blocks in which nothing is seen are skipped.
+  // Booleans that broadcast to (B, H, Lq, Lk): true where query i may see key j (other masks still
+  // apply). Fully masked blocks are skipped.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
   // A tensor that broadcasts to (B, H, Lq): multiplies all of s_ij, biases included, except the
   // sink (scalable softmax, Nakanishi 2025; Llama 4).
   TORCH_ARG(std::optional<torch::Tensor>, temperature);
   // The probability of dropping a weight; the others are multiplied by 1 / (1 - dropout), and lse
-  // includes all weights. What is dropped depends only on the seed and on the batch, head, row and
-  // column of a pair; without a seed, Torch's generator draws one.
+  // includes all weights. The dropped weights depend only on the seed and on the batch, head, row
+  // and column of a pair; without a seed, PyTorch's generator draws one.
   TORCH_ARG(double, dropout) = 0;
   TORCH_ARG(std::optional<int64_t>, seed);
-  // "mean", sum_j p_ij v_j; "einstein_midpoint", sum_j p_ij g_j v_j / sum_j p_ij g_j with
-  // g_j = 1 / sqrt(1 - |v_j|^2), of values in the Klein ball, those outside being pulled to its
-  // edge (Gulcehre et al. 2019): log g_j is added to s_ij; "lorentz_centroid", m sqrt(c /
-  // |(m.m)_L|) with m = sum_j p_ij v_j, of values on the hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ...
-  // = -c, time first (Law et al. 2019); c is that of similarity::Lorentz, otherwise 1.
+  // "mean", sum_j p_ij v_j; "einstein_midpoint", sum_j p_ij g_j v_j / sum_j p_ij g_j with g_j = 1 /
+  // sqrt(1 - |v_j|^2), of values in the Klein ball, with values outside projected onto its boundary
+  // (Gulcehre et al. 2019); log g_j is added to s_ij; "lorentz_centroid", m sqrt(c / |(m.m)_L|)
+  // with m = sum_j p_ij v_j, of values on the hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c, time
+  // first (Law et al. 2019), where c is taken from similarity::Lorentz, otherwise 1.
   TORCH_ARG(std::string, aggregation) = "mean";
-  // At least 0, below 1: how much may be left out of a row's sum of weights, relative to that sum.
-  // Blocks of keys that are proved to add less than this, all of them together, are not computed,
-  // neither forward nor backward; biases that fall with the distance make such proofs possible. The
-  // default, 2^-24, is float32's own rounding; 0 computes everything, as float64 always does. What
-  // is not finite is never left out.
+  // At least 0 and below 1: the share of a row's sum of weights that may be omitted. Blocks of keys
+  // whose weights provably sum to less than this, all of them together, are not computed, neither
+  // in the forward nor in the backward pass. Such proofs require biases that decrease with
+  // distance. The default, 2^-24, is the rounding error of float32; 0 computes everything, and so
+  // does float64. Non-finite values are never omitted.
   TORCH_ARG(double, tolerance) = kDefaultTolerance;
 };
 
-// q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv, bfloat16,
-// float16, float32 or float64 on the CPU, or but for float64 on a GPU of NVIDIA's;
-// returns o (B, H, Lq, Dv) in the dtype of q. On the CPU bfloat16 and float16 are
-// widened as the kernels read them, computed in float32 and rounded at the end; a processor that
-// multiplies bfloat16 natively does so instead, with weights rounded to it. A row that sees no key
-// gives 0.
+// q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv; bfloat16, float16,
+// float32 or, on the CPU only, float64. Returns o (B, H, Lq, Dv) in the dtype of q. On the CPU,
+// bfloat16 and float16 are widened as the kernels read them, and accumulated in float32; processors
+// with native bfloat16 multiplication use it, with weights rounded to bfloat16. Rows that see no
+// key are 0.
 torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                         const AttentionOptions& options = {});
 
-// Adds lse (B, H, Lq), in float32 or float64: the natural logarithm of sum_j exp(s_ij), s as
-// documented, constants included; differentiable. A row that sees no key gives -inf.
+// Also returns lse (B, H, Lq), in float32 or float64: the natural logarithm of sum_j exp(s_ij),
+// with s as documented, including constants; differentiable. Rows that see no key have -inf.
 std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor& q,
                                                             const torch::Tensor& k,
                                                             const torch::Tensor& v,
                                                             const AttentionOptions& options = {});
 
-// The weights p_ij (B, H, rows, Lk) by which attention with those options multiplies the values,
-// for the given rows of q, in its dtype; without dropout and aggregation. Differentiable. Rows
-// count from 0, or backwards from -1, the last; memory is their number times Lk. A row that sees no
-// key gives 0.
+// The attention weights p_ij (B, H, rows, Lk) for the given rows of q, in its dtype, without
+// dropout and aggregation. Differentiable. Rows count from 0, or backwards from -1 (the last).
+// Memory is proportional to the number of rows times Lk. Rows that see no key are 0.
 torch::Tensor attention_weights(const torch::Tensor& q, const torch::Tensor& k,
                                 const std::vector<int64_t>& rows = {-1},
                                 const AttentionOptions& options = {});
 
-// The slopes (H,) of ALiBi, float64: 2^(-8 (h + 1) / H) where H is a power of two; otherwise those
-// of the power of two below H, then every second one of the next (Press et al. 2022).
+// The slopes (H,) of ALiBi, float64: 2^(-8 (h + 1) / H) if H is a power of two; otherwise the
+// slopes for the power of two below H, followed by every second slope for the next power (Press et
+// al. 2022).
 torch::Tensor alibi_slopes(int64_t num_heads);
 
-// The buckets of T5 for integers p_j - p_i of any shape, int64 (Raffel et al. 2020).
+// The T5 buckets of integers p_j - p_i of any shape, int64 (Raffel et al. 2020).
 torch::Tensor t5_bucket(const torch::Tensor& relative_position, bool bidirectional,
                         int64_t num_buckets = 32, int64_t max_distance = 128);
 
@@ -151,14 +149,16 @@ torch::Tensor sinusoid(const torch::Tensor& positions, int64_t dim,
                        const std::string& layout = "interleaved");
 
 // The sinusoids (prefix + the product of shape, dim) of tokens on a grid in row-major order: dim is
-// split evenly over the axes, each part the sinusoids of one coordinate. Zero for the prefix.
+// divided evenly among the axes; each part contains the sinusoids of one coordinate. Zero for the
+// prefix.
 torch::Tensor grid_sinusoid(const std::vector<int64_t>& shape, int64_t dim,
                             const std::string& layout = "interleaved", int64_t prefix = 0);
 
-// q and k with 2 * copies more columns, whose inner product is sqrt(D) times the odd HyPE bias, for
-// kernels without a bias: keep their scale at 1/sqrt(D), D being the head size before. tau and mu
-// are (H,); k gets the H heads of q (Angelotti 2023). axes is the shape of a grid that the tokens
-// lie on in row-major order; the bias is then the sum over its axes, with 2 * copies columns each.
+// Appends 2 * copies columns to q and k whose inner product is sqrt(D) times the odd HyPE bias, for
+// kernels without bias support: keep their scale at 1/sqrt(D), where D is the original head
+// dimension. tau and mu are (H,); k is expanded to the H heads of q (Angelotti 2023). axes is the
+// shape of a grid that the tokens lie on in row-major order; the bias is then the sum over its
+// axes, with 2 * copies columns each.
 std::tuple<torch::Tensor, torch::Tensor> hype_augment(const torch::Tensor& q,
                                                       const torch::Tensor& k, const HeadValue& tau,
                                                       const HeadValue& mu, int64_t copies = 1,
@@ -166,18 +166,19 @@ std::tuple<torch::Tensor, torch::Tensor> hype_augment(const torch::Tensor& q,
                                                       int64_t query_offset = 0);
 
 // The order that cones define on points (..., D), D >= 2, of the upper half-space, whose last
-// coordinate is the height (Tseng et al. 2023). cone "penumbral": below the horosphere of height r,
-// by default 1, heights clamped to [0, r]; "umbral": of balls of radius r, by default 0.1.
+// coordinate is the height (Tseng et al. 2023). cone "penumbral": below the horosphere of height r
+// (default 1), with heights clamped to [0, r]; "umbral": cast by balls of radius r (default 0.1).
 namespace cones {
 
-// Whether u is an ancestor of v, that is v in the cone of u: booleans in the shape that u and v
-// without their last axis broadcast to.
+// Whether u is an ancestor of v, that is, whether v lies in the cone of u. Booleans, with the shape
+// that u and v broadcast to without their last axis.
 torch::Tensor ancestor(const torch::Tensor& u, const torch::Tensor& v,
                        const std::string& cone = "penumbral",
                        std::optional<double> r = std::nullopt);
 
-// The lowest point whose cone contains u and v, (..., D). Points too far apart have none in a
-// penumbral cone below r; the result is then the top of the geodesic through both, higher than r.
+// The lowest point whose cone contains u and v, (..., D). Points that are too far apart have no
+// common ancestor below r in penumbral cones; the result is then the top of the geodesic through
+// both, which is higher than r.
 torch::Tensor lowest_common_ancestor(const torch::Tensor& u, const torch::Tensor& v,
                                      const std::string& cone = "penumbral",
                                      std::optional<double> r = std::nullopt);
@@ -186,14 +187,13 @@ torch::Tensor lowest_common_ancestor(const torch::Tensor& u, const torch::Tensor
 
 // Points of the hyperboloid (x.x)_L = -x_0^2 + x_1^2 + ... = -c, the model of a space of curvature
 // -1 / c that similarity::Lorentz and the aggregation lorentz_centroid use. c is a number, or a
-// tensor that broadcasts with points without their columns, (H, 1) with (B, H, L, D).
+// tensor that broadcasts with the points without their last axis, such as (H, 1) for (B, H, L, D).
 namespace lorentz {
 
-// The points above places x (..., D): (..., D + 1), the first coordinate being the time
-// sqrt(c + |x|^2).
+// Lifts x (..., D) to points (..., D + 1), whose first coordinate is the time sqrt(c + |x|^2).
 torch::Tensor lift(const torch::Tensor& x, const HeadValue& c = 1.0);
 
-// The point with the least sum of squared Lorentzian distances from points (..., n, D): (..., D)
+// The point (..., D) with the smallest sum of squared Lorentzian distances from points (..., n, D)
 // (Law et al. 2019).
 torch::Tensor centroid(const torch::Tensor& points, const HeadValue& c = 1.0);
 

@@ -1,10 +1,10 @@
-// Attention over the edges of a graph on Torch tensors: any similarity, exact gradients, memory
-// linear in the number of edges.
+// Attention over the edges of a graph on PyTorch tensors, with any similarity, exact gradients, and
+// memory linear in the number of edges.
 //
 //   o = gnomon::graph_attention(q, k, v, indptr, indices,
 //                               GraphAttentionOptions().similarity(similarity::Umbral(gamma)));
 //
-// Mistakes throw as in gnomon/torch/attention.h.
+// Invalid arguments throw as in gnomon/torch/attention.h.
 #ifndef GNOMON_TORCH_GRAPH_ATTENTION_H_
 #define GNOMON_TORCH_GRAPH_ATTENTION_H_
 
@@ -23,19 +23,19 @@ struct GraphAttentionOptions {
   TORCH_ARG(std::optional<double>, scale);
 };
 
-// o_i = sum_e p_e v_{indices[e]} over the edges e in [indptr[i], indptr[i + 1]) of node i, p the
-// softmax of their scores. q (N, H, D), k (Nk, Hkv, D), v (Nk, Hkv, Dv), H a multiple of Hkv, as in
-// attention(); keys may be other nodes than queries. indptr (N + 1,) and indices (E,) are integers,
-// the rows of a sparse matrix (CSR): indptr goes from 0 to E and never falls, indices are keys in
-// [0, Nk). An edge that is there twice counts twice. Returns o (N, H, Dv) in the dtype of q; 0 in a
-// row without edges.
+// o_i = sum_e p_e v_{indices[e]} over the edges e in [indptr[i], indptr[i + 1]) of node i, where p
+// is the softmax of their scores. q (N, H, D), k (Nk, Hkv, D), v (Nk, Hkv, Dv), H a multiple of
+// Hkv, as in attention(); keys may be other nodes than queries. indptr (N + 1,) and indices (E,)
+// are integers, a sparse matrix in CSR format: indptr is non-decreasing from 0 to E, and indices
+// are keys in [0, Nk). Duplicate edges are counted once per occurrence. Returns o (N, H, Dv) in the
+// dtype of q; rows without edges are 0.
 torch::Tensor graph_attention(const torch::Tensor& q, const torch::Tensor& k,
                               const torch::Tensor& v, const torch::Tensor& indptr,
                               const torch::Tensor& indices,
                               const GraphAttentionOptions& options = {});
 
-// Adds lse (N, H), in float32 or float64: the natural logarithm of the sum of exp(s) over a row's
-// edges; differentiable. A row without edges gives -inf.
+// Also returns lse (N, H), in float32 or float64: the natural logarithm of the sum of exp(s) over a
+// row's edges; differentiable. Rows without edges have -inf.
 std::tuple<torch::Tensor, torch::Tensor> graph_attention_with_lse(
     const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
     const torch::Tensor& indptr, const torch::Tensor& indices,

@@ -1,4 +1,4 @@
-// Linear attention on Torch tensors: time and memory linear in the lengths, with autograd.
+// Linear attention on PyTorch tensors: time and memory linear in the lengths, with autograd.
 #ifndef GNOMON_TORCH_LINEAR_ATTENTION_H_
 #define GNOMON_TORCH_LINEAR_ATTENTION_H_
 
@@ -17,27 +17,27 @@ struct LinearAttentionOptions {
   // "favor": exp(w.x - |x|^2 / 2) with x divided by D^(1/4), for each row w of the projection: the
   // positive random features of the softmax with scale 1/sqrt(D) (Choromanski et al. 2021).
   TORCH_ARG(std::string, feature) = "elu";
-  // A position::RoPE over the features, which turns the numerator alone (Su et al. 2021, eq. 19).
+  // A position::RoPE over the features, which rotates only the numerator (Su et al. 2021, eq. 19).
   TORCH_ARG(std::optional<Position>, rope);
   // Sums over j <= i. Needs Lq = Lk.
   TORCH_ARG(bool, causal) = false;
-  // (B,) integers, or () for all batches: keys from key_lengths[b] on are left out; they may hold
+  // (B,) integers, or () for all batches: keys from key_lengths[b] on are ignored and may contain
   // NaN.
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
-  // The position of the first query, for rope. nullopt means 0 where Lq = Lk; elsewhere it is an
-  // error together with rope.
+  // The position of the first query, for rope. nullopt means 0 if Lq = Lk; otherwise it is an error
+  // in combination with rope.
   TORCH_ARG(std::optional<int64_t>, query_offset);
-  // Only for "favor": the number of rows of the projection, by default the even number next to
-  // D ln D, at least 2, and the seed that they are drawn from, by default 0; or the projection
-  // itself, (features, D).
+  // Only for "favor": the number of rows of the projection (default: the even number above D ln D,
+  // at least 2) and the seed that they are drawn from (default 0); or the projection itself,
+  // (features, D).
   TORCH_ARG(std::optional<int64_t>, num_features);
   TORCH_ARG(std::optional<int64_t>, seed);
   TORCH_ARG(std::optional<torch::Tensor>, projection);
 };
 
 // o_i = phi(q_i).(sum_j phi(k_j) v_j^T) / (phi(q_i).sum_j phi(k_j)). q (B, H, Lq, D), k (B, Hkv,
-// Lk, D), v (B, Hkv, Lk, Dv) as in attention(); returns o (B, H, Lq, Dv) in the dtype of q, 0 where
-// the denominator is 0. Mistakes throw as in attention().
+// Lk, D), v (B, Hkv, Lk, Dv) as in attention(); returns o (B, H, Lq, Dv) in the dtype of q, which
+// is 0 where the denominator is 0. Invalid arguments throw as in attention().
 torch::Tensor linear_attention(const torch::Tensor& q, const torch::Tensor& k,
                                const torch::Tensor& v, const LinearAttentionOptions& options = {});
 

@@ -1,8 +1,8 @@
-// Torch modules on gnomon::attention. Positions and similarities are named by specifications in the
-// grammar of gnomon/catalogue.h ("rope+hype:mu=0.001:tau=learned", "penumbral:score=height2"), so
-// that a model has no special case for any of them: it hands a specification to TokenPosition,
-// which takes the components that are added to embeddings, and its attention_position to
-// MultiheadAttention.
+// PyTorch modules around gnomon::attention. Positions and similarities are given as specifications
+// in the grammar of gnomon/catalogue.h ("rope+hype:mu=0.001:tau=learned",
+// "penumbral:score=height2"), so models need no special cases: they pass a specification to
+// TokenPosition, which uses the components that are added to embeddings, and its attention_position
+// to MultiheadAttention.
 //
 // Parameters have the same names in Python (gnomon.nn).
 #ifndef GNOMON_TORCH_NN_H_
@@ -29,29 +29,28 @@ class ModuleTerms;
 
 namespace gnomon::nn {
 
-// The projected keys and values of the tokens so far, (B, Hkv, L, D) and (B, Hkv, L, Dv), before
+// The projected keys and values of the previous tokens, (B, Hkv, L, D) and (B, Hkv, L, Dv), before
 // any rotation or map, and the other tensors that a position projects from keys, (B, H, L, ...).
 //
-// Without gradients the tensors are views of larger ones, and tokens are appended in place: a copy
-// of a cache costs nothing, and goes on by itself.
+// Without gradients, the tensors are views of larger ones, and tokens are appended in place: copies
+// of a cache cost nothing and are independent.
 struct KVCache {
   torch::Tensor k;
   torch::Tensor v;
   std::vector<torch::Tensor> projections;
-  // (B, L) or (L,): their positions, if the calls gave them; otherwise undefined.
+  // (B, L) or (L,): their positions, if the calls passed them; otherwise undefined.
   torch::Tensor positions;
 
   int64_t length() const { return k.defined() ? k.size(2) : 0; }
-  // Tokens without positions are consecutive where later ones have positions.
+  // If later tokens have positions, tokens without positions count as consecutive.
   void append(const torch::Tensor& new_k, const torch::Tensor& new_v,
               const std::vector<torch::Tensor>& new_projections = {},
               const torch::Tensor& new_positions = {});
-  // All keys as a rotation leaves them that is the same in every call: turn(keys, first) rotates
-  // those of the tokens from that one on. They are kept beside k, and made again where that was
-  // set.
+  // All keys after a rotation that is the same in every call: turn(keys, first) rotates the keys of
+  // the tokens from `first` on. They are cached along with k and recomputed if k was assigned.
   torch::Tensor turned(
       const std::function<torch::Tensor(const torch::Tensor& keys, int64_t first)>& turn);
-  // Forgets all tokens but the last `length`.
+  // Drops all tokens except the last `length`.
   void keep_last(int64_t length);
   void reset();
 
@@ -60,26 +59,26 @@ struct KVCache {
   static void Extend(const std::vector<torch::Tensor*>& kept,
                      const std::vector<torch::Tensor>& fresh, std::shared_ptr<Room>* room);
 
-  // The tensors with places for later tokens, shared by copies.
+  // The tensors with room for later tokens, shared by copies.
   std::shared_ptr<Room> room_;
   torch::Tensor turned_;
-  torch::Tensor turned_of_;  // k, where turned_ are the first of these
+  torch::Tensor turned_of_;  // the k that turned_ was computed from
   std::shared_ptr<Room> turned_room_;
 };
 
-// The components of a position that act in attention, "none" where there are none.
+// The components of a position that act in attention; "none" if there are none.
 std::string attention_position(const std::string& position);
 
-// The positions of a pattern of layers, "rope;rope;none", which a model's layers repeat.
+// The positions of a layer pattern such as "rope;rope;none", which a model's layers repeat.
 std::vector<std::string> layer_positions(const std::string& pattern);
 
-// start * exp(5 theta): what a number of each head is that starts at `start` and is learned through
-// theta, which starts at 0. AdamW moves every parameter by about its step size: the exponent gives
-// a large number the same relative step as a small one.
+// start * exp(5 theta): a learned per-head scalar with initial value `start`, parametrised by
+// theta, which starts at 0. AdamW changes every parameter by about its step size; the exponential
+// gives large and small values the same relative step.
 torch::Tensor learned_number(const torch::Tensor& start, const torch::Tensor& theta);
 
-// A value that a module has learned, as it acts in the scores (not the theta that the optimiser
-// moves), and where it started; start is nullopt for tables and for tensors given in terms.
+// A learned value of a module as it enters the scores (not the theta that the optimiser updates),
+// with its initial value; start is nullopt for tables and for tensors passed in terms.
 struct LearnedValue {
   std::string name;  // "gamma", "hype_tau", "t5_table"
   torch::Tensor value;
@@ -92,25 +91,25 @@ struct MultiheadAttentionOptions {
 
   TORCH_ARG(int64_t, embed_dim);
   TORCH_ARG(int64_t, num_heads);
-  // Heads of keys and values; a divisor of num_heads, and num_heads by default.
+  // Number of key/value heads; must divide num_heads; default num_heads.
   TORCH_ARG(std::optional<int64_t>, kv_heads);
-  // Columns of one head of q and k; embed_dim / num_heads by default.
+  // Head dimension of q and k; default embed_dim / num_heads.
   TORCH_ARG(std::optional<int64_t>, qk_dim);
-  // Specifications, or terms, whose tensors the module copies as "<component>_<name>": as
-  // parameters where they require grad, otherwise as buffers.
+  // Specifications, or terms. The module copies the tensors of terms as "<component>_<name>": as
+  // parameters if they require grad, otherwise as buffers.
   TORCH_ARG(Similarity, similarity) = Similarity("dot");
-  // A component that is added to embeddings is an error; see attention_position.
+  // Components that are added to embeddings are errors; see attention_position.
   TORCH_ARG(Position, position) = Position("none");
   // The probability of dropping a weight, in training.
   TORCH_ARG(double, dropout) = 0.0;
   TORCH_ARG(bool, bias) = true;
-  // Rows of a learned table of positions ("absolute_keys"), unless the component has a length.
+  // Rows of a learned position table ("absolute_keys"), unless the component has a length.
   TORCH_ARG(int64_t, max_length) = 512;
-  // Columns of key and of value; embed_dim by default.
+  // Dimensions of key and value; default embed_dim.
   TORCH_ARG(std::optional<int64_t>, kdim);
   TORCH_ARG(std::optional<int64_t>, vdim);
-  // Whether q and k of each head are normalised by RMSNorm before anything else acts on them (Henry
-  // et al. 2020; Dehghani et al. 2023).
+  // Whether q and k of each head are normalised by RMSNorm before all other terms (Henry et al.
+  // 2020; Dehghani et al. 2023).
   TORCH_ARG(bool, qk_norm) = false;
   // Whether the output of attention is multiplied by sigmoid(gate_proj(query)) (Qiu et al. 2025).
   TORCH_ARG(bool, gate) = false;
@@ -120,7 +119,7 @@ struct MultiheadAttentionOptions {
   TORCH_ARG(double, tolerance) = kDefaultTolerance;
 };
 
-// x / sqrt(mean x^2 + 1e-6) times a weight that starts at 1, over the last axis, of `dim` columns
+// x / sqrt(mean x^2 + 1e-6), times a weight initialised to 1, over the last axis with `dim` columns
 // (Zhang and Sennrich 2019).
 class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
  public:
@@ -144,31 +143,32 @@ struct AttentionCall {
   std::optional<torch::Tensor> key_segments = std::nullopt;
   std::optional<std::vector<int64_t>> chunks = std::nullopt;
   std::optional<torch::Tensor> mask = std::nullopt;
-  // By default the length of the cache before the call, or, without a cache, 0 where Lq = Lk.
+  // Default: the length of the cache before the call or, without a cache, 0 if Lq = Lk.
   std::optional<int64_t> query_offset = std::nullopt;
   std::optional<torch::Tensor> query_offsets = std::nullopt;
-  // Those of this call's tokens; the cache keeps those of the keys.
+  // Positions of this call's tokens; the cache stores those of the keys.
   std::optional<torch::Tensor> positions = std::nullopt;
   std::optional<torch::Tensor> key_positions = std::nullopt;
-  // The projected keys and values of this call are appended to it, and the queries see all of it.
+  // Receives the projected keys and values of this call; the queries attend to all of it.
   KVCache* cache = nullptr;
 };
 
 // softmax(similarity + position) over heads, between projections.
 //
 // Submodules q_proj, k_proj, v_proj, out_proj: weights N(0, 1 / in_features), biases 0, so that
-// inputs of unit variance give q and k of unit variance and logits of spread 1. Parameters of the
-// similarity and of the position are (H,) tensors "<component>_<name>_theta" that start at 0, with
-// value = start * exp(5 theta) (AdamW barely moves a large tau itself), such as "gamma_theta" or
-// "beta_theta", and tables: those of biases start at 0, such as "t5_table" (buckets, H) and
-// "grid_bias_table" (H, 2 height - 1, 2 width - 1); those of content terms start as
-// N(0, 1 / columns), such as "relative_table" (2 max_offset + 1, D); "transformer_xl_u" and
-// "transformer_xl_v" (H, D) start at 0, and "transformer_xl_r" (H, D, embed_dim) maps sinusoids to
-// rows. What is projected from the tokens of each call has a weight (H columns, embed_dim or kdim)
-// and may have a bias (H columns): "forget_log_forget_weight" and "forget_log_forget_bias",
-// "content_bias_query_weight". The start of gamma or beta, the buffer "gamma_start" or
-// "beta_start", is such that the logits of N(0, 1) tokens have a standard deviation of 1. There are
-// q_norm, k_norm, gate_proj and the parameter "sink" (H,) where the options ask for them.
+// inputs of unit variance give q and k of unit variance and logits with a standard deviation of 1.
+// The parameters of the similarity and the position are (H,) tensors "<component>_<name>_theta",
+// initialised to 0, with value = start * exp(5 theta) (AdamW would barely move a large tau itself),
+// such as "gamma_theta" or "beta_theta", and tables. Tables of biases are initialised to 0, such as
+// "t5_table" (buckets, H) and "grid_bias_table" (H, 2 height - 1, 2 width - 1). Tables of content
+// terms are initialised from N(0, 1 / columns), such as "relative_table" (2 max_offset + 1, D).
+// "transformer_xl_u" and "transformer_xl_v" (H, D) are initialised to 0, and "transformer_xl_r" (H,
+// D, embed_dim) maps sinusoids to rows. Tensors that are projected from the tokens of each call
+// have a weight (H columns, embed_dim or kdim) and may have a bias (H columns):
+// "forget_log_forget_weight" and "forget_log_forget_bias", "content_bias_query_weight". The initial
+// value of gamma or beta, the buffer "gamma_start" or "beta_start", gives the logits of N(0, 1)
+// tokens a standard deviation of 1. The options add q_norm, k_norm, gate_proj and the parameter
+// "sink" (H,).
 class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImpl> {
  public:
   MultiheadAttentionImpl(int64_t embed_dim, int64_t num_heads)
@@ -177,18 +177,18 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
 
   void reset() override;
 
-  // query (B, Lq, embed_dim), key (B, Lk, kdim), value (B, Lk, vdim); key is query by default,
-  // value is key. Returns (B, Lq, embed_dim).
+  // query (B, Lq, embed_dim), key (B, Lk, kdim), value (B, Lk, vdim); key defaults to query, and
+  // value to key. Returns (B, Lq, embed_dim).
   torch::Tensor forward(const torch::Tensor& query, const torch::Tensor& key = {},
                         const torch::Tensor& value = {}, const AttentionCall& call = {});
 
   // The weights (B, H, n, Lk) of n rows of query (-1 the last), like gnomon::attention_weights,
   // with this module's projections, similarity and position, without dropout; a cache is an error.
-  // `key` is query by default.
+  // `key` defaults to query.
   torch::Tensor attention_weights(const torch::Tensor& query, const torch::Tensor& key,
                                   const std::vector<int64_t>& rows, const AttentionCall& call = {});
 
-  // Those of the similarity and of the position, without gradients.
+  // The learned values of the similarity and the position, without gradients.
   std::vector<LearnedValue> learned_values() const;
 
   MultiheadAttentionOptions options;
@@ -202,7 +202,7 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   torch::Tensor sink;
 
  private:
-  // Those of the similarity and of the position, in their order.
+  // The tensors of the similarity and the position, in order.
   std::vector<torch::Tensor> TermTensors() const;
   // q and k (B, H, L, D) of checked embeddings.
   std::pair<torch::Tensor, torch::Tensor> QueriesAndKeys(const torch::Tensor& query,
@@ -221,19 +221,21 @@ struct LorentzMultiheadAttentionOptions {
   LorentzMultiheadAttentionOptions(int64_t in_channels, int64_t out_channels, int64_t num_heads)
       : in_channels_(in_channels), out_channels_(out_channels), num_heads_(num_heads) {}
 
-  // Of one head: tokens have num_heads * in_channels columns, and points of each head
-  // out_channels, their time included.
+  // Per head: tokens have num_heads * in_channels columns, and the points of each head have
+  // out_channels, including the time.
   TORCH_ARG(int64_t, in_channels);
   TORCH_ARG(int64_t, out_channels);
   TORCH_ARG(int64_t, num_heads);
-  // The hyperboloid is (x.x)_L = -c; where it is learned it starts there, the parameter "c".
+  // The hyperboloid is (x.x)_L = -c. If c is learned, this is the initial value of the parameter
+  // "c".
   TORCH_ARG(double, c) = 1.0;
   TORCH_ARG(bool, learned_c) = false;
-  // Whether values are projected; without it tokens are the points of all heads.
+  // Whether tokens are projected; otherwise, the tokens are the points of all heads.
   TORCH_ARG(bool, use_weight) = true;
-  // Whether final_linear maps the points of all heads to one; else the output is their centroid.
+  // Whether final_linear maps the points of all heads to one; otherwise, the output is their
+  // centroid.
   TORCH_ARG(bool, trans_heads_concat) = false;
-  // Whether the coordinates of space of q and k are divided by their length.
+  // Whether the spatial coordinates of q and k are divided by their norm.
   TORCH_ARG(bool, normalize) = false;
   // Specifications, or terms without tensors.
   TORCH_ARG(Position, position) = Position("none");
@@ -242,10 +244,11 @@ struct LorentzMultiheadAttentionOptions {
 };
 
 // softmax(2 c + 2 (q.k)_L) over heads, and the centroids of values, all on one hyperboloid: the
-// layer of HyperCore (He et al. 2025; Chen et al. 2022; Yang et al. 2024, Hypformer). Submodules
-// Wq, Wk and Wv make the coordinates of space of each head, final_linear those of the output, and
-// times follow from them; parameters scale (1,), which starts at sqrt(num_heads * out_channels) and
-// divides the scores, and bias (), added to all of them, which the softmax ignores.
+// layer of HyperCore (He et al. 2025; Chen et al. 2022; Yang et al. 2024, Hypformer). The
+// submodules Wq, Wk and Wv compute the spatial coordinates of each head, and final_linear those of
+// the output; times follow from them. Parameters: scale (1,), initialised to sqrt(num_heads *
+// out_channels), which divides the scores, and bias (), which is added to all scores and has no
+// effect on the softmax.
 class LorentzMultiheadAttentionImpl : public torch::nn::Cloneable<LorentzMultiheadAttentionImpl> {
  public:
   LorentzMultiheadAttentionImpl(int64_t in_channels, int64_t out_channels, int64_t num_heads)
@@ -255,9 +258,9 @@ class LorentzMultiheadAttentionImpl : public torch::nn::Cloneable<LorentzMultihe
 
   void reset() override;
 
-  // query (B, Lq, num_heads * in_channels), source (B, Lk, ...), which is query by default. Returns
-  // points, times first: (B, Lq, num_heads * out_channels) with trans_heads_concat, else
-  // (B, Lq, out_channels).
+  // query (B, Lq, num_heads * in_channels), source (B, Lk, ...), which defaults to query. Returns
+  // points, time first: (B, Lq, num_heads * out_channels) with trans_heads_concat, otherwise (B,
+  // Lq, out_channels).
   torch::Tensor forward(const torch::Tensor& query, const torch::Tensor& source = {},
                         const AttentionCall& call = {});
 
@@ -268,7 +271,7 @@ class LorentzMultiheadAttentionImpl : public torch::nn::Cloneable<LorentzMultihe
   torch::nn::Linear final_linear{nullptr};
   torch::Tensor scale;
   torch::Tensor bias;
-  torch::Tensor c;  // where it is learned
+  torch::Tensor c;  // if it is learned
 };
 TORCH_MODULE(LorentzMultiheadAttention);
 
@@ -280,13 +283,13 @@ struct TokenPositionOptions {
   TORCH_ARG(int64_t, dim);
   // Rows of a learned table; "learned:length=N" in the specification overrides it.
   TORCH_ARG(int64_t, max_length);
-  // No token may see a later one.
+  // Whether tokens must not depend on later ones.
   TORCH_ARG(bool, causal) = false;
 };
 
-// Adds the components of a position that are token encodings, such as "sinusoidal" or "learned", to
-// embeddings, and nothing for those that act in attention. Each reads the embeddings that came in,
-// so that their order does not matter.
+// Adds the token encodings of a position, such as "sinusoidal" or "learned", to embeddings, and
+// ignores components that act in attention. Each encoding reads the original embeddings, so their
+// order does not matter.
 class TokenPositionImpl : public torch::nn::Cloneable<TokenPositionImpl> {
  public:
   TokenPositionImpl(std::string position, int64_t dim, int64_t max_length)
@@ -298,14 +301,14 @@ class TokenPositionImpl : public torch::nn::Cloneable<TokenPositionImpl> {
   // embeddings (B, L, dim); the same shape.
   torch::Tensor forward(const torch::Tensor& embeddings, const TokenCall& call = {});
 
-  // The longest length at which the whole position is defined; nullopt: any.
+  // The maximum length at which the position is defined; nullopt: unlimited.
   std::optional<int64_t> max_length() const { return max_length_; }
 
   TokenPositionOptions options;
 
  private:
   std::optional<int64_t> max_length_;
-  std::vector<TokenEncoding> encodings_;  // "<name><n>", n counting those of a name
+  std::vector<TokenEncoding> encodings_;  // "<name><n>", numbered per name
 };
 TORCH_MODULE(TokenPosition);
 

@@ -1,4 +1,4 @@
-// What a similarity and a position are to attention, and sums of positions.
+// Similarities and positions as arguments of attention, and sums of positions.
 #ifndef GNOMON_TORCH_TERM_H_
 #define GNOMON_TORCH_TERM_H_
 
@@ -11,8 +11,8 @@
 
 namespace gnomon {
 
-// One number for all heads, or a tensor, which may require grad: (H,) with one for each query head,
-// or () with one for all. Its dtype is that of q, or float32 where q is float16 or bfloat16.
+// One number for all heads, or a tensor, which may require grad: (H,) with one value per query
+// head, or () for all heads. Its dtype is that of q, or float32 if q is float16 or bfloat16.
 class HeadValue {
  public:
   HeadValue(double number) : number_(number) {}                                // NOLINT: implicit
@@ -26,11 +26,10 @@ class HeadValue {
   torch::Tensor tensor_;
 };
 
-// A similarity or a position, as the operator reads it: a specification in the grammar of
-// gnomon/catalogue.h, and the tensors of those of its parameters that are "name=tensor" there, in
-// the order of the catalogue. The functions of gnomon/torch/terms.h make them, and a specification
-// alone is one, too: "penumbral:gamma=0.5". What it leaves out has the value that a module starts
-// with.
+// A similarity or a position in the form that the operator reads: a specification in the grammar of
+// gnomon/catalogue.h, and the tensors of the parameters that are "name=tensor" there, in the order
+// of the catalogue. The functions of gnomon/torch/terms.h create terms; a specification string such
+// as "penumbral:gamma=0.5" is also a term. Omitted parameters take the initial values of a module.
 struct Term {
   std::string spec;
   std::vector<torch::Tensor> tensors;
@@ -40,22 +39,22 @@ struct Similarity : Term {
   Similarity(const char* text) : Term{text, {}} {}             // NOLINT: implicit
   explicit Similarity(Term term) : Term(std::move(term)) {}
 };
-// Also the sum of several.
+// A position or a sum of positions.
 struct Position : Term {
   Position() = default;
   Position(std::string text) : Term{std::move(text), {}} {}  // NOLINT: implicit
   Position(const char* text) : Term{text, {}} {}             // NOLINT: implicit
   explicit Position(Term term) : Term(std::move(term)) {}
 };
-// "rope" + ALiBi(slopes) and ALiBi(slopes) + "rope", too.
+// Also supports "rope" + ALiBi(slopes) and ALiBi(slopes) + "rope".
 Position operator+(const Position& a, const Position& b);
 
 namespace position {
 
-// One bias for each axis of a grid, summed; each reads the coordinates along its axis instead of
-// p_i and p_j. Tokens are in row-major order, after `prefix` tokens (a class token) that have no
-// bias, neither as queries nor as keys. Self-attention of all tokens only: Lq = Lk = prefix + the
-// product of the shape, query_offset nullopt or 0.
+// The sum of one bias per axis of a grid; each reads the coordinates along its axis instead of p_i
+// and p_j. Tokens are in row-major order, after `prefix` tokens (such as a class token) that have
+// no bias, neither as queries nor as keys. Supports only self-attention over all tokens: Lq = Lk =
+// prefix + the product of the shape, and query_offset is nullopt or 0.
 Position Grid(const std::vector<int64_t>& shape, const std::vector<Position>& axes,
               int64_t prefix = 0);
 

@@ -1,4 +1,4 @@
-// The module of a position that is added to embeddings, and what its calls take.
+// The module of a position that is added to embeddings, and the arguments of its calls.
 #ifndef GNOMON_TORCH_TOKEN_ENCODING_H_
 #define GNOMON_TORCH_TOKEN_ENCODING_H_
 
@@ -14,51 +14,52 @@
 
 namespace gnomon::nn {
 
-// What token encodings keep of the tokens so far: how many there were, and the embeddings (B, N,
-// dim) of those that the next tokens read, as in a convolution.
+// The state of token encodings between calls: the number of tokens so far, and the embeddings (B,
+// N, dim) of those that the next tokens read, as in a convolution.
 struct TokenCache {
   torch::Tensor embeddings;
   int64_t tokens = 0;
 
   int64_t length() const { return tokens; }
-  // Keeps the last `history` of all embeddings so far.
+  // Keeps the last `history` embeddings.
   void append(const torch::Tensor& new_embeddings, int64_t history);
   void reset();
 };
 
-// The arguments of one call of a token encoding, besides the embeddings.
+// The arguments of one call of a token encoding, in addition to the embeddings.
 struct TokenCall {
-  // The position of the first token. By default the length of the cache before the call, and 0
-  // without one.
+  // The position of the first token. Default: the length of the cache before the call, or 0 without
+  // a cache.
   std::optional<int64_t> offset = std::nullopt;
-  // (B,) integers, or () for all: the tokens from there on are padding, which no other token sees.
-  // Without a cache only.
+  // (B,) integers, or () for all: later tokens are padding, which no other token reads. Only
+  // without a cache.
   std::optional<torch::Tensor> lengths = std::nullopt;
-  // The tokens of this call follow those that went through the cache.
+  // The tokens of this call follow those in the cache.
   TokenCache* cache = nullptr;
-  // The source of what training draws at random; Torch's own by default.
+  // The random generator for training; default: PyTorch's own.
   std::optional<at::Generator> generator = std::nullopt;
-  // The sequences are those from first_sequence on of a batch of so many, the others of which are
-  // elsewhere; by default they are all of it. Training draws the same random numbers for them as it
-  // does for these sequences in a call of the whole batch, from a generator in the same state.
+  // The sequences are those from first_sequence on in a batch of batch_size, whose other sequences
+  // are processed elsewhere; default: the whole batch. With a generator in the same state, training
+  // draws the same random numbers for them as in a call with the whole batch.
   int64_t first_sequence = 0;
   std::optional<int64_t> batch_size = std::nullopt;
-  // (B, L) or (L,) integers: the tokens' positions, instead of consecutive ones from offset on.
+  // (B, L) or (L,) integers: the positions of the tokens, instead of consecutive positions starting
+  // at offset.
   std::optional<torch::Tensor> positions = std::nullopt;
 };
 
 struct TokenEncodingOptions {
   TokenEncodingOptions(std::string spec, int64_t dim) : spec_(std::move(spec)), dim_(dim) {}
 
-  // One component of the catalogue, "conv:kernel=64".
+  // One component of the catalogue, such as "conv:kernel=64".
   TORCH_ARG(std::string, spec);
   TORCH_ARG(int64_t, dim);
-  // No token may see a later one.
+  // Whether tokens must not depend on later ones.
   TORCH_ARG(bool, causal) = false;
 };
 
-// A component of a position that is added to embeddings. The functions of
-// gnomon/torch/encodings.h name the parameters that it learns.
+// A component of a position that is added to embeddings. The functions of gnomon/torch/encodings.h
+// describe its learned parameters.
 class TokenEncodingImpl : public torch::nn::Cloneable<TokenEncodingImpl> {
  public:
   TokenEncodingImpl(std::string spec, int64_t dim)
@@ -67,17 +68,17 @@ class TokenEncodingImpl : public torch::nn::Cloneable<TokenEncodingImpl> {
 
   void reset() override;
 
-  // embeddings (B, L, dim) and their encoding, their sum; the same shape.
+  // Returns the sum of embeddings (B, L, dim) and their encoding, with the same shape.
   torch::Tensor forward(const torch::Tensor& embeddings, const TokenCall& call = {});
 
-  // What forward adds; it broadcasts with the embeddings. `before` (B, N, dim) holds the embeddings
-  // of the N tokens before the first one, undefined for none.
+  // The encoding that forward adds, which broadcasts with the embeddings. `before` (B, N, dim)
+  // contains the embeddings of the N preceding tokens; undefined if there are none.
   torch::Tensor encode(const torch::Tensor& embeddings, int64_t offset, const torch::Tensor& before,
                        const TokenCall& call);
 
-  // The positions at which it is defined; nullopt: all.
+  // The number of positions at which it is defined; nullopt: unlimited.
   std::optional<int64_t> max_length() const { return max_length_; }
-  // How many tokens before the first one it reads.
+  // The number of preceding tokens that it reads.
   int64_t history() const { return history_; }
 
   TokenEncodingOptions options;
