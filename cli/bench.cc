@@ -134,11 +134,11 @@ class Cases {
     Add("laplacian", "", similarity::Laplacian(gamma), {}, {gamma});
     AddMapped("laplacian", gamma);
     if (shape.dim >= 2) {
-      Add("umbral", "with its token map", similarity::Umbral(gamma), {}, {gamma});
+      Add("umbral", "including its token map", similarity::Umbral(gamma), {}, {gamma});
       AddMapped("umbral", gamma);
-      Add("penumbral", "with its token map", similarity::Penumbral(gamma), {}, {gamma});
+      Add("penumbral", "including its token map", similarity::Penumbral(gamma), {}, {gamma});
       AddMapped("penumbral", gamma);
-      Add("penumbral:score=height2", "with its token map",
+      Add("penumbral:score=height2", "including its token map",
           similarity::Penumbral(gamma, 1.0, "xi", "height2"), {}, {gamma});
       AddMapped("penumbral:score=height2", gamma);
     }
@@ -179,12 +179,12 @@ class Cases {
     add("sdpa", "torch", nullptr);
     for (const char* kernel : kSdpaKernels) {
       if (shape_.tokens.device().is_cuda() && Takes(kernel)) {
-        add(StrCat("sdpa-", kernel), "torch, this kernel", kernel);
+        add(StrCat("sdpa-", kernel), "PyTorch, this kernel", kernel);
       }
     }
     // The L x L numbers are made when the case is run.
     auto masks = std::make_shared<std::pair<Tensor, Tensor>>();
-    cases_.push_back({"sdpa+mask", "torch, ALiBi as a mask of L x L", inputs,
+    cases_.push_back({"sdpa+mask", "PyTorch, ALiBi as an L x L mask", inputs,
                       [inputs, masks, shape = shape_](bool causal) {
                         if (!masks->first.defined()) *masks = AlibiMasks(shape);
                         return torch::scaled_dot_product_attention(
@@ -474,7 +474,7 @@ torch::ScalarType FindType(const std::string& name) {
         std::pair("float16", torch::kHalf)}) {
     if (name == known) return type;
   }
-  throw Error(StrCat("--dtype is '", name, "', expected float32, bfloat16 or float16"));
+  throw Error(StrCat("--dtype is '", name, "'; expected float32, bfloat16 or float16"));
 }
 
 int Run(const BenchFlags& flags) {
@@ -513,12 +513,11 @@ int Run(const BenchFlags& flags) {
 void AddBench(CLI::App& app, Action* action) {
   CLI::App* command = app.add_subcommand(
       "bench",
-      "Time the operator against torch's scaled_dot_product_attention, interleaved in one process: "
-      "ratios of medians, forward and backward, the share of the machine's GEMM peak (as if all "
-      "pairs were computed), the peak memory of a call in MiB, less inputs, output and gradients, "
-      "and the share of the pairs that are computed (the rest is proved to weigh nothing). With "
-      "--model, time training "
-      "steps of the language model instead.");
+      "Time the operator against PyTorch's scaled_dot_product_attention, interleaved in one "
+      "process. Prints ratios of medians, forward and backward; the share of the machine's GEMM "
+      "peak (as if all pairs were computed); the peak memory of a call in MiB, without inputs, "
+      "output and gradients; and the share of pairs that are computed (the rest are skipped as "
+      "negligible). With --model, time training steps of the language model instead.");
   auto flags = std::make_shared<BenchFlags>();
   const auto add = [&](const char* name, std::optional<int64_t>* value, const char* help) {
     return AddNumber(command, name, value, 1, kMany, help);
@@ -527,22 +526,22 @@ void AddBench(CLI::App& app, Action* action) {
   add("--heads", &flags->heads, "Heads; default 8, with --model 4");
   add("--length", &flags->length, "Number of queries and of keys; default 2048, with --model 256");
   add("--dim", &flags->dim,
-      "Columns of each head, any number; default 64. With --model the width of the model; default "
-      "128");
+      "Head dimension, any number; default 64. With --model: width of the model; default 128");
   AddNumber(command, "--repeats", &flags->repeats, 1, int64_t{1} << 30,
-            "Rounds that the medians are taken over")
+            "Number of rounds; the results are medians over them")
       ->capture_default_str();
   CLI::Option* dtype =
-      command->add_option("--dtype", flags->dtype, "Of q, k and v: float32, bfloat16 or float16")
+      command
+          ->add_option("--dtype", flags->dtype, "Dtype of q, k and v: float32, bfloat16 or float16")
           ->capture_default_str();
-  AddDeviceFlag(command, &flags->device, "it is timed");
+  AddDeviceFlag(command, &flags->device, "to run the benchmark");
   AddThreadsFlag(command, &flags->threads);
   CLI::Option* cases = AddList(command, "--cases", &flags->cases,
-                               "Cases joined by commas, besides sdpa and dot; default: all");
+                               "Cases joined by commas, in addition to sdpa and dot; default: all");
   CLI::Option* model =
       AddList(command, "--model", &flags->models,
               "SIMILARITY/POSITION joined by commas: time training steps of the language model "
-              "with each, in turn, and give their ratios to the first")
+              "with each in turn, and print their ratios to the first")
           ->excludes(cases)
           ->excludes(dtype);
   add("--depth", &flags->depth, "With --model: layers; default 4")->needs(model);

@@ -39,7 +39,7 @@ double TimeStep(models::Trainer* trainer) {
   const double loss = trainer->Step();
   const double taken = clock.seconds();
   // Such a step ends before the backward pass.
-  if (!std::isfinite(loss)) throw std::runtime_error("the loss is not a finite number");
+  if (!std::isfinite(loss)) throw std::runtime_error("the loss is not finite");
   return taken;
 }
 

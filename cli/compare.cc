@@ -45,19 +45,20 @@ constexpr int64_t kMostSeeds = 1000;
 
 #define GNOMON_RUN_CHOICES(OPTION)                                                                \
   OPTION(std::vector<std::string>, positions, {},                                                 \
-         .help = "Position specifications joined by commas, see `gnomon list`",                   \
+         .help = "Position specifications joined by commas; see `gnomon list`",                   \
          .flag = "position")                                                                      \
   OPTION(                                                                                         \
       std::vector<std::string>, similarities, std::vector<std::string>({"dot"}),                  \
-      .help = "Similarity specifications joined by commas; each is combined with each position",  \
+      .help = "Similarity specifications joined by commas; each is combined with every position", \
       .flag = "similarity")                                                                       \
   OPTION(std::vector<std::string>, runs, {},                                                      \
          .help =                                                                                  \
-             "SIMILARITY/POSITION: one more combination, repeatable; without --position and "     \
-             "--similarity, these alone are run",                                                 \
+             "SIMILARITY/POSITION: one additional combination, repeatable; without --position "   \
+             "and --similarity, only these are run",                                              \
          .flag = "run", .has_commas = false)                                                      \
-  OPTION(int64_t, seeds, 1, .help = "Number of seeds; several give mean and spread", .lowest = 1, \
-         .highest = static_cast<double>(kMostSeeds))                                              \
+  OPTION(int64_t, seeds, 1,                                                                       \
+         .help = "Number of seeds; with several, results are means with standard deviations",     \
+         .lowest = 1, .highest = static_cast<double>(kMostSeeds))                                 \
   OPTION(int64_t, first_seed, 0, .help = "The first seed",                                        \
          .highest = static_cast<double>(kLargestSeed - kMostSeeds), .flag = "seed")
 
@@ -156,7 +157,7 @@ void ResumeAssets(const Comparison& work) {
     bytes.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
     if (Sha256Of(bytes) != work.record.at(json::json_pointer(asset.sha256_at))) {
       throw Error(
-          StrCat("the ", asset.name, " ", file.string(), " is not what the run began with"));
+          StrCat("the ", asset.name, " ", file.string(), " has changed since this run started"));
     }
   }
   work.task->TakeAssets(assets, /*is_stored=*/true);
@@ -194,7 +195,7 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, mod
     if (same != completed.end()) {
       const models::Terms& first = settings.combinations[same - completed.begin()];
       throw Error(
-          StrCat(terms.label(), " is given twice: ", first.label(), " is the same on these data"));
+          StrCat(terms.label(), " is given twice: ", first.label(), " is the same on this data"));
     }
     completed.push_back(std::move(complete));
   }
@@ -246,7 +247,7 @@ Comparison ResumedComparison(const CompareFlags& flags, models::Task& task) {
   try {
     if (const auto name = TaskOfRecord(file); name != task.name()) {
       throw Error(
-          StrCat("it is of the task '", name.value_or(""), "', expected '", task.name(), "'"));
+          StrCat("it belongs to the task '", name.value_or(""), "'; expected '", task.name(), "'"));
     }
     work.settings = CompareFromJson(work.record["settings"], task);
     task.Settle(Command::kCompare, /*is_resumed=*/true, &work.settings.training);
@@ -257,8 +258,8 @@ Comparison ResumedComparison(const CompareFlags& flags, models::Task& task) {
     work.data = data.value("path", "");
     task.ReadData(work.data);
     if (task.data_sha256() != data.value("sha256", "")) {
-      throw Error(
-          StrCat("the ", task.data_noun(), " at ", work.data, " is not what the run began with"));
+      throw Error(StrCat("the ", task.data_noun(), " at ", work.data,
+                         " has changed since this run started"));
     }
     task.CheckResumes(data);
     ResumeAssets(work);
@@ -430,9 +431,9 @@ int Run(const CLI::App& command, const CompareFlags& flags, models::Task& task) 
 void AddCompare(CLI::App& app, const std::shared_ptr<models::Task>& task, Action* action) {
   CLI::App* command = app.add_subcommand(
       "compare",
-      "Train a small model with each combination of similarity and position on the same data, "
-      "order and budget, and evaluate each under several conditions, such as lengths. Leaves "
-      "results.json, table.md and report.html in a folder.");
+      "Train a small model with each combination of similarity and position on the same data, in "
+      "the same order, with the same budget, and evaluate each under several conditions, such as "
+      "lengths. Writes results.json, table.md and report.html to a folder.");
   auto flags = std::make_shared<CompareFlags>();
   flags->task = task->name();
   flags->choices.positions = task->DefaultPositions();
@@ -442,11 +443,10 @@ void AddCompare(CLI::App& app, const std::shared_ptr<models::Task>& task, Action
   AddFlags(command, flags->choices.Options());
   command->add_option("--out", flags->out,
                       "Folder for the results; default runs/<date>-<time>-<name of the data>");
-  command->add_option(
-      "--resume", flags->resume,
-      "Resume the comparison in this folder with its own settings: finished runs are "
-      "kept, an unfinished one starts again");
-  AddDeviceFlag(command, &flags->device, "the models are trained");
+  command->add_option("--resume", flags->resume,
+                      "Resume the comparison in this folder with its own settings; finished runs "
+                      "are kept, and an unfinished run restarts");
+  AddDeviceFlag(command, &flags->device, "to train the models");
   AddThreadsFlag(command, &flags->threads);
   AddFlags(command,
            task->Options(Command::kCompare) +

@@ -58,7 +58,7 @@ int Run(CLI::App& command, const EvalFlags& flags, models::Task& task) {
   models::CheckRanges(task.Options(Command::kEval), "");
   if (task.data_help() != nullptr && flags.data.empty() && !training) {
     throw Error(StrCat("eval: ", flags.model,
-                       " holds a model alone, without its data; --data is required"));
+                       " contains only a model, without its data; --data is required"));
   }
   const std::string trained_on = training ? training->data_path : "";
   const std::string data = flags.data.empty() ? trained_on : flags.data;
@@ -75,13 +75,14 @@ int Run(CLI::App& command, const EvalFlags& flags, models::Task& task) {
   if (measurements.empty()) return kInterrupted;
   for (const models::Measurement& at : measurements) {
     if (!at.values.empty() && at.values[0] && std::isnan(*at.values[0])) {
-      throw Error(StrCat("the loss of ", flags.model, " is not a number: its weights are not"));
+      throw Error(StrCat("the loss of ", flags.model,
+                         " is NaN: the checkpoint contains non-finite weights"));
     }
   }
   if (same_data == false) {
     std::cerr << "gnomon: "
               << OneLine(StrCat("note: the ", task.data_noun(), " at ", data,
-                                " is not the one that the model was trained on, ",
+                                " is not the data that the model was trained on, ",
                                 flags.data.empty() ? "which has changed since" : trained_on))
               << std::endl;
   }
@@ -106,16 +107,15 @@ int Run(CLI::App& command, const EvalFlags& flags, models::Task& task) {
 }  // namespace
 
 void AddEval(CLI::App& app, const std::shared_ptr<models::Task>& task, Action* action) {
-  CLI::App* command =
-      app.add_subcommand("eval", "Measure a trained model, on data that it was not trained on");
+  CLI::App* command = app.add_subcommand("eval", "Evaluate a trained model on held-out data");
   auto flags = std::make_shared<EvalFlags>();
   command->add_option("--model", flags->model, "A checkpoint file, or the folder of a run")
       ->required();
   AddDataFlag(command, *task, &flags->data,
-              "; default: what the model was trained on, where the checkpoint holds its training");
+              "; default: the model's own data, if the checkpoint contains its training state");
   AddFlags(command, task->Options(Command::kEval));
   command->add_flag("--json", flags->as_json, "Print JSON");
-  AddDeviceFlag(command, &flags->device, "the model is measured");
+  AddDeviceFlag(command, &flags->device, "to evaluate the model");
   AddThreadsFlag(command, &flags->threads);
   command->callback([action, command, flags, task] {
     *action = [command, flags, task] { return Run(*command, *flags, *task); };

@@ -29,7 +29,7 @@ std::string Span(double lowest, double highest) {
 
 [[noreturn]] void Refuse(const std::string& name, const std::string& word, const char* kind,
                          const std::string& lowest, const std::string& highest) {
-  throw Error(StrCat(name, " is ", word.empty() ? "empty" : word, ", expected ", kind, " from ",
+  throw Error(StrCat(name, " is ", word.empty() ? "empty" : word, "; expected ", kind, " from ",
                      lowest, " to ", highest));
 }
 
@@ -54,7 +54,7 @@ std::vector<std::string> Items(const std::string& name, const std::vector<std::s
       const size_t end = std::min(word.find(',', begin), word.size());
       if (end == begin) {
         throw Error(StrCat(name, " has an empty item in '", word,
-                           "', expected items joined by single commas"));
+                           "'; expected items joined by single commas"));
       }
       items.push_back(word.substr(begin, end - begin));
       if (std::find(items.begin(), items.end() - 1, items.back()) != items.end() - 1) {
@@ -99,7 +99,7 @@ CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<int
       const std::optional<int64_t> number = ParseInteger(item);
       if (!number || *number < lowest || *number > highest) {
         throw Error(
-            StrCat(name, " has ", item, ", expected integers from ", lowest, " to ", highest));
+            StrCat(name, " has ", item, "; expected integers from ", lowest, " to ", highest));
       }
       if (std::find(numbers->begin(), numbers->end(), *number) != numbers->end()) {
         throw Error(StrCat(name, ": ", *number, " is given twice"));
@@ -174,7 +174,7 @@ void SetAgain(CLI::App& command, const models::OptionList& list) {
 }
 
 void AddTaskFlag(CLI::App* command, std::string* name) {
-  std::string help = "What is trained; --task NAME --help shows its options";
+  std::string help = "Task to train; --task NAME --help lists its options";
   const char* separator = ". Tasks: ";
   for (const std::unique_ptr<models::Task>& task : models::AllTasks()) {
     help += StrCat(separator, task->name(), ": ", task->summary());
@@ -194,7 +194,7 @@ void AddDataFlag(CLI::App* command, const models::Task& task, std::string* path,
 }
 
 void AddDeviceFlag(CLI::App* command, std::string* device, const std::string& what) {
-  command->add_option("--device", *device, StrCat("Where ", what, ": cpu, cuda or cuda:N"))
+  command->add_option("--device", *device, StrCat("Device ", what, " on: cpu, cuda or cuda:N"))
       ->capture_default_str();
 }
 
@@ -216,7 +216,8 @@ void CheckResumes(const CLI::App& command, const models::OptionList& list) {
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_name();
     if (option->count() > 0 && std::find(allowed.begin(), allowed.end(), name) == allowed.end()) {
-      throw Error(StrCat("--resume takes its settings from the run and excludes ", name));
+      throw Error(
+          StrCat("--resume takes its settings from the run and cannot be combined with ", name));
     }
   }
 }

@@ -34,8 +34,8 @@ void CheckGenerates(const models::Task& task) {
   for (const std::unique_ptr<models::Task>& other : models::AllTasks()) {
     if (other->generation_help() != nullptr) names.emplace_back(other->name());
   }
-  throw Error(StrCat("generate: models of the task '", task.name(),
-                     "' make nothing; those that do are of ", models::Join(names, ", ")));
+  throw Error(StrCat("generate: the task '", task.name(),
+                     "' does not support generation; tasks that do: ", models::Join(names, ", ")));
 }
 
 int Run(const GenerateFlags& flags, models::Task& task) {
@@ -68,7 +68,7 @@ int Run(const GenerateFlags& flags, models::Task& task) {
 void AddGenerate(CLI::App& app, const std::shared_ptr<models::Task>& task, Action* action) {
   const char* help = task->generation_help();
   CLI::App* command = app.add_subcommand(
-      "generate", help == nullptr ? "Make something new with a trained model" : help);
+      "generate", help == nullptr ? "Generate output from a trained model" : help);
   auto flags = std::make_shared<GenerateFlags>();
   command->add_option("--model", flags->model, "A checkpoint file, or the folder of a run")
       ->required();
@@ -76,7 +76,7 @@ void AddGenerate(CLI::App& app, const std::shared_ptr<models::Task>& task, Actio
     command->add_option("--out", flags->out, task->generated_file());
   }
   AddFlags(command, task->GenerationOptions());
-  AddDeviceFlag(command, &flags->device, "the model runs");
+  AddDeviceFlag(command, &flags->device, "to run the model");
   AddThreadsFlag(command, &flags->threads);
   command->callback(
       [action, flags, task] { *action = [flags, task] { return Run(*flags, *task); }; });

@@ -9,10 +9,10 @@ namespace gnomon::cli {
 // The pictures and their options are Python's (python/gnomon/inspect), which reads all words after
 // the command, --help among them.
 void AddInspect(CLI::App& app, Action* action) {
-  CLI::App* command = app.add_subcommand(
-      "inspect",
-      "Draw encodings, their decay with distance, what a trained model attends to, cones: "
-      "`gnomon inspect --help` lists the pictures");
+  CLI::App* command =
+      app.add_subcommand("inspect",
+                         "Draw encodings, their decay with distance, the attention of a trained "
+                         "model, or cones; `gnomon inspect --help` lists the pictures");
   command->set_help_flag();
   command->prefix_command();
   command->callback([action, command] {

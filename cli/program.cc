@@ -121,7 +121,7 @@ void CheckWorkingFolder(const CLI::App& command) {
     if (word == "--help" || word == "-h" || word == "--list") return;
   }
   throw Error(
-      StrCat(command.get_name(), ": the working folder was deleted; change to one that exists"));
+      StrCat(command.get_name(), ": the working directory was deleted; change to an existing one"));
 }
 
 // While it lives, a standard output that cannot be written to throws std::ios_base::failure.
@@ -161,8 +161,8 @@ void AddTermsFlag(CLI::App* command) {
   command
       ->add_option_function<std::vector<std::string>>(
           "--terms", load,
-          "A library of similarities, positions and encodings from outside, which "
-          "gnomon_add_terms() of the CMake package makes; repeatable")
+          "A term library with additional similarities, positions and encodings, built with "
+          "gnomon_add_terms() of the CMake package; repeatable")
       ->allow_extra_args(false);
 }
 
@@ -208,8 +208,8 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
   app.require_subcommand(0, 1);
   app.set_version_flag("--version", std::string(GNOMON_VERSION));
   app.footer(
-      "Exit codes: 0 done, 1 internal failure, 2 wrong input, or a disk or memory that is too "
-      "small for it, 130 stopped by Ctrl-C (what is done is kept).");
+      "Exit codes: 0 success, 1 internal error, 2 invalid input or not enough disk or memory, 130 "
+      "stopped by Ctrl-C (finished work is kept).");
   Action action;
   int code = 0;
   const ThrowingOutput throwing;
@@ -239,11 +239,11 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
         RefuseExtras(app, choice);
       }
       RefuseEmptyWords(app);
-      if (action == nullptr) throw Error("no command given (--help lists them)");
+      if (action == nullptr) throw Error("no command given (--help lists the commands)");
       CheckWorkingFolder(*app.get_subcommands().front());
       if (processes->size() > 1 && !app.got_subcommand("train")) {
-        throw Error(StrCat(app.get_subcommands().front()->get_name(), " runs in one process, and ",
-                           processes->size(), " were started; train runs in several"));
+        throw Error(StrCat(app.get_subcommands().front()->get_name(), " runs in one process, but ",
+                           processes->size(), " were started; only train runs in several"));
       }
     });
     code = action();

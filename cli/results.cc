@@ -147,7 +147,7 @@ CompareSettings CompareFromJson(const json& object, models::Task& task) {
     throw Error(StrCat("its settings: ", error.what()));
   }
   if (settings.combinations.empty() || settings.seeds.empty()) {
-    throw Error("its settings name no combination or seed");
+    throw Error("its settings contain no combination or no seed");
   }
   return settings;
 }
@@ -227,9 +227,10 @@ RunResult RunFromJson(const models::Task& task, const CompareSettings& settings,
   }
   const bool known =
       run.combination >= 0 && run.combination < static_cast<int64_t>(settings.combinations.size());
-  if (!known) throw Error(StrCat("one of its runs: there is no combination ", run.combination));
+  if (!known) throw Error(StrCat("one of its runs: unknown combination ", run.combination));
   if (run.measurements.size() != (run.diverged ? 0 : conditions.values.size())) {
-    throw Error(StrCat("one of its runs: there are ", run.measurements.size(), " losses"));
+    throw Error(StrCat("one of its runs: ", run.measurements.size(), " losses; expected ",
+                       run.diverged ? 0 : conditions.values.size()));
   }
   return run;
 }
@@ -323,12 +324,12 @@ std::string FormatTable(const models::Task& task, const CompareSettings& setting
     }
     table += "\n";
   }
-  table +=
-      StrCat("\n", Capitalized(task.loss_unit()), ", mean",
-             settings.seeds.size() > 1 ? " ± standard deviation" : "", " over ",
-             settings.seeds.size(), " seed", settings.seeds.size() > 1 ? "s" : "", ", ",
-             task.TrainedAs(settings.training), ". A dash: not defined there, or not finished.\n");
-  if (any_diverged) table += "\\* the loss of at least one seed became infinite.\n";
+  table += StrCat("\n", Capitalized(task.loss_unit()), ", mean",
+                  settings.seeds.size() > 1 ? " ± standard deviation" : "", " over ",
+                  settings.seeds.size(), " seed", settings.seeds.size() > 1 ? "s" : "", ", ",
+                  task.TrainedAs(settings.training),
+                  ". A dash marks a value that is undefined at that condition or not finished.\n");
+  if (any_diverged) table += "\\* the loss of at least one seed diverged.\n";
   return table;
 }
 

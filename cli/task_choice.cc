@@ -47,7 +47,7 @@ TaskChoice ChooseTask(int argc, char** argv) {
     if (name || !path) continue;
     try {
       name = TaskOfRun(*path);
-      if (!name) fault = StrCat(option, ": ", *path, " does not name its task");
+      if (!name) fault = StrCat(option, ": ", *path, " does not state its task");
     } catch (const Error& error) {
       fault = error.what();
     }

@@ -72,8 +72,8 @@ void CheckSameData(const models::Processes& processes, const models::Task& task,
   const std::string sha256 = processes.BroadcastText(task.data_sha256());
   RunInEveryProcess(processes, [&] {
     if (task.data_sha256() == sha256) return;
-    throw Error(StrCat("the ", task.data_noun(), " at ", path, " of process ", processes.rank(),
-                       " is not that of process 0"));
+    throw Error(StrCat("the ", task.data_noun(), " at ", path, " in process ", processes.rank(),
+                       " differs from the one in process 0"));
   });
 }
 
@@ -81,7 +81,7 @@ void CheckSameData(const models::Processes& processes, const models::Task& task,
 torch::Device DeviceOf(const TrainFlags& flags, const models::Processes& processes) {
   const torch::Device device = models::FindDevice(flags.device);
   if (!device.is_cpu() && processes.size() > 1) {
-    throw Error(StrCat("train: --device ", flags.device, " is for one process, and ",
+    throw Error(StrCat("train: --device ", flags.device, " works with one process, but ",
                        processes.size(), " were started"));
   }
   return device;
@@ -141,8 +141,8 @@ Work ResumedWork(CLI::App& command, TrainFlags* flags, models::Task& task,
     checkpoint = LoadModel(work.checkpoint.string(), task, device);
     if (!checkpoint.training) {
       throw Error(StrCat(work.checkpoint.string(),
-                         " holds a model alone; --resume needs its training, too: optimizer, "
-                         "step, options and data"));
+                         " contains only a model; --resume also needs its training state "
+                         "(optimizer, step, options and data)"));
     }
     const models::TrainingState& training = *checkpoint.training;
     models::CheckTrainingOptions(training.options, processes->size());
@@ -150,7 +150,7 @@ Work ResumedWork(CLI::App& command, TrainFlags* flags, models::Task& task,
     task.ReadData(training.data_path);
     if (task.data_sha256() != training.data_sha256) {
       throw Error(StrCat("the ", task.data_noun(), " at ", training.data_path,
-                         " is not what the run began with"));
+                         " has changed since this run started"));
     }
     flags->run = training.run;
     SetAgain(command, RunFlags(flags, task));
@@ -217,9 +217,9 @@ int Run(CLI::App& command, TrainFlags* flags, models::Task& task,
     NamingOptions(step_flags, [&] { loss = trainer.Step(); });
     if (!std::isfinite(loss)) {
       RunInEveryProcess(*processes, [&] {
-        throw Error(StrCat("the loss became ", loss, " at step ", trainer.step(), "; ",
-                           work.checkpoint.string(),
-                           " is from before (a lower --learning-rate may help)"));
+        throw Error(StrCat("training diverged: the loss is ", loss, " at step ", trainer.step(),
+                           "; ", work.checkpoint.string(),
+                           " holds the last good checkpoint; try a lower --learning-rate"));
       });
     }
     const int64_t done = trainer.step() - first;
@@ -250,13 +250,13 @@ int Run(CLI::App& command, TrainFlags* flags, models::Task& task,
 
 void AddTrain(CLI::App& app, const std::shared_ptr<models::Task>& task,
               const models::ProcessesPtr& processes, Action* action) {
-  CLI::App* command = app.add_subcommand(
-      "train", "Train a model of a task, by default a language model, and save it");
+  CLI::App* command =
+      app.add_subcommand("train", "Train and save a model for a task, by default a language model");
   command->footer(
-      "On several processes: torchrun --nproc-per-node N -m gnomon train ... They share the "
-      "examples of each step and give the result of one process. Each of them reads the data, and "
-      "the checkpoint to resume; one of them writes checkpoints. Checkpoints are interchangeable: "
-      "any number of processes can resume the run.");
+      "To use several processes, run: torchrun --nproc-per-node N -m gnomon train ... They share "
+      "the examples of each step and produce the same result as one process. Each process reads "
+      "the data, and the checkpoint when resuming; one process writes checkpoints. Any number of "
+      "processes can resume a run.");
   auto flags = std::make_shared<TrainFlags>();
   flags->task = task->name();
   flags->training = task->DefaultTraining(Command::kTrain);
@@ -265,11 +265,10 @@ void AddTrain(CLI::App& app, const std::shared_ptr<models::Task>& task,
   AddFlags(command, flags->terms.Options());
   command->add_option("--out", flags->out,
                       "Folder for the checkpoint; default runs/<date>-<time>-<name of the data>");
-  command->add_option(
-      "--resume", flags->resume,
-      "Resume the run in this folder with its own settings; only options of the group Run may be "
-      "changed");
-  AddDeviceFlag(command, &flags->device, "the model is trained");
+  command->add_option("--resume", flags->resume,
+                      "Resume the run in this folder with its own settings; only options of the "
+                      "group Run can be changed");
+  AddDeviceFlag(command, &flags->device, "to train the model");
   AddThreadsFlag(command, &flags->threads);
   AddFlags(command,
            RunFlags(flags.get(), *task) + models::InSection("training", flags->training.Options()));

@@ -58,7 +58,7 @@ torch::Tensor PerImage(const torch::Tensor& numbers) { return numbers.view({-1, 
 
 TokenGrid DiffusionModelOptions::grid() const {
   if (size.size() != 2) {
-    throw Error(StrCat(kWhere, ": images have ", size.size(), " axes, expected 2"));
+    throw Error(StrCat(kWhere, ": images have ", size.size(), " axes; expected 2"));
   }
   CheckPatches(patch, size);
   return TokenGrid({size[0] / patch, size[1] / patch}, /*prefix=*/0);

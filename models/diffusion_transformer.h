@@ -29,7 +29,7 @@ inline constexpr int64_t kTimesteps = 1000;
   OPTION(int64_t, channels, 1, .lowest = 1, .highest = 4096, .has_flag = false)            \
   OPTION(int64_t, classes, 1, .lowest = 1, .has_flag = false)                              \
   OPTION(int64_t, patch, 4,                                                                \
-         .help = "Side of a patch (a token) in pixels; divides each side of an image",     \
+         .help = "Side of a patch (a token) in pixels; must divide each side of an image", \
          .lowest = 1, .highest = 65536)                                                    \
   GNOMON_TRANSFORMER_SIZES(OPTION, 128, 4, 4, 512)
 

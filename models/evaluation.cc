@@ -258,7 +258,7 @@ std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   const int64_t tokens = text.size();
   if (tokens <= longest) {
-    throw Error(StrCat("evaluation: the text has ", tokens, " tokens, windows of ", longest,
+    throw Error(StrCat("evaluation: the text has ", tokens, " tokens, but windows of ", longest,
                        " need ", longest + 1));
   }
   // There is no more to remember than the text.

@@ -32,22 +32,24 @@ struct Graph {
 // are directed, node i to node j.
 Graph MakeGraph(int64_t nodes, const torch::Tensor& edges, bool is_directed);
 
-#define GNOMON_GRAPH_NETWORK_OPTIONS(OPTION)                                                 \
-  /* As the data have them; 0: not known yet. */                                             \
-  OPTION(int64_t, features, 0, .has_flag = false)                                            \
-  OPTION(int64_t, classes, 0, .has_flag = false)                                             \
-  OPTION(int64_t, depth, 2, .help = "Layers of attention", .lowest = 1)                      \
-  OPTION(int64_t, heads, 8, .help = "Heads of each hidden layer, concatenated", .lowest = 1) \
-  OPTION(int64_t, hidden, 8, .help = "Columns of each hidden head", .lowest = 1)             \
-  OPTION(int64_t, out_heads, 1, .help = "Heads of the output layer, averaged", .lowest = 1)  \
-  OPTION(double, dropout, 0.6,                                                               \
-         .help = "Dropout probability on the input of each layer, below 1, while training",  \
-         .highest = 1)                                                                       \
-  OPTION(double, attention_dropout, 0.6,                                                     \
-         .help = "Dropout probability on the attention weights, below 1, while training",    \
-         .highest = 1)                                                                       \
-  OPTION(bool, directed, false,                                                              \
-         .help = "Directed edges: with an edge I J, node J attends to node I only")
+#define GNOMON_GRAPH_NETWORK_OPTIONS(OPTION)                                                     \
+  /* As the data have them; 0: not known yet. */                                                 \
+  OPTION(int64_t, features, 0, .has_flag = false)                                                \
+  OPTION(int64_t, classes, 0, .has_flag = false)                                                 \
+  OPTION(int64_t, depth, 2, .help = "Layers of attention", .lowest = 1)                          \
+  OPTION(int64_t, heads, 8, .help = "Heads of each hidden layer, concatenated", .lowest = 1)     \
+  OPTION(int64_t, hidden, 8, .help = "Dimension of each hidden head", .lowest = 1)               \
+  OPTION(int64_t, out_heads, 1, .help = "Heads of the output layer, averaged", .lowest = 1)      \
+  OPTION(double, dropout, 0.6,                                                                   \
+         .help = "Dropout probability on the input of each layer, below 1, while training",      \
+         .highest = 1)                                                                           \
+  OPTION(double, attention_dropout, 0.6,                                                         \
+         .help = "Dropout probability on the attention weights, below 1, while training",        \
+         .highest = 1)                                                                           \
+  OPTION(bool, directed, false,                                                                  \
+         .help =                                                                                 \
+             "Treat edges as directed: with an edge I J, node J attends to node I, but not the " \
+             "reverse")
 
 struct GraphNetworkOptions {
   GNOMON_OPTIONS(GNOMON_GRAPH_NETWORK_OPTIONS)

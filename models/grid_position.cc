@@ -55,8 +55,8 @@ std::string OnGrid(const std::string& position, const TokenGrid& grid) {
     const bool is_open = shape ? *shape == "grid" : entry != nullptr && entry->needs_grid;
     if (is_open) return WithGrid(component, grid, /*keeps_prefix=*/true);
     const std::optional<TokenGrid> own = TokenGrid::Find(component);
-    TORCH_CHECK_VALUE(!own || *own == grid, "'", component.Text(), "' is of a grid of ",
-                      own->Text(), ", and the tokens' is ", grid.Text(), "; expected shape=grid");
+    TORCH_CHECK_VALUE(!own || *own == grid, "'", component.Text(), "' has the grid ", own->Text(),
+                      ", but the tokens have ", grid.Text(), "; expected shape=grid");
     return component.Text();
   });
 }

@@ -94,7 +94,7 @@ torch::Tensor LanguageModelImpl::Embed(const torch::Tensor& tokens, LanguageMode
                                        const std::optional<BatchRows>& rows,
                                        const std::optional<torch::Tensor>& positions) {
   if (cache != nullptr && memory != nullptr) {
-    throw Error("language model: a cache and a memory are both given, expected at most one");
+    throw Error("language model: a cache and a memory are both given; expected at most one");
   }
   if (memory != nullptr && memory->length() > 0 && memory->layers[0].size(0) != tokens.size(0)) {
     throw Error(StrCat("language model: the memory has a batch of ", memory->layers[0].size(0),
@@ -183,8 +183,8 @@ void CheckPlacedAnywhere(const LanguageModelOptions& options) {
     for (const Component& component : TokenEncodings(part, options.max_length)) {
       if (MakeTokenEncoder(component, options.dim, /*causal=*/true)->history() == 0) continue;
       throw Error(StrCat("'", component.Text(),
-                         "' reads the tokens beside each other and does not take positions that "
-                         "are drawn at random"));
+                         "' reads neighbouring tokens and does not support random positions; "
+                         "choose another position"));
     }
   }
 }
@@ -193,14 +193,15 @@ void CheckMemory(const LanguageModel& model, int64_t memory) {
   const std::optional<int64_t> longest = model->max_length();
   if (memory == 0 || !longest) return;
   throw Error(StrCat("memory is ", memory,
-                     ", and with one the positions run on through the text; '",
+                     ", and with a memory the positions continue through the text; expected a "
+                     "position without an end, but '",
                      model->options().position, "' ends at ", *longest));
 }
 
 std::vector<int64_t> Generate(LanguageModel& model, const TokenText& prompt,
                               const GenerationOptions& options,
                               const std::function<bool(int64_t)>& emit) {
-  if (prompt.size() == 0) throw Error("generate: the prompt is empty, expected at least one token");
+  if (prompt.size() == 0) throw Error("generate: the prompt is empty; expected at least one token");
   const torch::NoGradGuard no_grad;
   model->eval();
   std::mt19937_64 generator(options.seed);

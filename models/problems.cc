@@ -166,18 +166,18 @@ void ProblemRow::Add(int64_t token, bool answers) {
 
 const std::vector<Problem>& Problems() {
   static const std::vector<Problem> problems = {
-      {"bucket-sort", "the input in order, of few symbols", 5, 2, kManySymbols, Symbols, Twice, Any,
-       MakeSort},
-      {"copy", "the input again", 2, 2, kManySymbols, Symbols, Twice, Any, MakeCopy},
-      {"modular-addition", "the sum of the input, modulo the number of symbols", 5, 2, kManySymbols,
+      {"bucket-sort", "the input in sorted order, with few symbols", 5, 2, kManySymbols, Symbols,
+       Twice, Any, MakeSort},
+      {"copy", "the input repeated", 2, 2, kManySymbols, Symbols, Twice, Any, MakeCopy},
+      {"modular-addition", "the sum of the input modulo the number of symbols", 5, 2, kManySymbols,
        Symbols, OneMore, Any, MakeSum},
       {"parity", "whether the number of ones is odd", 2, 2, 2, Symbols, OneMore, Any, MakeSum},
-      {"recall", "the values of keys, each of which was in the input with its value", 256, 1,
+      {"recall", "the values of queried keys from key-value pairs in the input", 256, 1,
        kManySymbols, RecallWords, RecallTokens, LongestRecall, MakeRecall},
-      {"reverse", "the input from its end", 2, 2, kManySymbols, Symbols, Twice, Any, MakeReverse},
-      {"sort", "the input in order", 100, 2, kManySymbols, Symbols, Twice, Any, MakeSort},
-      {"stack", "a stack after pushes and pops", 2, 2, kManySymbols, StackWords, StackTokens, Any,
-       MakeStack},
+      {"reverse", "the input in reverse", 2, 2, kManySymbols, Symbols, Twice, Any, MakeReverse},
+      {"sort", "the input in sorted order", 100, 2, kManySymbols, Symbols, Twice, Any, MakeSort},
+      {"stack", "the contents of a stack after pushes and pops", 2, 2, kManySymbols, StackWords,
+       StackTokens, Any, MakeStack},
   };
   return problems;
 }
@@ -192,7 +192,7 @@ const Problem& FindProblem(const std::string& name) {
   for (const Problem& problem : Problems()) {
     if (problem.name == name) return problem;
   }
-  throw Error(StrCat("--problem is '", name, "', expected ", Join(ProblemNames(), ", ")));
+  throw Error(StrCat("--problem is '", name, "'; expected ", Join(ProblemNames(), ", ")));
 }
 
 ProblemRows MakeRows(const Problem& problem, int64_t symbols, int64_t length, int64_t count,

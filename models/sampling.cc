@@ -10,11 +10,13 @@ namespace gnomon::models {
 GenerationOptions ToGeneration(const SamplingOptions& sampling, const LanguageModel& model,
                                int64_t prompt, int64_t tokens, const std::string& kind) {
   if (sampling.temperature == 0 && sampling.top_k != 0) {
-    throw Error("generate: --temperature 0 takes the likeliest token and excludes --top-k");
+    throw Error(
+        "generate: --temperature 0 always picks the most likely token and cannot be combined with "
+        "--top-k");
   }
   const LanguageModelOptions& options = model->options();
   if (sampling.top_k > options.vocabulary) {
-    throw Error(StrCat("generate: --top-k is ", sampling.top_k, ", the model knows ",
+    throw Error(StrCat("generate: --top-k is ", sampling.top_k, ", but the model knows only ",
                        options.vocabulary, " ", kind));
   }
   // The last token is never read.
@@ -22,7 +24,7 @@ GenerationOptions ToGeneration(const SamplingOptions& sampling, const LanguageMo
   const std::optional<int64_t> longest = model->max_length();
   if (longest && needed > *longest) {
     throw Error(StrCat("generate: the position '", options.position, "' is defined for ", *longest,
-                       " ", kind, ", --prompt and --tokens need ", needed));
+                       " ", kind, ", but --prompt and --tokens need ", needed));
   }
   return {.tokens = tokens,
           .temperature = sampling.temperature,

@@ -10,15 +10,15 @@
 
 namespace gnomon::models {
 
-#define GNOMON_SAMPLING_OPTIONS(OPTION)                                                   \
-  OPTION(double, temperature, 0.8,                                                        \
-         .help = "Sampling temperature; 0: always the most likely token", .highest = 1e6) \
-  OPTION(int64_t, top_k, 0,                                                               \
-         .help = "Sample from this many of the most likely tokens; 0: from all")          \
-  OPTION(int64_t, seed, 0, .help = "Seed of the sampling",                                \
-         .highest = static_cast<double>(kLargestSeed))                                    \
-  OPTION(bool, no_cache, false,                                                           \
-         .help = "Read the whole text again for each token instead of caching keys and values")
+#define GNOMON_SAMPLING_OPTIONS(OPTION)                                                        \
+  OPTION(double, temperature, 0.8,                                                             \
+         .help = "Sampling temperature; 0: always pick the most likely token", .highest = 1e6) \
+  OPTION(int64_t, top_k, 0,                                                                    \
+         .help = "Sample from this many of the most likely tokens; 0: from all")               \
+  OPTION(int64_t, seed, 0, .help = "Random seed for sampling",                                 \
+         .highest = static_cast<double>(kLargestSeed))                                         \
+  OPTION(bool, no_cache, false,                                                                \
+         .help = "Process the whole text again for each token instead of caching keys and values")
 
 struct SamplingOptions {
   GNOMON_OPTIONS(GNOMON_SAMPLING_OPTIONS)

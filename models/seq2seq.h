@@ -27,12 +27,12 @@ inline constexpr const char* kSamePosition = "same";
   GNOMON_TERM_OPTIONS(OPTION)                                                                      \
   OPTION(std::string, cross_position, "none",                                                      \
          .help =                                                                                   \
-             "Position specification of cross-attention, where a token's position is that in its " \
-             "own sentence; same: as --position")                                                  \
+             "Position specification of cross-attention, where each token's position is its "      \
+             "index in its own sentence; same: as --position")                                     \
   OPTION(int64_t, max_length, 256,                                                                 \
          .help =                                                                                   \
-             "Maximum tokens of a sentence, including its end. Longer ones are skipped in "        \
-             "training; a learned position table has this many rows",                              \
+             "Maximum tokens per sentence, including its end token. Longer sentences are skipped " \
+             "in training; a learned position table has this many rows",                           \
          .lowest = 2, .highest = 1e6)
 
 // The depth is that of the encoder, and of the decoder.

@@ -21,7 +21,7 @@ void CheckOptions(SpeechModelOptions options) {
   CheckRanges(options.Options(), "speech model");
   CheckTransformer("speech model", options.dim, options.heads, options.dropout);
   if (options.rate < kLowestRate) {
-    throw Error(StrCat("speech model: rate is ", options.rate, ", expected ", kLowestRate, " to ",
+    throw Error(StrCat("speech model: rate is ", options.rate, "; expected ", kLowestRate, " to ",
                        kHighestRate));
   }
 }
@@ -56,8 +56,9 @@ torch::Tensor MelBank(int64_t mels, int64_t rate, int64_t fourier) {
       is_heard = is_heard || weight > 0;
     }
     if (!is_heard) {
-      throw Error(StrCat("speech model: mels is ", mels, ", too many for the ", frequencies,
-                         " frequencies of a window: filter ", m, " holds none of them"));
+      throw Error(StrCat("speech model: mels is ", mels, ", which is too many for the ",
+                         frequencies, " frequencies of a window: filter ", m,
+                         " holds none of them"));
     }
   }
   return bank;

@@ -16,9 +16,9 @@ std::vector<std::string> PatternOf(const std::string& position) {
   std::vector<std::string> parts = nn::layer_positions(position);
   for (size_t n = 1; n < parts.size(); ++n) {
     if (nn::attention_position(parts[n]) == parts[n] || parts[n] == "none") continue;
-    throw Error(StrCat("position '", position, "': '", parts[n],
-                       "' is added to embeddings, before all layers; expected it in the first "
-                       "part alone"));
+    throw Error(
+        StrCat("position '", position, "': '", parts[n],
+               "' is added to embeddings, before all layers; expected it only in the first part"));
   }
   return parts;
 }
@@ -29,7 +29,7 @@ void CheckTransformer(const std::string& where, int64_t dim, int64_t heads, doub
   if (dim % heads != 0) {
     throw Error(StrCat(where, ": dim ", dim, " is not a multiple of heads ", heads));
   }
-  if (dropout == 1) throw Error(StrCat(where, ": dropout is 1, expected [0, 1)"));
+  if (dropout == 1) throw Error(StrCat(where, ": dropout is 1; expected [0, 1)"));
 }
 
 bool IsGated(const std::string& activation) {
@@ -74,7 +74,7 @@ nn::TokenCall TokenCallOf(const std::optional<BatchRows>& rows) {
 
 NormImpl::NormImpl(const std::string& kind, int64_t dim) : dim_(dim) {
   if (kind != "layer" && kind != "rms") {
-    throw Error(StrCat("norm is '", kind, "', expected layer or rms"));
+    throw Error(StrCat("norm is '", kind, "'; expected layer or rms"));
   }
   weight_ = register_parameter("weight", torch::ones({dim}));
   if (kind == "layer") bias_ = register_parameter("bias", torch::zeros({dim}));
@@ -88,7 +88,7 @@ torch::Tensor NormImpl::forward(const torch::Tensor& x) const {
 FeedForward::FeedForward(torch::nn::Module* owner, const TransformerOptions& options)
     : activation(options.activation) {
   if (activation != "gelu" && activation != "relu" && !IsGated(activation)) {
-    throw Error(StrCat("activation is '", activation, "', expected gelu, relu, swiglu or geglu"));
+    throw Error(StrCat("activation is '", activation, "'; expected gelu, relu, swiglu or geglu"));
   }
   const int64_t hidden = IsGated(activation) ? 2 * options.mlp : options.mlp;
   const auto linear = [&](int64_t from, int64_t to) {

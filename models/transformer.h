@@ -21,7 +21,7 @@ namespace gnomon::models {
 #define GNOMON_TRANSFORMER_SIZES(OPTION, dim_default, depth_default, heads_default, mlp_default) \
   OPTION(int64_t, dim, dim_default, .help = "Width of the model", .lowest = 1)                   \
   OPTION(int64_t, depth, depth_default, .help = "Layers", .lowest = 1)                           \
-  OPTION(int64_t, heads, heads_default, .help = "Attention heads per layer; divides --dim",      \
+  OPTION(int64_t, heads, heads_default, .help = "Attention heads per layer; must divide --dim",  \
          .lowest = 1)                                                                            \
   OPTION(int64_t, mlp, mlp_default, .help = "Hidden units of each layer's MLP", .lowest = 1)     \
   OPTION(double, dropout, 0,                                                                     \
@@ -32,15 +32,15 @@ namespace gnomon::models {
   OPTION(std::string, activation, "gelu",                                                        \
          .help = "Activation of the MLP: gelu, relu, or the gated swiglu or geglu",              \
          .may_lack = true, .choices = {"gelu", "relu", "swiglu", "geglu"})                       \
-  OPTION(bool, no_bias, false,                                                                   \
-         .help = "Leave out the biases of the attention and MLP projections", .may_lack = true)  \
+  OPTION(bool, no_bias, false, .help = "Omit the biases of the attention and MLP projections",   \
+         .may_lack = true)                                                                       \
   OPTION(                                                                                        \
       std::optional<int64_t>, kv_heads, std::nullopt,                                            \
-      .help = "Key and value heads (grouped-query attention); divides --heads; default --heads", \
+      .help = "Key/value heads (grouped-query attention); must divide --heads; default --heads", \
       .lowest = 1, .shows_default = false, .may_lack = true)                                     \
   OPTION(std::optional<int64_t>, qk_dim, std::nullopt,                                           \
          .help =                                                                                 \
-             "Dimension of one head's queries and keys; default --dim / --heads, or what the "   \
+             "Query/key dimension of each head; default --dim / --heads, or the value that the " \
              "similarity needs",                                                                 \
          .lowest = 1, .shows_default = false, .may_lack = true)
 

@@ -57,8 +57,8 @@ TokenGrid VisionTransformerOptions::GridOf(const std::vector<int64_t>& image_siz
 void CheckPatches(int64_t patch, const std::vector<int64_t>& size) {
   for (const int64_t length : size) {
     if (length % patch == 0) continue;
-    throw Error(StrCat("--patch is ", patch, ", and the images are ", SizesText(size),
-                       ", expected a divisor of each of these"));
+    throw Error(StrCat("--patch is ", patch, ", but the images are ", SizesText(size),
+                       "; expected a divisor of each of these"));
   }
 }
 
@@ -90,11 +90,12 @@ torch::Tensor PatchEmbeddingImpl::forward(const torch::Tensor& images) {
 ConvolutionStemImpl::ConvolutionStemImpl(int64_t axes, int64_t channels, int64_t patch,
                                          int64_t dim) {
   if (axes != 2 && axes != 3) {
-    throw Error(StrCat(kWhere, ": a stem of convolutions is for 2 or 3 axes, expected no ", axes));
+    throw Error(StrCat(kWhere, ": the convolutional stem supports 2 or 3 axes, not ", axes));
   }
   if (!std::has_single_bit(static_cast<uint64_t>(patch))) {
-    throw Error(StrCat(kWhere, ": --stem conv halves the sides of an image, and --patch is ", patch,
-                       ", expected a power of two"));
+    throw Error(StrCat(kWhere,
+                       ": --stem conv halves the sides of an image repeatedly, but --patch is ",
+                       patch, "; expected a power of two"));
   }
   int64_t in = channels;
   // Each stage has twice the channels of the one before, and the last `dim`.
@@ -119,7 +120,7 @@ VisionTransformerImpl::VisionTransformerImpl(VisionTransformerOptions options)
   CheckTransformer(kWhere, options_.dim, options_.heads, options_.dropout);
   const auto axes = static_cast<int64_t>(options_.size.size());
   if (axes < 1 || axes > 3) {
-    throw Error(StrCat(kWhere, ": images have ", axes, " axes, expected 1 to 3"));
+    throw Error(StrCat(kWhere, ": images have ", axes, " axes; expected 1 to 3"));
   }
   if (options_.stem == "conv") {
     stem_ = register_module("stem",

@@ -24,17 +24,17 @@ namespace gnomon::models {
   OPTION(int64_t, channels, 1, .lowest = 1, .highest = 4096, .has_flag = false)                    \
   OPTION(int64_t, classes, 1, .lowest = 1, .has_flag = false)                                      \
   OPTION(int64_t, patch, 4,                                                                        \
-         .help = "Side of a patch (a token) in pixels; divides each side of an image",             \
+         .help = "Side of a patch (a token) in pixels; must divide each side of an image",         \
          .lowest = 1, .highest = 65536)                                                            \
   OPTION(std::string, stem, "patches",                                                             \
          .help =                                                                                   \
-             "Stem: patches, a linear map of each patch, or conv, 3 x 3 convolutions of stride 2 " \
-             "down to one token per patch",                                                        \
+             "Stem: patches (a linear map of each patch) or conv (3 x 3 convolutions with stride " \
+             "2, down to one token per patch)",                                                    \
          .choices = {"patches", "conv"})                                                           \
   OPTION(std::string, pool, "class",                                                               \
          .help =                                                                                   \
-             "What the classifier reads: class, a class token, or mean, the mean of the image's "  \
-             "tokens",                                                                             \
+             "Input of the classifier: class (a class token) or mean (the mean of the image's "    \
+             "tokens)",                                                                            \
          .choices = {"class", "mean"})                                                             \
   GNOMON_TRANSFORMER_SIZES(OPTION, 64, 4, 4, 256)                                                  \
   GNOMON_TERM_OPTIONS(OPTION)

@@ -45,36 +45,36 @@ struct DiffusionTrainingOptions {
   GNOMON_OPTIONS(GNOMON_DIFFUSION_TRAINING_OPTIONS)
 };
 
-#define GNOMON_DIFFUSION_RUN_OPTIONS(OPTION)                                                       \
-  OPTION(int64_t, evaluation_images, 2000,                                                         \
-         .help = "Validation images to measure the loss on, each at one timestep",                 \
-         .lowest = kRanges, .may_lack = true, .may_change = true)                                  \
-  OPTION(std::string, classifier, "",                                                              \
-         .help =                                                                                   \
-             "A run of --task images on the same data; its features give the Frechet distance "    \
-             "between sampled images and the validation part",                                     \
-         .may_lack = true, .may_change = true)                                                     \
-  OPTION(int64_t, frechet_images, 500,                                                             \
-         .help =                                                                                   \
-             "Images on each side of the Frechet distance: the first of the validation part, and " \
-             "as many samples of the same classes",                                                \
+#define GNOMON_DIFFUSION_RUN_OPTIONS(OPTION)                                                      \
+  OPTION(int64_t, evaluation_images, 2000,                                                        \
+         .help = "Number of validation images for the loss, each at one timestep",                \
+         .lowest = kRanges, .may_lack = true, .may_change = true)                                 \
+  OPTION(std::string, classifier, "",                                                             \
+         .help =                                                                                  \
+             "A --task images run on the same data; the Frechet distance between generated and "  \
+             "validation images is computed on its features",                                     \
+         .may_lack = true, .may_change = true)                                                    \
+  OPTION(int64_t, frechet_images, 500,                                                            \
+         .help =                                                                                  \
+             "Number of validation images, and of generated images of the same classes, for the " \
+             "Frechet distance",                                                                  \
          .lowest = 2, .may_lack = true, .may_change = true)
 
 struct DiffusionRunOptions {
   GNOMON_OPTIONS(GNOMON_DIFFUSION_RUN_OPTIONS)
 };
 
-#define GNOMON_DIFFUSION_GENERATION_OPTIONS(OPTION)                                     \
-  OPTION(int64_t, samples, 8, .help = "Samples of each class, one row of the picture",  \
-         .lowest = 1, .highest = 1000)                                                  \
-  OPTION(int64_t, steps, 50, .help = "Steps from noise to an image", .lowest = 1,       \
-         .highest = kTimesteps)                                                         \
-  OPTION(double, eta, 0,                                                                \
-         .help = "Noise that each step adds: 0 is DDIM; 1 with --steps 1000 is DDPM",   \
-         .highest = 1)                                                                  \
-  OPTION(double, guidance, 2, .help = "Classifier-free guidance scale; 1: no guidance", \
-         .highest = 1e3)                                                                \
-  OPTION(int64_t, seed, 0, .help = "Seed of the noise",                                 \
+#define GNOMON_DIFFUSION_GENERATION_OPTIONS(OPTION)                                             \
+  OPTION(int64_t, samples, 8, .help = "Samples per class, one row of the picture", .lowest = 1, \
+         .highest = 1000)                                                                       \
+  OPTION(int64_t, steps, 50, .help = "Sampling steps from noise to an image", .lowest = 1,      \
+         .highest = kTimesteps)                                                                 \
+  OPTION(double, eta, 0,                                                                        \
+         .help = "Amount of noise that each step adds: 0 is DDIM; 1 with --steps 1000 is DDPM", \
+         .highest = 1)                                                                          \
+  OPTION(double, guidance, 2, .help = "Classifier-free guidance scale; 1 disables guidance",    \
+         .highest = 1e3)                                                                        \
+  OPTION(int64_t, seed, 0, .help = "Random seed for the noise",                                 \
          .highest = static_cast<double>(kLargestSeed))
 
 struct DiffusionGenerationOptions {
@@ -92,7 +92,7 @@ void CheckPixels(const std::string& path, const std::string& part, const Labelle
   throw Error(StrCat(path, ": the array '", part, ".images' has ",
                      images.pixels.masked_select(wrong)[0].item<float>(), " in image ",
                      wrong.flatten(1).any(1).nonzero()[0].item<int64_t>(),
-                     ", expected bytes, or numbers from 0 to 1"));
+                     "; expected bytes, or numbers from 0 to 1"));
 }
 
 class DiffusionTask;
@@ -133,7 +133,7 @@ class DiffusionTask final : public Task {
 
   const char* name() const override { return "diffusion"; }
   const char* summary() const override {
-    return "images from noise by a diffusion transformer; the loss by timesteps";
+    return "a diffusion transformer that generates images; the loss by timestep";
   }
 
   TrainingOptions DefaultTraining(Command command) const override {
@@ -191,7 +191,8 @@ class DiffusionTask final : public Task {
   }
 
   const char* data_help() const override {
-    return "Arrays train.images, train.labels and the same of valid, from `gnomon data`";
+    return "A file of arrays train.images and train.labels, and the same for valid, made by "
+           "`gnomon data`";
   }
   const char* data_noun() const override { return "images"; }
 
@@ -209,12 +210,13 @@ class DiffusionTask final : public Task {
     CheckPatches(model_.patch, model_.size);
     if (data_.classes != model_.classes) {
       throw Error(StrCat(path, ": the array 'train.labels' has ", data_.classes,
-                         " classes, and the model ", model_.classes));
+                         " classes, but the model has ", model_.classes));
     }
     if (data_.valid.size() != model_.size || data_.valid.channels() != model_.channels) {
-      throw Error(StrCat(path, ": the array 'valid.images' is of ", SizesText(data_.valid.size()),
-                         " with ", Counted(data_.valid.channels(), "channel"),
-                         ", and the model of ", SizesText(model_.size), " with ", model_.channels));
+      throw Error(StrCat(path, ": the array 'valid.images' has images of ",
+                         SizesText(data_.valid.size()), " with ",
+                         Counted(data_.valid.channels(), "channel"), ", but the model needs ",
+                         SizesText(model_.size), " with ", model_.channels));
     }
     if (run_.classifier.empty()) return;
     ReadClassifier();
@@ -237,7 +239,7 @@ class DiffusionTask final : public Task {
     if (classifier_.model == nullptr) return;
     if (data.value("classifier_sha256", "") == classifier_.sha256) return;
     throw Error(StrCat("--classifier: ", run_.classifier,
-                       " is not what the first distances were measured with"));
+                       " differs from the classifier of the first distances; use the same one"));
   }
   std::string DescribeSize() const override {
     return StrCat(Counted(data_.train.count(), "image"), " of ", SizesText(model_.size), " and ",
@@ -266,7 +268,7 @@ class DiffusionTask final : public Task {
     return "Draw images of each class with a trained model";
   }
   const char* generated_file() const override {
-    return "The PNG to write, a row of images for each class";
+    return "The PNG file to write, with a row of images for each class";
   }
   OptionList GenerationOptions() override { return generation_.Options(); }
   std::string GenerationFlags() const override { return "--samples"; }
@@ -310,9 +312,9 @@ class DiffusionTask final : public Task {
     classifier_.model = dynamic_cast<VisionTransformerImpl*>(&classifier_.learner->module());
     const VisionTransformerOptions& options = classifier_.model->options();
     if (options.size != model_.size || options.channels != model_.channels) {
-      throw Error(StrCat("--classifier: ", run_.classifier, " is of images of ",
+      throw Error(StrCat("--classifier: ", run_.classifier, " classifies images of ",
                          SizesText(options.size), " with ", Counted(options.channels, "channel"),
-                         ", expected ", SizesText(model_.size), " with ", model_.channels));
+                         "; expected ", SizesText(model_.size), " with ", model_.channels));
     }
     classifier_.model->eval();
     Sha256 hash;
@@ -356,8 +358,8 @@ const RegisterTask<DiffusionTask> registered;
 torch::Tensor DiffusionLearner::Probe() {
   const DiffusionModelOptions& options = model_->options();
   if (model_->max_length() && *model_->max_length() < model_->tokens()) {
-    throw Error(StrCat("defined up to length ", *model_->max_length(), ", shorter than the ",
-                       model_->tokens(), " patches of an image"));
+    throw Error(StrCat("defined up to length ", *model_->max_length(),
+                       ", which is shorter than the ", model_->tokens(), " patches of an image"));
   }
   return model_->forward(torch::ones({1, options.channels, options.size[0], options.size[1]}),
                          torch::zeros({1}, torch::kLong), torch::zeros({1}, torch::kLong));
@@ -486,8 +488,7 @@ void DiffusionLearner::Generate(const Output& output) {
   const int64_t classes = model_->options().classes;
   if (!IsPng()) {
     throw Error(StrCat("generate: the model's images have ",
-                       Counted(model_->options().channels, "channel"),
-                       ", expected 1 or 3 of a PNG"));
+                       Counted(model_->options().channels, "channel"), "; a PNG needs 1 or 3"));
   }
   const torch::Tensor images = Images(classes, how, output.proceed);
   if (!images.defined()) return;
@@ -510,7 +511,7 @@ std::optional<Picture> DiffusionLearner::Draw(const std::function<bool()>& proce
   if (!images.defined()) return std::nullopt;
   // A column for each class: (samples H, classes W, C).
   const torch::Tensor pixels = images.permute({1, 2, 0, 3, 4}).flatten(2, 3).flatten(0, 1);
-  return Picture{.title = "Images drawn out of the same noise, a column for each class.",
+  return Picture{.title = "Images generated from the same noise, one column per class.",
                  .png = EncodePng(Enlarged(pixels, 2))};
 }
 

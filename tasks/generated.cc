@@ -41,7 +41,7 @@ constexpr int64_t kEvaluationBatch = 8192;
          .choices = ProblemNames())                                                                \
   OPTION(std::optional<int64_t>, symbols, std::nullopt,                                            \
          .help =                                                                                   \
-             "Number of different symbols (in recall: of keys, and of values); default: 2 for "    \
+             "Number of different symbols (for recall: of keys, and of values); default: 2 for "   \
              "copy, reverse and stack, 5 for modular-addition and bucket-sort, 100 for sort, 256 " \
              "for recall",                                                                         \
          .lowest = 1)
@@ -50,13 +50,13 @@ struct ProblemOptions {
   GNOMON_OPTIONS(GNOMON_PROBLEM_OPTIONS)
 };
 
-#define GNOMON_GENERATED_MODEL_OPTIONS(OPTION)                                             \
-  GNOMON_TRANSFORMER_SIZES(OPTION, 64, 4, 4, 256)                                          \
-  OPTION(int64_t, random_positions, 0,                                                     \
-         .help =                                                                           \
-             "Randomized positions: each row gets sorted random positions below this, in " \
-             "training and evaluation; 0: positions 0, 1, 2 ...")                          \
-  /* Rows of a learned table of absolute positions. */                                     \
+#define GNOMON_GENERATED_MODEL_OPTIONS(OPTION)                                                    \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 64, 4, 4, 256)                                                 \
+  OPTION(int64_t, random_positions, 0,                                                            \
+         .help =                                                                                  \
+             "Randomized positions: each row gets sorted random positions below this number, in " \
+             "training and evaluation; 0: positions 0, 1, 2 ...")                                 \
+  /* Rows of a learned table of absolute positions. */                                            \
   OPTION(int64_t, max_length, 512, .lowest = 1, .has_flag = false)
 
 struct GeneratedModelOptions {
@@ -66,10 +66,11 @@ struct GeneratedModelOptions {
 #define GNOMON_GENERATED_ROW_OPTIONS(OPTION)                                                       \
   OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({40, 100, 200, 500}),                 \
          .help =                                                                                   \
-             "Symbols of an input, joined by commas: training draws from 1 to the first; all are " \
-             "evaluated",                                                                          \
+             "Numbers of symbols per input, joined by commas: training uses 1 up to the first "    \
+             "number; all numbers are evaluated",                                                  \
          .lowest = 1)                                                                              \
-  OPTION(int64_t, evaluation_examples, 128, .help = "Inputs to measure at each length", .lowest = 1)
+  OPTION(int64_t, evaluation_examples, 128, .help = "Number of inputs to evaluate at each length", \
+         .lowest = 1)
 
 struct GeneratedRowOptions {
   GNOMON_OPTIONS(GNOMON_GENERATED_ROW_OPTIONS)
@@ -94,8 +95,8 @@ class GeneratedTask final : public Task {
 
   const char* name() const override { return "generated"; }
   const char* summary() const override {
-    return "problems made from a seed: copy, reverse, sort, parity, stack, recall ...; accuracy at "
-           "lengths beyond those of the training";
+    return "synthetic problems: copy, reverse, sort, parity, stack, recall ...; accuracy at "
+           "lengths beyond the training lengths";
   }
 
   TrainingOptions DefaultTraining(Command command) const override {
@@ -128,7 +129,7 @@ class GeneratedTask final : public Task {
     return {{"data", {{"problem", problem_.problem}, {"symbols", symbols()}}}};
   }
   std::string DescribeSize() const override {
-    return StrCat(problem_.problem, " of 1 to ", rows_.lengths[0], " symbols");
+    return StrCat(problem_.problem, " with 1 to ", rows_.lengths[0], " symbols");
   }
 
   std::unique_ptr<Learner> MakeLearner(const Terms& terms,
@@ -141,31 +142,31 @@ class GeneratedTask final : public Task {
   std::vector<Metric> metrics() const override {
     return {
         {.key = "accuracy",
-         .title = "accuracy of the answers' tokens",
+         .title = "accuracy of the answer tokens",
          .column = "tokens",
          .higher_is_better = true},
         {.key = "exact",
-         .title = "share of answers that are all right",
+         .title = "share of fully correct answers",
          .column = "answers",
          .higher_is_better = true},
         {.key = "loss", .title = "loss, " + loss_unit(), .column = "loss", .is_compared = false}};
   }
   Conditions conditions() const override {
     Conditions conditions = {.key = "length",
-                             .title = "symbols of the input",
+                             .title = "input length in symbols",
                              .values = {rows_.lengths.begin(), rows_.lengths.end()}};
     if (is_trained_) conditions.trained = 0;
     return conditions;
   }
   std::string loss_unit() const override { return "nats per token of the answer"; }
   std::string TrainedAs(const TrainingOptions& training) const override {
-    return StrCat("trained on ", problem_.problem, " of 1 to ", rows_.lengths[0], " symbols for ",
+    return StrCat("trained on ", problem_.problem, " with 1 to ", rows_.lengths[0], " symbols for ",
                   training.steps, " steps of ", training.batch, " examples",
                   model_.random_positions > 0
-                      ? StrCat(" at positions drawn below ", model_.random_positions)
+                      ? StrCat(" at random positions below ", model_.random_positions)
                       : "",
-                  "; \"tokens\": the accuracy of those of the answers, each after what is right; "
-                  "\"answers\": the share that is right from end to end");
+                  "; \"tokens\": accuracy of the answer tokens, each predicted from the correct "
+                  "prefix; \"answers\": share of answers that are correct from end to end");
   }
 
   // Tokens that a model reads of a row: all but the last.
@@ -205,8 +206,8 @@ void GeneratedTask::Settle(Command command, bool is_resumed, const TrainingOptio
   const int64_t read = Read(rows_.lengths[0]);
   const int64_t limit = model_.random_positions;
   if (limit > 0 && limit < read) {
-    throw Error(StrCat("--random-positions is ", limit, ": the longest rows of the training have ",
-                       read, " tokens"));
+    throw Error(StrCat("--random-positions is ", limit,
+                       "; expected at least the longest training rows, ", read, " tokens"));
   }
   model_.max_length = limit > 0 ? limit : read;
 }
@@ -215,7 +216,7 @@ void GeneratedTask::CheckSymbols() const {
   const Problem& of = problem();
   const int64_t count = symbols();
   if (count >= of.fewest_symbols && count <= of.most_symbols) return;
-  throw Error(StrCat("--symbols is ", count, ": ", of.name, " takes ", of.fewest_symbols,
+  throw Error(StrCat("--symbols is ", count, ": ", of.name, " allows ", of.fewest_symbols,
                      of.most_symbols > of.fewest_symbols ? StrCat(" to ", of.most_symbols) : ""));
 }
 
@@ -224,8 +225,8 @@ void GeneratedTask::CheckLongest() const {
   const int64_t length = *std::max_element(rows_.lengths.begin(), rows_.lengths.end());
   const int64_t most = problem().longest(symbols());
   if (length > most) {
-    throw Error(StrCat("--lengths: ", length, " is beyond ", problem().name, " of ", symbols(),
-                       " symbols, which ends at ", most));
+    throw Error(StrCat("--lengths: ", length, " is too long for ", problem().name, " of ",
+                       symbols(), " symbols; expected at most ", most));
   }
   // The stream, the values, the output of attention and the hidden units of one layer.
   const double numbers = static_cast<double>(2 * model_.dim + model_.mlp) + ValueColumns(model_);

@@ -26,21 +26,20 @@ using nlohmann::json;
 constexpr const char* kBest = "best.";
 constexpr const char* kSelection = "selection";
 
-#define GNOMON_GRAPHS_TRAINING_OPTIONS(OPTION)                                                    \
-  OPTION(                                                                                         \
-      double, l2, 5e-4,                                                                           \
-      .help = "L2 penalty: this times half the sum of all squared weights is added to the loss",  \
-      .highest = 1e3)                                                                             \
-  OPTION(std::string, selection, "accuracy",                                                      \
-         .help =                                                                                  \
-             "Weights to keep: those with the best accuracy or loss on the validation nodes, or " \
-             "the last ones (accuracy, loss, last)",                                              \
+#define GNOMON_GRAPHS_TRAINING_OPTIONS(OPTION)                                                     \
+  OPTION(                                                                                          \
+      double, l2, 5e-4,                                                                            \
+      .help = "L2 penalty: this times half the sum of all squared weights is added to the loss",   \
+      .highest = 1e3)                                                                              \
+  OPTION(std::string, selection, "accuracy",                                                       \
+         .help =                                                                                   \
+             "Which weights to keep: the best by accuracy or by loss on the validation nodes, or " \
+             "the last (accuracy, loss, last)",                                                    \
          .choices = {"accuracy", "loss", "last"})
 
 #define GNOMON_GRAPHS_EVALUATION_OPTIONS(OPTION)                                        \
   OPTION(std::vector<std::string>, splits, std::vector<std::string>({"test", "valid"}), \
-         .help = "Nodes to evaluate on: train, valid, test",                            \
-         .choices = {"train", "valid", "test"})
+         .help = "Nodes to evaluate: train, valid, test", .choices = {"train", "valid", "test"})
 
 struct GraphsTrainingOptions {
   GNOMON_OPTIONS(GNOMON_GRAPHS_TRAINING_OPTIONS)
@@ -60,7 +59,7 @@ class GraphsTask final : public Task {
  public:
   const char* name() const override { return "graphs"; }
   const char* summary() const override {
-    return "the classes of a graph's nodes, by a graph attention network";
+    return "a graph attention network that classifies the nodes of a graph";
   }
 
   // The paper's: a constant rate, Adam's L2 penalty, and instead of patience `selection`. All
@@ -185,7 +184,7 @@ void GraphsTask::Settle(Command /*command*/, bool /*is_resumed*/,
                         const TrainingOptions* /*training*/) {
   for (const auto& [flag, value] : {std::pair("--dropout", model_.dropout),
                                     std::pair("--attention-dropout", model_.attention_dropout)}) {
-    if (value == 1) throw Error(StrCat(flag, " is 1, expected less"));
+    if (value == 1) throw Error(StrCat(flag, " is 1; expected less"));
   }
   CheckSplits(evaluation_.splits);
 }
@@ -226,7 +225,7 @@ void GraphsTask::ReadFeatures(const Arrays& arrays) {
     const int64_t columns = graph_.dense_features.size(1);
     if (features != 0 && columns != features) {
       throw Error(StrCat(path_, ": the array '", kFeatures, "' has ", columns,
-                         " columns, and the model takes ", features));
+                         " columns, but the model expects ", features));
     }
     features = columns;
     return;
@@ -270,7 +269,7 @@ void GraphsTask::ReadNodes(const Arrays& arrays) {
             StrCat(path_, ": the array '", name, "' has node ", node, " at [", n, "], ", fault));
       };
       const char*& other = part_of[static_cast<size_t>(node)];
-      if (other != nullptr) fail(StrCat("which '", other, ".nodes' has already"));
+      if (other != nullptr) fail(StrCat("which '", other, ".nodes' also contains"));
       if (labels[node] < 0) fail("which has no label");
       other = part;
     }
@@ -286,14 +285,14 @@ void GraphsTask::ReadData(const std::string& path) {
   labels_ = arrays.Integers("graph.labels", 1, -1, classes == 0 ? kMany : classes - 1);
   if (classes == 0) classes = labels_.max().item<int64_t>() + 1;
   if (classes < 2) {
-    throw Error(StrCat(path_, ": the array 'graph.labels' tells of ", classes,
-                       " class, expected two or more"));
+    throw Error(
+        StrCat(path_, ": the array 'graph.labels' has ", classes, " class; expected two or more"));
   }
   const int64_t nodes = labels_.size(0);
   const torch::Tensor edges = arrays.Integers("graph.edges", 2, 0, nodes - 1);
   if (edges.size(1) != 2) {
-    throw Error(StrCat(path_, ": the array 'graph.edges' is of shape ", edges.sizes(),
-                       ", expected (edges, 2)"));
+    throw Error(StrCat(path_, ": the array 'graph.edges' has shape ", edges.sizes(),
+                       "; expected (edges, 2)"));
   }
   graph_ = MakeGraph(nodes, edges, model_.directed);
   ReadFeatures(arrays);
@@ -325,7 +324,7 @@ void GraphsTask::CheckData(const TrainingOptions* training) const {
   for (const std::string& split : splits()) {
     const std::string other = split == "test" ? "valid" : "test";
     const std::string instead =
-        NodesOf(other).defined() ? "; --splits " + other + " does without" : "";
+        NodesOf(other).defined() ? "; --splits " + other + " does not need it" : "";
     expect(split, "--splits " + Join(splits(), ","), instead);
   }
 }
@@ -367,12 +366,14 @@ std::string GraphsTask::TrainedAs(const TrainingOptions& training) const {
   const std::string chosen =
       learning_.selection == "last"
           ? ""
-          : StrCat(", with the weights of the best validation ", learning_.selection);
+          : StrCat(", using the weights with the best validation ", learning_.selection);
   return StrCat("trained for ", training.steps, " steps of ", nodes, " nodes", chosen);
 }
 
 torch::Tensor GraphsLearner::Probe() {
-  if (terms_.position != "none") throw Error("the nodes of a graph have no position but 'none'");
+  if (terms_.position != "none") {
+    throw Error("the nodes of a graph have no order; the only position is 'none'");
+  }
   // Two nodes and an edge.
   const GraphNetworkOptions& options = task_.model();
   Graph graph = MakeGraph(2, torch::tensor({{int64_t{0}, int64_t{1}}}), options.directed);
@@ -485,7 +486,7 @@ size_t GraphsLearner::CheckState(const LearnerState& state) const {
     if (tensor->second.sizes() != entry.value().sizes() ||
         tensor->second.scalar_type() != torch::kFloat) {
       throw Error(StrCat("the tensor '", name, "' is ", tensor->second.scalar_type(), " ",
-                         tensor->second.sizes(), ", expected Float ", entry.value().sizes()));
+                         tensor->second.sizes(), "; expected Float ", entry.value().sizes()));
     }
     ++count;
   }

@@ -45,25 +45,26 @@ constexpr int64_t kBatchNumbers = int64_t{1} << 21;
   OPTION(int64_t, nodes, 0, .has_flag = false)   \
   OPTION(int64_t, dim, 5, .help = "Dimensions of the points", .lowest = 1)
 
-#define GNOMON_HIERARCHY_TRAINING_OPTIONS(OPTION)                                                  \
-  OPTION(int64_t, negatives, 50, .help = "Negative samples per pair", .lowest = 1)                 \
-  OPTION(std::string, corrupt, "both",                                                             \
-         .help = "What a negative sample replaces: the ancestor, the descendant, or both in turn", \
+#define GNOMON_HIERARCHY_TRAINING_OPTIONS(OPTION)                                                 \
+  OPTION(int64_t, negatives, 50, .help = "Negative samples per pair", .lowest = 1)                \
+  OPTION(std::string, corrupt, "both",                                                            \
+         .help =                                                                                  \
+             "The part of a pair that a negative sample replaces: ancestor, descendant, or both " \
+             "(in turn)",                                                                         \
          .choices = {"ancestor", "descendant", "both"})
 
-#define GNOMON_HIERARCHY_SPLIT_OPTIONS(OPTION)                                                    \
-  OPTION(double, held_out, 0.05,                                                                  \
-         .help =                                                                                  \
-             "Implied pairs held out for validation, and as many for the test, if the data have " \
-             "no valid.pairs",                                                                    \
-         .highest = 0.5)                                                                          \
-  OPTION(int64_t, split_seed, 0, .help = "Seed of the held-out pairs",                            \
+#define GNOMON_HIERARCHY_SPLIT_OPTIONS(OPTION)                                                   \
+  OPTION(double, held_out, 0.05,                                                                 \
+         .help =                                                                                 \
+             "Fraction of implied pairs held out for validation, and the same for the test, if " \
+             "the data has no valid.pairs",                                                      \
+         .highest = 0.5)                                                                         \
+  OPTION(int64_t, split_seed, 0, .help = "Random seed for choosing the held-out pairs",          \
          .highest = static_cast<double>(kLargestSeed))
 
 #define GNOMON_HIERARCHY_EVALUATION_OPTIONS(OPTION)                                     \
   OPTION(std::vector<std::string>, splits, std::vector<std::string>({"test", "valid"}), \
-         .help = "Pairs to evaluate on: train, valid, test",                            \
-         .choices = {"train", "valid", "test"})
+         .help = "Pairs to evaluate: train, valid, test", .choices = {"train", "valid", "test"})
 
 struct HierarchyModelOptions {
   GNOMON_OPTIONS(GNOMON_HIERARCHY_MODEL_OPTIONS)
@@ -179,7 +180,7 @@ class HierarchyTask final : public Task {
  public:
   const char* name() const override { return "hierarchy"; }
   const char* summary() const override {
-    return "which nodes are ancestors of which, by points of few dimensions";
+    return "low-dimensional embeddings that predict which nodes are ancestors of which";
   }
 
   TrainingOptions DefaultTraining(Command /*command*/) const override {
@@ -198,8 +199,8 @@ class HierarchyTask final : public Task {
   void CheckFits(const TrainingOptions& training, int64_t processes) const override;
 
   const char* data_help() const override {
-    return "A file of arrays: train.pairs, rows of a descendant and an ancestor, and valid.pairs "
-           "and test.pairs, or neither (docs/tasks.md)";
+    return "A file of arrays: train.pairs, with a descendant and an ancestor per row, and either "
+           "both valid.pairs and test.pairs or neither (docs/tasks.md)";
   }
   const char* data_noun() const override { return "hierarchy"; }
   void ReadData(const std::string& path) override;
@@ -218,7 +219,7 @@ class HierarchyTask final : public Task {
              .column = "MRR",
              .higher_is_better = true},
             {.key = "hits",
-             .title = StrCat("ancestors among the first ", kHits),
+             .title = StrCat("ancestors among the top ", kHits),
              .column = StrCat("hits@", kHits),
              .higher_is_better = true},
             {.key = "average_precision",
@@ -325,8 +326,8 @@ torch::Tensor HierarchyTask::ReadPairs(const Arrays& arrays, const std::string& 
     std::vector<int64_t> number_of;
     for (const torch::Tensor& row : arrays.Rows(names, 1)) {
       if (row.scalar_type() != torch::kByte) {
-        throw Error(StrCat(path_, ": the array '", names, "' is of ", row.scalar_type(),
-                           ", expected bytes"));
+        throw Error(StrCat(path_, ": the array '", names, "' has dtype ", row.scalar_type(),
+                           "; expected bytes"));
       }
       const std::string text(reinterpret_cast<const char*>(row.const_data_ptr<uint8_t>()),
                              static_cast<size_t>(row.size(0)));
@@ -334,7 +335,7 @@ torch::Tensor HierarchyTask::ReadPairs(const Arrays& arrays, const std::string& 
       const auto found = numbers->find(text);
       if (found == numbers->end()) {
         throw Error(StrCat(path_, ": the array '", names, "' has '", text,
-                           "', which is no node of the training pairs"));
+                           "', which is not a node of the training pairs"));
       }
       number_of.push_back(found->second);
     }
@@ -346,8 +347,8 @@ torch::Tensor HierarchyTask::ReadPairs(const Arrays& arrays, const std::string& 
                             (is_first && model_.nodes == 0 ? kMostNodes : model_.nodes) - 1);
   }
   if (pairs.size(1) != 2) {
-    throw Error(StrCat(path_, ": the array '", name, "' is of shape ", pairs.sizes(),
-                       ", expected (pairs, 2)"));
+    throw Error(StrCat(path_, ": the array '", name, "' has shape ", pairs.sizes(),
+                       "; expected (pairs, 2)"));
   }
   const torch::Tensor selves = pairs.select(1, 0).eq(pairs.select(1, 1)).nonzero();
   if (selves.size(0) > 0) fail(selves[0][0].item<int64_t>(), "of a node and itself");
@@ -401,7 +402,7 @@ void HierarchyTask::ReadData(const std::string& path) {
       numbers.empty() ? train.max().item<int64_t>() + 1 : static_cast<int64_t>(numbers.size());
   if (model_.nodes == 0) model_.nodes = nodes;
   if (nodes > model_.nodes) {
-    throw Error(StrCat(path_, ": the array 'train.pairs' has ", nodes, " nodes, and the model ",
+    throw Error(StrCat(path_, ": the array 'train.pairs' has ", nodes, " nodes, but the model has ",
                        model_.nodes));
   }
   std::vector<torch::Tensor> all = {train};
@@ -417,7 +418,7 @@ void HierarchyTask::ReadData(const std::string& path) {
   if (loops.size(0) > 0) {
     const torch::Tensor pair = pairs[loops[0][0].item<int64_t>()];
     throw Error(StrCat(path_, ": nodes ", pair[0].item<int64_t>(), " and ", pair[1].item<int64_t>(),
-                       " are ancestors of each other"));
+                       " are ancestors of each other; remove one of the two pairs"));
   }
   if (!parts_.contains("valid")) {
     if (parts_.contains("test")) arrays.Get("valid.pairs", 2);  // which says what is missing
@@ -466,12 +467,12 @@ void HierarchyTask::CheckSizes(const StoredSizes& file) const {
 
 std::string HierarchyTask::TrainedAs(const TrainingOptions& training) const {
   return StrCat("in ", model_.dim, " dimensions, trained for ", training.steps, " steps of ",
-                training.batch, " pairs against ", learning_.negatives, " wrong nodes each");
+                training.batch, " pairs against ", learning_.negatives, " negative samples each");
 }
 
 torch::Tensor HierarchyLearner::Probe() {
   if (terms_.position != "none")
-    throw Error("the nodes of a hierarchy have no position but 'none'");
+    throw Error("the nodes of a hierarchy have no order; the only position is 'none'");
   const torch::Tensor nodes = torch::arange(std::min<int64_t>(8, task_.model().nodes));
   return model_->ScoreAncestors(nodes.expand({nodes.size(0), -1}), nodes);
 }

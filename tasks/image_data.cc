@@ -29,7 +29,7 @@ torch::Tensor ReadPixels(const Arrays& arrays, const std::string& name, int64_t 
   const std::string lengths = name + "_lengths";
   if (arrays.Has(lengths)) {
     Fail(arrays.path(), lengths,
-         "says that rows differ in length, expected one size: an array of all of them");
+         "indicates rows of different sizes; expected one array with images of one size");
   }
   const bool has_channels = arrays.CountAxes(name) == axes + 2;
   const int64_t expected = has_channels ? axes + 2 : axes + 1;
@@ -48,7 +48,7 @@ torch::Tensor ReadLabels(const Arrays& arrays, const std::string& name, int64_t 
   const torch::Tensor labels = arrays.Integers(name, is_column ? 2 : 1, 0, highest);
   if (is_column && labels.size(1) != 1) {
     Fail(arrays.path(), name,
-         StrCat("is of shape ", labels.sizes(), ", expected one label for each image"));
+         StrCat("has shape ", labels.sizes(), "; expected one label per image"));
   }
   return labels.flatten();
 }
@@ -112,8 +112,8 @@ ImageData ReadImages(const std::string& path, const ImageKind& kind, bool has_tr
       return StrCat(SizesText(part.size()), " with ", Counted(part.channels(), "channel"));
     };
     Fail(path, StrCat("valid.", kind.array),
-         StrCat("is of ", describe(data.valid), ", and 'train.", kind.array, "' of ",
-                describe(data.train), ", expected one size"));
+         StrCat("has images of ", describe(data.valid), ", and 'train.", kind.array, "' has ",
+                describe(data.train), "; expected one size"));
   }
   return data;
 }

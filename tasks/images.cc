@@ -41,12 +41,12 @@ constexpr int64_t kLongestSide = 65536;
 #define GNOMON_IMAGE_EVALUATION_OPTIONS(OPTION)                                                 \
   OPTION(std::vector<std::string>, sizes, {},                                                   \
          .help =                                                                                \
-             "Further evaluation sizes, joined by commas, each one side or all (32 or 32x48); " \
-             "images are resized, which changes the number of tokens",                          \
+             "Additional evaluation sizes, joined by commas, each given as one side or as all " \
+             "sides (32 or 32x48); images are resized, which changes the number of tokens",     \
          .may_lack = true, .may_change = true)                                                  \
   OPTION(std::optional<int64_t>, evaluation_examples, std::nullopt,                             \
-         .help = "Validation images to measure, the first ones; default: all", .lowest = 1,     \
-         .may_lack = true, .may_change = true)
+         .help = "Number of validation images to evaluate, taken from the start; default: all", \
+         .lowest = 1, .may_lack = true, .may_change = true)
 
 struct ImageTrainingOptions {
   GNOMON_OPTIONS(GNOMON_IMAGE_TRAINING_OPTIONS)
@@ -201,12 +201,12 @@ class ImageTask : public Task {
   void CheckData(const TrainingOptions* training) const override {
     if (data_.valid.channels() != model_.channels) {
       throw Error(StrCat(data_.path, ": the ", kind_.array, " have ", data_.valid.channels(),
-                         " channels, and the model takes ", model_.channels));
+                         " channels, but the model expects ", model_.channels));
     }
     if (training != nullptr &&
         augmentation_.shift >= *std::min_element(model_.size.begin(), model_.size.end())) {
-      throw Error(StrCat("--shift is ", augmentation_.shift, ", and the ", kind_.array, " are ",
-                         SizesText(model_.size), ", expected less than each side"));
+      throw Error(StrCat("--shift is ", augmentation_.shift, ", but the ", kind_.array, " are ",
+                         SizesText(model_.size), "; expected less than each side"));
     }
     std::set<std::vector<int64_t>> seen;
     for (const std::vector<int64_t>& size : EvaluatedSizes()) {
@@ -217,8 +217,9 @@ class ImageTask : public Task {
       }
       if (seen.insert(size).second) continue;
       throw Error(StrCat("--sizes: ", SizesText(size),
-                         size == model_.size ? " is trained at, and evaluated at in any case"
-                                             : " is given twice"));
+                         size == model_.size
+                             ? " is the training size, which is always evaluated; leave it out"
+                             : " is given twice"));
     }
   }
 
@@ -232,7 +233,7 @@ class ImageTask : public Task {
     for (const Option& option : model.Options()) CheckRanges({option}, "model");
     if (static_cast<int64_t>(model.size.size()) != kind_.axes) {
       throw Error(
-          StrCat("its ", kind_.array, " have ", model.size.size(), " axes, expected ", kind_.axes));
+          StrCat("its ", kind_.array, " have ", model.size.size(), " axes; expected ", kind_.axes));
     }
     CheckPatches(model.patch, model.size);
     if (model.stem == "patches") {
@@ -368,9 +369,9 @@ class ImageLearner final : public Learner {
     const int64_t times = std::max<int64_t>(kSide / options.size.back(), 1);
     return Picture{
         .title = StrCat(
-            "The first ", task_.name(), " of the validation part, and in red where ",
-            options.pool == "class" ? "the class token attends" : "all places together attend",
-            " to in the last layer, the mean over the heads."),
+            "The first ", task_.name(), " of the validation part. Red marks where ",
+            options.pool == "class" ? "the class token attends" : "all tokens together attend",
+            " in the last layer, averaged over the heads."),
         .png = EncodePng(Enlarged(pixels, times))};
   }
 
@@ -444,11 +445,11 @@ class ImagesTask final : public ImageTask {
  public:
   ImagesTask() : ImageTask("images", "image", /*axes=*/2, /*patch=*/4, /*dim=*/64) {}
   const char* summary() const override {
-    return "a vision transformer tells the class of an image; its accuracy at several sizes";
+    return "a vision transformer that classifies images; accuracy at several sizes";
   }
   const char* data_help() const override {
-    return "A file of arrays PART.images (N x H x W, or with channels at the end), and "
-           "PART.labels, numbers from 0; the parts are train and valid";
+    return "A file of arrays PART.images (N x H x W, optionally with channels last) and "
+           "PART.labels (integers from 0) for the parts train and valid";
   }
 };
 
@@ -457,11 +458,11 @@ class VolumesTask final : public ImageTask {
   // Sinusoids of three coordinates need a multiple of 6 columns.
   VolumesTask() : ImageTask("volumes", "volume", /*axes=*/3, /*patch=*/7, /*dim=*/48) {}
   const char* summary() const override {
-    return "a vision transformer tells the class of a volume, an image of three axes";
+    return "a vision transformer that classifies volumes (images with three axes)";
   }
   const char* data_help() const override {
-    return "A file of arrays PART.volumes (N x D x H x W, or with channels at the end), and "
-           "PART.labels, numbers from 0; the parts are train and valid";
+    return "A file of arrays PART.volumes (N x D x H x W, optionally with channels last) and "
+           "PART.labels (integers from 0) for the parts train and valid";
   }
 };
 

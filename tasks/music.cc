@@ -46,7 +46,7 @@ constexpr int64_t kEvaluationBatch = 8192;
 #define GNOMON_MUSIC_ROW_OPTIONS(OPTION)                                                       \
   OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({256, 512, 1024}),                \
          .help =                                                                               \
-             "Events per window, joined by commas: the first is the training length, all are " \
+             "Events per window, joined by commas: the first is the training length; all are " \
              "evaluated",                                                                      \
          .lowest = 1)
 
@@ -65,24 +65,24 @@ struct MusicTrainingOptions {
   GNOMON_OPTIONS(GNOMON_MUSIC_TRAINING_OPTIONS)
 };
 
-#define GNOMON_MUSIC_EVALUATION_OPTIONS(OPTION)                                            \
-  OPTION(std::string, part, "valid", .help = "Part of the data to measure: valid or test", \
+#define GNOMON_MUSIC_EVALUATION_OPTIONS(OPTION)                                             \
+  OPTION(std::string, part, "valid", .help = "Part of the data to evaluate: valid or test", \
          .choices = {"valid", "test"})
 
 struct MusicEvaluationOptions {
   GNOMON_OPTIONS(GNOMON_MUSIC_EVALUATION_OPTIONS)
 };
 
-#define GNOMON_MUSIC_GENERATION_OPTIONS(OPTION)                                              \
-  OPTION(std::string, prompt, "",                                                            \
-         .help =                                                                             \
-             "Steps to continue, separated by semicolons, each of pitches (60 is middle C) " \
-             "separated by spaces: \"67 62 59 43; 67 62 59 43\"; default: none",             \
-         .shows_default = false)                                                             \
-  OPTION(int64_t, tokens, 1024, .help = "Maximum events to add; the piece may end earlier",  \
-         .lowest = 1)                                                                        \
-  OPTION(int64_t, steps_per_quarter, 4, .help = "Steps per quarter note", .lowest = 1,       \
-         .highest = 1000)                                                                    \
+#define GNOMON_MUSIC_GENERATION_OPTIONS(OPTION)                                                   \
+  OPTION(std::string, prompt, "",                                                                 \
+         .help =                                                                                  \
+             "Steps to continue, separated by semicolons; each step is a list of pitches "        \
+             "separated by spaces (60 is middle C): \"67 62 59 43; 67 62 59 43\"; default: none", \
+         .shows_default = false)                                                                  \
+  OPTION(int64_t, tokens, 1024, .help = "Maximum events to add; the piece may end earlier",       \
+         .lowest = 1)                                                                             \
+  OPTION(int64_t, steps_per_quarter, 4, .help = "Steps per quarter note", .lowest = 1,            \
+         .highest = 1000)                                                                         \
   OPTION(double, tempo, 80, .help = "Quarter notes per minute", .lowest = 4, .highest = 1000)
 
 struct MusicGenerationOptions {
@@ -210,7 +210,7 @@ class MusicTask final : public Task {
 
   const char* name() const override { return "music"; }
   const char* summary() const override {
-    return "pieces as steps of pitches, event by event; its loss at several lengths";
+    return "a music model over steps of pitches, event by event; loss at several lengths";
   }
 
   TrainingOptions DefaultTraining(Command command) const override {
@@ -243,9 +243,8 @@ class MusicTask final : public Task {
   }
 
   const char* data_help() const override {
-    return "A file of safetensors that `gnomon data` makes, with train.pieces and valid.pieces, "
-           "see "
-           "docs/tasks.md";
+    return "A safetensors file with train.pieces and valid.pieces, made by `gnomon data` "
+           "(docs/tasks.md)";
   }
   void ReadData(const std::string& path) override;
   std::string data_sha256() const override { return sha256_; }
@@ -271,7 +270,7 @@ class MusicTask final : public Task {
   }
 
   const char* generation_help() const override {
-    return "Make a piece of music, or go on with one, with a trained model";
+    return "Generate a piece of music, or continue one, with a trained model";
   }
   const char* generated_file() const override { return "The Standard MIDI File to write"; }
   OptionList GenerationOptions() override {
@@ -281,7 +280,7 @@ class MusicTask final : public Task {
 
   std::vector<Metric> metrics() const override {
     return {{.key = "loss", .title = "loss, " + loss_unit(), .column = "loss"},
-            {.key = "step_loss", .title = "loss, nats per step", .column = "loss of a step"}};
+            {.key = "step_loss", .title = "loss, nats per step", .column = "loss per step"}};
   }
   Conditions conditions() const override {
     Conditions conditions = {.key = "length",
@@ -463,7 +462,7 @@ PianoRoll ParseSteps(const std::string& text) {
       const int64_t pitch = is_number ? std::stoll(word) : kPitches;
       if (pitch >= kPitches) {
         throw Error(StrCat("generate: --prompt has '", word, "' in step ", steps.size() - 1,
-                           ", expected pitches of 0 to ", kPitches - 1));
+                           "; expected pitches from 0 to ", kPitches - 1));
       }
       step.push_back(pitch);
     }
@@ -559,9 +558,8 @@ std::optional<Picture> MusicLearner::Draw(const std::function<bool()>& proceed) 
   const torch::Tensor pixels = PaintRoll(roll, given, kBar);
   if (!proceed() || !pixels.defined()) return std::nullopt;
   return Picture{.title =
-                     "How each goes on from the first steps of a piece, which are in blue: a "
-                     "row for each pitch, those of C in grey, and a column for each step, "
-                     "each sixteenth in grey.",
+                     "Continuations of the first steps of a piece (blue). Rows are pitches, with "
+                     "each C in grey; columns are steps, with every sixteenth in grey.",
                  .png = EncodePng(Enlarged(pixels, 5))};
 }
 

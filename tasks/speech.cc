@@ -26,7 +26,7 @@ constexpr int64_t kEvaluationTokens = 4096;
 #define GNOMON_SPEECH_SEQUENCE_OPTIONS(OPTION)                                                     \
   OPTION(std::vector<int64_t>, utterances, std::vector<int64_t>({3, 6, 12, 24}),                   \
          .help =                                                                                   \
-             "Utterances per sequence, joined by commas: training uses 1 up to the first number, " \
+             "Utterances per sequence, joined by commas: training uses 1 up to the first number; " \
              "all numbers are evaluated",                                                          \
          .lowest = 1, .highest = 10'000)
 
@@ -34,9 +34,10 @@ struct SpeechSequenceOptions {
   GNOMON_OPTIONS(GNOMON_SPEECH_SEQUENCE_OPTIONS)
 };
 
-#define GNOMON_SPEECH_RUN_OPTIONS(OPTION)                                                      \
-  OPTION(int64_t, evaluation_utterances, 1200, .help = "Utterances to measure at each number", \
-         .lowest = 1, .highest = 1e8, .may_lack = true, .may_change = true)
+#define GNOMON_SPEECH_RUN_OPTIONS(OPTION)                                                        \
+  OPTION(int64_t, evaluation_utterances, 1200,                                                   \
+         .help = "Number of utterances to evaluate for each entry of --utterances", .lowest = 1, \
+         .highest = 1e8, .may_lack = true, .may_change = true)
 
 struct SpeechRunOptions {
   GNOMON_OPTIONS(GNOMON_SPEECH_RUN_OPTIONS)
@@ -226,7 +227,7 @@ class SpeechTask final : public Task {
 
   const char* name() const override { return "speech"; }
   const char* summary() const override {
-    return "what is said, by CTC; the label error rate on sequences of several lengths";
+    return "speech recognition with CTC; label error rate on sequences of several lengths";
   }
 
   TrainingOptions DefaultTraining(Command command) const override {
@@ -252,7 +253,7 @@ class SpeechTask final : public Task {
   void Settle(Command command, bool /*is_resumed*/, const TrainingOptions* /*training*/) override {
     is_trained_ = command != Command::kEval;
     const std::vector<int64_t>& utterances = sequences_.utterances;
-    if (utterances.empty()) throw Error("--utterances: there is none");
+    if (utterances.empty()) throw Error("--utterances: the list is empty; expected at least one");
     std::set<int64_t> seen;
     for (const int64_t count : utterances) {
       if (!seen.insert(count).second)
@@ -280,8 +281,8 @@ class SpeechTask final : public Task {
   }
 
   const char* data_help() const override {
-    return "Arrays train.audio, train.audio_rate, train.labels and, where they are known, "
-           "train.speakers, and the same of valid, from `gnomon data`";
+    return "A file of arrays train.audio, train.audio_rate, train.labels and, if known, "
+           "train.speakers, and the same for valid, made by `gnomon data`";
   }
 
   void ReadData(const std::string& path) override {
@@ -393,7 +394,7 @@ class SpeechTask final : public Task {
     if (part.size() == 0) return;
     if (part.rate != model_.rate) {
       throw Error(StrCat(path, ": the array '", part.name, ".audio_rate' has ", part.rate,
-                         ", and the model is of ", model_.rate, " samples per second"));
+                         ", but the model expects ", model_.rate, " samples per second"));
     }
     // A sequence has at least the whole tokens of its utterances.
     const int64_t samples = SamplesPerToken(model_);
@@ -409,7 +410,7 @@ class SpeechTask final : public Task {
       const int64_t has = part.audio[row].numel();
       if (has >= needed * samples) continue;
       throw Error(StrCat(path, ": row ", row, " of the array '", part.name, ".audio' has ", has,
-                         " samples, too few for its ", labels.size(), " labels: expected ",
+                         " samples, which is too few for its ", labels.size(), " labels: expected ",
                          needed * samples, " for ", needed, " tokens"));
     }
   }

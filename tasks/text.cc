@@ -36,7 +36,7 @@ const torch::Tensor& TakeTensor(const LearnerState& state, const std::string& na
   const torch::Tensor& tensor = found->second;
   if (tensor.sizes() != shape || tensor.scalar_type() != torch::kFloat) {
     throw Error(StrCat("the tensor '", name, "' is ", tensor.scalar_type(), " ", tensor.sizes(),
-                       ", expected Float ", shape));
+                       "; expected Float ", shape));
   }
   return tensor;
 }
@@ -113,8 +113,8 @@ void TextTask::CheckFits(const TrainingOptions& training, int64_t processes) con
 }
 
 const char* TextTask::data_help() const {
-  return "A text file, or a folder of text files; the last tenth is for validation unless the "
-         "folder has parts called train and valid";
+  return "A text file or a folder of text files; the last tenth is used for validation unless the "
+         "folder has parts named train and valid";
 }
 
 void TextTask::SetText(TextData data) {
@@ -178,7 +178,8 @@ void TextTask::TakeAssets(const std::vector<std::string>& bytes, bool is_stored)
   const int64_t expected = options_.model.vocabulary;
   const TokenizerPtr tokenizer = ReadTokenizer(kind(), bytes[0]);
   if (is_stored && tokenizer->size() != expected) {
-    throw Error(StrCat("its vocabulary has ", tokenizer->size(), " tokens, its model ", expected));
+    throw Error(
+        StrCat("its vocabulary has ", tokenizer->size(), " tokens, but its model has ", expected));
   }
   SetTokenizer(tokenizer);
 }
@@ -188,7 +189,7 @@ void TextTask::CheckData(const TrainingOptions* training) const {
   const auto check = [&](const char* part, const TokenText& text, int64_t needed) {
     if (text.size() < needed) {
       throw Error(StrCat("the text is too short: the ", part, " part of ", data_.path, " has ",
-                         text.size(), " ", kind(), ", the windows need ", needed));
+                         text.size(), " ", kind(), ", but the windows need ", needed));
     }
   };
   if (training != nullptr) {
@@ -279,7 +280,7 @@ void TextLearner::CheckTraining() const {
   const int64_t needed = NeededTokens(window, training_.batch);
   const int64_t tokens = task_.tokens().train.size();
   if (tokens < needed) {
-    throw Error(StrCat("training: the text has ", tokens, " tokens, and needs ", needed));
+    throw Error(StrCat("training: the text has ", tokens, " tokens, but training needs ", needed));
   }
 }
 
@@ -321,7 +322,7 @@ void TextLearner::Generate(const Output& output) {
   if (options.prompt.empty()) throw Error("generate: --prompt is empty");
   const Tokenizer& tokenizer = *task_.tokens().tokenizer;
   const TokenText prompt = tokenizer.Encode(options.prompt);
-  if (prompt.size() == 0) throw Error(StrCat("generate: --prompt holds no ", tokenizer.kind()));
+  if (prompt.size() == 0) throw Error(StrCat("generate: --prompt contains no ", tokenizer.kind()));
   const GenerationOptions how =
       ToGeneration(options.sampling, model_, prompt.size(), options.tokens, tokenizer.kind());
   output.print(options.prompt);

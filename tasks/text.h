@@ -20,12 +20,12 @@
 
 namespace gnomon::models {
 
-#define GNOMON_WINDOW_OPTIONS(OPTION)                                                 \
-  OPTION(int64_t, length, 256, .help = "Tokens per window", .lowest = 1)              \
-  OPTION(int64_t, memory, 0,                                                          \
-         .help =                                                                      \
-             "Tokens of earlier windows that each layer also sees, without gradient " \
-             "(Transformer-XL); the windows of a row then follow each other in the text")
+#define GNOMON_WINDOW_OPTIONS(OPTION)                                                       \
+  OPTION(int64_t, length, 256, .help = "Tokens per window", .lowest = 1)                    \
+  OPTION(int64_t, memory, 0,                                                                \
+         .help =                                                                            \
+             "Tokens of earlier windows that each layer also attends to, without gradient " \
+             "(Transformer-XL); the windows of a row are then consecutive in the text")
 
 // What a row of a training step is.
 struct WindowOptions {
@@ -36,11 +36,11 @@ struct WindowOptions {
 // memory a window for each of `batch` rows and one more.
 int64_t NeededTokens(const WindowOptions& window, int64_t batch);
 
-#define GNOMON_TEXT_GENERATION_OPTIONS(OPTION)                                         \
-  OPTION(std::string, prompt, "\n", .help = "Text to continue; default: a line break", \
-         .shows_default = false)                                                       \
-  OPTION(int64_t, tokens, 512,                                                         \
-         .help = "Bytes, words or subwords to add, whichever the model reads", .lowest = 1)
+#define GNOMON_TEXT_GENERATION_OPTIONS(OPTION)                                                    \
+  OPTION(std::string, prompt, "\n", .help = "Text to continue; default: a line break",            \
+         .shows_default = false)                                                                  \
+  OPTION(int64_t, tokens, 512, .help = "Number of tokens (bytes, words or subwords) to generate", \
+         .lowest = 1)
 
 struct TextGenerationOptions {
   GNOMON_OPTIONS(GNOMON_TEXT_GENERATION_OPTIONS)
@@ -66,7 +66,7 @@ class TextTask final : public Task {
 
   const char* name() const override { return kTextTask; }
   const char* summary() const override {
-    return "a language model over bytes, words or subwords; its loss at several lengths";
+    return "a language model over bytes, words or subwords; loss at several lengths";
   }
 
   TrainingOptions DefaultTraining(Command command) const override;
@@ -114,41 +114,40 @@ class TextTask final : public Task {
   const TextGenerationOptions& generation() const { return generation_; }
 
  private:
-#define GNOMON_TEXT_RUN_OPTIONS(OPTION)                                                      \
-  OPTION(int64_t, evaluation_bytes, 131072,                                                  \
-         .help = "Bytes of validation text that the final loss is measured on", .lowest = 1, \
-         .may_lack = true, .may_change = true)
+#define GNOMON_TEXT_RUN_OPTIONS(OPTION)                                                            \
+  OPTION(int64_t, evaluation_bytes, 131072, .help = "Bytes of validation text for the final loss", \
+         .lowest = 1, .may_lack = true, .may_change = true)
   struct RunFields {
     GNOMON_OPTIONS(GNOMON_TEXT_RUN_OPTIONS)
   };
 
-#define GNOMON_TEXT_COMPARISON_OPTIONS(OPTION)                                                \
-  OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({128, 256, 512}),                \
-         .help =                                                                              \
-             "Tokens per window, joined by commas: the first is trained at, all are "         \
-             "evaluated at",                                                                  \
-         .lowest = 1)                                                                         \
-  OPTION(int64_t, evaluation_bytes, 65536,                                                    \
-         .help = "Bytes of validation text to measure at each length", .lowest = 1)           \
-  OPTION(std::optional<int64_t>, evaluation_memory, std::nullopt,                             \
-         .help =                                                                              \
-             "Tokens of earlier windows that each layer sees in the evaluation; default: as " \
-             "in training")
+#define GNOMON_TEXT_COMPARISON_OPTIONS(OPTION)                                                   \
+  OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({128, 256, 512}),                   \
+         .help =                                                                                 \
+             "Tokens per window, joined by commas: the first is the training length; all are "   \
+             "evaluated",                                                                        \
+         .lowest = 1)                                                                            \
+  OPTION(int64_t, evaluation_bytes, 65536,                                                       \
+         .help = "Bytes of validation text to evaluate at each length", .lowest = 1)             \
+  OPTION(std::optional<int64_t>, evaluation_memory, std::nullopt,                                \
+         .help =                                                                                 \
+             "Tokens of earlier windows that each layer attends to during evaluation; default: " \
+             "as in training")
   struct ComparisonFields {
     GNOMON_OPTIONS(GNOMON_TEXT_COMPARISON_OPTIONS)
   };
 
-#define GNOMON_TEXT_EVALUATION_OPTIONS(OPTION)                                                   \
-  OPTION(std::vector<int64_t>, lengths, {},                                                      \
-         .help =                                                                                 \
-             "Tokens per window, joined by commas; default 1, 2 and 4 times the training "       \
-             "length, or the max_length of a model alone",                                       \
-         .lowest = 1, .shows_default = false)                                                    \
-  OPTION(int64_t, bytes, 131072, .help = "Bytes of text to measure at each length", .lowest = 1) \
-  OPTION(std::optional<int64_t>, memory, std::nullopt,                                           \
-         .help =                                                                                 \
-             "Tokens of earlier windows that each layer also sees, as far as the text goes "     \
-             "back; default: as in training")
+#define GNOMON_TEXT_EVALUATION_OPTIONS(OPTION)                                                    \
+  OPTION(std::vector<int64_t>, lengths, {},                                                       \
+         .help =                                                                                  \
+             "Tokens per window, joined by commas; default: 1, 2 and 4 times the training "       \
+             "length, or the max_length of a checkpoint without training state",                  \
+         .lowest = 1, .shows_default = false)                                                     \
+  OPTION(int64_t, bytes, 131072, .help = "Bytes of text to evaluate at each length", .lowest = 1) \
+  OPTION(std::optional<int64_t>, memory, std::nullopt,                                            \
+         .help =                                                                                  \
+             "Tokens of earlier windows that each layer also attends to, as far as the text "     \
+             "reaches back; default: as in training")
   struct EvaluationFields {
     GNOMON_OPTIONS(GNOMON_TEXT_EVALUATION_OPTIONS)
   };

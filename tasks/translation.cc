@@ -36,16 +36,16 @@ using nlohmann::json;
 constexpr int64_t kEvaluationTokens = 8192;
 constexpr int64_t kEvaluationLogits = int64_t{1} << 25;
 
-#define GNOMON_LANGUAGE_OPTIONS(OPTION)                                                         \
-  OPTION(std::string, source_language, "",                                                      \
-         .help =                                                                                \
-             "Suffix of the source files, as de in train.de; default: src, source, or the one " \
-             "that is not --target-language",                                                   \
-         .shows_default = false)                                                                \
-  OPTION(std::string, target_language, "",                                                      \
-         .help =                                                                                \
-             "Suffix of the target files; default: tgt, target, or the one that is not "        \
-             "--source-language",                                                               \
+#define GNOMON_LANGUAGE_OPTIONS(OPTION)                                                          \
+  OPTION(std::string, source_language, "",                                                       \
+         .help =                                                                                 \
+             "Suffix of the source files, such as de in train.de; default: src, source, or the " \
+             "one that is not --target-language",                                                \
+         .shows_default = false)                                                                 \
+  OPTION(std::string, target_language, "",                                                       \
+         .help =                                                                                 \
+             "Suffix of the target files; default: tgt, target, or the one that is not "         \
+             "--source-language",                                                                \
          .shows_default = false)
 
 struct LanguageOptions {
@@ -68,30 +68,30 @@ struct SmoothingOptions {
              "Length penalty alpha of the beam search: the log-probability of n tokens is " \
              "divided by ((5 + n) / 6)^alpha (Wu et al. 2016)",                             \
          .highest = 10, .may_change = true)
-#define GNOMON_DECODING_OPTIONS(OPTION, beam_default)                                         \
-  GNOMON_SEARCH_OPTIONS(OPTION, beam_default)                                                 \
-  OPTION(int64_t, evaluation_sentences, 0,                                                    \
-         .help = "Sentences of each part to translate, the first ones; default: all",         \
-         .shows_default = false, .may_change = true)                                          \
-  OPTION(std::vector<std::string>, splits, {},                                                \
-         .help =                                                                              \
-             "Parts of the data to measure, joined by commas; default: valid, and all whose " \
-             "names begin with test",                                                         \
+#define GNOMON_DECODING_OPTIONS(OPTION, beam_default)                                             \
+  GNOMON_SEARCH_OPTIONS(OPTION, beam_default)                                                     \
+  OPTION(int64_t, evaluation_sentences, 0,                                                        \
+         .help = "Number of sentences to translate per part, taken from the start; default: all", \
+         .shows_default = false, .may_change = true)                                              \
+  OPTION(std::vector<std::string>, splits, {},                                                    \
+         .help =                                                                                  \
+             "Parts of the data to evaluate, joined by commas; default: valid and all parts "     \
+             "whose names begin with test",                                                       \
          .shows_default = false, .may_change = true)
 #define GNOMON_RUN_DECODING_OPTIONS(OPTION) GNOMON_DECODING_OPTIONS(OPTION, 4)
 #define GNOMON_COMPARISON_DECODING_OPTIONS(OPTION) GNOMON_DECODING_OPTIONS(OPTION, 1)
-#define GNOMON_EVALUATION_DECODING_OPTIONS(OPTION)                                               \
-  GNOMON_DECODING_OPTIONS(OPTION, 4)                                                             \
-  OPTION(std::string, translations, "",                                                          \
-         .help =                                                                                 \
-             "Folder for the translations of each part, written to PART.LANGUAGE, one sentence " \
-             "per line",                                                                         \
-         .shows_default = false)
+#define GNOMON_EVALUATION_DECODING_OPTIONS(OPTION)                                                \
+  GNOMON_DECODING_OPTIONS(OPTION, 4)                                                              \
+  OPTION(                                                                                         \
+      std::string, translations, "",                                                              \
+      .help = "Folder for the translations, written to PART.LANGUAGE with one sentence per line", \
+      .shows_default = false)
 
 #define GNOMON_TRANSLATION_OPTIONS(OPTION)                                                       \
   OPTION(                                                                                        \
       std::string, source, "-",                                                                  \
-      .help = "File of sentences to translate, one per line, may be gzipped; -: standard input") \
+      .help =                                                                                    \
+          "File with one sentence per line to translate, optionally gzipped; -: standard input") \
   GNOMON_SEARCH_OPTIONS(OPTION, 4)
 
 struct RunDecoding {
@@ -210,7 +210,7 @@ class TranslationTask final : public Task {
 
   const char* name() const override { return "translation"; }
   const char* summary() const override {
-    return "an encoder-decoder over parallel sentences; loss, BLEU and exact match";
+    return "an encoder-decoder for parallel sentences; loss, BLEU and exact match";
   }
 
   TrainingOptions DefaultTraining(Command command) const override;
@@ -240,7 +240,7 @@ class TranslationTask final : public Task {
   void CheckSizes(const StoredSizes& file) const override;
 
   const char* generation_help() const override {
-    return "Translate sentences, and print a line for each";
+    return "Translate sentences and print one line for each";
   }
   OptionList GenerationOptions() override { return translation_.Options(); }
   std::string GenerationFlags() const override { return "--beam"; }
@@ -328,7 +328,7 @@ void TranslationTask::Settle(Command command, bool /*is_resumed*/,
                              const TrainingOptions* /*training*/) {
   CheckTokenOptions(tokens_);
   if (smoothing_.label_smoothing == 1) {
-    throw Error("--label-smoothing is 1, expected [0, 1): nothing would be learned");
+    throw Error("--label-smoothing is 1; expected [0, 1): with 1, nothing would be learned");
   }
   command_ = command;
   if (command == Command::kTrain) {
@@ -371,8 +371,8 @@ void TranslationTask::CheckFits(const TrainingOptions& training, int64_t process
 }
 
 const char* TranslationTask::data_help() const {
-  return "A folder with train.LANGUAGE, valid.LANGUAGE and test*.LANGUAGE for two languages, whose "
-         "lines correspond; each as it is or in gzip (.gz)";
+  return "A folder with train.LANGUAGE, valid.LANGUAGE and test*.LANGUAGE for two languages, with "
+         "corresponding lines; files may be gzipped (.gz)";
 }
 
 void TranslationTask::ReadData(const std::string& path) {
@@ -386,7 +386,7 @@ void TranslationTask::ReadData(const std::string& path) {
 const ParallelPart& TranslationTask::TrainPart() const {
   const ParallelPart* const train = text_.Find(kTrainPart);
   if (train == nullptr) {
-    throw Error(StrCat(text_.path, " has nothing to train on: train.", text_.source_language,
+    throw Error(StrCat(text_.path, " contains no training data: train.", text_.source_language,
                        " and train.", text_.target_language, " are missing"));
   }
   return *train;
@@ -401,13 +401,13 @@ void TranslationTask::ChooseSplits() {
   std::vector<std::string>& splits = evaluated_.splits;
   if (splits.empty()) splits = names;
   if (splits.empty()) {
-    throw Error(StrCat(text_.path, " has nothing to measure on: valid.", text_.source_language,
+    throw Error(StrCat(text_.path, " contains no evaluation data: valid.", text_.source_language,
                        " and valid.", text_.target_language, " are missing"));
   }
   for (auto split = splits.begin(); split != splits.end(); ++split) {
     if (text_.Find(*split) == nullptr) {
       names.insert(names.begin(), kTrainPart);
-      throw Error(StrCat("--splits: '", *split, "' is no part of ", text_.path, ", which has ",
+      throw Error(StrCat("--splits: '", *split, "' is not a part of ", text_.path, ", which has ",
                          Join(names, ", ")));
     }
     if (std::find(splits.begin(), split, *split) != split) {
@@ -503,7 +503,8 @@ void TranslationTask::TakeAssets(const std::vector<std::string>& bytes, bool is_
   const int64_t expected = model_.vocabulary;
   const TokenizerPtr tokenizer = ReadTokenizer(kind(), bytes[0]);
   if (is_stored && tokenizer->size() != expected) {
-    throw Error(StrCat("its vocabulary has ", tokenizer->size(), " tokens, its model ", expected));
+    throw Error(
+        StrCat("its vocabulary has ", tokenizer->size(), " tokens, but its model has ", expected));
   }
   SetTokenizer(tokenizer);
 }
@@ -513,8 +514,8 @@ void TranslationTask::CheckData(const TrainingOptions* training) const {
   const auto all = std::ssize(TrainPart().source);
   if (train_.size() >= training->batch) return;
   throw Error(StrCat("the parallel text is too short: of the ", all, " pairs in ", text_.path, ", ",
-                     train_.size(), " are of at most --max-length ", model_.max_length,
-                     " tokens, and --batch is ", training->batch));
+                     train_.size(), " have at most --max-length ", model_.max_length,
+                     " tokens, but --batch is ", training->batch));
 }
 
 std::unique_ptr<Learner> TranslationTask::MakeLearner(const Terms& terms,
@@ -700,7 +701,7 @@ void TranslationLearner::Generate(const Output& output) {
     const int64_t length = std::ssize(sentences.back());
     if (most && length > *most) {
       throw Error(StrCat("--source: line ", n + 1, " has ", length,
-                         " tokens with its end, and the position of the model ends at ", *most));
+                         " tokens including its end, but the model's position ends at ", *most));
     }
   }
   // Few at a time, so that the first ones are seen soon.

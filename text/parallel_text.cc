@@ -69,8 +69,8 @@ PartFiles FindFiles(const fs::path& folder) {
   }
   if (parts.empty()) {
     throw Error(StrCat(folder.string(),
-                       " has no parts; expected files train.LANGUAGE and valid.LANGUAGE, or these "
-                       "with .gz, for two languages"));
+                       " contains no parts; expected files train.LANGUAGE and valid.LANGUAGE for "
+                       "two languages, optionally with .gz"));
   }
   return parts;
 }
@@ -99,7 +99,7 @@ void ChooseLanguages(const fs::path& folder, const PartFiles& parts, std::string
   if (source->empty() || target->empty()) {
     throw Error(StrCat(folder.string(), " has the languages ",
                        Join({languages.begin(), languages.end()}, ", "),
-                       "; --source-language and --target-language say from which one to which"));
+                       "; choose two with --source-language and --target-language"));
   }
   if (*source == *target) {
     throw Error(StrCat("--source-language and --target-language are both '", *source, "'"));
@@ -127,12 +127,12 @@ std::string ReadFile(const fs::path& path) {
     }
   }
   if (path.extension() == ".gz" && !bytes.empty() && gzdirect(file.get()) == 1) {
-    throw Error(StrCat(name, " is not in gzip, as its name says"));
+    throw Error(StrCat(name, " is not gzipped, although its name ends in .gz"));
   }
   int fault = Z_OK;
   gzerror(file.get(), &fault);
-  if (fault == Z_BUF_ERROR) throw Error(StrCat(name, " is truncated: its gzip data end early"));
-  if (fault == Z_DATA_ERROR) throw Error(StrCat(name, " is damaged: its gzip data are not valid"));
+  if (fault == Z_BUF_ERROR) throw Error(StrCat(name, " is truncated: its gzip data ends early"));
+  if (fault == Z_DATA_ERROR) throw Error(StrCat(name, " is damaged: its gzip data is not valid"));
   if (count < 0) throw Error(StrCat("cannot read the data file ", name));
   return WithoutMark(std::move(bytes));
 }
@@ -205,20 +205,20 @@ ParallelText ReadParallelText(const fs::path& folder, const std::string& source_
           std::tuple(&text.target_language, target, source)}) {
       if (file == files.end()) {
         throw Error(StrCat(folder.string(), ": the part '", name, "' has ",
-                           other->second.filename().string(), " and no file for '", *language,
+                           other->second.filename().string(), " but no file for '", *language,
                            "'"));
       }
     }
     ParallelPart part = {name, ReadLines(source->second), ReadLines(target->second)};
     if (part.source.size() != part.target.size()) {
-      throw Error(StrCat(target->second.string(), " has ", part.target.size(), " lines, and ",
+      throw Error(StrCat(target->second.string(), " has ", part.target.size(), " lines, but ",
                          source->second.string(), " has ", part.source.size()));
     }
     text.parts.push_back(std::move(part));
     text.files += 2;
   }
   if (text.parts.empty()) {
-    throw Error(StrCat(folder.string(), " has no part in '", text.source_language, "' and '",
+    throw Error(StrCat(folder.string(), " contains no part in '", text.source_language, "' and '",
                        text.target_language, "'"));
   }
   const auto rank = [](const ParallelPart& part) {

@@ -30,8 +30,8 @@ const SentencePieceModule* LoadModule() {
   void* const library = dlopen("libgnomon_sentencepiece.so", mode);
   if (library == nullptr) {
     throw Error(
-        StrCat("subwords need SentencePiece: install libsentencepiece-dev, then, where this "
-               "program was built without it, touch CMakeLists.txt and make build (",
+        StrCat("subwords need SentencePiece: install libsentencepiece-dev; if this program was "
+               "built without it, run `touch CMakeLists.txt` and `make build` (",
                dlerror(), ")"));
   }
   return static_cast<const SentencePieceModule*>(dlsym(library, kSentencePieceSymbol));
@@ -88,8 +88,8 @@ class SubwordTokenizer : public Tokenizer {
     }
     if (back != kProbe) {
       throw Error(
-          "its model of SentencePiece does not keep every byte of a text, as those do that gnomon "
-          "trains");
+          "its SentencePiece model does not preserve every byte of a text, unlike the models that "
+          "gnomon trains");
     }
   }
 
@@ -129,7 +129,7 @@ class SubwordTokenizer : public Tokenizer {
     try {
       return module.load(file);
     } catch (const std::runtime_error&) {
-      throw Error("its vocabulary is not a model of SentencePiece");
+      throw Error("its vocabulary is not a SentencePiece model");
     }
   }
 
@@ -155,7 +155,7 @@ TokenizerPtr BuildSubwords(int64_t vocabulary, std::string_view text) {
   try {
     file = module.train(vocabulary == 0 ? kDefaultVocabulary : vocabulary, text);
   } catch (const std::runtime_error& error) {
-    throw Error(StrCat("subwords: SentencePiece cannot learn them: ", error.what()));
+    throw Error(StrCat("subwords: SentencePiece training failed: ", error.what()));
   }
   return std::make_shared<SubwordTokenizer>(file);
 }

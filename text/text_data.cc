@@ -106,8 +106,8 @@ TextData ReadText(const fs::path& path) {
   const fs::file_status status = fs::status(path, error);
   if (!fs::exists(status)) throw Error(StrCat("no such data file or folder: ", path.string()));
   if (path.extension() == ".safetensors") {
-    throw Error(
-        StrCat(path.string(), " holds arrays, expected text; another task (--task) reads it"));
+    throw Error(StrCat(path.string(),
+                       " contains arrays; expected text, or the task that reads them (--task)"));
   }
   TextData data;
   data.path = path.string();
@@ -120,12 +120,13 @@ TextData ReadText(const fs::path& path) {
   if (train && valid) {
     data.train = ReadPart(*train, &data.files);
     data.valid = ReadPart(*valid, &data.files);
-    if (data.train.empty()) throw Error(StrCat(train->string(), " holds no text"));
-    if (data.valid.empty()) throw Error(StrCat(valid->string(), " holds no text"));
+    if (data.train.empty()) throw Error(StrCat(train->string(), " contains no text"));
+    if (data.valid.empty()) throw Error(StrCat(valid->string(), " contains no text"));
   } else {
     data.train = ReadPart(path, &data.files);
     if (data.train.empty()) {
-      throw Error(StrCat(path.string(), fs::is_directory(status) ? " holds no text" : " is empty"));
+      throw Error(
+          StrCat(path.string(), fs::is_directory(status) ? " contains no text" : " is empty"));
     }
     const size_t cut = data.train.size() - data.train.size() / 10;
     data.valid = data.train.substr(cut);

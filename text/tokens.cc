@@ -103,7 +103,7 @@ TokenizerPtr BuildWords(int64_t vocabulary, std::string_view text) {
     if (is_new) seen.push_back({word});
     ++seen[entry->second].count;
   });
-  if (seen.empty()) throw Error("words: the training text holds no word");
+  if (seen.empty()) throw Error("words: the training text contains no words");
   // Of equal counts the earlier word comes first.
   std::stable_sort(seen.begin(), seen.end(),
                    [](const Seen& a, const Seen& b) { return a.count > b.count; });
@@ -122,18 +122,20 @@ TokenizerPtr ReadWords(std::string_view file) {
     const size_t end = file.find('\n');
     const std::string_view word = file.substr(0, end);
     const auto fail = [&](const char* fault) {
-      throw Error(StrCat("its vocabulary of words: line ", words.size() + 1, " ", fault));
+      throw Error(StrCat("its word vocabulary: line ", words.size() + 1, " ", fault));
     };
-    if (end == std::string_view::npos) fail("has no end");
-    if (word.empty() || std::any_of(word.begin(), word.end(), IsSpace)) fail("is not one word");
+    if (end == std::string_view::npos) fail("does not end with a line break");
+    if (word.empty() || std::any_of(word.begin(), word.end(), IsSpace)) {
+      fail("is not a single word");
+    }
     if (!seen.emplace(word, true).second) fail("appears twice");
     words.emplace_back(word);
     file.remove_prefix(end + 1);
   }
   if (static_cast<int64_t>(words.size()) < kFewestWords || words[kUnknown] != kUnknownWord ||
       words[kLineEnd] != kLineEndWord) {
-    throw Error(StrCat("its vocabulary of words does not begin with ", kUnknownWord, ", ",
-                       kLineEndWord, " and a word"));
+    throw Error(StrCat("its word vocabulary does not begin with ", kUnknownWord, ", ", kLineEndWord,
+                       " and a word"));
   }
   return std::make_shared<WordTokenizer>(std::move(words));
 }
@@ -156,13 +158,14 @@ void CheckTokenOptions(const TokenOptions& options) {
   CheckRanges(checked.Options(), "");
   if (options.vocabulary == 0) return;
   if (options.kind == "bytes") {
-    throw Error(StrCat("--vocabulary is ", options.vocabulary,
-                       "; there are 256 bytes, and --tokens words or subwords takes it"));
+    throw Error(
+        StrCat("--vocabulary is ", options.vocabulary,
+               "; it applies only to --tokens words or subwords, as there are always 256 bytes"));
   }
   const int64_t fewest = options.kind == "words" ? kFewestWords : kFewestSubwords;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (options.vocabulary < fewest || options.vocabulary > kMost) {
-    throw Error(StrCat("--vocabulary is ", options.vocabulary, ", expected ", fewest, " to ", kMost,
+    throw Error(StrCat("--vocabulary is ", options.vocabulary, "; expected ", fewest, " to ", kMost,
                        " ", options.kind));
   }
 }
@@ -178,7 +181,7 @@ TokenizerPtr ReadTokenizer(const std::string& kind, std::string_view vocabulary)
   CheckTokenOptions({kind});
   if (kind == "words") return ReadWords(vocabulary);
   if (kind == "subwords") return ReadSubwords(vocabulary);
-  if (!vocabulary.empty()) throw Error("it has a vocabulary, and bytes have none");
+  if (!vocabulary.empty()) throw Error("it has a vocabulary, but byte tokens have none");
   return std::make_shared<ByteTokenizer>();
 }
 

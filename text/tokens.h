@@ -82,18 +82,18 @@ inline constexpr const char* kTokenKinds[] = {"bytes", "words", "subwords"};
 // One of the tokens, for messages: "byte", "word" or "subword".
 std::string TokenUnit(const std::string& kind);
 
-#define GNOMON_TOKEN_OPTIONS(OPTION)                                                           \
-  OPTION(std::string, kind, "bytes",                                                           \
-         .help =                                                                               \
-             "What the model reads: bytes; words, split at spaces, with <eos> for the end of " \
-             "a line and <unk> for a word that the training text does not have; or subwords, " \
-             "which SentencePiece learns from the training text",                              \
-         .flag = "tokens", .choices = {std::begin(kTokenKinds), std::end(kTokenKinds)})        \
-  /* 0: the default. */                                                                        \
-  OPTION(int64_t, vocabulary, 0,                                                               \
-         .help =                                                                               \
-             "Size of the vocabulary: the most frequent words, <unk> and <eos> among them, "   \
-             "or subwords; default: all words, 8000 subwords",                                 \
+#define GNOMON_TOKEN_OPTIONS(OPTION)                                                               \
+  OPTION(std::string, kind, "bytes",                                                               \
+         .help =                                                                                   \
+             "Token kind: bytes; words, split at spaces, with <eos> for the end of a line and "    \
+             "<unk> for words that are not in the training text; or subwords, learned from the "   \
+             "training text by SentencePiece",                                                     \
+         .flag = "tokens", .choices = {std::begin(kTokenKinds), std::end(kTokenKinds)})            \
+  /* 0: the default. */                                                                            \
+  OPTION(int64_t, vocabulary, 0,                                                                   \
+         .help =                                                                                   \
+             "Vocabulary size: number of words (the most frequent, including <unk> and <eos>) or " \
+             "of subwords; default: all words, 8000 subwords",                                     \
          .shows_default = false, .may_lack = true)
 
 struct TokenOptions {

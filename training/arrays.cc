@@ -39,7 +39,7 @@ const torch::Tensor& Arrays::Find(const std::string& name) const {
   if (found != file_.tensors.end()) return found->second;
   std::vector<std::string> names;
   for (const auto& entry : file_.tensors) names.push_back(entry.first);
-  Fail(name, "is missing; the file has " + (names.empty() ? "none" : Join(names, ", ")));
+  Fail(name, "is missing; the file contains " + (names.empty() ? "none" : Join(names, ", ")));
 }
 
 int64_t Arrays::CountAxes(const std::string& name) const { return Find(name).dim(); }
@@ -47,8 +47,8 @@ int64_t Arrays::CountAxes(const std::string& name) const { return Find(name).dim
 const torch::Tensor& Arrays::Get(const std::string& name, int64_t axes) const {
   const torch::Tensor& tensor = Find(name);
   if (tensor.dim() != axes || tensor.numel() == 0) {
-    Fail(name, StrCat("is of shape ", tensor.sizes(), ", expected ", axes,
-                      axes == 1 ? " axis" : " axes", ", none of them empty"));
+    Fail(name, StrCat("has shape ", tensor.sizes(), "; expected ", axes,
+                      axes == 1 ? " axis" : " axes", ", none of which is empty"));
   }
   return tensor;
 }
@@ -57,13 +57,13 @@ torch::Tensor Arrays::Integers(const std::string& name, int64_t axes, int64_t lo
                                int64_t highest) const {
   const torch::Tensor& tensor = Get(name, axes);
   if (!at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true)) {
-    Fail(name, StrCat("is of ", tensor.scalar_type(), ", expected integers"));
+    Fail(name, StrCat("has dtype ", tensor.scalar_type(), "; expected integers"));
   }
   const torch::Tensor numbers = tensor.to(torch::kLong);
   const torch::Tensor wrong = (numbers < lowest).logical_or(numbers > highest);
   if (wrong.any().item<bool>()) {
     Fail(name, StrCat("has ", numbers.masked_select(wrong)[0].item<int64_t>(), " at ",
-                      FirstPlace(wrong), ", expected ", lowest, " to ", highest));
+                      FirstPlace(wrong), "; expected ", lowest, " to ", highest));
   }
   return numbers;
 }
@@ -75,7 +75,7 @@ torch::Tensor Arrays::Numbers(const std::string& name, int64_t axes) const {
   const torch::Tensor wrong = numbers.isfinite().logical_not();
   if (wrong.any().item<bool>()) {
     Fail(name, StrCat("has ", numbers.masked_select(wrong)[0].item<float>(), " at ",
-                      FirstPlace(wrong), ", expected finite numbers"));
+                      FirstPlace(wrong), "; expected finite numbers"));
   }
   return numbers;
 }
@@ -84,7 +84,7 @@ void Arrays::CheckRows(const std::string& first, const std::string& second) cons
   const int64_t rows = file_.tensors.at(first).size(0);
   const int64_t others = file_.tensors.at(second).size(0);
   if (rows == others) return;
-  Fail(second, StrCat("has ", others, " rows, and '", first, "' has ", rows));
+  Fail(second, StrCat("has ", others, " rows, but '", first, "' has ", rows));
 }
 
 std::vector<torch::Tensor> Arrays::Rows(const std::string& name, int64_t axes) const {
@@ -95,7 +95,7 @@ std::vector<torch::Tensor> Arrays::Rows(const std::string& name, int64_t axes) c
   const auto total = lengths.sum().item<int64_t>();
   if (total != values.size(0)) {
     Fail(lengths_name,
-         StrCat("sums to ", total, ", and '", name, "' has ", values.size(0), " rows"));
+         StrCat("sums to ", total, ", but '", name, "' has ", values.size(0), " rows"));
   }
   std::vector<torch::Tensor> rows;
   int64_t at = 0;

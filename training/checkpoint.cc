@@ -33,7 +33,7 @@ torch::Tensor Take(const SafeTensors& file, const std::string& name, torch::IntA
   const torch::Tensor& tensor = found->second;
   if (tensor.sizes() != shape || tensor.scalar_type() != type) {
     throw Error(StrCat("the tensor '", name, "' is ", tensor.scalar_type(), " ", tensor.sizes(),
-                       ", expected ", type, " ", shape));
+                       "; expected ", type, " ", shape));
   }
   return tensor;
 }
@@ -118,18 +118,19 @@ std::string TaskOf(const json& object) {
 
 json ReadConfig(const std::map<std::string, std::string>& metadata) {
   const auto config = metadata.find(kConfigKey);
-  if (config == metadata.end()) throw Error("it has no configuration of gnomon");
+  if (config == metadata.end()) throw Error("it contains no gnomon configuration");
   json object = json::parse(config->second, nullptr, /*allow_exceptions=*/false);
   if (object.is_discarded()) throw Error("its configuration is not JSON");
   const auto format = Field<int64_t>(object, "format");
-  if (format != kCheckpointFormat) throw Error(StrCat("its format is ", format, ", expected 1"));
+  if (format != kCheckpointFormat) throw Error(StrCat("its format is ", format, "; expected 1"));
   return object;
 }
 
 Checkpoint BuildCheckpoint(const SafeTensors& file, Task& task, torch::Device device) {
   const json object = ReadConfig(file.metadata);
   if (TaskOf(object) != task.name()) {
-    throw Error(StrCat("it is of the task '", TaskOf(object), "', expected '", task.name(), "'"));
+    throw Error(
+        StrCat("it belongs to the task '", TaskOf(object), "'; expected '", task.name(), "'"));
   }
   Checkpoint checkpoint;
   const OptionList options = StoredOptions(task, &checkpoint.terms);
@@ -167,8 +168,7 @@ Checkpoint BuildCheckpoint(const SafeTensors& file, Task& task, torch::Device de
     }
   }
   if (used != file.tensors.size()) {
-    throw Error(
-        StrCat("it holds ", file.tensors.size(), " tensors, of which its model has ", used));
+    throw Error(StrCat("it holds ", file.tensors.size(), " tensors, but its model has ", used));
   }
   return checkpoint;
 }
@@ -246,7 +246,7 @@ std::filesystem::path CheckpointFile(const std::string& path) {
   if (!std::filesystem::is_directory(path, error)) return path;
   const std::filesystem::path file = std::filesystem::path(path) / kCheckpointName;
   if (!std::filesystem::exists(file, error)) {
-    throw Error(StrCat("the folder ", path, " holds no ", kCheckpointName));
+    throw Error(StrCat("the folder ", path, " contains no ", kCheckpointName));
   }
   return file;
 }

@@ -34,13 +34,14 @@ c10::Device FindDevice(const std::string& name) {
   const std::optional<c10::Device> device = Parse(name);
   if (!device || device->is_meta() || (device->is_cpu() && device->has_index()) ||
       (!device->is_cuda() && !WhyRefused(*device).empty())) {
-    throw Error(StrCat("--device is '", name, "', expected cpu, cuda or cuda:N"));
+    throw Error(StrCat("--device is '", name, "'; expected cpu, cuda or cuda:N"));
   }
   if (device->is_cpu()) return c10::Device(c10::kCPU);
   const int64_t count = CountDevices(device->type());
-  if (count == 0) throw Error(StrCat("--device is ", name, ", and PyTorch sees no GPU"));
+  if (count == 0) throw Error(StrCat("--device is ", name, ", but PyTorch finds no GPU"));
   if (device->index() >= count) {
-    throw Error(StrCat("--device is ", name, ", and there are ", count, " of them, from 0 on"));
+    throw Error(
+        StrCat("--device is ", name, ", but the number of GPUs is ", count, " (numbered from 0)"));
   }
   if (const std::string problem = WhyRefused(*device); !problem.empty()) {
     throw Error(StrCat("--device is ", name, "; ", problem));

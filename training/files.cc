@@ -110,8 +110,8 @@ FolderLock::FolderLock(const std::filesystem::path& folder) {
   ::close(file);
   if (::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
   ::close(file_);
-  throw Error(StrCat("another process is at work in the folder ", folder.string(),
-                     "; wait until it has ended, or choose another folder"));
+  throw Error(StrCat("another process is using the folder ", folder.string(),
+                     "; wait until it finishes, or choose another folder"));
 }
 
 FolderLock::~FolderLock() {

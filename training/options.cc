@@ -79,14 +79,14 @@ std::string NameIn(const std::string& where, const Option& option) {
 
 void CheckNumber(const Option& option, double value, const std::string& where) {
   if (value >= option.info.lowest && value <= option.info.highest) return;
-  throw Error(StrCat(NameIn(where, option), " is ", value, ", expected ", option.info.lowest,
+  throw Error(StrCat(NameIn(where, option), " is ", value, "; expected ", option.info.lowest,
                      " to ", option.info.highest));
 }
 
 void CheckChoice(const Option& option, const std::string& value, const std::string& where) {
   const std::vector<std::string>& choices = option.info.choices;
   if (choices.empty() || IsOneOf(value, choices)) return;
-  throw Error(StrCat(NameIn(where, option), " is '", value, "', expected ", Join(choices, ", ")));
+  throw Error(StrCat(NameIn(where, option), " is '", value, "'; expected ", Join(choices, ", ")));
 }
 
 }  // namespace

@@ -18,7 +18,8 @@ torch::Tensor CallCollective(const char* name, torch::jit::Stack arguments) {
   const torch::NoGradGuard no_grad;
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
   const auto fail = [](const char* reason) {
-    throw std::runtime_error(StrCat("torch.distributed: another process may have ended: ", reason));
+    throw std::runtime_error(
+        StrCat("torch.distributed: another process may have exited: ", reason));
   };
   try {
     dispatcher.findSchemaOrThrow(name, "").callBoxed(arguments);

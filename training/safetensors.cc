@@ -66,7 +66,7 @@ class Reader {
       : path_(path.string()) {
     std::error_code error;
     if (std::filesystem::is_directory(path, error)) {
-      Fail("it is a folder (`gnomon data` makes one of other files)");
+      Fail("it is a folder (`gnomon data` converts other formats)");
     }
     if (IsDevice(path)) Fail("it is a device, not a file");
     std::ifstream in(path, std::ios::binary);
@@ -125,11 +125,11 @@ class Reader {
   json Header() {
     if (bytes_.empty()) Fail("it is empty");
     if (bytes_.size() < 8) {
-      Fail(StrCat("it has ", bytes_.size(), " bytes, so it is truncated or of another format"));
+      Fail(StrCat("it has ", bytes_.size(), " bytes, so it is truncated or has another format"));
     }
     uint64_t length = 0;
     std::memcpy(&length, bytes_.data(), 8);
-    if (length > kLongestHeader) Fail("it has no header (`gnomon data` makes one of other files)");
+    if (length > kLongestHeader) Fail("it has no header (`gnomon data` converts other formats)");
     if (length > bytes_.size() - 8) {
       Fail(StrCat("it is truncated: its header takes ", length, " bytes, and ", bytes_.size() - 8,
                   " follow"));
@@ -177,19 +177,19 @@ class Reader {
     if (type == kTypes.end()) {
       std::vector<std::string> names;
       for (const NamedType& known : kTypes) names.emplace_back(known.name);
-      fail(StrCat("has the unknown dtype ", Quote(dtype), ", expected one of ", Join(names, ", ")));
+      fail(StrCat("has the unknown dtype ", Quote(dtype), "; expected one of ", Join(names, ", ")));
     }
     const json& shape = entry["shape"];
     const json& offsets = entry["data_offsets"];
-    if (!IsNaturals(shape)) fail("has a shape that is not a list of natural numbers");
+    if (!IsNaturals(shape)) fail("has a shape that is not a list of non-negative integers");
     if (!IsNaturals(offsets) || offsets.size() != 2) {
-      fail("has data_offsets that are not two natural numbers");
+      fail("has data_offsets that are not two non-negative integers");
     }
     const auto begin = offsets[0].get<uint64_t>();
     const auto end = offsets[1].get<uint64_t>();
-    if (begin > end) fail(StrCat("lies at bytes ", begin, " to ", end));
+    if (begin > end) fail(StrCat("has the bytes ", begin, " to ", end));
     if (end > DataSize()) {
-      Fail(StrCat("it is truncated: the tensor '", name, "' lies at bytes ", begin, " to ", end,
+      Fail(StrCat("it is truncated: the tensor '", name, "' has the bytes ", begin, " to ", end,
                   " of ", DataSize()));
     }
     constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
@@ -198,7 +198,7 @@ class Reader {
     bool empty = false;
     for (const json& size : shape) {
       const auto n = size.get<uint64_t>();
-      if (n > 0 && extent > kMost / n) fail("has a shape beyond 64 bits");
+      if (n > 0 && extent > kMost / n) fail("has a shape whose size exceeds 64 bits");
       extent *= std::max<uint64_t>(n, 1);
       empty = empty || n == 0;
       sizes.push_back(static_cast<int64_t>(n));
@@ -212,7 +212,7 @@ class Reader {
     spans->emplace_back(begin, end);
     if (type->read_as == type->type) return tensor;
     tensor = tensor.to(type->read_as);
-    if (tensor.numel() > 0 && tensor.min().item<int64_t>() < 0) fail("has numbers beyond 2^63 - 1");
+    if (tensor.numel() > 0 && tensor.min().item<int64_t>() < 0) fail("has values above 2^63 - 1");
     return tensor;
   }
 

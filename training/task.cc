@@ -45,7 +45,7 @@ void StoredSizes::Expect(const std::string& name, const std::vector<int64_t>& sh
   const auto found = tensors_.find(prefix_ + name);
   if (found == tensors_.end()) throw Error(StrCat("the tensor '", prefix_, name, "' is missing"));
   if (found->second.sizes() == torch::IntArrayRef(shape)) return;
-  throw Error(StrCat("the tensor '", prefix_, name, "' is ", found->second.sizes(), ", expected ",
+  throw Error(StrCat("the tensor '", prefix_, name, "' is ", found->second.sizes(), "; expected ",
                      torch::IntArrayRef(shape)));
 }
 
@@ -105,8 +105,8 @@ int64_t CountParameters(const torch::nn::Module& module) {
 void CheckMemoryHolds(const std::string& flags, double bytes) {
   const double most = MemoryBytes();
   if (bytes <= most) return;
-  throw Error(StrCat("not enough memory for ", flags, ": they take at least ", Gibibytes(bytes),
-                     ", and there are ", Gibibytes(most)));
+  throw Error(StrCat("not enough memory for ", flags, ": this needs at least ", Gibibytes(bytes),
+                     ", but the machine has ", Gibibytes(most)));
 }
 
 }  // namespace gnomon::models

@@ -8,13 +8,13 @@
 
 namespace gnomon::models {
 
-#define GNOMON_TERM_OPTIONS(OPTION)                                                             \
-  OPTION(std::string, similarity, "dot", .help = "Similarity specification, see `gnomon list`") \
-  OPTION(std::string, position, "none",                                                         \
-         .help =                                                                                \
-             "Position specification, see `gnomon list`; several joined by semicolons are a "   \
-             "pattern that the layers repeat, as in \"rope;rope;none\" (outside compare also "  \
-             "joined by commas)")
+#define GNOMON_TERM_OPTIONS(OPTION)                                                              \
+  OPTION(std::string, similarity, "dot", .help = "Similarity specification; see `gnomon list`")  \
+  OPTION(std::string, position, "none",                                                          \
+         .help =                                                                                 \
+             "Position specification; see `gnomon list`. Several, joined by semicolons, form a " \
+             "pattern that the layers repeat, such as \"rope;rope;none\" (except in compare, "   \
+             "commas also work)")
 
 struct Terms {
   GNOMON_OPTIONS(GNOMON_TERM_OPTIONS)

@@ -155,7 +155,7 @@ void Trainer::Restore(const std::map<std::string, torch::Tensor>& state, int64_t
     }
     if (found->second.sizes() != parameter.sizes()) {
       throw Error(StrCat("the optimizer's tensor '", name, "' is ", found->second.sizes(),
-                         ", expected ", parameter.sizes()));
+                         "; expected ", parameter.sizes()));
     }
     return found->second.to(parameter.device(), /*non_blocking=*/false, /*copy=*/true);
   };

@@ -25,7 +25,7 @@ namespace gnomon::models {
          .highest = 1e3)                                                                           \
   OPTION(double, clip, 1, .help = "Maximum norm of the gradients; larger ones are scaled down",    \
          .lowest = 1e-12)                                                                          \
-  OPTION(int64_t, seed, 0, .help = "Seed of the weights, the data order and dropout",              \
+  OPTION(int64_t, seed, 0, .help = "Random seed for weights, data order and dropout",              \
          .highest = static_cast<double>(kLargestSeed))
 
 struct TrainingOptions {

@@ -28,7 +28,7 @@ const RegisterSimilarity adaptive({
                   .note = "where (x, z) is the query and y the key without its last coordinate",
                   .details = "Needs D >= 2.",
                   .source = "an example, 2026"},
-    .parameters = {PerHead("gamma", "learned").Means("factor of each head"),
+    .parameters = {PerHead("gamma", "learned").Means("per-head factor"),
                    PositiveNumber("limit", "8").Means("z is clamped to +-limit")},
     .map = Map,
     .has_height = [](const Component&) { return true; },

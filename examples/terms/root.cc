@@ -23,8 +23,7 @@ const RegisterPosition root({
                   .source = "an example, 2026",
                   .role = CatalogueEntry::Role::kBias,
                   .cost = "1 + 0"},
-    .parameters =
-        OnAxis({PerHead("slopes", "fixed", {.start = Start}).Means("slope of each head")}),
+    .parameters = OnAxis({PerHead("slopes", "fixed", {.start = Start}).Means("per-head slope")}),
     .bias = Bias,
 });
 

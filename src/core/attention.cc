@@ -36,7 +36,7 @@ void CheckPositions(const AttentionInput<T>& in) {
           "query_positions, key_positions", "one of them is null; expected both or neither");
   if (!HasPositions(in)) return;
   Require(in.bias.table == nullptr || in.bias.layout != nullptr, "bias",
-          "has no layout; with positions of the caller's it needs one");
+          "has no layout; expected one, as the call gives positions");
   // Beyond 2^53 those in float64 are no longer exact.
   constexpr int64_t kLargest = int64_t{1} << 53;
   for (int64_t b = 0; b < n.batch; ++b) {
@@ -52,7 +52,7 @@ void CheckPositions(const AttentionInput<T>& in) {
     if (low < -kLargest || high > kLargest || high - low >= kMostApart) {
       Fail("positions", "of batch " + std::to_string(b) + " are from " + std::to_string(low) +
                             " to " + std::to_string(high) +
-                            "; expected them within +-2^53 and less than 2^30 apart");
+                            "; expected values within +-2^53 and less than 2^30 apart");
     }
   }
 }
@@ -64,7 +64,7 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
       {"batch", n.batch}, {"heads", n.heads}, {"key_heads", n.key_heads}, {"queries", n.queries},
       {"keys", n.keys},   {"dim", n.dim},     {"value_dim", n.value_dim}};
   for (const auto& [name, size] : sizes) {
-    if (size < 0) Fail(name, "is " + std::to_string(size) + ", expected at least 0");
+    if (size < 0) Fail(name, "is " + std::to_string(size) + "; expected at least 0");
   }
   if (n.key_heads > 0 ? n.heads % n.key_heads != 0 : n.heads != 0) {
     Fail("heads", std::to_string(n.heads) + " is not a multiple of key_heads " +
@@ -75,18 +75,19 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
   const int64_t rows = n.batch * n.heads * n.queries;
   const int64_t columns = n.batch * n.key_heads * n.keys;
   if (f.input != PairInput::kNone) {
-    Require(n.dim > 0 || rows * columns == 0, "dim", "is 0, expected at least 1");
+    Require(n.dim > 0 || rows * columns == 0, "dim", "is 0; expected at least 1");
     RequireView(in.x, "x", rows * n.dim);
     RequireView(in.y, "y", columns * n.dim);
     if constexpr (std::is_same_v<T, float>) {
-      Require(in.x.type == in.y.type || rows * columns == 0, "y", "is not of the type of x");
+      Require(in.x.type == in.y.type || rows * columns == 0, "y",
+              "has another type than x; expected the same");
     }
   }
   RequireView(in.v, "v", columns * n.value_dim);
   const Chunks& chunks = in.mask.chunks;
   for (const int64_t number : {chunks.size, chunks.before, chunks.after}) {
     if (number < 0 || number >= kMost) {
-      Fail("chunks", "has " + std::to_string(number) + ", expected 0 to 2^30 - 1");
+      Fail("chunks", "has " + std::to_string(number) + "; expected 0 to 2^30 - 1");
     }
   }
   Require(rows * columns == 0 ||
@@ -99,24 +100,25 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
                                          relative.queries == nullptr),
           "relative", "has a table without a layout");
   if (relative.keys != nullptr) {
-    Require(relative.dim > 0, "relative", "dim is 0, expected at least 1");
+    Require(relative.dim > 0, "relative", "dim is 0; expected at least 1");
     RequireView(relative.query, "relative query", rows * relative.dim);
   }
   if (relative.queries != nullptr) {
-    Require(relative.key_dim > 0, "relative", "key_dim is 0, expected at least 1");
+    Require(relative.key_dim > 0, "relative", "key_dim is 0; expected at least 1");
     RequireView(relative.key, "relative key", columns * relative.key_dim);
     Require(dynamic_cast<const OffsetLayout*>(relative.layout) != nullptr, "relative",
-            "has queries, and its layout is not by offset");
+            "has queries and a layout that is not by offset; expected an OffsetLayout");
   }
   Require(rows * columns == 0 || (in.key_bias_low == nullptr) == (in.key_bias_base == nullptr),
-          "key_bias_low", "comes with key_bias_base, both or neither");
+          "key_bias_low",
+          "one of key_bias_low and key_bias_base is null; expected both or neither");
   Require(rows * columns == 0 || in.key_bias_low == nullptr || in.key_bias != nullptr,
-          "key_bias_low", "is there without key_bias");
+          "key_bias_low", "is given without key_bias; expected both");
   if (!(in.tolerance >= 0 && in.tolerance < 1)) {
-    Fail("tolerance", "is " + std::to_string(in.tolerance) + ", expected at least 0, below 1");
+    Fail("tolerance", "is " + std::to_string(in.tolerance) + "; expected at least 0, below 1");
   }
   if (!(in.dropout.rate >= 0 && in.dropout.rate <= 1)) {
-    Fail("dropout", "is " + std::to_string(in.dropout.rate) + ", expected 0 to 1");
+    Fail("dropout", "is " + std::to_string(in.dropout.rate) + "; expected 0 to 1");
   }
   const auto require_scalars = [&](const char* name, const T* scalars, int count, int64_t size) {
     if (count == 0 || scalars != nullptr || size == 0) return;
@@ -145,25 +147,25 @@ void CheckBackward(const PairFunction& f, const AttentionInput<T>& in,
   RequireView(saved.d_o, "d_o", rows * in.shape.value_dim);
   Require(saved.lse != nullptr || rows == 0, "lse", "is null");
   Require(grad.bias.table == nullptr || in.bias.table != nullptr, "d_bias",
-          "a gradient of a bias that is not there");
+          "is given without the bias");
   Require(grad.bias.table == nullptr || grad.bias.batch_stride == in.bias.batch_stride, "d_bias",
-          "its batch_stride differs from the bias's");
+          "has another batch_stride than the bias; expected the same");
   Require(grad.key_bias == nullptr || in.key_bias != nullptr, "d_key_bias",
-          "a gradient of a bias that is not there");
+          "is given without the bias");
   Require((grad.relative_query.data == nullptr && grad.relative_keys == nullptr) ||
               in.relative.keys != nullptr,
-          "d_relative_keys", "a gradient of relative keys that are not there");
+          "d_relative_keys", "is given without relative keys");
   Require((grad.relative_key.data == nullptr && grad.relative_queries == nullptr) ||
               in.relative.queries != nullptr,
-          "d_relative_queries", "a gradient of relative queries that are not there");
+          "d_relative_queries", "is given without relative queries");
   Require(grad.pair_bias.data == nullptr || in.pair_bias.data != nullptr, "d_pair_bias",
-          "a gradient of a bias that is not there");
+          "is given without the bias");
   Require(grad.pair_bias.data == nullptr || in.shape.queries < 2 || grad.pair_bias.stride[2] != 0,
-          "d_pair_bias", "its rows share memory");
+          "d_pair_bias", "has rows that share memory; expected separate rows");
   Require(grad.temperature == nullptr || in.temperature != nullptr, "d_temperature",
-          "a gradient of a temperature that is not there");
+          "is given without temperature");
   Require(grad.relative_values == nullptr || in.relative.values != nullptr, "d_relative_values",
-          "a gradient of relative values that are not there");
+          "is given without relative values");
 }
 
 template <class T, class Forward>

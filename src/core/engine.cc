@@ -19,10 +19,11 @@ namespace {
 
 void CheckTarget(const PairTable& table) {
   if (table.target == HWY_TARGET) return;
-  throw Error(std::string("attention: the pair function was compiled for ") +
-              hwy::TargetName(table.target) + ", and the instruction set is " +
-              hwy::TargetName(HWY_TARGET) +
-              "; compile it for this one, or set GNOMON_TARGET to the other");
+  throw Error(
+      std::string("attention: the pair function was compiled for ") +
+      hwy::TargetName(table.target) + ", but the current instruction set is " +
+      hwy::TargetName(HWY_TARGET) +
+      "; compile it for the current one, or set GNOMON_TARGET to the one it was compiled for");
 }
 
 void Forward(const PairTable& table, const AttentionInput<float>& in,

@@ -27,19 +27,19 @@ void CheckGraph(const GraphShape& n, const int64_t* indptr, const int64_t* indic
   const auto entry = [](int64_t i, int64_t value) {
     return "[" + std::to_string(i) + "] is " + std::to_string(value);
   };
-  if (indptr[0] != 0) throw Error("graph_attention: indptr" + entry(0, indptr[0]) + ", expected 0");
+  if (indptr[0] != 0) throw Error("graph_attention: indptr" + entry(0, indptr[0]) + "; expected 0");
   for (int64_t i = 0; i < n.queries; ++i) {
     if (indptr[i + 1] >= indptr[i]) continue;
     throw Error("graph_attention: indptr" + entry(i + 1, indptr[i + 1]) + " after " +
-                std::to_string(indptr[i]) + ", expected a sequence that never falls");
+                std::to_string(indptr[i]) + "; expected values that never decrease");
   }
   if (indptr[n.queries] != n.edges) {
     throw Error("graph_attention: indptr" + entry(n.queries, indptr[n.queries]) +
-                ", expected the number of indices, " + std::to_string(n.edges));
+                "; expected the number of indices, " + std::to_string(n.edges));
   }
   for (int64_t e = 0; e < n.edges; ++e) {
     if (indices[e] >= 0 && indices[e] < n.keys) continue;
-    throw Error("graph_attention: indices" + entry(e, indices[e]) + ", expected one of " +
+    throw Error("graph_attention: indices" + entry(e, indices[e]) + "; expected one of " +
                 std::to_string(n.keys) + " keys, counted from 0");
   }
 }
@@ -52,17 +52,17 @@ void Check(const PairFunction& f, const GraphInput<T>& in) {
       {"keys", n.keys},          {"edges", n.edges},         {"dim", n.dim},
       {"value_dim", n.value_dim}};
   for (const auto& [name, size] : sizes) {
-    if (size < 0) Fail(name, "is " + std::to_string(size) + ", expected at least 0");
+    if (size < 0) Fail(name, "is " + std::to_string(size) + "; expected at least 0");
   }
   if (n.key_heads > 0 ? n.heads % n.key_heads != 0 : n.heads != 0) {
-    Fail("heads", "is " + std::to_string(n.heads) + ", expected a multiple of key_heads, " +
+    Fail("heads", "is " + std::to_string(n.heads) + "; expected a multiple of key_heads, " +
                       std::to_string(n.key_heads));
   }
   CheckGraph(n, in.indptr, in.indices);
   const int64_t rows = n.heads * n.queries;
   const int64_t columns = n.key_heads * n.keys;
   if (f.input != PairInput::kNone) {
-    Require(n.dim > 0 || rows * columns == 0, "dim", "is 0, expected at least 1");
+    Require(n.dim > 0 || rows * columns == 0, "dim", "is 0; expected at least 1");
     RequireGiven(in.x.data != nullptr || rows * n.dim == 0, "x");
     RequireGiven(in.y.data != nullptr || columns * n.dim == 0, "y");
   }

@@ -57,7 +57,7 @@ void AddPairFunction(const PairFunction& function) {
   const std::lock_guard<std::mutex> lock(added.mutex);
   if (FindIn(PairFunctions(), function.name) != nullptr ||
       FindIn(added.functions, function.name) != nullptr) {
-    throw Error("there are two pair functions of the name " + std::string(function.name));
+    throw Error("two pair functions are named " + std::string(function.name));
   }
   added.functions.push_back(&function);
 }
@@ -68,7 +68,7 @@ const PairFunction& FindPairFunction(std::string_view name) {
   const std::lock_guard<std::mutex> lock(added.mutex);
   if (const PairFunction* function = FindIn(added.functions, name)) return *function;
   const std::string own = NamesOf(PairFunctions());
-  throw Error("attention: no pair function '" + std::string(name) + "'; there are " + own +
+  throw Error("attention: unknown pair function '" + std::string(name) + "'; known: " + own +
               (added.functions.empty() ? "" : ", " + NamesOf(added.functions)));
 }
 

@@ -34,8 +34,8 @@ int64_t FindTarget(std::string_view name) {
     const int64_t target = rest & -rest;
     if (name == hwy::TargetName(target)) return target;
   }
-  throw Error("SetTarget: no instruction set '" + std::string(name) + "' here; there are " +
-              Known());
+  throw Error("SetTarget: this machine or build does not support the instruction set '" +
+              std::string(name) + "'; supported: " + Known());
 }
 
 // Set once a choice has been made, by whomever.

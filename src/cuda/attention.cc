@@ -685,10 +685,10 @@ std::string Unsupported(const PairFunction& function, const Input& in) {
   LayoutParameters layout;
   if (in.bias.table != nullptr && in.bias.layout != nullptr &&
       !Describe(*in.bias.layout, &layout)) {
-    return "bias: its layout is not known on CUDA";
+    return "bias: its layout is not supported on CUDA";
   }
   if (in.relative.layout != nullptr && !Describe(*in.relative.layout, &layout)) {
-    return "relative: its layout is not known on CUDA";
+    return "relative: its layout is not supported on CUDA";
   }
   if (in.query_positions != nullptr) return "positions on a GPU; expected query_offset";
   if (in.relative.queries != nullptr) {

@@ -124,9 +124,8 @@ CubinCache::CubinCache(std::string folder, std::function<void(const std::string&
 void CubinCache::Warn(const std::string& problem) {
   std::call_once(warned_, [&] {
     if (!warn_) return;
-    warn_("compiled CUDA kernels cannot be kept in " + folder_ + " (" + problem +
-          "), so that every process compiles them anew; set GNOMON_CACHE to a folder that can be "
-          "written");
+    warn_("cannot cache compiled CUDA kernels in " + folder_ + " (" + problem +
+          "), so every process compiles them again; set GNOMON_CACHE to a writable folder");
   });
 }
 

@@ -4,7 +4,8 @@ namespace gnomon::cuda {
 
 Driver::Driver(const std::string& library) : library_(library) {
   if (!library_.loaded()) {
-    throw CudaError("CUDA: no driver: " + library_.error() + "; expected NVIDIA's, " + library);
+    throw CudaError("CUDA: cannot load the driver: " + library_.error() +
+                    "; install the NVIDIA driver, which provides " + library);
   }
   library_.Bind("cuInit", init_);
   library_.Bind("cuGetErrorName", get_error_name_);
@@ -26,7 +27,7 @@ Driver::Driver(const std::string& library) : library_(library) {
   library_.Bind("cuFuncSetAttribute", function_set_attribute);
   library_.Bind("cuThreadExchangeStreamCaptureMode", exchange_capture_mode);
   library_.Bind("cuLaunchKernel", launch_kernel);
-  Check(init_(0), "starting the driver");
+  Check(init_(0), "initialising the driver");
 }
 
 void Driver::Check(int result, const std::string& what) const {
@@ -41,31 +42,33 @@ void Driver::Check(int result, const std::string& what) const {
 
 int Driver::Attribute(int device, int attribute) const {
   int value = 0;
-  Check(device_get_attribute_(&value, attribute, device),
-        "asking device " + std::to_string(device) + " for attribute " + std::to_string(attribute));
+  Check(
+      device_get_attribute_(&value, attribute, device),
+      "querying device " + std::to_string(device) + " for attribute " + std::to_string(attribute));
   return value;
 }
 
 std::string Driver::Name(int device) const {
   char name[256] = "";
   Check(device_get_name_(name, sizeof(name), device),
-        "asking device " + std::to_string(device) + " for its name");
+        "querying device " + std::to_string(device) + " for its name");
   return name;
 }
 
 CurrentContext::CurrentContext(const Driver& driver, int device) : driver_(driver) {
   Driver::Context context = nullptr;
-  driver.Check(driver.context_get_current(&context), "asking for the current context");
+  driver.Check(driver.context_get_current(&context), "querying the current context");
   int current = -1;
   if (context != nullptr) {
-    driver.Check(driver.context_get_device(&current), "asking for the current device");
+    driver.Check(driver.context_get_device(&current), "querying the current device");
   }
   const std::string name = "device " + std::to_string(device);
   int wanted = 0;
-  driver.Check(driver.device_get(&wanted, device), "asking for " + name);
+  driver.Check(driver.device_get(&wanted, device), "querying " + name);
   if (current != wanted) {
     // Never released: it is PyTorch's as well, and lives as long as the process.
-    driver.Check(driver.primary_context_retain(&context, wanted), "the context of " + name);
+    driver.Check(driver.primary_context_retain(&context, wanted),
+                 "retaining the context of " + name);
     driver.Check(driver.context_push(context), "entering the context of " + name);
     pushed_ = true;
   }
@@ -82,7 +85,7 @@ CurrentContext::~CurrentContext() {
 }
 
 RelaxedCapture::RelaxedCapture(const Driver& driver) : driver_(driver) {
-  driver.Check(driver.exchange_capture_mode(&mode_), "setting the mode of capture");
+  driver.Check(driver.exchange_capture_mode(&mode_), "setting the stream capture mode");
 }
 
 RelaxedCapture::~RelaxedCapture() { driver_.exchange_capture_mode(&mode_); }

@@ -67,9 +67,10 @@ SharedLibrary Nvrtc::Load(const std::vector<std::string>& libraries) {
     if (library.loaded()) return library;
     tried += (tried.empty() ? "" : "; ") + library.error();
   }
-  throw CudaError(
-      "CUDA: no NVRTC, which compiles the kernels: " + (tried.empty() ? "none found" : tried) +
-      "; expected that of PyTorch's CUDA wheel, or set GNOMON_NVRTC to the path of libnvrtc.so");
+  throw CudaError("CUDA: cannot load NVRTC, which compiles the kernels: " +
+                  (tried.empty() ? "none found" : tried) +
+                  "; install a CUDA build of PyTorch, which includes it, or set GNOMON_NVRTC to "
+                  "the path of libnvrtc.so");
 }
 
 Nvrtc::Nvrtc(const std::vector<std::string>& libraries) : library_(Load(libraries)) {
@@ -133,7 +134,7 @@ class Nvrtc::Open {
         nvrtc.create_(&handle_, program.text.c_str(), (program.entry + ".cu").c_str(),
                       static_cast<int>(names.size()), texts.data(), names.data());
     if (result != 0) {
-      throw CudaError("CUDA: NVRTC does not take " + program.title + ": " +
+      throw CudaError("CUDA: NVRTC cannot read " + program.title + ": " +
                       nvrtc.error_string_(result));
     }
   }
@@ -175,7 +176,7 @@ std::string Nvrtc::Compile(const Program& program, const std::string& target,
   const bool is_cubin = target.starts_with("sm_");
   std::string binary = is_cubin ? open.Read(cubin_size_, cubin_) : open.Read(ptx_size_, ptx_);
   if (binary.empty()) {
-    throw CudaError("CUDA: NVRTC " + version() + " gives nothing for " + program.title + " and " +
+    throw CudaError("CUDA: NVRTC " + version() + " produced no code for " + program.title + " on " +
                     target);
   }
   return binary;

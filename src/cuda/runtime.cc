@@ -108,7 +108,7 @@ void Runtime::Load(int device, const KernelName& name, Kernel& kernel) {
   const std::lock_guard<std::mutex> lock(kernel.mutex);
   if (kernel.function != nullptr) return;
   int wanted = 0;
-  d.Check(d.device_get(&wanted, device), "asking for device " + std::to_string(device));
+  d.Check(d.device_get(&wanted, device), "querying device " + std::to_string(device));
   const int capability = 10 * d.Attribute(wanted, Driver::kComputeCapabilityMajor) +
                          d.Attribute(wanted, Driver::kComputeCapabilityMinor);
   const CubinCache::Binary binary = Compile(name, capability);
@@ -121,7 +121,7 @@ void Runtime::Load(int device, const KernelName& name, Kernel& kernel) {
     d.Check(d.module_get_function(&function, module, options_.program(name).entry.c_str()),
             "finding " + Text(name));
     d.Check(d.function_get_attribute(&static_bytes, Driver::kSharedSizeBytes, function),
-            "asking for the shared memory of " + Text(name));
+            "querying the shared memory of " + Text(name));
   } catch (const CudaError&) {
     d.module_unload(module);
     throw;
@@ -135,7 +135,7 @@ void Runtime::Load(int device, const KernelName& name, Kernel& kernel) {
 std::string Runtime::DeviceName(int device) {
   const Driver& d = driver();
   int own = 0;
-  d.Check(d.device_get(&own, device), "asking for device " + std::to_string(device));
+  d.Check(d.device_get(&own, device), "querying device " + std::to_string(device));
   return d.Name(own);
 }
 
@@ -156,17 +156,17 @@ void Runtime::Launch(int device, void* stream, const KernelName& name, const Lau
     const std::lock_guard<std::mutex> lock(kernel.mutex);
     if (shape.shared_bytes > kernel.shared_limit) {
       int own = 0;
-      d.Check(d.device_get(&own, device), "asking for device " + std::to_string(device));
+      d.Check(d.device_get(&own, device), "querying device " + std::to_string(device));
       const int most = d.Attribute(own, Driver::kMaxSharedMemoryPerBlockOptIn);
       if (int64_t{shape.shared_bytes} + kernel.static_shared_bytes > most) {
         throw CudaError("CUDA: " + Text(name) + " needs " +
                         std::to_string(int64_t{shape.shared_bytes} + kernel.static_shared_bytes) +
-                        " bytes of shared memory for a block; device " + std::to_string(device) +
+                        " bytes of shared memory per block; device " + std::to_string(device) +
                         " has " + std::to_string(most));
       }
       d.Check(d.function_set_attribute(kernel.function, Driver::kMaxDynamicSharedSizeBytes,
                                        static_cast<int>(shape.shared_bytes)),
-              "asking for shared memory for " + Text(name));
+              "reserving shared memory for " + Text(name));
       kernel.shared_limit = shape.shared_bytes;
     }
   }

@@ -47,8 +47,8 @@ class TensorReader {
   }
 
   void CheckDone(const char* what) const {
-    TORCH_CHECK_VALUE(next_ == tensors_.size(), operation_, ": ", what, " comes with ",
-                      tensors_.size(), " tensors; expected ", next_);
+    TORCH_CHECK_VALUE(next_ == tensors_.size(), operation_, ": ", what, " has ", tensors_.size(),
+                      " tensors; expected ", next_);
   }
 
  private:
@@ -63,8 +63,9 @@ std::optional<double> FixedNumber(const char* operation, const Component& compon
                                   const std::string& name) {
   const std::optional<std::string> value = component.Find(name);
   if (!value || *value == "fixed") return std::nullopt;
-  TORCH_CHECK_VALUE(*value != "learned", operation, ": ", component.name(), ":", name,
-                    "=learned; expected a tensor, for it is modules that hold parameters");
+  TORCH_CHECK_VALUE(
+      *value != "learned", operation, ": ", component.name(), ":", name,
+      "=learned works only in modules; expected a tensor, which trains if it requires grad");
   return component.FindNumber(name);
 }
 
@@ -157,9 +158,9 @@ std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& p
     for (const Parameter* parameter : term.tensors) {
       const bool is_tensor = component.IsTensor(parameter->name);
       if (!parameter->is_per_head()) {
-        TORCH_CHECK_VALUE(
-            is_tensor, "gnomon.attention: ", parameter->name, " of ", name,
-            " is missing; expected a term with a tensor, for it is modules that hold tables");
+        TORCH_CHECK_VALUE(is_tensor, "gnomon.attention: ", parameter->name, " of ", name,
+                          " is missing; expected a term with a tensor, since only modules hold "
+                          "tables of their own");
         position.tensors.push_back(reader.Next(name, parameter->name));
       } else if (is_tensor) {
         position.tensors.push_back(reader.NextHeads(name, parameter->name));

@@ -22,7 +22,7 @@ void CheckTypes(const OperatorArguments& a) {
   TORCH_CHECK_TYPE(wide == at::kFloat || wide == at::kDouble, OperatorArguments::kOperation,
                    ": x has dtype ", type, "; expected bfloat16, float16, float32 or float64");
   TORCH_CHECK_TYPE(a.y.scalar_type() == type, OperatorArguments::kOperation, ": y has dtype ",
-                   a.y.scalar_type(), "; expected that of x, ", type);
+                   a.y.scalar_type(), "; expected the dtype of x, ", type);
   for (const auto& [name, tokens] : {std::pair("relative_query", &a.relative_query),
                                      std::pair("relative_key", &a.relative_key)}) {
     TORCH_CHECK_TYPE(!*tokens || (*tokens)->scalar_type() == wide, OperatorArguments::kOperation,

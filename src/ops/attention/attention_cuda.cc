@@ -26,7 +26,7 @@ void CheckTypes(const OperatorArguments& a) {
   for (const OptionalTensor& tokens :
        {OptionalTensor(a.y), OptionalTensor(a.v), a.relative_query}) {
     TORCH_CHECK_TYPE(!tokens || tokens->scalar_type() == type, kAttention, ": tokens of dtypes ",
-                     type, " and ", tokens->scalar_type(), " on a GPU; expected one");
+                     type, " and ", tokens->scalar_type(), " on a GPU; expected one dtype");
   }
   TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf,
                               kAttention, ": ", type,

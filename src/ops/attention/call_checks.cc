@@ -113,7 +113,8 @@ void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k
                     operation, ": v has shape ", v.sym_sizes(),
                     "; expected (B, Hkv, Lk, Dv) as in k ", k.sym_sizes());
   TORCH_CHECK_VALUE(k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0, operation, ": q has ",
-                    q.sym_size(1), " heads and k ", k.sym_size(1), "; expected a multiple");
+                    q.sym_size(1), " heads and k ", k.sym_size(1),
+                    "; expected a multiple of the heads of k");
 }
 
 at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& tensor,
@@ -126,7 +127,8 @@ at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& t
   }
   TORCH_CHECK_VALUE(fits, OperatorArguments::kOperation, ": ", name, " has shape ",
                     tensor.defined() ? tensor.sym_sizes() : c10::SymIntArrayRef(), "; expected ",
-                    expected, " = ", c10::SymIntArrayRef(sizes), ", or what broadcasts to it");
+                    expected, " = ", c10::SymIntArrayRef(sizes),
+                    ", or a shape that broadcasts to it");
   return tensor.expand_symint(sizes);
 }
 

@@ -64,7 +64,7 @@ at::Tensor Normed(const at::Tensor& x, const std::vector<ResolvedPosition>& posi
 
 void CheckScale(const char* operation, double scale) {
   TORCH_CHECK_VALUE(std::fabs(scale) <= std::numeric_limits<float>::max(), operation, ": scale is ",
-                    scale, "; expected a finite number that float32 holds");
+                    scale, "; expected a finite number that float32 can represent");
 }
 
 // A call on its way to the operator. Each step adds to the operator's arguments what it makes of
@@ -152,12 +152,12 @@ class Composition {
     for (const ResolvedPosition& position : positions_) {
       const CatalogueEntry& entry = position.entry->catalogue;
       TORCH_CHECK_VALUE(!entry.needs_dot || entry_.is_product, kOperation, ": ", entry.name,
-                        " goes with dot alone, not with ", entry_.catalogue.name);
+                        " works only with the similarity dot, not with ", entry_.catalogue.name);
       if (!entry.needs_causal || IsCausal()) continue;
       // Rows for keys on both sides need no causal mask.
       const bool may_be_both = entry.Find("bidirectional") != nullptr;
       TORCH_CHECK_VALUE(may_be_both && position.component->Flag("bidirectional"), kOperation, ": ",
-                        entry.name, " with causal = False; expected causal",
+                        entry.name, " requires causal=True",
                         may_be_both ? ", or bidirectional=true" : "");
     }
     factor_ =
@@ -208,7 +208,7 @@ class Composition {
         TORCH_CHECK_NOT_IMPLEMENTED(
             !position.entry->GoesByLength(*position.component), kOperation, ": positions with ",
             position.component->name(),
-            ", which goes by the length of the call; expected query_offset");
+            ", which depends on the length of the call; expected query_offset");
         packed_.Add(*position.entry, *position.component, position.tensors);
         continue;
       }
@@ -278,13 +278,12 @@ class Composition {
     if (!table.defined()) return;
     TORCH_CHECK_VALUE(
         table.dim() == 3 && (table.sym_size(0) == 1 || table.sym_size(0) == range_.heads),
-        kOperation, ": ", content_->component->name(), " gives a table of ", what, " of shape ",
+        kOperation, ": ", content_->component->name(), " returns a table of ", what, " of shape ",
         table.sym_sizes(), "; expected (1 or H, rows, columns) with H = ", range_.heads);
     TORCH_CHECK_VALUE(
         (term.layout != "clip" && term.layout != "zero") || table.sym_size(1) % 2 == 1, kOperation,
-        ": ", content_->component->name(), " gives a table of ", what, " of ", table.sym_size(1),
-        " rows; expected an odd number, of offsets to both "
-        "sides");
+        ": ", content_->component->name(), " returns a table of ", what, " of ", table.sym_size(1),
+        " rows; expected an odd number, for offsets in both directions");
   }
 
   void AddContent() {
@@ -298,13 +297,12 @@ class Composition {
       // Of values alone no weight depends.
       if (!term.keys.defined() && !term.queries.defined() && !term.key_weights.defined()) return;
     }
-    TORCH_CHECK_VALUE(
-        term.query.defined() == term.keys.defined() &&
-            term.key.defined() == term.queries.defined() &&
-            (term.keys.defined() || term.queries.defined() || term.values.defined()),
-        kOperation, ": ", content_->component->name(),
-        " gives tables without what they are multiplied by; expected query with keys, key with "
-        "queries, or values");
+    TORCH_CHECK_VALUE(term.query.defined() == term.keys.defined() &&
+                          term.key.defined() == term.queries.defined() &&
+                          (term.keys.defined() || term.queries.defined() || term.values.defined()),
+                      kOperation, ": ", content_->component->name(),
+                      " returns tables without the tokens that they are multiplied by; expected "
+                      "query with keys, key with queries, or values");
     CheckTable(term, "keys", term.keys);
     CheckTable(term, "queries", term.queries);
     CheckTable(term, "values", term.values);
@@ -313,8 +311,8 @@ class Composition {
     }
     if (!term.takes_scale) {
       TORCH_CHECK_VALUE(!arguments_.scale || entry_.catalogue.takes_scale, kOperation,
-                        ": scale goes with similarities that take it, as dot, and with products of "
-                        "q, of which there are none");
+                        ": scale applies to similarities such as dot and to content terms of q; "
+                        "this call has neither, so leave it out");
     }
     if (term.keys.defined()) {
       call_.relative_query = std::move(term.query);
@@ -406,9 +404,9 @@ class Composition {
   void AddMask() {
     if (!arguments_.mask) return;
     const at::Tensor& mask = *arguments_.mask;
-    TORCH_CHECK_TYPE(mask.scalar_type() == at::kBool, kOperation, ": mask has dtype ",
-                     mask.scalar_type(),
-                     "; expected bool, or numbers to be added to the scores as position.PairBias");
+    TORCH_CHECK_TYPE(
+        mask.scalar_type() == at::kBool, kOperation, ": mask has dtype ", mask.scalar_type(),
+        "; expected bool; pass numbers that are added to the scores as position.PairBias");
     TORCH_CHECK_TYPE(mask.device() == q_.device(), kOperation, ": mask is on ", mask.device(),
                      " and q on ", q_.device(), "; expected the same");
     call_.mask = BroadcastPairs("mask", mask, q_, k_);
@@ -467,10 +465,11 @@ class Composition {
     weighs_values_ = call_.temperature.has_value();
     if (weighs_values_) {
       TORCH_CHECK_NOT_IMPLEMENTED(arguments_.dropout == 0, kOperation,
-                                  ": dropout with temperature and aggregation = einstein_midpoint");
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          !call_.relative_values, kOperation,
-          ": relative values with temperature and aggregation = einstein_midpoint");
+                                  ": dropout together with temperature and aggregation = "
+                                  "einstein_midpoint is not supported");
+      TORCH_CHECK_NOT_IMPLEMENTED(!call_.relative_values, kOperation,
+                                  ": relative values together with temperature and aggregation = "
+                                  "einstein_midpoint are not supported");
       return WeighValues(value);
     }
     const at::Tensor log_factor = LogLorentzFactor(value, range_.heads);
@@ -548,7 +547,7 @@ class Composition {
   OptionalTensor Sink() const {
     const ResolvedPosition* named = FindOne(positions_, PositionEntry::Role::kSink, "sinks");
     TORCH_CHECK_VALUE(named == nullptr || !arguments_.sink, kOperation,
-                      ": sink is given, and position has one; expected one of them");
+                      ": sink is given and position contains a sink; expected one of them");
     if (named != nullptr) return named->tensors[0];
     if (!arguments_.sink) return std::nullopt;
     return AsParameter(*arguments_.sink, given_q_, "gnomon.attention: sink");
@@ -647,8 +646,7 @@ at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarit
   entry.CheckColumns(*similarity.component, head_dim, operation, ": q has D = ");
   if (scale) CheckScale(operation, *scale);
   TORCH_CHECK_VALUE(!scale || entry.catalogue.takes_scale, operation,
-                    ": scale goes with similarities that take it, as dot, not with ",
-                    entry.catalogue.name);
+                    ": scale applies to similarities such as dot, not to ", entry.catalogue.name);
   if (entry.head_parameter() != nullptr) return similarity.head_parameter;
   const double root = std::sqrt(static_cast<double>(head_dim));
   return HeadNumber(q, entry.catalogue.takes_scale ? scale.value_or(1.0 / root) : 1.0);

@@ -30,9 +30,9 @@ std::optional<TokenGrid> GridOfBias(const PositionEntry& entry, const Component&
     odd = odd && SizeOf(table, axis) % 2 == 1;
     shape.push_back((SizeOf(table, axis) + 1) / 2);
   }
-  TORCH_CHECK_VALUE(odd, "gnomon.attention: the table of ", entry.shown_name(), " has shape ",
-                    table.sym_sizes(),
-                    "; expected (H, 2 height - 1, 2 width - 1), or of any number of axes");
+  TORCH_CHECK_VALUE(
+      odd, "gnomon.attention: the table of ", entry.shown_name(), " has shape ", table.sym_sizes(),
+      "; expected (H, 2 height - 1, 2 width - 1), or the same with any number of axes");
   return TokenGrid(shape, component.Integer("prefix"));
 }
 
@@ -64,7 +64,7 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
       grid = on;
     }
     TORCH_CHECK_VALUE(on == grid, "gnomon.attention: position has ", place(*first, grid), " and ",
-                      place(position, on), "; biases add up in the sequence or on one grid");
+                      place(position, on), "; expected all biases in the sequence or on one grid");
   }
   if (!grid) return std::nullopt;
   // A rotation may lie in the sequence beside them, but on no other grid.
@@ -79,7 +79,7 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
   if (arguments.positions) return grid;
   TORCH_CHECK_VALUE(q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),
                     "gnomon.attention: position has ", place(*first, grid),
-                    " and Lq = ", q.sym_size(2), ", Lk = ", k.sym_size(2), "; expected its ",
+                    " and Lq = ", q.sym_size(2), ", Lk = ", k.sym_size(2), "; expected ",
                     grid->tokens(), " tokens in both");
   TORCH_CHECK_VALUE(!arguments.query_offset || *arguments.query_offset == 0,
                     "gnomon.attention: query_offset is ", arguments.query_offset.value_or(0),

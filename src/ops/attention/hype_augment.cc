@@ -29,13 +29,13 @@ std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Te
   const c10::SymInt heads = q.sym_size(1);
   const c10::SymInt key_heads = k.sym_size(1);
   TORCH_CHECK_VALUE(key_heads >= 1 && heads % key_heads == 0, "gnomon.hype_augment: q has ", heads,
-                    " heads and k ", key_heads, "; expected a multiple");
+                    " heads and k ", key_heads, "; expected a multiple of the heads of k");
   for (const auto& [name, value] : {std::pair("tau", &tau), std::pair("mu", &mu)}) {
     TORCH_CHECK_VALUE(value->dim() == 0 || (value->dim() == 1 && value->sym_size(0) == heads),
                       "gnomon.hype_augment: ", name, " has shape ", value->sym_sizes(),
                       "; expected a number or (H,) = (", heads, ",)");
     TORCH_CHECK_TYPE(value->is_floating_point(), "gnomon.hype_augment: ", name, " has dtype ",
-                     value->scalar_type(), "; expected a floating-point type");
+                     value->scalar_type(), "; expected a floating-point dtype");
     TORCH_CHECK_TYPE(value->device() == q.device(), "gnomon.hype_augment: ", name, " is on ",
                      value->device(), " and q on ", q.device(), "; expected the same");
   }

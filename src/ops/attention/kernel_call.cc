@@ -18,7 +18,7 @@ std::vector<int64_t> ConcreteAll(c10::SymIntArrayRef numbers) {
 }
 
 void ExpectRows(int64_t rows, int64_t expected) {
-  TORCH_CHECK_VALUE(rows == expected, "gnomon.attention: the table of position has ", rows,
+  TORCH_CHECK_VALUE(rows == expected, "gnomon.attention: the table of the position has ", rows,
                     " rows; expected ", expected);
 }
 
@@ -71,7 +71,7 @@ KernelCall<T>::KernelCall(const OperatorArguments& a) {
   SetRelative(a);
   input_.tolerance = a.tolerance;
   if (a.dropout != 0) {
-    TORCH_CHECK_VALUE(a.seed, "gnomon.attention: dropout is ", a.dropout, " without a seed");
+    TORCH_CHECK_VALUE(a.seed, "gnomon.attention: dropout is ", a.dropout, ", which needs a seed");
     input_.dropout = {a.dropout, static_cast<uint64_t>(a.seed->item<int64_t>())};
   }
 }
@@ -115,13 +115,15 @@ void KernelCall<T>::SetPositions(const OperatorArguments& a) {
   input_.query_offsets = Numbers<int64_t>(a.query_offsets);
   if (a.query_offsets) CheckOffsets(kept_.back());
   TORCH_CHECK_VALUE(a.query_positions.has_value() == a.key_positions.has_value(),
-                    "gnomon.attention: query_positions and key_positions go together");
+                    "gnomon.attention: one of query_positions and key_positions is missing; "
+                    "expected both or neither");
   TORCH_CHECK_VALUE(a.query_positions || !a.bias_parameters,
-                    "gnomon.attention: bias_parameters go with positions");
+                    "gnomon.attention: bias_parameters are given without positions");
   if (!a.query_positions) return;
   has_positions_ = true;
-  TORCH_CHECK_NOT_IMPLEMENTED(a.query_positions->is_cpu() && a.key_positions->is_cpu(),
-                              "gnomon.attention: positions on a GPU; expected query_offset");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      a.query_positions->is_cpu() && a.key_positions->is_cpu(),
+      "gnomon.attention: positions are not supported on a GPU; expected query_offset");
   input_.query_positions = Numbers<int64_t>(a.query_positions);
   input_.key_positions = Numbers<int64_t>(a.key_positions);
   const AttentionShape& n = input_.shape;
@@ -273,7 +275,8 @@ void KernelCall<T>::SetBias(const OperatorArguments& a) {
     constexpr int64_t kMostOffsets = int64_t{1} << 22;
     TORCH_CHECK_VALUE(span_.last - span_.first < kMostOffsets,
                       "gnomon.attention: positions have offsets p_j - p_i from ", span_.first,
-                      " to ", span_.last, "; biases by offset take at most 2^22 of them");
+                      " to ", span_.last,
+                      "; expected at most 2^22 different offsets for biases by offset");
     bias_parameters_ = a.bias_parameters->contiguous();
     bias_terms_ = a.bias_terms;
     if (a.bias_shapes) bias_shapes_ = ConcreteAll(*a.bias_shapes);
@@ -290,8 +293,9 @@ void KernelCall<T>::SetBias(const OperatorArguments& a) {
       bias_ = at::cat(of_batches);
     }
   } else if (a.bias) {
-    TORCH_CHECK_VALUE(a.grid || !has_positions_,
-                      "gnomon.attention: bias with positions; expected bias_parameters, or a grid");
+    TORCH_CHECK_VALUE(
+        a.grid || !has_positions_,
+        "gnomon.attention: bias is given with positions; expected bias_parameters, or a grid");
     if (a.grid) bias_layout_ = MakeGrid(*a.grid, GridLayout::Kind::kTable);
     const int64_t entries =
         bias_layout_ ? bias_layout_->size() : std::max<int64_t>(n.queries + n.keys - 1, 0);
@@ -308,15 +312,17 @@ void KernelCall<T>::SetBias(const OperatorArguments& a) {
 template <class T>
 void KernelCall<T>::SetRelative(const OperatorArguments& a) {
   TORCH_CHECK_VALUE(a.relative_query.has_value() == a.relative_keys.has_value(),
-                    "gnomon.attention: relative_keys and relative_query go together");
+                    "gnomon.attention: one of relative_keys and relative_query is missing; "
+                    "expected both or neither");
   TORCH_CHECK_VALUE(a.relative_key.has_value() == a.relative_queries.has_value(),
-                    "gnomon.attention: relative_queries and relative_key go together");
+                    "gnomon.attention: one of relative_queries and relative_key is missing; "
+                    "expected both or neither");
   if (!a.relative_keys && !a.relative_values && !a.relative_queries) return;
   relative_layout_ = MakeRelativeLayout(a, *lengths_['m']);
   TORCH_CHECK_VALUE(
       !a.relative_queries || (a.relative_layout != "grid" && a.relative_layout != "keys"),
-      "gnomon.attention: relative_queries with relative_layout \"", a.relative_layout,
-      "\"; expected one by offset");
+      "gnomon.attention: relative_queries are given with relative_layout \"", a.relative_layout,
+      "\"; expected a layout by offset");
   Relative<T>& relative = input_.relative;
   relative.layout = relative_layout_.get();
   relative.factor = static_cast<T>(a.relative_factor);
@@ -346,20 +352,23 @@ std::unique_ptr<TableLayout> KernelCall<T>::MakeRelativeLayout(const OperatorArg
   using Far = OffsetLayout::Far;
   const std::string_view name = a.relative_layout;
   if (name == "grid") {
-    TORCH_CHECK_VALUE(a.grid, "gnomon.attention: relative keys on a grid without one");
+    TORCH_CHECK_VALUE(
+        a.grid,
+        "gnomon.attention: unknown relative_layout \"grid\" and grid is missing; expected a grid");
     std::unique_ptr<GridLayout> layout = MakeGrid(*a.grid, GridLayout::Kind::kAxes);
     ExpectRows(rows, layout->size());
     return layout;
   }
   if (name == "keys" && has_positions_) {
-    ExpectPlaces(least_key_, greatest_key_, rows, "the rows of the table of position");
+    ExpectPlaces(least_key_, greatest_key_, rows, "the rows of the position's table");
     return std::make_unique<KeyLayout>(rows);
   }
   if (name == "keys") {
     ExpectRows(rows, n.keys);
     return std::make_unique<KeyLayout>(rows);
   }
-  TORCH_CHECK_VALUE(rows >= 1, "gnomon.attention: a relative table has no rows");
+  TORCH_CHECK_VALUE(rows >= 1,
+                    "gnomon.attention: a relative table has no rows; expected at least 1");
   if (name == "clip" || name == "zero") {
     TORCH_CHECK_VALUE(rows % 2 == 1, "gnomon.attention: a relative table has ", rows,
                       " rows; expected an odd number");
@@ -367,11 +376,11 @@ std::unique_ptr<TableLayout> KernelCall<T>::MakeRelativeLayout(const OperatorArg
     return std::make_unique<OffsetLayout>(most, most, name == "clip" ? Far::kClip : Far::kZero);
   }
   TORCH_CHECK_VALUE(name == "clip_past" || name == "zero_past" || name == "past",
-                    "gnomon.attention: relative_layout is \"", name, "\"");
+                    "gnomon.attention: unknown relative_layout \"", name, "\"");
   if (name == "past" && has_positions_) {
     TORCH_CHECK_VALUE(-span_.first < rows,
                       "gnomon.attention: the table of relative keys has rows for ", rows,
-                      " distances, and positions have p_i - p_j = ", -span_.first,
+                      " distances, but positions have p_i - p_j = ", -span_.first,
                       "; expected more rows than that");
   } else if (name == "past") {
     int64_t offset = input_.query_offset;
@@ -404,7 +413,7 @@ std::unique_ptr<GridLayout> KernelCall<T>::MakeGrid(c10::SymIntArrayRef grid,
   }
   TORCH_CHECK_VALUE(layout->tokens() == n.queries && layout->tokens() == n.keys,
                     "gnomon.attention: grid has ", layout->tokens(), " tokens, Lq = ", n.queries,
-                    " and Lk = ", n.keys, "; expected its tokens in both");
+                    " and Lk = ", n.keys, "; expected the number of tokens of the grid for both");
   return layout;
 }
 
@@ -425,7 +434,8 @@ const int32_t* KernelCall<T>::SegmentIds(const char* name, const OptionalTensor&
   if (!segments) return nullptr;
   const at::Tensor& ids = Keep(segments->to(at::kInt).contiguous());
   TORCH_CHECK_VALUE(!segments->is_cpu() || ids.to(at::kLong).equal(*segments),
-                    "gnomon.attention: ", name, " has numbers beyond int32");
+                    "gnomon.attention: ", name,
+                    " has values outside int32; expected values from -2^31 to 2^31 - 1");
   return ids.const_data_ptr<int32_t>();
 }
 

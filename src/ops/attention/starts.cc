@@ -92,9 +92,9 @@ double HeadParameterStart(const SimilarityEntry& entry, const Component& compone
     const double spread = LogitSpread(entry, component, head_dim);
     const Parameter* parameter = entry.head_parameter();
     TORCH_CHECK_VALUE(std::isfinite(spread) && spread > 0, "gnomon: the scores of ",
-                      entry.catalogue.name, " of tokens from N(0, 1) have a spread of ", spread,
-                      ", so that ", parameter == nullptr ? "it" : parameter->name,
-                      " has no start; expected a number or a tensor");
+                      entry.catalogue.name, " for N(0, 1) tokens have a standard deviation of ",
+                      spread, ", so ", parameter == nullptr ? "it" : parameter->name,
+                      " has no initial value; expected a number or a tensor");
     return 1.0 / spread;
   });
 }

@@ -88,7 +88,7 @@ std::optional<Coordinates> Coordinates::Find(const at::Tensor& q, const at::Tens
     TORCH_CHECK_VALUE(
         !DependsOnPlaces(position) || position.entry->role() == PositionEntry::Role::kRotation,
         OperatorArguments::kOperation, ": positions have several axes, which ",
-        position.component->name(), " does not take; expected (B, Lq)");
+        position.component->name(), " does not support; expected (B, Lq)");
   }
   CheckKeyPositions(q, k, arguments);
   Coordinates coordinates;

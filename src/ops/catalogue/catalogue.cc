@@ -23,7 +23,7 @@ std::string CostOf(const SimilarityEntry& entry) {
     if (!choice.empty()) text += choice + ": ";
     text += std::to_string(function.operations.simple) + " + " +
             std::to_string(function.operations.special);
-    if (function.input == PairInput::kNone) text += ", and no product";
+    if (function.input == PairInput::kNone) text += ", without the inner product";
   }
   return text;
 }
@@ -142,7 +142,7 @@ bool CatalogueEntry::HasTable(CatalogueParameter::Index index) const {
 }
 
 std::string CatalogueEntry::use() const {
-  if (role == Role::kEmbedding) return "modules, beside attention()";
+  if (role == Role::kEmbedding) return "modules that act outside attention()";
   const bool is_of_call =
       std::any_of(parameters.begin(), parameters.end(), [](const CatalogueParameter& parameter) {
         return parameter.of_call && parameter.argument == CatalogueParameter::Argument::kRequired;

@@ -48,23 +48,24 @@ MappedTokens SimilarityEntry::Mapped(const Component& component, const at::Tenso
   } catch (const Error&) {
     // As where there is none.
   }
-  TORCH_CHECK_VALUE(
-      function != nullptr, "gnomon.attention: the map of ", name, " names the pair function \"",
-      tokens.function == nullptr ? "" : tokens.function, "\"; expected one that there is");
+  TORCH_CHECK_VALUE(function != nullptr, "gnomon.attention: the map of ", name,
+                    " returns the pair function \"",
+                    tokens.function == nullptr ? "" : tokens.function,
+                    "\", which does not exist; expected the name of a registered pair function");
   const auto expect = [&](const char* what, const at::Tensor& tensor, const at::Tensor& like,
                           std::initializer_list<c10::SymInt> sizes) {
     TORCH_CHECK_VALUE(tensor.defined() && tensor.sym_sizes() == c10::SymIntArrayRef(sizes),
-                      "gnomon.attention: the map of ", name, " gives ", what, " of shape ",
+                      "gnomon.attention: the map of ", name, " returns ", what, " of shape ",
                       tensor.defined() ? tensor.sym_sizes() : c10::SymIntArrayRef(), "; expected ",
                       c10::SymIntArrayRef(sizes));
     TORCH_CHECK_TYPE(tensor.scalar_type() == like.scalar_type(), "gnomon.attention: the map of ",
-                     name, " gives ", what, " of dtype ", tensor.scalar_type(), "; expected ",
+                     name, " returns ", what, " of dtype ", tensor.scalar_type(), "; expected ",
                      like.scalar_type());
   };
   TORCH_CHECK_VALUE(
       tokens.x.defined() && tokens.x.dim() == 4 && tokens.y.defined() && tokens.y.dim() == 4,
       "gnomon.attention: the map of ", name,
-      " gives no x or y of four axes; expected (B, H, Lq, D') and (B, Hkv, Lk, D')");
+      " returns x or y without four axes; expected (B, H, Lq, D') and (B, Hkv, Lk, D')");
   const c10::SymInt width = tokens.x.sym_size(3);
   expect("x", tokens.x, q, {q.sym_size(0), q.sym_size(1), q.sym_size(2), width});
   // Keys that the heads of q see differently have these heads.
@@ -96,11 +97,11 @@ void CheckLike(const Component& component, const char* what, const at::Tensor& m
                     (made.sym_size(1) == tokens.sym_size(1) || made.sym_size(1) == heads) &&
                     made.sym_size(2) == tokens.sym_size(2) &&
                     made.sym_size(3) == tokens.sym_size(3);
-  TORCH_CHECK_VALUE(fits, "gnomon.attention: ", component.name(), " gives ", what, " of shape ",
+  TORCH_CHECK_VALUE(fits, "gnomon.attention: ", component.name(), " returns ", what, " of shape ",
                     made.defined() ? made.sym_sizes() : c10::SymIntArrayRef(), "; expected ",
                     tokens.sym_sizes());
   TORCH_CHECK_TYPE(made.scalar_type() == tokens.scalar_type(),
-                   "gnomon.attention: ", component.name(), " gives ", what, " of dtype ",
+                   "gnomon.attention: ", component.name(), " returns ", what, " of dtype ",
                    made.scalar_type(), "; expected ", tokens.scalar_type());
 }
 
@@ -148,10 +149,10 @@ const Parameter* SimilarityEntry::points_parameter(const Component& component) c
 
 void SimilarityEntry::CheckColumns(const Component& component, int64_t head_dim,
                                    const char* operation, const char* what) const {
-  TORCH_CHECK_VALUE(
-      !HasHeight(component) || head_dim >= 2, operation, what, head_dim, "; ", catalogue.name,
-      " needs two columns, ",
-      HeightIsFirst(component) ? "the first of them the time" : "the last of them the height");
+  TORCH_CHECK_VALUE(!HasHeight(component) || head_dim >= 2, operation, what, head_dim, "; ",
+                    catalogue.name, " needs at least 2 columns, ",
+                    HeightIsFirst(component) ? "the first of which is the time"
+                                             : "the last of which is the height");
   TORCH_CHECK_VALUE(columns == 0 || head_dim == columns, operation, what, head_dim, "; ",
                     catalogue.name, " has ", columns);
 }

@@ -40,8 +40,8 @@ void* Open(const std::string& file) {
   const std::string reason = dlerror();
   TORCH_CHECK_VALUE(reason.find("gnomon_terms_for_") == std::string::npos,
                     "gnomon.load_terms: ", file,
-                    " was built for another gnomon or another PyTorch than these, gnomon ",
-                    GNOMON_VERSION, " and PyTorch ", GNOMON_TORCH_RELEASE, "; build it again");
+                    " was built for another version of gnomon or PyTorch than the loaded gnomon ",
+                    GNOMON_VERSION, " and PyTorch ", GNOMON_TORCH_RELEASE, "; rebuild it");
   TORCH_CHECK_VALUE(false, "gnomon.load_terms: cannot load ", reason);
 }
 
@@ -51,7 +51,7 @@ std::vector<std::string> LoadTerms(const std::string& path) {
   std::error_code error;
   const std::filesystem::path file = std::filesystem::canonical(path, error);
   TORCH_CHECK_VALUE(!error && std::filesystem::is_regular_file(file), "gnomon.load_terms: ", path,
-                    " is no file; expected a library of terms");
+                    " is not a file; expected a term library");
   Loaded& loaded = LoadedLibraries();
   const std::lock_guard<std::mutex> lock(loaded.mutex);
   void* handle = nullptr;
@@ -61,7 +61,7 @@ std::vector<std::string> LoadTerms(const std::string& path) {
       handle = Open(file.string());
       TORCH_CHECK_VALUE(
           dlsym(handle, "gnomon_terms") != nullptr, "gnomon.load_terms: ", file.string(),
-          " is no library of terms; gnomon_add_terms() of the CMake package makes one");
+          " is not a term library; build one with gnomon_add_terms() of the CMake package");
     });
   } catch (...) {
     if (handle != nullptr) dlclose(handle);
@@ -73,7 +73,8 @@ std::vector<std::string> LoadTerms(const std::string& path) {
   }
   if (names.empty()) {
     dlclose(handle);
-    TORCH_CHECK_VALUE(false, "gnomon.load_terms: ", file.string(), " has no terms");
+    TORCH_CHECK_VALUE(false, "gnomon.load_terms: ", file.string(),
+                      " contains no terms; expected at least one");
   }
   loaded.libraries.emplace(handle, names);
   return names;

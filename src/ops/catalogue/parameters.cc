@@ -118,7 +118,7 @@ Parameter Table(const char* name, Index index, const TensorUse& tensor) {
 
 Parameter Shape() {
   return Of(Kind::kShape, "shape", "")
-      .Means("lengths of the axes of the grid that tokens lie on, in row-major order")
+      .Means("sizes of the axes of the grid that the tokens lie on, in row-major order")
       .Otherwise("none: a sequence");
 }
 
@@ -133,7 +133,7 @@ std::vector<Parameter> OnAxis(std::vector<Parameter> parameters) {
   parameters = OnGrid(std::move(parameters), Shape().NoArgument());
   parameters.back() = parameters.back().NoArgument();
   parameters.push_back(Integer("axis", "")
-                           .Means("the axis of the grid along which it reads coordinates")
+                           .Means("the grid axis whose coordinates are used")
                            .Otherwise("all, summed")
                            .NoArgument());
   return parameters;

@@ -124,18 +124,19 @@ std::string FaultOfParameters(const CatalogueEntry& entry,
   std::set<std::string> names;
   for (const Parameter& parameter : parameters) {
     const std::string& name = parameter.name;
-    if (!IsName(name)) return "with a parameter \"" + name + "\", which is no name";
+    if (!IsName(name)) return "with a parameter \"" + name + "\", which is not a valid name";
     if (!names.insert(name).second) return "with two parameters " + name;
     const auto of_grid = of_grids.find(name);
     if (of_grid != of_grids.end() && of_grid->second != parameter.kind) {
-      return "with a parameter " + name + ", which would be that of a grid";
+      return "with a parameter " + name +
+             ", which is reserved for grids and has another kind there";
     }
     if (parameter.kind == Kind::kChoice && parameter.choices.empty()) {
-      return "with a parameter " + name + ", a choice of nothing";
+      return "with a parameter " + name + ", a choice without values";
     }
     if (!TakesDefault(entry, parameter)) {
-      return "with a parameter " + name + " that does not take its default, " +
-             parameter.default_value;
+      return "with a parameter " + name +
+             ", whose default value is not valid: " + parameter.default_value;
     }
   }
   return "";
@@ -145,14 +146,16 @@ std::string FaultOfParameters(const CatalogueEntry& entry,
 std::string LackOf(const SimilarityEntry& entry) {
   if (entry.map == nullptr) return "a function `map`";
   for (const Parameter* parameter : entry.other_head_parameters()) {
-    if (parameter->tensor.start == nullptr) return "a start of its parameter " + parameter->name;
+    if (parameter->tensor.start == nullptr) {
+      return "an initial value of its parameter " + parameter->name;
+    }
   }
   return "";
 }
 std::string LackOf(const PositionEntry& entry) {
   for (const Parameter& parameter : entry.parameters) {
     if (parameter.is_per_head() && !parameter.tensor.HasStart()) {
-      return "a start of its parameter " + parameter.name;
+      return "an initial value of its parameter " + parameter.name;
     }
     const std::optional<TokenProjection>& projection = parameter.tensor.projection;
     if (projection && projection->columns == nullptr) {
@@ -168,7 +171,7 @@ std::string LackOf(const PositionEntry& entry) {
       if (parameter.kind == Kind::kTable && parameter.tensor.present == nullptr) return "";
       break;
     }
-    return "a table that is always there as its first tensor";
+    return "a table that is always present as its first tensor";
   };
   switch (entry.role()) {
     case Role::kBias:
@@ -187,7 +190,9 @@ std::string LackOf(const PositionEntry& entry) {
       return lacks(entry.temperature, "temperature");
     case Role::kGridBias: {
       const auto has = [&](const char* name) { return entry.catalogue.Find(name) != nullptr; };
-      if (!has("shape") || !has("prefix")) return "the parameters shape and prefix, as of OnGrid()";
+      if (!has("shape") || !has("prefix")) {
+        return "the parameters shape and prefix, which OnGrid() adds";
+      }
       return lacks_table();
     }
     case Role::kKeyBias:
@@ -232,7 +237,7 @@ std::string ExcessOf(const PositionEntry& entry) {
 // What is wrong with an entry, "without a function `rotate`"; empty: nothing.
 template <class Entry>
 std::string FaultOf(const Entry& entry) {
-  if (!IsName(entry.catalogue.name)) return "whose name is not of letters, digits and _";
+  if (!IsName(entry.catalogue.name)) return "whose name is not made of letters, digits and _";
   const std::string fault = FaultOfParameters(entry.catalogue, entry.parameters);
   if (!fault.empty()) return fault;
   if (const std::string lack = LackOf(entry); !lack.empty()) return "without " + lack;
@@ -243,10 +248,10 @@ std::string FaultOf(const Entry& entry) {
 template <class Entry>
 void AddNow(Entry entry, Registry<Entry>* registry) {
   if (const std::string fault = FaultOf(entry); !fault.empty()) {
-    throw std::runtime_error("gnomon: there is a term \"" + entry.catalogue.name + "\" " + fault);
+    throw std::runtime_error("gnomon: invalid term: \"" + entry.catalogue.name + "\" " + fault);
   }
   if (FindCatalogueEntry(entry.catalogue.name) != nullptr) {
-    throw std::runtime_error("gnomon: there are two terms of the name " + entry.catalogue.name);
+    throw std::runtime_error("gnomon: two terms are named " + entry.catalogue.name);
   }
   registry->Add(std::move(entry));
 }
@@ -257,8 +262,8 @@ void CheckTerms(const Collection& collection) {
   std::set<std::string> functions;
   for (const PairFunction* function : collection.functions) {
     TORCH_CHECK_VALUE(functions.insert(function->name).second && !HasPairFunction(function->name),
-                      "gnomon.load_terms: ", collection.library, " has the pair function ",
-                      function->name, ", and there is one of that name; expected another name");
+                      "gnomon.load_terms: ", collection.library, " defines the pair function ",
+                      function->name, ", and another one has that name; choose another name");
   }
   std::set<std::string> terms;
   const auto check = [&](const auto& term) {
@@ -268,18 +273,18 @@ void CheckTerms(const Collection& collection) {
                       RoleName(entry.role), " ", entry.name, ", ", fault);
     const CatalogueEntry* known = FindCatalogueEntry(entry.name);
     TORCH_CHECK_VALUE(terms.insert(entry.name).second && known == nullptr,
-                      "gnomon.load_terms: ", collection.library, " has the term ", entry.name,
-                      ", and there is one of that name",
+                      "gnomon.load_terms: ", collection.library, " defines the term ", entry.name,
+                      ", and another one has that name",
                       known == nullptr || known->library.empty() ? "" : " of " + known->library,
-                      "; expected another name");
+                      "; choose another name");
   };
   for (const SimilarityEntry& entry : collection.similarities) {
     check(entry);
     for (const auto& [choice, function] : entry.functions) {
       TORCH_CHECK_VALUE(functions.count(function) != 0 || HasPairFunction(function),
-                        "gnomon.load_terms: ", collection.library, " has the similarity ",
-                        entry.catalogue.name, ", and there is no pair function ", function,
-                        "; expected it, or those of the similarity among its `functions`");
+                        "gnomon.load_terms: ", collection.library, " defines the similarity ",
+                        entry.catalogue.name, ", which uses the unknown pair function ", function,
+                        "; expected a known one, or one listed in the similarity's `functions`");
     }
   }
   for (const PositionEntry& entry : collection.positions) check(entry);
@@ -295,13 +300,13 @@ const Entry& FindIn(
     return *entry;
   }
   TORCH_CHECK_VALUE(!component.name().empty(), "gnomon: a ", kind,
-                    " has a term without a name; expected one of those that `gnomon list` prints");
+                    " contains a term without a name; `gnomon list` prints the valid names");
   std::vector<std::string> known;
   for (const Entry* entry : registry.All()) {
     if (is_known(*entry)) known.push_back(entry->catalogue.name);
   }
   TORCH_CHECK_VALUE(false, UnknownName(kind, component.name(), known),
-                    "; terms of a library are known once it is loaded");
+                    "; terms of a library are known only after it is loaded");
 }
 
 }  // namespace
@@ -404,7 +409,7 @@ const PositionEntry& FindPositionInAttention(const char* operation, const Compon
                    : FindIn<PositionEntry>("position", Positions(), component, has_no_table);
   TORCH_CHECK_VALUE(
       acts(entry), operation, ": position ", component.name(),
-      " is added to the embeddings and does nothing here; expected it in gnomon.nn.TokenPosition");
+      " is added to the embeddings and has no effect here; use it in gnomon.nn.TokenPosition");
   for (const Parameter* parameter : entry.Tensors(component)) {
     const TensorUse& use = parameter->tensor;
     const bool has_start = holds_tables ? use.HasStart() : use.start != nullptr;
@@ -412,7 +417,7 @@ const PositionEntry& FindPositionInAttention(const char* operation, const Compon
     const std::string& name = parameter->name;
     const bool has_class = !entry.catalogue.class_name.empty() && entry.catalogue.library.empty();
     TORCH_CHECK_VALUE(
-        is_given, operation, ": position ", component.name(), " without its ", name, ", a tensor",
+        is_given, operation, ": position ", component.name(), " needs ", name, ", a tensor",
         parameter->meaning.empty() ? "" : " ", parameter->meaning, "; expected gnomon.position.",
         has_class ? entry.catalogue.class_name + "(" + name + ")"
                   : "Specified(\"" + component.name() + ":" + name + "=tensor\", (" + name + ",))");

@@ -27,7 +27,7 @@ void CheckDetails(const std::string& spec, const char* key, const std::string& w
     fits = is_detail(words.substr(at + 1, end == std::string::npos ? end : end - at - 1));
   }
   TORCH_CHECK_VALUE(fits, "gnomon: ", name, " has ", key, " = \"", words,
-                    "\"; expected a word, and after it options of it alone");
+                    "\"; expected a word, optionally followed by its own options");
 }
 
 namespace position {

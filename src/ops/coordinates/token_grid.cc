@@ -18,29 +18,29 @@ std::optional<TokenGrid> TokenGrid::Find(const Component& component) {
   const int64_t axis = component.FindInteger("axis").value_or(0);
   if (!shape) {
     TORCH_CHECK_VALUE(prefix == 0, "gnomon: ", component.name(), ":prefix=", prefix,
-                      " without a shape; expected one, as in shape=14x14");
+                      " needs a shape, such as shape=14x14");
     TORCH_CHECK_VALUE(!axis_text, "gnomon: ", component.name(), ":axis=", axis,
-                      " without a shape; expected one, as in shape=14x14");
+                      " needs a shape, such as shape=14x14");
     return std::nullopt;
   }
   const TokenGrid grid(*shape, prefix);
   TORCH_CHECK_VALUE(!axis_text || (axis >= 0 && axis < grid.axes()), "gnomon: ", component.name(),
-                    ":axis=", axis, "; the shape ", SizesText(*shape), " has the axes 0 to ",
-                    grid.axes() - 1);
+                    ":axis=", axis, "; expected an axis of the shape ", SizesText(*shape),
+                    ", from 0 to ", grid.axes() - 1);
   return grid;
 }
 
 TokenGrid::TokenGrid(std::vector<int64_t> shape, int64_t prefix)
     : shape_(std::move(shape)), prefix_(prefix) {
   TORCH_CHECK_VALUE(!shape_.empty() && *std::min_element(shape_.begin(), shape_.end()) >= 1,
-                    "gnomon: a grid has the shape ", at::IntArrayRef(shape_),
-                    "; expected positive lengths");
+                    "gnomon: the shape of a grid is ", at::IntArrayRef(shape_),
+                    "; expected positive sizes");
   constexpr int64_t kMost = int64_t{1} << 32;
   TORCH_CHECK_VALUE(prefix >= 0 && prefix < kMost, "gnomon: prefix is ", prefix,
-                    "; expected a number of tokens");
+                    "; expected 0 to 2^32 - 1 tokens");
   int64_t room = kMost - prefix;
   for (const int64_t length : shape_) room /= length;
-  TORCH_CHECK_VALUE(room >= 1, "gnomon: a grid has the shape ", at::IntArrayRef(shape_),
+  TORCH_CHECK_VALUE(room >= 1, "gnomon: the shape of a grid is ", at::IntArrayRef(shape_),
                     " and the prefix ", prefix, "; expected at most 2^32 tokens");
 }
 

@@ -8,8 +8,8 @@ namespace gnomon {
 
 int64_t NumberOf(const at::Tensor& tensor, const char* what) {
   TORCH_CHECK_NOT_IMPLEMENTED(HasNumbers(tensor), what,
-                              " goes by the numbers of positions, which a call that is traced or "
-                              "mapped does not know; expected query_offset, or a plain call");
+                              " depends on the values of positions, which are unknown in a traced "
+                              "or vmapped call; expected query_offset, or an eager call");
   return tensor.item<int64_t>();
 }
 

@@ -28,15 +28,14 @@ class Encoder : public TokenEncoder {
         global_scale_(component.FindNumber("global_scale").value_or(grid_ ? 1.4 : 1.03)) {
     TORCH_CHECK_VALUE(dim_ >= 2 && dim_ % 2 == 0, "gnomon.nn: cape: dim is ", dim_,
                       "; expected a positive even number");
-    TORCH_CHECK_VALUE(!grid_ || grid_->axes() == 2,
-                      "gnomon.nn: cape has shape = ", grid_ ? SizesText(grid_->shape()) : "",
-                      "; expected two axes");
-    TORCH_CHECK_VALUE(
-        !normalize_ || !grid_,
-        "gnomon.nn: cape:normalize with a shape; the coordinates of a grid are centred already");
+    TORCH_CHECK_VALUE(!grid_ || grid_->axes() == 2, "gnomon.nn: cape: shape is ",
+                      grid_ ? SizesText(grid_->shape()) : "", "; expected two axes");
+    TORCH_CHECK_VALUE(!normalize_ || !grid_,
+                      "gnomon.nn: cape:normalize is set with a shape; leave it out, as the "
+                      "coordinates of a grid are already centred");
     TORCH_CHECK_VALUE(!normalize_ || !causal,
-                      "gnomon.nn: cape:normalize in a causal model; the mean of the positions "
-                      "tells the length of what comes");
+                      "gnomon.nn: cape:normalize is set in a causal model; leave it out, as the "
+                      "mean of the positions would reveal the length of the sequence");
   }
 
   std::optional<int64_t> max_length() const override {
@@ -96,7 +95,7 @@ class Encoder : public TokenEncoder {
                                   weight.sum(1, /*keepdim=*/true).clamp_min(1);
     } else if (normalize_) {
       TORCH_CHECK_VALUE(batch.offset == 0, "gnomon.nn: cape:normalize at position ", batch.offset,
-                        "; the mean of the positions needs all tokens in one call");
+                        "; expected all tokens in one call, which the mean of the positions needs");
       const at::Tensor last =
           batch.lengths ? OverTokens(*batch.lengths - 1).to(at::kDouble) : positions.slice(1, -1);
       positions = positions - last / 2;
@@ -151,48 +150,46 @@ std::unique_ptr<TokenEncoder> Make(const Component& component, int64_t dim, bool
 }
 
 const RegisterPosition cape({
-    .catalogue = {.name = "cape",
-                  .title = "CAPE",
-                  .formula = "sinusoids of p, added to the embeddings; in training of (p + D + "
-                             "e_p) exp(l), D ~ U(+-global_shift), e_p ~ U(+-local_shift) "
-                             "spacings, l ~ U(+-ln global_scale); normalize: p - mean(p); on a "
-                             "grid waves of (x, y) in [-1, 1]^2, x the column, y the row",
-                  .latex = R"(\text{sinusoids of}\quad (p + \Delta + \epsilon_p)\, e^{\lambda})",
-                  .note = "added to the embeddings; in training Delta is uniform within "
-                          "global_shift, epsilon within local_shift spacings and lambda within ln "
-                          "global_scale, in evaluation they are 0",
-                  .details =
-                      "Positions are shifted, jittered and scaled at random in training, anew for "
-                      "each call and each sequence, and left as they are in evaluation. E is "
-                      "even.\n\n"
-                      "With a shape, (height, width), tokens lie on a grid, after `prefix` tokens "
-                      "to which nothing is added. Columns n and E / 2 + n are then the cosine and "
-                      "the sine of pi 10^(n / (E / 2 - 1)) (x cos n + y sin n), x the column of a "
-                      "token and y its row, each from -1, the first, to 1, the last.",
-                  .source = "Likhomanenko et al. 2021, CAPE: Encoding Relative Positions with "
-                            "Continuous Augmented Positional Embeddings",
-                  .role = CatalogueEntry::Role::kEmbedding,
-                  .cost = "0 + 0",
-                  .class_name = "CAPE"},
+    .catalogue =
+        {.name = "cape",
+         .title = "CAPE",
+         .formula = "sinusoids of p, added to the embeddings; in training, of (p + D + e_p) exp(l) "
+                    "with D ~ U(+-global_shift), e_p ~ U(+-local_shift) spacings and l ~ U(+-ln "
+                    "global_scale); normalize: p - mean(p); on a grid, waves of (x, y) in [-1, "
+                    "1]^2, where x is the column and y the row",
+         .latex = R"(\text{sinusoids of}\quad (p + \Delta + \epsilon_p)\, e^{\lambda})",
+         .note = "added to the embeddings. In training, Delta is uniform within global_shift, "
+                 "epsilon within local_shift spacings and lambda within ln global_scale; in "
+                 "evaluation they are 0",
+         .details = "In training, positions are shifted, jittered and scaled at random for each "
+                    "call and each sequence; in evaluation, they do not change. E must be "
+                    "even.\n\nWith a shape, (height, width), tokens lie on a grid, after `prefix` "
+                    "tokens to which nothing is added. Columns n and E / 2 + n are then the cosine "
+                    "and the sine of pi 10^(n / (E / 2 - 1)) (x cos n + y sin n), where x is a "
+                    "token's column and y its row, each scaled from -1 (first) to 1 (last).",
+         .source = "Likhomanenko et al. 2021, CAPE: Encoding Relative Positions with "
+                   "Continuous Augmented Positional Embeddings",
+         .role = CatalogueEntry::Role::kEmbedding,
+         .cost = "0 + 0",
+         .class_name = "CAPE"},
     .parameters = OnGrid(
         {Number("global_shift", "")
-             .Means("bound of the shift of all positions; by default 5, on a grid 0.5")
+             .Means("bound of the common shift of all positions; default 5, on a grid 0.5")
              .Otherwise("5 (grid: 0.5)")
              .AtLeast(0),
          Number("local_shift", "")
-             .Means("bound of the shift of each position, in spacings of the positions; 0.5 by "
-                    "default")
+             .Means("bound of the shift of each position, in position spacings; default 0.5")
              .Otherwise("0.5")
              .AtLeast(0),
          Number("global_scale", "")
-             .Means("bound, with its inverse, of the factor of all positions; by default 1.03, on "
-                    "a grid 1.4")
+             .Means("upper bound of the common factor of all positions, whose inverse is the lower "
+                    "bound; default 1.03, on a grid 1.4")
              .Otherwise("1.03 (grid: 1.4)")
              .AtLeast(1),
          Flag("normalize", "false")
-             .Means("whether the mean of the positions is subtracted first; only in a sequence")},
-        Shape().Means("(height, width) of the grid, the numbers of its rows and of its columns, "
-                      "with tokens in row-major order: row by row, x running fastest")),
+             .Means("whether the mean of the positions is subtracted first; sequences only")},
+        Shape().Means("(height, width) of the grid, its numbers of rows and columns; tokens are in "
+                      "row-major order")),
     .encoder = Make,
 });
 

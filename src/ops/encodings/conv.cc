@@ -29,7 +29,7 @@ class Encoder : public TokenEncoder {
         groups_(component.Integer("groups")),
         causal_(causal) {
     TORCH_CHECK_VALUE(dim_ % groups_ == 0, "gnomon.nn: conv has groups = ", groups_,
-                      "; expected a divisor of the embeddings' ", dim_, " columns");
+                      "; expected a divisor of the ", dim_, " columns of the embeddings");
   }
 
   std::vector<ModuleTensor> Tensors() const override {
@@ -47,8 +47,8 @@ class Encoder : public TokenEncoder {
   at::Tensor Encode(const std::vector<at::Tensor>& tensors,
                     const TokenBatch& batch) const override {
     TORCH_CHECK_VALUE(!batch.positions,
-                      "gnomon.nn: conv reads the tokens beside each other and "
-                      "takes no positions; expected tokens in their order");
+                      "gnomon.nn: conv reads neighbouring tokens and does not accept positions; "
+                      "expected tokens in sequence order, without positions");
     if (Length(batch) == 0) return batch.embeddings;
     at::Tensor x = batch.embeddings;
     if (batch.lengths) x = at::where(IsToken(batch).unsqueeze(2), x, 0.0);
@@ -60,7 +60,7 @@ class Encoder : public TokenEncoder {
       const c10::SymInt given = batch.before ? batch.before->sym_size(1) : 0;
       TORCH_CHECK_VALUE(given >= known, "gnomon.nn: conv at position ", batch.offset, " reads the ",
                         known, " tokens before it and has ", given,
-                        "; give the cache that the tokens before went through");
+                        "; pass the cache that holds the preceding tokens");
       if (known > 0) {
         x = at::cat({batch.before->narrow_symint(1, given - known, known), x}, 1);
       }
@@ -69,7 +69,7 @@ class Encoder : public TokenEncoder {
     } else {
       TORCH_CHECK_VALUE(
           batch.offset == 0, "gnomon.nn: conv at position ", batch.offset,
-          " sees the tokens on both sides; expected all tokens in one call, or a causal one");
+          " reads tokens on both sides; expected all tokens in one call, or a causal model");
     }
     const at::Tensor& direction = Take(tensors, 1, "weight_v of conv");
     const at::Tensor weight = direction * (tensors[0] / Norm(direction));
@@ -100,26 +100,27 @@ std::unique_ptr<TokenEncoder> Make(const Component& component, int64_t dim, bool
 }
 
 const RegisterPosition conv({
-    .catalogue = {.name = "conv",
-                  .title = "convolution",
-                  .formula = "GELU(conv(x)), added to the embeddings x; on the left alone in a "
-                             "causal model",
-                  .latex = R"(\text{GELU}(\text{conv}(x)))",
-                  .note = "added to the embeddings x; on the left alone in a causal model",
-                  .details =
-                      "A grouped convolution over the tokens: token i sees `kernel` tokens from "
-                      "i - floor(kernel / 2) on or, causal, the last `kernel` up to itself. The "
-                      "weight is weight_g weight_v / |weight_v|, normalised separately at each tap "
-                      "of the kernel.\n\n"
-                      "Parameters `weight_g` (1, 1, kernel), `weight_v` (E, E / groups, kernel), "
-                      "which starts as N(0, 4 / (kernel E)), and `bias` (E), which starts at 0.",
-                  .source = "Baevski et al. 2020, wav2vec 2.0",
-                  .role = CatalogueEntry::Role::kEmbedding,
-                  .cost = "0 + 0",
-                  .takes_causal = true,
-                  .class_name = "Convolutional"},
-    .parameters = {Integer("kernel", "128").Means("tokens that the kernel spans").AtLeast(1),
-                   Integer("groups", "16").Means("groups of columns, a divisor of E").AtLeast(1)},
+    .catalogue =
+        {.name = "conv",
+         .title = "convolution",
+         .formula =
+             "GELU(conv(x)), added to the embeddings x; a causal model sees only the left side",
+         .latex = R"(\text{GELU}(\text{conv}(x)))",
+         .note = "added to the embeddings x; a causal model sees only the left side",
+         .details =
+             "A grouped convolution over the tokens. Token i sees `kernel` tokens starting at i - "
+             "floor(kernel / 2), or, in a causal model, the last `kernel` tokens up to itself. The "
+             "weight is weight_g weight_v / |weight_v|, normalised separately at each tap of the "
+             "kernel.\n\nParameters: `weight_g` (1, 1, kernel), `weight_v` (E, E / groups, "
+             "kernel), initialised from N(0, 4 / (kernel E)), and `bias` (E), initialised to 0.",
+         .source = "Baevski et al. 2020, wav2vec 2.0",
+         .role = CatalogueEntry::Role::kEmbedding,
+         .cost = "0 + 0",
+         .takes_causal = true,
+         .class_name = "Convolutional"},
+    .parameters =
+        {Integer("kernel", "128").Means("number of tokens that the kernel spans").AtLeast(1),
+         Integer("groups", "16").Means("number of groups of columns; must divide E").AtLeast(1)},
     .encoder = Make,
 });
 

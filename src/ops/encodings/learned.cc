@@ -55,7 +55,7 @@ const RegisterPosition learned({
     .catalogue = {.name = "learned",
                   .title = "learned positions",
                   .formula = "a learned table, added to the embeddings",
-                  .details = "Parameter `table` (max_length, E), which starts as N(0, 0.02^2) "
+                  .details = "Parameter: `table` (max_length, E), initialised from N(0, 0.02^2) "
                              "(Radford et al. 2019).",
                   .source = "Gehring et al. 2017, Convolutional Sequence to Sequence Learning",
                   .role = CatalogueEntry::Role::kEmbedding,
@@ -64,7 +64,7 @@ const RegisterPosition learned({
     .parameters = {Length()
                        .Required()
                        .Called("max_length")
-                       .Means("rows of the table, one for each position")},
+                       .Means("number of rows of the table, one per position")},
     .encoder = Make,
 });
 

@@ -63,20 +63,18 @@ const RegisterPosition sinusoidal({
     .catalogue =
         {.name = "sinusoidal",
          .title = "sinusoids",
-         .formula = "sin and cos of p 10000^(-2 i / E), added to the embeddings (E "
-                    "columns); on a grid, E / axes columns of each coordinate",
+         .formula = "sin and cos of p 10000^(-2 i / E), added to the embeddings (E columns); on a "
+                    "grid, E / axes columns per coordinate",
          .latex = R"(\sin\left(p\, 10000^{-2i/E}\right), \quad \cos\left(p\, 10000^{-2i/E}\right))",
-         .note = "added to the embeddings of E columns; on a grid, E / axes columns of "
-                 "each coordinate",
-         .details = "The tables are those of sinusoid and, with a shape, of grid_sinusoid: tokens "
+         .note = "added to the embeddings (E columns); on a grid, E / axes columns per coordinate",
+         .details = "sinusoid returns the table. With a shape, grid_sinusoid returns it: tokens "
                     "then lie on a grid, after `prefix` tokens to which nothing is added.",
          .source = "Vaswani et al. 2017, Attention Is All You Need",
          .role = CatalogueEntry::Role::kEmbedding,
          .cost = "0 + 0",
          .class_name = "Sinusoidal"},
-    .parameters =
-        OnGrid({Choice("layout", SinusoidLayouts())
-                    .Means("how sines and cosines are laid out over the columns, see sinusoid")}),
+    .parameters = OnGrid({Choice("layout", SinusoidLayouts())
+                              .Means("order of sines and cosines in the columns, see sinusoid")}),
     .encoder = Make,
 });
 

@@ -48,7 +48,7 @@ ConeMap FindMap(std::string_view function, std::string_view map, double r) {
 void CheckTokens(const char* name, const at::Tensor& tokens) {
   TORCH_CHECK_VALUE(tokens.dim() == 4 && tokens.size(3) >= 2, "gnomon.cone_map: ", name,
                     " has shape ", tokens.sizes(),
-                    "; expected (batch, heads, length, columns), at least 2 columns");
+                    "; expected (batch, heads, length, columns) with at least 2 columns");
   TORCH_CHECK_TYPE(tokens.scalar_type() == at::kFloat || tokens.scalar_type() == at::kDouble,
                    "gnomon.cone_map: ", name, " has dtype ", tokens.scalar_type(),
                    "; expected float32 or float64");

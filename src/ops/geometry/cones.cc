@@ -28,13 +28,13 @@ Light Check(const char* name, const at::Tensor& u, const at::Tensor& v, const st
   TORCH_CHECK_VALUE(
       u.dim() >= 1 && v.dim() >= 1 && u.sym_size(-1) >= 2 && v.sym_size(-1) == u.sym_size(-1),
       "gnomon.cones.", name, ": u has shape ", u.sym_sizes(), " and v ", v.sym_sizes(),
-      "; expected (..., D) each with D >= 2, the last coordinate the height");
+      "; expected (..., D) with D >= 2 for both; the last coordinate is the height");
   for (int64_t axis = 2; axis <= std::min(u.dim(), v.dim()); ++axis) {
     const c10::SymInt m = u.sym_size(-axis);
     const c10::SymInt n = v.sym_size(-axis);
     TORCH_CHECK_VALUE(m == n || m == 1 || n == 1, "gnomon.cones.", name, ": u has shape ",
                       u.sym_sizes(), " and v ", v.sym_sizes(),
-                      "; expected shapes that broadcast but for the last axis");
+                      "; expected shapes that broadcast, apart from the last axis");
   }
   TORCH_CHECK_VALUE(cone == "umbral" || cone == "penumbral", "gnomon.cones.", name, ": cone is \"",
                     cone, "\"; expected one of penumbral, umbral");

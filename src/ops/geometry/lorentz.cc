@@ -11,7 +11,7 @@ namespace {
 at::Tensor RootOf(const char* name, const at::Tensor& x, const HeadValue& c) {
   TORCH_CHECK_TYPE(x.is_floating_point() && !c10::isFloat8Type(x.scalar_type()), "gnomon.lorentz.",
                    name, ": points have dtype ", x.scalar_type(),
-                   "; expected a floating-point one");
+                   "; expected a floating-point dtype");
   if (!c.is_number()) return c.tensor().sqrt();
   TORCH_CHECK_VALUE(c.number() > 0, "gnomon.lorentz.", name, ": c is ", c.number(),
                     "; expected a positive number");
@@ -34,7 +34,7 @@ torch::Tensor centroid(const torch::Tensor& points, const HeadValue& c) {
   const at::Tensor root = RootOf("centroid", points, c);
   TORCH_CHECK_VALUE(points.dim() >= 2 && points.sym_size(-1) >= 2,
                     "gnomon.lorentz.centroid: points have shape ", points.sym_sizes(),
-                    "; expected (..., n, D) with D >= 2, the time first");
+                    "; expected (..., n, D) with D >= 2; the first coordinate is the time");
   return (OntoHyperboloid(points.mean(-2)) * root.unsqueeze(-1)).to(points.scalar_type());
 }
 

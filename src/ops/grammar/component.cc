@@ -171,10 +171,10 @@ std::string CatalogueParameter::values() const {
       for (const std::string& choice : choices) text += (text.empty() ? "" : " | ") + choice;
       break;
     case Kind::kShape:
-      text = "sizes of a grid, 14x14 or 4x8x8";
+      text = "sizes joined by x: 14x14, 4x8x8";
       break;
     case Kind::kNumbers:
-      text = "numbers, 1x1.5x2";
+      text = "numbers joined by x: 1x1.5x2";
       break;
     case Kind::kHeads:
       text = "learned | fixed | number";
@@ -196,7 +196,7 @@ Component Component::Parse(std::string_view text) {
     const std::string key(parts[i].substr(0, equals));
     TORCH_CHECK_VALUE(!key.empty(), "gnomon: \"", text,
                       "\" has an empty option; expected name:key=value");
-    TORCH_CHECK_VALUE(!component.Find(key), "gnomon: \"", text, "\" gives ", key, " twice");
+    TORCH_CHECK_VALUE(!component.Find(key), "gnomon: \"", text, "\" sets ", key, " twice");
     component.options_.emplace_back(
         key, equals == std::string_view::npos ? "true" : std::string(parts[i].substr(equals + 1)));
   }
@@ -320,14 +320,14 @@ void Component::Check() const {
         UnknownOption(name_, *entry_, key));
     if (!Takes(*parameter, value)) {
       const bool is_number = ParseDouble(value) && !ParseNumber(value);
-      Fail(key, value, Expected(*parameter) + (is_number ? " that float32 holds" : ""));
+      Fail(key, value, Expected(*parameter) + (is_number ? " that float32 can represent" : ""));
     }
     const std::vector<std::string>& readers = parameter->read_by;
     if (readers.empty()) continue;
     const std::string choice = Choice(parameter->detail_of);
     TORCH_CHECK_VALUE(std::find(readers.begin(), readers.end(), choice) != readers.end(),
                       "gnomon: ", name_, " has ", key, " with ", parameter->detail_of, "=", choice,
-                      ", which does not read it; expected ", parameter->detail_of,
+                      ", which ignores it; expected ", parameter->detail_of,
                       readers.size() == 1 ? "=" : " one of ", Join(readers), ", or no ", key);
   }
 }

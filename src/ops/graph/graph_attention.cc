@@ -31,7 +31,7 @@ void CheckNodes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
                     k.sym_sizes());
   TORCH_CHECK_VALUE(k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0, kOperation,
                     ": q has ", q.sym_size(1), " heads and k ", k.sym_size(1),
-                    "; expected a multiple");
+                    "; expected a multiple of the heads of k");
 }
 
 // (nodes, heads, columns) as one batch of sequences, and back.

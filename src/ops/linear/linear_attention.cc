@@ -264,7 +264,7 @@ at::Tensor Projection(const at::Tensor& q, const LinearArguments& arguments) {
         "; expected (features, D), D = ", head_dim);
     TORCH_CHECK_VALUE(!arguments.num_features && !arguments.seed, kLinearAttention,
                       ": projection and ", arguments.num_features ? "num_features" : "seed",
-                      " are given; expected one of them");
+                      " are both given; expected one of them");
     return AsParameter(projection, q, kLinearAttention, ": projection");
   }
   const double size = static_cast<double>(head_dim);
@@ -288,7 +288,7 @@ void CheckArguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
         std::pair("seed", arguments.seed.has_value()),
         std::pair("projection", arguments.projection.has_value())}) {
     TORCH_CHECK_VALUE(is_favor || !is_given, kLinearAttention, ": ", name,
-                      " goes with favor; feature is \"", arguments.feature, "\"");
+                      " applies only to the feature favor; feature is \"", arguments.feature, "\"");
   }
   TORCH_CHECK_VALUE(!arguments.causal || q.sym_size(2) == k.sym_size(2), kLinearAttention,
                     ": causal with Lq = ", q.sym_size(2), " and Lk = ", k.sym_size(2),
@@ -296,7 +296,7 @@ void CheckArguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   TORCH_CHECK_VALUE(!arguments.rope || arguments.query_offset || q.sym_size(2) == k.sym_size(2),
                     kLinearAttention, ": query_offset is None, Lq = ", q.sym_size(2),
                     " and Lk = ", k.sym_size(2),
-                    "; rope needs query_offset, the position of the first query");
+                    "; rope requires query_offset, the position of the first query");
   TORCH_CHECK_VALUE(!arguments.causal || !arguments.query_offset || *arguments.query_offset == 0,
                     kLinearAttention, ": query_offset is ", arguments.query_offset.value_or(0),
                     " with causal; expected None or 0");
@@ -325,7 +325,7 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
     const PositionEntry& entry = FindPosition(*rotation.rope);
     TORCH_CHECK_VALUE(entry.rotate != nullptr && entry.Tensors(*rotation.rope).empty(),
                       kLinearAttention, ": rope is ", rotation.rope->Text(),
-                      "; expected a RoPE by positions in the sequence, without tensors");
+                      "; expected RoPE over positions in the sequence, without tensors");
   }
   // Low precision is rounded at both ends and nowhere between.
   const at::ScalarType computing = ComputingType(q_in);

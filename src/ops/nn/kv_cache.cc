@@ -108,10 +108,11 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
     return;
   }
   TORCH_CHECK_VALUE(!positions.defined() || new_positions.defined(),
-                    "gnomon.nn.KVCache: it has positions of its tokens; expected those of the "
-                    "tokens that it takes");
-  TORCH_CHECK_VALUE(projections.size() == new_projections.size(), "gnomon.nn.KVCache: it has ",
-                    projections.size(), " projections and takes ", new_projections.size(),
+                    "gnomon.nn.KVCache: the cache holds positions of its tokens; expected "
+                    "positions of the new tokens as well");
+  TORCH_CHECK_VALUE(projections.size() == new_projections.size(),
+                    "gnomon.nn.KVCache: the cache holds ", projections.size(),
+                    " projections and the call gives ", new_projections.size(),
                     "; expected the same number");
   if (new_positions.defined()) {
     torch::Tensor known =
@@ -120,8 +121,8 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
     if (fresh.dim() == 3) {
       // Coordinates: those of all batches beside those of each.
       TORCH_CHECK_VALUE(known.dim() == 3 && known.size(2) == fresh.size(2),
-                        "gnomon.nn.KVCache: its tokens have positions of another number of axes; "
-                        "expected positions as those of the first tokens");
+                        "gnomon.nn.KVCache: the positions have another number of axes than those "
+                        "in the cache; expected the same");
       if (known.size(0) != fresh.size(0)) {
         known = known.expand({new_k.size(0), -1, -1});
         fresh = fresh.expand({new_k.size(0), -1, -1});
@@ -129,8 +130,8 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
       positions = torch::cat({known, fresh}, 1);
     } else {
       TORCH_CHECK_VALUE(known.dim() < 3,
-                        "gnomon.nn.KVCache: its tokens have positions of several axes; expected "
-                        "positions as those of the first tokens");
+                        "gnomon.nn.KVCache: the cached positions have several axes; expected the "
+                        "same for the new ones");
       // Positions of all batches beside those of each.
       for (torch::Tensor* one : {&known, &fresh}) {
         if (one->dim() < std::max(known.dim(), fresh.dim())) {

@@ -127,7 +127,7 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
                       " is missing");
     const at::Tensor& tensor = given[next++];
     TORCH_CHECK_TYPE(tensor.is_floating_point(), kName, ": ", parameter.name, " of ", term.name(),
-                     " has dtype ", tensor.scalar_type(), "; expected a floating-point one");
+                     " has dtype ", tensor.scalar_type(), "; expected a floating-point dtype");
     TORCH_CHECK_VALUE(!parameter.is_per_head() || tensor.dim() == 0 ||
                           (tensor.dim() == 1 && tensor.size(0) == shape.heads),
                       kName, ": ", parameter.name, " of ", term.name(), " has shape ",

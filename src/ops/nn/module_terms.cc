@@ -127,7 +127,7 @@ ModuleSizes SizesOfModule(const std::string& similarity, int64_t embed_dim, int6
   constexpr const char* kName = "gnomon.nn.MultiheadAttention: ";
   TORCH_CHECK_VALUE(num_heads >= 1 && embed_dim >= 1 && embed_dim % num_heads == 0, kName,
                     "embed_dim is ", embed_dim, " and num_heads ", num_heads,
-                    "; expected a positive multiple");
+                    "; expected a positive multiple of num_heads");
   const int64_t columns = FindSimilarity(Component::Parse(similarity)).columns;
   const ModuleSizes sizes{
       .key_heads = kv_heads.value_or(num_heads),
@@ -177,7 +177,7 @@ void CheckModule(const char* module, double dropout, double tolerance, const Own
                         : own.gate && role == Role::kGate    ? "gate"
                         : own.qk_norm && role == Role::kNorm ? "qk_norm"
                                                              : nullptr;
-    TORCH_CHECK_VALUE(twice == nullptr, module, ": ", twice, " is set, and position has ",
+    TORCH_CHECK_VALUE(twice == nullptr, module, ": ", twice, " is set and position contains ",
                       term.name(), "; expected one of them");
   }
 }

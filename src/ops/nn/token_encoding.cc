@@ -29,11 +29,13 @@ std::unique_ptr<TokenEncoder> MakeTokenEncoder(const Component& component, int64
                                                bool causal) {
   const PositionEntry& entry = FindPosition(component);
   TORCH_CHECK_VALUE(entry.role() == PositionEntry::Role::kEmbedding, "gnomon.nn: position ",
-                    component.name(), " is not added to the embeddings");
+                    component.name(),
+                    " acts in attention; expected one that is added to the embeddings");
   TORCH_CHECK_VALUE(dim >= 1, "gnomon.nn: ", component.name(), ": dim is ", dim,
                     "; expected at least 1");
   std::unique_ptr<TokenEncoder> encoder = entry.encoder(component, dim, causal);
-  TORCH_CHECK_VALUE(encoder != nullptr, "gnomon.nn: ", component.name(), " makes no encoder");
+  TORCH_CHECK_VALUE(encoder != nullptr, "gnomon.nn: ", component.name(),
+                    " returned no encoder; expected one");
   return encoder;
 }
 
@@ -47,10 +49,10 @@ at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
   TORCH_CHECK_VALUE(is_like_embeddings(embeddings), "gnomon.nn: ", name, ": embeddings have shape ",
                     embeddings.sym_sizes(), "; expected (B, L, ", dim, ")");
   TORCH_CHECK_TYPE(embeddings.is_floating_point(), "gnomon.nn: ", name, ": embeddings have dtype ",
-                   embeddings.scalar_type(), "; expected a floating-point one");
+                   embeddings.scalar_type(), "; expected a floating-point dtype");
   TORCH_CHECK_VALUE(!batch.before || (is_like_embeddings(*batch.before) &&
                                       batch.before->sym_size(0) == embeddings.sym_size(0)),
-                    "gnomon.nn: ", name, ": the embeddings before have shape ",
+                    "gnomon.nn: ", name, ": the preceding embeddings have shape ",
                     batch.before ? batch.before->sym_sizes() : embeddings.sym_sizes(),
                     "; expected (B, N, ", dim, ") with B = ", embeddings.sym_size(0));
   const c10::SymInt sequences = embeddings.sym_size(0);
@@ -90,9 +92,9 @@ at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
   const at::Tensor encoding = encoder->Encode(tensors, batch);
   TORCH_CHECK_VALUE(
       encoding.defined() && at::is_expandable_to(encoding.sym_sizes(), embeddings.sym_sizes()),
-      "gnomon.nn: ", name, " gives an encoding of shape ",
+      "gnomon.nn: ", name, " returned an encoding of shape ",
       encoding.defined() ? encoding.sym_sizes() : c10::SymIntArrayRef(),
-      "; expected what broadcasts to ", embeddings.sym_sizes());
+      "; expected a shape that broadcasts to ", embeddings.sym_sizes());
   return encoding.to(embeddings.options());
 }
 

@@ -441,7 +441,7 @@ class NamedGradients {
     static constexpr auto kFields = Arguments::Fields();
     for (size_t n = 0; n < taken_.size(); ++n) {
       TORCH_CHECK_NOT_IMPLEMENTED(taken_[n] || gradients_[n].numel() == 0, Arguments::kOperation,
-                                  ": the gradient of ", kFields[n].name, " is not there on ",
+                                  ": the gradient of ", kFields[n].name, " is not available on ",
                                   gradients_[n].device());
     }
   }

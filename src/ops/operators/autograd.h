@@ -32,10 +32,10 @@ auto BelowAutograd(const Call& call) {
 // Throws c10::NotImplementedError where a tensor carries a tangent of forward-mode differentiation,
 // which the kernels do not carry on: without this it would be lost.
 inline void CheckNoTangent(const char* operation, const at::Tensor& tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !tensor.defined() || !tensor._fw_grad(/*level=*/0).defined(), operation,
-      ": forward-mode derivatives (jvp, jacfwd, hessian) are not there; expected reverse mode "
-      "(grad, vjp, jacrev)");
+  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.defined() || !tensor._fw_grad(/*level=*/0).defined(),
+                              operation,
+                              ": forward-mode derivatives (jvp, jacfwd, hessian) are not "
+                              "supported; use reverse mode (grad, vjp, jacrev)");
 }
 inline void CheckNoTangent(const char* operation, const std::optional<at::Tensor>& tensor) {
   if (tensor) CheckNoTangent(operation, *tensor);

@@ -51,7 +51,8 @@ void* NativeStream(const char* operation, const Guard& guard, const c10::Stream&
     void* const library = dlopen("libc10_cuda.so", RTLD_NOW | RTLD_NOLOAD);
     void* const symbol =
         library != nullptr ? dlsym(library, "_ZNK3c104cuda10CUDAStream6streamEv") : nullptr;
-    TORCH_CHECK(symbol != nullptr, operation, ": this PyTorch does not tell the stream of a GPU");
+    TORCH_CHECK(symbol != nullptr, operation,
+                ": this version of PyTorch does not expose the CUDA stream; update PyTorch");
     return reinterpret_cast<void* (*)(const c10::Stream*)>(symbol)(&stream);
   }
 }

@@ -37,9 +37,9 @@ class RefusingFunction : public torch::autograd::Function<RefusingFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& /*d_outputs*/) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false, context->saved_data["call"].toStringRef(),
-        ": second derivatives (the gradient of a gradient, as by create_graph=True) are not there; "
-        "expected first ones. Detach the gradient where it counts as a constant, or write this "
-        "attention in Torch's own operations");
+        ": second derivatives (gradients of gradients, as with create_graph=True) are not "
+        "supported; detach the gradient where it counts as a constant, or write this attention "
+        "with PyTorch's own operations");
     return {};
   }
 };

@@ -41,7 +41,7 @@ const RegisterPosition absolute_keys({
                   .source = "Ke et al. 2021, Rethinking Positional Encoding in Language "
                             "Pre-training",
                   .role = CatalogueEntry::Role::kContent,
-                  .cost = "1 + 0, and q times the rows",
+                  .cost = "1 + 0, plus q times the table",
                   .class_name = "AbsoluteKeys"},
     .parameters = {Table("table", Index::kKeys, {.start = Start, .expand = FirstKeys})
                        .Means("(Lk, D), or (H, Lk, D)"),

@@ -39,7 +39,7 @@ const RegisterPosition alibi({
                   .cost = "1 + 0",
                   .class_name = "ALiBi"},
     .parameters = OnAxis({PerHead("slopes", "fixed", {.start = Start})
-                              .Means("slope of each head; alibi_slopes gives the paper's")}),
+                              .Means("per-head slope; alibi_slopes returns the paper's values")}),
     .bias = Bias,
 });
 

@@ -22,17 +22,17 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   TORCH_CHECK_VALUE(
       query.dim() == 4 && query.sym_sizes().slice(0, 3) == call.q.sym_sizes().slice(0, 3),
       "gnomon.attention: query of content_bias has shape ", query.sym_sizes(),
-      "; expected (B, H, Lq, columns of the table) with q ", call.q.sym_sizes());
+      "; expected (B, H, Lq, columns of the table) for q of shape ", call.q.sym_sizes());
   const at::Tensor keys = AsRows(component, "table", tensors[1], SizeOf(query, 3), call.heads);
   const int64_t extent = component.Integer("extent");
   const int64_t rows = SizeOf(keys, 1);
   const bool both = rows == 2 * extent - 1;
   TORCH_CHECK_VALUE(both || rows == extent, "gnomon.attention: table of content_bias has ", rows,
                     " rows and extent is ", extent, "; expected ", 2 * extent - 1,
-                    ", past first, or ", extent, " for the past alone");
+                    ", from past to future, or ", extent, " for the past only");
   TORCH_CHECK_VALUE(both || call.causal, "gnomon.attention: table of content_bias has ", rows,
-                    " rows, for the past alone, and causal is False; expected ", 2 * extent - 1,
-                    " rows, or causal");
+                    " rows, for the past only, but causal is False; expected ", 2 * extent - 1,
+                    " rows, or causal=True");
   return {
       .query = query, .keys = keys, .layout = both ? "zero" : "zero_past", .takes_scale = false};
 }
@@ -49,29 +49,30 @@ const RegisterPosition content_bias({
     .catalogue =
         {.name = "content_bias",
          .title = "content-conditioned bias",
-         .formula = "r_i.E[p_j - p_i + extent - 1], past first; 0 where |p_i - p_j| >= extent",
+         .formula =
+             "r_i.E[p_j - p_i + extent - 1], from past to future; 0 where |p_i - p_j| >= extent",
          .latex = R"(r_i \cdot E[p_j - p_i + n - 1])",
-         .note = "where n is the extent, rows running from the past to the future; 0 at offsets of "
-                 "the extent and beyond",
-         .details =
-             "A module projects r_i, a few columns for each head, from its tokens, and has one "
-             "table for all heads. It is \"relative\" with far \"zero\" and its own query.",
-         .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations, whose "
-                   "query is q; models of 2026 project one",
+         .note = "where n is the extent, and the rows of E run from past to future; 0 at "
+                 "offsets of n and beyond",
+         .details = "A module projects r_i, a few columns per head, from its tokens, and "
+                    "has one table for all heads. The term equals \"relative\" with "
+                    "far=\"zero\" and a query of its own.",
+         .source = "Shaw et al. 2018, Self-Attention with Relative Position "
+                   "Representations, where r is q; some models of 2026 project r",
          .role = CatalogueEntry::Role::kContent,
-         .cost = "1 + 0, and r times the rows",
+         .cost = "1 + 0, plus r times the table",
          .class_name = "ContentBias"},
     .parameters =
         {Table("query", Index::kQueries, {.projection = kQuery})
-             .Means("(B, H, Lq, Dr), what multiplies the rows"),
+             .Means("(B, H, Lq, Dr), the vectors r_i"),
          Table("table", Index::kNearOffsets, {.start = TableStart})
-             .Means("(2 extent - 1, Dr), or extent rows for the past alone, which needs causal; or "
-                    "(H, n, Dr), a table of each head"),
+             .Means("(2 extent - 1, Dr), or extent rows for the past only, which requires causal; "
+                    "or (H, n, Dr), one table per head"),
          Integer("extent", "1024")
-             .Means("one more than the offset of the table's last row")
+             .Means("offset of the table's last row, plus 1")
              .AtLeast(1)
              .AtMost(1 << 30),
-         Integer("columns", "16").Means("columns of a module's rows").AtLeast(1).NoArgument(),
+         Integer("columns", "16").Means("columns of a module's table").AtLeast(1).NoArgument(),
          TablePerHead(),
          Flag("past", "false")
              .Means("whether a module's table has rows for the past only")

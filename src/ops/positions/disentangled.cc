@@ -35,7 +35,7 @@ at::Tensor RowsOf(const at::Tensor& distances, int64_t span, int64_t max_distanc
 void CheckBuckets(int64_t span, int64_t max_distance) {
   TORCH_CHECK_VALUE(max_distance == 0 || (span % 2 == 0 && max_distance - 1 > span / 2),
                     "gnomon: max_distance of disentangled is ", max_distance,
-                    " and its span, half the rows of a table, ", span,
+                    " and its span (half the rows of a table) is ", span,
                     "; expected a max_distance of 0, or an even span and a max_distance above ",
                     span / 2 + 1);
 }
@@ -47,7 +47,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   const at::Tensor queries = AsRows(component, "queries", tensors[1], call.head_dim, call.heads);
   const int64_t rows = SizeOf(keys, 1);
   TORCH_CHECK_VALUE(rows > 0 && rows % 2 == 0, "gnomon.attention: keys of disentangled has ", rows,
-                    " rows; expected an even number of them");
+                    " rows; expected an even number");
   TORCH_CHECK_VALUE(SizeOf(queries, 1) == rows, "gnomon.attention: queries of disentangled has ",
                     SizeOf(queries, 1), " rows and its keys ", rows, "; expected the same");
   const int64_t span = rows / 2;
@@ -83,28 +83,28 @@ const RegisterPosition disentangled({
          .formula = "(q_i.K[r] + k_j.Q[r]) scale, r = clamp(bucket(p_i - p_j) + n, 0, 2 n - 1) of "
                     "2 n rows",
          .latex = R"(\frac{q_i \cdot K[r] + k_j \cdot Q[r]}{\sqrt{D}})",
-         .note = "where r = clamp(bucket(p_i - p_j) + n, 0, 2 n - 1), rows running from the future "
-                 "to the past; buckets are offsets themselves, or, with max_distance, of one "
-                 "offset each up to n / 2 and of more and more from there to max_distance",
-         .details = "Content to position, and position to content. Tables are DeBERTa's: the "
-                    "embeddings of relative positions, n as position_buckets and max_distance as "
-                    "max_relative_positions (without buckets n is that, and max_distance 0), "
-                    "projected as keys and as queries. With scale = 1 / sqrt(3 D), attention is "
-                    "DeBERTa's. On the CPU alone.",
+         .note = "where r = clamp(bucket(p_i - p_j) + n, 0, 2 n - 1), and the rows run from future "
+                 "to past. Without max_distance, each offset is a bucket of its own; with it, "
+                 "buckets hold one offset each up to n / 2, and widen logarithmically from there "
+                 "to max_distance",
+         .details = "The content-to-position and position-to-content terms of DeBERTa. The tables "
+                    "are its embeddings of relative positions, projected as keys and as queries, "
+                    "with n = position_buckets and max_distance = max_relative_positions (without "
+                    "buckets, n = max_relative_positions and max_distance = 0). With scale = 1 / "
+                    "sqrt(3 D), attention equals DeBERTa's. CPU only.",
          .source = "He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention; "
-                   "DeBERTaV3, whose buckets are logarithmic",
+                   "DeBERTaV3 for logarithmic buckets",
          .role = CatalogueEntry::Role::kContent,
-         .cost = "2 + 0, and q and k times the rows",
+         .cost = "2 + 0, plus q and k times the tables",
          .class_name = "Disentangled"},
     .parameters =
         {Table("keys", Index::kBucketRows, {.start = KeysStart})
-             .Means("(2 n, D), or (H, 2 n, D), a table of each head: what queries are multiplied "
-                    "by"),
+             .Means("(2 n, D), or (H, 2 n, D), one table per head; multiplied by the queries"),
          Table("queries", Index::kBucketRows, {.start = QueriesStart})
-             .Means("the same of what keys are multiplied by"),
+             .Means("a table of the same shape, multiplied by the keys"),
          Integer("max_distance", "0")
-             .Means("the distance from which all share the last bucket, more than n / 2 + 1 with n "
-                    "even; 0: a row for each offset, the nearest one beyond")
+             .Means("distance from which all offsets share the last bucket, above n / 2 + 1 with n "
+                    "even; 0: one row per offset, and the nearest row beyond")
              .AtLeast(0)
              .AtMost(1 << 20),
          Integer("span", "256")

@@ -52,30 +52,30 @@ constexpr TokenProjection kGate = {
 const RegisterPosition forget({
     .catalogue = {.name = "forget",
                   .title = "forget gate",
-                  .formula = "-(log f[h, 0] + ... + log f[h, j]): with causal, a weight is "
-                             "multiplied by the gates f of the keys after it, up to the query's",
+                  .formula = "-(log f[h, 0] + ... + log f[h, j]): with causal, each weight is "
+                             "multiplied by the gates f of all later keys, up to the query's own",
                   .latex = R"(-\sum_{l \le j} \log f_{h l})",
-                  .note = "with a causal mask, this multiplies a weight by the gates of the keys "
-                          "after it, up to the query's own",
-                  .details = "The sum is exact over long sequences: it is kept in float64, and "
-                             "each row subtracts the sum at its own position. lse and sinks see it "
-                             "without that subtraction. Gates of keys outside "
-                             "key_starts and key_lengths count as 1. The sum is that of a key's "
-                             "own segment, in the order of positions. A module "
-                             "computes the gates "
-                             "from its tokens, f = sigmoid(w_h x + b_h); they start out as ALiBi, "
-                             "with w at 0 and b such that log f is minus ALiBi's slope.",
+                  .note = "with a causal mask, each weight is thereby multiplied by the gates of "
+                          "all later keys, up to the query's own",
+                  .details =
+                      "The sum stays accurate over long sequences: it is kept in float64, and each "
+                      "row subtracts the sum at its own position (lse and sinks see it without "
+                      "that subtraction). Gates of keys outside key_starts and key_lengths count "
+                      "as 1. The sum runs over a key's own segment, in the order of positions. A "
+                      "module computes the gates from its tokens, f = sigmoid(w_h x + b_h). It "
+                      "starts as ALiBi: w is 0, and b is set so that log f is minus ALiBi's slope.",
                   .source = "Lin et al. 2025, Forgetting Transformer: Softmax Attention with a "
                             "Forget Gate",
                   .role = CatalogueEntry::Role::kKeyBias,
                   .cost = "3 + 0",
                   .sums_over_keys = true,
                   .class_name = "Forget"},
-    .parameters = {Table("log_forget", Index::kKeyEntries, {.projection = kGate})
-                       .Means(
-                           "(1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0: "
-                           "logsigmoid of a projection of its token; less than -1e6, such as -inf, "
-                           "counts as that: keys before it weigh nothing beside one after it")},
+    .parameters =
+        {Table("log_forget", Index::kKeyEntries, {.projection = kGate})
+             .Means(
+                 "(1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0, such as "
+                 "logsigmoid of a projection of its token. Values below -1e6, including -inf, "
+                 "count as -1e6: keys before the gate then have no weight next to keys after it")},
     .key_bias = Bias,
 });
 

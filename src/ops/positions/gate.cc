@@ -11,20 +11,19 @@ int64_t ColumnsOf(const Component& /*component*/, const ModuleShape& n) { return
 constexpr TokenProjection kGate = {.columns = ColumnsOf, .finish = at::sigmoid};
 
 const RegisterPosition gate({
-    .catalogue =
-        {.name = "gate",
-         .title = "output gate",
-         .formula = "o_i * g_i, the output of each head times the gate of its query",
-         .latex = R"(g_i \odot o_i)",
-         .note = "instead of the output of each head; the weights stay as they are",
-         .details = "A module computes the gates from the tokens of its queries, g = sigmoid(W x).",
-         .source = "Qiu et al. 2025, Gated Attention for Large Language Models: "
-                   "Non-linearity, Sparsity, and Attention-Sink-Free",
-         .role = CatalogueEntry::Role::kGate,
-         .cost = "0 + 0",
-         .class_name = "Gate"},
+    .catalogue = {.name = "gate",
+                  .title = "output gate",
+                  .formula = "o_i * g_i, the output of each head times the gate of its query",
+                  .latex = R"(g_i \odot o_i)",
+                  .note = "replaces the output of each head; the weights do not change",
+                  .details = "A module computes the gates from its query tokens, g = sigmoid(W x).",
+                  .source = "Qiu et al. 2025, Gated Attention for Large Language Models: "
+                            "Non-linearity, Sparsity, and Attention-Sink-Free",
+                  .role = CatalogueEntry::Role::kGate,
+                  .cost = "0 + 0",
+                  .class_name = "Gate"},
     .parameters = {Table("values", Index::kQueries, {.of_values = true, .projection = kGate})
-                       .Means("(B, H, Lq, Dv), what multiplies the output")},
+                       .Means("(B, H, Lq, Dv), the factors of the output")},
 });
 
 }  // namespace

@@ -24,18 +24,19 @@ const RegisterPosition grid_bias({
          .formula = "table[h, dy + height - 1, dx + width - 1], dy = y_j - y_i and dx = "
                     "x_j - x_i; any number of axes",
          .latex = R"(\text{table}[h, y_j - y_i + \text{height} - 1, x_j - x_i + \text{width} - 1])",
-         .note = "or over any number of axes",
-         .details = "Tokens lie on a grid in row-major order, after `prefix` tokens without a "
-                    "bias, as in Grid. Swin's tables are indexed by the opposite differences: flip "
+         .note = "or the same over any number of axes",
+         .details = "Tokens lie on a grid in row-major order, after `prefix` tokens that have no "
+                    "bias, as in Grid. Swin indexes its tables by the opposite differences: flip "
                     "them along both axes.",
          .source = "Liu et al. 2021, Swin Transformer",
          .role = CatalogueEntry::Role::kGridBias,
          .cost = "1 + 0",
          .needs_grid = true,
          .class_name = "GridBias"},
-    .parameters = OnGrid({Table("table", Index::kGrid, {.start = Start})
-                              .Means("(H, 2 height - 1, 2 width - 1), or of any number of axes")},
-                         Shape().NoArgument()),
+    .parameters =
+        OnGrid({Table("table", Index::kGrid, {.start = Start})
+                    .Means("(H, 2 height - 1, 2 width - 1), or the same with any number of axes")},
+               Shape().NoArgument()),
 });
 
 }  // namespace

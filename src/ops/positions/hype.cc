@@ -48,10 +48,9 @@ const RegisterPosition hype({
                     "cosh(...))",
          .latex =
              R"(\begin{aligned}\text{abs} && -\tau_h \sinh(\mu_h |p_i - p_j|) \\ \text{odd} && -\tau_h \sinh(\mu_h (p_i - p_j)) \\ \text{cosh} && \tau_h \left(1 - \cosh(\mu_h (p_i - p_j))\right)\end{aligned})",
-         .details =
-             "With a causal mask \"abs\" and \"odd\" are the same; without one \"odd\" favours "
-             "later keys, and the last one most of all. The argument of sinh and cosh is clamped "
-             "to +-80; beyond it mu has gradient zero.",
+         .details = "With a causal mask, \"abs\" and \"odd\" are the same. Without one, \"odd\" "
+                    "favours later keys, the last one most of all. The argument of sinh and cosh "
+                    "is clamped to +-80; beyond that, the gradient of mu is zero.",
          .source = "Angelotti 2023, HyPE: Attention with Hyperbolic Biases for Relative "
                    "Positional Encoding",
          .role = CatalogueEntry::Role::kBias,
@@ -59,10 +58,10 @@ const RegisterPosition hype({
          .class_name = "HyPE"},
     .parameters =
         OnAxis({PerHead("tau", "fixed", {.start = TauStart})
-                    .Means("amplitude of each head")
+                    .Means("per-head amplitude")
                     .Otherwise("ALiBi's slopes / mu"),
                 PerHead("mu", NumberText(kMu).c_str(), {.start = MuStart})
-                    .Means("rate of each head, per token"),
+                    .Means("per-head rate, per token"),
                 Choice("mode", {"abs", "odd", "cosh"})
                     .Means("\"abs\": -tau_h sinh(mu_h |p_i - p_j|); \"odd\": -tau_h sinh(mu_h "
                            "(p_i - p_j)), the form of the paper; \"cosh\": tau_h (1 - cosh(mu_h "

@@ -41,10 +41,10 @@ const RegisterPosition kerple({
          .role = CatalogueEntry::Role::kBias,
          .cost = "1 + 0",
          .class_name = "Kerple"},
-    .parameters = OnAxis({PerHead("r1", "learned", {.start = R1Start}).Means("factor of each head"),
+    .parameters = OnAxis({PerHead("r1", "learned", {.start = R1Start}).Means("per-head factor"),
                           PerHead("r2", "learned", {.start = R2Start})
                               .AtLeast(0)
-                              .Means("rate of each head, per token, or its exponent"),
+                              .Means("per-head rate per token (log) or exponent (power)"),
                           Choice("kind", {"log", "power"})
                               .Means("\"log\": -r1_h log(1 + r2_h |p_i - p_j|); \"power\": -r1_h "
                                      "|p_i - p_j|^r2_h")}),

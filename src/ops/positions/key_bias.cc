@@ -5,19 +5,18 @@ namespace key_bias {
 namespace {
 
 const RegisterPosition key_bias({
-    .catalogue =
-        {.name = "key_bias",
-         .title = "key bias",
-         .formula = "bias[h, j], the same for all queries",
-         .latex = R"(\text{bias}[h, j])",
-         .note = "the same for all queries",
-         .details =
-             "The bias comes with each call, one number for each of its keys. -inf masks a key.",
-         .source = "Dai et al. 2019, Transformer-XL: Attentive Language Models beyond a "
-                   "Fixed-Length Context, whose u.k_j is one",
-         .role = CatalogueEntry::Role::kKeyBias,
-         .cost = "1 + 0",
-         .class_name = "KeyBias"},
+    .catalogue = {.name = "key_bias",
+                  .title = "key bias",
+                  .formula = "bias[h, j], the same for all queries",
+                  .latex = R"(\text{bias}[h, j])",
+                  .note = "the same for all queries",
+                  .details =
+                      "The bias is passed with each call, one number per key. -inf masks a key.",
+                  .source = "Dai et al. 2019, Transformer-XL: Attentive Language Models beyond a "
+                            "Fixed-Length Context (the term u.k_j)",
+                  .role = CatalogueEntry::Role::kKeyBias,
+                  .cost = "1 + 0",
+                  .class_name = "KeyBias"},
     .parameters = {Table("bias", Index::kKeyEntries, {}).Means("(1 or B, 1 or H, Lk)")},
 });
 

@@ -28,20 +28,21 @@ const RegisterPosition log_temperature({
              "keys up to its own",
          .latex = R"(\begin{aligned}\text{steps} && 1 + a \log(1 + \lfloor (p_i + 1) / n_0 )"
                   R"(\rfloor) \\ \text{smooth} && 1 + a \log \max(1, n_i / n_0)\end{aligned})",
-         .note = "multiplies the scores of row i, where a is the scale, n_0 the length and n_i the "
-                 "number of keys up to the row's own",
-         .details = "Of the number of keys, those outside key_starts and key_lengths and those of "
-                    "other segments do not count; other masks make no difference, but that a "
-                    "window with no keys ahead is a causal mask. Positions (steps) are those of "
-                    "the call: padding before a row moves them.",
+         .note = "multiplies the scores of row i, where a is the scale, n_0 is the length, and n_i "
+                 "is the number of keys up to the row's own",
+         .details = "Keys outside key_starts and key_lengths and keys of other segments do not "
+                    "count; other masks make no difference, except that a window without keys "
+                    "ahead counts as a causal mask. The positions (steps) are those of the call: "
+                    "padding before a row shifts them.",
          .source = "Meta 2025, Llama 4 (steps); Inkling 2026 (smooth)",
          .role = CatalogueEntry::Role::kTemperature,
          .cost = "1 + 0",
          .class_name = "LogTemperature"},
-    .parameters = {PositiveNumber("scale", "0.1").Means("how fast it grows"),
-                   PositiveNumber("length", "8192").Means("the length up to which it is 1"),
-                   Choice("kind", {"steps", "smooth"})
-                       .Means("whether it grows by whole lengths or with each key")},
+    .parameters =
+        {PositiveNumber("scale", "0.1").Means("growth rate of the temperature"),
+         PositiveNumber("length", "8192").Means("length up to which the temperature is 1"),
+         Choice("kind", {"steps", "smooth"})
+             .Means("whether the temperature grows in steps of `length` or with each key")},
     .temperature = Temperature,
 });
 

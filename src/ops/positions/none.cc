@@ -9,7 +9,8 @@ namespace {
 const RegisterPosition none({
     .catalogue = {.name = "none",
                   .title = "no position",
-                  .formula = "nothing: a causal mask or a convolution tells positions apart (NoPE)",
+                  .formula = "no positional term: only a causal mask or a convolution "
+                             "distinguishes positions (NoPE)",
                   .source = "Haviv et al. 2022, Transformer Language Models without Positional "
                             "Encodings Still Learn Positional Information",
                   .role = CatalogueEntry::Role::kNone,

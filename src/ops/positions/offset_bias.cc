@@ -40,7 +40,7 @@ at::Tensor CentredEntries(const at::Tensor& table, const OffsetRange& range) {
   TORCH_CHECK_VALUE(
       range.size() == 0 || (back <= most && ahead <= most),
       "gnomon: the table of OffsetBias over positions, (H, 2 n - 1), has n = ", most + 1,
-      ", and p_j - p_i lies from ", -back, " to ", ahead, "; expected it within +-", most);
+      ", but p_j - p_i runs from ", -back, " to ", ahead, "; expected offsets within +-", most);
   if (!range.query_offsets) return table.slice_symint(1, most - back, most - back + range.size());
   return RowsOver(table.t(), -range.Distances(table.options()) + most);
 }
@@ -66,8 +66,8 @@ at::Tensor Start(const Component& component, const ModuleShape& n) {
   const bool alike = std::equal(shape.begin() + 1, shape.end(), shape.begin());
   TORCH_CHECK_VALUE(alike || component.Find("axis"), "gnomon: ", component.name(),
                     ":shape=", SizesText(shape),
-                    " without an axis is one table for all axes, whose lengths differ; expected an "
-                    "axis, as in axis=0");
+                    " has axes of different sizes and one table for all of them; expected an axis, "
+                    "such as axis=0");
   return at::zeros({n.heads, 2 * shape[component.FindInteger("axis").value_or(0)] - 1},
                    at::TensorOptions().dtype(at::kDouble));
 }
@@ -83,11 +83,11 @@ const RegisterPosition offset_bias({
          .formula = "attention(): table[h, j - i + Lq - 1]; modules: table[h, p_j - p_i + "
                     "length - 1]",
          .latex = R"(\text{table}[h, j - i + L_q - 1])",
-         .note = "in attention(); in modules table[h, p_j - p_i + length - 1]",
-         .details = "Entry n belongs to column - row = n - (Lq - 1), whatever query_offset is; "
-                    "-inf masks. In a module the table is (H, 2 n - 1), over positions: entry m "
-                    "belongs to p_j - p_i = m - (n - 1), and calls of up to n tokens, cached ones "
-                    "included, read the part that they need.",
+         .note = "in attention(); modules use table[h, p_j - p_i + length - 1]",
+         .details = "Entry n applies where column - row = n - (Lq - 1), whatever query_offset is; "
+                    "-inf masks a pair. In a module, the table is (H, 2 n - 1) and indexed by "
+                    "positions: entry m applies where p_j - p_i = m - (n - 1). Calls with up to n "
+                    "tokens, including cached ones, read the part that they need.",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations",
          .role = CatalogueEntry::Role::kBias,
          .cost = "1 + 0",

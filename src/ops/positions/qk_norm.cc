@@ -27,20 +27,20 @@ const RegisterPosition qk_norm({
     .catalogue =
         {.name = "qk_norm",
          .title = "QK-norm",
-         .formula = "q / rms(q) * w_q and k / rms(k) * w_k, before anything else acts on them",
+         .formula = "q / rms(q) * w_q and k / rms(k) * w_k, applied before all other terms",
          .latex = R"(\frac{w_q \odot q_i}{\sqrt{|q_i|^2 / D + \epsilon}},\quad )"
                   R"(\frac{w_k \odot k_j}{\sqrt{|k_j|^2 / D + \epsilon}})",
-         .note = "instead of q and k, before anything else acts on them",
+         .note = "replace q and k, before all other terms",
          .source = "Henry et al. 2020, Query-Key Normalization for Transformers; Dehghani et al. "
                    "2023, Scaling Vision Transformers to 22 Billion Parameters",
          .role = CatalogueEntry::Role::kNorm,
          .cost = "0 + 0",
          .class_name = "QKNorm"},
     .parameters = {Table("q_weight", Index::kNone, {.start = Start})
-                       .Means("(D,), the weight of the queries' norm"),
+                       .Means("(D,), the weight of the query norm"),
                    Table("k_weight", Index::kNone, {.start = Start})
-                       .Means("(D,), the weight of the keys' norm"),
-                   PositiveNumber("epsilon", "1e-6").Means("added to the mean of the squares")},
+                       .Means("(D,), the weight of the key norm"),
+                   PositiveNumber("epsilon", "1e-6").Means("added to the mean square")},
     .norm = Norm,
 });
 

@@ -27,16 +27,16 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   TORCH_CHECK_VALUE(
       query.dim() == 4 && query.sym_sizes().slice(0, 3) == call.q.sym_sizes().slice(0, 3),
       "gnomon.attention: query of relative has shape ", query.sym_sizes(),
-      "; expected (B, H, Lq, columns of the table) with q ", call.q.sym_sizes());
+      "; expected (B, H, Lq, columns of the table) for q of shape ", call.q.sym_sizes());
   const at::Tensor keys = AsRows(component, "table", tensors[0], SizeOf(query, 3), call.heads);
   const int64_t rows = SizeOf(keys, 1);
   const bool both = rows == 2 * most + 1;
   TORCH_CHECK_VALUE(both || rows == most + 1, "gnomon.attention: table of relative has ", rows,
                     " rows and max_offset is ", most, "; expected ", 2 * most + 1,
-                    ", past first, or ", most + 1, " for the past alone");
+                    ", from past to future, or ", most + 1, " for the past only");
   TORCH_CHECK_VALUE(both || call.causal, "gnomon.attention: table of relative has ", rows,
-                    " rows, for the past alone, and causal is False; expected ", 2 * most + 1,
-                    " rows, or causal");
+                    " rows, for the past only, but causal is False; expected ", 2 * most + 1,
+                    " rows, or causal=True");
   ContentTerm term{.query = query,
                    .keys = keys,
                    .layout = both ? far : far + "_past",
@@ -66,7 +66,7 @@ at::Tensor ValuesStart(const Component& component, const ModuleShape& n) {
 Parameter Values() {
   Parameter values = Flag("values", "false")
                          .Means(
-                             "(n, Dv) with as many rows as the table, or (H, n, Dv): the row of "
+                             "(n, Dv) with as many rows as the table, or (H, n, Dv); the row of "
                              "the offset is added to v_j");
   values.takes_tensor = true;
   values.index = Index::kNearOffsets;
@@ -80,7 +80,7 @@ bool HasQuery(const Component& component) { return component.IsTensor("query"); 
 Parameter Query() {
   Parameter query = Table("query", Index::kQueries, {.present = HasQuery})
                         .Means(
-                            "(B, H, Lq, Dr), what multiplies the rows instead of q: the table then "
+                            "(B, H, Lq, Dr), multiplied by the rows instead of q; the table then "
                             "has Dr columns, and the products are not scaled")
                         .Otherwise("q");
   query.argument = CatalogueParameter::Argument::kOptional;
@@ -91,40 +91,36 @@ const RegisterPosition relative({
     .catalogue =
         {.name = "relative",
          .title = "relative keys",
-         .formula =
-             "q_i.E[p_j - p_i + max_offset] scale, past first; with values, v_j + "
-             "W[p_j - p_i + max_offset] for v_j; far: the nearest row, or none; with a query "
-             "of its own, r_i.E[...]",
+         .formula = "q_i.E[p_j - p_i + max_offset] scale, from past to future; with values, v_j + "
+                    "W[p_j - p_i + max_offset] for v_j; far: the nearest row, or none; with a "
+                    "query of its own, r_i.E[...]",
          .latex = R"(\frac{q_i \cdot E[p_j - p_i + m]}{\sqrt{D}})",
-         .note = "where m is max_offset, rows running from the past to the future; beyond it the "
-                 "nearest row, or none. "
-                 "With values, W[p_j - p_i + m] is added to the value; with its own query r, the "
-                 "term is r_i.E[p_j - p_i + m]",
-         .details =
-             "A table that starts with the future is this one with its rows reversed, "
-             "table.flip(-2). With its own query, projected from the tokens to a few columns, and "
-             "a table that heads share, this is the content-conditioned bias of models of 2026.",
+         .note = "where m is max_offset, and the rows of E run from past to future; offsets beyond "
+                 "m use the nearest row, or none. With values, W[p_j - p_i + m] is added to v_j. "
+                 "With a query r of its own, the term is r_i.E[p_j - p_i + m]",
+         .details = "If your table runs from future to past, pass table.flip(-2). With a query of "
+                    "its own, projected from the tokens to a few columns, and a table that the "
+                    "heads share, this is the content-conditioned bias of some models of 2026.",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations; "
                    "Huang et al. 2019, Music Transformer",
          .role = CatalogueEntry::Role::kContent,
-         .cost = "1 + 0, and q times the rows; with values: 2 + 0",
+         .cost = "1 + 0, plus q times the table; with values: 2 + 0",
          .class_name = "Relative"},
-    .parameters =
-        {Table("table", Index::kNearOffsets, {.start = TableStart})
-             .Means("(2 max_offset + 1, D), or max_offset + 1 rows for the past alone, which needs "
-                    "causal; or (H, n, D), a table of each head"),
-         Integer("max_offset", "128")
-             .Means("the offset of the table's last row")
-             .AtLeast(0)
-             .AtMost((1 << 30) - 1)
-             .Required(),
-         Choice("far", {"clip", "zero"})
-             .Means("the row beyond max_offset: \"clip\" is the nearest one (Shaw et al.), "
-                    "\"zero\" none (Huang et al.)"),
-         Values(), Query(), TablePerHead(),
-         Flag("past", "false")
-             .Means("whether a module's table has rows for the past only")
-             .NoArgument()},
+    .parameters = {Table("table", Index::kNearOffsets, {.start = TableStart})
+                       .Means("(2 max_offset + 1, D), or max_offset + 1 rows for the past only, "
+                              "which requires causal; or (H, n, D), one table per head"),
+                   Integer("max_offset", "128")
+                       .Means("offset of the table's last row")
+                       .AtLeast(0)
+                       .AtMost((1 << 30) - 1)
+                       .Required(),
+                   Choice("far", {"clip", "zero"})
+                       .Means("the row beyond max_offset: \"clip\" uses the nearest one (Shaw et "
+                              "al.), \"zero\" none (Huang et al.)"),
+                   Values(), Query(), TablePerHead(),
+                   Flag("past", "false")
+                       .Means("whether a module's table has rows for the past only")
+                       .NoArgument()},
     .content = Content,
 });
 

@@ -20,7 +20,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
                     const ContentCall& call) {
   const std::optional<TokenGrid> grid = TokenGrid::Find(component);
   TORCH_CHECK_VALUE(grid && grid->axes() == 2, "gnomon: ", component.name(),
-                    " needs a shape of two axes, as in shape=14x14");
+                    " needs a shape with two axes, such as shape=14x14");
   std::vector<at::Tensor> tables;
   for (const size_t axis : {0, 1}) {
     const char* name = axis == 0 ? "rows" : "columns";
@@ -40,7 +40,7 @@ at::Tensor AxisTableStart(uint64_t stream, const Component& component, const Mod
                           size_t axis) {
   const std::optional<TokenGrid> grid = TokenGrid::Find(component);
   TORCH_CHECK_VALUE(grid && grid->axes() == 2, "gnomon: ", component.name(),
-                    " in a module needs a shape of two axes, as in ", component.name(),
+                    " in a module needs a shape with two axes, such as ", component.name(),
                     ":shape=14x14");
   return RandomRows(stream, TableRows(component, 2 * grid->shape()[axis] - 1, n), n.head_dim);
 }
@@ -61,12 +61,12 @@ const RegisterPosition relative2d({
                     "and dx = x_j - x_i",
          .latex =
              R"(\frac{q_i \cdot \left(R[y_j - y_i + \text{height} - 1] + C[x_j - x_i + \text{width} - 1]\right)}{\sqrt{D}})",
-         .details = "R are the rows and C the columns; tokens lie on a grid in row-major order, "
-                    "after `prefix` tokens without this term, as in Grid.",
+         .details = "R is the table of rows and C the table of columns. Tokens lie on a grid in "
+                    "row-major order, after `prefix` tokens without this term, as in Grid.",
          .source = "Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. "
                    "2021, Bottleneck Transformers",
          .role = CatalogueEntry::Role::kContent,
-         .cost = "2 + 0, and q times the rows",
+         .cost = "2 + 0, plus q times the table",
          .needs_grid = true,
          .class_name = "Relative2D"},
     .parameters = OnGrid({Table("rows", Index::kFirstAxis, {.start = RowsStart})

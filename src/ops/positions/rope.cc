@@ -29,12 +29,12 @@ int64_t RotatedColumns(const Component& component, const RotationCall& call, int
   if (!component.Find("dims")) {
     TORCH_CHECK_VALUE(axes > 1 || grid || call.last_is_height || free % 2 == 0, call.operation,
                       ": RoPE rotates pairs and q has ", free,
-                      " columns; expected an even number, or a smaller even dims");
+                      " columns; expected an even number, or set dims to a smaller even number");
     TORCH_CHECK_VALUE(free >= step || (axes == 1 && !grid), call.operation, ": RoPE over ",
                       grid ? "the grid " + grid->Text() : "positions of several axes",
-                      " rotates a pair for each axis and has ", free, " columns",
+                      " rotates a pair per axis and has ", free, " columns",
                       call.last_is_height ? " beside a height" : "",
-                      " to do so; expected at least ", step);
+                      " available; expected at least ", step);
     return free - free % step;
   }
   const int64_t dims = component.Integer("dims");
@@ -53,7 +53,7 @@ void CheckSpread(const at::Tensor& x, const at::Tensor& positions, const at::Ten
   if (!HasNumbers(positions) || !HasNumbers(middle)) return;
   const auto farthest = (positions - middle).abs().max().item<double>();
   TORCH_CHECK_VALUE(2 * farthest <= kLongest, "gnomon.attention: RoPE has xpos, and tokens of ",
-                    x.scalar_type(), " positions that lie ", 2 * farthest,
+                    x.scalar_type(), " are at positions that lie ", 2 * farthest,
                     " apart; expected at most ", kLongest, ", or float64");
 }
 
@@ -93,9 +93,8 @@ std::vector<int64_t> AxesOfPairs(const Component& component, const std::vector<i
     const auto count = std::count(of_pairs.begin(), of_pairs.end(), axis);
     TORCH_CHECK_VALUE(count == sections[static_cast<size_t>(axis)],
                       "gnomon.attention: RoPE has sections = ", SizesText(sections),
-                      " in turn, and axis ", axis, " gets ", count,
-                      " pairs; expected the first section to be the largest, by which the others "
-                      "fit in");
+                      " in turn, but axis ", axis, " gets ", count,
+                      " pairs; expected the first section to be the largest");
   }
   return of_pairs;
 }
@@ -122,10 +121,10 @@ at::Tensor RowsAt(const at::Tensor& table, const RotationCall& call) {
   if (!call.firsts && !call.positions) {
     TORCH_CHECK_VALUE(call.position >= 0 && call.position + rows <= table.sym_size(2),
                       "gnomon.attention: angles of RoPE has ", table.sym_size(2), " rows, and ",
-                      call.of_keys ? "k" : "q", " stands at the positions ", call.position, " to ",
+                      call.of_keys ? "k" : "q", " is at the positions ", call.position, " to ",
                       call.position + rows - 1,
-                      "; expected a row for each, or key_angles as well, for rows that are those "
-                      "of q and k");
+                      "; expected a row for each position, or key_angles as well, with a row for "
+                      "each token of q and k");
     return table.narrow_symint(2, call.position, rows);
   }
   at::Tensor places;
@@ -133,13 +132,12 @@ at::Tensor RowsAt(const at::Tensor& table, const RotationCall& call) {
     places = call.positions->of_tokens;
     TORCH_CHECK_VALUE(
         places.dim() == 2,
-        "gnomon.attention: RoPE has angles, and positions have several axes; expected "
-        "one of them");
+        "gnomon.attention: RoPE has angles and positions have several axes; expected one of them");
   } else {
     places = call.firsts->to(at::kLong).reshape({-1, 1}) +
              at::arange(rows, call.firsts->options().dtype(at::kLong));
   }
-  CheckPositions("gnomon.attention: angles of RoPE", places, SizeOf(table, 2), "rows of them");
+  CheckPositions("gnomon.attention: angles of RoPE", places, SizeOf(table, 2), "rows of angles");
   std::vector<c10::SymInt> sizes = table.sym_sizes().vec();
   if (places.sym_size(0) != 1) sizes[0] = places.sym_size(0);
   const at::Tensor whole = table.expand_symint(sizes);
@@ -171,7 +169,7 @@ at::Tensor RotateByTable(const Component& component, const std::vector<at::Tenso
                     "; expected (1 or B, 1 or H, L, dims / 2) with B = ", call.x.sym_size(0),
                     ", H = ", call.heads);
   TORCH_CHECK_VALUE(!both || table.sym_size(2) == call.x.sym_size(2), "gnomon.attention: ", name,
-                    " of RoPE has ", table.sym_size(2), " rows; expected those of ",
+                    " of RoPE has ", table.sym_size(2), " rows; expected one for each token of ",
                     call.of_keys ? "k, " : "q, ", call.x.sym_size(2));
   return RotateFirst(component, call, both ? table : RowsAt(table, call),
                      component.Choice("layout") == "half");
@@ -216,7 +214,7 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   const std::optional<TokenGrid> grid = TokenGrid::Find(component);
   const std::optional<std::vector<int64_t>> sections = component.FindShape("sections");
   TORCH_CHECK_VALUE(sections || component.HasDefault("section_order"),
-                    "gnomon.attention: RoPE has section_order without sections; expected both");
+                    "gnomon.attention: RoPE has section_order but no sections; expected both");
   const std::vector<at::Tensor> coordinates = CoordinatesOf(component, call, grid);
   // Those that have a part of the columns each.
   const int64_t axes = sections ? 1 : static_cast<int64_t>(coordinates.size());
@@ -232,17 +230,19 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   const std::optional<int64_t> last = call.positions ? std::nullopt : call.length.maybe_as_int();
   TORCH_CHECK_VALUE(!xpos || x.scalar_type() == at::kDouble || !last || *last <= kLongest,
                     "gnomon.attention: RoPE has xpos, and tokens of ", x.scalar_type(),
-                    " a length of ", *last, "; expected at most ", kLongest, ", or float64");
+                    " have a length of ", *last, "; expected at most ", kLongest, ", or float64");
   TORCH_CHECK_VALUE(!grid || !GoByLength(component),
                     "gnomon.attention: RoPE on a grid has scaling=", component.Choice("scaling"),
-                    ", which goes by the length");
+                    ", which depends on the length; expected a scaling that does not");
   if (dims == 0) return x;
 
   const int64_t columns = dims / axes;
   int64_t length = 0;
   if (GoByLength(component)) {
-    length = call.positions ? NumberOf(call.positions->last, "gnomon.attention: RoPE by length") + 1
-                            : call.length.guard_int(__FILE__, __LINE__);
+    length =
+        call.positions
+            ? NumberOf(call.positions->last, "gnomon.attention: RoPE with a scaling by length") + 1
+            : call.length.guard_int(__FILE__, __LINE__);
   }
   static KnownTurns known;
   const bool in_order = !call.positions && !call.firsts && HasNumbers(x) && x.is_cpu();
@@ -285,7 +285,7 @@ bool HasAngles(const Component& component) { return component.IsTensor("angles")
 bool HasKeyAngles(const Component& component) {
   const bool has = component.IsTensor("key_angles");
   TORCH_CHECK_VALUE(!has || HasAngles(component),
-                    "gnomon.attention: RoPE has key_angles without angles; expected both");
+                    "gnomon.attention: RoPE has key_angles but no angles; expected both");
   return has;
 }
 
@@ -300,41 +300,39 @@ Parameter Angles(const char* name, bool (*present)(const Component&), const char
 
 std::vector<Parameter> Parameters() {
   std::vector<Parameter> parameters = OnGrid(
-      {PositiveNumber("base", "10000").Means("the base of the frequencies"),
+      {PositiveNumber("base", "10000").Means("base of the frequencies"),
        Choice("layout", {"interleaved", "half"})
            .Means("\"interleaved\": pairs (2 i, 2 i + 1); \"half\": pairs (i, i + dims / 2)"),
        Integer("dims", "")
-           .Means(
-               "how many coordinates are rotated; by default D, or the largest even number <= D "
-               "- 1 where the last coordinate is a height; on a grid the largest multiple of 2 * "
-               "axes")
+           .Means("number of rotated coordinates; default D, or the largest even number <= D - 1 "
+                  "if the last coordinate is a height; on a grid, the largest multiple of 2 * axes")
            .Otherwise("all (all but the height)")});
   for (Parameter& parameter : FrequencyParameters()) parameters.push_back(std::move(parameter));
   parameters.push_back(Flag("xpos", "false")
-                           .Means("whether products of pairs decay with the distance; for dot "
-                                  "only, and lengths up to 65536 (Sun et al. 2023)"));
+                           .Means("whether the products of pairs decay with distance; dot only, up "
+                                  "to length 65536 (Sun et al. 2023)"));
   Parameter sections = Shape();
   sections.name = "sections";
   parameters.push_back(
       sections
           .Means(
-              "for positions with several axes: how many pairs each axis turns, dims / 2 in all, "
-              "with the frequencies of a sequence (Qwen2-VL's temporal, height and width)")
-          .Otherwise("each axis turns an equal part of the columns, with frequencies of its own"));
+              "for positions with several axes: number of pairs that each axis rotates, dims / 2 "
+              "in total, with the frequencies of a sequence (Qwen2-VL: temporal, height and width)")
+          .Otherwise("equal shares, each axis with its own frequencies"));
   parameters.push_back(Choice("section_order", {"contiguous", "interleaved"})
                            .Means("\"contiguous\": one section after the other; \"interleaved\": "
-                                  "pairs are dealt out to the axes in turn while their sections "
-                                  "have room, and the first axis gets the rest (Qwen3-VL)"));
+                                  "pairs are assigned to the axes in turn until their sections are "
+                                  "full, and the first axis gets the rest (Qwen3-VL)"));
   parameters.push_back(
       Angles("angles", HasAngles,
-             "(1 or B, 1 or H, L, dims / 2), radians, learned if it requires grad: pair n of the "
-             "token at position p is rotated by angles[..., p, n], instead of p times a "
-             "frequency; heads may be those of k, too",
+             "(1 or B, 1 or H, L, dims / 2), in radians, learned if it requires grad: pair n of "
+             "the token at position p is rotated by angles[..., p, n] instead of p times a "
+             "frequency. The number of heads may also be that of k",
              "positions times frequencies"));
   parameters.push_back(
       Angles("key_angles", HasKeyAngles,
-             "those of the keys, (1 or B, 1 or H, Lk, dims / 2), where q and k are other tokens: "
-             "the rows of angles are then the queries, whatever their positions",
+             "angles of the keys, (1 or B, 1 or H, Lk, dims / 2), if q and k are different tokens; "
+             "the rows of angles then belong to the queries, whatever their positions",
              "angles"));
   return parameters;
 }
@@ -343,17 +341,17 @@ const RegisterPosition rope({
     .catalogue =
         {.name = "rope",
          .title = "RoPE",
-         .formula = "q and k rotated by p base^(-2 i / dims); on a grid, dims / axes by "
-                    "each coordinate",
+         .formula =
+             "q and k rotated by p base^(-2 i / dims); on a grid, dims / axes coordinates per axis",
          .latex = R"(\theta_i = p\; \text{base}^{-2i/\text{dims}})",
-         .note = "is the angle by which pair i of the coordinates of q and k is rotated; "
-                 "on a grid, dims / axes of them by each coordinate",
+         .note = "is the angle by which pair i of the coordinates of q and k is rotated; on a "
+                 "grid, each axis rotates dims / axes coordinates",
          .details =
-             "Pair i of the first dims coordinates is rotated, before the map of the "
-             "similarity. With a shape, tokens lie on a grid, after `prefix` tokens that "
-             "are not rotated. The rotated coordinates are split evenly over its axes: each axis "
-             "rotates its part by its own coordinate, with dims / axes in place of dims. Fewer "
-             "tokens than the grid has are its first ones, as those that are generated so far.",
+             "The first dims coordinates are rotated in pairs, before the similarity's token map. "
+             "With a shape, tokens lie on a grid, after `prefix` tokens that are not rotated. The "
+             "rotated coordinates are then divided evenly among the axes: each axis rotates its "
+             "share by its own coordinate, with dims / axes in place of dims. If there are fewer "
+             "tokens than grid cells, they fill the grid from the start (as during generation).",
          .source = "Su et al. 2021, RoFormer",
          .role = CatalogueEntry::Role::kRotation,
          .cost = "0 + 0",

@@ -15,7 +15,7 @@ namespace {
 double Needed(const Component& component, const char* name) {
   const std::optional<double> number = component.FindNumber(name);
   TORCH_CHECK_VALUE(number, "gnomon.attention: RoPE has scaling=", component.Choice("scaling"),
-                    " without ", name, "; expected a number");
+                    ", which needs ", name, "; expected a number");
   return *number;
 }
 
@@ -101,7 +101,7 @@ RotationFrequencies Llama3(const Component& component, double base, int64_t dims
   const double low = component.Number("low_freq_factor");
   const double high = component.Number("high_freq_factor");
   TORCH_CHECK_VALUE(low < high, "gnomon.attention: RoPE has low_freq_factor ", low,
-                    " and high_freq_factor ", high, "; expected the first to be less");
+                    " and high_freq_factor ", high, "; expected the first to be smaller");
   const at::Tensor frequencies = Plain(base, dims, options);
   const at::Tensor turns = frequencies * (original / (2 * std::numbers::pi));
   const at::Tensor kept = ((turns - low) / (high - low)).clamp(0, 1);
@@ -152,9 +152,9 @@ std::vector<Parameter> FrequencyParameters() {
   Parameter scaling = Choice("scaling", {"none", "linear", "ntk", "dynamic", "yarn", "longrope",
                                          "llama3", "proportional"});
   scaling.meaning =
-      "how frequencies are scaled for sequences longer than those in training, with the names and "
-      "numbers of transformers: \"yarn:factor=4:original_max_position_embeddings=2048\"; dynamic "
-      "and longrope depend on the length of the call, one past its last position";
+      "how frequencies are scaled for sequences longer than in training, with the parameter names "
+      "of transformers: \"yarn:factor=4:original_max_position_embeddings=2048\"; dynamic and "
+      "longrope depend on the length of the call (its last position plus 1)";
   const std::vector<std::string> all(scaling.choices.begin() + 1, scaling.choices.end());
   const auto detail = [&](Parameter parameter, const std::vector<std::string>& read_by,
                           const std::string& meaning, const char* otherwise = "") {
@@ -169,27 +169,30 @@ std::vector<Parameter> FrequencyParameters() {
   };
   return {
       scaling,
-      detail(PositiveNumber("factor", ""), all, "how many times longer sequences are",
-             "1 with longrope and proportional, else needed"),
+      detail(PositiveNumber("factor", ""), all, "ratio of the new length to the training length",
+             "1 with longrope and proportional, else required"),
       detail(PositiveNumber("original_max_position_embeddings", ""),
-             {"dynamic", "yarn", "longrope", "llama3"}, "the training length", "needed"),
-      detail(PositiveNumber("attention_factor", ""), {"yarn", "longrope"},
-             "what q and k are multiplied by", "by the factor"),
-      detail(PositiveNumber("beta_fast", "32"), {"yarn"}, "turns of the fastest pair of the ramp"),
-      detail(PositiveNumber("beta_slow", "1"), {"yarn"}, "turns of the slowest pair of the ramp"),
-      detail(Flag("truncate", "true"), {"yarn"}, "whether the ramp ends at whole pairs"),
-      detail(PositiveNumber("mscale", ""), {"yarn"}, "weight in the attention factor",
-             "1, and nothing is divided"),
-      detail(PositiveNumber("mscale_all_dim", ""), {"yarn"}, "what that is divided by",
-             "1, and nothing is divided"),
+             {"dynamic", "yarn", "longrope", "llama3"}, "the training length", "required"),
+      detail(PositiveNumber("attention_factor", ""), {"yarn", "longrope"}, "factor of q and k",
+             "derived from factor"),
+      detail(PositiveNumber("beta_fast", "32"), {"yarn"}, "rotations at the fast end of the ramp"),
+      detail(PositiveNumber("beta_slow", "1"), {"yarn"}, "rotations at the slow end of the ramp"),
+      detail(Flag("truncate", "true"), {"yarn"},
+             "whether the ends of the ramp are rounded to whole pairs"),
+      detail(PositiveNumber("mscale", ""), {"yarn"},
+             "weight in the numerator of the attention factor", "none"),
+      detail(PositiveNumber("mscale_all_dim", ""), {"yarn"},
+             "weight in the denominator of the attention factor", "none"),
       detail(PositiveNumber("low_freq_factor", "1"), {"llama3"},
-             "turns below which pairs are slow"),
-      detail(PositiveNumber("high_freq_factor", "4"), {"llama3"}, "turns from which they are fast"),
+             "rotations below which a pair is slow"),
+      detail(PositiveNumber("high_freq_factor", "4"), {"llama3"},
+             "rotations above which a pair is fast"),
       detail(PositiveNumber("partial_rotary_factor", "1"), {"proportional"},
-             "the share of pairs that turn"),
-      detail(Numbers("short_factor"), {"longrope"},
-             "a factor for each pair, up to the training length", "needed"),
-      detail(Numbers("long_factor"), {"longrope"}, "a factor for each pair, beyond it", "needed"),
+             "share of pairs that are rotated"),
+      detail(Numbers("short_factor"), {"longrope"}, "factor per pair, up to the training length",
+             "required"),
+      detail(Numbers("long_factor"), {"longrope"}, "factor per pair, beyond the training length",
+             "required"),
   };
 }
 

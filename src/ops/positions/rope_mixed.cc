@@ -23,7 +23,8 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   const auto axes = static_cast<int64_t>(coordinates.size());
   const int64_t expected = component.FindInteger("axes").value_or(axes);
   TORCH_CHECK_VALUE(axes == expected, "gnomon.attention: ", component.name(),
-                    " has axes = ", expected, ", and positions have ", axes, "; expected as many");
+                    " has axes = ", expected, ", but positions have ", axes,
+                    "; expected the same number");
   const int64_t heads = frequencies.dim() == 3 ? SizeOf(frequencies, 0) : 0;
   TORCH_CHECK_VALUE((heads == 1 || heads == call.heads || heads == call.key_heads) &&
                         SizeOf(frequencies, 1) == axes,
@@ -31,7 +32,7 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
                     frequencies.sym_sizes(), "; expected (H, axes, dims / 2) with H = ", call.heads,
                     call.heads == call.key_heads
                         ? std::string()
-                        : " or that of k, " + std::to_string(call.key_heads) + ",",
+                        : " or the heads of k, " + std::to_string(call.key_heads) + ",",
                     " or 1 for all, and axes = ", axes);
   const at::Tensor exact = frequencies.to(at::kDouble);
   at::Tensor angles;
@@ -49,7 +50,7 @@ int64_t AxesOf(const Component& component) {
   const std::optional<TokenGrid> grid = TokenGrid::Find(component);
   const std::optional<int64_t> axes = component.FindInteger("axes");
   TORCH_CHECK_VALUE(!grid || !axes || *axes == grid->axes(), "gnomon: ", component.name(),
-                    ":axes=", axes.value_or(0), " and its shape has ", grid ? grid->axes() : 0,
+                    ":axes=", axes.value_or(0), " but its shape has ", grid ? grid->axes() : 0,
                     "; expected the same");
   return grid ? grid->axes() : axes.value_or(1);
 }
@@ -87,19 +88,17 @@ at::Tensor Start(const Component& component, const ModuleShape& n) {
 std::vector<Parameter> Parameters() {
   return OnGrid(
       {Table("frequencies", Index::kNone, {.start = Start})
-           .Means("(H, axes, dims / 2), radians per step along each axis; one head may stand for "
-                  "all, and those of k for groups of q's"),
+           .Means("(H, axes, dims / 2), radians per step along each axis; H may also be 1 for all "
+                  "heads, or the number of key heads"),
        Choice("layout", {"interleaved", "half"})
            .Means("\"interleaved\": pairs (2 i, 2 i + 1); \"half\": pairs (i, i + dims / 2)"),
-       PositiveNumber("base", "10")
-           .Means("base of the frequencies that a module starts with")
-           .NoArgument(),
+       PositiveNumber("base", "10").Means("base of a module's initial frequencies").NoArgument(),
        Integer("dims", "")
-           .Means("how many coordinates a module turns")
+           .Means("number of coordinates that a module rotates")
            .Otherwise("the largest multiple of 2 * axes, not counting a height")
            .NoArgument(),
        Integer("axes", "")
-           .Means("how many coordinates the positions given in a module's calls have")
+           .Means("number of axes of the positions passed to a module")
            .Otherwise("1, or those of the shape")
            .AtLeast(1)
            .NoArgument()});
@@ -109,19 +108,17 @@ const RegisterPosition rope_mixed({
     .catalogue =
         {.name = "rope_mixed",
          .title = "mixed RoPE",
-         .formula = "q and k rotated by t_h x + u_h y, frequencies of each head for each axis",
+         .formula = "q and k rotated by t_h x + u_h y, with frequencies per head and axis",
          .latex = R"(\theta_{h n} = \sum_a t_{h a n}\, p_a)",
-         .note = "is the angle by which pair n of the coordinates of q and k is rotated, p_a a "
+         .note = "is the angle by which pair n of the coordinates of q and k is rotated; p_a is a "
                  "token's coordinate along axis a of a grid",
-         .details =
-             "Pair n of the first coordinates is rotated, before the map of the similarity, by "
-             "its position along all axes at once: diagonals are directions just as the axes are. "
-             "With "
-             "a shape, tokens lie on a grid, after `prefix` tokens that are not rotated; without "
-             "one the axes are those of the positions that the caller gives, or the sequence. In "
-             "a module the frequencies are learned: they start as two directions at right angles "
-             "(as many as there are axes), turned at random in each head, with frequencies "
-             "base^(-n / n_max) along both.",
+         .details = "Each pair of coordinates is rotated, before the similarity's token map, by "
+                    "the position along all axes at once, so diagonals are directions like the "
+                    "axes themselves. With a shape, tokens lie on a grid, after `prefix` tokens "
+                    "that are not rotated; without one, the axes are those of the positions that "
+                    "the caller passes, or the sequence. In a module, the frequencies are learned. "
+                    "Initially, each head has one direction per axis, at right angles to each "
+                    "other and rotated at random, with frequencies base^(-n / n_max) along each.",
          .source = "Heo et al. 2024, Rotary Position Embedding for Vision Transformer",
          .role = CatalogueEntry::Role::kRotation,
          .cost = "0 + 0",

@@ -124,7 +124,7 @@ std::vector<at::Tensor> CoordinatesOf(const Component& component, const Rotation
                                       const std::optional<TokenGrid>& grid) {
   const std::string what = "gnomon.attention: " + NameOf(component);
   TORCH_CHECK_VALUE(!grid || !call.firsts, what, " lies on the grid ", grid ? grid->Text() : "",
-                    " and query_offset is a tensor; expected an integer, or None");
+                    " and query_offset is a tensor; expected an integer or None");
   const at::TensorOptions options = call.x.options().dtype(at::kDouble);
   std::vector<at::Tensor> coordinates;
   if (grid) {

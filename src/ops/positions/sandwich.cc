@@ -56,13 +56,13 @@ const RegisterPosition sandwich({
          .cost = "1 + 0",
          .class_name = "Sandwich"},
     .parameters = OnAxis({PerHead("factor", "fixed", {.start = FactorStart})
-                              .Means("factor of each head")
-                              .Otherwise("H / (8 h) of head h = 1 .. H, the paper's"),
+                              .Means("per-head factor")
+                              .Otherwise("H / (8 h) for head h = 1 .. H, as in the paper"),
                           Integer("dims", "128")
                               .AtLeast(2)
                               .AtMost(8192)
-                              .Means("columns of the sinusoids, an even number"),
-                          PositiveNumber("base", "10000").Means("base of their wavelengths")}),
+                              .Means("number of columns of the sinusoids, even"),
+                          PositiveNumber("base", "10000").Means("base of the wavelengths")}),
     .bias = Bias,
 });
 

@@ -20,22 +20,21 @@ at::Tensor Start(const Component& /*component*/, const ModuleShape& n) {
 }
 
 const RegisterPosition scalable_softmax({
-    .catalogue =
-        {.name = "scalable_softmax",
-         .title = "scalable softmax",
-         .formula = "multiplies the scores of row i by s[h] log n_i, n_i the number of keys "
-                    "up to its own",
-         .latex = R"(s_h \log n_i \, s_{ij})",
-         .note = "instead of the scores of row i; n_i is the number of keys up to the "
-                 "row's own with a causal mask, and of all keys otherwise",
-         .details = "Keys outside key_starts and key_lengths do not count, nor do those of other "
-                    "segments; other masks make no difference, but that a window with no keys "
-                    "ahead is a causal mask.",
-         .source = "Nakanishi 2025, Scalable-Softmax Is Superior for Attention",
-         .role = CatalogueEntry::Role::kTemperature,
-         .cost = "1 + 0",
-         .class_name = "ScalableSoftmax"},
-    .parameters = {PerHead("s", "learned", {.start = Start}).Means("factor of each head")},
+    .catalogue = {.name = "scalable_softmax",
+                  .title = "scalable softmax",
+                  .formula = "multiplies the scores of row i by s[h] log n_i, where n_i is the "
+                             "number of keys up to its own",
+                  .latex = R"(s_h \log n_i \, s_{ij})",
+                  .note = "replaces the scores of row i, where n_i is the number of keys up to the "
+                          "row's own with a causal mask, and of all keys otherwise",
+                  .details = "Keys outside key_starts and key_lengths and keys of other segments "
+                             "do not count; other masks make no difference, except that a window "
+                             "without keys ahead counts as a causal mask.",
+                  .source = "Nakanishi 2025, Scalable-Softmax Is Superior for Attention",
+                  .role = CatalogueEntry::Role::kTemperature,
+                  .cost = "1 + 0",
+                  .class_name = "ScalableSoftmax"},
+    .parameters = {PerHead("s", "learned", {.start = Start}).Means("per-head factor")},
     .temperature = Temperature,
 });
 

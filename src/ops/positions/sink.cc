@@ -14,9 +14,10 @@ const RegisterPosition sink({
     .catalogue =
         {.name = "sink",
          .title = "sink",
-         .formula = "adds one more score s[h] to the softmax of each row, whose key has no value",
+         .formula =
+             "adds one more score s[h] to the softmax of each row, for a key without a value",
          .latex = R"(o_i = \frac{\sum_j e^{s_{ij}} v_j}{e^{s_h} + \sum_j e^{s_{ij}}})",
-         .note = "one more score in the softmax of each row, with no value",
+         .note = "one more score in the softmax of each row, for a key without a value",
          .details = "The same as the argument `sink` of a call, available by name in modules.",
          .source = "Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. "
                    "2023, Efficient Streaming Language Models with Attention Sinks",
@@ -24,7 +25,7 @@ const RegisterPosition sink({
          .cost = "0 + 0",
          .class_name = "Sink"},
     .parameters = {Table("score", Index::kNone, {.start = Start})
-                       .Means("(H,), () or (B, H, Lq), learned in modules, from 0")},
+                       .Means("(H,), () or (B, H, Lq); modules learn it, starting from 0")},
 });
 
 }  // namespace

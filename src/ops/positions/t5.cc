@@ -62,7 +62,7 @@ const RegisterPosition t5({
                   .title = "T5",
                   .formula = "table[bucket(p_j - p_i), h]",
                   .latex = R"(\text{table}[\text{bucket}(p_j - p_i), h])",
-                  .details = "t5_bucket gives the bucket of a relative position.",
+                  .details = "t5_bucket returns the bucket of a relative position.",
                   .source = "Raffel et al. 2020, Exploring the Limits of Transfer Learning",
                   .role = CatalogueEntry::Role::kBias,
                   .cost = "1 + 0",
@@ -71,11 +71,11 @@ const RegisterPosition t5({
         OnAxis({Table("table", Index::kBuckets, {.start = Start}).Means("(buckets, H)"),
                 Integer("buckets", "32").Means("rows of a module's table").AtLeast(2).NoArgument(),
                 Flag("bidirectional", "")
-                    .Means("whether keys ahead of the query have buckets of their own")
-                    .Otherwise("unless causal in a sequence")
+                    .Means("whether keys ahead of the query have their own buckets")
+                    .Otherwise("true, unless causal in a sequence")
                     .Required(),
                 Integer("max_distance", "128")
-                    .Means("the distance from which all share one bucket")
+                    .Means("distance from which all offsets share one bucket")
                     .AtLeast(1)}),
     .bias = Bias,
     .complete = Complete,

@@ -85,9 +85,9 @@ std::optional<int64_t> MaxLength(const Component& component, int64_t otherwise) 
 Parameter DistancesParameter() {
   Parameter r = Choice("r", {"sinusoidal", "learned"})
                     .Means(
-                        "(H, n, D): row n is the distance p_i - p_j = n, at least Lq + "
-                        "query_offset rows; bidirectional: (H, 2 n - 1, D), the distances from "
-                        "1 - n to n - 1")
+                        "(H, n, D): row n belongs to the distance p_i - p_j = n, with at least Lq "
+                        "+ query_offset rows; bidirectional: (H, 2 n - 1, D), for the distances "
+                        "from 1 - n to n - 1")
                     .Required();
   r.takes_tensor = true;
   r.index = Index::kDistances;
@@ -99,26 +99,25 @@ const RegisterPosition transformer_xl({
     .catalogue =
         {.name = "transformer_xl",
          .title = "Transformer-XL",
-         .formula = "(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, r = W_R sinusoid, or "
-                    "learned",
+         .formula =
+             "(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, with r = W_R sinusoid, or learned",
          .latex = R"(\frac{u_h \cdot k_j + (q_i + v_h) \cdot r_h[p_i - p_j]}{\sqrt{D}})",
-         .note = "where r maps sinusoids of the distance, or is learned",
-         .details =
-             "Only with dot, and with causal unless bidirectional (Conformers, Gulati et al. "
-             "2020).",
+         .note = "where r is a linear map of sinusoids of the distance, or a learned table",
+         .details = "Works only with dot, and requires causal unless bidirectional (as in "
+                    "Conformers, Gulati et al. 2020).",
          .source = "Dai et al. 2019, Transformer-XL",
          .role = CatalogueEntry::Role::kContent,
-         .cost = "2 + 0, and q times the rows",
+         .cost = "2 + 0, plus q times the table",
          .needs_causal = true,
          .needs_dot = true,
          .class_name = "TransformerXL"},
     .parameters = {Table("u", Index::kNone, {.start = VectorStart})
-                       .Means("(H, D), the part of the query that asks for keys"),
+                       .Means("(H, D), added to the query for the content product"),
                    Table("v", Index::kNone, {.start = VectorStart})
-                       .Means("(H, D), the part of the query that asks for distances"),
+                       .Means("(H, D), added to the query for the distance product"),
                    DistancesParameter(),
                    Flag("bidirectional", "false")
-                       .Means("whether r has rows for keys ahead of the query as well"),
+                       .Means("whether r also has rows for keys ahead of the query"),
                    Length().Means("number of distances in a module's learned r")},
     .content = Content,
     .max_length = MaxLength,

@@ -19,14 +19,16 @@ MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tens
 }
 
 const RegisterSimilarity additive({
-    .catalogue = {.name = "additive",
-                  .title = "additive",
-                  .formula = "LeakyReLU(q + k), of one column",
-                  .latex = R"(\text{LeakyReLU}(q + k))",
-                  .note = "where q and k have one column",
-                  .details = "q and k (B, H, L, 1) are the two scores of graph attention (eq. 3).",
-                  .source = "Velickovic et al. 2018, Graph Attention Networks",
-                  .class_name = "Additive"},
+    .catalogue =
+        {.name = "additive",
+         .title = "additive",
+         .formula = "LeakyReLU(q + k), for one column",
+         .latex = R"(\text{LeakyReLU}(q + k))",
+         .note = "where q and k have one column",
+         .details =
+             "q and k (B, H, L, 1) are the two scores of graph attention (eq. 3 of the paper).",
+         .source = "Velickovic et al. 2018, Graph Attention Networks",
+         .class_name = "Additive"},
     .parameters = {Number("slope", "0.2").Means("slope of the LeakyReLU below 0")},
     .map = Map,
     .columns = 1,

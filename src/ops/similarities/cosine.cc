@@ -17,13 +17,13 @@ const RegisterSimilarity cosine({
                   .title = "cosine",
                   .formula = "scale q.k / (|q| |k|)",
                   .latex = R"(s_h \frac{q \cdot k}{|q| |k|})",
-                  .details = "Scores lie between -scale and scale, however large tokens grow. "
-                             "Tokens nearer to 0 than 1e-6 have no direction: they are divided by "
-                             "1e-6 instead of their norms.",
+                  .details =
+                      "Scores lie between -scale and scale, however large the tokens are. Tokens "
+                      "with a norm below 1e-6 are divided by 1e-6 instead of their norm.",
                   .source = "Liu et al. 2022, Swin Transformer V2: Scaling Up Capacity and "
                             "Resolution, section 3.3",
                   .class_name = "Cosine"},
-    .parameters = {PerHead("scale", "learned").Means("factor of each head, 1 / tau of the paper")},
+    .parameters = {PerHead("scale", "learned").Means("per-head factor, 1 / tau in the paper")},
     .map = Map,
     .functions = {{"", "dot"}},
 });

@@ -31,12 +31,11 @@ SimilarityEntry SimilarityOf(const DefinitionText& text) {
   if (factor == "scale") {
     entry.catalogue.takes_scale = true;
   } else {
-    entry.parameters = {
-        PerHead(std::string(factor).c_str(), "learned").Means("factor of each head")};
+    entry.parameters = {PerHead(std::string(factor).c_str(), "learned").Means("per-head factor")};
   }
   for (const char* head : text.heads) {
     entry.parameters.push_back(
-        PerHead(head, "learned", {.start = Ones}).Means("number of each head, which starts at 1"));
+        PerHead(head, "learned", {.start = Ones}).Means("per-head scalar, initialised to 1"));
   }
   entry.map = [function = text.name, is_negative](const Component&, const at::Tensor& q,
                                                   const at::Tensor& k,

@@ -35,9 +35,9 @@ template <class Definition>
 void RegisterDefinition(const char* name, const char* class_name) {
   if constexpr (requires { Definition::kFormula; }) {
     static_assert(Definition::kRowScalars == 0 && Definition::kColumnScalars == 0,
-                  "tokens as they are have no scalars: this similarity needs a token map");
+                  "unmapped tokens have no scalars: this similarity needs a token map");
     static_assert(IsFactor(Definition::kFactor),
-                  "kFactor is \"scale\", or a name, as \"gamma\" or \"-gamma\"");
+                  "kFactor is \"scale\" or a name, such as \"gamma\" or \"-gamma\"");
     DefinitionText text{name,
                         class_name,
                         Definition::kTitle,
@@ -48,10 +48,10 @@ void RegisterDefinition(const char* name, const char* class_name) {
     if constexpr (requires { Definition::kDetails; }) text.details = Definition::kDetails;
     if constexpr (requires { Definition::kHeads; }) {
       static_assert(std::size(Definition::kHeads) == Definition::kHeadScalars,
-                    "kHeads are the names of the scalars of heads");
+                    "kHeads are the names of the per-head scalars");
       text.heads.assign(std::begin(Definition::kHeads), std::end(Definition::kHeads));
     } else {
-      static_assert(Definition::kHeadScalars == 0, "scalars of heads need names, kHeads");
+      static_assert(Definition::kHeadScalars == 0, "per-head scalars need names, kHeads");
     }
     RegisterDefinitionText(text);
   }

@@ -24,13 +24,14 @@ const RegisterSimilarity dot({
          .formula = "q.k / sqrt(D), or c tanh(q.k / (c sqrt(D))) under a soft cap c",
          .latex =
              R"(\frac{q \cdot k}{\sqrt{D}} \quad\text{or}\quad c \tanh\frac{q \cdot k}{c \sqrt{D}})",
-         .details = "The argument scale of attention() takes the place of 1/sqrt(D).",
-         .source = "Vaswani et al. 2017, Attention Is All You Need; the soft cap: Riviere et "
-                   "al. 2024, Gemma 2",
+         .details = "The argument scale of attention() replaces 1/sqrt(D).",
+         .source = "Vaswani et al. 2017, Attention Is All You Need; Riviere et al. 2024, Gemma 2 "
+                   "(the soft cap)",
          .takes_scale = true,
          .class_name = "Dot"},
     .parameters = {PositiveNumber("softcap", "")
-                       .Means("c: scores lie between -c and c; masks and biases come after it")
+                       .Means(
+                           "c: scores lie between -c and c; masks and biases are applied after it")
                        .Otherwise("none")},
     .map = Map,
     .keeps_tokens = true,

@@ -45,24 +45,24 @@ const RegisterSimilarity entailment({
     .catalogue =
         {.name = "entailment",
          .title = "entailment cones",
-         .formula = "-gamma max(0, Xi - psi), Xi the angle of k off the axis of the cone "
-                    "of q in the Poincare ball, psi = arcsin(K (1 - |q|^2) / |q|) the "
-                    "cone's aperture",
+         .formula =
+             "-gamma max(0, Xi - psi), where Xi is the angle between k and the axis of q's cone in "
+             "the Poincare ball, and psi = arcsin(K (1 - |q|^2) / |q|) is the cone's aperture",
          .latex =
              R"(-\gamma_h \max(0, \Xi - \psi), \qquad \psi = \arcsin\left(K\, \frac{1 - |q|^2}{|q|}\right))",
-         .note = "where Xi is the angle of k off the axis of the cone of q in the "
-                 "Poincare ball, and psi is the cone's aperture",
-         .details =
-             "How far k is outside the entailment cone of q (eqs. 26 and 28). The aperture is "
-             "pi / 2 where it is not defined.",
+         .note = "where Xi is the angle between k and the axis of q's cone in the Poincare ball, "
+                 "and psi is the cone's aperture",
+         .details = "Measures how far k lies outside the entailment cone of q (eqs. 26 and 28 of "
+                    "the paper). Where the aperture is undefined, it is pi / 2.",
          .source = "Ganea et al. 2018, Hyperbolic Entailment Cones",
          .class_name = "Entailment"},
-    .parameters = {PerHead("gamma", "learned").Means("factor of each head"),
-                   PositiveNumber("K", "0.1").Means("the constant of the aperture"),
-                   Choice("map", {"ball", "none"})
-                       .Points("none")
-                       .Means("\"ball\": tokens x become tanh(|x| / 2) x / |x|; \"none\": they are "
-                              "points of the unit ball, points outside being pulled to its edge")},
+    .parameters =
+        {PerHead("gamma", "learned").Means("per-head factor"),
+         PositiveNumber("K", "0.1").Means("constant of the aperture"),
+         Choice("map", {"ball", "none"})
+             .Points("none")
+             .Means("\"ball\": tokens x become tanh(|x| / 2) x / |x|; \"none\": tokens are points "
+                    "of the unit ball, and points outside are projected onto its boundary")},
     .map = Map,
 });
 

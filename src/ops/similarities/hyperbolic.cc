@@ -132,11 +132,10 @@ bool HasHeight(const Component& component) {
 }
 
 Parameter MapParameter() {
-  Parameter map =
-      Choice("map", {"pseudopolar", "psi", "xi", "exp", "none"})
-          .Points("none")
-          .Means("how a token becomes a point of the model")
-          .Otherwise("pseudopolar of the hyperboloid, psi of half_space, exp of the others");
+  Parameter map = Choice("map", {"pseudopolar", "psi", "xi", "exp", "none"})
+                      .Points("none")
+                      .Means("map from a token to a point of the model")
+                      .Otherwise("pseudopolar (hyperboloid), psi (half_space), exp (others)");
   map.default_value = "";
   return map;
 }
@@ -145,28 +144,24 @@ const RegisterSimilarity hyperbolic({
     .catalogue =
         {.name = "hyperbolic",
          .title = "hyperbolic distance",
-         .formula = "-beta d, d the distance in hyperbolic space",
+         .formula = "-beta d, where d is the distance in hyperbolic space",
          .latex = R"(-\beta_h\, d(q, k))",
          .note = "where d is the distance in hyperbolic space",
          .details =
-             "The model decides which maps there are, the first being the default, and what the "
-             "map \"none\" expects:\n"
-             "\n"
-             "- \"hyperboloid\": \"pseudopolar\", the point at distance z, the last coordinate, "
-             "from the origin in the direction of x, the others; \"exp\", the "
-             "exponential map at the origin, applied to D-dimensional tangents; \"none\", points "
-             "(x, t), whose time t is taken to be sqrt(1 + |x|^2)\n"
-             "- \"half_space\": \"psi\" and \"exp\" as for umbral cones; \"xi\", height "
-             "sigmoid(z), X = x sigmoid(z); \"none\", (X, height), heights clamped to "
-             "e^-30 .. e^30\n"
-             "- \"ball\" (Poincare's) and \"klein\": \"exp\"; \"none\", points of the unit "
-             "ball, points outside being pulled to its edge\n"
-             "\n"
-             "Needs D >= 2, except for the two balls and for \"exp\" on the hyperboloid. Maps "
-             "reach no farther than 30 from the origin.",
+             "The model determines the available maps (the first is the default) and what the map "
+             "\"none\" expects. A token consists of x and its last coordinate z.\n\n- "
+             "\"hyperboloid\": \"pseudopolar\" gives the point at distance z from the origin in "
+             "the direction of x; \"exp\" is the exponential map at the origin, applied to "
+             "D-dimensional tangents; \"none\" expects points (x, t), and sets the time t to "
+             "sqrt(1 + |x|^2)\n- \"half_space\": \"psi\" and \"exp\" as for umbral cones; \"xi\" "
+             "gives the height sigmoid(z) and X = x sigmoid(z); \"none\" expects (X, height), with "
+             "heights clamped to e^-30 .. e^30\n- \"ball\" (the Poincare ball) and \"klein\": "
+             "\"exp\"; \"none\" expects points of the unit ball, and projects points outside onto "
+             "its boundary\n\nNeeds D >= 2, except for the two balls and for \"exp\" on the "
+             "hyperboloid. Maps reach at most the distance 30 from the origin.",
          .source = "Gulcehre et al. 2019, Hyperbolic Attention Networks",
          .class_name = "Hyperbolic"},
-    .parameters = {PerHead("beta", "learned").Means("factor of each head"),
+    .parameters = {PerHead("beta", "learned").Means("per-head factor"),
                    Choice("model", {"hyperboloid", "half_space", "ball", "klein"})
                        .Means("the model of hyperbolic space"),
                    MapParameter()},

@@ -54,7 +54,7 @@ MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tens
   if (component.IsTensor("c") && curvature.is_cpu() && HasNumbers(curvature)) {
     const auto least = curvature.min().item<double>();
     TORCH_CHECK_VALUE(least > 0, "gnomon.attention: c of lorentz is ", least,
-                      " in a head; expected positive numbers");
+                      " in one head; expected positive numbers");
   }
   const at::Tensor root = curvature.sqrt();
   const bool differs = component.IsTensor("c") || component.Find("c") == "learned";
@@ -89,9 +89,10 @@ at::Tensor UnitCurvature(const Component& /*component*/, const ModuleShape& n) {
 
 // What modules learn is a factor of where it starts.
 at::Tensor NoBias(const Component& component, const ModuleShape& n) {
-  TORCH_CHECK_VALUE(component.Find("bias") != "learned", "gnomon: ", component.name(),
-                    ":bias=learned; expected a number, or a tensor in attention(): all scores of a "
-                    "row have it, and only a sink sees it");
+  TORCH_CHECK_VALUE(
+      component.Find("bias") != "learned", "gnomon: ", component.name(),
+      ":bias=learned is not supported, since all scores of a row share the bias and only a sink "
+      "would give it a gradient; expected a number, or a tensor in attention()");
   return at::zeros({n.heads}, at::kDouble);
 }
 
@@ -104,21 +105,21 @@ Parameter OptionalHeads(const char* name, const char* default_value,
 }
 
 std::vector<Parameter> Parameters() {
-  Parameter curvature = OptionalHeads("c", "1", UnitCurvature)
-                            .Means("the curvature of each head's space is -1 / c; positive");
+  Parameter curvature =
+      OptionalHeads("c", "1", UnitCurvature)
+          .Means("the curvature of each head's space is -1 / c; must be positive");
   curvature.lowest = 0;
   curvature.above = true;
-  return {PerHead("scale", "learned").Means("factor of each head"), curvature,
+  return {PerHead("scale", "learned").Means("per-head factor"), curvature,
           OptionalHeads("bias", "0", NoBias)
-              .Means("added to all scores of a head, which only lse and sinks see: without them it "
-                     "has no gradient, and modules take a number, which they do not learn"),
+              .Means("added to all scores of a head; affects only lse and sinks, and has no "
+                     "gradient without them. Modules accept a fixed number"),
           Choice("map", {"space", "exp", "none"})
               .Points("none")
-              .Means("\"space\": the point (sqrt(c + |x|^2), x) above a token x; \"exp\": the "
-                     "exponential map at (sqrt(c), 0), tangents no longer than 30 sqrt(c), "
-                     "whose scores grow as e^(|q| + |k|); "
-                     "\"none\": tokens are points (t, x), the time first, which is taken to be "
-                     "sqrt(c + |x|^2)")};
+              .Means("\"space\": a token x becomes the point (sqrt(c + |x|^2), x); \"exp\": the "
+                     "exponential map at (sqrt(c), 0), with tangents clamped to length 30 sqrt(c) "
+                     "and scores that grow as e^(|q| + |k|); \"none\": tokens are points (t, x), "
+                     "and the time t is set to sqrt(c + |x|^2)")};
 }
 
 const RegisterSimilarity lorentz({
@@ -129,14 +130,14 @@ const RegisterSimilarity lorentz({
              "scale (2 c + 2 (q.k)_L) + bias, (x.y)_L = -x_0 y_0 + x_1 y_1 + ..., of points of "
              "the hyperboloid (x.x)_L = -c",
          .latex = R"(s_h \left(2 c_h + 2 \langle q, k \rangle_L\right) + b_h)",
-         .note =
-             "where the product is -q_0 k_0 + q_1 k_1 + ..., and that of a point with itself is -c",
-         .details = "Minus the squared Lorentzian distance: the scores of hyperbolic language "
-                    "models (HELM, Hypformer). RoPE turns only the spatial coordinates. Points lie "
-                    "no farther than sqrt(c) sinh(30) from "
-                    "the axis. Values on the hyperboloid are summed up by aggregation = "
-                    "\"lorentz_centroid\", which takes c from here. Where c is a tensor and "
-                    "several heads of q share a key head, the keys are repeated.",
+         .note = "where the product is -q_0 k_0 + q_1 k_1 + ..., and the product of a point with "
+                 "itself is -c",
+         .details =
+             "The negative squared Lorentzian distance, which hyperbolic language models use as "
+             "scores (HELM, Hypformer). RoPE rotates only the spatial coordinates. Points lie at "
+             "most sqrt(c) sinh(30) from the axis. To average values on the hyperboloid, use "
+             "aggregation = \"lorentz_centroid\", which takes c from this similarity. If c is a "
+             "tensor and several query heads share a key head, the keys are repeated.",
          .source = "Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; "
                    "Chen et al. 2022, Fully Hyperbolic Neural Networks",
          .class_name = "Lorentz"},

@@ -31,17 +31,17 @@ const RegisterSimilarity penumbral({
     .catalogue =
         {.name = "penumbral",
          .title = "penumbral cones",
-         .formula = "-gamma h, -gamma h^2 or gamma log(r / h), h the height of the lowest "
+         .formula = "-gamma h, -gamma h^2 or gamma log(r / h), where h is the height of the lowest "
                     "common ancestor of penumbral cones below the horosphere of height r",
          .latex =
              R"(-\gamma_h\, \text{height}, \quad -\gamma_h\, \text{height}^2 \quad\text{or}\quad \gamma_h \log\frac{r}{\text{height}})",
-         .note = "where height is that of the lowest common ancestor of penumbral cones below the "
-                 "horosphere of height r",
-         .details =
-             "Needs D >= 2: the last coordinate z of a token gives its height, the others are x.",
+         .note = "where height is the height of the lowest common ancestor of penumbral cones "
+                 "below the horosphere of height r",
+         .details = "Needs D >= 2: the last coordinate z of a token determines its height; the "
+                    "others are x.",
          .source = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention",
          .class_name = "Penumbral"},
-    .parameters = {PerHead("gamma", "learned").Means("factor of each head"),
+    .parameters = {PerHead("gamma", "learned").Means("per-head factor"),
                    PositiveNumber("r", "1").Means("height of the horosphere"),
                    Choice("map", {"xi", "exp", "none"})
                        .Points("none")

@@ -27,22 +27,23 @@ const RegisterSimilarity umbral({
     .catalogue =
         {.name = "umbral",
          .title = "umbral cones",
-         .formula = "-gamma h or -gamma log h, h the height of the lowest common ancestor "
+         .formula = "-gamma h or -gamma log h, where h is the height of the lowest common ancestor "
                     "of umbral cones of radius r",
          .latex = R"(-\gamma_h\, \text{height} \quad\text{or}\quad -\gamma_h \log \text{height})",
-         .note = "where height is that of the lowest common ancestor of umbral cones of radius r",
-         .details = "Needs D >= 2: the last coordinate z of a token gives its height, the others "
-                    "are x. The cones are cast by balls of radius r.",
+         .note =
+             "where height is the height of the lowest common ancestor of umbral cones of radius r",
+         .details = "Needs D >= 2: the last coordinate z of a token determines its height; the "
+                    "others are x. Balls of radius r cast the cones.",
          .source = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention",
          .class_name = "Umbral"},
     .parameters =
-        {PerHead("gamma", "learned").Means("factor of each head"),
+        {PerHead("gamma", "learned").Means("per-head factor"),
          PositiveNumber("r", "0.1").Means("radius of the balls"),
          Choice("map", {"psi", "exp", "none"})
              .Points("none")
-             .Means("\"psi\": height e^z, X = x e^z, z clamped to +-30; \"exp\": the "
-                    "exponential map of the half-space at (0, ..., 0, 1), tangents no "
-                    "longer than 30; \"none\": (X, height) = (x, z)"),
+             .Means("\"psi\": height e^z, X = x e^z, z clamped to +-30; \"exp\": the exponential "
+                    "map of the half-space at (0, ..., 0, 1), with tangents clamped to length 30; "
+                    "\"none\": (X, height) = (x, z)"),
          Choice("score", {"height", "log"}).Means("\"height\": -gamma h; \"log\": -gamma log h")},
     .map = Map,
     .functions = {{"height", "umbral"}, {"log", "umbral_log"}},
