@@ -190,17 +190,17 @@ _ARGUMENTS: dict[str, Callable[[str, str, Any, Tensor, _Lowered], None]] = {
     "aggregation": _lower_string,
     "tolerance": _lower_number,
 }
-_LENGTHS = "expected key_lengths, the number of keys of each batch"
+_LENGTHS = "expected key_lengths, the number of keys of each batch element"
 _MASK = (
-    "expected mask=, booleans that are True where a query sees a key, or "
-    "position=gnomon.position.PairBias(...), numbers that are added to the scores"
+    "expected mask=, a Boolean mask that is True where a query attends to a key, or "
+    "position=gnomon.position.PairBias(...), values that are added to the scores"
 )
-_PACKED = "expected a call of gnomon.varlen_attention, which takes packed sequences"
+_PACKED = "call gnomon.varlen_attention instead, which accepts packed sequences"
 _SCORES = (
-    "expected position=, one of gnomon.position: PairBias adds any numbers to the scores, "
+    "expected position=, a term of gnomon.position: PairBias adds any values to the scores, and "
     "OffsetBias a table by offset"
 )
-_WEIGHTS = "gnomon.attention_weights returns the weights of some rows"
+_WEIGHTS = "call gnomon.attention_weights, which returns the weights of selected rows"
 _SINK = "expected sink="
 _SOFTCAP = "expected similarity=gnomon.similarity.Dot(softcap=...)"
 #: Arguments of PyTorch, flash-attn and FlexAttention functions, with our replacement and advice.
@@ -210,9 +210,9 @@ FOREIGN_ARGUMENTS: dict[str, tuple[str | None, str]] = {
     "attention_mask": ("mask", _MASK),
     "attn_bias": ("position", "expected position=gnomon.position.PairBias(...)"),
     "bias": ("position", "expected position=gnomon.position.PairBias(...)"),
-    "is_causal": ("causal", "expected causal=; where Lq and Lk differ, with query_offset="),
+    "is_causal": ("causal", "expected causal=, together with query_offset= if Lq and Lk differ"),
     "dropout_p": ("dropout", "expected dropout="),
-    "enable_gqa": (None, "leave it out: k and v may have fewer heads than q"),
+    "enable_gqa": (None, "leave it out; k and v may have fewer heads than q"),
     "key_padding_mask": (
         "mask",
         "expected key_lengths=, key_starts=, or mask=~key_padding_mask[:, None, None]",
@@ -223,7 +223,7 @@ FOREIGN_ARGUMENTS: dict[str, tuple[str | None, str]] = {
     "mask_mod": (
         "mask",
         "expected causal=, window=, segments or mask=; gnomon.integrations.flex.mask_arguments "
-        "finds them",
+        "converts a mask_mod",
     ),
     "block_mask": (
         "mask",
@@ -231,7 +231,7 @@ FOREIGN_ARGUMENTS: dict[str, tuple[str | None, str]] = {
     ),
     "softmax_scale": ("scale", "expected scale="),
     "sm_scale": ("scale", "expected scale="),
-    "window_size": ("window", "expected window=(left, right), None for unbounded"),
+    "window_size": ("window", "expected window=(left, right), with None for unbounded"),
     "sliding_window": ("window", "expected window=(left, right), which includes the query's own"),
     "alibi_slopes": ("position", "expected position=gnomon.position.ALiBi(slopes)"),
     "softcap": ("similarity", _SOFTCAP),
@@ -239,7 +239,7 @@ FOREIGN_ARGUMENTS: dict[str, tuple[str | None, str]] = {
     "s_aux": ("sink", _SINK),
     "sinks": ("sink", _SINK),
     "return_softmax_lse": (None, "expected return_lse="),
-    "deterministic": (None, "leave it out: results are the same bits from run to run"),
+    "deterministic": (None, "leave it out; results are always bitwise reproducible"),
     "cu_seqlens": (None, _PACKED),
     "cu_seqlens_q": (None, _PACKED),
     "cu_seqlens_k": (None, _PACKED),
@@ -338,10 +338,10 @@ def unknown_argument(operator: str, name: str, arguments: Any) -> TypeError:
     if operator == "varlen_attention" and how == _PACKED:
         how = "leave it out" if name.startswith("max_") else "expected cu_seqlens_q"
     if how and (ours is None or ours in known):
-        return TypeError(f"gnomon.{operator}: {name} is none of its arguments; {how}")
+        return TypeError(f"gnomon.{operator}: unexpected argument {name}; {how}")
     if operator in ("attention", "varlen_attention"):
         known.append("return_lse")
-    return unknown_name(f"gnomon.{operator}", "its arguments", name, known)
+    return unknown_name(f"gnomon.{operator}", "argument", name, known)
 
 
 @overload
@@ -462,6 +462,10 @@ def attention(
         TypeError: an invalid dtype or device.
         NotImplementedError: an argument that this version does not support, forward-mode
             differentiation, or a gradient of the gradient.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
+        >>> o = gnomon.attention(q, k, v, similarity="umbral", position="alibi", causal=True)
     """
     return_lse = check_flag("attention", "return_lse", return_lse)
     check_tensors("attention", q=q, k=k, v=v)
@@ -506,6 +510,12 @@ def attention_weights(
         ValueError: an invalid shape or value.
         TypeError: an invalid dtype or device.
         NotImplementedError: as for attention.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
+        >>> p = gnomon.attention_weights(q, k, rows=[0, -1], position="alibi")
+        >>> p.shape
+        torch.Size([2, 8, 2, 16])
     """
     operator = "attention_weights"
     check_tensors(operator, q=q, k=k)

@@ -35,8 +35,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def unknown_name(where: str, kind: str, name: str, known: Sequence[str]) -> TypeError:
     """Returns the error for an unknown argument, with the closest known name."""
     close = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]}?" if close else f"; expected some of {', '.join(known)}"
-    return TypeError(f"{where}: {name} is none of {kind}{hint}")
+    hint = f"; did you mean {close[0]}?" if close else f"; expected one of {', '.join(known)}"
+    return TypeError(f"{where}: unexpected {kind} {name}{hint}")
 
 
 def check_tensors(operator: str, **tensors: object) -> None:
@@ -45,7 +45,10 @@ def check_tensors(operator: str, **tensors: object) -> None:
             raise wrong_type(operator, name, tensor, "a Tensor")
         # The jagged layout is rejected elsewhere; these report the strided layout.
         if tensor.is_nested and tensor.layout == strided:
-            raise TypeError(f"gnomon.{operator}: {name} is nested; expected a tensor of one shape")
+            raise TypeError(
+                f"gnomon.{operator}: {name} is a nested tensor with the strided "
+                "layout; expected a dense tensor or the jagged layout"
+            )
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -120,8 +123,8 @@ def to_number(operator: str, argument: str, value: object) -> float:
     if isinstance(value, Tensor):
         if value.requires_grad:
             raise ValueError(
-                f"gnomon.{operator}: {argument} requires grad; expected a number, which is not "
-                "learned"
+                f"gnomon.{operator}: {argument} requires grad, but is not trainable; expected a "
+                "number"
             )
         value = value.item()
     value = plain(value)
@@ -215,7 +218,7 @@ def check_integers(
         return torch.tensor(numbers, dtype=torch.int64, device=device)
     except ValueError:
         raise ValueError(
-            f"gnomon.{operator}: {argument} has rows of several lengths; expected one length"
+            f"gnomon.{operator}: {argument} has rows of different lengths; expected equal lengths"
         ) from None
 
 

@@ -124,6 +124,10 @@ def define(
                 another similarity or position.
             RuntimeError: the compiler is missing or fails. ``CXX`` in the environment selects the
                 compiler, c++ by default; ``GNOMON_CACHE`` selects the cache folder.
+
+    Example:
+        >>> Cauchy = gnomon.similarity.define("cauchy", "log1p(g)")  # doctest: +SKIP
+        >>> o = gnomon.attention(q, k, v, similarity=Cauchy(0.5))  # doctest: +SKIP
     """
     title = name if title is None else title
     for argument, value in (("name", name), ("formula", formula), ("input", input),
@@ -137,23 +141,23 @@ def define(
             f"gnomon.similarity.define: heads is {heads!r}; expected a sequence of names"
         )
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z][a-z0-9]*)*", name) or len(name) > _LONGEST:
-        raise _wrong("name", name, "small letters and digits with underscores between, 60 at most")
+        raise _wrong(
+            "name", name, "lowercase letters, digits and single underscores, at most 60 characters"
+        )
     if input not in _INPUTS:
         raise _wrong("input", input, " or ".join(map(repr, _INPUTS)))
     for n, head in enumerate(heads):
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", head) or keyword.iskeyword(head):
             raise _wrong("heads", tuple(heads), "names of letters, digits and underscores")
         if head in (*_TAKEN, *FUNCTIONS, *heads[:n]) or hasattr(DefinedSimilarity, head):
-            raise _wrong(
-                "heads", tuple(heads), f"one meaning for each name, and {head} has another"
-            )
+            raise _wrong("heads", tuple(heads), f"names that are not used otherwise, unlike {head}")
     multiplier = factor.removeprefix("-")
     if (multiplier != "scale" and multiplier not in heads) or factor == "-scale":
         expected = ["scale", *(sign + head for head in heads for sign in ("", "-"))]
         raise _wrong("factor", factor, " or ".join(map(repr, expected)))
     scalars = [head for head in heads if head != multiplier]
     if len(scalars) > 3:
-        raise _wrong("heads", tuple(heads), "at most three in the formula")
+        raise _wrong("heads", tuple(heads), "at most three names in the formula")
 
     class_name = "".join(part.capitalize() for part in name.split("_"))
     # The suffix avoids names used in the kernels.
@@ -166,7 +170,7 @@ def define(
             {"kTitle": title, "kFormula": told, "kSource": source, "kFactor": factor},
         )  # fmt: skip
     except (ValueError, RecursionError) as error:
-        reason = "it is too deep" if isinstance(error, RecursionError) else error
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ValueError(f"gnomon.similarity.define: formula is {formula!r}: {reason}") from None
     with _LOCK:
         known = _DEFINED.get(name)
@@ -183,8 +187,8 @@ def define(
         entry = entry_of(name)
         if known is not None or (entry is not None and entry["library"] != str(library)):
             raise ValueError(
-                f"gnomon.similarity.define: there is another term of the name {name}; a name means "
-                "one thing for a whole process"
+                f"gnomon.similarity.define: another term is named {name}; choose another name, "
+                "as names are unique per process"
             )
         if not library.exists():
             _compile(name, struct, text, source_of, library)
@@ -281,12 +285,12 @@ def _compile(name: str, struct: str, text: str, source: str, library: pathlib.Pa
     except OSError as error:
         if error.filename == command[0]:
             raise RuntimeError(
-                f"gnomon.similarity.define: cannot run {command[0]}: {error.strerror}; it takes a "
-                "compiler of C++20, which CXX in the environment may name"
+                f"gnomon.similarity.define: cannot run {command[0]}: {error.strerror}; a C++20 "
+                "compiler is required; set the environment variable CXX to choose one"
             ) from None
         raise RuntimeError(
-            f"gnomon.similarity.define: cannot write in {library.parent}: {error.strerror}; "
-            "GNOMON_CACHE in the environment names another folder"
+            f"gnomon.similarity.define: cannot write to {library.parent}: {error.strerror}; set "
+            "the environment variable GNOMON_CACHE to choose another folder"
         ) from None
 
 

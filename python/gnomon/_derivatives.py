@@ -20,9 +20,9 @@ class _Refusal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *d_gradients: Any) -> Any:
         raise NotImplementedError(
-            f"gnomon.{ctx.operator}: second derivatives (the gradient of a gradient, as by "
-            "create_graph=True) are not there; expected first ones. Detach the gradient where it "
-            "counts as a constant"
+            f"gnomon.{ctx.operator}: second derivatives (gradients of gradients, as with "
+            "create_graph=True) are not supported; detach the gradient where it counts as a "
+            "constant"
         )
 
 

@@ -26,6 +26,10 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
     For a power of two, slope h is 2^(-8 (h + 1) / H). Otherwise, the slopes for the largest power
     of two below H come first, then every second slope of the next power (Press et al. 2022).
+
+    Example:
+        >>> gnomon.alibi_slopes(4)
+        tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
     num_heads = check_integer("alibi_slopes", "num_heads", num_heads)
     slopes: Tensor = ops.alibi_slopes(num_heads)
@@ -38,7 +42,12 @@ def t5_bucket(
     num_buckets: int = 32,
     max_distance: int = 128,
 ) -> Tensor:
-    """Returns the int64 T5 buckets of offsets p_j - p_i of any shape (Raffel et al. 2020)."""
+    """Returns the int64 T5 buckets of offsets p_j - p_i of any shape (Raffel et al. 2020).
+
+    Example:
+        >>> gnomon.t5_bucket(torch.tensor([-20, -1, 0, 1, 20]), bidirectional=True)
+        tensor([10,  1,  0, 17, 26])
+    """
     relative_position = check_integers("t5_bucket", "relative_position", relative_position)
     bidirectional = check_flag("t5_bucket", "bidirectional", bidirectional)
     num_buckets = check_integer("t5_bucket", "num_buckets", num_buckets)
@@ -54,6 +63,10 @@ def sinusoid(positions: Integers, dim: int, *, layout: str = "interleaved") -> T
     (sin, cos) pairs of p 10000^(-2 i / dim) (Vaswani et al. 2017). "split" has all sines, then all
     cosines, with exponent -i / (dim / 2 - 1) (tensor2tensor). "split_xl" is the same with exponent
     -2 i / dim (Dai et al. 2019).
+
+    Example:
+        >>> gnomon.sinusoid(range(4), dim=8).shape
+        torch.Size([4, 8])
     """
     positions = check_integers("sinusoid", "positions", positions)
     dim = check_integer("sinusoid", "dim", dim)
@@ -69,6 +82,10 @@ def grid_sinusoid(
 
     dim is split evenly over the axes; each part holds the sinusoids of one coordinate. The result
     is float32, and zero for the prefix. See sinusoid for the layouts.
+
+    Example:
+        >>> gnomon.grid_sinusoid((7, 7), dim=64).shape
+        torch.Size([49, 64])
     """
     sizes = check_shape("gnomon.grid_sinusoid: shape", shape)
     dim = check_integer("grid_sinusoid", "dim", dim)
@@ -93,6 +110,12 @@ def hype_augment(
     at 1/sqrt(D), where D is the original head_dim. tau and mu are numbers or (H,); with mu (H,), k
     is expanded to the H heads of q. axes is the shape of a grid with tokens in row-major order. The
     bias is then the sum over its axes, with 2 * copies columns per axis (Angelotti 2023).
+
+    Example:
+        >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
+        >>> wide_q, wide_k = gnomon.hype_augment(q, k, tau=1.0, mu=0.1)
+        >>> wide_q.shape
+        torch.Size([2, 8, 16, 34])
     """
     check_tensors("hype_augment", q=q, k=k)
     copies = check_integer("hype_augment", "copies", copies)

@@ -49,7 +49,7 @@ class Graph:
     def number(self, value: float) -> int:
         if not abs(value) <= _MOST:
             text = str(value) if isinstance(value, float) else f"of {len(str(value))} digits"
-            raise ValueError(f"it has the number {text}, which no float32 holds")
+            raise ValueError(f"it contains the number {text}, which float32 cannot represent")
         return self._add("number", float(value))
 
     def value_of(self, node: int) -> float | None:
@@ -157,7 +157,7 @@ class Graph:
         if exponent is None:
             return self.exp(self.multiply(b, self.log(a)))
         if abs(exponent) > _MOST_POWER:
-            raise ValueError(f"it has the power {exponent:g}, beyond {_MOST_POWER}")
+            raise ValueError(f"it contains the power {exponent:g}; expected at most {_MOST_POWER}")
         halves = round(2 * abs(exponent))
         result = self.number(1)
         square = a
@@ -372,7 +372,7 @@ class _Reader:
         if isinstance(node, ast.Name):
             if node.id not in self._names:
                 known = ", ".join(self._names)
-                raise ValueError(f"it has {node.id}, expected {known}, numbers or functions")
+                raise ValueError(f"it contains {node.id}; expected {known}, numbers or functions")
             self.read.add(node.id)
             return self._names[node.id]
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
@@ -387,7 +387,7 @@ class _Reader:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
             name = node.func.id
             if name not in FUNCTIONS:
-                raise ValueError(f"it has {name}(), expected one of {', '.join(FUNCTIONS)}")
+                raise ValueError(f"it contains {name}(); expected one of {', '.join(FUNCTIONS)}")
             arguments = [self.read_node(argument) for argument in node.args]
             if name in ("max", "min") and len(arguments) >= 2:
                 join = graph.largest if name == "max" else graph.least
@@ -397,9 +397,9 @@ class _Reader:
                 return result
             if name in self._calls and len(arguments) == 1:
                 return self._calls[name](arguments[0])
-            raise ValueError(f"it gives {name}() {len(arguments)} arguments")
+            raise ValueError(f"it passes {len(arguments)} arguments to {name}()")
         raise ValueError(
-            f"it has {ast.unparse(node)!r}, expected + - * / **, numbers, names and functions"
+            f"it contains {ast.unparse(node)!r}; expected + - * / **, numbers, names and functions"
         )
 
 
@@ -463,7 +463,7 @@ def definition_of(
     try:
         tree = ast.parse(formula.strip(), mode="eval").body
     except SyntaxError as error:
-        raise ValueError(f"it is no expression: {error.msg}") from None
+        raise ValueError(f"it is not an expression: {error.msg}") from None
     graph = Graph(of_distance)
     g = graph.leaf("g")
     scalars = [graph.leaf("head", n) for n in range(len(heads))]
@@ -471,7 +471,7 @@ def definition_of(
     f = reader.read_node(tree)
     for name in ("g", *heads):
         if name not in reader.read:
-            raise ValueError(f"it does not have {name}")
+            raise ValueError(f"it does not contain {name}")
 
     if g not in graph.reached_from([f]):
         raise ValueError("it does not depend on g")

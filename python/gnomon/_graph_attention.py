@@ -93,6 +93,11 @@ def graph_attention(
         ValueError: an invalid shape or value.
         TypeError: an invalid dtype or device.
         NotImplementedError: forward-mode differentiation, or a gradient of the gradient.
+
+    Example:
+        >>> x = torch.randn(3, 2, 8)  # 3 nodes, 2 heads
+        >>> indptr, indices = gnomon.csr(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
+        >>> o = gnomon.graph_attention(x, x, x, indptr, indices, similarity="gaussian")
     """
     operator = "graph_attention"
     check_tensors(operator, q=q, k=k, v=v)
@@ -166,8 +171,8 @@ def csr(edge_index: Integers, num_nodes: int) -> tuple[Tensor, Tensor]:
         least, most = int(target[0]), int(target[-1])
         if least < 0 or most >= num_nodes:
             raise ValueError(
-                f"gnomon.csr: edge_index has targets from {least} to {most}; expected 0 to "
-                f"{num_nodes - 1}, the nodes"
+                f"gnomon.csr: edge_index has targets from {least} to {most}; expected nodes from "
+                f"0 to {num_nodes - 1}"
             )
     nodes = torch.arange(num_nodes + 1, device=target.device)
     return torch.searchsorted(target, nodes), source[order]

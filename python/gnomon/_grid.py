@@ -23,6 +23,12 @@ class Grid(Position):
     after `prefix` tokens (such as a class token) that have no bias, neither as queries nor as keys.
     Supports only self-attention over all tokens: Lq = Lk = prefix + prod(shape), and query_offset
     None or 0.
+
+    Example:
+        >>> bias = gnomon.position.ALiBi(gnomon.alibi_slopes(8))
+        >>> grid = gnomon.position.Grid((4, 4), [bias, bias])
+        >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
+        >>> o = gnomon.attention(q, k, v, position=grid)
     """
 
     shape: Sequence[int]
@@ -41,19 +47,19 @@ class Grid(Position):
         self._set("prefix", check_integer("position.Grid", "prefix", self.prefix))
         if len(shape) != len(self.axes):
             raise ValueError(
-                f"gnomon.position.Grid: shape has {len(shape)} axes and axes "
-                f"{len(self.axes)} biases; expected one bias for each axis"
+                f"gnomon.position.Grid: shape has {len(shape)} axes and axes has "
+                f"{len(self.axes)} biases; expected one bias per axis"
             )
         for bias in self.axes:
             if not isinstance(bias, Position):
                 raise TypeError(
-                    f"gnomon.position.Grid: axes have {kind_of(bias)}; expected biases of "
-                    "one offset"
+                    f"gnomon.position.Grid: axes contains {kind_of(bias)}; expected biases by "
+                    "offset"
                 )
             if not bias._is_bias():
                 what = bias.spec if isinstance(bias, Specified) else kind_of(bias)
                 raise ValueError(
-                    f"gnomon.position.Grid: axes have {what}; expected biases of one offset: "
+                    f"gnomon.position.Grid: axes contains {what}; expected biases by offset: "
                     f"{', '.join(biases_of_axes())}"
                 )
         super().__post_init__()

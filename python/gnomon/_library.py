@@ -22,8 +22,8 @@ def release_of(version: str) -> str:
 def check_release(version: str) -> None:
     if release_of(version) != _build.TORCH_RELEASE:
         raise ImportError(
-            f"gnomon was built for PyTorch {_build.TORCH_RELEASE} and this is {version}; build it "
-            "again with this interpreter (`make build`, or `pip install .`)"
+            f"gnomon was built for PyTorch {_build.TORCH_RELEASE}, but this is PyTorch "
+            f"{version}; rebuild it with this interpreter (`make build`, or `pip install .`)"
         )
 
 

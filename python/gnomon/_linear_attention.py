@@ -67,6 +67,10 @@ def linear_attention(
     Raises:
         ValueError: an invalid shape or value.
         TypeError: an invalid dtype or device.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
+        >>> o = gnomon.linear_attention(q, k, v, feature="elu", causal=True)
     """
     operator = "linear_attention"
     check_tensors(operator, q=q, k=k, v=v)
@@ -106,6 +110,11 @@ def favor_projection(num_features: int, head_dim: int, seed: int = 0) -> Tensor:
     Raises:
         ValueError: num_features or head_dim is below 1.
         TypeError: an argument is not an integer.
+
+    Example:
+        >>> projection = gnomon.favor_projection(num_features=64, head_dim=32)
+        >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
+        >>> o = gnomon.linear_attention(q, k, v, feature="favor", projection=projection)
     """
     operator = "favor_projection"
     num_features = check_integer(operator, "num_features", num_features)

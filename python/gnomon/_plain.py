@@ -42,8 +42,8 @@ def _attention_of_exporter(*values: Any) -> Any:
 
 def _without_form(what: str) -> NotImplementedError:
     return NotImplementedError(
-        f"gnomon: {what} has no form in plain operators, which an export to ONNX takes; "
-        "gnomon.integrations.onnx.plain says what has one"
+        f"gnomon: {what} cannot be exported to ONNX, because it has no form in plain operators; "
+        "gnomon.integrations.onnx.plain lists what is supported"
     )
 
 
@@ -85,7 +85,7 @@ def _attention_forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
         raise _without_form(f"the pair function {call.function!r}")
     if call.dropout != 0:
         raise NotImplementedError(
-            "gnomon: the model has dropout; expected one in evaluation, as model.eval() makes it"
+            "gnomon: the model has dropout; call model.eval() before the export"
         )
     for name in ("relative_keys", "relative_values", "relative_queries", "grid", "bias_parameters"):
         if getattr(call, name) is not None:

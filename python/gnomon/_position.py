@@ -44,12 +44,24 @@ class Specified(SpecifiedTerm, Position):
     """Position given by a specification, which may be a sum, "rope+alibi:slopes=tensor".
 
     tensors are the values of the parameters written as "name=tensor", in order.
+
+    Example:
+        >>> slopes = gnomon.alibi_slopes(8)
+        >>> term = gnomon.position.Specified("rope+alibi:slopes=tensor", (slopes,))
+        >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
+        >>> o = gnomon.attention(q, k, v, position=term)
     """
 
 
 @dataclass(frozen=True, eq=False)
 class Sum(Position):
-    """Sum of several positions, sums or specifications; ``a + b`` creates one."""
+    """Sum of several positions, sums or specifications; ``a + b`` creates one.
+
+    Example:
+        >>> term = "rope" + gnomon.position.ALiBi(gnomon.alibi_slopes(8))
+        >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
+        >>> o = gnomon.attention(q, k, v, position=term)
+    """
 
     terms: Sequence[Position | str]
 
@@ -85,7 +97,7 @@ def to_positions(operator: str, position: object, argument: str = "position") ->
         return [position]
     if isinstance(position, str):
         return [Specified(position)]
-    expected = "one of gnomon.position, a specification, or a list of them"
+    expected = "a term of gnomon.position, a specification, or a list of these"
     if not isinstance(position, Sequence):
         raise wrong_type(operator, argument, position, expected)
     terms: list[Position] = []

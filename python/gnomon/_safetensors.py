@@ -108,7 +108,7 @@ def _header(content: bytearray, size: int) -> tuple[dict[str, Any], dict[str, st
     if not content:
         raise ValueError("it is empty")
     if len(content) < 8:
-        raise ValueError(f"it has {size} bytes, so it is truncated or of another format")
+        raise ValueError(f"it has {size} bytes, so it is truncated or has another format")
     length = int.from_bytes(content[:8], "little")
     if length > _LONGEST_HEADER:
         raise ValueError("it has no header")
@@ -136,7 +136,7 @@ def _parse(content: bytearray) -> tuple[dict[str, Tensor], dict[str, str]]:
     end = 0
     for first, last in sorted(spans):
         if first != end:
-            raise ValueError(f"the tensors leave out or share bytes from {min(first, end)} on")
+            raise ValueError(f"the tensors overlap or leave a gap at byte {min(first, end)}")
         end = last
     if end != len(data):
         raise ValueError(f"the tensors take {end} bytes, but the file holds {len(data)}")
@@ -153,7 +153,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _integer(digits: str) -> int:
     # int() accepts it, but the format's reference reader does not.
     if digits == "-0":
-        raise ValueError("its header has the number -0")
+        raise ValueError("its header contains the number -0")
     return int(digits)
 
 
@@ -168,19 +168,21 @@ def _tensor(name: str, entry: Any, data: memoryview) -> tuple[Tensor, tuple[int,
     if not isinstance(kind, str) or kind not in _DTYPES:
         raise ValueError(f"the tensor {name!r} has the unknown dtype {str(kind)[:40]!r}")
     if not _is_naturals(shape) or not _is_naturals(offsets) or len(offsets) != 2:
-        raise ValueError(f"the tensor {name!r} has a shape or data_offsets of no natural numbers")
+        raise ValueError(
+            f"the tensor {name!r}: shape and data_offsets must be non-negative integers"
+        )
     dtype = _DTYPES[kind]
     if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 2**63:
-        raise ValueError(f"the tensor {name!r} has a shape beyond 64 bits")
+        raise ValueError(f"the tensor {name!r} has a shape whose size exceeds 64 bits")
     count = math.prod(shape)
     first, last = offsets
     if first <= last and last > len(data):
         raise ValueError(
-            f"it is truncated: the tensor {name!r} lies at bytes {first} to {last} of {len(data)}"
+            f"it is truncated: the tensor {name!r} has the bytes {first} to {last} of {len(data)}"
         )
     if first > last or last - first != count * dtype.itemsize:
         raise ValueError(
-            f"the tensor {name!r} lies at bytes {first} to {last}, and its shape takes "
+            f"the tensor {name!r} has the bytes {first} to {last}, but its shape takes "
             f"{count * dtype.itemsize}"
         )
     if count == 0:

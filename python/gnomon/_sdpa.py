@@ -116,11 +116,13 @@ def _of_nested(
     scale: float | None,
 ) -> Tensor:
     if attn_mask is not None:
-        raise ValueError(f"gnomon.{_NAME}: attn_mask with nested tensors; expected None")
+        raise ValueError(
+            f"gnomon.{_NAME}: attn_mask is not supported with nested tensors; expected None"
+        )
     if is_causal and query.shape[2] != key.shape[2]:
         raise NotImplementedError(
-            f"gnomon.{_NAME}: is_causal with nested tensors of several lengths; expected the "
-            "same lengths of query and key, or gnomon.attention, which aligns the last ones"
+            f"gnomon.{_NAME}: is_causal with nested tensors requires equal lengths of query and "
+            "key; use gnomon.attention, which aligns the last tokens"
         )
     arguments: dict[str, Any] = {"causal": is_causal, "scale": scale, "dropout": dropout_p}
     o: Tensor = nested_attention(_NAME, query, key, value, False, arguments)
@@ -158,15 +160,15 @@ def _leading_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) 
     if enable_gqa:
         if min(x.dim() for x in tokens) < 3:
             raise ValueError(
-                f"gnomon.{_NAME}: enable_gqa with tensors of two axes; expected "
-                "(..., heads, length, columns)"
+                f"gnomon.{_NAME}: enable_gqa requires at least three axes, (..., heads, length, "
+                "columns)"
             )
         heads = [query.shape[-3]]
         for name, tensor in (("key", key), ("value", value)):
             if tensor.shape[-3] == 0 or heads[0] % tensor.shape[-3] != 0:
                 raise ValueError(
-                    f"gnomon.{_NAME}: query has {heads[0]} heads and {name} {tensor.shape[-3]}; "
-                    "expected a multiple"
+                    f"gnomon.{_NAME}: query has {heads[0]} heads and {name} has "
+                    f"{tensor.shape[-3]}; expected a multiple"
                 )
     end = -3 if enable_gqa else -2
     shapes = [list(x.shape[:end]) for x in tokens]
@@ -176,7 +178,7 @@ def _leading_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) 
         given = [shape[axis] for shape in shapes if len(shape) >= -axis]
         size = next((n for n in given if n != 1), 1)
         if any(n not in (1, size) for n in given):
-            hint = "" if enable_gqa else "; enable_gqa=True shares heads of keys"
+            hint = "" if enable_gqa else "; set enable_gqa=True if query has more heads than key"
             raise ValueError(
                 f"gnomon.{_NAME}: query has shape {list(query.shape)}, key {list(key.shape)} and "
                 f"value {list(value.shape)}; expected leading axes that broadcast{hint}"
@@ -230,7 +232,7 @@ def _mask_arguments(mask: Tensor, query: Tensor, sizes: Sequence[int]) -> dict[s
     if mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise TypeError(
             f"gnomon.{_NAME}: attn_mask has dtype {mask.dtype}; expected torch.bool, "
-            f"torch.float32 or query's, {query.dtype}"
+            f"torch.float32 or query's dtype, {query.dtype}"
         )
     given = list(mask.shape)
     aligned = list(sizes[len(sizes) - len(given) :])
@@ -238,8 +240,8 @@ def _mask_arguments(mask: Tensor, query: Tensor, sizes: Sequence[int]) -> dict[s
         size not in (1, expected) for size, expected in zip(given, aligned, strict=True)
     ):
         raise ValueError(
-            f"gnomon.{_NAME}: attn_mask has shape {given}; expected {list(sizes)}, or what "
-            "broadcasts to it"
+            f"gnomon.{_NAME}: attn_mask has shape {given}; expected {list(sizes)}, or a shape "
+            "that broadcasts to it"
         )
     if len(given) > 4 or (len(given) == 4 and len(sizes) > 4):
         # Merge the batch axes.

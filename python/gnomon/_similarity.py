@@ -16,6 +16,12 @@ class Specified(SpecifiedTerm, Similarity):
     """Similarity given by a specification, "penumbral:gamma=tensor:score=height2".
 
     tensors are the values of the parameters written as "name=tensor".
+
+    Example:
+        >>> gamma = torch.ones(8, requires_grad=True)
+        >>> term = gnomon.similarity.Specified("gaussian:gamma=tensor", (gamma,))
+        >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
+        >>> o = gnomon.attention(q, k, v, similarity=term)
     """
 
 
@@ -31,7 +37,7 @@ def to_similarity(operator: str, similarity: object) -> Similarity:
     if isinstance(similarity, str):
         return Specified(similarity)
     raise wrong_type(
-        operator, "similarity", similarity, "one of gnomon.similarity, or a specification"
+        operator, "similarity", similarity, "a term of gnomon.similarity, or a specification"
     )
 
 

@@ -58,7 +58,7 @@ def check_shape(what: str, shape: object) -> list[int]:
     if not isinstance(shape, Sequence) or not all(is_integer(size) for size in shape):
         raise TypeError(f"{what} is {shape!r}; expected a sequence of integers")
     if len(shape) == 0:
-        raise ValueError(f"{what} is {shape!r}; expected one axis or more")
+        raise ValueError(f"{what} is {shape!r}; expected at least one axis")
     return [to_integer(size) for size in shape]
 
 
@@ -102,7 +102,7 @@ class _TermType(type):
                 if not unknown:
                     raise
                 where = f"{cls.__module__}.{cls.__name__}"
-                raise unknown_name(where, "its parameters", unknown[0], known) from None
+                raise unknown_name(where, "parameter", unknown[0], known) from None
 
 
 class Term(metaclass=_TermType):
@@ -164,7 +164,10 @@ class Term(metaclass=_TermType):
 
     def _to_spec(self) -> str:
         if not hasattr(self, "_name"):
-            raise TypeError(f"gnomon.attention: {type(self).__name__} is no term of its own")
+            raise TypeError(
+                f"gnomon.attention: {type(self).__name__} is an abstract class; "
+                "expected one of its subclasses"
+            )
         options: dict[str, object] = {}
         for field in self._tensors:
             value = getattr(self, field)
@@ -188,8 +191,8 @@ class Term(metaclass=_TermType):
                 names = {option.partition("=")[0] for option in options_of_it}
                 if "+" in words or "=" in word or not names <= set(details):
                     raise ValueError(
-                        f"gnomon: {self._name} has {field} = {words!r}; expected a word, and after "
-                        f"it options of {', '.join(details)}"
+                        f"gnomon: {self._name} has {field} = {words!r}; expected a word, "
+                        f"optionally followed by options out of {', '.join(details)}"
                     )
                 spec += f":{field}={words}"
         return spec

@@ -299,7 +299,7 @@ def _lengths(name: str, ends: Tensor, total: int) -> list[int]:
     lengths = [end - begin for begin, end in itertools.pairwise(numbers)]
     if numbers[0] != 0 or numbers[-1] != total or min(lengths, default=0) < 0:
         raise ValueError(
-            f"gnomon.{_NAME}: {name} is {_shortened(numbers)}; expected numbers that never fall, "
+            f"gnomon.{_NAME}: {name} is {_shortened(numbers)}; expected non-decreasing numbers "
             f"from 0 to {total}, the number of tokens"
         )
     return lengths
@@ -318,7 +318,7 @@ def nested_attention(
     for name in arguments:
         if name not in VarlenArguments.__optional_keys__:
             raise NotImplementedError(
-                f"gnomon.{operator}: {name} with nested tensors; expected some of "
+                f"gnomon.{operator}: {name} is not supported with nested tensors; supported: "
                 f"{', '.join(sorted(VarlenArguments.__optional_keys__))}"
             )
     values, ends = [], []
@@ -330,7 +330,10 @@ def nested_attention(
         ends.append(its_ends)
     queries, keys, of_values = ends
     if queries.shape != keys.shape or keys.shape != of_values.shape:
-        raise ValueError(f"gnomon.{operator}: q, k and v are nested of several batch sizes")
+        raise ValueError(
+            f"gnomon.{operator}: q, k and v are nested tensors with different batch "
+            "sizes; expected the same"
+        )
     packing = Packing(queries, keys, keys is queries)
     found = _attend(values[0], values[1], values[2], packing, return_lse, arguments)
     o, lse = found if return_lse else (found, None)
@@ -350,12 +353,12 @@ def _unnested(
     jagged: Any = tokens
     if tokens.dim() != axes or jagged._ragged_idx != 1:
         raise ValueError(
-            f"gnomon.{operator}: {name} is nested of {tokens.dim()} axes; expected {expected}, the "
-            "lengths jagged"
+            f"gnomon.{operator}: {name} is a nested tensor with {tokens.dim()} axes; expected "
+            f"{expected} with jagged lengths"
         )
     if jagged.lengths() is not None:
         raise NotImplementedError(
-            f"gnomon.{operator}: {name} is nested with gaps between its sequences; expected "
+            f"gnomon.{operator}: {name} is a nested tensor with gaps between its sequences; pass "
             f"{name}.contiguous()"
         )
     return jagged.values(), jagged.offsets()
@@ -378,7 +381,8 @@ def nested_module(
     for name, given in {**others, **arguments}.items():
         if given is not None and name not in known:
             raise NotImplementedError(
-                f"gnomon.{operator}: {name} with nested tensors; expected {', '.join(known)}"
+                f"gnomon.{operator}: {name} is not supported with nested tensors; supported: "
+                f"{', '.join(known)}"
             )
     axes = "(batch, length, columns)"
     values, queries = _unnested(operator, "query", query, 3, axes)
@@ -390,10 +394,16 @@ def nested_module(
     if value is not None and value is not key:
         packed, value_ends = _unnested(operator, "value", value, 3, axes)
         if value_ends.shape != key_ends.shape or packed.shape[0] != of_keys.shape[0]:
-            raise ValueError(f"gnomon.{operator}: value is nested of other lengths than key")
+            raise ValueError(
+                f"gnomon.{operator}: value and key are nested tensors with "
+                "different lengths; expected the same"
+            )
         of_values = packed.unsqueeze(0)
     if key_ends.shape != queries.shape:
-        raise ValueError(f"gnomon.{operator}: query and key are nested of several batch sizes")
+        raise ValueError(
+            f"gnomon.{operator}: query and key are nested tensors with different "
+            "batch sizes; expected the same"
+        )
     packing = Packing(queries, key_ends, key_ends is queries)
     given = packing.arguments(values.shape[0], of_keys.shape[0], places=True)
     o = forward(values.unsqueeze(0), keys, of_values, **given, **arguments)

@@ -29,6 +29,11 @@ def ancestor(u: Tensor, v: Tensor, *, cone: str = "penumbral", r: float | None =
     Raises:
         ValueError: an invalid shape or value.
         TypeError: an invalid dtype or device.
+
+    Example:
+        >>> u, v = torch.tensor([[0.0, 0.9], [0.1, 0.2]])  # (place, height)
+        >>> gnomon.cones.ancestor(u, v)
+        tensor(True)
     """
     r = _check("ancestor", u, v, cone, r)
     ancestors: Tensor = ops.cone_ancestor(u, v, cone, r)
@@ -42,6 +47,10 @@ def lowest_common_ancestor(
 
     The arguments are those of ancestor(). For penumbral cones, points too far apart have no such
     point below the horosphere. The result is then the top of the geodesic through both, above r.
+
+    Example:
+        >>> u, v = torch.tensor([[0.0, 0.2], [0.3, 0.2]])
+        >>> top = gnomon.cones.lowest_common_ancestor(u, v)
     """
     r = _check("lowest_common_ancestor", u, v, cone, r)
     point: Tensor = ops.cone_lowest_common_ancestor(u, v, cone, r)

@@ -28,6 +28,11 @@ def lift(x: Tensor, c: float | Tensor = 1.0) -> Tensor:
     Raises:
         ValueError: an invalid shape or value.
         TypeError: an invalid dtype.
+
+    Example:
+        >>> points = gnomon.lorentz.lift(torch.randn(2, 8, 16, 32))
+        >>> points.shape
+        torch.Size([2, 8, 16, 33])
     """
     check_tensors("lorentz.lift", x=x)
     points: Tensor = ops.lorentz_lift(x, *_curvature("lift", c))
@@ -47,6 +52,11 @@ def centroid(points: Tensor, c: float | Tensor = 1.0) -> Tensor:
     Raises:
         ValueError: an invalid shape or value.
         TypeError: an invalid dtype.
+
+    Example:
+        >>> points = gnomon.lorentz.lift(torch.randn(2, 10, 3))
+        >>> gnomon.lorentz.centroid(points).shape
+        torch.Size([2, 4])
     """
     check_tensors("lorentz.centroid", points=points)
     point: Tensor = ops.lorentz_centroid(points, *_curvature("centroid", c))

@@ -89,7 +89,7 @@ def read_arrays(source: str, name: str) -> Arrays:
         fault = error.strerror or f"is damaged: {error}"
         raise ValueError(f"{error.filename or path}: {fault}") from error
     except EOFError as error:
-        raise ValueError(f"{path}: is truncated: its gzip data end early") from error
+        raise ValueError(f"{path}: is truncated: its gzip data ends early") from error
     except zlib.error as error:
         raise ValueError(f"{path}: is damaged: {error}") from error
     except tarfile.TarError as error:
@@ -153,7 +153,7 @@ def write(path: pathlib.Path | str, arrays: Mapping[str, Array]) -> Arrays:
             dtype = np.dtype(signed)
         if dtype.kind not in "iufb" or dtype.itemsize > 8:
             raise ValueError(
-                f"{name} is of {array.dtype}; expected real numbers of 64 bits or less"
+                f"{name} has dtype {array.dtype}; expected real numbers of at most 64 bits"
             )
         written[name] = array.astype(dtype, copy=False)
         # PyTorch warns about arrays that are views of a file's bytes.
@@ -197,8 +197,8 @@ def _read(content: bytes, suffix: str, key: str, name: str) -> Arrays:
         return {name: read_idx(content)}
     if suffix not in readers:
         raise WrongFileError(
-            f"is in no known format; expected IDX, or one of {', '.join(sorted(readers))}"
+            f"has an unknown format; expected IDX, or one of {', '.join(sorted(readers))}"
         )
     if key and suffix not in (".npz", ".json", ".csv", ".tar"):
-        raise WrongFileError(f"holds one array; expected nothing after it, got {key!r}")
+        raise WrongFileError(f"contains one array; leave out {key!r}")
     return readers[suffix]()

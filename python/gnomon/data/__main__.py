@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 try:
     import numpy as np
 except ImportError as error:
-    sys.exit(f"gnomon: data reads arrays with numpy: {error}")
+    sys.exit(f"gnomon: data requires numpy: {error}")
 
 from gnomon._checks import did_you_mean
 from gnomon._command_line import Parser
@@ -54,13 +54,16 @@ def _main(arguments: list[str]) -> int:
     parser = Parser(
         fail=_fail,
         prog="gnomon data",
-        description="Writes arrays called PART.NAME, as tasks read them, to a file of safetensors.",
+        description="Writes arrays named PART.NAME, as tasks read them, to a safetensors file.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("out", type=pathlib.Path, metavar="OUT", help="the file to write")
     parser.add_argument(
-        "arrays", nargs="+", metavar="PART.NAME=FILE", help="an array and the file that has it"
+        "arrays",
+        nargs="+",
+        metavar="PART.NAME=FILE",
+        help="an array and the file that contains it",
     )
     options = parser.parse_args(arguments)
     arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -71,7 +74,9 @@ def _main(arguments: list[str]) -> int:
             hint = did_you_mean(arguments[0], ["get"])
             _fail(f"{word!r} is not PART.NAME=FILE" + (f"; {hint}" if hint else ""))
         if _is_read(options.out, source):
-            _fail(f"OUT is {options.out}, which {name} is read from; expected another file")
+            _fail(
+                f"OUT is {options.out}, which is also the source of {name}; expected another file"
+            )
         _check_replaced(options.out)
         try:
             read = read_arrays(source, name)
@@ -97,9 +102,7 @@ def _check_replaced(out: pathlib.Path) -> None:
     if out.is_dir():
         _fail(f"OUT is {out}, which is a folder; expected a file")
     if out.is_file() and out.stat().st_size > 0 and not is_data(out):
-        _fail(
-            f"OUT is {out}, which is there and holds something else than data; expected a new file"
-        )
+        _fail(f"OUT is {out}, which exists and does not contain data; expected a new file")
 
 
 def _is_read(out: pathlib.Path, source: str) -> bool:
@@ -113,20 +116,20 @@ def _get(arguments: list[str]) -> int:
     parser = Parser(
         fail=_fail,
         prog="gnomon data get",
-        description="Fetches a data set by its name, checks the sha256 of each file, and makes the "
-        "files that tasks read. Files that are there are kept.",
+        description="Downloads a data set by name, checks the sha256 of each file, and creates "
+        "the files that tasks read. Existing files are kept.",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="one of those that --list prints")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a name that --list prints")
     parser.add_argument(
-        "--out", type=pathlib.Path, metavar="FOLDER", help="to put the files into; NAME by default"
+        "--out", type=pathlib.Path, metavar="FOLDER", help="output folder; default: NAME"
     )
     parser.add_argument(
-        "--list", action="store_true", help="print names, sizes of what is fetched, and licences"
+        "--list", action="store_true", help="print names, download sizes and licences"
     )
     options = parser.parse_args(arguments)
     if options.list:
         if options.name is not None or options.out is not None:
-            parser.error("--list takes no NAME and no --out")
+            parser.error("--list cannot be combined with NAME or --out")
         _print_sets()
         return 0
     if options.name not in SETS:
@@ -141,7 +144,10 @@ def _get(arguments: list[str]) -> int:
     print(f"licence: {chosen.licence}")
     try:
         for path, is_new in fetch(chosen, folder, _tell).items():
-            print(f"{path}: {'fetched' if is_new else 'was there'}, {_size(path.stat().st_size)}")
+            print(
+                f"{path}: {'downloaded' if is_new else 'already present'}, "
+                f"{_size(path.stat().st_size)}"
+            )
         for path, arrays in convert(chosen, folder).items():
             print(f"{path}: made, {_size(path.stat().st_size)}")
             _print_arrays(arrays)

@@ -72,15 +72,15 @@ class File:
                         text = opened.read() if opened is not None else b""
                         sums[member.name.rsplit("/", 1)[-1]] = hashlib.sha256(text).hexdigest()
             except (tarfile.TarError, EOFError, zlib.error) as error:
-                return f"is not a sound tar file: {error}"
+                return f"is not a valid tar file: {error}"
         listed = "".join(f"{sums[name]}  {name}\n" for name in sorted(sums))
         return self._fault(size, hashlib.sha256(listed.encode()).hexdigest())
 
     def _fault(self, size: int, sha256: str) -> str:
         if size != self.size:
-            return f"{self._what('size')} is {size} bytes, expected {self.size}"
+            return f"{self._what('size')} is {size} bytes; expected {self.size}"
         if sha256 != self.sha256:
-            return f"{self._what('sha256')} is {sha256}, expected {self.sha256}"
+            return f"{self._what('sha256')} is {sha256}; expected {self.sha256}"
         return ""
 
     def _what(self, measure: str) -> str:
@@ -100,7 +100,7 @@ def obtain(file: File, folder: pathlib.Path, tell: Callable[[str], None]) -> boo
     if path.exists():
         fault = file.fault(path)
         if fault:
-            raise ValueError(f"{path}: {fault}; without it the file is fetched")
+            raise ValueError(f"{path}: {fault}; remove it to download the file again")
         return False
     faults = []
     for url in file.urls:
@@ -111,8 +111,7 @@ def obtain(file: File, folder: pathlib.Path, tell: Callable[[str], None]) -> boo
         except _NotReceivedError as error:
             faults.append(f"{url}: {error}")
     raise ValueError(
-        f"cannot fetch {path}, and nothing of it is kept: {'; '.join(faults)}; a file that is put "
-        "there by hand is checked and taken"
+        f"cannot download {path}: {'; '.join(faults)}; you can also place the file there yourself"
     )
 
 

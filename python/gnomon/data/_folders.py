@@ -72,8 +72,8 @@ def files_of(files: Iterable[tuple[str, Callable[[], bytes]]], name: str, patter
         for group, texts in groups.items():
             texts.append(match[group] or "")
     if not rows:
-        named = f" of a name that is wholly {pattern!r}" if pattern else ""
-        raise WrongFileError(f"holds no {', '.join(sorted((*SOUNDS, *IMAGES)))}{named}")
+        named = f" whose name fully matches {pattern!r}" if pattern else ""
+        raise WrongFileError(f"contains no {', '.join(sorted((*SOUNDS, *IMAGES)))}{named}")
     values = [row.values for row in rows]
     is_sounds = rows[0].rate is not None
     arrays = ragged(values, name) if is_sounds else {name: np.stack(values)}
@@ -81,7 +81,9 @@ def files_of(files: Iterable[tuple[str, Callable[[], bytes]]], name: str, patter
     part = name[: name.rfind(".") + 1]
     for group, texts in groups.items():
         if part + group in arrays:
-            raise WrongFileError(f"{pattern!r} has a group called as the array {part + group}")
+            raise WrongFileError(
+                f"{pattern!r} has a group with the same name as the array {part + group}"
+            )
         if all(re.fullmatch(r"-?[0-9]{1,18}", text) for text in texts):
             arrays[part + group] = np.array([int(text) for text in texts])
         else:

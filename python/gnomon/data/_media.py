@@ -33,7 +33,8 @@ def _library(module: str, package: str, what: str) -> Any:
         return importlib.import_module(module)
     except (ImportError, OSError) as error:  # OSError: soundfile without libsndfile
         raise WrongFileError(
-            f"{what} by {package}, which cannot be imported: pip install {package}, or gnomon[data]"
+            f"{what} with {package}, which cannot be imported: pip install {package}, or "
+            "gnomon[data]"
         ) from error
 
 
@@ -49,8 +50,8 @@ def read_row(content: bytes, suffix: str) -> Row:
         mono = samples.mean(axis=1).astype(np.float32)
     if not np.isfinite(mono).all():
         place = np.isfinite(mono).argmin()
-        raise WrongFileError(f"has {mono[place]} at sample {place}, expected finite numbers")
-    return Row(mono, f"has {rate} samples a second", rate)
+        raise WrongFileError(f"has {mono[place]} at sample {place}; expected finite numbers")
+    return Row(mono, f"has {rate} samples per second", rate)
 
 
 def _wav(content: bytes) -> tuple[Array, int] | None:
@@ -103,7 +104,7 @@ def _wav(content: bytes) -> tuple[Array, int] | None:
 
 def _decoded(content: bytes) -> tuple[Array, int]:
     """Samples (frames, channels) and the sample rate, decoded by libsndfile."""
-    what = "is no .wav of integers or floats; other sounds are read"
+    what = "is not a .wav of integers or floats; other formats are read"
     soundfile = _library("soundfile", "soundfile", what)
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as sound:
@@ -116,7 +117,7 @@ def _decoded(content: bytes) -> tuple[Array, int]:
     except soundfile.LibsndfileError as error:
         fault = error.error_string.removeprefix("Error : ")
         is_known = content.startswith((b"fLaC", b"RIFF"))
-        what = "is truncated or damaged" if is_known else "is not a sound in a known format"
+        what = "is truncated or damaged" if is_known else "has an unknown audio format"
         raise WrongFileError(f"{what}: {fault}") from error
     if len(samples) < frames:
         raise WrongFileError(

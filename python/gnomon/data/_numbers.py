@@ -25,13 +25,14 @@ def read_idx(content: bytes) -> Array:
         raise WrongFileError("is not a valid IDX file: it has 0 axes")
     if len(content) < start:
         raise WrongFileError(
-            f"is truncated: the sizes of {axes} axes end at byte {start}, there are {len(content)}"
+            f"is truncated: the sizes of {axes} axes end at byte {start}, but it has "
+            f"{len(content)} bytes"
         )
     shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
     expected = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if (got := len(content) - start) != expected:
         what = "is truncated" if got < expected else "is not a valid IDX file"
-        raise WrongFileError(f"{what}: {shape} of {dtype} take {expected} bytes, there are {got}")
+        raise WrongFileError(f"{what}: {shape} of {dtype} needs {expected} bytes, but it has {got}")
     return np.frombuffer(content, dtype, offset=start).reshape(shape)
 
 
@@ -110,7 +111,7 @@ def read_json(content: bytes, key: str) -> list[Any]:
         expected = (
             f"FILE:KEY with one of {', '.join(value)}" if isinstance(value, dict) else "a list"
         )
-        raise WrongFileError(f"is {kind_of(value)}, expected {expected}")
+        raise WrongFileError(f"is {kind_of(value)}; expected {expected}")
     return value
 
 
@@ -121,7 +122,7 @@ def nested(rows: list[Any], name: str) -> Arrays:
     except RaggedError as ragged:
         for number, row in enumerate(rows):
             if not isinstance(row, list) or not all(isinstance(part, list) for part in row):
-                raise WrongFileError(f"row {number} is not of numbers, nor of lists") from ragged
+                raise WrongFileError(f"row {number} contains neither numbers nor lists") from ragged
         parts = nested([part for row in rows for part in row], name)
         counts = np.array([len(row) for row in rows], np.int64)
         return parts | {f"{name}_lengths_lengths": counts}
@@ -131,12 +132,12 @@ def _numbers(value: object, place: str) -> Array:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise RaggedError(f"{place} has lists of several lengths") from error
+        raise RaggedError(f"{place} has lists of different lengths") from error
     # JSON has a single number type: 58.0 is 58.
     if array.size == 0 or (array.dtype.kind == "f" and _is_whole(array)):
         array = array.astype(np.int64)
     if array.dtype.kind not in "iufb":
-        raise WrongFileError(f"{place} is not of numbers")
+        raise WrongFileError(f"{place} does not contain only numbers")
     return array
 
 
@@ -162,7 +163,7 @@ def read_table(content: bytes) -> list[Array]:
         except OverflowError as error:
             raise WrongFileError(f"line {number} has a number beyond 64 bits") from error
         except ValueError as error:
-            raise WrongFileError(f"line {number} is not of numbers") from error
+            raise WrongFileError(f"line {number} does not contain only numbers") from error
         rows.append(row)
     # A single column becomes a one-dimensional array.
     return [row[0] for row in rows] if all(len(row) == 1 for row in rows) else rows

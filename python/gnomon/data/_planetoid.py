@@ -45,7 +45,9 @@ class _Unpickler(pickle.Unpickler):
         try:
             return _KNOWN[module_name, global_name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it has a {module_name}.{global_name}") from None
+            raise pickle.UnpicklingError(
+                f"it contains a {module_name}.{global_name}, which is not allowed"
+            ) from None
 
 
 def texts(folder: pathlib.Path, name: str) -> dict[str, str]:
@@ -68,7 +70,7 @@ def texts(folder: pathlib.Path, name: str) -> dict[str, str]:
             try:
                 return _Unpickler(file, encoding="latin1").load()
             except (pickle.UnpicklingError, EOFError) as error:
-                raise ValueError(f"{path}: is not of a graph: {error}") from error
+                raise ValueError(f"{path}: is not a valid graph file: {error}") from error
 
     # Rows of allx and ally are the first nodes; rows of tx and ty are the nodes of test.index.
     tested = [int(line) for line in (folder / f"ind.{name}.test.index").read_text().split()]

@@ -100,7 +100,7 @@ def get(name: str, folder: pathlib.Path | str) -> list[pathlib.Path]:
         ValueError, OSError: as in fetch and convert, or the set does not exist.
     """
     if name not in SETS:
-        raise ValueError(f"there is no set {name!r}; expected one of {', '.join(SETS)}")
+        raise ValueError(f"unknown data set {name!r}; expected one of {', '.join(SETS)}")
     folder = pathlib.Path(folder)
     return [*fetch(SETS[name], folder), *convert(SETS[name], folder)]
 
@@ -132,7 +132,7 @@ _FSDD = (
 _ALL = (
     NamedSet(
         name="tinyshakespeare",
-        title="plays of Shakespeare, 1.1 MB of text in one file",
+        title="Shakespeare's plays, 1.1 MB of text in one file",
         source="https://github.com/karpathy/char-rnn (Karpathy 2015)",
         licence="the text is in the public domain",
         files=_files(
@@ -148,7 +148,7 @@ _ALL = (
     ),
     NamedSet(
         name="wikitext-2",
-        title="articles of Wikipedia, words of a vocabulary of 33,278",
+        title="Wikipedia articles, with a vocabulary of 33,278 words",
         source="https://github.com/pytorch/examples (Merity et al. 2017)",
         licence="CC BY-SA 3.0",
         files=_files(
@@ -166,7 +166,7 @@ d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0  1256449 test.t
     ),
     NamedSet(
         name="cora",
-        title="2,708 papers, their words, citations and 7 classes, with Planetoid's split",
+        title="2,708 papers with words, citations and 7 classes, in Planetoid's split",
         source="https://github.com/kimiyoung/planetoid (Yang et al. 2016)",
         licence="none is stated for the data; the repository is under the MIT licence",
         files=_files(
@@ -193,9 +193,9 @@ b9afbaa4a400df991f6f02ef677e1e44da55ffc04801fd02f9e673987829226a   148025 ind.co
     ),
     NamedSet(
         name="multi30k",
-        title="captions of pictures in German and English, 31,014 pairs",
+        title="image captions in German and English, 31,014 pairs",
         source="https://github.com/multi30k/dataset (Elliott et al. 2016)",
-        licence="for research and education that is not commercial",
+        licence="non-commercial research and education",
         files=_files(
             """
 726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6   637044 train.de.gz
@@ -212,7 +212,7 @@ f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a    24681 val.de
     ),
     NamedSet(
         name="mnist",
-        title="70,000 written digits, 28 x 28",
+        title="70,000 handwritten digits, 28 x 28",
         source="http://yann.lecun.com/exdb/mnist (LeCun et al. 1998)",
         licence="none is stated",
         files=_files(
@@ -257,7 +257,7 @@ f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6     4542 t10k-l
     ),
     NamedSet(
         name="jsb-chorales",
-        title="382 chorales of Bach as the pitches that sound at each step",
+        title="382 Bach chorales, as the pitches that sound at each step",
         source="https://github.com/czhuang/JSB-Chorales-dataset (Allan and Williams 2005)",
         licence="none is stated for the files; the music is in the public domain",
         files=_files(
@@ -295,7 +295,7 @@ f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6     4542 t10k-l
     ),
     NamedSet(
         name="scan",
-        title="commands and the actions that they stand for, the split by length",
+        title="commands and the actions that they describe, in the length split",
         source="https://github.com/brendenlake/SCAN (Lake and Baroni 2018)",
         licence="BSD",
         files=_files(
@@ -316,7 +316,7 @@ b034212dc7cf87ce62f3a067dd6ad49c4d5cd18d51d615d13825516bcb1ebbc2  2723418 tasks_
     ),
     NamedSet(
         name="wordnet-mammals",
-        title="6,540 pairs of a mammal and what it is a kind of, from WordNet",
+        title="6,540 pairs of a mammal and one of its hypernyms, from WordNet",
         source="https://github.com/ydtydr/HyperbolicTiling_Learning (Nickel and Kiela 2017)",
         licence="the WordNet licence; the repository is under CC BY-NC 4.0",
         files=_files(

@@ -130,6 +130,12 @@ def context_parallel_attention(
             length of a call; Forget, which sums over keys; positions that are sinks, temperatures
             or gates; and the arguments positions and key_positions.
         RuntimeError: torch.distributed is not initialised.
+
+    Example:
+        >>> rows = gnomon.distributed.context_parallel_rows(length)  # doctest: +SKIP
+        >>> o = gnomon.distributed.context_parallel_attention(  # doctest: +SKIP
+        ...     q[:, :, rows], k[:, :, rows], v[:, :, rows], causal=True
+        ... )
     """
     check_tensors(NAME, q=q, k=k, v=v)
     check_layout(NAME, layout)
@@ -141,8 +147,7 @@ def context_parallel_attention(
     for name in ("positions", "key_positions"):
         if call[name] is not None:
             raise NotImplementedError(
-                f"gnomon.{NAME}: {name} is given; expected tokens that stand one after the other, "
-                "at query_offset"
+                f"gnomon.{NAME}: {name} is given; expected consecutive tokens, with query_offset"
             )
     similarity_spec, similarity_tensors = to_similarity(NAME, similarity)._lower()
     similarity = similarity_terms.Specified(similarity_spec, tuple(similarity_tensors))
@@ -152,8 +157,8 @@ def context_parallel_attention(
     if (call["query_segments"] is None) != (call["key_segments"] is None):
         given = "query_segments" if call["key_segments"] is None else "key_segments"
         raise ValueError(
-            f"gnomon.{NAME}: {given} is given alone; expected both query_segments and "
-            "key_segments, or neither"
+            f"gnomon.{NAME}: {given} is given without the other; expected both query_segments "
+            "and key_segments, or neither"
         )
     check_initialised(NAME)
     tensors = [tensor for term in (similarity, *positions) for tensor in term._own_tensors()]
@@ -162,8 +167,8 @@ def context_parallel_attention(
         placed = call["causal"] or call["left"] is not None or call["right"] is not None
         if sum(parts.queries) != sum(parts.keys) and (positions or placed):
             raise ValueError(
-                f"gnomon.{NAME}: query_offset is None, the queries are {sum(parts.queries)} and "
-                f"the keys {sum(parts.keys)}; expected the position of the first query"
+                f"gnomon.{NAME}: query_offset is None, with {sum(parts.queries)} queries and "
+                f"{sum(parts.keys)} keys; expected the position of the first query"
             )
         call["query_offset"] = 0
     if call["key_segments"] is not None:
@@ -206,6 +211,10 @@ def context_parallel_rows(
         ValueError: the length is below the number of processes, the layout is unknown, or the
             process is not in the group.
         RuntimeError: torch.distributed is not initialised.
+
+    Example:
+        >>> rows = gnomon.distributed.context_parallel_rows(1024)  # doctest: +SKIP
+        >>> q = q[:, :, rows]  # doctest: +SKIP
     """
     operator = "distributed.context_parallel_rows"
     length = check_integer(operator, "length", length)
@@ -214,7 +223,7 @@ def context_parallel_rows(
     rank, size = place_in(operator, group)
     if length < size:
         raise ValueError(
-            f"gnomon.{operator}: length is {length}; expected at least a row for each of the "
+            f"gnomon.{operator}: length is {length}; expected at least one row for each of the "
             f"{size} processes"
         )
     if layout == "contiguous":

@@ -48,7 +48,8 @@ def _error_in_tokens(q: Tensor, k: Tensor, v: Tensor) -> Exception | None:
         if tensor.dtype not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
             return TypeError(
                 f"gnomon.{NAME}: {name} is {tensor.dtype} on {tensor.device} and q {q.dtype} on "
-                f"{q.device}; expected the same, bfloat16, float16, float32 or float64"
+                f"{q.device}; expected the same device and dtype (bfloat16, float16, float32 or "
+                "float64)"
             )
         if tensor.dim() != 4 or tensor.size(2) < 1:
             return ValueError(
@@ -143,7 +144,8 @@ class Parts:
         for process, its in enumerate(all_facts):
             if its[0] < 0:
                 raise ValueError(
-                    f"gnomon.{NAME}: q, k or v of process {process} is wrong, as it says"
+                    f"gnomon.{NAME}: q, k or v of process {process} is invalid; see the error of "
+                    "that process"
                 )
             first = all_facts[0]
             if its[2] != first[2]:

@@ -23,16 +23,19 @@ _T = TypeVar("_T", bound=Term)
 
 #: By role, the alternative to a term that cannot be computed from a part of the keys.
 _OF_WHOLE_ROWS = {
-    "sink": "which joins the sum of all parts; expected the argument sink",
+    "sink": "which enters the sum over all parts; expected the argument sink",
     "temperature": "which may depend on all keys of a row; expected the argument temperature",
-    "gate": "of the output of all parts; expected its product with what comes back",
+    "gate": (
+        "which applies to the output of all parts; multiply the returned output by the gate instead"
+    ),
 }
 
 
 def check_position(term: position_terms.Specified) -> None:
     if any(component.lies_on_a_grid for component in components_of(term.spec)):
         raise NotImplementedError(
-            f"gnomon.{NAME}: position is {term.spec}, on a grid; expected positions in the sequence"
+            f"gnomon.{NAME}: position is {term.spec}, which lies on a grid; expected positions "
+            "in the sequence"
         )
     if any(component.entry.get("sums_over_keys") for component in components_of(term.spec)):
         raise NotImplementedError(
@@ -47,8 +50,8 @@ def check_position(term: position_terms.Specified) -> None:
     for component in components_of(term.spec):
         if rows := set(component.tables("tokens")) & set(component.tensors):
             raise NotImplementedError(
-                f"gnomon.{NAME}: position is {component.spec}, whose {min(rows)} has the rows of "
-                "the whole sequence; expected q and k to be rotated before the call"
+                f"gnomon.{NAME}: position is {component.spec}, whose {min(rows)} has the rows "
+                "for the whole sequence; rotate q and k before the call"
             )
     if ops.goes_by_length(term.spec):
         raise NotImplementedError(
@@ -127,14 +130,16 @@ class WholeSequence:
                 given = f"gnomon.{NAME}: the table of {name} has shape {list(table.shape)}; "
                 if index == "offsets" and table.shape != (heads, queries + keys - 1):
                     raise ValueError(
-                        f"{given}expected (H, Lq + Lk - 1) = ({heads}, {queries + keys - 1}) of "
+                        f"{given}expected (H, Lq + Lk - 1) = ({heads}, {queries + keys - 1}) for "
                         "the whole sequence"
                     )
                 if index == "keys" and (table.dim() < 2 or table.size(-2) != keys):
-                    raise ValueError(f"{given}expected {keys} rows, the keys of the whole sequence")
+                    raise ValueError(
+                        f"{given}expected {keys} rows, the keys for the whole sequence"
+                    )
                 if index == "key_entries" and (table.dim() < 1 or table.size(-1) != keys):
                     raise ValueError(
-                        f"{given}expected {keys} entries, the keys of the whole sequence"
+                        f"{given}expected {keys} entries, the keys for the whole sequence"
                     )
                 if index == "pairs":
                     self._check_columns(table, given)
@@ -145,7 +150,7 @@ class WholeSequence:
     def _check_columns(self, pairs: Tensor, given: str) -> None:
         keys = sum(self.parts.keys)
         if pairs.dim() < 1 or pairs.size(-1) not in (1, keys):
-            raise ValueError(f"{given}expected {keys} columns, the keys of the whole sequence")
+            raise ValueError(f"{given}expected {keys} columns, the keys for the whole sequence")
 
     def check_chunks(self) -> None:
         chunks = self.call["chunks"]

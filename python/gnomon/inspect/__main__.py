@@ -11,7 +11,7 @@ from typing import NoReturn
 try:
     import matplotlib
 except ImportError as error:
-    sys.exit(f"gnomon: inspect draws with matplotlib: {error}")
+    sys.exit(f"gnomon: inspect requires matplotlib: {error}")
 
 from gnomon._catalogue import load_terms
 from gnomon._command_line import Parser
@@ -29,24 +29,23 @@ PICTURES: dict[
     ],
 ] = {
     "encoding": (
-        "inner products of the positions of an encoding that is added to embeddings",
+        "inner products between the positions of an additive encoding",
         encodings.add_encoding_arguments,
         encodings.draw_encoding,
     ),
     "decay": (
-        "what a position does to scores as the distance grows; with --model, as each layer has "
-        "learned it",
+        "how a position changes scores with distance; with --model, as learned by each layer",
         decay.add_arguments,
         decay.draw,
     ),
     "tables": (
-        "similarity of the rows of the position tables that a checkpoint has learned; biases as "
-        "they are",
+        "similarity between the rows of a checkpoint's learned position tables; biases are "
+        "shown directly",
         model_pictures.add_tables_arguments,
         model_pictures.draw_tables,
     ),
     "attention": (
-        "attention weights of a trained model, two texts side by side",
+        "attention weights of a trained model for two texts side by side",
         model_pictures.add_attention_arguments,
         model_pictures.draw_attention,
     ),
@@ -61,12 +60,12 @@ PICTURES: dict[
         encodings.draw_rotation,
     ),
     "terms": (
-        "the four terms of a score of tokens with positions added",
+        "the four terms of a score when positions are added to tokens",
         encodings.add_terms_arguments,
         encodings.draw_terms,
     ),
     "rank": (
-        "the margin by which similarities tell the order of a tree, by dimensions",
+        "the margin by which similarities recover the order of a tree, by dimension",
         rank.add_arguments,
         rank.draw,
     ),
@@ -82,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         fail=lambda message: _fail(f"inspect: {message}"),
         prog="gnomon inspect",
-        description="Draws one picture, as a PNG file with its numbers as JSON beside it.",
+        description="Draws one picture as a PNG file and writes its numbers to a JSON file.",
     )
     pictures = parser.add_subparsers(dest="picture", metavar="PICTURE", required=True)
     for name, (text, add_arguments, _) in PICTURES.items():
@@ -90,11 +89,12 @@ def _parser() -> argparse.ArgumentParser:
         add_arguments(command)
         command.add_argument(
             "--terms", type=path, action="append", default=[], metavar="LIBRARY",
-            help="a library of similarities, positions and encodings from outside; repeatable",
+            help=("a term library with additional similarities, positions and encodings; "
+                 "repeatable"),
         )  # fmt: skip
         command.add_argument(
             "--out", type=path, default=pathlib.Path(f"{name}.png"),
-            help="the picture, a file NAME.png; its numbers go to NAME.json (default %(default)s)",
+            help="output file NAME.png; its numbers go to NAME.json (default %(default)s)",
         )  # fmt: skip
     return parser
 

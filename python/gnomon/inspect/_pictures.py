@@ -140,7 +140,7 @@ def items(text: str) -> list[str]:
     words = named(text).split(",")
     if "" in words:
         raise argparse.ArgumentTypeError(
-            f"an empty item in '{text}'; expected items joined by single commas"
+            f"empty item in '{text}'; expected items joined by single commas"
         )
     return words
 

@@ -48,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pair",
         action="append",
         metavar="X,H,X,H",
-        help="two points, each a place and a height; repeatable (default: three pairs: with a "
-        "common ancestor, one above the other, and far apart). A first number below 0 "
-        "needs the form --pair=-1,0.5,0,0.3",
+        help="two points, each given by a place and a height; repeatable (default: three pairs, "
+        "one with a common ancestor, one above the other, and one far apart). If the first "
+        "number is negative, write --pair=-1,0.5,0,0.3",
     )
 
 

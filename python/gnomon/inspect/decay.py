@@ -82,11 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--distance",
         type=integer(1, LONGEST_DISTANCE),
         default=256,
-        help=f"tokens back, up to {LONGEST_DISTANCE} (%(default)s)",
+        help=f"number of tokens back, at most {LONGEST_DISTANCE} (%(default)s)",
     )
     parser.add_argument("--heads", type=integer(1, 256), default=8, help="(%(default)s)")
     parser.add_argument(
-        "--head-dim", type=integer(1, 1024), default=64, help="columns of a head (%(default)s)"
+        "--head-dim",
+        type=integer(1, 1024),
+        default=64,
+        help="head dimension (default %(default)s)",
     )
 
 
@@ -100,8 +103,8 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
             if part.entry.get("role") == "rotation":
                 if table := learned_table(part):
                     raise ValueError(
-                        f"{spec} turns by its {table}, which modules learn; expected a rotation "
-                        "whose angles the specification says"
+                        f"{spec} rotates by its learned {table}; expected a rotation with angles "
+                        "fixed by the specification"
                     )
                 bound = rope_bound(spec, options.distance, options.head_dim)
                 panels.append({"title": spec, "kind": "bound", "curves": bound[None]})
@@ -143,7 +146,7 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
             )
     if not panels:
         position = model.options["position"]
-        raise ValueError(f'the position of {options.model}, "{position}", adds nothing by distance')
+        raise ValueError(f'the position of {options.model}, "{position}", adds no bias by distance')
     return panels
 
 
@@ -160,7 +163,7 @@ def _start_of(trained: MultiheadAttention) -> MultiheadAttention:
 def _biases(spec: str, module: MultiheadAttention, options: argparse.Namespace) -> Tensor:
     curves = biases(module, options.distance)
     if not curves.abs().max() > 0:
-        raise ValueError(f'position "{spec}" adds nothing to scores by distance')
+        raise ValueError(f'position "{spec}" adds no bias by distance to the scores')
     return curves
 
 

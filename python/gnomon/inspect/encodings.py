@@ -39,13 +39,13 @@ def encode(spec: str, length: int, dim: int) -> tuple[Tensor, list[int] | None]:
     encodings = list(module.children())
     if not encodings:
         raise ValueError(
-            f'position "{spec}" adds nothing to embeddings; `gnomon inspect decay` draws what acts '
-            "in attention"
+            f'position "{spec}" is not added to embeddings; `gnomon inspect decay` draws positions '
+            "that act in attention"
         )
     if list(module.parameters()):
         raise ValueError(
-            f'position "{spec}" is learned; `gnomon inspect tables` draws what a checkpoint has '
-            "learned"
+            f'position "{spec}" is learned; `gnomon inspect tables` draws the tables of a '
+            "checkpoint"
         )
     tokens = length if module.max_length is None else module.max_length
     encoding = module(torch.zeros(1, tokens, dim, dtype=torch.float64))[0]
@@ -126,7 +126,10 @@ def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
         "--shift", type=integer(-(10**9), 10**9), default=3, help="k, in tokens (%(default)s)"
     )
     parser.add_argument(
-        "--dim", type=integer(2, 128), default=16, help="columns, an even number (%(default)s)"
+        "--dim",
+        type=integer(2, 128),
+        default=16,
+        help="number of columns, even (default %(default)s)",
     )
     parser.add_argument(
         "--layout",
@@ -214,7 +217,10 @@ def draw_terms(options: argparse.Namespace) -> Picture:
     x = vectors[[kinds.index(character) for character in options.text]]
     p, _ = encode(options.position, length, options.dim)
     if len(p) != length:
-        raise ValueError(f'position "{options.position}" has {len(p)} places; the text {length}')
+        raise ValueError(
+            f'position "{options.position}" has {len(p)} positions, but the text '
+            f"has {length} characters"
+        )
     # Scale to unit variance, like the tokens.
     p = p * math.sqrt(options.dim) / p.norm(dim=1).mean()
     scale = options.dim**-0.5

@@ -51,13 +51,13 @@ def attention_of(model: LanguageModel, text: str) -> Tensor:
 
 def add_attention_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", type=path, required=True, help="a checkpoint file, or a run's folder"
+        "--model", type=path, required=True, help="a checkpoint file or a run folder"
     )
     parser.add_argument(
         "--text",
         action="append",
-        help="what it reads; give it twice for two texts side by side "
-        "(default: two sentences that differ in one word)",
+        help="text to process; give it twice for two texts side by side (default: two sentences "
+        "that differ in one word)",
     )
     parser.add_argument("--layer", type=int, help="only this layer, from 0")
     parser.add_argument("--head", type=int, help="only this head, from 0")
@@ -71,7 +71,9 @@ def draw_attention(options: argparse.Namespace) -> Picture:
     checkpoint = load_model(options.model)
     model, kind = checkpoint.model, checkpoint.tokenizer.kind
     if kind != "bytes":
-        raise ValueError(f"--model: {options.model} reads {kind}; expected a model of bytes")
+        raise ValueError(
+            f"--model: {options.model} reads {kind}; expected a model that reads bytes"
+        )
     layers = _chosen("layer", options.layer, model.options["depth"])
     heads = _chosen("head", options.head, model.options["heads"])
     maps = [attention_of(model, text)[layers][:, heads] for text in texts]
@@ -128,7 +130,7 @@ def _chosen(name: str, index: int | None, count: int) -> list[int]:
     if index is None:
         return list(range(count))
     if not 0 <= index < count:
-        raise ValueError(f"--{name}: {index}; the model has {count}, from 0 to {count - 1}")
+        raise ValueError(f"--{name}: {index}; expected 0 to {count - 1}")
     return [index]
 
 
@@ -147,7 +149,7 @@ def _name(byte: int) -> str:
 
 def add_tables_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", type=path, required=True, help="a checkpoint file, or a run's folder"
+        "--model", type=path, required=True, help="a checkpoint file or a run folder"
     )
 
 
@@ -157,7 +159,7 @@ def draw_tables(options: argparse.Namespace) -> Picture:
     if not tables:
         position = model.options["position"]
         raise ValueError(
-            f'{options.model} has learned no position table, its position being "{position}"; '
+            f'{options.model} has no learned position table, as its position is "{position}"; '
             "`gnomon inspect decay --model` draws biases by distance"
         )
     panels: list[_Panel] = []
@@ -279,7 +281,7 @@ def _draw_buckets(axes: Any, position: str, table: Tensor) -> None:
     axes.xaxis.set_major_locator(FixedLocator([0, 2, 4, 8, 16, 32, 64, 128, 256]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
     axes.set_xlabel("distance, tokens back")
-    axes.set_ylabel("bias, less that of distance 0")
+    axes.set_ylabel("bias relative to distance 0")
     axes.legend(fontsize=8)
 
 

@@ -128,10 +128,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dims",
         type=integers(2, 1024),
         default="2,3,4,8",
-        help="joined by commas, each 2 or more, as a cone needs (default %(default)s)",
+        help="joined by commas, each at least 2 (default %(default)s)",
     )
     parser.add_argument(
-        "--branching", type=integer(1, 1000), default=2, help="children of a node (%(default)s)"
+        "--branching",
+        type=integer(1, 1000),
+        default=2,
+        help="children per node (default %(default)s)",
     )
     parser.add_argument(
         "--depth", type=integer(2, 1000), default=3, help="levels below the root (%(default)s)"
@@ -143,9 +146,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--restarts",
         type=integer(1, 10_000),
         default=8,
-        help="random beginnings; the best counts (%(default)s)",
+        help="number of random initialisations, of which the best counts (default %(default)s)",
     )
-    parser.add_argument("--seed", type=seed, default=0, help="of the beginnings (%(default)s)")
+    parser.add_argument(
+        "--seed",
+        type=seed,
+        default=0,
+        help="random seed of the initialisations (default %(default)s)",
+    )
 
 
 @contextlib.contextmanager
@@ -165,8 +173,8 @@ def draw(options: argparse.Namespace) -> Picture:
     dims = options.dims
     if (options.depth + 1) * options.branching**options.depth > 2000:
         raise ValueError(
-            f"--depth: {options.depth} with --branching {options.branching}; expected "
-            "a tree that is small"
+            f"--depth: {options.depth} with --branching {options.branching}; expected a smaller "
+            "tree"
         )
     below = descendants(options.branching, options.depth)
     results: list[dict[str, Any]] = []
@@ -203,15 +211,13 @@ def draw(options: argparse.Namespace) -> Picture:
     axes.xaxis.set_major_locator(FixedLocator(dims))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
-    axes.set_xlabel("dimensions of a node")
+    axes.set_xlabel("dimensions per node")
     axes.set_ylabel("margin, standard deviations of the scores")
     axes.set_title(
-        f"Telling descendants from other nodes of a tree of {len(below)} nodes", fontsize=11
+        f"Separating descendants from other nodes, in a tree of {len(below)} nodes", fontsize=11
     )
     axes.legend()
-    note = (
-        f"What {options.steps} steps of Adam reach, the best of {options.restarts}: a lower bound. "
-    )
+    note = f"Best of {options.restarts} runs with {options.steps} steps of Adam: a lower bound. "
     if rising:
         note += (
             f"In the last quarter of the steps these still rose: {', '.join(rising)} dimensions."

@@ -62,19 +62,26 @@ def replace_attention(
             the head dimension.
         NotImplementedError: the model has no supported module, or a position requires inputs other
             than queries and keys.
+
+    Example:
+        >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> model = gnomon.integrations.replace_attention(model, "gaussian", "alibi")
     """
     if not isinstance(model, torch.nn.Module):
         raise wrong_type(OPERATOR, "model", model, "a torch.nn.Module")
     if isinstance(model, torch.nn.MultiheadAttention):
         raise TypeError(
-            f"gnomon.{OPERATOR}: model is a torch.nn.MultiheadAttention; expected a model that has "
-            "some; of one alone, use gnomon.nn.MultiheadAttention.from_torch"
+            f"gnomon.{OPERATOR}: model is a torch.nn.MultiheadAttention; expected a model that "
+            "contains some; to convert a single module, use "
+            "gnomon.nn.MultiheadAttention.from_torch"
         )
     if not isinstance(similarity, str):
-        raise wrong_type(OPERATOR, "similarity", similarity, "a specification, a string")
+        raise wrong_type(OPERATOR, "similarity", similarity, "a specification string")
     if position is not None and not isinstance(position, str):
         if not isinstance(position, Sequence) or not all(isinstance(p, str) for p in position):
-            raise wrong_type(OPERATOR, "position", position, "a specification, or a list of them")
+            raise wrong_type(
+                OPERATOR, "position", position, "a specification string, or a list of them"
+            )
         position = "+".join(position)
     check_similarity(f"gnomon.{OPERATOR}", similarity)
     if position is not None:
@@ -92,16 +99,16 @@ def replace_attention(
             of_timm.append((layer, _terms_of(layer, similarity, position, max_length)))
     if not of_torch and not of_timm:
         raise NotImplementedError(
-            f"gnomon.{OPERATOR}: {type(model).__name__} has no attention that is known, neither "
-            "torch.nn.MultiheadAttention nor timm's of ViT, Swin or EVA; use gnomon.nn.Attention "
-            "in the place of its own"
+            f"gnomon.{OPERATOR}: {type(model).__name__} contains no supported attention module "
+            "(torch.nn.MultiheadAttention, or that of timm's ViT, Swin or EVA); use "
+            "gnomon.nn.Attention in its code instead"
         )
     known = {*of_torch, *(layer for layer, _ in of_timm)}
     unknown = sorted({type(layer).__name__ for layer in model.modules() if _stays(layer, known)})
     if unknown:
         warnings.warn(
-            f"gnomon.{OPERATOR}: {', '.join(unknown)} of {type(model).__name__} attend in a way "
-            "that is not known, and stay as they are",
+            f"gnomon.{OPERATOR}: {', '.join(unknown)} of {type(model).__name__} use unsupported "
+            "attention and are left unchanged",
             stacklevel=2,
         )
     for parent in list(model.modules()):

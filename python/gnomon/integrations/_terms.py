@@ -26,9 +26,9 @@ def check_similarity(operator: str, spec: str) -> None:
     if option := ops.points_option(spec):
         (component,) = components_of(spec)
         raise ValueError(
-            f"{operator}: {spec!r}: {option} takes queries and keys for points already, which lie "
-            f"where {component.name} has them; those of a model are any numbers; leave "
-            f"{option.split('=')[0]} out, or give another one"
+            f"{operator}: {spec!r}: {option} expects queries and keys that are already points of "
+            f"the space of {component.name}, unlike the projections of a model; leave out "
+            f"{option.split('=')[0]}, or choose another value"
         )
 
 
@@ -38,12 +38,13 @@ def check_position(operator: str, spec: str) -> None:
         if component.entry.get("role") == "embedding":
             raise NotImplementedError(
                 f"{operator}: position {component.name!r} is added to the embeddings, which the "
-                "model makes; expected one of attention, such as 'alibi', 'rope' or 'sink'"
+                "model computes; expected a position that acts in attention, such as 'alibi', "
+                "'rope' or 'sink'"
             )
     if ops.module_has_projections(spec):
         raise NotImplementedError(
-            f"{operator}: position {spec!r} projects the tokens of a layer, and only its queries "
-            "and keys are known here; use gnomon.nn.MultiheadAttention"
+            f"{operator}: position {spec!r} projects the tokens of a layer, but only queries and "
+            "keys are available here; use gnomon.nn.MultiheadAttention"
         )
 
 
@@ -109,10 +110,10 @@ class _Terms(torch.nn.Module):
         if parameters and not any(parameter.requires_grad for parameter in parameters):
             _Terms._warned = True
             warnings.warn(
-                "gnomon.integrations: the parameters of a similarity or a position do not train: "
-                "requires_grad is False. PEFT freezes what its configuration does not name; give "
-                f"it modules_to_save=[{SIMILARITY!r}, {POSITION!r}], or call with_attention after "
-                "get_peft_model",
+                "gnomon.integrations: the parameters of a similarity or a position are frozen "
+                "(requires_grad is False). PEFT freezes modules that its configuration does not "
+                f"name; pass it modules_to_save=[{SIMILARITY!r}, {POSITION!r}], or call "
+                "with_attention after get_peft_model",
                 stacklevel=3,
             )
 

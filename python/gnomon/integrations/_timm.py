@@ -69,9 +69,9 @@ def attended(
         learned = getattr(layer, SIMILARITY, None)
         if learned is not None and learned.height is not None:
             raise NotImplementedError(
-                f"gnomon.{OPERATOR}: {type(layer).__name__} rotates all of its queries and keys, "
-                f"the height of {learned.module_spec!r} included; use a similarity without one, as "
-                "'hyperbolic:model=ball' or 'laplacian'"
+                f"gnomon.{OPERATOR}: {type(layer).__name__} rotates all coordinates of its "
+                f"queries and keys, including the height of {learned.module_spec!r}; use a "
+                "similarity without a height, such as 'hyperbolic:model=ball' or 'laplacian'"
             )
         first = layer.num_prefix_tokens
         q, k = (

@@ -33,5 +33,11 @@ def plain(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram
     Raises:
         NotImplementedError: another similarity, relative keys or values, a bias on a grid, dropout,
             or another operator of gnomon.
+
+    Example:
+        >>> module = gnomon.nn.MultiheadAttention(64, 4, position="alibi").eval()
+        >>> x = torch.randn(2, 16, 64)
+        >>> program = torch.export.export(module, (x,))  # doctest: +SKIP
+        >>> program = gnomon.integrations.onnx.plain(program)  # doctest: +SKIP
     """
     return plain_program(program)

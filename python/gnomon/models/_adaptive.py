@@ -49,8 +49,8 @@ class AdaptiveEmbedding(torch.nn.Module):
         super().__init__()
         if any(a >= b for a, b in zip([0, *cutoffs], [*cutoffs, vocabulary], strict=True)):
             raise ValueError(
-                f"gnomon.models.LanguageModel: adaptive is {list(cutoffs)}; expected numbers that "
-                f"rise, from at least 1 to less than the vocabulary, {vocabulary}"
+                f"gnomon.models.LanguageModel: adaptive is {list(cutoffs)}; expected increasing "
+                f"numbers, from at least 1 to less than the vocabulary size, {vocabulary}"
             )
         self.bounds = [0, *cutoffs, vocabulary]
         for band, (tokens, columns) in enumerate(table_sizes(vocabulary, dim, cutoffs)):

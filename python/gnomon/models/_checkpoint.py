@@ -56,6 +56,11 @@ class TrainingState:
         ValueError: a field of options or data is missing, a number is out of range, or a field of
             run is unknown.
         TypeError: a field has the wrong type.
+
+    Example:
+        >>> checkpoint = gnomon.models.load_checkpoint("runs/text")  # doctest: +SKIP
+        >>> checkpoint.training.step  # doctest: +SKIP
+        1000
     """
 
     options: dict[str, Any]
@@ -110,7 +115,13 @@ class TrainingState:
 
 @dataclasses.dataclass
 class Checkpoint:
-    """The contents of a checkpoint file; training is None if it holds only a model."""
+    """The contents of a checkpoint file; training is None if it holds only a model.
+
+    Example:
+        >>> checkpoint = gnomon.models.load_checkpoint("runs/text")  # doctest: +SKIP
+        >>> checkpoint.tokenizer.kind  # doctest: +SKIP
+        'bytes'
+    """
 
     model: LanguageModel
     tokenizer: Tokenizer
@@ -134,6 +145,10 @@ def save_checkpoint(
             match its options (because a module was replaced or parametrized).
         TypeError: an argument has the wrong type.
         OSError: the file cannot be written.
+
+    Example:
+        >>> model = gnomon.models.LanguageModel(dim=32, depth=2)
+        >>> gnomon.models.save_checkpoint("model.safetensors", model)  # doctest: +SKIP
     """
     target = _to_path("save_checkpoint", path)
     if not isinstance(model, LanguageModel):
@@ -175,13 +190,17 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Raises:
         ValueError: there is no valid checkpoint; the message names the path.
         TypeError: path is not a path.
+
+    Example:
+        >>> checkpoint = gnomon.models.load_checkpoint("runs/text")  # doctest: +SKIP
+        >>> logits = checkpoint.model(torch.tensor([[72, 101]]))  # doctest: +SKIP
     """
     path = _to_path("load_checkpoint", path)
     if not path.exists():
         raise ValueError(f"no such checkpoint file or run folder: {path}")
     if path.is_dir():
         if not (path / CHECKPOINT_NAME).exists():
-            raise ValueError(f"the folder {path} holds no {CHECKPOINT_NAME}")
+            raise ValueError(f"the folder {path} contains no {CHECKPOINT_NAME}")
         path = path / CHECKPOINT_NAME
     with torch.inference_mode(False), torch.device("cpu"):
         tensors, metadata = _safetensors.read(path)
@@ -206,7 +225,7 @@ def _to_path(function: str, path: object) -> pathlib.Path:
 
 def _object(what: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is {kind_of(value)}, expected an object")
+        raise ValueError(f"{what} is {kind_of(value)}; expected an object")
     return value
 
 
@@ -214,10 +233,10 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
     config = _object("its configuration", json.loads(metadata[_CONFIG]))
     file_format = config["format"]
     if type(file_format) is not int or file_format != _FORMAT:
-        raise ValueError(f"its format is {file_format!r}, expected {_FORMAT}")
+        raise ValueError(f"its format is {file_format!r}; expected {_FORMAT}")
     task = config.get("task", "text")
     if task != "text":
-        raise ValueError(f"it is of the task {task!r}, expected 'text'")
+        raise ValueError(f"it belongs to the task {task!r}; expected 'text'")
     named = _object("the field 'model'", config["model"])
     options = {
         name: named.get(name, option.default) if option.may_lack else named[name]
@@ -237,9 +256,9 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
         ("blocks.0.mlp_in.weight", [hidden, dim]),
     ]:
         if list(tensors[_MODEL + name].shape) != shape:
-            raise ValueError(f"the tensor '{_MODEL + name}' is not of the shape {shape}")
+            raise ValueError(f"the tensor '{_MODEL + name}' does not have the shape {shape}")
     if options["depth"] > len(tensors):
-        raise ValueError(f"it holds fewer tensors than {options['depth']} layers")
+        raise ValueError(f"it contains fewer tensors than {options['depth']} layers need")
     vocabulary = tensors.get(_VOCABULARY, torch.empty(0, dtype=torch.uint8))
     if vocabulary.dtype != torch.uint8 or vocabulary.dim() != 1:
         raise ValueError(
@@ -252,7 +271,7 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
     state = _below(tensors, _MODEL)
     for name, tensor in state.items():
         if tensor.dtype != torch.float32:
-            raise ValueError(f"the tensor '{_MODEL + name}' is {tensor.dtype}, expected float32")
+            raise ValueError(f"the tensor '{_MODEL + name}' is {tensor.dtype}; expected float32")
     # The initial weights are overwritten, so leave the generator unchanged.
     with torch.random.fork_rng(devices=[]):
         model = LanguageModel(**options).float()
@@ -267,7 +286,7 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
         )
         used += len(training.optimizer) + len(training.memory)
     if used != len(tensors):
-        raise ValueError(f"it holds {len(tensors)} tensors, of which its model has {used}")
+        raise ValueError(f"it contains {len(tensors)} tensors, but its model has {used}")
     return Checkpoint(model.eval(), tokenizer, training)
 
 
@@ -280,12 +299,13 @@ def _check_state(options: Mapping[str, Any], state: Mapping[str, Tensor]) -> Non
         if name not in expected or name not in state:
             fault = "has the tensor" if name in state else "lacks the tensor"
             raise ValueError(
-                f"{where} {fault} {name!r}; expected the tensors of a LanguageModel of its options"
+                f"{where} {fault} {name!r}; expected the tensors of a LanguageModel with the "
+                "given options"
             )
         if state[name].shape != expected[name]:
             raise ValueError(
                 f"{where} has {name!r} of shape {list(state[name].shape)}; expected "
-                f"{list(expected[name])} by its options"
+                f"{list(expected[name])}, as set by its options"
             )
 
 
@@ -302,5 +322,6 @@ def _check_vocabulary(where: str, tokenizer: Tokenizer, vocabulary: int) -> None
     size = {"bytes": 256, "words": tokenizer.vocabulary.count(b"\n")}.get(tokenizer.kind)
     if size is not None and size != vocabulary:
         raise ValueError(
-            f"{where}the vocabulary of {tokenizer.kind} has {size} tokens, the model {vocabulary}"
+            f"{where}the vocabulary of {tokenizer.kind} has {size} tokens, but the model has "
+            f"{vocabulary}"
         )

@@ -142,6 +142,10 @@ class LanguageModel(torch.nn.Module):
             only value that the similarity supports.
         device: device of parameters and buffers; the default device if None.
         dtype: floating-point dtype of parameters and buffers; the default dtype if None.
+
+    Example:
+        >>> model = gnomon.models.LanguageModel(dim=32, depth=2, position="rope")
+        >>> logits = model(torch.randint(256, (2, 16)))  # (B, L, vocabulary)
     """
 
     def __init__(
@@ -276,7 +280,7 @@ class LanguageModel(torch.nn.Module):
             x = self.embedding(tokens) * self._options["dim"] ** 0.5
         except IndexError as error:
             raise ValueError(
-                "gnomon.models.LanguageModel: tokens reach beyond the vocabulary; expected 0 to "
+                "gnomon.models.LanguageModel: tokens exceed the vocabulary; expected 0 to "
                 f"{self._options['vocabulary'] - 1}"
             ) from error
         known = cache if cache is not None else memory
@@ -362,8 +366,7 @@ class LanguageModel(torch.nn.Module):
         vocabulary = self._options["vocabulary"]
         if targets.numel() > 0 and not 0 <= targets.min() <= targets.max() < vocabulary:
             raise ValueError(
-                f"gnomon.{operator}: targets reach beyond the vocabulary; expected 0 to "
-                f"{vocabulary - 1}"
+                f"gnomon.{operator}: targets exceed the vocabulary; expected 0 to {vocabulary - 1}"
             )
         states, keep = self._states(tokens, None, memory, positions, segments)
         x = self.norm(states[-1])
@@ -460,8 +463,8 @@ def _to_specs(similarity: object, position: object) -> tuple[str, str]:
         for _, part in specs[1:]:
             if attention_position(part) != part:
                 raise ValueError(
-                    f"gnomon.{operator}: position is {position!r}, of which {part!r} is added to "
-                    "embeddings, before all layers; expected it in the first part alone"
+                    f"gnomon.{operator}: position is {position!r}, where {part!r} is added to "
+                    "embeddings, before all layers; expected it only in the first part"
                 )
         return specs[0][0], ";".join(part for _, part in specs)
     terms: dict[str, Similarity | Position] = {
@@ -473,8 +476,8 @@ def _to_specs(similarity: object, position: object) -> tuple[str, str]:
         spec, tensors = term._lower()
         if tensors:
             raise ValueError(
-                f"gnomon.{operator}: {name} has tensors; expected numbers, or a specification, "
-                "of which the model makes its own"
+                f"gnomon.{operator}: {name} contains tensors; expected numbers or a "
+                "specification, from which the model creates its own tensors"
             )
         lowered.append(spec)
     return lowered[0], lowered[1]

@@ -12,7 +12,14 @@ from gnomon.nn import KVCache, TokenCache
 
 
 class LanguageModelCache:
-    """The cached state of a model with `depth` layers for all previous tokens."""
+    """The cached state of a model with `depth` layers for all previous tokens.
+
+    Example:
+        >>> model = gnomon.models.LanguageModel(dim=32, depth=2, position="rope").eval()
+        >>> cache = gnomon.models.LanguageModelCache(depth=2)
+        >>> logits = model(torch.randint(256, (1, 16)), cache=cache)
+        >>> logits = model(torch.randint(256, (1, 1)), cache=cache)
+    """
 
     def __init__(self, depth: int) -> None:
         depth = check_integer("models.LanguageModelCache", "depth", depth)
@@ -46,6 +53,11 @@ class LanguageModelMemory:
 
     It stores each layer's input for the last tokens of the previous segments, (B, length, dim).
     Gradients do not flow into it.
+
+    Example:
+        >>> model = gnomon.models.LanguageModel(dim=32, depth=2, position="transformer_xl")
+        >>> memory = gnomon.models.LanguageModelMemory(max_length=64)
+        >>> logits = model(torch.randint(256, (1, 16)), memory=memory)
     """
 
     def __init__(self, max_length: int) -> None:

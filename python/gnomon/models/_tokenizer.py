@@ -19,6 +19,11 @@ class Tokenizer:
 
     For words, the file has one word per line, beginning with <unk> and <eos>. For subwords it is a
     SentencePiece model. For bytes it is empty.
+
+    Example:
+        >>> tokenizer = gnomon.models.Tokenizer("bytes")
+        >>> tokenizer.kind
+        'bytes'
     """
 
     kind: str = "bytes"
@@ -51,7 +56,7 @@ class Tokenizer:
         seen = set()
         for number, word in enumerate([*lines, rest] if rest else lines, 1):
             fault = (
-                "is not one word"
+                "is not a single word"
                 if not word or any(space in word for space in _SPACES)
                 else "appears twice"
                 if word in seen

@@ -65,6 +65,11 @@ class Attention(HeldTerms):
     Raises:
         ValueError: an invalid value, or a position that projects tokens without token_dim.
         TypeError: an argument of another type.
+
+    Example:
+        >>> layer = gnomon.nn.Attention(8, 32, similarity="gaussian", position="alibi")
+        >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
+        >>> o = layer(q, k, v, causal=True)
     """
 
     def __init__(
@@ -108,8 +113,8 @@ class Attention(HeldTerms):
         )
         if self.token_dim is None and ops.module_has_projections(position_spec):
             raise ValueError(
-                f"gnomon.{_NAME}: position is {position_spec!r}, which projects tokens, and "
-                "token_dim is None; expected the number of their columns"
+                f"gnomon.{_NAME}: position is {position_spec!r}, which projects tokens, but "
+                "token_dim is None; expected the embedding dimension of the tokens"
             )
         self._hold_terms(
             similarity_spec,

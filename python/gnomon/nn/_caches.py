@@ -91,6 +91,14 @@ class KVCache:
 
     A module whose rotation is the same in all calls also stores the rotated keys here, until k is
     read or set.
+
+    Example:
+        >>> layer = gnomon.nn.MultiheadAttention(64, 4, position="rope").eval()
+        >>> cache = gnomon.nn.KVCache()
+        >>> prompt, token = torch.randn(2, 10, 64), torch.randn(2, 1, 64)
+        >>> with torch.no_grad():
+        ...     y = layer(prompt, causal=True, cache=cache)
+        ...     y = layer(token, causal=True, cache=cache)
     """
 
     def __init__(self) -> None:
@@ -182,8 +190,8 @@ class KVCache:
             if old is None or old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
                 raise ValueError(
                     f"gnomon.nn.KVCache: {name} has shape {list(new.shape)} and the cache "
-                    f"{None if old is None else list(old.shape)}; expected the same but for the "
-                    "length"
+                    f"{None if old is None else list(old.shape)}; expected the same, apart from "
+                    "the length"
                 )
 
     def length(self) -> int:
@@ -205,8 +213,8 @@ class KVCache:
             return projections
         if len(projections) != len(self.projections):
             raise ValueError(
-                f"gnomon.nn.KVCache: it has {len(self.projections)} projections and takes "
-                f"{len(projections)}; expected the same number"
+                f"gnomon.nn.KVCache: the cache holds {len(self.projections)} projections and the "
+                f"call gives {len(projections)}; expected the same number"
             )
         return [torch.cat(pair, 2) for pair in zip(self.projections, projections, strict=True)]
 
@@ -220,8 +228,8 @@ class KVCache:
         if positions is None:
             if self.positions is not None:
                 raise ValueError(
-                    "gnomon.nn.KVCache: it has positions of its tokens; expected those of the new "
-                    "tokens, too"
+                    "gnomon.nn.KVCache: the cache holds positions of its tokens; expected "
+                    "positions of the new tokens as well"
                 )
             return None
         known = self.positions
@@ -231,8 +239,8 @@ class KVCache:
             # Positions with coordinates.
             if known.dim() != positions.dim() or known.shape[2] != positions.shape[2]:
                 raise ValueError(
-                    "gnomon.nn.KVCache: its tokens have positions with another number of axes; "
-                    "expected positions like those of the first tokens"
+                    "gnomon.nn.KVCache: the positions have another number of axes than those in "
+                    "the cache; expected the same"
                 )
             if len(known) != len(positions):
                 known, positions = (one.expand(batch, -1, -1) for one in (known, positions))
@@ -298,6 +306,12 @@ class TokenCache:
 
     embeddings (B, N, dim) are those of the last tokens, which the next ones read through a
     convolution, or None.
+
+    Example:
+        >>> position = gnomon.nn.TokenPosition("sinusoidal", dim=64, max_length=128)
+        >>> cache = gnomon.nn.TokenCache()
+        >>> x = position(torch.randn(2, 10, 64), cache=cache)
+        >>> x = position(torch.randn(2, 1, 64), cache=cache)  # position 10
     """
 
     def __init__(self) -> None:

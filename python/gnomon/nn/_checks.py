@@ -10,7 +10,7 @@ from torch import Tensor
 from gnomon._checks import Device, check_tensors, kind_of
 from gnomon.nn._held_terms import Projection
 
-SPECIFICATION = "a specification, a string"
+SPECIFICATION = "a specification string"
 # The dtypes that autocast converts.
 _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -35,26 +35,31 @@ def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
     Raises:
         ValueError: the table has another number of axes, or an even number of offsets.
         TypeError: table is not a floating-point tensor, or shape does not hold integers.
+
+    Example:
+        >>> table = torch.randn(4, 13, 13)  # for a grid of 7 x 7
+        >>> gnomon.nn.resize_grid_table(table, (14, 14)).shape
+        torch.Size([4, 27, 27])
     """
     name = "nn.resize_grid_table"
     if not isinstance(table, Tensor):
         raise wrong_type(name, "table", table, "a Tensor")
     if not table.is_floating_point():
         raise TypeError(
-            f"gnomon.{name}: table has dtype {table.dtype}; expected a floating-point one"
+            f"gnomon.{name}: table has dtype {table.dtype}; expected a floating-point dtype"
         )
     sizes = check_shape(f"gnomon.{name}: shape", shape)
     if min(sizes) < 1:
-        raise ValueError(f"gnomon.{name}: shape is {tuple(sizes)}; expected positive lengths")
+        raise ValueError(f"gnomon.{name}: shape is {tuple(sizes)}; expected positive sizes")
     axes = table.dim() - 1
     if not 1 <= axes <= 3 or any(size % 2 == 0 for size in table.shape[1:]):
         raise ValueError(
-            f"gnomon.{name}: table has shape {list(table.shape)}; expected (H, 2 h - 1, 2 w - 1), "
-            "of one to three axes"
+            f"gnomon.{name}: table has shape {list(table.shape)}; expected (H, 2 h - 1, 2 w - "
+            "1), or the same with one or three axes"
         )
     if len(sizes) != axes:
         raise ValueError(
-            f"gnomon.{name}: shape is {tuple(sizes)}; expected {axes} axes, as the table has"
+            f"gnomon.{name}: shape is {tuple(sizes)}; expected {axes} axes, like the table"
         )
     target = [2 * size - 1 for size in sizes]
     if list(table.shape[1:]) == target:
@@ -84,13 +89,18 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
     Raises:
         ValueError: the module has no grid position, or one with another number of axes.
         TypeError: module is not a module, or shape does not hold integers.
+
+    Example:
+        >>> layer = gnomon.nn.MultiheadAttention(64, 4, position="grid_bias:shape=7x7")
+        >>> layer = gnomon.nn.resize_grid(layer, (14, 14))
+        >>> y = layer(torch.randn(2, 14 * 14, 64))
     """
     name = "nn.resize_grid"
     if not isinstance(module, torch.nn.Module):
         raise wrong_type(name, "module", module, "a torch.nn.Module")
     sizes = check_shape(f"gnomon.{name}: shape", shape)
     if min(sizes) < 1:
-        raise ValueError(f"gnomon.{name}: shape is {tuple(sizes)}; expected positive lengths")
+        raise ValueError(f"gnomon.{name}: shape is {tuple(sizes)}; expected positive sizes")
     parts = [
         part
         for part in module.modules()
@@ -98,14 +108,16 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
         and any(component.lies_on_a_grid for component in components_of(_spec_of(part)))
     ]
     if not parts:
-        raise ValueError(f"gnomon.{name}: module has no position on a grid; expected one")
+        raise ValueError(
+            f"gnomon.{name}: module has no position on a grid; expected a module with one"
+        )
     for part in parts:
         for component in components_of(_spec_of(part)):
             old = component.grid[1:]
             if old and len(old) != len(sizes):
                 raise ValueError(
                     f"gnomon.{name}: shape is {tuple(sizes)} and that of {_spec_of(part)} is "
-                    f"{old}; expected as many axes"
+                    f"{old}; expected the same number of axes"
                 )
     for part in parts:
         if isinstance(part, HeldTerms):
@@ -147,8 +159,8 @@ def _resize_tables(module: HeldTerms, shape: list[int]) -> None:
             along = component.options.get("axis")
             if along is None and len(set(shape)) > 1:
                 raise ValueError(
-                    f"gnomon.nn.resize_grid: shape is {tuple(shape)} and {component.spec} has one "
-                    "table for all axes; expected one length"
+                    f"gnomon.nn.resize_grid: shape is {tuple(shape)} and {component.spec} has "
+                    "one table for all axes; expected axes of equal length"
                 )
             of_axis = [shape[int(along or 0)]]
             _replace(module, tensor.name, functools.partial(resize_grid_table, shape=of_axis))

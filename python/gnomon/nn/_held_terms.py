@@ -21,6 +21,11 @@ class LearnedValue(NamedTuple):
     """The effective value of a learned parameter, and its initial value.
 
     start is None if it is unknown: for tables, and for tensors passed in terms.
+
+    Example:
+        >>> layer = gnomon.nn.MultiheadAttention(64, 4, similarity="gaussian")
+        >>> layer.learned_values()["gamma"].value.shape
+        torch.Size([4])
     """
 
     value: Tensor
@@ -187,9 +192,8 @@ class HeldTerms(torch.nn.Module):
         for name, given in self._given_starts.items():
             if given.is_meta and not getattr(self, name).is_meta:
                 raise RuntimeError(
-                    f"gnomon.nn.{type(self).__name__}: {name} was given as a tensor on the meta "
-                    "device, which has no numbers; expected a specification, or a tensor with "
-                    "numbers"
+                    f"gnomon.nn.{type(self).__name__}: {name} is a tensor on the meta device, "
+                    "which has no values; expected a specification, or a tensor with values"
                 )
         _, starts, _ = ops.module_tensors(
             self.similarity, self.position, *self._term_sizes, list(self._given_starts.values())
@@ -406,7 +410,7 @@ def _segments_of_padding(
     """Returns segments that make all queries attend to the keys not hidden by key_padding_mask."""
     if query_segments is not None or key_segments is not None:
         raise ValueError(
-            f"gnomon.{operator}: key_padding_mask and segments are both given; expected keys that "
-            "are hidden to be of a segment of their own"
+            f"gnomon.{operator}: key_padding_mask and segments are both given; give padded keys "
+            "a segment of their own instead"
         )
     return torch.zeros(q.shape[2], dtype=torch.int64, device=hidden.device), hidden.long()

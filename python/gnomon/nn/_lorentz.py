@@ -65,6 +65,11 @@ class LorentzMultiheadAttention(HeldTerms):
         ValueError: an invalid shape or value.
         TypeError: an argument of another type.
         NotImplementedError: attention_type="linear_focused".
+
+    Example:
+        >>> layer = gnomon.nn.LorentzMultiheadAttention(1.0, 17, 17, num_heads=4)
+        >>> x = gnomon.lorentz.lift(torch.randn(2, 16, 4, 16)).flatten(2)  # (B, L, 4 x 17)
+        >>> y = layer(x)
     """
 
     def __init__(
@@ -107,8 +112,8 @@ class LorentzMultiheadAttention(HeldTerms):
         check_string(_NAME, "attention_type", attention_type)
         if attention_type == "linear_focused":
             raise NotImplementedError(
-                f"gnomon.{_NAME}: attention_type is 'linear_focused', which is no softmax; "
-                "expected 'full', or gnomon.linear_attention"
+                f"gnomon.{_NAME}: attention_type is 'linear_focused', which does not use "
+                "softmax; expected 'full', or use gnomon.linear_attention"
             )
         if attention_type != "full":
             raise ValueError(
@@ -166,8 +171,8 @@ class LorentzMultiheadAttention(HeldTerms):
         if isinstance(self._c_start, Tensor):
             if self._c_start.is_meta and not self._curvature().is_meta:
                 raise RuntimeError(
-                    f"gnomon.{_NAME}: manifold was given as a tensor on the meta device, which has "
-                    "no numbers; expected a number, or a tensor with numbers"
+                    f"gnomon.{_NAME}: manifold is a tensor on the meta device, which has no "
+                    "values; expected a number, or a tensor with values"
                 )
             set_start(self._curvature(), self._c_start)
         self._reset_terms()
@@ -187,7 +192,7 @@ class LorentzMultiheadAttention(HeldTerms):
             self.manifold = manifold
         else:
             number = check_number(
-                _NAME, "manifold", manifold, "c, a number or a tensor, or what has it as its c"
+                _NAME, "manifold", manifold, "a number, a tensor, or an object with an attribute c"
             )
             if not number > 0:
                 raise ValueError(f"gnomon.{_NAME}: manifold is {number}; expected a positive c")

@@ -89,8 +89,8 @@ def _is_bool(operator: str, name: str, mask: Any) -> bool:
         raise wrong_type(operator, name, mask, "a Tensor, or None")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
-            f"gnomon.{operator}: {name} has dtype {mask.dtype}; expected booleans, or numbers that "
-            "are added to the scores"
+            f"gnomon.{operator}: {name} has dtype {mask.dtype}; expected booleans, or values "
+            "that are added to the scores"
         )
     return mask.dtype == torch.bool
 

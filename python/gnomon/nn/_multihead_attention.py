@@ -85,6 +85,10 @@ class MultiheadAttention(HeldTerms):
         tolerance: see gnomon.attention.
         device: device of parameters and buffers; the default device if None.
         dtype: floating-point dtype of parameters and buffers; the default dtype if None.
+
+    Example:
+        >>> layer = gnomon.nn.MultiheadAttention(64, 4, similarity="umbral", position="rope")
+        >>> y = layer(torch.randn(2, 16, 64), causal=True)  # (B, L, embed_dim)
     """
 
     def __init__(
@@ -372,15 +376,15 @@ class MultiheadAttention(HeldTerms):
         takes_batch_first = module.batch_first if batch_first is None else batch_first
         if not takes_batch_first:
             raise ValueError(
-                f"gnomon.{name}: tokens of module are (L, B, ...), since its batch_first is False, "
-                "and those of gnomon.nn.MultiheadAttention (B, L, ...); expected drop_in=True, "
-                "which keeps calls as they are, or batch_first=True, which says that calls change"
+                f"gnomon.{name}: module has batch_first=False and expects (L, B, ...), but "
+                "gnomon.nn.MultiheadAttention expects (B, L, ...); pass drop_in=True to keep "
+                "calls unchanged, or batch_first=True to confirm that you change them"
             )
         own = cls(module.embed_dim, module.num_heads, **arguments)
         if own.qk_dim * own.num_heads != own.embed_dim:
             raise ValueError(
-                f"gnomon.{name}: similarity is {own.similarity!r}, whose heads have {own.qk_dim} "
-                f"columns, and those of the module {module.head_dim}; expected the same"
+                f"gnomon.{name}: similarity is {own.similarity!r}, which needs a head dimension "
+                f"of {own.qk_dim}, but the module has {module.head_dim}; expected the same"
             )
         own.load_state_dict(module.state_dict(), strict=False)
         sources = {"out_proj.weight": weight, "out_proj.bias": module.out_proj.bias}
@@ -436,8 +440,8 @@ def _split_in_proj(
     for kept in ("bias_k", "bias_v"):
         if prefix + kept in state:
             raise NotImplementedError(
-                f"gnomon.nn.MultiheadAttention: the state has {prefix}{kept}, of add_bias_kv; "
-                "expected a module without it"
+                f"gnomon.nn.MultiheadAttention: the state contains {prefix}{kept} of "
+                "add_bias_kv, which is not supported; expected a module without it"
             )
     for kind in ("weight", "bias"):
         joined = state.get(f"{prefix}in_proj_{kind}")

@@ -36,6 +36,10 @@ def attention_position(position: str) -> str:
 
     Raises:
         ValueError: the specification is invalid.
+
+    Example:
+        >>> gnomon.nn.attention_position("sinusoidal+alibi")
+        'alibi'
     """
     check_string("nn.attention_position", "position", position, SPECIFICATION)
     acts: str = ops.attention_position(position)
@@ -58,6 +62,10 @@ class TokenEncoding(torch.nn.Module):
         causal: whether tokens are prevented from seeing later ones.
         device: device of the parameters; the default device if None.
         dtype: floating-point dtype of the parameters; the default dtype if None.
+
+    Example:
+        >>> encoding = gnomon.nn.TokenEncoding("sinusoidal", dim=64)
+        >>> x = encoding(torch.randn(2, 16, 64))
     """
 
     def __init__(
@@ -156,6 +164,10 @@ class TokenPosition(torch.nn.Module):
         causal: whether tokens are prevented from seeing later ones.
         device: device of the parameters; the default device if None.
         dtype: floating-point dtype of the parameters; the default dtype if None.
+
+    Example:
+        >>> position = gnomon.nn.TokenPosition("sinusoidal+alibi", dim=64, max_length=128)
+        >>> x = position(torch.randn(2, 16, 64))  # adds the sinusoids, ignores alibi
     """
 
     def __init__(
@@ -227,7 +239,7 @@ def _add_encodings(
         raise wrong_type("nn", "generator", generator, "a torch.Generator, or None")
     if lengths is not None and cache is not None:
         raise ValueError(
-            "gnomon.nn: lengths and a cache are both given; expected lengths in a call of all "
+            "gnomon.nn: lengths and a cache are both given; pass lengths only in calls with all "
             "tokens, without a cache"
         )
     positions = check_optional_integers("nn", "positions", positions, embeddings)

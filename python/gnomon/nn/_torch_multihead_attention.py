@@ -62,6 +62,11 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         ValueError: an invalid value, or a similarity whose head_dim is not that of the values.
         TypeError: an argument of another type.
         NotImplementedError: add_bias_kv or add_zero_attn is True.
+
+    Example:
+        >>> layer = gnomon.nn.TorchMultiheadAttention(64, 4, batch_first=True, position="alibi")
+        >>> x = torch.randn(2, 16, 64)
+        >>> y, _ = layer(x, x, x, need_weights=False)
     """
 
     def __init__(
@@ -97,8 +102,9 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
             )
         if width * num_heads != embed_dim:
             raise ValueError(
-                f"gnomon.{_NAME}: similarity is {similarity_spec!r}, whose heads have {width} "
-                f"columns, and those of the module {embed_dim // num_heads}; expected the same"
+                f"gnomon.{_NAME}: similarity is {similarity_spec!r}, which needs a head "
+                f"dimension of {width}, but the module has {embed_dim // num_heads}; expected "
+                "the same"
             )
         torch.nn.MultiheadAttention.__init__(
             self,
@@ -204,7 +210,8 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
             raise ValueError(
                 f"gnomon.{_NAME}: query, key and value have shapes {list(query.shape)}, "
-                f"{list(key.shape)} and {list(value.shape)}; expected tokens of a batch or of none"
+                f"{list(key.shape)} and {list(value.shape)}; expected all batched or all "
+                "unbatched"
             )
         is_batched = query.dim() == 3
         if not is_batched:
@@ -215,8 +222,8 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
             query, key, value = (tokens.transpose(0, 1) for tokens in (query, key, value))
         if check_flag(_NAME, "is_causal", is_causal) and attn_mask is None:
             raise RuntimeError(
-                f"gnomon.{_NAME}: is_causal is True and attn_mask None; expected the causal mask, "
-                "as torch.nn.MultiheadAttention does"
+                f"gnomon.{_NAME}: is_causal is True but attn_mask is None; pass the causal mask "
+                "as well, as torch.nn.MultiheadAttention requires"
             )
         if attn_mask is not None and not is_causal and self._reads_order:
             is_causal = is_causal_mask(attn_mask)
@@ -283,8 +290,8 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         """Handles the nested tensors that torch.nn.TransformerEncoder creates in inference."""
         if query is not key or key is not value or attn_mask is not None or key_padding_mask:
             raise NotImplementedError(
-                f"gnomon.{_NAME}: query is a nested tensor; expected the same key and value, and "
-                "no masks"
+                f"gnomon.{_NAME}: query is a nested tensor; expected the same tensor as key and "
+                "value, and no masks"
             )
         rows = query.unbind()
         lengths = torch.tensor([len(row) for row in rows], device=query.device)

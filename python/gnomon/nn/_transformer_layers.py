@@ -210,6 +210,10 @@ class TransformerEncoderLayer(_TransformerLayer):
         position: see MultiheadAttention.
 
     The other arguments are torch's.
+
+    Example:
+        >>> layer = gnomon.nn.TransformerEncoderLayer(64, 4, batch_first=True, position="alibi")
+        >>> y = layer(torch.randn(2, 16, 64))
     """
 
     _torch = torch.nn.TransformerEncoderLayer
@@ -248,6 +252,10 @@ class TransformerDecoderLayer(_TransformerLayer):
         position: see MultiheadAttention.
 
     The other arguments are torch's.
+
+    Example:
+        >>> layer = gnomon.nn.TransformerDecoderLayer(64, 4, batch_first=True, position="alibi")
+        >>> y = layer(torch.randn(2, 16, 64), torch.randn(2, 20, 64))
     """
 
     _torch = torch.nn.TransformerDecoderLayer

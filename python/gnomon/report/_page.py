@@ -74,9 +74,9 @@ def busy(results: dict[str, Any]) -> str:
         return ""
     count = sum(share > BUSY for share in shares)
     return (
-        f'<p class="warning">The machine was busy: in {count} of {len(results["runs"])} runs other '
-        f"programs took more than {BUSY:.0%} of the processors' time, up to {max(shares):.0%}. "
-        "Compare times only between runs on a quiet machine.</p>"
+        f'<p class="warning">The machine was busy: in {count} of {len(results["runs"])} runs, '
+        f"other programs used more than {BUSY:.0%} of the CPU time, up to {max(shares):.0%}. "
+        "Compare times only between runs on an idle machine.</p>"
     )
 
 
@@ -147,8 +147,8 @@ def table(results: dict[str, Any]) -> str:
         )
     else:
         note = (
-            "One or two seeds cannot tell a difference from chance: --seeds 3 may, and then the "
-            "best of each column is marked."
+            "With one or two seeds, differences cannot be tested; use --seeds 3 or more to mark "
+            "the best of each column."
         )
     return "".join(parts) + f"<p>{note}</p>"
 

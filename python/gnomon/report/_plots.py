@@ -206,19 +206,19 @@ def draw_cost(results: dict[str, Any]) -> Figure:
 PLOTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], Figure]]] = {
     "lengths": (
         "Evaluation",
-        "Dashed or shaded is what the models were trained at; a band or a whisker is one standard "
-        "deviation over the seeds.",
+        "Dashed lines or shading mark the training condition; bands and whiskers are one "
+        "standard deviation over the seeds.",
         draw_conditions,
     ),
     "training": (
         "Training",
-        "Mean over the seeds and over five neighbouring points.",
+        "Mean over the seeds, smoothed over five neighbouring points.",
         draw_training,
     ),
     "cost": (
         "Cost",
-        "Forward, backward and optimizer, of one step; the whiskers hold the middle half of the "
-        "steps of every seed.",
+        "One training step: forward, backward and optimizer. Whiskers span the middle half of "
+        "the steps of all seeds.",
         draw_cost,
     ),
 }

@@ -96,7 +96,10 @@ def in_common(results: dict[str, Any]) -> str:
     if len(combinations) < 2:
         return ""
     return "".join(
-        f" The {part} of all is {combinations[0].get(part + '_title', combinations[0][part])}."
+        (
+            f" The {part} of all runs is "
+            f"{combinations[0].get(part + '_title', combinations[0][part])}."
+        )
         for part in ("similarity", "position")
         if len({c[part] for c in combinations}) == 1
     )

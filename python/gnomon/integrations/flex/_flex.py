@@ -50,13 +50,16 @@ def flex_attention(
         ValueError: a shape or value is invalid.
         TypeError: a type or device is wrong.
         NotImplementedError: score_mod is given.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
+        >>> o = gnomon.integrations.flex.flex_attention(q, k, v)
     """
     check_tensors(_FLEX, query=query, key=key, value=value)
     if score_mod is not None:
         raise NotImplementedError(
-            f"gnomon.{_FLEX}: score_mod is given; expected None, and gnomon.attention with "
-            "position=, one of gnomon.position: OffsetBias adds a table by offset, PairBias any "
-            "numbers"
+            f"gnomon.{_FLEX}: score_mod is not supported; use gnomon.attention with a term of "
+            "gnomon.position: OffsetBias adds a table by offset, and PairBias any values"
         )
     if not check_flag(_FLEX, "enable_gqa", enable_gqa) and query.shape[1] != key.shape[1]:
         raise ValueError(
@@ -114,8 +117,9 @@ def mask_arguments(
         TypeError: mask is neither a BlockMask nor a mask_mod.
 
     Example:
-        >>> causal = mask_arguments(lambda b, h, q, k: q >= k, Q_LEN=128, KV_LEN=128)
-        >>> causal
+        >>> def causal(b, h, q, k):
+        ...     return q >= k
+        >>> gnomon.integrations.flex.mask_arguments(causal, Q_LEN=128, KV_LEN=128)
         {'causal': True}
     """
     if isinstance(mask, BlockMask):

@@ -240,7 +240,7 @@ def _deberta_forward(
     # _is_disentangled has already checked these by name.
     if query_states is not None or relative_pos is not None:
         raise TypeError(
-            f"{type(layer).__name__}: expected query_states and relative_pos by their names"
+            f"{type(layer).__name__}: expected query_states and relative_pos as keyword arguments"
         )
     part = layer.self
     assert rel_embeddings is not None

@@ -49,8 +49,8 @@ def shape_of_heads(layer: torch.nn.Module) -> tuple[int, int]:
         width = None if size is None else size // heads
     if heads is None or width is None:
         raise NotImplementedError(
-            f"{OPERATOR}: the heads of {type(layer).__name__} are not known: it has no "
-            f"{'num_attention_heads' if heads is None else 'head_dim'}; give it that attribute"
+            f"{OPERATOR}: cannot determine the heads of {type(layer).__name__}: it has no "
+            f"{'num_attention_heads' if heads is None else 'head_dim'}; set that attribute"
         )
     return heads, width
 
@@ -79,8 +79,9 @@ def check_rotation(layer: torch.nn.Module) -> None:
     if any(name in names for name in _ANGLES) or _rotary_parts(layer):
         return
     raise NotImplementedError(
-        f"{OPERATOR}: {type(layer).__name__} rotates queries and keys by itself, the height of a "
-        "similarity with one included; use one without, as 'hyperbolic:model=ball' or 'laplacian'"
+        f"{OPERATOR}: {type(layer).__name__} rotates queries and keys itself, including the "
+        "height of a similarity; use a similarity without a height, such as "
+        "'hyperbolic:model=ball' or 'laplacian'"
     )
 
 
@@ -156,9 +157,9 @@ def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
         places = [n + first + k for n in range(0, rotated - step + 1, step) for k in (0, 1)]
     else:
         raise NotImplementedError(
-            f"{OPERATOR}: {type(layer).__name__} rotates neither coordinates i and i + D / 2 nor "
-            "2 i and 2 i + 1 together, and which one is paired with the height is not known; use a "
-            "similarity without a height, as 'hyperbolic:model=ball' or 'laplacian'"
+            f"{OPERATOR}: {type(layer).__name__} uses an unknown rotation layout (neither i with "
+            "i + D / 2 nor 2 i with 2 i + 1), so the partner of the height is unknown; use a "
+            "similarity without a height, such as 'hyperbolic:model=ball' or 'laplacian'"
         )
     cos, sin = cos.clone(), sin.clone()
     cos[..., places], sin[..., places] = 1, 0

@@ -34,9 +34,9 @@ from gnomon.position import PairBias, Position
 _LOWEST_SCORE = -1e30
 
 _REFUSED = {
-    "output_attentions": "weights as an array (output_attentions); use gnomon.attention_weights on "
-    "the rows that you want to see, or use_eager(model)",
-    "head_mask": "masks of heads (head_mask); call use_eager(model)",
+    "output_attentions": "weights as an array (output_attentions); call "
+    "gnomon.attention_weights for the rows of interest, or use_eager(model)",
+    "head_mask": "head masks (head_mask); call use_eager(model)",
     "cache": "paged caches (cache); use generate() instead of generate_batch()",
 }
 
@@ -158,8 +158,8 @@ def _chosen(
     size = getattr(getattr(module, "indexer", None), "block_size", None)
     if size is None:
         raise NotImplementedError(
-            f"{OPERATOR}: {type(module).__name__} chooses blocks of keys (block_indices), and has "
-            "no indexer.block_size that says of how many; call use_eager(model)"
+            f"{OPERATOR}: {type(module).__name__} selects blocks of keys (block_indices) but has "
+            "no indexer.block_size; call use_eager(model)"
         )
     count = -(-keys // size)
     chosen = torch.zeros(*blocks.shape[:3], count + 1, dtype=torch.bool, device=k.device)
@@ -218,8 +218,8 @@ def refuse_extra(
     for name, default in extra.items():
         if asks_for_something(arguments.get(name), default):
             raise NotImplementedError(
-                f"{OPERATOR}: {type(module).__name__} gives its attention {name}, which is not "
-                "supported; call use_eager(model)"
+                f"{OPERATOR}: {type(module).__name__} passes {name} to its attention, which is "
+                "not supported; call use_eager(model)"
             )
 
 
@@ -304,8 +304,8 @@ def call(
         mask = replace(mask, shape=shape)
     if mask.shape[2:] != shape[2:]:
         raise NotImplementedError(
-            f"{OPERATOR}: the mask of {type(module).__name__} is of {mask.shape[2]} queries and "
-            f"{mask.shape[3]} keys, and attention of {shape[2]} and {shape[3]}, which is not "
+            f"{OPERATOR}: the mask of {type(module).__name__} has {mask.shape[2]} queries and "
+            f"{mask.shape[3]} keys, but attention has {shape[2]} and {shape[3]}, which is not "
             "supported; call use_eager(model)"
         )
     _check_arrays(module, (*shape[:1], q.shape[1], *shape[2:]), (*biases, hidden))
@@ -342,9 +342,8 @@ def _check_offset(module: torch.nn.Module, own: Any, mask: Mask) -> None:
     if own.reads_positions and queries != keys and is_plain and _is_zero(mask.query_offset):
         raise NotImplementedError(
             f"{OPERATOR}: {type(module).__name__} attends from {queries} queries to {keys} keys "
-            "that do not say where the queries stand, and has the position "
-            f"{own.module_spec!r} of with_attention; give that the parts of the model that attend "
-            "to their own tokens"
+            f"without positions of the queries, which the position {own.module_spec!r} needs; "
+            "call with_attention on the parts of the model that attend to their own tokens"
         )
 
 
@@ -369,7 +368,7 @@ def _check_arrays(
         if array.dim() > len(shape) or any(size not in (1, whole) for size, whole in pairs):
             raise ValueError(
                 f"{OPERATOR}: a mask or a bias of {type(module).__name__} has shape "
-                f"{list(array.shape)}; expected (B, H, Lq, Lk) = {list(shape)}, or what "
+                f"{list(array.shape)}; expected (B, H, Lq, Lk) = {list(shape)}, or a shape that "
                 "broadcasts to it"
             )
 

@@ -310,8 +310,8 @@ def _seen_by_rows(attention_mask: Tensor, mask: Mask, first_key: int) -> Tensor:
     if attention_mask.is_floating_point():
         raise TypeError(
             f"{OPERATOR}: attention_mask (B, Lq, Lk) has dtype {attention_mask.dtype}; expected "
-            "booleans or integers, 1 where a query sees a key; a mask that is added to the scores "
-            "has four axes, (B, 1 or H, Lq, Lk)"
+            "booleans or integers, 1 where a query attends to a key; a mask that is added to "
+            "the scores needs four axes, (B, 1 or H, Lq, Lk)"
         )
     seen = attention_mask[..., first_key : first_key + keys]
     if given[0] not in (1, batch) or given[1] not in (1, queries) or seen.shape[-1] != keys:
@@ -369,8 +369,8 @@ def given_or_plain(mask: Mask | Tensor | None, q: Tensor, k: Tensor, causal: boo
     is_causal, causal = causal, causal and queries > 1
     if causal and queries != keys:
         raise NotImplementedError(
-            f"{OPERATOR}: {queries} causal queries of {keys} keys without a "
-            "mask do not say where they stand; give the model an attention_mask"
+            f"{OPERATOR}: {queries} causal queries of {keys} keys without a mask have no "
+            "positions; pass an attention_mask to the model"
         )
     shape = (q.shape[0], 1, queries, keys)
     offset = keys - 1 if queries == 1 and is_causal else 0
@@ -385,8 +385,9 @@ def segments_of(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
         rows = torch.arange(0, total + 1, length, device=ends.device)
         if int(ends[0]) != 0 or int(ends[-1]) != total or not bool(torch.isin(rows, ends).all()):
             raise ValueError(
-                f"{OPERATOR}: {name} is {ends.tolist()}; expected 0 first, {total} last, the "
-                f"number of tokens, and the {batch} rows of {length} to begin with a sequence each"
+                f"{OPERATOR}: {name} is {ends.tolist()}; expected numbers from 0 to {total}, the "
+                f"number of tokens, with a new sequence at the start of each of the {batch} rows "
+                f"of {length}"
             )
     places = torch.arange(total, device=ends.device)
     return torch.searchsorted(ends, places, right=True).view(batch, length)
@@ -399,8 +400,9 @@ def within_documents(mask: Mask, of_queries: Tensor, of_keys: Tensor) -> Mask:
             torch.compiler.is_compiling() or torch.equal(of_queries, of_keys)
         ):
             raise NotImplementedError(
-                f"{OPERATOR}: cu_seq_lens_q and cu_seq_lens_k differ in causal attention or in a "
-                "window, and where the queries of a sequence stand is not known; expected the same"
+                f"{OPERATOR}: cu_seq_lens_q and cu_seq_lens_k differ in causal or windowed "
+                "attention, where the positions of the queries are then unknown; expected the "
+                "same"
             )
     if mask.query_segments is None or mask.key_segments is None:
         return replace(mask, query_segments=of_queries, key_segments=of_keys)

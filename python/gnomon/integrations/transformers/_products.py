@@ -705,9 +705,9 @@ def _check_packed(name: str, model: Any, _args: Any, kwargs: dict[str, Any], _ou
     before = model.__dict__.pop(_READS, None)
     if before == _interface.packed_reads and model.config._attn_implementation == name:
         raise NotImplementedError(
-            f"{OPERATOR}: {type(model).__name__} does not give its attention cu_seq_lens_q and "
-            "cu_seq_lens_k, and its tokens would attend to those of other sequences; give it "
-            "position_ids that begin anew with each sequence, or a padded batch"
+            f"{OPERATOR}: {type(model).__name__} does not pass cu_seq_lens_q and cu_seq_lens_k "
+            "to its attention, so its tokens would attend to other sequences; pass position_ids "
+            "that restart with each sequence, or a padded batch"
         )
 
 

@@ -61,6 +61,13 @@ def register() -> None:
     - save_pretrained writes the similarities of a model's parts to its configuration.
     - _initialize_weights initialises similarities that a checkpoint lacks.
     - set_attn_implementation refuses to remove a similarity from a model.
+
+    Example:
+        >>> from transformers import AutoModelForCausalLM  # doctest: +SKIP
+        >>> gnomon.integrations.transformers.register()  # doctest: +SKIP
+        >>> model = AutoModelForCausalLM.from_pretrained(  # doctest: +SKIP
+        ...     "gpt2", attn_implementation="gnomon"
+        ... )
     """
     if NAME in AttentionInterface().valid_keys():
         return
@@ -99,13 +106,13 @@ def _warn_after(name: str) -> None:
         asked = kwargs.get("attn_implementation")
         if asked not in (None, NAME) and _has_terms(model):
             warnings.warn(
-                f"{OPERATOR}: attn_implementation is {asked!r}, which does not know the similarity "
-                f"or the position of this {cls.__name__}; it uses gnomon",
+                f"{OPERATOR}: attn_implementation is {asked!r}, which ignores the similarity or "
+                f"the position of this {cls.__name__}; using gnomon instead",
                 stacklevel=2,
             )
         if model.config._attn_implementation == NAME and not _has_attention(model):
             warnings.warn(
-                f"{OPERATOR}: {cls.__name__} has no attention that is known, and stays as it is",
+                f"{OPERATOR}: {cls.__name__} has no supported attention and is left unchanged",
                 stacklevel=2,
             )
         return result
@@ -138,9 +145,9 @@ def _refuse_to_drop(model: PreTrainedModel, attn_implementation: Any, *_: Any, *
         names = set(names.values())
     if names != NAME and names != {NAME} and _has_terms(model):
         raise ValueError(
-            f"{OPERATOR}: attn_implementation is {attn_implementation!r}, and "
-            f"{type(model).__name__} has terms of with_attention, which it does not know; expected "
-            f"{NAME!r}, or a model without them"
+            f"{OPERATOR}: attn_implementation is {attn_implementation!r}, which ignores the "
+            f"terms that with_attention added to {type(model).__name__}; expected {NAME!r}, or a "
+            "model without these terms"
         )
 
 
@@ -216,20 +223,25 @@ def use_gnomon(model: Model) -> Model:
     Raises:
         TypeError: the model is not a transformers.PreTrainedModel or a PEFT model of one.
         NotImplementedError: it has no supported attention. The model is unchanged.
+
+    Example:
+        >>> from transformers import AutoModelForCausalLM  # doctest: +SKIP
+        >>> model = AutoModelForCausalLM.from_pretrained("gpt2")  # doctest: +SKIP
+        >>> model = gnomon.integrations.transformers.use_gnomon(model)  # doctest: +SKIP
     """
     base = _base_of(model)
     register()
     if not _has_attention(base):
         raise NotImplementedError(
-            f"{OPERATOR}: {type(base).__name__} has no attention that is known: none through "
-            "transformers' AttentionInterface, and none that is a softmax of a product of its own; "
-            "leave it as it is"
+            f"{OPERATOR}: {type(base).__name__} has no supported attention: it neither uses "
+            "transformers' AttentionInterface nor computes softmax(Q K^T) V in a recognised "
+            "way. The model is unchanged"
         )
     if dense := _unknown(base):
         # Warn before switching, so that a warning turned into an error leaves no partial change.
         warnings.warn(
-            f"{OPERATOR}: {', '.join(dense)} of {type(base).__name__} attend in a way that is not "
-            "known, and stay as they are",
+            f"{OPERATOR}: {', '.join(dense)} of {type(base).__name__} use unsupported attention "
+            "and are left unchanged",
             stacklevel=2,
         )
     _switch_parts(base)
@@ -268,12 +280,15 @@ def use_eager(model: Model) -> Model:
         TypeError: the model is not a transformers.PreTrainedModel or a PEFT model of one.
         ValueError: with_attention gave it a similarity or a position, which its own attention does
             not support.
+
+    Example:
+        >>> model = gnomon.integrations.transformers.use_eager(model)  # doctest: +SKIP
     """
     base = _base_of(model)
     if _has_terms(base):
         raise ValueError(
-            f"{OPERATOR}: {type(base).__name__} has terms of with_attention, which eager attention "
-            "does not know; expected a model without them"
+            f"{OPERATOR}: {type(base).__name__} has terms that with_attention added, which eager "
+            "attention ignores; expected a model without these terms"
         )
     _set_implementation(base, "eager")
     return model
@@ -315,9 +330,15 @@ def _switch_parts(model: PreTrainedModel) -> None:
 
 
 def with_cone_attention(model: Model, similarity: str = "penumbral") -> Model:
-    """with_attention(model, similarity): cones instead of the dot product in all layers."""
+    """with_attention(model, similarity): cones instead of the dot product in all layers.
+
+    Example:
+        >>> model = gnomon.integrations.transformers.with_cone_attention(  # doctest: +SKIP
+        ...     model, "penumbral"
+        ... )
+    """
     if not isinstance(similarity, str):
-        raise wrong_type(_NAME, "similarity", similarity, "a specification, a string")
+        raise wrong_type(_NAME, "similarity", similarity, "a specification string")
     return with_attention(model, similarity)
 
 
@@ -367,14 +388,21 @@ def with_attention(
         NotImplementedError: as in use_gnomon; a layer's heads or rotation are unknown; a position
             requires inputs other than queries and keys ("forget", "sinusoidal"); or adapters cannot
             save the parameters. Unless raised in a forward pass, the model is unchanged.
+
+    Example:
+        >>> model = gnomon.integrations.transformers.with_attention(  # doctest: +SKIP
+        ...     model, similarity="gaussian", position="alibi"
+        ... )
     """
     base = _base_of(model)
     if position is not None and not isinstance(position, str):
         if not isinstance(position, Sequence) or not all(isinstance(p, str) for p in position):
-            raise wrong_type(_NAME, "position", position, "a specification, or a list of them")
+            raise wrong_type(
+                _NAME, "position", position, "a specification string, or a list of them"
+            )
         position = "+".join(position)
     if similarity is not None and not isinstance(similarity, str):
-        raise wrong_type(_NAME, "similarity", similarity, "a specification, a string")
+        raise wrong_type(_NAME, "similarity", similarity, "a specification string")
     if similarity is None and position is None:
         raise ValueError(
             f"{OPERATOR}: neither a similarity nor a position is given; expected one of them"
@@ -387,8 +415,8 @@ def with_attention(
         _check_adapters(model)
     if dense := _unknown(base):
         raise NotImplementedError(
-            f"{OPERATOR}: {', '.join(dense)} of {type(base).__name__} attend in a way that is not "
-            "known, and would keep the dot product and their positions; give a part of the model "
+            f"{OPERATOR}: {', '.join(dense)} of {type(base).__name__} use unsupported attention "
+            "and would keep the dot product and their positions; pass a part of the model "
             "without them"
         )
     made = []
@@ -407,7 +435,7 @@ def with_attention(
     if position is not None and all(where is None for _, _, where in made):
         raise NotImplementedError(
             f"{OPERATOR}: no layer of {type(base).__name__} attends to its own tokens, as a "
-            "position expects; give the model that has such layers"
+            "position requires; pass a model with such layers"
         )
     given = {SIMILARITY: similarity, POSITION: position}
     if any(
@@ -444,8 +472,8 @@ def _check_adapters(model: Any) -> None:
         if not hasattr(config, "modules_to_save"):
             raise NotImplementedError(
                 f"{OPERATOR}: the adapter {name!r} is of {type(config).__name__}, which has no "
-                "modules_to_save and would not save what with_attention adds; give it the base "
-                "model, before get_peft_model, and save both"
+                "modules_to_save and would not save the parameters that with_attention adds; "
+                "call with_attention on the base model before get_peft_model, and save both"
             )
 
 
