@@ -17,7 +17,13 @@ project = "gnomon"
 author = "the gnomon developers"
 copyright = author
 release = gnomon.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 # Quoted words are values.
@@ -25,6 +31,7 @@ smartquotes = False
 html_theme = "furo"
 html_title = f"gnomon {release}"
 html_static_path = ["_static"]
+templates_path = ["_templates"]
 html_css_files = ["pages.css"]
 html_math_renderer = "mathml"
 exclude_patterns = ["figures/*.py"]
@@ -89,11 +96,33 @@ def break_long_names(app, doctree, docname):
                 literal += [nodes.Text(part), nodes.raw("", "<wbr>", format="html")]
 
 
-def shorten_numbers(app, doctree, docname):
-    """Defaults in signatures as people write them."""
-    for text in list(doctree.findall(nodes.Text)):
-        if text.astext() == "5.960464477539063e-08":
-            text.parent.replace(text, nodes.Text("2**-24"))
+_CALL = (
+    "similarity=None, position=None, causal=False, window=None, key_lengths=None, "
+    "key_starts=None, query_segments=None, key_segments=None, query_offset=None, positions=None, "
+    "key_positions=None, scale=None, chunks=None, mask=None, sink=None, temperature=None"
+)
+#: Signatures that overloads or types would make unreadable.
+SIGNATURES = {
+    "gnomon.attention": f"(q, k, v, *, {_CALL}, dropout=0.0, seed=None, aggregation='mean', "
+    "tolerance=2**-24, return_lse=False)",
+    "gnomon.attention_weights": f"(q, k, rows=-1, *, {_CALL})",
+    "gnomon.graph_attention": "(q, k, v, indptr, indices, similarity=None, *, scale=None, "
+    "sink=None, return_lse=False)",
+    "gnomon.varlen_attention": "(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, similarity=None, "
+    "position=None, causal=False, window=None, scale=None, chunks=None, sink=None, "
+    "temperature=None, dropout=0.0, seed=None, aggregation='mean', tolerance=2**-24, "
+    "return_lse=False)",
+    "gnomon.distributed.context_parallel_attention": f"(q, k, v, *, {_CALL}, dropout=0.0, "
+    "aggregation='mean', tolerance=2**-24, group=None, layout='contiguous', return_lse=False)",
+}
+
+
+def write_signature(app, what, name, obj, options, signature, return_annotation):
+    """The plain signature of a function in SIGNATURES, and short numbers in the others."""
+    if name in SIGNATURES:
+        return SIGNATURES[name], ""
+    short = (signature or "").replace("5.960464477539063e-08", "2**-24")
+    return short or signature, return_annotation
 
 
 class ProgramHelp(Directive):
@@ -159,5 +188,5 @@ def setup(app):
     app.add_html_math_renderer("mathml", (write_mathml, None), (write_mathml, None))
     app.add_directive("program-help", ProgramHelp)
     app.connect("autodoc-process-docstring", escape_formulas, priority=400)
-    app.connect("doctree-resolved", shorten_numbers)
+    app.connect("autodoc-process-signature", write_signature)
     app.connect("autodoc-process-bases", hide_private_bases)
