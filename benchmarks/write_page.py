@@ -1,4 +1,4 @@
-"""Measures everything and writes docs/benchmarks.md; takes ten minutes on an idle machine."""
+"""Runs all benchmarks and writes docs/benchmarks.md; takes ten minutes on an idle machine."""
 
 from __future__ import annotations
 
@@ -19,52 +19,51 @@ from steps import DIM, HEADS, LENGTH
 INTRODUCTION = """\
 # Benchmarks
 
-`make bench` measures all of this and writes this page. Ratios carry over to other machines better
-than milliseconds do. In every comparison the sides run in turn in one process, so that a change of
-the machine's clock affects all of them alike; nothing else should run meanwhile. Where two tables
-have the same case they are two measurements, which differ by up to a tenth.
+`make bench` runs these measurements and writes this page. Ratios carry over to other machines better
+than milliseconds. In every comparison, the alternatives run in turn in one process, so that changes of
+the clock frequency affect them equally; run nothing else meanwhile. Cases that appear in two tables were
+measured twice; the two results differ by up to 10%.
 
-| to repeat | |
+| command | what it measures |
 |:--|:--|
-| `make bench` | this page, in about ten minutes |
-| `.venv/bin/python benchmarks/targets.py --only decode` | some rows of the first table |
-| `.venv/bin/gnomon bench` | the tables by case, also for other shapes, threads and cases |
+| `make bench` | everything on this page, in about ten minutes |
+| `.venv/bin/python benchmarks/targets.py --only decode` | selected rows of the first table |
+| `.venv/bin/gnomon bench` | the tables by case; options select other shapes, threads and cases |
 | `.venv/bin/gnomon bench --model dot/none,penumbral/hype` | training steps of the language model |
 
-SDPA is `torch.nn.functional.scaled_dot_product_attention`. The GEMM peak is the rate at which the
-kernels' own matrix product runs with all operands in cache.
+SDPA is `torch.nn.functional.scaled_dot_product_attention`. The GEMM peak is the speed of the
+kernels' own matrix product with all operands in cache.
 """
 
 TARGETS = f"""\
 ## Goals
 
-Unless a row says otherwise: B 1, H {HEADS}, L {LENGTH}, D {DIM}, fp32, forward, full; medians of
-the ratio of times in each round. "Our dot" is gnomon's own dot product of the same shape. A row
-that ends in "/ ours" is the other way round. [profile.md](profile.md) has where the time goes in
-rows that miss their goal.
+Unless a row says otherwise: B 1, H {HEADS}, L {LENGTH}, D {DIM}, fp32, forward, full; each ratio
+is the median over the rounds. "Our dot" is gnomon's own dot product of the same shape. Rows that end
+in "/ ours" give the inverse ratio. [profile.md](profile.md) shows where the time goes in rows that
+miss their goal.
 """
 
 CURVE = f"""\
 ## Cost against length
 
-Forward, full, 1 head, D {DIM}: it grows as L² and not faster where the last column stays
-at 1.
+Forward, full, 1 head, D {DIM}. The time grows as L² as long as the last column stays at 1.
 """
 
 CASES = """\
 ## By case
 
-What `gnomon bench` prints. The ratios are of medians: `/ sdpa` to SDPA in the same mode, `/ dot` to
-our own dot product. `MiB` is the peak of the process's memory in a call, less inputs, output and
-gradients, and less the scratch memory that a thread keeps of earlier calls, 32 MiB at most.
-"(operator)" leaves out the token map.
+The output of `gnomon bench`. The ratios are ratios of medians: `/ sdpa` to SDPA in the same mode,
+`/ dot` to our own dot product. `MiB` is the peak memory of a call, without inputs, output, gradients
+and the scratch memory that a thread keeps between calls (at most 32 MiB). "(operator)" excludes the
+token map.
 """
 
 MODELS = """\
 ## Training steps
 
-What `gnomon bench --model` prints: forward, loss, backward and optimizer of the language model at
-the size that `gnomon train` has by default.
+The output of `gnomon bench --model`: forward, loss, backward and optimizer of the language model at
+the default size of `gnomon train`.
 """
 
 COMPARED = "dot/none,dot/rope,dot/hype,umbral/hype,penumbral/hype"
@@ -113,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=pathlib.Path, help="the file to write")
     parser.add_argument(
-        "--rounds", type=int, default=9, help="that medians are taken over (default 9)"
+        "--rounds", type=int, default=9, help="number of rounds; results are medians over them (default 9)"
     )
     flags = parser.parse_args()
     measured_on = conditions(targets.operator_record("", flags.rounds))

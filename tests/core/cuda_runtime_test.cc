@@ -209,7 +209,7 @@ TEST_F(CudaRuntime, AsksForSharedMemoryBeyond48KiBOnce) {
                           HasSubstr("shared 102400 "), HasSubstr("shared 92160 "), "shared 103424",
                           HasSubstr("shared 103424 ")));
   EXPECT_THAT(ErrorOf([&] { Launch(runtime, dot_, 0, 228 * 1024); }),
-              HasSubstr("forward of dot, dim = 64 needs 233472 bytes of shared memory for a block; "
+              HasSubstr("forward of dot, dim = 64 needs 233472 bytes of shared memory per block; "
                         "device 0 has 232448"));
 }
 
@@ -271,7 +271,7 @@ TEST_F(CudaRuntime, NoDriver) {
   options.driver = folder_ + "/libcuda.so.1";
   Runtime runtime(options);
   EXPECT_THAT(ErrorOf([&] { Launch(runtime, dot_); }),
-              StartsWith("CUDA: no driver: " + options.driver + ": cannot open"));
+              StartsWith("CUDA: cannot load the driver: " + options.driver + ": cannot open"));
   // Compiling needs none.
   EXPECT_THAT(*runtime.Compile(dot_, 80), StartsWith("fake sm_80 forward-dot"));
 }
@@ -297,7 +297,8 @@ TEST_F(CudaRuntime, NoCompiler) {
   options.nvrtc = {folder_ + "/libnvrtc.so.13"};
   Runtime runtime(options);
   const std::string error = ErrorOf([&] { runtime.Compile(dot_, 90); });
-  EXPECT_THAT(error, StartsWith("CUDA: no NVRTC, which compiles the kernels: " + options.nvrtc[0]));
+  EXPECT_THAT(error, StartsWith("CUDA: cannot load NVRTC, which compiles the kernels: " +
+                                options.nvrtc[0]));
   EXPECT_THAT(error, HasSubstr("GNOMON_NVRTC"));
   options.nvrtc.clear();
   Runtime without(options);
@@ -403,7 +404,8 @@ TEST_F(CudaRuntime, AFolderThatCannotBeWritten) {
     Launch(runtime, cone_);
   }
   EXPECT_THAT(Compilations(), ElementsAre("forward-dot", "forward-cone"));
-  EXPECT_THAT(warnings_, ElementsAre(HasSubstr("cannot be kept in " + options.cache)));
+  EXPECT_THAT(warnings_,
+              ElementsAre(HasSubstr("cannot cache compiled CUDA kernels in " + options.cache)));
 }
 
 // Anybody may delete it at any time.

@@ -543,13 +543,13 @@ TEST(Graph, SaysWhatIsWrongWithIt) {
   const auto same = [](GraphInput<float>&) {};
   EXPECT_EQ(message({{0, 1, 3, 3}, {3, 0, 2}}, same), "nothing");
   EXPECT_THAT(message({{1, 1, 3, 3}, {3, 0, 2}}, same),
-              ::testing::HasSubstr("indptr[0] is 1, expected 0"));
+              ::testing::HasSubstr("indptr[0] is 1; expected 0"));
   EXPECT_THAT(message({{0, 3, 1, 3}, {3, 0, 2}}, same),
               ::testing::HasSubstr("indptr[2] is 1 after 3"));
   EXPECT_THAT(message({{0, 1, 2, 2}, {3, 0, 2}}, same),
-              ::testing::HasSubstr("indptr[3] is 2, expected the number of indices, 3"));
+              ::testing::HasSubstr("indptr[3] is 2; expected the number of indices, 3"));
   EXPECT_THAT(message({{0, 1, 3, 3}, {3, 4, 2}}, same),
-              ::testing::HasSubstr("indices[1] is 4, expected one of 4 keys"));
+              ::testing::HasSubstr("indices[1] is 4; expected one of 4 keys"));
   EXPECT_THAT(message({{0, 1, 3, 3}, {3, 0, -1}}, same), ::testing::HasSubstr("indices[2] is -1"));
   const Graph graph{{0, 1, 3, 3}, {3, 0, 2}};
   const std::vector<std::pair<const char*, void (*)(GraphInput<float>&)>> nulls = {
@@ -563,7 +563,7 @@ TEST(Graph, SaysWhatIsWrongWithIt) {
     EXPECT_EQ(message(graph, change), std::string("graph_attention: ") + name + " is null");
   }
   EXPECT_THAT(message(graph, [](GraphInput<float>& in) { in.shape.key_heads = 3; }),
-              ::testing::HasSubstr("heads is 2, expected a multiple of key_heads, 3"));
+              ::testing::HasSubstr("heads is 2; expected a multiple of key_heads, 3"));
   EXPECT_THAT(message(graph, [](GraphInput<float>& in) { in.shape.edges = -1; }),
               ::testing::HasSubstr("edges is -1"));
 }

@@ -80,14 +80,14 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
     std::function<void(C&)> spoil;
   };
   const Case cases[] = {
-      {"attention: batch: is -1, expected at least 0", [](C& c) { c.in.shape.batch = -1; }},
-      {"attention: heads: is -2, expected at least 0", [](C& c) { c.in.shape.heads = -2; }},
-      {"attention: key_heads: is -1, expected at least 0", [](C& c) { c.in.shape.key_heads = -1; }},
-      {"attention: queries: is -7, expected at least 0", [](C& c) { c.in.shape.queries = -7; }},
-      {"attention: keys: is -1, expected at least 0", [](C& c) { c.in.shape.keys = -1; }},
-      {"attention: dim: is -1, expected at least 0", [](C& c) { c.in.shape.dim = -1; }},
-      {"attention: dim: is 0, expected at least 1", [](C& c) { c.in.shape.dim = 0; }},
-      {"attention: value_dim: is -1, expected at least 0", [](C& c) { c.in.shape.value_dim = -1; }},
+      {"attention: batch: is -1; expected at least 0", [](C& c) { c.in.shape.batch = -1; }},
+      {"attention: heads: is -2; expected at least 0", [](C& c) { c.in.shape.heads = -2; }},
+      {"attention: key_heads: is -1; expected at least 0", [](C& c) { c.in.shape.key_heads = -1; }},
+      {"attention: queries: is -7; expected at least 0", [](C& c) { c.in.shape.queries = -7; }},
+      {"attention: keys: is -1; expected at least 0", [](C& c) { c.in.shape.keys = -1; }},
+      {"attention: dim: is -1; expected at least 0", [](C& c) { c.in.shape.dim = -1; }},
+      {"attention: dim: is 0; expected at least 1", [](C& c) { c.in.shape.dim = 0; }},
+      {"attention: value_dim: is -1; expected at least 0", [](C& c) { c.in.shape.value_dim = -1; }},
       {"attention: heads: 3 is not a multiple of key_heads 2",
        [](C& c) {
          c.in.shape.heads = 3;
@@ -112,7 +112,7 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
        [](C& c) { c.in.relative.keys = c.memory.data(); }},
       {"attention: relative: has a table without a layout",
        [](C& c) { c.in.relative.values = c.memory.data(); }},
-      {"attention: relative: dim is 0, expected at least 1",
+      {"attention: relative: dim is 0; expected at least 1",
        [](C& c) {
          static const KeyLayout layout(1);
          c.in.relative.layout = &layout;
@@ -127,7 +127,7 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
        }},
       {"attention: relative: has a table without a layout",
        [](C& c) { c.in.relative.queries = c.memory.data(); }},
-      {"attention: relative: key_dim is 0, expected at least 1",
+      {"attention: relative: key_dim is 0; expected at least 1",
        [](C& c) {
          static const OffsetLayout layout(0, 0, OffsetLayout::Far::kClip);
          c.in.relative.layout = &layout;
@@ -152,14 +152,14 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
        [](C& c) { c.in.key_bias_base = c.memory.data(); }},
       {"attention: key_bias_low: is there without key_bias",
        [](C& c) { c.in.key_bias_low = c.in.key_bias_base = c.memory.data(); }},
-      {"attention: dropout: is 1.500000, expected 0 to 1", [](C& c) { c.in.dropout.rate = 1.5; }},
-      {"attention: dropout: is nan, expected 0 to 1",
+      {"attention: dropout: is 1.500000; expected 0 to 1", [](C& c) { c.in.dropout.rate = 1.5; }},
+      {"attention: dropout: is nan; expected 0 to 1",
        [](C& c) { c.in.dropout.rate = std::nan(""); }},
-      {"attention: chunks: has -1, expected 0 to 2^30 - 1",
+      {"attention: chunks: has -1; expected 0 to 2^30 - 1",
        [](C& c) { c.in.mask.chunks.before = -1; }},
-      {"attention: chunks: has 1073741824, expected 0 to 2^30 - 1",
+      {"attention: chunks: has 1073741824; expected 0 to 2^30 - 1",
        [](C& c) { c.in.mask.chunks.size = int64_t{1} << 30; }},
-      {"attention: chunks: has 1073741824, expected 0 to 2^30 - 1",
+      {"attention: chunks: has 1073741824; expected 0 to 2^30 - 1",
        [](C& c) { c.in.mask.chunks.after = int64_t{1} << 30; }},
       {"attention: row_scalars: is null; penumbral needs 2",
        [](C& c) { c.in.row_scalars = nullptr; }},
@@ -256,7 +256,7 @@ TEST(EngineTest, RefusesATableForAnotherInstructionSet) {
   const AttentionInput<float> in;
   const GraphInput<float> graph;
   const auto refuses = ::testing::ThrowsMessage<Error>(
-      ::testing::HasSubstr("the instruction set is " + CurrentTarget()));
+      ::testing::HasSubstr("the current instruction set is " + CurrentTarget()));
   EXPECT_THAT([&] { EngineForward(table, in, {}, SerialExecutor()); }, refuses);
   EXPECT_THAT([&] { EngineBackward(table, in, {}, {}, SerialExecutor()); }, refuses);
   EXPECT_THAT([&] { EngineGraphForward(table, graph, {}, SerialExecutor()); }, refuses);
@@ -270,7 +270,8 @@ TEST(TargetsTest, CanBeChosen) {
     EXPECT_EQ(CurrentTarget(), target);
   }
   EXPECT_THAT(Message([] { SetTarget("Z80"); }),
-              AllOf(HasSubstr("SetTarget: no instruction set 'Z80' here; there are "),
+              AllOf(HasSubstr("SetTarget: this machine or build does not support the instruction "
+                              "set 'Z80'; supported: "),
                     HasSubstr(Targets().back())));
 }
 

@@ -272,7 +272,7 @@ TEST(TokenTypeTest, EveryNumberOf16BitsIsWidened) {
           const float actual = o[static_cast<size_t>(n)];
           // A key alone has a weight of 1; 0 may have lost its sign in the sum.
           EXPECT_TRUE(actual == expected || (std::isnan(actual) && std::isnan(expected)))
-              << values[static_cast<size_t>(n)] << ": " << actual << ", expected " << expected;
+              << values[static_cast<size_t>(n)] << ": " << actual << "; expected " << expected;
         }
       }
     });

@@ -407,7 +407,7 @@ TEST(Positions, AreChecked) {
   options.bias = ProblemOptions::kNoBias;
   options.key_positions[3] = int64_t{1} << 30;
   EXPECT_EQ(message(RandomProblem(FindPairFunction("dot"), options), [](AttentionInput<float>&) {}),
-            "attention: positions: of batch 0 are from 0 to 1073741824; expected them within "
+            "attention: positions: of batch 0 are from 0 to 1073741824; expected values within "
             "+-2^53 and less than 2^30 apart");
 }
 

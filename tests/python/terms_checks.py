@@ -213,7 +213,7 @@ def test_a_name_that_is_taken_adds_nothing(tmp_path):
     shutil.copy(LIBRARY, copy)
     before = gnomon.catalogue()
     with pytest.raises(
-        ValueError, match=r"libcopy\.so has .*(adaptive|student_t).*there is one of"
+        ValueError, match=r"libcopy\.so has .*(adaptive|student_t).*another one has that name"
     ):
         gnomon.load_terms(copy)
     assert gnomon.catalogue() == before
@@ -229,13 +229,13 @@ def compiled(folder: pathlib.Path, source: str) -> pathlib.Path:
 def test_what_is_no_library_of_terms(tmp_path):
     with pytest.raises(ValueError, match=r"load_terms: .*absent\.so is no file"):
         gnomon.load_terms(tmp_path / "absent.so")
-    with pytest.raises(ValueError, match="is no file"):
+    with pytest.raises(ValueError, match="is not a file"):
         gnomon.load_terms(tmp_path)
     text = tmp_path / "text.so"
     text.write_text("no library")
     with pytest.raises(ValueError, match=r"load_terms: cannot load .*text\.so"):
         gnomon.load_terms(text)
-    with pytest.raises(ValueError, match="is no library of terms; gnomon_add_terms"):
+    with pytest.raises(ValueError, match="is not a term library; build one with gnomon_add_terms"):
         gnomon.load_terms(compiled(tmp_path, "int nothing = 0;"))
     with pytest.raises(TypeError, match="load_terms: path is an int; expected a path"):
         gnomon.load_terms(3)  # type: ignore[arg-type]

@@ -430,7 +430,9 @@ def test_numbers_in_tensors_without_axes(name, dtype):
     assert type(ours) is type(expected)
     assert torch.equal(ours, expected) if isinstance(ours, torch.Tensor) else ours == expected
     # It is a number then: a gradient would be lost.
-    with pytest.raises(ValueError, match=f"{argument} requires grad; expected a number"):
+    with pytest.raises(
+        ValueError, match=(f"{argument} requires grad, but is not trainable; expected a number")
+    ):
         call(torch.tensor(number, dtype=dtype, requires_grad=True))
     for wrong in (torch.full((1,), number), torch.tensor(True), torch.tensor(1j)):
         # An encoding has its own words for a specification that is wrong.
@@ -649,12 +651,12 @@ def with_module(q, k, v, **wrong):
     [
         (gnomon.attention, "causl", "did you mean causal?"),
         (gnomon.attention, "window_sizes", "did you mean window?"),
-        (gnomon.attention, "zzz", "expected some of similarity, .*, return_lse"),
-        (gnomon.attention_weights, "dropout", "expected some of"),
+        (gnomon.attention, "zzz", "expected one of similarity, .*, return_lse"),
+        (gnomon.attention_weights, "dropout", "expected one of"),
         # What stands for it is none of this function's arguments.
-        (gnomon.attention_weights, "dropout_p", "expected some of"),
+        (gnomon.attention_weights, "dropout_p", "expected one of"),
         (gnomon.attention_weights, "is_causal", "expected causal="),
-        (with_module, "sink", "expected some of"),
+        (with_module, "sink", "expected one of"),
         (with_module, "key_length", "did you mean key_lengths?"),
         (with_module, "is_causal", "expected causal="),
     ],
@@ -663,7 +665,7 @@ def test_arguments_that_are_not_there_are_named(function, name, hint):
     tokens = [x.float() for x in make_tokens()]
     if function is gnomon.attention_weights:
         tokens.pop()
-    with pytest.raises(TypeError, match=f"{name} is none of its arguments; {hint}"):
+    with pytest.raises(TypeError, match=f"unexpected argument {name}; {hint}"):
         function(*tokens, **{name: 0.5})
 
 
@@ -688,7 +690,7 @@ FOREIGN = {
 @pytest.mark.parametrize("name", FOREIGN)
 def test_arguments_of_other_libraries_name_ours(name):
     with pytest.raises(
-        TypeError, match=f"gnomon.attention: {name} is none of its arguments; .*{FOREIGN[name]}"
+        TypeError, match=f"gnomon.attention: unexpected argument {name}; .*{FOREIGN[name]}"
     ):
         gnomon.attention(*make_tokens(), **{name: None})
 
@@ -706,7 +708,7 @@ def test_arguments_of_other_libraries_are_none_of_ours():
         (lambda: similarity.Umbral(gama=1.0), "similarity.Umbral: gama .*; did you mean gamma?"),
         (lambda: similarity.Umbral(1.0, maps="exp"), "maps .*; did you mean map?"),
         (lambda: position.T5(tabel=torch.ones(32, H)), "T5: tabel .*; did you mean table?"),
-        (lambda: position.Grid((2, 3), [0.5], zzz=1), "expected some of shape, axes, prefix"),
+        (lambda: position.Grid((2, 3), [0.5], zzz=1), "expected one of shape, axes, prefix"),
         (lambda: similarity.Umbral(), "missing 1 required positional argument: 'gamma'"),
     ],
 )

@@ -139,7 +139,7 @@ def test_a_number_in_a_list_is_named_as_it_was_typed(folder, refuse):
     for word in ("99999999999999999999", "1e3", "0x10", "-4", "0", "x", "16.0"):
         for given in (["eval", "--model", "model"], ["compare", "--data", "text.txt"]):
             line = refuse(*given, f"--lengths=16,{word}")
-            assert f"--lengths has {word}, expected integers from 1 to" in line
+            assert f"--lengths has {word}; expected integers from 1 to" in line
     # In tens, whatever the first digit.
     out = succeed("eval", "--model", "model", "--json", "--lengths", "010,+16", "--bytes", 64,
                   cwd=folder)  # fmt: skip
@@ -341,7 +341,7 @@ def test_a_working_folder_that_was_deleted(folder, model, tmp_path, words):
     else:
         (line,) = done.stderr.splitlines()
         assert line.startswith("gnomon: ")
-        assert "the working folder was deleted; change to one that exists" in line
+        assert "the working directory was deleted; change to an existing one" in line
         assert not done.stdout
 
 
@@ -396,7 +396,7 @@ def test_one_run_at_a_time_works_in_a_folder(folder, tmp_path, command):
         wait_for(record, process)
         for arguments in (begin, [command, "--resume", run]):
             line = refused(*arguments, cwd=folder)
-            assert f"another process is at work in the folder {run}" in line
+            assert f"another process is using the folder {run}" in line
         # Nothing is left of the lock, nor of a file that was being written.
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.1)

@@ -106,7 +106,7 @@ def test_list_is_the_catalogue(folder):
     assert all(e["formula"] for e in catalogue["similarities"])
     for entry in catalogue["similarities"] + catalogue["positions"]:
         assert f"cost: {entry['cost']}" in text
-        assert f"taken by: {entry['use']}" in text
+        assert f"used in: {entry['use']}" in text
 
 
 def test_train_leaves_a_checkpoint_that_others_can_read(model):
@@ -369,7 +369,7 @@ def test_compare_of_words_with_memory(folder, tmp_path):
     # It goes on with the vocabulary that it began with, or not at all.
     succeed("compare", "--resume", run, cwd=folder)
     (run / "vocabulary.txt").write_text("\n".join(words[:-1]) + "\n")
-    assert "vocabulary.txt is not what the run began with" in refused(
+    assert "vocabulary.txt is has changed since this run started" in refused(
         "compare", "--resume", run, cwd=folder
     )
     (run / "vocabulary.txt").unlink()
@@ -392,7 +392,7 @@ def test_subwords_from_training_to_text(folder, tmp_path):
     assert result["tokens"]["size"] == 300
     assert result["tokens"]["valid_unknown"] is None
     many = ["--out", tmp_path / "other", "--tokens", "subwords", "--vocabulary", 90000]
-    assert "cannot learn them" in refused("train", "--data", "text.txt", *many, cwd=folder)
+    assert "training failed" in refused("train", "--data", "text.txt", *many, cwd=folder)
 
 
 def test_the_libraries_of_subwords_and_of_torch_keep_apart(folder, tmp_path):
@@ -593,7 +593,7 @@ def test_damaged_records_are_not_resumed(folder, comparison, tmp_path):
     assert "losses" in message(lambda r: r["runs"][0].update(losses=7))
     assert "0 losses" in message(lambda r: r["runs"][0].update(losses=[]))
     assert "no combination 9" in message(lambda r: r["runs"][0].update(combination=9))
-    assert "not what the run began with" in message(lambda r: r["data"].update(sha256="00"))
+    assert "has changed since this run started" in message(lambda r: r["data"].update(sha256="00"))
     (tmp_path / "results.json").write_text("[")
     assert "not the record" in refused("compare", "--resume", tmp_path, cwd=folder)
 

@@ -500,10 +500,10 @@ def attend(position, causal=False, similarity=None, **keywords):
 
 
 WRONG = {
-    r"table of relative has 4 rows and max_offset is 2; expected 5, past first, or 3": (
+    r"table of relative has 4 rows and max_offset is 2; expected 5, from past to future, or 3": (
         lambda: attend(Relative(torch.randn(4, 4), 2))
     ),
-    r"3 rows, for the past alone, and causal is False": (
+    r"3 rows, for the past only, but causal is False": (
         lambda: attend(Relative(torch.randn(3, 4), 2))
     ),
     r"table of relative has shape \[5, 3\]; expected \(n, 4\) or \(2, n, 4\)": (
@@ -529,10 +529,10 @@ WRONG = {
     r"queries of disentangled has shape \[6, 3\]; expected \(n, 4\) or \(2, n, 4\)": (
         lambda: attend(Disentangled(torch.randn(6, 4), torch.randn(6, 3)))
     ),
-    r"max_distance of disentangled is 9 and its span, .* a table, 3; .* an even span": (
+    r"max_distance of disentangled is 9 and its span .* a table\) is 3; .* an even span": (
         lambda: attend(Disentangled(torch.randn(6, 4), torch.randn(6, 4), max_distance=9))
     ),
-    r"max_distance of disentangled is 5 and its span, half the rows of a table, 8; .* above 5": (
+    r"max_distance of disentangled is 5 and its span \(half the rows of a table\) is 8; .* above 5": (
         lambda: attend(Disentangled(torch.randn(16, 4), torch.randn(16, 4), max_distance=5))
     ),
     r"transformer_xl with causal = False; expected causal, or bidirectional=true": (
@@ -555,11 +555,13 @@ WRONG = {
             TransformerXL(torch.randn(2, 4), torch.randn(2, 4), torch.randn(2, 2, 4)), causal=True
         )
     ),
-    r"table of position has 2 rows; expected 3": lambda: attend(AbsoluteKeys(torch.randn(2, 4))),
+    r"table of the position has 2 rows; expected 3": lambda: attend(
+        AbsoluteKeys(torch.randn(2, 4))
+    ),
     r"rows of relative2d has 5 rows; expected 1 = 2 height - 1": (
         lambda: attend(Relative2D(torch.randn(5, 4), torch.randn(5, 4), 1, 3))
     ),
-    r"Lq = 3, Lk = 3; expected its 6 tokens": (
+    r"Lq = 3, Lk = 3; expected 6 tokens": (
         lambda: attend(Relative2D(torch.randn(3, 4), torch.randn(5, 4), 2, 3))
     ),
 }

@@ -199,7 +199,7 @@ def test_what_a_missing_library_reads_is_refused_in_one_line(tmp_path, capsys, m
         floats[1] = wrong
         put(tmp_path, {"x.wav": header + floats.tobytes()})
         line = refusal(capsys, tmp_path / "out", tmp_path / "x.wav")
-        assert line == f"has {word} at sample 1, expected finite numbers"
+        assert line == f"has {word} at sample 1; expected finite numbers"
 
 
 GREY, COLOUR = pixels_of(5, 7), pixels_of(5, 7, 3)
@@ -350,7 +350,7 @@ def of(height: int, width: int, channels: str, bits: int = 8) -> str:
         ("b.png", picture(GREY.T.copy()), of(7, 5, "1 channel")),
         ("b.bmp", picture(GREY[:4], "BMP"), of(4, 7, "1 channel")),
         ("b.png", picture(DEEP), of(5, 7, "1 channel", 16)),
-        ("b.wav", WAV, "has 8000 samples a second"),
+        ("b.wav", WAV, "has 8000 samples per second"),
     ],
 )
 def test_images_of_several_kinds_are_one_line_with_two_of_them(

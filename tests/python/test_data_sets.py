@@ -167,7 +167,7 @@ def test_another_file_is_neither_taken_nor_overwritten(pictures, tmp_path, capsy
     assert f"expected {hashlib.sha256(IMAGES).hexdigest()}" in line
     (tmp_path / "images").write_bytes(IMAGES[:-1])
     line = failed(capsys, "sample", "--out", str(tmp_path))
-    assert f"size is {len(IMAGES) - 1} bytes, expected {len(IMAGES)}" in line
+    assert f"size is {len(IMAGES) - 1} bytes; expected {len(IMAGES)}" in line
     assert pictures.asked == []
     assert visible(tmp_path) == ["images"]
 
@@ -176,10 +176,10 @@ WRONG = bytes(reversed(IMAGES))
 FAULTS = {
     "sum": (
         {"body": WRONG},
-        f"sha256 is {hashlib.sha256(WRONG).hexdigest()}, expected "
+        f"sha256 is {hashlib.sha256(WRONG).hexdigest()}; expected "
         f"{hashlib.sha256(IMAGES).hexdigest()}",
     ),
-    "short": ({"body": IMAGES[:-3]}, f"size is {len(IMAGES) - 3} bytes, expected {len(IMAGES)}"),
+    "short": ({"body": IMAGES[:-3]}, f"size is {len(IMAGES) - 3} bytes; expected {len(IMAGES)}"),
     "long": ({"body": IMAGES + b"0"}, f"size is more than {len(IMAGES)} bytes"),
     "absent": ({"body": b"", "status": 404}, "HTTP 404 Not Found"),
     "cut": (
@@ -188,7 +188,7 @@ FAULTS = {
     ),
     "cut without a size": (
         {"body": IMAGES[:30], "told": None},
-        f"size is 30 bytes, expected {len(IMAGES)}",
+        f"size is 30 bytes; expected {len(IMAGES)}",
     ),
     "no HTTP": ({"body": b"hello\n", "status": 0}, "hello"),
     "nothing": ({"body": b"", "status": 0}, "without response"),
@@ -201,7 +201,7 @@ def test_what_is_not_whole_is_not_kept(server, tmp_path, monkeypatch, capsys, fa
     url = server.has("images", **answer)
     add_set(monkeypatch, file_of("images", IMAGES, url))
     line = failed(capsys, "sample", "--out", str(tmp_path))
-    assert f"cannot fetch {tmp_path / 'images'}" in line
+    assert f"cannot download {tmp_path / 'images'}" in line
     assert f"{url}: " in line
     assert part in line
     assert "by hand" in line
@@ -216,7 +216,7 @@ def test_no_network_is_said_with_the_address(tmp_path, monkeypatch, capsys):
         add_set(monkeypatch, file_of("images", IMAGES, url))
         line = failed(capsys, "sample", "--out", str(tmp_path))
     assert f"{url}: {os.strerror(errno.ECONNREFUSED)}" in line
-    assert f"cannot fetch {tmp_path / 'images'}" in line
+    assert f"cannot download {tmp_path / 'images'}" in line
     assert list(tmp_path.iterdir()) == []
 
 
@@ -305,8 +305,8 @@ def test_archives_are_known_by_what_is_in_them(server, tmp_path, monkeypatch, ca
         (archive(sounds | {name: sounds[name][:-1] + b"\1"}), "sha256 of its *.wav is"),
         (archive({name: sounds[name]}), f"size of its *.wav is {len(sounds[name])} bytes"),
         (archive(sounds | {"more.wav": b"0"}), f"size of its *.wav is more than {size} bytes"),
-        (archive(sounds)[:-30], "is not a sound tar file"),
-        (b"hello", "is not a sound tar file"),
+        (archive(sounds)[:-30], "is not a valid tar file"),
+        (b"hello", "is not a valid tar file"),
     ):
         server.has("sounds.tar.gz", content)
         assert part in failed(capsys, "sample", "--out", str(tmp_path / "c"))
@@ -391,7 +391,7 @@ def test_the_list(capsys):
         (["mnits"], "no set 'mnits'; did you mean mnist? Expected one of tinyshakespeare, "),
         (["--lst"], "unexpected argument: --lst; did you mean --list"),
         (["mnist", "--uot=x"], "unexpected argument: --uot=x; did you mean --out?"),
-        (["mnist", "--list"], "--list takes no NAME"),
+        (["mnist", "--list"], "--list cannot be combined with NAME"),
         (["mnist", "more"], "unexpected argument: more"),
         (["mnist", "--out"], "expected one argument"),
     ],

@@ -659,10 +659,10 @@ def test_a_run_goes_on_elsewhere(run, there, tmp_path):
 def test_wrong_devices_are_one_line(refused, tmp_path):
     (tmp_path / "text").write_text("some words\n" * 200)
     words = ["train", "--data", "text", *TINY, *FEW, "--steps", 1, "--device"]
-    assert "--device is 'gpu', expected cpu, cuda or cuda:N" in refused(*words, "gpu")
-    assert "--device is 'meta', expected cpu, cuda or cuda:N" in refused(*words, "meta")
-    assert "--device is 'cpu:1', expected cpu, cuda or cuda:N" in refused(*words, "cpu:1")
-    assert "--device is 'cuda:256', expected cpu, cuda or cuda:N" in refused(*words, "cuda:256")
+    assert "--device is 'gpu'; expected cpu, cuda or cuda:N" in refused(*words, "gpu")
+    assert "--device is 'meta'; expected cpu, cuda or cuda:N" in refused(*words, "meta")
+    assert "--device is 'cpu:1'; expected cpu, cuda or cuda:N" in refused(*words, "cpu:1")
+    assert "--device is 'cuda:256'; expected cpu, cuda or cuda:N" in refused(*words, "cuda:256")
     if not torch.cuda.is_available():
-        assert "--device is cuda, and PyTorch sees no GPU" in refused(*words, "cuda")
-        assert "--device is cuda:7, and PyTorch sees no GPU" in refused(*words, "cuda:7")
+        assert "--device is cuda, but PyTorch finds no GPU" in refused(*words, "cuda")
+        assert "--device is cuda:7, but PyTorch finds no GPU" in refused(*words, "cuda:7")

@@ -499,7 +499,7 @@ def test_rows_of_a_layout(record):
         ("key bias of one part", "ValueError", ["shape [1, 2, 4]", "8 entries"]),
         ("mask of one part", "ValueError", ["mask has shape [4, 4]", "8 columns"]),
         ("absolute keys of one part", "ValueError", ["shape [4, 4]", "8 rows"]),
-        ("no offset", "ValueError", ["query_offset is None", "are 6 and the keys 8"]),
+        ("no offset", "ValueError", ["query_offset is None", "with 6 queries and 8 keys"]),
         ("chunks across parts", "ValueError", ["begin at [0, 4]", "chunks, 3"]),
         ("segments alone", "ValueError", ["key_segments is given alone"]),
         ("segments of another shape", "ValueError", ["key_segments has shape [1, 3]"]),
@@ -530,7 +530,7 @@ def test_wrong_calls_are_refused_in_every_process(record, call, error, parts):
 def test_rows_are_refused(record):
     for its in record[1:]:
         answer = its["answers"]["no row for one"]
-        assert answer.endswith("length is 1; expected at least a row for each of the 2 processes")
+        assert answer.endswith("length is 1; expected at least one row for each of the 2 processes")
         assert answer.startswith("ValueError: gnomon.distributed.context_parallel_rows: ")
 
 
@@ -541,7 +541,7 @@ def test_what_attention_refuses_is_refused_in_every_process(record):
 
 
 def test_a_wrong_part_in_one_process_is_an_error_in_all(record):
-    assert "q, k or v of process 1 is wrong" in record[1]["answers"]["no rows in one"]
+    assert "q, k or v of process 1 is invalid" in record[1]["answers"]["no rows in one"]
     assert "q has shape [1, 2, 0, 4]" in record[2]["answers"]["no rows in one"]
 
 

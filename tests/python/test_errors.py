@@ -65,7 +65,7 @@ VALUE_ERRORS = {
     ),
     "a node beyond the last": (
         lambda: graph(indices=torch.tensor([0, 1, 3])),
-        r"indices\[2\] is 3, expected one of 3 keys",
+        r"indices\[2\] is 3; expected one of 3 keys",
     ),
     "axes of linear attention": (lambda: linear(k=tokens(4, 6, 8)), "k has shape.*four axes"),
     "a feature": (lambda: linear(feature="gelu"), 'feature is "gelu"; expected elu, relu or favor'),
@@ -179,7 +179,7 @@ VALUE_ERRORS = {
     ),
     "points of a cone": (
         lambda: gnomon.cones.ancestor(HEADS, HEADS[:3]),
-        r"u has shape \[4\] and v \[3\]; expected \(..., D\) each with D >= 2",
+        r"u has shape \[4\] and v \[3\]; expected \(..., D\) with D >= 2 for both",
     ),
     "a cone in one dimension": (
         lambda: attend(
@@ -503,7 +503,7 @@ def wrong_tokens(call, names, shape, operator):
                 tokens(*shape).to_sparse(),
                 rf"{name} has layout Sparse; expected a strided",
             ),
-            ("nested", NESTED, rf"{name} is nested; expected a tensor of one shape"),
+            ("nested", NESTED, rf"{name} is a nested tensor with the strided layout"),
         ):
             cases[f"{operator}: {name} {what}"] = (
                 lambda name=name, value=value: call(**{name: value}),

@@ -93,7 +93,9 @@ def test_flex_attention():
         torch.testing.assert_close(ours, expected)
     o, lse = flex_attention(q, k[:, :2], v[:, :2], enable_gqa=True, return_lse=True)
     assert (o.shape, lse.shape) == ((2, 4, L, 8), (2, 4, L))
-    with pytest.raises(NotImplementedError, match=r"score_mod is given; .* position="):
+    with pytest.raises(
+        NotImplementedError, match=r"score_mod is not supported; .* gnomon.position"
+    ):
         flex_attention(q, k, v, score_mod=lambda score, *_: score)
     with pytest.raises(ValueError, match="enable_gqa=True"):
         flex_attention(q, k[:, :2], v[:, :2])

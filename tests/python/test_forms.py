@@ -371,7 +371,7 @@ def test_a_refused_call_leaves_the_cache_alone(device):
         with pytest.raises(error):
             module(x, cache=cache, **wrong)
         assert cache.length() == 6
-    with pytest.raises(ValueError, match="the same but for the length"):
+    with pytest.raises(ValueError, match="the same, apart from the length"):
         module(x[:1], cache=cache, causal=True)
     assert cache.length() == 6
 

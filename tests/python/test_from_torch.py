@@ -127,7 +127,7 @@ REFUSED = {
     "length first": (
         lambda: nn.MultiheadAttention.from_torch(theirs(batch_first=False)),
         ValueError,
-        r"tokens of module are \(L, B, ...\).*expected drop_in=True.*or batch_first=True",
+        r"module has batch_first=False and expects \(L, B, ...\).*pass drop_in=True.*or batch_first=True",
     ),
     "a drop-in with add_bias_kv": (
         lambda: nn.MultiheadAttention.from_torch(theirs(add_bias_kv=True), drop_in=True),
@@ -137,7 +137,7 @@ REFUSED = {
     "a drop-in with other heads": (
         lambda: nn.TorchMultiheadAttention(32, 4, similarity="additive"),
         ValueError,
-        "whose heads have 1 columns, and those of the module 8",
+        "which needs a head dimension of 1, but the module has 8",
     ),
     "a drop-in's mask": (
         lambda: nn.TorchMultiheadAttention(8, 2)(
@@ -149,7 +149,7 @@ REFUSED = {
     "a drop-in's causal call without a mask": (
         lambda: nn.TorchMultiheadAttention(8, 2)(*[torch.ones(4, 3, 8)] * 3, is_causal=True),
         RuntimeError,
-        "is_causal is True and attn_mask None",
+        "is_causal is True but attn_mask is None",
     ),
     "another module": (
         lambda: nn.MultiheadAttention.from_torch(torch.nn.Linear(3, 3)),
@@ -164,7 +164,7 @@ REFUSED = {
     "heads of one column": (
         lambda: nn.MultiheadAttention.from_torch(theirs(), similarity="additive"),
         ValueError,
-        "similarity is 'additive', whose heads have 1 columns, and those of the module 8",
+        "similarity is 'additive', which needs a head dimension of 1, but the module has 8",
     ),
     "a mask of another shape": (
         lambda: nn.MultiheadAttention(8, 2)(

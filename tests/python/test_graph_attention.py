@@ -485,29 +485,29 @@ ERRORS = {
     "indptr from 1": (
         {"indptr": torch.tensor([1, 2, 3, 3])},
         ValueError,
-        "indptr[0] is 1, expected 0",
+        "indptr[0] is 1; expected 0",
     ),
     "indptr falls": (
         {"indptr": torch.tensor([0, 3, 2, 3])},
         ValueError,
-        "indptr[2] is 2 after 3, expected a sequence that never falls",
+        "indptr[2] is 2 after 3; expected values that never decrease",
     ),
     "indptr ends early": (
         {"indptr": torch.tensor([0, 1, 1, 2])},
         ValueError,
-        "indptr[3] is 2, expected the number of indices, 3",
+        "indptr[3] is 2; expected the number of indices, 3",
     ),
     "a key too far": (
         {"indices": torch.tensor([0, 3, 1])},
         ValueError,
-        "indices[1] is 3, expected one of 3 keys",
+        "indices[1] is 3; expected one of 3 keys",
     ),
     "a negative key": ({"indices": torch.tensor([0, 1, -1])}, ValueError, "indices[2] is -1"),
     "similarity": ({"similarity": 1}, TypeError, "similarity is an int; expected one of gnomon"),
     "scale": (
         {"scale": 1.0, "similarity": Laplacian(1.0)},
         ValueError,
-        "scale goes with similarities that take it, as dot",
+        "scale applies to similarities such as dot, not to",
     ),
     "scale of a word": ({"scale": "1"}, TypeError, "scale is a str; expected a number"),
     "gamma": (

@@ -501,11 +501,11 @@ SLOPES = torch.ones(HEADS)
 ERRORS = {
     "too few tokens": (
         lambda: attend(Grid((3, 4), [ALiBi(SLOPES)] * 2), 11),
-        "alibi on the grid 3x4 and Lq = 11, Lk = 11; expected its 12 tokens",
+        "alibi on the grid 3x4 and Lq = 11, Lk = 11; expected 12 tokens",
     ),
     "no prefix": (
         lambda: attend(Grid((3, 4), [ALiBi(SLOPES)] * 2, prefix=1)),
-        "alibi on the grid 3x4 after 1 and Lq = 12, Lk = 12; expected its 13 tokens",
+        "alibi on the grid 3x4 after 1 and Lq = 12, Lk = 12; expected 13 tokens",
     ),
     "cross": (
         lambda: attend(GridBias(torch.zeros(HEADS, 5, 7)), 12, 24),
@@ -517,7 +517,8 @@ ERRORS = {
     ),
     "two grids": (
         lambda: attend([Grid((3, 4), [ALiBi(SLOPES)] * 2), GridBias(torch.zeros(HEADS, 7, 5))]),
-        "position has alibi on the grid 3x4 and grid_bias on the grid 4x3; biases add up",
+        "position has alibi on the grid 3x4 and grid_bias on the grid 4x3; expected all biases "
+        "in the sequence or on one grid",
     ),
     "a rotation on another grid": (
         lambda: attend([RoPE(shape=(4, 3)), GridBias(torch.zeros(HEADS, 5, 7))]),
@@ -531,7 +532,8 @@ ERRORS = {
     ),
     "a sequence": (
         lambda: attend([Grid((3, 4), [ALiBi(SLOPES)] * 2), HyPE(1.0, 0.1)]),
-        "alibi on the grid 3x4 and hype in the sequence; biases add up",
+        "alibi on the grid 3x4 and hype in the sequence; expected all biases in the sequence or "
+        "on one grid",
     ),
     "a sequence first": (
         lambda: attend([HyPE(1.0, 0.1), GridBias(torch.zeros(HEADS, 5, 7))]),
@@ -575,19 +577,19 @@ ERRORS = {
     ),
     "an axis too many": (
         lambda: MultiheadAttention(8, 2, position="alibi:shape=3x4:axis=2"),
-        "alibi:axis=2; the shape 3x4 has the axes 0 to 1",
+        "alibi:axis=2; expected an axis of the shape 3x4, from 0 to 1",
     ),
-    "an axis without a shape": (
+    "an axis needs a shape": (
         lambda: MultiheadAttention(8, 2, position="alibi:axis=0"),
-        "alibi:axis=0 without a shape; expected one, as in shape=14x14",
+        "alibi:axis=0 needs a shape, such as shape=14x14",
     ),
     "one table for unequal axes": (
         lambda: MultiheadAttention(8, 2, position="offset_bias:shape=3x4"),
-        "offset_bias:shape=3x4 without an axis is one table for all axes, whose lengths differ",
+        "offset_bias:shape=3x4 has axes of different sizes and one table for all of them",
     ),
     "a table of a sequence": (
         lambda: MultiheadAttention(8, 2, position="offset_bias:axis=0"),
-        "offset_bias:axis=0 without a shape; expected one, as in shape=14x14",
+        "offset_bias:axis=0 needs a shape, such as shape=14x14",
     ),
     "too many tokens": (
         lambda: attend(RoPE(shape=(2**20, 2**20))),
@@ -597,15 +599,15 @@ ERRORS = {
         lambda: MultiheadAttention(8, 2, position="alibi:shape=3x4")(
             torch.zeros(1, 1, 8), causal=True, cache=KVCache()
         ),
-        "alibi on the grid 3x4 and Lq = 1, Lk = 1; expected its 12 tokens",
+        "alibi on the grid 3x4 and Lq = 1, Lk = 1; expected 12 tokens",
     ),
-    "a table without a shape": (
+    "a table needs a shape": (
         lambda: MultiheadAttention(8, 2, position="grid_bias"),
         "grid_bias in a module needs a shape, as in grid_bias:shape=14x14",
     ),
-    "a prefix without a shape": (
+    "a prefix needs a shape": (
         lambda: attend(RoPE(prefix=1)),
-        "rope:prefix=1 without a shape",
+        "rope:prefix=1 needs a shape",
     ),
     "odd dims": (
         lambda: attend(RoPE(dims=6, shape=(3, 4))),
@@ -613,7 +615,7 @@ ERRORS = {
     ),
     "few columns": (
         lambda: attend(RoPE(shape=(1, 1, 3, 4)), similarity=gnomon.similarity.Umbral(1.0)),
-        "RoPE over the grid 1x1x3x4 rotates a pair for each axis and has 7 columns",
+        "RoPE over the grid 1x1x3x4 rotates a pair per axis and has 7 columns",
     ),
     "tokens of a rotation": (
         lambda: attend(RoPE(shape=(3, 4)), query_offset=3),
@@ -625,15 +627,15 @@ ERRORS = {
     ),
     "no axes": (
         lambda: Grid((), []),
-        r"Grid: shape is \(\); expected one axis or more",
+        r"Grid: shape is \(\); expected at least one axis",
     ),
     "no axes to augment": (
         lambda: gnomon.hype_augment(*[torch.zeros(1, 1, 6, 4)] * 2, 1.0, 0.1, axes=()),
-        r"hype_augment: axes is \(\); expected one axis or more",
+        r"hype_augment: axes is \(\); expected at least one axis",
     ),
     "axes to augment": (
         lambda: gnomon.hype_augment(*[torch.zeros(1, 1, 6, 4)] * 2, 1.0, 0.1, axes=(2, 0)),
-        r"a grid has the shape \[2, 0\]; expected positive lengths",
+        r"the shape of a grid is \[2, 0\]; expected positive sizes",
     ),
 }
 

@@ -432,8 +432,8 @@ WRONG = {
         "are required: --model; --modle is unknown, did you mean --model?",
     ),
     "position": (["decay", "--position", "alibbi"], "did you mean alibi?"),
-    "no decay": (["decay", "--position", "sinusoidal"], '"sinusoidal" adds nothing to scores'),
-    "no encoding": (["encoding", "--position", "alibi"], '"alibi" adds nothing to embeddings'),
+    "no decay": (["decay", "--position", "sinusoidal"], '"sinusoidal" adds no bias by distance'),
+    "no encoding": (["encoding", "--position", "alibi"], '"alibi" is not added to embeddings'),
     "learned": (["encoding", "--position", "learned"], "gnomon inspect tables"),
     "length": (["encoding", "--length", "0"], "--length: 0; expected an integer from 1 to 4096"),
     "distance": (["decay", "--distance", "0"], "--distance: 0"),
@@ -453,7 +453,7 @@ WRONG = {
     "similarity": (["rank", "--similarity", "dott"], "did you mean dot?"),
     "dims": (["rank", "--dims", "2,x"], "--dims: '2,x'; expected integers from 2"),
     "one dimension": (["rank", "--dims", "1"], "--dims: '1'; expected integers from 2"),
-    "depth": (["rank", "--depth", "30"], "a tree that is small"),
+    "depth": (["rank", "--depth", "30"], "a smaller tree"),
 }  # fmt: skip
 
 
@@ -479,8 +479,8 @@ def test_wrong_input(name, capsys, tmp_path, monkeypatch):
 def test_wrong_models(buckets, absolute, folder, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = ["--model", buckets]
-    assert "--layer: 2; the model has 2" in refuses(["attention", *model, "--layer", 2], capsys)
-    assert "--head: -1; the model has 2" in refuses(["attention", *model, "--head", -1], capsys)
+    assert "--layer: 2; expected 0 to 1" in refuses(["attention", *model, "--layer", 2], capsys)
+    assert "--head: -1; expected 0 to 1" in refuses(["attention", *model, "--head", -1], capsys)
     assert "--text: 0 bytes" in refuses(["attention", *model, "--text", ""], capsys)
     assert "holds no checkpoint" in refuses(["tables", "--model", tmp_path], capsys)
     mixed = ["decay", "--position", "rope_mixed"]

@@ -444,7 +444,7 @@ ERRORS = {
     "no offset": (
         {"q": torch.randn(2, 4, 5, 8), "rope": RoPE()},
         ValueError,
-        "query_offset is None, Lq = 5 and Lk = 6; rope needs query_offset",
+        "query_offset is None, Lq = 5 and Lk = 6; rope requires query_offset",
     ),
     "causal offset": (
         {"causal": True, "query_offset": 3},

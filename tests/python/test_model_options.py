@@ -197,12 +197,12 @@ def test_with_rms_norm_and_a_gated_mlp_it_is_llama(bias, kv_heads):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--norm", "batch"], "'batch', expected layer, rms"),
-        (["--activation", "tanh"], "'tanh', expected gelu, relu, swiglu, geglu"),
+        (["--norm", "batch"], "'batch'; expected layer, rms"),
+        (["--activation", "tanh"], "'tanh'; expected gelu, relu, swiglu, geglu"),
         (["--position", "rope;sinusoidal"], "'sinusoidal' is added to embeddings"),
         (["--position", "rope;;none"], "position"),
         (["--kv-heads", "3"], "kv_heads is 3; expected a divisor of num_heads = 4"),
-        (["--kv-heads", "0"], "--kv-heads is 0, expected an integer from 1"),
+        (["--kv-heads", "0"], "--kv-heads is 0; expected an integer from 1"),
         (["--qk-dim", "3", "--position", "rope"], "3"),
         (["--qk-dim", "2", "--similarity", "additive"], "qk_dim is 2; additive has 1"),
         (["--qk-dim", "100000000000"], "--qk-dim 100000000000"),

@@ -131,7 +131,7 @@ def test_a_model_alone_at_the_command_line(tmp_path):
     model = LanguageModel(dim=16, depth=1, heads=2, mlp=32, position="alibi", max_length=LENGTH)
     save_checkpoint(tmp_path / FILE, model)
     (tmp_path / "text.txt").write_text(SENTENCE * 40)
-    assert "holds a model alone; --resume needs" in refused(
+    assert "contains only a model; --resume also needs" in refused(
         "train", "--resume", tmp_path, cwd=tmp_path
     )
     assert "without its data; --data is required" in refused(
@@ -229,7 +229,7 @@ def state_of(known):
 REFUSED = {
     "another batch": (ValueError, "batch of 2 and the tokens 1", {"tokens": (1, 2)}),
     "another depth": (ValueError, "depth of 2 and the model 3", {"depth": 3}),
-    "beyond the vocabulary": (ValueError, "tokens reach beyond", {"vocabulary": 2}),
+    "beyond the vocabulary": (ValueError, "tokens exceed beyond", {"vocabulary": 2}),
     "by a layer": (RuntimeError, "no layer", {"break": "blocks.1"}),
     "by the last norm": (RuntimeError, "no layer", {"break": "norm"}),
 }
@@ -299,8 +299,8 @@ def test_beyond_the_longest_text_or_another_dtype():
         (lambda m: LanguageModel(position=3), TypeError, "position is an int; expected"),
         (lambda m: LanguageModel(similarity="dott"), ValueError, 'unknown similarity "dott"'),
         (lambda m: m([[1]]), TypeError, "tokens is a list; expected a Tensor"),
-        (lambda m: m(torch.tensor([[256]])), ValueError, "tokens reach .*expected 0 to 255"),
-        (lambda m: m(torch.tensor([[-1]])), ValueError, "tokens reach .*expected 0 to 255"),
+        (lambda m: m(torch.tensor([[256]])), ValueError, "tokens exceed .*expected 0 to 255"),
+        (lambda m: m(torch.tensor([[-1]])), ValueError, "tokens exceed .*expected 0 to 255"),
         (lambda m: m(torch.zeros(1, 1, device="meta").long()), TypeError, "tokens are on meta and"),
         (lambda m: m(torch.ones(1, 1).long(), 1), TypeError, "cache is an int; expected a Lang"),
         (
@@ -350,12 +350,12 @@ def test_beyond_the_longest_text_or_another_dtype():
         (
             lambda m: save_checkpoint("x", m, Tokenizer("words", b"<unk>\n<eos>\ncat\n")),
             ValueError,
-            "vocabulary of words has 3 tokens, the model 256",
+            "vocabulary of words has 3 tokens, but the model has 256",
         ),
     ],
 )
 def test_wrong_arguments(call, kind, message, tmp_path, monkeypatch, device):
-    if device.type == "cuda" and message.startswith("tokens reach"):
+    if device.type == "cuda" and message.startswith("tokens exceed"):
         pytest.skip("what a GPU's tensors hold is not looked at")
     monkeypatch.chdir(tmp_path)
     model = LanguageModel(dim=4, depth=1, heads=1, mlp=4)
@@ -542,17 +542,17 @@ def test_wrong_files(tmp_path):
         (tensors, {}, "'gnomon' is missing"),
         (tensors, {"gnomon": "{"}, "is not a checkpoint"),
         (tensors, {"gnomon": "[]"}, "is not a checkpoint"),
-        (tensors, config(format=2), "its format is 2, expected 1"),
-        (tensors, config(format=1.0), "its format is 1.0, expected 1"),
-        (tensors, config(format=True), "its format is True, expected 1"),
-        (tensors, config(model=3), "the field 'model' is an int, expected an object"),
-        (tensors, config(tokens=[]), "the field 'tokens' is a list, expected an object"),
+        (tensors, config(format=2), "its format is 2; expected 1"),
+        (tensors, config(format=1.0), "its format is 1.0; expected 1"),
+        (tensors, config(format=True), "its format is True; expected 1"),
+        (tensors, config(model=3), "the field 'model' is an int; expected an object"),
+        (tensors, config(tokens=[]), "the field 'tokens' is a list; expected an object"),
         (tensors, model(depth="2"), "depth is a str; expected an integer"),
         (tensors, model(mlp=None), "mlp is a NoneType; expected an integer"),
         (
             tensors | {"tokens.vocabulary": torch.zeros(2, 2, dtype=torch.uint8)},
             metadata,
-            "has 2 axes, expected uint8 and one",
+            "has 2 axes; expected uint8 and one",
         ),
         (tensors, config(tokens={"kind": "words"}), "vocabulary of words has 0 bytes"),
         (tensors, config(step=3), "'training' is missing"),
@@ -564,7 +564,7 @@ def test_wrong_files(tmp_path):
         (without, metadata, "norm.weight"),
         (tensors | {"model.norm.weight": weight.double()}, metadata, "expected float32"),
         (tensors | {"model.norm.weight": weight[:3]}, metadata, "norm.weight"),
-        (tensors | {"more": weight}, metadata, "of which its model has"),
+        (tensors | {"more": weight}, metadata, "but its model has"),
     ):
         save_file({name: t.clone() for name, t in changed.items()}, path, meta)
         refuses(message)

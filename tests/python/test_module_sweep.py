@@ -349,7 +349,9 @@ def test_tensors_in_terms_are_the_modules(module, given):
     tensor, term = given()
     is_similarity = isinstance(term, similarity.Similarity)
     if module == "LanguageModel":  # what a checkpoint holds
-        with pytest.raises(ValueError, match="has tensors; expected numbers, or a specification"):
+        with pytest.raises(
+            ValueError, match=("contains tensors; expected numbers or a specification")
+        ):
             MODULES[module](*((term, "none") if is_similarity else ("dot", term)))
         return
     if module == "LorentzMultiheadAttention" and is_similarity:

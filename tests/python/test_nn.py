@@ -597,7 +597,7 @@ def test_modules_without_them_are_as_before():
         ("penumbral", "rope:dims=8", "a height"),
         ("dot", "rope:scaling=yarn", "without factor"),
         ("dot", "rope:sections=1x1", "sections = 1x1"),
-        ("umbral", "transformer_xl", "goes with dot alone"),
+        ("umbral", "transformer_xl", "works only with the similarity dot"),
         ("additive", "rope", "rotates pairs"),
         ("dot", "relative:max_offset=3+transformer_xl", "two content terms"),
         ("dot", "alibi:shape=3x3+rope:shape=2x2", "grid"),
@@ -606,7 +606,7 @@ def test_modules_without_them_are_as_before():
         (
             gnomon.similarity.Laplacian(torch.ones(4)),
             ["transformer_xl", gnomon.position.KeyBias(torch.zeros(1, 4, 7))],
-            "goes with dot alone",
+            "works only with the similarity dot",
         ),
     ],
 )
@@ -640,7 +640,7 @@ def test_numbers_of_a_module(arguments, told):
     ],
 )
 def test_what_a_module_and_its_position_both_have(own, given):
-    expected = f"{own} is set, and position has {own}; expected one of them"
+    expected = f"{own} is set and position contains {own}; expected one of them"
     with pytest.raises(ValueError, match=expected):
         MultiheadAttention(32, 4, position=given, **{own: True})
     MultiheadAttention(32, 4, position=given)

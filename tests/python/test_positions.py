@@ -624,11 +624,11 @@ def test_memory_is_linear():
         ({"positions": [0, 1]}, r"positions has shape \[2\]; expected \(B, length\) = \(1, 3\)"),
         (
             {"positions": [0, 1, 2**30]},
-            r"positions: of batch 0 are from 0 to 1073741824; expected them within \+-2\^53",
+            r"positions: of batch 0 are from 0 to 1073741824; expected values within \+-2\^53",
         ),
         (
             {"positions": [0, 1, 2**22], "position": "alibi"},
-            r"offsets p_j - p_i from -4194304 to 4194304; biases by offset take at most 2\^22",
+            r"offsets p_j - p_i from -4194304 to 4194304; expected at most 2\^22",
         ),
         (
             {"positions": [0, 1, 3], "position": position.AbsoluteKeys(torch.zeros(3, 4))},
@@ -644,7 +644,7 @@ def test_memory_is_linear():
         ),
         (
             {"positions": [0, 1, 9], "position": position.OffsetBias(torch.zeros(2, 5))},
-            r"has n = 3, and p_j - p_i lies from -9 to 9; expected it within \+-2",
+            r"has n = 3, but p_j - p_i runs from -9 to 9; expected offsets within \+-2",
         ),
         (
             {
@@ -652,7 +652,7 @@ def test_memory_is_linear():
                 "causal": True,
                 "position": position.TransformerXL(*[torch.zeros(2, 4)] * 2, torch.zeros(2, 9, 4)),
             },
-            "has rows for 9 distances, and positions have p_i - p_j = 9",
+            "has rows for 9 distances, but positions have p_i - p_j = 9",
         ),
     ],
 )
@@ -752,7 +752,7 @@ def test_a_cache_without_positions_goes_on_with_them():
     module(x[:, :5], causal=True, cache=cache)
     last = module(x[:, 5:], causal=True, cache=cache, positions=[5, 6, 7, 8])
     torch.testing.assert_close(last, module(x, causal=True)[:, 5:])
-    with pytest.raises(ValueError, match="it has positions of its tokens"):
+    with pytest.raises(ValueError, match="the cache holds positions of its tokens"):
         module(x[:, :1], causal=True, cache=cache)
     assert cache.length() == 9
 
@@ -786,7 +786,7 @@ def test_encodings_of_grids_are_read_at_places():
 
 def test_encodings_name_mistakes():
     x = torch.zeros(B, 9, 8)
-    with pytest.raises(ValueError, match="conv reads the tokens beside each other"):
+    with pytest.raises(ValueError, match="conv reads neighbouring tokens"):
         TokenPosition("conv:groups=1", 8, 64)(x, positions=torch.arange(9))
     with pytest.raises(ValueError, match="positions are from 0 to 8; expected rows of the table"):
         TokenPosition("learned", 8, 8)(x, positions=torch.arange(9))

@@ -153,7 +153,7 @@ def test_a_cache_of_another_module_is_refused():
     cache = KVCache()
     MultiheadAttention(DIM, HEADS)(torch.randn(B, 3, DIM), cache=cache, causal=True)
     module = MultiheadAttention(DIM, HEADS, position="forget")
-    with pytest.raises(ValueError, match="has 0 projections and takes 1"):
+    with pytest.raises(ValueError, match="holds 0 projections and the call gives 1"):
         module(torch.randn(B, 1, DIM), cache=cache, causal=True)
     assert cache.length() == 3
 
@@ -224,8 +224,8 @@ def test_a_call_needs_the_tensors(position):
 @pytest.mark.parametrize(
     ("rows", "extent", "causal", "message"),
     [
-        (16, 9, True, r"16 rows and extent is 9; expected 17, past first, or 9"),
-        (9, 9, False, r"for the past alone, and causal is False"),
+        (16, 9, True, r"16 rows and extent is 9; expected 17, from past to future, or 9"),
+        (9, 9, False, r"for the past only, but causal is False"),
     ],
 )
 def test_tables_of_other_sizes_are_refused(rows, extent, causal, message):
@@ -317,7 +317,7 @@ def test_temperatures_by_name(causal, offset):
 def test_two_sinks_are_refused():
     q, k, v = tensors_of_a_call()
     score = torch.zeros(HEADS, dtype=torch.float64)
-    with pytest.raises(ValueError, match="sink is given, and position has one"):
+    with pytest.raises(ValueError, match="sink is given and position contains a sink"):
         gnomon.attention(q, k, v, position=Sink(score), sink=score)
     with pytest.raises(ValueError, match="two sinks"):
         gnomon.attention(q, k, v, position=[Sink(score), Sink(score)])

@@ -243,7 +243,7 @@ def test_models_that_are_refused():
         assert type(model.blocks[0].attn) is timm.layers.attention.Attention
     with pytest.raises(TypeError, match="model is an int"):
         replace_attention(3)
-    with pytest.raises(TypeError, match="expected a model that has some"):
+    with pytest.raises(TypeError, match="expected a model that contains some"):
         replace_attention(torch.nn.MultiheadAttention(8, 2))
     with pytest.raises(NotImplementedError, match="Sequential has no attention that is known"):
         replace_attention(torch.nn.Sequential(OddAttention()))

@@ -249,8 +249,8 @@ def test_a_module_learns_angles_and_decodes_with_them():
             lambda: RoPE(section_order="interleaved", angles=draw(1, 1, L, 2)),
             "angles and section_order",
         ),
-        (lambda: RoPE(section_order="interleaved"), "section_order without sections"),
-        (lambda: RoPE(key_angles=draw(1, 1, L, 2)), "key_angles without angles"),
+        (lambda: RoPE(section_order="interleaved"), "section_order but no sections"),
+        (lambda: RoPE(key_angles=draw(1, 1, L, 2)), "key_angles but no angles"),
         (
             lambda: RoPE(angles=draw(1, 1, L, 2), key_angles=draw(1, 1, L + 1, 2)),
             "key_angles of RoPE has 10 rows; expected those of k, 9",
@@ -382,14 +382,18 @@ def test_a_module_turns_by_the_coordinates_of_its_calls():
                                   [module.rope_mixed_frequencies])  # fmt: skip
     (theirs,) = torch.autograd.grad(on_grid(x).square().sum(), [on_grid.rope_mixed_frequencies])
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    with pytest.raises(ValueError, match="axes = 2, and positions have 1; expected as many"):
+    with pytest.raises(
+        ValueError, match=("axes = 2, but positions have 1; expected the same number")
+    ):
         module(x)
-    with pytest.raises(ValueError, match="axes = 2, and positions have 3; expected as many"):
+    with pytest.raises(
+        ValueError, match=("axes = 2, but positions have 3; expected the same number")
+    ):
         module(x, positions=torch.zeros(1, 6, 3, dtype=torch.long))
 
 
 def test_bounds_of_mixed_frequencies():
-    with pytest.raises(ValueError, match="axes=3 and its shape has 2"):
+    with pytest.raises(ValueError, match="axes=3 but its shape has 2"):
         gnomon.nn.MultiheadAttention(32, 4, position="rope_mixed:shape=2x2:axes=3")
     with pytest.raises(ValueError, match="dims = 6 of 8 columns"):
         gnomon.nn.MultiheadAttention(32, 4, position="rope_mixed:shape=2x2:dims=6")

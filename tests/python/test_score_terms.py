@@ -821,7 +821,7 @@ def test_compiled_mapped_and_repeatable():
         (
             {"temperature": 1.0, "aggregation": "einstein_midpoint", "dropout": 0.5},
             NotImplementedError,
-            "dropout with temperature and aggregation",
+            "dropout together with temperature and aggregation",
         ),
         (
             {
@@ -830,7 +830,7 @@ def test_compiled_mapped_and_repeatable():
                 "position": Relative(torch.zeros(3, 4), 1, values=torch.zeros(3, 4)),
             },
             NotImplementedError,
-            "relative values with temperature and aggregation",
+            "relative values together with temperature and aggregation",
         ),
     ],
 )  # fmt: skip

@@ -15,7 +15,7 @@ from gnomon import nn, position, similarity
 pytestmark = pytest.mark.cpu("takes tensors that are made when the file is read")
 
 ATTENTION, GRAPH = r"gnomon\.attention", r"gnomon\.graph_attention"
-MESSAGE = r": second derivatives \(.*create_graph=True\) are not there; expected first ones"
+MESSAGE = r": second derivatives \(.*create_graph=True\) are not supported"
 CONES = (similarity.Umbral, similarity.Penumbral)
 
 

@@ -60,8 +60,10 @@ def test_what_was_compared_before_a_change_is_said(sweep, tmp_path):
     page = sweep.to_markdown({"bert": now, "t5": outcome | {"type": "t5"}}, 3)
     assert "With 5.24, 1 model types were compared before" in page
     assert "| not compared | 1 |" in page
-    assert "Of 2 with the attention interface and a softmax over keys, 2 are equal: 100.0%." in page
-    assert "masks of booleans to the scores: `bert`, `t5`." in page
+    assert (
+        "Of 2 types with the attention interface and a softmax over keys, 2 are equal (100.0%)."
+    ) in page
+    assert "Boolean masks to the scores: `bert`, `t5`." in page
     page = sweep.to_markdown({"bert": now}, 1)
     assert "compared before" not in page
     assert "stay dense" not in page.split("What to do")[0]
@@ -129,7 +131,7 @@ class A:
 def test_pages_name_the_figures_of_the_sweep():
     root = SWEEP.parents[1]
     page = (root / "docs" / "transformers.md").read_text()
-    (found,) = re.findall(r"Of (\d+) with the attention interface .* (\d+) are equal", page)
+    (found,) = re.findall(r"Of (\d+) types with the attention interface .* (\d+) are equal", page)
     for name, pattern in (
         ("README.md", r"Of (\d+) model types that use .*? interface, (\d+)"),
         ("docs/tutorials/huggingface.md", r"of (\d+) types with the attention interface, (\d+)"),
@@ -144,18 +146,22 @@ def test_shares_count_what_attends(sweep):
     outcomes = {name: outcome | {"type": name, "class": name} for name in classes}
     outcomes["without"] = outcome | {"type": "without", "class": "equal", "interface": False}
     page = sweep.to_markdown(outcomes, 5)
-    assert "Of 3 with the attention interface and a softmax over keys, 1 are equal: 33.3%." in page
-    assert "In 1 more nothing differs, and what goes" in page
+    assert (
+        "Of 3 types with the attention interface and a softmax over keys, 1 are equal (33.3%)."
+    ) in page
+    assert "In 1 more, nothing differs and gnomon computes all" in page
     assert "All together: 66.7%." in page
     outcomes["sampling"] = outcome | {
         "type": "sampling",
         "class": "dense in part",
-        "why": "gnomon: ADeformableAttention, BMultiscaleDeformableAttention of A attend in a way "
-        "that is not known, and stay as they are",
+        "why": "gnomon: ADeformableAttention, BMultiscaleDeformableAttention of A use "
+        "unsupported attention and are left unchanged",
     }
     page = sweep.to_markdown(outcomes, 6)
-    assert "Of 4 with the attention interface and a softmax over keys, 1 are equal: 25.0%." in page
-    assert "In 1 more nothing differs and every softmax over keys is gnomon's" in page
+    assert (
+        "Of 4 types with the attention interface and a softmax over keys, 1 are equal (25.0%)."
+    ) in page
+    assert "In 1 more, nothing differs and gnomon computes every softmax over keys" in page
     assert "Together: 50.0%." in page
     assert "All together: 75.0%." in page
     outcomes["sampling"]["why"] = outcomes["sampling"]["why"].replace("gnomon: A", "gnomon: C, A")
@@ -185,5 +191,5 @@ def test_a_type_that_crashes_or_hangs_costs_itself_alone(sweep, tmp_path, monkey
     assert outcomes["hangs"]["class"] == outcomes["computes"]["class"] == "timed out"
     assert outcomes["crashes"]["class"] == "crashed"
     assert "waits, after 10 s" in outcomes["hangs"]["why"]
-    assert "more than 1 s of a processor" in outcomes["computes"]["why"]
+    assert "more than 1 s of CPU time" in outcomes["computes"]["why"]
     assert "status -6" in outcomes["crashes"]["why"]

@@ -311,7 +311,10 @@ def test_distances_of_a_comparison_are_by_one_classifier(folder):
     shutil.rmtree(folder / "judge")
     train_classifier(folder, "judge", "--seed", 1)
     line = refused("compare", "--resume", "judged", cwd=folder)
-    assert f"--classifier: {folder / 'judge'} is not what the first distances were" in line
+    assert (
+        f"--classifier: {folder / 'judge'} differs from the classifier of the first distances"
+        in line
+    )
 
 
 def test_loss_of_a_training_step(folder):
@@ -406,11 +409,11 @@ def test_drawing_again_makes_the_same_picture(folder, model):
 @pytest.mark.parametrize(
     ("words", "sizes", "part"),
     [
-        ([], {"patch": 5}, "--patch is 5, and the images are 8x12, expected a divisor"),
+        ([], {"patch": 5}, "--patch is 5, but the images are 8x12; expected a divisor"),
         ([], {"heads": 3}, "dim 16 is not a multiple of heads 3"),
         (["--position", "learned:length=3"], {}, "defined up to length 3, shorter than the 6"),
-        (["--position", "rope:shape=2x2"], {}, "a grid of 2x2, and the tokens' is 2x3"),
-        (["--position", "sinusoidal:shape=9x9"], {}, "a grid of 9x9, and the tokens' is 2x3"),
+        (["--position", "rope:shape=2x2"], {}, "the grid 2x2, but the tokens have 2x3"),
+        (["--position", "sinusoidal:shape=9x9"], {}, "the grid 9x9, but the tokens have 2x3"),
         (["--position", "rope;learned"], {}, "'learned' is added to embeddings"),
         (["--label-dropout", 2], {}, "--label-dropout"),
         ([], {"dim": 2000000}, "not enough memory for --dim 2000000"),
@@ -445,12 +448,14 @@ def test_wrong_data(folder, model):
     pixels = np.full((24, 8, 12, 3), 0.5, np.float32)
     pixels[5, 1, 2, 0] = 2.5
     bright = changed(folder, "bright", valid_images=pixels)
-    expected = "'valid.images' has 2.5 in image 5, expected bytes, or numbers from 0 to 1"
+    expected = "'valid.images' has 2.5 in image 5; expected bytes, or numbers from 0 to 1"
     assert line(bright) == f"gnomon: {bright}: the array {expected}"
     wide = changed(folder, "wide", valid_images=pixels[:, :, :8].clip(0, 1))
-    assert "'valid.images' is of 8x8 with 3 channels, and 'train.images'" in line(wide)
+    assert "'valid.images' has images of 8x8 with 3 channels, and 'train.images'" in line(wide)
     seen = refused("eval", "--model", "model", "--data", wide, cwd=folder)
-    assert "'valid.images' is of 8x8 with 3 channels, and the model of 8x12 with 3" in seen
+    assert (
+        "'valid.images' has images of 8x8 with 3 channels, but the model needs 8x12 with 3" in seen
+    )
     # Two channels can be learned, and not drawn.
     two = {
         f"{part}_images": load_file(folder / "bars.safetensors")[f"{part}.images"][..., :2].copy()
@@ -458,7 +463,7 @@ def test_wrong_data(folder, model):
     }
     train(folder, "two channels", "--steps", 1, data=changed(folder, "pairs", **two))
     words = ["generate", "--model", "two channels", "--out", "never.png"]
-    assert "images have 2 channels, expected 1 or 3" in refused(*words, cwd=folder)
+    assert "images have 2 channels; expected 1 or 3" in refused(*words, cwd=folder)
 
 
 def test_few_images_leave_ranges_unmeasured(folder, model):

@@ -271,7 +271,7 @@ def test_compare(gnomon):
     assert record["status"] == "finished"
     assert record["settings"]["problem"] == {"problem": "recall", "symbols": 12}
     assert record["task"]["conditions"] == {
-        "key": "length", "title": "symbols of the input", "values": [4, 8], "trained": 0,
+        "key": "length", "title": "input length in symbols", "values": [4, 8], "trained": 0,
     }  # fmt: skip
     assert len(record["runs"]) == 6
     for run in record["runs"]:
@@ -288,7 +288,7 @@ GENERATED = ["train", "--task", "generated"]
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--problem", "cope"], "--problem is 'cope', expected bucket-sort, copy, "),
+        (["--problem", "cope"], "--problem is 'cope'; expected bucket-sort, copy, "),
         (["--symbols", 1], "--symbols is 1: copy takes 2 to 65536"),
         (["--symbols", 3, "--problem", "parity"], "--symbols is 3: parity takes 2"),
         (["--lengths", "40,40"], "--lengths: 40 is given twice"),
@@ -299,7 +299,7 @@ GENERATED = ["train", "--task", "generated"]
         (["--dim", 30], "dim 30 is not a multiple of heads 4"),
         (["--data", "x"], "--data"),
         (["--random-positions", 79, "--position", "sinusoidal"],
-         "--random-positions is 79: the longest rows of the training have 80 tokens"),
+         "--random-positions is 79; expected at least the longest training rows, 80 tokens"),
         (["--position", "learned:length=79"],
          "defined up to length 79, shorter than the 80 tokens of the longest rows"),
     ],

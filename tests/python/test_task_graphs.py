@@ -242,9 +242,9 @@ def test_compare_of_every_similarity(folder, tmp_path):
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"graph.edges": [[0, NODES]]}, "'graph.edges' has 30 at [0, 1], expected 0 to 29"),
-        ({"graph.edges": [[0, 1, 2]]}, "'graph.edges' is of shape [1, 3], expected (edges, 2)"),
-        ({"graph.labels": [0] * NODES}, "tells of 1 class, expected two or more"),
+        ({"graph.edges": [[0, NODES]]}, "'graph.edges' has 30 at [0, 1]; expected 0 to 29"),
+        ({"graph.edges": [[0, 1, 2]]}, "'graph.edges' has shape [1, 3]; expected (edges, 2)"),
+        ({"graph.labels": [0] * NODES}, "has 1 class; expected two or more"),
         ({"graph.words": None}, "'graph.words' is missing; the file has graph.edges"),
         ({"graph.words_lengths": [2]}, "'graph.words_lengths' sums to 2"),
         ({"graph.labels": [0, 1, 2, 1]}, "'graph.words_lengths' has 30 rows, and 'graph.labels'"),
@@ -281,8 +281,8 @@ def test_wrong_data_are_one_line(tmp_path, change, part):
         (["--position", "alibi"], "position 'alibi': the nodes of a graph have no position"),
         (["--dropout", "1"], "--dropout is 1"),
         (["--splits", "train,train"], "--splits: train is given twice"),
-        (["--splits", "best"], "--splits is 'best', expected train, valid, test"),
-        (["--selection", "first"], "--selection is 'first', expected accuracy, loss, last"),
+        (["--splits", "best"], "--splits is 'best'; expected train, valid, test"),
+        (["--selection", "first"], "--selection is 'first'; expected accuracy, loss, last"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -296,7 +296,7 @@ def test_a_model_takes_data_like_its_own_alone(folder, tmp_path):
     data["graph.words"][0] = WORDS
     save_file(data, tmp_path / "graph.safetensors")
     words = ["eval", "--model", tmp_path / "run", "--data", tmp_path / "graph.safetensors"]
-    assert "'graph.words' has 12 at [0], expected 0 to 11" in refused(*words, cwd=folder)
+    assert "'graph.words' has 12 at [0]; expected 0 to 11" in refused(*words, cwd=folder)
 
 
 @pytest.mark.skipif(not CORA.exists(), reason="needs ../shared/data/cora")

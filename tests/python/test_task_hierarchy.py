@@ -207,7 +207,7 @@ def test_compare_of_every_similarity(folder, tmp_path):
     table = succeed("compare", *TRAIN[1:], *flags, "--out", tmp_path / "run", cwd=folder)
     assert "| MRR at test | MRR at valid | hits@10 at test |" in table
     assert "| AP at test |" in table
-    assert "in 5 dimensions, trained for 2 steps of 32 pairs against 6 wrong nodes" in table
+    assert "in 5 dimensions, trained for 2 steps of 32 pairs against 6 negative samples" in table
     record = json.loads((tmp_path / "run" / "results.json").read_text())
     assert len(record["runs"]) == len(names)
     assert all(0 < run["losses"][0]["mrr"] <= 1 for run in record["runs"])
@@ -219,10 +219,10 @@ def test_compare_of_every_similarity(folder, tmp_path):
     ("change", "part"),
     [
         ({"train.pairs": None}, "the array 'train.pairs' is missing"),
-        ({"train.pairs": [[0, 1, 2]]}, "'train.pairs' is of shape [1, 3], expected (pairs, 2)"),
+        ({"train.pairs": [[0, 1, 2]]}, "'train.pairs' is of shape [1, 3]; expected (pairs, 2)"),
         ({"train.pairs": [[1, 0], [2, 2]]}, "'train.pairs' has a pair of a node and itself at [1]"),
         ({"train.pairs": [[1, 0], [0, 1]]}, "nodes 0 and 1 are ancestors of each other"),
-        ({"valid.pairs": [[1, 31]]}, "'valid.pairs' has 31 at [0, 1], expected 0 to 30"),
+        ({"valid.pairs": [[1, 31]]}, "'valid.pairs' has 31 at [0, 1]; expected 0 to 30"),
         ({"test.pairs": [[30, 0]]}, "'valid.pairs' is missing"),
         ({"valid.pairs": [[30, 0]]}, "no test pairs, which --splits test,valid needs: the array"),
     ],
@@ -246,7 +246,7 @@ def test_wrong_data_are_one_line(tmp_path, change, part):
         (["--position", "rope"], "position 'rope': the nodes of a hierarchy have no position"),
         (["--similarity", "additive"], "additive"),
         (["--splits", "test,test"], "--splits: test is given twice"),
-        (["--corrupt", "none"], "--corrupt is 'none', expected ancestor, descendant, both"),
+        (["--corrupt", "none"], "--corrupt is 'none'; expected ancestor, descendant, both"),
         (["--held-out", "0.6"], "--held-out is 0.6"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",

@@ -413,7 +413,7 @@ def test_wrong_data_is_one_line(folder):
         return changed
 
     line = message(sound | {"valid.labels": labels(3)})
-    assert line == "gnomon: wrong: the array 'valid.labels' has 3 at [4], expected 0 to 2"
+    assert line == "gnomon: wrong: the array 'valid.labels' has 3 at [4]; expected 0 to 2"
     assert "has -1 at [4]" in message(sound | {"train.labels": labels(-1)})
     assert "has 23 rows" in message(sound | {"train.images": sound["train.images"][:9]})
     assert "'valid.labels' has 5 rows" in message(
@@ -421,8 +421,8 @@ def test_wrong_data_is_one_line(folder):
     )
     line = message(sound | {"valid.images": np.zeros((11, 8, 12), np.uint8)})
     assert line.endswith(
-        "the array 'valid.images' is of 8x12 with 1 channel, and 'train.images' of 8x8 with 1 "
-        "channel, expected one size"
+        "the array 'valid.images' has images of 8x12 with 1 channel, and 'train.images' has 8x8 "
+        "with 1 channel; expected one size"
     )
     line = message(sound | {"valid.images": np.zeros((11, 8, 8, 3), np.uint8)})
     assert "expected one size" in line
@@ -438,7 +438,7 @@ def test_wrong_data_is_one_line(folder):
     assert "has nan at [2, 3, 4]" in message(sound | {"train.images": numbers})
     assert "expected integers" in message(sound | {"train.labels": np.zeros(23, np.float32)})
     pairs = np.zeros((23, 2), np.int64)
-    assert "one label for each image" in message(sound | {"train.labels": pairs})
+    assert "one label per image" in message(sound | {"train.labels": pairs})
 
     assert "--patch is 3" in message(sound, "--patch", 3)
     assert "--patch is 3" in message(sample((9, 9)), "--patch", 3, "--stem", "conv")
@@ -447,12 +447,12 @@ def test_wrong_data_is_one_line(folder):
     assert "--sizes: 'big'" in message(sound, "--sizes", "16,big")
     assert "--sizes: '8x8x8'" in message(sound, "--sizes", "8x8x8")
     assert "--sizes: 10x10 is not a multiple" in message(sound, "--sizes", "10")
-    assert "--sizes: 8x8 is trained at" in message(sound, "--sizes", "8")
+    assert "--sizes: 8x8 is the training size" in message(sound, "--sizes", "8")
     assert "--sizes: 16x16 is given twice" in message(sound, "--sizes", "16,16x16")
     assert "rope:shape=net" in message(sound, "--position", "rope:shape=net")
     # More places than tokens would be no error of the operator's.
     for grid in ("rope:shape=9x9", "rope:shape=2x2", "sinusoidal:shape=2x2:prefix=2"):
-        assert "the tokens' is 2x2 after 1; expected" in message(sound, "--position", grid)
+        assert "the tokens have 2x2 after 1; expected" in message(sound, "--position", grid)
     assert "learned" in message(sound, "--position", "learned:shape=grid")
     assert "'rope+relativ'" in message(sound, "--position", "rope+relativ")
     assert "twice" in message(sound, "--position", "rope:base=1:base=2")
@@ -492,7 +492,7 @@ def test_a_model_meets_other_data(folder):
     assert ours.options["classes"] == 3
 
     line = refused("eval", "--model", "own", "--data", "colour", cwd=folder)
-    assert "have 3 channels, and the model takes 1" in line
+    assert "have 3 channels, but the model expects 1" in line
     save_file(large | {"valid.labels": large["valid.labels"] + 1}, folder / "wrong")
     assert "has 3 at" in refused("eval", "--model", "own", "--data", "wrong", cwd=folder)
     table = gnomon("eval", "--model", "own", "--sizes", "16", cwd=folder).stdout
@@ -546,7 +546,7 @@ def test_pictures_show_where_the_model_looks(folder, pool):
     )  # fmt: skip
     pictures = [run["picture"] for run in record["runs"]]
     assert [p is not None for p in pictures] == [True, True, False, False]
-    what = "the class token attends" if pool == "class" else "all places together attend"
+    what = "the class token attends" if pool == "class" else "all tokens together attend"
     for n, picture in enumerate(pictures[:2]):
         assert picture["file"] == f"picture-{n}.png"
         assert what in picture["title"]

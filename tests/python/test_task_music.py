@@ -286,12 +286,12 @@ ARRAYS = {"pieces": np.arange(24).reshape(8, 3), "pieces_lengths": np.array([3, 
 @pytest.mark.parametrize(
     ("arrays", "part"),
     [
-        (ARRAYS | {"pieces": np.full((8, 3), 128)}, "has 128 at [0, 0], expected -1 to 127"),
-        (ARRAYS | {"pieces": np.full((8, 3), 0.5)}, "is of Double, expected integers"),
-        (ARRAYS | {"pieces": np.arange(8)}, "is of shape [8], expected 2 axes"),
+        (ARRAYS | {"pieces": np.full((8, 3), 128)}, "has 128 at [0, 0]; expected -1 to 127"),
+        (ARRAYS | {"pieces": np.full((8, 3), 0.5)}, "is of Double; expected integers"),
+        (ARRAYS | {"pieces": np.arange(8)}, "has shape [8]; expected 2 axes"),
         (ARRAYS | {"pieces_lengths": np.array([3, 4])}, "sums to 7, and 'valid.pieces' has 8 rows"),
         (ARRAYS | {"pieces_lengths": np.array([8, 0])}, "has no steps in piece 1"),
-        ({"pieces": np.arange(24)}, "is of shape [24], expected 3 axes"),
+        ({"pieces": np.arange(24)}, "has shape [24]; expected 3 axes"),
         ({"notes": np.arange(24)}, "the array 'valid.pieces' is missing"),
         (
             {"pieces": np.arange(6), "pieces_lengths": np.array([3, 3]),
@@ -325,7 +325,9 @@ def test_wrong_words_are_one_line(gnomon, refused, tmp_path):
     generate += ["--out", "x.mid"]
     assert "--prompt has '128' in step 1" in refused(*generate, "--prompt", "60; 128")
     assert "--prompt has 'x' in step 0" in refused(*generate, "--prompt", "x")
-    assert "--top-k is 131, the model knows 130 events" in refused(*generate, "--top-k", 131)
+    assert "--top-k is 131, but the model knows only 130 events" in refused(
+        *generate, "--top-k", 131
+    )
     assert "--tempo" in refused(*generate, "--tempo", 1)
     assert "is defined for 20 events, --prompt and --tokens need 21" in refused(
         *generate, "--tokens", 21

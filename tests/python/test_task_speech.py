@@ -396,25 +396,25 @@ WRONG = {
     "no rate": ({"valid.audio_rate": None}, "'valid.audio_rate' is missing"),
     "no labels": ({"valid.labels": None}, "'valid.labels' is missing"),
     "nan": ({"valid.audio": array([0.5, math.nan], np.float32)}, "'valid.audio' has nan at [1]"),
-    "stereo": ({"train.audio": np.ones((9, 2), np.float32)}, "is of shape [9, 2], expected 1 axis"),
+    "stereo": ({"train.audio": np.ones((9, 2), np.float32)}, "has shape [9, 2]; expected 1 axis"),
     "lengths": ({"train.audio_lengths": array([3, 4])}, "'train.audio_lengths' sums to 7, and"),
     "another rate": (
         {"valid.audio_rate": array([16000])},
-        "'valid.audio_rate' has 16000, and the model is of 8000 samples per second",
+        "'valid.audio_rate' has 16000, but the model expects 8000 samples per second",
     ),
     "low rate": (
         {"train.audio_rate": array([8])},
-        "'train.audio_rate' has 8 at [0], expected 1000",
+        "'train.audio_rate' has 8 at [0]; expected 1000",
     ),
     "unknown label": (
         {"valid.labels": array([0, 1, 3] + [0] * 9)},
-        "'valid.labels' has 3 at [2], expected 0 to 2",
+        "'valid.labels' has 3 at [2]; expected 0 to 2",
     ),
     "negative label": (
         {"train.labels": array([0, -1])},
-        "'train.labels' has -1 at [1], expected 0",
+        "'train.labels' has -1 at [1]; expected 0",
     ),
-    "real label": ({"train.labels": array([0, 1], np.float32)}, "is of Float, expected integers"),
+    "real label": ({"train.labels": array([0, 1], np.float32)}, "is of Float; expected integers"),
     "few labels": (
         {"valid.labels": array([0, 1])},
         "the array 'valid.labels' has 2 rows, and 'valid.audio' has 12",
@@ -429,7 +429,8 @@ WRONG = {
     ),
     "no sound of a row": (
         {"valid.audio_lengths": "moved"},
-        "row 0 of the array 'valid.audio' has 0 samples, too few for its 1 labels: expected 640",
+        "row 0 of the array 'valid.audio' has 0 samples, which is too few for its 1 labels: "
+        "expected 640",
     ),
     # A blank between two that are the same, and a token more for the utterance that follows.
     "many labels": (
@@ -462,9 +463,13 @@ def test_wrong_data_are_one_line_with_the_file_and_the_place(folder, tmp_path, n
 @pytest.mark.parametrize(
     ("words", "sizes", "part"),
     [
-        (["--utterances", "3,0"], {}, "--utterances has 0, expected integers from 1 to "),
+        (["--utterances", "3,0"], {}, "--utterances has 0; expected integers from 1 to "),
         (["--utterances", "3,3"], {}, "--utterances: 3 is given twice"),
-        ([], {"mels": 200}, "mels is 200, too many for the 129 frequencies of a window: filter 0"),
+        (
+            [],
+            {"mels": 200},
+            "mels is 200, which is too many for the 129 frequencies of a window: filter 0",
+        ),
         ([], {"heads": 3}, "dim 16 is not a multiple of heads 3"),
         (["--position", "learned:length=9"], {}, "defined up to length 9, shorter than the "),
         (["--position", "alibi:shape=4x5"], {}, "'alibi:shape=4x5': "),
@@ -504,7 +509,7 @@ def test_other_data_of_a_model(folder, model, tmp_path):
     valid["valid.audio_rate"] = array([16000])
     save_file(valid, tmp_path / "valid.safetensors")
     words = ["eval", "--model", model, "--data", tmp_path / "valid.safetensors"]
-    assert "the model is of 8000 samples per second" in refused(*words, cwd=folder)
+    assert "the model expects 8000 samples per second" in refused(*words, cwd=folder)
 
 
 def test_names_of_sounds_become_arrays(folder, tmp_path, capsys):

@@ -382,7 +382,7 @@ def test_wrong_sentences_are_one_line(folder, model, tmp_path):
     (tmp_path / "long").write_text("eins\n" + "eins " * 8 + "\n")
     message = refused("generate", "--model", short, "--source", tmp_path / "long", cwd=folder)
     assert (
-        "--source: line 2 has 9 tokens with its end, and the position of the model ends at 8"
+        "--source: line 2 has 9 tokens including its end, but the model's position ends at 8"
         in (message)
     )
 
@@ -685,14 +685,17 @@ def damage_gzip(path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "part"),
     [
-        (lambda p: write(p, "train.tgt", ["A", "B"]), "train.tgt has 2 lines, and "),
+        (lambda p: write(p, "train.tgt", ["A", "B"]), "train.tgt has 2 lines, but "),
         (lambda p: write(p, "valid.tgt", ["A", " \t", "C"]), "valid.tgt: line 2 is empty"),
         (lambda p: (p / "train.src").write_bytes(b"a\nb\nc\xff\n"), "train.src: line 3 is not UTF"),
         (lambda p: (p / "train.src").write_bytes(b""), "train.src is empty"),
         (lambda p: (p / "valid.src").unlink(), "the part 'valid' has valid.tgt and no file for"),
         (lambda p: [f.unlink() for f in p.glob("train.*")], "nothing to train on: train.src and"),
         (lambda p: [f.unlink() for f in p.glob("valid.*")], "nothing to measure on: valid.src"),
-        (lambda p: [f.unlink() for f in p.iterdir()], "has no parts; expected files train.LANG"),
+        (
+            lambda p: [f.unlink() for f in p.iterdir()],
+            "contains no parts; expected files train.LANG",
+        ),
         (lambda p: write(p, "train.src.gz", ["a"]), "has both train.src and train.src.gz"),
         (lambda p: write(p, "dev.src", ["a"]), "has both "),
         (lambda p: [f.rename(f.with_suffix(".de")) for f in p.glob("*.src")], "--source-language"),
@@ -717,12 +720,12 @@ def test_wrong_data_are_one_line(tmp_path, spoil, part):
         (["--data", "data/train.src"], "is not a folder"),
         (["--splits", "test"], "--splits: 'test' is no part of data, which has train, valid"),
         (["--splits", "valid,valid"], "--splits: valid is given twice"),
-        (["--source-language", "de"], "--source-language and --target-language say"),
+        (["--source-language", "de"], "choose two with --source-language and --target-language"),
         (["--source-language", "tgt", "--target-language", "tgt"], "are both 'tgt'"),
         (["--source-language", "fr", "--target-language", "it"], "has no part in 'fr' and 'it'"),
         (["--beam", 0], "--beam is 0"),
         (["--label-smoothing", 1], "--label-smoothing is 1"),
-        (["--max-length", 2, "--batch", 3], "--max-length 2 tokens, and --batch is 3"),
+        (["--max-length", 2, "--batch", 3], "--max-length 2 tokens, but --batch is 3"),
         (["--cross-position", "sinusoidal"], "the position 'sinusoidal' of cross attention"),
         (["--cross-position", "bogus"], "bogus"),
         (["--heads", 5], "dim 32 is not a multiple of heads 5"),

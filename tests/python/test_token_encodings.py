@@ -463,15 +463,15 @@ def test_without_positions_only_the_mask_tells_an_order():
         (lambda: Convolutional(8, 0, 1), "conv:kernel=0; expected an integer of at least 1"),
         (
             lambda: Convolutional(8, 5, 1, causal=True)(torch.zeros(1, 2, 8), 3),
-            "conv at position 3 reads the 3 tokens before it and has 0; give the cache",
+            "conv at position 3 reads the 3 tokens before it and has 0; pass the cache",
         ),
         (
             lambda: Convolutional(8, 5, 1)(torch.zeros(1, 2, 8), 3),
-            "conv at position 3 sees the tokens on both sides",
+            "conv at position 3 reads tokens on both sides",
         ),
         (
             lambda: Convolutional(8, 5, 1).encode(torch.zeros(1, 2, 8), 0, torch.zeros(2, 2, 8)),
-            r"the embeddings before have shape \[2, 2, 8\]; expected \(B, N, 8\) with B = 1",
+            r"the preceding embeddings have shape \[2, 2, 8\]; expected \(B, N, 8\) with B = 1",
         ),
         (lambda: CAPE(7), "cape: dim is 7; expected a positive even"),
         (
@@ -482,21 +482,21 @@ def test_without_positions_only_the_mask_tells_an_order():
             lambda: CAPE(8, global_scale=0.5),
             "cape:global_scale=0.5; expected a number of at least 1",
         ),
-        (lambda: CAPE(8, shape=(2, 3, 4)), "cape has shape = 2x3x4; expected two axes"),
-        (lambda: CAPE(8, shape=(2, 3), normalize=True), "cape:normalize with a shape"),
+        (lambda: CAPE(8, shape=(2, 3, 4)), "cape: shape is 2x3x4; expected two axes"),
+        (lambda: CAPE(8, shape=(2, 3), normalize=True), "cape:normalize is set with a shape"),
         (lambda: CAPE(8, shape=(2, 0)), "cape:shape=2x0; expected positive integers"),
-        (lambda: CAPE(8, prefix=1), "cape:prefix=1 without a shape"),
+        (lambda: CAPE(8, prefix=1), "cape:prefix=1 needs a shape"),
         (
             lambda: CAPE(8, shape=(2, 3))(torch.zeros(1, 7, 8)),
             "cape: tokens 0 to 6; the grid 2x3 has 6",
         ),
         (
             lambda: CAPE(8, normalize=True)(torch.zeros(1, 7, 8), 2),
-            "cape:normalize at position 2; the mean",
+            "cape:normalize at position 2; expected all tokens in one call",
         ),
         (
             lambda: TokenPosition("cape:normalize", 8, 16, causal=True),
-            "cape:normalize in a causal model",
+            "cape:normalize is set in a causal model",
         ),
         (
             lambda: Sinusoidal(8, shape=(2, 3))(torch.zeros(1, 2, 8), 5),
@@ -517,7 +517,7 @@ def test_without_positions_only_the_mask_tells_an_order():
         (lambda: TokenEncoding("rope", 8), "position rope is not added to the embeddings"),
         (
             lambda: gnomon.grid_sinusoid((2, 0), 8),
-            r"a grid has the shape \[2, 0\]; expected positive",
+            r"the shape of a grid is \[2, 0\]; expected positive",
         ),
         (lambda: gnomon.grid_sinusoid((2, 2), 8, prefix=-1), "prefix is -1"),
     ],

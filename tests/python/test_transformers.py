@@ -538,7 +538,7 @@ def test_without_a_mask_the_flag_of_the_call_counts():
         attend(module, q[:, :, :3], k, v, None, is_causal=True)
     mask = transformers.AttentionMaskInterface()[integration.NAME](1, 5, 6)
     with pytest.raises(
-        NotImplementedError, match=r"5 queries and 6 keys, and attention of 5 and 5"
+        NotImplementedError, match=r"5 queries and 6 keys, but attention has 5 and 5"
     ):
         attend(module, q, k, v, mask)
 
@@ -738,7 +738,7 @@ def test_distances_of_the_caller_are_not_lost(named):
     if named:
         torch.testing.assert_close(calls[1], calls[0])
     else:
-        with pytest.raises(TypeError, match="expected query_states and relative_pos by their na"):
+        with pytest.raises(TypeError, match="expected query_states and relative_pos as keyword"):
             calls[1]()
 
 
@@ -1227,7 +1227,7 @@ def test_models_without_attention_are_named():
         transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, state_size=4, vocab_size=9),
         transformers.FNetConfig(hidden_size=32, num_hidden_layers=1, vocab_size=9),
     ):
-        with pytest.warns(UserWarning, match="has no attention that is known, and stays as it is"):
+        with pytest.warns(UserWarning, match="has no supported attention and is left unchanged"):
             transformers.AutoModel.from_config(config, attn_implementation="gnomon")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -1735,7 +1735,7 @@ def test_rotations_of_all_heads_together_leave_each_height():
         assert (per_head[..., pair] == 1).all()
         assert torch.equal(per_head[..., other], cos.unflatten(-1, (3, 4))[..., other])
     cos, sin = (torch.rand(2, 5, 6).repeat(1, 1, 2) for _ in range(2))
-    with pytest.raises(NotImplementedError, match="rotates neither"):
+    with pytest.raises(NotImplementedError, match="uses an unknown rotation layout"):
         _cones._without_height(layer, (cos, sin), -1)
 
 

@@ -96,7 +96,9 @@ def test_a_specification_is_its_terms(spec, dtype):
 )
 def test_details_are_those_of_their_word(words):
     q, k, v = tokens()
-    with pytest.raises(ValueError, match=r"rope has scaling = .*; expected a word, and after it"):
+    with pytest.raises(
+        ValueError, match=r"rope has scaling = .*; expected a word, optionally followed"
+    ):
         gnomon.attention(q, k, v, position=RoPE(scaling=words))
     gnomon.attention(q, k, v, position=RoPE(scaling="linear:factor=2"))
 
@@ -602,7 +604,7 @@ MISTAKES = {
     "integers": (
         lambda: nn.MultiheadAttention(8, 2, position=ALiBi(torch.ones(2, dtype=torch.int64))),
         TypeError,
-        "slopes of alibi has dtype (long|Long|int64); expected a floating-point one",
+        "slopes of alibi has dtype (long|Long|int64); expected a floating-point dtype",
     ),
     "an even table": (
         lambda: nn.MultiheadAttention(8, 2, position=OffsetBias(torch.ones(2, 4)))(

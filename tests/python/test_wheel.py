@@ -79,7 +79,9 @@ def test_a_build_serves_every_patch_of_its_release(built_for, runs, refused, mon
     for version in runs:
         _library.check_release(version)
     for version in refused:
-        message = f"gnomon was built for PyTorch {built_for} and this is {version}; build it again"
+        message = (
+            f"gnomon was built for PyTorch {built_for}, but this is PyTorch {version}; rebuild it"
+        )
         with pytest.raises(ImportError, match=re.escape(message)):
             _library.check_release(version)
 

@@ -33,18 +33,18 @@ from typing import Any
 
 #: The classes and their descriptions.
 MEANINGS = {
-    "equal": "all attention is gnomon's, and nothing differs",
-    "dense in part": "nothing differs; some layers do what is no softmax of products times values, "
-    "stay as they are, and a warning says so",
-    "refused": "an error says what to do instead; the model is as it was",
-    "dense": "all layers stay as they are, and a warning says so",
+    "equal": "gnomon computes all attention, and nothing differs",
+    "dense in part": "nothing differs; some layers do not compute softmax(products) times "
+    "values, are left unchanged, and cause a warning",
+    "refused": "an error says what to do instead; the model is unchanged",
+    "dense": "all layers are left unchanged, and a warning says so",
     "no attention": "no softmax over keys",
-    "not buildable": "the sweep makes no tiny model of it that runs",
-    "in part": "some layers stay as they are without a word",
-    "ignored": "taken, and never called",
+    "not buildable": "the sweep could not build a small working model of this type",
+    "in part": "some layers are left unchanged without a warning",
+    "ignored": "accepted but never called",
     "differs": "an output, a gradient or a generated token differs",
     "crashed": "another error",
-    "timed out": "no end within the limit of time: nothing is known",
+    "timed out": "did not finish within the time limit; the result is unknown",
 }
 CLASSES = tuple(MEANINGS)
 #: Address space in bytes: a type that requires more fails alone.
@@ -99,9 +99,9 @@ class _Job:
                 return None
             os.kill(self._pid, signal.SIGKILL)
             _, status, used = os.wait4(self._pid, 0)
-            found = {"class": "timed out", "why": f"waits, after {10 * limit_s} s"}
+            found = {"class": "timed out", "why": f"still waiting after {10 * limit_s} s"}
         elif os.waitstatus_to_exitcode(status) == -signal.SIGXCPU:
-            found = {"class": "timed out", "why": f"takes more than {limit_s} s of a processor"}
+            found = {"class": "timed out", "why": f"needs more than {limit_s} s of CPU time"}
         else:
             with os.fdopen(self._from_child, "rb", closefd=False) as pipe:
                 text = pipe.read()
@@ -277,11 +277,12 @@ def to_markdown(
     lines = [
         "# Model types of transformers",
         "",
-        "A tiny model with random weights of each type: its eager attention against gnomon, in "
-        "outputs, gradients, padding on either side, generation and autocast, as far as the eager "
-        "model does them. Errors of float32 count up to 1e-4 of the largest output and 1e-3 of a "
-        "parameter's largest gradient; beyond, both must agree in float64. With the attention "
-        "interface: a module of the model attends through transformers' `AttentionInterface`.",
+        "For each model type, a small model with random weights is run with eager attention and "
+        "with gnomon. The comparison covers outputs, gradients, padding on either side, "
+        "generation and autocast, as far as the eager model supports them. In float32, outputs "
+        "may differ by 1e-4 of the largest output, and gradients by 1e-3 of a parameter's "
+        'largest gradient; larger differences must vanish in float64. "With the attention '
+        "interface\" means that a module of the model uses transformers' `AttentionInterface`.",
         "",
         f"The tested releases are transformers {oldest} to {newest}. `gnomon.integrations."
         "transformers` warns once when a newer release is installed.",
@@ -304,7 +305,7 @@ def to_markdown(
     missing = count - totals[0] if totals else count
     if missing > 0:
         columns = " | ".join([str(missing), *[""] * (len(releases) - 1)])
-        lines.append(f"| not compared | {columns} | | the sweep goes on with them |")
+        lines.append(f"| not compared | {columns} | | the next sweep compares them |")
         totals[:1] = [count]
     lines.append(f"| all | {' | '.join(map(str, totals))} | | |")
     lines += [
@@ -319,8 +320,8 @@ def to_markdown(
         if older := sum(o.get("code") != _code() for o in of.values()):
             lines += [
                 "",
-                f"With {name}, {older} model types were compared before the integration or the "
-                "sweep last changed (`--again older`).",
+                f"With {name}, {older} model types were compared before the last change of the "
+                "integration or the sweep (`--again older`).",
             ]
     lines += ["", *_NOTES]
     for field, note in _FIELDS.items():
@@ -370,19 +371,19 @@ def _shares(outcomes: dict[str, dict[str, Any]]) -> list[str]:
         return f"{100 * number / len(attends):.1f}%"
 
     line = (
-        f"Of {len(attends)} with the attention interface and a softmax over keys, {equal} are "
-        f"equal: {share(equal)}."
+        f"Of {len(attends)} types with the attention interface and a softmax over keys, {equal} "
+        f"are equal ({share(equal)})."
     )
     if sampling:
         line += (
-            f" In {sampling} more nothing differs and every softmax over keys is gnomon's; their "
-            "deformable attention has no keys, but samples an image at places that it has learned, "
-            f"and stays as it is. Together: {share(equal + sampling)}."
+            f" In {sampling} more, nothing differs and gnomon computes every softmax over keys; "
+            "their deformable attention, which samples an image at learned places instead of "
+            f"attending to keys, is left unchanged. Together: {share(equal + sampling)}."
         )
     if in_part:
         line += (
-            f" In {in_part} more nothing differs, and what goes through the interface is gnomon's; "
-            "layers that do not go through it stay dense. All together: "
+            f" In {in_part} more, nothing differs and gnomon computes all attention that uses "
+            "the interface; the other layers stay dense. All together: "
             f"{share(equal + sampling + in_part)}."
         )
     return [line]
@@ -390,44 +391,46 @@ def _shares(outcomes: dict[str, dict[str, Any]]) -> list[str]:
 
 def _only_samples(why: str) -> bool:
     """Whether all layers that stay dense are deformable attention."""
-    layers = re.search(r": (.*) of \w+ attend in a way that is not known", why)
+    layers = re.search(r": (.*) of \w+ use unsupported attention", why)
     names = layers[1].split(", ") if layers else []
     return bool(names) and all(name.endswith("DeformableAttention") for name in names)
 
 
 _NOTES = (
-    "What to do with the others:",
+    "What to do about the others:",
     "",
-    "- Refused: the error says why; leave the model as it is, or give `use_gnomon` the part of it "
-    "that attends (`model.language_model`).",
-    "- Dense, in whole or in part: the results are the model's own; turn the warning into an error "
-    'by `warnings.filterwarnings("error", message="gnomon.integrations")` where that will not do. '
-    "`with_cone_attention` raises there.",
-    "- Not buildable or timed out: nothing is known, of the model or of gnomon. Compare a model of "
-    "yours on inputs of its own, before `use_gnomon` and after.",
+    "- Refused: the error gives the reason. Leave the model unchanged, or pass `use_gnomon` the "
+    "part that attends (`model.language_model`).",
+    "- Dense, fully or in part: the results are the model's own. To turn the warning into an error, "
+    'call `warnings.filterwarnings("error", message="gnomon.integrations")`. '
+    "`with_cone_attention` raises in this case.",
+    "- Not buildable or timed out: the result is unknown. Compare the outputs of your own model "
+    "before and after `use_gnomon`.",
 )
 _FIELDS = {
-    "as_sdpa": "Equal to transformers' default, SDPA, and not to eager attention, which adds masks "
-    "of booleans to the scores",
-    "reads_padding": "The model's own output for tokens depends on what stands in padding, so that "
-    "rows without are compared",
+    "as_sdpa": "Equal to transformers' default, SDPA, but not to eager attention, which adds "
+    "Boolean masks to the scores",
+    "reads_padding": "The model's own outputs depend on the contents of padding, so only rows "
+    "without padding are compared",
 }
 
 
 def main() -> int:
     """Returns 0 if no type differs, crashes or is ignored, and the release is a tested one."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("file", type=Path, help="of outcomes, added to")
-    parser.add_argument("types", nargs="*", help="model types; all by default")
+    parser.add_argument("file", type=Path, help="file of outcomes, which is appended to")
+    parser.add_argument("types", nargs="*", help="model types; default: all")
     parser.add_argument(
         "--again",
         nargs="*",
         metavar="CLASS",
-        help="of which to compare anew; older: those compared before the code last changed",
+        help="classes to compare again; older: types compared before the last change of the code",
     )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     parser.add_argument(
-        "--limit", type=int, default=200, metavar="SECONDS", help="of a processor, for a type"
+        "--jobs", type=int, default=os.cpu_count(), help=("number of parallel processes")
+    )
+    parser.add_argument(
+        "--limit", type=int, default=200, metavar="SECONDS", help="CPU time limit per type"
     )
     parser.add_argument("--table", type=Path, metavar="PAGE", help="to write")
     options = parser.parse_args()
@@ -436,7 +439,7 @@ def main() -> int:
     import tiny_models
 
     if unknown := sorted(set(options.types) - set(tiny_models.model_types())):
-        parser.error(f"no model types of this transformers: {', '.join(unknown)}")
+        parser.error(f"unknown model types in this version of transformers: {', '.join(unknown)}")
     options.file.parent.mkdir(parents=True, exist_ok=True)
     known = read(options.file, _installed())
     again = set(options.again or ())

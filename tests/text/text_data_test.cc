@@ -97,7 +97,7 @@ TEST_F(TextDataTest, MistakesNameThePath) {
   EXPECT_NE(ErrorOf(folder_ / "absent").find("no such data file or folder"), std::string::npos);
   EXPECT_NE(ErrorOf(Write("empty.txt", "")).find("empty.txt is empty"), std::string::npos);
   fs::create_directories(folder_ / "bare");
-  EXPECT_NE(ErrorOf(folder_ / "bare").find("holds no text"), std::string::npos);
+  EXPECT_NE(ErrorOf(folder_ / "bare").find("contains no text"), std::string::npos);
   Write("two/train.txt", "a");
   Write("two/train/b.txt", "b");
   Write("two/valid.txt", "c");

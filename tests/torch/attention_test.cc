@@ -365,7 +365,7 @@ TEST_F(GridTest, ErrorsNameTheGrid) {
         attention(x, y, values,
                   AttentionOptions().position({position::Grid({2, 3}, {alibi, alibi})}));
       },
-      "alibi on the grid 2x3 and Lq = 8, Lk = 8; expected its 6 tokens");
+      "alibi on the grid 2x3 and Lq = 8, Lk = 8; expected 6 tokens");
   ExpectThrow<c10::ValueError>([&] { grid_sinusoid({int64_t{1} << 31, 4}, 4); },
                                "expected at most 2^32 tokens");
   ExpectThrow<c10::ValueError>([&] { grid_sinusoid({}, 4); }, "expected positive lengths");
@@ -504,7 +504,7 @@ TEST(CatalogueTest, CostsAreCounted) {
   EXPECT_EQ(told["dot"], "0 + 0; softcap: 1 + 1");
   EXPECT_EQ(told["laplacian"], "5 + 1");  // a root
   EXPECT_EQ(told["gaussian"], "5 + 0");
-  EXPECT_EQ(told["additive"], "4 + 0, and no product");
+  EXPECT_EQ(told["additive"], "4 + 0, without the inner product");
   EXPECT_EQ(told["student_t"], "5 + 1");  // of examples/terms: a logarithm
   // u - v, its square, the maximum, the difference; a root. For the logarithm u + v + M, the least.
   EXPECT_EQ(told["umbral"], "height: 9 + 1; log: 11 + 2");

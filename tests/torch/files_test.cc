@@ -107,7 +107,7 @@ TEST_F(FilesTest, AFolderIsLockedOnce) {
     const FolderLock second(folder_);
     FAIL() << "locked twice";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("another process is at work in the folder"),
+    EXPECT_NE(std::string(error.what()).find("another process is using the folder"),
               std::string::npos);
   }
   FolderLock moved = std::move(*lock);

@@ -330,7 +330,7 @@ TEST(SimilarityEntryTest, ScoresWithoutASpreadHaveNoStart) {
                                     .function = "dot", .x = q * 0, .y = k, .factor = heads.factor};
                               }};
   EXPECT_THAT(FaultOf([&] { HeadParameterStart(entry, Component::Parse("mine"), 4); }),
-              HasSubstr("the scores of mine of tokens from N(0, 1) have a spread of 0"));
+              HasSubstr("the scores of mine for N(0, 1) tokens have a standard deviation of 0"));
 }
 
 // In a process of its own, whose catalogue ends with them: what `body` says of terms that it
@@ -482,11 +482,11 @@ TEST(RegisterTest, RefusesWhatNoSpecificationCouldName) {
       });
       ADD_FAILURE() << name;
     } catch (const c10::ValueError& error) {
-      EXPECT_THAT(error.what_without_backtrace(), HasSubstr("whose name is not of letters"));
+      EXPECT_THAT(error.what_without_backtrace(), HasSubstr("whose name is not made of letters"));
     }
   }
   EXPECT_THAT(Refusal(Role::kBias, {Number("a=b", "1")}, kBias),
-              HasSubstr("with a parameter \"a=b\", which is no name"));
+              HasSubstr("with a parameter \"a=b\", which is not a valid name"));
 }
 
 TEST(RegisterTest, RefusesParametersThatContradict) {
@@ -496,7 +496,8 @@ TEST(RegisterTest, RefusesParametersThatContradict) {
   EXPECT_THAT(refusal({Number("w", "1"), Number("w", "2")}), HasSubstr("with two parameters w"));
   EXPECT_THAT(refusal({PositiveNumber("w", "-1")}),
               HasSubstr("with a parameter w that does not take its default, -1"));
-  EXPECT_THAT(refusal({Integer("n", "9").AtMost(8)}), HasSubstr("does not take its default, 9"));
+  EXPECT_THAT(refusal({Integer("n", "9").AtMost(8)}),
+              HasSubstr("whose default value is not valid: 9"));
   EXPECT_THAT(refusal({Flag("f", "yes")}), HasSubstr("does not take its default, yes"));
   EXPECT_THAT(refusal({Number("shape", "1")}),
               HasSubstr("with a parameter shape, which would be that of a grid"));

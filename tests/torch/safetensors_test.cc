@@ -126,16 +126,16 @@ TEST_F(SafeTensorsTest, HostileHeaders) {
   };
   ExpectError(tensor("\"F32\"", "[2]", "[0,8]"), 4,
               "it is truncated: the tensor 'x' lies at bytes 0 to 8 of 4");
-  ExpectError(tensor("\"F32\"", "[2]", "[8,0]"), 8, "lies at bytes 8 to 0");
+  ExpectError(tensor("\"F32\"", "[2]", "[8,0]"), 8, "has the bytes 8 to 0");
   ExpectError(tensor("\"F32\"", "[3]", "[0,8]"), 8, "takes 12");
   ExpectError(tensor("\"F32\"", "[1]", "[4,8]"), 8, "belong to no tensor");
   ExpectError(tensor("\"F32\"", "[1]", "[0,4]"), 8, "the file holds 8");
   ExpectError(tensor("\"Q4\"", "[1]", "[0,4]"), 4, "unknown dtype \"Q4\"");
   ExpectError(tensor("7", "[1]", "[0,4]"), 4, "unknown dtype 7");
-  ExpectError(tensor("\"F32\"", "[-1]", "[0,4]"), 4, "not a list of natural numbers");
-  ExpectError(tensor("\"F32\"", "3", "[0,4]"), 4, "not a list of natural numbers");
-  ExpectError(tensor("\"F32\"", "[1]", "[0]"), 4, "not two natural numbers");
-  ExpectError(tensor("\"F32\"", "[1]", "[0,4.5]"), 4, "not two natural numbers");
+  ExpectError(tensor("\"F32\"", "[-1]", "[0,4]"), 4, "not a list of non-negative integers");
+  ExpectError(tensor("\"F32\"", "3", "[0,4]"), 4, "not a list of non-negative integers");
+  ExpectError(tensor("\"F32\"", "[1]", "[0]"), 4, "not two non-negative integers");
+  ExpectError(tensor("\"F32\"", "[1]", "[0,4.5]"), 4, "not two non-negative integers");
   ExpectError(tensor("\"F32\"", "[4294967296,4294967296]", "[0,0]"), 0, "beyond 64 bits");
   ExpectError(tensor("\"F32\"", "[0,9223372036854775807]", "[0,0]"), 0, "beyond 64 bits");
   ExpectError(tensor("\"F32\"", "[18446744073709551615]", "[0,4]"), 4, "beyond 64 bits");

@@ -117,7 +117,7 @@ TEST_F(TaskTest, IsTrainedResumedAndEvaluatedByTheProgram) {
   EXPECT_THAT(errors_, HasSubstr("generate: models of the task 'recall' make nothing; those that "
                                  "do are of "));
   EXPECT_EQ(Run({"train", "--resume", At("run"), "--task", "text"}), 2);
-  EXPECT_THAT(errors_, HasSubstr("it is of the task 'recall', expected 'text'"));
+  EXPECT_THAT(errors_, HasSubstr("it is of the task 'recall'; expected 'text'"));
 }
 
 TEST_F(TaskTest, IsComparedByTheProgram) {
@@ -167,7 +167,7 @@ TEST_F(TaskTest, WrongWordsAreOneLine) {
   refuse({"train", "--task", "nothing"}, "--task is 'nothing'; expected");
   refuse({"train", "--task=nothing"}, "--task is 'nothing'; expected");
   refuse({"train", "--task", "recall", "--lengths", "4,0"},
-         "--lengths has 0, expected integers from 1 to");
+         "--lengths has 0; expected integers from 1 to");
   refuse({"train", "--task", "recall", "--dim", "1"}, "--dim is 1");
   refuse({"train", "--task", "recall", "--data", "x"}, "--data");
   refuse({"train", "--task", "recall", "--memory", "4"}, "--memory");
@@ -242,10 +242,10 @@ TEST_F(TaskTest, ShapesOfArraysAndPlacesInThemAreNamed) {
     }
   };
   expect([&] { arrays.Get("valid.images", 3); }, "'valid.images' is missing; the file has train.");
-  expect([&] { arrays.Get("train.images", 4); }, "is of shape [3, 2, 2], expected 4 axes");
-  expect([&] { arrays.Integers("train.labels", 1, 0, 9); }, "has 10 at [2], expected 0 to 9");
-  expect([&] { arrays.Integers("train.heights", 1, 0, 9); }, "is of Float, expected integers");
-  expect([&] { arrays.Numbers("train.heights", 1); }, "has nan at [1], expected finite");
+  expect([&] { arrays.Get("train.images", 4); }, "has shape [3, 2, 2]; expected 4 axes");
+  expect([&] { arrays.Integers("train.labels", 1, 0, 9); }, "has 10 at [2]; expected 0 to 9");
+  expect([&] { arrays.Integers("train.heights", 1, 0, 9); }, "is of Float; expected integers");
+  expect([&] { arrays.Numbers("train.heights", 1); }, "has nan at [1]; expected finite");
   expect([&] { arrays.CheckRows("train.images", "train.labels"); }, "has 4 rows, and 'train.imag");
   expect([&] { arrays.Rows("train.few", 2); }, "sums to 3, and 'train.few' has 5");
 

@@ -825,12 +825,12 @@ TEST_F(CheckpointTest, HoldsItsVocabularyAndMemory) {
   expect(sound, "no error");
   expect(without("tokens.vocabulary"), "'tokens.vocabulary' is missing");
   expect(without("memory.layers.0"), "'memory.layers.0' is missing");
-  expect(with("/tokens/kind", "letters"), "'letters', expected bytes");
-  expect(with("/tokens/kind", "bytes"), "bytes have none");
+  expect(with("/tokens/kind", "letters"), "'letters'; expected bytes");
+  expect(with("/tokens/kind", "bytes"), "byte tokens have none");
   expect(with("/tokens", 1), "'tokens' has the wrong type");
-  expect(with("/task", "images"), "it is of the task 'images', expected 'text'");
+  expect(with("/task", "images"), "it is of the task 'images'; expected 'text'");
   expect(with("/memory_tokens", -1), "'memory_tokens' is negative");
-  expect(with("/memory_tokens", 0), "of which its model has");
+  expect(with("/memory_tokens", 0), "but its model has");
   expect(with("/memory_tokens", 3), "'memory.layers.0' is");
   expect(with("/training/memory", 8), "'memory.layers.0' is");
   SafeTensors file = sound;
@@ -838,7 +838,8 @@ TEST_F(CheckpointTest, HoldsItsVocabularyAndMemory) {
   torch::Tensor bytes = torch::empty({static_cast<int64_t>(fewer.size())}, torch::kByte);
   std::copy(fewer.begin(), fewer.end(), bytes.mutable_data_ptr<uint8_t>());
   file.tensors["tokens.vocabulary"] = bytes;
-  expect(file, "its vocabulary has 3 tokens, its model " + std::to_string(tokenizer->size()));
+  expect(file,
+         "its vocabulary has 3 tokens, but its model has " + std::to_string(tokenizer->size()));
   file.tensors["tokens.vocabulary"] = bytes.narrow(0, 0, 4);
   expect(file, "line 1 has no end");
   file.tensors["tokens.vocabulary"] = torch::zeros({3});
@@ -860,7 +861,7 @@ TEST_F(CheckpointTest, HostileCheckpointsAreErrors) {
   };
   SafeTensors file = sound;
   file.metadata.erase("gnomon");
-  expect(file, "no configuration");
+  expect(file, "no gnomon configuration");
   file.metadata["gnomon"] = "{";
   expect(file, "not JSON");
   file.metadata["gnomon"] = "[]";
@@ -892,13 +893,13 @@ TEST_F(CheckpointTest, HostileCheckpointsAreErrors) {
   expect(file, "'model.norm.weight' is missing");
   file = sound;
   file.tensors["model.norm.weight"] = torch::zeros({17});
-  expect(file, "'model.norm.weight' is Float [17], expected Float [16]");
+  expect(file, "'model.norm.weight' is Float [17]; expected Float [16]");
   file = sound;
   file.tensors["model.norm.weight"] = torch::zeros({16}, torch::kDouble);
   expect(file, "is Double [16]");
   file = sound;
   file.tensors["more"] = torch::zeros({1});
-  expect(file, "of which its model has");
+  expect(file, "but its model has");
 }
 
 TEST_F(CheckpointTest, AModelAloneIsACheckpoint) {
@@ -912,7 +913,7 @@ TEST_F(CheckpointTest, AModelAloneIsACheckpoint) {
   for (const char* field : {"format", "model", "tokens"}) config[field] = whole[field];
   file.metadata["gnomon"] = config.dump();
   // Moments without the training that they belong to.
-  EXPECT_NE(ErrorOf(file).find("of which its model has"), std::string::npos);
+  EXPECT_NE(ErrorOf(file).find("but its model has"), std::string::npos);
   std::erase_if(file.tensors, [](const auto& entry) { return !entry.first.starts_with("model."); });
   ASSERT_EQ(ErrorOf(file), "no error");
   Loaded alone = Load(path_);
