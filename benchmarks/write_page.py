@@ -19,10 +19,10 @@ from steps import DIM, HEADS, LENGTH
 INTRODUCTION = """\
 # Benchmarks
 
-`make bench` runs these measurements and writes this page. Ratios carry over to other machines better
-than milliseconds. In every comparison, the alternatives run in turn in one process, so that changes of
-the clock frequency affect them equally; run nothing else meanwhile. Cases that appear in two tables were
-measured twice; the two results differ by up to 10%.
+`make bench` runs these measurements and writes this page. Ratios carry over to other machines
+better than milliseconds. In every comparison, the alternatives run in turn in one process, so that
+changes of the clock frequency affect them equally; run nothing else meanwhile. Cases that appear in
+two tables were measured twice; the two results differ by up to 10%.
 
 | command | what it measures |
 |:--|:--|
@@ -39,9 +39,9 @@ TARGETS = f"""\
 ## Goals
 
 Unless a row says otherwise: B 1, H {HEADS}, L {LENGTH}, D {DIM}, fp32, forward, full; each ratio
-is the median over the rounds. "Our dot" is gnomon's own dot product of the same shape. Rows that end
-in "/ ours" give the inverse ratio. [profile.md](profile.md) shows where the time goes in rows that
-miss their goal.
+is the median over the rounds. "Our dot" is gnomon's own dot product of the same shape. Rows that
+end in "/ ours" give the inverse ratio. [profile.md](profile.md) shows where the time goes in rows
+that miss their goal.
 """
 
 CURVE = f"""\
@@ -54,9 +54,9 @@ CASES = """\
 ## By case
 
 The output of `gnomon bench`. The ratios are ratios of medians: `/ sdpa` to SDPA in the same mode,
-`/ dot` to our own dot product. `MiB` is the peak memory of a call, without inputs, output, gradients
-and the scratch memory that a thread keeps between calls (at most 32 MiB). "(operator)" excludes the
-token map.
+`/ dot` to our own dot product. `MiB` is the peak memory of a call, without inputs, output,
+gradients and the scratch memory that a thread keeps between calls (at most 32 MiB). "(operator)"
+excludes the token map.
 """
 
 MODELS = """\
@@ -112,7 +112,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=pathlib.Path, help="the file to write")
     parser.add_argument(
-        "--rounds", type=int, default=9, help="number of rounds; results are medians over them (default 9)"
+        "--rounds",
+        type=int,
+        default=9,
+        help="number of rounds; results are medians over them (default 9)",
     )
     flags = parser.parse_args()
     measured_on = conditions(targets.operator_record("", flags.rounds))

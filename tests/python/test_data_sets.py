@@ -369,7 +369,9 @@ def test_get_from_python(pictures, tmp_path):
     paths = get("sample", tmp_path)
     assert [path.name for path in paths] == ["images", "labels.gz", "sample.safetensors"]
     assert all(path.is_file() for path in paths)
-    with pytest.raises(ValueError, match="no set 'simple'; expected one of tinyshakespeare"):
+    with pytest.raises(
+        ValueError, match="unknown data set 'simple'; expected one of tinyshakespeare"
+    ):
         get("simple", tmp_path)
 
 
@@ -387,8 +389,11 @@ def test_the_list(capsys):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ([], "no set; expected one of tinyshakespeare, "),
-        (["mnits"], "no set 'mnits'; did you mean mnist? Expected one of tinyshakespeare, "),
+        ([], "no data set given; expected one of tinyshakespeare, "),
+        (
+            ["mnits"],
+            "unknown data set 'mnits'; did you mean mnist? Expected one of tinyshakespeare, ",
+        ),
         (["--lst"], "unexpected argument: --lst; did you mean --list"),
         (["mnist", "--uot=x"], "unexpected argument: --uot=x; did you mean --out?"),
         (["mnist", "--list"], "--list cannot be combined with NAME"),

@@ -401,8 +401,8 @@ _NOTES = (
     "",
     "- Refused: the error gives the reason. Leave the model unchanged, or pass `use_gnomon` the "
     "part that attends (`model.language_model`).",
-    "- Dense, fully or in part: the results are the model's own. To turn the warning into an error, "
-    'call `warnings.filterwarnings("error", message="gnomon.integrations")`. '
+    "- Dense, fully or in part: the results are the model's own. To turn the warning into an error"
+    ', call `warnings.filterwarnings("error", message="gnomon.integrations")`. '
     "`with_cone_attention` raises in this case.",
     "- Not buildable or timed out: the result is unknown. Compare the outputs of your own model "
     "before and after `use_gnomon`.",

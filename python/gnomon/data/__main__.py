@@ -133,7 +133,7 @@ def _get(arguments: list[str]) -> int:
         _print_sets()
         return 0
     if options.name not in SETS:
-        what = "no set" if options.name is None else f"no set {options.name!r}"
+        what = "no data set given" if options.name is None else f"unknown data set {options.name!r}"
         hint = did_you_mean(options.name or "", SETS)
         known = f"one of {', '.join(SETS)}"
         parser.error(f"{what}; {hint} Expected {known}" if hint else f"{what}; expected {known}")
