@@ -281,13 +281,13 @@ TEST_F(CudaRuntime, ADriverThatIsNone) {
   options.driver = kNvrtc;
   Runtime runtime(options);
   EXPECT_EQ(ErrorOf([&] { Launch(runtime, dot_); }),
-            std::string(kNvrtc) + " has no function cuInit; a newer one is needed");
+            std::string(kNvrtc) + " has no function cuInit; a newer version is needed");
 }
 
 TEST_F(CudaRuntime, ADriverWithoutDevices) {
   Set("init", 100);
   Runtime runtime(Options());
-  EXPECT_EQ(ErrorOf([&] { Launch(runtime, dot_); }), "CUDA: starting the driver: 100");
+  EXPECT_EQ(ErrorOf([&] { Launch(runtime, dot_); }), "CUDA: initialising the driver: 100");
   Set("init", 0);
   Launch(runtime, dot_);
 }
@@ -310,7 +310,7 @@ TEST_F(CudaRuntime, ACompilerThatIsNone) {
   options.nvrtc = {kDriver};
   Runtime runtime(options);
   EXPECT_EQ(ErrorOf([&] { Launch(runtime, dot_); }),
-            std::string(kDriver) + " has no function nvrtcVersion; a newer one is needed");
+            std::string(kDriver) + " has no function nvrtcVersion; a newer version is needed");
 }
 
 TEST_F(CudaRuntime, ChoosesAnArchitecture) {

@@ -140,7 +140,8 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
          c.in.relative.queries = c.memory.data();
          c.in.relative.key_dim = 1;
        }},
-      {"attention: relative: has queries, and its layout is not by offset",
+      {"attention: relative: has queries and a layout that is not by offset; expected an "
+       "OffsetLayout",
        [](C& c) {
          static const KeyLayout layout(1);
          c.in.relative.layout = &layout;
@@ -148,9 +149,10 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
          c.in.relative.key.data = c.memory.data();
          c.in.relative.key_dim = 1;
        }},
-      {"attention: key_bias_low: comes with key_bias_base, both or neither",
+      {"attention: key_bias_low: one of key_bias_low and key_bias_base is null; expected both or "
+       "neither",
        [](C& c) { c.in.key_bias_base = c.memory.data(); }},
-      {"attention: key_bias_low: is there without key_bias",
+      {"attention: key_bias_low: is given without key_bias; expected both",
        [](C& c) { c.in.key_bias_low = c.in.key_bias_base = c.memory.data(); }},
       {"attention: dropout: is 1.500000; expected 0 to 1", [](C& c) { c.in.dropout.rate = 1.5; }},
       {"attention: dropout: is nan; expected 0 to 1",
@@ -199,33 +201,33 @@ TYPED_TEST(ErrorTest, BackwardIsChecked) {
       {"attention: o: is null", [](C& c) { c.saved.o.data = nullptr; }},
       {"attention: d_o: is null", [](C& c) { c.saved.d_o.data = nullptr; }},
       {"attention: lse: is null", [](C& c) { c.saved.lse = nullptr; }},
-      {"attention: d_bias: a gradient of a bias that is not there",
+      {"attention: d_bias: is given without the bias",
        [](C& c) { c.gradient.bias.table = c.memory.data(); }},
-      {"attention: d_bias: its batch_stride differs from the bias's",
+      {"attention: d_bias: has another batch_stride than the bias; expected the same",
        [](C& c) {
          c.in.bias.table = c.memory.data();
          c.gradient.bias = {c.memory.data(), 8, nullptr};
        }},
-      {"attention: d_key_bias: a gradient of a bias that is not there",
+      {"attention: d_key_bias: is given without the bias",
        [](C& c) { c.gradient.key_bias = c.memory.data(); }},
-      {"attention: d_temperature: a gradient of a temperature that is not there",
+      {"attention: d_temperature: is given without temperature",
        [](C& c) { c.gradient.temperature = c.memory.data(); }},
-      {"attention: d_pair_bias: a gradient of a bias that is not there",
+      {"attention: d_pair_bias: is given without the bias",
        [](C& c) { c.gradient.pair_bias = c.gradient.x; }},
-      {"attention: d_pair_bias: its rows share memory",
+      {"attention: d_pair_bias: has rows that share memory; expected separate rows",
        [](C& c) {
          c.in.pair_bias = c.saved.o;
          c.gradient.pair_bias = {c.memory.data(), {8, 4, 0}};
        }},
-      {"attention: d_relative_keys: a gradient of relative keys that are not there",
+      {"attention: d_relative_keys: is given without relative keys",
        [](C& c) { c.gradient.relative_keys = c.memory.data(); }},
-      {"attention: d_relative_keys: a gradient of relative keys that are not there",
+      {"attention: d_relative_keys: is given without relative keys",
        [](C& c) { c.gradient.relative_query.data = c.memory.data(); }},
-      {"attention: d_relative_queries: a gradient of relative queries that are not there",
+      {"attention: d_relative_queries: is given without relative queries",
        [](C& c) { c.gradient.relative_queries = c.memory.data(); }},
-      {"attention: d_relative_queries: a gradient of relative queries that are not there",
+      {"attention: d_relative_queries: is given without relative queries",
        [](C& c) { c.gradient.relative_key.data = c.memory.data(); }},
-      {"attention: d_relative_values: a gradient of relative values that are not there",
+      {"attention: d_relative_values: is given without relative values",
        [](C& c) { c.gradient.relative_values = c.memory.data(); }},
   };
   for (const Case& test_case : cases) {
@@ -246,7 +248,7 @@ TEST(PairFunctionsTest, AreFoundByName) {
                                       "laplacian", "penumbral", "penumbral_log", "penumbral_square",
                                       "umbral", "umbral_log"}));
   EXPECT_THAT(Message([] { FindPairFunction("cosine"); }),
-              AllOf(HasSubstr("no pair function 'cosine'; there are additive, dot, entailment"),
+              AllOf(HasSubstr("unknown pair function 'cosine'; known: additive, dot, entailment"),
                     HasSubstr("penumbral_square")));
 }
 
@@ -310,7 +312,8 @@ TEST_F(FirstChoiceTest, OfTheEnvironmentMustExist) {
   setenv("GNOMON_TARGET", "Z80", 1);
   const auto report = [] {
     const std::string message = Message([] { CurrentTarget(); });
-    std::exit(message.find("no instruction set 'Z80'") != std::string::npos ? 0 : 1);
+    std::exit(message.find("does not support the instruction set 'Z80'") != std::string::npos ? 0
+                                                                                              : 1);
   };
   EXPECT_EXIT(report(), ::testing::ExitedWithCode(0), "");
 }

@@ -293,7 +293,7 @@ TEST(TokenTypeTest, XAndYAreOfOne) {
   } catch (const Error& error) {
     message = error.what();
   }
-  EXPECT_EQ(message, "attention: y: is not of the type of x");
+  EXPECT_EQ(message, "attention: y: has another type than x; expected the same");
 }
 
 TEST_P(PairFunctionTest, InfiniteBiasesMask) {

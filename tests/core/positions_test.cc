@@ -403,7 +403,7 @@ TEST(Positions, AreChecked) {
             "neither");
   options.bias = ProblemOptions::kSharedBias;
   EXPECT_EQ(message(RandomProblem(FindPairFunction("dot"), options), [](AttentionInput<float>&) {}),
-            "attention: bias: has no layout; with positions of the caller's it needs one");
+            "attention: bias: has no layout; expected one, as the call gives positions");
   options.bias = ProblemOptions::kNoBias;
   options.key_positions[3] = int64_t{1} << 30;
   EXPECT_EQ(message(RandomProblem(FindPairFunction("dot"), options), [](AttentionInput<float>&) {}),

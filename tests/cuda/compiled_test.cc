@@ -250,11 +250,11 @@ TEST(CompiledErrorsTest, NameTheDefinition) {
   static const DefinitionSource kSource = {"Unfinished", "unfinished-inl.h",
                                            "struct Unfinished {\n  static no_such_type a;\n};\n"};
   AddPairFunction(kFunction);
-  EXPECT_NE(ErrorOfCompiling(kFunction).find(
-                "pair function 'unfinished' runs on the CPU only: the text of its definition is "
-                "not in the program; expected one that gnomon_add_similarity() or "
-                "gnomon_add_terms() compiled"),
-            std::string::npos)
+  EXPECT_NE(
+      ErrorOfCompiling(kFunction).find("pair function 'unfinished' runs on the CPU only, because "
+                                       "the program does not contain the source of its definition; "
+                                       "add it with gnomon_add_similarity() or gnomon_add_terms()"),
+      std::string::npos)
       << ErrorOfCompiling(kFunction);
   AddDefinitionSource(kFunction, kSource);
   const std::string error = ErrorOfCompiling(kFunction);

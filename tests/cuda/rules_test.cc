@@ -358,9 +358,9 @@ TEST(RefusalTest, NamesTheArgument) {
   EXPECT_EQ(ErrorOf(RandomProblem(dot, {.shape = {1, 1, 1, 2, 3, 8, 8},
                                         .bias = ProblemOptions::kSharedBias,
                                         .layout = &layout})),
-            "attention on CUDA: bias: its layout is not known on CUDA");
+            "attention on CUDA: bias: its layout is not supported on CUDA");
   EXPECT_EQ(ErrorOf(RandomProblem(dot, {.shape = {1, 1, 1, 2, 3, 8, 8}, .relative = &layout})),
-            "attention on CUDA: relative: its layout is not known on CUDA");
+            "attention on CUDA: relative: its layout is not supported on CUDA");
 }
 
 }  // namespace

@@ -227,7 +227,7 @@ def compiled(folder: pathlib.Path, source: str) -> pathlib.Path:
 
 
 def test_what_is_no_library_of_terms(tmp_path):
-    with pytest.raises(ValueError, match=r"load_terms: .*absent\.so is no file"):
+    with pytest.raises(ValueError, match=r"load_terms: .*absent\.so is not a file"):
         gnomon.load_terms(tmp_path / "absent.so")
     with pytest.raises(ValueError, match="is not a file"):
         gnomon.load_terms(tmp_path)
@@ -248,5 +248,7 @@ def test_a_library_for_another_gnomon(tmp_path):
         "const char* const gnomon_terms = &gnomon_terms_for_9_9_torch_1;\n"
         "const char* const* of() { return &gnomon_terms; }\n",
     )
-    with pytest.raises(ValueError, match=r"libsome\.so was built for another gnomon or another Py"):
+    with pytest.raises(
+        ValueError, match=r"libsome\.so was built for another version of gnomon or Py"
+    ):
         gnomon.load_terms(other)

@@ -164,7 +164,7 @@ def test_terms_of_a_specification_and_tensors():
     ]
     first, second = (gnomon.attention(tokens, tokens, tokens, position=grid) for grid in grids)
     torch.testing.assert_close(first, second)
-    with pytest.raises(ValueError, match=r"axes have rope; expected biases of one offset: alibi"):
+    with pytest.raises(ValueError, match=r"axes contains rope; expected biases by offset: alibi"):
         position.Grid((2, 3), [position.ALiBi(0.5), position.Specified("rope")])
 
 

@@ -465,7 +465,7 @@ COMPARE = ["compare", "--data", "text.txt"]
         ([*TRAIN, "--out", "."], ["is not empty"]),
         ([*TRAIN, "--frobnicate", "1"], ["--frobnicate"]),
         ([*TRAIN, "--tokens", "letters"], ["letters", "bytes, words, subwords"]),
-        ([*TRAIN, "--vocabulary", "100"], ["--vocabulary is 100", "there are 256 bytes"]),
+        ([*TRAIN, "--vocabulary", "100"], ["--vocabulary is 100", "there are always 256 bytes"]),
         ([*TRAIN, "--tokens", "words", "--vocabulary", "2"], ["--vocabulary is 2", "3 to"]),
         ([*TRAIN, "--tokens", "words", "--length", "9000"], ["too short", "words", "9001"]),
         ([*TRAIN, "--memory", "-1"], ["memory is -1"]),
@@ -498,7 +498,7 @@ COMPARE = ["compare", "--data", "text.txt"]
         (["eval"], ["--model is required"]),
         (["eval", "--model", "absent"], ["no such checkpoint file or run folder: absent"]),
         (["eval", "--model", "absent", "--beam", "4"], ["no such checkpoint file or run folder"]),
-        (["generate", "--model", "text.txt", "--beam", "4"], ["text.txt does not name its task"]),
+        (["generate", "--model", "text.txt", "--beam", "4"], ["text.txt does not state its task"]),
         (["train", "--resume", "absent", "--beam", "4"], ["no such checkpoint file or run folder"]),
         (
             [*COMPARE, "--positon", "rope"],
@@ -568,7 +568,7 @@ def test_corrupt_checkpoints(folder, model, tmp_path):
         metadata = content.metadata()
     tensors = load_file(file)
     save_file(tensors | {"model.norm.bias": 0 * tensors["model.norm.bias"] + np.nan}, bad, metadata)
-    assert "bad.safetensors is not a number: its weights are not" in refused(
+    assert "bad.safetensors is NaN: the checkpoint contains non-finite weights" in refused(
         "eval", "--model", bad, cwd=folder
     )
     del tensors["model.norm.bias"]

@@ -361,7 +361,7 @@ def test_scale_multiplies_content_terms_too():
         check(ContentCase(similarity, content="shaw", scale=0.7), torch.float64)
     q = torch.randn(1, 1, 3, 4)
     with pytest.raises(
-        ValueError, match="scale goes with similarities that take it, as dot, not with laplacian"
+        ValueError, match="scale applies to similarities such as dot, not to laplacian"
     ):
         gnomon.attention(q, q, q, similarity=gnomon.similarity.Laplacian(1.0), scale=0.5)
 
@@ -535,10 +535,10 @@ WRONG = {
     r"max_distance of disentangled is 5 and its span \(half the rows .*\) is 8; .* above 5": (
         lambda: attend(Disentangled(torch.randn(16, 4), torch.randn(16, 4), max_distance=5))
     ),
-    r"transformer_xl with causal = False; expected causal, or bidirectional=true": (
+    r"transformer_xl requires causal=True, or bidirectional=true": (
         lambda: attend(TransformerXL(torch.randn(2, 4), torch.randn(2, 4), torch.randn(2, 3, 4)))
     ),
-    r"transformer_xl goes with dot alone": (
+    r"transformer_xl works only with the similarity dot": (
         lambda: attend(
             TransformerXL(torch.randn(2, 4), torch.randn(2, 4), torch.randn(2, 3, 4)),
             causal=True,

@@ -174,8 +174,8 @@ def test_on_the_cpu_what_is_made_of_them_is_wide(dtype):
 @pytest.mark.parametrize(
     ("x", "y", "v", "message"),
     [
-        ("bfloat16", "float32", "float32", "y has dtype Float; expected that of x, BFloat16"),
-        ("float32", "bfloat16", "float32", "y has dtype BFloat16; expected that of x, Float"),
+        ("bfloat16", "float32", "float32", "y has dtype Float; expected the dtype of x, BFloat16"),
+        ("float32", "bfloat16", "float32", "y has dtype BFloat16; expected the dtype of x, Float"),
         ("float32", "float32", "float64", "v has dtype Double; expected Float"),
         ("int64", "int64", "int64", "x has dtype Long; expected bfloat16, float16, float32 or"),
     ],
@@ -306,7 +306,7 @@ def test_without_driver_and_compiler_all_else_works(tmp_path):
     )
     first, error, last = output.splitlines()
     assert (first, last) == ("True", "True")
-    assert error.startswith("RuntimeError: gnomon.attention: CUDA: no driver: ")
+    assert error.startswith("RuntimeError: gnomon.attention: CUDA: cannot load the driver: ")
     assert str(tmp_path / "libcuda.so.1") in error
 
 
@@ -350,7 +350,7 @@ def test_an_operator_launches_its_kernels(fakes, tmp_path):
     assert lines[3].startswith("NotImplementedError: gnomon.attention: Double on a GPU; expected")
     assert "head_dim: is 320, at most 256" in lines[4]
     assert lines[4].startswith("NotImplementedError")
-    assert lines[5].startswith("ValueError: attention: no pair function 'no_such_function'")
+    assert lines[5].startswith("ValueError: attention: unknown pair function 'no_such_function'")
     assert lines[6].startswith("ValueError: gnomon.attention: dropout is 0.5, which needs a seed")
     assert lines[7] == "torch.Size([1, 2, 0, 4]) torch.Size([1, 2, 0]) b''"
     compiled = (tmp_path / "compilations").read_text().splitlines()

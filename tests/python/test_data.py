@@ -180,7 +180,7 @@ IMAGES = idx(np.arange(24).reshape(2, 3, 4), 0x08)
     ("name", "content", "part"),
     [
         ("x", IMAGES[:-1], "[2, 3, 4] of uint8 needs 24 bytes, but it has 23"),
-        ("x", IMAGES + b"0", "is not a valid IDX file: [2, 3, 4] of uint8 take 24 bytes"),
+        ("x", IMAGES + b"0", "is not a valid IDX file: [2, 3, 4] of uint8 needs 24 bytes"),
         ("x", IMAGES[:9], "is truncated: the sizes of 3 axes end at byte 16"),
         ("x.gz", gzip.compress(IMAGES, mtime=0)[:-9], "is truncated: its gzip data end"),
         ("x.gz", gzip.compress(IMAGES, mtime=0)[:-8] + b"\0" * 8, "is damaged"),
@@ -193,7 +193,7 @@ IMAGES = idx(np.arange(24).reshape(2, 3, 4), 0x08)
         ("x.json", b'{"a": [1]}', "is a dict; expected FILE:KEY with one of a"),
         ("x.json", b"7", "is an int; expected a list"),
         ("x.json", b'[1, "a"]', "row 1 does not contain only numbers"),
-        ("x.json", b"[[1], [[2]]]", "row 1 has entries of shape [1], the first []"),
+        ("x.json", b"[[1], [[2]]]", "row 1 has entries of shape [1], but the first has []"),
         ("x.txt", b"1\n2 x\n", "line 2 does not contain only numbers"),
         ("x.txt", b"1\n\n2\n", "line 2 does not contain only numbers"),
         ("x.txt", b"1\n2\n99999999999999999999\n", "line 3 has a number beyond 64 bits"),
@@ -243,9 +243,12 @@ def test_numbers_of_any_kind(tmp_path, capsys, dtype, written):
     ("array", "part"),
     [
         (np.array([1j]), "train.x has dtype complex128; expected real numbers of at most 64 bits"),
-        (np.array([1], np.longdouble), "train.x is of float128; expected real numbers"),
-        (np.array(["a"]), "train.x is of <U1; expected real numbers"),
-        (np.array(["2026-01-01"], "M8[D]"), "train.x is of datetime64[D]; expected real numbers"),
+        (np.array([1], np.longdouble), "train.x has dtype float128; expected real numbers"),
+        (np.array(["a"]), "train.x has dtype <U1; expected real numbers"),
+        (
+            np.array(["2026-01-01"], "M8[D]"),
+            "train.x has dtype datetime64[D]; expected real numbers",
+        ),
         (np.array([2**63], np.uint64), "train.x has 9223372036854775808; expected at most 2^63"),
     ],
 )
@@ -270,11 +273,11 @@ def test_numbers_that_no_file_holds(tmp_path, capsys, array, part):
         (["out", "a.b="], "is not PART.NAME=FILE"),
         (["out", "a.b=absent"], "absent: No such file"),
         (["out", "a.b=x.txt", "a.b=x.txt"], "a.b is given twice"),
-        (["out", "a.b=x.txt:key"], "expected nothing after it, got 'key'"),
+        (["out", "a.b=x.txt:key"], "contains one array; leave out 'key'"),
         (["absent/out", "a.b=x.txt"], "cannot write absent/out"),
-        (["x.txt", "a.b=x.txt"], "OUT is x.txt, which a.b is read from"),
-        (["x.txt", "a.b=./x.txt:key"], "OUT is x.txt, which a.b is read from"),
-        (["x.txt", "a.b=."], "OUT is x.txt, which a.b is read from"),
+        (["x.txt", "a.b=x.txt"], "OUT is x.txt, which is also the source of a.b"),
+        (["x.txt", "a.b=./x.txt:key"], "OUT is x.txt, which is also the source of a.b"),
+        (["x.txt", "a.b=."], "OUT is x.txt, which is also the source of a.b"),
     ],
 )
 def test_wrong_words(tmp_path, monkeypatch, capsys, words, part):
@@ -307,8 +310,8 @@ def test_nothing_but_data_is_replaced(tmp_path, capsys):
     save_file({"train.x": np.zeros(2, np.float32)}, checkpoint, {"what": "a model"})
     (tmp_path / "poem").write_text("of some length\n" * 30)
     (tmp_path / "folder").mkdir()
-    for name, part in (("checkpoint.safetensors", "else"), ("poem", "else"), ("folder", "folder")):
-        before = (tmp_path / name).read_bytes() if part == "else" else None
+    for name, part in (("checkpoint.safetensors", "data"), ("poem", "data"), ("folder", "folder")):
+        before = (tmp_path / name).read_bytes() if part == "data" else None
         with pytest.raises(SystemExit) as stopped:
             main([str(tmp_path / name), *words])
         assert stopped.value.code == 2

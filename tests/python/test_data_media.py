@@ -170,8 +170,8 @@ def test_wrong_sounds_of_other_formats(tmp_path, capsys, soundfile):
         ("x.flac", flac[: len(flac) // 2], "is truncated or damaged: "),
         ("x.flac", bytes(broken), "is truncated or damaged: "),
         ("x.flac", bytes(vast), "is truncated"),
-        ("x.flac", b"hello", "is not a sound in a known format: Format not recognised."),
-        ("x.wav", b"hello", "is not a sound in a known format: Format not recognised."),
+        ("x.flac", b"hello", "has an unknown audio format: Format not recognised."),
+        ("x.wav", b"hello", "has an unknown audio format: Format not recognised."),
         ("x.wav", float_wav[:-5], "is truncated: it has 31 bytes of samples, and its header says"),
     ):
         put(tmp_path, {name: content})

@@ -126,8 +126,8 @@ def test_a_set_is_fetched_and_converted(pictures, tmp_path, monkeypatch, capsys)
         "sample: five pictures",
         "source: https://example.org",
         "licence: CC0",
-        "sample/images: fetched, 0.1 kB",
-        f"sample/labels.gz: fetched, {len(LABELS) / 1e3:.1f} kB",
+        "sample/images: downloaded, 0.1 kB",
+        f"sample/labels.gz: downloaded, {len(LABELS) / 1e3:.1f} kB",
         "sample/sample.safetensors: made, 0.3 kB",
         "train.images: uint8, 5 x 3 x 4",
         "train.labels: uint8, 5",
@@ -153,10 +153,10 @@ def test_files_that_are_there_are_kept(pictures, tmp_path, capsys):
     (folder / "images").write_bytes(IMAGES)  # by hand
     assert main(["get", "sample", "--out", str(folder)]) == 0
     assert pictures.asked == ["/labels.gz"]
-    assert f"{folder / 'images'}: was there" in capsys.readouterr().out
+    assert f"{folder / 'images'}: already present" in capsys.readouterr().out
     assert main(["get", "sample", "--out", str(folder)]) == 0
     assert pictures.asked == ["/labels.gz"]
-    assert "fetched" not in capsys.readouterr().out
+    assert "downloaded" not in capsys.readouterr().out
 
 
 def test_another_file_is_neither_taken_nor_overwritten(pictures, tmp_path, capsys):
@@ -204,7 +204,7 @@ def test_what_is_not_whole_is_not_kept(server, tmp_path, monkeypatch, capsys, fa
     assert f"cannot download {tmp_path / 'images'}" in line
     assert f"{url}: " in line
     assert part in line
-    assert "by hand" in line
+    assert "place the file there yourself" in line
     assert list(tmp_path.iterdir()) == []
 
 

@@ -501,7 +501,7 @@ def test_rows_of_a_layout(record):
         ("absolute keys of one part", "ValueError", ["shape [4, 4]", "8 rows"]),
         ("no offset", "ValueError", ["query_offset is None", "with 6 queries and 8 keys"]),
         ("chunks across parts", "ValueError", ["begin at [0, 4]", "chunks, 3"]),
-        ("segments alone", "ValueError", ["key_segments is given alone"]),
+        ("segments alone", "ValueError", ["key_segments is given without the other"]),
         ("segments of another shape", "ValueError", ["key_segments has shape [1, 3]"]),
         ("segments of another type", "TypeError", ["key_segments has dtype torch.float32"]),
         ("other shape", "ValueError", ["[1, 2, 5, 2, 5, 5] in process 1"]),

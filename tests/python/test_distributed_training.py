@@ -157,7 +157,7 @@ def test_what_one_process_finds_wrong_ends_all(folder):
 
 def test_commands_for_one_process_are_refused_once(folder):
     message = refused_by_two(["compare", "--data", "text.txt"], folder)
-    assert "compare runs in one process, and 2 were started" in message
+    assert "compare runs in one process, but 2 were started" in message
 
 
 def test_the_module_is_the_program(folder):

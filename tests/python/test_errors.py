@@ -56,7 +56,7 @@ HEADS = torch.ones(4)
 VALUE_ERRORS = {
     "a radius with a gradient": (
         lambda: attend(similarity=similarity.Penumbral(1.0, r=torch.ones((), requires_grad=True))),
-        "r of penumbral requires grad; expected a number, which is not learned",
+        "r of penumbral requires grad, but is not trainable; expected a number",
     ),
     "axes of q in a graph": (lambda: graph(q=tokens(2, 4)), "q has shape.*three axes"),
     "indptr's length": (
@@ -110,7 +110,7 @@ VALUE_ERRORS = {
             query_segments=torch.zeros(2, 6, dtype=torch.int64),
             key_segments=torch.full((2, 6), 2**40),
         ),
-        "key_segments has numbers beyond int32",
+        "key_segments has values outside int32",
     ),
     "offsets of another batch": (
         lambda: attend(query_offset=torch.zeros(3, dtype=torch.int64)),
@@ -131,11 +131,11 @@ VALUE_ERRORS = {
     ),
     "scale": (
         lambda: attend(similarity=similarity.Gaussian(1.0), scale=0.5),
-        "scale goes with similarities that take it, as dot, not with gaussian",
+        "scale applies to similarities such as dot, not to gaussian",
     ),
     "scale of additive": (
         lambda: attend(*[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Additive(), scale=0.5),
-        "scale goes with similarities that take it, as dot, not with additive",
+        "scale applies to similarities such as dot, not to additive",
     ),
     "columns of additive": (
         lambda: attend(similarity=similarity.Additive()),
@@ -155,7 +155,7 @@ VALUE_ERRORS = {
     ),
     "a hyperboloid in one dimension": (
         lambda: attend(*[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Hyperbolic(1.0)),
-        "q has D = 1; hyperbolic needs two columns",
+        "q has D = 1; hyperbolic needs at least 2 columns",
     ),
     "K": (
         lambda: attend(similarity=similarity.Entailment(1.0, K=0.0)),
@@ -188,7 +188,7 @@ VALUE_ERRORS = {
             v=tokens(1, 1, 2, 1),
             similarity=similarity.Umbral(1.0),
         ),
-        "q has D = 1; umbral needs two columns",
+        "q has D = 1; umbral needs at least 2 columns",
     ),
     "map": (
         lambda: attend(similarity=similarity.Umbral(1.0, map="xi")),
@@ -304,7 +304,7 @@ VALUE_ERRORS = {
     "qk_dim": (lambda: nn.MultiheadAttention(8, 4, qk_dim=0), "qk_dim is 0; expected at least 1"),
     "a cone's qk_dim": (
         lambda: nn.MultiheadAttention(8, 4, qk_dim=1, similarity="penumbral"),
-        "qk_dim is 1; penumbral needs two",
+        "qk_dim is 1; penumbral needs at least 2",
     ),
     "qk_dim of additive": (
         lambda: nn.MultiheadAttention(8, 4, qk_dim=2, similarity="additive"),
@@ -328,11 +328,11 @@ VALUE_ERRORS = {
     ),
     "a sum's end": (
         lambda: nn.MultiheadAttention(8, 4, position="rope+"),
-        "a position has a term without a name; expected one of those that `gnomon list` prints",
+        "a position contains a term without a name; `gnomon list` prints the valid names",
     ),
     "no similarity": (
         lambda: nn.MultiheadAttention(8, 4, similarity=""),
-        "a similarity has a term without a name",
+        "a similarity contains a term without a name",
     ),
     "nothing near": (
         lambda: nn.TokenPosition("xyzzy", 8, 16),
@@ -388,7 +388,7 @@ VALUE_ERRORS = {
     ),
     "a number beyond floats": (
         lambda: attend(position="alibi:slopes=-1e60"),
-        r"alibi:slopes=-1e60; expected learned, fixed or a number that float32 holds",
+        r"alibi:slopes=-1e60; expected learned, fixed or a number that float32 can represent",
     ),
     "a table of no length": (
         lambda: nn.MultiheadAttention(8, 4, position="offset_bias:length=0"),
@@ -454,11 +454,12 @@ TYPE_ERRORS = {
     ),
     "a similarity's class": (
         lambda: attend(similarity=similarity.Umbral),
-        "similarity is a type; expected one of gnomon.similarity, or a specification",
+        "similarity is a type; expected a term of gnomon.similarity, or a specification",
     ),
     "a position's class": (
         lambda: attend(position=position.RoPE),
-        "position is a type; expected one of gnomon.position, a specification, or a list of them",
+        "position is a type; expected a term of gnomon.position, a specification, or a list of "
+        "these",
     ),
     "a number for a table": (lambda: position.T5(1.0, True), "T5: table is a float; expected"),
     "cones of integers": (
@@ -570,7 +571,7 @@ TYPE_ERRORS |= {
     "nodes in words": (lambda: graph(indptr="0123"), "indptr is a str; expected a Tensor, a seq"),
     "a similarity's class in a graph": (
         lambda: graph(similarity=similarity.Dot),
-        "similarity is a type; expected one of gnomon.similarity",
+        "similarity is a type; expected a term of gnomon.similarity",
     ),
     "a feature that is no word": (lambda: linear(feature=3), "feature is an int; expected"),
     "a rope's class": (
@@ -648,11 +649,12 @@ TYPE_ERRORS |= {
     "a bias": (lambda: nn.MultiheadAttention(8, 2, bias=None), "bias is a NoneType; expected True"),
     "a module's similarity": (
         lambda: nn.MultiheadAttention(8, 2, similarity=similarity.Dot),
-        "similarity is a type; expected one of gnomon.similarity, or a specification",
+        "similarity is a type; expected a term of gnomon.similarity, or a specification",
     ),
     "a module's position": (
         lambda: nn.MultiheadAttention(8, 2, position=0),
-        "position is an int; expected one of gnomon.position, a specification, or a list of them",
+        "position is an int; expected a term of gnomon.position, a specification, or a list of "
+        "these",
     ),
     "a module's dtype": (
         lambda: module(X.double()),

@@ -117,7 +117,7 @@ REFUSED = {
     "a state with bias_k": (
         lambda: nn.MultiheadAttention(32, 4).load_state_dict(theirs(add_bias_kv=True).state_dict()),
         NotImplementedError,
-        "the state has bias_k, of add_bias_kv",
+        "the state contains bias_k of add_bias_kv",
     ),
     "a layer with add_zero_attn": (
         lambda: nn.TransformerEncoderLayer.from_torch(with_zero_attn()),
@@ -214,7 +214,7 @@ REFUSED = {
     "a length of 0": (
         lambda: nn.resize_grid_table(torch.ones(2, 3, 5), (3, 0)),
         ValueError,
-        r"shape is \(3, 0\); expected positive lengths",
+        r"shape is \(3, 0\); expected positive sizes",
     ),
     "no table": (
         lambda: nn.resize_grid_table([1.0], (3,)),
@@ -234,7 +234,7 @@ REFUSED = {
     "another number of axes": (
         lambda: nn.resize_grid(nn.MultiheadAttention(8, 2, position="alibi:shape=3x4"), (3,)),
         ValueError,
-        r"shape is \(3,\) and that of alibi:shape=3x4 is \(3, 4\); expected as many axes",
+        r"shape is \(3,\) and that of alibi:shape=3x4 is \(3, 4\); expected the same number",
     ),
 }
 

@@ -299,7 +299,12 @@ def test_csr_compiled():
     [
         (torch.zeros(3, 4, dtype=torch.int64), 4, ValueError, r"has shape \[3, 4\]"),
         (torch.zeros(2, 4), 4, ValueError, "expected .2, E. integers"),
-        (torch.tensor([[0, 0], [1, 4]]), 4, ValueError, "targets from 1 to 4; expected 0 to 3"),
+        (
+            torch.tensor([[0, 0], [1, 4]]),
+            4,
+            ValueError,
+            "targets from 1 to 4; expected nodes from 0 to 3",
+        ),
         (torch.tensor([[0, 0], [-1, 3]]), 4, ValueError, "targets from -1 to 3"),
         (torch.zeros(2, 4, dtype=torch.int64), -1, ValueError, "num_nodes is -1"),
         (torch.zeros(2, 4, dtype=torch.int64), 1.5, TypeError, "num_nodes is a float"),
@@ -503,7 +508,7 @@ ERRORS = {
         "indices[1] is 3; expected one of 3 keys",
     ),
     "a negative key": ({"indices": torch.tensor([0, 1, -1])}, ValueError, "indices[2] is -1"),
-    "similarity": ({"similarity": 1}, TypeError, "similarity is an int; expected one of gnomon"),
+    "similarity": ({"similarity": 1}, TypeError, "similarity is an int; expected a term of gnomon"),
     "scale": (
         {"scale": 1.0, "similarity": Laplacian(1.0)},
         ValueError,

@@ -545,11 +545,11 @@ ERRORS = {
     ),
     "a grid of grids": (
         lambda: attend(Grid((3, 4), [GridBias(torch.zeros(HEADS, 5))] * 2)),
-        f"axes have a GridBias; expected biases of one offset: {', '.join(biases_of_axes())}",
+        f"axes contains a GridBias; expected biases by offset: {', '.join(biases_of_axes())}",
     ),
     "a rotation": (
         lambda: attend(Grid((3, 4), [RoPE(), RoPE()])),
-        "axes have a RoPE; expected biases of one offset",
+        "axes contains a RoPE; expected biases by offset",
     ),
     "length 0": (
         lambda: attend(Grid((3, 0), [ALiBi(SLOPES)] * 2)),
@@ -653,7 +653,7 @@ def test_errors(name):
     [
         (
             lambda: Grid((3, 4), ["alibi", "alibi"]),
-            "Grid: axes have a str; expected biases of one offset",
+            "Grid: axes contains a str; expected biases by offset",
         ),
         (lambda: Grid(3, [ALiBi(SLOPES)]), "Grid: shape is 3; expected a sequence of integers"),
         (

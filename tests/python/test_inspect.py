@@ -484,7 +484,7 @@ def test_wrong_models(buckets, absolute, folder, capsys, tmp_path, monkeypatch):
     assert "--text: 0 bytes" in refuses(["attention", *model, "--text", ""], capsys)
     assert "holds no checkpoint" in refuses(["tables", "--model", tmp_path], capsys)
     mixed = ["decay", "--position", "rope_mixed"]
-    assert "rope_mixed turns by its frequencies" in refuses(mixed, capsys)
+    assert "rope_mixed rotates by its learned frequencies" in refuses(mixed, capsys)
     line = refuses(["attention", "--model", absolute, "--text", 40 * "x"], capsys)
     assert "32" in line  # rows of its table
 
@@ -509,7 +509,7 @@ def test_wrong_models(buckets, absolute, folder, capsys, tmp_path, monkeypatch):
 def test_models_of_words(draw, folder, capsys):
     words = trained(folder, "absolute_keys:length=40", "dot", "--tokens", "words")
     line = refuses(["attention", "--model", words], capsys)
-    assert "reads words; expected a model of bytes" in line
+    assert "reads words; expected a model that reads bytes" in line
     names = [table["name"] for table in draw("tables", "--model", words)["tables"]]
     assert names == [f"blocks.{layer}.attention.absolute_keys_table" for layer in range(2)]
 

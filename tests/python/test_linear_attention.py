@@ -464,23 +464,23 @@ ERRORS = {
     "num_features with elu": (
         {"num_features": 8},
         ValueError,
-        'num_features goes with favor; feature is "elu"',
+        'num_features applies only to the feature favor; feature is "elu"',
     ),
     "seed with relu": (
         {"feature": "relu", "seed": 0},
         ValueError,
-        'seed goes with favor; feature is "relu"',
+        'seed applies only to the feature favor; feature is "relu"',
     ),
     "projection with elu": (
         {"projection": torch.randn(5, 8)},
         ValueError,
-        'projection goes with favor; feature is "elu"',
+        'projection applies only to the feature favor; feature is "elu"',
     ),
     "seed of a float": ({"seed": 1.0}, TypeError, "seed is a float; expected an integer, or None"),
     "seed and projection": (
         {"feature": "favor", "projection": torch.randn(5, 8), "seed": 1},
         ValueError,
-        "projection and seed are given; expected one of them",
+        "projection and seed are both given; expected one of them",
     ),
     "odd features to rotate": (
         {"feature": "favor", "num_features": 7, "rope": RoPE()},
@@ -516,7 +516,7 @@ ERRORS = {
     "both": (
         {"feature": "favor", "projection": torch.randn(5, 8), "num_features": 5},
         ValueError,
-        "projection and num_features are given; expected one of them",
+        "projection and num_features are both given; expected one of them",
     ),
 }
 

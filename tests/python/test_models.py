@@ -229,7 +229,7 @@ def state_of(known):
 REFUSED = {
     "another batch": (ValueError, "batch of 2 and the tokens 1", {"tokens": (1, 2)}),
     "another depth": (ValueError, "depth of 2 and the model 3", {"depth": 3}),
-    "beyond the vocabulary": (ValueError, "tokens exceed beyond", {"vocabulary": 2}),
+    "beyond the vocabulary": (ValueError, "tokens exceed", {"vocabulary": 2}),
     "by a layer": (RuntimeError, "no layer", {"break": "blocks.1"}),
     "by the last norm": (RuntimeError, "no layer", {"break": "norm"}),
 }
@@ -325,9 +325,9 @@ def test_beyond_the_longest_text_or_another_dtype():
             (lambda m, words=words: Tokenizer("words", words), ValueError, message)
             for words, message in {
                 b"<unk>\n<eos>\na\nb\na\n": "line 5 of the vocabulary of words appears twice",
-                b"<unk>\n<eos>\n\na\n": "line 3 .* is not one word",
-                b"<unk>\n<eos>\na b\n": "line 3 .* is not one word",
-                b"<unk>\n<eos>\na\r\n": "line 3 .* is not one word",
+                b"<unk>\n<eos>\n\na\n": "line 3 .* is not a single word",
+                b"<unk>\n<eos>\na b\n": "line 3 .* is not a single word",
+                b"<unk>\n<eos>\na\r\n": "line 3 .* is not a single word",
                 b"<unk>\n<eos>\na": "line 3 .* has no end",
                 b"<eos>\n<unk>\na\n": "begins with .*expected <unk>, <eos> and a word",
                 b"<unk>\n<eos>\n": "begins with .*expected <unk>, <eos> and a word",
@@ -557,7 +557,7 @@ def test_wrong_files(tmp_path):
         (tensors, config(tokens={"kind": "words"}), "vocabulary of words has 0 bytes"),
         (tensors, config(step=3), "'training' is missing"),
         (tensors, model(dim=2**40), "dim is 1099511627776; expected at most 1e"),
-        (tensors, model(dim=2**30), "'model.embedding.weight' is not of the shape"),
+        (tensors, model(dim=2**30), "'model.embedding.weight' does not have the shape"),
         (tensors, model(depth=2**30), "fewer tensors than"),
         (tensors, model(position="bogus"), "bogus"),
         (tensors, model(dropout="no"), "dropout is a str"),

@@ -632,7 +632,7 @@ def test_memory_is_linear():
         ),
         (
             {"positions": [0, 1, 3], "position": position.AbsoluteKeys(torch.zeros(3, 4))},
-            "positions are from 0 to 3; expected 0 to 2, the rows of the table",
+            "positions are from 0 to 3; expected 0 to 2, the rows of the position's table",
         ),
         (
             {"positions": [0, 1, 9], "position": position.RoPE(shape=(2, 2))},

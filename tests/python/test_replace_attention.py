@@ -234,7 +234,11 @@ def test_models_that_are_refused():
     for arguments, error, match in (
         ((3,), TypeError, "similarity is an int"),
         (("dot", 3), TypeError, "position is an int"),
-        (("umbral:map=none",), ValueError, "map=none takes queries and keys for points"),
+        (
+            ("umbral:map=none",),
+            ValueError,
+            "map=none expects queries and keys that are already points",
+        ),
         (("dot", "sinusoidal"), NotImplementedError, "'sinusoidal' is added to the embeddings"),
         (("nonsense",), ValueError, "nonsense"),
     ):
@@ -245,10 +249,14 @@ def test_models_that_are_refused():
         replace_attention(3)
     with pytest.raises(TypeError, match="expected a model that contains some"):
         replace_attention(torch.nn.MultiheadAttention(8, 2))
-    with pytest.raises(NotImplementedError, match="Sequential has no attention that is known"):
+    with pytest.raises(
+        NotImplementedError, match=("Sequential contains no supported attention module")
+    ):
         replace_attention(torch.nn.Sequential(OddAttention()))
     model.odd = OddAttention()
-    with pytest.warns(UserWarning, match="OddAttention of VisionTransformer attend in a way"):
+    with pytest.warns(
+        UserWarning, match=("OddAttention of VisionTransformer use unsupported attention")
+    ):
         replace_attention(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -280,9 +280,9 @@ def test_labels():
         "umbral cones · RoPE",
     ]
     assert report.labels(results_of([], [rope])) == ["RoPE"]
-    assert report.in_common(results_of([], [rope, cone])) == " The position of all is RoPE."
-    assert (
-        report.in_common(results_of([], [rope, hype])) == " The similarity of all is dot product."
+    assert report.in_common(results_of([], [rope, cone])) == " The position of all runs is RoPE."
+    assert report.in_common(results_of([], [rope, hype])) == (
+        " The similarity of all runs is dot product."
     )
     assert report.in_common(results_of([], [rope, hype, cone])) == ""
     # What titles do not tell apart has its specification.

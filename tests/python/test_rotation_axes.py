@@ -139,7 +139,7 @@ def test_mixed_frequencies_and_equal_parts():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"position": "alibi"}, "alibi does not take"),
+        ({"position": "alibi"}, "alibi does not support"),
         ({"position": "rope:sections=4x4"}, "positions of 3 axes; expected 2, or one"),
         ({"position": "rope:shape=3x3"}, "positions have several axes"),
         (

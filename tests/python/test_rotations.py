@@ -253,7 +253,7 @@ def test_a_module_learns_angles_and_decodes_with_them():
         (lambda: RoPE(key_angles=draw(1, 1, L, 2)), "key_angles but no angles"),
         (
             lambda: RoPE(angles=draw(1, 1, L, 2), key_angles=draw(1, 1, L + 1, 2)),
-            "key_angles of RoPE has 10 rows; expected those of k, 9",
+            "key_angles of RoPE has 10 rows; expected one for each token of k, 9",
         ),
         (lambda: RoPE(sections=(1, 2)), "sections = 1x2, 3 pairs; expected dims / 2 = 4"),
         (
@@ -488,9 +488,12 @@ def test_what_does_not_take_coordinates():
     for position, name in (
         (
             [RoPE(sections=(1, 2, 1)), ALiBi(torch.ones(H, dtype=torch.float64))],
-            "alibi does not take",
+            "alibi does not support",
         ),
-        (Relative(torch.zeros(3, D, dtype=torch.float64), max_offset=1), "relative does not take"),
+        (
+            Relative(torch.zeros(3, D, dtype=torch.float64), max_offset=1),
+            "relative does not support",
+        ),
     ):
         with pytest.raises(ValueError, match=name):
             gnomon.attention(**x, position=position, positions=positions)

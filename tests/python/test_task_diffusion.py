@@ -463,7 +463,7 @@ def test_wrong_data(folder, model):
     }
     train(folder, "two channels", "--steps", 1, data=changed(folder, "pairs", **two))
     words = ["generate", "--model", "two channels", "--out", "never.png"]
-    assert "images have 2 channels; expected 1 or 3" in refused(*words, cwd=folder)
+    assert "images have 2 channels; a PNG needs 1 or 3" in refused(*words, cwd=folder)
 
 
 def test_few_images_leave_ranges_unmeasured(folder, model):

@@ -293,7 +293,8 @@ GENERATED = ["train", "--task", "generated"]
         (["--symbols", 3, "--problem", "parity"], "--symbols is 3: parity takes 2"),
         (["--lengths", "40,40"], "--lengths: 40 is given twice"),
         (["--lengths", "0"], "--lengths"),
-        (["--lengths", "4,600", "--problem", "recall"], "600 is beyond recall of 256 symbols"),
+        (["--lengths", "4,600", "--problem", "recall"], "600 is too long for recall of 256 "
+                                                        "symbols"),
         (["--lengths", "40,1000000000000"], "not enough memory for --lengths 1000000000000"),
         (["--batch", 10**11], "not enough memory for --batch 100000000000 and --lengths 40"),
         (["--dim", 30], "dim 30 is not a multiple of heads 4"),
@@ -311,7 +312,7 @@ def test_wrong_words_are_one_line(refused, words, part):
 def test_random_positions_refuse_by_name_what_does_not_take_them(refused):
     for position in ("conv", "rope+conv"):
         line = refused(*GENERATED, "--random-positions", 100, "--position", position)
-        assert "'conv' reads the tokens beside each other and does not take positions" in line
+        assert "'conv' reads neighbouring tokens and does not support random positions" in line
     line = refused(*GENERATED, "--random-positions", 100, "--position", "sinusoidal:shape=8x10")
     assert "defined up to length 80, shorter than the 100 tokens" in line
 

@@ -230,7 +230,7 @@ def test_compare_of_every_similarity(folder, tmp_path):
     table = succeed("compare", *TRAIN[1:], "--steps", 2, "--seeds", 1, "--similarity",
                     similarities, "--out", tmp_path / "run", cwd=folder)  # fmt: skip
     assert "| accuracy at test | accuracy at valid |" in table
-    assert "2 steps of 9 nodes, with the weights of the best validation accuracy" in table
+    assert "2 steps of 9 nodes, using the weights with the best validation accuracy" in table
     record = json.loads((tmp_path / "run" / "results.json").read_text())
     assert len(record["runs"]) == len(names) + 2
     assert all(0 <= run["losses"][0]["accuracy"] <= 1 for run in record["runs"])
@@ -245,11 +245,11 @@ def test_compare_of_every_similarity(folder, tmp_path):
         ({"graph.edges": [[0, NODES]]}, "'graph.edges' has 30 at [0, 1]; expected 0 to 29"),
         ({"graph.edges": [[0, 1, 2]]}, "'graph.edges' has shape [1, 3]; expected (edges, 2)"),
         ({"graph.labels": [0] * NODES}, "has 1 class; expected two or more"),
-        ({"graph.words": None}, "'graph.words' is missing; the file has graph.edges"),
+        ({"graph.words": None}, "'graph.words' is missing; the file contains graph.edges"),
         ({"graph.words_lengths": [2]}, "'graph.words_lengths' sums to 2"),
         ({"graph.labels": [0, 1, 2, 1]}, "'graph.words_lengths' has 30 rows, and 'graph.labels'"),
         ({"train.nodes": [0, NODES - 1]}, "has node 29 at [1], which has no label"),
-        ({"valid.nodes": [10, 8]}, "has node 8 at [1], which 'train.nodes' has already"),
+        ({"valid.nodes": [10, 8]}, "has node 8 at [1], which 'train.nodes' also contains"),
         ({"train.nodes": None}, "'train.nodes' is missing, which training needs"),
         ({"valid.nodes": None}, "'valid.nodes' is missing, which --selection accuracy needs"),
         (
@@ -278,7 +278,7 @@ def test_wrong_data_are_one_line(tmp_path, change, part):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--position", "alibi"], "position 'alibi': the nodes of a graph have no position"),
+        (["--position", "alibi"], "position 'alibi': the nodes of a graph have no order"),
         (["--dropout", "1"], "--dropout is 1"),
         (["--splits", "train,train"], "--splits: train is given twice"),
         (["--splits", "best"], "--splits is 'best'; expected train, valid, test"),

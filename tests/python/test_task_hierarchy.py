@@ -243,7 +243,7 @@ def test_wrong_data_are_one_line(tmp_path, change, part):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--position", "rope"], "position 'rope': the nodes of a hierarchy have no position"),
+        (["--position", "rope"], "position 'rope': the nodes of a hierarchy have no order"),
         (["--similarity", "additive"], "additive"),
         (["--splits", "test,test"], "--splits: test is given twice"),
         (["--corrupt", "none"], "--corrupt is 'none'; expected ancestor, descendant, both"),
@@ -278,7 +278,7 @@ def test_names_of_nodes(tmp_path):
     (tmp_path / "valid.csv").write_text("below,above\nhorse,animal\n")
     succeed("data", "tree.safetensors", *sources, cwd=tmp_path)
     line = refused(*TRAIN, "--out", "none", cwd=tmp_path)
-    assert "'valid.pairs_names' has 'horse', which is no node of the training pairs" in line
+    assert "'valid.pairs_names' has 'horse', which is not a node of the training pairs" in line
 
 
 @pytest.mark.skipif(not WORDNET.exists(), reason="needs ../shared/data/wordnet")

@@ -327,7 +327,7 @@ def test_the_grid_is_filled_in_once_and_kept(folder):
         "--position", f"{positions},rope:shape=2x2+alibi", cwd=folder,
     )  # fmt: skip
     assert "dot/rope:shape=2x2+alibi is given twice" in message
-    assert "dot/rope:shape=grid+alibi is the same on these data" in message
+    assert "dot/rope:shape=grid+alibi is the same on this data" in message
     assert not (folder / "never").exists()
     record = compare(folder, "once", "--data", "grey", *words, "--position", positions)
     assert [c["position"] for c in record["settings"]["combinations"]] == [

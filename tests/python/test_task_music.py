@@ -189,7 +189,7 @@ def test_compare(gnomon, pieces):
         assert np.array_equal(cells.repeat(5, 0).repeat(5, 1), pixels)
         assert {tuple(cell) for cell in cells.reshape(-1, 3).tolist()} <= colours
         assert (cells == (60, 110, 200)).all(-1).any()
-    assert "| loss at 16 | loss at 32 | loss of a step at 16 |" in (
+    assert "| loss at 16 | loss at 32 | loss per step at 16 |" in (
         pathlib.Path("runs/table.md").read_text()
     )
 

@@ -689,9 +689,15 @@ def damage_gzip(path: pathlib.Path) -> None:
         (lambda p: write(p, "valid.tgt", ["A", " \t", "C"]), "valid.tgt: line 2 is empty"),
         (lambda p: (p / "train.src").write_bytes(b"a\nb\nc\xff\n"), "train.src: line 3 is not UTF"),
         (lambda p: (p / "train.src").write_bytes(b""), "train.src is empty"),
-        (lambda p: (p / "valid.src").unlink(), "the part 'valid' has valid.tgt and no file for"),
-        (lambda p: [f.unlink() for f in p.glob("train.*")], "nothing to train on: train.src and"),
-        (lambda p: [f.unlink() for f in p.glob("valid.*")], "nothing to measure on: valid.src"),
+        (lambda p: (p / "valid.src").unlink(), "the part 'valid' has valid.tgt but no file for"),
+        (
+            lambda p: [f.unlink() for f in p.glob("train.*")],
+            "contains no training data: train.src and",
+        ),
+        (
+            lambda p: [f.unlink() for f in p.glob("valid.*")],
+            "contains no evaluation data: valid.src",
+        ),
         (
             lambda p: [f.unlink() for f in p.iterdir()],
             "contains no parts; expected files train.LANG",
@@ -701,7 +707,7 @@ def damage_gzip(path: pathlib.Path) -> None:
         (lambda p: [f.rename(f.with_suffix(".de")) for f in p.glob("*.src")], "--source-language"),
         (cut_gzip, "train.src.gz is truncated"),
         (damage_gzip, "train.src.gz is damaged"),
-        (name_gzip, "train.src.gz is not in gzip, as its name says"),
+        (name_gzip, "train.src.gz is not gzipped, although its name ends in .gz"),
     ],
 )
 def test_wrong_data_are_one_line(tmp_path, spoil, part):
@@ -722,7 +728,10 @@ def test_wrong_data_are_one_line(tmp_path, spoil, part):
         (["--splits", "valid,valid"], "--splits: valid is given twice"),
         (["--source-language", "de"], "choose two with --source-language and --target-language"),
         (["--source-language", "tgt", "--target-language", "tgt"], "are both 'tgt'"),
-        (["--source-language", "fr", "--target-language", "it"], "has no part in 'fr' and 'it'"),
+        (
+            ["--source-language", "fr", "--target-language", "it"],
+            "contains no part in 'fr' and 'it'",
+        ),
         (["--beam", 0], "--beam is 0"),
         (["--label-smoothing", 1], "--label-smoothing is 1"),
         (["--max-length", 2, "--batch", 3], "--max-length 2 tokens, but --batch is 3"),

@@ -108,7 +108,7 @@ def test_inspect_and_bench(library, tmp_path):
     decay = ("inspect", "decay", "--position", "root")
     succeed(*decay, "--terms", library, cwd=tmp_path)
     assert 'unknown position "root"' in refused(*decay, cwd=tmp_path)
-    assert "absent.so is no file" in refused(*decay, "--terms", "absent.so", cwd=tmp_path)
+    assert "absent.so is not a file" in refused(*decay, "--terms", "absent.so", cwd=tmp_path)
     bench = ("bench", "--model", "dot/none,student_t/root", "--repeats", 1, "--length", 16,
              "--depth", 1, "--dim", 16, "--heads", 2, "--mlp", 16, "--batch", 2)  # fmt: skip
     rows = json.loads(succeed(*bench, "--terms", library, "--json", cwd=tmp_path))["models"]
@@ -117,7 +117,7 @@ def test_inspect_and_bench(library, tmp_path):
 
 def test_wrong_libraries_are_one_line(tmp_path):
     line = refused("list", "--terms", "absent.so", cwd=tmp_path)
-    assert re.search(r"absent\.so is no file", line)
+    assert re.search(r"absent\.so is not a file", line)
     assert "student_t" in refused(
         "compare", "--data", __file__, "--run", "student_t/none", "--steps", 1, cwd=tmp_path
     )
@@ -129,7 +129,7 @@ def test_a_library_without_terms(tmp_path):
     run("cc", "-shared", "-fPIC", "-o", tmp_path / "libempty.so", tmp_path / "empty.c")
     for _ in range(2):
         line = refused("list", "--terms", tmp_path / "libempty.so", cwd=tmp_path)
-        assert "libempty.so has no terms" in line
+        assert "libempty.so contains no terms" in line
 
 
 def test_contributing_shows_the_files():

@@ -514,7 +514,7 @@ def test_without_positions_only_the_mask_tells_an_order():
             lambda: Sinusoidal(8)(torch.zeros(2, 3, 8), lengths=torch.tensor([3])),
             r"lengths have shape \[1\]; expected \(B,\) = \(2,\)",
         ),
-        (lambda: TokenEncoding("rope", 8), "position rope is not added to the embeddings"),
+        (lambda: TokenEncoding("rope", 8), "position rope acts in attention"),
         (
             lambda: gnomon.grid_sinusoid((2, 0), 8),
             r"the shape of a grid is \[2, 0\]; expected positive",

@@ -477,10 +477,10 @@ def test_the_offset_bias_of_a_module_ends(offset):
     x = torch.randn(2, 5, 32)
     module(x[:, :4])
     with pytest.raises(
-        ValueError, match=r"has n = 4, and p_j - p_i lies from -4 to 4; expected.*\+-3"
+        ValueError, match=r"has n = 4, but p_j - p_i runs from -4 to 4; expected.*\+-3"
     ):
         module(x)
-    with pytest.raises(ValueError, match=r"n = 4, and p_j - p_i lies from -4 to [23]"):
+    with pytest.raises(ValueError, match=r"n = 4, but p_j - p_i runs from -4 to [23]"):
         module(x[:, :4], x[:, :4], query_offset=offset)
 
 
@@ -505,9 +505,9 @@ def test_a_model_takes_terms(tmp_path):
     assert loaded.options == model.options
     text = torch.randint(11, (2, 8))
     assert torch.equal(loaded.eval()(text), model.eval()(text))
-    with pytest.raises(ValueError, match="position has tensors; expected numbers"):
+    with pytest.raises(ValueError, match="position contains tensors; expected numbers"):
         gnomon.models.LanguageModel(heads=HEADS, position=ALiBi(SLOPES))
-    with pytest.raises(ValueError, match="similarity has tensors"):
+    with pytest.raises(ValueError, match="similarity contains tensors"):
         gnomon.models.LanguageModel(heads=HEADS, similarity=Laplacian(SLOPES))
 
 
@@ -534,22 +534,23 @@ MISTAKES = {
     "a position that is none": (
         lambda: gnomon.attention(*tokens(), position=3),
         TypeError,
-        "position is an int; expected one of gnomon.position, a specification, or a list of them",
+        "position is an int; expected a term of gnomon.position, a specification, or a list of "
+        "these",
     ),
     "one in a list": (
         lambda: gnomon.attention(*tokens(), position=[RoPE(), None]),
         TypeError,
-        "position is a NoneType; expected one of gnomon.position",
+        "position is a NoneType; expected a term of gnomon.position",
     ),
     "one of a module": (
         lambda: nn.MultiheadAttention(8, 2, position=Dot()),
         TypeError,
-        "nn.MultiheadAttention: position is a Dot; expected one of gnomon.position",
+        "nn.MultiheadAttention: position is a Dot; expected a term of gnomon.position",
     ),
     "a similarity that is none": (
         lambda: nn.MultiheadAttention(8, 2, similarity=RoPE()),
         TypeError,
-        "similarity is a RoPE; expected one of gnomon.similarity, or a specification",
+        "similarity is a RoPE; expected a term of gnomon.similarity, or a specification",
     ),
     "terms of a sum": (
         lambda: gnomon.position.Sum("rope"),
@@ -559,12 +560,12 @@ MISTAKES = {
     "learned in a call": (
         lambda: gnomon.attention(*tokens(), position="alibi:slopes=learned"),
         ValueError,
-        "alibi:slopes=learned; expected a tensor",
+        "alibi:slopes=learned works only in modules; expected a tensor",
     ),
     "learned gamma in a call": (
         lambda: gnomon.attention(*tokens(), similarity="laplacian:gamma=learned"),
         ValueError,
-        "laplacian:gamma=learned; expected a tensor",
+        "laplacian:gamma=learned works only in modules; expected a tensor",
     ),
     "a word in a call": (
         lambda: gnomon.attention(*tokens(), position="alibi:slopes=small"),
@@ -616,7 +617,7 @@ MISTAKES = {
     "rope of linear attention": (
         lambda: gnomon.linear_attention(*tokens(), rope="alibi"),
         ValueError,
-        "rope is alibi; expected a RoPE",
+        "rope is alibi; expected RoPE",
     ),
 }
 

@@ -97,8 +97,8 @@ TEST(WordsTest, AVocabularyReadsBackAndDamagedOnesAreErrors) {
   EXPECT_NE(error("").find("does not begin with"), std::string::npos);
   EXPECT_NE(error("<unk>\n<eos>\n").find("does not begin with"), std::string::npos);
   EXPECT_NE(error("<eos>\n<unk>\na\n").find("does not begin with"), std::string::npos);
-  EXPECT_NE(error("<unk>\n<eos>\na\n\n").find("line 4 is not one word"), std::string::npos);
-  EXPECT_NE(error("<unk>\n<eos>\na b\n").find("line 3 is not one word"), std::string::npos);
+  EXPECT_NE(error("<unk>\n<eos>\na\n\n").find("line 4 is not a single word"), std::string::npos);
+  EXPECT_NE(error("<unk>\n<eos>\na b\n").find("line 3 is not a single word"), std::string::npos);
   EXPECT_NE(error("<unk>\n<eos>\na\na\n").find("line 4 appears twice"), std::string::npos);
   EXPECT_NE(error("<unk>\n<eos>\na").find("line 3 has no end"), std::string::npos);
 }
@@ -124,7 +124,7 @@ TEST(TokenOptionsTest, MistakesAreErrors) {
   };
   EXPECT_NE(error({"letters"}).find("'letters'; expected bytes, words, subwords"),
             std::string::npos);
-  EXPECT_NE(error({"bytes", 100}).find("there are 256 bytes"), std::string::npos);
+  EXPECT_NE(error({"bytes", 100}).find("there are always 256 bytes"), std::string::npos);
   EXPECT_NE(error({"words", 2}).find("is 2; expected 3 to"), std::string::npos);
   EXPECT_NE(error({"words", -1}).find("is -1"), std::string::npos);
   EXPECT_NE(error({"subwords", 100}).find("is 100; expected 258 to"), std::string::npos);
@@ -189,8 +189,8 @@ TEST_F(SubwordsTest, AreTheSameEachTimeAndReadBack) {
 }
 
 TEST_F(SubwordsTest, WrongVocabulariesAreErrors) {
-  for (const std::string& file : {std::string(), std::string("not a model"),
-                                  tokenizer_->vocabulary().substr(0, 100)}) {
+  for (const std::string& file :
+       {std::string(), std::string("not a model"), tokenizer_->vocabulary().substr(0, 100)}) {
     EXPECT_NE(ErrorOf([&] { ReadTokenizer("subwords", file); }).find("SentencePiece"),
               std::string::npos);
   }

@@ -59,7 +59,7 @@ TEST(RegisterTest, RefusesAnEntryWithoutWhatItsRoleAsksFor) {
   EXPECT_THAT(Refusal(Role::kContent), HasSubstr("a function `content`"));
   EXPECT_THAT(Refusal(Role::kNorm), HasSubstr("a function `norm`"));
   EXPECT_THAT(Refusal(Role::kTemperature), HasSubstr("a function `temperature`"));
-  const char* const table = "without a table that is always there as its first tensor";
+  const char* const table = "without a table that is always present as its first tensor";
   const auto start = [](const Component&, const ModuleShape& n) { return at::ones({n.heads}); };
   EXPECT_THAT(Refusal(Role::kGridBias, OnGrid({})), HasSubstr(table));
   for (const Role role : {Role::kSink, Role::kGate, Role::kKeyBias, Role::kPairBias}) {
@@ -69,7 +69,7 @@ TEST(RegisterTest, RefusesAnEntryWithoutWhatItsRoleAsksFor) {
                 HasSubstr("with a function `bias`, which its role does not read"));
   }
   EXPECT_THAT(Refusal(Role::kBias, {PerHead("slope", "1")}, kBias),
-              HasSubstr("without a start of its parameter slope"));
+              HasSubstr("without an initial value of its parameter slope"));
   const TokenProjection nothing;
   EXPECT_THAT(Refusal(Role::kGate, {Table("gates", Index::kQueries, {.projection = nothing})}),
               HasSubstr("without a function `columns` of the projection of its parameter gates"));
@@ -142,7 +142,8 @@ TEST(SimilarityEntryTest, AMapGivesWhatThePairFunctionReads) {
   EXPECT_EQ(FaultOfMap({"dot", x, at::zeros({1, 2, 5, 6}), factor}), "");
   EXPECT_THAT(FaultOfMap({nullptr, x, y, factor}), HasSubstr("the map of mine names"));
   EXPECT_THAT(FaultOfMap({"nope", x, y, factor}), HasSubstr("the pair function \"nope\""));
-  EXPECT_THAT(FaultOfMap({"dot", {}, y, factor}), HasSubstr("the map of mine gives no x or y"));
+  EXPECT_THAT(FaultOfMap({"dot", {}, y, factor}),
+              HasSubstr("the map of mine returns x or y without four axes"));
   EXPECT_THAT(FaultOfMap({"dot", x, at::zeros({1, 1, 5, 7}), factor}),
               HasSubstr("gives y of shape [1, 1, 5, 7]; expected [1, 1, 5, 6]"));
   EXPECT_THAT(FaultOfMap({"dot", x.narrow(2, 0, 2), y, factor}), HasSubstr("gives x of shape"));
@@ -217,7 +218,7 @@ TEST(PositionEntryTest, ABiasThatGoesByTheLengthTakesNoPositions) {
   CallArguments placed;
   placed.positions = at::arange(3).unsqueeze(0);
   EXPECT_THAT(FaultInAttention(entry, placed),
-              HasSubstr("positions with mine, which goes by the length of the call"));
+              HasSubstr("positions with mine, which depends on the length of the call"));
 }
 
 // A content term whose function reads all tensors of its entry.
@@ -442,16 +443,18 @@ TEST(PositionEntryTest, AContentTermHasWhatItsTablesAreMultipliedBy) {
   };
   for (const ContentFunction content :
        {ContentFunction(without_keys), ContentFunction(without_key)}) {
-    EXPECT_THAT(fault(content), HasSubstr("mine gives tables without what they are multiplied by"));
+    EXPECT_THAT(fault(content),
+                HasSubstr("mine returns tables without the tokens that they are multiplied by"));
   }
   const auto even = [](const Component&, const std::vector<at::Tensor>&, const ContentCall& call) {
     return ContentTerm{.query = call.q, .keys = at::zeros({1, 4, 4}), .layout = "clip"};
   };
-  EXPECT_THAT(fault(even), HasSubstr("mine gives a table of keys of 4 rows; expected an odd"));
+  EXPECT_THAT(fault(even), HasSubstr("mine returns a table of keys of 4 rows; expected an odd"));
   const auto flat = [](const Component&, const std::vector<at::Tensor>&, const ContentCall& call) {
     return ContentTerm{.query = call.q, .keys = at::zeros({3, 4}), .layout = "clip"};
   };
-  EXPECT_THAT(fault(flat), HasSubstr("mine gives a table of keys of shape [3, 4]; expected (1 or"));
+  EXPECT_THAT(fault(flat),
+              HasSubstr("mine returns a table of keys of shape [3, 4]; expected (1 or"));
 }
 
 TEST(PositionEntryTest, AnEncodingHasAnEncoder) {
@@ -465,7 +468,7 @@ TEST(PositionEntryTest, AnEncodingHasAnEncoder) {
         });
         nn::TokenEncoding("mine", 4);
       },
-      "gnomon.nn: mine makes no encoder");
+      "gnomon.nn: mine returned no encoder");
 }
 
 TEST(RegisterTest, RefusesAPositionWithoutARole) {
@@ -495,12 +498,12 @@ TEST(RegisterTest, RefusesParametersThatContradict) {
   };
   EXPECT_THAT(refusal({Number("w", "1"), Number("w", "2")}), HasSubstr("with two parameters w"));
   EXPECT_THAT(refusal({PositiveNumber("w", "-1")}),
-              HasSubstr("with a parameter w that does not take its default, -1"));
+              HasSubstr("with a parameter w, whose default value is not valid: -1"));
   EXPECT_THAT(refusal({Integer("n", "9").AtMost(8)}),
               HasSubstr("whose default value is not valid: 9"));
-  EXPECT_THAT(refusal({Flag("f", "yes")}), HasSubstr("does not take its default, yes"));
+  EXPECT_THAT(refusal({Flag("f", "yes")}), HasSubstr("whose default value is not valid: yes"));
   EXPECT_THAT(refusal({Number("shape", "1")}),
-              HasSubstr("with a parameter shape, which would be that of a grid"));
+              HasSubstr("with a parameter shape, which is reserved for grids"));
   EXPECT_THAT(refusal({Number("axis", "1")}), HasSubstr("with a parameter axis"));
   EXPECT_EQ(refusal({Integer("n", "9").AtMost(8), Shape()}),
             refusal({Integer("n", "9").AtMost(8)}));
@@ -508,7 +511,7 @@ TEST(RegisterTest, RefusesParametersThatContradict) {
 
 TEST(RegisterTest, RefusesAChoiceOfNothing) {
   EXPECT_THAT(Refusal(Role::kBias, {Choice("mode", {})}, kBias),
-              HasSubstr("with a parameter mode, a choice of nothing"));
+              HasSubstr("with a parameter mode, a choice without values"));
 }
 
 TEST(RegisterTest, RefusesASimilarityThatNoCallCouldCompute) {
@@ -527,16 +530,16 @@ TEST(RegisterTest, RefusesASimilarityThatNoCallCouldCompute) {
   EXPECT_THAT(refusal({.catalogue = Mine(Role::kSimilarity),
                        .parameters = {PerHead("gamma", "learned"), PerHead("tau", "learned")},
                        .map = map}),
-              HasSubstr("similarity mine, without a start of its parameter tau"));
+              HasSubstr("similarity mine, without an initial value of its parameter tau"));
   EXPECT_THAT(refusal({.catalogue = Mine(Role::kSimilarity),
                        .parameters = {PerHead("gamma", "learned")},
                        .map = map}),
-              HasSubstr("there is no pair function mine"));
+              HasSubstr("which uses the unknown pair function mine"));
   EXPECT_THAT(refusal({.catalogue = Mine(Role::kSimilarity),
                        .parameters = {PerHead("gamma", "learned")},
                        .map = map,
                        .functions = {{"", "dot"}, {"other", "theirs"}}}),
-              HasSubstr("there is no pair function theirs"));
+              HasSubstr("which uses the unknown pair function theirs"));
   EXPECT_EQ(FindCatalogueEntry("mine"), nullptr);
 }
 

@@ -115,7 +115,7 @@ TEST_F(SafeTensorsTest, UnsignedNumbersGetASign) {
   const uint64_t size = beyond.size();
   WriteBytes(std::string(reinterpret_cast<const char*>(&size), 8) + beyond +
              std::string(8, '\xff'));
-  EXPECT_NE(ErrorOfReading().find("'x' has numbers beyond 2^63 - 1"), std::string::npos);
+  EXPECT_NE(ErrorOfReading().find("'x' has values above 2^63 - 1"), std::string::npos);
 }
 
 TEST_F(SafeTensorsTest, HostileHeaders) {

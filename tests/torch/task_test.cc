@@ -114,10 +114,11 @@ TEST_F(TaskTest, IsTrainedResumedAndEvaluatedByTheProgram) {
   EXPECT_THAT(errors_, HasSubstr("steps 40 to 40"));
 
   EXPECT_EQ(Run({"generate", "--model", At("run")}), 2);
-  EXPECT_THAT(errors_, HasSubstr("generate: models of the task 'recall' make nothing; those that "
-                                 "do are of "));
+  EXPECT_THAT(
+      errors_,
+      HasSubstr("generate: the task 'recall' does not support generation; tasks that do: "));
   EXPECT_EQ(Run({"train", "--resume", At("run"), "--task", "text"}), 2);
-  EXPECT_THAT(errors_, HasSubstr("it is of the task 'recall'; expected 'text'"));
+  EXPECT_THAT(errors_, HasSubstr("it belongs to the task 'recall'; expected 'text'"));
 }
 
 TEST_F(TaskTest, IsComparedByTheProgram) {
@@ -143,8 +144,8 @@ TEST_F(TaskTest, IsComparedByTheProgram) {
   }
   EXPECT_TRUE(record["summary"][0]["losses"][0]["accuracy"]["spread"].is_number());
   EXPECT_THAT(output_, HasSubstr("| accuracy at 4 | accuracy at 9 |"));
-  EXPECT_THAT(output_, HasSubstr("over 2 seeds, trained for 5 steps of 8 examples. A dash: not "
-                                 "defined there"));
+  EXPECT_THAT(output_, HasSubstr("over 2 seeds, trained for 5 steps of 8 examples. A dash marks a "
+                                 "value that is undefined"));
 
   // It goes on where it was left, with the same numbers.
   json cut = record;
@@ -241,7 +242,8 @@ TEST_F(TaskTest, ShapesOfArraysAndPlacesInThemAreNamed) {
       EXPECT_THAT(error.what(), HasSubstr(part));
     }
   };
-  expect([&] { arrays.Get("valid.images", 3); }, "'valid.images' is missing; the file has train.");
+  expect([&] { arrays.Get("valid.images", 3); },
+         "'valid.images' is missing; the file contains train.");
   expect([&] { arrays.Get("train.images", 4); }, "has shape [3, 2, 2]; expected 4 axes");
   expect([&] { arrays.Integers("train.labels", 1, 0, 9); }, "has 10 at [2]; expected 0 to 9");
   expect([&] { arrays.Integers("train.heights", 1, 0, 9); }, "is of Float; expected integers");

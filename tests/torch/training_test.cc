@@ -828,7 +828,7 @@ TEST_F(CheckpointTest, HoldsItsVocabularyAndMemory) {
   expect(with("/tokens/kind", "letters"), "'letters'; expected bytes");
   expect(with("/tokens/kind", "bytes"), "byte tokens have none");
   expect(with("/tokens", 1), "'tokens' has the wrong type");
-  expect(with("/task", "images"), "it is of the task 'images'; expected 'text'");
+  expect(with("/task", "images"), "it belongs to the task 'images'; expected 'text'");
   expect(with("/memory_tokens", -1), "'memory_tokens' is negative");
   expect(with("/memory_tokens", 0), "but its model has");
   expect(with("/memory_tokens", 3), "'memory.layers.0' is");

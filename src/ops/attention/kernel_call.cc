@@ -354,7 +354,7 @@ std::unique_ptr<TableLayout> KernelCall<T>::MakeRelativeLayout(const OperatorArg
   if (name == "grid") {
     TORCH_CHECK_VALUE(
         a.grid,
-        "gnomon.attention: unknown relative_layout \"grid\" and grid is missing; expected a grid");
+        "gnomon.attention: relative_layout is \"grid\" and grid is missing; expected a grid");
     std::unique_ptr<GridLayout> layout = MakeGrid(*a.grid, GridLayout::Kind::kAxes);
     ExpectRows(rows, layout->size());
     return layout;
