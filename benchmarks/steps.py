@@ -253,15 +253,19 @@ def window_step(gathered: bool, segmented: bool = False) -> Step:
 
 
 def decoding_step(position: str | None, dim: int = 32, keys: int = LENGTH) -> Step:
-    """One more token of a module with a cache."""
+    """One more token of a module with a cache, which starts again after 256 tokens."""
     module = gnomon.nn.MultiheadAttention(HEADS * dim, HEADS, position=position).eval()
-    cache, token = gnomon.nn.KVCache(), torch.randn(1, 1, HEADS * dim)
+    prompt, token = gnomon.nn.KVCache(), torch.randn(1, 1, HEADS * dim)
     with torch.no_grad():
-        module(torch.randn(1, keys, HEADS * dim), causal=True, cache=cache)
+        module(torch.randn(1, keys, HEADS * dim), causal=True, cache=prompt)
+    cache = copy.copy(prompt)
 
     def decode() -> Tensor:
+        nonlocal cache
+        if cache.length() == keys + 256:
+            cache = copy.copy(prompt)
         with torch.no_grad():
-            return module(token, causal=True, cache=copy.copy(cache))
+            return module(token, causal=True, cache=cache)
 
     return decode
 

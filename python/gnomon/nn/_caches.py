@@ -160,12 +160,11 @@ class KVCache:
         self._check(k, v)
         self._turned = _extended(self._turned, turn(k, self.length()))
         self._v = _extended(self._v, v)
-        # In a recorded call, appending would copy all keys. Their number is bounded.
+        # Joining them at intervals bounds their number.
         many = 64
-        if torch.is_grad_enabled() and len(self._later) < many:
-            self._later = (*self._later, k)
-        else:
-            self._k = _extended(self._key_rows(), k)
+        self._later = (*self._later, k)
+        if len(self._later) > many:
+            self._key_rows()
         return self._turned.tensor, self._v.tensor
 
     def _draft(self) -> KVCache:
