@@ -14,14 +14,14 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
     """Returns all similarities and positions, in the order of ``gnomon list``.
 
     Returns:
-        A dictionary with the lists "similarities" and "positions". Each entry describes one term:
-        name, title, formula (as text and in LaTeX, with a note), details, source and cost. Its role
-        is "similarity" or the function of a position ("rotation", "bias", "content", ...). Flags
-        state whether it needs a grid, causal or the dot product. The entry also gives its Python
-        class name, its load_terms library and its parameters. Each parameter has a name, kind,
-        meaning, default, choices and range. It also states whether it may be a tensor, how a table
-        is indexed, and whether it is a class argument. include/gnomon/catalogue.h documents the
-        fields and roles.
+        A dictionary with the lists "similarities" and "positions". Each entry describes one term
+        by its name, title, formula (as text and in LaTeX, with a note), details, source and cost.
+        Its role is "similarity" or the function of a position ("rotation", "bias", "content", ...).
+        Flags state whether it needs a grid, causal or the dot product. The entry also gives its
+        Python class name, its load_terms library and its parameters. Each parameter has a name,
+        kind, meaning, default, choices and range. It also states whether it may be a tensor, how a
+        table is indexed, and whether it is a class argument. include/gnomon/catalogue.h documents
+        the fields and roles.
 
     Example:
         >>> [entry["name"] for entry in gnomon.catalogue()["similarities"]][:3]
