@@ -22,7 +22,7 @@
 namespace gnomon {
 namespace {
 
-// Hands out the tensors of a list, each checked to go with q.
+// Reads the tensors of a list in order and checks each against q.
 class TensorReader {
  public:
   TensorReader(const char* operation, at::TensorList tensors, const at::Tensor& q)
@@ -58,7 +58,8 @@ class TensorReader {
   size_t next_ = 0;
 };
 
-// What a specification says of a parameter that has no tensor: a number, or nullopt for its start.
+// The value of a parameter without a tensor in a specification: a number, or nullopt for its
+// initial value.
 std::optional<double> FixedNumber(const char* operation, const Component& component,
                                   const std::string& name) {
   const std::optional<std::string> value = component.Find(name);
@@ -69,8 +70,8 @@ std::optional<double> FixedNumber(const char* operation, const Component& compon
   return component.FindNumber(name);
 }
 
-// Specifications as they are read and checked once: to read one takes as long as a part of
-// attention over a few tokens.
+// Parsed and checked specifications, which are cached: parsing one would take a significant part of
+// a short attention call.
 struct SimilaritySpec {
   std::shared_ptr<const Component> component;
   const SimilarityEntry* entry;
@@ -167,7 +168,7 @@ std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& p
       } else if (const auto number = FixedNumber("gnomon.attention", component, parameter->name)) {
         position.tensors.push_back(HeadNumber(q, *number));
       } else {
-        // What has one number a head depends on nothing else.
+        // Per-head parameters depend on nothing else.
         const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), /*value_dim=*/0, /*max_length=*/0};
         position.tensors.push_back(PositionStart(*parameter, component, shape, q));
       }

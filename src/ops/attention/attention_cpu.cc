@@ -30,7 +30,8 @@ void CheckTypes(const OperatorArguments& a) {
   }
 }
 
-// Where the kernels write a gradient of numbers of T: it itself, or what is to be rounded to it.
+// The tensor that kernels of type T write a gradient to: the gradient itself, or a wider buffer
+// that is rounded later.
 template <class T>
 at::Tensor WideGradient(const at::Tensor& gradient) {
   constexpr at::ScalarType kType = c10::CppTypeToScalarType<T>::value;

@@ -54,7 +54,7 @@ Outputs ForwardOn(const OperatorArguments& a, cuda::Backend& backend) {
   }
   auto& [o, lse, statistics] = outputs;
   cuda::Output output;
-  // To round it to the tokens' type is the caller's affair.
+  // The caller rounds it to the tokens' type.
   if (a.x.scalar_type() == at::kFloat) {
     output.o = MutableDeviceRows(o);
   } else {

@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kName = "gnomon.attention_weights";
 
-// Weights are the output for unit vectors as values, of so many keys at a time.
+// The weights are the outputs for unit vectors as values, computed for this many keys at a time.
 constexpr int64_t kKeys = 256;
 
 at::Tensor WeightsOfAllRows(const at::Tensor& q, const at::Tensor& k,
@@ -39,21 +39,21 @@ at::Tensor WeightsOfAllRows(const at::Tensor& q, const at::Tensor& k,
   return at::cat(parts, 3);
 }
 
-// Whether a tensor of a position has the rows of the call.
+// Whether a tensor of a position is indexed by the rows of the call.
 bool HasRows(const Parameter& parameter) {
   return parameter.index == Index::kQueries || parameter.index == Index::kPairs;
 }
 
-// Whether it has a tensor with rows for queries and keys alike.
+// Whether it has a tensor whose rows belong to both queries and keys.
 bool OfTokens(const ResolvedPosition& position) {
   const std::vector<const Parameter*> parameters = position.entry->Tensors(*position.component);
   return std::any_of(parameters.begin(), parameters.end(),
                      [](const Parameter* parameter) { return parameter->index == Index::kTokens; });
 }
 
-// Whether the position of a row is its number plus an offset, whatever rows there are beside it.
+// Whether the position of a row is its index plus an offset, independent of the other rows.
 bool StandsAlone(const ResolvedPosition& position) {
-  // Tables of a module are of positions.
+  // Tables of a module are indexed by positions.
   const bool by_row = position.entry->catalogue.HasTable(Index::kOffsets) && !position.of_module;
   return !by_row && !OfTokens(position) && !position.entry->GoesByLength(*position.component) &&
          !position.entry->catalogue.needs_grid && !position.component->Find("shape");
@@ -74,7 +74,7 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
   CallArguments arguments = call;
   arguments.dropout = 0;
   arguments.aggregation = "mean";
-  // All weights are asked for.
+  // All weights are requested.
   arguments.tolerance = 0;
   for (ResolvedPosition& position : positions) position.of_weights_alone = true;
   const bool knows_offset =
@@ -86,7 +86,7 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
     for (const int64_t row : chosen) of_rows.push_back(all.narrow(2, row, 1));
     return of_rows.empty() ? all.narrow(2, 0, 0) : at::cat(of_rows, 2);
   }
-  // Rows that follow each other are one call.
+  // Consecutive rows are computed in one call.
   std::vector<at::Tensor> parts;
   for (size_t begin = 0; begin < chosen.size();) {
     size_t end = begin + 1;
@@ -100,7 +100,7 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
                         "; expected the positions of the keys");
       part.key_positions = call.key_positions.value_or(*call.positions);
     }
-    // Coordinates are for rotations alone.
+    // Only rotations read coordinates.
     if (!call.positions || call.positions->dim() == 3) {
       if (call.query_offsets) {
         part.query_offsets = *call.query_offsets + first;
@@ -130,7 +130,7 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
       for (const Parameter* parameter : position.entry->Tensors(*position.component)) {
         const bool is_sink = position.entry->role() == PositionEntry::Role::kSink;
         if (parameter->tensor.of_values) {
-          // Nothing reads its rows.
+          // No term reads its rows.
         } else if (HasRows(*parameter) && tensor->dim() >= 2) {
           *tensor = rows_of(parameter->name, *tensor, -2, /*may_be_shared=*/true);
         } else if (is_sink && tensor->dim() == 3) {

@@ -1,4 +1,4 @@
-// The weights of some rows of attention, for people to look at.
+// The attention weights of some rows, for inspection.
 #ifndef GNOMON_OPS_ATTENTION_ATTENTION_WEIGHTS_H_
 #define GNOMON_OPS_ATTENTION_ATTENTION_WEIGHTS_H_
 
@@ -12,14 +12,14 @@
 
 namespace gnomon {
 
-// p_ij (B, H, rows, Lk) of AttentionOfSpecs, for the rows of q (-1 the last) that are asked for.
+// p_ij (B, H, rows, Lk) of AttentionOfSpecs, for the requested rows of q (-1 is the last).
 at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
                             const std::vector<int64_t>& rows, const std::string& similarity,
                             at::TensorList similarity_tensors,
                             const std::vector<std::string>& positions,
                             at::TensorList position_tensors, const CallArguments& arguments);
 
-// The same of terms, for tokens that are checked.
+// The same for terms, with checked tokens.
 at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
                             const std::vector<int64_t>& rows, const ResolvedSimilarity& similarity,
                             std::vector<ResolvedPosition> positions, const CallArguments& call);

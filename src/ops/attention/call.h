@@ -1,4 +1,4 @@
-// What a call of attention is, besides its tokens: its terms, and what it says of the rest.
+// The parts of an attention call other than its tokens: its terms and arguments.
 #ifndef GNOMON_OPS_ATTENTION_CALL_H_
 #define GNOMON_OPS_ATTENTION_CALL_H_
 
@@ -18,7 +18,7 @@ namespace gnomon {
 struct ResolvedSimilarity {
   const SimilarityEntry* entry;
   std::shared_ptr<const Component> component;
-  // (H,), in the computing type: the entry's head parameter, undefined where it has none.
+  // (H,), in the computing type: the entry's head parameter; undefined if it has none.
   at::Tensor head_parameter;
   std::vector<at::Tensor> others = {};  // (H,), the entry's other head parameters
 };
@@ -26,26 +26,25 @@ struct ResolvedSimilarity {
 struct ResolvedPosition {
   const PositionEntry* entry;
   std::shared_ptr<const Component> component;
-  std::vector<at::Tensor> tensors;  // those of the entry, in the computing type
+  std::vector<at::Tensor> tensors;  // the entry's tensors, in the computing type
   bool of_module = false;
-  bool of_turned_keys = false;    // k comes as this rotation leaves it
-  bool of_weights_alone = false;  // what it adds to values or makes of the output is not asked for
+  bool of_turned_keys = false;    // k has already been rotated
+  bool of_weights_alone = false;  // skip its contributions to values and output
 };
 
-// What calls of attention say besides tokens and terms, in the order of the operators' schemas:
-// which keys a query sees, where it stands, and what becomes of the scores and weights.
+// The arguments of attention calls other than tokens and terms, in the order of the operators'
+// schemas: visible keys, positions, and transformations of scores and weights.
 //
-// left and right are the window; chunks the size of chunks, and how many a query sees before and
-// after its own; query_offsets (B,) goes instead of query_offset, and positions and key_positions
-// go instead of both, where these are positions unless they are given; seed () or (1,) int64 is
-// drawn by Torch's generator where it is absent; aggregation is "mean", "einstein_midpoint" of
-// values in the Klein ball, or "lorentz_centroid" of values on the hyperboloid; sink (), (H,) or
-// (B, H, Lq) is one more score of each row, whose key has no value; mask says which pairs are seen,
-// and broadcasts to (B, H, Lq, Lk); temperature multiplies scores, and broadcasts to (B, H, Lq);
-// tolerance is what tiles that are left out may add to a row's sum of weights. Positions with a
-// third axis, coordinates, are what RoPE turns by, and nothing else. Where some rows or keys of a
-// call are computed by themselves, the axes Q and K say what is cut; an axis of one number that is
-// for all stays, but of integers.
+// left and right are the window; chunks contains the chunk size and the numbers of visible chunks
+// before and after the query's own; query_offsets (B,) replaces query_offset, and positions and
+// key_positions (default: positions) replace both; seed () or (1,) int64 is drawn from PyTorch's
+// generator if absent; aggregation is "mean", "einstein_midpoint" of values in the Klein ball, or
+// "lorentz_centroid" of values on the hyperboloid; sink (), (H,) or (B, H, Lq) is one more score
+// per row, for a key without a value; mask marks visible pairs and broadcasts to (B, H, Lq, Lk);
+// temperature multiplies scores and broadcasts to (B, H, Lq); tolerance is the share of a row's sum
+// of weights that skipped tiles may have. Positions with a third axis, coordinates, are read only
+// by RoPE. The axes Q and K tell how to slice an argument when a subset of rows or keys is
+// computed; broadcast (size-1) axes are kept, except in integer tensors.
 #define GNOMON_CALL_ARGUMENTS(ARGUMENT)                                  \
   ARGUMENT(bool, causal, false, kOption, "")                             \
   ARGUMENT(OptionalSymInt, left, {}, kOption, "")                        \

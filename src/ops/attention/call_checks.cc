@@ -82,7 +82,7 @@ OptionalTensor CheckIntegers(const char* operation, const char* name, const Opti
   CheckIntegerType(operation, name, *tensor, q);
   std::vector<c10::SymInt> sizes = {q.sym_size(0)};
   if (length) sizes.push_back(*length);
-  // Without the axis of the batch they are for all of it.
+  // Without a batch axis, they apply to the whole batch.
   const size_t absent = tensor->dim() + 1 == static_cast<int64_t>(sizes.size()) ? 1 : 0;
   const auto expected = c10::SymIntArrayRef(sizes).slice(absent);
   TORCH_CHECK_VALUE(length || tensor->sym_sizes() == expected, operation, ": ", name, " has shape ",
@@ -136,7 +136,7 @@ at::Tensor BroadcastPairs(const char* name, const at::Tensor& pairs, const at::T
                           const at::Tensor& k) {
   std::vector<c10::SymInt> sizes = {q.sym_size(0), q.sym_size(1), q.sym_size(2), k.sym_size(2)};
   Broadcast(name, "(B, H, Lq, Lk)", pairs, sizes);
-  // What they share is not repeated.
+  // Shared axes are not expanded.
   for (int64_t axis = 0; axis < 2; ++axis) {
     if (pairs.dim() < 4 - axis || pairs.sym_size(axis - 4) == 1)
       sizes[static_cast<size_t>(axis)] = 1;

@@ -1,4 +1,4 @@
-// What the operators ask of their arguments. Mistakes throw c10::ValueError, c10::TypeError or
+// Argument checks of the operators. Invalid arguments throw c10::ValueError, c10::TypeError or
 // c10::NotImplementedError, with messages that begin with `operation`.
 #ifndef GNOMON_OPS_ATTENTION_CALL_CHECKS_H_
 #define GNOMON_OPS_ATTENTION_CALL_CHECKS_H_
@@ -15,7 +15,7 @@
 
 namespace gnomon {
 
-// A probability, and what may be left out of a row.
+// Dropout probability and tolerance.
 void CheckDropoutRate(const char* operation, double rate);
 void CheckTolerance(const char* operation, double tolerance);
 
@@ -26,8 +26,8 @@ void CheckOptions(const CallArguments& arguments);
 void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k,
                  const at::Tensor& v);
 
-// A token of any operator: a floating-point dtype and a device that there are kernels for, both as
-// in q.
+// A token tensor of any operator: a floating-point dtype and a supported device, both equal to
+// those of q.
 void CheckTokenType(const char* operation, const char* name, const at::Tensor& tensor,
                     const at::Tensor& q);
 
@@ -35,27 +35,27 @@ void CheckTokenType(const char* operation, const char* name, const at::Tensor& t
 void CheckIntegerType(const char* operation, const char* name, const at::Tensor& tensor,
                       const at::Tensor& q);
 
-// An integer tensor of q's batch, (B,) or (B, length), as int64. One without the axis of the batch
-// applies to all of it.
+// An integer tensor of q's batch, (B,) or (B, length), as int64. Without a batch axis, it applies
+// to the whole batch.
 OptionalTensor CheckIntegers(const char* operation, const char* name, const OptionalTensor& tensor,
                              const at::Tensor& q, const OptionalSymInt& length = std::nullopt);
 
-// A tensor that broadcasts to the first axes of the sizes, all of them; without copies. Where it
-// has fewer axes, or one entry in place of them, batch and heads stay shared.
+// A tensor broadcast to the given sizes, without copies. Where it has fewer axes or size 1, batch
+// and heads stay shared.
 at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& tensor,
                      std::vector<c10::SymInt> sizes);
 
-// The same of pairs of a query and a key, (1 or B, 1 or H, Lq, Lk).
+// The same for query-key pairs, (1 or B, 1 or H, Lq, Lk).
 at::Tensor BroadcastPairs(const char* name, const at::Tensor& pairs, const at::Tensor& q,
                           const at::Tensor& k);
 
-// k (B, Hkv, Lk, D) with zeros where no query may look: NaN there would come back in the gradient
-// of a token map.
+// k (B, Hkv, Lk, D) with zeros where no query attends: NaN there would reappear in the gradient of
+// a token map.
 at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
                          const OptionalTensor& key_lengths);
 
-// A parameter in the computing type. It comes in that or in q's dtype, else c10::TypeError, whose
-// message `what`, in parts, begins.
+// A parameter in the computing type. Its dtype must be the computing type or that of q, otherwise
+// c10::TypeError is thrown, with a message that begins with `what`.
 template <class... Parts>
 at::Tensor AsParameter(const at::Tensor& tensor, const at::Tensor& q, const Parts&... what) {
   const at::ScalarType computing = ComputingType(q);

@@ -29,7 +29,7 @@ namespace {
 
 constexpr const char* kOperation = OperatorArguments::kOperation;
 
-// The one position of that role, or null.
+// The only position with that role, or null.
 const ResolvedPosition* FindOne(const std::vector<ResolvedPosition>& positions,
                                 PositionEntry::Role role, const char* what) {
   const ResolvedPosition* found = nullptr;
@@ -42,15 +42,15 @@ const ResolvedPosition* FindOne(const std::vector<ResolvedPosition>& positions,
   return found;
 }
 
-// One past the farthest position. Offsets of batches are data, which shapes cannot depend on: what
-// goes by the length then has that of the keys.
+// One past the farthest position. Per-batch offsets are data, which shapes cannot depend on, so
+// terms that depend on the length then use the number of keys.
 c10::SymInt LengthOf(const at::Tensor& q, const at::Tensor& k, const c10::SymInt& query_offset,
                      const OptionalTensor& query_offsets) {
   const c10::SymInt queries = q.sym_size(2) + query_offset;
   return query_offsets ? k.sym_size(2) : queries.max(k.sym_size(2));
 }
 
-// q or k as the norms leave them.
+// q or k after the norms.
 at::Tensor Normed(const at::Tensor& x, const std::vector<ResolvedPosition>& positions,
                   bool of_keys) {
   at::Tensor normed = x;
@@ -67,8 +67,8 @@ void CheckScale(const char* operation, double scale) {
                     scale, "; expected a finite number that float32 can represent");
 }
 
-// A call on its way to the operator. Each step adds to the operator's arguments what it makes of
-// the terms; the order of the steps is that in which mistakes are found.
+// A call under construction. Each step adds the contributions of some terms to the operator's
+// arguments; the order of the steps is the order in which errors are reported.
 class Composition {
  public:
   Composition(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -80,9 +80,9 @@ class Composition {
         entry_(*similarity.entry),
         positions_(positions),
         arguments_(arguments),
-        // Tokens of low precision go to the kernels as they are, which round where they multiply
-        // such numbers themselves (gnomon/attention.h). What is made of them is made in float32,
-        // and rounded only for kernels that want all tokens of one type.
+        // Low-precision tokens are passed to the kernels unchanged, which round where they multiply
+        // such values natively (gnomon/attention.h). Derived tensors are computed in float32, and
+        // rounded only for kernels that need a single token type.
         computing_(ComputingType(q)),
         q_(Normed(q, positions, /*of_keys=*/false)),
         k_(Normed(k, positions, /*of_keys=*/true)),
@@ -107,7 +107,7 @@ class Composition {
     AddTemperature();
     at::Tensor value = WeighedValues();
     const MappedTokens tokens = Map(query, key);
-    // Query heads that see the same keys differently have keys of their own.
+    // Query heads that map the same keys differently get their own keys.
     const int64_t copies = SizeOf(tokens.y, 1) / std::max<int64_t>(1, SizeOf(value, 1));
     if (copies > 1) {
       value = value.repeat_interleave(copies, 1);
@@ -131,7 +131,7 @@ class Composition {
     const bool takes_centroid = arguments_.aggregation == "lorentz_centroid";
     if (sink) {
       auto [less, with] = AddSink(o, lse, *sink);
-      // A centroid is that of any multiple of the sum, of one that a sink leaves little of, too.
+      // The centroid is invariant to the scale of the sum, even if a sink reduces it strongly.
       if (!takes_centroid) o = less;
       lse = with;
     }
@@ -147,14 +147,14 @@ class Composition {
     FindOne(positions_, PositionEntry::Role::kNorm, "QK-norms");
     FindOne(positions_, PositionEntry::Role::kGate, "gates");
     content_ = FindOne(positions_, PositionEntry::Role::kContent, "content terms");
-    // A content term takes the scale, too, whatever the similarity.
+    // Content terms use the scale with any similarity.
     const bool is_for_content = content_ != nullptr && !entry_.catalogue.takes_scale;
     for (const ResolvedPosition& position : positions_) {
       const CatalogueEntry& entry = position.entry->catalogue;
       TORCH_CHECK_VALUE(!entry.needs_dot || entry_.is_product, kOperation, ": ", entry.name,
                         " works only with the similarity dot, not with ", entry_.catalogue.name);
       if (!entry.needs_causal || IsCausal()) continue;
-      // Rows for keys on both sides need no causal mask.
+      // Tables with rows for keys on both sides need no causal mask.
       const bool may_be_both = entry.Find("bidirectional") != nullptr;
       TORCH_CHECK_VALUE(may_be_both && position.component->Flag("bidirectional"), kOperation, ": ",
                         entry.name, " requires causal=True",
@@ -187,7 +187,7 @@ class Composition {
     range_.query_offset = QueryOffset(q_, k_, has_position, arguments_);
   }
 
-  // The order of the keys, where it is not that of their columns and a term asks for it.
+  // The order of the keys, if a term needs it and it differs from the order of the columns.
   void FindKeyOrder() {
     const bool asks_for_order =
         std::any_of(positions_.begin(), positions_.end(), [](const ResolvedPosition& position) {
@@ -260,8 +260,8 @@ class Composition {
     return std::max<int64_t>({0, *first + *queries - 1, *keys - 1 - *first});
   }
 
-  // Of the values that a content term's own are added to: where weights alone are asked for, there
-  // are none but its own.
+  // Columns of the values that the term's own values are added to; if only weights are requested,
+  // only its own exist.
   int64_t ValueColumns() const {
     if (content_->of_weights_alone) {
       const std::vector<const Parameter*> parameters =
@@ -273,7 +273,7 @@ class Composition {
     return Concrete(v_.sym_size(3));
   }
 
-  // Throws unless a table of a content term is one that kernels could read.
+  // Throws if kernels cannot read a table of a content term.
   void CheckTable(const ContentTerm& term, const char* what, const at::Tensor& table) const {
     if (!table.defined()) return;
     TORCH_CHECK_VALUE(
@@ -294,7 +294,7 @@ class Composition {
          ValueColumns(), IsCausal(), FarthestOffset()});
     if (content_->of_weights_alone) {
       term.values = at::Tensor();
-      // Of values alone no weight depends.
+      // Weights do not depend on relative values.
       if (!term.keys.defined() && !term.queries.defined() && !term.key_weights.defined()) return;
     }
     TORCH_CHECK_VALUE(term.query.defined() == term.keys.defined() &&
@@ -328,7 +328,7 @@ class Composition {
     call_.relative_factor = term.takes_scale ? scale_ : 1;
   }
 
-  // Throws unless it has the form of a bias by key.
+  // Throws unless it has the shape of a key bias.
   void CheckKeyBias(const char* what, const Component& component, const at::Tensor& bias) const {
     const bool fits = bias.defined() && bias.dim() == 3 &&
                       (bias.sym_size(0) == 1 || bias.sym_size(0) == q_.sym_size(0)) &&
@@ -340,12 +340,12 @@ class Composition {
                       ", ", range_.keys, ")");
   }
 
-  // What a position adds to all scores of a key.
+  // The key bias of a position.
   at::Tensor KeyBiasOf(const ResolvedPosition& position) const {
     const Component& component = *position.component;
     std::vector<at::Tensor> tensors = position.tensors;
     CheckKeyBias("tensor", component, tensors[0]);
-    // What lies outside may be anything, and sums go over it.
+    // Values outside the visible range are arbitrary, but sums run over them.
     tensors[0] = Visible(tensors[0].unsqueeze(3)).squeeze(3);
     if (position.entry->key_bias == nullptr) return tensors[0];
     at::Tensor bias = position.entry->key_bias(component, tensors, of_keys_);
@@ -380,8 +380,8 @@ class Composition {
     call_.key_bias_base = std::move(split.base);
   }
 
-  // A bias that all rows share is one of the keys, and one that all keys share is one of the rows:
-  // neither takes memory for pairs, nor does its gradient.
+  // A bias that all rows share is a key bias, and one that all keys share is a row bias: neither
+  // these nor their gradients need memory per pair.
   void AddPairBiases() {
     for (const ResolvedPosition& position : positions_) {
       if (position.entry->role() != PositionEntry::Role::kPairBias) continue;
@@ -431,14 +431,14 @@ class Composition {
     }
   }
 
-  // Where the rows stand, and how many keys are at hand up to there.
+  // The positions of the rows, and the number of available keys up to each.
   TemperatureCall Rows() const {
     const at::Tensor positions =
         (places_ ? places_->queries() : range_.QueryPositions(q_.options())).unsqueeze(1);
     return {positions.to(at::kDouble), KeysUpTo(positions).clamp_min(1).to(at::kDouble)};
   }
 
-  // How many keys of a row's segment there are, with a causal mask those up to its position.
+  // The number of keys in a row's segment; with a causal mask, up to the row's position.
   at::Tensor KeysUpTo(const at::Tensor& positions) const {
     if (order_) return (IsCausal() ? order_->Seen() : order_->All()).unsqueeze(1);
     const auto of_batch = [](const at::Tensor& keys) { return keys.unsqueeze(1).unsqueeze(2); };
@@ -449,8 +449,8 @@ class Composition {
     return call_.key_starts ? last - of_batch(*call_.key_starts) : last;
   }
 
-  // The values as the aggregation takes them. Midpoints weigh them by factors of their own, which
-  // are added to the scores.
+  // The values for the aggregation. Midpoints weight them by their own factors, which are added to
+  // the scores.
   at::Tensor WeighedValues() {
     if (arguments_.aggregation != "einstein_midpoint") {
       TORCH_CHECK_VALUE(
@@ -460,8 +460,8 @@ class Composition {
       return v_;
     }
     const at::Tensor value = InUnitBall(Visible(v_.to(computing_)));
-    // A temperature multiplies scores, and these factors are no part of them: the values have them
-    // then, and their own sum in one more column.
+    // A temperature multiplies the scores but not these factors; the values are then multiplied by
+    // the factors, and one more column holds the factors' sum.
     weighs_values_ = call_.temperature.has_value();
     if (weighs_values_) {
       TORCH_CHECK_NOT_IMPLEMENTED(arguments_.dropout == 0, kOperation,
@@ -474,7 +474,7 @@ class Composition {
     }
     const at::Tensor log_factor = LogLorentzFactor(value, range_.heads);
     if (call_.key_bias_low) {
-      // Beside a long sum it would lose its digits; the low part has no gradient.
+      // Added to a long sum, it would lose precision; the low part has no gradient.
       call_.key_bias_low = *call_.key_bias_low + log_factor.detach();
       AddBias(call_.key_bias, log_factor - log_factor.detach());
     } else {
@@ -484,7 +484,7 @@ class Composition {
   }
 
   MappedTokens Map(at::Tensor query, at::Tensor key) const {
-    // The dot product, whose tokens are not mapped, takes the keys as they are.
+    // The dot product has no token map and uses the keys unchanged.
     if (!entry_.is_product) key = Visible(key);
     if (!entry_.keeps_tokens || query.scalar_type() != key.scalar_type()) {
       query = InType(query, computing_);
@@ -538,7 +538,7 @@ class Composition {
     call_.tolerance = arguments_.tolerance;
     if (arguments_.dropout <= 0) return;
     call_.dropout = arguments_.dropout;
-    // Without axes, so that a compiled graph takes one of the CPU beside tensors of a GPU.
+    // A tensor without axes, so that a compiled graph accepts a CPU tensor next to GPU tensors.
     call_.seed = arguments_.seed ? arguments_.seed->reshape({})
                                  : at::randint(std::numeric_limits<int64_t>::max(), {},
                                                at::TensorOptions().dtype(at::kLong));
@@ -585,7 +585,7 @@ class Composition {
   const std::vector<ResolvedPosition>& positions_;
   const CallArguments& arguments_;
   at::ScalarType computing_;
-  at::Tensor q_;  // as the norms leave them, and so is k
+  at::Tensor q_;  // after the norms, like k
   at::Tensor k_;
   at::Tensor factor_;
   double scale_ = 1;
@@ -599,17 +599,17 @@ class Composition {
   KeyBiasCall of_keys_;
   PackedBiases packed_;
   bool weighs_values_ = false;
-  OptionalTensor shared_by_rows_;  // biases of pairs that are of keys: (1 or B, 1 or H, Lk)
-  OptionalTensor row_bias_;        // those that are of rows: (1 or B, 1 or H, 1 or Lq)
+  OptionalTensor shared_by_rows_;  // pair biases shared by all rows: (1 or B, 1 or H, Lk)
+  OptionalTensor row_bias_;        // pair biases shared by all keys: (1 or B, 1 or H, 1 or Lq)
   OperatorArguments call_;
-  // What views in call_ are of.
+  // Owns the tensors that call_ has views of.
   std::string relative_layout_;
   std::vector<c10::SymInt> chunks_;
   std::vector<c10::SymInt> axes_;
 };
 
-// Whether a call leaves no trace in autograd's graph: no derivative is asked for by any of its
-// tensors. False where it is traced or transformed, whose layers have graphs of their own.
+// Whether autograd records nothing for a call, because none of its tensors requires a derivative.
+// False if the call is traced or transformed, since those layers have their own graphs.
 bool RecordsNothing(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const ResolvedSimilarity& similarity,
                     const std::vector<ResolvedPosition>& positions,
@@ -656,7 +656,7 @@ Outputs Compose(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 const ResolvedSimilarity& similarity,
                 const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,
                 bool returns_lse) {
-  // Each of the operators below would find for itself that it records nothing.
+  // Otherwise, each operator below would repeat this check.
   std::optional<at::AutoDispatchBelowADInplaceOrView> below_autograd;
   if (RecordsNothing(q, k, v, similarity, positions, arguments)) below_autograd.emplace();
   return Composition(q, k, v, similarity, positions, arguments).Run(returns_lse);

@@ -1,5 +1,5 @@
 // Attention as a composition: positions rotate tokens and add biases, the similarity maps tokens,
-// and the operator does the rest. Both languages, and modules, come here.
+// and the operator computes the rest. Calls from both languages and from modules end up here.
 #ifndef GNOMON_OPS_ATTENTION_COMPOSE_H_
 #define GNOMON_OPS_ATTENTION_COMPOSE_H_
 
@@ -12,13 +12,13 @@
 
 namespace gnomon {
 
-// The last argument of the similarity's token map. Checks the scale, and the columns of q (B, H,
-// Lq, D).
+// The last argument of the similarity's token map. Checks the scale and the columns of q (B, H, Lq,
+// D).
 at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarity,
                       const at::Tensor& q, std::optional<double> scale);
 
 // Tokens checked by CheckTokens. Returns o, in q's dtype, and lse and statistics, in the computing
-// type, both undefined unless asked for.
+// type, both undefined unless requested.
 Outputs Compose(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 const ResolvedSimilarity& similarity,
                 const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,

@@ -1,5 +1,5 @@
-// The values of the aggregation einstein_midpoint: of points of the Klein ball the mean that is
-// weighted by their Lorentz factors (Gulcehre et al. 2019, section 3.3).
+// The values of the aggregation einstein_midpoint: the mean of points of the Klein ball, weighted
+// by their Lorentz factors (Gulcehre et al. 2019, section 3.3).
 #ifndef GNOMON_OPS_ATTENTION_EINSTEIN_MIDPOINT_H_
 #define GNOMON_OPS_ATTENTION_EINSTEIN_MIDPOINT_H_
 
@@ -9,15 +9,15 @@
 
 namespace gnomon {
 
-// The logarithms of the Lorentz factors of values (B, Hkv, Lk, Dv) for each query head: (B, H, Lk),
-// to be added to the scores.
+// The logarithms of the Lorentz factors of values (B, Hkv, Lk, Dv) per query head: (B, H, Lk),
+// which are added to the scores.
 at::Tensor LogLorentzFactor(const at::Tensor& v, int64_t heads);
 
-// Values times their factors, which are one more column (B, Hkv, Lk, Dv + 1).
+// Values times their factors, with the factors as one more column (B, Hkv, Lk, Dv + 1).
 at::Tensor WeighValues(const at::Tensor& v);
 
-// Divides the output of these by its last column, the sum of the factors. Of the statistics the
-// second is the sum of a row's weights.
+// Divides the output by its last column, the sum of the factors. The second of the statistics is
+// the sum of a row's weights.
 void UnweighValues(at::Tensor& o, at::Tensor& lse, at::Tensor& statistics);
 
 }  // namespace gnomon

@@ -17,7 +17,7 @@ std::vector<int64_t> TableSizes(const TokenGrid& grid, int64_t heads) {
   return sizes;
 }
 
-// The grid that a bias lies on; nullopt where it reads positions in the sequence.
+// The grid of a bias; nullopt if it reads positions in the sequence.
 std::optional<TokenGrid> GridOfBias(const PositionEntry& entry, const Component& component,
                                     const std::vector<at::Tensor>& tensors) {
   if (entry.role() == PositionEntry::Role::kBias || component.Find("shape")) {
@@ -67,7 +67,7 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
                       place(position, on), "; expected all biases in the sequence or on one grid");
   }
   if (!grid) return std::nullopt;
-  // A rotation may lie in the sequence beside them, but on no other grid.
+  // A rotation may use the sequence, but no other grid.
   for (const ResolvedPosition& position : positions) {
     if (position.entry->role() != PositionEntry::Role::kRotation) continue;
     const std::optional<TokenGrid> on = TokenGrid::Find(*position.component);
@@ -75,7 +75,7 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
                       position.component->name(), " on the grid ", on ? on->Text() : "",
                       " and others on ", grid->Text(), "; expected one grid");
   }
-  // With positions of the caller's, these are the places.
+  // Positions given by the caller are indices of the grid.
   if (arguments.positions) return grid;
   TORCH_CHECK_VALUE(q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),
                     "gnomon.attention: position has ", place(*first, grid),

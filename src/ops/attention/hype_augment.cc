@@ -10,8 +10,8 @@
 
 namespace gnomon {
 
-// Angelotti 2023, section 3: sinh as a difference of exponentials, each a product over tokens. The
-// sum over the axes of a grid has such a pair of columns for each.
+// Angelotti 2023, section 3: sinh as a difference of exponentials, each of which is a product over
+// tokens. The sum over the axes of a grid needs one such pair of columns per axis.
 std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Tensor& k,
                                                const at::Tensor& tau, const at::Tensor& mu,
                                                int64_t copies, const std::vector<int64_t>& axes,
@@ -44,7 +44,7 @@ std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Te
   const auto over_tokens = [](const at::Tensor& heads_value) {
     return heads_value.to(at::kDouble).reshape({-1, 1});
   };
-  // One tensor for each axis.
+  // One tensor per axis.
   const auto angles = [&](const c10::SymInt& first, const at::Tensor& tokens) {
     std::vector<at::Tensor> coordinates;
     if (axes.empty()) {

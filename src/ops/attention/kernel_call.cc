@@ -27,7 +27,7 @@ void ExpectPlaces(int64_t least, int64_t greatest, int64_t end, const char* what
                     " to ", greatest, "; expected 0 to ", end - 1, ", ", what);
 }
 
-// Beyond 2^53 positions in float64 are no longer exact.
+// Beyond 2^53, positions in float64 are no longer exact.
 void CheckOffsets(const at::Tensor& offsets) {
   constexpr int64_t kLargestExact = int64_t{1} << 53;
   if (!offsets.is_cpu()) return;
@@ -39,7 +39,7 @@ void CheckOffsets(const at::Tensor& offsets) {
   }
 }
 
-// Whether each head has a table of its own.
+// Whether each head has its own table.
 bool IsPerHead(const OptionalTensor& table) { return table && table->size(0) > 1; }
 
 }  // namespace
@@ -53,7 +53,7 @@ void FillEmpty(Outputs& outputs) {
   auto& [o, lse, statistics] = outputs;
   o.zero_();
   lse.fill_(-std::numeric_limits<double>::infinity());
-  // No score, no weight, no key.
+  // No score, weight or key.
   statistics[0].fill_(-std::numeric_limits<double>::infinity());
   statistics[1].zero_();
   statistics[2].fill_(-1);
@@ -96,7 +96,7 @@ void KernelCall<T>::SetMask(const OperatorArguments& a) {
   mask.query_segments = SegmentIds("query_segments", a.query_segments);
   mask.key_segments = SegmentIds("key_segments", a.key_segments);
   if (a.mask) {
-    // One byte, 0 or 1, for each pair.
+    // One byte per pair, 0 or 1.
     const at::Tensor& pairs = Keep(WithRows(*a.mask));
     mask.pairs = {static_cast<const uint8_t*>(pairs.const_data_ptr()), PairStrides(pairs)};
   }
@@ -135,7 +135,7 @@ void KernelCall<T>::SetPositions(const OperatorArguments& a) {
     if (seen.empty()) continue;
     const auto [low, high] = std::minmax_element(queries, queries + n.queries);
     const auto [first, last] = std::minmax_element(keys + seen.begin, keys + seen.end);
-    // The core refuses others.
+    // The core rejects other layouts.
     constexpr int64_t kLargest = int64_t{1} << 53;
     if (std::min(*low, *first) < -kLargest || std::max(*high, *last) > kLargest) continue;
     const OffsetSpan own{*first - *high, *last - *low};
@@ -152,8 +152,8 @@ void KernelCall<T>::SetPositions(const OperatorArguments& a) {
 
 namespace {
 
-// Tokens [begin, end) of one segment, which follow one another, and how far their positions are
-// ahead of their columns; false where tokens do not follow one another.
+// Consecutive tokens [begin, end) of one segment, and the difference between their positions and
+// columns; false if the tokens are not consecutive.
 struct PlacedRun {
   int32_t segment;
   int64_t ahead;
@@ -209,7 +209,7 @@ std::optional<std::vector<int64_t>> KernelCall<T>::OffsetsOfPositions() const {
         offset = own;
       }
     }
-    // Of a batch that sees nothing any will do.
+    // Any value works for a batch that sees nothing.
     offsets.push_back(offset.value_or(offsets.empty() ? 0 : offsets.back()));
   }
   return offsets;
@@ -217,8 +217,8 @@ std::optional<std::vector<int64_t>> KernelCall<T>::OffsetsOfPositions() const {
 
 template <class T>
 void KernelCall<T>::ReplaceByOffsets(const OperatorArguments& a) {
-  // Chunks, grids and rows by key are read at positions themselves, and so are the rows of a table
-  // of the past checked.
+  // Chunks, grids and rows by key depend on the positions themselves, and so does the check of the
+  // rows of a table of the past.
   const bool by_distance = !a.chunks && !a.grid &&
                            ((!a.relative_keys && !a.relative_values && !a.relative_queries) ||
                             a.relative_layout == "clip" || a.relative_layout == "zero" ||
@@ -229,9 +229,9 @@ void KernelCall<T>::ReplaceByOffsets(const OperatorArguments& a) {
   const auto [least, most] = std::minmax_element(offsets->begin(), offsets->end());
   const AttentionShape& n = input_.shape;
   const OffsetSpan span{1 - n.queries - *most, n.keys - 1 - *least};
-  // The table of all batches' offsets is not to be much larger than one of them.
+  // The table for the offsets of all batches must not be much larger than that for one.
   if (*most - *least > 2 * (n.queries + n.keys)) return;
-  // Biases may be there for the offsets of the positions alone.
+  // Biases may be defined only for the offsets of these positions.
   if (a.bias_parameters && (span.first < span_.first || span.last > span_.last)) return;
   span_ = span;
   offsets_ = std::move(*offsets);
@@ -271,7 +271,7 @@ void KernelCall<T>::SetBias(const OperatorArguments& a) {
   const AttentionShape& n = input_.shape;
   if (a.bias_parameters) {
     TORCH_CHECK_VALUE(!a.bias, "gnomon.attention: bias and bias_parameters are both given");
-    // The table and the sums of its gradient have room for these.
+    // The table and the sums of its gradient fit into memory up to this number.
     constexpr int64_t kMostOffsets = int64_t{1} << 22;
     TORCH_CHECK_VALUE(span_.last - span_.first < kMostOffsets,
                       "gnomon.attention: positions have offsets p_j - p_i from ", span_.first,

@@ -33,7 +33,7 @@ View<T> MutableRows(at::Tensor& tensor) {
   return {tensor.data_ptr<T>(), {tensor.stride(0), tensor.stride(1), tensor.stride(2)}};
 }
 
-// The same of tokens, which may be of 16 bits beside T = float.
+// The same for tokens, which may be 16-bit if T = float.
 template <class T>
 TokensOf<T> TokenRows(const at::Tensor& tensor) {
   if constexpr (std::is_same_v<T, double>) {
@@ -48,56 +48,56 @@ TokensOf<T> TokenRows(const at::Tensor& tensor) {
   }
 }
 
-// The strides of an array (1 or B, 1 or H, Lq, Lk), 0 along what is shared.
+// The strides of an array (1 or B, 1 or H, Lq, Lk), 0 along shared axes.
 std::array<int64_t, 3> PairStrides(const at::Tensor& pairs);
 
-// The gradient of the bias of pairs as kernels write it: what batch or heads share is summed over
-// them.
+// The gradient of the pair bias as kernels write it, summed over batch or heads that share the
+// bias.
 template <class T>
 View<T> PairGradient(at::Tensor& gradient) {
   if (gradient.numel() == 0) return {};
   return {gradient.data_ptr<T>(), PairStrides(gradient)};
 }
 
-// What the operator returns where there is no pair of a query and a key.
+// The operator's result if there are no query-key pairs.
 void FillEmpty(Outputs& outputs);
 
-// The operator's arguments, checked, as kernels that compute in T take them, float or double. Keeps
-// the tensors alive that views point into, with the last axis of each made contiguous.
+// The checked arguments of the operator for kernels of type T, float or double. Owns the tensors
+// that the views point into, each with a contiguous last axis.
 template <class T>
 class KernelCall {
  public:
-  // Tokens are of types that kernels of T read. What a tensor holds is looked at where it is on the
-  // CPU; from a GPU it would have to be waited for. There bounds of keys are clamped instead, and
-  // other numbers are taken as they are.
+  // Tokens have types that kernels of T read. Values of tensors are checked only on the CPU,
+  // because on a GPU this would require a synchronisation. There, key bounds are clamped instead,
+  // and other values are used unchecked.
   explicit KernelCall(const OperatorArguments& a);
 
   const PairFunction& function() const { return *function_; }
   const AttentionInput<T>& input() const { return input_; }
   AxisLengths<int64_t>& lengths() { return lengths_; }
-  // No pair of a query and a key.
+  // Whether there are no query-key pairs.
   bool empty() const {
     const AttentionShape& n = input_.shape;
     return n.batch * n.heads * n.queries * n.keys == 0;
   }
 
-  // The query of relative keys, which input() has where it is of type T; may be undefined.
+  // The query of relative keys, which input() contains if it has type T; may be undefined.
   const at::Tensor& relative_query() const { return relative_query_; }
 
-  // The gradient of the bias is read as the bias is.
+  // The gradient of the bias has the layout of the bias.
   Bias<T> BiasGradient(T* table) const {
     return {table, input_.bias.batch_stride, input_.bias.layout};
   }
 
-  // Where the operator makes the bias by offset itself: its table, and the gradient of what it is
-  // made of from that of the table.
+  // For biases by offset that the operator computes itself: their table, and the gradient of the
+  // bias parameters from that of the table.
   const at::Tensor& bias() const { return bias_; }
   at::Tensor ParameterGradient(const at::Tensor& d_bias) const;
 
  private:
-  // A tensor that lives as long as this does.
+  // Keeps a tensor alive as long as this object.
   const at::Tensor& Keep(at::Tensor tensor) { return kept_.emplace_back(std::move(tensor)); }
-  // Its numbers, contiguous; null where there is none.
+  // Its data, contiguous; null if absent.
   template <class Number>
   const Number* Numbers(const OptionalTensor& tensor) {
     return tensor ? Keep(tensor->contiguous()).template const_data_ptr<Number>() : nullptr;
@@ -106,8 +106,9 @@ class KernelCall {
   void SetTokens(const OperatorArguments& a);
   void SetMask(const OperatorArguments& a);
   void SetPositions(const OperatorArguments& a);
-  // Positions by which all pairs that are seen are as far apart as columns are, but for an offset
-  // of each batch, are replaced by that: what goes by the distance alone is the same, and cheaper.
+  // If all visible pairs have the same distances as their columns, up to one offset per batch,
+  // positions are replaced by that offset: terms that depend only on distance give the same result
+  // at lower cost.
   void ReplaceByOffsets(const OperatorArguments& a);
   std::optional<std::vector<int64_t>> OffsetsOfPositions() const;
   void SetBias(const OperatorArguments& a);
@@ -126,11 +127,11 @@ class KernelCall {
   at::Tensor relative_query_, bias_, bias_parameters_;
   std::string bias_terms_;
   std::vector<int64_t> bias_shapes_;
-  // Where positions are given, the offsets that they have, and the least and the greatest of all
-  // and of the keys'.
+  // If positions are given: the range of their offsets, and the smallest and largest position of
+  // all tokens and of the keys.
   bool has_positions_ = false;
   OffsetSpan span_{0, 0};
-  // Of each batch, where they are replaced.
+  // Per batch, if positions are replaced.
   std::vector<int64_t> offsets_;
   int64_t least_ = 0;
   int64_t greatest_ = 0;

@@ -8,8 +8,8 @@
 namespace gnomon {
 namespace {
 
-// Numbers as they count in the kernels (kMostBias): of two that hide, the least there are, the sum
-// is none that hides from all.
+// Values as the kernels clamp them (kMostBias): the sum of two masking values, each the smallest
+// float, must not mask a key in all rows.
 at::Tensor AsBias(const at::Tensor& bias) {
   return at::where(bias.isinf(), bias, bias.clamp(-kMostBias, kMostBias));
 }
@@ -31,7 +31,7 @@ KeyBias SplitKeyBias(const at::Tensor& given, const at::Tensor& sums, at::Scalar
   KeyBias split{bias.to(computing)};
   if (bias.sym_size(2) == 0) return split;
   const at::Tensor high = split.bias.detach();
-  // -inf masks a key, and has no digits.
+  // -inf masks a key and has no low part.
   split.low = at::where(high.isfinite(), bias.detach() - high, 0.0).to(computing);
   const at::Tensor columns = order ? order->Own() : range.QueryPositions(bias.options());
   const at::Tensor own = columns.clamp(0, bias.sym_size(2) - 1).unsqueeze(1);

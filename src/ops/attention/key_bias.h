@@ -1,4 +1,4 @@
-// Biases of keys, and sums of biases.
+// Key biases, and sums of biases.
 #ifndef GNOMON_OPS_ATTENTION_KEY_BIAS_H_
 #define GNOMON_OPS_ATTENTION_KEY_BIAS_H_
 
@@ -12,22 +12,22 @@
 
 namespace gnomon {
 
-// Adds a bias to a sum of those before it, of which there may be none.
+// Adds a bias to the (possibly absent) sum of the previous ones.
 void AddBias(OptionalTensor& sum, const at::Tensor& term);
 
-// weights (H, D) times each key (B, Hkv, Lk, D) of their head: (B, H, Lk).
+// The products of weights (H, D) with the keys (B, Hkv, Lk, D) of each head: (B, H, Lk).
 at::Tensor KeyProducts(const at::Tensor& weights, const at::Tensor& k);
 
-// A bias of the keys as the operator takes it.
+// A key bias in the operator's form.
 struct KeyBias {
   at::Tensor bias;
   OptionalTensor low = {};
   OptionalTensor base = {};
 };
 
-// `given` and sums over the keys before in float64, where scores are computed in float32: in two
-// parts, and each row takes off the sum at its own position first, or what a long past has added up
-// would leave no digits.
+// `given`, with sums over previous keys in float64 although scores are float32: it is split into
+// two parts, and each row first subtracts the sum at its own position, because the sum over a long
+// past would otherwise leave no precision.
 KeyBias SplitKeyBias(const at::Tensor& given, const at::Tensor& sums, at::ScalarType computing,
                      const OffsetRange& range, const std::optional<KeyOrder>& order);
 

@@ -17,7 +17,7 @@
 
 namespace gnomon {
 
-// What an option says, as the operators take it.
+// The value of an option, in the operators' form.
 template <typename Argument, typename Option>
 Argument ToArgument(const Option& option) {
   if constexpr (std::is_same_v<Argument, OptionalTensor> &&
@@ -28,8 +28,8 @@ Argument ToArgument(const Option& option) {
   }
 }
 
-// Whether each argument is an option, or named as left out, and none is both, and all that is named
-// is an argument. Both sides of the window are one option.
+// Whether each argument is either an option or listed as omitted (not both), and every listed name
+// is an argument. The two sides of the window are one option.
 template <typename Options>
 constexpr bool SaysAllBut(std::initializer_list<std::string_view> left_out) {
   constexpr bool kHasWindow = requires(const Options& options) { options.window(); } ||
@@ -52,7 +52,7 @@ constexpr bool SaysAllBut(std::initializer_list<std::string_view> left_out) {
 }
 static_assert(SaysAllBut<AttentionOptions>({}));
 
-// What the options say, each of which is a setter or a member with the argument's name.
+// The arguments from options, each of which is a setter or a member with the argument's name.
 template <typename Options>
 CallArguments ArgumentsOf(const Options& options) {
   CallArguments arguments;

@@ -17,13 +17,13 @@ std::tuple<at::Tensor, at::Tensor> AddSink(const at::Tensor& o, const at::Tensor
                     "; expected (), (H,) = (", lse.sym_size(1),
                     ",) or (B, H, Lq) = ", lse.sym_sizes());
   const at::Tensor score = (sink.dim() == 1 ? sink.unsqueeze(1) : sink).expand_as(lse);
-  // A row that sees no key has lse = -inf, and a sink of -inf is none: differences of these are no
-  // numbers, nor are their gradients.
+  // Rows that see no key have lse = -inf, and sink = -inf means no sink; subtracting the two would
+  // give NaN, also in the gradient.
   constexpr double kNothing = -1e30;
   const at::Tensor finite = lse.clamp_min(kNothing);
   const at::Tensor total = at::logaddexp(finite, score);
-  // What the keys weigh is 1 less what the sink does: the derivative of a sigmoid, made of its
-  // value, would lose the digits of a sink that weighs little.
+  // The weight of the keys is 1 minus that of the sink. Computing the derivative of the sigmoid
+  // from its value would lose the precision of a small sink weight.
   const at::Tensor keys = at::log_sigmoid(finite - score).exp();
   return {(o * keys.unsqueeze(3)).to(o.scalar_type()),
           at::where(total <= kNothing, -std::numeric_limits<double>::infinity(), total)};
@@ -34,7 +34,7 @@ void AddRowBias(at::Tensor& o, at::Tensor& lse, at::Tensor& statistics, const at
   constexpr double kNothing = -std::numeric_limits<double>::infinity();
   const at::Tensor sees_nothing = (row_bias == kNothing).logical_or(lse == kNothing);
   const at::Tensor bias = at::where(sees_nothing, 0.0, row_bias);
-  // NaN and +inf are NaN in all of a row.
+  // NaN and +inf make the whole row NaN.
   o = (o + 0 * bias.unsqueeze(3)).masked_fill(sees_nothing.unsqueeze(3), 0);
   if (!wants_lse) return;
   const at::Tensor added = temperature ? bias * *temperature : bias;

@@ -1,4 +1,4 @@
-// What becomes of o and lse once the operator has computed them.
+// Operations on o and lse after the operator.
 #ifndef GNOMON_OPS_ATTENTION_OUTPUTS_H_
 #define GNOMON_OPS_ATTENTION_OUTPUTS_H_
 
@@ -10,20 +10,20 @@
 
 namespace gnomon {
 
-// o (B, H, Lq, Dv) and lse (B, H, Lq) with one more score in each row, whose key has the value 0.
+// o (B, H, Lq, Dv) and lse (B, H, Lq) with one more score in each row, for a key with value 0.
 std::tuple<at::Tensor, at::Tensor> AddSink(const at::Tensor& o, const at::Tensor& lse,
                                            const at::Tensor& sink);
 
-// Adds a bias of the rows, (1 or B, 1 or H, 1 or Lq), to their scores, which `temperature`
-// multiplies. What all keys share adds to lse alone, and hides whole rows where it is -inf. The
-// statistics have it, too: parts of the keys are merged by these, and one key of many has a bias of
-// its own. lse and the statistics stay as they are unless wanted.
+// Adds a row bias, (1 or B, 1 or H, 1 or Lq), multiplied by `temperature`, to the scores. A bias
+// that all keys share only shifts lse, and masks the row if it is -inf. The statistics include it
+// as well, because results of parts of the keys are merged by them. lse and the statistics are
+// updated only if requested.
 void AddRowBias(at::Tensor& o, at::Tensor& lse, at::Tensor& statistics, const at::Tensor& row_bias,
                 const OptionalTensor& temperature, bool wants_lse);
 
-// The sums o (B, H, Lq, Dv) of points of hyperboloids, times first, back on them: of all points
-// those that have the least sum of squared Lorentzian distances from what was summed up (Law et al.
-// 2019). 0 stays 0.
+// Projects the sums o (B, H, Lq, Dv) of hyperboloid points, time first, back onto the hyperboloid.
+// The results are the points with the smallest weighted sum of squared Lorentzian distances (Law et
+// al. 2019). 0 stays 0.
 at::Tensor LorentzCentroid(const at::Tensor& o, const ResolvedSimilarity& similarity);
 
 }  // namespace gnomon

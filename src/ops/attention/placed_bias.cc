@@ -29,7 +29,7 @@ at::Tensor PackedBiases::Parameters(const at::TensorOptions& options) const {
 
 at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
                            const at::Tensor& parameters, int64_t heads, OffsetSpan span) {
-  // One query at -first, and a key for each offset.
+  // One query at -first, and one key per offset.
   const OffsetRange range{.queries = 1,
                           .keys = span.last - span.first + 1,
                           .query_offset = -span.first,
@@ -68,7 +68,7 @@ at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
 at::Tensor PlacedBiasGradient(std::string_view terms, at::IntArrayRef shapes,
                               const at::Tensor& parameters, OffsetSpan span,
                               const at::Tensor& d_table) {
-  // Kernels run below autograd, which this is a derivative of.
+  // Kernels run below autograd, but this needs a derivative.
   const c10::InferenceMode outside(false);
   const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   const c10::impl::ForceDispatchKeyGuard recorded(

@@ -17,13 +17,13 @@
 namespace gnomon {
 namespace {
 
-// How far the logits of one query lie apart, gamma or beta = 1, for N(0, 1) tokens: the root of the
-// mean over queries of the variance over keys. Measured through the pair function, so that it holds
-// for any similarity.
+// The spread of one query's logits for N(0, 1) tokens with gamma or beta = 1: the root of the mean
+// over queries of the variance over keys. Measured with the pair function, so it works for any
+// similarity.
 double LogitSpread(const SimilarityEntry& entry, const Component& component, int64_t head_dim) {
   constexpr int64_t kTokens = 256;
   constexpr uint64_t kSeed = 20230906;
-  // Tracing and transforms of the caller are not about these tokens.
+  // The caller's tracing and transforms must not affect these tokens.
   const c10::impl::ExcludeDispatchKeyGuard plain(
       c10::python_ks |
       c10::DispatchKeySet({c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
@@ -49,7 +49,7 @@ double LogitSpread(const SimilarityEntry& entry, const Component& component, int
     inputs = at::cdist(tokens.x, tokens.y).square().contiguous();
   }
   const double* g = inputs.const_data_ptr<double>();
-  // (scalars, ...) as one row of scalars for each token, or for the head.
+  // (scalars, ...) as one row of scalars per token or head.
   const auto by_token = [](const at::Tensor& scalars) {
     return scalars.defined() ? scalars.reshape({scalars.size(0), -1}).t().contiguous() : scalars;
   };
@@ -86,7 +86,7 @@ std::optional<double> HeadNumberIn(const Component& component, const Parameter& 
 
 double HeadParameterStart(const SimilarityEntry& entry, const Component& component,
                           int64_t head_dim) {
-  // Calls of attention() ask for it, too.
+  // attention() calls use it as well.
   static Kept<std::pair<std::string, int64_t>, double> known;
   return known.Get({component.Text(), head_dim}, [&] {
     const double spread = LogitSpread(entry, component, head_dim);

@@ -1,4 +1,4 @@
-// What a term starts with where a call or a module says nothing.
+// Initial values of the parameters of terms.
 #ifndef GNOMON_OPS_ATTENTION_STARTS_H_
 #define GNOMON_OPS_ATTENTION_STARTS_H_
 
@@ -11,21 +11,20 @@
 
 namespace gnomon {
 
-// The number that a component gives a parameter with one value per head; nullopt: none, or a
-// tensor.
+// The number that a component gives for a per-head parameter; nullopt: none, or a tensor.
 std::optional<double> HeadNumberIn(const Component& component, const Parameter& parameter);
 
-// gamma or beta of a similarity as it starts in a module: it makes the spread of the logits of
-// N(0, 1) tokens of that many columns 1.
+// The initial gamma or beta of a similarity in a module, which gives the logits of N(0, 1) tokens
+// with this head dimension a spread of 1.
 double HeadParameterStart(const SimilarityEntry& entry, const Component& component,
                           int64_t head_dim);
 
-// TensorUse::start of a parameter, float64. Throws c10::ValueError where there is none, as on a
-// grid that the component does not name, or where it is not one number per head.
+// TensorUse::start of a parameter, float64. Throws c10::ValueError if there is none, for example if
+// the component does not name its grid, or if it is not one number per head.
 at::Tensor StartOf(const Parameter& parameter, const Component& component,
                    const ModuleShape& shape);
 
-// The values (H,) at which a parameter of a position starts, for q, in the computing type.
+// The initial values (H,) of a parameter of a position, for q, in the computing type.
 at::Tensor PositionStart(const Parameter& parameter, const Component& component,
                          const ModuleShape& shape, const at::Tensor& q);
 

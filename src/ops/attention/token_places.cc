@@ -9,7 +9,7 @@
 namespace gnomon {
 namespace {
 
-// Whether its positions have several axes.
+// Whether the call's positions have several axes.
 bool HasCoordinates(const CallArguments& arguments) {
   return arguments.positions && arguments.positions->dim() == 3;
 }
@@ -31,7 +31,7 @@ TokenPositions PositionsOf(const at::Tensor& queries, const at::Tensor& keys, bo
   return {of_keys ? keys : queries, all.min(), all.max()};
 }
 
-// Where the caller gives the positions of the queries alone, they are those of the keys, too.
+// If the caller gives only the positions of the queries, the keys have the same.
 void CheckKeyPositions(const at::Tensor& q, const at::Tensor& k, const CallArguments& arguments) {
   TORCH_CHECK_VALUE(arguments.key_positions || q.sym_size(2) == k.sym_size(2),
                     OperatorArguments::kOperation, ": key_positions is None, Lq = ", q.sym_size(2),
@@ -148,7 +148,7 @@ KeyOrder::KeyOrder(const Places& places, const OptionalTensor& query_segments,
       WithoutHidden(at::ones_like(keys).unsqueeze(1).unsqueeze(3), key_starts, key_lengths)
           .squeeze(3)
           .squeeze(1) != 0;
-  // A segment and a position are one number of 64 bits.
+  // A segment and a position are packed into one 64-bit integer.
   constexpr int64_t kApart = int64_t{1} << 32;
   const at::Tensor first = places.queries().sym_size(1) == 0
                                ? keys.slice(1, 0, 1)

@@ -1,4 +1,4 @@
-// Where the tokens of a call stand.
+// The positions of a call's tokens.
 #ifndef GNOMON_OPS_ATTENTION_TOKEN_PLACES_H_
 #define GNOMON_OPS_ATTENTION_TOKEN_PLACES_H_
 
@@ -14,16 +14,16 @@
 
 namespace gnomon {
 
-// Whether what a position does depends on where tokens stand.
+// Whether the effect of a position term depends on the tokens' positions.
 bool DependsOnPlaces(const ResolvedPosition& position);
 
-// The position of the first query where tokens stand one after the other, else 0. Throws
-// c10::ValueError where a call needs one and has none; has_position: some term depends on places.
+// The position of the first query if tokens are consecutive, otherwise 0. Throws c10::ValueError if
+// a call needs one but has none; has_position: whether some term depends on positions.
 c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_position,
                         const CallArguments& arguments);
 
-// Positions of several axes, (1 or B, L, axes). RoPE turns by them; what a query sees goes by the
-// order of tokens, as without them.
+// Positions of several axes, (1 or B, L, axes). RoPE rotates by them; masks use the order of
+// tokens, as without them.
 class Coordinates {
  public:
   static std::optional<Coordinates> Find(const at::Tensor& q, const at::Tensor& k,
@@ -37,13 +37,13 @@ class Coordinates {
   at::Tensor keys_;
 };
 
-// Positions that the caller gives, one number a token.
+// Positions given by the caller, one integer per token.
 class Places {
  public:
-  // Nullopt where tokens stand one after the other, or have coordinates.
+  // nullopt if tokens are consecutive or have coordinates.
   static std::optional<Places> Find(const at::Tensor& q, const at::Tensor& k,
                                     const CallArguments& arguments);
-  // Those of tokens that stand one after the other.
+  // The positions of consecutive tokens.
   static Places Consecutive(const at::Tensor& q, const OffsetRange& range);
 
   // (B, Lq) and (B, Lk), int64.
@@ -57,8 +57,7 @@ class Places {
   at::Tensor keys_;
 };
 
-// The keys of a call in the order of their segments and, within these, of their positions; keys
-// that no query may see come last.
+// The keys of a call ordered by segment and then by position; keys that no query can see come last.
 class KeyOrder {
  public:
   KeyOrder(const Places& places, const OptionalTensor& query_segments,
@@ -67,13 +66,14 @@ class KeyOrder {
 
   // (B, Lk): the columns.
   const at::Tensor& columns() const { return order_; }
-  // (B, Lk), with segments of keys: the place in that order of the first key of each one's segment.
+  // (B, Lk), with key segments: for each key, the index in that order of the first key of its
+  // segment.
   const std::optional<at::Tensor>& segment_begin() const { return segment_begin_; }
-  // (B, Lq): how many keys of its segment stand up to a query's position.
+  // (B, Lq): number of keys of its segment up to a query's position.
   at::Tensor Seen() const { return last_ - first_; }
-  // (B, Lq): how many keys of its segment there are.
+  // (B, Lq): number of keys of its segment.
   at::Tensor All() const { return past_ - first_; }
-  // (B, Lq): the column of the last of them; any where there is none.
+  // (B, Lq): the column of the last of these; arbitrary if there is none.
   at::Tensor Own() const;
 
  private:

@@ -1,5 +1,5 @@
-// Content terms: positions that multiply the query, or the key, as it was passed, by a row of a
-// table that the places of query and key choose.
+// Content terms: positions that multiply the query or key, as passed, by a table row selected by
+// the positions of query and key.
 #ifndef GNOMON_OPS_CATALOGUE_CONTENT_H_
 #define GNOMON_OPS_CATALOGUE_CONTENT_H_
 
@@ -18,16 +18,16 @@ struct ContentTerm {
   at::Tensor query;        // (B, H, Lq, D)
   at::Tensor keys;         // (1 or H, n, D)
   at::Tensor values = {};  // (1 or H, n, Dv); undefined: none
-  // (B, Hkv, Lk, D) and (1 or H, n, D), as relative_queries are (attention_operators.h); undefined:
+  // (B, Hkv, Lk, D) and (1 or H, n, D), as for relative_queries (attention_operators.h); undefined:
   // neither.
   at::Tensor key = {};
   at::Tensor queries = {};
-  at::Tensor key_weights = {};  // (H, D): adds their product with each key; undefined: none
-  std::string layout;           // of OperatorArguments::relative_layout
+  at::Tensor key_weights = {};  // (H, D): adds its product with each key; undefined: none
+  std::string layout;           // see OperatorArguments::relative_layout
   bool takes_scale = true;      // whether the argument `scale` multiplies its products
 };
 
-// What a call says of itself.
+// The properties of a call.
 struct ContentCall {
   const at::Tensor& q;
   const at::Tensor& k;
@@ -35,11 +35,11 @@ struct ContentCall {
   int64_t head_dim;
   int64_t value_dim;
   bool causal;
-  // No query is farther from a key; none: not known before the call runs.
+  // The largest distance of a query from a key; none: unknown before the call runs.
   std::optional<int64_t> farthest;
 };
 
-// tensors: those of the entry in its order. Throws c10::ValueError.
+// tensors: the entry's tensors in its order. Throws c10::ValueError.
 using ContentFunction = ContentTerm (*)(const Component& component,
                                         const std::vector<at::Tensor>& tensors,
                                         const ContentCall& call);

@@ -46,7 +46,7 @@ MappedTokens SimilarityEntry::Mapped(const Component& component, const at::Tenso
   try {
     if (tokens.function != nullptr) function = &FindPairFunction(tokens.function);
   } catch (const Error&) {
-    // As where there is none.
+    // Treated like a missing function.
   }
   TORCH_CHECK_VALUE(function != nullptr, "gnomon.attention: the map of ", name,
                     " returns the pair function \"",
@@ -68,7 +68,7 @@ MappedTokens SimilarityEntry::Mapped(const Component& component, const at::Tenso
       " returns x or y without four axes; expected (B, H, Lq, D') and (B, Hkv, Lk, D')");
   const c10::SymInt width = tokens.x.sym_size(3);
   expect("x", tokens.x, q, {q.sym_size(0), q.sym_size(1), q.sym_size(2), width});
-  // Keys that the heads of q see differently have these heads.
+  // Keys that differ per query head have the heads of q.
   const c10::SymInt key_heads =
       tokens.y.sym_size(1) == q.sym_size(1) ? q.sym_size(1) : k.sym_size(1);
   expect("y", tokens.y, k, {k.sym_size(0), key_heads, k.sym_size(2), width});
@@ -90,7 +90,8 @@ MappedTokens SimilarityEntry::Mapped(const Component& component, const at::Tenso
 
 namespace {
 
-// Throws unless what a function made of tokens has their sizes, but for the heads, and their type.
+// Throws unless a function's result has the sizes of the tokens, apart from the heads, and their
+// type.
 void CheckLike(const Component& component, const char* what, const at::Tensor& made,
                const at::Tensor& tokens, const c10::SymInt& heads) {
   const bool fits = made.defined() && made.dim() == 4 && made.sym_size(0) == tokens.sym_size(0) &&

@@ -1,4 +1,4 @@
-// Libraries of terms from outside.
+// External term libraries.
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
 #include <gnomon/catalogue.h>
@@ -14,7 +14,7 @@
 #include "ops/catalogue/registry.h"
 #include "terms_symbol.h"
 
-// What a library of terms refers to (cmake/terms_library.cc.in).
+// The symbol that a term library refers to (cmake/terms_library.cc.in).
 extern "C" {
 extern const char GNOMON_TERMS_SYMBOL;
 const char GNOMON_TERMS_SYMBOL = 0;
@@ -23,7 +23,7 @@ const char GNOMON_TERMS_SYMBOL = 0;
 namespace gnomon {
 namespace {
 
-// Of those that are loaded, the names of their terms.
+// The names of the terms of loaded libraries.
 struct Loaded {
   std::mutex mutex;
   std::map<void*, std::vector<std::string>> libraries;
@@ -35,7 +35,7 @@ Loaded& LoadedLibraries() {
 }
 
 void* Open(const std::string& file) {
-  // A symbol that is not there must be known before anything registers itself.
+  // Missing symbols must be detected before anything registers itself.
   if (void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
   const std::string reason = dlerror();
   TORCH_CHECK_VALUE(reason.find("gnomon_terms_for_") == std::string::npos,
@@ -67,7 +67,7 @@ std::vector<std::string> LoadTerms(const std::string& path) {
     if (handle != nullptr) dlclose(handle);
     throw;
   }
-  // A library that was loaded before has registered nothing now.
+  // A library that was already loaded registers nothing.
   if (const auto known = loaded.libraries.find(handle); known != loaded.libraries.end()) {
     return known->second;
   }

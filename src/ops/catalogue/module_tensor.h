@@ -7,7 +7,7 @@
 
 namespace gnomon {
 
-// A tensor that a module holds: a parameter where it is learned, else a buffer.
+// A tensor of a module: a parameter if it is learned, otherwise a buffer.
 struct ModuleTensor {
   std::string name;
   at::Tensor start;  // float64

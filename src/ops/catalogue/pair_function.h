@@ -1,4 +1,4 @@
-// Pair functions of libraries of terms, without PyTorch.
+// Pair functions of term libraries, without PyTorch.
 #ifndef GNOMON_OPS_CATALOGUE_PAIR_FUNCTION_H_
 #define GNOMON_OPS_CATALOGUE_PAIR_FUNCTION_H_
 
@@ -6,8 +6,7 @@
 
 namespace gnomon {
 
-// An object of this in a file makes a pair function one of the library's, as those of registry.h do
-// with entries.
+// A static object of this type registers a pair function, as those of registry.h register entries.
 struct RegisterPairFunction {
   explicit RegisterPairFunction(const PairFunction& function);
 };

@@ -19,7 +19,7 @@ namespace {
 using Kind = CatalogueParameter::Kind;
 using Role = CatalogueEntry::Role;
 
-// Entries stay where they are once they are added.
+// Entries are never moved once added.
 template <class Entry>
 class Registry {
  public:
@@ -36,7 +36,7 @@ class Registry {
     by_name_.emplace(added.catalogue.name, &added);
   }
 
-  // In the order of the catalogue.
+  // In catalogue order.
   std::vector<const Entry*> All() const {
     std::vector<const Entry*> all;
     {
@@ -57,7 +57,7 @@ class Registry {
   std::map<std::string, const Entry*> by_name_;
 };
 
-// Made when the first entry comes, which is before main.
+// Created with the first entry, before main.
 Registry<SimilarityEntry>& Similarities() {
   static Registry<SimilarityEntry> registry;
   return registry;
@@ -67,7 +67,7 @@ Registry<PositionEntry>& Positions() {
   return registry;
 }
 
-// What RegisterAllOrNone has collected so far.
+// The entries that RegisterAllOrNone has collected so far.
 struct Collection {
   std::string library;
   std::vector<const PairFunction*> functions;
@@ -75,7 +75,7 @@ struct Collection {
   std::vector<PositionEntry> positions;
 };
 
-// That of the RegisterAllOrNone which runs in this thread, or null.
+// The collection of the RegisterAllOrNone call running in this thread, or null.
 thread_local Collection* collecting = nullptr;
 
 bool HasPairFunction(const std::string& name) {
@@ -103,7 +103,7 @@ bool IsName(const std::string& text) {
                      [&](char c) { return is_letter(c) || (c >= '0' && c <= '9') || c == '_'; });
 }
 
-// Whether a specification may say what a parameter is by default. Details are read beside a choice.
+// Whether a specification accepts a parameter's default. Details are read together with a choice.
 bool TakesDefault(const CatalogueEntry& entry, const Parameter& parameter) {
   if (parameter.default_value.empty() || !parameter.detail_of.empty()) return true;
   try {
@@ -115,10 +115,10 @@ bool TakesDefault(const CatalogueEntry& entry, const Parameter& parameter) {
   return true;
 }
 
-// What is wrong with an entry's parameters, "with two parameters w"; empty: nothing.
+// The fault of an entry's parameters, such as "with two parameters w"; empty: none.
 std::string FaultOfParameters(const CatalogueEntry& entry,
                               const std::vector<Parameter>& parameters) {
-  // What these say of any term.
+  // Their kinds, which are the same for all terms.
   const std::map<std::string, Kind> of_grids = {
       {"shape", Kind::kShape}, {"prefix", Kind::kInteger}, {"axis", Kind::kInteger}};
   std::set<std::string> names;
@@ -142,7 +142,8 @@ std::string FaultOfParameters(const CatalogueEntry& entry,
   return "";
 }
 
-// What an entry lacks of what its role asks for, "a function `rotate`"; empty: nothing.
+// The first member required by the entry's role that it lacks, such as "a function `rotate`";
+// empty: none.
 std::string LackOf(const SimilarityEntry& entry) {
   if (entry.map == nullptr) return "a function `map`";
   for (const Parameter* parameter : entry.other_head_parameters()) {
@@ -207,7 +208,7 @@ std::string LackOf(const PositionEntry& entry) {
   return "";
 }
 
-// What an entry has and its role does not read, "a function `bias`"; empty: nothing.
+// A member that the entry's role does not use, such as "a function `bias`"; empty: none.
 std::string ExcessOf(const SimilarityEntry& /*entry*/) { return ""; }
 std::string ExcessOf(const PositionEntry& entry) {
   const auto is_unused = [&](const auto function, Role role) {
@@ -234,7 +235,7 @@ std::string ExcessOf(const PositionEntry& entry) {
   return "";
 }
 
-// What is wrong with an entry, "without a function `rotate`"; empty: nothing.
+// The fault of an entry, such as "without a function `rotate`"; empty: none.
 template <class Entry>
 std::string FaultOf(const Entry& entry) {
   if (!IsName(entry.catalogue.name)) return "whose name is not made of letters, digits and _";
@@ -256,8 +257,8 @@ void AddNow(Entry entry, Registry<Entry>* registry) {
   registry->Add(std::move(entry));
 }
 
-// Throws where one of a collection's names is taken, by another library or within it, or where
-// something is wrong with an entry.
+// Throws if a name of the collection is already taken, by another library or within the collection,
+// or if an entry is invalid.
 void CheckTerms(const Collection& collection) {
   std::set<std::string> functions;
   for (const PairFunction* function : collection.functions) {
@@ -290,7 +291,7 @@ void CheckTerms(const Collection& collection) {
   for (const PositionEntry& entry : collection.positions) check(entry);
 }
 
-// `is_known` says which entries the message for an unknown name has.
+// `is_known` selects the entries that the message for an unknown name lists.
 template <class Entry>
 const Entry& FindIn(
     const char* kind, const Registry<Entry>& registry, const Component& component,
@@ -391,7 +392,7 @@ const PositionEntry& FindPosition(const Component& component) {
 const PositionEntry& FindPositionInAttention(const char* operation, const Component& component,
                                              bool holds_tables) {
   const auto acts = [](const PositionEntry& entry) { return entry.role() != Role::kEmbedding; };
-  // A table without a start comes with a call.
+  // A table without an initial value is passed with a call.
   const auto has_starts = [](const PositionEntry& entry) {
     return entry.role() != Role::kEmbedding &&
            std::none_of(entry.parameters.begin(), entry.parameters.end(), [](const Parameter& p) {

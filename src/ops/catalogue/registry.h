@@ -1,6 +1,6 @@
-// The similarities and positions that there are. Each is a file of similarities/, positions/ or
-// encodings/: its functions, and an object that registers what the file says of itself; or a
-// definition that is a similarity by itself (similarities/definition.h). There is no other list.
+// The registry of similarities and positions. Each is a file in similarities/, positions/ or
+// encodings/ with its functions and an object that registers them, or a definition that is itself a
+// similarity (similarities/definition.h). There is no other list.
 #ifndef GNOMON_OPS_CATALOGUE_REGISTRY_H_
 #define GNOMON_OPS_CATALOGUE_REGISTRY_H_
 
@@ -19,9 +19,8 @@
 
 namespace gnomon {
 
-// An object of these in a file makes its entry, or its pair function, one of the library's. A name
-// that there is already, or an entry without what its role asks for, is an error that LoadTerms
-// throws, and terminates the program otherwise.
+// A static object of one of these types registers an entry or a pair function. A duplicate name or
+// an incomplete entry is an error: LoadTerms throws it; otherwise, it terminates the program.
 struct RegisterSimilarity {
   explicit RegisterSimilarity(SimilarityEntry entry);
 };
@@ -29,8 +28,9 @@ struct RegisterPosition {
   explicit RegisterPosition(PositionEntry entry);
 };
 
-// What the objects above register while `load` runs, under the name of a library: it is added when
-// `load` has returned, all of it or, if a name is taken, nothing. Returns the names of the terms.
+// Collects the registrations that occur while `load` runs, under the name of a library. They are
+// added when `load` has returned: all of them or, if a name is taken, none. Returns the names of
+// the terms.
 std::vector<std::string> RegisterAllOrNone(const std::string& library,
                                            const std::function<void()>& load);
 
@@ -40,17 +40,17 @@ const PositionEntry* FindPositionEntry(const std::string& name);
 std::vector<const SimilarityEntry*> AllSimilarities();
 std::vector<const PositionEntry*> AllPositions();
 
-// The entry of that name; checks the component's keys and values. Throws c10::ValueError naming the
-// nearest and all known ones.
+// The entry with that name; checks the component's keys and values. Throws c10::ValueError, listing
+// the nearest and all known names.
 const SimilarityEntry& FindSimilarity(const Component& component);
 const PositionEntry& FindPosition(const Component& component);
-// The same where positions act in attention: throws, beginning with `operation`, for a position
-// that is added to embeddings, and names only those that a specification alone says all of there,
-// with tables where the caller holds them.
+// The same for positions that act in attention. Throws, with a message that begins with
+// `operation`, for a position that is added to embeddings; lists only positions that a
+// specification fully describes, with tables if the caller holds them.
 const PositionEntry& FindPositionInAttention(const char* operation, const Component& component,
                                              bool holds_tables);
 
-// The positions at which all of a sum is defined in a module; nullopt: all.
+// The number of positions at which a sum is defined in a module; nullopt: unlimited.
 std::optional<int64_t> LongestSequence(const std::vector<Component>& components,
                                        int64_t max_length);
 

@@ -1,4 +1,4 @@
-// Makes terms of names and values, as the functions of gnomon/torch/terms.h do.
+// Builds terms from names and values, for the functions of gnomon/torch/terms.h.
 #ifndef GNOMON_OPS_CATALOGUE_TERM_BUILDER_H_
 #define GNOMON_OPS_CATALOGUE_TERM_BUILDER_H_
 
@@ -15,12 +15,11 @@
 
 namespace gnomon {
 
-// Throws c10::ValueError unless what follows a word, "yarn:factor=4", are options of it. `spec` is
-// that of the term so far.
+// Throws c10::ValueError unless a word, "yarn:factor=4", is followed only by its own options.
+// `spec` is the specification of the term so far.
 void CheckDetails(const std::string& spec, const char* key, const std::string& words);
 
-// A term of a name, with an option for each value that there is, and the tensors of those that are
-// tensors: these in the order of the catalogue.
+// A term with an option for each given value, and the tensors in catalogue order.
 class TermBuilder {
  public:
   explicit TermBuilder(const char* name) { term_.spec = name; }
@@ -43,7 +42,7 @@ class TermBuilder {
   TermBuilder& With(const char* key, const HeadValue& value) {
     return value.is_number() ? With(key, value.number()) : With(key, value.tensor());
   }
-  // A word that options of its own may follow, "yarn:factor=4".
+  // A word that may be followed by its own options, "yarn:factor=4".
   TermBuilder& WithDetails(const char* key, const std::optional<std::string>& words) {
     if (!words) return *this;
     CheckDetails(term_.spec, key, *words);

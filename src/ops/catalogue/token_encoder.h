@@ -1,4 +1,4 @@
-// What an encoding that is added to the embeddings of tokens is made of.
+// The interface of encodings that are added to embeddings.
 #ifndef GNOMON_OPS_CATALOGUE_TOKEN_ENCODER_H_
 #define GNOMON_OPS_CATALOGUE_TOKEN_ENCODER_H_
 
@@ -20,16 +20,18 @@ namespace gnomon {
 // The tokens of one call.
 struct TokenBatch {
   at::Tensor embeddings;  // (B, L, dim)
-  c10::SymInt offset;     // the position of the first of them
+  c10::SymInt offset;     // the position of the first token
   bool training = false;
-  OptionalTensor lengths;  // (B,) integers: the tokens from there on are padding
-  // (B, N, dim): the embeddings of the N tokens before the first one, the latest last.
+  OptionalTensor lengths;  // (B,) integers: later tokens are padding
+  // (B, N, dim): the embeddings of the N preceding tokens, the latest last.
   OptionalTensor before;
-  std::optional<at::Generator> generator;  // of what training draws; Torch's own by default
-  // The sequences are those from first_sequence on of a batch of so many; by default all of it.
+  std::optional<at::Generator> generator;  // random generator for training; default: PyTorch's own
+  // The sequences are those from first_sequence on in a batch of batch_size; default: the whole
+  // batch.
   int64_t first_sequence = 0;
   std::optional<int64_t> batch_size = std::nullopt;
-  // (B, L) or (L,) integers: where the tokens stand, instead of one after the other from offset on.
+  // (B, L) or (L,) integers: the positions of the tokens, instead of consecutive positions starting
+  // at offset.
   OptionalTensor positions = std::nullopt;
 };
 
@@ -37,19 +39,19 @@ class TokenEncoder {
  public:
   virtual ~TokenEncoder() = default;
 
-  // What a module holds for it, drawn from Torch's generator.
+  // The tensors that a module holds for it, drawn from PyTorch's generator.
   virtual std::vector<ModuleTensor> Tensors() const { return {}; }
-  // The positions at which it is defined; nullopt: all.
+  // The number of positions at which it is defined; nullopt: unlimited.
   virtual std::optional<int64_t> max_length() const { return std::nullopt; }
-  // How many tokens before the first one it reads.
+  // The number of preceding tokens that it reads.
   virtual int64_t history() const { return 0; }
-  // What is added to the embeddings: it broadcasts with them.
+  // The encoding to add to the embeddings; broadcasts with them.
   virtual at::Tensor Encode(const std::vector<at::Tensor>& tensors,
                             const TokenBatch& batch) const = 0;
 };
 
-// For embeddings of `dim` columns; causal: no token may see a later one. Throw c10::ValueError for
-// a mistake in the component.
+// For embeddings with `dim` columns; causal: tokens must not depend on later ones. Throws
+// c10::ValueError if the component is invalid.
 using TokenEncoderFactory = std::unique_ptr<TokenEncoder> (*)(const Component& component,
                                                               int64_t dim, bool causal);
 

@@ -1,4 +1,4 @@
-// Token maps: from q and k to what the pair function of a similarity reads.
+// Token maps: from q and k to the inputs of a similarity's pair function.
 #ifndef GNOMON_OPS_CATALOGUE_TOKEN_MAP_H_
 #define GNOMON_OPS_CATALOGUE_TOKEN_MAP_H_
 
@@ -19,19 +19,20 @@ struct MappedTokens {
   at::Tensor row_scalars = {};     // (R, B, H, Lq), or undefined
   at::Tensor column_scalars = {};  // (C, B, Hkv, Lk), or undefined
   at::Tensor head_scalars = {};    // (S, H), or undefined
-  // Gives what the pair function drops from the scores of a row, broadcast to (B, H, Lq); null: 0.
+  // The constant that the pair function omits from the scores of a row, broadcast to (B, H, Lq);
+  // null: 0.
   std::function<at::Tensor()> row_constant = nullptr;
 };
 
-// What a similarity has of each head, (H). A map that takes the factor alone is one, too.
+// The per-head parameters of a similarity, (H). Maps that need only the factor are also supported.
 struct HeadParameters {
-  at::Tensor factor;  // the scale of a dot product, gamma or beta of the others, or 1
+  at::Tensor factor;                    // the scale (dot product), gamma or beta (others), or 1
   std::vector<at::Tensor> others = {};  // SimilarityEntry::other_head_parameters
 
   operator const at::Tensor&() const { return factor; }  // NOLINT: implicit
 };
 
-// Keys y may have the heads of q where those see the same keys differently.
+// Keys y may have the heads of q, if these map the same keys differently.
 using TokenMap = std::function<MappedTokens(const Component& component, const at::Tensor& q,
                                             const at::Tensor& k, const HeadParameters& heads)>;
 

@@ -1,4 +1,4 @@
-// How sines and cosines are laid out over the columns of sinusoid() (gnomon/torch/attention.h).
+// The orders of sines and cosines in the columns of sinusoid() (gnomon/torch/attention.h).
 #ifndef GNOMON_OPS_COORDINATES_SINUSOID_H_
 #define GNOMON_OPS_COORDINATES_SINUSOID_H_
 

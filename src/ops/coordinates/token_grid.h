@@ -13,15 +13,16 @@
 
 namespace gnomon {
 
-// Tokens on a grid in row-major order, after `prefix` tokens (a class token) that have no place.
+// Tokens on a grid in row-major order, after `prefix` tokens (such as a class token) outside the
+// grid.
 class TokenGrid {
  public:
-  // That of "shape=HxW:prefix=N"; nullopt without a shape. Throws c10::ValueError for a prefix
-  // without a shape, and for an "axis=N" that it does not have.
+  // The grid of "shape=HxW:prefix=N"; nullopt without a shape. Throws c10::ValueError for a prefix
+  // without a shape, and for an "axis=N" outside the shape.
   static std::optional<TokenGrid> Find(const Component& component);
 
-  // Throws c10::ValueError unless the lengths are positive, prefix is not negative and all tokens
-  // are at most 2^32.
+  // Throws c10::ValueError unless the lengths are positive, prefix is not negative, and there are
+  // at most 2^32 tokens.
   TokenGrid(std::vector<int64_t> shape, int64_t prefix);
 
   const std::vector<int64_t>& shape() const { return shape_; }
@@ -33,12 +34,12 @@ class TokenGrid {
   std::string Text() const;
 
   // The coordinates along each axis, (L,) int64, of the tokens first, ..., first + count - 1; 0 for
-  // the prefix. Throws c10::ValueError, naming `what`, unless the grid has these tokens.
+  // the prefix. Throws c10::ValueError, naming `what`, if the grid does not contain these tokens.
   std::vector<at::Tensor> Coordinates(const char* what, const c10::SymInt& first,
                                       const c10::SymInt& count,
                                       const at::TensorOptions& options) const;
-  // The same of tokens at places of the caller's, int64 of any shape. Throws where one is known not
-  // to be of the grid.
+  // The same for tokens at the given indices, int64 of any shape. Throws if one is known to lie
+  // outside the grid.
   std::vector<at::Tensor> CoordinatesAt(const char* what, const at::Tensor& places) const;
   // Whether each of these tokens lies on the grid, (L,).
   at::Tensor IsPlaced(const c10::SymInt& first, const c10::SymInt& count,
@@ -53,8 +54,7 @@ class TokenGrid {
   int64_t prefix_;
 };
 
-// The length of the smallest grid in a sum of components, at which all of it ends; nullopt without
-// a grid.
+// The number of tokens of the smallest grid in a sum of components; nullopt without a grid.
 std::optional<int64_t> SmallestGrid(const std::vector<Component>& components);
 
 }  // namespace gnomon

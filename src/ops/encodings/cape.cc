@@ -47,7 +47,7 @@ class Encoder : public TokenEncoder {
   }
 
  private:
-  // What training draws for one call.
+  // The random augmentation of one call in training.
   class Augmentation {
    public:
     Augmentation(const Encoder& encoder, const TokenBatch& batch)
@@ -59,7 +59,7 @@ class Encoder : public TokenEncoder {
       const std::array<c10::SymInt, 2> shape = {
           batch_.batch_size ? c10::SymInt(*batch_.batch_size) : sequences, count};
       const auto options = batch_.embeddings.options().dtype(at::kDouble);
-      // Without a generator of its own, by what vmap has a rule for.
+      // Without its own generator, by an operator that vmap supports.
       const at::Tensor unit =
           batch_.generator ? at::empty_symint(shape, options).uniform_(0, 1, batch_.generator)
                            : at::rand_symint(shape, options);
@@ -68,7 +68,7 @@ class Encoder : public TokenEncoder {
       return (2 * own - 1) * limit;
     }
 
-    // Positions (B or 1, L) that lie `spacing` apart, shifted and jittered.
+    // Positions (B or 1, L) with the given spacing, shifted and jittered.
     at::Tensor Shift(const at::Tensor& positions, double spacing) const {
       return positions + Draw(1, encoder_.global_shift_) +
              Draw(Length(batch_), encoder_.local_shift_) * spacing;
@@ -125,7 +125,7 @@ class Encoder : public TokenEncoder {
       if (batch.training) axes[axis] = augmentation.Shift(axes[axis], spacing);
     }
     const at::Tensor scale = batch.training ? augmentation.Scale() : at::ones({1, 1}, options);
-    // Waves of growing frequency in directions that turn by one radian.
+    // Waves of growing frequency, each rotated by one more radian.
     const int64_t waves = dim_ / 2;
     const at::Tensor angle = at::arange(waves, options);
     const at::Tensor frequency = at::linspace(0, 1, waves, options).mul(std::log(10.0)).exp();

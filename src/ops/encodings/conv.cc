@@ -12,7 +12,7 @@ namespace gnomon {
 namespace conv {
 namespace {
 
-// Which tokens are none of the padding, (B or 1, L).
+// Mask of the tokens that are not padding, (B or 1, L).
 at::Tensor IsToken(const TokenBatch& batch) {
   const at::Tensor columns =
       at::arange(Length(batch), batch.embeddings.options().dtype(at::kLong)).unsqueeze(0);
@@ -55,7 +55,7 @@ class Encoder : public TokenEncoder {
     c10::SymInt left = kernel_ / 2;
     int64_t right = kernel_ / 2;
     if (causal_) {
-      // As many as there are, of those that the kernel reaches.
+      // The preceding tokens within reach of the kernel, as far as available.
       const c10::SymInt known = batch.offset.max(0).min(history());
       const c10::SymInt given = batch.before ? batch.before->sym_size(1) : 0;
       TORCH_CHECK_VALUE(given >= known, "gnomon.nn: conv at position ", batch.offset, " reads the ",
@@ -78,13 +78,13 @@ class Encoder : public TokenEncoder {
         at::constant_pad_nd_symint(x.transpose(1, 2), {left, c10::SymInt(right)}), like_x(weight),
         like_x(Take(tensors, 2, "bias of conv")), /*stride=*/1, /*padding=*/at::IntArrayRef{0},
         /*dilation=*/1, groups_);
-    // Of an even kernel the last frame is one too many.
+    // An even kernel produces one frame too many.
     y = y.narrow_symint(2, 0, Length(batch));
     return at::gelu(y).transpose(1, 2);
   }
 
  private:
-  // Over all axes but the kernel's.
+  // Over all axes except the kernel's.
   static at::Tensor Norm(const at::Tensor& weight) {
     return at::linalg_vector_norm(weight, 2, at::IntArrayRef{0, 1}, /*keepdim=*/true);
   }

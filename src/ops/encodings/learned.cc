@@ -12,7 +12,7 @@ namespace gnomon {
 namespace learned {
 namespace {
 
-// Gehring et al. 2017; the start is that of Radford et al. 2019.
+// Gehring et al. 2017; initialised as in Radford et al. 2019.
 class Encoder : public TokenEncoder {
  public:
   Encoder(const Component& component, int64_t dim)

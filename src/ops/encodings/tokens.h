@@ -1,4 +1,4 @@
-// What encodings ask of the tokens of a call.
+// Helpers of encodings for the tokens of a call.
 #ifndef GNOMON_OPS_ENCODINGS_TOKENS_H_
 #define GNOMON_OPS_ENCODINGS_TOKENS_H_
 
@@ -12,14 +12,14 @@ namespace gnomon {
 
 inline c10::SymInt Length(const TokenBatch& batch) { return batch.embeddings.sym_size(1); }
 
-// Of the sequence, (L,), or where the caller says, (B, L) or (L,).
+// Consecutive positions (L,), or those given by the caller, (B, L) or (L,).
 inline at::Tensor Positions(const TokenBatch& batch) {
   if (batch.positions) return batch.positions->to(at::kLong);
   return at::arange(batch.offset, batch.offset + Length(batch),
                     batch.embeddings.options().dtype(at::kLong));
 }
 
-// Lengths (B,), or one for all, as (B or 1, 1).
+// Lengths (B,), or one length for all, as (B or 1, 1).
 inline at::Tensor OverTokens(const at::Tensor& lengths) { return lengths.reshape({-1, 1}); }
 
 // The n-th of an encoding's tensors, `name`.

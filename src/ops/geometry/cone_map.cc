@@ -28,7 +28,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Kernels read columns by as many: D - 1 of them alone would leave a rest in every row.
+// Kernels read columns in groups of this size; D - 1 columns would leave a remainder in every row.
 constexpr int64_t kColumnStep = 4;
 
 int ScalarsOf(std::string_view function) { return function == "penumbral" ? 2 : 1; }
@@ -54,7 +54,7 @@ void CheckTokens(const char* name, const at::Tensor& tokens) {
                    "; expected float32 or float64");
 }
 
-// (B, H, L, D) as the kernels take it; tokens with rows.
+// (B, H, L, D) in the kernels' form.
 template <class T>
 MappedCones<T> ConesOf(const at::Tensor& tokens, const ConeMap& map) {
   MappedCones<T> cones;
@@ -161,7 +161,7 @@ MapGradients BackwardCpu(const OptionalTensor& d_x, const OptionalTensor& d_rows
           needed[1] ? gradient(k, d_y, d_columns) : none};
 }
 
-// The same in Torch's operators, on any device.
+// The same with PyTorch operators, on any device.
 struct TensorTerms {
   at::Tensor m;
   at::Tensor dm;
@@ -206,7 +206,7 @@ TensorTerms PenumbralTerms(const at::Tensor& z, bool as_is, double r) {
       m, dm, {square * below, square}, {(d_square - square * below * a_slope) * below, d_square}};
 }
 
-// Checks the names as FindMap does.
+// Checks the names like FindMap.
 TensorTerms TermsOf(const at::Tensor& tokens, std::string_view function, std::string_view map,
                     double r) {
   FindMap(function, map, r);

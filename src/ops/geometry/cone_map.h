@@ -1,4 +1,4 @@
-// The operator cone_map: tokens of the cones, from q and k whose last column gives the height.
+// The operator cone_map: the tokens of cones, from q and k whose last column determines the height.
 #ifndef GNOMON_OPS_GEOMETRY_CONE_MAP_H_
 #define GNOMON_OPS_GEOMETRY_CONE_MAP_H_
 
@@ -30,12 +30,13 @@ struct ConeTokens {
 ConeTokens CallConeMap(const at::Tensor& q, const at::Tensor& k, std::string_view function,
                        std::string_view map, double r);
 
-// The same by any map, as tokens of the pair function, whose factor is the caller's: of "exp", in
-// which heights depend on all columns, cone_map makes of the points what it does by the map none.
+// The same for any map, as tokens of the pair function; the caller supplies the factor. For "exp",
+// where heights depend on all columns, cone_map processes the points with the map none.
 MappedTokens MapCones(const at::Tensor& q, const at::Tensor& k, const char* function,
                       const std::string& map, double r);
 
-// Turns tokens of a height into those of the score -gamma log h by `function`, which is log 2h.
+// Converts tokens for the score height to those for -gamma log h, computed by `function`, which is
+// log 2h.
 void TakeLogarithm(const char* function, const at::Tensor& gamma, MappedTokens* tokens);
 
 }  // namespace gnomon

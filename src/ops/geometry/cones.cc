@@ -1,4 +1,4 @@
-// The order that cones make of points of the upper half-space.
+// The order that cones define on points of the upper half-space.
 #include <ATen/ATen.h>
 #include <gnomon/torch/attention.h>
 
@@ -65,7 +65,7 @@ at::Tensor Shadow(const at::Tensor& height, double r) {
   return SafeSqrt((r - height) * (r + height));
 }
 
-// The point at `height` over the share `along` of the way from u to v.
+// The point at `height` above the fraction `along` of the way from u to v.
 at::Tensor PointOnTheWay(const Pair& pair, const at::Tensor& along, const at::Tensor& height) {
   return at::cat({pair.x + along.unsqueeze(-1) * pair.step, height.unsqueeze(-1)}, -1);
 }
@@ -87,8 +87,8 @@ torch::Tensor lowest_common_ancestor(const torch::Tensor& u, const torch::Tensor
   const auto [penumbral, r] = Check("lowest_common_ancestor", u, v, cone, radius);
   const Pair pair = Split(u, v);
   const at::Tensor divisor = at::where(pair.distance > 0, pair.distance, 1.0);
-  // The apex lies between the points, as far from each as its shadow reaches beyond that one's;
-  // an ancestor of the other is the apex itself.
+  // The apex lies between the points, at a distance from each that equals the difference of their
+  // shadows' radii; if one point is an ancestor of the other, it is the apex.
   if (!penumbral) {
     const double by_height = std::sinh(r);
     const at::Tensor reach = at::maximum((pair.u - pair.v).abs(), pair.distance / by_height);

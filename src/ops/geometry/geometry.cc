@@ -39,7 +39,7 @@ void Multiply(const at::Tensor& heads, double number, at::Tensor& product) {
   for (int64_t h = 0; h < heads.size(0); ++h) to[h] = from[h * stride] * static_cast<T>(number);
 }
 
-// Whether its memory does not hold its numbers, but what Torch makes them of when it reads them.
+// Whether its memory does not hold its values directly (lazy conjugation or negation).
 bool IsPromised(const at::Tensor& heads) {
   return heads.key_set().has_any(
       c10::DispatchKeySet({c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor}));
@@ -54,7 +54,7 @@ at::Tensor TimesNumber(const at::Tensor& heads, double number) {
   const bool plain =
       known && heads.dim() == 1 && !IsPromised(heads) &&
       c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
-      // Excluded it is in transforms as well, whose layers record what they see.
+      // It is also excluded in transforms, whose layers record operations themselves.
       !(heads.requires_grad() && at::GradMode::is_enabled());
   if (!plain) {
     if (number == -1) return -heads;
@@ -74,7 +74,7 @@ at::Tensor OverRows(const at::Tensor& heads) { return heads.unsqueeze(1); }
 at::Tensor OverColumns(const at::Tensor& x) { return x.unsqueeze(3); }
 
 at::Tensor OntoHyperboloid(const at::Tensor& sums) {
-  // By a power of 2, which changes no digit: squares of little would be less than floats can be.
+  // Scaled by a power of 2, which is exact: squares of small values would underflow.
   const at::Tensor most = sums.detach().abs().amax(-1, /*keepdim=*/true);
   const at::Tensor scale =
       at::where((most > 0).logical_and(most.isfinite()), most.log2().floor().exp2(), 1.0);

@@ -1,5 +1,5 @@
-// What token maps and cones share: tokens of which the last coordinate is told apart, and norms
-// with derivatives everywhere.
+// Shared by token maps and cones: tokens with a separate last coordinate, and norms that are
+// differentiable everywhere.
 #ifndef GNOMON_OPS_GEOMETRY_GEOMETRY_H_
 #define GNOMON_OPS_GEOMETRY_GEOMETRY_H_
 
@@ -18,12 +18,12 @@ at::Tensor SafeSqrt(const at::Tensor& x);
 // |x|^2 over the last axis.
 at::Tensor SquaredNorm(const at::Tensor& x);
 
-// Directions and distances of tokens nearer to 0 than this are made smooth.
+// Directions and distances of tokens with a smaller norm than this are smoothed.
 inline constexpr double kOrigin = 1e-6;
 
-// The vector that points to a token from the origin. Below kOrigin, where directions turn fast,
-// `length` is a parabola that touches |x|, and `unit` is x / kOrigin: distances are smooth there
-// too, with their true gradients at 0, and off by kOrigin^2.
+// The vector from the origin to a token. Below kOrigin, where directions change quickly, `length`
+// is a parabola tangent to |x|, and `unit` is x / kOrigin: distances are smooth there, with correct
+// gradients at 0 and an error of kOrigin^2.
 struct Radius {
   at::Tensor unit;
   at::Tensor length;
@@ -31,21 +31,21 @@ struct Radius {
 };
 Radius RadiusOf(const at::Tensor& x);
 
-// (H) times a number. Torch's own product of a few numbers takes as long as a part of attention
-// over a few tokens: it is left out for plain numbers of which nothing is recorded, and for others
-// the factor is made once.
+// (H) times a number. PyTorch's product of a few numbers would take a significant part of a short
+// attention call, so it is avoided for plain tensors without autograd; for others, the factor is
+// created once.
 at::Tensor TimesNumber(const at::Tensor& heads, double number);
 
-// (H) to (H, 1), to go with (B, H, Lq).
+// (H) to (H, 1), to broadcast with (B, H, Lq).
 at::Tensor OverRows(const at::Tensor& heads);
 
-// (B, H, L) to (B, H, L, 1), to go with tokens.
+// (B, H, L) to (B, H, L, 1), to broadcast with tokens.
 at::Tensor OverColumns(const at::Tensor& x);
 
-// Sums of points of hyperboloids (..., D), times first, back on that of <x, x> = -1; 0 stays 0.
+// Projects sums of hyperboloid points (..., D), time first, back onto <x, x> = -1; 0 stays 0.
 at::Tensor OntoHyperboloid(const at::Tensor& sums);
 
-// Points on or outside the unit sphere, pulled to just inside it.
+// Moves points on or outside the unit sphere to just inside it.
 at::Tensor InUnitBall(const at::Tensor& x);
 
 }  // namespace gnomon

@@ -1,4 +1,4 @@
-// Points of the upper half-space, the model of hyperbolic space that cones live in.
+// Points of the upper half-space, the model of hyperbolic space that cones use.
 #ifndef GNOMON_OPS_GEOMETRY_HALF_SPACE_H_
 #define GNOMON_OPS_GEOMETRY_HALF_SPACE_H_
 
@@ -8,8 +8,8 @@
 
 namespace gnomon {
 
-// How far from the origin a map puts a token at most, in hyperbolic distance: heights lie between
-// e^-30 and e^30, whose squares and quotients float32 still holds.
+// The largest hyperbolic distance from the origin that a map produces: heights lie between e^-30
+// and e^30, whose squares and quotients are representable in float32.
 inline constexpr double kFarthest = 30;
 
 struct HalfSpacePoint {
@@ -20,7 +20,7 @@ struct HalfSpacePoint {
 // The exponential map at (0, ..., 0, 1), of tangents in its orthonormal frame.
 HalfSpacePoint ExponentialMap(const at::Tensor& token);
 
-// By the map "psi", "xi", "exp" or "none".
+// Applies the map "psi", "xi", "exp" or "none".
 HalfSpacePoint MapToHalfSpace(const at::Tensor& token, const std::string& map);
 
 }  // namespace gnomon

@@ -7,7 +7,7 @@
 namespace gnomon {
 namespace {
 
-// The root of c as a tensor that broadcasts with points without their columns.
+// The square root of c, as a tensor that broadcasts with the points without their last axis.
 at::Tensor RootOf(const char* name, const at::Tensor& x, const HeadValue& c) {
   TORCH_CHECK_TYPE(x.is_floating_point() && !c10::isFloat8Type(x.scalar_type()), "gnomon.lorentz.",
                    name, ": points have dtype ", x.scalar_type(),

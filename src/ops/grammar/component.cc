@@ -50,7 +50,7 @@ std::optional<std::vector<int64_t>> ParseShape(std::string_view text) {
   return sizes;
 }
 
-// The number that all of the text spells.
+// The number that the whole text represents.
 std::optional<double> ParseDouble(std::string_view text) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -106,7 +106,7 @@ bool Takes(const CatalogueParameter& parameter, const std::string& value) {
   return false;
 }
 
-// The message for an option that the entry does not have, with those that a text can set.
+// The message for an unknown option, listing those that a text can set.
 std::string UnknownOption(const std::string& term, const CatalogueEntry& entry,
                           const std::string& key) {
   std::vector<std::string> names;
@@ -118,7 +118,7 @@ std::string UnknownOption(const std::string& term, const CatalogueEntry& entry,
          (near.empty() ? "it has " : near + " It has ") + (names.empty() ? "none" : Join(names));
 }
 
-// What Takes asks for, in words.
+// The values that Takes accepts, in words.
 std::string Expected(const CatalogueParameter& parameter) {
   const auto bounded = [&](const char* words, const char* positive) -> std::string {
     if (!parameter.lowest) {
@@ -334,7 +334,7 @@ void Component::Check() const {
 
 std::optional<double> ParseNumber(std::string_view text) {
   const std::optional<double> number = ParseDouble(text);
-  // What no float holds, no tensor of them does.
+  // A value that float cannot represent cannot be stored in a float tensor.
   using Limits = std::numeric_limits<float>;
   const double size = std::fabs(number.value_or(0));
   const bool fits = size == 0 || (size >= Limits::min() && size <= Limits::max());

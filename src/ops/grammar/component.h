@@ -1,4 +1,5 @@
-// The grammar of similarities and positions (gnomon/catalogue.h). Mistakes throw c10::ValueError.
+// The grammar of similarities and positions (gnomon/catalogue.h). Invalid texts throw
+// c10::ValueError.
 #ifndef GNOMON_OPS_GRAMMAR_COMPONENT_H_
 #define GNOMON_OPS_GRAMMAR_COMPONENT_H_
 
@@ -14,50 +15,50 @@
 
 namespace gnomon {
 
-// The entry of a name, a similarity or a position; null: none. The catalogue has it (registry.cc).
+// The entry with this name, a similarity or a position; null: none. Defined in registry.cc.
 const CatalogueEntry* FindCatalogueEntry(const std::string& name);
 
-// One "name:key=value:flag", and the entry of that name, which says what its keys are, what they
-// stand for where they are absent, and what they may be.
+// One "name:key=value:flag" and its entry, which defines the valid keys, their defaults and their
+// values.
 class Component {
  public:
-  // Of the entry that the library has, if any: see FindSimilarity and FindPosition.
+  // With the library's entry, if any: see FindSimilarity and FindPosition.
   static Component Parse(std::string_view text);
-  // Of an entry that must outlive it.
+  // With the given entry, which must outlive the component.
   static Component Parse(std::string_view text, const CatalogueEntry& entry);
 
   const std::string& name() const { return name_; }
   const std::vector<std::pair<std::string, std::string>>& options() const { return options_; }
-  // What Parse would read it from.
+  // The text that Parse reads it from.
   std::string Text() const;
-  // What the text says, without defaults.
+  // The value in the text, without defaults.
   std::optional<std::string> Find(std::string_view key) const;
-  // Whether the key is absent or has its default: classes write defaults into texts, too.
+  // Whether the key is absent or has its default: classes also write defaults into texts.
   bool HasDefault(std::string_view key) const;
 
-  // Values of the parameter, or its default. One that has no default must be there.
+  // Values of the parameter, or its default. Parameters without a default must be present.
   double Number(std::string_view key) const;
   int64_t Integer(std::string_view key) const;
   bool Flag(std::string_view key) const;
   std::string Choice(std::string_view key) const;
-  // Nullopt where neither the text nor a default says it.
+  // nullopt if neither the text nor a default gives a value.
   std::optional<double> FindNumber(std::string_view key) const;
   std::optional<int64_t> FindInteger(std::string_view key) const;
   std::optional<bool> FindFlag(std::string_view key) const;
   std::optional<std::vector<int64_t>> FindShape(std::string_view key) const;
   std::optional<std::vector<double>> FindNumbers(std::string_view key) const;
 
-  // Adds key=value where the key is absent: what a caller knows and the text does not say.
+  // Adds key=value if the key is absent, for values that only the caller knows.
   void SetDefault(std::string_view key, std::string_view value);
 
-  // Whether the parameter of that name is one of the tensors that come with the specification.
+  // Whether the parameter is one of the tensors passed with the specification.
   bool IsTensor(std::string_view key) const;
 
-  // Throws unless each key is one of the entry's and each value what that takes.
+  // Throws unless each key belongs to the entry and each value is valid.
   void Check() const;
 
  private:
-  // What the text says, or else the default.
+  // The value in the text, or the default.
   std::optional<std::string> Value(std::string_view key) const;
   [[noreturn]] void Fail(std::string_view key, std::string_view value,
                          const std::string& expected) const;
@@ -67,7 +68,7 @@ class Component {
   const CatalogueEntry* entry_ = nullptr;
 };
 
-// The number that all of the text spells, if a float holds it.
+// The number that the whole text represents, if float can represent it.
 std::optional<double> ParseNumber(std::string_view text);
 
 // The shortest text that reads back as the same number.
@@ -79,8 +80,8 @@ std::string SizesText(const std::vector<int64_t>& sizes);
 // The components of a sum, "a+b:c=1". A plus before a digit belongs to a number: "a:c=1e+20".
 std::vector<Component> ParseSum(std::string_view text);
 
-// The message for a name that is not known: the nearest known names, if any is near, and all of
-// them. `kind` is "similarity", "position", ...
+// The message for an unknown name, with the nearest known names, if any, and all known names.
+// `kind` is "similarity", "position", ...
 std::string UnknownName(std::string_view kind, std::string_view name,
                         const std::vector<std::string>& known);
 
