@@ -1,6 +1,6 @@
 // Times against torch's scaled_dot_product_attention (SDPA), in one process and interleaved: each
-// round runs every case once, so that a change of the machine's clock meets all of them. The same
-// on a GPU, where events tell the times, and each of SDPA's kernels is a case.
+// round runs every case once, so that changes of the clock frequency affect all of them. On a GPU,
+// events measure the times, and each of SDPA's kernels is a case.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ constexpr int64_t kT5Buckets = 32;
 constexpr int64_t kShawOffset = 16;
 
 struct BenchFlags {
-  // Of the operator or of a model, each with defaults of its own.
+  // Sizes of the operator or of a model, each with its own defaults.
   std::optional<int64_t> batch;
   std::optional<int64_t> heads;
   std::optional<int64_t> length;
@@ -77,7 +77,7 @@ Tensor Normal(const std::vector<int64_t>& sizes, const torch::TensorOptions& opt
 // SDPA's kernels on a GPU.
 constexpr const char* kSdpaKernels[] = {"cudnn", "flash", "efficient"};
 
-// While it lives, SDPA has that kernel alone; null: the one that it chooses.
+// While this object exists, SDPA uses only that kernel; null: its own choice.
 class OneSdpaKernel {
  public:
   explicit OneSdpaKernel(const char* name) { Use(name); }
@@ -96,7 +96,7 @@ class OneSdpaKernel {
   }
 };
 
-// What a case computes and what its gradient is taken of.
+// The computation of a case, and the inputs of its gradient.
 struct Case {
   std::string name;
   std::string note;
@@ -118,7 +118,7 @@ constexpr Mode kModes[] = {{"forward, full", false, false},
 
 Tensor Leaf(const Tensor& tensor) { return tensor.detach().clone().requires_grad_(true); }
 
-// All cases on the same q, k and v, each with leaves of its own.
+// All cases use the same q, k and v, each with its own leaves.
 class Cases {
  public:
   explicit Cases(const Shape& shape) : shape_(shape) {
@@ -144,7 +144,7 @@ class Cases {
     }
   }
 
-  // All of them, unless some were asked for.
+  // All cases, unless some were selected.
   std::vector<Case> Chosen(const std::vector<std::string>& asked_for) const {
     if (asked_for.empty()) return cases_;
     std::vector<Case> chosen;
@@ -158,7 +158,7 @@ class Cases {
     }
     for (const Case& one : cases_) {
       const bool asked = std::find(asked_for.begin(), asked_for.end(), one.name) != asked_for.end();
-      // Every ratio is to one of these.
+      // The references of all ratios.
       if (asked || one.is_sdpa || one.name == "dot") chosen.push_back(one);
     }
     return chosen;
@@ -182,7 +182,7 @@ class Cases {
         add(StrCat("sdpa-", kernel), "PyTorch, this kernel", kernel);
       }
     }
-    // The L x L numbers are made when the case is run.
+    // The L x L mask is created when the case runs.
     auto masks = std::make_shared<std::pair<Tensor, Tensor>>();
     cases_.push_back({"sdpa+mask", "PyTorch, ALiBi as an L x L mask", inputs,
                       [inputs, masks, shape = shape_](bool causal) {
@@ -192,7 +192,7 @@ class Cases {
                       }});
   }
 
-  // Whether a kernel of SDPA takes tokens of these sizes and this type.
+  // Whether an SDPA kernel supports tokens of these sizes and this type.
   bool Takes(const char* kernel) const {
     try {
       const torch::NoGradGuard no_grad;
@@ -257,9 +257,9 @@ class Cases {
     }
   }
 
-  // The operator alone, on tokens mapped beforehand.
+  // Only the operator, on tokens mapped in advance.
   void AddMapped(const std::string& spec, const Tensor& gamma) {
-    // A call maps tokens of lower types in float32.
+    // Calls map low-precision tokens in float32.
     if (q_.scalar_type() != torch::kFloat) return;
     const Component component = Component::Parse(spec);
     const MappedTokens tokens = FindSimilarity(component).map(component, q_, k_, {gamma, {}});
@@ -314,8 +314,7 @@ double TimeOnce(const Case& one, const Mode& mode, const Tensor& d_o) {
   return TimeOn(d_o.device(), [&] { RunOnce(one, mode, d_o); });
 }
 
-// The peak beyond what is there before and after: inputs, output and gradients. Null where the
-// system does not tell.
+// The peak memory minus inputs, output and gradients. Null if the system does not report it.
 nlohmann::json PeakMebibytes(const Case& one, const Mode& mode, const Tensor& d_o) {
   int64_t results = 0;
   const auto run = [&] {
@@ -329,8 +328,8 @@ nlohmann::json PeakMebibytes(const Case& one, const Mode& mode, const Tensor& d_
   return static_cast<double>(std::max<int64_t>(*peak - results, 0)) / (1 << 20);
 }
 
-// The share of the pairs that the masks let see which is computed; the rest is proved to weigh less
-// than the tolerance. Null where no fused kernel runs.
+// The share of unmasked pairs that is computed; the rest is skipped within the tolerance. Null if
+// no fused kernel runs.
 nlohmann::json ComputedShare(const Case& one, const Mode& mode, const Tensor& d_o) {
   PairCount count;
   CountPairs(&count);
@@ -340,8 +339,8 @@ nlohmann::json ComputedShare(const Case& one, const Mode& mode, const Tensor& d_
   return static_cast<double>(count.computed) / static_cast<double>(count.seen);
 }
 
-// Multiplications and additions of the two GEMMs forward and the five backward; half of them where
-// half of the pairs are masked.
+// Floating-point operations of the two GEMMs of the forward pass and the five of the backward pass;
+// half of them if half of the pairs are masked.
 double CountFlops(const Shape& shape, const Mode& mode) {
   const auto pairs = static_cast<double>(shape.batch * shape.heads) *
                      static_cast<double>(shape.length) * static_cast<double>(shape.length);
@@ -349,8 +348,8 @@ double CountFlops(const Shape& shape, const Mode& mode) {
   return 2 * pairs * static_cast<double>(shape.dim) * gemms * (mode.causal ? 0.5 : 1.0);
 }
 
-// Multiplications and additions a second of a matrix product: of the kernels' own on the CPU, of
-// PyTorch's on another device, of the tokens' type and as large as the scores.
+// Floating-point operations per second of a matrix product: the kernels' own on the CPU; on other
+// devices PyTorch's, in the tokens' type and as large as the scores.
 double MeasurePeak(const Tensor& like) {
   if (like.is_cpu()) return MeasurePeakFlops(kPeakSeconds, TorchExecutor());
   const int64_t rows = std::min<int64_t>(like.size(2), 8192);
@@ -445,7 +444,7 @@ int BenchOperator(const Shape& shape, const BenchFlags& flags) {
       record["modes"].push_back(*timed);
     }
   }
-  // After all times, which it would change.
+  // After all timings, which it would affect.
   GiveBackFreedMemory();
   for (size_t m = 0; m < record["modes"].size(); ++m) {
     for (size_t c = 0; c < cases.size() && !Interrupted(); ++c) {

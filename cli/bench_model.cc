@@ -26,7 +26,7 @@ using nlohmann::json;
 
 constexpr int64_t kTextBytes = int64_t{1} << 16;
 
-// Times do not depend on what a text says.
+// Times do not depend on the contents of the text.
 std::string RandomText(int64_t bytes) {
   std::mt19937 generator(0);
   std::string text(static_cast<size_t>(bytes), '\0');
@@ -38,7 +38,7 @@ double TimeStep(models::Trainer* trainer) {
   const Stopwatch clock;
   const double loss = trainer->Step();
   const double taken = clock.seconds();
-  // Such a step ends before the backward pass.
+  // Such a step stops before the backward pass.
   if (!std::isfinite(loss)) throw std::runtime_error("the loss is not finite");
   return taken;
 }

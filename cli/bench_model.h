@@ -14,7 +14,7 @@ namespace gnomon::cli {
 // The defaults are those of `gnomon train`.
 struct ModelBench {
   std::vector<std::string> models;  // SIMILARITY/POSITION
-  models::TextOptions text;         // similarity and position come from above
+  models::TextOptions text;         // similarity and position are taken from `models`
   models::TrainingOptions training;
   torch::Device device = torch::kCPU;
   int64_t repeats = 1;

@@ -15,12 +15,12 @@ using models::StrCat;
 
 namespace {
 
-// What messages on terms begin with.
+// The prefix of messages about terms.
 std::string Named(const models::Terms& terms) {
   return StrCat("similarity '", terms.similarity, "', position '", terms.position, "': ");
 }
 
-// What an operator says, without the name that a message of the program begins with already.
+// The message of an operator, without the prefix that the program adds.
 std::string Said(const c10::Error& error) {
   constexpr std::string_view kProgram = "gnomon: ";
   const std::string text = error.what_without_backtrace();
@@ -65,7 +65,7 @@ models::Checkpoint LoadModel(const std::string& path, models::Task& task, torch:
   models::Checkpoint checkpoint =
       models::LoadCheckpoint(models::CheckpointFile(path), task, device);
   if (device.is_cpu()) return checkpoint;
-  // It may have been trained on another one.
+  // It may have been trained on another device.
   try {
     const torch::NoGradGuard no_grad;
     checkpoint.learner->Probe();

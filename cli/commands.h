@@ -11,12 +11,12 @@
 
 namespace gnomon::cli {
 
-// Exit codes besides 0. Wrong input is what throws gnomon::Error.
+// Exit codes other than 0. Invalid input throws gnomon::Error.
 inline constexpr int kInternalFailure = 1;
 inline constexpr int kWrongInput = 2;
 inline constexpr int kInterrupted = 130;
 
-// What the command line asks for; returns an exit code.
+// The action that the command line selects; returns an exit code.
 using Action = std::function<int()>;
 
 // Each adds a subcommand that sets *action when it is chosen.

@@ -62,7 +62,7 @@ constexpr int64_t kMostSeeds = 1000;
   OPTION(int64_t, first_seed, 0, .help = "The first seed",                                        \
          .highest = static_cast<double>(kLargestSeed - kMostSeeds), .flag = "seed")
 
-// What is run. A record has the combinations and the seeds that come of it (CompareSettings).
+// The flags. A record stores the resulting combinations and seeds (CompareSettings).
 struct RunChoices {
   GNOMON_OPTIONS(GNOMON_RUN_CHOICES)
 };
@@ -78,7 +78,7 @@ struct CompareFlags {
   int64_t threads = 0;
 };
 
-// A comparison under way: what is to be done, and the record of what is done.
+// A running comparison: its settings, and the record of finished runs.
 struct Comparison {
   models::Task* task = nullptr;
   CompareSettings settings;
@@ -87,7 +87,7 @@ struct Comparison {
   fs::path folder;
   models::FolderLock lock;  // of the folder
   std::vector<RunResult> runs;
-  json record;  // all but the runs and their summary, which Save() adds
+  json record;  // without the runs and their summary, which Save() adds
 };
 
 void Save(Comparison* work, const char* status) {
@@ -103,8 +103,7 @@ void Save(Comparison* work, const char* status) {
                               {FormatTable(task, work->settings, record["summary"])});
 }
 
-// The cross product of positions and similarities unless only single runs were asked for, then
-// those.
+// The cross product of positions and similarities, or, if only single runs are given, those.
 std::vector<models::Terms> Combinations(const RunChoices& choices, bool product) {
   std::vector<models::Terms> all;
   if (product) {
@@ -124,7 +123,7 @@ std::vector<models::Terms> Combinations(const RunChoices& choices, bool product)
   return all;
 }
 
-// Everything that can be wrong is found before the first combination is trained. The data are read.
+// All checks run before the first combination is trained. The data has been read.
 void CheckAll(Comparison* work) {
   for (const models::Terms& terms : work->settings.combinations) {
     models::TrainingOptions training = work->settings.training;
@@ -133,7 +132,7 @@ void CheckAll(Comparison* work) {
   }
 }
 
-// With the assets, too.
+// Including the assets.
 void CheckData(const Comparison& work) {
   work.task->CheckData(&work.settings.training);
   work.task->CheckFits(work.settings.training, /*processes=*/1);
@@ -145,7 +144,7 @@ std::string Sha256Of(const std::string& bytes) {
   return hash.Hex();
 }
 
-// The assets that the comparison began with: another library may learn other ones.
+// The original assets of the comparison: another library version may learn different ones.
 void ResumeAssets(const Comparison& work) {
   std::vector<std::string> assets;
   for (const models::Asset& asset : work.task->Assets()) {
@@ -187,7 +186,7 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, mod
   task.Settle(Command::kCompare, /*is_resumed=*/false, &settings.training);
   models::CheckRanges(task.Options(Command::kCompare), "");
   task.ReadData(flags.data);
-  // What the data fill in may make two of them the same, which would be trained alike.
+  // Values filled in from the data may make two combinations identical.
   std::vector<models::Terms> completed;
   for (const models::Terms& terms : settings.combinations) {
     models::Terms complete = CompleteTerms(task, terms);
@@ -275,7 +274,7 @@ Comparison ResumedComparison(const CompareFlags& flags, models::Task& task) {
   return work;
 }
 
-// Time left of a session, judged by the steps that it has done.
+// Estimated remaining time of a session, from its finished steps.
 class Schedule {
  public:
   explicit Schedule(int64_t total) : total_(total) {}
@@ -290,7 +289,7 @@ class Schedule {
   Stopwatch clock_;
 };
 
-// Trains and evaluates one combination with one seed. Nothing comes back if Ctrl-C came first.
+// Trains and evaluates one combination with one seed. Returns nothing if Ctrl-C was pressed first.
 std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int64_t seed,
                                 const std::string& title, Schedule* schedule, Progress* progress) {
   const CompareSettings& settings = work.settings;

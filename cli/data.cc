@@ -6,8 +6,8 @@
 
 namespace gnomon::cli {
 
-// Formats are read by Python's libraries (python/gnomon/data), which has all words after the
-// command, --help among them.
+// Python reads the formats (python/gnomon/data); it receives all words after the command, including
+// --help.
 void AddData(CLI::App& app, Action* action) {
   CLI::App* command = app.add_subcommand(
       "data",

@@ -51,7 +51,7 @@ void PrintTable(const models::Task& task, const std::vector<models::Measurement>
 int Run(CLI::App& command, const EvalFlags& flags, models::Task& task) {
   SetThreads(flags.threads);
   models::Checkpoint checkpoint = LoadModel(flags.model, task, models::FindDevice(flags.device));
-  // What is evaluated may be named like what was trained.
+  // The evaluation may have options with the same names as the training.
   SetAgain(command, task.Options(Command::kEval));
   const std::optional<models::TrainingState>& training = checkpoint.training;
   task.Settle(Command::kEval, /*is_resumed=*/true, training ? &training->options : nullptr);
@@ -64,7 +64,7 @@ int Run(CLI::App& command, const EvalFlags& flags, models::Task& task) {
   const std::string data = flags.data.empty() ? trained_on : flags.data;
   task.ReadData(data);
   task.CheckData(nullptr);
-  // Unknown of a model alone.
+  // Unknown for a model without training state.
   nlohmann::json same_data;
   if (training) same_data = task.data_sha256() == training->data_sha256;
   CatchInterrupts();

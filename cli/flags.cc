@@ -21,7 +21,7 @@ using models::StrCat;
 
 namespace {
 
-// "1 to 4096", for the help; a bound that nobody comes near is left out.
+// "1 to 4096", for the help; very large bounds are omitted.
 std::string Span(double lowest, double highest) {
   constexpr double kFar = 1e9;
   return highest < kFar ? StrCat(lowest, " to ", highest) : StrCat(lowest, " or more");
@@ -33,19 +33,19 @@ std::string Span(double lowest, double highest) {
                      lowest, " to ", highest));
 }
 
-// A decimal integer; none where the word is anything else or does not fit.
+// A decimal integer; none if the word is anything else or out of range.
 std::optional<int64_t> ParseInteger(const std::string& word) {
   int64_t number = 0;
   const char* const end = word.data() + word.size();
-  // A sign of plus is the one that from_chars does not know.
+  // from_chars does not accept a plus sign.
   const char* const begin = word.data() + (word.starts_with('+') && word.size() > 1 ? 1 : 0);
   const auto [stop, error] = std::from_chars(begin, end, number);
   if (error != std::errc() || stop != end) return std::nullopt;
   return number;
 }
 
-// The items that words hold, joined by commas, each once. Words that are empty are refused with
-// those of other options, once all are read.
+// The comma-separated items of words, each only once. Empty words are reported later, together with
+// those of other options.
 std::vector<std::string> Items(const std::string& name, const std::vector<std::string>& words) {
   std::vector<std::string> items;
   for (const std::string& word : words) {
@@ -66,7 +66,7 @@ std::vector<std::string> Items(const std::string& name, const std::vector<std::s
   return items;
 }
 
-// What a run that is resumed does not keep.
+// The options that a resumed run does not keep.
 constexpr std::string_view kOfMachine[] = {"--device", "--threads", "--terms"};
 
 }  // namespace
@@ -77,7 +77,7 @@ CLI::Validator WholeNumber(const std::string& name, int64_t lowest, int64_t high
     if (!number || *number < lowest || *number > highest) {
       Refuse(name, word, "an integer", std::to_string(lowest), std::to_string(highest));
     }
-    // In a form that nothing takes to be octal.
+    // In a form that is never parsed as octal.
     word = std::to_string(*number);
     return std::string();
   };

@@ -27,7 +27,7 @@ struct GenerateFlags {
   int64_t threads = 0;
 };
 
-// Throws Error where models of the task make nothing.
+// Throws Error if the task does not support generation.
 void CheckGenerates(const models::Task& task) {
   if (task.generation_help() != nullptr) return;
   std::vector<std::string> names;
@@ -47,7 +47,7 @@ int Run(const GenerateFlags& flags, models::Task& task) {
   if (task.generated_file() != nullptr && flags.out.empty()) {
     throw Error("generate: --out is required");
   }
-  // Before it asks, a learner may wait for its standard input: there Ctrl-C ends the program.
+  // A learner may first wait for standard input, where Ctrl-C should end the program.
   bool is_caught = false;
   const auto proceed = [&is_caught] {
     if (!is_caught) CatchInterrupts();

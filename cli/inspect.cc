@@ -6,8 +6,8 @@
 
 namespace gnomon::cli {
 
-// The pictures and their options are Python's (python/gnomon/inspect), which reads all words after
-// the command, --help among them.
+// Python draws the pictures (python/gnomon/inspect); it receives all words after the command,
+// including --help.
 void AddInspect(CLI::App& app, Action* action) {
   CLI::App* command =
       app.add_subcommand("inspect",

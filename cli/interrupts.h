@@ -1,10 +1,11 @@
-// Ctrl-C as a question that work under way asks.
+// Ctrl-C as a flag that running work checks.
 #ifndef GNOMON_CLI_INTERRUPTS_H_
 #define GNOMON_CLI_INTERRUPTS_H_
 
 namespace gnomon::cli {
 
-// From now on a first Ctrl-C (or SIGTERM) only sets Interrupted(); a second one kills.
+// From now on, the first Ctrl-C (or SIGTERM) only sets Interrupted(); a second one kills the
+// process.
 void CatchInterrupts();
 bool Interrupted();
 

@@ -1,5 +1,5 @@
-// The program inside an interpreter of Python, which loads it as a library (gnomon/__main__.py):
-// torch.distributed can be started there alone.
+// The program as a library that a Python interpreter loads (gnomon/__main__.py), because
+// torch.distributed can only be started there.
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,8 +15,8 @@ extern "C" int gnomon_run_program(int argc, char** argv, const char* group, int 
   return gnomon::cli::RunProgram(argc, argv, std::make_shared<ProcessGroup>(group, rank, size));
 }
 
-// The options that checkpoints of the language model hold, as JSON: a list for each section. The
-// text stays.
+// The options stored in checkpoints of the language model, as JSON: one list per section. The text
+// is never freed.
 extern "C" const char* gnomon_options() {
   using namespace gnomon::models;
   static const std::string text = [] {

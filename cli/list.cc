@@ -10,7 +10,7 @@
 namespace gnomon::cli {
 namespace {
 
-// What holds for every entry.
+// Applies to all entries.
 constexpr const char* kSupport =
     "Every entry has forward and backward passes on the CPU. In attention(), float32, bfloat16 and "
     "float16 use fused kernels with float32 accumulation; float64 uses the reference "
@@ -51,7 +51,7 @@ void PrintText(const char* title, const std::vector<CatalogueEntry>& entries) {
   std::cout << "\n";
 }
 
-// A cell of a table, which "|" would end.
+// A table cell, with "|" escaped.
 std::string Cell(const std::string& text) {
   std::string cell;
   for (const char character : text) {

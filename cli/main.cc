@@ -9,8 +9,8 @@
 
 namespace {
 
-// Libraries end the process while they are loaded, with words of their own, where the working
-// folder was deleted. The functions of this section come before theirs.
+// If the working directory was deleted, libraries terminate the process while loading, with their
+// own messages. The functions of this section run before theirs.
 void LeaveDeletedFolder(int /*argc*/, char** /*argv*/, char** /*environment*/) {
   std::array<char, PATH_MAX> path;
   const bool is_deleted = ::getcwd(path.data(), path.size()) == nullptr && errno == ENOENT;

@@ -18,7 +18,7 @@
 namespace gnomon::cli {
 namespace {
 
-// The highest that the resident memory has been since the last reset.
+// The peak resident memory since the last reset.
 std::optional<int64_t> HighWaterBytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -58,8 +58,8 @@ double ProcessorSeconds() {
 }
 
 std::optional<OtherPrograms::Times> OtherPrograms::Now() {
-  // "cpu user nice system idle iowait irq softirq steal ...", in ticks (proc(5)); guests are
-  // counted as users already.
+  // "cpu user nice system idle iowait irq softirq steal ...", in ticks (proc(5)); guest time is
+  // included in user time.
   std::ifstream in("/proc/stat");
   std::string name;
   double ticks[8] = {};

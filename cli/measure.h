@@ -1,4 +1,4 @@
-// What times and memory are measured with.
+// Measurement of time and memory.
 #ifndef GNOMON_CLI_MEASURE_H_
 #define GNOMON_CLI_MEASURE_H_
 
@@ -9,40 +9,40 @@
 
 namespace gnomon::cli {
 
-// The upper one of two; 0 of no values.
+// The median (the upper of two); 0 if there are no values.
 double Median(std::vector<double> values);
 
-// The value that `share` of the others lie below, 0 to 1; 0 of none.
+// The quantile at `share`, 0 to 1; 0 if there are no values.
 double Quantile(std::vector<double> values, double share);
 
-// Processor time that this process has taken so far, of all its threads together.
+// CPU time used by all threads of this process so far.
 double ProcessorSeconds();
 
-// How much of the machine other programs take, from its making on.
+// Measures the CPU usage of other programs since its construction.
 class OtherPrograms {
  public:
   OtherPrograms();
-  // The share of all processors' time that other programs, or the machine's host, took since then:
-  // 0 to 1; none where the system does not tell.
+  // The share of total CPU time used by other programs or the host since then, 0 to 1; none if the
+  // system does not report it.
   std::optional<double> Share() const;
 
  private:
   // In seconds.
   struct Times {
-    double all;   // of all processors together
-    double idle;  // nobody's
-    double own;   // this process's
+    double all;   // summed over all processors
+    double idle;  // idle
+    double own;   // used by this process
   };
   static std::optional<Times> Now();
   std::optional<Times> start_;
 };
 
-// From now on every large block that is freed goes back to the system, as far as the C library can
-// be told to: PeakBytes then sees the blocks that are in use. Later allocations are slower.
+// From now on, freed large blocks are returned to the system if the C library supports it, so that
+// PeakBytes counts only blocks in use. Later allocations are slower.
 void GiveBackFreedMemory();
 
-// Bytes that the process holds at the highest point of `work` beyond those that it held before;
-// none where the system does not tell. It counts whole pages.
+// The peak memory of the process during `work` minus the memory before it, in bytes; none if the
+// system does not report it. Counts whole pages.
 std::optional<int64_t> PeakBytes(const std::function<void()>& work);
 
 }  // namespace gnomon::cli

@@ -36,7 +36,7 @@ struct Failure {
   std::string message;
 };
 
-// Of the exception that is being handled.
+// For the exception being handled.
 Failure DescribeFailure() {
   const auto internal = [](const std::string& message) {
     return Failure{kInternalFailure, "internal failure: " + message};
@@ -50,7 +50,7 @@ Failure DescribeFailure() {
   } catch (const std::filesystem::filesystem_error& error) {
     return {kWrongInput, StrCat(error.path1().string(), ": ", error.code().message())};
   } catch (const std::ios_base::failure&) {
-    // Of the standard output alone: no other stream throws.
+    // Standard output only: no other stream throws.
     return {kWrongInput, StrCat("cannot write to the standard output: ", std::strerror(errno))};
   } catch (const std::exception& error) {
     if (const auto what = DescribeShortage(error)) {
@@ -66,7 +66,7 @@ Failure DescribeFailure() {
   }
 }
 
-// What is given to an option must say something: an empty word is a variable that was not set.
+// Empty option values are errors: they are usually unset shell variables.
 void RefuseEmptyWords(const CLI::App& app) {
   for (const CLI::App* command : app.get_subcommands()) {
     for (const CLI::Option* option : command->get_options()) {
@@ -78,7 +78,7 @@ void RefuseEmptyWords(const CLI::App& app) {
   }
 }
 
-// "did you mean --position?" of the first word that looks like an option or command of `app`.
+// "did you mean --position?" for the first word that resembles an option or command of `app`.
 std::string Suggestion(const CLI::App& app, const std::vector<std::string>& words) {
   for (const std::string& word : words) {
     std::vector<std::string> known;
@@ -87,20 +87,20 @@ std::string Suggestion(const CLI::App& app, const std::vector<std::string>& word
     } else {
       for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
     }
-    // A value may be joined to its option.
+    // Options may contain their value, --option=value.
     const std::string near = DidYouMean(word.substr(0, word.find('=')), known);
     if (!near.empty()) return near;
   }
   return "";
 }
 
-// CLI11's own message has the words in reverse, and does not say that options are a task's.
+// CLI11's own message lists the words in reverse, and does not say that options depend on the task.
 [[noreturn]] void RefuseExtras(const CLI::App& app, const TaskChoice& choice) {
   const std::vector<std::string> words = app.remaining(/*recurse=*/true);
   std::string help = "--help";
   std::string near;
   for (const CLI::App* command : app.get_subcommands()) {
-    // Its options depend on the task, which is not known. --model of bench is no file.
+    // Its options depend on the unknown task. --model of bench is not a file.
     if (!choice.fault.empty() && command->get_name() != "bench") throw Error(choice.fault);
     near = Suggestion(*command, words);
     if (command->get_option_no_throw("--task") != nullptr) {
@@ -114,7 +114,7 @@ std::string Suggestion(const CLI::App& app, const std::vector<std::string>& word
                      " (see ", help, ")"));
 }
 
-// Of a command that may do without, there is only what says something about it.
+// These only print information about a command.
 void CheckWorkingFolder(const CLI::App& command) {
   if (!working_folder_is_deleted || command.get_name() == "list") return;
   for (const std::string& word : command.remaining()) {
@@ -124,13 +124,13 @@ void CheckWorkingFolder(const CLI::App& command) {
       StrCat(command.get_name(), ": the working directory was deleted; change to an existing one"));
 }
 
-// While it lives, a standard output that cannot be written to throws std::ios_base::failure.
+// While this object exists, failed writes to standard output throw std::ios_base::failure.
 class ThrowingOutput {
  public:
   ThrowingOutput() {
     std::cout.clear();
     std::cout.exceptions(std::ios::badbit | std::ios::failbit);
-    // The standard error would flush it, and throw in the middle of a message.
+    // Writing to standard error would flush it, and throw in the middle of a message.
     std::cerr.tie(nullptr);
   }
   ~ThrowingOutput() {
@@ -184,13 +184,13 @@ void RunInEveryProcess(const models::Processes& processes, const std::function<v
     const auto code = static_cast<int>(codes[rank].item<int64_t>());
     if (code == 0) continue;
     if (rank == processes.rank()) Fail(*failure);
-    // Launchers end the others as soon as one has left; the line comes first.
+    // Launchers stop the other processes as soon as one exits, so the message is printed first.
     processes.Any(true);
     throw Stopped{code};
   }
 }
 
-// Of "--out=", as a shell makes of --out=$EMPTY, CLI11 would take the next option for the value.
+// For "--out=", which a shell makes of --out=$EMPTY, CLI11 would use the next option as the value.
 void RefuseOptionsWithoutValue(int argc, char** argv) {
   for (int n = 1; n < argc; ++n) {
     const std::string_view word = argv[n];
@@ -201,7 +201,7 @@ void RefuseOptionsWithoutValue(int argc, char** argv) {
 }
 
 int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
-  // Memory that there is not is an error like others, no reason to abort.
+  // Running out of memory is an ordinary error and must not abort.
   FLAGS_caffe2_use_fatal_for_enforce = false;
   CLI::App app("gnomon: exact attention with a free choice of similarity and position.");
   app.name("gnomon");

@@ -8,20 +8,20 @@
 
 namespace gnomon::cli {
 
-// Whether the process has left a working folder that was deleted, for the root: commands that need
-// one are refused.
+// Whether the working directory was deleted and the process moved to the root folder; commands that
+// need a working directory are then rejected.
 extern bool working_folder_is_deleted;
 
-// Prints one line where something fails. Of several processes all return the same code, where they
-// can; commands other than train are refused.
+// Prints one line on failure. Several processes return the same code where possible; only train
+// accepts several processes.
 int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes);
 
-// Does a part of the work that may fail in some processes and not in others, without a collective
-// that the others could be left waiting in. Returns when all have done it. Where it threw in any of
-// several processes, the first of them prints why, and this throws Stopped in all.
+// Runs work that may fail in some of the processes and contains no collective that the others would
+// wait in. Returns when all processes have finished. If it threw in any process, the first of these
+// prints the reason, and Stopped is thrown in all.
 void RunInEveryProcess(const models::Processes& processes, const std::function<void()>& part);
 
-// Leaves the program; what there is to say has been said.
+// Ends the program; the message has already been printed.
 struct Stopped {
   int code;
 };

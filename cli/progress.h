@@ -1,4 +1,4 @@
-// What is said about work under way: one line, times, numbers.
+// Progress output: a status line, times and numbers.
 #ifndef GNOMON_CLI_PROGRESS_H_
 #define GNOMON_CLI_PROGRESS_H_
 
@@ -9,7 +9,7 @@
 
 namespace gnomon::cli {
 
-// A message without line breaks, shortened to what a line of a log holds.
+// A message without line breaks, shortened to fit into a log line.
 std::string OneLine(const std::string& message);
 
 // "42 s", "6 min", "1 h 05 min".
@@ -25,18 +25,17 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// One line about the work under way on the standard error: rewritten on a terminal, printed every
-// ten seconds elsewhere.
+// A status line on standard error: rewritten on a terminal, printed every ten seconds otherwise.
 class Progress {
  public:
-  // Nothing of it where it is not shown.
+  // Prints nothing if progress is not shown.
   explicit Progress(bool shown = true);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   void Update(const std::string& line);
-  // Prints a line that stays.
+  // Prints a permanent line.
   void Note(const std::string& line);
   // Removes the unfinished line from a terminal.
   void Clear();
@@ -44,7 +43,7 @@ class Progress {
  private:
   bool shown_;
   bool terminal_;
-  bool open_ = false;  // an unfinished line stands on the terminal
+  bool open_ = false;  // the terminal shows an unfinished line
   double printed_ = -1e9;
   Stopwatch clock_;
 };
@@ -52,7 +51,7 @@ class Progress {
 // "x s" of work left when `done` of `total` parts took `seconds`.
 std::string TimeLeft(double seconds, double done, double total);
 
-// A number as printf does it, or a dash for null.
+// A number in printf format, or a dash for null.
 std::string FormatNumber(const nlohmann::json& value, const char* format);
 
 // "1.234", or a dash for no number.

@@ -25,8 +25,8 @@ using models::StrCat;
 
 bool IsProgram(const fs::path& path) { return ::access(path.c_str(), X_OK) == 0; }
 
-// The interpreter beside the program, by the name that it was called by (a link in the folder of a
-// virtual environment) or by its own; else the one it was built with.
+// The interpreter next to the program, looked up by the name the program was called by (a link in a
+// virtual environment) or by its real path; otherwise, the interpreter of the build.
 std::string FindPython() {
   if (const char* chosen = std::getenv("GNOMON_PYTHON"); chosen != nullptr && *chosen != '\0') {
     return chosen;
@@ -55,7 +55,7 @@ std::string FindPython() {
   return IsProgram(GNOMON_PYTHON) ? GNOMON_PYTHON : "python3";
 }
 
-// The words as execvp() takes them.
+// The words in the form that execvp() expects.
 std::vector<char*> Pointers(std::vector<std::string>& words) {
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
@@ -63,8 +63,7 @@ std::vector<char*> Pointers(std::vector<std::string>& words) {
   return pointers;
 }
 
-// Runs a program and returns its exit code (-1: it could not be started) and what it wrote to its
-// standard error.
+// Runs a program and returns its exit code (-1: it could not be started) and its standard error.
 std::pair<int, std::string> RunProgram(std::vector<std::string> words) {
   std::array<int, 2> ends;
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return {-1, ""};
@@ -112,7 +111,7 @@ Report DrawReport(const fs::path& folder) {
   for (std::string line; std::getline(lines, line);) {
     if (!OneLine(line).empty()) last = line;
   }
-  // The module's own code for what it refuses; a failed import has another.
+  // The module's exit code for invalid input; a failed import has another.
   constexpr int kRefused = 2;
   return {OneLine(StrCat("no report.html: ", python, " -m gnomon.report: ", last)),
           code == kRefused};

@@ -1,4 +1,4 @@
-// What a record says of when, by which words, where and on what it was made.
+// The metadata of a record: time, command line, place and machine.
 #ifndef GNOMON_CLI_RECORD_H_
 #define GNOMON_CLI_RECORD_H_
 
@@ -10,17 +10,17 @@
 
 namespace gnomon::cli {
 
-// The words of the command line, for the record of a run.
+// The command line, for the record of a run.
 void RememberCommand(int argc, char** argv);
 const std::vector<std::string>& CommandWords();
 
 // "2026-01-31T12:00:00Z".
 std::string Now();
 
-// "20260131-120000", of the place where the program runs.
+// "20260131-120000", in local time.
 std::string LocalTime();
 
-// With the device that models are on.
+// Includes the device of the models.
 nlohmann::json DescribeMachine(c10::Device device = c10::Device(c10::kCPU));
 nlohmann::json DescribeVersions();
 // "AMD EPYC, 2 threads, AVX3, torch 2.15.0"; of a GPU "NVIDIA H100 PCIe, torch 2.15.0".

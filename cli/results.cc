@@ -89,7 +89,7 @@ std::optional<std::string> TaskOfRecord(const std::filesystem::path& file) {
   std::ifstream in(file);
   const json record = json::parse(in, nullptr, /*allow_exceptions=*/false);
   if (!record.is_object()) return std::nullopt;
-  // Records from before there were several.
+  // Records from versions with a single position.
   if (!record.contains("task")) return models::kTextTask;
   const json& task = record["task"];
   if (!task.is_object() || !task.contains("name") || !task["name"].is_string()) {
@@ -198,7 +198,7 @@ RunResult RunFromJson(const models::Task& task, const CompareSettings& settings,
     run.diverged = at("status").get<std::string>() == "diverged";
     run.parameters = at("parameters").get<int64_t>();
     run.ms_per_step = at("ms_per_step").get<double>();
-    // Records may lack what follows.
+    // Older records may lack the following fields.
     field = "ms_quartiles";
     const json quartiles = object.value(field, json());
     if (!quartiles.is_null()) run.ms_quartiles = quartiles.get<std::pair<double, double>>();
@@ -278,7 +278,7 @@ json Summarize(const models::Task& task, const CompareSettings& settings,
 
 namespace {
 
-// The conditions that a metric is of: not those where the first metric is known and this one never.
+// The conditions of a metric, without those where the first metric is known but this one never is.
 std::vector<size_t> MeasuredAt(const json& summary, size_t conditions, const std::string& first,
                                const std::string& key) {
   std::vector<size_t> places;

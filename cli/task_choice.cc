@@ -16,7 +16,7 @@ namespace {
 
 using models::StrCat;
 
-// What follows an option on the command line; none where that is empty.
+// The value of an option on the command line; none if it is empty.
 std::optional<std::string> ValueOf(std::string_view option, int argc, char** argv) {
   for (int n = 1; n < argc; ++n) {
     const std::string_view word = argv[n];

@@ -1,4 +1,4 @@
-// Which task a command line is about: its flags depend on it.
+// Determines the task of a command line, which its flags depend on.
 #ifndef GNOMON_CLI_TASK_CHOICE_H_
 #define GNOMON_CLI_TASK_CHOICE_H_
 
@@ -11,12 +11,13 @@ namespace gnomon::cli {
 
 struct TaskChoice {
   std::shared_ptr<models::Task> task;
-  // Why the run or checkpoint that is named does not tell its task; empty: it does, or none is.
+  // The reason why the given run or checkpoint does not state its task; empty if it does or if none
+  // is given.
   std::string fault;
 };
 
-// The task that --task names, else the one that the run or checkpoint after --resume or --model is
-// of, else `text`. Throws Error where there is no task of that name.
+// The task named by --task, otherwise that of the run or checkpoint given to --resume or --model,
+// otherwise `text`. Throws Error if there is no task with that name.
 TaskChoice ChooseTask(int argc, char** argv);
 
 }  // namespace gnomon::cli

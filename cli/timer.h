@@ -1,4 +1,4 @@
-// Times and memory of work on any device.
+// Time and memory of work on any device.
 #ifndef GNOMON_CLI_TIMER_H_
 #define GNOMON_CLI_TIMER_H_
 
@@ -10,13 +10,12 @@
 
 namespace gnomon::cli {
 
-// Seconds that `work` takes: of the CPU by its clock; of another device between two events on its
-// current stream, after all that was put on it before has been done.
+// The duration of `work` in seconds: wall-clock time on the CPU; on other devices the time between
+// two events on the current stream, after all previous work has finished.
 double TimeOn(c10::Device device, const std::function<void()>& work);
 
-// Bytes that PyTorch's allocator of a device holds for tensors at the highest point of `work`
-// beyond those that it held before; none where it does not count them, and of the CPU (see
-// PeakBytes).
+// The peak of tensor memory in PyTorch's device allocator during `work` minus that before it, in
+// bytes; none if the allocator does not count it, and for the CPU (see PeakBytes).
 std::optional<int64_t> PeakBytesOn(c10::Device device, const std::function<void()>& work);
 
 }  // namespace gnomon::cli

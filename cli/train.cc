@@ -40,7 +40,7 @@ struct TrainFlags {
   int64_t threads = 0;
 };
 
-// What a run that is resumed takes from the command line.
+// The options that a resumed run takes from the command line.
 models::OptionList RunFlags(TrainFlags* flags, models::Task& task) {
   return models::InSection("run", flags->run.Options()) + task.Options(Command::kTrain);
 }
@@ -50,11 +50,11 @@ struct Work {
   models::Terms terms;
   std::string data;
   std::filesystem::path checkpoint;
-  models::FolderLock lock;  // of its folder; process 0 has it
+  models::FolderLock lock;  // lock of the folder, held by process 0
   models::RunOptions run;
 };
 
-// What process 0 learns from the data, in all of them.
+// Broadcasts the assets that process 0 learns from the data.
 void ShareAssets(const models::Processes& processes, models::Task& task) {
   RunInEveryProcess(processes, [&] {
     if (processes.rank() == 0) task.Prepare();
@@ -77,7 +77,7 @@ void CheckSameData(const models::Processes& processes, const models::Task& task,
   });
 }
 
-// Throws Error where there is none, or where several processes would share it.
+// Throws Error if the device does not exist, or if several processes would share it.
 torch::Device DeviceOf(const TrainFlags& flags, const models::Processes& processes) {
   const torch::Device device = models::FindDevice(flags.device);
   if (!device.is_cpu() && processes.size() > 1) {
@@ -87,7 +87,7 @@ torch::Device DeviceOf(const TrainFlags& flags, const models::Processes& process
   return device;
 }
 
-// Everything that can be wrong is found here, before the first step.
+// Runs all checks before the first step.
 Work NewWork(const CLI::App& command, TrainFlags flags, models::Task& task,
              const models::ProcessesPtr& processes) {
   Work work;
@@ -104,7 +104,7 @@ Work NewWork(const CLI::App& command, TrainFlags flags, models::Task& task,
     models::CheckRanges(task.Options(Command::kTrain), "");
     task.ReadData(flags.data);
     flags.terms = CompleteTerms(task, flags.terms);
-    // With any assets: learning them may take minutes.
+    // Including assets: learning them may take minutes.
     CheckTerms(task, flags.terms, training, Command::kTrain, device);
   });
   CheckSameData(*processes, task, flags.data);
@@ -178,7 +178,7 @@ void PrintMeasurements(const models::Task& task,
   for (const models::Measurement& at : measurements) {
     std::vector<std::string> parts;
     for (size_t n = 0; n < metrics.size(); ++n) {
-      // Some are of one condition alone.
+      // Some metrics exist only for one condition.
       if (!at.values[n] && is_known(n)) continue;
       parts.push_back(StrCat(FormatLoss(at.values[n]), " (", metrics[n].title, ")"));
     }

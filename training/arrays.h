@@ -1,5 +1,5 @@
-// A user's own data as named arrays in parts: a file of safetensors whose tensors are called
-// PART.NAME, "train.images" or "valid.labels" (docs/tasks.md). `gnomon data` writes such files.
+// User data as named arrays: a safetensors file with tensors named PART.NAME, such as
+// "train.images" or "valid.labels" (docs/tasks.md). `gnomon data` writes such files.
 #ifndef GNOMON_TRAINING_ARRAYS_H_
 #define GNOMON_TRAINING_ARRAYS_H_
 
@@ -16,15 +16,15 @@ namespace gnomon::models {
 class Arrays {
  public:
   Arrays() = default;
-  // Throws Error where the file is not one of safetensors.
+  // Throws Error if the file is not a valid safetensors file.
   explicit Arrays(const std::string& path);
 
   const std::string& path() const { return path_; }
-  // Of all names, types, shapes and values: the same data have the same one in any file.
+  // Hash of all names, types, shapes and values, independent of the file.
   const std::string& sha256() const { return sha256_; }
   bool Has(const std::string& name) const { return file_.tensors.contains(name); }
 
-  // These throw Error naming the file, the array and what is wrong with it.
+  // These throw Error naming the file, the array and the fault.
 
   int64_t CountAxes(const std::string& name) const;
   // With this many axes, none of them empty.
@@ -34,10 +34,10 @@ class Arrays {
                          int64_t highest) const;
   // Finite numbers, as float; bytes are divided by 255.
   torch::Tensor Numbers(const std::string& name, int64_t axes) const;
-  // That both have the same number of rows.
+  // Checks that both have the same number of rows.
   void CheckRows(const std::string& first, const std::string& second) const;
-  // Rows of a ragged array: NAME has all values one after the other, NAME_lengths how many each row
-  // has; or, without lengths, NAME has an axis more, and all rows are of one length. Views of it.
+  // Rows of a ragged array, as views: NAME contains all values in order and NAME_lengths the row
+  // lengths; without lengths, NAME has one more axis, and all rows have the same length.
   std::vector<torch::Tensor> Rows(const std::string& name, int64_t axes) const;
 
  private:

@@ -1,4 +1,4 @@
-// Which rows of a batch a process has, where processes share one out.
+// The rows of a batch that a process computes.
 #ifndef GNOMON_TRAINING_BATCH_ROWS_H_
 #define GNOMON_TRAINING_BATCH_ROWS_H_
 
@@ -6,8 +6,8 @@
 
 namespace gnomon::models {
 
-// Rows `first`, `first` + 1 ... of a batch of `total`. Training draws the same random numbers for
-// them as it does for these rows of the whole batch, from a generator in the same state.
+// Rows `first`, `first` + 1 ... of a batch of `total`. With a generator in the same state, training
+// draws the same random numbers for them as for these rows of the whole batch.
 struct BatchRows {
   int64_t first = 0;
   int64_t total = 0;

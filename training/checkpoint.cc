@@ -22,10 +22,11 @@ constexpr int64_t kCheckpointFormat = 1;
 constexpr const char* kModelPrefix = "model.";
 constexpr const char* kOptimizerPrefix = "optimizer.";
 
-// What the configuration of a training run has beside that of a model, and the task's state fields.
+// Fields that the configuration of a training run has in addition to that of a model and the task's
+// state fields.
 constexpr const char* kTrainingFields[] = {"step", "training", "data"};
 
-// A tensor that a checkpoint must hold.
+// A tensor that a checkpoint must contain.
 torch::Tensor Take(const SafeTensors& file, const std::string& name, torch::IntArrayRef shape,
                    torch::ScalarType type) {
   const auto found = file.tensors.find(name);
@@ -42,7 +43,7 @@ bool IsOfTraining(const Option& option) {
   return option.section == "training" || option.section == "run";
 }
 
-// The options that are stored, as far as they are of a model or of its training.
+// The stored options, restricted to those of the model or of its training.
 OptionList StoredOptions(Task& task, Terms* terms) {
   return InSection("model", terms->Options()) + task.Options(Command::kTrain);
 }
@@ -61,7 +62,7 @@ OptionList TrainingSections(TrainingOptions* training, RunOptions* run) {
   return InSection("training", training->Options()) + InSection("run", run->Options());
 }
 
-// Returns how many tensors they are.
+// Returns the number of tensors.
 size_t TakeAssets(const SafeTensors& file, Task& task) {
   std::vector<std::string> assets;
   size_t used = 0;
@@ -79,7 +80,7 @@ size_t TakeAssets(const SafeTensors& file, Task& task) {
   return used;
 }
 
-// Whether a configuration has any part that a training run alone has.
+// Whether a configuration has any field that only training runs have.
 bool HoldsTraining(const json& object, const Task& task) {
   std::vector<std::string> fields = task.state_fields();
   fields.insert(fields.end(), std::begin(kTrainingFields), std::end(kTrainingFields));
@@ -87,7 +88,7 @@ bool HoldsTraining(const json& object, const Task& task) {
                      [&](const std::string& field) { return object.contains(field); });
 }
 
-// The tensors that are neither the model's, nor the optimizer's, nor assets.
+// Tensors that belong neither to the model nor to the optimizer nor to assets.
 std::map<std::string, torch::Tensor> OtherTensors(const SafeTensors& file, const Task& task) {
   std::map<std::string, torch::Tensor> others = file.tensors;
   for (const Asset& asset : task.Assets()) others.erase(asset.tensor);
@@ -97,7 +98,8 @@ std::map<std::string, torch::Tensor> OtherTensors(const SafeTensors& file, const
   return others;
 }
 
-// All of a training run but its moments, which the parameters name, and the learner's state.
+// A training run without its moments (which are named after the parameters) and the learner's
+// state.
 TrainingState TakeTraining(const json& object, const OptionList& options) {
   TrainingState training;
   training.step = Field<int64_t>(object, "step");

@@ -15,15 +15,15 @@ namespace {
 std::optional<c10::Device> Parse(const std::string& name) {
   try {
     const c10::Device device(name);
-    // Torch takes a number's last bits: that of cuda:256 would be 0.
+    // PyTorch truncates the index: cuda:256 would become cuda:0.
     if (device.str() == name) return device;
   } catch (const c10::Error&) {
-    // Not a device.
+    // Not a valid device.
   }
   return std::nullopt;
 }
 
-// As PyTorch sees them, which may have been built without any.
+// As seen by PyTorch, which may have been built without GPU support.
 int64_t CountDevices(c10::DeviceType type) {
   return at::globalContext().getAcceleratorHooksInterface(type).deviceCount();
 }

@@ -1,4 +1,4 @@
-// Where models are trained, measured and asked.
+// The device of models.
 #ifndef GNOMON_TRAINING_DEVICE_H_
 #define GNOMON_TRAINING_DEVICE_H_
 
@@ -8,8 +8,8 @@
 
 namespace gnomon::models {
 
-// "cpu", "cuda" or "cuda:1" as a device. Throws Error where the name is none, where there is no
-// such device, and where gnomon does not run on it.
+// "cpu", "cuda" or "cuda:1" as a device. Throws Error if the name is invalid, if there is no such
+// device, or if gnomon does not support it.
 c10::Device FindDevice(const std::string& name);
 
 }  // namespace gnomon::models

@@ -33,7 +33,7 @@ bool WriteAll(int file, std::string_view bytes) {
 constexpr const char* kUnfinished = ".part";
 constexpr size_t kDigits = 16;
 
-// "PATH.<16 hexadecimal digits>.part", of a new file that is open for writing.
+// "PATH.<16 hexadecimal digits>.part", a new file opened for writing.
 int OpenBeside(const std::filesystem::path& path, std::string* name) {
   std::random_device random;
   while (true) {
@@ -49,7 +49,7 @@ int OpenBeside(const std::filesystem::path& path, std::string* name) {
 
 void WriteFileAtomically(const std::filesystem::path& given,
                          const std::vector<std::string_view>& parts) {
-  // What a link leads to is replaced, not the link; what is no file cannot be.
+  // The target of a link is replaced, not the link; only regular files can be replaced.
   std::error_code error;
   std::filesystem::path path = std::filesystem::weakly_canonical(given, error);
   if (error) path = given;
@@ -105,7 +105,7 @@ FolderLock::FolderLock(const std::filesystem::path& folder) {
   if (file < 0) {
     throw Error(StrCat("cannot open the folder ", folder.string(), ": ", std::strerror(errno)));
   }
-  // Not in the place of a standard stream that is closed.
+  // Must not reuse the descriptor of a closed standard stream.
   file_ = ::fcntl(file, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
   ::close(file);
   if (::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;

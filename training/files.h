@@ -1,5 +1,4 @@
-// Files: writing them so that they are never seen half written, in folders that one process at a
-// time works in, and telling what they are.
+// Atomic writes of files, folders locked by one process, and queries about files.
 #ifndef GNOMON_TRAINING_FILES_H_
 #define GNOMON_TRAINING_FILES_H_
 
@@ -10,29 +9,27 @@
 
 namespace gnomon::models {
 
-// Writes the parts one after the other to a file beside `path` whose name no other writer has,
-// brings it to the disk, and renames it to `path`. Throws Error where it cannot. A link stays one:
-// what it leads to is replaced; devices and pipes are written to as they are.
+// Writes the parts to a uniquely named file next to `path`, flushes it to disk, and renames it to
+// `path`. Throws Error on failure. Links are kept and their target is replaced; devices and pipes
+// are written to directly.
 void WriteFileAtomically(const std::filesystem::path& path,
                          const std::vector<std::string_view>& parts);
 
-// Whether a path leads to a device, such as /dev/zero, which may have no end.
+// Whether a path refers to a device, such as /dev/zero, which may be endless.
 bool IsDevice(const std::filesystem::path& path);
 
 // The folder that a file is in.
 std::filesystem::path FolderOf(const std::filesystem::path& path);
 
-// Removes what writers of `path` that were killed have left beside it. For one who has the folder
-// to himself.
+// Removes files left behind by killed writers of `path`. Requires exclusive use of the folder.
 void RemoveUnfinished(const std::filesystem::path& path);
 
-// A folder that this process alone works in, until the lock is destroyed or the process ends,
-// however it ends. It leaves nothing behind. On a file system that cannot lock folders there is no
-// lock.
+// Exclusive use of a folder until the lock is destroyed or the process ends in any way. Leaves no
+// files behind. Has no effect on file systems without folder locks.
 class FolderLock {
  public:
-  FolderLock() = default;  // of no folder
-  // Throws Error where another process holds it, or there is no such folder.
+  FolderLock() = default;  // locks nothing
+  // Throws Error if another process holds the lock, or if the folder does not exist.
   explicit FolderLock(const std::filesystem::path& folder);
   ~FolderLock();
   FolderLock(FolderLock&& other) noexcept : file_(std::exchange(other.file_, -1)) {}

@@ -1,5 +1,5 @@
-// Options, each said once: in a list that makes the members of a struct, its flags on the command
-// line, the checks of their ranges, and the fields of a file.
+// Options, each defined once: a list generates the members of a struct, the command-line flags, the
+// range checks and the fields of files.
 #ifndef GNOMON_TRAINING_OPTIONS_H_
 #define GNOMON_TRAINING_OPTIONS_H_
 
@@ -12,35 +12,35 @@
 
 namespace gnomon::models {
 
-// More than any count that a run can have, and less than what could overflow beside another.
+// Larger than any realistic count, and small enough that sums do not overflow.
 inline constexpr int64_t kMany = 1'000'000'000'000;
-// The largest seed: what JSON keeps exactly.
+// The largest seed that JSON represents exactly.
 inline constexpr int64_t kLargestSeed = int64_t{1} << 53;
 
-// What a list says of an option beside its type, name and default.
+// Properties of an option other than its type, name and default.
 struct OptionInfo {
   const char* help = "";
   // The range of a number, of each number of a list.
   double lowest = 0;
   double highest = static_cast<double>(kMany);
-  // Its flag's name, without dashes in front; by default its name in files, with dashes within.
+  // The flag's name without leading dashes; default: its name in files, with dashes.
   const char* flag = nullptr;
-  // Without, it stands in files alone.
+  // If false, it exists only in files.
   bool has_flag = true;
-  // Whether --help shows the default. Not where it depends on something, which `help` says then.
+  // Whether --help shows the default; false if it depends on something that `help` describes.
   bool shows_default = true;
-  // Files may lack it, and have the default then.
+  // Files may omit it; it then has the default.
   bool may_lack = false;
-  // Whether a run that is resumed takes another value.
+  // Whether a resumed run accepts another value.
   bool may_change = false;
-  // Of several texts: whether commas separate them, or each is an argument of its own and may have
-  // commas.
+  // For lists of texts: whether commas separate them, or each is a separate argument that may
+  // contain commas.
   bool has_commas = true;
-  // Of text: what it may be. Empty: anything.
+  // For texts: the valid values. Empty: any.
   std::vector<std::string> choices = {};
 };
 
-// An option of a struct at hand.
+// An option bound to a struct.
 struct Option {
   using Value = std::variant<int64_t*, double*, bool*, std::string*, std::optional<int64_t>*,
                              std::vector<int64_t>*, std::vector<std::string>*>;
@@ -48,10 +48,10 @@ struct Option {
   std::string key;
   OptionInfo info;
   Value value;
-  // The object within a file that holds it, and the group of its flag; empty: the outermost one.
+  // The object in files that contains it, and the group of its flag; empty: the top level.
   std::string section = "";
 
-  // "--learning-rate" of "learning_rate".
+  // "--learning-rate" for "learning_rate".
   std::string flag() const;
 };
 
@@ -80,34 +80,34 @@ using OptionList = std::vector<Option>;
 void AddOption(const char* name, const OptionInfo& info, const Option::Value& value,
                OptionList* list);
 
-// Both lists as one.
+// The concatenation of both lists.
 OptionList operator+(OptionList first, OptionList second);
-// All of them in a section of files.
+// The list with all options in a section.
 OptionList InSection(const std::string& section, OptionList list);
-// Without those of these keys; or with those in files alone, without a flag.
+// The list without the given keys; or with their options only in files, without flags.
 OptionList Without(OptionList list, const std::vector<std::string>& keys);
 OptionList WithoutFlags(OptionList list, const std::vector<std::string>& keys);
-// With another name for one of them.
+// The list with another name for one option.
 OptionList Renamed(OptionList list, const std::string& key, const std::string& name);
 
-// The values as a file holds them.
+// The values in file form.
 nlohmann::json ToJson(const OptionList& list);
 
-// Sets the values from a file; throws Error where a field or a section is missing or of the wrong
-// type.
+// Sets the values from a file; throws Error if a field or section is missing or has the wrong type.
 void FromJson(const nlohmann::json& object, const OptionList& list);
 
-// Throws Error for an option that is out of its range: "WHERE: KEY is ...", or "--FLAG is ..."
-// where `where` is empty.
+// Throws Error if an option is out of range: "WHERE: KEY is ...", or "--FLAG is ..." if `where` is
+// empty.
 void CheckRanges(const OptionList& list, const std::string& where);
 
-// One field of an object; throws Error where it is missing or of the wrong type. For int64_t,
-// double, bool, std::string and vectors of the first and the last.
+// One field of an object; throws Error if it is missing or has the wrong type. For int64_t, double,
+// bool, std::string, and vectors of int64_t and std::string.
 template <class T>
 T Field(const nlohmann::json& object, const std::string& name);
 
 // For programs in other languages: key, kind ("integer", "number", "flag", "text", "integers",
-// "texts"), default, the range of numbers, whether files may lack it, and what a text may be.
+// "texts"), default, the range of numbers, whether files may omit it, and the valid values of
+// texts.
 nlohmann::json DescribeOption(const Option& option);
 
 }  // namespace gnomon::models

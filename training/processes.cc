@@ -11,9 +11,9 @@
 namespace gnomon::models {
 namespace {
 
-// The collectives as PyTorch registers them for compiled graphs: unlike the classes of its process
-// groups they are called by name, so that a PyTorch without torch.distributed can be linked, too.
-// Boxed, because the types of their arguments differ between versions.
+// PyTorch's collectives for compiled graphs: unlike the process group classes, they are called by
+// name, so PyTorch builds without torch.distributed can also be linked. Boxed, because their
+// argument types differ between versions.
 torch::Tensor CallCollective(const char* name, torch::jit::Stack arguments) {
   const torch::NoGradGuard no_grad;
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();

@@ -14,7 +14,7 @@
 namespace gnomon::models {
 
 // Collectives, which all processes call in the same order, on contiguous tensors of the same shape
-// and dtype. This one is a process on its own.
+// and dtype. This class implements a single process.
 class Processes {
  public:
   Processes() = default;
@@ -25,23 +25,22 @@ class Processes {
   virtual int64_t rank() const { return 0; }
   virtual int64_t size() const { return 1; }
 
-  // The sum over all processes, in place; bitwise the same in all of them.
+  // The sum over all processes, in place; bitwise identical in all of them.
   virtual void AllReduce(const at::Tensor& /*tensor*/) const {}
-  // The tensors (...) of all processes in the order of their ranks, (size, ...).
+  // The tensors (...) of all processes in rank order, (size, ...).
   virtual at::Tensor AllGather(const at::Tensor& tensor) const;
-  // That of process 0, in place.
+  // Broadcasts the tensor of process 0, in place.
   virtual void Broadcast(const at::Tensor& /*tensor*/) const {}
 
-  // Whether it holds in any process.
+  // Whether the condition is true in any process.
   bool Any(bool here) const;
-  // The text of process 0.
+  // Broadcasts the text of process 0.
   std::string BroadcastText(const std::string& text) const;
 };
 
 using ProcessesPtr = std::shared_ptr<const Processes>;
 
-// A process group of torch.distributed, by the name that it is registered with: its backend does
-// the work.
+// A process group of torch.distributed, identified by its registered name.
 class ProcessGroup final : public Processes {
  public:
   ProcessGroup(std::string name, int64_t rank, int64_t size)
@@ -59,8 +58,8 @@ class ProcessGroup final : public Processes {
   int64_t size_;
 };
 
-// The rows of a batch that process `rank` of `size` has: shares follow each other in the order of
-// the ranks, and differ by one row at most.
+// The rows of a batch that process `rank` of `size` computes: shares are consecutive in rank order
+// and differ by at most one row.
 int64_t FirstRow(int64_t batch, int64_t rank, int64_t size);
 int64_t CountRows(int64_t batch, int64_t rank, int64_t size);
 

@@ -23,13 +23,13 @@ using nlohmann::json;
 
 static_assert(std::endian::native == std::endian::little, "tensors are stored little-endian");
 
-// The limit that the format's own reader sets.
+// The limit of the reference implementation.
 constexpr uint64_t kLongestHeader = 100'000'000;
 
 struct NamedType {
   const char* name;
   torch::ScalarType type;
-  // What it becomes: Torch has hardly an operator for wide unsigned numbers.
+  // The type it is converted to: PyTorch has few operators for wide unsigned integers.
   torch::ScalarType read_as = type;
 };
 
@@ -58,10 +58,10 @@ std::string_view Bytes(const torch::Tensor& tensor) {
   return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
-// One file's bytes and the message that names it.
+// The contents of a file, with errors that name it.
 class Reader {
  public:
-  // With its tensors, or with its header alone.
+  // Reads the tensors, or only the header.
   explicit Reader(const std::filesystem::path& path, bool has_tensors = true)
       : path_(path.string()) {
     std::error_code error;
@@ -238,7 +238,7 @@ void WriteSafeTensors(const std::filesystem::path& path, const SafeTensors& cont
   for (const auto& [name, tensor] : content.tensors) {
     tensors.emplace_back(name, tensor.detach().cpu().contiguous());
   }
-  // Wide types first keep every tensor aligned to its own element.
+  // Storing wide types first keeps every tensor aligned.
   std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
     return a.second.element_size() > b.second.element_size();
   });

@@ -16,15 +16,15 @@ struct SafeTensors {
   std::map<std::string, std::string> metadata;
 };
 
-// Writes to a file beside `path` and renames it, so that `path` is never half written. Throws Error
-// where it cannot.
+// Writes to a file next to `path` and renames it, so `path` is never partially written. Throws
+// Error on failure.
 void WriteSafeTensors(const std::filesystem::path& path, const SafeTensors& content);
 
-// Reads a file whole and checks every part of its header against the format's rules; throws Error
-// naming the file and the fault. No memory beyond the file's own size is taken on its word.
+// Reads a file and validates its header completely; throws Error naming the file and the fault.
+// Never allocates more memory than the file's size.
 SafeTensors ReadSafeTensors(const std::filesystem::path& path);
 
-// Its metadata alone, without reading or checking the tensors; throws Error as above.
+// Only the metadata, without reading or checking the tensors; throws Error as above.
 std::map<std::string, std::string> ReadSafeTensorsMetadata(const std::filesystem::path& path);
 
 }  // namespace gnomon::models

@@ -30,7 +30,7 @@ inline std::string Join(const std::vector<std::string>& parts, const std::string
   return joined;
 }
 
-// A text without the mark of its byte order, with which some editors begin UTF-8.
+// A text without the byte-order mark that some editors write at the start of UTF-8 files.
 inline std::string WithoutMark(std::string text) {
   if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
   return text;

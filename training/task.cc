@@ -18,7 +18,7 @@ std::vector<std::unique_ptr<Task> (*)()>& Makers() {
   return makers;
 }
 
-// Of the machine, or of the control group that this process is in where that is less.
+// The memory of the machine, or of this process's control group if that is smaller.
 double MemoryBytes() {
   const double pages = static_cast<double>(::sysconf(_SC_PHYS_PAGES));
   double bytes = pages * static_cast<double>(::sysconf(_SC_PAGE_SIZE));

@@ -1,4 +1,4 @@
-// What attention is made of.
+// The terms of attention.
 #ifndef GNOMON_TRAINING_TERMS_H_
 #define GNOMON_TRAINING_TERMS_H_
 

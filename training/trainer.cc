@@ -48,7 +48,7 @@ Trainer::Trainer(std::unique_ptr<Learner> learner, const TrainingOptions& option
   groups.emplace_back(decayed, with_decay(options_.weight_decay));
   groups.emplace_back(free, with_decay(0));
   optimizer_ = std::make_unique<torch::optim::AdamW>(groups);
-  // Processors of different kinds may have drawn different weights.
+  // Different processor types may draw different weights.
   if (processes_->size() > 1) {
     const torch::NoGradGuard no_grad;
     std::vector<torch::Tensor> tensors = module_.parameters();
@@ -91,7 +91,7 @@ LearnerState Trainer::GatherState() const {
 
 double Trainer::SumGradients(const torch::Tensor& loss) {
   if (processes_->size() == 1) return loss.item<double>();
-  // In one buffer: many small sums would wait for each other.
+  // In one buffer, because many small reductions would be slow.
   std::vector<torch::Tensor> parts;
   for (const torch::Tensor& parameter : module_.parameters()) {
     if (parameter.grad().defined()) parts.push_back(parameter.grad().reshape({-1}));
@@ -110,7 +110,7 @@ double Trainer::SumGradients(const torch::Tensor& loss) {
 
 double Trainer::Step() {
   module_.train();
-  // Dropout's own stream for each step, so that a resumed run draws what the whole one drew.
+  // Each step has its own dropout stream, so a resumed run draws the same numbers.
   torch::manual_seed(static_cast<uint64_t>(options_.seed) * 0x9e3779b97f4a7c15 +
                      static_cast<uint64_t>(step_));
   const int64_t rank = processes_->rank();

@@ -24,17 +24,17 @@ bool Decays(std::string_view name, const torch::Tensor& parameter);
 // The names of a parameter's moments in the state of the optimizer.
 std::array<std::string, 2> MomentsOf(const std::string& parameter);
 
-// Processes share out the rows of each batch, and sum the gradients: but for the order in which
-// numbers are summed, they do what one does. All of them construct it from the same learner and
-// options, and make the same calls in the same order.
+// Processes divide the rows of each batch and sum the gradients; apart from the order of summation,
+// the result equals that of one process. All processes construct the trainer from the same learner
+// and options, and make the same calls in the same order.
 class Trainer {
  public:
-  // Throws Error, in all processes, before any collective, where options or data do not do.
+  // Throws Error in all processes, before any collective, if options or data are invalid.
   Trainer(std::unique_ptr<Learner> learner, const TrainingOptions& options,
           ProcessesPtr processes = std::make_shared<Processes>());
 
-  // One step; returns the mean loss of its batch. Where that is not a finite number the parameters
-  // and the learner's state are left as they were.
+  // One step; returns the mean loss of its batch. If the loss is not finite, the parameters and the
+  // learner's state do not change.
   double Step();
 
   int64_t step() const { return step_; }
@@ -42,20 +42,20 @@ class Trainer {
   const TrainingOptions& options() const { return options_; }
   const Processes& processes() const { return *processes_; }
 
-  // The learner's, of the whole batch; a collective.
+  // The learner's state for the whole batch; a collective.
   LearnerState GatherState() const;
 
-  // Moments of AdamW by parameter, for a checkpoint, and back, with the state of the whole batch;
-  // Restore throws Error where a tensor is missing or has another shape.
+  // AdamW's moments by parameter, for checkpoints, and their restoration together with the state of
+  // the whole batch; Restore throws Error if a tensor is missing or has another shape.
   std::map<std::string, torch::Tensor> OptimizerState() const;
   void Restore(const std::map<std::string, torch::Tensor>& state, int64_t step,
                const LearnerState& learner_state);
 
  private:
-  // Rows of the batch, the first and how many, that a process has.
+  // The first row and the number of rows of a process.
   int64_t FirstRowOf(int64_t rank) const;
   int64_t CountRowsOf(int64_t rank) const;
-  // Those of the whole batch, from those of each process.
+  // Gathers the rows of the whole batch from all processes.
   torch::Tensor GatherRows(const torch::Tensor& rows) const;
   // Sums the loss and its gradients over the processes; returns the loss.
   double SumGradients(const torch::Tensor& loss);

@@ -32,8 +32,8 @@ struct TrainingOptions {
   GNOMON_OPTIONS(GNOMON_TRAINING_OPTIONS)
 };
 
-// Throws Error naming the field that is out of its range; a batch has an example at least for each
-// of `processes`.
+// Throws Error naming a field that is out of range; a batch needs at least one example for each of
+// `processes`.
 void CheckTrainingOptions(const TrainingOptions& options, int64_t processes = 1);
 
 // The learning rate of a step, counted from 0.
@@ -43,7 +43,7 @@ double LearningRate(const TrainingOptions& options, int64_t step);
   OPTION(int64_t, checkpoint_every, 500, .help = "Steps between checkpoints", .lowest = 1, \
          .may_lack = true, .may_change = true)
 
-// What a run does beside training.
+// Options of a run other than training.
 struct RunOptions {
   GNOMON_OPTIONS(GNOMON_RUN_OPTIONS)
 };
