@@ -139,16 +139,16 @@ def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
         if tensor.dtype != query.dtype or tensor.device != query.device:
             raise TypeError(
                 f"gnomon.{_NAME}: {name} is {tensor.dtype} on {tensor.device} and query "
-                f"{query.dtype} on {query.device}; expected the same"
+                f"is {query.dtype} on {query.device}; expected the same"
             )
     if key.shape[-1] != query.shape[-1]:
         raise ValueError(
-            f"gnomon.{_NAME}: key has {key.shape[-1]} columns and query {query.shape[-1]}; "
+            f"gnomon.{_NAME}: key has {key.shape[-1]} columns and query has {query.shape[-1]}; "
             "expected the same"
         )
     if value.shape[-2] != key.shape[-2]:
         raise ValueError(
-            f"gnomon.{_NAME}: value has length {value.shape[-2]} and key {key.shape[-2]}; "
+            f"gnomon.{_NAME}: value has length {value.shape[-2]} and key has {key.shape[-2]}; "
             "expected the same"
         )
 

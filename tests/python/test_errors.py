@@ -658,7 +658,7 @@ TYPE_ERRORS |= {
     ),
     "a module's dtype": (
         lambda: module(X.double()),
-        "MultiheadAttention: query has dtype torch.float64 and the module torch.float32; expected",
+        "MultiheadAttention: query has dtype torch.float64 and the module has torch.float32",
     ),
     "a module's integers": (lambda: module(X.long()), "query has dtype torch.int64 and the module"),
     "a module's key": (lambda: module(X, X.half()), "key has dtype torch.float16 and the module"),

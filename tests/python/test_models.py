@@ -227,8 +227,12 @@ def state_of(known):
 
 
 REFUSED = {
-    "another batch": (ValueError, "batch of 2 and the tokens 1", {"tokens": (1, 2)}),
-    "another depth": (ValueError, "depth of 2 and the model 3", {"depth": 3}),
+    "another batch": (
+        ValueError,
+        "batch of 2 and the tokens have a batch of 1",
+        {"tokens": (1, 2)},
+    ),
+    "another depth": (ValueError, "2 layers and the model has 3", {"depth": 3}),
     "beyond the vocabulary": (ValueError, "tokens exceed", {"vocabulary": 2}),
     "by a layer": (RuntimeError, "no layer", {"break": "blocks.1"}),
     "by the last norm": (RuntimeError, "no layer", {"break": "norm"}),
@@ -282,9 +286,11 @@ def test_beyond_the_longest_text_or_another_dtype():
         with pytest.raises(ValueError, match=r"length of 8; expected at most|the table has 6 rows"):
             model(tokens, **known)
         model(tokens[:, :2], **known)
-    with pytest.raises(TypeError, match=r"memory has dtype torch\.float32 and the model torch"):
+    with pytest.raises(
+        TypeError, match=r"memory has dtype torch\.float32 and the model has dtype torch"
+    ):
         model.double()(tokens[:, :1], memory=memory)
-    with pytest.raises(TypeError, match="the memory is on cpu and the model on meta"):
+    with pytest.raises(TypeError, match="the memory is on cpu and the model is on meta"):
         model.float().to("meta")(tokens.to("meta"), memory=memory)
     assert memory.tokens.length() == cache.tokens.length() == 6
 

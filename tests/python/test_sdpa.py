@@ -189,7 +189,9 @@ WRONG = {
     "other batches": (ValueError, "broadcast", (draw(2, 1, 3, 4), draw(3, 1, 5, 4), draw(5, 4))),
 }  # fmt: skip
 WRONG_ARGUMENTS = {
-    "heads that do not divide": (ValueError, "query has 3 heads and key 2", {"enable_gqa": True}),
+    "heads that do not divide": (
+        ValueError, "query has 3 heads and key has 2", {"enable_gqa": True},
+    ),
     "a mask and is_causal": (
         ValueError, "one of them", {"attn_mask": torch.ones(3, 5).bool(), "is_causal": True},
     ),

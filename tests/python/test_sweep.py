@@ -190,6 +190,6 @@ def test_a_type_that_crashes_or_hangs_costs_itself_alone(sweep, tmp_path, monkey
     assert outcomes["works"]["class"] == "equal"
     assert outcomes["hangs"]["class"] == outcomes["computes"]["class"] == "timed out"
     assert outcomes["crashes"]["class"] == "crashed"
-    assert "waits, after 10 s" in outcomes["hangs"]["why"]
+    assert "still waiting after 10 s" in outcomes["hangs"]["why"]
     assert "more than 1 s of CPU time" in outcomes["computes"]["why"]
     assert "status -6" in outcomes["crashes"]["why"]

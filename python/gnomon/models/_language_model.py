@@ -361,7 +361,7 @@ class LanguageModel(torch.nn.Module):
         if targets.shape != tokens.shape:
             raise ValueError(
                 f"gnomon.{operator}: targets have shape {tuple(targets.shape)} and tokens "
-                f"{tuple(tokens.shape)}; expected the same"
+                f"have shape {tuple(tokens.shape)}; expected the same"
             )
         vocabulary = self._options["vocabulary"]
         if targets.numel() > 0 and not 0 <= targets.min() <= targets.max() < vocabulary:
@@ -419,14 +419,14 @@ class LanguageModel(torch.nn.Module):
             # A memory has no layers before its first segment.
             if known.layers and len(known.layers) != len(self.blocks):
                 raise ValueError(
-                    f"gnomon.{operator}: the {name} has a depth of {len(known.layers)} and the "
-                    f"model {len(self.blocks)}; expected the same"
+                    f"gnomon.{operator}: the {name} has {len(known.layers)} layers and the "
+                    f"model has {len(self.blocks)}; expected the same"
                 )
             batch = known._batch()
             if batch is not None and batch != len(tokens):
                 raise ValueError(
                     f"gnomon.{operator}: the {name} has a batch of {batch} and the tokens "
-                    f"{len(tokens)}; expected the same"
+                    f"have a batch of {len(tokens)}; expected the same"
                 )
         if cache is not None and self.max_length is not None and not placed:
             length = cache.tokens.length() + tokens.shape[1]
@@ -439,13 +439,13 @@ class LanguageModel(torch.nn.Module):
             held = memory.layers[0]
             if held.device != weight.device:
                 raise TypeError(
-                    f"gnomon.{operator}: the memory is on {held.device} and the model on "
+                    f"gnomon.{operator}: the memory is on {held.device} and the model is on "
                     f"{weight.device}; expected the same"
                 )
             if held.dtype != weight.dtype and not torch.is_autocast_enabled(held.device.type):
                 raise TypeError(
                     f"gnomon.{operator}: the memory has dtype {held.dtype} and the model "
-                    f"{weight.dtype}; expected the same"
+                    f"has dtype {weight.dtype}; expected the same"
                 )
 
     def extra_repr(self) -> str:

@@ -188,7 +188,7 @@ class KVCache:
         for name, old, new in (("k", self._k.tensor, k), ("v", self.v, v)):
             if old is None or old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
                 raise ValueError(
-                    f"gnomon.nn.KVCache: {name} has shape {list(new.shape)} and the cache "
+                    f"gnomon.nn.KVCache: {name} has shape {list(new.shape)} and the cache has "
                     f"{None if old is None else list(old.shape)}; expected the same, apart from "
                     "the length"
                 )

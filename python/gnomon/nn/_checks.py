@@ -50,6 +50,6 @@ def check_embeddings(
     cast = all(dtype in _AUTOCAST for dtype in (tokens.dtype, weight.dtype))
     if not (cast and torch.is_autocast_enabled(tokens.device.type)):
         raise TypeError(
-            f"gnomon.nn.{module}: {argument} has dtype {tokens.dtype} and the module "
+            f"gnomon.nn.{module}: {argument} has dtype {tokens.dtype} and the module has "
             f"{weight.dtype}; expected the same"
         )
