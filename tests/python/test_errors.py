@@ -376,7 +376,7 @@ VALUE_ERRORS = {
     ),
     "an option twice": (
         lambda: nn.MultiheadAttention(8, 4, position="hype:mu=0.1:mu=0.2"),
-        "gives mu twice",
+        "sets mu twice",
     ),
     "an empty option": (
         lambda: nn.MultiheadAttention(8, 4, position="hype::mu=0.1"),

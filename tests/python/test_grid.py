@@ -541,7 +541,7 @@ ERRORS = {
     ),
     "axes": (
         lambda: Grid((3, 4), [ALiBi(SLOPES)]),
-        "shape has 2 axes and axes 1 biases; expected one bias for each axis",
+        "shape has 2 axes and axes has 1 biases; expected one bias per axis",
     ),
     "a grid of grids": (
         lambda: attend(Grid((3, 4), [GridBias(torch.zeros(HEADS, 5))] * 2)),
@@ -593,7 +593,7 @@ ERRORS = {
     ),
     "too many tokens": (
         lambda: attend(RoPE(shape=(2**20, 2**20))),
-        r"shape \[1048576, 1048576\] and the prefix 0; expected at most 2\^32 tokens",
+        r"grid is \[1048576, 1048576\] and the prefix 0; expected at most 2\^32 tokens",
     ),
     "decoding": (
         lambda: MultiheadAttention(8, 2, position="alibi:shape=3x4")(
