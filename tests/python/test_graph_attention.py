@@ -523,7 +523,7 @@ ERRORS = {
     "a height alone": (
         {"q": torch.randn(3, 4, 1), "k": torch.randn(3, 4, 1), "similarity": Umbral(1.0)},
         ValueError,
-        "needs two",
+        "needs at least 2 columns",
     ),
 }
 

@@ -538,7 +538,7 @@ def test_wrong_files(tmp_path):
         return config(model=json.loads(metadata["gnomon"])["model"] | options)
 
     refuses("no such checkpoint file or run folder", tmp_path / "absent")
-    refuses("holds no checkpoint.safetensors", tmp_path)
+    refuses("contains no checkpoint.safetensors", tmp_path)
     for content in (b"", whole[:-1], whole[:60], whole + b"x", b"\xff" * 8 + whole[8:]):
         path.write_bytes(content)
         refuses("is not a valid safetensors file")

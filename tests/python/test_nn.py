@@ -595,7 +595,7 @@ def test_modules_without_them_are_as_before():
         ("dot", "rope:dims=3", "dims = 3"),
         ("dot", "rope:dims=40", "dims = 40"),
         ("penumbral", "rope:dims=8", "a height"),
-        ("dot", "rope:scaling=yarn", "without factor"),
+        ("dot", "rope:scaling=yarn", "scaling=yarn, which needs factor"),
         ("dot", "rope:sections=1x1", "sections = 1x1"),
         ("umbral", "transformer_xl", "works only with the similarity dot"),
         ("additive", "rope", "rotates pairs"),

@@ -267,9 +267,9 @@ def test_compiled_and_in_a_module(name):
 @pytest.mark.parametrize(
     ("position", "message"),
     [
-        ("rope:scaling=yarn", "scaling=yarn without factor"),
-        ("rope:scaling=yarn:factor=4", "without original_max_position_embeddings"),
-        ("rope:scaling=linear", "scaling=linear without factor"),
+        ("rope:scaling=yarn", "scaling=yarn, which needs factor"),
+        ("rope:scaling=yarn:factor=4", "which needs original_max_position_embeddings"),
+        ("rope:scaling=linear", "scaling=linear, which needs factor"),
         ("rope:scaling=lin:factor=2", "expected one of none, linear"),
         ("rope:scaling=linear:factor=-2", "expected a positive number"),
         (

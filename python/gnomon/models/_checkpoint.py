@@ -262,7 +262,7 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
     vocabulary = tensors.get(_VOCABULARY, torch.empty(0, dtype=torch.uint8))
     if vocabulary.dtype != torch.uint8 or vocabulary.dim() != 1:
         raise ValueError(
-            f"the tensor '{_VOCABULARY}' is {vocabulary.dtype} and has {vocabulary.dim()} axes, "
+            f"the tensor '{_VOCABULARY}' is {vocabulary.dtype} and has {vocabulary.dim()} axes; "
             "expected uint8 and one"
         )
     kind = _object("the field 'tokens'", config["tokens"])["kind"]
