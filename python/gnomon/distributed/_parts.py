@@ -160,8 +160,8 @@ class Parts:
                 )
             if its[9:13] != first[9:13]:
                 raise ValueError(
-                    f"gnomon.{NAME}: whether q, k, v and a tensor of similarity or position "
-                    f"require grad is {[bool(need) for need in its[9:13]]} in process {process} "
+                    f"gnomon.{NAME}: requires_grad of q, k, v and of any tensor in similarity "
+                    f"or position is {[bool(need) for need in its[9:13]]} in process {process} "
                     f"and {[bool(need) for need in first[9:13]]} in process 0; expected the same"
                 )
             if its[13] != first[13]:

@@ -154,7 +154,7 @@ at::Tensor TurnedKeys(const at::Tensor& k, const ModuleTerms& terms, int64_t hea
   const WithoutAutocast guard;
   const ModuleTerms::Position* const rotation = FindLastingRotation(terms);
   TORCH_CHECK_VALUE(rotation != nullptr, "gnomon.module_turned_keys: position is ", terms.text(),
-                    "; expected RoPE that does not go by the length");
+                    "; expected RoPE with frequencies that do not depend on the length");
   RotationCall call{.x = k,
                     .position = first,
                     .firsts = std::nullopt,
