@@ -10,7 +10,7 @@
 namespace gnomon::models {
 namespace {
 
-// Each band has this many times fewer columns than the one before.
+// Factor between the numbers of columns of successive bands.
 constexpr int64_t kReduction = 4;
 
 int64_t Columns(int64_t dim, int64_t band) {
@@ -22,7 +22,7 @@ torch::Tensor Normal(torch::IntArrayRef shape, int64_t fan_in) {
   return torch::randn(shape) / std::sqrt(static_cast<double>(fan_in));
 }
 
-// Where the tokens of a band are among `tokens` (N).
+// Indices of a band's tokens in `tokens` (N).
 torch::Tensor Places(const torch::Tensor& tokens, int64_t begin, int64_t end) {
   return tokens.ge(begin).logical_and_(tokens.lt(end)).nonzero().squeeze(1);
 }
@@ -126,7 +126,7 @@ double AdaptiveEmbeddingImpl::CountWeights(int64_t vocabulary, int64_t dim,
     const std::vector<int64_t> sizes =
         TableSizes(vocabulary, dim, cutoffs, static_cast<int64_t>(band));
     const auto columns = static_cast<double>(sizes[1]);
-    // Behind the first, its projection and its row of the clusters.
+    // For all bands except the first: its projection and its row of `clusters`.
     const double more = band == 0 ? 0 : static_cast<double>(dim) * (columns + 1);
     count += static_cast<double>(sizes[0]) * columns + more;
   }

@@ -9,16 +9,16 @@
 namespace gnomon::models {
 namespace {
 
-// Rows that are decoded together hold at most this many logits, and sentences.
+// Limits of logits and sentences in rows that are decoded together.
 constexpr int64_t kMostLogits = int64_t{1} << 22;
 constexpr int64_t kMostSentences = 64;
 
-// One that is being translated.
+// A sentence being translated.
 struct Search {
   int64_t sentence = 0;
   int64_t limit = 0;                              // tokens, with the end
-  std::vector<std::vector<int64_t>> followed;     // what each hypothesis has so far
-  std::optional<Hypothesis> best = std::nullopt;  // of those that are finished
+  std::vector<std::vector<int64_t>> followed;     // tokens of each hypothesis so far
+  std::optional<Hypothesis> best = std::nullopt;  // of finished hypotheses
   int64_t finished = 0;
 
   void Finish(std::vector<int64_t> tokens, double score) {
@@ -31,14 +31,14 @@ double LengthPenalty(int64_t tokens, double alpha) {
   return std::pow((5 + static_cast<double>(tokens)) / 6, alpha);
 }
 
-// What a step goes on with: rows of the one before, the last token of each, their scores.
+// Input of a step: rows of the previous step, the last token of each, and their scores.
 struct Next {
   std::vector<int64_t> rows;
   std::vector<int64_t> tokens;
   std::vector<float> scores;
 };
 
-// Takes the likeliest continuations `values` (scores) and `places` (hypothesis * vocabulary +
+// Adds the most likely continuations `values` (scores) and `places` (hypothesis * vocabulary +
 // token) of one sentence, best first. `first` is the row of its first hypothesis.
 void Advance(const torch::Tensor& values, const torch::Tensor& places, int64_t vocabulary,
              int64_t end, int64_t length, int64_t first, const BeamOptions& options, Search* search,
@@ -96,7 +96,8 @@ std::optional<std::vector<Hypothesis>> BeamSearch(Seq2Seq& model, const PaddedTo
   torch::Tensor scores = torch::zeros({lengths.size(0), 1});
   for (int64_t length = 1; !searches.empty(); ++length) {
     if (proceed != nullptr && !proceed()) return std::nullopt;
-    // The same number of each sentence: one at first, then `beam`, or all that there are.
+    // The same number for each sentence: at first one, then `beam`, or fewer if there are not as
+    // many.
     const auto count = static_cast<int64_t>(searches.size());
     const int64_t followed = std::ssize(searches[0].followed);
     const torch::Tensor logits = model->decode(tokens, encoded, lengths, &cache).select(1, 0);

@@ -1,4 +1,4 @@
-// Translations that an encoder-decoder model finds likely.
+// The most likely translations by an encoder-decoder model.
 #ifndef GNOMON_MODELS_BEAM_SEARCH_H_
 #define GNOMON_MODELS_BEAM_SEARCH_H_
 
@@ -15,33 +15,34 @@
 namespace gnomon::models {
 
 struct BeamOptions {
-  int64_t beam = 4;             // hypotheses that are followed; 1: the likeliest token each time
+  int64_t beam = 4;             // hypotheses kept; 1: greedy decoding
   double length_penalty = 0.6;  // alpha; 0: none
 };
 
 struct Hypothesis {
-  std::vector<int64_t> tokens;  // without that of the end
-  double score = 0;             // the sum of the tokens' log-probabilities over the penalty
+  std::vector<int64_t> tokens;  // without the end token
+  double score = 0;             // sum of log-probabilities / penalty
 };
 
-// The best translation of each of B sentences, found by a beam search. In each step the 2 beam
-// likeliest continuations of what is followed are looked at: those of the first `beam` that end the
-// sentence are finished, and the first `beam` that do not are followed. A sentence is done when
-// `beam` hypotheses are finished. A hypothesis of n tokens, its end among them, scores its
-// log-probability over ((5 + n) / 6)^alpha (Wu et al. 2016, equation 14, without the coverage). It
-// may have as many tokens as the source and kExtraTokens more (Vaswani et al. 2017, section 6.1),
-// and no more than the model's positions; what does not end there is finished as it is.
+// The best translation of each of B sentences, found by beam search. Each step considers the 2 beam
+// most likely continuations of the current hypotheses. Those among the first `beam` that end the
+// sentence are finished; the first `beam` others are kept. A sentence is done when `beam`
+// hypotheses are finished. The score of a hypothesis with n tokens, including the end, is its
+// log-probability divided by ((5 + n) / 6)^alpha (Wu et al. 2016, equation 14, without coverage).
+// It has at most kExtraTokens more tokens than the source (Vaswani et al. 2017, section 6.1), and
+// at most as many as the model has positions. A hypothesis that reaches the limit is finished.
 //
-// The model must be in evaluation. `end` is the token that ends sentences, and that the decoder
-// begins with. `proceed` is asked before each step; none: it said no.
+// The model must be in evaluation mode. `end` is the token that ends sentences and starts the
+// decoder. `proceed` is called before each step; the result is empty if it returned false.
 std::optional<std::vector<Hypothesis>> BeamSearch(Seq2Seq& model, const PaddedTokens& source,
                                                   int64_t end, const BeamOptions& options,
                                                   const std::function<bool()>& proceed = nullptr);
 
 inline constexpr int64_t kExtraTokens = 50;
 
-// The translations of sentences, each with its end, in their order, translated in batches of like
-// lengths. `proceed` is asked before each token of a batch; none: it said no.
+// Translations of sentences (each including its end token), in their order, translated in batches
+// of similar lengths. `proceed` is called before each token of a batch; the result is empty if it
+// returned false.
 std::optional<std::vector<std::string>> Translate(Seq2Seq& model, const Tokenizer& tokenizer,
                                                   const std::vector<Sentence>& sentences,
                                                   const BeamOptions& options,

@@ -20,7 +20,7 @@
 
 namespace gnomon::models {
 
-// Steps from an image to noise.
+// Number of steps from an image to noise.
 inline constexpr int64_t kTimesteps = 1000;
 
 #define GNOMON_DIFFUSION_MODEL_OPTIONS(OPTION)                                             \
@@ -36,16 +36,17 @@ inline constexpr int64_t kTimesteps = 1000;
 struct DiffusionModelOptions {
   GNOMON_OPTIONS(GNOMON_DIFFUSION_MODEL_OPTIONS)
 
-  // That of the tokens. Throws Error unless images have two axes and patches divide them.
+  // The grid of the tokens. Throws Error unless images have two axes that are divisible by the
+  // patch size.
   TokenGrid grid() const;
 };
 
 // x -> x + gate attention((1 + scale) norm(x) + shift), then the same of the MLP: shift, scale and
-// gate of both are a linear map of SiLU(condition) that starts at 0, so that the block starts as
-// the identity (section 3.2). The norms have no weights of their own.
+// gate of both come from a linear map of SiLU(condition). The map is initialised to 0, so that the
+// block starts as the identity (section 3.2). The norms have no weights.
 class DiffusionBlockImpl : public torch::nn::Module {
  public:
-  // `position` is that of this layer; the options' is not read.
+  // `position` is the position of this layer; options.position is ignored.
   DiffusionBlockImpl(const TransformerOptions& options, const std::string& position);
   // x (B, L, dim), condition (B, dim).
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& condition,
@@ -62,20 +63,20 @@ TORCH_MODULE(DiffusionBlock);
 
 class DiffusionTransformerImpl : public torch::nn::Module {
  public:
-  // Throws gnomon::Error or c10::Error where an option or a term is wrong.
+  // Throws gnomon::Error or c10::Error if an option or a term is invalid.
   DiffusionTransformerImpl(const DiffusionModelOptions& options, const Terms& terms);
 
-  // The noise in images (B, C, H, W) at timesteps (B,) from 0 to kTimesteps - 1; labels (B,) from 0
-  // to `classes`, which is no class.
+  // Predicts the noise in images (B, C, H, W) at timesteps (B,) from 0 to kTimesteps - 1; labels
+  // (B,) are from 0 to `classes`, where `classes` means no class.
   torch::Tensor forward(const torch::Tensor& images, const torch::Tensor& timesteps,
                         const torch::Tensor& labels,
                         const std::optional<BatchRows>& rows = std::nullopt);
 
   const DiffusionModelOptions& options() const { return options_; }
   int64_t tokens() const { return grid_.tokens(); }
-  // Where it is, and takes what it is given to.
+  // The device of the model, to which inputs are moved.
   torch::Device device() const { return labels_->weight.device(); }
-  // The most tokens that the position is defined for; none if any number will do.
+  // The maximum number of tokens for which the position is defined; none if unlimited.
   std::optional<int64_t> max_length() const { return token_position_->max_length(); }
 
  private:
@@ -92,8 +93,8 @@ class DiffusionTransformerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(DiffusionTransformer);
 
-// How much of an image is left at each timestep, the product of 1 - beta up to it (Ho et al. 2020,
-// section 4: beta from 1e-4 to 0.02 along a line), (kTimesteps,) doubles.
+// The fraction of an image that remains at each timestep: the cumulative product of 1 - beta (Ho et
+// al. 2020, section 4: beta is linear from 1e-4 to 0.02), (kTimesteps,) doubles.
 torch::Tensor NoiseSchedule();
 
 // Images (B, C, H, W) with noise of the same shape at timesteps (B,): sqrt(a) x + sqrt(1 - a)
@@ -103,17 +104,17 @@ torch::Tensor AddNoise(const torch::Tensor& images, const torch::Tensor& noise,
 
 struct DiffusionSampling {
   int64_t steps = 50;
-  // Fresh noise in each step: 0, none (DDIM); 1, as in DDPM, which has all of the timesteps.
+  // Amount of fresh noise per step: 0 is none (DDIM), 1 is that of DDPM, which uses all timesteps.
   double eta = 0;
-  // The noise without a class and what a class adds, this many times (Ho and Salimans 2022): 1 is
-  // the class alone.
+  // Guidance scale (Ho and Salimans 2022): the noise without a class, plus the difference due to
+  // the class times this; 1 is the class alone.
   double guidance = 1;
 };
 
-// Images of `labels` (B,) from normal noise by the steps of Song et al. 2021, equations 12 and 16;
-// what is predicted of an image is clipped to [-1, 1]. The noise (B, C, H, W), and that of each
-// step where eta is not 0, is drawn from `generator`. `proceed` is asked before each step;
-// undefined where it said no.
+// Generates images of `labels` (B,) from normal noise by the steps of Song et al. 2021, equations
+// 12 and 16. The predicted image is clipped to [-1, 1]. The noise (B, C, H, W), and that of each
+// step unless eta is 0, is drawn from `generator`. `proceed` is called before each step; the result
+// is undefined if it returned false.
 torch::Tensor SampleImages(DiffusionTransformer& model, const torch::Tensor& labels,
                            const DiffusionSampling& options, at::Generator generator,
                            const std::function<bool()>& proceed);

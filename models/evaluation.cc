@@ -11,12 +11,11 @@
 namespace gnomon::models {
 namespace {
 
-// Evaluation batches hold about this many tokens, whatever their length, and at most this many
+// Evaluation batches have about this many tokens, regardless of their length, and at most this many
 // logits.
 constexpr int64_t kEvaluationBatch = 8192;
 constexpr int64_t kEvaluationLogits = int64_t{1} << 25;
-// And the keys and values that are kept of them, in numbers, are at most this many, unless those of
-// one row alone are more.
+// Their cached keys and values have at most this many numbers, unless a single row has more.
 constexpr int64_t kEvaluationMemory = int64_t{1} << 29;
 
 // Sums over the windows of one length.
@@ -31,7 +30,7 @@ class WindowSums {
     Add(Losses(model, Windows(text_, starts, count, length_), cache).to(torch::kDouble), starts);
   }
 
-  // Those of the windows that begin in a stretch, of its losses.
+  // Sums over the windows that begin in a stretch, from its losses.
   void AddStretch(const torch::Tensor& stretch, int64_t start) {
     const int64_t count = stretch.size(0) / length_;
     std::vector<int64_t> starts;
@@ -39,7 +38,7 @@ class WindowSums {
     Add(stretch.narrow(0, 0, count * length_).view({count, length_}), starts.data());
   }
 
-  // Losses (count, length) of the windows that begin at `starts`.
+  // Losses (count, length) of the windows beginning at `starts`.
   void Add(const torch::Tensor& losses, const int64_t* starts) {
     const int64_t count = losses.size(0);
     loss_ += losses.sum().item<double>();
@@ -70,8 +69,8 @@ class WindowSums {
   double last_ = 0;
 };
 
-// Reads tokens of `windows` (B, L + 1) after those in the cache. Losses (B, count) in nats of the
-// last `count` tokens.
+// Reads the tokens of `windows` (B, L + 1) after those in the cache. Returns the losses (B, count)
+// of the last `count` tokens, in nats.
 torch::Tensor Read(LanguageModel& model, const torch::Tensor& windows, int64_t count,
                    LanguageModelCache* cache) {
   const int64_t length = windows.size(1) - 1;
@@ -79,7 +78,7 @@ torch::Tensor Read(LanguageModel& model, const torch::Tensor& windows, int64_t c
                        cache);
 }
 
-// Windows on their own. False: `proceed` said no.
+// Evaluates independent windows. Returns false if `proceed` did.
 bool AddWindows(LanguageModel& model, const std::vector<int64_t>& starts, int64_t batch,
                 const std::function<bool()>& proceed, WindowSums* sums) {
   const auto windows = static_cast<int64_t>(starts.size());
@@ -90,7 +89,7 @@ bool AddWindows(LanguageModel& model, const std::vector<int64_t>& starts, int64_
   return true;
 }
 
-// The caches of rows one after the other.
+// Concatenates the caches along the rows.
 LanguageModelCache Joined(std::vector<LanguageModelCache> parts) {
   LanguageModelCache whole = parts[0];
   if (parts.size() == 1) return whole;
@@ -110,7 +109,7 @@ LanguageModelCache Joined(std::vector<LanguageModelCache> parts) {
       }
     }
     whole.layers[layer] = std::move(joined);
-    // There is no room for all layers twice.
+    // Memory does not suffice for two copies of all layers.
     for (LanguageModelCache& part : parts) part.layers[layer].reset();
   }
   if (whole.tokens.embeddings.defined()) {
@@ -121,7 +120,7 @@ LanguageModelCache Joined(std::vector<LanguageModelCache> parts) {
 }
 
 // Reads the `tokens` tokens before each of `starts` into `cache`, as many windows of `length` at
-// once as there is room for. False: `proceed` said no.
+// once as memory allows. Returns false if `proceed` did.
 bool ReadBefore(LanguageModel& model, const TokenText& text, const std::vector<int64_t>& starts,
                 int64_t tokens, int64_t length, const std::function<bool()>& proceed,
                 LanguageModelCache* cache) {
@@ -138,8 +137,9 @@ bool ReadBefore(LanguageModel& model, const TokenText& text, const std::vector<i
   return true;
 }
 
-// The cache that `tokens` tokens before each of `stretches` leave: windows of `length`, of which
-// all but the last fit into it, so that each token sees all before it. None: `proceed` said no.
+// The cache after `tokens` tokens before each of `stretches`, read in windows of `length`. All
+// windows except the last fit into it, so each token attends to all previous ones. Empty if
+// `proceed` returned false.
 std::optional<LanguageModelCache> FillCache(LanguageModel& model, const TokenText& text,
                                             const std::vector<int64_t>& stretches, int64_t tokens,
                                             int64_t length, int64_t memory,
@@ -157,23 +157,24 @@ std::optional<LanguageModelCache> FillCache(LanguageModel& model, const TokenTex
   return Joined(std::move(parts));
 }
 
-// Stretches of a text, in each of which windows follow each other, with a memory of the tokens
-// before.
+// Stretches of a text. The windows of a stretch are consecutive and use a memory of the preceding
+// tokens.
 struct Stretches {
   std::vector<int64_t> starts;
   int64_t length;  // of each
   int64_t memory;
 
   int64_t count() const { return static_cast<int64_t>(starts.size()); }
-  // Tokens of each in windows of `window`.
+  // Tokens of each stretch, in windows of `window`.
   int64_t Counted(int64_t window) const { return length / window * window; }
-  // Tokens before a place, in whole windows, that fill the memory, as far as the text goes back.
+  // Number of tokens before a place that fill the memory, in whole windows, limited by the start of
+  // the text.
   int64_t Before(int64_t start, int64_t window) const {
     return std::min((memory + window - 1) / window, start / window) * window;
   }
-  // Whether reading on from the stretch before costs less than filling the memory anew: attention
-  // is what a long memory costs. Where filling it takes fewer tokens than the stretch has, reading
-  // many stretches at once is worth more.
+  // Whether continuing from the previous stretch costs less than refilling the memory. Attention
+  // dominates the cost of a long memory. If refilling takes fewer tokens than the stretch has,
+  // reading many stretches at once is faster.
   bool ReadsOn(int64_t window) const {
     if (count() == 1) return false;
     const int64_t gap = (starts.back() - starts[0]) / (count() - 1) - Counted(window);
@@ -186,7 +187,7 @@ struct Stretches {
   }
 };
 
-// Windows one after the other in each stretch. False: `proceed` said no.
+// Evaluates the consecutive windows of each stretch. Returns false if `proceed` did.
 bool AddStretches(LanguageModel& model, const TokenText& text, const Stretches& stretches,
                   int64_t batch, const std::function<bool()>& proceed, WindowSums* sums) {
   const int64_t length = sums->length();
@@ -221,8 +222,8 @@ bool AddStretches(LanguageModel& model, const TokenText& text, const Stretches& 
   return true;
 }
 
-// The same where the memory has room for the whole text: a token sees all before it, whatever the
-// windows, and one pass over the text does for all lengths.
+// The same if the memory holds the whole text: a token attends to all previous tokens regardless of
+// the windows, so one pass over the text covers all lengths.
 bool AddInOnePass(LanguageModel& model, const TokenText& text, const Stretches& stretches,
                   int64_t most_losses, const std::function<bool()>& proceed,
                   std::vector<WindowSums>* sums) {
@@ -261,7 +262,7 @@ std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
     throw Error(StrCat("evaluation: the text has ", tokens, " tokens, but windows of ", longest,
                        " need ", longest + 1));
   }
-  // There is no more to remember than the text.
+  // The memory cannot exceed the text.
   memory = std::min(memory, tokens);
   const int64_t batch_tokens =
       std::min(kEvaluationBatch, kEvaluationLogits / model->options().vocabulary);

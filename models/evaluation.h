@@ -1,4 +1,4 @@
-// What a language model is measured by: its loss at several lengths.
+// Evaluation of language models: the loss at several lengths.
 #ifndef GNOMON_MODELS_EVALUATION_H_
 #define GNOMON_MODELS_EVALUATION_H_
 
@@ -14,10 +14,10 @@ namespace gnomon::models {
 
 struct LengthLoss {
   int64_t length = 0;
-  std::optional<double> loss;  // nats a token, over every token; none where a position is undefined
+  std::optional<double> loss;  // nats per token; none if a position is undefined
   std::optional<double> last;  // the same over the last `kLastTokens` of each window
-  // All of that loss in bits, over the bytes that the tokens stand for: the same measure whatever
-  // the tokens are.
+  // The total loss in bits divided by the number of bytes that the tokens represent, which is
+  // comparable between tokenizers.
   std::optional<double> bits_per_byte;
   int64_t windows = 0;
 };
@@ -25,12 +25,11 @@ struct LengthLoss {
 inline constexpr int64_t kLastTokens = 32;
 
 // The loss at each of `lengths` on about `budget` tokens of `text`, which must be longer than the
-// longest of them. With a memory the windows of each stretch (EvaluationStarts) follow each other,
-// and the tokens before the stretch, as many as the memory keeps, are read first and not counted:
-// the same tokens are predicted as without it. Where it costs less, the text is read on from the
-// stretch before instead of filling the memory anew, and where nothing is forgotten, once for all
-// lengths. `proceed` is asked between batches; an empty
-// result means that it said no.
+// longest of them. With a memory, the windows of each stretch (EvaluationStarts) are consecutive.
+// The tokens before the stretch, as many as the memory keeps, are read first and not counted, so
+// the same tokens are predicted as without a memory. If it costs less, reading continues from the
+// previous stretch instead of refilling the memory; if nothing is forgotten, one pass covers all
+// lengths. `proceed` is called between batches; the result is empty if it returned false.
 std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
                                  const std::vector<int64_t>& lengths, int64_t budget,
                                  int64_t memory = 0,

@@ -1,5 +1,5 @@
 // Additive attention of graph networks (Velickovic et al. 2018, eq. 3): f = LeakyReLU_t(a + b).
-// c = 1. Scalars: the scores a of the query and b of the key, the slope t of the head.
+// c = 1. Scalars: score a of the query, score b of the key, slope t of the head.
 struct Additive {
   static constexpr int kRowScalars = 1;
   static constexpr int kColumnScalars = 1;
@@ -24,7 +24,7 @@ struct Additive {
     d.t[0] = Min(zero, z);
   }
 
-  // f is monotone, or falls to 0 and rises again.
+  // f is monotone, or decreases to 0 and then increases.
   template <class R, class V>
   static R Bounds(R g, const V* a, const R* b, const V* t) {
     const V zero = Splat(g.least, 0.0f);

@@ -2,9 +2,9 @@
 // the aperture of the query's cone and Xi the angle at the query between the cone's axis and the
 // key. c = -gamma. With X = |x|^2, Y = |y|^2, s = |x - y|^2 and q = Y - X - s = 2 x.(y - x):
 //   Xi = angle of (cosine, sine),  cosine = (1 - X) q - 2 X s,  sine = (1 - X) sqrt(4 X s - q^2),
-// both 2 |x| |x - y| sqrt(1 + X Y - 2 x.y) times what they are named after. Nothing is divided by
-// what may be 0, and the angle of a key straight ahead or behind is exact; where query and key
-// coincide it is 0. Scalars: (X, psi) of the query, Y of the key.
+// both scaled by 2 |x| |x - y| sqrt(1 + X Y - 2 x.y). There is no division by a number that may be
+// 0, and the angle of a key on the axis is exact. It is 0 if query and key coincide. Scalars: (X,
+// psi) of the query, Y of the key.
 struct Entailment {
   static constexpr int kRowScalars = 2;
   static constexpr int kColumnScalars = 1;
@@ -34,7 +34,7 @@ struct Entailment {
     const V xs = (a[0] + a[0]) * g;
     const V area = Max(zero, (xs + xs) - q * q);
     const V root = Sqrt(area);
-    // On the axis the angle has a kink, and 0 stands for its derivative by the area.
+    // The angle has a kink on the axis; its derivative with respect to the area is set to 0 there.
     const V inverse_root = Select(area > tiny, Rsqrt(Max(tiny, area)), zero);
     const V cosine = narrow * q - xs;
     const V sine = Max(zero, narrow) * root;

@@ -17,7 +17,7 @@ V PenumbralSquared(V g, const V* a, const V* b) {
   return Select(reach <= Splat(g, 2.0f), inside, outside);
 }
 
-// Half the derivatives of 4 h^2, times a factor.
+// Half the derivative of 4 h^2, times a factor.
 template <class V, class D>
 void PenumbralSlopes(V g, const V* a, const V* b, V factor, D& d) {
   const V zero = Splat(g, 0.0f);
@@ -32,15 +32,15 @@ void PenumbralSlopes(V g, const V* a, const V* b, V factor, D& d) {
   const V reach = a[0] + b[0] + square * inverse;
   const V e = (a[1] - b[1]) * inverse;
   const auto common = reach <= two;
-  // The share of the maximum that is the distance's; a distance of 0 has derivative 0.
+  // The share of the distance in the maximum; a distance of 0 has derivative 0.
   const V share = Select(g > tie, one, Select(g < tie, zero, half));
   const V by_distance = Select(g > tiny, share * inverse, zero);
-  // Inside, d(4h^2)/dB = 4 - 2B; outside, by D^2 and by the squared heights.
+  // Inside: d(4h^2)/dB = 4 - 2B. Outside: derivatives with respect to D^2 and the squared heights.
   const V slope = Select(common, (two - reach) * factor, zero);
   const V outside = Select(common, zero, factor);
   const V w = e * inverse;
   const V rest = one - share;
-  // Exactly the rest or its negative: of an ancestor's alpha nothing is left in B.
+  // Exactly the rest or its negative, so that an ancestor's alpha cancels in B.
   const V turn =
       Select(difference > zero, rest, Select(difference < zero, zero - rest, difference));
   d.g = half * (slope * by_distance + outside * (one - w * w));
@@ -105,8 +105,8 @@ struct Penumbral {
   }
 };
 
-// Score gamma log(r / h): f = log 2h, c = -gamma. h is never below 3e-8 r, as that of two points of
-// height 0 at one place.
+// Score gamma log(r / h): f = log 2h, c = -gamma. h is at least 3e-8 r, even for two coinciding
+// points of height 0.
 struct PenumbralLog {
   static constexpr int kRowScalars = Penumbral::kRowScalars;
   static constexpr int kColumnScalars = Penumbral::kColumnScalars;

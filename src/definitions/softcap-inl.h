@@ -1,4 +1,4 @@
-// Dot product under a soft cap (Gemma 2, Riviere et al. 2024, section 2): f = tanh(g t). c = cap.
+// Dot product with a soft cap (Gemma 2, Riviere et al. 2024, section 2): f = tanh(g t). c = cap.
 // Scalar: t = 1 / (cap sqrt(D)) of the head.
 struct Softcap {
   static constexpr int kRowScalars = 0;

@@ -2,14 +2,14 @@
 //   h = (u + v + M) / 2,  M = max(|u - v|, D),  D = |X_i - X_j| / sinh r
 // with heights u of the query and v of the key; the token map divides X by sinh r.
 
-// M. A descendant's is |u - v| exactly, of which nothing is left in u - v - M, even where roots of
-// squares are off in their last bit, as on GPUs.
+// M. For a descendant, it is exactly |u - v|, which cancels in u - v - M even if square roots of
+// squares are off in the last bit, as on GPUs.
 template <class V>
 V UmbralMaximum(V g, V difference) {
   return Max(Abs(difference), Sqrt(g));
 }
 
-// Its derivatives by g = D^2 and by u - v. A tie is split evenly.
+// Its derivatives with respect to g = D^2 and u - v. A tie is split evenly.
 template <class V>
 void UmbralSlopes(V g, V difference, V& by_g, V& by_difference) {
   const V zero = Splat(g, 0.0f);
@@ -18,10 +18,10 @@ void UmbralSlopes(V g, V difference, V& by_g, V& by_difference) {
   const V square = difference * difference;
   const V larger = Max(square, g);
   const V inverse = Select(larger > zero, Rsqrt(Max(Splat(g, 1e-30f), larger)), zero);
-  // The share of the maximum that is the distance's: 1, 0, or a half each at a tie.
+  // The share of the distance in the maximum: 1, 0, or 1/2 at a tie.
   const V share = Select(g > square, one, Select(g < square, zero, half));
   by_g = half * share * inverse;
-  // Exactly the rest or its negative: of an ancestor's height nothing is left in u + v + M.
+  // Exactly the rest or its negative, so that an ancestor's height cancels in u + v + M.
   const V rest = one - share;
   by_difference =
       Select(difference > zero, rest, Select(difference < zero, zero - rest, difference));
@@ -63,8 +63,8 @@ struct Umbral {
   }
 };
 
-// Similarity -gamma log h: f = log(u + v + M) = log 2h, c = -gamma. Heights below 5e-16 count as
-// that. Scalars: the heights u and v.
+// Similarity -gamma log h: f = log(u + v + M) = log 2h, c = -gamma. Heights below 5e-16 are raised
+// to it. Scalars: the heights u and v.
 struct UmbralLog {
   static constexpr int kRowScalars = 1;
   static constexpr int kColumnScalars = 1;
@@ -92,7 +92,7 @@ struct UmbralLog {
     d.b[0] = (one - by_difference) * inverse;
   }
 
-  // The sum grows with g, and with v, since M falls by no more than v rises.
+  // The sum increases with g, and with v, since M decreases at most by the increase of v.
   template <class R, class V>
   static R Bounds(R g, const V* a, const R* b, const V* t) {
     return {Value(g.least, a, &b[0].least, t), Value(g.most, a, &b[0].most, t)};
