@@ -13,7 +13,7 @@ std::pair<torch::Tensor, torch::Tensor> MeanAndCovariance(const torch::Tensor& f
   return {mean, torch::matmul(rest.t(), rest) / static_cast<double>(rows.size(0) - 1)};
 }
 
-// The square roots of the eigenvalues of a symmetric matrix without negative ones.
+// Square roots of the eigenvalues of a positive semidefinite matrix.
 torch::Tensor RootsOfEigenvalues(const torch::Tensor& values) { return values.clamp_min(0).sqrt(); }
 
 }  // namespace

@@ -8,7 +8,7 @@ namespace gnomon::models {
 
 // |m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a C_b)^(1/2)) of the means and covariances of `a` (N, D) and
 // `b` (M, D), at least two rows each: the squared 2-Wasserstein distance of the two normal
-// distributions. NaN where a feature is not finite.
+// distributions. NaN if a feature is not finite.
 double FrechetDistance(const torch::Tensor& a, const torch::Tensor& b);
 
 }  // namespace gnomon::models

@@ -17,7 +17,7 @@ namespace gnomon::models {
 // Nodes, their edges and features.
 struct Graph {
   int64_t nodes = 0;
-  // The nodes that each node attends to, in rising order, each once and itself among them.
+  // The nodes that each node attends to, including itself, in ascending order without duplicates.
   torch::Tensor indptr;
   torch::Tensor indices;
   SparseMatrix edges;  // (E, nodes): 1 in the column of the node that the edge comes from
@@ -28,8 +28,8 @@ struct Graph {
   Graph To(torch::Device device) const;
 };
 
-// Without features. Node j attends to node i for each row (i, j) of edges (E, 2), and, unless they
-// are directed, node i to node j.
+// Creates a graph without features. For each row (i, j) of edges (E, 2), node j attends to node i,
+// and also i to j unless edges are directed.
 Graph MakeGraph(int64_t nodes, const torch::Tensor& edges, bool is_directed);
 
 #define GNOMON_GRAPH_NETWORK_OPTIONS(OPTION)                                                     \
@@ -55,10 +55,10 @@ struct GraphNetworkOptions {
   GNOMON_OPTIONS(GNOMON_GRAPH_NETWORK_OPTIONS)
 };
 
-// One layer over values h = x W of `heads` heads (eqs. 1 to 4): each node takes the mean of the
-// values of the nodes that it attends to, with the weights softmax(s(h_i Q, h_j K)), and adds a
-// bias. With the additive similarity Q and K are the two halves of the paper's vector a; any other
-// one gets as many columns as the values have.
+// One layer over values h = x W of `heads` heads (eqs. 1 to 4). Each node averages the values of
+// the nodes that it attends to, with weights softmax(s(h_i Q, h_j K)), and adds a bias. For the
+// additive similarity, Q and K are the two halves of the paper's vector a; for others, they have as
+// many columns as the values.
 class GraphAttentionLayerImpl : public torch::nn::Module {
  public:
   GraphAttentionLayerImpl(int64_t inputs, int64_t heads, int64_t columns,
@@ -77,15 +77,15 @@ class GraphAttentionLayerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(GraphAttentionLayer);
 
-// Layers with ELU and dropout between them. Weights start as Glorot and Bengio's (2010) uniform
-// ones, and come from Torch's default generator.
+// Layers with ELU and dropout between them. Weights are initialised uniformly as in Glorot and
+// Bengio (2010), by Torch's default generator.
 class GraphNetworkImpl : public torch::nn::Module {
  public:
   GraphNetworkImpl(const GraphNetworkOptions& options, const std::string& similarity);
   torch::Device device() const { return layers_[0]->bias.device(); }
-  // Logits (nodes, classes) of a graph that is where the model is.
+  // Logits (nodes, classes) of a graph on the model's device.
   torch::Tensor forward(const Graph& graph);
-  // Half the sum of the squares of all weights, without biases and factors of similarities.
+  // Half the sum of the squares of all weights, excluding biases and factors of similarities.
   torch::Tensor Penalty() const;
 
  private:

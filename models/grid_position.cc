@@ -19,7 +19,7 @@ namespace {
 constexpr const char* kShape = "shape";
 constexpr const char* kPrefix = "prefix";
 
-// The sum, or a pattern of sums, with another text for each of its components.
+// The sum, or pattern of sums, with the text of each component replaced.
 std::string Rewritten(const std::string& position,
                       const std::function<std::string(const Component&)>& rewrite) {
   std::vector<std::string> layers;
@@ -31,7 +31,7 @@ std::string Rewritten(const std::string& position,
   return Join(layers, ";");
 }
 
-// The component with another shape and prefix, or with both behind what it has.
+// The component with a replaced or appended shape and prefix.
 std::string WithGrid(const Component& component, const TokenGrid& grid, bool keeps_prefix) {
   Component made = Component::Parse(component.name());
   for (const auto& [key, value] : component.options()) {

@@ -1,4 +1,4 @@
-// Positions of tokens on a grid whose shape the model knows, and its user need not.
+// Positions of tokens on a grid whose shape the model supplies.
 #ifndef GNOMON_MODELS_GRID_POSITION_H_
 #define GNOMON_MODELS_GRID_POSITION_H_
 
@@ -8,13 +8,13 @@
 
 namespace gnomon::models {
 
-// The position with what a specification leaves to the grid filled in: "shape=grid" becomes its
-// shape, as do shapes that a component lacks and cannot do without, with its prefix where none is
-// given. "rope:shape=grid+alibi" is "rope:shape=7x7:prefix=1+alibi". Mistakes of the grammar and
-// other grids throw c10::ValueError; other mistakes are left.
+// The position with the grid's shape and prefix filled in: "shape=grid" is replaced by the shape,
+// which is also added to components that require one; the prefix is added if none is given. For
+// example, "rope:shape=grid+alibi" becomes "rope:shape=7x7:prefix=1+alibi". Syntax errors and other
+// grids throw c10::ValueError; other errors are not checked.
 std::string OnGrid(const std::string& position, const TokenGrid& grid);
 
-// With each component that is on `grid` on `other`.
+// Moves each component on `grid` to `other`.
 std::string OnOtherGrid(const std::string& position, const TokenGrid& grid, const TokenGrid& other);
 
 }  // namespace gnomon::models

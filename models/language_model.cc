@@ -25,7 +25,8 @@ torch::Tensor Remember(const torch::Tensor& before, const torch::Tensor& x, int6
   return all.slice(1, std::max<int64_t>(all.size(1) - length, 0)).contiguous();
 }
 
-// A number in [0, 1) of 53 random bits: the same on every platform, unlike the standard library's.
+// A number in [0, 1) from 53 random bits. Unlike the standard library's, it is equal on all
+// platforms.
 double Uniform(std::mt19937_64* generator) {
   return static_cast<double>((*generator)() >> 11) * 0x1p-53;
 }
@@ -60,7 +61,7 @@ TransformerOptions BlockOptions(const LanguageModelOptions& options) {
 
 LanguageModelImpl::LanguageModelImpl(LanguageModelOptions options) : options_(std::move(options)) {
   CheckOptions(options_);
-  // Unit logits from a normalised stream; Rows() brings the inputs to unit variance.
+  // A normalised stream gives unit logits; Rows() scales the inputs to unit variance.
   if (options_.adaptive.empty()) {
     embedding_ =
         register_module("embedding", torch::nn::Embedding(options_.vocabulary, options_.dim));
@@ -161,7 +162,7 @@ torch::Tensor LanguageModelImpl::Layers(torch::Tensor x, LanguageModelCache* cac
     call.cache = cache == nullptr ? nullptr : &cache->layers[layer];
     call.positions = positions;
     const torch::Tensor before = TakeBefore(layer, x, memory);
-    // Tokens that come after see what all have left in the layers before the last.
+    // Later tokens attend to the outputs of all tokens in the layers before the last.
     x = blocks_[layer]->as<TransformerBlock>()->forward(
         x, call, before, rows, layer + 1 == options_.depth ? last : std::nullopt);
     if (cache != nullptr && cache->max_length) cache->layers[layer].keep_last(*cache->max_length);

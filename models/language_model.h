@@ -1,5 +1,5 @@
 // A decoder-only Transformer over tokens (Vaswani et al. 2017, pre-norm as in Radford et al. 2019):
-// tied embeddings, which may be adaptive, GELU, any similarity and any position of the catalogue.
+// tied embeddings (optionally adaptive), GELU, and any similarity and position of the catalogue.
 #ifndef GNOMON_MODELS_LANGUAGE_MODEL_H_
 #define GNOMON_MODELS_LANGUAGE_MODEL_H_
 
@@ -36,25 +36,25 @@ struct LanguageModelOptions {
   GNOMON_OPTIONS(GNOMON_LANGUAGE_MODEL_OPTIONS)
 };
 
-// What a model remembers of the tokens so far.
+// The state of a model after the tokens so far.
 struct LanguageModelCache {
   explicit LanguageModelCache(int64_t depth, std::optional<int64_t> most = std::nullopt)
       : max_length(most), layers(depth) {}
 
-  // Tokens whose keys and values are kept from one call to the next: those before them are
-  // forgotten, as in a memory of that length. None: all.
+  // Number of tokens whose keys and values are kept between calls. Earlier ones are discarded, as
+  // in a memory of that length. None: all are kept.
   std::optional<int64_t> max_length;
   nn::TokenCache tokens;
   std::vector<nn::KVCache> layers;
 };
 
-// The memory of Transformer-XL (Dai et al. 2019, section 3.2): what each layer read for the last
-// tokens of the segments before this one. No gradient flows into it, but into the weights that make
-// keys and values of it in each call. Where weights do not change, a cache of that max_length is
-// the same for less work.
+// The memory of Transformer-XL (Dai et al. 2019, section 3.2): the input of each layer for the last
+// tokens of the previous segments. Gradients do not flow into it, but into the weights that map it
+// to keys and values in each call. If weights do not change, a cache of that max_length gives the
+// same result with less work.
 struct LanguageModelMemory {
   int64_t max_length = 0;  // tokens to keep
-  // (B, length, dim), one a layer; none before the first segment.
+  // (B, length, dim) per layer; empty before the first segment.
   std::vector<torch::Tensor> layers;
   nn::TokenCache tokens;
 
@@ -62,52 +62,51 @@ struct LanguageModelMemory {
   void reset();
 };
 
-// Weights come from Torch's default generator, those of the encodings last: two models built from
-// one seed begin with the same weights wherever they have the same ones. Tokens, targets and
-// positions are taken to where the model is. Throws gnomon::Error or c10::Error where an option or
-// a spec is wrong.
+// Weights are drawn from Torch's default generator, those of the encodings last, so that two models
+// with the same seed share the initial values of the weights that both have. Tokens, targets and
+// positions are moved to the model's device. Throws gnomon::Error or c10::Error if an option or a
+// specification is invalid.
 class LanguageModelImpl : public torch::nn::Module {
  public:
   explicit LanguageModelImpl(LanguageModelOptions options);
 
-  // Logits (B, L, vocabulary) of the token after each of `tokens` (B, L), int64; with adaptive
-  // embeddings they are logarithms of probabilities. With a cache, the
-  // tokens follow those already in it; with a memory, they are the segment after those that it
-  // holds, and it then holds theirs. Token encodings see true positions, counted from the first
-  // segment on. Training draws as for the batch that `rows` are of, by default these. Throws Error
-  // where both a cache and a memory are given, or the memory is of another batch.
+  // Logits (B, L, vocabulary) of the token after each of `tokens` (B, L), int64; log-probabilities
+  // with adaptive embeddings. With a cache, the tokens follow those in it. With a memory, they are
+  // the segment after it, and are then added to it. Token encodings use positions counted from the
+  // first segment. In training, random numbers are drawn as for the batch that contains `rows`, by
+  // default this one. Throws Error if both a cache and a memory are given, or if the memory belongs
+  // to another batch.
   torch::Tensor forward(const torch::Tensor& tokens, LanguageModelCache* cache = nullptr,
                         LanguageModelMemory* memory = nullptr,
                         const std::optional<BatchRows>& rows = std::nullopt);
 
-  // The same of tokens that stand at `positions` (B, L), each below max_length of the options where
-  // a table has so many rows; a token sees those up to its position. Throws Error where the
-  // position has more to it than CheckPlacedAnywhere() allows.
+  // The same for tokens at `positions` (B, L), each below options.max_length if a table has that
+  // many rows. A token attends to those up to its position. Throws Error if CheckPlacedAnywhere()
+  // does not allow the model's position.
   torch::Tensor forward_at(const torch::Tensor& tokens, const torch::Tensor& positions,
                            const std::optional<BatchRows>& rows = std::nullopt);
 
-  // Losses (B, T) in nats of the `targets` (B, T) after each of the last T tokens, as forward()
-  // would tell them, without the work that only other logits need.
+  // Losses (B, T) in nats of the `targets` (B, T) after each of the last T tokens, equal to those
+  // of forward(), without computing other logits.
   torch::Tensor losses(const torch::Tensor& tokens, const torch::Tensor& targets,
                        LanguageModelCache* cache = nullptr, LanguageModelMemory* memory = nullptr,
                        const std::optional<BatchRows>& rows = std::nullopt);
 
   const LanguageModelOptions& options() const { return options_; }
-  // The longest text at which the encodings are defined; none if any length will do.
+  // The maximum length for which the encodings are defined; none if unlimited.
   std::optional<int64_t> max_length() const;
 
  private:
-  // What the layer at hand reads of the segments before, while `x`, what it reads of this one, goes
-  // into the memory. Undefined where there is none.
+  // The current layer's input from previous segments; `x`, its input from this segment, is added to
+  // the memory. Undefined without a memory.
   torch::Tensor TakeBefore(int64_t layer, const torch::Tensor& x, LanguageModelMemory* memory);
-  // Embeddings of variance 1.
+  // Embeddings with variance 1.
   torch::Tensor Rows(const torch::Tensor& tokens);
-  // What the first layer reads.
+  // The input of the first layer.
   torch::Tensor Embed(const torch::Tensor& tokens, LanguageModelCache* cache,
                       LanguageModelMemory* memory, const std::optional<BatchRows>& rows,
                       const std::optional<torch::Tensor>& positions = std::nullopt);
-  // All layers, from what the first one reads to the norm of what the last one leaves, of the
-  // `last` tokens or of all.
+  // All layers and the final norm, for the `last` tokens or all.
   torch::Tensor Layers(torch::Tensor x, LanguageModelCache* cache, LanguageModelMemory* memory,
                        const std::optional<BatchRows>& rows,
                        const std::optional<torch::Tensor>& positions = std::nullopt,
@@ -115,7 +114,7 @@ class LanguageModelImpl : public torch::nn::Module {
   torch::Tensor Logits(const torch::Tensor& x);
 
   LanguageModelOptions options_;
-  // One of the two, called "embedding".
+  // One of the two is registered as "embedding".
   torch::nn::Embedding embedding_{nullptr};
   AdaptiveEmbedding adaptive_{nullptr};
   torch::nn::ModuleList blocks_{nullptr};
@@ -124,11 +123,11 @@ class LanguageModelImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LanguageModel);
 
-// Throws Error unless tokens may stand at any positions: an encoding that reads the tokens beside
-// each other, such as a convolution, does not know where they are.
+// Throws Error unless tokens may have arbitrary positions: an encoding that uses adjacent tokens,
+// such as a convolution, does not support them.
 void CheckPlacedAnywhere(const LanguageModelOptions& options);
 
-// Throws Error where the position of the model ends at a length: a memory carries it beyond any.
+// Throws Error if the model's position has a maximum length, which a memory would exceed.
 void CheckMemory(const LanguageModel& model, int64_t memory);
 
 struct GenerationOptions {
@@ -140,7 +139,7 @@ struct GenerationOptions {
 };
 
 // Continues `prompt` (at least one token) and returns the new tokens. `emit` is called with each
-// token as it comes; generation ends early when it returns false.
+// new token; generation stops when it returns false.
 std::vector<int64_t> Generate(LanguageModel& model, const TokenText& prompt,
                               const GenerationOptions& options,
                               const std::function<bool(int64_t)>& emit = nullptr);

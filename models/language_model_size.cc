@@ -29,10 +29,10 @@ void CheckStepFits(const LanguageModelOptions& model, int64_t rows, int64_t leng
   const double fixed = 4 * WeightBytes(model);
   CheckMemoryHolds(ModelFlags(model), fixed);
   const auto depth = static_cast<double>(model.depth);
-  // Logits of all tokens, or of those of the head, which all rows have.
+  // Logits of all tokens, or of the head's tokens in all rows.
   const auto vocabulary =
       static_cast<double>(model.adaptive.empty() ? model.vocabulary : model.adaptive[0]);
-  // At the end the logits, their logarithms and the gradient.
+  // At the end: the logits, their log-probabilities and the gradient.
   const double numbers = depth * LayerNumbers(model) + 3 * vocabulary;
   const double tokens = static_cast<double>(rows) * static_cast<double>(length);
   CheckMemoryHolds(flags, fixed + sizeof(float) * tokens * numbers);

@@ -1,4 +1,4 @@
-// What memory a language model takes, at the least.
+// Lower bounds of the memory that a language model needs.
 #ifndef GNOMON_MODELS_LANGUAGE_MODEL_SIZE_H_
 #define GNOMON_MODELS_LANGUAGE_MODEL_SIZE_H_
 
@@ -10,14 +10,14 @@
 
 namespace gnomon::models {
 
-// Throws Error, naming the flags, where the machine cannot hold the weights.
+// Throws an Error that names the flags if the weights exceed the machine's memory.
 void CheckWeightsFit(const LanguageModelOptions& model);
 
-// The same of a training step on `rows` rows of `length` tokens, which `flags` set.
+// The same for a training step on `rows` rows of `length` tokens, which `flags` set.
 void CheckStepFits(const LanguageModelOptions& model, int64_t rows, int64_t length,
                    const std::string& flags);
 
-// That a file's tensors are of the sizes of the options.
+// Checks that the tensors of a file have the sizes given by the options.
 void CheckStoredSizes(const LanguageModelOptions& model, const StoredSizes& file);
 
 }  // namespace gnomon::models

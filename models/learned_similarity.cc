@@ -22,7 +22,8 @@ std::string WithTensor(const std::string& spec, const std::string& parameter) {
 
 LearnedSimilarityImpl::LearnedSimilarityImpl(const std::string& spec, int64_t heads, int64_t dim)
     : spec_(spec) {
-  // A module knows the start that makes the spread of its logits 1, and the columns.
+  // A module computes the start for which its logits have standard deviation 1, and the number of
+  // columns.
   nn::MultiheadAttention module(
       nn::MultiheadAttentionOptions(heads * dim, heads).similarity(spec).bias(false));
   columns_ = module->q_proj->options.out_features() / heads;

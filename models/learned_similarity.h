@@ -1,5 +1,5 @@
-// A similarity of the catalogue whose numbers of each head are learned, for what calls operators
-// itself instead of a nn::MultiheadAttention.
+// A similarity of the catalogue with learned per-head parameters, for code that calls operators
+// directly instead of nn::MultiheadAttention.
 #ifndef GNOMON_MODELS_LEARNED_SIMILARITY_H_
 #define GNOMON_MODELS_LEARNED_SIMILARITY_H_
 
@@ -13,22 +13,22 @@
 
 namespace gnomon::models {
 
-// Has the parameter and the buffer that a nn::MultiheadAttention of that similarity has:
-// "gamma_theta" and "gamma_start", or "beta_theta" and "beta_start", and likewise of what else is
-// learned, or none.
+// It has the parameters and buffers that a nn::MultiheadAttention with that similarity has:
+// "gamma_theta" and "gamma_start", or "beta_theta" and "beta_start", and likewise for other learned
+// values.
 class LearnedSimilarityImpl : public torch::nn::Module {
  public:
-  // For tokens of `dim` columns in each head, unless the similarity takes another number. Throws
-  // c10::Error where the specification is wrong.
+  // For tokens with `dim` columns per head, unless the similarity requires another number. Throws
+  // c10::Error if the specification is invalid.
   LearnedSimilarityImpl(const std::string& spec, int64_t heads, int64_t dim);
 
-  // The columns of q and of k in each head.
+  // Columns of q and k per head.
   int64_t columns() const { return columns_; }
-  // As operators take it.
+  // The specification in the form that operators accept.
   Similarity term() const;
 
  private:
-  std::string spec_;  // with "gamma=tensor" where that is learned
+  std::string spec_;  // with "gamma=tensor" if gamma is learned
   int64_t columns_ = 0;
   std::vector<torch::Tensor> thetas_;
   std::vector<torch::Tensor> starts_;

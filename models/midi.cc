@@ -12,13 +12,13 @@ constexpr int64_t kVelocity = 80;
 
 class Bytes {
  public:
-  // The highest byte first.
+  // Big-endian.
   void Number(int64_t number, int bytes) {
     for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) {
       text_ += static_cast<char>((number >> shift) & 0xff);
     }
   }
-  // Seven bits a byte, the highest first; all bytes but the last have their top bit set.
+  // Seven bits per byte, most significant first; all bytes except the last have the top bit set.
   void Variable(int64_t number) {
     std::string bytes(1, static_cast<char>(number & 0x7f));
     while ((number >>= 7) > 0) bytes.insert(0, 1, static_cast<char>((number & 0x7f) | 0x80));

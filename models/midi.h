@@ -8,11 +8,11 @@
 
 namespace gnomon::models {
 
-// Steps of equal length, each with the pitches (0 to 127) that sound in it. A pitch that sounds in
-// steps one after the other is one note.
+// Steps of equal length, each with its sounding pitches (0 to 127). A pitch that sounds in
+// consecutive steps is one note.
 using PianoRoll = std::vector<std::vector<int64_t>>;
 
-// The bytes of a file of format 0 with `tempo` quarter notes a minute, 4 to 1000.
+// The bytes of a format-0 file with `tempo` quarter notes per minute, 4 to 1000.
 std::string MidiFile(const PianoRoll& roll, int64_t steps_per_quarter, double tempo);
 
 }  // namespace gnomon::models

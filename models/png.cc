@@ -18,7 +18,7 @@ std::string BigEndian(uint32_t number) {
   return bytes;
 }
 
-// ISO 3309, bit by bit: pictures are small.
+// ISO 3309, bit by bit, which is sufficient for small pictures.
 uint32_t Crc(std::string_view bytes) {
   uint32_t crc = 0xffffffff;
   for (const char byte : bytes) {

@@ -1,4 +1,4 @@
-// Pictures as files: PNG (ISO/IEC 15948).
+// Writes PNG files (ISO/IEC 15948).
 #ifndef GNOMON_MODELS_PNG_H_
 #define GNOMON_MODELS_PNG_H_
 
@@ -10,10 +10,10 @@
 namespace gnomon::models {
 
 // The bytes of a PNG of pixels (height, width, C) of uint8, C = 1 for grey or 3 for red, green and
-// blue. They are stored, not compressed.
+// blue. The data are stored without compression.
 std::string EncodePng(const torch::Tensor& pixels);
 
-// Pixels (height, width, C) with each of them `times` times along both axes.
+// Repeats each pixel of (height, width, C) `times` times along both axes.
 torch::Tensor Enlarged(const torch::Tensor& pixels, int64_t times);
 
 }  // namespace gnomon::models

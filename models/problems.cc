@@ -11,7 +11,7 @@
 namespace gnomon::models {
 namespace {
 
-// Where the numbers of symbols and of tokens have no bound of their own.
+// Default limits of symbols and tokens.
 constexpr int64_t kManySymbols = 65536;
 
 std::vector<std::string> Numbered(const std::string& prefix, int64_t count) {
@@ -28,7 +28,7 @@ std::vector<std::string> Symbols(int64_t symbols) {
 
 int64_t Any(int64_t /*symbols*/) { return kMany; }
 
-// An input of symbols and the mark.
+// An input of symbols, followed by the mark.
 std::vector<int64_t> DrawInput(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
   std::vector<int64_t> input(length);
   for (int64_t& symbol : input) row->Add(symbol = draws->Below(symbols));
@@ -61,15 +61,15 @@ void MakeSort(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
 
 int64_t OneMore(int64_t length) { return length + 2; }
 
-// Parity is that of two symbols.
+// Parity has two symbols.
 void MakeSum(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
   int64_t sum = 0;
   for (const int64_t symbol : DrawInput(symbols, length, draws, row)) sum += symbol;
   AddAnswer({sum % symbols}, row);
 }
 
-// A stack from bottom to top, then actions on it; the answer is the stack from top to bottom, and
-// its end. Actions are numbered from `symbols` on: a push of each symbol, then pop.
+// A stack from bottom to top, then actions on it. The answer is the resulting stack from top to
+// bottom, and an end token. Actions are numbered from `symbols`: a push of each symbol, then pop.
 std::vector<std::string> StackWords(int64_t symbols) {
   std::vector<std::string> words = Numbered("", symbols);
   for (std::string& word : Numbered("push", symbols)) words.push_back(std::move(word));
@@ -100,8 +100,8 @@ void MakeStack(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
   AddAnswer(stack, row);
 }
 
-// Pairs of a key and a value; then each key once more, in another order, and its value is the
-// answer. Values are numbered from `symbols` on.
+// Pairs of a key and a value, then each key again, in another order; its value is the answer.
+// Values are numbered from `symbols`.
 std::vector<std::string> RecallWords(int64_t symbols) {
   std::vector<std::string> words = Numbered("k", symbols);
   for (std::string& word : Numbered("v", symbols)) words.push_back(std::move(word));
@@ -154,7 +154,7 @@ Draws::Draws(uint32_t purpose, int64_t seed, int64_t step) {
   generator_.seed(sequence);
 }
 
-// The remainder favours small numbers by less than count / 2^64.
+// The bias of the remainder towards small numbers is below count / 2^64.
 int64_t Draws::Below(int64_t count) {
   return static_cast<int64_t>(generator_() % static_cast<uint64_t>(count));
 }

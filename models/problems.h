@@ -1,5 +1,5 @@
-// The problems that the literature measures generalisation to longer inputs by, made from a seed:
-// an input, a mark, and the answer. `length` counts the symbols of the input.
+// Problems used in the literature to measure generalisation to longer inputs, generated from a
+// seed: an input, a mark and the answer. `length` is the number of symbols in the input.
 #ifndef GNOMON_MODELS_PROBLEMS_H_
 #define GNOMON_MODELS_PROBLEMS_H_
 
@@ -12,10 +12,10 @@
 
 namespace gnomon::models {
 
-// Draws that are the same on every platform.
+// Random numbers that are equal on all platforms.
 class Draws {
  public:
-  // Streams of other numbers are others. The first says what they are for.
+  // Different arguments give different streams. The first argument is their purpose.
   Draws(uint32_t purpose, int64_t seed, int64_t step);
 
   // From 0 to `count` - 1.
@@ -35,22 +35,22 @@ struct ProblemRow {
 struct Problem {
   const char* name;
   const char* summary;
-  // Different symbols: by default, and how many there may be.
+  // Number of distinct symbols: default and maximum.
   int64_t symbols;
   int64_t fewest_symbols;
   int64_t most_symbols;
-  // Words of the vocabulary; the mark between input and answer is the last one.
+  // Vocabulary size; the last token is the mark between input and answer.
   std::vector<std::string> (*vocabulary)(int64_t symbols);
-  // Tokens of a row, with the answer, at the most.
+  // Maximum number of tokens per row, including the answer.
   int64_t (*tokens)(int64_t length);
-  // The longest input that there is with so many symbols.
+  // Maximum input length for that number of symbols.
   int64_t (*longest)(int64_t symbols);
   void (*make)(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row);
 };
 
 const std::vector<Problem>& Problems();
 std::vector<std::string> ProblemNames();
-// Throws Error that lists all where there is none of that name.
+// Throws an Error that lists all problems if there is none of that name.
 const Problem& FindProblem(const std::string& name);
 
 struct ProblemRows {
@@ -61,8 +61,8 @@ struct ProblemRows {
 ProblemRows MakeRows(const Problem& problem, int64_t symbols, int64_t length, int64_t count,
                      Draws* draws);
 
-// For each of `count` rows a sorted random subset, of `size`, of the numbers from 0 to `limit` - 1:
-// (count, size), int64.
+// For each of `count` rows, a sorted random subset of `size` numbers from 0 to `limit` - 1: (count,
+// size), int64.
 torch::Tensor RandomSubsets(int64_t limit, int64_t size, int64_t count, Draws* draws);
 
 }  // namespace gnomon::models

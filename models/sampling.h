@@ -1,4 +1,4 @@
-// How tokens are drawn from what a language model predicts, as options.
+// Options for sampling tokens from a language model.
 #ifndef GNOMON_MODELS_SAMPLING_H_
 #define GNOMON_MODELS_SAMPLING_H_
 
@@ -24,8 +24,8 @@ struct SamplingOptions {
   GNOMON_OPTIONS(GNOMON_SAMPLING_OPTIONS)
 };
 
-// For `tokens` more after `prompt` of them. Throws Error, with the tokens called `kind`, where the
-// options contradict each other or the model ends before.
+// Checks the options for `tokens` new tokens after `prompt` tokens. Throws Error, calling the
+// tokens `kind`, if the options contradict each other or exceed the model's maximum length.
 GenerationOptions ToGeneration(const SamplingOptions& sampling, const LanguageModel& model,
                                int64_t prompt, int64_t tokens, const std::string& kind);
 
