@@ -109,7 +109,7 @@ test-core: .venv/.setup ## the core alone, for all instruction sets; it needs no
 .PHONY: test-oldest
 test-oldest: ## all tests with the oldest supported PyTorch, in build-oldest
 	@scripts/setup oldest
-	$(MAKE) -C build-oldest/tree PYTHON=$(CURDIR)/build-oldest/python/bin/python test
+	$(MAKE) -C build-oldest/tree PYTHON="$(CURDIR)/build-oldest/python/bin/python" test
 
 build-arm/.setup: scripts/setup
 	@scripts/setup arm

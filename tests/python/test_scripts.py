@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -65,3 +66,15 @@ def test_demo_says_what_is_missing(tree):
     done = run([tree / "scripts/demo", "text"], tree)
     assert done.returncode == 2
     assert "make build" in done.stderr
+
+
+def test_the_makefile_quotes_absolute_paths():
+    """The folder of the tree may have any name, "with space" for example."""
+    text = (ROOT / "Makefile").read_text().replace("\\\n", "")
+    lines = [line for line in text.splitlines() if not re.match(r"NINJA := |#", line)]
+    found = 0
+    for line in lines:
+        for place in re.finditer(r"\$\((CURDIR|NINJA)\)|\$\$PWD", line):
+            found += 1
+            assert line[: place.start()].count('"') % 2 == 1, line
+    assert found >= 3
