@@ -3,6 +3,7 @@
 #define GNOMON_SRC_REFERENCE_PROBLEM_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -27,6 +28,14 @@ constexpr double kLog2E = 1.4426950408889634074;
 
 // The score of what is masked.
 inline constexpr double kHidden = -std::numeric_limits<double>::infinity();
+
+// A finite bias of any size, so that scores stay finite in units of log2 and added to others: those
+// of numeric_limits<double>::lowest(), which hide keys from each other, and no key from a row of
+// such keys alone.
+inline double FiniteBias(double bias) {
+  constexpr double kMost = 1e306;
+  return std::isinf(bias) ? bias : std::clamp(bias, -kMost, kMost);
+}
 
 class Problem {
  public:
@@ -128,12 +137,12 @@ class Problem {
     for (const int64_t entry : entries) {
       const double bias = in_.bias.table[b * in_.bias.batch_stride + h * BiasSize() + entry];
       if (bias == kHidden) return kHidden;
-      score += bias;
+      score += FiniteBias(bias);
     }
     if (in_.key_bias != nullptr) {
       const double bias = in_.key_bias[(b * n_.heads + h) * n_.keys + j];
       if (bias == kHidden) return kHidden;
-      score += bias;
+      score += FiniteBias(bias);
       if (in_.key_bias_low != nullptr) {
         score += in_.key_bias_low[(b * n_.heads + h) * n_.keys + j];
         score -= in_.key_bias_base[row(b, h, i)];
@@ -142,7 +151,7 @@ class Problem {
     if (in_.pair_bias.data != nullptr) {
       const double bias = in_.pair_bias.row(b, h, i)[j];
       if (bias == kHidden) return kHidden;
-      score += bias;
+      score += FiniteBias(bias);
     }
     if (in_.relative.keys != nullptr) {
       RelativeEntries(b, i, j, &entries);

@@ -197,37 +197,41 @@ def test_biases_that_rows_or_keys_share_take_no_memory_for_pairs():
         assert used < 100 * 2**10, (shape, used)  # KiB; those of all pairs are 2 GiB
 
 
-#: Biases that are the same everywhere.
+#: Shapes of biases that are the same everywhere.
 SAME = {
-    "pairs": lambda number: PairBias(torch.full((1, 2, 40, 24), number)),
-    "pairs of keys": lambda number: PairBias(torch.full((24,), number)),
-    "keys": lambda number: KeyBias(torch.full((1, 2, 24), number)),
-    "offsets": lambda number: OffsetBias(torch.full((2, 40 + 24 - 1), number)),
+    "pairs": (PairBias, (1, 2, 40, 24)),
+    "pairs of keys": (PairBias, (24,)),
+    "keys": (KeyBias, (1, 2, 24)),
+    "offsets": (OffsetBias, (2, 40 + 24 - 1)),
 }
 
 
+@DTYPES
 @pytest.mark.parametrize("kind", list(SAME))
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_largest_finite_biases(kind, sign):
+def test_the_largest_finite_biases(kind, sign, dtype):
     """Rows that see the least number there is, and nothing else, weigh their keys alike."""
     torch.manual_seed(0)
-    leaves = [torch.randn(1, 2, n, 8, requires_grad=True) for n in (40, 24, 24)]
-    position = SAME[kind](sign * torch.finfo(torch.float32).max)
+    leaves = [torch.randn(1, 2, n, 8, dtype=dtype, requires_grad=True) for n in (40, 24, 24)]
+    term, shape = SAME[kind]
+    position = term(torch.full(shape, sign * torch.finfo(dtype).max, dtype=dtype))
     o = gnomon.attention(*leaves, position=position, query_offset=0)
     torch.testing.assert_close(o, leaves[2].mean(2, keepdim=True).expand_as(o))
     gradients = torch.autograd.grad(o.square().sum(), leaves)
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
+@DTYPES
 @pytest.mark.parametrize("shape", [(1, 2, 40, 24), (24,)])
-def test_the_least_number_hides_as_infinity_does(shape):
+def test_the_least_number_hides_as_infinity_does(shape, dtype):
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 2, n, 8) for n in (40, 24, 24))
+    q, k, v = (torch.randn(1, 2, n, 8, dtype=dtype) for n in (40, 24, 24))
     hidden = torch.rand(shape) < 0.4
     hidden[..., 0] = False
+    zeros = torch.zeros(shape, dtype=dtype)
     least, infinite = (
-        gnomon.attention(q, k, v, position=PairBias(torch.zeros(shape).masked_fill(hidden, number)))
-        for number in (torch.finfo(torch.float32).min, -math.inf)
+        gnomon.attention(q, k, v, position=PairBias(zeros.masked_fill(hidden, number)))
+        for number in (torch.finfo(dtype).min, -math.inf)
     )
     assert torch.equal(least, infinite)
 
