@@ -237,6 +237,13 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
         return;
       } catch (const CLI::ExtrasError&) {
         RefuseExtras(app, choice);
+      } catch (const CLI::RequiredError&) {
+        // The option may be there under a misspelt name.
+        const std::vector<std::string> words = app.remaining(/*recurse=*/true);
+        for (const CLI::App* command : app.get_subcommands()) {
+          if (!Suggestion(*command, words).empty()) RefuseExtras(app, choice);
+        }
+        throw;
       }
       RefuseEmptyWords(app);
       if (action == nullptr) throw Error("no command given (--help lists the commands)");

@@ -496,6 +496,8 @@ COMPARE = ["compare", "--data", "text.txt"]
         (["compare", "--resume", "comparison", "--steps", "9"], ["excludes --steps"]),
         (["compare", "--resume", "absent"], ["absent/results.json"]),
         (["eval"], ["--model is required"]),
+        (["eval", "--mdel", "model"], ["not expected: --mdel model; did you mean --model?"]),
+        (["eval", "--beam", "4"], ["--model is required"]),
         (["eval", "--model", "absent"], ["no such checkpoint file or run folder: absent"]),
         (["eval", "--model", "absent", "--beam", "4"], ["no such checkpoint file or run folder"]),
         (["generate", "--model", "text.txt", "--beam", "4"], ["text.txt does not state its task"]),
