@@ -21,6 +21,7 @@ import torch
 from gnomon import _build
 from gnomon._catalogue import entry_of, load_terms
 from gnomon._checks import wrong_type
+from gnomon._files import cache_folder
 from gnomon._formula import FUNCTIONS, definition_of
 from gnomon._library import LIBRARIES
 from gnomon._similarity import Similarity
@@ -232,15 +233,6 @@ def _wrong(argument: str, value: object, expected: str) -> ValueError:
     return ValueError(f"gnomon.similarity.define: {argument} is {value!r}; expected {expected}")
 
 
-def _cache() -> pathlib.Path:
-    """Folder of compiled libraries, next to the GPU kernels (src/cuda/cubin_cache.h)."""
-    own = os.environ.get("GNOMON_CACHE")
-    if own:
-        return pathlib.Path(own).resolve() / "terms"
-    caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(caches).resolve() / "gnomon" / "terms"
-
-
 def _command() -> list[str]:
     """The compiler command, without file names."""
     here = pathlib.Path(__file__).parent
@@ -260,7 +252,9 @@ def _library_of(name: str, source: str) -> pathlib.Path:
     """Path of the compiled library, which is specific to one build of gnomon."""
     build = (LIBRARIES / "libgnomon_torch.so").stat()
     key = repr((source, _command(), build.st_size, build.st_mtime_ns))
-    return _cache() / f"lib{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    return (
+        cache_folder() / "terms" / f"lib{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    )
 
 
 def _compile(name: str, struct: str, text: str, source: str, library: pathlib.Path) -> None:

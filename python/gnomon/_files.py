@@ -1,15 +1,25 @@
-"""Atomic file writes."""
+"""Atomic file writes, and the cache folder."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import pathlib
 import secrets
 from collections.abc import Iterator
 
 # Disk errors of write and close, which do not name the file.
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def cache_folder() -> pathlib.Path:
+    """The folder of compiled kernels and term libraries (src/cuda/cubin_cache.h)."""
+    own = os.environ.get("GNOMON_CACHE")
+    if own:
+        return pathlib.Path(own).resolve()
+    caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(caches).resolve() / "gnomon"
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/call_log.h"
 #include "base/pair_count.h"
 #include "base/visible_keys.h"
 #include "core/targets.h"
@@ -189,6 +190,32 @@ const Executor& ExecutorFor(const AttentionShape& n, const Executor& executor) {
   return products < kLeastProducts ? SerialExecutor() : executor;
 }
 
+// Runs a pass of the engine on the CPU, or of the reference, and logs it where GNOMON_LOG asks.
+template <class T, class Pass>
+void RunLogged(const char* operation, const PairFunction& function, const AttentionInput<T>& in,
+               const Pass& pass) {
+  if (!LogsCalls()) return pass();
+  CallPlan plan;
+  CallPlan* const outer = std::exchange(call_plan, &plan);
+  try {
+    pass();
+  } catch (...) {
+    call_plan = outer;
+    throw;
+  }
+  call_plan = outer;
+  std::string kind = std::string(operation) + ": " + DescribeCall(function, in);
+  if constexpr (std::is_same_v<T, double>) {
+    kind += ", CPU reference";
+  } else {
+    kind += ", CPU " + CurrentTarget();
+    if (plan.multiplies_pairs) kind += " with bfloat16 products";
+    if (*plan.keys != '\0') kind += std::string(", ") + plan.keys;
+    if (plan.may_skip) kind += ", skips negligible tiles";
+  }
+  LogCall(kind, DescribeSizes(in.shape));
+}
+
 }  // namespace
 
 void CountPairs(PairCount* count) { pair_count = count; }
@@ -197,13 +224,15 @@ void AttentionForward(const PairFunction& function, const AttentionInput<float>&
                       const AttentionOutput<float>& output, const Executor& executor) {
   CheckForward(function, input, output);
   ChooseTargetOnce();
-  function.forward(input, output, ExecutorFor(input.shape, executor));
+  RunLogged("forward", function, input,
+            [&] { function.forward(input, output, ExecutorFor(input.shape, executor)); });
 }
 
 void AttentionForward(const PairFunction& function, const AttentionInput<double>& input,
                       const AttentionOutput<double>& output, const Executor& executor) {
   CheckForward(function, input, output);
-  function.reference_forward(input, output, executor);
+  RunLogged("forward", function, input,
+            [&] { function.reference_forward(input, output, executor); });
 }
 
 void AttentionBackward(const PairFunction& function, const AttentionInput<float>& input,
@@ -213,7 +242,8 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<float>
   ChooseTargetOnce();
   const Executor& workers = ExecutorFor(input.shape, executor);
   const auto complete = Complete(function.forward, input, saved, workers);
-  function.backward(input, complete.saved(), gradient, workers);
+  RunLogged("backward", function, input,
+            [&] { function.backward(input, complete.saved(), gradient, workers); });
 }
 
 void AttentionBackward(const PairFunction& function, const AttentionInput<double>& input,
@@ -221,7 +251,8 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<double
                        const AttentionGradient<double>& gradient, const Executor& executor) {
   CheckBackward(function, input, saved, gradient);
   const auto complete = Complete(function.reference_forward, input, saved, executor);
-  function.reference_backward(input, complete.saved(), gradient, executor);
+  RunLogged("backward", function, input,
+            [&] { function.reference_backward(input, complete.saved(), gradient, executor); });
 }
 
 }  // namespace gnomon

@@ -2,8 +2,10 @@
 #include "gnomon/graph.h"
 
 #include <string>
+#include <type_traits>
 #include <utility>
 
+#include "base/call_log.h"
 #include "core/targets.h"
 #include "core/with_statistics.h"
 
@@ -102,6 +104,18 @@ WithStatistics<GraphBackwardInput<T>> Complete(const Forward& forward, const Gra
           }};
 }
 
+template <class T>
+void Log(const char* operation, const PairFunction& function, const GraphInput<T>& in) {
+  if (!LogsCalls()) return;
+  constexpr bool kIsReference = std::is_same_v<T, double>;
+  const GraphShape& n = in.shape;
+  LogCall(std::string(operation) + ": " + function.name +
+              (kIsReference ? ", float64" : ", float32") + ", head_dim " + std::to_string(n.dim) +
+              ", CPU " + (kIsReference ? "reference" : CurrentTarget()),
+          "heads " + std::to_string(n.heads) + ", nodes " + std::to_string(n.queries) + ", edges " +
+              std::to_string(n.edges));
+}
+
 }  // namespace
 
 void GraphForward(const PairFunction& function, const GraphInput<float>& input,
@@ -109,12 +123,14 @@ void GraphForward(const PairFunction& function, const GraphInput<float>& input,
   CheckForward(function, input, output);
   ChooseTargetOnce();
   function.graph_forward(input, output, executor);
+  Log("graph forward", function, input);
 }
 
 void GraphForward(const PairFunction& function, const GraphInput<double>& input,
                   const GraphOutput<double>& output, const Executor& executor) {
   CheckForward(function, input, output);
   function.reference_graph_forward(input, output, executor);
+  Log("graph forward", function, input);
 }
 
 void GraphBackward(const PairFunction& function, const GraphInput<float>& input,
@@ -124,6 +140,7 @@ void GraphBackward(const PairFunction& function, const GraphInput<float>& input,
   ChooseTargetOnce();
   const auto complete = Complete(function.graph_forward, input, saved, executor);
   function.graph_backward(input, complete.saved(), gradient, executor);
+  Log("graph backward", function, input);
 }
 
 void GraphBackward(const PairFunction& function, const GraphInput<double>& input,
@@ -132,6 +149,7 @@ void GraphBackward(const PairFunction& function, const GraphInput<double>& input
   CheckBackward(function, input, saved);
   const auto complete = Complete(function.reference_graph_forward, input, saved, executor);
   function.reference_graph_backward(input, complete.saved(), gradient, executor);
+  Log("graph backward", function, input);
 }
 
 }  // namespace gnomon

@@ -18,6 +18,7 @@
 #include <array>
 #include <vector>
 
+#include "base/call_log.h"
 #include "base/pair_count.h"
 #include "base/parallel.h"
 #include "base/visible_keys.h"
@@ -112,6 +113,10 @@ class BackwardPass {
   }
 
   void Run() {
+    if (call_plan != nullptr) {
+      *call_plan = {in_place_ ? "reads keys in place" : "packs all keys first", pairs_,
+                    skipping_.active()};
+    }
     Prepare();
     if (!skipping_.active()) CountAllPairs();
     const int64_t heads = n_.batch * n_.key_heads;

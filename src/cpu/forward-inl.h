@@ -22,6 +22,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/call_log.h"
 #include "base/pair_count.h"
 #include "base/parallel.h"
 #include "base/visible_keys.h"
@@ -90,6 +91,7 @@ class ForwardPass {
   }
 
   void Run() {
+    if (call_plan != nullptr) *call_plan = plan();
     if (packs_all_) {
       RunBlocks();
     } else {
@@ -98,6 +100,13 @@ class ForwardPass {
   }
 
  private:
+  CallPlan plan() const {
+    const char* const keys = packs_all_  ? "packs all keys first"
+                             : in_place_ ? "reads keys and values in place"
+                                         : "splits and packs the keys by tasks";
+    return {keys, pairs_, skipping_.active()};
+  }
+
   // Rows of one key head up to which its keys are packed within the tasks.
   static constexpr int64_t kFewRows = 256;
   // After so many tiles, rows look again at what they may leave out.

@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include "base/call_log.h"
 #include "base/dropout.h"
 #include "base/visible_keys.h"
 #include "cuda/constants.h"
@@ -698,11 +699,22 @@ std::string Unsupported(const PairFunction& function, const Input& in) {
   return "";
 }
 
+namespace {
+
+void Log(const char* operation, const PairFunction& function, const Input& input) {
+  if (!LogsCalls()) return;
+  LogCall(std::string(operation) + ": " + DescribeCall(function, input) + ", CUDA",
+          DescribeSizes(input.shape));
+}
+
+}  // namespace
+
 void Forward(const PairFunction& function, const Input& input, const Output& output,
              Backend& backend) {
   Plan plan(function, input, backend);
   plan.PrepareRows(/*is_forward=*/true);
   plan.Forward(output);
+  Log("forward", function, input);
 }
 
 void Backward(const PairFunction& function, const Input& input, const Saved& saved,
@@ -726,6 +738,7 @@ void Backward(const PairFunction& function, const Input& input, const Saved& sav
     complete.statistics = out.statistics;
   }
   plan.Backward(complete, gradient);
+  Log("backward", function, input);
 }
 
 }  // namespace gnomon::cuda

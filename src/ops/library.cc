@@ -457,6 +457,9 @@ TORCH_LIBRARY(gnomon, m) {
   // The axes of the tensors that these take and return, for vmap's rules: a letter each, "1|"
   // before it where there may be one entry for all.
   m.def("operator_axes(str operator) -> (str[] names, str[] axes)", AxesOfOperator);
+  // The instruction set of the CPU kernels, and all that can be chosen on this machine.
+  m.def("instruction_sets() -> (str, str[])",
+        [] { return std::tuple(CurrentTarget(), Targets()); });
   // The tokens of cones (ops/geometry/cone_map.h): x, row_scalars, y and column_scalars.
   m.def(
       "cone_map(Tensor q, Tensor k, str function, str map, float r) -> "

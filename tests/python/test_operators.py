@@ -286,6 +286,7 @@ COMPOSITE_CHECKS = {
         (q, torch.randn(1, 2, 9, requires_grad=True), torch.zeros(2, requires_grad=True)),
     ),
     "operator_axes": lambda q: (ops.operator_axes, ("graph",)),
+    "instruction_sets": lambda q: (ops.instruction_sets, ()),
     "cone_map": lambda q: (ops.cone_map, (q, q, "penumbral", "xi", 2.0)),
     "module_sizes": lambda q: (ops.module_sizes, ("additive", 8, 2, None, None, 16, None)),
     "check_module": lambda q: (

@@ -1,0 +1,113 @@
+"""Describes the installation: ``python -m gnomon.info``.
+
+Include its output in a bug report. With ``--json``, it is one JSON object.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from typing import Any, NoReturn
+
+import torch
+
+from gnomon import _build
+from gnomon._command_line import Parser
+from gnomon._files import cache_folder
+from gnomon._library import LIBRARIES, VERSION, ops
+from gnomon._output import checked_output
+
+__all__ = ["collect"]
+
+#: Packages that gnomon works with, if they are installed.
+PACKAGES = ("numpy", "transformers", "timm", "torch_geometric", "onnx", "matplotlib")
+#: Environment variables of PyTorch that change results or speed; those of gnomon are found by name.
+VARIABLES = ("CUDA_HOME", "CXX", "MKL_CBWR", "OMP_NUM_THREADS")
+
+
+def collect() -> dict[str, Any]:
+    """Returns what describes the installation, by name.
+
+    Returns:
+        A dictionary of JSON values: versions ("gnomon", "PyTorch", "Python"), "system",
+        "instruction set" of the CPU kernels, "instruction sets" that ``GNOMON_TARGET`` may select,
+        "threads", "GPUs" (each with its compute capability), "cache" and "libraries" (folders),
+        "packages" and "environment".
+
+    Example:
+        >>> import gnomon.info
+        >>> gnomon.info.collect()["gnomon"] == gnomon.__version__
+        True
+    """
+    target, targets = ops.instruction_sets()
+    names = sorted(name for name in os.environ if name.startswith("GNOMON_") or name in VARIABLES)
+    return {
+        "gnomon": VERSION,
+        "PyTorch": f"{torch.__version__} (gnomon was built for {_build.TORCH_RELEASE})",
+        "Python": platform.python_version(),
+        "system": platform.platform(),
+        "instruction set": target,
+        "instruction sets": targets,
+        "threads": torch.get_num_threads(),
+        "GPUs": _gpus(),
+        "cache": str(cache_folder()),
+        "libraries": str(LIBRARIES.resolve()),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "environment": {name: os.environ[name] for name in names},
+    }
+
+
+def _gpus() -> list[str]:
+    if not torch.cuda.is_available():
+        return []
+    return [
+        f"{properties.name}, compute capability {properties.major}.{properties.minor}, "
+        f"CUDA {torch.version.cuda}"
+        for properties in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    ]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {part}" for name, part in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(value) or "none"
+    return str(value)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"gnomon.info: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints what ``collect`` returns."""
+    with checked_output(_fail):
+        parser = Parser(
+            fail=_fail,
+            prog="python -m gnomon.info",
+            description="Describes the installation, for bug reports.",
+        )
+        parser.add_argument("--json", action="store_true", help="print a JSON object")
+        options = parser.parse_args(arguments)
+        found = collect()
+        if options.json:
+            print(json.dumps(found, indent=2))
+        else:
+            for name, value in found.items():
+                print(f"{name + ':':18}{_text(value)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

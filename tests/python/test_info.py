@@ -1,0 +1,77 @@
+"""Reports for bug reports: the installation, and the plans of calls."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import gnomon
+from gnomon import info
+
+pytestmark = pytest.mark.cpu("processes of its own")
+
+
+def run(*words, **environment):
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, env=os.environ | environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_the_installation(tmp_path):
+    words = ("-m", "gnomon.info")
+    chosen = {
+        "GNOMON_CACHE": str(tmp_path),
+        "GNOMON_TARGET": info.collect()["instruction sets"][-1],
+    }
+    found = json.loads(run(*words, "--json", **chosen).stdout)
+    assert found["gnomon"] == gnomon.__version__
+    assert found["PyTorch"].startswith(torch.__version__)
+    assert found["cache"] == str(tmp_path)
+    assert found["instruction set"] == chosen["GNOMON_TARGET"]
+    assert chosen.items() <= found["environment"].items()
+    assert (pathlib.Path(found["libraries"]) / "libgnomon_torch.so").exists()
+    text = run(*words, **chosen).stdout
+    assert [line.partition(":")[0] for line in text.splitlines()] == list(found)
+    assert f"instruction set:  {chosen['GNOMON_TARGET']}\n" in text
+
+
+CALLS = """
+import gnomon, torch
+x = torch.randn(1, 4, 512, 16, requires_grad=True)
+gnomon.attention(x, x, x, causal=True).sum().backward()
+for keys in (512, 300):
+    gnomon.attention(x[:, :, :1], x[:, :, :keys], x[:, :, :keys])
+gnomon.attention(x[:, :, :100], x, x, position="alibi", query_offset=412)
+gnomon.attention(x.double(), x.double(), x.double(), similarity="umbral")
+nodes = torch.randn(2, 1, 4)
+gnomon.graph_attention(nodes, nodes, nodes, [0, 1, 2], [1, 0])
+"""
+
+
+def test_calls():
+    assert run("-c", CALLS).stderr == ""
+    lines = run("-c", CALLS, GNOMON_LOG="calls").stderr.splitlines()
+    target = info.collect()["instruction set"]
+    dot = "forward: dot, float32, head_dim 16"
+    plain = f"dot, float32, head_dim 16, causal, CPU {target}, packs all keys first"
+    sizes = "batch 1, heads 4, key heads 4, queries"
+    assert lines == [
+        f"gnomon: forward: {plain}; first with {sizes} 512, keys 512",
+        f"gnomon: backward: {plain}; first with {sizes} 512, keys 512",
+        f"gnomon: {dot}, CPU {target}, reads keys and values in place; "
+        f"first with {sizes} 1, keys 512",
+        f"gnomon: {dot}, bias, CPU {target}, splits and packs the keys by tasks, skips negligible "
+        f"tiles; first with {sizes} 100, keys 512",
+        f"gnomon: forward: umbral, float64, head_dim 16, CPU reference; first with {sizes} 512, "
+        "keys 512",
+        f"gnomon: graph forward: dot, float32, head_dim 4, CPU {target}; first with heads 1, "
+        "nodes 2, edges 2",
+    ]
+    (line,) = run("-c", CALLS, GNOMON_LOG="cals").stderr.splitlines()
+    assert line == "gnomon: GNOMON_LOG is 'cals'; expected calls, or nothing"
