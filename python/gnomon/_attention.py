@@ -16,6 +16,7 @@ from gnomon._checks import (
     check_flag,
     check_integer,
     check_integers,
+    check_layout,
     check_number,
     check_optional_integer,
     check_optional_integers,
@@ -24,6 +25,7 @@ from gnomon._checks import (
     check_tensors,
     is_integer_type,
     plain,
+    shown,
     unknown_name,
     wrong_type,
 )
@@ -117,9 +119,22 @@ def _lower_seed(operator: str, name: str, value: Any, like: Tensor, lowered: _Lo
     lowered[name] = None if seed is None else torch.tensor([seed])
 
 
+def _check_device(operator: str, name: str, value: Tensor | None, like: Tensor) -> None:
+    """Checks that a tensor is dense, and on the device of q."""
+    if value is None:
+        return
+    check_layout(operator, name, value)
+    if value.device != like.device:
+        raise TypeError(
+            f"gnomon.{operator}: {name} is on {value.device} and q on {like.device}; expected the "
+            "same"
+        )
+
+
 def _lower_tensor(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
     """Lowers a tensor, or one number for all entries."""
     if value is None or isinstance(value, Tensor):
+        _check_device(operator, name, value, like)
         lowered[name] = value
     else:
         number = check_number(operator, name, value, "a Tensor, a number, or None")
@@ -130,6 +145,7 @@ def _lower_tensor(operator: str, name: str, value: Any, like: Tensor, lowered: _
 def _lower_mask(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
     if value is not None and not isinstance(value, Tensor):
         raise wrong_type(operator, name, value, "a Tensor of booleans, or None")
+    _check_device(operator, name, value, like)
     lowered[name] = value
 
 
@@ -139,7 +155,7 @@ def _lower_window(operator: str, name: str, value: Any, like: Tensor, lowered: _
     if isinstance(value, (list, tuple)):
         if len(value) != 2:
             raise ValueError(
-                f"gnomon.{operator}: window is {value!r}; expected (left, right), None for "
+                f"gnomon.{operator}: window is {shown(value)}; expected (left, right), None for "
                 "unbounded, or one number for both"
             )
         lowered["left"] = check_optional_integer(operator, "window's left", value[0])
@@ -154,7 +170,7 @@ def _lower_chunks(operator: str, name: str, value: Any, like: Tensor, lowered: _
         return
     if not isinstance(value, (list, tuple)) or len(value) != 3:
         raise ValueError(
-            f"gnomon.{operator}: chunks is {value!r}; expected (size, before, after), or None"
+            f"gnomon.{operator}: chunks is {shown(value)}; expected (size, before, after), or None"
         )
     lowered[name] = [check_integer(operator, "a number of chunks", number) for number in value]
 

@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any, SupportsIndex, TypeAlias, cast
 
 import torch
-from torch import SymFloat, SymInt, Tensor, strided
+from torch import SymFloat, SymInt, Tensor, jagged, strided
 from torch.compiler import is_compiling
 
 #: A device argument, as in torch.nn.
@@ -19,7 +19,15 @@ Device: TypeAlias = torch.device | str | int | None
 def kind_of(value: object) -> str:
     """The value's type with its article, "an int"."""
     name = "type" if isinstance(value, type) else type(value).__name__
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+    return f"an {name}" if name[0] in "aeiouAEIO" else f"a {name}"
+
+
+def shown(value: object) -> str:
+    """A value for a message, in one short line."""
+    if isinstance(value, Tensor):
+        return f"a Tensor of shape {list(value.shape)}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def wrong_type(operator: str, argument: str, value: object, expected: str) -> TypeError:
@@ -43,12 +51,31 @@ def check_tensors(operator: str, **tensors: object) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise wrong_type(operator, name, tensor, "a Tensor")
-        # The jagged layout is rejected elsewhere; these report the strided layout.
-        if tensor.is_nested and tensor.layout == strided:
-            raise TypeError(
-                f"gnomon.{operator}: {name} is a nested tensor with the strided "
-                "layout; expected a dense tensor or the jagged layout"
-            )
+        layout = tensor.layout
+        # Nested tensors of several shapes report the strided layout. Each function accepts or
+        # rejects the jagged layout itself.
+        if (layout != strided and layout != jagged) or (tensor.is_nested and layout == strided):
+            check_layout(operator, name, tensor)
+
+
+def check_layout(operator: str, argument: str, value: object) -> None:
+    """Rejects sparse and nested tensors; other values pass."""
+    if not isinstance(value, Tensor):
+        return
+    if value.is_nested:
+        layout = "jagged" if value.layout == jagged else "strided"
+        expected = "a dense tensor"
+        if layout == "strided":
+            expected += " or the jagged layout"
+        raise TypeError(
+            f"gnomon.{operator}: {argument} is a nested tensor with the {layout} layout; expected "
+            f"{expected}"
+        )
+    if value.layout != strided:
+        layout = str(value.layout).removeprefix("torch.")
+        raise TypeError(
+            f"gnomon.{operator}: {argument} has layout {layout}; expected a strided tensor"
+        )
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -206,6 +233,7 @@ def check_integers(
 ) -> Tensor:
     """Returns tensors unchanged; converts other integer inputs to a tensor on like's device."""
     if isinstance(value, Tensor):
+        check_layout(operator, argument, value)
         return value
     device = None if like is None else like.device
     if hasattr(value, "__array__") and getattr(value, "ndim", 0) > 0:
@@ -226,7 +254,7 @@ def check_optional_integers(
     operator: str, argument: str, value: object, like: Tensor
 ) -> Tensor | None:
     """Like check_integers, but accepts None."""
-    if value is None or isinstance(value, Tensor):
+    if value is None:
         return value
     return check_integers(operator, argument, value, like, f"{_INTEGERS}, or None")
 

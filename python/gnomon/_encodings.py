@@ -13,6 +13,7 @@ from gnomon._checks import (
     check_flag,
     check_integer,
     check_integers,
+    check_layout,
     check_number,
     check_string,
     check_tensors,
@@ -120,6 +121,8 @@ def hype_augment(
     check_tensors("hype_augment", q=q, k=k)
     copies = check_integer("hype_augment", "copies", copies)
     query_offset = check_integer("hype_augment", "query_offset", query_offset)
+    for name, value in (("tau", tau), ("mu", mu)):
+        check_layout("hype_augment", name, value)
     numbers = {"dtype": torch.float64, "device": q.device}
     tau, mu = (
         value

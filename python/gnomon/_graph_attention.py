@@ -14,6 +14,7 @@ from gnomon._checks import (
     check_flag,
     check_integer,
     check_integers,
+    check_layout,
     check_number,
     check_optional_number,
     check_tensors,
@@ -114,6 +115,7 @@ def graph_attention(
 
 def _with_sink(o: Tensor, lse: Tensor, sink: Tensor | float) -> tuple[Tensor, Tensor]:
     operator = "graph_attention"
+    check_layout(operator, "sink", sink)
     if not isinstance(sink, Tensor):
         number = check_number(operator, "sink", sink, "a Tensor, a number, or None")
         sink = torch.tensor(number, dtype=lse.dtype, device=lse.device)

@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
+from torch import SymFloat, SymInt, Tensor
 from torch.compiler import is_compiling
 
 from gnomon._checks import (
+    check_layout,
     is_flag,
     is_integer,
     is_number,
+    shown,
     to_integer,
     to_number,
     unknown_name,
@@ -46,6 +48,9 @@ def to_spec(name: str, **options: object) -> str:
             )
         between = f":{key}="
         for part in value if isinstance(value, (tuple, list)) else (value,):
+            if not isinstance(part, (str, int, float, SymInt, SymFloat)):
+                expected = "a number, a word, a flag or a sequence of integers"
+                raise wrong_type("attention", f"{key} of {term}", part, expected)
             # torch.compile traces f-strings of numbers, but not repr(), str() or join(). PyTorch
             # 2.11 traces them only for results of operations, hence `* 1`.
             spec += f"{between}{part if isinstance(part, str) else part * 1}"
@@ -56,9 +61,9 @@ def to_spec(name: str, **options: object) -> str:
 def check_shape(what: str, shape: object) -> list[int]:
     """Checks the axis lengths of a grid; `what` names the operator and the argument."""
     if not isinstance(shape, Sequence) or not all(is_integer(size) for size in shape):
-        raise TypeError(f"{what} is {shape!r}; expected a sequence of integers")
+        raise TypeError(f"{what} is {shown(shape)}; expected a sequence of integers")
     if len(shape) == 0:
-        raise ValueError(f"{what} is {shape!r}; expected at least one axis")
+        raise ValueError(f"{what} is {shown(shape)}; expected at least one axis")
     return [to_integer(size) for size in shape]
 
 
@@ -124,6 +129,8 @@ class Term(metaclass=_TermType):
     _axes: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
+        for field in self._tensors:
+            check_layout(f"{self._module}.{type(self).__name__}", field, getattr(self, field))
         for field in self._tables:
             value = getattr(self, field)
             if isinstance(value, Tensor):
@@ -224,6 +231,8 @@ class SpecifiedTerm(Term):
         is_sequence = isinstance(self.tensors, (tuple, list))
         if not is_sequence or not all(isinstance(tensor, Tensor) for tensor in self.tensors):
             raise wrong_type(name, "tensors", self.tensors, "a tuple of tensors")
+        for n, tensor in enumerate(self.tensors):
+            check_layout(name, f"tensors[{n}]", tensor)
 
     def _lower(self) -> tuple[str, Sequence[Tensor]]:
         return self.spec, self.tensors

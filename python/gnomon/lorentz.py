@@ -7,9 +7,10 @@ aggregates values on the hyperboloid.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from gnomon._checks import check_number, check_tensors
+from gnomon._checks import check_layout, check_number, check_tensors
 from gnomon._library import ops
 
 __all__ = ["centroid", "lift"]
@@ -35,7 +36,7 @@ def lift(x: Tensor, c: float | Tensor = 1.0) -> Tensor:
         torch.Size([2, 8, 16, 33])
     """
     check_tensors("lorentz.lift", x=x)
-    points: Tensor = ops.lorentz_lift(x, *_curvature("lift", c))
+    points: Tensor = ops.lorentz_lift(x, *_curvature("lift", c, x, x.shape[:-1]))
     return points
 
 
@@ -59,12 +60,28 @@ def centroid(points: Tensor, c: float | Tensor = 1.0) -> Tensor:
         torch.Size([2, 4])
     """
     check_tensors("lorentz.centroid", points=points)
-    point: Tensor = ops.lorentz_centroid(points, *_curvature("centroid", c))
+    point: Tensor = ops.lorentz_centroid(
+        points, *_curvature("centroid", c, points, points.shape[:-2])
+    )
     return point
 
 
-def _curvature(name: str, c: object) -> tuple[Tensor | None, float]:
-    """Converts c to a tensor or a number."""
+def _curvature(
+    name: str, c: object, like: Tensor, shape: torch.Size
+) -> tuple[Tensor | None, float]:
+    """Converts c to a tensor that broadcasts to `shape`, on the device of `like`, or a number."""
     if isinstance(c, Tensor):
+        check_layout(f"lorentz.{name}", "c", c)
+        if c.device != like.device:
+            raise TypeError(
+                f"gnomon.lorentz.{name}: c is on {c.device}; expected {like.device}, as the points"
+            )
+        # Of the sizes that both have, from the last on; c has no more axes.
+        sizes = zip(reversed(c.shape), reversed(shape), strict=False)
+        if c.dim() > len(shape) or not all(own in (1, size) for own, size in sizes):
+            raise ValueError(
+                f"gnomon.lorentz.{name}: c has shape {list(c.shape)}; expected one that broadcasts "
+                f"to {list(shape)}"
+            )
         return c, 1.0
     return None, check_number(f"lorentz.{name}", "c", c, "a number or a tensor")

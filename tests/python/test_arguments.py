@@ -739,3 +739,75 @@ def test_terms_are_made_in_compiled_functions():
 
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(*tokens), step(*tokens))
+
+
+SPARSE = torch.ones(2, 2, dtype=torch.int64).to_sparse()
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        *(
+            (name, lambda name=name: gnomon.attention(*make_tokens(), **{name: SPARSE}))
+            for name in (
+                *("key_lengths", "key_starts", "query_segments", "query_offset", "positions"),
+                *("mask", "sink", "temperature"),
+            )
+        ),
+        ("cu_seqlens_q", lambda: gnomon.varlen_attention(*torch.ones(3, 2, 1, 4), SPARSE)),
+        ("indices", lambda: gnomon.graph_attention(*torch.ones(3, 1, 1, 4), [0, 1], SPARSE)),
+        ("edge_index", lambda: gnomon.csr(SPARSE, 2)),
+        ("positions", lambda: gnomon.sinusoid(SPARSE, 4)),
+        ("u", lambda: gnomon.cones.ancestor(SPARSE, SPARSE)),
+        ("tau", lambda: gnomon.hype_augment(*make_tokens()[:2], SPARSE, 0.5)),
+        ("slopes", lambda: position.ALiBi(SPARSE)),
+        ("gamma", lambda: similarity.Umbral(SPARSE)),
+        (r"tensors\[0\]", lambda: position.Specified("alibi:slopes=tensor", (SPARSE,))),
+        ("query", lambda: nn.MultiheadAttention(8, 2)(SPARSE)),
+        (
+            "key_padding_mask",
+            lambda: nn.MultiheadAttention(8, 2)(torch.ones(2, 2, 8), key_padding_mask=SPARSE),
+        ),
+    ],
+)
+def test_sparse_tensors_are_refused_by_name(name, call):
+    with pytest.raises(TypeError, match=f": {name} has layout sparse_coo; expected a strided"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: gnomon.attention(*make_tokens(), chunks=torch.ones(2, 3)),
+            r"chunks is a Tensor of shape \[2, 3\]; expected \(size, before, after\)",
+        ),
+        (
+            lambda: gnomon.attention(*make_tokens(), window=list(range(99))),
+            r"window is \[0, 1, .*\.\.\.; expected \(left, right\)",
+        ),
+        (lambda: gnomon.grid_sinusoid(torch.ones(2, 2), 8), "shape is a Tensor of shape"),
+        (
+            lambda: gnomon.attention_weights(
+                *make_tokens()[:2], sink=torch.zeros(H, device="meta")
+            ),
+            "attention_weights: sink is on meta and q on cpu; expected the same",
+        ),
+        (lambda: nn.CAPE(8, normalize={}), "normalize of cape is a dict; expected a number"),
+        (lambda: nn.Sinusoidal(8, shape=torch.nn.Identity()), "shape of sinusoidal is an Identity"),
+        (lambda: nn.TorchMultiheadAttention(8, 2, kdim={}), "kdim is a dict; expected an integer"),
+        (
+            lambda: nn.TransformerEncoderLayer(8, 2, dim_feedforward=None),
+            "dim_feedforward is a NoneType; expected an integer",
+        ),
+        (
+            lambda: nn.TransformerEncoderLayer(8, 2, layer_norm_eps="x"),
+            "layer_norm_eps is a str; expected a number",
+        ),
+    ],
+)
+def test_wrong_values_are_named_in_one_short_line(call, message):
+    with pytest.raises((TypeError, ValueError), match=message) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 200

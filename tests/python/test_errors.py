@@ -502,7 +502,7 @@ def wrong_tokens(call, names, shape, operator):
             (
                 "sparse",
                 tokens(*shape).to_sparse(),
-                rf"{name} has layout Sparse; expected a strided",
+                rf"{name} has layout sparse_coo; expected a strided",
             ),
             ("nested", NESTED, rf"{name} is a nested tensor with the strided layout"),
         ):

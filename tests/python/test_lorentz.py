@@ -306,6 +306,13 @@ def test_lift_and_centroid():
     for call, error, message in (
         (lambda: lorentz.lift(x, 0.0), ValueError, "lift: c is 0; expected a positive"),
         (lambda: lorentz.lift(x, "1"), TypeError, "c is a str"),
+        (
+            lambda: lorentz.lift(x, torch.ones(3)),
+            ValueError,
+            r"c has shape \[3\]; expected one that",
+        ),
+        (lambda: lorentz.centroid(x, torch.ones(H, 2)), ValueError, "centroid: c has shape"),
+        (lambda: lorentz.lift(x, torch.ones(1, device="meta")), TypeError, "c is on meta"),
         (lambda: lorentz.lift(x.long()), TypeError, "lift: points have dtype Long"),
         (lambda: lorentz.centroid(x[0, 0, 0]), ValueError, r"expected \(..., n, D\)"),
         (lambda: lorentz.centroid([1.0]), TypeError, "points is a list"),

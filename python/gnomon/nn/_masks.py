@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnomon._checks import wrong_type
+from gnomon._checks import check_layout, wrong_type
 from gnomon.nn._held_terms import Terms
 
 
@@ -65,6 +65,7 @@ def to_masks(
     if pair_bias is not None:
         if not isinstance(pair_bias, Tensor):
             raise wrong_type(operator, "pair_bias", pair_bias, "a Tensor, or None")
+        check_layout(operator, "pair_bias", pair_bias)
         specs.append("pair_bias:bias=tensor")
         tensors.append(pair_bias.to(wide))
     if key_padding_mask is not None:
@@ -87,6 +88,7 @@ def _is_bool(operator: str, name: str, mask: Any) -> bool:
     """Whether a mask is Boolean rather than additive."""
     if not isinstance(mask, Tensor):
         raise wrong_type(operator, name, mask, "a Tensor, or None")
+    check_layout(operator, name, mask)
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
             f"gnomon.{operator}: {name} has dtype {mask.dtype}; expected booleans, or values "

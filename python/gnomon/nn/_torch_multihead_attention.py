@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from gnomon._attention import MaskArguments, Rows, check_rows
-from gnomon._checks import Device, check_flag, check_integer, check_number, wrong_type
+from gnomon._checks import (
+    Device,
+    check_flag,
+    check_integer,
+    check_number,
+    check_optional_integer,
+    wrong_type,
+)
 from gnomon._library import ops
 from gnomon._position import Position, Sum, to_positions
 from gnomon._similarity import Similarity, to_similarity
@@ -90,6 +97,8 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         embed_dim = check_integer(_NAME, "embed_dim", embed_dim)
         num_heads = check_integer(_NAME, "num_heads", num_heads)
         dropout = check_number(_NAME, "dropout", dropout)
+        kdim = check_optional_integer(_NAME, "kdim", kdim)
+        vdim = check_optional_integer(_NAME, "vdim", vdim)
         for name, value in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
             if check_flag(_NAME, name, value):
                 raise NotImplementedError(f"gnomon.{_NAME}: {name} is True; expected False")

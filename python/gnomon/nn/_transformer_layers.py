@@ -8,7 +8,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from gnomon._checks import Device, check_flag, wrong_type
+from gnomon._checks import Device, check_flag, check_integer, check_number, wrong_type
 from gnomon._position import Position
 from gnomon._similarity import Similarity
 from gnomon.nn._checks import check_factory
@@ -59,6 +59,8 @@ class _TransformerLayer(torch.nn.Module):
                 )
             activation = _ACTIVATIONS[activation]
         made = check_factory(name, device, dtype)
+        dim_feedforward = check_integer(name, "dim_feedforward", dim_feedforward)
+        layer_norm_eps = check_number(name, "layer_norm_eps", layer_norm_eps)
         self.batch_first = check_flag(name, "batch_first", batch_first)
         self.norm_first = check_flag(name, "norm_first", norm_first)
         self.activation = activation
