@@ -52,9 +52,13 @@ def check_tensors(operator: str, **tensors: object) -> None:
         if not isinstance(tensor, Tensor):
             raise wrong_type(operator, name, tensor, "a Tensor")
         layout = tensor.layout
-        # Nested tensors of several shapes report the strided layout. Each function accepts or
-        # rejects the jagged layout itself.
-        if (layout != strided and layout != jagged) or (tensor.is_nested and layout == strided):
+        # The jagged layout is rejected elsewhere.
+        if layout == strided and tensor.is_nested:
+            raise TypeError(
+                f"gnomon.{operator}: {name} is a nested tensor with the strided "
+                "layout; expected a dense tensor or the jagged layout"
+            )
+        if layout != strided and layout != jagged:
             check_layout(operator, name, tensor)
 
 
@@ -63,13 +67,8 @@ def check_layout(operator: str, argument: str, value: object) -> None:
     if not isinstance(value, Tensor):
         return
     if value.is_nested:
-        layout = "jagged" if value.layout == jagged else "strided"
-        expected = "a dense tensor"
-        if layout == "strided":
-            expected += " or the jagged layout"
         raise TypeError(
-            f"gnomon.{operator}: {argument} is a nested tensor with the {layout} layout; expected "
-            f"{expected}"
+            f"gnomon.{operator}: {argument} is a nested tensor; expected a dense tensor"
         )
     if value.layout != strided:
         layout = str(value.layout).removeprefix("torch.")

@@ -101,13 +101,15 @@ def test_outcomes_of_several_releases_are_in_one_file(sweep, tmp_path):
     assert len(path.read_text().splitlines()) == 3
 
 
-def test_outcomes_outlive_edits_of_comments_alone(sweep):
+def test_outcomes_outlive_edits_of_prose(sweep):
     code = '''"""Text."""
 class A:
     """Text."""
 
     def f(self, x=None):
         """Text."""
+        if not x:
+            raise ValueError(f"x is {x}; expected a number")
         return [x, "text"]  # Why.
 '''
     edited = '''class A:
@@ -118,11 +120,13 @@ class A:
         """Other
         text.
         """
+        if not x:
+            raise ValueError("a number is needed")
         return [x, 'text']
 '''
     known = sweep.hash_of_code([code])
     assert sweep.hash_of_code([edited]) == known
-    changes = {'"text"]': "b'text']", "x=None": "x=0", '[x, "text"]': '(x, "text")', "A:": "B:"}
+    changes = {'"text"]': "'texts']", "x=None": "x=0", '[x, "text"]': '(x, "text")', "A:": "B:"}
     for before, after in changes.items():
         assert sweep.hash_of_code([code.replace(before, after)]) != known, before
     assert sweep.hash_of_code([code, ""]) != known

@@ -210,17 +210,19 @@ def _code() -> str:
 
 
 def hash_of_code(sources: list[str]) -> str:
-    """The hash of Python sources: the same after an edit of comments, docstrings or layout."""
+    """The hash of Python sources without comments, docstrings, layout and the words of messages."""
     text = "\n".join(repr(_structure(ast.parse(source))) for source in sources)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _structure(node: Any) -> Any:
-    """A syntax tree as tuples, without docstrings and without what depends on Python's release."""
+    """A syntax tree as tuples, without prose and without what depends on Python's release."""
     if isinstance(node, list):
         return [_structure(part) for part in node]
     if not isinstance(node, ast.AST):
         return node
+    if _is_prose(node):
+        return "prose"
     fields = dict(ast.iter_fields(node))
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         has_docstring = ast.get_docstring(node, clean=False) is not None
@@ -229,6 +231,15 @@ def _structure(node: Any) -> Any:
         type(node).__name__,
         [(name, _structure(value)) for name, value in fields.items() if value not in (None, [])],
     )
+
+
+def _is_prose(node: ast.AST) -> bool:
+    """Whether a node is a text of several words: a message, not a name."""
+    if isinstance(node, ast.JoinedStr):
+        return any(map(_is_prose, node.values))
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+        return False
+    return len(node.value.split()) > 1
 
 
 def _tested_range() -> tuple[str, str]:
