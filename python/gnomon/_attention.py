@@ -355,8 +355,9 @@ def unknown_argument(operator: str, name: str, arguments: Any) -> TypeError:
         how = "leave it out" if name.startswith("max_") else "expected cu_seqlens_q"
     if how and (ours is None or ours in known):
         return TypeError(f"gnomon.{operator}: unexpected argument {name}; {how}")
-    if operator in ("attention", "varlen_attention"):
-        known.append("return_lse")
+    own = {"attention": "return_lse", "varlen_attention": "return_lse", "attention_weights": "rows"}
+    if operator in own:
+        known.append(own[operator])
     return unknown_name(f"gnomon.{operator}", "argument", name, known)
 
 

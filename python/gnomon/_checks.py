@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import operator as operators
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, SupportsIndex, TypeAlias, cast
 
@@ -17,8 +19,10 @@ Device: TypeAlias = torch.device | str | int | None
 
 
 def kind_of(value: object) -> str:
-    """The value's type with its article, "an int"."""
-    name = "type" if isinstance(value, type) else type(value).__name__
+    """The value's type with its article, "an int"; "the class T" for a class."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
     return f"an {name}" if name[0] in "aeiouAEIO" else f"a {name}"
 
 
@@ -45,6 +49,41 @@ def unknown_name(where: str, kind: str, name: str, known: Sequence[str]) -> Type
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]}?" if close else f"; expected one of {', '.join(known)}"
     return TypeError(f"{where}: unexpected {kind} {name}{hint}")
+
+
+def name_unknown_arguments(cls: type, advice: Mapping[str, str] | None = None) -> None:
+    """Lets a class's constructor suggest the closest name for an unknown argument.
+
+    advice: what to do about arguments of other libraries, by name.
+    """
+    for base in cls.__mro__:
+        construct = vars(base).get("__init__")
+        if base.__module__.startswith("gnomon.") and construct is not None:
+            base.__init__ = _naming(construct, advice or {})  # type: ignore[misc]
+
+
+def _naming(construct: Callable[..., None], advice: Mapping[str, str]) -> Callable[..., None]:
+    if hasattr(construct, "__wrapped__"):
+        return construct
+
+    @functools.wraps(construct)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            construct(self, *args, **kwargs)
+        except TypeError as error:
+            # The call itself failed, rather than something in the constructor.
+            is_call = error.__traceback__ is not None and error.__traceback__.tb_next is None
+            known = list(inspect.signature(construct).parameters)[1:]
+            unknown = [name for name in kwargs if name not in known]
+            if not is_call or not unknown:
+                raise
+            where = f"{type(self).__module__}.{type(self).__name__}"
+            if unknown[0] in advice:
+                message = f"{where}: unexpected argument {unknown[0]}; {advice[unknown[0]]}"
+                raise TypeError(message) from None
+            raise unknown_name(where, "argument", unknown[0], known) from None
+
+    return init
 
 
 def check_tensors(operator: str, **tensors: object) -> None:

@@ -659,6 +659,7 @@ def with_module(q, k, v, **wrong):
         (with_module, "sink", "expected one of"),
         (with_module, "key_length", "did you mean key_lengths?"),
         (with_module, "is_causal", "expected causal="),
+        (gnomon.attention_weights, "row", "did you mean rows?"),
     ],
 )
 def test_arguments_that_are_not_there_are_named(function, name, hint):
@@ -811,3 +812,31 @@ def test_wrong_values_are_named_in_one_short_line(call, message):
         call()
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: nn.MultiheadAttention(D, 2, positon="rope"),
+            "gnomon.nn.MultiheadAttention: unexpected argument positon; did you mean position?",
+        ),
+        (
+            lambda: nn.MultiheadAttention(D, 2, batch_first=True),
+            "unexpected argument batch_first; gnomon.nn.TorchMultiheadAttention takes",
+        ),
+        (
+            lambda: nn.TransformerEncoderLayer(D, 2, similarty="dot"),
+            "TransformerEncoderLayer: unexpected argument similarty; did you mean similarity?",
+        ),
+        (lambda: nn.CAPE(D, normalise=True), "gnomon.nn.CAPE: .*; did you mean normalize?"),
+        # Python's own errors, and those of the constructors themselves, are passed on.
+        (lambda: nn.MultiheadAttention(D), "missing 1 required positional argument: 'num_heads'"),
+        (lambda: nn.MultiheadAttention(D, "2"), "num_heads is a str; expected an integer"),
+    ],
+)
+def test_constructors_name_unknown_arguments(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+    parameters = inspect.signature(nn.MultiheadAttention).parameters
+    assert list(parameters)[:2] == ["embed_dim", "num_heads"]

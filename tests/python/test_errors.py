@@ -454,12 +454,12 @@ TYPE_ERRORS = {
     ),
     "a similarity's class": (
         lambda: attend(similarity=similarity.Umbral),
-        "similarity is a type; expected a term of gnomon.similarity, or a specification",
+        "similarity is the class Umbral; expected a term of gnomon.similarity, or a specification",
     ),
     "a position's class": (
         lambda: attend(position=position.RoPE),
-        "position is a type; expected a term of gnomon.position, a specification, or a list of "
-        "these",
+        "position is the class RoPE; expected a term of gnomon.position, a specification, or a "
+        "list of these",
     ),
     "a number for a table": (lambda: position.T5(1.0, True), "T5: table is a float; expected"),
     "cones of integers": (
@@ -571,12 +571,12 @@ TYPE_ERRORS |= {
     "nodes in words": (lambda: graph(indptr="0123"), "indptr is a str; expected a Tensor, a seq"),
     "a similarity's class in a graph": (
         lambda: graph(similarity=similarity.Dot),
-        "similarity is a type; expected a term of gnomon.similarity",
+        "similarity is the class Dot; expected a term of gnomon.similarity",
     ),
     "a feature that is no word": (lambda: linear(feature=3), "feature is an int; expected"),
     "a rope's class": (
         lambda: linear(rope=position.RoPE),
-        "rope is a type; expected a gnomon.position.RoPE, a specification, or None",
+        "rope is the class RoPE; expected a gnomon.position.RoPE, a specification, or None",
     ),
     "a projection of integers": (
         lambda: linear(feature="favor", projection=torch.ones(3, 8).long()),
@@ -649,7 +649,7 @@ TYPE_ERRORS |= {
     "a bias": (lambda: nn.MultiheadAttention(8, 2, bias=None), "bias is a NoneType; expected True"),
     "a module's similarity": (
         lambda: nn.MultiheadAttention(8, 2, similarity=similarity.Dot),
-        "similarity is a type; expected a term of gnomon.similarity, or a specification",
+        "similarity is the class Dot; expected a term of gnomon.similarity, or a specification",
     ),
     "a module's position": (
         lambda: nn.MultiheadAttention(8, 2, position=0),

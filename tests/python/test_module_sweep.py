@@ -513,6 +513,7 @@ FUNCTIONS = {
     "cones.lowest_common_ancestor": lambda: gnomon.cones.lowest_common_ancestor(
         torch.ones(3, 4), torch.ones(3, 4), cone="umbral", r=0.1
     ),
+    "csr": lambda: gnomon.csr(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3),
     "favor_projection": lambda: gnomon.favor_projection(16, 8),
     "graph_attention": lambda q, k, v: gnomon.graph_attention(
         *(x[0].transpose(0, 1) for x in (q, k, v)), torch.arange(10), torch.arange(9).flip(0)
@@ -546,8 +547,8 @@ FUNCTIONS = {
     ),
     "t5_bucket of a list": lambda: gnomon.t5_bucket([-3, 0, 200], False),
 }
-#: What reads or loads the list of terms, or rows of edges, before a model is built.
-NOT_IN_GRAPHS = {"catalogue", "load_terms", "csr"}
+#: What reads or loads the list of terms, before a model is built.
+NOT_IN_GRAPHS = {"catalogue", "load_terms"}
 
 
 @pytest.mark.real_device

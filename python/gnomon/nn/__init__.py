@@ -3,6 +3,7 @@
 Parameter names are the same as in C++ (include/gnomon/torch/nn.h).
 """
 
+from gnomon._checks import name_unknown_arguments
 from gnomon._names import publish
 from gnomon.nn import _encodings
 from gnomon.nn._attention import Attention
@@ -35,3 +36,11 @@ __all__ = [
 __all__ += _encodings.__all__
 
 publish(__name__, __all__)
+
+_TORCH = "gnomon.nn.TorchMultiheadAttention takes the arguments of torch.nn.MultiheadAttention"
+for _name in __all__:
+    _member = globals()[_name]
+    if isinstance(_member, type):
+        name_unknown_arguments(
+            _member, dict.fromkeys(("batch_first", "add_bias_kv", "add_zero_attn"), _TORCH)
+        )
