@@ -19,7 +19,7 @@ TransformerOptions BlockOptions(const Seq2SeqOptions& options) {
   return ToTransformer(options, options.similarity, options.position, options.max_length);
 }
 
-// Of embeddings there is none in cross attention: its tokens have got theirs.
+// Cross attention adds nothing to embeddings; its tokens already have their encodings.
 std::vector<std::string> CrossPositions(const Seq2SeqOptions& options) {
   if (options.cross_position == kSamePosition) {
     return LayerPositions(options.position, options.depth);
@@ -27,7 +27,7 @@ std::vector<std::string> CrossPositions(const Seq2SeqOptions& options) {
   return std::vector<std::string>(options.depth, options.cross_position);
 }
 
-// Attention that ends one of the three residual branches of a layer.
+// Attention as the end of one of a layer's three residual branches.
 nn::MultiheadAttention MakeBranch(const TransformerOptions& options, const std::string& position) {
   nn::MultiheadAttention attention = MakeAttention(options, position);
   InitializeLinear(attention->out_proj, ResidualGain(3 * options.depth));
@@ -113,9 +113,9 @@ Seq2SeqImpl::Seq2SeqImpl(Seq2SeqOptions options) : options_(std::move(options)) 
   const std::vector<std::string> cross_positions = CrossPositions(options_);
   embedding_ =
       register_module("embedding", torch::nn::Embedding(options_.vocabulary, options_.dim));
-  // Unit logits from a normalised stream; Embed() brings the inputs to unit variance.
+  // A normalised stream gives unit logits; Embed() scales the inputs to unit variance.
   torch::nn::init::normal_(embedding_->weight, 0, 1 / std::sqrt(static_cast<double>(options_.dim)));
-  // It adds nothing to embeddings, and knows where the position ends.
+  // It adds nothing to embeddings, and has the maximum length of the position.
   cross_length_ = nn::TokenPosition(Join(cross_positions, "+"), options_.dim, options_.max_length)
                       ->max_length();
   const TransformerOptions block = BlockOptions(options_);
@@ -148,7 +148,7 @@ torch::Tensor Seq2SeqImpl::decode(const torch::Tensor& target, const torch::Tens
                                   const torch::Tensor& lengths, Seq2SeqCache* cache,
                                   const std::optional<BatchRows>& rows) {
   const int64_t offset = cache == nullptr ? 0 : cache->tokens.length();
-  // From the second call on the cache has the keys and values of the source.
+  // From the second call on, the cache contains the keys and values of the source.
   const torch::Tensor keys = offset > 0 ? encoded.narrow(1, 0, 0) : encoded;
   nn::TokenCall call = TokenCallOf(rows);
   call.cache = cache == nullptr ? nullptr : &cache->tokens;

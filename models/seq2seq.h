@@ -1,6 +1,6 @@
-// An encoder-decoder Transformer over tokens (Vaswani et al. 2017), normed before each branch as in
-// Radford et al. 2019: one table of embeddings for both sides and the logits (Press and Wolf 2017),
-// GELU, any similarity, and any position of the catalogue in each of the three attentions.
+// An encoder-decoder Transformer over tokens (Vaswani et al. 2017), with norms before each branch
+// as in Radford et al. 2019: one table of embeddings for both sides and the logits (Press and Wolf
+// 2017), GELU, any similarity, and any position of the catalogue in each of the three attentions.
 #ifndef GNOMON_MODELS_SEQ2SEQ_H_
 #define GNOMON_MODELS_SEQ2SEQ_H_
 
@@ -18,7 +18,7 @@
 
 namespace gnomon::models {
 
-// As the position of cross attention: that of the other attentions.
+// Value for the position of cross attention that means that of the other attentions.
 inline constexpr const char* kSamePosition = "same";
 
 #define GNOMON_SEQ2SEQ_OPTIONS(OPTION)                                                             \
@@ -35,7 +35,7 @@ inline constexpr const char* kSamePosition = "same";
              "in training; a learned position table has this many rows",                           \
          .lowest = 2, .highest = 1e6)
 
-// The depth is that of the encoder, and of the decoder.
+// The depth applies to both encoder and decoder.
 struct Seq2SeqOptions {
   GNOMON_OPTIONS(GNOMON_SEQ2SEQ_OPTIONS)
 };
@@ -48,11 +48,11 @@ struct PaddedTokens {
 
 PaddedTokens PadTokens(const std::vector<std::vector<int32_t>>& rows, int64_t padding);
 
-// What the decoder keeps of the tokens so far, and of the source.
+// The decoder's state after the tokens so far, and of the source.
 struct Seq2SeqCache {
   explicit Seq2SeqCache(int64_t depth) : self(depth), cross(depth) {}
 
-  // Takes these rows of the batch instead, int64; the source's as they are where `is_same_source`.
+  // Selects these rows of the batch, int64; keeps those of the source if `is_same_source`.
   void Select(const torch::Tensor& rows, bool is_same_source);
 
   nn::TokenCache tokens;
@@ -63,12 +63,12 @@ struct Seq2SeqCache {
 // x + attention(norm(x)), causal; x + cross_attention(norm(x), encoded); x + mlp(norm(x)).
 class TransformerDecoderBlockImpl : public torch::nn::Module {
  public:
-  // `position` is that of the self-attention, `cross_position` the other attention's; the options'
-  // is not read.
+  // `position` is the position of self-attention, `cross_position` that of cross attention;
+  // options.position is ignored.
   TransformerDecoderBlockImpl(const TransformerOptions& options, const std::string& position,
                               const std::string& cross_position);
-  // x (B, Lt, dim) at places from `offset` on; encoded (B, Ls, dim), of which a row has as many
-  // tokens as `lengths` says, or no token at all where the cache has them.
+  // x (B, Lt, dim) at positions from `offset`; encoded (B, Ls, dim) with `lengths` tokens in each
+  // row, or without tokens if the cache has them.
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& encoded, const torch::Tensor& lengths,
                         int64_t offset, nn::KVCache* self, nn::KVCache* cross,
                         const std::optional<BatchRows>& rows);
@@ -84,20 +84,20 @@ class TransformerDecoderBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(TransformerDecoderBlock);
 
-// Weights come from Torch's default generator, those of the encodings last, as the language model's
-// do. Dropout is on each residual branch and on the embeddings of tokens; it draws as for the batch
-// that `rows` are of, by default these. Tokens and lengths are taken to where the model is. Throws
-// gnomon::Error or c10::Error where an option or a spec is wrong.
+// Weights are drawn from Torch's default generator, those of the encodings last, as in the language
+// model. Dropout applies to each residual branch and to the embeddings; it is drawn as for the
+// batch that contains `rows`, by default this one. Tokens and lengths are moved to the model's
+// device. Throws gnomon::Error or c10::Error if an option or a specification is invalid.
 class Seq2SeqImpl : public torch::nn::Module {
  public:
   explicit Seq2SeqImpl(Seq2SeqOptions options);
 
-  // What the decoder reads of a source of B sentences: (B, Ls, dim).
+  // The encoder's output for B source sentences: (B, Ls, dim).
   torch::Tensor encode(const PaddedTokens& source,
                        const std::optional<BatchRows>& rows = std::nullopt);
 
   // Logits (B, Lt, vocabulary) of the token after each of `target` (B, Lt), int64. With a cache,
-  // the tokens follow those already in it, of the same source.
+  // the tokens follow those in it, for the same source.
   torch::Tensor decode(const torch::Tensor& target, const torch::Tensor& encoded,
                        const torch::Tensor& lengths, Seq2SeqCache* cache = nullptr,
                        const std::optional<BatchRows>& rows = std::nullopt);
@@ -106,7 +106,7 @@ class Seq2SeqImpl : public torch::nn::Module {
                         const std::optional<BatchRows>& rows = std::nullopt);
 
   const Seq2SeqOptions& options() const { return options_; }
-  // The longest sentence at which the encodings are defined; none if any length will do.
+  // The maximum length for which the encodings are defined; none if unlimited.
   std::optional<int64_t> max_length() const;
 
  private:

@@ -14,14 +14,14 @@ namespace gnomon::models {
 class SparseMatrix {
  public:
   SparseMatrix() = default;
-  // With the numbers `values`, one for each entry, or with ones where there are none.
+  // With one number of `values` per entry, or ones without values.
   SparseMatrix(torch::Tensor indptr, torch::Tensor indices, int64_t columns,
                std::optional<torch::Tensor> values = std::nullopt);
 
   bool defined() const { return indptr_.defined(); }
   SparseMatrix To(torch::Device device) const;
   const std::optional<torch::Tensor>& values() const { return values_; }
-  // Its product with x (columns, D), differentiable in x; with other numbers for its own.
+  // Its product with x (columns, D), differentiable in x; `values` replace its own.
   torch::Tensor Multiply(const torch::Tensor& x, const std::optional<torch::Tensor>& values) const;
   torch::Tensor Multiply(const torch::Tensor& x) const { return Multiply(x, values_); }
 
@@ -29,7 +29,7 @@ class SparseMatrix {
   torch::Tensor indptr_;
   torch::Tensor indices_;
   std::optional<torch::Tensor> values_;
-  // The transposed matrix: entry n of it is entry order_[n] of this one.
+  // The transposed matrix, whose entry n is entry order_[n] of this one.
   torch::Tensor transposed_indptr_;
   torch::Tensor transposed_indices_;
   torch::Tensor order_;
@@ -38,7 +38,7 @@ class SparseMatrix {
 // Rows `indices` (n,) of x (rows, D), differentiable in x.
 torch::Tensor TakeRows(const torch::Tensor& x, const torch::Tensor& indices);
 
-// Where the rows of a list of entries begin and end, (rows + 1,), of the row of each entry.
+// Row boundaries (rows + 1,) of a list of entries, from the row of each entry.
 torch::Tensor RowStarts(const torch::Tensor& row_of_entry, int64_t rows);
 
 }  // namespace gnomon::models

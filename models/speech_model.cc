@@ -11,10 +11,10 @@
 namespace gnomon::models {
 namespace {
 
-// Each of the two convolutions: this many frames wide, one result for every two.
+// Kernel width of the two convolutions, whose stride is two.
 constexpr int64_t kKernel = 3;
 constexpr int64_t kStride = 2;
-// Power below which there is silence: the logarithm ends there.
+// Lower bound of the power in the logarithm.
 constexpr double kLeastPower = 1e-10;
 
 void CheckOptions(SpeechModelOptions options) {
@@ -33,8 +33,8 @@ int64_t SamplesOf(const SpeechModelOptions& options, int64_t milliseconds) {
 double MelOf(double hertz) { return 2595 * std::log10(1 + hertz / 700); }
 double HertzOf(double mel) { return 700 * (std::pow(10, mel / 2595) - 1); }
 
-// (frequencies, mels): filter m rises from corner m to 1 at corner m + 1, and falls to corner m +
-// 2; the corners of all lie evenly on the mel scale from 0 to half the rate.
+// (frequencies, mels): filter m increases from 0 at corner m to 1 at corner m + 1 and decreases to
+// 0 at corner m + 2. The corners are evenly spaced on the mel scale from 0 to half the rate.
 torch::Tensor MelBank(int64_t mels, int64_t rate, int64_t fourier) {
   const int64_t frequencies = fourier / 2 + 1;
   const double highest = static_cast<double>(rate) / 2;
@@ -64,7 +64,7 @@ torch::Tensor MelBank(int64_t mels, int64_t rate, int64_t fourier) {
   return bank;
 }
 
-// Which of `length` places are none of a row's padding, (B, 1, length).
+// Whether each of `length` places is before a row's padding, (B, 1, length).
 torch::Tensor IsInside(const torch::Tensor& lengths, int64_t length) {
   return (torch::arange(length, lengths.options()) < lengths.unsqueeze(1)).unsqueeze(1);
 }
@@ -99,7 +99,7 @@ LogMel::LogMel(const SpeechModelOptions& options) {
   const int64_t samples = SamplesOf(options, options.window);
   window_ = torch::hann_window(samples, /*periodic=*/true);
   const auto fourier = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(samples)));
-  // The filters are of the power spectrum of a window that is filled up with zeros.
+  // The filters apply to the power spectrum of a zero-padded window.
   bank_ = MelBank(options.mels, options.rate, std::max<int64_t>(fourier, 2));
 }
 
@@ -124,7 +124,7 @@ SpeechModelImpl::SpeechModelImpl(const SpeechModelOptions& options, const Terms&
                                 torch::nn::LayerNorm(torch::nn::LayerNormOptions({options_.dim})));
   head_ = register_module("head", torch::nn::Linear(options_.dim, options_.symbols + 1));
   InitializeLinear(head_, 1);
-  // The last one, so that two models of one seed differ in their terms alone.
+  // Last, so that two models with the same seed differ only in their terms.
   encoder_ = register_module("encoder", Encoder(EncoderOptions(options_, terms)));
 }
 
@@ -148,7 +148,7 @@ SpeechOutput SpeechModelImpl::forward(const std::vector<torch::Tensor>& sounds, 
   const auto halve = [](const torch::Tensor& of) {
     return (of + (kStride - 1)).floor_divide(kStride);
   };
-  // Padding is zero before each convolution, as what lies beyond the ends is.
+  // Padding is zero before each convolution, like values beyond the ends.
   x = torch::gelu(front_in_->forward(x.transpose(1, 2)));
   x = x * IsInside(halve(lengths), x.size(2));
   x = torch::gelu(front_out_->forward(x)).transpose(1, 2);
@@ -175,7 +175,7 @@ std::vector<std::vector<int64_t>> DecodeGreedily(const SpeechOutput& output) {
 }
 
 int64_t EditDistance(const std::vector<int64_t>& from, const std::vector<int64_t>& to) {
-  // Row by row of the table of distances between the beginnings of both.
+  // Computes the table of distances between prefixes of both, row by row.
   std::vector<int64_t> distances(to.size() + 1);
   std::iota(distances.begin(), distances.end(), 0);
   for (size_t i = 0; i < from.size(); ++i) {

@@ -1,5 +1,5 @@
-// Speech to labels by CTC (Graves et al. 2006): log-mel features, two convolutions that leave one
-// token for every four frames, and a Transformer's encoder with any similarity and any position.
+// Speech to labels by CTC (Graves et al. 2006): log-mel features, two convolutions that reduce four
+// frames to one token, and a Transformer encoder with any similarity and any position.
 #ifndef GNOMON_MODELS_SPEECH_MODEL_H_
 #define GNOMON_MODELS_SPEECH_MODEL_H_
 
@@ -38,19 +38,19 @@ struct SpeechModelOptions {
   GNOMON_OPTIONS(GNOMON_SPEECH_MODEL_OPTIONS)
 };
 
-// Frames of that many samples, and tokens of those frames.
+// Number of frames for that many samples, and of tokens for those frames.
 int64_t CountFrames(const SpeechModelOptions& options, int64_t samples);
 int64_t CountTokens(int64_t frames);
-// From one token to the next.
+// Distance between successive tokens.
 int64_t SamplesPerToken(const SpeechModelOptions& options);
 
 // The logarithms of mel-scaled power spectra: Hann windows of the short-time Fourier transform,
-// centred on every hop with silence beyond the ends; triangles whose corners lie evenly on the mel
-// scale 2595 log10(1 + f / 700) (O'Shaughnessy 1987); then mean 0 and variance 1 of each filter
-// over the sound.
+// centred on every hop, with zeros beyond the ends; triangles with corners evenly spaced on the mel
+// scale 2595 log10(1 + f / 700) (O'Shaughnessy 1987); then each filter is normalised to mean 0 and
+// variance 1 over the sound.
 class LogMel {
  public:
-  // Throws Error where a filter is too narrow for the frequencies of a window.
+  // Throws Error if a filter is too narrow for the frequency resolution of a window.
   explicit LogMel(const SpeechModelOptions& options);
   // samples (S,), S >= 1; the result (frames, mels).
   torch::Tensor operator()(const torch::Tensor& samples) const;
@@ -62,23 +62,23 @@ class LogMel {
 };
 
 struct SpeechOutput {
-  // (B, tokens, 1 + symbols), of the blank, which is 0, and of label n, which is 1 + n.
+  // (B, tokens, 1 + symbols): index 0 is the blank, index 1 + n is label n.
   torch::Tensor log_probabilities;
   torch::Tensor lengths;  // (B,) tokens; those from there on are padding
 };
 
 class SpeechModelImpl : public torch::nn::Module {
  public:
-  // Throws gnomon::Error or c10::Error where an option or a term is wrong.
+  // Throws gnomon::Error or c10::Error if an option or a term is invalid.
   SpeechModelImpl(const SpeechModelOptions& options, const Terms& terms);
 
-  // Sounds (S,) of any lengths, padded to `frames` frames, or to those of the longest. What a row
-  // gives does not depend on how far it is padded.
+  // Sounds (S,) of any lengths, padded to `frames` frames, or to the longest. The output of a row
+  // does not depend on its padding.
   SpeechOutput forward(const std::vector<torch::Tensor>& sounds, int64_t frames = 0,
                        const std::optional<BatchRows>& rows = std::nullopt);
 
   const SpeechModelOptions& options() const { return options_; }
-  // The most tokens that the position is defined for; none if any number will do.
+  // The maximum number of tokens for which the position is defined; none if unlimited.
   std::optional<int64_t> max_length() const { return encoder_->max_length(); }
 
  private:
@@ -92,11 +92,11 @@ class SpeechModelImpl : public torch::nn::Module {
 };
 TORCH_MODULE(SpeechModel);
 
-// The labels of each row by the most likely class of each token: repetitions are one, and blanks
-// none (Graves et al. 2006, section 3.2, best path decoding).
+// The labels of each row from the most likely class of each token: repetitions are merged and
+// blanks removed (Graves et al. 2006, section 3.2, best path decoding).
 std::vector<std::vector<int64_t>> DecodeGreedily(const SpeechOutput& output);
 
-// The fewest insertions, deletions and substitutions that make one of the other (Levenshtein 1966).
+// The minimum number of insertions, deletions and substitutions between both (Levenshtein 1966).
 int64_t EditDistance(const std::vector<int64_t>& from, const std::vector<int64_t>& to);
 
 }  // namespace gnomon::models

@@ -1,4 +1,4 @@
-// The parts of data that a model is evaluated on.
+// The parts of the data on which a model is evaluated.
 #ifndef GNOMON_MODELS_SPLITS_H_
 #define GNOMON_MODELS_SPLITS_H_
 
@@ -7,7 +7,7 @@
 
 namespace gnomon::models {
 
-// Throws Error naming --splits where there is none, or one is given twice.
+// Throws an Error that names --splits if there is none, or one is given twice.
 void CheckSplits(const std::vector<std::string>& splits);
 
 }  // namespace gnomon::models

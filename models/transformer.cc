@@ -11,7 +11,7 @@
 namespace gnomon::models {
 namespace {
 
-// Of a position that is a pattern of layers.
+// For a position that is a pattern of layers.
 std::vector<std::string> PatternOf(const std::string& position) {
   std::vector<std::string> parts = nn::layer_positions(position);
   for (size_t n = 1; n < parts.size(); ++n) {
@@ -59,7 +59,7 @@ torch::Tensor DropOut(const torch::Tensor& x, double dropout,
   std::vector<int64_t> shape = x.sizes().vec();
   shape[0] = rows->total;
   const torch::Tensor kept = torch::empty(shape, x.options()).bernoulli_(1 - dropout);
-  // The quotient, which the backward pass keeps, is of these rows alone.
+  // The quotient, which is kept for the backward pass, contains only these rows.
   return x * kept.narrow(0, rows->first, x.size(0)).div(1 - dropout);
 }
 

@@ -1,5 +1,5 @@
-// Layers of Transformers (Vaswani et al. 2017), normed before each branch as in Radford et al.
-// 2019, with any similarity and any position of the catalogue.
+// Layers of Transformers (Vaswani et al. 2017) with norms before each branch as in Radford et al.
+// 2019, and any similarity and position of the catalogue.
 #ifndef GNOMON_MODELS_TRANSFORMER_H_
 #define GNOMON_MODELS_TRANSFORMER_H_
 
@@ -17,7 +17,7 @@
 
 namespace gnomon::models {
 
-// What all models of such layers may say of them.
+// The options shared by all models with such layers.
 #define GNOMON_TRANSFORMER_SIZES(OPTION, dim_default, depth_default, heads_default, mlp_default) \
   OPTION(int64_t, dim, dim_default, .help = "Width of the model", .lowest = 1)                   \
   OPTION(int64_t, depth, depth_default, .help = "Layers", .lowest = 1)                           \
@@ -52,7 +52,7 @@ struct TransformerOptions {
   int64_t max_length = 512;
 };
 
-// Copies what the list above says from one struct that has it to another.
+// Copies the options of the list above from one struct to another.
 template <class From, class To>
 void CopySizes(const From& from, To* to) {
 #define GNOMON_COPY(Type, name, ...) to->name = from.name;
@@ -71,7 +71,7 @@ TransformerOptions ToTransformer(const Model& model, const std::string& similari
   return options;
 }
 
-// The flags that the size of its weights is told by, and their values.
+// The flags that determine the size of the weights, and their values.
 template <class Model>
 std::string ModelFlags(const Model& model) {
   const std::string sizes = StrCat("--dim ", model.dim, ", --depth ", model.depth);
@@ -79,16 +79,16 @@ std::string ModelFlags(const Model& model) {
   return StrCat(sizes, ", --mlp ", model.mlp, " and --qk-dim ", *model.qk_dim);
 }
 
-// Whether the MLP's hidden units are gated by as many others.
+// Whether the MLP's hidden units are gated by the same number of other units.
 bool IsGated(const std::string& activation);
 
-// What the MLP's first map makes.
+// Output columns of the MLP's first map.
 template <class Model>
 int64_t HiddenUnits(const Model& model) {
   return IsGated(model.activation) ? 2 * model.mlp : model.mlp;
 }
 
-// How many columns the values have.
+// Number of columns of the values.
 template <class Model>
 double ValueColumns(const Model& model) {
   const auto dim = static_cast<double>(model.dim);
@@ -96,8 +96,8 @@ double ValueColumns(const Model& model) {
          static_cast<double>(model.heads);
 }
 
-// At the least: a similarity may have one column of queries and keys, which are left out unless
-// their columns are given.
+// A lower bound: a similarity may have a single column of queries and keys, so these are not
+// counted unless their columns are given.
 template <class Model>
 double AttentionWeights(const Model& model) {
   const auto heads = static_cast<double>(model.heads + model.kv_heads.value_or(model.heads));
@@ -105,53 +105,54 @@ double AttentionWeights(const Model& model) {
                                            heads * static_cast<double>(model.qk_dim.value_or(0)));
 }
 
-// Those of attention and of the MLP.
+// The weights of attention and of the MLP.
 template <class Model>
 double LayerWeights(const Model& model) {
   return AttentionWeights(model) +
          static_cast<double>(model.dim) * static_cast<double>(HiddenUnits(model) + model.mlp);
 }
 
-// What a layer keeps of a token for its gradients: the stream before its two branches, their normed
-// inputs, the values and the output of attention, and the MLP's units before and after their
-// activation.
+// Numbers that a layer keeps per token for the backward pass: the stream before its two branches,
+// their normalised inputs, the values and the output of attention, and the MLP's units before and
+// after the activation.
 template <class Model>
 double LayerNumbers(const Model& model) {
   return 5 * static_cast<double>(model.dim) + ValueColumns(model) +
          static_cast<double>(HiddenUnits(model) + model.mlp);
 }
 
-// The positions of the layers: "rope;rope;none" is a pattern that layers repeat, each part the
-// position of one. Throws Error where a part after the first is added to embeddings, which come
-// before all layers.
+// The positions of the layers: "rope;rope;none" is a pattern that layers repeat, each part is the
+// position of one layer. Throws Error if a part after the first adds to the embeddings, which
+// precede all layers.
 std::vector<std::string> LayerPositions(const std::string& position, int64_t depth);
 
-// Throws Error, which begins with `where`, unless heads divide dim and dropout is below 1.
+// Throws an Error that begins with `where` unless dim is a multiple of heads and dropout is below
+// 1.
 void CheckTransformer(const std::string& where, int64_t dim, int64_t heads, double dropout);
 
 // Weights of variance gain^2 / fan_in keep the variance of unit inputs at gain^2; biases are 0.
 void InitializeLinear(torch::nn::Linear& linear, double gain);
 
-// Of the weights that end a residual branch: each of the `branches` of a model adds its share of
-// the stream's variance.
+// For the weights that end a residual branch: each of the `branches` of a model contributes an
+// equal share of the stream's variance.
 double ResidualGain(int64_t branches);
 
-// torch::dropout while training, as it falls on the rows of a batch.
+// torch::dropout in training, drawn for the rows of a batch.
 torch::Tensor DropOut(const torch::Tensor& x, double dropout, const std::optional<BatchRows>& rows);
 
-// What the encodings of the tokens of these rows are told.
+// The arguments of token encodings for these rows.
 nn::TokenCall TokenCallOf(const std::optional<BatchRows>& rows);
 
-// Attention of the sizes and the similarity of the options, and of a position.
+// Attention with the sizes and the similarity of the options, and a position.
 nn::MultiheadAttention MakeAttention(const TransformerOptions& options,
                                      const std::string& position);
 
-// LayerNorm or RMSNorm over the last axis: parameters weight and, of the former, bias.
+// LayerNorm or RMSNorm over the last axis: parameter weight, and for LayerNorm also bias.
 class NormImpl : public torch::nn::Module {
  public:
   NormImpl(const std::string& kind, int64_t dim);
   torch::Tensor forward(const torch::Tensor& x) const;
-  // Where it is, and the model with it.
+  // The device of the module and its model.
   torch::Device device() const { return weight_.device(); }
 
  private:
@@ -161,7 +162,7 @@ class NormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Norm);
 
-// mlp_out(activation(mlp_in(x))), as modules of another, whose names these are.
+// mlp_out(activation(mlp_in(x))), registered as submodules with these names.
 struct FeedForward {
   FeedForward(torch::nn::Module* owner, const TransformerOptions& options);
   torch::Tensor forward(const torch::Tensor& x);
@@ -176,14 +177,15 @@ class TransformerBlockImpl : public torch::nn::Module {
  public:
   // `position` is that of this layer; the options' is not read.
   TransformerBlockImpl(const TransformerOptions& options, const std::string& position);
-  // Keys and values are those of `memory` (B, M, dim), if it is defined, and of x (B, L, dim); the
-  // queries then follow the memory. Dropout draws as for the batch that `rows` are of. With `last`
-  // only that many tokens at the end come out, which may be 0: a cache of the call then takes all.
+  // Keys and values come from `memory` (B, M, dim), if defined, and from x (B, L, dim); the queries
+  // follow the memory. Dropout is drawn as for the batch that contains `rows`. With `last`, only
+  // that many final tokens are returned, which may be 0; a cache of the call still receives all
+  // tokens.
   torch::Tensor forward(torch::Tensor x, nn::AttentionCall call = {},
                         const torch::Tensor& memory = {},
                         const std::optional<BatchRows>& rows = std::nullopt,
                         const std::optional<int64_t>& last = std::nullopt);
-  // The weights (B, H, n, L) with which rows of x attend to x.
+  // The attention weights (B, H, n, L) of rows of x over x.
   torch::Tensor attention_weights(const torch::Tensor& x, const std::vector<int64_t>& rows);
 
  private:
@@ -195,23 +197,24 @@ class TransformerBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(TransformerBlock);
 
-// A block for each layer, of its position, registered as "blocks".
+// One block per layer, with the position of the layer, registered as "blocks".
 torch::nn::ModuleList MakeBlocks(torch::nn::Module* owner, const TransformerOptions& options);
 
-// What a position of layers adds to embeddings, and how far all of it reaches.
+// The encodings that the positions of layers add to embeddings, and the maximum length of all
+// positions.
 nn::TokenPosition MakeTokenPosition(const TransformerOptions& options, bool causal);
 
-// Embeddings and their positions through all layers, and a norm.
+// Applies positions, all layers and a norm to embeddings.
 class EncoderImpl : public torch::nn::Module {
  public:
   explicit EncoderImpl(const TransformerOptions& options);
-  // x (B, L, dim), of unit variance; the same shape. Tokens from `lengths` (B,) on are padding,
-  // which no other token sees.
+  // x (B, L, dim) has unit variance; the result has the same shape. Tokens from `lengths` (B,) on
+  // are padding, to which no other token attends.
   torch::Tensor forward(torch::Tensor x, const std::optional<torch::Tensor>& lengths = std::nullopt,
                         const std::optional<BatchRows>& rows = std::nullopt);
-  // The weights (B, H, n, L) with which rows of the tokens attend to all in the last layer.
+  // The attention weights (B, H, n, L) of rows over all tokens in the last layer.
   torch::Tensor last_attention_weights(torch::Tensor x, const std::vector<int64_t>& rows);
-  // The most tokens that the position is defined for; none if any number will do.
+  // The maximum number of tokens for which the position is defined; none if unlimited.
   std::optional<int64_t> max_length() const { return token_position_->max_length(); }
 
  private:

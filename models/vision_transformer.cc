@@ -14,7 +14,7 @@ namespace gnomon::models {
 namespace {
 
 constexpr const char* kWhere = "vision transformer";
-// Of the class token (Touvron et al. 2021).
+// Initial deviation of the class token (Touvron et al. 2021).
 constexpr double kTokenDeviation = 0.02;
 
 int64_t Power(int64_t base, int64_t exponent) {
@@ -98,7 +98,7 @@ ConvolutionStemImpl::ConvolutionStemImpl(int64_t axes, int64_t channels, int64_t
                        patch, "; expected a power of two"));
   }
   int64_t in = channels;
-  // Each stage has twice the channels of the one before, and the last `dim`.
+  // Each stage has twice the channels of the previous one, and the last has `dim`.
   for (int64_t left = patch; left > 1; left /= 2) {
     const int64_t out = std::max<int64_t>(dim / (left / 2), 1);
     AddConvolution(layers_, axes, in, out, /*kernel=*/3, /*stride=*/2);

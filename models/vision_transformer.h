@@ -1,6 +1,6 @@
-// The vision transformer (Dosovitskiy et al. 2021) as DeiT builds it (Touvron et al. 2021): patches
-// and a class token through pre-norm layers with GELU, with any similarity and any position of the
-// catalogue. Images have any number of axes from one to three: volumes are images with three.
+// The vision transformer (Dosovitskiy et al. 2021) as in DeiT (Touvron et al. 2021): patches and a
+// class token, pre-norm layers with GELU, and any similarity and position of the catalogue. Images
+// have one to three axes; volumes are images with three.
 #ifndef GNOMON_MODELS_VISION_TRANSFORMER_H_
 #define GNOMON_MODELS_VISION_TRANSFORMER_H_
 
@@ -42,12 +42,12 @@ namespace gnomon::models {
 struct VisionTransformerOptions {
   GNOMON_OPTIONS(GNOMON_VISION_TRANSFORMER_OPTIONS)
 
-  // That of the tokens of images of a size, after the class token, if there is one.
+  // The grid of the tokens of images with a given size, after the class token, if any.
   TokenGrid GridOf(const std::vector<int64_t>& image_size) const;
   TokenGrid grid() const { return GridOf(size); }
 };
 
-// Throws Error, naming what is wrong, unless images of that size are cut into patches evenly.
+// Throws a descriptive Error unless the size is divisible by the patch size.
 void CheckPatches(int64_t patch, const std::vector<int64_t>& size);
 
 // The patches of images (B, C, ...), (B, tokens, C patch^axes): tokens in row-major order, the
@@ -67,9 +67,9 @@ class PatchEmbeddingImpl : public torch::nn::Module {
 };
 TORCH_MODULE(PatchEmbedding);
 
-// The same by convolutions of stride 2, which end at a feature map of `dim` channels with a place
-// for each patch, as in Xiao et al. 2021, Early Convolutions Help Transformers See Better. Norms
-// are of each image alone, GroupNorm of one group, so that a batch may be split over processes.
+// The same by convolutions of stride 2, whose output has `dim` channels and one place per patch, as
+// in Xiao et al. 2021, Early Convolutions Help Transformers See Better. The norms are GroupNorm
+// with one group, which treat each image separately, so that a batch can be split over processes.
 class ConvolutionStemImpl : public torch::nn::Module {
  public:
   // Throws Error unless there are two or three axes and `patch` is a power of two.
@@ -81,36 +81,36 @@ class ConvolutionStemImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ConvolutionStem);
 
-// Weights come from Torch's default generator, those of the encodings last. Throws gnomon::Error or
-// c10::Error where an option or a specification is wrong.
+// Weights are drawn from Torch's default generator, those of the encodings last. Throws
+// gnomon::Error or c10::Error if an option or a specification is invalid.
 class VisionTransformerImpl : public torch::nn::Module {
  public:
   explicit VisionTransformerImpl(VisionTransformerOptions options);
 
-  // What the head reads of images (B, C, size), (B, dim). Training draws as for the batch that
-  // `rows` are of, by default these.
+  // The input (B, dim) of the head for images (B, C, size). In training, random numbers are drawn
+  // as for the batch that contains `rows`, by default this one.
   torch::Tensor features(const torch::Tensor& images,
                          const std::optional<BatchRows>& rows = std::nullopt);
   // Logits (B, classes).
   torch::Tensor forward(const torch::Tensor& images,
                         const std::optional<BatchRows>& rows = std::nullopt);
 
-  // How much what the head reads attends to each place of the grid in the last layer, (B, places),
-  // the mean over heads: the weights of the class token, or their mean over all tokens.
+  // Attention of the head's input to each place of the grid in the last layer, (B, places),
+  // averaged over heads: the weights of the class token, or their mean over all tokens.
   torch::Tensor attention_map(const torch::Tensor& images);
 
-  // Of each channel, over the pixels of the training images: what forward() brings to mean 0 and
-  // deviation 1.
+  // Mean and deviation of each channel over the pixels of the training images, by which forward()
+  // normalises.
   void SetPixels(const torch::Tensor& mean, const torch::Tensor& deviation);
 
   const VisionTransformerOptions& options() const { return options_; }
-  // Where it is, and takes images to.
+  // The device of the model, to which images are moved.
   torch::Device device() const { return pixel_mean_.device(); }
-  // The most tokens that the position is defined for; none if any number will do.
+  // The maximum number of tokens for which the position is defined; none if unlimited.
   std::optional<int64_t> max_length() const { return encoder_->max_length(); }
 
  private:
-  // Before the encoder, with the class token in front, if there is one.
+  // The encoder's input, preceded by the class token, if any.
   torch::Tensor Tokens(const torch::Tensor& images);
 
   VisionTransformerOptions options_;
@@ -124,8 +124,8 @@ class VisionTransformerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(VisionTransformer);
 
-// The model with its weights for images of another size, whose tokens lie on another grid; none
-// where its position is not defined there, since what it learned is of the first grid's places.
+// The model with its weights for images of another size, whose tokens lie on another grid; none if
+// its position is not defined there, because its parameters belong to the places of the first grid.
 std::optional<VisionTransformer> ForSize(const VisionTransformer& model,
                                          const std::vector<int64_t>& size);
 

@@ -14,7 +14,7 @@ namespace {
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsPoint(char c) { return c == '.' || c == ','; }
 
-// ASCII but letters, digits, ' , - . and controls.
+// ASCII except letters, digits, ' , - . and control characters.
 bool IsSymbol(char c) {
   return (c >= ' ' && c <= '&') || (c >= '(' && c <= '+') || c == '/' || (c >= ':' && c <= '@') ||
          (c >= '[' && c <= '`') || (c >= '{' && c <= '~');
@@ -36,9 +36,9 @@ std::string Replace(const std::string& text, std::string_view from, std::string_
   return replaced.append(text, at);
 }
 
-// Rewrites each pair of neighbours, from the left on and none twice, that `matches`, with spaces
-// around its first or its second character. All that is looked for is ASCII: the bytes of other
-// characters behave as the characters do.
+// Adds spaces around the first or second character of each adjacent pair that `matches`, from left
+// to right without overlaps. All patterns are ASCII, so the bytes of other characters behave like
+// the characters.
 template <class Matches>
 std::string SpacePairs(const std::string& text, const Matches& matches, bool around_first) {
   std::string spaced;
@@ -56,7 +56,7 @@ std::string SpacePairs(const std::string& text, const Matches& matches, bool aro
   return spaced;
 }
 
-// The n-grams of an order, with their counts.
+// Counts of the n-grams of an order.
 using Counts = std::map<std::vector<std::string_view>, int64_t>;
 
 Counts CountNgrams(const std::vector<std::string>& tokens, size_t order) {
@@ -91,7 +91,7 @@ std::vector<std::string_view> SplitAtSpaces(std::string_view line) {
 
 std::vector<std::string> Tokenize13a(std::string_view line) {
   std::string text = Replace(std::string(line), "<skipped>", "");
-  // In this order: "&amp;lt;" becomes "<".
+  // The order matters: "&amp;lt;" becomes "<".
   for (const auto& [entity, character] : {std::pair("&quot;", "\""), std::pair("&amp;", "&"),
                                           std::pair("&lt;", "<"), std::pair("&gt;", ">")}) {
     text = Replace(text, entity, character);
@@ -107,7 +107,7 @@ std::vector<std::string> Tokenize13a(std::string_view line) {
     }
   }
   spaced += ' ';
-  // Points and commas that no digit is before, then those that no digit is behind; dashes behind
+  // Periods and commas not preceded by a digit, then those not followed by a digit; dashes after
   // digits.
   spaced = SpacePairs(
       spaced, [](char a, char b) { return !IsDigit(a) && IsPoint(b); }, /*around_first=*/false);
@@ -142,7 +142,7 @@ BleuScore Bleu::Score() const {
   if (std::all_of(matches_.begin(), matches_.end(), [](int64_t count) { return count == 0; })) {
     return result;
   }
-  // The n-th order without a match counts for 1 / 2^n of one.
+  // The n-th order without a match counts as 1 / 2^n matches.
   double smoothed = 1;
   double logarithms = 0;
   for (size_t n = 0; n < kBleuOrder; ++n) {

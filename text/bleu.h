@@ -1,6 +1,6 @@
 // BLEU (Papineni et al. 2002) as sacrebleu computes it by default (Post 2018, A Call for Clarity in
-// Reporting BLEU Scores): of a corpus with one reference, case kept, tokens of mteval-v13a, n-grams
-// of up to four tokens, and where none of an order matches, the smoothing of NIST ("exp" there,
+// Reporting BLEU Scores): for a corpus with one reference, case-sensitive, with mteval-v13a tokens,
+// n-grams of up to four tokens, and NIST smoothing for orders without a match ("exp" in sacrebleu,
 // method 3 of Chen and Cherry 2014).
 #ifndef GNOMON_TEXT_BLEU_H_
 #define GNOMON_TEXT_BLEU_H_
@@ -14,10 +14,10 @@
 namespace gnomon::models {
 
 inline constexpr size_t kBleuOrder = 4;
-// sacrebleu's signature of the above.
+// The corresponding signature of sacrebleu.
 inline constexpr const char* kBleuSignature = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp";
 
-// A line of UTF-8 as mteval-v13a splits it.
+// Tokenizes a line of UTF-8 as mteval-v13a does.
 std::vector<std::string> Tokenize13a(std::string_view line);
 
 struct BleuScore {
@@ -39,7 +39,7 @@ class Bleu {
   int64_t reference_tokens_ = 0;
 };
 
-// The words between the white space of Unicode, as Python's str.split() finds them.
+// The words separated by Unicode white space, as in Python's str.split().
 std::vector<std::string_view> SplitAtSpaces(std::string_view line);
 
 }  // namespace gnomon::models

@@ -24,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// As of texts: a mistaken file must not fill the memory.
+// A limit as for texts, so that a wrong path does not fill the memory.
 constexpr size_t kMostBytes = size_t{4} << 30;
 constexpr const char* kValidNames[] = {"valid", "validation", "val", "dev"};
 constexpr std::pair<const char*, const char*> kLanguageNames[] = {{"src", "tgt"},
@@ -75,7 +75,7 @@ PartFiles FindFiles(const fs::path& folder) {
   return parts;
 }
 
-// Sets those that are empty.
+// Determines the languages that are empty.
 void ChooseLanguages(const fs::path& folder, const PartFiles& parts, std::string* source,
                      std::string* target) {
   std::set<std::string> languages;
@@ -106,7 +106,7 @@ void ChooseLanguages(const fs::path& folder, const PartFiles& parts, std::string
   }
 }
 
-// Of the standard input it is "-".
+// For the standard input, it is "-".
 std::string NameOf(const fs::path& path) {
   return path == "-" ? "the standard input" : path.string();
 }
@@ -150,7 +150,7 @@ std::vector<std::string> ReadLines(const fs::path& path) {
   return lines;
 }
 
-// A number below `bound`, the same on every platform.
+// A number below `bound`, equal on all platforms.
 size_t Below(size_t bound, std::mt19937_64* generator) { return (*generator)() % bound; }
 
 template <class T>
@@ -277,7 +277,7 @@ void SentenceBatches::Shuffle(int64_t pass) {
     return std::pair(target_lengths_[a], source_lengths_[a]) <
            std::pair(target_lengths_[b], source_lengths_[b]);
   });
-  // The longest pairs must not be those that are left out each time.
+  // Otherwise, the longest pairs would be left out in every pass.
   const int64_t batches = std::ssize(pairs) / batch_;
   const auto spare = static_cast<size_t>(std::ssize(pairs) - batches * batch_);
   const auto first = static_cast<int64_t>(Below(spare + 1, &generator));

@@ -17,7 +17,7 @@ namespace gnomon::models {
 namespace {
 
 constexpr int64_t kDefaultVocabulary = 8000;
-// What SentencePiece writes a space as, U+2581.
+// SentencePiece's character for a space, U+2581.
 constexpr std::string_view kSpace = "\xe2\x96\x81";
 constexpr const char* kLineFeed = "<0x0A>";
 
@@ -26,7 +26,7 @@ const SentencePieceModule* LoadModule() {
 #if defined(RTLD_DEEPBIND) && !defined(__SANITIZE_ADDRESS__)
   mode |= RTLD_DEEPBIND;  // see the module's header; the address sanitizer has no such mode
 #endif
-  // Found by the run path of the program, or of the library, that this is in.
+  // Found by the run path of the program or library that contains this code.
   void* const library = dlopen("libgnomon_sentencepiece.so", mode);
   if (library == nullptr) {
     throw Error(
@@ -37,13 +37,13 @@ const SentencePieceModule* LoadModule() {
   return static_cast<const SentencePieceModule*>(dlsym(library, kSentencePieceSymbol));
 }
 
-// It stays loaded. Throws Error where there is none.
+// It stays loaded. Throws Error if there is none.
 const SentencePieceModule& Module() {
   static const SentencePieceModule* const module = LoadModule();
   return *module;
 }
 
-// Calls visit(line, ends) for each line, without its line feed; `ends`: it has one.
+// Calls visit(line, ends) for each line without its line feed; `ends` is whether it has one.
 template <class Visit>
 void ForEachLine(std::string_view text, Visit visit) {
   while (!text.empty()) {
@@ -69,7 +69,7 @@ std::string TextOf(const Piece& piece) {
   return text;
 }
 
-// Lines are encoded one by one, and the line feed between them is its byte's token.
+// Lines are encoded separately; the line feed between them is a byte token.
 class SubwordTokenizer : public Tokenizer {
  public:
   explicit SubwordTokenizer(std::string_view file) : file_(file), model_(Load(file_)) {
@@ -79,7 +79,7 @@ class SubwordTokenizer : public Tokenizer {
       texts_.push_back(TextOf(piece));
       bytes += piece.kind == Piece::Kind::kByte ? 1 : 0;
     }
-    // A model of other settings may drop spaces or characters.
+    // A model with other settings may drop spaces or characters.
     constexpr std::string_view kProbe = " a  b\n";
     std::string back;
     if (bytes == kByteVocabulary) {
@@ -110,7 +110,7 @@ class SubwordTokenizer : public Tokenizer {
         ids.push_back(id);
         ends.push_back(at);
       }
-      // They differ where the line holds U+2581 itself, or what is not UTF-8.
+      // They differ if the line contains U+2581 itself or invalid UTF-8.
       if (!pieces.empty()) ends.back() = end;
       begin = end;
       if (ends_here) {

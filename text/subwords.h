@@ -1,4 +1,4 @@
-// Subwords of SentencePiece (Kudo and Richardson 2018), merged by byte pairs (Sennrich et al.
+// Subwords of SentencePiece (Kudo and Richardson 2018), by byte-pair encoding (Sennrich et al.
 // 2016).
 #ifndef GNOMON_TEXT_SUBWORDS_H_
 #define GNOMON_TEXT_SUBWORDS_H_
@@ -10,16 +10,16 @@
 
 namespace gnomon::models {
 
-// The 256 bytes, SentencePiece's sign of the unknown, and one character.
+// The 256 bytes, SentencePiece's unknown token, and one character.
 inline constexpr int64_t kFewestSubwords = 258;
 
-// Both throw Error where there is no libgnomon_sentencepiece.so, naming what to install.
+// If libgnomon_sentencepiece.so is missing, both throw an Error that says what to install.
 
-// Learns `vocabulary` subwords (0: 8000) from a text; throws Error with SentencePiece's own words
-// where it cannot.
+// Learns `vocabulary` subwords (0: 8000) from a text; if that fails, throws Error with
+// SentencePiece's message.
 TokenizerPtr BuildSubwords(int64_t vocabulary, std::string_view text);
 
-// From a SentencePiece model file's content; throws Error where it is none, or not one that keeps
+// From a SentencePiece model file's content; throws Error if it is invalid, or does not preserve
 // every byte of a text.
 TokenizerPtr ReadSubwords(std::string_view file);
 

@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kProbe = 8192;
-// A text is held in memory once; this keeps a mistaken `--data /` from filling it.
+// A text is held in memory; this limit prevents a mistaken `--data /` from filling it.
 constexpr size_t kMostBytes = size_t{4} << 30;
 
 bool Hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }

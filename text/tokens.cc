@@ -29,11 +29,11 @@ constexpr int64_t kFewestWords = 3;  // the two above and one word
 constexpr const char* kUnknownWord = "<unk>";
 constexpr const char* kLineEndWord = "<eos>";
 
-// ASCII's, less the line feed. A no-break space is part of a word.
+// ASCII spaces except the line feed. A no-break space is part of a word.
 bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\v' || c == '\f'; }
 
-// Calls visit(word, end) for each word, and visit("\n", end) for each end of a line; `end` is the
-// byte behind it.
+// Calls visit(word, end) for each word, and visit("\n", end) for each line end; `end` is the index
+// of the byte after it.
 template <class Visit>
 void ForEachWord(std::string_view text, Visit visit) {
   size_t at = 0;
@@ -53,7 +53,7 @@ void ForEachWord(std::string_view text, Visit visit) {
 
 class WordTokenizer : public Tokenizer {
  public:
-  // `words` begins with <unk> and <eos> and holds no word twice.
+  // `words` begins with <unk> and <eos> and contains no duplicates.
   explicit WordTokenizer(std::vector<std::string> words) : words_(std::move(words)) {
     for (const std::string& word : words_) {
       ids_.emplace(word, static_cast<int32_t>(ids_.size()));
@@ -104,7 +104,7 @@ TokenizerPtr BuildWords(int64_t vocabulary, std::string_view text) {
     ++seen[entry->second].count;
   });
   if (seen.empty()) throw Error("words: the training text contains no words");
-  // Of equal counts the earlier word comes first.
+  // For equal counts, the earlier word comes first.
   std::stable_sort(seen.begin(), seen.end(),
                    [](const Seen& a, const Seen& b) { return a.count > b.count; });
   std::vector<std::string> words = {kUnknownWord, kLineEndWord};

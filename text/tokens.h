@@ -1,4 +1,4 @@
-// What a language model reads of a text: its bytes, its words, or subwords.
+// The tokens that a language model reads: bytes, words or subwords.
 #ifndef GNOMON_TEXT_TOKENS_H_
 #define GNOMON_TEXT_TOKENS_H_
 
@@ -25,8 +25,8 @@ class TokenText {
   // Each byte is a token. The bytes must outlive this and its copies.
   template <std::convertible_to<std::string_view> Bytes>
   TokenText(const Bytes& bytes) : bytes_(bytes) {}  // NOLINT: implicit
-  // Token n is ids[n], and ends before byte ends[n] of the text; it begins where the one before it
-  // ends.
+  // Token n is ids[n]. It starts at the end of the previous token and ends before byte ends[n] of
+  // the text.
   TokenText(std::vector<int32_t> ids, std::vector<int64_t> ends);
 
   int64_t size() const {
@@ -35,9 +35,9 @@ class TokenText {
   int64_t operator[](int64_t n) const {
     return tokens_ == nullptr ? static_cast<unsigned char>(bytes_[n]) : tokens_->ids[n];
   }
-  // The bytes of the text that tokens first to last - 1 stand for.
+  // The bytes of the text that tokens first to last - 1 represent.
   int64_t CountBytes(int64_t first, int64_t last) const { return End(last) - End(first); }
-  // How many of the tokens are `token`.
+  // Number of occurrences of `token`.
   int64_t Count(int64_t token) const;
 
  private:
@@ -62,16 +62,16 @@ class Tokenizer {
 
   // "bytes", "words" or "subwords".
   virtual std::string kind() const = 0;
-  // How many tokens there are.
+  // Vocabulary size.
   virtual int64_t size() const = 0;
-  // The token of what is not in the vocabulary; none where everything is.
+  // The token for unknown words; none if there are no unknown words.
   virtual std::optional<int64_t> unknown() const { return std::nullopt; }
-  // A file that ReadTokenizer makes this of; empty for bytes.
+  // A file from which ReadTokenizer restores this tokenizer; empty for bytes.
   virtual std::string vocabulary() const = 0;
 
   // The text must outlive the result.
   virtual TokenText Encode(std::string_view text) const = 0;
-  // The text of a token that follows the token `before`, or begins a text.
+  // The text of a token after the token `before`, or at the start of a text.
   virtual std::string Text(int64_t token, std::optional<int64_t> before) const = 0;
 };
 
@@ -100,13 +100,13 @@ struct TokenOptions {
   GNOMON_OPTIONS(GNOMON_TOKEN_OPTIONS)
 };
 
-// Throws Error where the kind is not known, or the vocabulary not one that it can have.
+// Throws Error if the kind is unknown, or the vocabulary size is invalid for it.
 void CheckTokenOptions(const TokenOptions& options);
 
-// Makes the vocabulary from a training text; throws Error where it cannot.
+// Builds the vocabulary from a training text; throws Error if that fails.
 TokenizerPtr BuildTokenizer(const TokenOptions& options, std::string_view training_text);
 
-// Throws Error where the vocabulary is not one that a tokenizer of this kind wrote.
+// Throws Error if the vocabulary was not written by a tokenizer of this kind.
 TokenizerPtr ReadTokenizer(const std::string& kind, std::string_view vocabulary);
 
 // Both parts of a text as tokens.
@@ -119,7 +119,7 @@ struct TokenData {
 // The data must outlive the result.
 TokenData Tokenize(TokenizerPtr tokenizer, const TextData& data);
 
-// How many tokens of a text stand for about as many bytes.
+// Number of tokens of a text that represent about that many bytes.
 int64_t TokensOfBytes(const TokenText& text, int64_t bytes);
 
 }  // namespace gnomon::models

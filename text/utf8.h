@@ -14,14 +14,14 @@ struct CodePoint {
   size_t bytes = 0;  // 0: what stands there is none
 };
 
-// That which begins at byte `at`; overlong forms, surrogates and what lies beyond U+10FFFF are none
-// (RFC 3629).
+// The code point that begins at byte `at`; overlong forms, surrogates and values above U+10FFFF are
+// invalid (RFC 3629).
 CodePoint CodePointAt(std::string_view text, size_t at);
 
-// Whether a text is UTF-8 throughout.
+// Whether a text is valid UTF-8.
 bool IsUtf8(std::string_view text);
 
-// The same with U+FFFD for each byte that is not of UTF-8.
+// The text with U+FFFD in place of each invalid byte.
 std::string ToUtf8(std::string_view text);
 
 }  // namespace gnomon::models
