@@ -10,6 +10,7 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -77,15 +78,24 @@ class GraphBackwardPass {
         d_y_(table.has_product() && grad.y.data != nullptr),
         d_row_(table_.row_scalars > 0 && grad.row_scalars != nullptr),
         d_column_(table_.column_scalars > 0 && grad.column_scalars != nullptr),
+        centres_tokens_(d_x_ && table_.is_distance()),
         chunks_(in.indptr, n_.queries, EdgesOfChunk(n_)),
         pairs_(table, in),
-        rows_(chunks_, n_.heads * ((d_x_ ? dim_ : 0) + (d_row_ ? table_.row_scalars : 0))),
+        rows_(chunks_, n_.heads * ((d_x_ ? dim_ : 0) + (d_row_ ? table_.row_scalars : 0) +
+                                   (centres_tokens_ ? 1 : 0))),
         largest_(n_.queries * n_.heads),
         inverse_sum_(n_.queries * n_.heads),
         delta_(n_.queries * n_.heads),
         d_head_(static_cast<size_t>(chunks_.count() * head_sums() * n_.heads)) {
     const int64_t numbers = n_.edges * n_.heads;
     if (grad.factor != nullptr) top_f_.Reset(n_.queries * n_.heads);
+    if (centres()) {
+      top_edges_.Reset(n_.queries * n_.heads);
+      top_slopes_.Reset((1 + table_.row_scalars) * n_.queries * n_.heads);
+      ones_.Reset(pairs_.stride());
+      std::fill_n(ones_.data(), pairs_.stride(), 1.0f);
+    }
+    if (centres_tokens_) top_distances_.Reset(n_.queries * n_.heads);
     if (grad.v.data != nullptr) weights_.Reset(numbers);
     if (d_y_) d_products_.Reset(numbers);
     if (d_column_) d_columns_.Reset(table_.column_scalars * numbers);
@@ -124,7 +134,13 @@ class GraphBackwardPass {
   int delta_array() const { return weight_array() + 2; }
   int inverse_array() const { return weight_array() + 3; }
   int head_arrays() const { return weight_array() + 4; }
-  int all_arrays() const { return head_arrays() + table_.head_scalars; }
+  // Where sums over a row's edges are relative to its top edge's slopes: slopes by g, and then
+  // whether an edge's gradient is by the top edge's token.
+  int slope_array() const { return head_arrays() + table_.head_scalars; }
+  int all_arrays() const { return slope_array() + (centres() ? 1 : 0); }
+  // Whether the gradients of rows are sums relative to the slopes of their top edges (see
+  // RowSoftmax).
+  bool centres() const { return centres_tokens_ || d_row_; }
 
   float* Array(float* arrays, int n) const { return arrays + n * pairs_.stride(); }
 
@@ -150,7 +166,10 @@ class GraphBackwardPass {
     const Part all{i, in_.indptr[i], in_.indptr[i + 1], -1};
     if (all.end - all.begin <= chunks_.size()) {
       FillWeights(all, arrays);
-      return SetDelta(all, 0, arrays);
+      SetDelta(all, 0, arrays);
+      if (!centres()) return;
+      PairSlopes(arrays, (all.end - all.begin) * n_.heads);
+      return SetTop(all, 0, arrays);
     }
     const int64_t rows = n_.queries * n_.heads;
     for (int64_t h = 0; h < n_.heads; ++h) {
@@ -158,12 +177,52 @@ class GraphBackwardPass {
       const float sum = saved_.statistics[rows + row];
       const auto top = static_cast<int64_t>(saved_.statistics[2 * rows + row]);
       delta_.data()[row] = sum == 0.0f ? 0.0f : Delta(i, h, sum, top) - DLse(row);
-      if (!top_f_) continue;
-      top_f_.data()[row] = 0;
-      if (top < 0) continue;
+      if (top_f_) top_f_.data()[row] = 0;
+      if (centres()) ClearTop(row);
+      if (top < 0 || !(top_f_ || centres())) continue;
       FillWeights({i, all.begin + top, all.begin + top + 1, -1}, arrays);
-      top_f_.data()[row] = Array(arrays, inverse_array())[h];
+      if (top_f_) top_f_.data()[row] = Array(arrays, inverse_array())[h];
+      if (!centres()) continue;
+      top_edges_.data()[row] = static_cast<float>(top);
+      PairSlopes(arrays, n_.heads);
+      SetTop(row, h, arrays);
     }
+  }
+
+  // The top edges' slopes of rows of all heads, by g and by the row's scalars, one after the other.
+  float* TopSlopes(int s) const { return top_slopes_.data() + s * n_.queries * n_.heads; }
+  void ClearTop(int64_t row) const {
+    top_edges_.data()[row] = 0;
+    if (centres_tokens_) top_distances_.data()[row] = 0;
+    for (int s = 0; s <= table_.row_scalars; ++s) TopSlopes(s)[row] = 0;
+  }
+  // From g and the slopes of pair q.
+  void SetTop(int64_t row, int64_t q, const float* arrays) const {
+    const auto finite = [&](float slope) {
+      return inverse_sum_.data()[row] != 0 && std::isfinite(slope) ? slope : 0.0f;
+    };
+    if (centres_tokens_) {
+      top_distances_.data()[row] = arrays[q];
+      TopSlopes(0)[row] = finite(arrays[slope_array() * pairs_.stride() + q]);
+    }
+    for (int s = 1; s <= table_.row_scalars; ++s) {
+      TopSlopes(s)[row] = finite(arrays[s * pairs_.stride() + q]);
+    }
+  }
+  void SetTop(const Part& part, int64_t offset, const float* arrays) const {
+    for (int64_t h = 0; h < n_.heads; ++h) {
+      const int64_t row = part.row * n_.heads + h;
+      if (part.begin == part.end) {
+        ClearTop(row);
+      } else {
+        SetTop(row, offset + TopEdge(row) * n_.heads + h, arrays);
+      }
+    }
+  }
+  int64_t TopEdge(int64_t row) const { return static_cast<int64_t>(top_edges_.data()[row]); }
+  const float* TopKey(int64_t i, int64_t h) const {
+    const int64_t edge = in_.indptr[i] + TopEdge(i * n_.heads + h);
+    return in_.y.row(0, h / pairs_.group(), in_.indices[edge]);
   }
   // The pairs of a part by themselves.
   void FillWeights(const Part& part, float* arrays) const {
@@ -174,8 +233,8 @@ class GraphBackwardPass {
   }
 
   // delta = sum_e p_e dP_e - dlse of each head, from the weights and dP of all edges of a row; and
-  // f of the largest weight. dP - delta cancels where few edges weigh much, and rounding must
-  // cancel as well: all is relative to dP of the largest weight.
+  // the edge of the largest weight and its f. dP - delta cancels where few edges weigh much, and
+  // rounding must cancel as well: all is relative to dP of the largest weight.
   void SetDelta(const Part& part, int64_t offset, const float* arrays) const {
     const int64_t heads = n_.heads;
     const int64_t edges = part.end - part.begin;
@@ -185,14 +244,18 @@ class GraphBackwardPass {
     const float* d_lse = saved_.d_lse != nullptr ? saved_.d_lse + part.row * heads : nullptr;
     float* to_delta = delta_.data() + part.row * heads;
     float* to_top_f = top_f_ ? top_f_.data() + part.row * heads : nullptr;
+    float* to_top = centres() ? top_edges_.data() + part.row * heads : nullptr;
     ForVectors(heads, [=](auto d, int64_t h) HWY_ATTR {
       auto most = hn::Zero(d);
       auto top = hn::Zero(d);
       auto top_f = hn::Zero(d);
-      for (int64_t e = h; e < edges * heads; e += heads) {
+      auto edge = hn::Zero(d);
+      auto top_edge = hn::Zero(d);
+      for (int64_t e = h; e < edges * heads; e += heads, edge = edge + hn::Set(d, 1.0f)) {
         const auto weight = hn::LoadU(d, weights + e);
         const auto larger = weight > most;
         most = hn::IfThenElse(larger, weight, most);
+        top_edge = hn::IfThenElse(larger, edge, top_edge);
         top = hn::IfThenElse(larger, hn::LoadU(d, d_weights + e), top);
         top_f = hn::IfThenElse(larger, hn::LoadU(d, values + e), top_f);
       }
@@ -210,6 +273,7 @@ class GraphBackwardPass {
       if (d_lse != nullptr) delta = delta - hn::LoadU(d, d_lse + h);
       hn::StoreU(hn::IfThenZeroElse(most == hn::Zero(d), delta), d, to_delta + h);
       if (to_top_f != nullptr) hn::StoreU(top_f, d, to_top_f + h);
+      if (to_top != nullptr) hn::StoreU(top_edge, d, to_top + h);
     });
   }
 
@@ -242,7 +306,20 @@ class GraphBackwardPass {
       if (top_f_) SubtractTop(part, Array(arrays, inverse_array()) + offset);
     });
     PairGradients(arrays, count);
+    chunks_.ForRows(chunk, [&](const Part& part) {
+      if (centres() && part.slot < 0) SetTop(part, (part.begin - first) * n_.heads, arrays);
+    });
 
+    float* sums = arrays + all_arrays() * pairs_.stride();
+    std::vector<const float*> top_keys(static_cast<size_t>(n_.heads));
+    chunks_.ForRows(chunk, [&](const Part& part) {
+      SumPart(part, (part.begin - first) * n_.heads, arrays, sums, top_keys);
+      if (part.slot < 0) {
+        FinishRow(part.row, sums);
+      } else {
+        rows_.Keep(part.slot, sums);
+      }
+    });
     const int64_t offset = first * n_.heads;
     if (weights_) CopyNumbers(Array(arrays, weight_array()), count, weights_.data() + offset);
     if (d_products_) CopyNumbers(arrays, count, d_products_.data() + offset);
@@ -251,15 +328,6 @@ class GraphBackwardPass {
                   d_columns_.data() + s * n_.edges * n_.heads + offset);
     }
 
-    float* sums = arrays + all_arrays() * pairs_.stride();
-    chunks_.ForRows(chunk, [&](const Part& part) {
-      SumPart(part, (part.begin - first) * n_.heads, arrays, sums);
-      if (part.slot < 0) {
-        FinishRow(part.row, sums);
-      } else {
-        rows_.Keep(part.slot, sums);
-      }
-    });
     float* d_head = d_head_.data() + chunk * head_sums() * n_.heads;
     for (int s = 0; s < head_sums(); ++s) {
       const float* from = Array(arrays, s == 0 ? factor_array() : head_arrays() + s - 1);
@@ -324,31 +392,112 @@ class GraphBackwardPass {
       hn::Store(d_score * hn::Load(d, values + q), d, factors + q);
       hn::Store(hn::Load(d, pairs_.factor() + q) * d_score, d, deltas + q);
     }
-    table_.slopes(pairs_.Arrays(arrays), count, deltas,
-                  {arrays, Array(arrays, 1), Array(arrays, 1 + table_.row_scalars),
-                   Array(arrays, head_arrays())});
+    if (centres()) {
+      PairSlopes(arrays, count);
+      if (!centres_tokens_ && table_.has_product()) {
+        std::copy_n(Array(arrays, slope_array()), count, arrays);
+        MultiplyNumbers(deltas, count, arrays);
+      }
+      for (int s = 0; d_column_ && s < table_.column_scalars; ++s) {
+        MultiplyNumbers(deltas, count, Array(arrays, 1 + table_.row_scalars + s));
+      }
+      for (int s = 0; s < table_.head_scalars; ++s) {
+        MultiplyNumbers(deltas, count, Array(arrays, head_arrays() + s));
+      }
+    } else {
+      table_.slopes(pairs_.Arrays(arrays), count, deltas, Slopes(arrays, arrays));
+    }
     // d|x - y|^2/dx = 2 (x - y).
-    for (int64_t q = 0; table_.is_distance() && q < count; q += kLaneCount) {
+    for (int64_t q = 0; !centres_tokens_ && table_.is_distance() && q < count; q += kLaneCount) {
       const VF d_g = hn::Load(d, arrays + q);
       hn::Store(d_g + d_g, d, arrays + q);
     }
   }
+  SlopeArrays Slopes(float* arrays, float* by_g) const {
+    return {by_g, Array(arrays, 1), Array(arrays, 1 + table_.row_scalars),
+            Array(arrays, head_arrays())};
+  }
+  // The slopes of f themselves, beside g.
+  void PairSlopes(float* arrays, int64_t count) const {
+    table_.slopes(pairs_.Arrays(arrays), count, ones_.data(),
+                  Slopes(arrays, Array(arrays, slope_array())));
+  }
+  // numbers *= factors.
+  static void MultiplyNumbers(const float* factors, int64_t count, float* numbers) {
+    const DF d;
+    for (int64_t q = 0; q < count; q += kLaneCount) {
+      hn::Store(hn::Load(d, factors + q) * hn::Load(d, numbers + q), d, numbers + q);
+    }
+  }
+
+  // What the slopes of a part's edges are beyond those of the row's top edge, times df, is added to
+  // the gradients of the row's scalars and to `beyond`: the sum of df slope is that and the top
+  // slope times dlse. An edge's gradient of the row's token is df slope (y_top - y_e), without what
+  // all edges have in common, and the rest, x - y_top, is FinishRow's; unless the edge is near
+  // compared with the top one, and has x - y_e.
+  void CentrePart(const Part& part, int64_t offset, float* arrays, float* d_scalars,
+                  float* beyond) const {
+    const int64_t heads = n_.heads;
+    const int64_t end = offset + (part.end - part.begin) * heads;
+    const int64_t row = part.row * heads;
+    const float* d_values = Array(arrays, delta_array());
+    for (int s = 1; d_row_ && s <= table_.row_scalars; ++s) {
+      const float* slopes = Array(arrays, s);
+      const float* top_slopes = TopSlopes(s) + row;
+      float* to = d_scalars + (s - 1) * heads;
+      ForVectors(heads, [=](auto d, int64_t h) HWY_ATTR {
+        const auto top = hn::LoadU(d, top_slopes + h);
+        auto sum = hn::Zero(d);
+        for (int64_t q = offset + h; q < end; q += heads) {
+          sum = hn::MulAdd(hn::LoadU(d, d_values + q), hn::LoadU(d, slopes + q) - top, sum);
+        }
+        hn::StoreU(sum, d, to + h);
+      });
+    }
+    if (!centres_tokens_) return;
+    float* slopes = Array(arrays, slope_array());
+    const float* top_slopes = TopSlopes(0) + row;
+    const float* top_distances = top_distances_.data() + row;
+    ForVectors(heads, [=](auto d, int64_t h) HWY_ATTR {
+      const auto zero = hn::Zero(d);
+      const auto top = hn::LoadU(d, top_slopes + h);
+      const auto least = hn::LoadU(d, top_distances + h) * hn::Set(d, 1.0f / 16);
+      auto sum = zero;
+      for (int64_t q = offset + h; q < end; q += heads) {
+        const auto df = hn::LoadU(d, d_values + q);
+        const auto slope = hn::LoadU(d, slopes + q);
+        const auto near = hn::LoadU(d, arrays + q) < least;
+        sum = hn::MulAdd(df, hn::IfThenElse(near, zero, slope) - top, sum);
+        hn::StoreU(hn::IfThenElse(near, zero, hn::Set(d, 1.0f)), d, slopes + q);
+        // d|x - y|^2/dx = 2 (x - y).
+        const auto d_g = df * slope;
+        hn::StoreU(d_g + d_g, d, arrays + q);
+      }
+      hn::StoreU(sum, d, beyond + h);
+    });
+  }
 
   // What a part of a row adds to the gradients of its token and scalars.
-  void SumPart(const Part& part, int64_t offset, float* arrays, float* sums) const {
+  void SumPart(const Part& part, int64_t offset, float* arrays, float* sums,
+               std::vector<const float*>& top_keys) const {
     std::fill_n(sums, rows_.width(), 0.0f);
     float* d_scalars = sums + (d_x_ ? n_.heads * dim_ : 0);
+    float* beyond = d_scalars + (d_row_ ? table_.row_scalars * n_.heads : 0);
+    if (centres()) CentrePart(part, offset, arrays, d_scalars, beyond);
+    if (!d_x_ || part.begin == part.end) return;
+    for (int64_t h = 0; centres_tokens_ && h < n_.heads; ++h) {
+      top_keys[static_cast<size_t>(h)] = TopKey(part.row, h);
+    }
+    const float* by_top = Array(arrays, slope_array());
     for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
-      for (int s = 0; d_row_ && s < table_.row_scalars; ++s) {
-        AddNumbers(Array(arrays, 1 + s) + offset, n_.heads, d_scalars + s * n_.heads);
-      }
-      if (!d_x_) continue;
       const float* d_g = arrays + offset;
       for (int64_t key_head = 0; key_head < n_.key_heads; ++key_head) {
         const float* y = in_.y.row(0, key_head, in_.indices[e]);
         for (int64_t g = 0; g < pairs_.group(); ++g) {
           const int64_t h = key_head * pairs_.group() + g;
-          AddTokenGradient(d_g[h], y, in_.x.row(0, h, part.row), sums + h * dim_);
+          const float* self = in_.x.row(0, h, part.row);
+          if (centres_tokens_ && by_top[offset + h] != 0) self = top_keys[static_cast<size_t>(h)];
+          AddTokenGradient(d_g[h], y, self, sums + h * dim_);
         }
       }
     }
@@ -365,16 +514,27 @@ class GraphBackwardPass {
   }
 
   void FinishRow(int64_t i, const float* sums) const {
-    if (d_x_) {
-      for (int64_t h = 0; h < n_.heads; ++h) {
-        std::copy_n(sums + h * dim_, dim_, grad_.x.row(0, h, i));
+    const float* d_scalars = sums + (d_x_ ? n_.heads * dim_ : 0);
+    const float* beyond = d_scalars + (d_row_ ? table_.row_scalars * n_.heads : 0);
+    for (int64_t h = 0; h < n_.heads; ++h) {
+      const int64_t row = i * n_.heads + h;
+      const float df = DLse(row) * in_.factor[h];
+      if (d_x_) {
+        float* const to = grad_.x.row(0, h, i);
+        std::copy_n(sums + h * dim_, dim_, to);
+        if (centres_tokens_ && HasEdges(i)) {
+          const float common = beyond[h] + (df != 0 ? df * TopSlopes(0)[row] : 0.0f);
+          AddScaledDifference(2 * common, in_.x.row(0, h, i), TopKey(i, h), dim_, to);
+        }
       }
-      sums += n_.heads * dim_;
-    }
-    for (int64_t s = 0; d_row_ && s < table_.row_scalars * n_.heads; ++s) {
-      grad_.row_scalars[s * n_.queries + i] = sums[s];
+      for (int s = 0; d_row_ && s < table_.row_scalars; ++s) {
+        float* const to = grad_.row_scalars + (s * n_.heads + h) * n_.queries + i;
+        *to = d_scalars[s * n_.heads + h];
+        if (df != 0 && HasEdges(i)) *to += df * TopSlopes(s + 1)[row];
+      }
     }
   }
+  bool HasEdges(int64_t i) const { return in_.indptr[i] < in_.indptr[i + 1]; }
 
   void SumHeads() const {
     for (int s = 0; s < head_sums(); ++s) {
@@ -482,6 +642,7 @@ class GraphBackwardPass {
   bool d_y_;
   bool d_row_;
   bool d_column_;
+  bool centres_tokens_;  // whether centres() for the tokens' gradients
   EdgeChunks chunks_;
   GraphPairs pairs_;
   // Of a row: the gradients of its token and scalars.
@@ -489,7 +650,13 @@ class GraphBackwardPass {
   Buffer largest_;
   Buffer inverse_sum_;
   Buffer delta_;
-  Buffer top_f_;               // f of the largest score, where the factor's gradient is wanted
+  Buffer top_f_;  // f of the largest score, where the factor's gradient is wanted
+  // Of each row and head, where centres(): the edge of the row's largest score, its squared
+  // distance and slopes.
+  Buffer top_edges_;
+  Buffer top_distances_;
+  Buffer top_slopes_;
+  Buffer ones_;
   std::vector<float> d_head_;  // of a chunk: the sums of its factor and head scalars
   // Of each edge and head: what is left to be summed over the edges of a key.
   Buffer weights_;

@@ -329,6 +329,30 @@ TEST(Graph, GradientOfFactorHangsOnTheSpreadOfScoresAlone) {
   }
 }
 
+// As EqualSlopesTest of the dense operator, in rows that chunks share as well: where all slopes of
+// a row are the same, exactly what comes back to lse is left of them.
+TEST(Graph, EqualSlopesLeaveTheGradientOfLse) {
+  constexpr float kFar = 1000;
+  for (const char* name : {"additive", "umbral"}) {
+    for (const bool pass_d_lse : {false, true}) {
+      SCOPED_TRACE(std::string(name) + (pass_d_lse ? " with d_lse" : ""));
+      auto [problem, graph] =
+          MakeProblem(FindPairFunction(name), {"", 60, 300, 2, 1, 8, 16, 3000, false});
+      problem.pass_d_lse = pass_d_lse;
+      const bool is_cone = problem.function.input == PairInput::kSquaredDistance;
+      for (float& scalar : problem.row) scalar += is_cone ? -kFar : kFar;
+      const std::vector<double> expected = RunGraph(problem.InDouble(), graph).at("d_row");
+      OnEveryTarget([&, &p = problem, &g = graph, with_d_lse = pass_d_lse] {
+        const std::vector<float> actual = RunGraph(p, g).at("d_row");
+        for (size_t n = 0; n < actual.size(); ++n) {
+          const double limit = with_d_lse ? 3e-7 * std::fabs(expected[n]) : 0;
+          ASSERT_NEAR(actual[n], with_d_lse ? expected[n] : 0, limit) << n;
+        }
+      });
+    }
+  }
+}
+
 // What a score of -inf leaves: as if its edge were not there. Of each row some edges, or all of
 // them: rows whole and cut, whose first part, last part or every part has none.
 class MinusInfinityTest : public ::testing::Test {
