@@ -223,7 +223,7 @@ class Graph:
         return of[1:] if kind == "function" else of
 
     def derivatives(self, result: int, leaves: Sequence[int]) -> list[int]:
-        """Derivatives of the result by each leaf; at ties of a kink, both sides get half."""
+        """Derivatives of the result with respect to each leaf; ties are split evenly."""
         order = self.reached_from([result])
         gradient = {result: self.number(1)}
         for node in reversed(order):

@@ -70,7 +70,7 @@ def draw_training(results: dict[str, Any]) -> Figure:
 
 
 def _are_points(values: list[Any]) -> bool:
-    """Whether a line may join the conditions: several numbers."""
+    """Whether the conditions can be joined by a line, i.e. are several numbers."""
     return len(values) > 1 and all(isinstance(value, int | float) for value in values)
 
 

@@ -70,7 +70,7 @@ def has_interface(module_class: type[torch.nn.Module]) -> bool:
 
 
 def is_named_attention(module_class: type[torch.nn.Module]) -> bool:
-    """Whether the name of a module or of a part of it says that it attends."""
+    """Whether the name of a module or of one of its parts indicates attention."""
     return "ttention" in module_class.__name__
 
 
