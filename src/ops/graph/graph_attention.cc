@@ -1,5 +1,5 @@
-// Attention over a graph as a composition: the similarity maps the tokens, and the operator does
-// the rest.
+// Attention over a graph as a composition: the similarity maps the tokens, and the operator
+// computes attention.
 #include "ops/graph/graph_attention.h"
 
 #include <ATen/ATen.h>
@@ -59,7 +59,7 @@ std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
                     q.sym_size(0) + 1, ",)");
   TORCH_CHECK_VALUE(indices.dim() == 1, kOperation, ": indices has shape ", indices.sym_sizes(),
                     "; expected one axis, (E,)");
-  // Low precision is rounded at both ends and nowhere between.
+  // In low precision, only inputs and outputs are rounded.
   const at::ScalarType computing = ComputingType(q);
   const at::Tensor batch = AsBatch(q.to(computing));
   const ResolvedSimilarity resolved =
@@ -74,7 +74,7 @@ std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
   call.x = AsNodes(tokens.x);
   call.y = AsNodes(tokens.y);
   call.v = v.to(computing);
-  // Query heads that see the same keys differently have keys of their own.
+  // Query heads whose similarities map the same keys differently get separate keys.
   if (SizeOf(call.y, 1) != SizeOf(v, 1)) {
     call.v = call.v.repeat_interleave(SizeOf(call.y, 1) / SizeOf(v, 1), 1);
   }

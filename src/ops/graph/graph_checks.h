@@ -1,4 +1,4 @@
-// What all kernels of graph_forward and graph_backward check first.
+// Argument checks of all kernels of graph_forward and graph_backward.
 #ifndef GNOMON_OPS_GRAPH_GRAPH_CHECKS_H_
 #define GNOMON_OPS_GRAPH_GRAPH_CHECKS_H_
 
@@ -7,7 +7,7 @@
 
 namespace gnomon {
 
-// The pair function that the arguments name; sets the lengths of their axes.
+// The pair function named by the arguments; also sets the axis lengths.
 inline const PairFunction& CheckedGraph(const GraphArguments& a, AxisLengths<int64_t>& lengths) {
   const PairFunction& function = CheckedFunction(a, lengths);
   TORCH_CHECK_VALUE(*lengths['P'] == *lengths['N'] + 1, GraphArguments::kOperation,

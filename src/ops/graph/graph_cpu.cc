@@ -13,7 +13,7 @@
 namespace gnomon {
 namespace {
 
-// The heads and nodes of (nodes, heads, columns).
+// The strides of heads and nodes in (nodes, heads, columns).
 template <class T>
 View<const T> Nodes(const at::Tensor& tensor) {
   return {tensor.const_data_ptr<T>(), {0, tensor.stride(1), tensor.stride(0)}};
@@ -25,8 +25,8 @@ View<T> MutableNodes(at::Tensor& tensor) {
   return {tensor.data_ptr<T>(), {0, tensor.stride(1), tensor.stride(0)}};
 }
 
-// The operator's arguments with the last axis of each made contiguous, which keeps the tensors
-// alive that the views of Input() point into.
+// The operator's arguments with contiguous last axes. It owns the tensors to which the views of
+// Input() point.
 struct Arguments {
   explicit Arguments(const GraphArguments& a) {
     function = &CheckedGraph(a, lengths);

@@ -1,6 +1,6 @@
-// graph_forward and graph_backward on GPUs, composed of what there is: the ends of the edges, in
-// their order, are the keys of a sequence, of which a node sees those of its own edges. A tile of
-// pairs is computed where one of them is an edge.
+// graph_forward and graph_backward on GPUs, composed of existing operators: the ends of the edges,
+// in their order, are the keys of a sequence, and a node attends to those of its own edges. A tile
+// of pairs is computed if one of them is an edge.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -78,8 +78,8 @@ class EdgeAttention {
     return n.heads == 0 || n.queries == 0 || n.keys == 0;
   }
 
-  // What an edge's key and value get goes to the node that they are of, in the order of the edges:
-  // indices that occur twice are sorted on a GPU, not added up as they come.
+  // Adds the gradients of an edge's key and value to their node, in the order of the edges: a GPU
+  // sorts repeated indices instead of adding atomically.
   void AddToNodes(const at::Tensor& of_edges, at::Tensor& of_nodes) const {
     if (of_edges.defined()) of_nodes.zero_().index_put_({indices_}, of_edges, /*accumulate=*/true);
   }
@@ -128,7 +128,7 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const GraphArgum
   const at::Tensor d_lse = outputs.d_lse ? outputs.d_lse->t().contiguous() : at::Tensor();
   const at::Tensor statistics = outputs.statistics.transpose(1, 2).contiguous();
   NamedGradients<GraphArguments> of(gradients);
-  // Of the edges, for the nodes' gradient of that name.
+  // Gradients of the edges, from which the nodes' gradient of that name is summed.
   const auto of_edges = [&](std::string_view name, at::IntArrayRef sizes) {
     return of(name).numel() == 0 ? at::Tensor() : at::empty(sizes, a.x.options());
   };

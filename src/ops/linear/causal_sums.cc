@@ -1,7 +1,7 @@
-// Causal linear attention and the sums that it and its gradients are. A gradient of such sums is
-// sums of the same kind, in the other direction for what belongs to keys:
+// Causal linear attention, and the sums of which it and its gradients consist. The gradients of
+// such sums are sums of the same kind, reversed for keys and values:
 //   d_x_i = sum_j (d_i . z_j) y_j, d_y_j = sum_i (z_j . d_i) x_i, d_z_j = sum_i (y_j . x_i) d_i.
-// What autograd keeps is the arguments; features are formed again.
+// Autograd saves only the arguments; features are recomputed.
 #include "ops/linear/causal_sums.h"
 
 #include <ATen/ATen.h>
@@ -25,7 +25,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Key heads for the query heads of their groups: (B, Hkv, ...) to (B, H, ...), and sums back.
+// Repeats key heads for the query heads of their groups: (B, Hkv, ...) to (B, H, ...), and sums
+// back.
 at::Tensor Repeat(const at::Tensor& x, const c10::SymInt& heads) {
   return x.sym_size(1) == heads ? x : x.repeat_interleave_symint(heads / x.sym_size(1), 1);
 }
@@ -74,8 +75,8 @@ void Run(const at::Tensor& x_in, const at::Tensor& y_in, const at::Tensor& z_in,
   SumCausally(sums, TorchExecutor());
 }
 
-// In Torch's operators, for float64 and for GPUs, chunk by chunk: products of a chunk's rows, and
-// the sums over the chunks before.
+// With Torch's operators, for float64 and GPUs, chunk by chunk: products of a chunk's rows, and the
+// sums over the previous chunks.
 at::Tensor SumsByChunks(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
                         bool reverse) {
   constexpr int64_t kRows = 64;
@@ -179,7 +180,7 @@ class SumsFunction : public torch::autograd::Function<SumsFunction> {
   }
 };
 
-// The gradient of a feature's argument, of the feature and its gradient.
+// The gradient of a feature's argument, from the feature and its gradient.
 at::Tensor FeatureGradient(const at::Tensor& d, const at::Tensor& feature, std::string_view name) {
   return name == "relu" ? d * (feature > 0) : d * feature.clamp_max(1);
 }
@@ -222,7 +223,7 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     };
     variable_list gradients(5);
     if (needs_query || needs_key) {
-      // The denominator is the numerator of values of 1.
+      // The denominator equals the numerator with values of 1.
       const at::Tensor value = at::cat({v, at::ones_like(v.narrow(3, 0, 1))}, 3);
       const at::Tensor d = at::cat({d_numerator, d_denominator}, 3);
       if (needs_query) {
@@ -244,7 +245,7 @@ at::Tensor SumsAutograd(const at::Tensor& x, const at::Tensor& y, const at::Tens
   CheckNoTangents(kLinearAttention, x, y, z);
   const at::Tensor output = BelowAutograd([&] { return CallCausalSums(x, y, z, reverse); });
   if (!RecordsGradients(Needed(x, y, z))) return output;
-  // In a tuple, where autograd does not take it for an input.
+  // In a tuple, so that autograd does not treat it as an input.
   return ApplyFunction<SumsFunction>(x, y, z, reverse, std::tuple(output));
 }
 
@@ -262,7 +263,7 @@ std::tuple<at::Tensor, at::Tensor> LinearAutograd(const at::Tensor& q, const at:
 
 at::Tensor Features(const at::Tensor& x, std::string_view feature) {
   if (feature == "relu") return x.relu();
-  // Of the two terms one is 0 or 1. In place: nothing needs the numbers before.
+  // One of the two terms is 0 or 1. Computed in place, as the previous values are not needed.
   return x.clamp_max(0).exp_() + x.relu();
 }
 

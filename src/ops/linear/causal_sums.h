@@ -9,7 +9,7 @@
 
 namespace gnomon {
 
-// What messages name.
+// The name in messages.
 inline constexpr const char* kLinearAttention = "gnomon.linear_attention";
 
 // sum_j (x_i . y_j) z_j over j <= i, or j >= i if reverse, of x (B, H, L, D), y (B, Hkv, L, D) and
@@ -22,7 +22,7 @@ at::Tensor CallCausalSums(const at::Tensor& x, const at::Tensor& y, const at::Te
 std::tuple<at::Tensor, at::Tensor> CallCausalLinear(const at::Tensor& q, const at::Tensor& k,
                                                     const at::Tensor& v, std::string_view feature);
 
-// elu(x) + 1 without the cancellation, or relu(x).
+// elu(x) + 1 without cancellation, or relu(x).
 at::Tensor Features(const at::Tensor& x, std::string_view feature);
 
 }  // namespace gnomon

@@ -10,8 +10,8 @@
 namespace gnomon {
 namespace {
 
-// N(0, 1) numbers by Box and Muller's method: unlike std::normal_distribution, the same with every
-// standard library.
+// N(0, 1) numbers by the Box-Muller method, which are equal with every standard library, unlike
+// std::normal_distribution's.
 class Normal {
  public:
   explicit Normal(uint64_t seed) : engine_(seed) {}
@@ -56,7 +56,7 @@ at::Tensor ProjectionCpu(const at::Tensor& like, int64_t num_features, int64_t s
     double* row = rows + i * columns;
     draw(row);
     draw(other.data());
-    // Twice is enough for orthogonality to rounding.
+    // Two passes suffice for orthogonality up to rounding.
     for (int pass = 0; pass < 2; ++pass) {
       for (int64_t j = i / columns * columns; j < i; ++j) {
         const double* before = rows + j * columns;
@@ -71,7 +71,7 @@ at::Tensor ProjectionCpu(const at::Tensor& like, int64_t num_features, int64_t s
   return projection;
 }
 
-// The same numbers on every device.
+// The numbers are equal on every device.
 at::Tensor ProjectionCuda(const at::Tensor& like, int64_t num_features, int64_t seed) {
   return ProjectionCpu(like, num_features, seed).to(like.device());
 }

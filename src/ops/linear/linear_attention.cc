@@ -1,8 +1,8 @@
 // Linear attention as a composition of Torch's operators.
 //
-// Numerator and denominator are sums over the keys of phi(q_i).phi(k_j) times a value; the
-// denominator's value is 1, and 0 for a hidden key. Causal sums are operators of their own
-// (causal_sums.h), with autograd that keeps their arguments.
+// Numerator and denominator are sums over the keys of phi(q_i).phi(k_j) times a value; for the
+// denominator, the value is 1, or 0 for a hidden key. Causal sums are separate operators
+// (causal_sums.h) whose autograd saves only their arguments.
 //
 // Random features are exponentials, exp(a_if) of the query and exp(b_jf) of the key, and kept as
 // their exponents: sum_f exp(a_if + b_jf - n_i), n_i the largest exponent that a query meets, is
@@ -29,7 +29,7 @@
 namespace gnomon {
 namespace {
 
-// The exponent of what is not there: exp gives 0, and differences of it are no NaN.
+// The exponent of absent entries: its exp is 0, and its differences are not NaN.
 constexpr double kNothing = -1e30;
 
 // (B, H, n, rows, F) to (B, Hkv, n, H / Hkv * rows, F): the query heads of a key head side by side.
@@ -41,7 +41,7 @@ at::Tensor Group(const at::Tensor& x, int64_t key_heads) {
       {x.sym_size(0), key_heads, x.sym_size(2), group * x.sym_size(3), x.sym_size(4)});
 }
 
-// And back, to H heads.
+// The inverse, back to H heads.
 at::Tensor Ungroup(const at::Tensor& x, int64_t heads) {
   const int64_t key_heads = Concrete(x.sym_size(1));
   const int64_t group = key_heads == 0 ? 1 : heads / key_heads;
@@ -65,15 +65,15 @@ at::Tensor BlockSums(const at::Tensor& query, const at::Tensor& key, const at::T
   return Ungroup(Group(query, Concrete(key.sym_size(1))).matmul(state), heads);
 }
 
-// The same through the products of queries and keys.
+// The same, through the products of queries and keys.
 at::Tensor BlockProducts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   const int64_t heads = Concrete(query.sym_size(1));
   const at::Tensor products = Group(query, Concrete(key.sym_size(1))).matmul(key.transpose(3, 4));
   return Ungroup(products.matmul(value), heads);
 }
 
-// Rows, or chunks, of zeros or of another number after the last. By cat: for strides of a gradient
-// of constant_pad_nd, Torch's compiler has others than there are.
+// Appends rows or chunks of zeros or another number. It uses cat because Torch's compiler assumes
+// wrong strides for the gradient of constant_pad_nd.
 at::Tensor PadRows(const at::Tensor& x, const c10::SymInt& rows, double value = 0) {
   c10::SymDimVector sizes(x.sym_sizes().begin(), x.sym_sizes().end());
   sizes[2] = rows;
@@ -121,8 +121,8 @@ ScaledSums ScaledSumsBefore(const ScaledSums& s) {
   return {shifted(running.m, kNothing), shifted(running.sum, 0)};
 }
 
-// Rows of a causal chunk: a power of two, at least as many as there are value columns where those
-// are not very many.
+// Rows of a causal chunk: a power of two, at least the number of value columns unless that is very
+// large.
 int64_t ChunkRows(const at::Tensor& value) {
   constexpr int64_t kLeast = 64;
   constexpr int64_t kMost = 512;
@@ -131,7 +131,7 @@ int64_t ChunkRows(const at::Tensor& value) {
   return rows;
 }
 
-// How queries and keys stand in the sums: as they are, or rotated by their positions.
+// How queries and keys enter the sums: unchanged, or rotated by their positions.
 struct Rotation {
   std::optional<Component> rope;
   c10::SymInt query_offset;
@@ -170,14 +170,14 @@ at::Tensor ForQueries(const at::Tensor& m, int64_t heads) {
   return heads == key_heads ? m : m.repeat_interleave(heads / key_heads, 1);
 }
 
-// Largest exponent of each feature over the rows; of all features where a rotation mixes them.
+// Largest exponent of each feature over the rows; over all features if a rotation mixes them.
 at::Tensor Largest(const at::Tensor& exponents, const Rotation& rotation) {
   const at::Tensor largest = exponents.detach().amax(-2, /*keepdim=*/true);
   if (!rotation.rope) return largest;
   return largest.amax(-1, /*keepdim=*/true).expand_as(largest);
 }
 
-// n_i, the largest exponent that a query meets: (B, H, Lq, 1).
+// n_i, the largest exponent for a query: (B, H, Lq, 1).
 at::Tensor LargestMet(const at::Tensor& query, const at::Tensor& key, bool causal) {
   const at::Tensor b = key.detach();
   const at::Tensor largest = causal ? std::get<0>(b.cummax(2)) : b.amax(2, /*keepdim=*/true);
