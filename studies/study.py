@@ -30,6 +30,7 @@ from typing import Any
 
 from gnomon import report
 from gnomon.report import confidence_interval, verdicts
+from gnomon.report._plots import SHADES, verdict_handles
 from gnomon.report._statistics import (
     BETTER,
     EQUIVALENT,
@@ -609,14 +610,9 @@ def save(figure: Any, path: pathlib.Path) -> None:
     figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-#: Colours of the outcomes.
-SHADES = {BETTER: "#0072B2", WORSE: "#D55E00", EQUIVALENT: "#009E73", UNDECIDED: "#888888"}
-
-
 def draw_effects(study: Study, claims: list[list[Row]]) -> Any:
     """Each tested difference with its 95% confidence interval, in margins; right is better."""
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     shown = [
@@ -658,12 +654,7 @@ def draw_effects(study: Study, claims: list[list[Row]]) -> Any:
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("difference in margins (right: the left side of the claim is better)")
     used = {row.outcome for _, rows in shown for row in rows}
-    marks = [
-        Line2D([], [], marker="o", linestyle="none", color=colour, label=outcome)
-        for outcome, colour in SHADES.items()
-        if outcome in used
-    ]
-    figure.legend(handles=marks, loc="outside upper right", ncols=4, fontsize=10)
+    figure.legend(handles=verdict_handles(used), loc="outside upper right", ncols=4, fontsize=10)
     return figure
 
 

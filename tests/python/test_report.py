@@ -3,7 +3,9 @@
 import itertools
 import math
 import random
+from typing import Any
 
+import numpy as np
 import pytest
 import scipy.stats
 
@@ -70,6 +72,67 @@ def test_false_verdicts_are_rare_over_all_tests_together():
         found = report.verdicts(pages, [0.0] * 10, [True] * 10)
         wrong += any(verdict in {"better", "worse"} for verdict, _ in found)
     assert wrong <= 0.05 * 400 + 3 * (400 * 0.05 * 0.95) ** 0.5
+
+
+def compared(values: np.ndarray, seed_range: list[int], margin: float) -> dict[str, Any]:
+    """A record of combinations (rows) with seeds (columns); NaN is a run that there is not."""
+    runs = [
+        {"combination": c, "seed": seed, "losses": [{"length": 1, "loss": float(value)}]}
+        for c, row in enumerate(values)
+        for seed, value in enumerate(row)
+        if not np.isnan(value)
+    ]
+    metric = {"key": "loss", "title": "loss", "higher_is_better": False, "is_compared": True}
+    return {
+        "runs": runs,
+        "task": {"metrics": [metric], "conditions": {"key": "length", "values": [1]}},
+        "summary": [{"losses": [{"loss": {"mean": 0.0}}]}],
+        "settings": {"seed_range": seed_range, "margin": margin},
+    }
+
+
+@pytest.mark.parametrize("effects", [[0, 0, 0], [0, 0, 1], [0, 0.4, 2]])
+def test_false_verdicts_are_rare_although_seeds_are_added_until_there_is_one(effects):
+    draw = np.random.default_rng(3)
+    fewest, most, margin, comparisons = 3, 8, 0.5, 700
+    false, used = 0, []
+    for _ in range(comparisons):
+        every = np.array(effects)[:, None] + draw.normal(0, 0.3, (len(effects), most))
+        every += draw.normal(0, 5, most)  # what pairing removes
+        values = np.full_like(every, np.nan)
+        values[:, :fewest] = every[:, :fewest]
+        for seed in range(fewest, most):
+            waiting = report.undecided(compared(values, [fewest, most], margin))
+            if not waiting:
+                break
+            values[waiting, seed] = every[waiting, seed]
+        used.append(np.count_nonzero(~np.isnan(values)))
+        for pair in report.pairs(compared(values, [fewest, most], margin), 0):
+            effect = effects[pair.left] - effects[pair.right]
+            wrong = {
+                "better": effect >= 0,
+                "worse": effect <= 0,
+                "equivalent": abs(effect) >= margin,
+            }
+            if wrong.get(pair.verdict, False):
+                false += 1
+                break
+    # 2,100 comparisons in all; 0.05 and three standard errors of a share of 700.
+    assert false / comparisons <= 0.05 + 3 * (0.05 * 0.95 / comparisons) ** 0.5
+    # Some comparisons end early, and some need all seeds.
+    assert min(used) < len(effects) * most
+    assert max(used) > len(effects) * fewest
+
+
+def test_seeds_are_added_for_undecided_pairs_alone():
+    draw = np.random.default_rng(0)
+    near, far = draw.normal(0, 1, (2, 5)), draw.normal(0, 1e-3, 5) + 100
+    values = np.stack([near[0], near[1], far])
+    # The far one is told from both, and the near ones are not told apart.
+    assert report.undecided(compared(values, [5, 9], 0.01)) == [0, 1]
+    # A combination without results has no pair.
+    values[1] = np.nan
+    assert report.undecided(compared(values, [5, 9], 0.01)) == []
 
 
 def test_p_value_at_the_edges():
@@ -181,8 +244,11 @@ def test_any_task_is_reported(values):
     assert report.best(results, "loss", 0) == 1
     assert report.best(results, "accuracy", 0) == 0
     page = report.render(results)
-    assert page.count("<svg") == 3
+    # The first plot is that of the verdicts.
+    assert page.count("<svg") == 4
+    assert page.index("<h2>Verdicts</h2>") < page.index("<svg")
     for part in (
+        "1 of 1 pairs differ",
         "Accuracy, by size",
         "Loss, nats, by size",
         f"trained at size {values[0]} on the same data",

@@ -1,7 +1,15 @@
 """The report of a comparison, report.html, generated from results.json (docs/results.md)."""
 
-from gnomon.report._page import busy, render
-from gnomon.report._plots import PLOTS, draw_conditions, draw_cost, draw_training, smooth
+from gnomon.report._page import busy, counts, render
+from gnomon.report._plots import (
+    PLOTS,
+    draw_conditions,
+    draw_cost,
+    draw_effects,
+    draw_training,
+    has_verdicts,
+    smooth,
+)
 from gnomon.report._record import in_common, labels, load, measured_at, metrics, text_task
 from gnomon.report._statistics import (
     best,
@@ -9,6 +17,8 @@ from gnomon.report._statistics import (
     equivalence_p_value,
     holm,
     p_value,
+    pairs,
+    undecided,
     verdicts,
 )
 
@@ -17,10 +27,13 @@ __all__ = [
     "best",
     "busy",
     "confidence_interval",
+    "counts",
     "draw_conditions",
     "draw_cost",
+    "draw_effects",
     "draw_training",
     "equivalence_p_value",
+    "has_verdicts",
     "holm",
     "in_common",
     "labels",
@@ -28,8 +41,10 @@ __all__ = [
     "measured_at",
     "metrics",
     "p_value",
+    "pairs",
     "render",
     "smooth",
     "text_task",
+    "undecided",
     "verdicts",
 ]

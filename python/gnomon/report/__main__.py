@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import sys
 from typing import NoReturn
@@ -16,7 +17,7 @@ from gnomon._command_line import Parser
 from gnomon._files import replacing
 from gnomon._output import checked_output
 from gnomon._plots import STYLE
-from gnomon.report import PLOTS, load, render
+from gnomon.report import PLOTS, counts, has_verdicts, load, render, undecided
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,12 +34,22 @@ def _main(arguments: list[str] | None) -> int:
     parser = Parser(fail=_fail, prog="python -m gnomon.report", description=__doc__)
     parser.add_argument("run", type=pathlib.Path, help="the folder of a comparison")
     parser.add_argument("--png", action="store_true", help="also write each plot as a PNG file")
+    parser.add_argument(
+        "--undecided",
+        action="store_true",
+        help="draw nothing; print the numbers of the combinations that need another seed, as JSON",
+    )
     options = parser.parse_args(arguments)
     try:
         results = load(options.run)
+        if options.undecided:
+            print(json.dumps(undecided(results)))
+            return 0
         page = render(results, options.run)
         with replacing(options.run / "report.html") as part:
             part.write_text(page, encoding="utf-8")
+        if has_verdicts(results):
+            print(*counts(results), sep="\n")
         if options.png:
             with matplotlib.rc_context(STYLE):
                 for name, (_, _, draw) in PLOTS.items():

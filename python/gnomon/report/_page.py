@@ -7,6 +7,7 @@ import html
 import io
 import pathlib
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,16 +15,28 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from gnomon._plots import STYLE, colour
-from gnomon.report._plots import PLOTS
+from gnomon.report._plots import PLOTS, SHADES, draw_effects, has_verdicts
 from gnomon.report._record import in_common, labels, measured_at, metrics
-from gnomon.report._statistics import FEWEST_SEEDS, SIGNIFICANT, best
+from gnomon.report._statistics import (
+    BETTER,
+    EQUIVALENT,
+    FEW_SEEDS,
+    FEWEST_SEEDS,
+    SIGNIFICANT,
+    UNDECIDED,
+    WORSE,
+    Pair,
+    best,
+    confidence_interval,
+    pairs,
+)
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
+{refresh}<title>{title}</title>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff;
   max-width: 1040px; margin: 2rem auto; padding: 0 1rem; }}
@@ -63,6 +76,8 @@ code {{ font-size: .85rem; }}
 """
 
 
+#: Seconds after which the page of a running comparison reloads itself.
+REFRESH_S = 30
 #: If other programs use more than this share of the machine, timings are unreliable.
 BUSY = 0.1
 
@@ -153,6 +168,92 @@ def table(results: dict[str, Any]) -> str:
     return "".join(parts) + f"<p>{note}</p>"
 
 
+def _verdict_cell(pair: Pair, sign: int) -> str:
+    """The verdict on the row's combination; sign is -1 if it is the right one of the pair."""
+    verdict = pair.verdict
+    if sign < 0:
+        verdict = {BETTER: WORSE, WORSE: BETTER}.get(verdict, verdict)
+    if len(pair.differences) < 2:
+        return f"<td>{sign * pair.mean:+.3f}</td>"
+    half = confidence_interval(pair.differences)
+    tip = f"{len(pair.differences)} seeds, p = {pair.p:.2g} after correction"
+    shade = SHADES.get(verdict, "#777")
+    return (
+        f'<td title="{tip}"><span style="color:{shade}">{verdict}</span><br>'
+        f'{sign * pair.mean:+.3f} <span class="spread">± {half:.3f}</span></td>'
+    )
+
+
+def _verdict_table(results: dict[str, Any], place: int) -> str:
+    names = [html.escape(name) for name in labels(results)]
+    found = {(pair.left, pair.right): pair for pair in pairs(results, place)}
+    rows = []
+    for row, name in enumerate(names):
+        cells = []
+        for column in range(len(names)):
+            pair = found.get((min(row, column), max(row, column)))
+            cells.append("<td></td>" if pair is None else _verdict_cell(pair, column - row))
+        rows.append(f"<tr><td>{name}</td>{''.join(cells)}</tr>")
+    conditions = results["task"]["conditions"]
+    at = html.escape(f"{conditions['key']} {conditions['values'][place]}")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    return (
+        f'<details><summary>Every pair at {at}</summary><div class="scroll"><table><thead>'
+        f"<tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></details>"
+    )
+
+
+def counts(results: dict[str, Any]) -> list[str]:
+    """The number of pairs with each verdict, a sentence for each condition."""
+    conditions = results["task"]["conditions"]
+    lines = []
+    for place in measured_at(results, metrics(results)[0]["key"]):
+        of = Counter(pair.verdict for pair in pairs(results, place))
+        differ = of[BETTER] + of[WORSE]
+        parts = [f"{differ} of {sum(of.values())} pairs differ"]
+        parts += [
+            f"{of[verdict]} {'is' if of[verdict] == 1 else 'are'} {verdict}"
+            for verdict in (EQUIVALENT, UNDECIDED)
+            if of[verdict]
+        ]
+        if of[FEW_SEEDS]:
+            parts.append(f"{of[FEW_SEEDS]} have too few seeds")
+        lines.append(f"At {conditions['key']} {conditions['values'][place]}, {', '.join(parts)}.")
+    return lines
+
+
+def verdict_section(results: dict[str, Any]) -> str:
+    """The figure of effects, the number of pairs with each verdict, and tables of all pairs."""
+    settings = results["settings"]
+    margin = settings.get("margin")
+    first = metrics(results)[0]["title"]
+    caption = (
+        f"Differences of the {first} between each combination and {labels(results)[0]}, with 95% "
+        "confidence intervals over the paired seeds."
+    )
+    if margin:
+        caption += f" Differences within the shaded margin of {margin:g} do not matter."
+    method = (
+        "Verdicts are about the combination on the left of a row. Better and worse: a paired t "
+        f"test at the level {SIGNIFICANT:g}"
+    )
+    method += f", and a difference of at least {margin:g}. " if margin else ". "
+    if margin:
+        method += "Equivalent: two one-sided tests within the margin. "
+    method += "P-values are corrected for all pairs of a condition (Holm)"
+    if settings.get("seed_range"):
+        fewest, most = settings["seed_range"]
+        method += f", and for looking again after each seed from {fewest} to {most} (Bonferroni)"
+    tables = "".join(
+        _verdict_table(results, place) for place in measured_at(results, metrics(results)[0]["key"])
+    )
+    return (
+        f"<h2>Verdicts</h2><figure>{_svg(draw_effects(results))}"
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        f"<p>{html.escape(' '.join(counts(results)))}</p>{tables}<p>{html.escape(method)}.</p>"
+    )
+
+
 #: Options that differ between runs and are shown elsewhere.
 REPLACED = ("similarity", "position", "seed", "max_length")
 
@@ -196,7 +297,7 @@ def settings(results: dict[str, Any]) -> str:
     others = {
         name: value
         for name, value in options.items()
-        if name not in {"combinations", "seeds", "model", "training"}
+        if name not in {"combinations", "seeds", "seed_range", "margin", "model", "training"}
     }
     rows = []
     for session in results["sessions"]:
@@ -271,13 +372,19 @@ def render(results: dict[str, Any], folder: pathlib.Path | None = None) -> str:
     options = results["settings"]
     total = len(options["combinations"]) * len(options["seeds"])
     done = len(results["runs"])
+    is_running = results.get("status") == "running"
     lead = (
         f"{len(options['combinations'])} combinations of similarity and position, "
         f"{len(options['seeds'])} seed{'s' if len(options['seeds']) > 1 else ''}, trained "
         f"{_trained_at(results)}on the same data in the same order.{in_common(results)}"
     )
-    if done < total:
+    if options.get("seed_range"):
+        fewest, most = options["seed_range"]
+        lead += f" Seeds were added, from {fewest} to at most {most}, while a pair was undecided."
+    elif done < total:
         lead += f" {done} of {total} runs are finished."
+    if is_running:
+        lead += " The comparison is running; this page reloads itself."
     body = []
     with matplotlib.rc_context(STYLE):
         for title, caption, draw in PLOTS.values():
@@ -285,10 +392,13 @@ def render(results: dict[str, Any], folder: pathlib.Path | None = None) -> str:
                 f"<h2>{title}</h2><figure>{_svg(draw(results))}"
                 f"<figcaption>{caption}</figcaption></figure>"
             )
-    body.insert(1, f"<h2>Table</h2>{table(results)}")
+        body.insert(1, f"<h2>Table</h2>{table(results)}")
+        if has_verdicts(results):
+            body.insert(0, verdict_section(results))
     if folder is not None:
         body.append(pictures(results, folder))
     body.append(busy(results))
     body.append(f"<h2>Settings</h2>{settings(results)}")
     title = html.escape(f"gnomon compare: {results.get('name', '')}")
-    return PAGE.format(title=title, lead=html.escape(lead), body="\n".join(body))
+    refresh = f'<meta http-equiv="refresh" content="{REFRESH_S}">\n' if is_running else ""
+    return PAGE.format(title=title, lead=html.escape(lead), body="\n".join(body), refresh=refresh)

@@ -8,10 +8,20 @@ from collections.abc import Callable
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from gnomon._plots import colour, line_style, marker
 from gnomon.report._record import labels, measured_at, metrics
+from gnomon.report._statistics import (
+    BETTER,
+    EQUIVALENT,
+    FEW_SEEDS,
+    UNDECIDED,
+    WORSE,
+    confidence_interval,
+    pairs,
+)
 
 #: Above this name length in characters, legends are placed below the plots.
 LONG_NAME = 40
@@ -164,6 +174,64 @@ def draw_conditions(results: dict[str, Any]) -> Figure:
     return figure
 
 
+#: Colours of the verdicts.
+SHADES = {BETTER: "#0072B2", WORSE: "#D55E00", EQUIVALENT: "#009E73", UNDECIDED: "#888888"}
+
+
+def has_verdicts(results: dict[str, Any]) -> bool:
+    """Whether some pair of combinations has enough seeds for a verdict."""
+    places = measured_at(results, metrics(results)[0]["key"])
+    return any(pair.verdict != FEW_SEEDS for place in places for pair in pairs(results, place))
+
+
+def verdict_handles(used: set[str]) -> list[Line2D]:
+    """Legend entries of verdicts, in the order of SHADES."""
+    return [
+        Line2D([], [], marker="o", linestyle="none", color=shade, label=verdict)
+        for verdict, shade in SHADES.items()
+        if verdict in used
+    ]
+
+
+def draw_effects(results: dict[str, Any]) -> Figure:
+    """Differences from the first combination with 95% confidence intervals, by condition."""
+    names = labels(results)
+    conditions = results["task"]["conditions"]
+    metric = metrics(results)[0]
+    # At most four panels are legible: the condition of training, and the last ones.
+    places = measured_at(results, metric["key"])
+    if len(places) > 4:
+        first = conditions["trained"] if conditions["trained"] in places else places[0]
+        places = [first, *[place for place in places if place != first][-3:]]
+    figure = _figure(1.7 + 0.34 * len(names))
+    panels = figure.subplots(1, len(places), squeeze=False, sharey=True)[0]
+    used = set()
+    for place, axes in zip(places, panels, strict=True):
+        for pair in pairs(results, place):
+            if pair.left != 0 or pair.verdict not in SHADES:
+                continue
+            # Pairs are left minus right, and the figure shows the right one.
+            verdict = {BETTER: WORSE, WORSE: BETTER}.get(pair.verdict, pair.verdict)
+            used.add(verdict)
+            axes.errorbar(
+                -pair.mean, pair.right, xerr=confidence_interval(pair.differences),
+                fmt="o", markersize=5, capsize=3, color=SHADES[verdict],
+            )  # fmt: skip
+        margin = results["settings"].get("margin")
+        if margin:
+            axes.axvspan(-margin, margin, color="#f0f0f0", linewidth=0, zorder=-1)
+        axes.axvline(0, color="#888888", linewidth=0.8, zorder=0)
+        axes.margins(x=0.12)
+        axes.grid(axis="y", visible=False)
+        axes.tick_params(axis="y", length=0)
+        axes.set_title(f"{conditions['key']} {conditions['values'][place]}", fontsize=11)
+    panels[0].set_yticks(range(1, len(names)), names[1:])
+    panels[0].set_ylim(len(names) - 0.5, 0.5)
+    figure.supxlabel(f"{metric['title']}, minus that of {names[0]}", fontsize=11)
+    figure.legend(handles=verdict_handles(used), loc="outside upper right", ncols=4, fontsize=10)
+    return figure
+
+
 def _quartiles(results: dict[str, Any], combination: int) -> tuple[float, float]:
     """The lowest and highest quartile over the runs, or medians if there are no quartiles."""
     runs = [r for r in results["runs"] if r["combination"] == combination]
@@ -203,6 +271,7 @@ def draw_cost(results: dict[str, Any]) -> Figure:
     return figure
 
 
+#: Title, caption and function of each plot of every comparison.
 PLOTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], Figure]]] = {
     "lengths": (
         "Evaluation",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
+
+from gnomon.report._record import measured_at, metrics
 
 #: The level of all tests, and the minimum number of pairs.
 SIGNIFICANT = 0.05
@@ -96,20 +100,26 @@ def verdicts(
     differences: Sequence[Sequence[float]],
     margins: Sequence[float],
     higher_is_better: Sequence[bool],
+    looks: int = 1,
 ) -> list[tuple[str, float]]:
     """The verdict of each list of paired differences (left minus right) on its left side.
 
     The verdict is *better* or *worse* if the mean differs significantly from 0 and is at least its
     margin. It is *equivalent* if the mean lies within the margin, and *not distinguishable*
     otherwise. With fewer than three pairs it is *too few seeds*. Both tests have the level 0.05
-    over all lists together.
+    over all lists together, and over all `looks` if the tests are repeated as seeds are added
+    (Bonferroni).
 
     Returns:
         A verdict and the adjusted p-value of the difference, for each list.
     """
     tested = [n for n, pairs in enumerate(differences) if len(pairs) >= FEWEST_SEEDS]
-    of_difference = holm([p_value(differences[n]) for n in tested])
-    of_equivalence = holm([equivalence_p_value(differences[n], margins[n]) for n in tested])
+
+    def adjusted(p_values: list[float]) -> list[float]:
+        return [min(1.0, looks * p) for p in holm(p_values)]
+
+    of_difference = adjusted([p_value(differences[n]) for n in tested])
+    of_equivalence = adjusted([equivalence_p_value(differences[n], margins[n]) for n in tested])
     found = [(FEW_SEEDS, 1.0)] * len(differences)
     for n, differs, agrees in zip(tested, of_difference, of_equivalence, strict=True):
         mean = sum(differences[n]) / len(differences[n])
@@ -122,6 +132,69 @@ def verdicts(
     return found
 
 
+def _values(results: dict[str, Any], key: str, condition: int) -> dict[int, dict[int, float]]:
+    """The measured values of each combination by seed."""
+    by_seed: dict[int, dict[int, float]] = {}
+    for run in results["runs"]:
+        if run["losses"] and run["losses"][condition][key] is not None:
+            value = run["losses"][condition][key]
+            by_seed.setdefault(run["combination"], {})[run["seed"]] = value
+    return by_seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two combinations under one condition, and the verdict on the left one."""
+
+    left: int
+    right: int
+    differences: list[float]  # left minus right, one per common seed
+    verdict: str
+    p: float  # of the difference, adjusted for all pairs and looks
+
+    @property
+    def mean(self) -> float:
+        return sum(self.differences) / len(self.differences)
+
+
+def pairs(results: dict[str, Any], condition: int) -> list[Pair]:
+    """Every pair of combinations with common seeds, by the task's first metric.
+
+    `condition` is an index of the task's conditions, whose pairs are one family of tests. The
+    margin and the number of looks are those of the record.
+    """
+    metric = metrics(results)[0]
+    values = _values(results, metric["key"], condition)
+    found = []
+    for left, right in itertools.combinations(sorted(values), 2):
+        seeds = sorted(values[left].keys() & values[right].keys())
+        if seeds:
+            differences = [values[left][seed] - values[right][seed] for seed in seeds]
+            found.append((left, right, differences))
+    settings = results["settings"]
+    fewest, most = settings.get("seed_range") or (1, 1)
+    outcomes = verdicts(
+        [differences for *_, differences in found],
+        [settings.get("margin") or 0.0] * len(found),
+        [metric["higher_is_better"]] * len(found),
+        looks=most - fewest + 1,
+    )
+    return [
+        Pair(left, right, differences, verdict, p)
+        for (left, right, differences), (verdict, p) in zip(found, outcomes, strict=True)
+    ]
+
+
+def undecided(results: dict[str, Any]) -> list[int]:
+    """The combinations of pairs that are not distinguishable yet under some condition."""
+    found: set[int] = set()
+    for condition in measured_at(results, metrics(results)[0]["key"]):
+        for pair in pairs(results, condition):
+            if pair.verdict in {UNDECIDED, FEW_SEEDS}:
+                found |= {pair.left, pair.right}
+    return sorted(found)
+
+
 def best(
     results: dict[str, Any], key: str, condition: int, *, higher_is_better: bool = False
 ) -> int | None:
@@ -132,11 +205,10 @@ def best(
     number of other combinations (Holm).
     """
     sign = -1 if higher_is_better else 1
-    by_seed: dict[int, dict[int, float]] = {}
-    for run in results["runs"]:
-        if run["losses"] and run["losses"][condition][key] is not None:
-            value = sign * run["losses"][condition][key]
-            by_seed.setdefault(run["combination"], {})[run["seed"]] = value
+    by_seed = {
+        combination: {seed: sign * value for seed, value in values.items()}
+        for combination, values in _values(results, key, condition).items()
+    }
     if len(by_seed) < 2:
         return None
     first = min(by_seed, key=lambda c: sum(by_seed[c].values()) / len(by_seed[c]))
