@@ -1,5 +1,9 @@
+#include <sys/prctl.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <cmath>
+#include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -14,19 +18,19 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/interrupts.h"
-#include "cli/measure.h"
+#include "cli/one_run.h"
 #include "cli/progress.h"
 #include "cli/python.h"
 #include "cli/record.h"
 #include "cli/results.h"
 #include "cli/run_folder.h"
-#include "cli/shortage.h"
+#include "cli/scalars.h"
+#include "cli/workers.h"
 #include "gnomon/attention.h"
 #include "training/device.h"
 #include "training/files.h"
 #include "training/strings.h"
 #include "training/task.h"
-#include "training/trainer.h"
 
 namespace gnomon::cli {
 namespace {
@@ -39,8 +43,6 @@ using nlohmann::json;
 
 constexpr int64_t kResultsFormat = 1;
 constexpr const char* kTableName = "table.md";
-// Points of a training curve.
-constexpr int64_t kCurvePoints = 100;
 constexpr int64_t kMostSeeds = 1000;
 
 #define GNOMON_RUN_CHOICES(OPTION)                                                                \
@@ -56,9 +58,10 @@ constexpr int64_t kMostSeeds = 1000;
              "SIMILARITY/POSITION: one additional combination, repeatable; without --position "   \
              "and --similarity, only these are run",                                              \
          .flag = "run", .has_commas = false)                                                      \
-  OPTION(int64_t, seeds, 1,                                                                       \
-         .help = "Number of seeds; with several, results are means with standard deviations",     \
-         .lowest = 1, .highest = static_cast<double>(kMostSeeds))                                 \
+  OPTION(std::string, seeds, "1",                                                                 \
+         .help =                                                                                  \
+             "Number of seeds; FEWEST..MOST adds seeds while a pair of combinations is "          \
+             "undecided, and needs --margin")                                                     \
   OPTION(int64_t, first_seed, 0, .help = "The first seed",                                        \
          .highest = static_cast<double>(kLargestSeed - kMostSeeds), .flag = "seed")
 
@@ -71,9 +74,14 @@ struct CompareFlags {
   std::string task = models::kTextTask;
   std::string data;
   RunChoices choices;
+  double margin = 0;
   models::TrainingOptions training;
+  models::RunOptions run;
   std::string out;
   std::string resume;
+  std::string only;  // COMBINATION,SEED: what a worker runs
+  WorkerFlags workers;
+  bool tensorboard = false;
   std::string device = "cpu";
   int64_t threads = 0;
 };
@@ -86,8 +94,13 @@ struct Comparison {
   std::string data;
   fs::path folder;
   models::FolderLock lock;  // of the folder
+  int64_t checkpoint_every = 0;
   std::vector<RunResult> runs;
   json record;  // without the runs and their summary, which Save() adds
+
+  OneRun At(int64_t combination, int64_t seed) const {
+    return {settings, *task, device, folder, combination, seed, checkpoint_every};
+  }
 };
 
 void Save(Comparison* work, const char* status) {
@@ -95,6 +108,7 @@ void Save(Comparison* work, const char* status) {
   const models::Task& task = *work->task;
   record["status"] = status;
   record["updated"] = Now();
+  record["settings"] = ToJson(work->settings, *work->task);
   record["runs"] = json::array();
   for (const RunResult& run : work->runs) record["runs"].push_back(ToJson(task, run));
   record["summary"] = Summarize(task, work->settings, work->runs);
@@ -121,6 +135,24 @@ std::vector<models::Terms> Combinations(const RunChoices& choices, bool product)
     all.push_back(std::move(terms));
   }
   return all;
+}
+
+// "3" is {3, 3}; "3..12" is {3, 12}.
+std::pair<int64_t, int64_t> ParseSeeds(const std::string& text) {
+  const size_t dots = text.find("..");
+  const std::optional<int64_t> fewest = ParseInteger(text.substr(0, dots));
+  const std::optional<int64_t> most =
+      dots == std::string::npos ? fewest : ParseInteger(text.substr(dots + 2));
+  if (!fewest || !most || *fewest < 1 || *most < *fewest || *most > kMostSeeds) {
+    throw Error(StrCat("--seeds is ", text, ", expected an integer from 1 to ", kMostSeeds,
+                       ", or FEWEST..MOST"));
+  }
+  constexpr int64_t kFewestOfTests = 3;
+  if (*fewest < *most && *fewest < kFewestOfTests) {
+    throw Error(StrCat("--seeds is ", text, ", expected at least ", kFewestOfTests,
+                       " before the dots: fewer cannot decide"));
+  }
+  return {*fewest, *most};
 }
 
 // All checks run before the first combination is trained. The data has been read.
@@ -178,7 +210,15 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, mod
   CompareSettings& settings = work.settings;
   const RunChoices& choices = flags.choices;
   settings.combinations = Combinations(choices, named || choices.runs.empty());
-  for (int64_t n = 0; n < choices.seeds; ++n) settings.seeds.push_back(choices.first_seed + n);
+  const auto [fewest, most] = ParseSeeds(choices.seeds);
+  for (int64_t n = 0; n < fewest; ++n) settings.seeds.push_back(choices.first_seed + n);
+  if (fewest < most) settings.seed_range = {fewest, most};
+  if (command.count("--margin") > 0) settings.margin = flags.margin;
+  if (settings.seed_range && !settings.margin) {
+    throw Error(StrCat("--seeds ", choices.seeds,
+                       " needs --margin: the least difference that matters, in the unit of the "
+                       "first metric"));
+  }
   settings.training = flags.training;
   SetWarmup(command, &settings.training);
   settings.training.seed = choices.first_seed;
@@ -215,8 +255,7 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, mod
                       {"started", Now()},
                       {"sessions", json::array({DescribeSession(work.device)})},
                       {"versions", DescribeVersions()},
-                      {"task", DescribeTask(task)},
-                      {"settings", ToJson(settings, task)}});
+                      {"task", DescribeTask(task)}});
   return work;
 }
 
@@ -238,10 +277,12 @@ Comparison ResumedComparison(const CompareFlags& flags, models::Task& task) {
   work.device = models::FindDevice(flags.device);
   work.folder = flags.resume;
   const fs::path file = work.folder / kResultsName;
-  if (fs::is_directory(work.folder)) work.lock = models::FolderLock(work.folder);
+  // Workers leave the folder to the comparison that they work for.
+  const bool is_worker = !flags.only.empty();
+  if (!is_worker && fs::is_directory(work.folder)) work.lock = models::FolderLock(work.folder);
   work.record = ReadRecord(file);
   for (const char* name : {kResultsName, kTableName}) {
-    models::RemoveUnfinished(work.folder / name);
+    if (!is_worker) models::RemoveUnfinished(work.folder / name);
   }
   try {
     if (const auto name = TaskOfRecord(file); name != task.name()) {
@@ -267,6 +308,8 @@ Comparison ResumedComparison(const CompareFlags& flags, models::Task& task) {
   } catch (const Error& error) {
     throw Error(StrCat("cannot resume ", file.string(), ": ", error.what()));
   }
+  // The comparison checked everything before it began.
+  if (is_worker) return work;
   CheckAll(&work);
   CheckData(work);
   work.record["task"] = DescribeTask(task);
@@ -289,140 +332,241 @@ class Schedule {
   Stopwatch clock_;
 };
 
-// Trains and evaluates one combination with one seed. Returns nothing if Ctrl-C was pressed first.
-std::optional<RunResult> RunOne(const Comparison& work, int64_t combination, int64_t seed,
-                                const std::string& title, Schedule* schedule, Progress* progress) {
-  const CompareSettings& settings = work.settings;
-  models::Task& task = *work.task;
-  const Stopwatch clock;
-  models::TrainingOptions training = settings.training;
-  training.seed = seed;
-  models::Trainer trainer(
-      models::NewLearner(task, settings.combinations[combination], training, work.device),
-      training);
-  RunResult result;
-  result.combination = combination;
-  result.seed = seed;
-  result.parameters = models::CountParameters(trainer.learner().module());
-  std::vector<double> milliseconds;
-  std::vector<double> processor_milliseconds;
-  const OtherPrograms others;
-  const int64_t stride = std::max<int64_t>(training.steps / kCurvePoints, 1);
-  double sum = 0;
-  int64_t summed = 0;
-  while (trainer.step() < training.steps) {
-    if (Interrupted()) return std::nullopt;
-    const Stopwatch step_clock;
-    const double processor_before = ProcessorSeconds();
-    double loss = 0;
-    NamingOptions(task.StepFlags(Command::kCompare, training), [&] { loss = trainer.Step(); });
-    milliseconds.push_back(step_clock.seconds() * 1e3);
-    processor_milliseconds.push_back((ProcessorSeconds() - processor_before) * 1e3);
-    if (!std::isfinite(loss)) {
-      result.diverged = true;
-      break;
-    }
-    schedule->Done(1);
-    sum += loss;
-    ++summed;
-    if (trainer.step() % stride == 0 || trainer.step() == training.steps) {
-      result.curve_steps.push_back(trainer.step());
-      result.curve_losses.push_back(sum / static_cast<double>(summed));
-      sum = 0;
-      summed = 0;
-    }
-    const double shown =
-        summed > 0 ? sum / static_cast<double>(summed) : result.curve_losses.back();
-    progress->Update(StrCat(title, ", step ", trainer.step(), " of ", training.steps, ", loss ",
-                            FormatLoss(shown), ", ", schedule->Left()));
-  }
-  result.ms_per_step = Median(milliseconds);
-  result.ms_quartiles = {Quantile(milliseconds, 0.25), Quantile(milliseconds, 0.75)};
-  result.processor_ms_per_step = Median(processor_milliseconds);
-  result.others = others.Share();
-  if (result.diverged) {
-    schedule->Done(training.steps - trainer.step());
-  } else {
-    progress->Update(StrCat(title, ", evaluating, ", schedule->Left()));
-    NamingOptions(task.EvaluationFlags(Command::kCompare), [&] {
-      result.measurements = trainer.learner().Evaluate([] { return !Interrupted(); });
-    });
-    if (result.measurements.empty()) return std::nullopt;
-    if (seed == settings.seeds[0]) {
-      const std::optional<models::Picture> picture =
-          trainer.learner().Draw([] { return !Interrupted(); });
-      if (Interrupted()) return std::nullopt;
-      if (picture) {
-        const std::string file = StrCat("picture-", combination, ".png");
-        models::WriteFileAtomically(work.folder / file, {picture->png});
-        result.picture = {picture->title, file};
-      }
-    }
-  }
-  result.seconds = clock.seconds();
-  return result;
-}
-
 bool IsDone(const std::vector<RunResult>& runs, int64_t combination, int64_t seed) {
   return std::any_of(runs.begin(), runs.end(), [&](const RunResult& run) {
     return run.combination == combination && run.seed == seed;
   });
 }
 
-int RunAll(const CLI::App& command, Comparison* work) {
-  const CompareSettings& settings = work->settings;
-  std::vector<RunResult>& runs = work->runs;
-  std::vector<std::pair<int64_t, int64_t>> todo;
-  for (const int64_t seed : settings.seeds) {
-    for (size_t c = 0; c < settings.combinations.size(); ++c) {
-      const auto combination = static_cast<int64_t>(c);
-      if (!IsDone(runs, combination, seed)) todo.emplace_back(combination, seed);
-    }
+// The runs of the settings that are not finished.
+std::vector<std::pair<int64_t, int64_t>> Remaining(const Comparison& work) {
+  std::vector<std::pair<int64_t, int64_t>> runs = work.settings.Runs();
+  std::erase_if(runs, [&](const auto& run) { return IsDone(work.runs, run.first, run.second); });
+  return runs;
+}
+
+// Draws the report of a comparison under way, at most once a minute.
+class LiveReport {
+ public:
+  void Update(const fs::path& folder) {
+    if (clock_.seconds() < kSeconds) return;
+    DrawReport(folder);  // the last one tells what is wrong
+    clock_ = Stopwatch();
   }
-  const size_t total = settings.combinations.size() * settings.seeds.size();
-  Save(work, "running");
-  CatchInterrupts();
+
+ private:
+  static constexpr double kSeconds = 60;
+  Stopwatch clock_;
+};
+
+// What all ways to run share.
+class Session {
+ public:
+  explicit Session(Comparison* of) : work(of) {}
+
+  Comparison* const work;
   Progress progress;
-  progress.Note(StrCat(Counted(static_cast<int64_t>(todo.size()), "run"), " of ",
-                       settings.training.steps, " steps on ", work->task->DescribeSize(),
-                       work->data.empty() ? "" : " of ", work->data, ", into ",
-                       work->folder.string()));
-  Schedule schedule(static_cast<int64_t>(todo.size()) * settings.training.steps);
+
+  std::string Title(int64_t combination, int64_t seed) const {
+    return StrCat("run ", work->runs.size() + 1, " of ", work->settings.Runs().size(), ": ",
+                  work->settings.combinations[combination].label(), ", seed ", seed);
+  }
+
+  void Take(const RunResult& result) {
+    const std::string title = Title(result.combination, result.seed);
+    work->runs.push_back(result);
+    // The same order for any number of workers.
+    const auto runs = work->settings.Runs();
+    const auto place = [&](const RunResult& run) {
+      return std::find(runs.begin(), runs.end(), std::pair(run.combination, run.seed));
+    };
+    std::sort(work->runs.begin(), work->runs.end(),
+              [&](const RunResult& a, const RunResult& b) { return place(a) < place(b); });
+    Save(work, "running");
+    fs::remove_all(work->At(result.combination, result.seed).own_folder());
+    std::string outcome = result.diverged ? " diverged" : "";
+    for (const models::Measurement& at : result.measurements) {
+      outcome += StrCat(" ", FormatLoss(at.values[0]), " at ", FormatCondition(at.condition), ",");
+    }
+    progress.Note(StrCat(title, ":", outcome, " ", Duration(result.seconds)));
+    report_.Update(work->folder);
+  }
+
+ private:
+  LiveReport report_;
+};
+
+// In this process. Returns whether all are finished; not after Ctrl-C.
+bool RunHere(const std::vector<std::pair<int64_t, int64_t>>& todo, bool tensorboard,
+             Session* session) {
+  Comparison& work = *session->work;
+  Scalars scalars(tensorboard, *work.task, work.settings, work.folder);
+  const int64_t steps = work.settings.training.steps;
+  Schedule schedule(std::ssize(todo) * steps);
   for (const auto& [combination, seed] : todo) {
-    const std::string title = StrCat("run ", runs.size() + 1, " of ", total, ": ",
-                                     settings.combinations[combination].label(), ", seed ", seed);
-    const std::optional<RunResult> result =
-        RunOne(*work, combination, seed, title, &schedule, &progress);
-    if (!result) {
+    const std::string title = session->Title(combination, seed);
+    int64_t done = 0;
+    const auto reach = [&](int64_t step) {
+      schedule.Done(step - done);
+      done = step;
+    };
+    const std::optional<RunResult> result = Execute(
+        work.At(combination, seed),
+        {.started = reach,
+         .step =
+             [&](int64_t step, double loss) {
+               reach(step);
+               session->progress.Update(StrCat(title, ", step ", step, " of ", steps, ", loss ",
+                                               FormatLoss(loss), ", ", schedule.Left()));
+             },
+         .point = [&](int64_t step, double loss) { scalars.Loss(combination, seed, step, loss); },
+         .evaluating =
+             [&] { session->progress.Update(StrCat(title, ", evaluating, ", schedule.Left())); }});
+    if (!result) return false;
+    reach(steps);
+    scalars.Result(*result);
+    session->Take(*result);
+  }
+  return true;
+}
+
+RunResult ReadResult(const models::Task& task, const CompareSettings& settings,
+                     const fs::path& file) {
+  std::ifstream in(file);
+  const json object = json::parse(in, nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object()) throw Error(StrCat(file.string(), " is not the result of a run"));
+  return RunFromJson(task, settings, object);
+}
+
+// By workers, which leave their results in the folder.
+bool RunByWorkers(const std::vector<std::pair<int64_t, int64_t>>& todo, Workers* workers,
+                  Session* session) {
+  Comparison& work = *session->work;
+  const Stopwatch clock;
+  size_t done = 0;
+  const auto take = [&](int64_t combination, int64_t seed) {
+    session->Take(ReadResult(*work.task, work.settings, work.At(combination, seed).result_file()));
+    ++done;
+  };
+  return workers->Run(todo, take, [&](int64_t running) {
+    session->progress.Update(StrCat(
+        Counted(running, "run"), " under way, ", work.runs.size(), " of ",
+        work.settings.Runs().size(), " finished, ",
+        TimeLeft(clock.seconds(), static_cast<double>(done), static_cast<double>(todo.size()))));
+  });
+}
+
+// Another seed for the combinations of pairs that are undecided so far. Returns whether there are
+// any.
+bool AddSeed(Comparison* work) {
+  CompareSettings& settings = work->settings;
+  if (!settings.seed_range) return false;
+  const int64_t count = std::ssize(settings.seeds) + std::ssize(settings.added);
+  if (count >= settings.seed_range->second) return false;
+  const json undecided =
+      json::parse(AskPython("gnomon.report", {work->folder.string(), "--undecided"}));
+  if (undecided.empty()) return false;
+  settings.added.push_back({settings.seeds[0] + count, undecided.get<std::vector<int64_t>>()});
+  return true;
+}
+
+// The options of each worker's run.
+std::vector<std::string> WorkerWords(const CLI::App& command, const Comparison& work) {
+  std::vector<std::string> words = {"--task", work.task->name(), "--checkpoint-every",
+                                    std::to_string(work.checkpoint_every)};
+  for (const char* name : {"--device", "--threads", "--terms"}) {
+    const CLI::Option* const option = command.get_option(name);
+    for (const std::string& value : option->results()) words.insert(words.end(), {name, value});
+  }
+  if (command.count("--tensorboard") > 0) words.emplace_back("--tensorboard");
+  return words;
+}
+
+int RunAll(const CLI::App& command, const CompareFlags& flags, Comparison* work) {
+  const CompareSettings& settings = work->settings;
+  std::unique_ptr<Workers> workers;
+  if (flags.workers.any()) {
+    workers = std::make_unique<Workers>(flags.workers, work->folder, WorkerWords(command, *work));
+  }
+  CatchInterrupts();
+  Session session(work);
+  Save(work, "running");
+  // Runs that workers finished after the comparison had been stopped.
+  for (const auto& [combination, seed] : Remaining(*work)) {
+    const fs::path file = work->At(combination, seed).result_file();
+    if (fs::exists(file)) session.Take(ReadResult(*work->task, settings, file));
+  }
+  session.progress.Note(StrCat(Counted(std::ssize(Remaining(*work)), "run"), " of ",
+                               settings.training.steps, " steps on ", work->task->DescribeSize(),
+                               work->data.empty() ? "" : " of ", work->data, ", into ",
+                               work->folder.string()));
+  do {
+    Save(work, "running");  // workers read the settings
+    const auto todo = Remaining(*work);
+    const bool finished = workers != nullptr ? RunByWorkers(todo, workers.get(), &session)
+                                             : RunHere(todo, flags.tensorboard, &session);
+    if (!finished) {
       Save(work, "interrupted");
-      progress.Note(
-          StrCat("stopped: ", runs.size(), " of ", total,
+      session.progress.Note(
+          StrCat("stopped: ", work->runs.size(), " of ", settings.Runs().size(),
                  " runs are finished; resume with: ", ResumeLine(command, work->folder.string())));
       return kInterrupted;
     }
-    runs.push_back(*result);
-    Save(work, "running");
-    std::string outcome = result->diverged ? " diverged" : "";
-    for (const models::Measurement& at : result->measurements) {
-      outcome += StrCat(" ", FormatLoss(at.values[0]), " at ", FormatCondition(at.condition), ",");
-    }
-    progress.Note(StrCat(title, ":", outcome, " ", Duration(result->seconds)));
-  }
+  } while (AddSeed(work));
+  workers = nullptr;
   Save(work, "finished");
+  std::error_code ignored;
+  fs::remove(UnfinishedRuns(work->folder), ignored);  // it is empty
   const Report report = DrawReport(work->folder);
-  if (!report.fault.empty()) progress.Note(report.fault);
-  std::cout << FormatTable(*work->task, settings, work->record["summary"]) << "\n"
-            << (work->folder / (report.fault.empty() ? "report.html" : kTableName)).string()
+  if (!report.fault.empty()) session.progress.Note(report.fault);
+  std::cout << FormatTable(*work->task, settings, work->record["summary"]) << "\n";
+  if (!report.verdicts.empty()) std::cout << report.verdicts << "\n";
+  std::cout << (work->folder / (report.fault.empty() ? "report.html" : kTableName)).string()
             << std::endl;
   return report.is_refused ? kWrongInput : 0;
 }
 
-int Run(const CLI::App& command, const CompareFlags& flags, models::Task& task) {
+// The part of a worker: one run, whose result goes into a file.
+int RunOnly(Comparison* work, const CompareFlags& flags) {
+  const std::string& only = flags.only;
+  const auto runs = work->settings.Runs();
+  const auto found = std::find_if(runs.begin(), runs.end(), [&](const auto& run) {
+    return StrCat(run.first, ",", run.second) == only;
+  });
+  if (found == runs.end()) {
+    throw Error(StrCat("--only is ", only, ", which is no run of this comparison"));
+  }
+  // Without its worker it would train beside the run that replaces it.
+  if (const char* parent = std::getenv("GNOMON_PARENT"); parent != nullptr) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (std::to_string(::getppid()) != parent) return kInternalFailure;
+  }
+  const OneRun run = work->At(found->first, found->second);
+  fs::create_directories(run.own_folder());
+  const models::FolderLock lock(run.own_folder());
+  CatchInterrupts();
+  Scalars scalars(flags.tensorboard, *work->task, work->settings, work->folder);
+  RunEvents events;
+  events.point = [&](int64_t step, double loss) {
+    scalars.Loss(run.combination, run.seed, step, loss);
+  };
+  const std::optional<RunResult> result = Execute(run, events);
+  if (!result) return kInterrupted;
+  scalars.Result(*result);
+  models::WriteFileAtomically(run.result_file(), {ToJson(*work->task, *result).dump()});
+  return 0;
+}
+
+int Run(const CLI::App& command, CompareFlags& flags, models::Task& task) {
   SetThreads(flags.threads);
-  if (!flags.resume.empty()) CheckResumes(command);
+  if (!flags.resume.empty()) CheckResumes(command, flags.run.Options());
+  if (!flags.only.empty() && flags.resume.empty()) throw Error("--only needs --resume");
+  flags.workers.Check(command);
+  if (flags.tensorboard && flags.only.empty()) CheckScalars(command);
   Comparison work =
       flags.resume.empty() ? NewComparison(command, flags, task) : ResumedComparison(flags, task);
-  return RunAll(command, &work);
+  work.checkpoint_every = flags.run.checkpoint_every;
+  return flags.only.empty() ? RunAll(command, flags, &work) : RunOnly(&work, flags);
 }
 
 }  // namespace
@@ -442,14 +586,24 @@ void AddCompare(CLI::App& app, const std::shared_ptr<models::Task>& task, Action
   AddFlags(command, flags->choices.Options());
   command->add_option("--out", flags->out,
                       "Folder for the results; default runs/<date>-<time>-<name of the data>");
-  command->add_option("--resume", flags->resume,
-                      "Resume the comparison in this folder with its own settings; finished runs "
-                      "are kept, and an unfinished run restarts");
+  command->add_option(
+      "--resume", flags->resume,
+      "Resume the comparison in this folder with its own settings; finished runs are kept, and "
+      "unfinished runs continue from their checkpoints");
   AddDeviceFlag(command, &flags->device, "to train the models");
   AddThreadsFlag(command, &flags->threads);
+  AddReal(command, "--margin", &flags->margin, 0, 1e12,
+          "The least difference of the first metric that matters; pairs of combinations that "
+          "differ by less are called equivalent")
+      ->default_str("");
+  flags->workers.Add(command);
+  command->add_flag("--tensorboard", flags->tensorboard,
+                    "Write training curves and results to the output folder for TensorBoard");
+  command->add_option("--only", flags->only)->group("");
   AddFlags(command,
            task->Options(Command::kCompare) +
-               models::InSection("training", models::Without(flags->training.Options(), {"seed"})));
+               models::InSection("training", models::Without(flags->training.Options(), {"seed"})) +
+               models::InSection("run", flags->run.Options()));
   command->callback([action, command, flags, task] {
     *action = [command, flags, task] { return Run(*command, *flags, *task); };
   });

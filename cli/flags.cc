@@ -33,17 +33,6 @@ std::string Span(double lowest, double highest) {
                      lowest, " to ", highest));
 }
 
-// A decimal integer; none if the word is anything else or out of range.
-std::optional<int64_t> ParseInteger(const std::string& word) {
-  int64_t number = 0;
-  const char* const end = word.data() + word.size();
-  // from_chars does not accept a plus sign.
-  const char* const begin = word.data() + (word.starts_with('+') && word.size() > 1 ? 1 : 0);
-  const auto [stop, error] = std::from_chars(begin, end, number);
-  if (error != std::errc() || stop != end) return std::nullopt;
-  return number;
-}
-
 // The comma-separated items of words, each only once. Empty words are reported later, together with
 // those of other options.
 std::vector<std::string> Items(const std::string& name, const std::vector<std::string>& words) {
@@ -67,9 +56,20 @@ std::vector<std::string> Items(const std::string& name, const std::vector<std::s
 }
 
 // The options that a resumed run does not keep.
-constexpr std::string_view kOfMachine[] = {"--device", "--threads", "--terms"};
+constexpr std::string_view kOfMachine[] = {"--device",  "--threads", "--terms",
+                                           "--workers", "--cluster", "--tensorboard"};
 
 }  // namespace
+
+std::optional<int64_t> ParseInteger(const std::string& word) {
+  int64_t number = 0;
+  const char* const end = word.data() + word.size();
+  // A sign of plus is the one that from_chars does not know.
+  const char* const begin = word.data() + (word.starts_with('+') && word.size() > 1 ? 1 : 0);
+  const auto [stop, error] = std::from_chars(begin, end, number);
+  if (error != std::errc() || stop != end) return std::nullopt;
+  return number;
+}
 
 CLI::Validator WholeNumber(const std::string& name, int64_t lowest, int64_t highest) {
   const auto check = [=](std::string& word) {
@@ -215,6 +215,8 @@ void CheckResumes(const CLI::App& command, const models::OptionList& list) {
   }
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_name();
+    // What --help hides is for the program's own processes.
+    if (option->get_group().empty()) continue;
     if (option->count() > 0 && std::find(allowed.begin(), allowed.end(), name) == allowed.end()) {
       throw Error(
           StrCat("--resume takes its settings from the run and cannot be combined with ", name));
@@ -227,7 +229,10 @@ std::string ResumeLine(const CLI::App& command, const std::string& folder) {
   for (const std::string_view name : kOfMachine) {
     const CLI::Option* const option = command.get_option_no_throw(std::string(name));
     if (option == nullptr) continue;
-    for (const std::string& value : option->results()) line += StrCat(" ", name, " ", value);
+    const bool is_flag = option->get_items_expected_max() == 0;
+    for (const std::string& value : option->results()) {
+      line += is_flag ? StrCat(" ", name) : StrCat(" ", name, " ", value);
+    }
   }
   return line;
 }

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,9 @@ namespace gnomon::cli {
 
 using models::kLargestSeed;
 using models::kMany;
+
+// The integer that a word is; none if it is another word.
+std::optional<int64_t> ParseInteger(const std::string& word);
 
 // Accepts only decimal integers from `lowest` to `highest`; throws Error naming the option.
 CLI::Validator WholeNumber(const std::string& name, int64_t lowest, int64_t highest);

@@ -1,12 +1,16 @@
 #include "cli/python.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <sstream>
 #include <system_error>
 #include <utility>
@@ -63,58 +67,155 @@ std::vector<char*> Pointers(std::vector<std::string>& words) {
   return pointers;
 }
 
-// Runs a program and returns its exit code (-1: it could not be started) and its standard error.
-std::pair<int, std::string> RunProgram(std::vector<std::string> words) {
-  std::array<int, 2> ends;
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return {-1, ""};
+struct Outcome {
+  int code = -1;  // -1: it could not be started
+  std::string output;
+  std::string errors;
+};
+
+// Runs a program to its end.
+Outcome RunProgram(std::vector<std::string> words) {
+  std::array<int, 2> output;
+  std::array<int, 2> errors;
+  if (::pipe2(output.data(), O_CLOEXEC) != 0) return {};
+  if (::pipe2(errors.data(), O_CLOEXEC) != 0) {
+    for (const int end : output) ::close(end);
+    return {};
+  }
   const std::vector<char*> arguments = Pointers(words);
   const pid_t child = ::fork();
-  if (child < 0) {
-    ::close(ends[0]);
-    ::close(ends[1]);
-    return {-1, ""};
-  }
   if (child == 0) {
-    const int null = ::open("/dev/null", O_RDWR);
-    ::dup2(null, STDIN_FILENO);
-    ::dup2(null, STDOUT_FILENO);
-    ::dup2(ends[1], STDERR_FILENO);
+    ::dup2(::open("/dev/null", O_RDWR), STDIN_FILENO);
+    ::dup2(output[1], STDOUT_FILENO);
+    ::dup2(errors[1], STDERR_FILENO);
     ::execvp(arguments[0], arguments.data());
     ::_exit(127);
   }
-  ::close(ends[1]);
-  std::string output;
-  std::array<char, 4096> buffer;
-  while (true) {
-    const ssize_t got = ::read(ends[0], buffer.data(), buffer.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    output.append(buffer.data(), static_cast<size_t>(got));
+  ::close(output[1]);
+  ::close(errors[1]);
+  Outcome outcome;
+  std::array<std::string*, 2> texts = {&outcome.output, &outcome.errors};
+  std::array<pollfd, 2> ends = {pollfd{output[0], POLLIN, 0}, pollfd{errors[0], POLLIN, 0}};
+  // A negative descriptor is one that has ended.
+  while (child > 0 && (ends[0].fd >= 0 || ends[1].fd >= 0)) {
+    if (::poll(ends.data(), ends.size(), -1) < 0 && errno != EINTR) break;
+    for (size_t n = 0; n < ends.size(); ++n) {
+      if (ends[n].fd < 0 || ends[n].revents == 0) continue;
+      std::array<char, 4096> buffer;
+      const ssize_t got = ::read(ends[n].fd, buffer.data(), buffer.size());
+      if (got > 0) texts[n]->append(buffer.data(), static_cast<size_t>(got));
+      if (got == 0 || (got < 0 && errno != EINTR)) ends[n].fd = -1;
+    }
   }
-  ::close(ends[0]);
+  ::close(output[0]);
+  ::close(errors[0]);
+  if (child < 0) return {};
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return {code == 127 ? -1 : code, output};
+  outcome.code = code == 127 ? -1 : code;
+  return outcome;
+}
+
+std::string LastLine(const std::string& text) {
+  std::string last;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (!OneLine(line).empty()) last = line;
+  }
+  return last;
 }
 
 }  // namespace
 
 Report DrawReport(const fs::path& folder) {
   const std::string python = FindPython();
-  const auto [code, errors] = RunProgram({python, "-m", "gnomon.report", folder.string()});
-  if (code == 0) return {};
-  if (code < 0) return {StrCat("no report.html: cannot run ", python)};
-  std::string last;
-  std::istringstream lines(errors);
-  for (std::string line; std::getline(lines, line);) {
-    if (!OneLine(line).empty()) last = line;
+  const Outcome drawn = RunProgram({python, "-m", "gnomon.report", folder.string()});
+  Report report;
+  if (drawn.code == 0) {
+    report.verdicts = drawn.output;
+    return report;
   }
+  report.fault = StrCat("no report.html: cannot run ", python);
+  if (drawn.code < 0) return report;
   // The module's exit code for invalid input; a failed import has another.
   constexpr int kRefused = 2;
-  return {OneLine(StrCat("no report.html: ", python, " -m gnomon.report: ", last)),
-          code == kRefused};
+  report.fault =
+      OneLine(StrCat("no report.html: ", python, " -m gnomon.report: ", LastLine(drawn.errors)));
+  report.is_refused = drawn.code == kRefused;
+  return report;
+}
+
+std::string AskPython(const std::string& module, std::vector<std::string> words) {
+  const std::string python = FindPython();
+  words.insert(words.begin(), {python, "-m", module});
+  const Outcome outcome = RunProgram(std::move(words));
+  if (outcome.code == 0) return outcome.output;
+  if (outcome.code < 0) throw Error(StrCat("cannot run ", python, " -m ", module));
+  throw Error(LastLine(outcome.errors));
+}
+
+PythonChild::PythonChild(const std::string& module, std::vector<std::string> words) {
+  const std::string python = FindPython();
+  words.insert(words.begin(), {python, "-m", module});
+  const std::vector<char*> arguments = Pointers(words);
+  std::array<int, 2> ends;
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
+    throw Error(StrCat("cannot run ", python, ": ", std::strerror(errno)));
+  }
+  process_ = ::fork();
+  if (process_ == 0) {
+    ::setsid();
+    ::dup2(ends[1], STDIN_FILENO);
+    ::dup2(ends[1], STDOUT_FILENO);
+    ::execvp(arguments[0], arguments.data());
+    ::_exit(127);
+  }
+  ::close(ends[1]);
+  socket_ = ends[0];
+  if (process_ < 0) {
+    ::close(socket_);
+    throw Error(StrCat("cannot run ", python, ": ", std::strerror(errno)));
+  }
+}
+
+PythonChild::~PythonChild() {
+  ::shutdown(socket_, SHUT_WR);
+  while (!ended_) Read(1);
+  ::close(socket_);
+  while (::waitpid(process_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+void PythonChild::Write(std::string_view line) {
+  std::string text(line);
+  text += '\n';
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t sent = ::send(socket_, text.data() + done, text.size() - done, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent <= 0) return;
+    done += static_cast<size_t>(sent);
+  }
+}
+
+std::optional<std::string> PythonChild::Read(double seconds) {
+  const Stopwatch clock;
+  while (true) {
+    if (const size_t end = buffer_.find('\n'); end != std::string::npos) {
+      std::string line = buffer_.substr(0, end);
+      buffer_.erase(0, end + 1);
+      return line;
+    }
+    const double left = seconds - clock.seconds();
+    if (ended_ || left <= 0) return std::nullopt;
+    pollfd end = {socket_, POLLIN, 0};
+    if (::poll(&end, 1, static_cast<int>(std::ceil(left * 1e3))) <= 0) continue;
+    std::array<char, 4096> text;
+    const ssize_t got = ::read(socket_, text.data(), text.size());
+    if (got > 0) buffer_.append(text.data(), static_cast<size_t>(got));
+    if (got == 0 || (got < 0 && errno != EINTR)) ended_ = true;
+  }
 }
 
 int BecomePython(const std::string& module, std::vector<std::string> words) {

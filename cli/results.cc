@@ -56,6 +56,19 @@ models::OptionList Options(CompareSettings* settings, models::Task& task) {
 
 }  // namespace
 
+std::vector<std::pair<int64_t, int64_t>> CompareSettings::Runs() const {
+  std::vector<std::pair<int64_t, int64_t>> runs;
+  for (const int64_t seed : seeds) {
+    for (size_t c = 0; c < combinations.size(); ++c) {
+      runs.emplace_back(static_cast<int64_t>(c), seed);
+    }
+  }
+  for (const AddedSeed& more : added) {
+    for (const int64_t combination : more.combinations) runs.emplace_back(combination, more.seed);
+  }
+  return runs;
+}
+
 models::Terms ParseTerms(const std::string& option, const std::string& text) {
   const size_t slash = text.find('/');
   if (slash == std::string::npos || slash == 0 || slash + 1 == text.size()) {
@@ -124,6 +137,13 @@ json ToJson(const CompareSettings& settings, models::Task& task) {
   json object = models::ToJson(Options(&copy, task));
   object["combinations"] = combinations;
   object["seeds"] = settings.seeds;
+  object["margin"] = OrNull(settings.margin);
+  object["seed_range"] =
+      settings.seed_range ? json{settings.seed_range->first, settings.seed_range->second} : json();
+  object["added_seeds"] = json::array();
+  for (const AddedSeed& more : settings.added) {
+    object["added_seeds"].push_back({{"seed", more.seed}, {"combinations", more.combinations}});
+  }
   return object;
 }
 
@@ -137,6 +157,19 @@ CompareSettings CompareFromJson(const json& object, models::Task& task) {
                                        combination.at("position").get<std::string>()});
     }
     settings.seeds = at("seeds").get<std::vector<int64_t>>();
+    // Older records lack these.
+    settings.margin = NumberOrNone(object.value(field = "margin", json()));
+    if (const json range = object.value(field = "seed_range", json()); !range.is_null()) {
+      settings.seed_range = range.get<std::pair<int64_t, int64_t>>();
+    }
+    for (const json& more : object.value(field = "added_seeds", json::array())) {
+      settings.added.push_back(
+          {more.at("seed").get<int64_t>(), more.at("combinations").get<std::vector<int64_t>>()});
+      for (const int64_t combination : settings.added.back().combinations) {
+        if (combination >= 0 && combination < std::ssize(settings.combinations)) continue;
+        throw Error(StrCat("added_seeds names combination ", combination, ", which is missing"));
+      }
+    }
     const models::OptionList options = Options(&settings, task);
     models::FromJson(object, options);
     for (const models::Option& option : options) models::CheckRanges({option}, option.section);
@@ -293,6 +326,13 @@ std::vector<size_t> MeasuredAt(const json& summary, size_t conditions, const std
   return places;
 }
 
+std::string DescribeSeeds(const CompareSettings& settings) {
+  const std::string all = models::Counted(std::ssize(settings.seeds), "seed");
+  if (settings.added.empty()) return all;
+  return StrCat(settings.seeds.size(), " to ",
+                models::Counted(std::ssize(settings.seeds) + std::ssize(settings.added), "seed"));
+}
+
 }  // namespace
 
 std::string FormatTable(const models::Task& task, const CompareSettings& settings,
@@ -326,8 +366,7 @@ std::string FormatTable(const models::Task& task, const CompareSettings& setting
   }
   table += StrCat("\n", Capitalized(task.loss_unit()), ", mean",
                   settings.seeds.size() > 1 ? " ± standard deviation" : "", " over ",
-                  settings.seeds.size(), " seed", settings.seeds.size() > 1 ? "s" : "", ", ",
-                  task.TrainedAs(settings.training),
+                  DescribeSeeds(settings), ", ", task.TrainedAs(settings.training),
                   ". A dash marks a value that is undefined at that condition or not finished.\n");
   if (any_diverged) table += "\\* the loss of at least one seed diverged.\n";
   return table;

@@ -21,10 +21,24 @@ inline constexpr const char* kResultsName = "results.json";
 // "SIMILARITY/POSITION" as `option` gave it; throws Error where it is not that.
 models::Terms ParseTerms(const std::string& option, const std::string& text);
 
+// A seed that was added for the combinations of undecided pairs.
+struct AddedSeed {
+  int64_t seed = 0;
+  std::vector<int64_t> combinations;
+};
+
 struct CompareSettings {
   std::vector<models::Terms> combinations;
-  std::vector<int64_t> seeds;
+  std::vector<int64_t> seeds;  // of all combinations; the first ones
+  // The least difference that matters, in the unit of the first metric.
+  std::optional<double> margin;
+  // The fewest and the most seeds, where they are added as they are needed; those that were.
+  std::optional<std::pair<int64_t, int64_t>> seed_range;
+  std::vector<AddedSeed> added;
   models::TrainingOptions training;  // the seed comes from above
+
+  // All runs, a combination and a seed each, in the order in which they are run.
+  std::vector<std::pair<int64_t, int64_t>> Runs() const;
 };
 
 // What is measured, as the report draws it: the metrics, conditions and units of a settled task.

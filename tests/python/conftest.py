@@ -56,7 +56,17 @@ def pytest_configure(config):
 
 #: Files whose tests compile code, start programs or train models; `make test-fast` skips them.
 SLOW = {
-    *("careless", "cli", "cuda", "cuda_operators", "data_media", "data_sets", "define", "devices"),
+    *(
+        "careless",
+        "cli",
+        "compare",
+        "cuda",
+        "cuda_operators",
+        "data_media",
+        "data_sets",
+        "define",
+        "devices",
+    ),
     *("distributed", "distributed_training", "examples", "inspect", "looking_inside", "models"),
     *("model_options", "pages", "published", "report", "scripts", "studies", "sweep"),
     *("task_diffusion", "task_generated", "task_graphs", "task_hierarchy", "task_images"),

@@ -204,7 +204,7 @@ def draw_effects(results: dict[str, Any]) -> Figure:
         first = conditions["trained"] if conditions["trained"] in places else places[0]
         places = [first, *[place for place in places if place != first][-3:]]
     figure = _figure(1.7 + 0.34 * len(names))
-    panels = figure.subplots(1, len(places), squeeze=False, sharey=True)[0]
+    panels: list[Any] = list(figure.subplots(1, len(places), squeeze=False, sharey=True)[0])
     used = set()
     for place, axes in zip(places, panels, strict=True):
         for pair in pairs(results, place):

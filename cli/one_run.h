@@ -1,0 +1,48 @@
+// One run of a comparison: a combination trained and measured with a seed.
+#ifndef GNOMON_CLI_ONE_RUN_H_
+#define GNOMON_CLI_ONE_RUN_H_
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+
+#include "cli/results.h"
+#include "training/task.h"
+
+namespace gnomon::cli {
+
+struct OneRun {
+  const CompareSettings& settings;
+  models::Task& task;
+  torch::Device device = torch::kCPU;
+  std::filesystem::path folder;  // of the comparison
+  int64_t combination = 0;
+  int64_t seed = 0;
+  int64_t checkpoint_every = 0;  // steps
+
+  // Where the run keeps its checkpoint until it is finished, and a worker its result.
+  std::filesystem::path own_folder() const;
+  std::filesystem::path result_file() const;
+};
+
+// The parent folder of all own folders.
+std::filesystem::path UnfinishedRuns(const std::filesystem::path& folder);
+
+// Called as the run proceeds.
+struct RunEvents {
+  std::function<void(int64_t step)> started = [](int64_t) {};  // later than 0 if it resumes
+  std::function<void(int64_t step, double loss)> step = [](int64_t, double) {};
+  std::function<void(int64_t step, double loss)> point = [](int64_t, double) {};  // of the curve
+  std::function<void()> evaluating = [] {};
+};
+
+// Trains and evaluates, from the run's checkpoint if there is one. Returns nothing after Ctrl-C,
+// which leaves a checkpoint. The checkpoint stays until the caller removes it.
+std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events);
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_ONE_RUN_H_

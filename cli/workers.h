@@ -1,0 +1,47 @@
+// Processes that do the runs of a comparison, on this machine or on a cluster, by Dask
+// (python/gnomon/_workers.py).
+#ifndef GNOMON_CLI_WORKERS_H_
+#define GNOMON_CLI_WORKERS_H_
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/python.h"
+
+namespace gnomon::cli {
+
+struct WorkerFlags {
+  int64_t count = 0;
+  std::string cluster;
+
+  bool any() const { return count > 0 || !cluster.empty(); }
+  void Add(CLI::App* command);
+  // Throws Error if the flags contradict each other, or Dask is missing.
+  void Check(const CLI::App& command) const;
+};
+
+class Workers {
+ public:
+  // Each run is `gnomon compare --resume FOLDER WORDS --only COMBINATION,SEED`.
+  Workers(const WorkerFlags& flags, const std::filesystem::path& folder,
+          const std::vector<std::string>& words);
+
+  // Does all runs, a combination and a seed each. Calls `done` after each of them, in any order,
+  // and `waiting` with the number of runs that are left, again and again. Returns false after
+  // Ctrl-C, once all runs have left a checkpoint. Throws Error if a run fails.
+  bool Run(const std::vector<std::pair<int64_t, int64_t>>& runs,
+           const std::function<void(int64_t combination, int64_t seed)>& done,
+           const std::function<void(int64_t left)>& waiting);
+
+ private:
+  PythonChild child_;
+};
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_WORKERS_H_
