@@ -71,6 +71,7 @@ class ScoreArguments(MaskArguments, total=False):
     scale: float | None
     sink: Tensor | float | None
     temperature: Tensor | float | None
+    score_softcap: float | None
 
 
 class WeightArguments(ScoreArguments, total=False):
@@ -201,6 +202,7 @@ _ARGUMENTS: dict[str, Callable[[str, str, Any, Tensor, _Lowered], None]] = {
     "mask": _lower_mask,
     "sink": _lower_tensor,
     "temperature": _lower_tensor,
+    "score_softcap": _lower_optional_number,
     "dropout": _lower_number,
     "seed": _lower_seed,
     "aggregation": _lower_string,
@@ -218,7 +220,10 @@ _SCORES = (
 )
 _WEIGHTS = "call gnomon.attention_weights, which returns the weights of selected rows"
 _SINK = "expected sink="
-_SOFTCAP = "expected similarity=gnomon.similarity.Dot(softcap=...)"
+_SOFTCAP = (
+    "expected similarity=gnomon.similarity.Dot(softcap=...), which caps products before biases are "
+    "added, or score_softcap=, which caps whole scores"
+)
 #: Arguments of PyTorch, flash-attn and FlexAttention functions, with our replacement and advice.
 #: If a function lacks the replacement, the name is reported as unknown.
 FOREIGN_ARGUMENTS: dict[str, tuple[str | None, str]] = {
@@ -456,6 +461,11 @@ def attention(
         temperature: a tensor that broadcasts to (B, H, Lq), or a number: multiplies s_ij, including
             biases but not the sink; trained if it requires grad. Scalable softmax (Nakanishi 2025)
             is s log(n) for a row that sees n keys.
+        score_softcap: a positive z: scores become z tanh(s_ij / z), with biases and temperature in
+            s_ij. similarity.Dot(softcap=z) caps the product only, before biases, as Gemma 2 does.
+            The two agree without biases. Only on the CPU, and not where rows share a part of their
+            scores that the kernels leave out: Umbral, logarithms of cones, Lorentz, Forget and
+            aggregation="einstein_midpoint".
         tolerance: the fraction of a row's sum of weights that may be omitted, at least 0 and below
             1. Key blocks are skipped, forward and backward, if their total weight is provably
             smaller. The proof uses the norms of q and k and needs biases that decrease with
@@ -472,7 +482,8 @@ def attention(
 
     Returns:
         o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. A row that
-        sees no key gives 0, and lse = -inf.
+        sees no key gives 0, and lse = -inf. If q is the transpose of (B, Lq, H, D), so is o of
+        (B, Lq, H, Dv): o.transpose(1, 2).view(B, Lq, -1) copies nothing.
 
     Raises:
         ValueError: an invalid shape or value.

@@ -21,14 +21,18 @@ class Grid(Position):
     Each entry of axes is an offset bias; it reads the coordinates along its axis instead of p_i and
     p_j. shape is (height, width), or has any other number of axes. Tokens are in row-major order,
     after `prefix` tokens (such as a class token) that have no bias, neither as queries nor as keys.
-    Supports only self-attention over all tokens: Lq = Lk = prefix + prod(shape), and query_offset
-    None or 0.
+
+    Without query_offset, queries and keys are all tokens: Lq = Lk = prefix + prod(shape). With it,
+    row i is token query_offset + i and column j is token j; keys beyond the grid (memory keys) have
+    no bias. Memory keys in front of the tokens count as `prefix` tokens. With positions and
+    key_positions, these are the tokens.
 
     Example:
         >>> bias = gnomon.position.ALiBi(gnomon.alibi_slopes(8))
-        >>> grid = gnomon.position.Grid((4, 4), [bias, bias])
-        >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
-        >>> o = gnomon.attention(q, k, v, position=grid)
+        >>> grid = gnomon.position.Grid((14, 14), [bias, bias], prefix=1)
+        >>> k = v = torch.randn(2, 8, 197 + 4, 64)  # a class token, 196 patches, 4 memory keys
+        >>> q = torch.randn(2, 8, 1, 64)  # the class token attends alone
+        >>> o = gnomon.attention(q, k, v, position=grid, query_offset=0)
     """
 
     shape: Sequence[int]

@@ -100,6 +100,8 @@ def _attention_forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     total = weights.sum(-1, keepdim=True)
     v = _by_heads(call.v.to(score.dtype), call)
     o = weights @ v / torch.where(total == 0, 1.0, total)
+    if call.rows_first:
+        o = o.transpose(1, 2).contiguous().transpose(1, 2)
     lse = (total.log() + largest).squeeze(-1)
     # Row statistics are only used by gradients.
     return o, lse, torch.zeros((3, *lse.shape), dtype=lse.dtype, device=lse.device)
@@ -142,7 +144,9 @@ def _scores(call: SimpleNamespace) -> Tensor:
         score = score + (call.key_bias_low.unsqueeze(2) - call.key_bias_base.unsqueeze(3))
     if call.pair_bias is not None:
         score = score + call.pair_bias
-    return score if call.temperature is None else score * call.temperature.unsqueeze(3)
+    if call.temperature is not None:
+        score = score * call.temperature.unsqueeze(3)
+    return call.softcap * (score / call.softcap).tanh() if call.softcap else score
 
 
 def _visible(call: SimpleNamespace) -> Tensor | None:

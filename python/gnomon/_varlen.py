@@ -41,6 +41,7 @@ class VarlenArguments(TypedDict, total=False):
     scale: float | None
     sink: Tensor | float | None
     temperature: Tensor | float | None
+    score_softcap: float | None
     dropout: float
     seed: int | None
     aggregation: Aggregation

@@ -122,7 +122,7 @@ class BackwardPass {
     const int64_t heads = n_.batch * n_.key_heads;
     const int64_t tasks = head_tasks_.whole() ? heads : heads * blocks_;
     const int64_t scratch =
-        kBackwardColumns * (padded_dim_ + padded_value_dim_ + column_numbers() + 2 * kRowBlock + 3 +
+        kBackwardColumns * (padded_dim_ + padded_value_dim_ + column_numbers() + 2 * kRowBlock + 4 +
                             group_ + (grad_.pair_bias.data != nullptr ? kRowBlock : 0) +
                             (of_keys().exists() ? kRowBlock + of_keys().table().padded() : 0)) +
         row_sums_ * kRowBlock + 2 * terms_.window_size() + of_keys().scratch_size();
@@ -499,6 +499,7 @@ class BackwardPass {
     float* added;         // scratch of one row: what is added to its scores
     float* d_added;       // and its gradient
     float* plain;         // what is added without the row's temperature
+    float* capped;        // its scores, then what caps them
     float* key_window;    // kRowBlock rows: products with relative keys, then their gradients
     float* value_window;  // of dO with relative values, then their weights
     float* of_keys;       // products with relative queries, then their gradients, as the tile
@@ -528,7 +529,8 @@ class BackwardPass {
     block.added = block.d_key_biases + kBackwardColumns * group_;
     block.d_added = block.added + kBackwardColumns;
     block.plain = block.d_added + kBackwardColumns;
-    block.key_window = block.plain + kBackwardColumns;
+    block.capped = block.plain + kBackwardColumns;
+    block.key_window = block.capped + kBackwardColumns;
     block.value_window = block.key_window + terms_.window_size();
     block.d_rows = block.value_window + terms_.window_size();
     block.key_parts = block.d_rows + row_sums_ * kRowBlock;
@@ -927,7 +929,7 @@ class BackwardPass {
       // Of what is added to the scores: sums of ds, and of the weights.
       float sum_added = 0;
       float mean_added = 0;
-      if (terms_.to_scores() || at.paired) {
+      if (terms_.to_scores() || at.paired || terms_.caps()) {
         const float* products = terms_.keys().exists() ? keys_window.Row(r) : nullptr;
         float* const of_keys_row =
             of_keys().exists() ? block.of_keys + r * kBackwardColumns + begin : nullptr;
@@ -943,6 +945,13 @@ class BackwardPass {
         if (wants_of_keys()) to.of_keys = of_keys_row;
         if (d_relative_queries_ || d_relative_keys_.wanted()) to.relative = keys_window.Row(r);
         to.temperature = grad_.temperature != nullptr;
+        if (terms_.caps()) {
+          std::copy_n(weights, at.count, block.capped);
+          functions_.template Scores<true>(block.capped, at.count, open, row, scalars.data(),
+                                           factor * kLog2E, added, view);
+          terms_.CapGradients(at.count, added, softmax.delta, block.capped, d_scores);
+          added = block.capped;
+        }
         float* d_added = terms_.GradientRow(at, to, block.d_added);
         functions_.template Gradients<true>(weights, d_scores, at.count, open, row, scalars.data(),
                                             d_scalars.data(), factor, added, d_added, softmax,
@@ -1080,11 +1089,14 @@ class BackwardPass {
   }
   // What a row's ds add up to beyond its dlse.
   double Imbalance(int64_t row) const {
+    if (terms_.caps()) return 0;
     return static_cast<double>(RowSum(row_numbers())[row]) - DLse(row);
   }
   float DLse(int64_t row) const { return saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f; }
-  // The key of a row's largest score; -1: not known.
+  // The key of a row's largest score; -1: not known, or under a soft cap, whose slopes leave no sum
+  // of ds that is known.
   int64_t TopOf(int64_t row) const {
+    if (terms_.caps()) return -1;
     return static_cast<int64_t>(saved_.statistics[2 * head_rows_ + row]);
   }
 

@@ -915,6 +915,7 @@ class ForwardPass {
       top = functions_.template Scores<false>(tile, columns, open, row, scalars.data(), factor,
                                               nullptr, view);
     }
+    if (terms_.caps()) top = terms_.CapScores(columns, tile);
     const bool rises = top > block.largest[r];
     // The first time the sums are 0.
     if (rises && block.largest[r] != -kInfinity) {

@@ -263,6 +263,7 @@ class Terms {
   }
   bool relative() const { return keys_.exists() || values_.exists(); }
   bool drops() const { return in_.dropout.rate > 0; }
+  bool caps() const { return in_.softcap != 0; }
   // What multiplies the scores of a row.
   bool has_temperature() const { return in_.temperature != nullptr; }
   float Temperature(int64_t b, int64_t h, int64_t i) const {
@@ -410,6 +411,47 @@ class Terms {
     row_reader_.Add(row, weights, 1.0f, entries, window.origin, window.range, runs);
   }
 
+  // A row of scores under the soft cap, in units of log2; returns the largest. What is hidden stays
+  // so.
+  float CapScores(int64_t columns, float* scores) const {
+    const DF d;
+    const VF hidden = hn::Set(d, -kInfinity);
+    VF largest = hidden;
+    for (int64_t n = 0; n < columns; n += kLaneCount) {
+      const VF score = hn::LoadU(d, scores + n);
+      const VF capped = hn::IfThenElse(score == hidden, hidden, Cap(score));
+      largest = hn::Max(largest, capped);
+      hn::StoreU(capped, d, scores + n);
+    }
+    return hn::GetLane(hn::MaxOfLanes(d, largest));
+  }
+
+  // The backward pass knows scores that are sums, and gradients of weights, dP. Given the scores of
+  // a row before the cap, what is to be added to them, beside what is added already (null: nothing),
+  // takes their place, so that they are capped; and dP - delta is multiplied by the slope of the
+  // cap.
+  void CapGradients(int64_t columns, const float* added, float delta, float* scores,
+                    float* d_weights) const {
+    const DF d;
+    const VF hidden = hn::Set(d, -kInfinity);
+    const VF least = hn::Set(d, delta);
+    const VF one = hn::Set(d, 1.0f);
+    const VF inverse = hn::Set(d, 1.0f / Softcap());
+    for (int64_t n = 0; n < columns; n += kLaneCount) {
+      const VF score = hn::LoadU(d, scores + n);
+      const auto hides = score == hidden;
+      const VF capped = Cap(score);
+      const VF share = capped * inverse;
+      const VF slope = hn::IfThenZeroElse(hides, one - share * share);
+      const VF d_weight = hn::LoadU(d, d_weights + n);
+      hn::StoreU(hn::IfThenElse(hides, least, hn::MulAdd(slope, d_weight - least, least)), d,
+                 d_weights + n);
+      VF more = capped - score;
+      if (added != nullptr) more = more + hn::LoadU(d, added + n);
+      hn::StoreU(hn::IfThenElse(hides, hidden, more), d, scores + n);
+    }
+  }
+
   // Multiplies a row of weights, or of their gradients, by dropout's mask.
   void Drop(const TileRow& row, float* weights) const {
     const DF d;
@@ -446,6 +488,13 @@ class Terms {
   }
 
  private:
+  // In units of log2.
+  float Softcap() const { return static_cast<float>(in_.softcap) * kLog2E; }
+  HWY_INLINE VF Cap(VF score) const {
+    const DF d;
+    return hn::Set(d, Softcap()) * Tanh(score * hn::Set(d, 1.0f / Softcap()));
+  }
+
   static int64_t TableSize(const AttentionInput<float>& in) {
     return in.relative.layout != nullptr ? in.relative.layout->size() : 0;
   }

@@ -691,6 +691,10 @@ std::string Unsupported(const PairFunction& function, const Input& in) {
   if (in.relative.layout != nullptr && !Describe(*in.relative.layout, &layout)) {
     return "relative: its layout is not supported on CUDA";
   }
+  if (in.softcap != 0) {
+    return "score_softcap on a GPU; expected the tensors on the CPU, or similarity.Dot(softcap=), "
+           "which caps products before anything is added";
+  }
   if (in.query_positions != nullptr) return "positions on a GPU; expected query_offset";
   if (in.relative.queries != nullptr) {
     return "relative queries (position to content) on a GPU; expected the tensors on the CPU, or a "

@@ -140,7 +140,8 @@ void Backward(const Table& table, const AttentionInput<double>& in,
           const double kept = problem.Kept(b, h, i, j);
           const double d_weight = kept * problem.Dot(d_o, value.data(), n.value_dim);
           // Of a row's only key exactly the gradient of lse, however dP and delta are rounded.
-          const double d_tempered = sum == 1 && weight == 1 ? d_lse : weight * (d_weight - delta);
+          const double d_capped = sum == 1 && weight == 1 ? d_lse : weight * (d_weight - delta);
+          const double d_tempered = problem.CapSlope(score / kLog2E) * d_capped;
           if (grad.temperature) {
             grad.temperature[row] += d_tempered * problem.PlainScore(b, h, i, j, f);
           }

@@ -126,7 +126,15 @@ class Problem {
   // s_ij for a value of f.
   double Score(int64_t b, int64_t h, int64_t i, int64_t j, double f) const {
     const double sum = PlainScore(b, h, i, j, f);
-    return sum == kHidden ? kHidden : Temperature(b, h, i) * sum;
+    if (sum == kHidden) return kHidden;
+    const double score = Temperature(b, h, i) * sum;
+    return in_.softcap == 0 ? score : in_.softcap * std::tanh(score / in_.softcap);
+  }
+  // The derivative of a score by what it is before the soft cap.
+  double CapSlope(double score) const {
+    if (in_.softcap == 0) return 1;
+    const double share = score / in_.softcap;
+    return 1 - share * share;
   }
 
   // Without the temperature. What a bias hides is so whatever f is, NaN included.

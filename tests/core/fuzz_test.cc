@@ -45,6 +45,7 @@ ProblemOptions RandomOptions(std::mt19937& engine, std::unique_ptr<TableLayout>*
   o.key_bias = chance(25);
   o.key_bias_base = o.key_bias && chance(50);
   o.temperature = chance(25);
+  o.softcap = chance(15) ? 1.5 : 0;
   for (PairOptions* pairs : {&o.pair_bias, &o.pair_mask}) {
     *pairs = {.exists = chance(25), .shares_batch = chance(50), .shares_heads = chance(50)};
   }

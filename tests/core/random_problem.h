@@ -136,6 +136,7 @@ struct ProblemOptions {
   bool key_bias = false;
   bool key_bias_base = false;  // the key bias in two parts, with a base for each row
   bool temperature = false;
+  double softcap = 0;
   PairOptions pair_bias = {};
   PairOptions pair_mask = {};
   const TableLayout* relative = nullptr;  // null: neither relative keys nor values
@@ -181,7 +182,8 @@ inline std::ostream& operator<<(std::ostream& out, const ProblemOptions& o) {
   if (!o.query_positions.empty()) out << " positions";
   return out << " offset " << o.query_offset << " bias " << o.bias << (o.layout ? " layout" : "")
              << (o.key_bias ? " key bias" : "") << (o.key_bias_base ? " with base" : "")
-             << (o.temperature ? " temperature" : "") << Describe(" pair bias", o.pair_bias)
+             << (o.temperature ? " temperature" : "")
+             << (o.softcap != 0 ? " softcap" : "") << Describe(" pair bias", o.pair_bias)
              << Describe(" pair mask", o.pair_mask)
              << (o.relative && o.relative_dim > 0 ? " relative keys" : "")
              << (o.relative && o.relative_values ? " relative values" : "")
@@ -380,6 +382,7 @@ struct Problem {
       in.key_bias_base = key_bias_base.data();
     }
     if (options.temperature) in.temperature = temperature.data();
+    in.softcap = options.softcap;
     if (options.pair_bias.exists) in.pair_bias = PairView(pair_bias.view(), options.pair_bias);
     if (options.relative != nullptr) {
       in.relative.layout = options.relative;

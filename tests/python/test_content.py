@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import subprocess
@@ -364,6 +365,79 @@ def test_scale_multiplies_content_terms_too():
         ValueError, match="scale applies to similarities such as dot, not to laplacian"
     ):
         gnomon.attention(q, q, q, similarity=gnomon.similarity.Laplacian(1.0), scale=0.5)
+
+
+@pytest.mark.parametrize("scale", [None, 0.7])
+@pytest.mark.parametrize("own", [1.0, -0.3])
+def test_terms_with_a_scale_of_their_own(own, scale):
+    """Each term by itself: its part of the scores is that of its rows times `own` alone."""
+    torch.manual_seed(0)
+    n, dim = 7, 6
+    q, k, v = torch.randn(3, 2, 4, n, dim, dtype=torch.float64).unbind()
+    shaw, xl, keys, rows, columns, buckets = (
+        torch.randn(4, count, dim, dtype=torch.float64) for count in (2 * n - 1, n, n, 3, 9, 6)
+    )
+    u = torch.randn(4, dim, dtype=torch.float64)
+    i, j = torch.arange(n)[:, None], torch.arange(n)
+    grid_q, grid_k = ((x // 5, x % 5) for x in (i, j))
+    dy, dx = grid_k[0] - grid_q[0] + 1, grid_k[1] - grid_q[1] + 4
+    far = (i - j + 3).clamp(0, 5)
+    products = {
+        "shaw": (
+            gnomon.position.Relative(shaw, n - 1, scale=own),
+            torch.einsum("bhid,hijd->bhij", q, shaw[:, j - i + n - 1]),
+        ),
+        "transformer_xl": (
+            gnomon.position.TransformerXL(u, 2 * u, xl, scale=own),
+            torch.einsum("hd,bhjd->bhj", u, k)[:, :, None]
+            + torch.einsum("bhid,hijd->bhij", q + 2 * u[:, None], xl[:, (i - j).clamp_min(0)]),
+        ),
+        "absolute_keys": (
+            gnomon.position.AbsoluteKeys(keys, scale=own),
+            torch.einsum("bhid,hjd->bhij", q, keys),
+        ),
+        "disentangled": (
+            gnomon.position.Disentangled(buckets, buckets.flip(1), scale=own),
+            torch.einsum("bhid,hijd->bhij", q, buckets[:, far])
+            + torch.einsum("bhjd,hijd->bhij", k, buckets.flip(1)[:, far]),
+        ),
+        "relative2d": (
+            gnomon.position.Relative2D(rows, columns, 2, 5, scale=own),
+            torch.einsum("bhid,hijd->bhij", q, rows[:, dy] + columns[:, dx]),
+        ),
+    }
+    hidden = (i < j).to(torch.float64) * -1e9
+    for name, (term, product) in products.items():
+        # Seven tokens of a grid of ten.
+        arguments = {"query_offset": 0} if name == "relative2d" else {}
+        scores = q @ k.mT * (dim**-0.5 if scale is None else scale) + own * product
+        expected = (scores + hidden).softmax(-1) @ v
+        for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
+            o = gnomon.attention(
+                *(x.to(dtype) for x in (q, k, v)), position=to_dtype(term, dtype), causal=True,
+                scale=scale, **arguments,
+            )  # fmt: skip
+            torch.testing.assert_close(o.double(), expected, atol=tolerance, rtol=0, msg=name)
+
+
+def test_a_scale_of_its_own_leaves_none_for_a_similarity_without():
+    q = torch.randn(1, 1, 3, 4)
+    term = gnomon.position.AbsoluteKeys(torch.randn(3, 4), scale=1.0)
+    gnomon.attention(q, q, q, position=term, similarity=gnomon.similarity.Laplacian(1.0))
+    with pytest.raises(ValueError, match="content terms that have no scale of their own"):
+        gnomon.attention(
+            q, q, q, position=term, similarity=gnomon.similarity.Laplacian(1.0), scale=0.5
+        )
+    module = gnomon.nn.MultiheadAttention(8, 2, position="relative:max_offset=4:scale=1")
+    assert module(torch.randn(1, 5, 8)).isfinite().all()
+
+
+def to_dtype(term, dtype):
+    """A term whose tensors have that dtype."""
+    fields = {f.name: getattr(term, f.name) for f in dataclasses.fields(term)}
+    return dataclasses.replace(
+        term, **{n: x.to(dtype) for n, x in fields.items() if isinstance(x, Tensor)}
+    )
 
 
 @pytest.mark.parametrize("content", CONTENT)

@@ -19,7 +19,17 @@ from formulas import (
 import gnomon
 from gnomon._catalogue import biases_of_axes
 from gnomon.nn import KVCache, MultiheadAttention
-from gnomon.position import T5, ALiBi, Grid, GridBias, HyPE, Kerple, OffsetBias, RoPE
+from gnomon.position import (
+    T5,
+    ALiBi,
+    Grid,
+    GridBias,
+    HyPE,
+    Kerple,
+    OffsetBias,
+    Relative2D,
+    RoPE,
+)
 
 HEADS = 4
 SHAPES = [(3, 5), (5, 3), (2, 3, 4), (1, 4), (4, 1), (6,), (1, 1)]
@@ -150,6 +160,68 @@ def test_grid(shape, prefix, dtype):
             inputs_of(length) | parameters,
             dtype,
         )
+
+
+def test_a_cache_on_a_grid():
+    torch.manual_seed(0)
+    module = MultiheadAttention(8, 2, position="grid_bias:shape=3x4:prefix=1").double()
+    torch.nn.init.normal_(module.grid_bias_table)
+    x = torch.randn(2, 13, 8, dtype=torch.float64)
+    cache = KVCache()
+    parts = [module(part, causal=True, cache=cache) for part in x.split([1, 4, 1, 7], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), module(x, causal=True))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("kind", ["axes", "table", "rows"])
+@pytest.mark.parametrize(
+    ("prefix", "offset", "rows", "memory"),
+    [(1, 0, 1, 0), (2, 3, 5, 4), (0, 0, 12, 3), (3, 3, 12, 0), (0, 11, 1, 70)],
+)
+def test_some_tokens_of_a_grid_and_memory_keys(prefix, offset, rows, memory, kind, dtype):
+    """Lq != Lk: rows of the square of all pairs, and keys beyond it without a bias."""
+    torch.manual_seed(0)
+    shape, length = (3, 4), prefix + 12
+    inputs = {
+        "q": torch.randn(2, HEADS, rows, 8, dtype=torch.float64),
+        "k": torch.randn(2, HEADS, length + memory, 8, dtype=torch.float64),
+        "v": torch.randn(2, HEADS, length + memory, 8, dtype=torch.float64),
+        "table": torch.randn(HEADS, 5, 7, dtype=torch.float64),
+        "slopes": torch.rand(HEADS, dtype=torch.float64),
+        "rows": torch.randn(5, 8, dtype=torch.float64),
+        "columns": torch.randn(7, 8, dtype=torch.float64),
+    }
+
+    def fused(p):
+        position = {
+            "axes": lambda: Grid(shape, [ALiBi(p["slopes"])] * 2, prefix),
+            "table": lambda: GridBias(p["table"], prefix),
+            "rows": lambda: Relative2D(p["rows"], p["columns"], *shape, prefix=prefix),
+        }[kind]()
+        own = {"axes": ("slopes",), "table": ("table",), "rows": ("rows", "columns")}[kind]
+        unused = sum(p[n].sum() * 0 for n in ("slopes", "table", "rows", "columns") if n not in own)
+        o = gnomon.attention(p["q"], p["k"], p["v"], position=position, query_offset=offset)
+        return o + unused.to(o.dtype)
+
+    def formula(p):
+        place = torch.arange(length + memory) - prefix
+        seen = (place >= 0) & (place < 12)
+        y, x = place // 4, place % 4
+        of_rows = slice(offset, offset + rows)
+        both = seen[of_rows, None] & seen
+        dy, dx = ((c - c[of_rows, None]).masked_fill(~both, 0) for c in (y, x))
+        if kind == "axes":
+            bias = -p["slopes"][:, None, None] * (dy.abs() + dx.abs())
+        elif kind == "table":
+            bias = p["table"][:, dy + 2, dx + 3]
+        else:
+            of_pairs = p["rows"][dy + 2] + p["columns"][dx + 3]
+            bias = torch.einsum("bhid,ijd->bhij", p["q"], of_pairs) * 8**-0.5
+        scores = p["q"] @ p["k"].mT * 8**-0.5 + torch.where(both, bias, 0.0)
+        unused = sum(p[n].sum() * 0 for n in ("slopes", "table", "rows", "columns"))
+        return scores.softmax(-1) @ p["v"] + unused
+
+    check(fused, formula, inputs, dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -513,7 +585,7 @@ ERRORS = {
     ),
     "offset": (
         lambda: attend(GridBias(torch.zeros(HEADS, 5, 7)), query_offset=1),
-        "query_offset is 1 and position has grid_bias on the grid 3x4; expected None or 0",
+        "query_offset is 1, Lq = 12 and position has grid_bias on the grid 3x4; expected queries",
     ),
     "two grids": (
         lambda: attend([Grid((3, 4), [ALiBi(SLOPES)] * 2), GridBias(torch.zeros(HEADS, 7, 5))]),
@@ -597,9 +669,9 @@ ERRORS = {
     ),
     "decoding": (
         lambda: MultiheadAttention(8, 2, position="alibi:shape=3x4")(
-            torch.zeros(1, 1, 8), causal=True, cache=KVCache()
+            torch.zeros(1, 13, 8), causal=True, cache=KVCache()
         ),
-        "alibi on the grid 3x4 and Lq = 1, Lk = 1; expected 12 tokens",
+        "query_offset is 0, Lq = 13 and position has alibi on the grid 3x4; expected queries among",
     ),
     "a table needs a shape": (
         lambda: MultiheadAttention(8, 2, position="grid_bias"),

@@ -136,6 +136,122 @@ def test_all_at_once(similarity, dtype):
     )
 
 
+#: What rows share of these scores is not computed.
+WITH_A_ROW_CONSTANT = [n for n in SIMILARITIES if n.startswith(("lorentz", "umbral")) or "log" in n]
+#: Rows and keys: one tile, several with a rest, and the plan for few rows.
+CAPPED = {"a tile": (13, 37), "tiles": (150, 331), "few rows": (2, 700)}
+
+
+@pytest.mark.cpu("no soft cap of whole scores on a GPU")
+@DTYPES
+@formulas.pairwise(
+    similarity=[
+        n for n in SIMILARITIES if not n.startswith(("lorentz", "umbral")) and "log" not in n
+    ],
+    shape=list(CAPPED),
+    more=["alone", "biases", "all"],
+)
+def test_a_soft_cap_of_whole_scores(similarity, shape, more, dtype):
+    """Of products, biases and temperatures; before masks and the sink."""
+    torch.manual_seed(0)
+    rows, keys = CAPPED[shape]
+    cap = 1.7
+    mask = Mask(causal=True, query_offset=keys - rows)
+    case = Case(
+        similarity, "none" if more == "alone" else "alibi", batch=B, heads=H, key_heads=HKV,
+        queries=rows, keys=keys, mask=mask,
+    )  # fmt: skip
+    inputs = case.inputs()
+    hidden = None
+    if more == "all":
+        inputs |= {
+            "pairs": 2 * normal(B, 1, rows, keys),
+            "keys": normal(B, H, keys),
+            "temperature": torch.rand(B, H, rows, dtype=torch.float64) + 0.5,
+            "sink": normal(H),
+        }
+        hidden = random_mask((1, H, rows, keys))
+
+    def ours(p):
+        terms = [PairBias(p["pairs"]), KeyBias(p["keys"])] if more == "all" else []
+        arguments = {name: p[name] for name in ("temperature", "sink") if name in p}
+        return gnomon.attention(
+            p["q"], p["k"], p["v"], similarity=SIMILARITIES[similarity].ours(p),
+            position=[*case.positions(p), *terms], return_lse=True, mask=hidden,
+            score_softcap=cap, **(case.arguments() | arguments),
+        )  # fmt: skip
+
+    def theirs(p):
+        scores = case.scores(p)
+        visible = scores > -math.inf
+        if hidden is not None:
+            visible = visible & hidden
+        scores = torch.where(visible, scores, 0.0)
+        if more == "all":
+            scores = (scores + p["pairs"] + p["keys"].unsqueeze(2)) * temperature_of(p)
+        scores = (cap * torch.tanh(scores / cap)).masked_fill(~visible, -math.inf)
+        if more != "all":
+            return softmax(scores, p["v"])
+        sink = p["sink"][:, None, None].expand(B, H, rows, 1)
+        nothing = torch.zeros_like(p["v"][:, :, :1])
+        return softmax(torch.cat([scores, sink], -1), torch.cat([p["v"], nothing], 2))
+
+    formulas.check(ours, theirs, inputs, dtype)
+
+
+@pytest.mark.cpu("no soft cap of whole scores on a GPU")
+def test_a_soft_cap_without_biases_is_that_of_the_product():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 40, 8).unbind()
+    expected = gnomon.attention(q, k, v, similarity=gnomon.similarity.Dot(softcap=0.3))
+    torch.testing.assert_close(gnomon.attention(q, k, v, score_softcap=0.3), expected)
+    weights = gnomon.attention_weights(q, k, list(range(40)), score_softcap=0.3)
+    torch.testing.assert_close(weights @ v, expected)
+    module = gnomon.nn.Attention(4, 8, position="alibi")
+    biased = gnomon.attention(q, k, v, position="alibi", score_softcap=0.3)
+    torch.testing.assert_close(module(q, k, v, score_softcap=0.3), biased)
+    assert not torch.allclose(biased, expected, atol=1e-3)
+    compiled = torch.compile(gnomon.attention, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v, position="alibi", score_softcap=0.3), biased)
+    mapped = torch.func.vmap(lambda x: gnomon.attention(x, k, v, score_softcap=0.3))(q[None])
+    torch.testing.assert_close(mapped[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"score_softcap": 0.0}, ValueError, "score_softcap is 0; expected a positive number"),
+        ({"score_softcap": -1}, ValueError, "score_softcap is -1"),
+        ({"score_softcap": "2"}, TypeError, "score_softcap is a str"),
+        ({"softcap": 2.0}, TypeError, "or score_softcap=, which caps whole scores"),
+        (
+            {"score_softcap": 2.0, "position": Forget(torch.zeros(1, 2, 5))},
+            NotImplementedError,
+            "score_softcap with a position that sums over keys",
+        ),
+        (
+            {"score_softcap": 2.0, "similarity": gnomon.similarity.Lorentz(1.0, bias=1.0)},
+            NotImplementedError,
+            "score_softcap with lorentz",
+        ),
+        (
+            {"score_softcap": 2.0, "similarity": gnomon.similarity.Umbral(1.0)},
+            NotImplementedError,
+            "score_softcap with umbral",
+        ),
+        (
+            {"score_softcap": 2.0, "aggregation": "einstein_midpoint"},
+            NotImplementedError,
+            "score_softcap with aggregation = einstein_midpoint",
+        ),
+    ],
+)
+def test_wrong_soft_caps(arguments, error, message):
+    x = torch.randn(1, 2, 5, 4)
+    with pytest.raises(error, match=message):
+        gnomon.attention(x, x, x, causal=True, return_lse=True, **arguments)
+
+
 @DTYPES
 @pytest.mark.parametrize("shape", list(PAIRS))
 def test_biases_of_pairs(shape, dtype):

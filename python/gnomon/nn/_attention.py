@@ -34,6 +34,7 @@ class ScaledArguments(MaskArguments, total=False):
 
     scale: float | None
     temperature: Tensor | float | None
+    score_softcap: float | None
 
 
 class Attention(HeldTerms):

@@ -41,10 +41,11 @@ struct ResolvedPosition {
 // generator if absent; aggregation is "mean", "einstein_midpoint" of values in the Klein ball, or
 // "lorentz_centroid" of values on the hyperboloid; sink (), (H,) or (B, H, Lq) is one more score
 // per row, for a key without a value; mask marks visible pairs and broadcasts to (B, H, Lq, Lk);
-// temperature multiplies scores and broadcasts to (B, H, Lq); tolerance is the share of a row's sum
-// of weights that skipped tiles may have. Positions with a third axis, coordinates, are read only
-// by RoPE. The axes Q and K tell how to slice an argument when a subset of rows or keys is
-// computed; broadcast (size-1) axes are kept, except in integer tensors.
+// temperature multiplies scores and broadcasts to (B, H, Lq); score_softcap caps the results;
+// tolerance is the share of a row's sum of weights that skipped tiles may have. Positions with a
+// third axis, coordinates, are read only by RoPE. The axes Q and K tell how to slice an argument
+// when a subset of rows or keys is computed; broadcast (size-1) axes are kept, except in integer
+// tensors.
 #define GNOMON_CALL_ARGUMENTS(ARGUMENT)                                  \
   ARGUMENT(bool, causal, false, kOption, "")                             \
   ARGUMENT(OptionalSymInt, left, {}, kOption, "")                        \
@@ -65,6 +66,7 @@ struct ResolvedPosition {
   ARGUMENT(OptionalTensor, sink, {}, kDifferentiable, "B H Q or H")      \
   ARGUMENT(OptionalTensor, mask, {}, kBoolean, "B H Q K")                \
   ARGUMENT(OptionalTensor, temperature, {}, kDifferentiable, "B H Q")    \
+  ARGUMENT(std::optional<double>, score_softcap, {}, kOption, "")        \
   ARGUMENT(double, tolerance, kDefaultTolerance, kOption, "")
 
 struct CallArguments {

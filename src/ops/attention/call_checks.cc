@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -10,15 +12,6 @@
 
 namespace gnomon {
 namespace {
-
-void CheckDropout(const CallArguments& arguments) {
-  CheckDropoutRate(OperatorArguments::kOperation, arguments.dropout);
-  if (!arguments.seed) return;
-  TORCH_CHECK_TYPE(arguments.seed->scalar_type() == at::kLong, "gnomon.attention: seed has dtype ",
-                   arguments.seed->scalar_type(), "; expected int64");
-  TORCH_CHECK_VALUE(arguments.seed->numel() == 1, "gnomon.attention: seed has shape ",
-                    arguments.seed->sizes(), "; expected one number");
-}
 
 void CheckChunks(const std::optional<std::vector<int64_t>>& chunks) {
   if (!chunks) return;
@@ -36,14 +29,35 @@ void CheckDropoutRate(const char* operation, double rate) {
   TORCH_CHECK_VALUE(rate >= 0 && rate <= 1, operation, ": dropout is ", rate, "; expected 0 to 1");
 }
 
+void CheckDropout(const char* operation, double rate, const OptionalTensor& seed) {
+  CheckDropoutRate(operation, rate);
+  if (!seed) return;
+  TORCH_CHECK_TYPE(seed->scalar_type() == at::kLong, operation, ": seed has dtype ",
+                   seed->scalar_type(), "; expected int64");
+  TORCH_CHECK_VALUE(seed->numel() == 1, operation, ": seed has shape ", seed->sizes(),
+                    "; expected one number");
+}
+
+at::Tensor SeedOrDrawn(const OptionalTensor& seed) {
+  // Without axes, so that a compiled graph takes one of the CPU beside tensors of a GPU.
+  return seed ? seed->reshape({})
+              : at::randint(std::numeric_limits<int64_t>::max(), {},
+                            at::TensorOptions().dtype(at::kLong));
+}
+
 void CheckTolerance(const char* operation, double tolerance) {
   TORCH_CHECK_VALUE(tolerance >= 0 && tolerance < 1, operation, ": tolerance is ", tolerance,
                     "; expected at least 0, and less than 1");
 }
 
 void CheckOptions(const CallArguments& arguments) {
-  CheckDropout(arguments);
+  CheckDropout(OperatorArguments::kOperation, arguments.dropout, arguments.seed);
   CheckTolerance(OperatorArguments::kOperation, arguments.tolerance);
+  if (arguments.score_softcap) {
+    const double cap = *arguments.score_softcap;
+    TORCH_CHECK_VALUE(cap > 0 && std::isfinite(cap), OperatorArguments::kOperation,
+                      ": score_softcap is ", cap, "; expected a positive number, or None");
+  }
   CheckChunks(arguments.chunks);
   for (const auto& [name, side] :
        {std::pair("left", &arguments.left), std::pair("right", &arguments.right)}) {

@@ -17,6 +17,10 @@ namespace gnomon {
 
 // Dropout probability and tolerance.
 void CheckDropoutRate(const char* operation, double rate);
+// The same, and those of a seed.
+void CheckDropout(const char* operation, double rate, const OptionalTensor& seed);
+// The seed without axes, or one from Torch's generator.
+at::Tensor SeedOrDrawn(const OptionalTensor& seed);
 void CheckTolerance(const char* operation, double tolerance);
 
 // Dropout, tolerance, chunks and window.

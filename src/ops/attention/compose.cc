@@ -118,6 +118,8 @@ class Composition {
     AddTokens(tokens, value);
     AddPlaces();
     AddDropout();
+    AddSoftcap(tokens);
+    call_.rows_first = HasRowsFirst(given_q_);
     auto [o, lse, statistics] = AttentionOperator::CallForward(call_);
     if (weighs_values_) UnweighValues(o, lse, statistics);
     const OptionalTensor sink = Sink();
@@ -306,13 +308,14 @@ class Composition {
     CheckTable(term, "keys", term.keys);
     CheckTable(term, "queries", term.queries);
     CheckTable(term, "values", term.values);
+    const double factor = term.takes_scale ? scale_ : term.factor;
     if (term.key_weights.defined()) {
-      call_.key_bias = KeyProducts(term.key_weights, Visible(k_.to(computing_))) * scale_;
+      call_.key_bias = KeyProducts(term.key_weights, Visible(k_.to(computing_))) * factor;
     }
     if (!term.takes_scale) {
       TORCH_CHECK_VALUE(!arguments_.scale || entry_.catalogue.takes_scale, kOperation,
-                        ": scale applies to similarities such as dot and to content terms of q; "
-                        "this call has neither, so leave it out");
+                        ": scale applies to similarities such as dot and to content terms without "
+                        "a scale of their own; this call has neither, so leave it out");
     }
     if (term.keys.defined()) {
       call_.relative_query = std::move(term.query);
@@ -325,7 +328,7 @@ class Composition {
     }
     relative_layout_ = std::move(term.layout);
     call_.relative_layout = relative_layout_;
-    call_.relative_factor = term.takes_scale ? scale_ : 1;
+    call_.relative_factor = factor;
   }
 
   // Throws unless it has the shape of a key bias.
@@ -381,7 +384,7 @@ class Composition {
   }
 
   // A bias that all rows share is a key bias, and one that all keys share is a row bias: neither
-  // these nor their gradients need memory per pair.
+  // these nor their gradients need memory per pair. Under a soft cap, a row bias does.
   void AddPairBiases() {
     for (const ResolvedPosition& position : positions_) {
       if (position.entry->role() != PositionEntry::Role::kPairBias) continue;
@@ -391,7 +394,7 @@ class Composition {
       const std::string name = "the tensor of " + position.component->name();
       const at::Tensor pairs = BroadcastPairs(name.c_str(), given, q_, k_);
       while (given.dim() < 4) given = given.unsqueeze(0);
-      if (given.sym_size(3) == 1) {
+      if (given.sym_size(3) == 1 && !arguments_.score_softcap) {
         AddBias(row_bias_, given.squeeze(3));
       } else if (given.sym_size(2) == 1) {
         AddBias(shared_by_rows_, given.squeeze(2));
@@ -538,10 +541,28 @@ class Composition {
     call_.tolerance = arguments_.tolerance;
     if (arguments_.dropout <= 0) return;
     call_.dropout = arguments_.dropout;
-    // A tensor without axes, so that a compiled graph accepts a CPU tensor next to GPU tensors.
-    call_.seed = arguments_.seed ? arguments_.seed->reshape({})
-                                 : at::randint(std::numeric_limits<int64_t>::max(), {},
-                                               at::TensorOptions().dtype(at::kLong));
+    call_.seed = SeedOrDrawn(arguments_.seed);
+  }
+
+  // Whether heads are adjacent in memory, as in the transpose of (B, L, H, D). The output then has
+  // the same layout, so that its transpose is contiguous.
+  static bool HasRowsFirst(const at::Tensor& q) {
+    return q.sym_size(1) > 1 && q.sym_size(2) > 1 && q.sym_stride(1) > 0 &&
+           q.sym_stride(1) < q.sym_stride(2);
+  }
+
+  // Terms that all keys of a row share do not change the weights, so the kernels leave them out.
+  // Under a soft cap they would.
+  void AddSoftcap(const MappedTokens& tokens) {
+    if (!arguments_.score_softcap) return;
+    const auto refuse = [&](bool is_shared, const std::string& what) {
+      TORCH_CHECK_NOT_IMPLEMENTED(!is_shared, kOperation, ": score_softcap with ", what,
+                                  "; expected score_softcap = None");
+    };
+    refuse(tokens.row_constant != nullptr, entry_.catalogue.name);
+    refuse(call_.key_bias_base.has_value(), "a position that sums over keys");
+    refuse(arguments_.aggregation == "einstein_midpoint", "aggregation = einstein_midpoint");
+    call_.softcap = *arguments_.score_softcap;
   }
 
   OptionalTensor Sink() const {

@@ -77,16 +77,23 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
   }
   // Positions given by the caller are indices of the grid.
   if (arguments.positions) return grid;
-  TORCH_CHECK_VALUE(q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),
-                    "gnomon.attention: position has ", place(*first, grid),
-                    " and Lq = ", q.sym_size(2), ", Lk = ", k.sym_size(2), "; expected ",
-                    grid->tokens(), " tokens in both");
-  TORCH_CHECK_VALUE(!arguments.query_offset || *arguments.query_offset == 0,
-                    "gnomon.attention: query_offset is ", arguments.query_offset.value_or(0),
-                    " and position has ", place(*first, grid), "; expected None or 0");
   TORCH_CHECK_VALUE(!arguments.query_offsets,
                     "gnomon.attention: query_offset is a tensor and position has ",
-                    place(*first, grid), "; expected None or 0");
+                    place(*first, grid), "; expected an integer, or None");
+  if (!arguments.query_offset) {
+    TORCH_CHECK_VALUE(
+        q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),
+        "gnomon.attention: position has ", place(*first, grid), " and Lq = ", q.sym_size(2),
+        ", Lk = ", k.sym_size(2), "; expected ", grid->tokens(),
+        " tokens in both, or query_offset, the index of the first query");
+    return grid;
+  }
+  // The keys are the first tokens of the grid. Keys beyond it (memory keys) have no bias.
+  const c10::SymInt& offset = *arguments.query_offset;
+  TORCH_CHECK_VALUE(offset >= 0 && offset + q.sym_size(2) <= grid->tokens(),
+                    "gnomon.attention: query_offset is ", offset, ", Lq = ", q.sym_size(2),
+                    " and position has ", place(*first, grid), "; expected queries among its ",
+                    grid->tokens(), " tokens");
   return grid;
 }
 

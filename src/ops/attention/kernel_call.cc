@@ -70,6 +70,7 @@ KernelCall<T>::KernelCall(const OperatorArguments& a) {
   SetBias(a);
   SetRelative(a);
   input_.tolerance = a.tolerance;
+  input_.softcap = a.softcap;
   if (a.dropout != 0) {
     TORCH_CHECK_VALUE(a.seed, "gnomon.attention: dropout is ", a.dropout, ", which needs a seed");
     input_.dropout = {a.dropout, static_cast<uint64_t>(a.seed->item<int64_t>())};
@@ -411,9 +412,11 @@ std::unique_ptr<GridLayout> KernelCall<T>::MakeGrid(c10::SymIntArrayRef grid,
     ExpectPlaces(least_, greatest_, layout->tokens(), "places of the grid");
     return layout;
   }
-  TORCH_CHECK_VALUE(layout->tokens() == n.queries && layout->tokens() == n.keys,
+  // Keys beyond the grid read nothing.
+  const int64_t offset = input_.query_offset;
+  TORCH_CHECK_VALUE(offset >= 0 && offset + n.queries <= layout->tokens(),
                     "gnomon.attention: grid has ", layout->tokens(), " tokens, Lq = ", n.queries,
-                    " and Lk = ", n.keys, "; expected the number of tokens of the grid for both");
+                    " and query_offset is ", offset, "; expected queries among its tokens");
   return layout;
 }
 

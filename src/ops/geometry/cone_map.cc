@@ -90,7 +90,7 @@ template <class T>
 at::Tensor MapGradient(const at::Tensor& tokens_in, const OptionalTensor& d_x_in,
                        const OptionalTensor& d_scalars_in, const ConeMap& map) {
   const at::Tensor tokens = WithRows(tokens_in);
-  at::Tensor gradient = EmptyOnCpu(tokens.sym_sizes(), tokens.scalar_type(), tokens);
+  at::Tensor gradient = EmptyOnCpu(tokens.sym_sizes(), tokens.scalar_type(), tokens, false);
   const at::Tensor d_x = Contiguous(d_x_in);
   const at::Tensor d_scalars = Contiguous(d_scalars_in);
   MappedCones<T> cones = ConesOf<T>(tokens, map);
@@ -156,7 +156,7 @@ MapGradients BackwardCpu(const OptionalTensor& d_x, const OptionalTensor& d_rows
                ? MapGradient<double>(tokens, d_tokens, d_scalars, cone)
                : MapGradient<float>(tokens, d_tokens, d_scalars, cone);
   };
-  const at::Tensor none = EmptyOnCpu({c10::SymInt(0)}, q.scalar_type(), q);
+  const at::Tensor none = EmptyOnCpu({c10::SymInt(0)}, q.scalar_type(), q, false);
   return {needed[0] ? gradient(q, d_x, d_rows) : none,
           needed[1] ? gradient(k, d_y, d_columns) : none};
 }

@@ -60,7 +60,7 @@ at::Tensor TimesNumber(const at::Tensor& heads, double number) {
     if (number == -1) return -heads;
     return known ? heads * KeptNumber(heads, number) : heads * number;
   }
-  at::Tensor product = EmptyOnCpu(heads.sym_sizes(), type, heads);
+  at::Tensor product = EmptyOnCpu(heads.sym_sizes(), type, heads, false);
   if (type == at::kDouble) {
     Multiply<double>(heads, number, product);
   } else {

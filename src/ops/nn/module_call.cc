@@ -19,7 +19,7 @@ torch::Tensor Heads(const torch::Tensor& projected, int64_t count) {
 
 // The rest is the module's to say, or as it is by default.
 static_assert(SaysAllBut<AttentionCall>({"scale", "dropout", "seed", "aggregation", "sink",
-                                         "temperature", "tolerance"}));
+                                         "temperature", "score_softcap", "tolerance"}));
 
 CallArguments JoinCache(const char* module, const AttentionCall& call, const torch::Tensor& query,
                         const torch::Tensor& key, const std::vector<torch::Tensor>& of_keys,

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 
+#include <algorithm>
+
 namespace gnomon {
 
 void ExpectTensor(const char* operation, std::string_view name, const at::Tensor& tensor,
@@ -38,13 +40,21 @@ void ExpectDevice(const char* operation, std::string_view name, const at::Tensor
                    "; expected ", device);
 }
 
-at::Tensor EmptyBeside(c10::SymIntArrayRef sizes, at::ScalarType type, const at::Tensor& beside) {
-  return at::empty_symint(sizes, beside.options().dtype(type));
+at::Tensor EmptyBeside(c10::SymIntArrayRef sizes, at::ScalarType type, const at::Tensor& beside,
+                       bool rows_first) {
+  const at::TensorOptions options = beside.options().dtype(type);
+  if (!rows_first) return at::empty_symint(sizes, options);
+  return at::empty_symint({sizes[0], sizes[2], sizes[1], sizes[3]}, options).transpose(1, 2);
 }
 
-at::Tensor EmptyOnCpu(c10::SymIntArrayRef sizes, at::ScalarType type,
-                      const at::Tensor& /*beside*/) {
-  return at::detail::empty_cpu(C10_AS_INTARRAYREF_SLOW(sizes), type);
+at::Tensor EmptyOnCpu(c10::SymIntArrayRef sizes, at::ScalarType type, const at::Tensor& /*beside*/,
+                      bool rows_first) {
+  const at::IntArrayRef n = C10_AS_INTARRAYREF_SLOW(sizes);
+  if (!rows_first) return at::detail::empty_cpu(n, type);
+  // Those of an empty tensor as if it had elements, as transpose() leaves them.
+  const auto length = [&](size_t axis) { return std::max<int64_t>(n[axis], 1); };
+  const int64_t row = length(1) * length(3);
+  return at::detail::empty_strided_cpu(n, {length(2) * row, length(3), row, 1}, type);
 }
 
 }  // namespace gnomon

@@ -388,13 +388,16 @@ void CheckSaved(const SavedOutputs& saved, const Arguments& arguments,
   expect("statistics", saved.statistics, Arguments::kOutputs[2]);
 }
 
-// Makes a tensor with nothing in it, contiguous, on the device of another.
+// Makes a tensor with nothing in it on the device of another: contiguous, or, if it has rows first,
+// (B, H, L, columns) that is contiguous as (B, L, H, columns).
 using MakeEmpty = at::Tensor (*)(c10::SymIntArrayRef sizes, at::ScalarType type,
-                                 const at::Tensor& beside);
-at::Tensor EmptyBeside(c10::SymIntArrayRef sizes, at::ScalarType type, const at::Tensor& beside);
+                                 const at::Tensor& beside, bool rows_first);
+at::Tensor EmptyBeside(c10::SymIntArrayRef sizes, at::ScalarType type, const at::Tensor& beside,
+                       bool rows_first);
 // The same for a kernel of the CPU, which is below Torch's dispatcher and stays there: the way
 // through it takes longer than the memory.
-at::Tensor EmptyOnCpu(c10::SymIntArrayRef sizes, at::ScalarType type, const at::Tensor& beside);
+at::Tensor EmptyOnCpu(c10::SymIntArrayRef sizes, at::ScalarType type, const at::Tensor& beside,
+                      bool rows_first);
 
 // What the forward operator returns, with nothing in it: the kernel of the device meta.
 template <class Arguments, MakeEmpty make_empty = EmptyBeside>
@@ -409,10 +412,13 @@ Outputs EmptyOutputs(const Arguments& arguments) {
   };
   note(0, arguments.x);
   note(2, arguments.v);
-  const auto make = [&](const AxisLetters& shape) {
-    return make_empty(lengths.Sizes(shape), WideType(arguments.x.scalar_type()), arguments.x);
+  const auto make = [&](const AxisLetters& shape, bool rows_first = false) {
+    return make_empty(lengths.Sizes(shape), WideType(arguments.x.scalar_type()), arguments.x,
+                      rows_first);
   };
-  return {make(Arguments::kOutputs[0]), make(Arguments::kOutputs[1]), make(Arguments::kOutputs[2])};
+  bool rows_first = false;
+  if constexpr (requires { arguments.rows_first; }) rows_first = arguments.rows_first;
+  return {make(Arguments::kOutputs[0], rows_first), make(Arguments::kOutputs[1]), make(Arguments::kOutputs[2])};
 }
 
 // The place of an argument in its list.
@@ -477,8 +483,9 @@ std::vector<at::Tensor> EmptyGradients(const SavedOutputs& /*saved*/, const Argu
   FusedOperator<Arguments>::ForEachTensor(arguments, [&](size_t n, const OptionalTensor& of) {
     if (n >= needed.size()) return;
     gradients.push_back(needed[n]
-                            ? make_empty(of->sym_sizes(), of->scalar_type(), *of)
-                            : make_empty({c10::SymInt(0)}, arguments.x.scalar_type(), arguments.x));
+                            ? make_empty(of->sym_sizes(), of->scalar_type(), *of, false)
+                            : make_empty({c10::SymInt(0)}, arguments.x.scalar_type(), arguments.x,
+                                         false));
   });
   return gradients;
 }

@@ -12,9 +12,10 @@ namespace {
 
 ContentTerm Content(const Component& component, const std::vector<at::Tensor>& tensors,
                     const ContentCall& call) {
-  return {.query = call.q,
-          .keys = AsRows(component, "table", tensors[0], call.head_dim, call.heads),
-          .layout = "keys"};
+  return WithOwnScale(component,
+                      {.query = call.q,
+                       .keys = AsRows(component, "table", tensors[0], call.head_dim, call.heads),
+                       .layout = "keys"});
 }
 
 at::Tensor Start(const Component& component, const ModuleShape& n) {
@@ -45,7 +46,7 @@ const RegisterPosition absolute_keys({
                   .class_name = "AbsoluteKeys"},
     .parameters = {Table("table", Index::kKeys, {.start = Start, .expand = FirstKeys})
                        .Means("(Lk, D), or (H, Lk, D)"),
-                   Length(), TablePerHead()},
+                   OwnScale(), Length(), TablePerHead()},
     .content = Content,
     .max_length = LengthOf,
 });

@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
+#include <utility>
+
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/tensors.h"
 
@@ -16,6 +19,20 @@ at::Tensor AsRows(const Component& component, const char* name, const at::Tensor
                     table.sym_sizes(), "; expected (n, ", columns, ") or (", heads, ", n, ",
                     columns, ")");
   return per_head ? table : table.unsqueeze(0);
+}
+
+Parameter OwnScale() {
+  return Number("scale", "")
+      .Means("multiplies the products; 1 leaves them unscaled")
+      .Otherwise("the scale of the call");
+}
+
+ContentTerm WithOwnScale(const Component& component, ContentTerm term) {
+  const std::optional<double> scale = component.FindNumber("scale");
+  if (!scale) return term;
+  term.takes_scale = false;
+  term.factor = *scale;
+  return term;
 }
 
 std::vector<int64_t> TableRows(const Component& component, int64_t rows, const ModuleShape& n) {

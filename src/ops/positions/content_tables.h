@@ -16,6 +16,11 @@ namespace gnomon {
 at::Tensor AsRows(const Component& component, const char* name, const at::Tensor& table,
                   int64_t columns, int64_t heads);
 
+// "scale", which multiplies a term's products instead of the scale of the call.
+Parameter OwnScale();
+// The term with that scale, if the component has one.
+ContentTerm WithOwnScale(const Component& component, ContentTerm term);
+
 // (n,), or (H, n) of "per_head".
 std::vector<int64_t> TableRows(const Component& component, int64_t rows, const ModuleShape& n);
 

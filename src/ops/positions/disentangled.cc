@@ -58,11 +58,11 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
                                 call.farthest.value_or(std::numeric_limits<int64_t>::max()));
   const at::Tensor distances = at::arange(-most, most + 1, keys.options().dtype(at::kLong));
   const at::Tensor entries = RowsOf(distances, span, max_distance);
-  return {.query = call.q,
-          .keys = keys.index_select(1, entries.flip(0)),
-          .key = call.k,
-          .queries = queries.index_select(1, entries),
-          .layout = "clip"};
+  return WithOwnScale(component, {.query = call.q,
+                                  .keys = keys.index_select(1, entries.flip(0)),
+                                  .key = call.k,
+                                  .queries = queries.index_select(1, entries),
+                                  .layout = "clip"});
 }
 
 at::Tensor RowsStart(uint64_t stream, const Component& component, const ModuleShape& n) {
@@ -112,7 +112,7 @@ const RegisterPosition disentangled({
              .AtLeast(1)
              .AtMost(1 << 20)
              .NoArgument(),
-         TablePerHead()},
+         OwnScale(), TablePerHead()},
     .content = Content,
 });
 

@@ -27,7 +27,7 @@ const RegisterPosition grid_bias({
          .note = "or the same over any number of axes",
          .details = "Tokens lie on a grid in row-major order, after `prefix` tokens that have no "
                     "bias, as in Grid. Swin indexes its tables by the opposite differences: flip "
-                    "them along both axes.",
+                    "them along both axes, as from_query_minus_key does in Python.",
          .source = "Liu et al. 2021, Swin Transformer",
          .role = CatalogueEntry::Role::kGridBias,
          .cost = "1 + 0",

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/catalogue/random_rows.h"
@@ -46,7 +47,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
     TORCH_CHECK_VALUE(SizeOf(term.values, 1) == rows, "gnomon.attention: values of relative has ",
                       SizeOf(term.values, 1), " rows and its table ", rows, "; expected the same");
   }
-  return term;
+  return WithOwnScale(component, std::move(term));
 }
 
 int64_t RowsOf(const Component& component) {
@@ -117,7 +118,7 @@ const RegisterPosition relative({
                    Choice("far", {"clip", "zero"})
                        .Means("the row beyond max_offset: \"clip\" uses the nearest one (Shaw et "
                               "al.), \"zero\" none (Huang et al.)"),
-                   Values(), Query(), TablePerHead(),
+                   Values(), Query(), OwnScale(), TablePerHead(),
                    Flag("past", "false")
                        .Means("whether a module's table has rows for the past only")
                        .NoArgument()},

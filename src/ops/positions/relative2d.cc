@@ -33,7 +33,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   // If one of them is shared by the heads and the other is not.
   const int64_t heads = std::max(SizeOf(tables[0], 0), SizeOf(tables[1], 0));
   for (at::Tensor& table : tables) table = table.expand({heads, -1, -1});
-  return {.query = call.q, .keys = at::cat(tables, 1), .layout = "grid"};
+  return WithOwnScale(component, {.query = call.q, .keys = at::cat(tables, 1), .layout = "grid"});
 }
 
 at::Tensor AxisTableStart(uint64_t stream, const Component& component, const ModuleShape& n,
@@ -73,7 +73,7 @@ const RegisterPosition relative2d({
                               .Means("(2 height - 1, D), or (H, n, D)"),
                           Table("columns", Index::kSecondAxis, {.start = ColumnsStart})
                               .Means("(2 width - 1, D), or (H, n, D)"),
-                          TablePerHead()},
+                          OwnScale(), TablePerHead()},
                          Shape().OfAxes({"height", "width"}).Required()),
     .content = Content,
 });

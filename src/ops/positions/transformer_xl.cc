@@ -37,10 +37,10 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
                       "below n",
                       call.farthest ? c10::str(" = ", *call.farthest + 1, " or more") : "");
   }
-  return {.query = call.q + tensors[1].unsqueeze(1),
-          .keys = rows.flip(1),
-          .key_weights = tensors[0],
-          .layout = both ? "clip" : "past"};
+  return WithOwnScale(component, {.query = call.q + tensors[1].unsqueeze(1),
+                                  .keys = rows.flip(1),
+                                  .key_weights = tensors[0],
+                                  .layout = both ? "clip" : "past"});
 }
 
 at::Tensor VectorStart(const Component&, const ModuleShape& n) {
@@ -118,7 +118,7 @@ const RegisterPosition transformer_xl({
                    DistancesParameter(),
                    Flag("bidirectional", "false")
                        .Means("whether r also has rows for keys ahead of the query"),
-                   Length().Means("number of distances in a module's learned r")},
+                   OwnScale(), Length().Means("number of distances in a module's learned r")},
     .content = Content,
     .max_length = MaxLength,
 });

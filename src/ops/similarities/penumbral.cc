@@ -38,7 +38,8 @@ const RegisterSimilarity penumbral({
          .note = "where height is the height of the lowest common ancestor of penumbral cones "
                  "below the horosphere of height r",
          .details = "Needs D >= 2: the last coordinate z of a token determines its height; the "
-                    "others are x.",
+                    "others are x. The authors' released code uses score = \"height2\", with "
+                    "1e-6 added in a few places.",
          .source = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention",
          .class_name = "Penumbral"},
     .parameters = {PerHead("gamma", "learned").Means("per-head factor"),

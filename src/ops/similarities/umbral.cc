@@ -33,7 +33,8 @@ const RegisterSimilarity umbral({
          .note =
              "where height is the height of the lowest common ancestor of umbral cones of radius r",
          .details = "Needs D >= 2: the last coordinate z of a token determines its height; the "
-                    "others are x. Balls of radius r cast the cones.",
+                    "others are x. Balls of radius r cast the cones. The authors' released code "
+                    "uses r = 1 and divides z by D beforehand.",
          .source = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention",
          .class_name = "Umbral"},
     .parameters =
