@@ -2,10 +2,11 @@
 //
 //   o_i = sum_e p_e v_{j(e)},   p_e = exp(s_e) / sum exp(s),   both sums over the edges of row i
 //
-// with the scores s of gnomon/attention.h, without bias and mask. The graph is a sparse matrix in
-// CSR format: edges indptr[i] ... indptr[i + 1] - 1 belong to query i, and edge e leads to the key
-// indices[e]. Duplicate edges are counted once per occurrence. Both passes use O(E H) memory in
-// addition to the arguments. Results are bitwise identical from run to run and for any number of
+// with the scores s of gnomon/attention.h plus a bias per edge, without masks. With dropout, o_i is
+// the sum of p_e m_e v_{j(e)} (see Dropout), and lse includes all edges. The graph is a sparse
+// matrix in CSR format: edges indptr[i] ... indptr[i + 1] - 1 belong to query i, and edge e leads to
+// the key indices[e]. Duplicate edges are counted once per occurrence. Both passes use O(E H) memory
+// in addition to the arguments. Results are bitwise identical from run to run and for any number of
 // workers.
 #ifndef GNOMON_GRAPH_H_
 #define GNOMON_GRAPH_H_
@@ -39,6 +40,9 @@ struct GraphInput {
   const T* column_scalars = nullptr;  // b: (C, Hkv, Nk), contiguous
   const T* head_scalars = nullptr;    // t: (S, H), contiguous
   const T* factor = nullptr;          // c: (H)
+  // (E, H), contiguous, added to the scores; -inf removes an edge. Null: none.
+  const T* edge_bias = nullptr;
+  Dropout dropout;  // of batch 0, head h, row i and, as the column, the number of the edge
 };
 
 template <class T>
@@ -72,6 +76,7 @@ struct GraphGradient {
   T* column_scalars = nullptr;
   T* head_scalars = nullptr;
   T* factor = nullptr;
+  T* edge_bias = nullptr;
 };
 
 // Checks the views against the shape and the graph (throws Error), then runs the kernels.

@@ -34,15 +34,16 @@ def _attention_backward(
 
 
 def _graph_forward(
-    x: Any, y: Any, v: Any, row: Any, column: Any, head: Any, factor: Any, indptr: Any,
-    indices: Any, *_: Any, **__: Any,
+    x: Any, y: Any, v: Any, row: Any, column: Any, head: Any, factor: Any, edge_bias: Any,
+    indptr: Any, indices: Any, *_: Any, **__: Any,
 ) -> int:  # fmt: skip
     return int(2 * indices[0] * x[1] * (x[2] + v[2]))
 
 
 def _graph_backward(
     d_o: Any, d_lse: Any, o: Any, lse: Any, statistics: Any, x: Any, y: Any, v: Any, row: Any,
-    column: Any, head: Any, factor: Any, indptr: Any, indices: Any, *_: Any, **__: Any,
+    column: Any, head: Any, factor: Any, edge_bias: Any, indptr: Any, indices: Any, *_: Any,
+    **__: Any,
 ) -> int:  # fmt: skip
     return int(2 * indices[0] * x[1] * (3 * x[2] + 2 * v[2]))
 

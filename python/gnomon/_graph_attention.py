@@ -16,6 +16,7 @@ from gnomon._checks import (
     check_integers,
     check_layout,
     check_number,
+    check_optional_integer,
     check_optional_number,
     check_tensors,
     is_integer_type,
@@ -35,6 +36,9 @@ def graph_attention(
     *,
     scale: float | None = ...,
     sink: Tensor | float | None = ...,
+    edge_bias: Tensor | None = ...,
+    dropout: float = ...,
+    seed: int | None = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
 @overload
@@ -48,6 +52,9 @@ def graph_attention(
     *,
     scale: float | None = ...,
     sink: Tensor | float | None = ...,
+    edge_bias: Tensor | None = ...,
+    dropout: float = ...,
+    seed: int | None = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 def graph_attention(
@@ -60,6 +67,9 @@ def graph_attention(
     *,
     scale: float | None = None,
     sink: Tensor | float | None = None,
+    edge_bias: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes attention over the edges of a graph, with any similarity and exact gradients.
@@ -83,6 +93,12 @@ def graph_attention(
         scale: multiplies the dot product, by default 1/sqrt(D); an error with another similarity.
         sink: (H,), (N, H) or one number: an additional score in each node's softmax, without a
             value, as in attention; lse then includes it. -inf means no sink.
+        edge_bias: (E, H), or (E,) for all heads, in q's dtype, or float32 if that is lower: added
+            to the scores of the edges. -inf removes an edge.
+        dropout: probability of dropping a weight, 0 to 1. Kept weights are multiplied by
+            1 / (1 - dropout), and lse includes all weights.
+        seed: dropout seed, by default drawn from PyTorch's generator. For a given seed, the mask
+            depends only on the head, the node and the index of the edge.
         return_lse: also return lse (N, H), the natural logarithm of the sum of exp(s) over a row's
             edges; differentiable.
 
@@ -99,6 +115,11 @@ def graph_attention(
         >>> x = torch.randn(3, 2, 8)  # 3 nodes, 2 heads
         >>> indptr, indices = gnomon.csr(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
         >>> o = gnomon.graph_attention(x, x, x, indptr, indices, similarity="gaussian")
+
+        With features of the edges, and dropout:
+
+        >>> edge_bias = torch.nn.Linear(5, 2)(torch.randn(len(indices), 5))
+        >>> o = gnomon.graph_attention(x, x, x, indptr, indices, edge_bias=edge_bias, dropout=0.1)
     """
     operator = "graph_attention"
     check_tensors(operator, q=q, k=k, v=v)
@@ -106,8 +127,15 @@ def graph_attention(
     indices = check_integers(operator, "indices", indices, q)
     scale = check_optional_number(operator, "scale", scale)
     return_lse = check_flag(operator, "return_lse", return_lse)
+    if edge_bias is not None:
+        check_tensors(operator, edge_bias=edge_bias)
+    dropout = check_number(operator, "dropout", dropout)
+    seed = check_optional_integer(operator, "seed", seed)
+    seed_tensor = None if seed is None else torch.tensor([seed])
     spec, tensors = to_similarity(operator, similarity)._lower()
-    o, lse = ops.graph_attention(q, k, v, indptr, indices, spec, tensors, scale)
+    o, lse = ops.graph_attention(
+        q, k, v, indptr, indices, spec, tensors, scale, edge_bias, dropout, seed_tensor
+    )
     if sink is not None:
         o, lse = _with_sink(o, lse, sink)
     return (o, lse) if return_lse else o

@@ -229,7 +229,7 @@ class GraphBackwardPass {
     pairs_.Fill(part, 0, arrays);
     FillValueGradients(part, 0, arrays);
     const int64_t count = (part.end - part.begin) * n_.heads;
-    PairWeights(arrays, count);
+    PairWeights(arrays, part.begin, count);
   }
 
   // delta = sum_e p_e dP_e - dlse of each head, from the weights and dP of all edges of a row; and
@@ -285,9 +285,12 @@ class GraphBackwardPass {
     if (top < 0 || sum >= 2.0f) return SumOfProducts<false>(o, d_o, n_.value_dim);
     const int64_t edge = in_.indptr[i] + top;
     const float* v = in_.v.row(0, h / pairs_.group(), in_.indices[edge]);
-    const float product = SumOfProducts<false>(d_o, v, n_.value_dim);
+    const float kept = pairs_.Kept(h, i, edge);
+    const float product = kept * SumOfProducts<false>(d_o, v, n_.value_dim);
     if (sum == 1.0f) return product;
-    return product + Sum(n_.value_dim, [o, d_o, v](int64_t e) { return d_o[e] * (o[e] - v[e]); });
+    return product + Sum(n_.value_dim, [kept, o, d_o, v](int64_t e) {
+             return d_o[e] * (o[e] - kept * v[e]);
+           });
   }
 
   void Chunk(int64_t chunk, float* arrays) {
@@ -298,14 +301,15 @@ class GraphBackwardPass {
       FillValueGradients(part, count, arrays);
       count += (part.end - part.begin) * n_.heads;
     });
-    PairWeights(arrays, count);
+    PairWeights(arrays, first, count);
     chunks_.ForRows(chunk, [&](const Part& part) {
       const int64_t offset = (part.begin - first) * n_.heads;
       if (part.slot < 0) SetDelta(part, offset, arrays);
       CopyToEdges(delta_, part, Array(arrays, delta_array()) + offset);
       if (top_f_) SubtractTop(part, Array(arrays, inverse_array()) + offset);
     });
-    PairGradients(arrays, count);
+    const int64_t offset = first * n_.heads;
+    PairGradients(arrays, count, grad_.edge_bias == nullptr ? nullptr : grad_.edge_bias + offset);
     chunks_.ForRows(chunk, [&](const Part& part) {
       if (centres() && part.slot < 0) SetTop(part, (part.begin - first) * n_.heads, arrays);
     });
@@ -320,8 +324,12 @@ class GraphBackwardPass {
         rows_.Keep(part.slot, sums);
       }
     });
-    const int64_t offset = first * n_.heads;
-    if (weights_) CopyNumbers(Array(arrays, weight_array()), count, weights_.data() + offset);
+    if (weights_) {
+      CopyNumbers(Array(arrays, weight_array()), count, weights_.data() + offset);
+      chunks_.ForRows(chunk, [&](const Part& part) {
+        if (pairs_.drops()) pairs_.Drop(part, weights_.data() + part.begin * n_.heads);
+      });
+    }
     if (d_products_) CopyNumbers(arrays, count, d_products_.data() + offset);
     for (int s = 0; d_columns_ && s < table_.column_scalars; ++s) {
       CopyNumbers(Array(arrays, 1 + table_.row_scalars + s), count,
@@ -337,15 +345,17 @@ class GraphBackwardPass {
     }
   }
 
-  // dP = dO . v, and what turns the row's scores into weights.
+  // dP = m dO . v, and what turns the row's scores into weights.
   void FillValueGradients(const Part& part, int64_t offset, float* arrays) const {
     CopyToEdges(largest_, part, Array(arrays, factor_array()) + offset);
     CopyToEdges(inverse_sum_, part, Array(arrays, inverse_array()) + offset);
+    float* const d_weights = Array(arrays, weight_array()) + offset;
     for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
       HeadProducts<false>(n_.key_heads, pairs_.group(), saved_.d_o.row(0, 0, part.row),
                           saved_.d_o.stride[1], in_.v.row(0, 0, in_.indices[e]), in_.v.stride[1],
                           n_.value_dim, Array(arrays, weight_array()) + offset);
     }
+    if (pairs_.drops()) pairs_.Drop(part, d_weights);
   }
 
   // A number of each head of a part's row, to each of its edges.
@@ -363,7 +373,7 @@ class GraphBackwardPass {
     }
   }
 
-  void PairWeights(float* arrays, int64_t count) const {
+  void PairWeights(float* arrays, int64_t first_edge, int64_t count) const {
     const DF d;
     // Nothing stands in the place of delta yet.
     float* const values = Array(arrays, delta_array());
@@ -371,15 +381,14 @@ class GraphBackwardPass {
     float* const weights = Array(arrays, factor_array());
     float* const sums = Array(arrays, inverse_array());
     for (int64_t q = 0; q < count; q += kLaneCount) {
-      const VF f = hn::Load(d, values + q);
-      const VF score = f * (hn::Load(d, pairs_.factor() + q) * hn::Set(d, kLog2E));
+      const VF score = pairs_.Score(first_edge, q, count, hn::Load(d, values + q));
       const VF weight = Exp2(score - hn::Load(d, weights + q)) * hn::Load(d, sums + q);
       hn::Store(weight, d, weights + q);
-      hn::Store(f, d, sums + q);
+      hn::Store(hn::Load(d, values + q), d, sums + q);
     }
   }
 
-  void PairGradients(float* arrays, int64_t count) const {
+  void PairGradients(float* arrays, int64_t count, float* d_bias) const {
     const DF d;
     float* const weights = Array(arrays, weight_array());
     float* const factors = Array(arrays, factor_array());
@@ -389,6 +398,15 @@ class GraphBackwardPass {
       const VF weight = hn::Load(d, factors + q);
       const VF d_score = weight * (hn::Load(d, weights + q) - hn::Load(d, deltas + q));
       hn::Store(weight, d, weights + q);
+      if (d_bias != nullptr) {
+        if (count - q >= kLaneCount) {
+          hn::StoreU(d_score, d, d_bias + q);
+        } else {
+          HWY_ALIGN float rest[kLaneCount];
+          hn::Store(d_score, d, rest);
+          std::copy_n(rest, count - q, d_bias + q);
+        }
+      }
       hn::Store(d_score * hn::Load(d, values + q), d, factors + q);
       hn::Store(hn::Load(d, pairs_.factor() + q) * d_score, d, deltas + q);
     }

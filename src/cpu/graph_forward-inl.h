@@ -76,8 +76,7 @@ class GraphForwardPass {
     });
     table_.values(pairs_.Arrays(memory), count, scores);
     for (int64_t q = 0; q < count; q += kLaneCount) {
-      const VF factor = hn::Load(d, pairs_.factor() + q) * hn::Set(d, kLog2E);
-      hn::Store(hn::Load(d, scores + q) * factor, d, scores + q);
+      hn::Store(pairs_.Score(first, q, count, hn::Load(d, scores + q)), d, scores + q);
     }
     chunks_.ForRows(chunk, [&](const Part& part) {
       FillShifts(part.end - part.begin, (part.begin - first) * n_.heads, scores, shifts);
@@ -113,12 +112,15 @@ class GraphForwardPass {
     });
   }
 
-  void SumPart(const Part& part, const float* weights, const float* shifts, float* sums) const {
+  void SumPart(const Part& part, float* weights, const float* shifts, float* sums) const {
     std::fill_n(sums, width_, 0.0f);
     float* values = Values(sums);
     auto edge = static_cast<float>(part.begin - in_.indptr[part.row]);
-    for (int64_t e = part.begin; e < part.end; ++e, ++edge, weights += n_.heads) {
-      AddWeights(weights, edge, sums);
+    for (int64_t e = 0; e < part.end - part.begin; ++e, ++edge) {
+      AddWeights(weights + e * n_.heads, edge, sums);
+    }
+    if (pairs_.drops()) pairs_.Drop(part, weights);
+    for (int64_t e = part.begin; e < part.end; ++e, weights += n_.heads) {
       AddScaledHeads(n_.key_heads, pairs_.group(), weights, in_.v.row(0, 0, in_.indices[e]),
                      KeySteps(in_.v.stride[1]), n_.value_dim, values, QuerySteps(n_.value_dim));
     }

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/dropout.h"
 #include "base/edge_chunks.h"
 #include "base/parallel.h"
 #include "cpu/columns-inl.h"
@@ -106,6 +107,45 @@ class GraphPairs {
             heads_.data() + stride_, stride_};
   }
   const float* factor() const { return heads_.data(); }
+
+  // The scores, in units of log2, of pairs q on of those of an edge on; `count` pairs are there. An
+  // edge of bias -inf has no weight, whatever f is.
+  HWY_INLINE VF Score(int64_t first_edge, int64_t q, int64_t count, VF f) const {
+    const DF d;
+    const VF log2e = hn::Set(d, kLog2E);
+    const VF score = f * (hn::Load(d, factor() + q) * log2e);
+    if (in_.edge_bias == nullptr) return score;
+    const float* from = in_.edge_bias + first_edge * n_.heads + q;
+    HWY_ALIGN float rest[kLaneCount] = {};
+    if (count - q < kLaneCount) from = std::copy_n(from, count - q, rest) - (count - q);
+    const VF bias = hn::LoadU(d, from);
+    const auto none = bias == hn::Set(d, -kInfinity);
+    return hn::IfThenElse(none, bias, hn::MulAdd(bias, log2e, score));
+  }
+
+  bool drops() const { return in_.dropout.rate > 0; }
+
+  // Multiplies numbers of the pairs of a part by dropout's mask.
+  void Drop(const EdgeChunks::Part& part, float* numbers) const {
+    const uint32_t threshold = DropoutThreshold(in_.dropout);
+    const auto scale = static_cast<float>(DropoutScale(in_.dropout));
+    for (int64_t h = 0; h < n_.heads; ++h) {
+      const DropoutRow row = HashRow(in_.dropout.seed, 0, h, part.row);
+      float* number = numbers + h;
+      for (int64_t e = part.begin; e < part.end; ++e, number += n_.heads) {
+        const uint32_t hash = HashColumn(row, static_cast<uint32_t>(e));
+        *number = hash < threshold ? 0.0f : *number * scale;
+      }
+    }
+  }
+
+  // What dropout multiplies the weight of an edge by.
+  float Kept(int64_t h, int64_t i, int64_t e) const {
+    if (!drops()) return 1.0f;
+    const uint32_t hash = HashColumn(HashRow(in_.dropout.seed, 0, h, i), static_cast<uint32_t>(e));
+    return hash < DropoutThreshold(in_.dropout) ? 0.0f
+                                                : static_cast<float>(DropoutScale(in_.dropout));
+  }
 
  private:
   template <bool kDistance>

@@ -422,7 +422,8 @@ void ForCompositions(const Add& add) {
       "Tensor? positions=None) -> Tensor",
       EncodeTokensOp);
   add("graph_attention(Tensor q, Tensor k, Tensor v, Tensor indptr, Tensor indices, "
-      "str similarity, Tensor[] similarity_tensors, float? scale) -> (Tensor, Tensor)",
+      "str similarity, Tensor[] similarity_tensors, float? scale, Tensor? edge_bias=None, "
+      "float dropout=0, Tensor? seed=None) -> (Tensor, Tensor)",
       GraphAttentionOfSpecs);
   add("linear_attention(Tensor q, Tensor k, Tensor v, str feature, str? rope, bool causal, "
       "Tensor? key_lengths, SymInt? query_offset, int? num_features, int? seed, "

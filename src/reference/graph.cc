@@ -28,7 +28,20 @@ AttentionInput<double> DenseInput(const GraphInput<double>& in) {
   dense.column_scalars = in.column_scalars;
   dense.head_scalars = in.head_scalars;
   dense.factor = in.factor;
+  dense.dropout = in.dropout;
   return dense;
+}
+
+// The score of edge e in units of log2, for a value of f. An edge of bias -inf has no weight,
+// whatever f is.
+double EdgeScore(const Problem& problem, const GraphInput<double>& in, int64_t h, int64_t i,
+                 int64_t e, double f) {
+  double score = problem.Score(0, h, i, in.indices[e], f);
+  if (in.edge_bias != nullptr) {
+    const double bias = in.edge_bias[e * in.shape.heads + h];
+    score = bias == kHidden ? kHidden : score + bias;
+  }
+  return score * kLog2E;
 }
 
 }  // namespace
@@ -51,7 +64,7 @@ void GraphForward(const Table& table, const GraphInput<double>& in, const GraphO
         const int64_t j = in.indices[begin + e];
         const PairScalars p = problem.Scalars(0, h, i, j);
         const double f = table.value(problem.Input(0, h, i, j), p.a, p.b, p.t);
-        score[e] = problem.Score(0, h, i, j, f) * kLog2E;
+        score[e] = EdgeScore(problem, in, h, i, begin + e, f);
         if (!(score[e] > largest)) continue;
         largest = score[e];
         top = e;
@@ -63,8 +76,9 @@ void GraphForward(const Table& table, const GraphInput<double>& in, const GraphO
       for (int64_t e = 0; e < degree; ++e) {
         const double weight = std::exp2(score[e] - largest);
         sum += weight;
+        const double kept = weight * problem.Kept(0, h, i, begin + e);
         const double* v = in.v.row(0, h / problem.group(), in.indices[begin + e]);
-        for (int64_t d = 0; d < n.value_dim; ++d) o[d] += weight * v[d];
+        for (int64_t d = 0; d < n.value_dim; ++d) o[d] += kept * v[d];
       }
       if (sum != 0) {
         for (int64_t d = 0; d < n.value_dim; ++d) o[d] /= sum;
@@ -106,7 +120,12 @@ void GraphBackward(const Table& table, const GraphInput<double>& in,
         const int64_t row = i * n.heads + h;
         const double largest = saved.statistics[row];
         const double sum = saved.statistics[n.queries * n.heads + row];
-        if (sum == 0) continue;
+        if (sum == 0) {
+          for (int64_t e = in.indptr[i]; grad.edge_bias && e < in.indptr[i + 1]; ++e) {
+            grad.edge_bias[e * n.heads + h] = 0;
+          }
+          continue;
+        }
         const double* d_o = saved.d_o.row(0, h, i);
         const double delta = problem.Dot(d_o, saved.o.row(0, h, i), n.value_dim) -
                              (saved.d_lse ? saved.d_lse[row] : 0);
@@ -117,14 +136,16 @@ void GraphBackward(const Table& table, const GraphInput<double>& in,
           const double g = problem.Input(0, h, i, j);
           const double f = table.value(g, p.a, p.b, p.t);
           table.gradient(g, p.a, p.b, p.t, d);
-          const double score = problem.Score(0, h, i, j, f) * kLog2E;
+          const double score = EdgeScore(problem, in, h, i, e, f);
           const double weight = std::exp2(score - largest) / sum;
+          const double kept = problem.Kept(0, h, i, e);
           const double* v = in.v.row(0, key_head, j);
-          const double d_score = weight * (problem.Dot(d_o, v, n.value_dim) - delta);
+          const double d_score = weight * (kept * problem.Dot(d_o, v, n.value_dim) - delta);
+          if (grad.edge_bias) grad.edge_bias[e * n.heads + h] = d_score;
           const double d_f = in.factor[h] * d_score;
           if (grad.v.data) {
             double* d_v = grad.v.row(0, key_head, j);
-            for (int64_t k = 0; k < n.value_dim; ++k) d_v[k] += weight * d_o[k];
+            for (int64_t k = 0; k < n.value_dim; ++k) d_v[k] += weight * kept * d_o[k];
           }
           if (table.input != PairInput::kNone) {
             // dg/dx is y, or 2 (x - y); dg/dy is x, or 2 (y - x).

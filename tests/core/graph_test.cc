@@ -22,6 +22,8 @@ namespace {
 struct Graph {
   std::vector<int64_t> indptr = {0};
   std::vector<int64_t> indices = {};
+  std::vector<float> bias = {};  // (E, H), or none
+  Dropout dropout = {};
 
   int64_t queries() const { return static_cast<int64_t>(indptr.size()) - 1; }
   int64_t edges() const { return static_cast<int64_t>(indices.size()); }
@@ -91,7 +93,10 @@ std::vector<T> Transpose(const std::vector<T>& from, int64_t rows, int64_t colum
 template <class T>
 Results<T> RunGraph(const Problem<T>& p, const Graph& graph,
                     const Executor& executor = SerialExecutor(), const std::string& only = "") {
-  const GraphInput<T> in = AsGraph(p, graph);
+  const std::vector<T> edge_bias(graph.bias.begin(), graph.bias.end());
+  GraphInput<T> in = AsGraph(p, graph);
+  in.edge_bias = edge_bias.empty() ? nullptr : edge_bias.data();
+  in.dropout = graph.dropout;
   const GraphShape& n = in.shape;
   Array<T> o(p.d_o.size(), p.options.padded, kNan);
   std::vector<T> lse(p.d_lse.size(), kNan);
@@ -124,6 +129,7 @@ Results<T> RunGraph(const Problem<T>& p, const Graph& graph,
   gradient.column_scalars = pointer("d_column", p.column);
   gradient.head_scalars = pointer("d_head", p.head);
   gradient.factor = pointer("d_factor", p.factor);
+  if (!edge_bias.empty()) gradient.edge_bias = pointer("d_edge_bias", edge_bias);
   GraphBackward(p.function, in, saved, gradient, executor);
   for (auto& [name, array] : arrays) results[name] = array.TakeOutput();
   results["o"] = o.TakeOutput();
@@ -290,6 +296,26 @@ TEST_P(GraphFunctionTest, WithoutTheGradientOfLse) {
   std::fill(problem.d_lse.begin(), problem.d_lse.end(), 0.0f);
   problem.pass_d_lse = true;
   ExpectSame(RunGraph(problem, graph), without);
+}
+
+// Rows whole, empty and cut; every seventh edge removed, and a row of removed edges alone.
+TEST_P(GraphFunctionTest, BiasesAndDropoutMatchReference) {
+  auto [problem, graph] = MakeProblem(function(), {"", 40, 30, 6, 2, 9, 11, 1500});
+  std::mt19937 engine(3);
+  std::normal_distribution<float> normal;
+  for (int64_t n = 0; n < graph.edges() * 6; ++n) {
+    graph.bias.push_back(n % 7 == 0 || (n >= graph.indptr[5] * 6 && n < graph.indptr[6] * 6)
+                             ? -kInfinity
+                             : 2 * normal(engine));
+  }
+  for (const double rate : {0.0, 0.3, 1.0}) {
+    graph.dropout = {rate, 12345};
+    const Results<double> expected = RunGraph(problem.InDouble(), graph);
+    const Results<float> ours = RunGraph(problem, graph);
+    OnEveryTarget([&, &p = problem, &g = graph] { ExpectClose(RunGraph(p, g), expected, 2e-5); });
+    ExpectSame(RunGraph(problem, graph, ThreadExecutor(3)), ours);
+    ExpectSame(RunGraph(problem, graph, SerialExecutor(), "d_edge_bias"), ours);
+  }
 }
 
 // Scores far above what exp can hold: the largest of a row is subtracted, in rows that chunks share

@@ -1,5 +1,6 @@
 """The operators of a GPU in its emulation, against those of the CPU."""
 
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import torch
 from emulated_gpu import LIBRARY, ON_CUDA, OnCuda, environment
 from formulas import SIMILARITIES, assert_near, values_and_gradients
 from test_cli import ROOT
-from test_graph_attention import GRAPHS, graph_inputs, loop, random_rows
+from test_graph_attention import GRAPHS, csr, graph_inputs, loop, random_rows
 from test_graph_attention import ours as over_edges
 from torch import Tensor
 
@@ -262,6 +263,36 @@ def test_graphs(name, graph):
     assert mode.calls["graph_forward"] == mode.calls["graph_backward"] == 2
     assert all(torch.equal(again[key], value) for key, value in ours.items())
     assert_near(ours, values_and_gradients(lambda x: loop(name, rows, x), exact), 1e-4)
+
+
+@pytest.mark.parametrize("graph", ["few", "skewed", "no edges", "tiles"])
+def test_edge_biases_and_dropout(graph):
+    """As on the CPU: an edge's bias is one of a key, and dropout drops the same edges."""
+    rows = GRAPHS.get(graph) or random_rows(150, 90, seed=3)
+    keys = max((j for row in rows for j in row), default=1) + 2
+    inputs = graph_inputs("laplacian", rows, keys, heads=4, key_heads=2)
+    indptr, indices = csr(rows)
+    inputs["edge_bias"] = torch.randn(len(indices), 4)
+    inputs["edge_bias"][::7] = -math.inf
+    floats = {key: x.float() for key, x in inputs.items()}
+
+    def attend(x):
+        return gnomon.graph_attention(
+            x["q"], x["k"], x["v"], indptr, indices, SIMILARITIES["laplacian"].ours(x),
+            edge_bias=x["edge_bias"], dropout=0.4, seed=5, return_lse=True,
+        )  # fmt: skip
+
+    expected = values_and_gradients(attend, floats)
+    with OnCuda() as mode:
+        ours = values_and_gradients(attend, floats)
+    assert mode.calls["graph_forward"] == mode.calls["graph_backward"] == 1
+    assert_near(ours, expected, 1e-4)
+
+
+def test_a_soft_cap_of_whole_scores_is_refused_by_name():
+    q = torch.randn(1, 2, 9, 8)
+    with OnCuda(), pytest.raises(NotImplementedError, match=r"score_softcap on a GPU; expected"):
+        gnomon.attention(q, q, q, score_softcap=2.0)
 
 
 def test_positions_of_the_callers_are_refused_by_name():

@@ -352,6 +352,138 @@ def test_a_sink_of_minus_infinity_is_none():
         gnomon.graph_attention(*x, *graph, sink=torch.zeros(3))
 
 
+def kept_edges(edges: int, nodes: int, heads: int, rate: float, seed: int) -> Tensor:
+    """Dropout's factors (nodes, heads, edges), read from dense attention with a key per edge."""
+    q, k = torch.zeros(1, heads, nodes, 1), torch.zeros(1, heads, edges, 1)
+    v = torch.eye(edges).expand(1, heads, -1, -1) * edges
+    o = gnomon.attention(q.double(), k.double(), v.double(), dropout=rate, seed=seed)
+    return o[0].transpose(0, 1)
+
+
+@pairwise(
+    name=["dot", "umbral", "additive", "gaussian"],
+    graph=["few", "bipartite", "skewed", "no edges", "no nodes"],
+    heads=[(4, 4), (6, 2), (1, 1)],
+    rate=[0.0, 0.4, 1.0],
+    bias=["none", "edges", "edges and heads"],
+)
+def test_edge_biases_and_dropout_against_a_loop(name, graph, heads, rate, bias):
+    rows = GRAPHS[graph]
+    keys = max((j for row in rows for j in row), default=1) + 2
+    inputs = graph_inputs(name, rows, keys, *heads)
+    indptr, indices = csr(rows)
+    edges = len(indices)
+    if bias != "none":
+        inputs["edge_bias"] = torch.randn(
+            (edges, heads[0]) if bias == "edges and heads" else (edges,), dtype=torch.float64
+        )
+        inputs["edge_bias"][::7] = -math.inf
+    factors = kept_edges(max(edges, 1), max(len(rows), 1), heads[0], rate, 11)
+
+    def by_node(x):
+        k, v = (x[n].repeat_interleave(heads[0] // heads[1], 1) for n in "kv")
+        edge_bias = x.get("edge_bias")
+        if edge_bias is not None and edge_bias.dim() == 1:
+            edge_bias = edge_bias[:, None].expand(-1, heads[0])
+        nothing = sum(t[t.isfinite()].sum() * 0 for t in x.values())
+        outputs = [torch.zeros(0, heads[0], 3, dtype=torch.float64) + nothing]
+        lses = [torch.zeros(0, heads[0], dtype=torch.float64) + nothing]
+        for i in range(len(rows)):
+            own = range(int(indptr[i]), int(indptr[i + 1]))
+            # Edges of -inf are left out here, head by head.
+            o, lse = [], []
+            for h in range(heads[0]):
+                seen = [e for e in own if edge_bias is None or edge_bias[e, h] > -math.inf]
+                if not seen:
+                    o.append(torch.zeros(3, dtype=torch.float64) + nothing)
+                    lse.append(torch.tensor(-math.inf, dtype=torch.float64))
+                    continue
+                node = x["q"][i : i + 1].transpose(0, 1)[None]
+                scores = SIMILARITIES[name].scores(x, node, k[indices[seen]].transpose(0, 1)[None])
+                scores = scores[0, h, 0]
+                if edge_bias is not None:
+                    scores = scores + edge_bias[seen, h]
+                weights = scores.softmax(0) * factors[i, h, seen]
+                o.append(weights @ v[indices[seen], h])
+                lse.append(scores.logsumexp(0))
+            outputs.append(torch.stack(o)[None])
+            lses.append(torch.stack(lse)[None])
+        return torch.cat(outputs), torch.cat(lses)
+
+    def fused(x):
+        return gnomon.graph_attention(
+            x["q"],
+            x["k"],
+            x["v"],
+            indptr,
+            indices,
+            SIMILARITIES[name].ours(x),
+            edge_bias=x.get("edge_bias"),
+            dropout=rate,
+            seed=11,
+            return_lse=True,
+        )
+
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
+        own = {key: x.to(dtype) for key, x in inputs.items()}
+        exact = {key: x.double() for key, x in own.items()}
+        assert_near(
+            values_and_gradients(fused, own), values_and_gradients(by_node, exact), tolerance
+        )
+
+
+def test_dropout_of_edges_follows_seeds_and_generators():
+    x = torch.randn(3, 40, 4, 6).unbind()
+    graph = csr(GRAPHS["skewed"])
+
+    def attend(**arguments):
+        return gnomon.graph_attention(*x, *graph, dropout=0.5, **arguments)
+
+    assert torch.equal(attend(seed=1), attend(seed=1))
+    assert not torch.equal(attend(seed=1), attend(seed=2))
+    torch.manual_seed(5)
+    drawn = attend()
+    assert not torch.equal(drawn, attend())
+    torch.manual_seed(5)
+    assert torch.equal(drawn, attend())
+    # Half of 700 equal weights, doubled.
+    zeros = torch.zeros(1, 4, 6)
+    indptr, indices = torch.tensor([0, 700]), torch.zeros(700, dtype=torch.int64)
+    ones = torch.ones(1, 4, 6)
+    o = gnomon.graph_attention(zeros, zeros, ones, indptr, indices, dropout=0.5, seed=0)
+    assert (o - 1).abs().max() < 0.2
+    for samples in ({}, {"dropout": 0.5, "seed": 3}):
+        many = torch.randn(5, 40, 4, 6)
+        bias = torch.randn(5, len(graph[1]), 4)
+
+        def one(q, b, samples=samples):
+            return gnomon.graph_attention(q, x[1], x[2], *graph, edge_bias=b, **samples)
+
+        mapped = torch.func.vmap(one, randomness="different")(many, bias)
+        torch.testing.assert_close(mapped, torch.stack([one(*z) for z in zip(many, bias)]))  # noqa: B905
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            {"edge_bias": torch.zeros(3, 2)},
+            ValueError,
+            r"edge_bias has shape \[3, 2\]",
+        ),
+        ({"edge_bias": torch.zeros(2, 3)}, ValueError, r"\(E,\) or \(E, H\) = \(2, 2\)"),
+        ({"edge_bias": torch.zeros(2).double()}, TypeError, "edge_bias has dtype Double"),
+        ({"edge_bias": 1.0}, TypeError, "edge_bias is a float"),
+        ({"dropout": 1.5}, ValueError, "dropout is 1.5; expected 0 to 1"),
+        ({"dropout": 0.5, "seed": 0.5}, TypeError, "seed is a float"),
+    ],
+)
+def test_errors_of_edge_biases_and_dropout(arguments, error, message):
+    x = torch.randn(2, 2, 4)
+    with pytest.raises(error, match=message):
+        gnomon.graph_attention(x, x, x, [0, 1, 2], [0, 1], **arguments)
+
+
 def low_level_arguments(dtype):
     torch.manual_seed(0)
     rows = GRAPHS["bipartite"]
@@ -363,8 +495,9 @@ def low_level_arguments(dtype):
         torch.rand(1, 2, 5, dtype=dtype),
         None,
         torch.rand(4, dtype=dtype),
+        torch.rand(sum(map(len, rows)), 4, dtype=dtype),
     ]
-    return tensors, (*csr(rows), "umbral")
+    return tensors, (*csr(rows), torch.tensor(7), "umbral", 0.25)
 
 
 @pytest.mark.cpu("float64")
@@ -376,7 +509,7 @@ def test_opcheck_of_the_pair(dtype):
     detached = [None if t is None else t.detach() for t in tensors]
     o, lse, statistics = ops.graph_forward(*detached, *rest)
     saved = (torch.randn_like(o), torch.randn_like(lse), o, lse, statistics)
-    for needed in ([t is not None for t in tensors], [True] + [False] * 6):
+    for needed in ([t is not None for t in tensors], [True] + [False] * 7):
         torch.library.opcheck(
             ops.graph_backward, (*saved, *detached, *rest, needed), test_utils=CHECKS
         )

@@ -46,6 +46,32 @@ TEST(GraphAttention, IsDenseAttentionOverTheEdgesOfEachNode) {
   }
 }
 
+TEST(GraphAttention, HasBiasesOfEdgesAndDropout) {
+  torch::manual_seed(0);
+  const torch::Tensor x = torch::randn({3, 2, 4});
+  const torch::Tensor indptr = torch::tensor({0, 3, 3, 5});
+  const torch::Tensor indices = torch::tensor({0, 2, 1, 0, 1});
+  const torch::Tensor bias = torch::randn({5, 2}).set_requires_grad(true);
+  const auto options = GraphAttentionOptions().edge_bias(bias).dropout(0.5).seed(3);
+  const torch::Tensor o = graph_attention(x, x, x, indptr, indices, options);
+  EXPECT_TRUE(torch::equal(o, graph_attention(x, x, x, indptr, indices, options)));
+  // The keys of one node by themselves, as a sequence whose keys have the biases.
+  const auto batch = [](const torch::Tensor& nodes) { return nodes.transpose(0, 1).unsqueeze(0); };
+  const torch::Tensor keys = batch(x.index_select(0, indices.slice(0, 0, 3)));
+  const torch::Tensor dense =
+      attention(batch(x.slice(0, 0, 1)), keys, keys,
+                AttentionOptions()
+                    .position(position::KeyBias(bias.slice(0, 0, 3).t().unsqueeze(0)))
+                    .dropout(0.5)
+                    .seed(3));
+  EXPECT_TRUE(torch::allclose(o[0], dense[0].squeeze(1)));
+  o.sum().backward();
+  EXPECT_GT(bias.grad().abs().max().item<float>(), 0.0f);
+  EXPECT_THROW(graph_attention(x, x, x, indptr, indices,
+                               GraphAttentionOptions().edge_bias(torch::zeros({4}))),
+               c10::ValueError);
+}
+
 TEST(GraphAttention, HasGradientsAndAScale) {
   const torch::Tensor x = torch::randn({3, 1, 2}).set_requires_grad(true);
   const torch::Tensor indptr = torch::tensor({0, 2, 2, 3});

@@ -21,6 +21,13 @@ struct GraphAttentionOptions {
   TORCH_ARG(Similarity, similarity) = gnomon::similarity::Dot();
   // Multiplies the dot product, by default 1/sqrt(D); an error with another similarity.
   TORCH_ARG(std::optional<double>, scale);
+  // (E, H), or (E,) for all heads: added to the scores of the edges; -inf removes an edge.
+  TORCH_ARG(std::optional<torch::Tensor>, edge_bias);
+  // The probability of dropping a weight; the others are multiplied by 1 / (1 - dropout), and lse
+  // includes all weights. What is dropped depends only on the seed and on the head, node and number
+  // of an edge; without a seed, Torch's generator draws one.
+  TORCH_ARG(double, dropout) = 0;
+  TORCH_ARG(std::optional<int64_t>, seed);
 };
 
 // o_i = sum_e p_e v_{indices[e]} over the edges e in [indptr[i], indptr[i + 1]) of node i, where p

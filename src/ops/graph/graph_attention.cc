@@ -8,6 +8,7 @@
 #include "ops/attention/attention.h"
 #include "ops/attention/call_checks.h"
 #include "ops/attention/compose.h"
+#include "ops/attention/options.h"
 #include "ops/operators/graph_operators.h"
 #include "ops/operators/tensors.h"
 
@@ -38,6 +39,20 @@ void CheckNodes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
 at::Tensor AsBatch(const at::Tensor& nodes) { return nodes.transpose(0, 1).unsqueeze(0); }
 at::Tensor AsNodes(const at::Tensor& batch) { return batch.squeeze(0).transpose(0, 1); }
 
+// (E,) or (E, H) numbers, as (E, H) of the type that is computed in.
+at::Tensor OfEdgesAndHeads(const at::Tensor& edge_bias, const at::Tensor& q,
+                           const at::Tensor& indices) {
+  const c10::SymInt edges = indices.sym_size(0);
+  const c10::SymInt heads = q.sym_size(1);
+  const bool of_all_heads = edge_bias.dim() == 1;
+  TORCH_CHECK_VALUE((of_all_heads || (edge_bias.dim() == 2 && edge_bias.sym_size(1) == heads)) &&
+                        edge_bias.sym_size(0) == edges,
+                    kOperation, ": edge_bias has shape ", edge_bias.sym_sizes(),
+                    "; expected (E,) or (E, H) = (", edges, ", ", heads, ")");
+  const at::Tensor bias = AsParameter(edge_bias, q, "gnomon.graph_attention: edge_bias");
+  return (of_all_heads ? bias.unsqueeze(1) : bias).expand_symint({edges, heads});
+}
+
 // (S, 1, heads, nodes) without the batch.
 OptionalTensor WithoutBatch(const at::Tensor& scalars) {
   if (!scalars.defined()) return std::nullopt;
@@ -49,7 +64,8 @@ OptionalTensor WithoutBatch(const at::Tensor& scalars) {
 std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& indptr,
     const at::Tensor& indices, const std::string& similarity, at::TensorList similarity_tensors,
-    std::optional<double> scale) {
+    std::optional<double> scale, const OptionalTensor& edge_bias, double dropout,
+    const OptionalTensor& seed) {
   const WithoutAutocast guard;
   CheckNodes(q, k, v);
   CheckIntegerType(kOperation, "indptr", indptr, q);
@@ -59,6 +75,7 @@ std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
                     q.sym_size(0) + 1, ",)");
   TORCH_CHECK_VALUE(indices.dim() == 1, kOperation, ": indices has shape ", indices.sym_sizes(),
                     "; expected one axis, (E,)");
+  CheckDropout(kOperation, dropout, seed);
   // In low precision, only inputs and outputs are rounded.
   const at::ScalarType computing = ComputingType(q);
   const at::Tensor batch = AsBatch(q.to(computing));
@@ -82,6 +99,11 @@ std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
   call.column_scalars = WithoutBatch(tokens.column_scalars);
   call.head_scalars = AsOptional(tokens.head_scalars);
   call.factor = tokens.factor;
+  if (edge_bias) call.edge_bias = OfEdgesAndHeads(*edge_bias, q, indices);
+  if (dropout > 0) {
+    call.dropout = dropout;
+    call.seed = SeedOrDrawn(seed);
+  }
   call.indptr = indptr.to(at::kLong);
   call.indices = indices.to(at::kLong);
   call.function = tokens.function;
@@ -97,7 +119,8 @@ std::tuple<torch::Tensor, torch::Tensor> graph_attention_with_lse(
     const torch::Tensor& indptr, const torch::Tensor& indices,
     const GraphAttentionOptions& options) {
   return GraphAttentionOfSpecs(q, k, v, indptr, indices, options.similarity().spec,
-                               options.similarity().tensors, options.scale());
+                               options.similarity().tensors, options.scale(), options.edge_bias(),
+                               options.dropout(), ToArgument<OptionalTensor>(options.seed()));
 }
 
 torch::Tensor graph_attention(const torch::Tensor& q, const torch::Tensor& k,

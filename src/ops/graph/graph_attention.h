@@ -14,7 +14,8 @@ namespace gnomon {
 std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& indptr,
     const at::Tensor& indices, const std::string& similarity, at::TensorList similarity_tensors,
-    std::optional<double> scale);
+    std::optional<double> scale, const std::optional<at::Tensor>& edge_bias = std::nullopt,
+    double dropout = 0, const std::optional<at::Tensor>& seed = std::nullopt);
 
 }  // namespace gnomon
 

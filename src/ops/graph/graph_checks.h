@@ -13,7 +13,14 @@ inline const PairFunction& CheckedGraph(const GraphArguments& a, AxisLengths<int
   TORCH_CHECK_VALUE(*lengths['P'] == *lengths['N'] + 1, GraphArguments::kOperation,
                     ": indptr has shape ", a.indptr.sizes(), "; expected (N + 1,) = (",
                     *lengths['N'] + 1, ",)");
+  TORCH_CHECK_VALUE(a.dropout == 0 || a.seed, GraphArguments::kOperation, ": dropout is ",
+                    a.dropout, " without a seed");
   return function;
+}
+
+inline Dropout DropoutOf(const GraphArguments& a) {
+  if (a.dropout == 0) return {};
+  return {a.dropout, static_cast<uint64_t>(a.seed->item<int64_t>())};
 }
 
 }  // namespace gnomon

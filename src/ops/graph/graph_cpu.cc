@@ -47,6 +47,8 @@ struct Arguments {
     column_scalars = Contiguous(a.column_scalars);
     head_scalars = Contiguous(a.head_scalars);
     factor = a.factor.contiguous();
+    edge_bias = Contiguous(a.edge_bias);
+    dropout = DropoutOf(a);
     indptr = a.indptr.contiguous();
     indices = a.indices.contiguous();
   }
@@ -64,13 +66,16 @@ struct Arguments {
     input.column_scalars = Data<T>(column_scalars);
     input.head_scalars = Data<T>(head_scalars);
     input.factor = Data<T>(factor);
+    input.edge_bias = Data<T>(edge_bias);
+    input.dropout = dropout;
     return input;
   }
 
-  at::Tensor x, y, v, row_scalars, column_scalars, head_scalars, factor, indptr, indices;
+  at::Tensor x, y, v, row_scalars, column_scalars, head_scalars, factor, edge_bias, indptr, indices;
   const PairFunction* function;
   AxisLengths<int64_t> lengths;
   GraphShape shape;
+  Dropout dropout;
 };
 
 template <class T>
@@ -114,6 +119,7 @@ void RunBackward(const Arguments& arguments, const SavedOutputs& outputs,
   gradient.column_scalars = MutableData<T>(of("column_scalars"));
   gradient.head_scalars = MutableData<T>(of("head_scalars"));
   gradient.factor = MutableData<T>(of("factor"));
+  gradient.edge_bias = MutableData<T>(of("edge_bias"));
   of.Done();
   Translate([&] {
     GraphBackward(*arguments.function, arguments.Input<T>(), saved, gradient, TorchExecutor());

@@ -43,6 +43,7 @@ class EdgeAttention {
     }
     head_scalars_ = Contiguous(a.head_scalars);
     factor_ = a.factor.contiguous();
+    if (a.edge_bias) edge_bias_ = a.edge_bias->t().contiguous();
     indptr_ = a.indptr.contiguous();
 
     TORCH_CHECK_NOT_IMPLEMENTED(a.x.scalar_type() == at::kFloat, kGraphAttention, ": ",
@@ -65,6 +66,10 @@ class EdgeAttention {
     input_.column_scalars = Data<float>(column_scalars_);
     input_.head_scalars = Data<float>(head_scalars_);
     input_.factor = Data<float>(factor_);
+    // The ends of the edges being keys, an edge's bias is one of a key, and dropout's column is the
+    // number of the edge.
+    input_.key_bias = Data<float>(edge_bias_);
+    input_.dropout = DropoutOf(a);
     input_.key_rows = indptr_.const_data_ptr<int64_t>();
     const std::string problem = cuda::Unsupported(*function_, input_);
     TORCH_CHECK_NOT_IMPLEMENTED(problem.empty(), kGraphAttention, ": ", problem);
@@ -85,7 +90,8 @@ class EdgeAttention {
   }
 
  private:
-  at::Tensor x_, y_, v_, row_scalars_, column_scalars_, head_scalars_, factor_, indptr_, indices_;
+  at::Tensor x_, y_, v_, row_scalars_, column_scalars_, head_scalars_, factor_, edge_bias_, indptr_,
+      indices_;
   const PairFunction* function_ = nullptr;
   AxisLengths<int64_t> lengths_;
   cuda::Input input_;
@@ -147,10 +153,13 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const GraphArgum
   if (d_column.defined()) gradient.column_scalars = d_column.mutable_data_ptr<float>();
   gradient.head_scalars = MutableData<float>(of("head_scalars"));
   gradient.factor = MutableData<float>(of("factor"));
+  const at::Tensor d_edge_bias = of_edges("edge_bias", {n.heads, n.keys});
+  if (d_edge_bias.defined()) gradient.key_bias = d_edge_bias.mutable_data_ptr<float>();
   of.Done();
   cuda::Backward(edges.function(), edges.input(), saved, gradient, backend);
   edges.AddToNodes(d_y, of("y"));
   edges.AddToNodes(d_v, of("v"));
+  if (d_edge_bias.defined()) of("edge_bias").copy_(d_edge_bias.t());
   if (d_column.defined()) {
     at::Tensor by_node = of("column_scalars").permute({2, 0, 1});
     edges.AddToNodes(d_column.permute({2, 0, 1}), by_node);

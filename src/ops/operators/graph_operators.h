@@ -22,9 +22,12 @@ namespace gnomon {
   ARGUMENT(OptionalTensor, column_scalars, {}, kDifferentiable, "c G M") \
   ARGUMENT(OptionalTensor, head_scalars, {}, kDifferentiable, "s H")     \
   ARGUMENT(at::Tensor, factor, {}, kDifferentiable, "H")                 \
+  ARGUMENT(OptionalTensor, edge_bias, {}, kDifferentiable, "E H")        \
   ARGUMENT(at::Tensor, indptr, {}, kInteger, "P")                        \
   ARGUMENT(at::Tensor, indices, {}, kInteger, "E")                       \
-  ARGUMENT(std::string_view, function, {}, kOption, "")
+  ARGUMENT(OptionalTensor, seed, {}, kHostInteger, "1")                  \
+  ARGUMENT(std::string_view, function, {}, kOption, "")                  \
+  ARGUMENT(double, dropout, 0, kOption, "")
 
 struct GraphArguments {
   GNOMON_ARGUMENTS(GNOMON_GRAPH_ARGUMENTS)
