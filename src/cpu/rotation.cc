@@ -23,8 +23,8 @@ HWY_INLINE void TurnPair(T a, T b, T c, T s, T* to_a, T* to_b) {
 
 // Pairs (n, n + count).
 template <bool kBack>
-HWY_INLINE void TurnHalves(const float* HWY_RESTRICT x, const float* HWY_RESTRICT cosines,
-                           const float* HWY_RESTRICT sines, int64_t count, float* HWY_RESTRICT to) {
+HWY_INLINE void TurnHalves(const float* x, const float* HWY_RESTRICT cosines,
+                           const float* HWY_RESTRICT sines, int64_t count, float* to) {
   const DF d;
   int64_t n = 0;
   for (; n + kLaneCount <= count; n += kLaneCount) {
@@ -42,9 +42,8 @@ HWY_INLINE void TurnHalves(const float* HWY_RESTRICT x, const float* HWY_RESTRIC
 
 // Pairs (2 n, 2 n + 1).
 template <bool kBack>
-HWY_INLINE void TurnNeighbours(const float* HWY_RESTRICT x, const float* HWY_RESTRICT cosines,
-                               const float* HWY_RESTRICT sines, int64_t count,
-                               float* HWY_RESTRICT to) {
+HWY_INLINE void TurnNeighbours(const float* x, const float* HWY_RESTRICT cosines,
+                               const float* HWY_RESTRICT sines, int64_t count, float* to) {
   const DF d;
   int64_t n = 0;
 #if HWY_TARGET != HWY_SCALAR
@@ -99,7 +98,7 @@ HWY_INLINE void TurnTokens(const PairRotation<T>& rotation, int64_t begin, int64
         TurnHalves<kBack>(x + c, cosines + c / 2, sines + c / 2, count, to + c);
       }
     }
-    std::copy_n(x + turned, rotation.columns - turned, to + turned);
+    if (to != x) std::copy_n(x + turned, rotation.columns - turned, to + turned);
   }
 }
 

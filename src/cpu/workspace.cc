@@ -8,9 +8,14 @@
 namespace gnomon {
 namespace {
 
+// Whether this thread keeps nothing any more: it ends, or the program does.
+thread_local bool thread_ends = false;
+
 // Freed blocks of one thread, the last freed last.
 class KeptBlocks {
  public:
+  ~KeptBlocks() { thread_ends = true; }
+
   // The smallest that holds `size` floats and is not much larger, or none.
   Buffer::Block Take(size_t size) {
     auto best = blocks_.end();
@@ -52,14 +57,15 @@ KeptBlocks& OfThread() {
 void Buffer::Reset(int64_t size) {
   Free();
   const auto needed = static_cast<size_t>(std::max<int64_t>(1, size));
-  block_ = OfThread().Take(needed);
+  if (!thread_ends) block_ = OfThread().Take(needed);
   if (block_.memory == nullptr) {
     block_ = {hwy::AllocateAligned<float>(needed), needed};
   }
 }
 
 void Buffer::Free() {
-  if (block_.memory != nullptr) OfThread().Keep(std::exchange(block_, {}));
+  Block block = std::exchange(block_, {});
+  if (block.memory != nullptr && !thread_ends) OfThread().Keep(std::move(block));
 }
 
 }  // namespace gnomon

@@ -205,6 +205,29 @@ class KnownTurns {
   size_t next_ = 0;
 };
 
+// The positions whose turns are made together. Few rows are among 256: generation asks for one
+// after the other.
+struct TurnedRows {
+  static TurnedRows Of(int64_t position, int64_t rows, bool alone) {
+    constexpr int64_t kTogether = 256;
+    constexpr int64_t kFew = 32;
+    const int64_t first = position - (position % kTogether + kTogether) % kTogether;
+    if (alone || rows > kFew || position + rows > first + kTogether) {
+      return {.first = position, .count = rows, .begin = 0, .rows = rows};
+    }
+    return {.first = first, .count = kTogether, .begin = position - first, .rows = rows};
+  }
+  Turns OwnOf(const Turns& all) const {
+    if (count == rows) return all;
+    return {all.cosine.narrow(-2, begin, rows), all.sine.narrow(-2, begin, rows)};
+  }
+
+  int64_t first;
+  int64_t count;
+  int64_t begin;  // of the rows that are asked for
+  int64_t rows;
+};
+
 // Su et al. 2021, eq. 34. Over a grid each axis rotates an equal part of the columns by its own
 // coordinate, and so it does with positions of several axes that are not in sections.
 at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& tensors,
@@ -215,12 +238,16 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   const std::optional<std::vector<int64_t>> sections = component.FindShape("sections");
   TORCH_CHECK_VALUE(sections || component.HasDefault("section_order"),
                     "gnomon.attention: RoPE has section_order but no sections; expected both");
-  const std::vector<at::Tensor> coordinates = CoordinatesOf(component, call, grid);
+  // Calls with consecutive positions share cached rotations.
+  const bool in_order = !call.positions && !call.firsts && HasNumbers(x) && x.is_cpu();
+  const bool xpos = component.Flag("xpos");
+  std::vector<at::Tensor> coordinates;
+  if (!in_order || xpos) coordinates = CoordinatesOf(component, call, grid);
+  const auto count = static_cast<int64_t>(coordinates.size());
   // Those that have a part of the columns each.
-  const int64_t axes = sections ? 1 : static_cast<int64_t>(coordinates.size());
+  const int64_t axes = sections ? 1 : !coordinates.empty() ? count : grid ? grid->axes() : 1;
   const int64_t dims = RotatedColumns(component, call, axes, grid);
   const bool half = component.Choice("layout") == "half";
-  const bool xpos = component.Flag("xpos");
   TORCH_CHECK_VALUE(
       !xpos || call.is_product,
       "gnomon.attention: RoPE has xpos, which scales inner products; expected the similarity dot");
@@ -244,32 +271,39 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
             ? NumberOf(call.positions->last, "gnomon.attention: RoPE with a scaling by length") + 1
             : call.length.guard_int(__FILE__, __LINE__);
   }
-  static KnownTurns known;
-  const bool in_order = !call.positions && !call.firsts && HasNumbers(x) && x.is_cpu();
-  std::string key;
-  if (in_order) {
-    for (const int64_t number : {Concrete(call.position), SizeOf(x, 2), columns, axes, length,
-                                 static_cast<int64_t>(x.scalar_type())}) {
-      key += std::to_string(number) + " ";
-    }
-    key += component.Text();
-  }
-  const auto make_turns = [&] {
+  const auto make_turns = [&](const std::vector<at::Tensor>& of_tokens) {
     // In float64: float32 angles are off by 8e-3 at position a million.
     const RotationFrequencies frequencies =
         FrequenciesOf(component, columns, length, x.options().dtype(at::kDouble));
     std::vector<at::Tensor> angles;
     for (int64_t axis = 0; axis < axes; ++axis) {
-      const at::Tensor& coordinate = coordinates[static_cast<size_t>(axis)];
+      const at::Tensor& coordinate = of_tokens[static_cast<size_t>(axis)];
       angles.push_back(sections
-                           ? SectionAngles(component, *sections, coordinates, frequencies.of_pairs)
+                           ? SectionAngles(component, *sections, of_tokens, frequencies.of_pairs)
                            : coordinate.unsqueeze(-1) * frequencies.of_pairs);
     }
     return TurnsOf(axes == 1 ? angles[0] : at::cat(angles, -1), x.scalar_type(),
                    frequencies.attention_factor);
   };
-  const at::Tensor turned =
-      RotatePairs(x, in_order ? known.Get(key, make_turns) : make_turns(), half, columns);
+  Turns turns;
+  if (in_order) {
+    const TurnedRows rows =
+        TurnedRows::Of(Concrete(call.position), SizeOf(x, 2), grid || GoByLength(component));
+    std::string key = component.Text();
+    for (const int64_t number :
+         {rows.first, rows.count, columns, axes, length, static_cast<int64_t>(x.scalar_type())}) {
+      key += " " + std::to_string(number);
+    }
+    static KnownTurns known;
+    turns = rows.OwnOf(known.Get(key, [&] {
+      if (grid) return make_turns(CoordinatesOf(component, call, grid));
+      return make_turns(
+          {at::arange(rows.first, rows.first + rows.count, x.options().dtype(at::kDouble))});
+    }));
+  } else {
+    turns = make_turns(coordinates);
+  }
+  const at::Tensor turned = RotatePairs(x, turns, half, columns);
   if (!xpos) return turned;
   const at::Tensor& coordinate = coordinates[0];
   const at::Tensor middle = call.positions

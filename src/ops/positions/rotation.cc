@@ -6,10 +6,13 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/rotation.h"
+#include "cpu/workspace.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/autograd.h"
 #include "ops/operators/kernel_arguments.h"
@@ -75,7 +78,25 @@ void RunRotation(const at::Tensor& x_in, const Turns& turns, int64_t block, bool
                    [&](int64_t begin, int64_t end) { RotatePairsOf(rotation, begin, end); });
 }
 
-at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back);
+at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back,
+                      bool in_place = false);
+
+// Contiguous, in memory that a thread keeps from call to call: fresh memory costs a page fault for
+// every 4 KiB, more than the rotation.
+at::Tensor InKeptMemory(const at::Tensor& like) {
+  const int64_t floats = like.numel() * (like.scalar_type() == at::kDouble ? 2 : 1);
+  auto buffer = std::make_shared<Buffer>(floats);
+  float* const data = buffer->data();
+  return at::from_blob(
+      data, like.sizes(), [buffer = std::move(buffer)](void*) mutable { buffer.reset(); },
+      like.options());
+}
+
+// Whether no one else has a gradient that a node was given, so that it may be turned in place.
+bool IsOwn(const at::Tensor& gradient) {
+  return !at::GradMode::is_enabled() && !gradient.requires_grad() && gradient.use_count() == 1 &&
+         gradient.has_storage() && gradient.storage().use_count() == 1 && gradient.is_contiguous();
+}
 
 // The rotation and, backward, its inverse: the gradient of a gradient is one, too.
 class RotationFunction : public torch::autograd::Function<RotationFunction> {
@@ -99,7 +120,7 @@ class RotationFunction : public torch::autograd::Function<RotationFunction> {
     // What is not plain is turned as without this function, by the negated angles.
     const at::Tensor d_x =
         TurnsInOnePass(d_turned[0], turns)
-            ? TurnTokens(d_turned[0], turns, block, back)
+            ? TurnTokens(d_turned[0], turns, block, back, IsOwn(d_turned[0]))
             : RotatePairs(d_turned[0], {turns.cosine, back ? -turns.sine : turns.sine}, block != 0,
                           block != 0 ? block : 2 * turns.cosine.size(-1));
     return {d_x, {}, {}, {}, {}};
@@ -107,9 +128,10 @@ class RotationFunction : public torch::autograd::Function<RotationFunction> {
 };
 
 // `block`: that of pairs of halves; 0: pairs are neighbours.
-at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back) {
+at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back,
+                      bool in_place) {
   const at::Tensor turned = BelowAutograd([&] {
-    at::Tensor to = at::empty(x.sizes(), x.options().memory_format(at::MemoryFormat::Contiguous));
+    at::Tensor to = in_place ? x : InKeptMemory(x);
     x.scalar_type() == at::kDouble ? RunRotation<double>(x, turns, block, back, to)
                                    : RunRotation<float>(x, turns, block, back, to);
     return to;
