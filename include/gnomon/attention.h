@@ -3,7 +3,7 @@
 //   g_ij = x_i . y_j, or |x_i - y_j|^2
 //   s_ij = tau_hi (c_h f(g_ij; a_i, b_j, t_h) + beta_h(i, j) + r q_i . E_h(i, j)
 //                  + r k_j . F_h(i, j) + kappa_hj + pi_hij)
-//   s_ij is then capped, z tanh(s_ij / z), where there is a soft cap z
+//   with a soft cap z, s_ij is replaced by z tanh(s_ij / z)
 //   p_ij = softmax_j(s_ij | mask)
 //   o_i  = sum_j m_ij p_ij (v_j + W_h(i, j)),   lse_i = log sum_j exp(s_ij)
 //
@@ -251,7 +251,7 @@ struct AttentionInput {
   View<const T> pair_bias;
   Relative<T> relative;
   const T* temperature = nullptr;  // tau: (B, H, Lq), contiguous; null: 1
-  // z, positive, of whole scores, all that is added and the temperature included; 0: none.
+  // z > 0: a soft cap of whole scores, including biases and the temperature. 0: none.
   double softcap = 0;
   Dropout dropout;
   Mask mask;

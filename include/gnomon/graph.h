@@ -4,10 +4,10 @@
 //
 // with the scores s of gnomon/attention.h plus a bias per edge, without masks. With dropout, o_i is
 // the sum of p_e m_e v_{j(e)} (see Dropout), and lse includes all edges. The graph is a sparse
-// matrix in CSR format: edges indptr[i] ... indptr[i + 1] - 1 belong to query i, and edge e leads to
-// the key indices[e]. Duplicate edges are counted once per occurrence. Both passes use O(E H) memory
-// in addition to the arguments. Results are bitwise identical from run to run and for any number of
-// workers.
+// matrix in CSR format: edges indptr[i] ... indptr[i + 1] - 1 belong to query i, and edge e leads
+// to the key indices[e]. Duplicate edges are counted once per occurrence. Both passes use O(E H)
+// memory in addition to the arguments. Results are bitwise identical from run to run and for any
+// number of workers.
 #ifndef GNOMON_GRAPH_H_
 #define GNOMON_GRAPH_H_
 
@@ -42,7 +42,7 @@ struct GraphInput {
   const T* factor = nullptr;          // c: (H)
   // (E, H), contiguous, added to the scores; -inf removes an edge. Null: none.
   const T* edge_bias = nullptr;
-  Dropout dropout;  // of batch 0, head h, row i and, as the column, the number of the edge
+  Dropout dropout;  // the mask depends on head, row and, in place of the column, the edge index
 };
 
 template <class T>

@@ -117,7 +117,8 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
   Require(rows * columns == 0 || in.key_bias_low == nullptr || in.key_bias != nullptr,
           "key_bias_low", "is given without key_bias; expected both");
   if (!(in.softcap >= 0 && std::isfinite(in.softcap))) {
-    Fail("softcap", "is " + std::to_string(in.softcap) + "; expected a positive number, or 0: none");
+    Fail("softcap",
+         "is " + std::to_string(in.softcap) + "; expected a positive number, or 0: none");
   }
   if (!(in.tolerance >= 0 && in.tolerance < 1)) {
     Fail("tolerance", "is " + std::to_string(in.tolerance) + "; expected at least 0, below 1");

@@ -499,7 +499,7 @@ class BackwardPass {
     float* added;         // scratch of one row: what is added to its scores
     float* d_added;       // and its gradient
     float* plain;         // what is added without the row's temperature
-    float* capped;        // its scores, then what caps them
+    float* capped;        // its uncapped scores, then the biases that cap them
     float* key_window;    // kRowBlock rows: products with relative keys, then their gradients
     float* value_window;  // of dO with relative values, then their weights
     float* of_keys;       // products with relative queries, then their gradients, as the tile
@@ -1093,8 +1093,8 @@ class BackwardPass {
     return static_cast<double>(RowSum(row_numbers())[row]) - DLse(row);
   }
   float DLse(int64_t row) const { return saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f; }
-  // The key of a row's largest score; -1: not known, or under a soft cap, whose slopes leave no sum
-  // of ds that is known.
+  // The key of a row's largest score; -1 if unknown. Under a soft cap the sum of a row's ds is not
+  // known, so nothing is balanced.
   int64_t TopOf(int64_t row) const {
     if (terms_.caps()) return -1;
     return static_cast<int64_t>(saved_.statistics[2 * head_rows_ + row]);

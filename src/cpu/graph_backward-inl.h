@@ -288,9 +288,8 @@ class GraphBackwardPass {
     const float kept = pairs_.Kept(h, i, edge);
     const float product = kept * SumOfProducts<false>(d_o, v, n_.value_dim);
     if (sum == 1.0f) return product;
-    return product + Sum(n_.value_dim, [kept, o, d_o, v](int64_t e) {
-             return d_o[e] * (o[e] - kept * v[e]);
-           });
+    return product + Sum(n_.value_dim,
+                         [kept, o, d_o, v](int64_t e) { return d_o[e] * (o[e] - kept * v[e]); });
   }
 
   void Chunk(int64_t chunk, float* arrays) {
@@ -345,7 +344,7 @@ class GraphBackwardPass {
     }
   }
 
-  // dP = m dO . v, and what turns the row's scores into weights.
+  // Fills dP = m dO . v, the row's largest score and its inverse sum.
   void FillValueGradients(const Part& part, int64_t offset, float* arrays) const {
     CopyToEdges(largest_, part, Array(arrays, factor_array()) + offset);
     CopyToEdges(inverse_sum_, part, Array(arrays, inverse_array()) + offset);

@@ -108,8 +108,8 @@ class GraphPairs {
   }
   const float* factor() const { return heads_.data(); }
 
-  // The scores, in units of log2, of pairs q on of those of an edge on; `count` pairs are there. An
-  // edge of bias -inf has no weight, whatever f is.
+  // The scores, in units of log2, of a vector of pairs: from pair q on, counted from the first pair
+  // of first_edge, of `count` pairs. An edge of bias -inf has no weight, even if f is NaN.
   HWY_INLINE VF Score(int64_t first_edge, int64_t q, int64_t count, VF f) const {
     const DF d;
     const VF log2e = hn::Set(d, kLog2E);
@@ -139,7 +139,7 @@ class GraphPairs {
     }
   }
 
-  // What dropout multiplies the weight of an edge by.
+  // Dropout's factor for an edge: 0 or 1 / (1 - rate).
   float Kept(int64_t h, int64_t i, int64_t e) const {
     if (!drops()) return 1.0f;
     const uint32_t hash = HashColumn(HashRow(in_.dropout.seed, 0, h, i), static_cast<uint32_t>(e));

@@ -24,7 +24,7 @@ struct PairRotation {
   View<const T> tokens;
   View<const T> cosines;
   View<const T> sines;
-  T* turned = nullptr;  // contiguous; may be the tokens
+  T* turned = nullptr;  // contiguous; may alias the tokens
 
   int64_t count() const { return batch * heads * rows; }
 };

@@ -450,7 +450,8 @@ class Skipping {
     // Something that falls with the distance, of tokens that stand one after the other.
     const bool falls =
         (in.bias.table != nullptr || in.key_bias != nullptr) && in.query_positions == nullptr;
-    return bounded && falls && in.softcap == 0 && in.tolerance > 0 && in.shape.keys > kForwardColumns;
+    return bounded && falls && in.softcap == 0 && in.tolerance > 0 &&
+           in.shape.keys > kForwardColumns;
   }
 
   HWY_FLATTEN void BoundRows(const Rows& rows, const Keys& keys, int64_t first, int64_t end,

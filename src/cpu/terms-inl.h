@@ -411,8 +411,8 @@ class Terms {
     row_reader_.Add(row, weights, 1.0f, entries, window.origin, window.range, runs);
   }
 
-  // A row of scores under the soft cap, in units of log2; returns the largest. What is hidden stays
-  // so.
+  // Applies the soft cap to a row of scores in units of log2; returns the largest. Hidden scores
+  // (-inf) stay hidden.
   float CapScores(int64_t columns, float* scores) const {
     const DF d;
     const VF hidden = hn::Set(d, -kInfinity);
@@ -426,10 +426,10 @@ class Terms {
     return hn::GetLane(hn::MaxOfLanes(d, largest));
   }
 
-  // The backward pass knows scores that are sums, and gradients of weights, dP. Given the scores of
-  // a row before the cap, what is to be added to them, beside what is added already (null: nothing),
-  // takes their place, so that they are capped; and dP - delta is multiplied by the slope of the
-  // cap.
+  // Prepares a row for the backward functions, which add biases and know no cap. `scores` holds the
+  // uncapped scores and receives the bias that turns them into the capped ones, including `added`
+  // (the bias so far, or null). dP is replaced so that dP - delta has the slope of the cap as a
+  // factor.
   void CapGradients(int64_t columns, const float* added, float delta, float* scores,
                     float* d_weights) const {
     const DF d;

@@ -8,7 +8,7 @@
 namespace gnomon {
 namespace {
 
-// Whether this thread keeps nothing any more: it ends, or the program does.
+// Set when the thread's kept blocks are destroyed. Buffers freed later are not kept.
 thread_local bool thread_ends = false;
 
 // Freed blocks of one thread, the last freed last.

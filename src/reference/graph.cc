@@ -32,8 +32,8 @@ AttentionInput<double> DenseInput(const GraphInput<double>& in) {
   return dense;
 }
 
-// The score of edge e in units of log2, for a value of f. An edge of bias -inf has no weight,
-// whatever f is.
+// The score of edge e in units of log2, given f. An edge of bias -inf has no weight, even if f is
+// NaN.
 double EdgeScore(const Problem& problem, const GraphInput<double>& in, int64_t h, int64_t i,
                  int64_t e, double f) {
   double score = problem.Score(0, h, i, in.indices[e], f);

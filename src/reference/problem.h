@@ -130,7 +130,7 @@ class Problem {
     const double score = Temperature(b, h, i) * sum;
     return in_.softcap == 0 ? score : in_.softcap * std::tanh(score / in_.softcap);
   }
-  // The derivative of a score by what it is before the soft cap.
+  // The derivative of a score by the uncapped score.
   double CapSlope(double score) const {
     if (in_.softcap == 0) return 1;
     const double share = score / in_.softcap;

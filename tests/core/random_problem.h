@@ -182,9 +182,8 @@ inline std::ostream& operator<<(std::ostream& out, const ProblemOptions& o) {
   if (!o.query_positions.empty()) out << " positions";
   return out << " offset " << o.query_offset << " bias " << o.bias << (o.layout ? " layout" : "")
              << (o.key_bias ? " key bias" : "") << (o.key_bias_base ? " with base" : "")
-             << (o.temperature ? " temperature" : "")
-             << (o.softcap != 0 ? " softcap" : "") << Describe(" pair bias", o.pair_bias)
-             << Describe(" pair mask", o.pair_mask)
+             << (o.temperature ? " temperature" : "") << (o.softcap != 0 ? " softcap" : "")
+             << Describe(" pair bias", o.pair_bias) << Describe(" pair mask", o.pair_mask)
              << (o.relative && o.relative_dim > 0 ? " relative keys" : "")
              << (o.relative && o.relative_values ? " relative values" : "")
              << (o.relative && o.relative_key_dim > 0 ? " relative queries" : "")

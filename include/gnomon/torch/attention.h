@@ -91,8 +91,8 @@ struct AttentionOptions {
   // A tensor that broadcasts to (B, H, Lq): multiplies all of s_ij, biases included, except the
   // sink (scalable softmax, Nakanishi 2025; Llama 4).
   TORCH_ARG(std::optional<torch::Tensor>, temperature);
-  // z, positive: scores become z tanh(s_ij / z), biases and temperature included, before masks and
-  // the sink. similarity::Dot's own soft cap is of the product alone (Gemma 2). On the CPU.
+  // z > 0: scores become z tanh(s_ij / z), with biases and temperature in s_ij, before masks and
+  // the sink. The soft cap of similarity::Dot applies to the product only (Gemma 2). CPU only.
   TORCH_ARG(std::optional<double>, score_softcap);
   // The probability of dropping a weight; the others are multiplied by 1 / (1 - dropout), and lse
   // includes all weights. The dropped weights depend only on the seed and on the batch, head, row

@@ -53,8 +53,9 @@ namespace position {
 
 // The sum of one bias per axis of a grid; each reads the coordinates along its axis instead of p_i
 // and p_j. Tokens are in row-major order, after `prefix` tokens (such as a class token) that have
-// no bias, neither as queries nor as keys. Supports only self-attention over all tokens: Lq = Lk =
-// prefix + the product of the shape, and query_offset is nullopt or 0.
+// no bias, neither as queries nor as keys. Without query_offset, queries and keys are all tokens:
+// Lq = Lk = prefix + the product of the shape. With it, row i is token query_offset + i and column
+// j is token j; keys beyond the grid (memory keys) have no bias.
 Position Grid(const std::vector<int64_t>& shape, const std::vector<Position>& axes,
               int64_t prefix = 0);
 

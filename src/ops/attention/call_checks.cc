@@ -39,7 +39,7 @@ void CheckDropout(const char* operation, double rate, const OptionalTensor& seed
 }
 
 at::Tensor SeedOrDrawn(const OptionalTensor& seed) {
-  // Without axes, so that a compiled graph takes one of the CPU beside tensors of a GPU.
+  // A tensor without axes, so that a compiled graph accepts a CPU tensor next to GPU tensors.
   return seed ? seed->reshape({})
               : at::randint(std::numeric_limits<int64_t>::max(), {},
                             at::TensorOptions().dtype(at::kLong));

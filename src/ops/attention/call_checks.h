@@ -17,9 +17,9 @@ namespace gnomon {
 
 // Dropout probability and tolerance.
 void CheckDropoutRate(const char* operation, double rate);
-// The same, and those of a seed.
+// Checks the rate and the seed.
 void CheckDropout(const char* operation, double rate, const OptionalTensor& seed);
-// The seed without axes, or one from Torch's generator.
+// The seed as a tensor without axes, drawn from PyTorch's generator if absent.
 at::Tensor SeedOrDrawn(const OptionalTensor& seed);
 void CheckTolerance(const char* operation, double tolerance);
 

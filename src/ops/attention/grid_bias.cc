@@ -81,11 +81,11 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
                     "gnomon.attention: query_offset is a tensor and position has ",
                     place(*first, grid), "; expected an integer, or None");
   if (!arguments.query_offset) {
-    TORCH_CHECK_VALUE(
-        q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),
-        "gnomon.attention: position has ", place(*first, grid), " and Lq = ", q.sym_size(2),
-        ", Lk = ", k.sym_size(2), "; expected ", grid->tokens(),
-        " tokens in both, or query_offset, the index of the first query");
+    TORCH_CHECK_VALUE(q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),
+                      "gnomon.attention: position has ", place(*first, grid),
+                      " and Lq = ", q.sym_size(2), ", Lk = ", k.sym_size(2), "; expected ",
+                      grid->tokens(),
+                      " tokens in both, or query_offset, the index of the first query");
     return grid;
   }
   // The keys are the first tokens of the grid. Keys beyond it (memory keys) have no bias.

@@ -412,7 +412,7 @@ std::unique_ptr<GridLayout> KernelCall<T>::MakeGrid(c10::SymIntArrayRef grid,
     ExpectPlaces(least_, greatest_, layout->tokens(), "places of the grid");
     return layout;
   }
-  // Keys beyond the grid read nothing.
+  // Keys beyond the grid have no bias.
   const int64_t offset = input_.query_offset;
   TORCH_CHECK_VALUE(offset >= 0 && offset + n.queries <= layout->tokens(),
                     "gnomon.attention: grid has ", layout->tokens(), " tokens, Lq = ", n.queries,

@@ -25,7 +25,7 @@ struct ContentTerm {
   at::Tensor key_weights = {};  // (H, D): adds its product with each key; undefined: none
   std::string layout;           // see OperatorArguments::relative_layout
   bool takes_scale = true;      // whether the argument `scale` multiplies its products
-  double factor = 1;            // what does if that does not
+  double factor = 1;            // the factor otherwise
 };
 
 // The properties of a call.

@@ -39,7 +39,7 @@ void CheckNodes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
 at::Tensor AsBatch(const at::Tensor& nodes) { return nodes.transpose(0, 1).unsqueeze(0); }
 at::Tensor AsNodes(const at::Tensor& batch) { return batch.squeeze(0).transpose(0, 1); }
 
-// (E,) or (E, H) numbers, as (E, H) of the type that is computed in.
+// Expands (E,) or (E, H) to (E, H), in the computing type.
 at::Tensor OfEdgesAndHeads(const at::Tensor& edge_bias, const at::Tensor& q,
                            const at::Tensor& indices) {
   const c10::SymInt edges = indices.sym_size(0);

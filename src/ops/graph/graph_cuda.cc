@@ -66,8 +66,7 @@ class EdgeAttention {
     input_.column_scalars = Data<float>(column_scalars_);
     input_.head_scalars = Data<float>(head_scalars_);
     input_.factor = Data<float>(factor_);
-    // The ends of the edges being keys, an edge's bias is one of a key, and dropout's column is the
-    // number of the edge.
+    // Each edge has its own key here, so its bias is a key bias and its index is dropout's column.
     input_.key_bias = Data<float>(edge_bias_);
     input_.dropout = DropoutOf(a);
     input_.key_rows = indptr_.const_data_ptr<int64_t>();

@@ -388,8 +388,8 @@ void CheckSaved(const SavedOutputs& saved, const Arguments& arguments,
   expect("statistics", saved.statistics, Arguments::kOutputs[2]);
 }
 
-// Makes a tensor with nothing in it on the device of another: contiguous, or, if it has rows first,
-// (B, H, L, columns) that is contiguous as (B, L, H, columns).
+// Makes an uninitialised tensor on the device of `beside`. It is contiguous; with rows_first,
+// (B, H, L, columns) is contiguous as (B, L, H, columns).
 using MakeEmpty = at::Tensor (*)(c10::SymIntArrayRef sizes, at::ScalarType type,
                                  const at::Tensor& beside, bool rows_first);
 at::Tensor EmptyBeside(c10::SymIntArrayRef sizes, at::ScalarType type, const at::Tensor& beside,
@@ -418,7 +418,8 @@ Outputs EmptyOutputs(const Arguments& arguments) {
   };
   bool rows_first = false;
   if constexpr (requires { arguments.rows_first; }) rows_first = arguments.rows_first;
-  return {make(Arguments::kOutputs[0], rows_first), make(Arguments::kOutputs[1]), make(Arguments::kOutputs[2])};
+  return {make(Arguments::kOutputs[0], rows_first), make(Arguments::kOutputs[1]),
+          make(Arguments::kOutputs[2])};
 }
 
 // The place of an argument in its list.
@@ -482,10 +483,9 @@ std::vector<at::Tensor> EmptyGradients(const SavedOutputs& /*saved*/, const Argu
   gradients.reserve(needed.size());
   FusedOperator<Arguments>::ForEachTensor(arguments, [&](size_t n, const OptionalTensor& of) {
     if (n >= needed.size()) return;
-    gradients.push_back(needed[n]
-                            ? make_empty(of->sym_sizes(), of->scalar_type(), *of, false)
-                            : make_empty({c10::SymInt(0)}, arguments.x.scalar_type(), arguments.x,
-                                         false));
+    gradients.push_back(
+        needed[n] ? make_empty(of->sym_sizes(), of->scalar_type(), *of, false)
+                  : make_empty({c10::SymInt(0)}, arguments.x.scalar_type(), arguments.x, false));
   });
   return gradients;
 }

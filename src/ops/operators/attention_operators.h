@@ -40,10 +40,10 @@ class WithoutAutocast {
 // number of axes and their lengths of each. query_offset counts where query_offsets is absent. left
 // and right are those of the window, chunks the size of chunks and how many a query sees before and
 // after its own, grid the prefix and the lengths of the axes of the grid that the tokens lie on.
-// tolerance is what tiles that are left out may add to a row's sum of weights. rows_first: o lies in
-// memory as (B, Q, H, V). relative_layout says
-// how the m rows of relative keys and values are read, and those of relative queries, which are
-// there with the first five layouts on the CPU, from the last row to the first:
+// tolerance is what tiles that are left out may add to a row's sum of weights. rows_first: o lies
+// in memory as (B, Q, H, V). relative_layout says how the m rows of relative keys and values are
+// read, and those of relative queries, which are there with the first five layouts on the CPU, from
+// the last row to the first:
 //   "clip", "zero": by offset, from -n to n, m = 2 n + 1, the nearest beyond or none;
 //   "clip_past", "zero_past": by offset from -n to 0, m = n + 1;
 //   "past": the same, and it is an error if the queries reach farther;

@@ -16,9 +16,9 @@ namespace gnomon {
 at::Tensor AsRows(const Component& component, const char* name, const at::Tensor& table,
                   int64_t columns, int64_t heads);
 
-// "scale", which multiplies a term's products instead of the scale of the call.
+// The parameter "scale", which replaces the scale of the call for this term.
 Parameter OwnScale();
-// The term with that scale, if the component has one.
+// Sets this scale in the term if the component has one.
 ContentTerm WithOwnScale(const Component& component, ContentTerm term);
 
 // (n,), or (H, n) of "per_head".

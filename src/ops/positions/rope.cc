@@ -205,8 +205,8 @@ class KnownTurns {
   size_t next_ = 0;
 };
 
-// The positions whose turns are made together. Few rows are among 256: generation asks for one
-// after the other.
+// The positions whose rotations are computed together. Calls with few rows share blocks of 256
+// positions, because generation asks for one after the other.
 struct TurnedRows {
   static TurnedRows Of(int64_t position, int64_t rows, bool alone) {
     constexpr int64_t kTogether = 256;
@@ -224,7 +224,7 @@ struct TurnedRows {
 
   int64_t first;
   int64_t count;
-  int64_t begin;  // of the rows that are asked for
+  int64_t begin;  // of the requested rows
   int64_t rows;
 };
 

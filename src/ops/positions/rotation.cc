@@ -81,8 +81,8 @@ void RunRotation(const at::Tensor& x_in, const Turns& turns, int64_t block, bool
 at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back,
                       bool in_place = false);
 
-// Contiguous, in memory that a thread keeps from call to call: fresh memory costs a page fault for
-// every 4 KiB, more than the rotation.
+// A contiguous tensor in memory that the thread reuses between calls. Fresh memory costs a page
+// fault per 4 KiB, which takes longer than the rotation.
 at::Tensor InKeptMemory(const at::Tensor& like) {
   const int64_t floats = like.numel() * (like.scalar_type() == at::kDouble ? 2 : 1);
   auto buffer = std::make_shared<Buffer>(floats);
@@ -92,7 +92,7 @@ at::Tensor InKeptMemory(const at::Tensor& like) {
       like.options());
 }
 
-// Whether no one else has a gradient that a node was given, so that it may be turned in place.
+// Whether nothing else refers to a gradient, so that it can be rotated in place.
 bool IsOwn(const at::Tensor& gradient) {
   return !at::GradMode::is_enabled() && !gradient.requires_grad() && gradient.use_count() == 1 &&
          gradient.has_storage() && gradient.storage().use_count() == 1 && gradient.is_contiguous();
