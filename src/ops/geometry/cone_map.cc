@@ -110,9 +110,9 @@ std::pair<at::Tensor, at::Tensor> EmptyTokens(const at::Tensor& tokens, int scal
   const c10::SymInt columns =
       (tokens.sym_size(3) - 1 + (kColumnStep - 1)) / kColumnStep * kColumnStep;
   return {make_empty({tokens.sym_size(0), tokens.sym_size(1), tokens.sym_size(2), columns},
-                     tokens.scalar_type(), tokens),
+                     tokens.scalar_type(), tokens, false),
           make_empty({scalars, tokens.sym_size(0), tokens.sym_size(1), tokens.sym_size(2)},
-                     tokens.scalar_type(), tokens)};
+                     tokens.scalar_type(), tokens, false)};
 }
 
 template <MakeEmpty make_empty = EmptyBeside>
