@@ -342,7 +342,8 @@ class GridBias(Position):
     number of axes.
 
     Tokens lie on a grid in row-major order, after `prefix` tokens that have no bias, as in Grid.
-    Swin indexes its tables by the opposite differences: flip them along both axes.
+    Swin indexes its tables by the opposite differences: flip them along both axes, as
+    from_query_minus_key does in Python.
 
     Liu et al. 2021, Swin Transformer.
 
@@ -467,6 +468,7 @@ class AbsoluteKeys(Position):
 
     Args:
         table: (Lk, D), or (H, Lk, D).
+        scale: multiplies the products; 1 leaves them unscaled.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
@@ -475,10 +477,12 @@ class AbsoluteKeys(Position):
     """
 
     table: Tensor
+    scale: float | None = None
 
     _name: ClassVar[str] = "absolute_keys"
     _tensors: ClassVar[tuple[str, ...]] = ("table",)
     _tables: ClassVar[tuple[str, ...]] = ("table",)
+    _options: ClassVar[tuple[str, ...]] = ("scale",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -538,6 +542,7 @@ class Disentangled(Position):
         queries: a table of the same shape, multiplied by the keys.
         max_distance: distance from which all offsets share the last bucket, above n / 2 + 1 with n
             even; 0: one row per offset, and the nearest row beyond.
+        scale: multiplies the products; 1 leaves them unscaled.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
@@ -548,11 +553,12 @@ class Disentangled(Position):
     keys: Tensor
     queries: Tensor
     max_distance: int = 0
+    scale: float | None = None
 
     _name: ClassVar[str] = "disentangled"
     _tensors: ClassVar[tuple[str, ...]] = ("keys", "queries")
     _tables: ClassVar[tuple[str, ...]] = ("keys", "queries")
-    _options: ClassVar[tuple[str, ...]] = ("max_distance",)
+    _options: ClassVar[tuple[str, ...]] = ("max_distance", "scale")
 
 
 @dataclass(frozen=True, eq=False)
@@ -578,6 +584,7 @@ class Relative(Position):
             added to v_j.
         query: (B, H, Lq, Dr), multiplied by the rows instead of q; the table then has Dr columns,
             and the products are not scaled.
+        scale: multiplies the products; 1 leaves them unscaled.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
@@ -590,11 +597,12 @@ class Relative(Position):
     far: Literal["clip", "zero"] = "clip"
     values: Tensor | None = None
     query: Tensor | None = None
+    scale: float | None = None
 
     _name: ClassVar[str] = "relative"
     _tensors: ClassVar[tuple[str, ...]] = ("table", "values", "query")
     _tables: ClassVar[tuple[str, ...]] = ("table", "values", "query")
-    _options: ClassVar[tuple[str, ...]] = ("max_offset", "far")
+    _options: ClassVar[tuple[str, ...]] = ("max_offset", "far", "scale")
 
     @classmethod
     def from_future_first(
@@ -604,12 +612,13 @@ class Relative(Position):
         far: Literal["clip", "zero"] = "clip",
         values: Tensor | None = None,
         query: Tensor | None = None,
+        scale: float | None = None,
     ) -> Relative:
         """From tables whose row n belongs to the offset p_j - p_i = max_offset - n."""
         table = reversed_rows("position.Relative", "table", table)
         if values is not None:
             values = reversed_rows("position.Relative", "values", values)
-        return cls(table, max_offset, far, values, query)
+        return cls(table, max_offset, far, values, query, scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -629,6 +638,7 @@ class Relative2D(Position):
         height: height of the grid.
         width: width of the grid.
         prefix: tokens before the grid, such as a class token.
+        scale: multiplies the products; 1 leaves them unscaled.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
@@ -641,11 +651,12 @@ class Relative2D(Position):
     height: int
     width: int
     prefix: int = 0
+    scale: float | None = None
 
     _name: ClassVar[str] = "relative2d"
     _tensors: ClassVar[tuple[str, ...]] = ("rows", "columns")
     _tables: ClassVar[tuple[str, ...]] = ("rows", "columns")
-    _options: ClassVar[tuple[str, ...]] = ("prefix",)
+    _options: ClassVar[tuple[str, ...]] = ("prefix", "scale")
     _axes: ClassVar[tuple[str, ...]] = ("height", "width")
 
 
@@ -665,6 +676,7 @@ class TransformerXL(Position):
         r: (H, n, D): row n belongs to the distance p_i - p_j = n, with at least Lq + query_offset
             rows; bidirectional: (H, 2 n - 1, D), for the distances from 1 - n to n - 1.
         bidirectional: whether r also has rows for keys ahead of the query.
+        scale: multiplies the products; 1 leaves them unscaled.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
@@ -676,11 +688,12 @@ class TransformerXL(Position):
     v: Tensor
     r: Tensor
     bidirectional: bool = False
+    scale: float | None = None
 
     _name: ClassVar[str] = "transformer_xl"
     _tensors: ClassVar[tuple[str, ...]] = ("u", "v", "r")
     _tables: ClassVar[tuple[str, ...]] = ("u", "v", "r")
-    _options: ClassVar[tuple[str, ...]] = ("bidirectional",)
+    _options: ClassVar[tuple[str, ...]] = ("bidirectional", "scale")
 
 
 @dataclass(frozen=True, eq=False)

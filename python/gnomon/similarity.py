@@ -258,7 +258,8 @@ class Penumbral(Similarity):
     """Penumbral cones: -gamma h, -gamma h^2 or gamma log(r / h), where h is the height of the
     lowest common ancestor of penumbral cones below the horosphere of height r.
 
-    Needs D >= 2: the last coordinate z of a token determines its height; the others are x.
+    Needs D >= 2: the last coordinate z of a token determines its height; the others are x. The
+    authors' released code uses score = "height2", with 1e-6 added in a few places.
 
     Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 
@@ -291,7 +292,8 @@ class Umbral(Similarity):
     of umbral cones of radius r.
 
     Needs D >= 2: the last coordinate z of a token determines its height; the others are x. Balls
-    of radius r cast the cones.
+    of radius r cast the cones. The authors' released code uses r = 1 and divides z by D
+    beforehand.
 
     Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 

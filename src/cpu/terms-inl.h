@@ -436,13 +436,15 @@ class Terms {
     const VF hidden = hn::Set(d, -kInfinity);
     const VF least = hn::Set(d, delta);
     const VF one = hn::Set(d, 1.0f);
-    const VF inverse = hn::Set(d, 1.0f / Softcap());
+    // 1 - tanh(x)^2 = 4 e / (1 + e)^2 with e = exp(-2 |x|): the difference would lose digits where
+    // the cap saturates.
+    const VF rate = hn::Set(d, -2.0f * kLog2E / Softcap());
     for (int64_t n = 0; n < columns; n += kLaneCount) {
       const VF score = hn::LoadU(d, scores + n);
       const auto hides = score == hidden;
       const VF capped = Cap(score);
-      const VF share = capped * inverse;
-      const VF slope = hn::IfThenZeroElse(hides, one - share * share);
+      const VF e = Exp2(hn::Abs(score) * rate);
+      const VF slope = hn::IfThenZeroElse(hides, hn::Set(d, 4.0f) * e / ((one + e) * (one + e)));
       const VF d_weight = hn::LoadU(d, d_weights + n);
       hn::StoreU(hn::IfThenElse(hides, least, hn::MulAdd(slope, d_weight - least, least)), d,
                  d_weights + n);

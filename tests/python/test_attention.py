@@ -362,3 +362,41 @@ def test_memory_is_linear_in_the_length():
     )
     # One array of L x L bytes would be 1024 MiB.
     assert int(run.stdout) < 100 * 1024
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("similarity", ["dot", "penumbral"])
+@pytest.mark.parametrize("position", ["none", "rope+alibi"])
+def test_the_output_has_the_layout_of_q(similarity, position, dtype):
+    """The transpose of an output for transposed queries is contiguous, and gradients agree."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    tokens = torch.randn(2, 13, 6, 8, dtype=dtype)
+    keys = torch.randn(2, 13, 2, 2, 8, dtype=dtype)
+    arguments = {"similarity": similarity, "position": position, "causal": True, "sink": 0.3}
+
+    def rows_first(tokens, keys):
+        k, v = keys.unbind(2)
+        o = gnomon.attention(*(x.transpose(1, 2) for x in (tokens, k, v)), **arguments)
+        return o.transpose(1, 2).view(2, 13, -1)  # an error where it would have to copy
+
+    def heads_first(tokens, keys):
+        q = tokens.transpose(1, 2).contiguous()
+        k, v = (x.transpose(1, 2).contiguous() for x in keys.unbind(2))
+        o = gnomon.attention(q, k, v, **arguments)
+        assert o.is_contiguous()
+        return o.transpose(1, 2).flatten(2)
+
+    results = []
+    compiled = torch.compile(rows_first, backend="aot_eager", fullgraph=True)
+    for attend in (rows_first, heads_first, compiled):
+        leaves = [x.clone().requires_grad_() for x in (tokens, keys)]
+        o = attend(*leaves)
+        results.append([o, *torch.autograd.grad(o.square().sum(), leaves)])
+    for result in results[1:]:
+        for one, first in zip(result, results[0], strict=True):
+            torch.testing.assert_close(one, first)
+    # One row, one head or none of either are as before.
+    for shape in ((2, 1, 6, 8), (2, 13, 1, 8), (2, 0, 6, 8)):
+        q = torch.randn(shape, dtype=dtype).transpose(1, 2)
+        assert gnomon.attention(q, q, q, similarity=similarity, causal=True).shape == q.shape

@@ -137,13 +137,13 @@ def test_types_of_gradients():
         factor, bias = torch.ones(4), torch.ones(1, 4, 11)
         o, lse, statistics = ops.attention_forward(
             *(x, y, y, None, None, None, factor, bias, *[None] * 20),
-            *("dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0),
+            *("dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0, False, 0.0),
         )
         assert {t.dtype for t in (o, lse, statistics)} == {torch.float32}
         gradients = ops.attention_backward(
             *(o, lse, o, lse, statistics),
             *(x, y, y, None, None, None, factor, bias, *[None] * 20),
-            *("dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0),
+            *("dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0, False, 0.0),
             [n in (0, 1, 2, 6, 7) for n in range(17)],
         )
         for gradient, of in zip(gradients, [x, y, y, *[None] * 3, factor, bias], strict=False):
@@ -185,7 +185,22 @@ def test_types_beside_each_other_on_the_cpu(x, y, v, message):
     rest = [None] * 3 + [torch.ones(4)] + [None] * 21
     with pytest.raises(TypeError, match=message):
         ops.attention_forward(
-            *tokens, *rest, "dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0
+            *tokens,
+            *rest,
+            "dot",
+            0,
+            None,
+            None,
+            None,
+            None,
+            "",
+            None,
+            "clip",
+            1.0,
+            0.0,
+            0.0,
+            False,
+            0.0,
         )
 
 

@@ -49,7 +49,7 @@ def low_level_arguments(dtype, places=False):
         offsets = [None, torch.randint(9, (b, lq)), torch.randint(9, (b, lk))]
     terms = ("alibi:slopes=tensor", [1, h]) if places else ("", None)
     segments = [torch.tensor([[0, 0, 1, 1, 2]] * 2), torch.tensor([[0, 0, 1, 1, 1, 2, 2]] * 2)]
-    numbers = ("umbral", 0, 4, 0, [3, 1, 1], None, *terms, "clip", 0.5, 0.25, 2.0**-24)
+    numbers = ("umbral", 0, 4, 0, [3, 1, 1], None, *terms, "clip", 0.5, 0.25, 1.5, True, 2.0**-24)
     return tensors, (*constants, mask, *lengths, *offsets, *segments, torch.tensor([3]), *numbers)
 
 

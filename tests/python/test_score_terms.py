@@ -59,7 +59,7 @@ def case_of(similarity: str = "dot") -> Case:
 def random_mask(shape: tuple[int, ...]) -> torch.Tensor:
     mask = torch.rand(shape) < 0.6
     # A row that sees nothing.
-    if mask.dim() == 4 and shape[2] > 1:
+    if mask.dim() == 4 and shape[2] > 2:
         mask[0, 0, 2] = False
     return mask
 

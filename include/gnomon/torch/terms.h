@@ -121,7 +121,8 @@ Similarity Lorentz(HeadValue scale, HeadValue c = 1.0, HeadValue bias = 0.0,
 // Penumbral cones: -gamma h, -gamma h^2 or gamma log(r / h), where h is the height of the lowest
 // common ancestor of penumbral cones below the horosphere of height r.
 //
-// Needs D >= 2: the last coordinate z of a token determines its height; the others are x.
+// Needs D >= 2: the last coordinate z of a token determines its height; the others are x. The
+// authors' released code uses score = "height2", with 1e-6 added in a few places.
 //
 // Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 //
@@ -137,7 +138,7 @@ Similarity Penumbral(HeadValue gamma, double r = 1.0, const std::string& map = "
 // umbral cones of radius r.
 //
 // Needs D >= 2: the last coordinate z of a token determines its height; the others are x. Balls of
-// radius r cast the cones.
+// radius r cast the cones. The authors' released code uses r = 1 and divides z by D beforehand.
 //
 // Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 //
@@ -276,7 +277,8 @@ Position T5(torch::Tensor table, bool bidirectional, int64_t max_distance = 128)
 // number of axes.
 //
 // Tokens lie on a grid in row-major order, after `prefix` tokens that have no bias, as in Grid.
-// Swin indexes its tables by the opposite differences: flip them along both axes.
+// Swin indexes its tables by the opposite differences: flip them along both axes, as
+// from_query_minus_key does in Python.
 //
 // Liu et al. 2021, Swin Transformer.
 //
@@ -328,7 +330,8 @@ Position PairBias(torch::Tensor bias);
 // Ke et al. 2021, Rethinking Positional Encoding in Language Pre-training.
 //
 // table: (Lk, D), or (H, Lk, D).
-Position AbsoluteKeys(torch::Tensor table);
+// scale: multiplies the products; 1 leaves them unscaled.
+Position AbsoluteKeys(torch::Tensor table, std::optional<double> scale = std::nullopt);
 
 // Content-conditioned bias: r_i.E[p_j - p_i + extent - 1], from past to future; 0 where |p_i - p_j|
 // >= extent.
@@ -360,7 +363,9 @@ Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent = 
 // queries: a table of the same shape, multiplied by the keys.
 // max_distance: distance from which all offsets share the last bucket, above n / 2 + 1 with n even;
 //   0: one row per offset, and the nearest row beyond.
-Position Disentangled(torch::Tensor keys, torch::Tensor queries, int64_t max_distance = 0);
+// scale: multiplies the products; 1 leaves them unscaled.
+Position Disentangled(torch::Tensor keys, torch::Tensor queries, int64_t max_distance = 0,
+                      std::optional<double> scale = std::nullopt);
 
 // Relative keys: q_i.E[p_j - p_i + max_offset] scale, from past to future; with values, v_j + W[p_j
 // - p_i + max_offset] for v_j; far: the nearest row, or none; with a query of its own, r_i.E[...].
@@ -381,9 +386,11 @@ Position Disentangled(torch::Tensor keys, torch::Tensor queries, int64_t max_dis
 //   v_j.
 // query: (B, H, Lq, Dr), multiplied by the rows instead of q; the table then has Dr columns, and
 //   the products are not scaled.
+// scale: multiplies the products; 1 leaves them unscaled.
 Position Relative(torch::Tensor table, int64_t max_offset, const std::string& far = "clip",
                   std::optional<torch::Tensor> values = std::nullopt,
-                  std::optional<torch::Tensor> query = std::nullopt);
+                  std::optional<torch::Tensor> query = std::nullopt,
+                  std::optional<double> scale = std::nullopt);
 
 // 2-D relative keys: q_i.(R[dy + height - 1] + C[dx + width - 1]) scale, dy = y_j - y_i and dx =
 // x_j - x_i.
@@ -399,8 +406,9 @@ Position Relative(torch::Tensor table, int64_t max_offset, const std::string& fa
 // height: height of the grid.
 // width: width of the grid.
 // prefix: tokens before the grid, such as a class token.
+// scale: multiplies the products; 1 leaves them unscaled.
 Position Relative2D(torch::Tensor rows, torch::Tensor columns, int64_t height, int64_t width,
-                    int64_t prefix = 0);
+                    int64_t prefix = 0, std::optional<double> scale = std::nullopt);
 
 // Transformer-XL: (u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, with r = W_R sinusoid, or learned.
 //
@@ -414,8 +422,9 @@ Position Relative2D(torch::Tensor rows, torch::Tensor columns, int64_t height, i
 // r: (H, n, D): row n belongs to the distance p_i - p_j = n, with at least Lq + query_offset rows;
 //   bidirectional: (H, 2 n - 1, D), for the distances from 1 - n to n - 1.
 // bidirectional: whether r also has rows for keys ahead of the query.
+// scale: multiplies the products; 1 leaves them unscaled.
 Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r,
-                       bool bidirectional = false);
+                       bool bidirectional = false, std::optional<double> scale = std::nullopt);
 
 // QK-norm: q / rms(q) * w_q and k / rms(k) * w_k, applied before all other terms.
 //

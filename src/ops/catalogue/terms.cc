@@ -158,8 +158,11 @@ Position PairBias(torch::Tensor bias) {
   return TermBuilder("pair_bias").With("bias", std::move(bias)).Build<Position>();
 }
 
-Position AbsoluteKeys(torch::Tensor table) {
-  return TermBuilder("absolute_keys").With("table", std::move(table)).Build<Position>();
+Position AbsoluteKeys(torch::Tensor table, std::optional<double> scale) {
+  return TermBuilder("absolute_keys")
+      .With("table", std::move(table))
+      .With("scale", scale)
+      .Build<Position>();
 }
 
 Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent) {
@@ -170,41 +173,48 @@ Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent) {
       .Build<Position>();
 }
 
-Position Disentangled(torch::Tensor keys, torch::Tensor queries, int64_t max_distance) {
+Position Disentangled(torch::Tensor keys, torch::Tensor queries, int64_t max_distance,
+                      std::optional<double> scale) {
   return TermBuilder("disentangled")
       .With("keys", std::move(keys))
       .With("queries", std::move(queries))
       .With("max_distance", max_distance)
+      .With("scale", scale)
       .Build<Position>();
 }
 
 Position Relative(torch::Tensor table, int64_t max_offset, const std::string& far,
-                  std::optional<torch::Tensor> values, std::optional<torch::Tensor> query) {
+                  std::optional<torch::Tensor> values, std::optional<torch::Tensor> query,
+                  std::optional<double> scale) {
   return TermBuilder("relative")
       .With("table", std::move(table))
       .With("max_offset", max_offset)
       .With("far", far)
       .With("values", std::move(values))
       .With("query", std::move(query))
+      .With("scale", scale)
       .Build<Position>();
 }
 
 Position Relative2D(torch::Tensor rows, torch::Tensor columns, int64_t height, int64_t width,
-                    int64_t prefix) {
+                    int64_t prefix, std::optional<double> scale) {
   return TermBuilder("relative2d")
       .With("rows", std::move(rows))
       .With("columns", std::move(columns))
       .With("prefix", prefix)
+      .With("scale", scale)
       .With("shape", std::vector<int64_t>{height, width})
       .Build<Position>();
 }
 
-Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r, bool bidirectional) {
+Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r, bool bidirectional,
+                       std::optional<double> scale) {
   return TermBuilder("transformer_xl")
       .With("u", std::move(u))
       .With("v", std::move(v))
       .With("r", std::move(r))
       .With("bidirectional", bidirectional)
+      .With("scale", scale)
       .Build<Position>();
 }
 

@@ -53,6 +53,18 @@ at::Tensor ColumnsStart(const Component& component, const ModuleShape& n) {
   return AxisTableStart(/*stream=*/5, component, n, 1);
 }
 
+std::vector<Parameter> Parameters() {
+  std::vector<Parameter> parameters =
+      OnGrid({Table("rows", Index::kFirstAxis, {.start = RowsStart})
+                  .Means("(2 height - 1, D), or (H, n, D)"),
+              Table("columns", Index::kSecondAxis, {.start = ColumnsStart})
+                  .Means("(2 width - 1, D), or (H, n, D)"),
+              TablePerHead()},
+             Shape().OfAxes({"height", "width"}).Required());
+  parameters.push_back(OwnScale());
+  return parameters;
+}
+
 const RegisterPosition relative2d({
     .catalogue =
         {.name = "relative2d",
@@ -69,12 +81,7 @@ const RegisterPosition relative2d({
          .cost = "2 + 0, plus q times the table",
          .needs_grid = true,
          .class_name = "Relative2D"},
-    .parameters = OnGrid({Table("rows", Index::kFirstAxis, {.start = RowsStart})
-                              .Means("(2 height - 1, D), or (H, n, D)"),
-                          Table("columns", Index::kSecondAxis, {.start = ColumnsStart})
-                              .Means("(2 width - 1, D), or (H, n, D)"),
-                          OwnScale(), TablePerHead()},
-                         Shape().OfAxes({"height", "width"}).Required()),
+    .parameters = Parameters(),
     .content = Content,
 });
 
