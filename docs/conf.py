@@ -99,7 +99,8 @@ def break_long_names(app, doctree, docname):
 _CALL = (
     "similarity=None, position=None, causal=False, window=None, key_lengths=None, "
     "key_starts=None, query_segments=None, key_segments=None, query_offset=None, positions=None, "
-    "key_positions=None, scale=None, chunks=None, mask=None, sink=None, temperature=None"
+    "key_positions=None, scale=None, chunks=None, mask=None, sink=None, temperature=None, "
+    "score_softcap=None"
 )
 #: Signatures that overloads or types would make unreadable.
 SIGNATURES = {
@@ -107,10 +108,11 @@ SIGNATURES = {
     "tolerance=2**-24, return_lse=False)",
     "gnomon.attention_weights": f"(q, k, rows=-1, *, {_CALL})",
     "gnomon.graph_attention": "(q, k, v, indptr, indices, similarity=None, *, scale=None, "
-    "sink=None, return_lse=False)",
+    "sink=None, edge_bias=None, dropout=0.0, seed=None, return_lse=False)",
     "gnomon.varlen_attention": "(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, similarity=None, "
     "position=None, causal=False, window=None, scale=None, chunks=None, sink=None, "
-    "temperature=None, dropout=0.0, seed=None, aggregation='mean', tolerance=2**-24, "
+    "temperature=None, score_softcap=None, dropout=0.0, seed=None, "
+    "aggregation='mean', tolerance=2**-24, "
     "return_lse=False)",
     "gnomon.distributed.context_parallel_attention": f"(q, k, v, *, {_CALL}, dropout=0.0, "
     "aggregation='mean', tolerance=2**-24, group=None, layout='contiguous', return_lse=False)",
