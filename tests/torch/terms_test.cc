@@ -48,12 +48,15 @@ static_assert(
 static_assert(kIs<decltype(position::GridBias), Position(torch::Tensor, int64_t)>);
 static_assert(kIs<decltype(position::Relative),
                   Position(torch::Tensor, int64_t, TextArgument, std::optional<torch::Tensor>,
-                           std::optional<torch::Tensor>)>);
-static_assert(kIs<decltype(position::TransformerXL),
-                  Position(torch::Tensor, torch::Tensor, torch::Tensor, bool)>);
-static_assert(kIs<decltype(position::Relative2D),
-                  Position(torch::Tensor, torch::Tensor, int64_t, int64_t, int64_t)>);
-static_assert(kIs<decltype(position::AbsoluteKeys), Position(torch::Tensor)>);
+                           std::optional<torch::Tensor>, std::optional<double>)>);
+static_assert(
+    kIs<decltype(position::TransformerXL),
+        Position(torch::Tensor, torch::Tensor, torch::Tensor, bool, std::optional<double>)>);
+static_assert(
+    kIs<decltype(position::Relative2D),
+        Position(torch::Tensor, torch::Tensor, int64_t, int64_t, int64_t, std::optional<double>)>);
+static_assert(
+    kIs<decltype(position::AbsoluteKeys), Position(torch::Tensor, std::optional<double>)>);
 static_assert(kIs<decltype(position::KeyBias), Position(torch::Tensor)>);
 static_assert(kIs<decltype(position::PairBias), Position(torch::Tensor)>);
 static_assert(kIs<decltype(position::Forget), Position(torch::Tensor)>);
