@@ -100,7 +100,8 @@ TEST(WordsTest, AVocabularyReadsBackAndDamagedOnesAreErrors) {
   EXPECT_NE(error("<unk>\n<eos>\na\n\n").find("line 4 is not a single word"), std::string::npos);
   EXPECT_NE(error("<unk>\n<eos>\na b\n").find("line 3 is not a single word"), std::string::npos);
   EXPECT_NE(error("<unk>\n<eos>\na\na\n").find("line 4 appears twice"), std::string::npos);
-  EXPECT_NE(error("<unk>\n<eos>\na").find("line 3 has no end"), std::string::npos);
+  EXPECT_NE(error("<unk>\n<eos>\na").find("line 3 does not end with a line break"),
+            std::string::npos);
 }
 
 TEST(WordsTest, WikiText2HasItsPublishedCounts) {

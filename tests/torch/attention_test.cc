@@ -368,7 +368,7 @@ TEST_F(GridTest, ErrorsNameTheGrid) {
       "alibi on the grid 2x3 and Lq = 8, Lk = 8; expected 6 tokens");
   ExpectThrow<c10::ValueError>([&] { grid_sinusoid({int64_t{1} << 31, 4}, 4); },
                                "expected at most 2^32 tokens");
-  ExpectThrow<c10::ValueError>([&] { grid_sinusoid({}, 4); }, "expected positive lengths");
+  ExpectThrow<c10::ValueError>([&] { grid_sinusoid({}, 4); }, "expected positive sizes");
 }
 
 TEST_F(AttentionTest, MasksAndEmptyRows) {

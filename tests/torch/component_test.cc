@@ -145,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(
                       BadValue{"a:heads=many", "expected learned, fixed or a number"},
                       BadValue{"a:table=3", "has no option \"table\""},
                       BadValue{"a:", "empty option"}, BadValue{"a:=1", "empty option"},
-                      BadValue{"a:number=1:number=1", "gives number twice"},
+                      BadValue{"a:number=1:number=1", "sets number twice"},
                       BadValue{"a:other=1", "a has no option \"other\"; it has number, size"},
                       BadValue{"a:nubmer=1", "\"nubmer\"; did you mean number? It has number"}),
     [](const auto& test) { return std::to_string(test.index); });

@@ -140,27 +140,28 @@ TEST(SimilarityEntryTest, AMapGivesWhatThePairFunctionReads) {
   const at::Tensor factor = at::ones({2});
   EXPECT_EQ(FaultOfMap({"dot", x, y, factor}), "");
   EXPECT_EQ(FaultOfMap({"dot", x, at::zeros({1, 2, 5, 6}), factor}), "");
-  EXPECT_THAT(FaultOfMap({nullptr, x, y, factor}), HasSubstr("the map of mine names"));
+  EXPECT_THAT(FaultOfMap({nullptr, x, y, factor}),
+              HasSubstr("the map of mine returns the pair function \"\", which does not exist"));
   EXPECT_THAT(FaultOfMap({"nope", x, y, factor}), HasSubstr("the pair function \"nope\""));
   EXPECT_THAT(FaultOfMap({"dot", {}, y, factor}),
               HasSubstr("the map of mine returns x or y without four axes"));
   EXPECT_THAT(FaultOfMap({"dot", x, at::zeros({1, 1, 5, 7}), factor}),
-              HasSubstr("gives y of shape [1, 1, 5, 7]; expected [1, 1, 5, 6]"));
-  EXPECT_THAT(FaultOfMap({"dot", x.narrow(2, 0, 2), y, factor}), HasSubstr("gives x of shape"));
-  EXPECT_THAT(FaultOfMap({"dot", x, y, {}}), HasSubstr("gives a factor of shape []"));
+              HasSubstr("returns y of shape [1, 1, 5, 7]; expected [1, 1, 5, 6]"));
+  EXPECT_THAT(FaultOfMap({"dot", x.narrow(2, 0, 2), y, factor}), HasSubstr("returns x of shape"));
+  EXPECT_THAT(FaultOfMap({"dot", x, y, {}}), HasSubstr("returns a factor of shape []"));
   EXPECT_THAT(FaultOfMap({"dot", x, y, factor.to(at::kDouble)}),
-              HasSubstr("gives a factor of dtype Double; expected Float"));
+              HasSubstr("returns a factor of dtype Double; expected Float"));
   EXPECT_THAT(FaultOfMap({"dot", x.to(at::kDouble), y, factor}),
-              HasSubstr("gives x of dtype Double; expected Float"));
+              HasSubstr("returns x of dtype Double; expected Float"));
   const at::Tensor rows = at::zeros({1, 1, 2, 3});
   const at::Tensor columns = at::zeros({1, 1, 1, 5});
   EXPECT_EQ(FaultOfMap({"laplacian", x, y, factor}), "");
   EXPECT_THAT(FaultOfMap({"umbral", x, y, factor}),
-              HasSubstr("gives row_scalars of shape []; expected [1, 1, 2, 3]"));
+              HasSubstr("returns row_scalars of shape []; expected [1, 1, 2, 3]"));
   EXPECT_THAT(FaultOfMap({"umbral", x, y, factor, rows, columns.narrow(3, 0, 4)}),
-              HasSubstr("gives column_scalars of shape [1, 1, 1, 4]; expected [1, 1, 1, 5]"));
+              HasSubstr("returns column_scalars of shape [1, 1, 1, 4]; expected [1, 1, 1, 5]"));
   EXPECT_THAT(FaultOfMap({"dot", x, y, factor, {}, {}, at::ones({1, 2})}),
-              HasSubstr("gives head_scalars of shape [1, 2]; expected [0, 2]"));
+              HasSubstr("returns head_scalars of shape [1, 2]; expected [0, 2]"));
 }
 
 TEST(PositionEntryTest, NormsAndRotationsLeaveTheFormOfTokens) {
@@ -175,10 +176,10 @@ TEST(PositionEntryTest, NormsAndRotationsLeaveTheFormOfTokens) {
   EXPECT_EQ(of_norm(same), "");
   EXPECT_THAT(of_norm([](const Component&, const std::vector<at::Tensor>&, const at::Tensor& tokens,
                          bool) { return tokens.narrow(3, 0, 2); }),
-              HasSubstr("rope gives keys of shape [1, 2, 3, 2]; expected [1, 2, 3, 4]"));
+              HasSubstr("rope returns keys of shape [1, 2, 3, 2]; expected [1, 2, 3, 4]"));
   EXPECT_THAT(of_norm([](const Component&, const std::vector<at::Tensor>&, const at::Tensor& tokens,
                          bool) { return tokens.to(at::kDouble); }),
-              HasSubstr("rope gives keys of dtype Double; expected Float"));
+              HasSubstr("rope returns keys of dtype Double; expected Float"));
   const PositionEntry rotation{
       .catalogue = Mine(Role::kRotation),
       .rotate = [](const Component&, const std::vector<at::Tensor>&, const RotationCall& call) {
@@ -195,7 +196,7 @@ TEST(PositionEntryTest, NormsAndRotationsLeaveTheFormOfTokens) {
                                   .last_is_height = false,
                                   .heads = 2});
               }),
-              HasSubstr("rope gives queries of shape [1, 2, 1, 4]; expected [1, 2, 3, 4]"));
+              HasSubstr("rope returns queries of shape [1, 2, 1, 4]; expected [1, 2, 3, 4]"));
 }
 
 // What a call says of a position that no specification names.

@@ -125,7 +125,7 @@ TEST_F(SafeTensorsTest, HostileHeaders) {
            "}}";
   };
   ExpectError(tensor("\"F32\"", "[2]", "[0,8]"), 4,
-              "it is truncated: the tensor 'x' lies at bytes 0 to 8 of 4");
+              "it is truncated: the tensor 'x' has the bytes 0 to 8 of 4");
   ExpectError(tensor("\"F32\"", "[2]", "[8,0]"), 8, "has the bytes 8 to 0");
   ExpectError(tensor("\"F32\"", "[3]", "[0,8]"), 8, "takes 12");
   ExpectError(tensor("\"F32\"", "[1]", "[4,8]"), 8, "belong to no tensor");
@@ -136,9 +136,12 @@ TEST_F(SafeTensorsTest, HostileHeaders) {
   ExpectError(tensor("\"F32\"", "3", "[0,4]"), 4, "not a list of non-negative integers");
   ExpectError(tensor("\"F32\"", "[1]", "[0]"), 4, "not two non-negative integers");
   ExpectError(tensor("\"F32\"", "[1]", "[0,4.5]"), 4, "not two non-negative integers");
-  ExpectError(tensor("\"F32\"", "[4294967296,4294967296]", "[0,0]"), 0, "beyond 64 bits");
-  ExpectError(tensor("\"F32\"", "[0,9223372036854775807]", "[0,0]"), 0, "beyond 64 bits");
-  ExpectError(tensor("\"F32\"", "[18446744073709551615]", "[0,4]"), 4, "beyond 64 bits");
+  ExpectError(tensor("\"F32\"", "[4294967296,4294967296]", "[0,0]"), 0,
+              "has a shape whose size exceeds 64 bits");
+  ExpectError(tensor("\"F32\"", "[0,9223372036854775807]", "[0,0]"), 0,
+              "has a shape whose size exceeds 64 bits");
+  ExpectError(tensor("\"F32\"", "[18446744073709551615]", "[0,4]"), 4,
+              "has a shape whose size exceeds 64 bits");
   ExpectError(R"({"x":{"dtype":"F32","shape":[1]}})", 4, "lacks dtype, shape or data_offsets");
   ExpectError(R"({"x":[]})", 0, "lacks dtype, shape or data_offsets");
   ExpectError(R"({"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"

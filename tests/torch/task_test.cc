@@ -147,15 +147,15 @@ TEST_F(TaskTest, IsComparedByTheProgram) {
   EXPECT_THAT(output_, HasSubstr("over 2 seeds, trained for 5 steps of 8 examples. A dash marks a "
                                  "value that is undefined"));
 
-  // It goes on where it was left, with the same numbers.
+  // It goes on where it was left, with the same numbers in the same order.
   json cut = record;
   cut["runs"].erase(4);
   std::ofstream(folder_ / "runs" / "results.json") << cut.dump();
   ASSERT_EQ(Run({"compare", "--resume", At("runs")}), 0) << errors_;
   const json again = Record(At("runs"));
   ASSERT_EQ(again["runs"].size(), 6u);
-  EXPECT_EQ(again["runs"][5]["losses"], record["runs"][4]["losses"]);
-  EXPECT_EQ(again["runs"][5]["curve"], record["runs"][4]["curve"]);
+  EXPECT_EQ(again["runs"][4]["losses"], record["runs"][4]["losses"]);
+  EXPECT_EQ(again["runs"][4]["curve"], record["runs"][4]["curve"]);
   EXPECT_EQ(again["sessions"].size(), 2u);
 }
 
@@ -246,10 +246,10 @@ TEST_F(TaskTest, ShapesOfArraysAndPlacesInThemAreNamed) {
          "'valid.images' is missing; the file contains train.");
   expect([&] { arrays.Get("train.images", 4); }, "has shape [3, 2, 2]; expected 4 axes");
   expect([&] { arrays.Integers("train.labels", 1, 0, 9); }, "has 10 at [2]; expected 0 to 9");
-  expect([&] { arrays.Integers("train.heights", 1, 0, 9); }, "is of Float; expected integers");
+  expect([&] { arrays.Integers("train.heights", 1, 0, 9); }, "has dtype Float; expected integers");
   expect([&] { arrays.Numbers("train.heights", 1); }, "has nan at [1]; expected finite");
-  expect([&] { arrays.CheckRows("train.images", "train.labels"); }, "has 4 rows, and 'train.imag");
-  expect([&] { arrays.Rows("train.few", 2); }, "sums to 3, and 'train.few' has 5");
+  expect([&] { arrays.CheckRows("train.images", "train.labels"); }, "has 4 rows, but 'train.imag");
+  expect([&] { arrays.Rows("train.few", 2); }, "sums to 3, but 'train.few' has 5");
 
   // The same data are the same in another file.
   file.metadata["more"] = "words";

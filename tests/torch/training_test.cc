@@ -841,7 +841,7 @@ TEST_F(CheckpointTest, HoldsItsVocabularyAndMemory) {
   expect(file,
          "its vocabulary has 3 tokens, but its model has " + std::to_string(tokenizer->size()));
   file.tensors["tokens.vocabulary"] = bytes.narrow(0, 0, 4);
-  expect(file, "line 1 has no end");
+  expect(file, "line 1 does not end with a line break");
   file.tensors["tokens.vocabulary"] = torch::zeros({3});
   expect(file, "'tokens.vocabulary' is Float [3]");
 }
