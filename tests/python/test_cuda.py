@@ -297,7 +297,7 @@ def forward(x, function="dot", right=None, dropout=0.0, seed=None):
     return ops.attention_forward.default.redispatch(
         keys, x, x, x, None, None, None, heads, *[None] * 20,
         seed, function, 0, None, right, None, None, "", None, "clip", 1.0,
-        dropout, 0.0)
+        dropout, 0.0, False, 0.0)
 def error_of(call):
     try:
         call()
@@ -397,6 +397,8 @@ def test_tensors_of_another_device_are_named():
                 "clip",
                 1.0,
                 0.0,
+                0.0,
+                False,
                 0.0,
             ),
         )

@@ -343,7 +343,20 @@ def test_what_graphs_do_not_have_on_a_gpu_is_refused_by_name():
     ):
         with pytest.raises(NotImplementedError, match=message):
             ops.graph_forward.default.redispatch(
-                ON_CUDA, x, x, x, None, None, None, factor.to(x), indptr, indices, "dot"
+                ON_CUDA,
+                x,
+                x,
+                x,
+                None,
+                None,
+                None,
+                factor.to(x),
+                None,
+                indptr,
+                indices,
+                None,
+                "dot",
+                0.0,
             )
 
 

@@ -61,7 +61,9 @@ def test_metadata(site):
     minor = ".".join(torch.__version__.split(".")[:2])
     assert needed == [f"torch=={minor}.*", "typing_extensions"]
     assert (folder / "WHEEL").read_text().count("Tag: py3-none-") == 1
-    assert set(metadata.get_all("Provides-Extra")) == {"data", "report", "transformers"}
+    assert set(metadata.get_all("Provides-Extra")) == {
+        *("data", "report", "transformers", "workers")
+    }
     scripts = (folder / "entry_points.txt").read_text(encoding="utf-8")
     assert scripts.split("\n")[:2] == ["[console_scripts]", "gnomon = gnomon.__main__:main"]
 

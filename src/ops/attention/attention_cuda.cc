@@ -54,15 +54,18 @@ Outputs ForwardOn(const OperatorArguments& a, cuda::Backend& backend) {
   }
   auto& [o, lse, statistics] = outputs;
   cuda::Output output;
-  // The caller rounds it to the tokens' type.
-  if (a.x.scalar_type() == at::kFloat) {
+  // The caller rounds it to the tokens' type. The kernels write an exact o as contiguous rows.
+  const bool is_float = a.x.scalar_type() == at::kFloat;
+  const at::Tensor exact = is_float || o.is_contiguous() ? o : at::empty(o.sizes(), o.options());
+  if (is_float) {
     output.o = MutableDeviceRows(o);
   } else {
-    output.exact_o = o.mutable_data_ptr<float>();
+    output.exact_o = exact.mutable_data_ptr<float>();
   }
   output.lse = lse.mutable_data_ptr<float>();
   output.statistics = statistics.mutable_data_ptr<float>();
   cuda::Forward(call.function(), input, output, backend);
+  if (!exact.is_same(o)) o.copy_(exact);
   return outputs;
 }
 
