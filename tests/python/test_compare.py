@@ -265,9 +265,11 @@ def test_workers_on_two_hosts(folder, whole, tmp_path):
         try:
             for name in names:
                 ip("netns", "add", name)
-            ip("link", "add", "a", "netns", names[0], "type", "veth", "peer", "b", "netns",
-               names[1])  # fmt: skip
-            for name, link, address in zip(names, "ab", ("10.9.8.1", "10.9.8.2"), strict=True):
+            ip("-n", names[0], "link", "add", "left", "type", "veth", "peer", "name", "right",
+               "netns", names[1])  # fmt: skip
+            for name, link, address in zip(
+                names, ("left", "right"), ("10.9.8.1", "10.9.8.2"), strict=True
+            ):
                 ip("-n", name, "addr", "add", f"{address}/24", "dev", link)
                 ip("-n", name, "link", "set", link, "up")
                 ip("-n", name, "link", "set", "lo", "up")
