@@ -213,7 +213,7 @@ def test_a_name_that_is_taken_adds_nothing(tmp_path):
     shutil.copy(LIBRARY, copy)
     before = gnomon.catalogue()
     with pytest.raises(
-        ValueError, match=r"libcopy\.so has .*(adaptive|student_t).*another one has that name"
+        ValueError, match=r"libcopy\.so defines .*(adaptive|student_t).*another one has that name"
     ):
         gnomon.load_terms(copy)
     assert gnomon.catalogue() == before

@@ -106,7 +106,7 @@ def test_every_option_that_takes_a_number_refuses_what_is_none(folder, refuse):
                 line = refuse(*given, f"{option}={word}")
                 # The word that was typed, not what a number of 64 bits makes of it.
                 assert option in line, (command, option, word, line)
-                assert f" {word}," in line, (command, option, word, line)
+                assert f" {word};" in line, (command, option, word, line)
             if kind[1] == "INT":
                 assert option in refuse(*given, f"{option}=1.5")
     assert swept > 45

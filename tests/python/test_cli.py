@@ -369,7 +369,7 @@ def test_compare_of_words_with_memory(folder, tmp_path):
     # It goes on with the vocabulary that it began with, or not at all.
     succeed("compare", "--resume", run, cwd=folder)
     (run / "vocabulary.txt").write_text("\n".join(words[:-1]) + "\n")
-    assert "vocabulary.txt is has changed since this run started" in refused(
+    assert "vocabulary.txt has changed since this run started" in refused(
         "compare", "--resume", run, cwd=folder
     )
     (run / "vocabulary.txt").unlink()
@@ -473,7 +473,10 @@ COMPARE = ["compare", "--data", "text.txt"]
         ([*TRAIN, "--memory", "8", "--batch", "2000"], ["too short", "512256"]),
         ([*COMPARE, "--memory", "8", "--position", "rope,learned"], ["learned", "memory is 8"]),
         ([*COMPARE, "--evaluation-memory", "8", "--position", "learned"], ["memory is 8"]),
-        (["train", "--resume", "model", "--steps", "9"], ["--resume", "excludes --steps"]),
+        (
+            ["train", "--resume", "model", "--steps", "9"],
+            ["--resume", "cannot be combined with --steps"],
+        ),
         (["train", "--resume", "absent"], ["absent"]),
         (["compare"], ["--data is required"]),
         (["compare", "--data", "empty.txt"], ["empty.txt is empty"]),
@@ -489,11 +492,14 @@ COMPARE = ["compare", "--data", "text.txt"]
             [*COMPARE, "--position", "rope", "--run", "dot/rope"],
             ["--run: dot/rope is given twice"],
         ),
-        ([*COMPARE, "--lengths", "0,16"], ["--lengths has 0,"]),
+        ([*COMPARE, "--lengths", "0,16"], ["--lengths has 0;"]),
         ([*COMPARE, "--lengths", "16,100000"], ["too short", "validation", "100001"]),
         ([*COMPARE, "--seeds", "0"], ["--seeds"]),
         ([*COMPARE, "--out", "/proc/gnomon"], ["/proc/gnomon"]),
-        (["compare", "--resume", "comparison", "--steps", "9"], ["excludes --steps"]),
+        (
+            ["compare", "--resume", "comparison", "--steps", "9"],
+            ["cannot be combined with --steps"],
+        ),
         (["compare", "--resume", "absent"], ["absent/results.json"]),
         (["eval"], ["--model is required"]),
         (["eval", "--mdel", "model"], ["not expected: --mdel model; did you mean --model?"]),
@@ -515,8 +521,8 @@ COMPARE = ["compare", "--data", "text.txt"]
         ([*TRAIN, "--task", "xyzzy"], ["--task is 'xyzzy'; expected diffusion"]),
         ([*TRAIN, "--position", "t5:bucket=3"], ["did you mean buckets?"]),
         (["eval", "--model", "text.txt"], ["text.txt is not a valid safetensors file"]),
-        (["eval", "--model", "comparison"], ["holds no checkpoint.safetensors"]),
-        (["eval", "--model", "model", "--lengths", "-4"], ["--lengths has -4,"]),
+        (["eval", "--model", "comparison"], ["contains no checkpoint.safetensors"]),
+        (["eval", "--model", "model", "--lengths", "-4"], ["--lengths has -4;"]),
         (["eval", "--model", "model", "--lengths", "4,x"], ["--lengths"]),
         (["eval", "--model", "model", "--data", "short.txt"], ["too short"]),
         (["generate", "--model", "model", "--prompt", ""], ["--prompt is empty"]),
@@ -594,7 +600,7 @@ def test_damaged_records_are_not_resumed(folder, comparison, tmp_path):
     assert "runs" in message(lambda r: r.update(runs=[{}]))
     assert "losses" in message(lambda r: r["runs"][0].update(losses=7))
     assert "0 losses" in message(lambda r: r["runs"][0].update(losses=[]))
-    assert "no combination 9" in message(lambda r: r["runs"][0].update(combination=9))
+    assert "unknown combination 9" in message(lambda r: r["runs"][0].update(combination=9))
     assert "has changed since this run started" in message(lambda r: r["data"].update(sha256="00"))
     (tmp_path / "results.json").write_text("[")
     assert "not the record" in refused("compare", "--resume", tmp_path, cwd=folder)

@@ -183,10 +183,12 @@ def test_what_a_missing_library_reads_is_refused_in_one_line(tmp_path, capsys, m
         monkeypatch.setitem(sys.modules, module, None)
     put(tmp_path, {"x.flac": b"fLaC", "x.png": b"PNG"})
     line = refusal(capsys, tmp_path / "out", tmp_path / "x.flac")
-    assert "by soundfile, which cannot be imported: pip install soundfile, or gnomon[data]" in line
+    assert (
+        "with soundfile, which cannot be imported: pip install soundfile, or gnomon[data]" in line
+    )
     line = refusal(capsys, tmp_path / "out", tmp_path / "x.png")
     assert line == (
-        "is read by pillow, which cannot be imported: pip install pillow, or gnomon[data]"
+        "is read with pillow, which cannot be imported: pip install pillow, or gnomon[data]"
     )
     # What needs none of them.
     np.testing.assert_array_equal(read(tmp_path / "x.wav", WAV)["a.x"][0] * 2**15, np.arange(9))

@@ -308,7 +308,7 @@ try:
     gnomon.similarity.define("student_t", "log1p(g)")
     raise AssertionError
 except ValueError as error:
-    assert "another term of the name student_t" in str(error), error
+    assert "another term is named student_t" in str(error), error
 (entry,) = [e for e in gnomon.catalogue()["similarities"] if e["name"] == "student_t"]
 assert (entry["title"], entry["class_name"]) == ("Student's t", "StudentT"), entry
 assert entry["formula"] == "-gamma f, f = log1p(g / nu), g = |q - k|^2"
@@ -405,7 +405,7 @@ gnomon.nn.MultiheadAttention(8, 2, similarity="value")(torch.randn(1, 5, 8)).sum
 q = torch.randn(1, 4, 9, 8)
 for position, told in (
     ("rope:xpos", "expected the similarity dot"),
-    (gnomon.position.TransformerXL(*torch.randn(2, 4, 8), torch.randn(4, 9, 8)), "with dot alone"),
+    (gnomon.position.TransformerXL(*torch.randn(2, 4, 8), torch.randn(4, 9, 8)), "works only with the similarity dot"),
 ):
     try:
         gnomon.attention(q, q, q, similarity="value", position=position, causal=True)

@@ -506,7 +506,7 @@ def test_rows_of_a_layout(record):
         ("segments of another type", "TypeError", ["key_segments has dtype torch.float32"]),
         ("other shape", "ValueError", ["[1, 2, 5, 2, 5, 5] in process 1"]),
         ("other dtype", "ValueError", ["torch.float64 in process 1", "torch.float32"]),
-        ("other gradients", "ValueError", ["require grad", "in process 1"]),
+        ("other gradients", "ValueError", ["requires_grad of q, k, v", "in process 1"]),
         ("three axes", "ValueError", ["q has shape [2, 4, 4]"]),
         ("other values", "ValueError", ["[1, 2, 3, 4]", "(B, Hkv, Lk, Dv)"]),
         ("other keys", "TypeError", ["k is torch.float64", "q torch.float32"]),

@@ -442,7 +442,7 @@ MODULES = {
     "num_heads is a str": lambda: gnomon.nn.MultiheadAttention(16, "4"),
     "qk_dim is a float": lambda: gnomon.nn.MultiheadAttention(16, 4, qk_dim=2.0),
     "max_length is a float": lambda: gnomon.nn.MultiheadAttention(16, 4, max_length=4.0),
-    "similarity is a ALiBi": lambda: gnomon.nn.MultiheadAttention(16, 4, similarity=ALiBi(1.0)),
+    "similarity is an ALiBi": lambda: gnomon.nn.MultiheadAttention(16, 4, similarity=ALiBi(1.0)),
     "position is a Dot": lambda: gnomon.nn.MultiheadAttention(
         16, 4, position=gnomon.similarity.Dot()
     ),

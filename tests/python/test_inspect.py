@@ -482,7 +482,7 @@ def test_wrong_models(buckets, absolute, folder, capsys, tmp_path, monkeypatch):
     assert "--layer: 2; expected 0 to 1" in refuses(["attention", *model, "--layer", 2], capsys)
     assert "--head: -1; expected 0 to 1" in refuses(["attention", *model, "--head", -1], capsys)
     assert "--text: 0 bytes" in refuses(["attention", *model, "--text", ""], capsys)
-    assert "holds no checkpoint" in refuses(["tables", "--model", tmp_path], capsys)
+    assert "contains no checkpoint" in refuses(["tables", "--model", tmp_path], capsys)
     mixed = ["decay", "--position", "rope_mixed"]
     assert "rope_mixed rotates by its learned frequencies" in refuses(mixed, capsys)
     line = refuses(["attention", "--model", absolute, "--text", 40 * "x"], capsys)

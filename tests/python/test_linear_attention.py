@@ -434,7 +434,7 @@ ERRORS = {
     "dtype": ({"v": torch.randn(2, 4, 6, 8).double()}, TypeError, "v has dtype Double and q Float"),
     "feature": ({"feature": "softmax"}, ValueError, 'feature is "softmax"; expected elu, relu or'),
     "no word": ({"feature": None}, TypeError, "feature is a NoneType; expected"),
-    "rope": ({"rope": ALiBi(1.0)}, TypeError, "rope is a ALiBi; expected a gnomon.position.RoPE"),
+    "rope": ({"rope": ALiBi(1.0)}, TypeError, "rope is an ALiBi; expected a gnomon.position.RoPE"),
     "causal": ({"causal": 1}, TypeError, "causal is an int; expected True or False"),
     "causal lengths": (
         {"q": torch.randn(2, 4, 5, 8), "causal": True},

@@ -71,7 +71,7 @@ def test_models_of_timm_that_rotate():
     assert "GnomonAttentionRope" in {type(part).__name__ for part in ours.modules()}
     check_equal(theirs, ours, images())
     replace_attention(ours, "laplacian")(images())
-    with pytest.raises(NotImplementedError, match="the height of 'penumbral' included"):
+    with pytest.raises(NotImplementedError, match="including the height of 'penumbral'"):
         replace_attention(ours, "penumbral")(images())
     # Fewer heads of keys.
     layer = timm.layers.AttentionRope(24, 3, qkv_fused=False, num_kv_heads=1).double()

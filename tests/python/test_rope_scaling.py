@@ -329,7 +329,7 @@ def test_xpos_beyond_the_range_of_float32():
         {"query_offset": -70000},
         {"query_offset": torch.tensor([0, -70000])},
     ):
-        with pytest.raises(ValueError, match="xpos, and tokens of Float positions that lie"):
+        with pytest.raises(ValueError, match="xpos, and tokens of Float are at positions that lie"):
             gnomon.attention(x, x, x, position="rope:xpos", **where)
         o = gnomon.attention(x.double(), x.double(), x.double(), position="rope:xpos", **where)
         assert o.isfinite().all()

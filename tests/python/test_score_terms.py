@@ -979,5 +979,7 @@ def test_modules():
         module(x).sum(), [p for n, p in module.named_parameters() if "bias" in n and p.dim() == 4]
     )
     assert d_bias.shape == bias.shape
-    with pytest.raises(ValueError, match=r"position key_bias without its bias.*position.KeyBias"):
+    with pytest.raises(
+        ValueError, match=r"position key_bias needs bias, a tensor .*position.KeyBias"
+    ):
         gnomon.nn.MultiheadAttention(16, 4, position="key_bias")

@@ -411,7 +411,11 @@ def test_drawing_again_makes_the_same_picture(folder, model):
     [
         ([], {"patch": 5}, "--patch is 5, but the images are 8x12; expected a divisor"),
         ([], {"heads": 3}, "dim 16 is not a multiple of heads 3"),
-        (["--position", "learned:length=3"], {}, "defined up to length 3, shorter than the 6"),
+        (
+            ["--position", "learned:length=3"],
+            {},
+            "defined up to length 3, which is shorter than the 6",
+        ),
         (["--position", "rope:shape=2x2"], {}, "the grid 2x2, but the tokens have 2x3"),
         (["--position", "sinusoidal:shape=9x9"], {}, "the grid 9x9, but the tokens have 2x3"),
         (["--position", "rope;learned"], {}, "'learned' is added to embeddings"),

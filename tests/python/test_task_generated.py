@@ -278,7 +278,7 @@ def test_compare(gnomon):
         is_learned = record["settings"]["combinations"][run["combination"]]["position"] == "learned"
         assert (run["losses"][1]["accuracy"] is None) == is_learned
     table = pathlib.Path("runs/table.md").read_text()
-    assert "trained on recall of 1 to 4 symbols for 2 steps of 4 examples" in table
+    assert "trained on recall with 1 to 4 symbols for 2 steps of 4 examples" in table
     gnomon("compare", "--resume", "runs")
 
 
@@ -289,8 +289,8 @@ GENERATED = ["train", "--task", "generated"]
     ("words", "part"),
     [
         (["--problem", "cope"], "--problem is 'cope'; expected bucket-sort, copy, "),
-        (["--symbols", 1], "--symbols is 1: copy takes 2 to 65536"),
-        (["--symbols", 3, "--problem", "parity"], "--symbols is 3: parity takes 2"),
+        (["--symbols", 1], "--symbols is 1: copy allows 2 to 65536"),
+        (["--symbols", 3, "--problem", "parity"], "--symbols is 3: parity allows 2"),
         (["--lengths", "40,40"], "--lengths: 40 is given twice"),
         (["--lengths", "0"], "--lengths"),
         (["--lengths", "4,600", "--problem", "recall"], "600 is too long for recall of 256 "

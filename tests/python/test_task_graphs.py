@@ -247,7 +247,7 @@ def test_compare_of_every_similarity(folder, tmp_path):
         ({"graph.labels": [0] * NODES}, "has 1 class; expected two or more"),
         ({"graph.words": None}, "'graph.words' is missing; the file contains graph.edges"),
         ({"graph.words_lengths": [2]}, "'graph.words_lengths' sums to 2"),
-        ({"graph.labels": [0, 1, 2, 1]}, "'graph.words_lengths' has 30 rows, and 'graph.labels'"),
+        ({"graph.labels": [0, 1, 2, 1]}, "'graph.words_lengths' has 30 rows, but 'graph.labels'"),
         ({"train.nodes": [0, NODES - 1]}, "has node 29 at [1], which has no label"),
         ({"valid.nodes": [10, 8]}, "has node 8 at [1], which 'train.nodes' also contains"),
         ({"train.nodes": None}, "'train.nodes' is missing, which training needs"),

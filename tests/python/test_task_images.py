@@ -425,11 +425,11 @@ def test_wrong_data_is_one_line(folder):
         "with 1 channel; expected one size"
     )
     line = message(sound | {"valid.images": np.zeros((11, 8, 8, 3), np.uint8)})
-    assert "expected one size" in line
+    assert "expected one array with images of one size" in line
     ragged = {"train.images": np.zeros((9, 8), np.uint8), "train.images_lengths": np.array([4, 5])}
     line = message(sound | ragged)
     assert "'train.images_lengths'" in line
-    assert "expected one size" in line
+    assert "expected one array with images of one size" in line
     assert "is missing" in message({k: v for k, v in sound.items() if k != "valid.images"})
     assert "expected 3 axes" in message(sound | {"train.images": np.zeros((23, 64), np.uint8)})
     assert "expected 4 axes" in message(sample((8, 8), "volumes"), task="volumes")

@@ -287,16 +287,16 @@ ARRAYS = {"pieces": np.arange(24).reshape(8, 3), "pieces_lengths": np.array([3, 
     ("arrays", "part"),
     [
         (ARRAYS | {"pieces": np.full((8, 3), 128)}, "has 128 at [0, 0]; expected -1 to 127"),
-        (ARRAYS | {"pieces": np.full((8, 3), 0.5)}, "is of Double; expected integers"),
+        (ARRAYS | {"pieces": np.full((8, 3), 0.5)}, "has dtype Double; expected integers"),
         (ARRAYS | {"pieces": np.arange(8)}, "has shape [8]; expected 2 axes"),
-        (ARRAYS | {"pieces_lengths": np.array([3, 4])}, "sums to 7, and 'valid.pieces' has 8 rows"),
+        (ARRAYS | {"pieces_lengths": np.array([3, 4])}, "sums to 7, but 'valid.pieces' has 8 rows"),
         (ARRAYS | {"pieces_lengths": np.array([8, 0])}, "has no steps in piece 1"),
         ({"pieces": np.arange(24)}, "has shape [24]; expected 3 axes"),
         ({"notes": np.arange(24)}, "the array 'valid.pieces' is missing"),
         (
             {"pieces": np.arange(6), "pieces_lengths": np.array([3, 3]),
              "pieces_lengths_lengths": np.array([1, 2])},
-            "'valid.pieces_lengths_lengths' sums to 3, and 'valid.pieces_lengths' has 2 rows",
+            "'valid.pieces_lengths_lengths' sums to 3, but 'valid.pieces_lengths' has 2 rows",
         ),
     ],
 )  # fmt: skip
@@ -329,7 +329,7 @@ def test_wrong_words_are_one_line(gnomon, refused, tmp_path):
         *generate, "--top-k", 131
     )
     assert "--tempo" in refused(*generate, "--tempo", 1)
-    assert "is defined for 20 events, --prompt and --tokens need 21" in refused(
+    assert "is defined for 20 events, but --prompt and --tokens need 21" in refused(
         *generate, "--tokens", 21
     )
     assert not pathlib.Path("x.mid").exists()

@@ -279,9 +279,9 @@ def test_evaluation_is_that_of_others_with_the_same_weights(folder, model):
 NO_CHOICE = {
     "grid_bias": "needs a shape",
     "relative2d": "needs a shape",
-    "key_bias": "without its bias",
-    "pair_bias": "without its bias",
-    "transformer_xl": "expected causal",
+    "key_bias": "needs bias, a tensor",
+    "pair_bias": "needs bias, a tensor",
+    "transformer_xl": "requires causal=True",
 }
 
 
@@ -397,7 +397,7 @@ WRONG = {
     "no labels": ({"valid.labels": None}, "'valid.labels' is missing"),
     "nan": ({"valid.audio": array([0.5, math.nan], np.float32)}, "'valid.audio' has nan at [1]"),
     "stereo": ({"train.audio": np.ones((9, 2), np.float32)}, "has shape [9, 2]; expected 1 axis"),
-    "lengths": ({"train.audio_lengths": array([3, 4])}, "'train.audio_lengths' sums to 7, and"),
+    "lengths": ({"train.audio_lengths": array([3, 4])}, "'train.audio_lengths' sums to 7, but"),
     "another rate": (
         {"valid.audio_rate": array([16000])},
         "'valid.audio_rate' has 16000, but the model expects 8000 samples per second",
@@ -414,7 +414,10 @@ WRONG = {
         {"train.labels": array([0, -1])},
         "'train.labels' has -1 at [1]; expected 0",
     ),
-    "real label": ({"train.labels": array([0, 1], np.float32)}, "is of Float; expected integers"),
+    "real label": (
+        {"train.labels": array([0, 1], np.float32)},
+        "has dtype Float; expected integers",
+    ),
     "few labels": (
         {"valid.labels": array([0, 1])},
         "the array 'valid.labels' has 2 rows, and 'valid.audio' has 12",

@@ -724,7 +724,7 @@ def test_wrong_data_are_one_line(tmp_path, spoil, part):
     [
         (["--data", "nowhere"], "no such data folder: nowhere"),
         (["--data", "data/train.src"], "is not a folder"),
-        (["--splits", "test"], "--splits: 'test' is no part of data, which has train, valid"),
+        (["--splits", "test"], "--splits: 'test' is not a part of data, which has train, valid"),
         (["--splits", "valid,valid"], "--splits: valid is given twice"),
         (["--source-language", "de"], "choose two with --source-language and --target-language"),
         (["--source-language", "tgt", "--target-language", "tgt"], "are both 'tgt'"),
