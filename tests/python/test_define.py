@@ -405,7 +405,10 @@ gnomon.nn.MultiheadAttention(8, 2, similarity="value")(torch.randn(1, 5, 8)).sum
 q = torch.randn(1, 4, 9, 8)
 for position, told in (
     ("rope:xpos", "expected the similarity dot"),
-    (gnomon.position.TransformerXL(*torch.randn(2, 4, 8), torch.randn(4, 9, 8)), "works only with the similarity dot"),
+    (
+        gnomon.position.TransformerXL(*torch.randn(2, 4, 8), torch.randn(4, 9, 8)),
+        "works only with the similarity dot",
+    ),
 ):
     try:
         gnomon.attention(q, q, q, similarity="value", position=position, causal=True)
