@@ -68,7 +68,7 @@ void Backward(const Table& table, const AttentionInput<double>& in,
   const int64_t bias_size = problem.BiasSize();
   const int64_t rows = n.batch * n.heads * n.queries;
   const int64_t columns = n.batch * n.key_heads * n.keys;
-  // Sums over the batch: a part for each element of it, added up in order at the end.
+  // Partial sums over the batch, one per batch element, added in order at the end.
   std::vector<double> d_factor(static_cast<size_t>(n.batch * n.heads));
   std::vector<double> d_head(static_cast<size_t>(n.batch * n.heads * 3));
   std::vector<double> d_bias(
@@ -88,7 +88,7 @@ void Backward(const Table& table, const AttentionInput<double>& in,
     const int64_t head = row / n.queries;
     std::fill_n(d_pairs.row(head / n.heads, head % n.heads, row % n.queries), n.keys, 0.0);
   }
-  // Heads that share a sum add to it one after the other.
+  // Heads that share a bias gradient accumulate into it sequentially.
   const bool shares = d_pairs.data && (d_pairs.stride[0] == 0 || d_pairs.stride[1] == 0);
   const Executor& workers = shares ? SerialExecutor() : executor;
 
@@ -139,7 +139,8 @@ void Backward(const Table& table, const AttentionInput<double>& in,
           problem.Value(b, h, i, j, &value);
           const double kept = problem.Kept(b, h, i, j);
           const double d_weight = kept * problem.Dot(d_o, value.data(), n.value_dim);
-          // Of a row's only key exactly the gradient of lse, however dP and delta are rounded.
+          // For a row with a single key this is exactly the gradient of lse, however dP and delta
+          // round.
           const double d_capped = sum == 1 && weight == 1 ? d_lse : weight * (d_weight - delta);
           const double d_tempered = problem.CapSlope(score / kLog2E) * d_capped;
           if (grad.temperature) {
@@ -217,7 +218,7 @@ void Backward(const Table& table, const AttentionInput<double>& in,
       }
     }
   }
-  // A table's gradient is the sum over the batch and, where heads share it, over these.
+  // A table's gradient sums over the batch and, where heads share the table, over the heads.
   const auto add_up = [&](double* to, const std::vector<double>& parts, int64_t size, bool heads) {
     if (to == nullptr) return;
     std::fill_n(to, (heads ? n.heads : 1) * size, 0.0);

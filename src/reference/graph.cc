@@ -1,4 +1,4 @@
-// Attention over a graph in double. A pair's score is that of the dense reference.
+// Graph attention in double precision. Scores match those of the dense reference.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -32,7 +32,7 @@ AttentionInput<double> DenseInput(const GraphInput<double>& in) {
   return dense;
 }
 
-// The score of edge e in units of log2, given f. An edge of bias -inf has no weight, even if f is
+// The score of edge e in log2 units, given f. An edge with bias -inf has zero weight even if f is
 // NaN.
 double EdgeScore(const Problem& problem, const GraphInput<double>& in, int64_t h, int64_t i,
                  int64_t e, double f) {

@@ -1,4 +1,4 @@
-// Index arithmetic and scores that all directions of the reference share.
+// Index arithmetic and scores shared by the forward and backward references.
 #ifndef GNOMON_SRC_REFERENCE_PROBLEM_H_
 #define GNOMON_SRC_REFERENCE_PROBLEM_H_
 
@@ -16,22 +16,22 @@
 
 namespace gnomon::reference {
 
-// Scalars of one pair.
+// The scalars of one pair.
 struct PairScalars {
   double a[3];
   double b[3];
   double t[3];
 };
 
-// 1 / ln 2: statistics of rows are in units of log2, as the fused kernels' are.
+// 1 / ln 2. Row statistics are in log2 units, as in the fused kernels.
 constexpr double kLog2E = 1.4426950408889634074;
 
-// The score of what is masked.
+// The score of a masked pair.
 inline constexpr double kHidden = -std::numeric_limits<double>::infinity();
 
-// A finite bias of any size, so that scores stay finite in units of log2 and added to others: those
-// of numeric_limits<double>::lowest(), which hide keys from each other, and no key from a row of
-// such keys alone.
+// Clamps a bias so that scores stay finite after conversion to log2 units and addition of other
+// terms. numeric_limits<double>::lowest() then masks a key, unless all keys of the row have that
+// bias.
 inline double FiniteBias(double bias) {
   constexpr double kMost = 1e306;
   return std::isinf(bias) ? bias : std::clamp(bias, -kMost, kMost);
@@ -83,7 +83,7 @@ class Problem {
     return in_.relative.layout == nullptr ? 0 : in_.relative.layout->size();
   }
 
-  // The entries that pair (i, j) reads of a table.
+  // The table entries that pair (i, j) reads.
   void Entries(const TableLayout& layout, int64_t b, int64_t i, int64_t j,
                std::vector<int64_t>* entries) const {
     std::vector<TableRun> runs;
@@ -108,7 +108,7 @@ class Problem {
   const double* RelativeKey(int64_t h, int64_t entry) const {
     return in_.relative.keys + (KeyTable(h) * RelativeSize() + entry) * in_.relative.dim;
   }
-  // Where in its table the row of an entry begins.
+  // The first table row of an entry.
   int64_t RelativeQueryRow(int64_t entry) const {
     return (RelativeSize() - 1 - entry) * in_.relative.key_dim;
   }
@@ -137,7 +137,7 @@ class Problem {
     return 1 - share * share;
   }
 
-  // Without the temperature. What a bias hides is so whatever f is, NaN included.
+  // The score without the temperature. A bias of -inf masks the pair even if f is NaN.
   double PlainScore(int64_t b, int64_t h, int64_t i, int64_t j, double f) const {
     double score = in_.factor[h] * f;
     std::vector<int64_t> entries;
@@ -198,7 +198,7 @@ class Problem {
     return hash < DropoutThreshold(in_.dropout) ? 0 : DropoutScale(in_.dropout);
   }
 
-  // Whether query i sees key j, one of Keys(b, i), but for biases of -inf.
+  // Whether query i attends to key j, one of Keys(b, i); ignores biases of -inf.
   bool Sees(int64_t b, int64_t h, int64_t i, int64_t j) const {
     const Mask& mask = in_.mask;
     if (HasPositions(in_)) {
@@ -213,7 +213,7 @@ class Problem {
     return mask.pairs.data == nullptr || mask.pairs.row(b, h, i)[j] != 0;
   }
 
-  // Holds all that query i sees.
+  // An interval that contains every key query i attends to.
   KeyRange Keys(int64_t b, int64_t i) const {
     KeyRange keys = BatchKeys(in_.mask, n_.keys, b);
     if (!HasPositions(in_)) keys = VisibleKeys(in_.mask, keys, QueryPosition(in_, b, i));
@@ -229,7 +229,8 @@ class Problem {
   }
 
  private:
-  // From the first key of each query's segment to its last; empty: there are no segments.
+  // The interval from the first to the last key of each query's segment; empty if there are no
+  // segments.
   static std::vector<KeyRange> SegmentKeys(const AttentionInput<double>& in) {
     const AttentionShape& n = in.shape;
     std::vector<KeyRange> of_queries;

@@ -1,5 +1,5 @@
-// The operator in double by plain loops: the oracle of the tests, and what fp64 tensors run on. It
-// shares nothing with the fused kernels but the definitions and the mask's interval.
+// The operator in double precision, written as plain loops. Tests use it as the oracle, and fp64
+// tensors run on it. It shares only the definitions and the mask's interval with the fused kernels.
 #ifndef GNOMON_SRC_REFERENCE_REFERENCE_H_
 #define GNOMON_SRC_REFERENCE_REFERENCE_H_
 
@@ -15,7 +15,7 @@ struct PairDerivative {
   double t[3] = {0, 0, 0};
 };
 
-// A definition in double: its counts of scalars, f, and f's derivatives.
+// A definition in double precision: its scalar counts, f, and the derivatives of f.
 struct Table {
   PairInput input;
   int row_scalars;
@@ -36,7 +36,7 @@ void GraphBackward(const Table& f, const GraphInput<double>& in,
                    const GraphBackwardInput<double>& saved, const GraphGradient<double>& grad,
                    const Executor& executor);
 
-// The same of one definition, included after the vocabulary of double, without its table.
+// The Table of one definition, for use after including the vocabulary of double.
 template <class Definition>
 struct Functions {
   static double Value(double g, const double* a, const double* b, const double* t) {

@@ -1,4 +1,4 @@
-// The definitions' vocabulary for double (src/definitions/README.md).
+// The vocabulary of the definitions in double precision (src/definitions/README.md).
 #ifndef GNOMON_SRC_REFERENCE_VOCABULARY_H_
 #define GNOMON_SRC_REFERENCE_VOCABULARY_H_
 
@@ -7,7 +7,7 @@
 namespace gnomon::reference {
 
 inline double Splat(double /*like*/, double value) { return value; }
-// NaN in either operand gives NaN.
+// Returns NaN if either operand is NaN.
 inline double Max(double a, double b) { return a > b || a != a ? a : b; }
 inline double Min(double a, double b) { return a < b || a != a ? a : b; }
 inline double Abs(double a) { return std::fabs(a); }
@@ -17,7 +17,7 @@ inline double Exp(double a) { return std::exp(a); }
 inline double Log(double a) { return std::log(a); }
 inline double Log1p(double a) { return std::log1p(a); }
 inline double Tanh(double a) { return std::tanh(a); }
-// x + 0 is not -0: the angle of the origin is 0.
+// Adding 0 turns -0 into 0, so the angle of the origin is 0.
 inline double Angle(double x, double y) { return std::atan2(y, x + 0.0); }
 inline double Select(bool mask, double yes, double no) { return mask ? yes : no; }
 

@@ -51,7 +51,7 @@ at::Tensor EmptyOnCpu(c10::SymIntArrayRef sizes, at::ScalarType type, const at::
                       bool rows_first) {
   const at::IntArrayRef n = C10_AS_INTARRAYREF_SLOW(sizes);
   if (!rows_first) return at::detail::empty_cpu(n, type);
-  // For empty tensors, the same strides as transpose() gives.
+  // Gives empty tensors the same strides as transpose().
   const auto length = [&](size_t axis) { return std::max<int64_t>(n[axis], 1); };
   const int64_t row = length(1) * length(3);
   return at::detail::empty_strided_cpu(n, {length(2) * row, length(3), row, 1}, type);

@@ -1,20 +1,20 @@
-// Operators whose arguments are the members of a struct that one list declares. From the list come
-// the struct, the operators' schemas and signatures, their calls, what autograd keeps and gives
-// gradients to, the checks of shapes and the rules by which vmap maps them.
+// Operators whose arguments are the members of a struct, declared by one list. The list generates
+// the struct, the operators' schemas, signatures and calls, the set of tensors that autograd saves
+// and differentiates, the shape checks, and the vmap rules.
 //
-// A list is a macro that calls another for each argument:
+// A list is a macro that calls another macro for each argument:
 //
 //   ARGUMENT(at::Tensor, x, {}, kDifferentiable, "B H Q D")
 //   ARGUMENT(OptionalTensor, key_starts, {}, kInteger, "B")
 //   ARGUMENT(double, dropout, 0, kOption, "")
 //
-// with the member's type, name, initial value, kind and shape. Arguments with gradients come first:
-// tokens, which are of the first argument's type, and others, of the type that is computed in,
-// which is float32 where tokens are of a lower one. A constant is as the latter and has no
-// gradient. Integers are on the device of the first argument, but for those of the host, which are
-// read before a kernel begins. A shape has a letter for each axis, the same for the same length
-// throughout the list; "1|H" is an axis of one entry for all, or of H. Before a list of operators'
-// arguments is made of them, what callers say may have several forms, "B Q or B Q A" (AxisOf).
+// with the member's type, name, initial value, kind and shape. Differentiable arguments come first:
+// tokens have the dtype of the first argument, other parameters the compute dtype, which is float32
+// for lower-precision tokens. A constant has the compute dtype and no gradient. Integer tensors are
+// on the device of the first argument, except host integers, which are read before the kernel
+// starts. A shape has one letter per axis; a letter stands for the same length throughout the list.
+// "1|H" is an axis of length 1 or H. In lists of user arguments a shape may have several forms, "B
+// Q or B Q A" (AxisOf).
 #ifndef GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
 #define GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
 
@@ -40,7 +40,7 @@ namespace gnomon {
 using OptionalTensor = std::optional<at::Tensor>;
 using OptionalSymInt = std::optional<c10::SymInt>;
 
-// A tensor that may be undefined as one that may be absent, and back.
+// Converts between a possibly undefined tensor and an optional one.
 inline OptionalTensor AsOptional(const at::Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
@@ -62,19 +62,18 @@ constexpr bool HasGradient(ArgumentKind kind) {
   return kind == ArgumentKind::kToken || kind == ArgumentKind::kDifferentiable;
 }
 
-// The type that numbers of a type are computed in.
+// The compute dtype for tensors of a given dtype.
 inline at::ScalarType WideType(at::ScalarType type) {
   return type == at::kBFloat16 || type == at::kHalf ? at::kFloat : type;
 }
 
-// What a token's type must be where it is one type and x's another: tokens of 16 bits and of
-// float32 may stand beside each other, and kernels say which of them they take.
+// The dtype expected of a token tensor whose dtype differs from that of x. 16-bit and float32
+// tokens may be mixed; the kernels report which combinations they accept.
 inline at::ScalarType TokenTypeBeside(at::ScalarType of_x, at::ScalarType type) {
   return WideType(type) == WideType(of_x) ? type : of_x;
 }
 
-// The axes of a tensor: their letters, or digits for a length, and which of them may have one entry
-// for all.
+// The axes of a tensor: a letter or a length for each, and which of them may have length 1.
 struct AxisLetters {
   static constexpr size_t kMost = 4;
 
@@ -95,9 +94,9 @@ struct AxisLetters {
   std::array<bool, kMost> shared = {};
 };
 
-// Which axis of a tensor of so many axes has a letter, counted from the end, -1 the last; nullopt:
-// none. Of the forms of a shape it is the one with so many axes, or the first one, whose last axes
-// a tensor of fewer has.
+// The axis with a given letter, counted from the end (-1 is the last), in a tensor with `axes`
+// axes; nullopt if there is none. Among several forms, uses the one with that many axes, else the
+// first form, whose trailing axes a lower-rank tensor has.
 constexpr std::optional<int64_t> AxisOf(std::string_view forms, char letter, int64_t axes) {
   constexpr std::string_view kOr = " or ";
   const AxisLetters first(forms);
@@ -130,7 +129,7 @@ auto TieAll(int /*first*/, Members&... members) {
   return std::tie(members...);
 }
 
-// The body of the struct of a list.
+// The members of the struct that a list declares.
 #define GNOMON_ARGUMENT_MEMBER(type, name, initial, kind, shape) type name = initial;
 #define GNOMON_ARGUMENT_FIELD(type, name, initial, kind, shape) \
   ArgumentField{#name, ArgumentKind::kind, shape},
@@ -153,11 +152,11 @@ template <class T>
 inline constexpr bool kIsTensor = std::is_same_v<std::remove_cv_t<T>, at::Tensor> ||
                                   std::is_same_v<std::remove_cv_t<T>, OptionalTensor>;
 
-// How an operator takes a member of that type.
+// The parameter type of an operator for a member of type T.
 template <class T>
 using ParameterOf = std::conditional_t<kIsTensor<T>, const T&, T>;
 
-// The name of a member's type in a schema.
+// The schema type of a member of type T.
 template <class T>
 constexpr std::string_view SchemaType() {
   if constexpr (std::is_same_v<T, at::Tensor>) return "Tensor";
@@ -172,7 +171,7 @@ constexpr std::string_view SchemaType() {
   if constexpr (std::is_same_v<T, bool>) return "bool";
 }
 
-// The members as a schema has them, "Tensor x, Tensor? bias".
+// The schema of the members, such as "Tensor x, Tensor? bias".
 template <class Arguments, class Members = MembersOf<Arguments>>
 struct SchemaOf;
 template <class Arguments, class... Members>
@@ -196,10 +195,10 @@ constexpr size_t CountDifferentiable(const Fields& fields) {
   return count;
 }
 
-// o, lse and the rows' statistics (gnomon/attention.h), which have no gradient.
+// o, lse and the row statistics (gnomon/attention.h). The statistics have no gradient.
 using Outputs = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-// What a backward pass takes before the arguments of the forward pass.
+// The arguments of a backward pass that precede those of the forward pass.
 struct SavedOutputs {
   at::Tensor d_o;
   OptionalTensor d_lse;
@@ -208,9 +207,9 @@ struct SavedOutputs {
   at::Tensor statistics;
 };
 
-// A pair of operators, gnomon::<Arguments::kName>_forward and _backward, of which the first returns
-// Outputs in the shapes Arguments::kOutputs, and the second a gradient for each argument that has
-// one, empty where it is not needed.
+// A pair of operators, gnomon::<Arguments::kName>_forward and _backward. The forward operator
+// returns Outputs with the shapes Arguments::kOutputs. The backward operator returns one gradient
+// per differentiable argument, empty if it is not needed.
 template <class Arguments, class Members = MembersOf<Arguments>>
 struct FusedOperator;
 template <class Arguments, class... Members>
@@ -230,7 +229,7 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
   using Backward = Gradients(const at::Tensor&, const OptionalTensor&, const at::Tensor&,
                              const at::Tensor&, const at::Tensor&, ParameterOf<Members>..., Needed);
 
-  // Operators' kernels of functions of the struct.
+  // Turn functions of the struct into operator kernels.
   template <Outputs (*run)(const Arguments&)>
   static Outputs RunForward(ParameterOf<Members>... members) {
     return run(Arguments{members...});
@@ -247,7 +246,7 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
     }(std::make_index_sequence<kGradients>());
   }
 
-  // Through the dispatcher.
+  // Calls go through the dispatcher.
   static Outputs CallForward(const Arguments& arguments) {
     static const auto op = c10::Dispatcher::singleton()
                                .findSchemaOrThrow(("gnomon::" + Name("_forward")).c_str(), "")
@@ -283,7 +282,7 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
            gradients + ")";
   }
 
-  // Calls body(n, member) for every member that is or may be a tensor, the n-th of all members.
+  // Calls body(n, member) for each member that can hold a tensor; n counts all members.
   template <class Self, class Body>
   static void ForEachTensor(Self& arguments, const Body& body) {
     size_t n = 0;
@@ -294,12 +293,12 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
     std::apply([&](auto&... members) { (call(members), ...); }, Arguments::Tie(arguments));
   }
 
-  // The operator's own name.
+  // The unqualified operator name.
   static std::string Name(const char* pass) { return Arguments::kName + std::string(pass); }
 };
 
-// A function of call arguments and others as an operator's kernel, which takes the others first and
-// the members of the struct one by one after them.
+// Adapts a function of call arguments and others to an operator kernel, which takes the others
+// first, then the members of the struct as separate arguments.
 template <class Arguments, class Members = MembersOf<Arguments>>
 struct Flattened;
 template <class Arguments, class... Members>
@@ -314,7 +313,7 @@ struct Flattened<Arguments, std::tuple<Members&...>> {
   };
 };
 
-// The lengths of a list's axes, by their letters.
+// The axis lengths of a list, by letter.
 template <class Length>
 class AxisLengths {
  public:
@@ -325,7 +324,7 @@ class AxisLengths {
     return lengths_[static_cast<unsigned char>(letter) % kLetters];
   }
 
-  // Those of axes whose lengths are known.
+  // The sizes of a shape, all of whose axis lengths must be known.
   std::vector<Length> Sizes(const AxisLetters& shape) {
     std::vector<Length> sizes;
     for (size_t axis = 0; axis < shape.rank; ++axis) sizes.push_back(*(*this)[shape.letters[axis]]);
@@ -337,16 +336,16 @@ class AxisLengths {
   std::array<std::optional<Length>, kLetters> lengths_;
 };
 
-// Throws c10::ValueError or c10::TypeError, which begins with `operation`, unless a tensor has that
-// shape and dtype. Lengths that are not known yet become those of the tensor.
+// Checks a tensor's shape and dtype. Unknown axis lengths are set from the tensor. Throws
+// c10::ValueError or c10::TypeError, with a message that starts with `operation`.
 void ExpectTensor(const char* operation, std::string_view name, const at::Tensor& tensor,
                   const AxisLetters& shape, at::ScalarType dtype, AxisLengths<int64_t>& lengths);
 
-// Throws c10::TypeError unless a tensor is on that device.
+// Throws c10::TypeError unless the tensor is on the given device.
 void ExpectDevice(const char* operation, std::string_view name, const at::Tensor& tensor,
                   at::Device device);
 
-// The same for all tensors of the arguments.
+// Checks all tensor arguments.
 template <class Arguments>
 void CheckArguments(const Arguments& arguments, AxisLengths<int64_t>& lengths) {
   static constexpr auto kFields = Arguments::Fields();
@@ -372,7 +371,7 @@ void CheckArguments(const Arguments& arguments, AxisLengths<int64_t>& lengths) {
   });
 }
 
-// The same for the outputs, and for the gradients that come in.
+// Checks the outputs and the incoming gradients.
 template <class Arguments>
 void CheckSaved(const SavedOutputs& saved, const Arguments& arguments,
                 AxisLengths<int64_t>& lengths) {
@@ -388,23 +387,23 @@ void CheckSaved(const SavedOutputs& saved, const Arguments& arguments,
   expect("statistics", saved.statistics, Arguments::kOutputs[2]);
 }
 
-// Makes an uninitialised tensor on the device of `beside`. It is contiguous; with rows_first,
-// (B, H, L, columns) is contiguous as (B, L, H, columns).
+// Creates an uninitialised contiguous tensor on the device of `beside`. With rows_first, (B, H, L,
+// columns) is laid out as contiguous (B, L, H, columns).
 using MakeEmpty = at::Tensor (*)(c10::SymIntArrayRef sizes, at::ScalarType type,
                                  const at::Tensor& beside, bool rows_first);
 at::Tensor EmptyBeside(c10::SymIntArrayRef sizes, at::ScalarType type, const at::Tensor& beside,
                        bool rows_first);
-// The same for a kernel of the CPU, which is below Torch's dispatcher and stays there: the way
-// through it takes longer than the memory.
+// The equivalent for CPU kernels. It bypasses the dispatcher, whose overhead exceeds the cost of
+// the allocation.
 at::Tensor EmptyOnCpu(c10::SymIntArrayRef sizes, at::ScalarType type, const at::Tensor& beside,
                       bool rows_first);
 
-// What the forward operator returns, with nothing in it: the kernel of the device meta.
+// Uninitialised outputs of the forward operator; also its kernel for the meta device.
 template <class Arguments, MakeEmpty make_empty = EmptyBeside>
 Outputs EmptyOutputs(const Arguments& arguments) {
   static constexpr auto kFields = Arguments::Fields();
   AxisLengths<c10::SymInt> lengths;
-  // The tokens have all axes of the outputs.
+  // The token tensors determine every output axis.
   const auto note = [&](size_t n, const at::Tensor& tensor) {
     for (size_t axis = 0; axis < kFields[n].shape.rank; ++axis) {
       lengths[kFields[n].shape.letters[axis]] = tensor.sym_size(static_cast<int64_t>(axis));
@@ -422,7 +421,7 @@ Outputs EmptyOutputs(const Arguments& arguments) {
           make(Arguments::kOutputs[2])};
 }
 
-// The place of an argument in its list.
+// The index of an argument in its list.
 template <class Arguments>
 size_t IndexOf(std::string_view name) {
   static constexpr auto kFields = Arguments::Fields();
@@ -431,8 +430,8 @@ size_t IndexOf(std::string_view name) {
   return n;
 }
 
-// The gradients of a backward pass by the names of their arguments. What kernels do not write is
-// whatever was in memory: Done() is an error unless each gradient has been asked for.
+// The gradients of a backward pass, by argument name. They are uninitialised, so Done() fails
+// unless every gradient was requested.
 template <class Arguments>
 class NamedGradients {
  public:
@@ -458,7 +457,7 @@ class NamedGradients {
   std::array<bool, FusedOperator<Arguments>::kGradients> taken_ = {};
 };
 
-// The tensors that the forward operator takes and returns, by name, and their axes.
+// The names and axes of the tensors that the forward operator takes and returns.
 template <class Arguments>
 std::tuple<std::vector<std::string>, std::vector<std::string>> NamedAxes() {
   std::vector<std::string> names;
@@ -475,7 +474,7 @@ std::tuple<std::vector<std::string>, std::vector<std::string>> NamedAxes() {
   return {names, axes};
 }
 
-// The gradients that are needed, with nothing in them, the others of no element.
+// Uninitialised tensors for the needed gradients; the others are empty.
 template <class Arguments, MakeEmpty make_empty = EmptyBeside>
 std::vector<at::Tensor> EmptyGradients(const SavedOutputs& /*saved*/, const Arguments& arguments,
                                        const typename FusedOperator<Arguments>::Needed& needed) {

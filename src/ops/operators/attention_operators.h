@@ -17,7 +17,7 @@
 
 namespace gnomon {
 
-// While one lives, autocast leaves the operators' own products in the types that they compute in.
+// Disables autocast in its scope, so that the operators' own products keep their compute dtype.
 class WithoutAutocast {
  public:
   WithoutAutocast() : guard_(c10::autocast_dispatch_keyset) {}
@@ -26,27 +26,27 @@ class WithoutAutocast {
   c10::impl::ExcludeDispatchKeyGuard guard_;
 };
 
-// The arguments as the interface on plain views (gnomon/attention.h) has them. Axes: B batch, H
-// heads of queries, G heads of keys, Q queries, K keys, D columns of x and y, V of values; r, c and
-// s the pair function's scalars of rows, columns and heads.
+// The arguments, as in the interface on plain views (gnomon/attention.h). Axes: B batch, H query
+// heads, G key heads, Q queries, K keys, D columns of x and y, V columns of v; r, c and s are the
+// row, column and head scalars of the pair function.
 //
-// `function` is the name of the pair function. The bias has n = Lq + Lk - 1 entries, or those of
-// the grid. A bias of the key is key_bias less key_bias_base of the row and then plus key_bias_low
-// (gnomon/attention.h). Tokens may be of a lower type than float32, outputs and all else are
-// float32 then: on a GPU all of one type, on the CPU x and y of one, v of another or the same, and
-// relative_query and relative_key float32. query_positions and key_positions, both or neither, are
-// where tokens stand instead of query_offset + i and j; a bias by offset is then the sum bias_terms
-// of positions' biases, whose tensors are bias_parameters one after the other, bias_shapes the
-// number of axes and their lengths of each. query_offset counts where query_offsets is absent. left
-// and right are those of the window, chunks the size of chunks and how many a query sees before and
-// after its own, grid the prefix and the lengths of the axes of the grid that the tokens lie on.
-// tolerance is what tiles that are left out may add to a row's sum of weights. rows_first: o lies
-// in memory as (B, Q, H, V). relative_layout says how the m rows of relative keys and values are
-// read, and those of relative queries, which are there with the first five layouts on the CPU, from
-// the last row to the first:
-//   "clip", "zero": by offset, from -n to n, m = 2 n + 1, the nearest beyond or none;
+// `function` is the name of the pair function. The bias has n = Lq + Lk - 1 entries, or one per
+// grid offset. The key bias of a pair is key_bias - key_bias_base + key_bias_low, where the base is
+// per row (gnomon/attention.h). Tokens may have lower precision than float32; outputs and all other
+// tensors are then float32. On a GPU all tokens share one dtype. On the CPU x and y share a dtype,
+// v may have another, and relative_query and relative_key are float32. query_positions and
+// key_positions are given together; they replace query_offset + i and j. An offset bias is then the
+// sum of the biases named in bias_terms: bias_parameters concatenates their tensors, and
+// bias_shapes holds the rank and the sizes of each. query_offset applies if query_offsets is
+// absent. left and right bound the window. chunks holds the chunk size and how many chunks a query
+// sees before and after its own. grid holds the prefix and the axis lengths of the token grid.
+// tolerance bounds the weight that skipped tiles may contribute to a row's sum. With rows_first, o
+// is stored as (B, Q, H, V). relative_layout defines how the m rows of relative keys and values are
+// indexed. Relative queries use the first five layouts, on the CPU only, and are indexed in reverse
+// order:
+//   "clip", "zero": by offset from -n to n, m = 2 n + 1, the nearest row beyond, or none;
 //   "clip_past", "zero_past": by offset from -n to 0, m = n + 1;
-//   "past": the same, and it is an error if the queries reach farther;
+//   "past": the same, but queries that reach farther are an error;
 //   "keys": by the key, m = Lk;
 //   "grid": the sum over the axes of the grid, tables of 2 length - 1 rows.
 #define GNOMON_ATTENTION_ARGUMENTS(ARGUMENT)                                 \

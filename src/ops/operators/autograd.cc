@@ -1,4 +1,4 @@
-// Autograd of the operators of attention, and their kernels of the device meta.
+// Autograd kernels of the attention operators, and their kernels for the meta device.
 #include <torch/library.h>
 
 #include "ops/operators/attention_operators.h"

@@ -1,4 +1,4 @@
-// What the autograd kernels of the operators have in common.
+// Helpers shared by the operators' autograd kernels.
 #ifndef GNOMON_OPS_OPERATORS_AUTOGRAD_H_
 #define GNOMON_OPS_OPERATORS_AUTOGRAD_H_
 
@@ -15,7 +15,7 @@
 
 namespace gnomon {
 
-// Whether a call is to be recorded. Where it is not, leaving the graph alone saves a tenth of the
+// Whether autograd must record the call. Skipping autograd when it need not saves a tenth of the
 // time of attention over a few tokens.
 template <size_t kCount>
 bool RecordsGradients(const std::array<bool, kCount>& needed) {
@@ -29,8 +29,8 @@ auto BelowAutograd(const Call& call) {
   return call();
 }
 
-// Throws c10::NotImplementedError where a tensor carries a tangent of forward-mode differentiation,
-// which the kernels do not carry on: without this it would be lost.
+// Throws c10::NotImplementedError if a tensor carries a forward-mode tangent. The kernels do not
+// propagate tangents, so they would be lost silently.
 inline void CheckNoTangent(const char* operation, const at::Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(!tensor.defined() || !tensor._fw_grad(/*level=*/0).defined(),
                               operation,
@@ -45,10 +45,10 @@ void CheckNoTangents(const char* operation, const Tensors&... tensors) {
   (CheckNoTangent(operation, tensors), ...);
 }
 
-// Function::apply, within the transforms of torch.func too. Torch refuses a Function in C++ there,
-// as its forward() might compute on tensors of any level. Those of this library compute nothing:
-// their outputs come with the arguments, from an operator that was called below autograd as Torch's
-// own formulas do, so that the transforms can be out of sight meanwhile.
+// Function::apply that also works inside torch.func transforms. PyTorch rejects C++ Functions
+// there, because forward() might compute on tensors of any level. The Functions of this library
+// compute nothing: they receive their outputs as arguments, from an operator called below autograd,
+// as PyTorch's own formulas do. The transforms can therefore be hidden during the call.
 template <class Function, class... Args>
 auto ApplyFunction(Args&&... args) {
   class WithoutTransforms {

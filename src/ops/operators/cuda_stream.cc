@@ -1,5 +1,5 @@
-// Nothing of PyTorch's CUDA libraries is linked: one library serves PyTorch with and without CUDA,
-// and what is asked of a device goes through the interfaces that all devices have.
+// Links none of PyTorch's CUDA libraries, so that one library serves PyTorch with and without CUDA.
+// Device queries use the device-independent interfaces.
 #include "ops/operators/cuda_stream.h"
 
 #include <ATen/ATen.h>
@@ -20,7 +20,7 @@
 namespace gnomon {
 namespace {
 
-// Where PyTorch's own libraries are; NVRTC is in a folder beside.
+// The folder of PyTorch's libraries. NVRTC is in a sibling folder.
 std::string TorchFolder() {
   Dl_info info = {};
   if (dladdr(reinterpret_cast<const void*>(&c10::GetAllocator), &info) == 0) return {};
@@ -29,7 +29,7 @@ std::string TorchFolder() {
 }
 
 cuda::Runtime& Runtime() {
-  // Lives as long as the process, as contexts of the driver do.
+  // Never destroyed, like the driver's contexts.
   static cuda::Runtime* const runtime = [] {
     cuda::RuntimeOptions options =
         cuda::OptionsOfEnvironment(cuda::NvrtcFoldersOfTorch(TorchFolder()));
@@ -40,14 +40,14 @@ cuda::Runtime& Runtime() {
   return *runtime;
 }
 
-// The stream as the driver knows it (cudaStream_t, CUstream).
+// The stream's native handle (cudaStream_t, CUstream).
 template <class Guard>
 void* NativeStream(const char* operation, const Guard& guard, const c10::Stream& stream) {
   if constexpr (requires { guard.getStreamNativeHandle(stream); }) {
     return guard.getStreamNativeHandle(stream);
   } else {
-    // A PyTorch that does not tell: c10::cuda::CUDAStream, which is nothing but a c10::Stream,
-    // does.
+    // For PyTorch versions without native_handle: c10::cuda::CUDAStream, which has the same layout
+    // as c10::Stream, returns the handle.
     void* const library = dlopen("libc10_cuda.so", RTLD_NOW | RTLD_NOLOAD);
     void* const symbol =
         library != nullptr ? dlsym(library, "_ZNK3c104cuda10CUDAStream6streamEv") : nullptr;
@@ -57,8 +57,8 @@ void* NativeStream(const char* operation, const Guard& guard, const c10::Stream&
   }
 }
 
-// Memory of a device that Torch's allocator has until the end of a call; what is on the stream by
-// then comes first to whoever is given it next.
+// Device memory from PyTorch's allocator, held until the end of a call. Reuse is ordered after the
+// work already queued on the stream.
 class ScratchTensors {
  public:
   explicit ScratchTensors(const at::Tensor& like) : options_(like.options().dtype(at::kByte)) {}

@@ -1,4 +1,4 @@
-// Where kernels of GPUs run: on the current stream of a tensor's device, in memory of Torch's
+// Runs GPU kernels on the current stream of a tensor's device, with memory from PyTorch's
 // allocator.
 #ifndef GNOMON_OPS_OPERATORS_CUDA_STREAM_H_
 #define GNOMON_OPS_OPERATORS_CUDA_STREAM_H_
@@ -14,13 +14,13 @@
 
 namespace gnomon {
 
-// Calls body(backend) for the device that `tensor` is on, with errors as those that Python knows.
-// `operation` begins their texts. A tensor of the CPU is taken as one of a GPU: tests give such to
-// the kernels with a driver that is none either.
+// Calls body(backend) for the device of `tensor`. Errors become exceptions that map to Python's;
+// their messages start with `operation`. CPU tensors are accepted as well: tests pass them to
+// kernels on a mock driver.
 void RunOnCudaStream(const char* operation, const at::Tensor& tensor,
                      const std::function<void(cuda::Backend&)>& body);
 
-// The same, and returns what body does.
+// RunOnCudaStream that returns the result of body.
 template <class Body>
 auto OnCudaStream(const char* operation, const at::Tensor& tensor, const Body& body) {
   std::invoke_result_t<Body, cuda::Backend&> result;
@@ -28,7 +28,7 @@ auto OnCudaStream(const char* operation, const at::Tensor& tensor, const Body& b
   return result;
 }
 
-// What the driver calls it.
+// The driver's name for the GPU.
 std::string NameOfGpu(int index);
 
 }  // namespace gnomon

@@ -1,4 +1,4 @@
-// Where the operators run.
+// The devices on which the operators run.
 #ifndef GNOMON_OPS_OPERATORS_DEVICES_H_
 #define GNOMON_OPS_OPERATORS_DEVICES_H_
 
@@ -8,15 +8,15 @@
 
 namespace gnomon {
 
-// Why tensors on that device are not taken, naming what is expected; empty where they are. Taken
-// are the CPU, CUDA's devices, what shapes alone are computed on, and the device of a backend from
-// outside that has registered kernels of the operators.
+// Why tensors on the device are rejected, including what is expected; empty if they are accepted.
+// Accepted devices are the CPU, CUDA, meta, and any external backend that has registered kernels
+// for the operators.
 std::string WhyRefused(c10::Device device);
 
-// Whether its kernels want all tokens of a call to be of one type, a lower one than float32 too.
+// Whether the device's kernels need all tokens of a call to share one dtype.
 bool WantsOneType(c10::Device device);
 
-// What the driver calls a GPU; of other devices, their type and number.
+// The driver's name for a GPU; the type and index of any other device.
 std::string DeviceName(c10::Device device);
 
 }  // namespace gnomon

@@ -5,7 +5,7 @@
 
 namespace gnomon {
 
-// Torch's own threads: at::get_num_threads() of them, one inside a parallel region.
+// Runs on PyTorch's threads: at::get_num_threads() of them, or one inside a parallel region.
 const Executor& TorchExecutor();
 
 }  // namespace gnomon

@@ -1,4 +1,4 @@
-// Autograd and the kernels of the device meta of a pair of operators (argument_list.h).
+// Autograd and meta-device kernels for a pair of operators (argument_list.h).
 #ifndef GNOMON_OPS_OPERATORS_FUSED_AUTOGRAD_H_
 #define GNOMON_OPS_OPERATORS_FUSED_AUTOGRAD_H_
 
@@ -19,17 +19,17 @@
 
 namespace gnomon {
 
-// Members that are no tensors as autograd keeps them: those that a call sets, by their names.
+// The non-tensor members, saved by name for autograd if they differ from their initial values.
 class SavedOptions {
  public:
-  // Whether a member says what it says before a call sets it.
+  // Whether a member still has its initial value.
   template <class T>
   static bool IsUnset(const T& member, const T& initial) {
     if constexpr (std::is_same_v<T, OptionalSymInt> ||
                   std::is_same_v<T, at::OptionalSymIntArrayRef>) {
       return !member.has_value();
     } else if constexpr (std::is_same_v<T, c10::SymInt>) {
-      // One of a traced call is not to be looked into.
+      // Traced values must not be inspected.
       return member.maybe_as_int().has_value() && member.maybe_as_int() == initial.maybe_as_int();
     } else {
       return member == initial;
@@ -48,7 +48,7 @@ class SavedOptions {
     }
   }
 
-  // Views live as long as the value and this do.
+  // String views refer to data that the value or this object owns.
   void Restore(const c10::IValue& value, std::string_view& member) const {
     member = value.toStringRef();
   }
@@ -66,8 +66,7 @@ class SavedOptions {
   std::deque<std::vector<c10::SymInt>> numbers_;
 };
 
-// The backward pass goes through its operator, not its kernel: otherwise torch.compile would not
-// see it.
+// The backward pass calls its operator instead of the kernel, so that torch.compile sees it.
 template <class Arguments>
 class RecordedOperator : public torch::autograd::Function<RecordedOperator<Arguments>> {
  public:
@@ -76,7 +75,8 @@ class RecordedOperator : public torch::autograd::Function<RecordedOperator<Argum
   using Context = torch::autograd::AutogradContext;
   using Tensors = torch::autograd::variable_list;
 
-  // The members of the arguments one by one: autograd finds its inputs among them.
+  // Takes the members of the arguments separately, because autograd looks for its inputs among the
+  // parameters.
   template <class... Members>
   static Tensors forward(Context* context, const Outputs& outputs, Needed needed,
                          const Members&... members) {
@@ -121,7 +121,7 @@ class RecordedOperator : public torch::autograd::Function<RecordedOperator<Argum
     const at::Tensor d_o = d_outputs[0].defined() ? d_outputs[0] : at::zeros_like(o);
     const typename Operator::Gradients gradients = Operator::CallBackward(
         {d_o, AsOptional(d_outputs[1]), o, saved[1], saved[2]}, arguments, needed);
-    // One for each argument of forward(), of which the first are `outputs` and `needed`.
+    // One gradient for each argument of forward(); the first two are `outputs` and `needed`.
     Tensors all(2 + Operator::kMembers);
     std::apply(
         [&](const auto&... gradient) {
@@ -150,7 +150,7 @@ class RecordedOperator : public torch::autograd::Function<RecordedOperator<Argum
   }
 
  private:
-  // Calls body(name, member, its initial value).
+  // Calls body(name, member, initial value).
   template <class Self, class Body>
   static void ForEachMember(Self& arguments, const Body& body) {
     static const Arguments initial;

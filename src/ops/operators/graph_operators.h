@@ -1,4 +1,4 @@
-// The operators gnomon::graph_forward and gnomon::graph_backward, called through Torch's
+// The operators gnomon::graph_forward and gnomon::graph_backward, called through the PyTorch
 // dispatcher.
 #ifndef GNOMON_OPS_OPERATORS_GRAPH_OPERATORS_H_
 #define GNOMON_OPS_OPERATORS_GRAPH_OPERATORS_H_
@@ -11,9 +11,9 @@
 
 namespace gnomon {
 
-// The arguments as gnomon/graph.h has them. Axes: N nodes of q, M of k and v, H heads of queries, G
-// of keys, D columns of x and y, V of values, E edges, P = N + 1; r, c and s the pair function's
-// scalars. `function` is its name.
+// The arguments, as in gnomon/graph.h. Axes: N nodes of q, M nodes of k and v, H query heads, G key
+// heads, D columns of x and y, V columns of v, E edges, P = N + 1; r, c and s are the scalars of
+// the pair function. `function` is the name of the pair function.
 #define GNOMON_GRAPH_ARGUMENTS(ARGUMENT)                                 \
   ARGUMENT(at::Tensor, x, {}, kDifferentiable, "N H D")                  \
   ARGUMENT(at::Tensor, y, {}, kDifferentiable, "M G D")                  \

@@ -19,18 +19,18 @@ template <class Key>
 using KeptTensors =
     Kept<std::tuple<Key, at::ScalarType, c10::DeviceType, c10::DeviceIndex>, at::Tensor>;
 
-// For a q that has numbers: where a call is traced or transformed, its tensors are its own.
+// Caches only if q holds data: traced or transformed calls have tensors of their own.
 template <class Key, class Make>
 at::Tensor Keep(KeptTensors<Key>* known, const Key& key, const at::Tensor& q, const Make& make) {
   return known->Get({key, ComputingType(q), q.device().type(), q.device().index()}, [&] {
-    // A tensor of inference mode would not serve a later call that records gradients.
+    // An inference-mode tensor would be unusable in a later call that records gradients.
     const c10::InferenceMode outside(false);
     const at::NoGradGuard no_grad;
     return make();
   });
 }
 
-// For 0 and -0 are two numbers.
+// Keys compare the bits, so that 0 and -0 are distinct.
 uint64_t Bits(double number) { return std::bit_cast<uint64_t>(number); }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Tensors that depend on nothing of a call, and are made once.
+// Tensors that do not depend on a call's inputs, created once and cached.
 #ifndef GNOMON_OPS_OPERATORS_KEPT_TENSOR_H_
 #define GNOMON_OPS_OPERATORS_KEPT_TENSOR_H_
 
@@ -9,15 +9,16 @@
 
 namespace gnomon {
 
-// A tensor of q's device and computing type that depends on the key alone, which make() makes:
-// once, unless the call is traced or transformed. No one may change it.
+// A tensor with the device and compute dtype of q that depends only on the key. make() is called
+// once, unless the call is traced or transformed. The tensor must not be modified.
 at::Tensor KeptTensor(const std::string& key, const at::Tensor& q,
                       const std::function<at::Tensor()>& make);
 
-// A number in every head, in the computing type.
+// A per-head tensor filled with a number, in the compute dtype.
 at::Tensor HeadNumber(const at::Tensor& q, double number);
 
-// The same without axes. Torch makes one anew, in three calls, wherever it multiplies by a number.
+// The same as a scalar tensor. PyTorch would create one, with three calls, for every product with a
+// number.
 at::Tensor KeptNumber(const at::Tensor& q, double number);
 
 }  // namespace gnomon

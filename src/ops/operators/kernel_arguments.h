@@ -1,4 +1,4 @@
-// What the CPU kernels of the operators do with their arguments.
+// Argument handling shared by the operators' CPU kernels.
 #ifndef GNOMON_OPS_OPERATORS_KERNEL_ARGUMENTS_H_
 #define GNOMON_OPS_OPERATORS_KERNEL_ARGUMENTS_H_
 
@@ -9,7 +9,7 @@
 
 namespace gnomon {
 
-// Calls body(), with the core's errors as those that Python knows by their types.
+// Calls body() and translates the core's errors to exceptions that map to Python's.
 template <class Body>
 void Translate(const Body& body) {
   try {
@@ -19,8 +19,8 @@ void Translate(const Body& body) {
   }
 }
 
-// The pair function that the arguments name, with its scalars among the lengths; checks the
-// tensors.
+// Checks the tensors and returns the pair function that the arguments name. Sets its scalar counts
+// among the axis lengths.
 template <class Arguments>
 const PairFunction& CheckedFunction(const Arguments& arguments, AxisLengths<int64_t>& lengths) {
   const PairFunction* function = nullptr;
@@ -32,7 +32,7 @@ const PairFunction& CheckedFunction(const Arguments& arguments, AxisLengths<int6
   return *function;
 }
 
-// The tensor with its last axis contiguous.
+// The tensor, copied if its last axis is not contiguous.
 inline at::Tensor WithRows(const at::Tensor& tensor) {
   return tensor.stride(-1) == 1 || tensor.size(-1) == 1 ? tensor : tensor.contiguous();
 }

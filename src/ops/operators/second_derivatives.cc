@@ -16,7 +16,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What a user has called, of the operator of its backward pass.
+// The public function that a user called, given the name of its backward operator.
 std::string CallOf(const std::string& operation) {
   if (operation == "gnomon::attention_backward") return "gnomon.attention";
   if (operation == "gnomon::graph_backward") return "gnomon.graph_attention";
@@ -26,7 +26,7 @@ std::string CallOf(const std::string& operation) {
 
 class RefusingFunction : public torch::autograd::Function<RefusingFunction> {
  public:
-  // Of the arguments only those in a list are inputs to autograd.
+  // Autograd treats only arguments passed in a list as inputs.
   static variable_list forward(AutogradContext* context, std::string call,
                                at::TensorList /*inputs*/,
                                const std::tuple<variable_list>& outputs) {

@@ -1,4 +1,4 @@
-// Operators whose results autograd records and cannot differentiate.
+// Operators whose results cannot be differentiated again.
 #ifndef GNOMON_OPS_OPERATORS_SECOND_DERIVATIVES_H_
 #define GNOMON_OPS_OPERATORS_SECOND_DERIVATIVES_H_
 
@@ -6,9 +6,9 @@
 
 namespace gnomon {
 
-// The autograd kernel of an operator that is a backward pass: where its arguments require grad, as
-// with create_graph=True, its results do, and their backward pass throws c10::NotImplementedError,
-// which names what the user has called.
+// The autograd kernel of a backward operator. If an argument requires grad, as with
+// create_graph=True, so do the results; their backward pass throws c10::NotImplementedError, which
+// names the public function.
 torch::CppFunction WithoutSecondDerivatives();
 
 }  // namespace gnomon

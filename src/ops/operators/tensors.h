@@ -1,4 +1,4 @@
-// What is asked of any tensor.
+// Queries that apply to any tensor.
 #ifndef GNOMON_OPS_OPERATORS_TENSORS_H_
 #define GNOMON_OPS_OPERATORS_TENSORS_H_
 
@@ -9,24 +9,23 @@
 
 namespace gnomon {
 
-// The number, to which a compiled graph is then specialised.
+// The concrete number; specialises a compiled graph to it.
 inline int64_t Concrete(const c10::SymInt& number) { return number.guard_int(__FILE__, __LINE__); }
 inline int64_t SizeOf(const at::Tensor& tensor, int64_t axis) {
   return Concrete(tensor.sym_size(axis));
 }
 
-// Whether the numbers of a tensor can be read: those of a call that is traced, or of samples that
-// vmap maps, cannot.
+// Whether a tensor's data can be read. It cannot in traced calls or under vmap.
 bool HasNumbers(const at::Tensor& tensor);
 
-// Below float32.
+// Whether the dtype has lower precision than float32.
 bool IsLow(at::ScalarType type);
 
-// The type of a call's sums, parameters and lse: q's dtype, or float32 where that is lower.
+// The dtype of accumulators, parameters and lse: that of q, but at least float32.
 at::ScalarType ComputingType(const at::Tensor& q);
 
-// A tensor in that type. One that has it stays out of Torch's dispatcher, which takes its time to
-// find that there is nothing to do.
+// Converts a tensor to a dtype. Tensors that already have it skip the dispatcher, which would spend
+// time finding nothing to do.
 at::Tensor InType(const at::Tensor& tensor, at::ScalarType type);
 
 }  // namespace gnomon
