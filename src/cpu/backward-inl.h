@@ -1,12 +1,12 @@
 // The fused operator, backward, for one instruction set.
 //
-// A task is a block of keys of one key head with all queries that see them: what it adds to its
-// keys and values stays in its own memory. What it adds to a block of queries goes to the one
-// gradient of those queries when its turn has come, after all blocks of keys before it; what it
-// adds to tables goes to one of a few partial sums, whose blocks of keys take turns as well. Tasks
-// are taken in the order of the keys, so a turn waits only for tasks that have begun, and sums are
-// added in one order: results do not depend on the number of workers. Of many key heads each is a
-// task, with all its blocks in order and with what is packed and finished for it.
+// A task is a block of keys of one key head, with all queries that attend to them. It accumulates
+// the gradients of its keys and values in private memory. The gradient of a block of queries is
+// shared: tasks add to it in key order, each in its turn. Table gradients go to a few partial sums,
+// where tasks also take turns. Tasks start in key order, so a turn waits only for tasks that have
+// started, and sums have a fixed order: results do not depend on the number of workers. With many
+// key heads, each head is one task that packs its own data, processes its blocks in order and
+// finishes its gradients.
 #if defined(GNOMON_SRC_CPU_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_BACKWARD_INL_H_
 #undef GNOMON_SRC_CPU_BACKWARD_INL_H_
@@ -39,7 +39,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// Functions: ByTable, or Inlined.
+// Functions: ByTable or Inlined.
 template <class Functions>
 class BackwardPass {
  public:
@@ -97,7 +97,7 @@ class BackwardPass {
     for (int64_t b = 0; b < n_.batch; ++b) {
       for (int64_t r = 0; r < row_blocks_; ++r) seen_blocks_.push_back(FindSeenBlocks(b, r));
     }
-    // Gradients are added up in whole vectors.
+    // Gradients are accumulated in whole vectors.
     if (grad.x.data != nullptr && dim_ > 0 && padded_dim_ != dim_) {
       d_queries_.Reset(head_tasks_.queries().count * n_.queries * padded_dim_);
     }
@@ -132,8 +132,8 @@ class BackwardPass {
         WholeHead(head, worker, memory.data() + worker * scratch);
       });
     } else {
-      // As many heads side by side as there are workers: none waits for its turn, and each head's
-      // rows stay in cache.
+      // Interleave as many heads as there are workers. No worker then waits for its turn, and each
+      // head's rows stay in cache.
       const int64_t side_by_side = std::min<int64_t>(heads, WorkersFor(executor_, tasks));
       ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
         const int64_t first = task / (side_by_side * blocks_) * side_by_side;
@@ -149,21 +149,21 @@ class BackwardPass {
   }
 
  private:
-  // Sums over keys that every query has, and over queries that every key has: its scalars'
-  // gradients and, last, its squared norm's.
+  // Row sums over keys, and column sums over queries: the gradients of the scalars, then that of
+  // the squared norm.
   int row_numbers() const { return functions_.row_scalars() + (functions_.is_distance() ? 1 : 0); }
   int column_numbers() const {
     return functions_.column_scalars() + (functions_.is_distance() ? 1 : 0);
   }
 
-  // What the gradients of a head's factor and scalars add up to.
+  // The gradients of a head's factor and scalars.
   struct HeadSums {
     double factor = 0;
     double t[kMostScalars] = {};
   };
 
-  // Partial sums of tables for each key head: enough to share out the work, few enough that they
-  // stay small beside the inputs.
+  // The number of partial table sums per key head: enough to balance the load, few enough to stay
+  // small beside the inputs.
   static int64_t Parts(const AttentionShape& n, int64_t blocks) {
     constexpr int64_t kTasks = 16;
     const int64_t heads = std::max<int64_t>(1, n.batch * n.key_heads);
@@ -174,8 +174,7 @@ class BackwardPass {
            d_position_queries_.wanted();
   }
 
-  // A key head by itself: all that is prepared, its blocks of keys, and what is finished of its
-  // rows.
+  // Processes a whole key head: packs it, runs its blocks of keys, and finishes its rows.
   void WholeHead(int64_t head, int worker, float* scratch) {
     head_tasks_.Assign(head, worker);
     for (int64_t p = 0; p < key_panels(); ++p) PrepareKeys(head * key_panels() + p);
@@ -192,8 +191,8 @@ class BackwardPass {
     }
   }
 
-  // Packs keys and values, scales the bias, makes each row's softmax, clears what rows and tables
-  // will have added up, and chooses tiles; of whole heads only what they have in common.
+  // Packs keys and values, scales the bias, computes each row's softmax, clears the accumulators of
+  // rows and tables, and selects tiles. In whole-head mode, prepares only what the heads share.
   void Prepare() {
     const int64_t row_blocks = n_.batch * n_.heads * row_blocks_;
     const int64_t key_tasks = head_tasks_.whole() ? 0 : n_.batch * n_.key_heads * key_panels();
@@ -214,7 +213,7 @@ class BackwardPass {
 
   int64_t key_panels() const { return DivideUp(n_.keys, kWidth); }
 
-  // Panel `index` of those of all key heads.
+  // Packs panel `index`, counted across all key heads.
   void PrepareKeys(int64_t index) const {
     const int64_t p = index % key_panels();
     const int64_t b = index / key_panels() / n_.key_heads;
@@ -230,14 +229,14 @@ class BackwardPass {
     keys_.Fill(b, h, begin, end);
   }
 
-  // Some queries of one head.
+  // A range of queries of one head.
   struct RowRange {
     int64_t b;
     int64_t h;
     int64_t begin;
     int64_t end;
   };
-  // Block `index` of those of all heads.
+  // Block `index`, counted across all heads.
   RowRange RowsOf(int64_t index) const {
     const int64_t head = index / row_blocks_;
     const int64_t begin = index % row_blocks_ * kRowBlock;
@@ -274,7 +273,7 @@ class BackwardPass {
       }
       const float sum = saved_.statistics[head_rows_ + row];
       if (sum == 0.0f) {
-        // 2^(s - inf) = 0: a row without keys has no weights and no gradients.
+        // 2^(s - inf) = 0: a row without keys gets no weights and no gradients.
         largest_.data()[row] = kInfinity;
         inverse_sum_.data()[row] = 0;
         delta_.data()[row] = 0;
@@ -300,7 +299,7 @@ class BackwardPass {
       const int64_t row = rows_of_pairs[n];
       if (multiplies_scores()) top_f_.data()[row] = top_pairs.f(n);
       if (!balances_queries()) continue;
-      // At a distance of 0 a definition may have no slope.
+      // A definition may have no slope at distance 0.
       const auto finite = [](float slope) { return std::isfinite(slope) ? slope : 0.0f; };
       float* const slopes = TopSlopes(row);
       if (functions_.has_product()) slopes[functions_.row_scalars() + 1] = finite(top_pairs.g(n));
@@ -309,16 +308,16 @@ class BackwardPass {
     }
   }
 
-  // Whether the backward pass takes a pair's gradient from the difference of its tokens.
+  // Whether the pair's gradient must be computed from the difference of its tokens.
   bool IsNear(const float* x, const float* y) const {
     const float norms = SquaredNorm(x, dim_) + SquaredNorm(y, dim_);
     return SquaredDistance(x, y, dim_) < norms * kLeastNear;
   }
 
-  // sum_j p_ij dP_ij = dO_i . o_i of a row whose weights are 2^(score - largest) / sum. Where one
-  // key weighs more than all others, dP_ij - delta_i cancels for it, and rounding must cancel as
-  // well: delta is then that key's dP, made as the tiles make it, and what o_i differs from its
-  // value by.
+  // sum_j p_ij dP_ij = dO_i . o_i for a row whose weights are 2^(score - largest) / sum. If one key
+  // dominates, dP_ij - delta_i cancels for it, and the rounding errors must cancel as well: delta
+  // is then that key's dP, computed as in the tiles, plus a correction for the difference between
+  // o_i and the key's value.
   float Delta(int64_t b, int64_t h, int64_t i, float sum, RowReader& values,
               std::vector<TableRun>* runs) const {
     const float* HWY_RESTRICT o = saved_.o.row(b, h, i);
@@ -341,11 +340,11 @@ class BackwardPass {
         others -= kept * relative;
       }
     }
-    // A sum of 1 is the one key's: what the others weigh is below the rounding.
+    // A sum of 1 means that all other weights are below the rounding error.
     return product * kept + (sum == 1.0f ? 0.0f : others);
   }
 
-  // Holds all blocks of keys that a block of queries sees any of.
+  // A range that contains every block of keys the queries attend to.
   KeyRange SeenBlocks(int64_t b, int64_t row_block) const {
     return seen_blocks_[Size(b * row_blocks_ + row_block)];
   }
@@ -358,7 +357,7 @@ class BackwardPass {
       if (near.empty()) return {};
       return {near.begin / kBackwardColumns, DivideUp(near.end, kBackwardColumns)};
     }
-    // Both ends of what a query sees grow with its position.
+    // Both ends of a query's range are monotonic in its position.
     const int64_t position = QueryOffset(in_, b);
     const int64_t first =
         std::max<int64_t>(0, VisibleKeys(in_.mask, batch, position + begin).begin);
@@ -367,25 +366,24 @@ class BackwardPass {
     return {first / kBackwardColumns, DivideUp(last, kBackwardColumns)};
   }
 
-  // Which blocks of keys a block of queries of a head computes.
+  // The blocks of keys that a block of queries computes.
   struct Tiles {
     KeyRange blocks;
-    std::vector<bool> left_out;  // of those blocks; empty: none is
+    std::vector<bool> left_out;  // per block; empty: none is skipped
 
-    // One of its blocks.
+    // Whether a block is computed.
     bool Computes(int64_t block) const {
       return left_out.empty() || !left_out[Size(block - blocks.begin)];
     }
   };
 
-  // What the choice of a worker's tiles is made in.
+  // Scratch memory of one worker for tile selection.
   struct Choice {
     RowBounds rows;
     std::vector<float> bounds;
   };
 
-  // Where tiles may be left out: those of a block of queries, by what its weights are known to add
-  // up to.
+  // Selects the tiles that a block of queries can skip, given its known softmax sums.
   void ChooseTiles(int64_t index, Choice& choice) {
     const auto [b, h, begin, end] = RowsOf(index);
     const int64_t rows = end - begin;
@@ -414,7 +412,7 @@ class BackwardPass {
     const int64_t first_row = (place.b * n_.heads + place.h) * n_.queries + place.i;
     std::copy_n(saved_.statistics + first_row, place.queries, sums);
     std::copy_n(saved_.statistics + head_rows_ + first_row, place.queries, weights);
-    // A row without keys adds nothing anywhere.
+    // A row without keys contributes no gradients.
     Skipping::SumsOf(sums, weights, place.queries, kInfinity, sums);
     const float gate = skipping_.Gate(place, sums);
     float top = -kInfinity;
@@ -427,7 +425,7 @@ class BackwardPass {
     if (promising == 0) return;
     skipping_.SetRows(place, &rows);
     for (int64_t r = 0; r < place.queries; ++r) {
-      // What is not finite reaches all keys that the row sees.
+      // Non-finite values must reach all keys that the row sees.
       if (!std::isfinite(delta_.data()[first_row + r])) rows.doubt[r] = kNan;
     }
     choice.bounds.resize(Size(seen.end - seen.begin) * kRowBlock);
@@ -448,7 +446,7 @@ class BackwardPass {
       left_out.push_back(
           Skipping::LeftOut(rows, choice.bounds.data() + (block - seen.begin) * kRowBlock) == all);
     }
-    // Without those at both ends.
+    // Trims skipped blocks at both ends.
     const auto first = std::find(left_out.begin(), left_out.end(), false);
     const auto last = std::find(left_out.rbegin(), left_out.rend(), false).base();
     if (first == left_out.end()) {
@@ -472,7 +470,7 @@ class BackwardPass {
     }
   }
 
-  // Rows [first_row, last_row) of a tile and the columns that they are multiplied with.
+  // Rows [first_row, last_row) of a tile and the columns they are multiplied by.
   struct Band {
     int64_t first_row;
     int64_t last_row;
@@ -482,34 +480,34 @@ class BackwardPass {
     size_t rows() const { return Size(last_row - first_row); }
   };
 
-  // What a block of keys works on and adds up.
+  // The working memory and accumulators of a block of keys.
   struct Block {
     int64_t b;
     int64_t index;
-    int64_t first;        // of the keys
-    int64_t part;         // of the tables' sums
+    int64_t first;        // first key
+    int64_t part;         // index of the partial table sums
     float* tile;          // kRowBlock x kBackwardColumns: inner products, then weights
-    float* gradient;      // the same of dP, then of the inner products' gradients
+    float* gradient;      // kRowBlock x kBackwardColumns: dP, then the inner products' gradients
     float* d_keys;        // kBackwardColumns x padded_dim_
     float* d_values;      // kBackwardColumns x padded_value_dim_
     float* d_columns;     // column_numbers() x kBackwardColumns
     float* d_key_biases;  // kBackwardColumns for each head of the group
-    float* d_pairs;       // of pairs' biases, kRowBlock x kBackwardColumns
-    float* d_rows;        // row_sums_ x kRowBlock: what the tile adds to its rows' sums
-    float* added;         // scratch of one row: what is added to its scores
-    float* d_added;       // and its gradient
-    float* plain;         // what is added without the row's temperature
-    float* capped;        // its uncapped scores, then the biases that cap them
+    float* d_pairs;       // kRowBlock x kBackwardColumns: gradients of the pair bias
+    float* d_rows;        // row_sums_ x kRowBlock: the tile's contribution to row sums
+    float* added;         // scratch for one row: terms added to its scores
+    float* d_added;       // gradients of `added`
+    float* plain;         // added terms before the row's temperature
+    float* capped;        // one row's uncapped scores, then the biases that cap them
     float* key_window;    // kRowBlock rows: products with relative keys, then their gradients
-    float* value_window;  // of dO with relative values, then their weights
-    float* of_keys;       // products with relative queries, then their gradients, as the tile
-    float* key_parts;     // what they are made in
-    float* d_of_keys;     // gradients of what those are multiplied by, kBackwardColumns rows
+    float* value_window;  // kRowBlock rows: products of dO with relative values, then weights
+    float* of_keys;       // products with relative queries, then gradients, laid out as the tile
+    float* key_parts;     // scratch for of_keys
+    float* d_of_keys;     // kBackwardColumns rows: gradients of the rows of content_keys_
     TileMask mask;
     std::vector<Band> bands;
     TableWindow keys_window;
     std::vector<TableRun> runs;
-    std::vector<NearPair> near_pairs;  // of the tile, columns as its own
+    std::vector<NearPair> near_pairs;  // of the tile; columns as in the tile
   };
 
   void KeyBlock(int64_t b, int64_t key_head, int64_t index, float* scratch) {
@@ -551,8 +549,8 @@ class BackwardPass {
     std::fill_n(block.d_keys,
                 kBackwardColumns * (padded_dim_ + padded_value_dim_ + column_numbers() + group_),
                 0.0f);
-    // The heads of a group one after the other at each block of rows: heads that share the gradient
-    // of their pairs' bias wait for each other there.
+    // At each block of rows, process the heads of the group in sequence. Heads that share a pair
+    // bias take turns on its gradient there.
     for (int64_t row_block = 0; row_block < row_blocks_; ++row_block) {
       const int64_t row = row_block * kRowBlock;
       const int64_t rows = std::min(kRowBlock, n_.queries - row);
@@ -589,7 +587,7 @@ class BackwardPass {
         float* d_y = grad_.y.row(b, key_head, first + j);
         std::copy_n(d_keys + j * padded_dim_, dim_, d_y);
         if (functions_.is_distance()) {
-          // 0 too for a key that nothing sees: what it holds then does not matter.
+          // Also 0 for a key without queries, whose entry is unset.
           const float d_norm = d_columns[functions_.column_scalars() * kBackwardColumns + j];
           if (d_norm != 0) AddNormGradient(d_norm, keys_.Head(b, key_head).row(first + j), d_y);
         }
@@ -621,8 +619,8 @@ class BackwardPass {
     }
   }
 
-  // Of a tile that is seen: all rows with all columns, or, where there are segments, the rows of
-  // each with the columns that they see. Tables are read and summed for whole tiles.
+  // Sets the bands of a visible tile: all rows with all columns or, with segments, the rows of each
+  // segment with the columns they see. Tables are read and accumulated for whole tiles.
   void SetBands(Block& block, int64_t first_row, int64_t rows) const {
     const TileMask& mask = block.mask;
     block.bands.assign(1, {0, rows, mask.begin, mask.end});
@@ -639,8 +637,8 @@ class BackwardPass {
     }
   }
 
-  // All gradients of a tile but those of its rows, which AddToRows adds; false if the tile has
-  // none.
+  // Computes all gradients of a tile except those of its rows (AddToRows). Returns false if there
+  // are none.
   bool Tile(Block& block, int64_t h, int64_t first_row, int64_t rows) {
     const int64_t b = block.b;
     const int64_t first = block.first;
@@ -725,13 +723,13 @@ class BackwardPass {
     return true;
   }
 
-  // Where the keys of the tile of key `first` are packed, from its column `begin` on.
+  // The packed keys of the tile that starts at key `first`, from its column `begin` on.
   TilePanels PanelsOf(int64_t b, int64_t key_head, int64_t first, int64_t begin) const {
     if (in_place_ || pairs_ || dim_ == 0) return {};
     return {key_panels_.panel(b, key_head, first / kWidth), dim_, begin};
   }
 
-  // The inner products of a band's rows with its keys, those of the forward pass.
+  // Inner products of a band's rows with its keys, identical to the forward pass.
   void MultiplyTokens(const Block& block, const Band& band, int64_t h, int64_t first_row,
                       KeyRange batch) const {
     const int64_t b = block.b;
@@ -768,7 +766,7 @@ class BackwardPass {
     }
   }
 
-  // Adds a tile's gradients of its rows to theirs.
+  // Adds a tile's row gradients to the shared row gradients.
   void AddToRows(const Block& block, int64_t h, int64_t first_row, int64_t rows) const {
     const int64_t b = block.b;
     const int64_t first = (b * n_.heads + h) * n_.queries + first_row;
@@ -799,7 +797,7 @@ class BackwardPass {
     }
   }
 
-  // Which sum a head's gradient of its pairs' bias belongs to, and its place in that sum.
+  // The shared sum to which a head's pair-bias gradient belongs, and the head's index in that sum.
   struct PairSum {
     int64_t sum;
     int64_t place;
@@ -820,8 +818,8 @@ class BackwardPass {
     return PairSumOf(n_.batch - 1, n_.heads - 1).sum + 1;
   }
 
-  // Writes a tile's gradients of its pairs' biases, or adds them to those of the heads before it
-  // that share them. `sees`: whether the tile has any.
+  // Writes a tile's pair-bias gradients, or adds them to those of earlier heads that share them.
+  // `sees`: whether the tile has any.
   void AddToPairs(const Block& block, int64_t h, int64_t first_row, int64_t rows, bool sees) {
     const auto [sum, place] = PairSumOf(block.b, h);
     const int64_t columns = std::min(kBackwardColumns, n_.keys - block.first);
@@ -843,8 +841,8 @@ class BackwardPass {
     pair_turns_.Pass(turn, place);
   }
 
-  // Turns a tile's products into weights and gradients of the scores, and the windows' products
-  // into what each entry of the tables gets of them. Flat, as ForwardPass::AddWeights is.
+  // Converts a tile's products to weights and score gradients, and the windows' products to
+  // gradients per table entry. Flat for the reason given at ForwardPass::AddWeights.
   HWY_FLATTEN void RowGradients(Block& block, int64_t h, int64_t first_row, const TileMask& mask,
                                 const TableWindow& keys_window, const TableWindow& values_window) {
     const int64_t b = block.b;
@@ -859,7 +857,7 @@ class BackwardPass {
     ClearSums(functions_.head_scalars(), of_row);
     Band band{0, 0, 0, 0};
     auto next_band = block.bands.begin();
-    // Whole vectors that some row of the band sees.
+    // Whole vectors that cover the columns any row of the band sees.
     int64_t begin = 0;
     int64_t end = 0;
     bool masked = false;
@@ -887,7 +885,7 @@ class BackwardPass {
       const RowSoftmax softmax{largest_.data()[in_heads], inverse_sum_.data()[in_heads],
                                delta_.data()[in_heads], top_f_.data()[in_heads],
                                TopSlopes(in_heads)};
-      // A row without keys has gradients of 0 whatever its temperature is.
+      // A row without keys has zero gradients at any temperature.
       const float temperature = softmax.inverse_sum == 0.0f ? 0.0f : terms_.Temperature(b, h, i);
       const TileRow at{b,
                        h,
@@ -926,7 +924,7 @@ class BackwardPass {
       }
       if (terms_.drops()) terms_.Drop(at, d_scores);
       RowSums sums;
-      // Of what is added to the scores: sums of ds, and of the weights.
+      // Sums of ds and of the weights, for the terms added to the scores.
       float sum_added = 0;
       float mean_added = 0;
       if (terms_.to_scores() || at.paired || terms_.caps()) {
@@ -1007,7 +1005,7 @@ class BackwardPass {
     }
   }
 
-  // From the windows' entries to the tables.
+  // Adds the windows' gradients to the tables.
   void TableGradients(const Block& block, int64_t h, int64_t first_row, int64_t rows,
                       const TableWindow& keys_window, const TableWindow& values_window) const {
     if (d_relative_keys_.wanted()) {
@@ -1020,7 +1018,7 @@ class BackwardPass {
     }
   }
 
-  // Adds up what the blocks and the parts gave, in order.
+  // Adds the results of all blocks and parts in order.
   void Merge() {
     for (int s = 0; grad_.row_scalars != nullptr && s < functions_.row_scalars(); ++s) {
       std::copy_n(RowSum(s), head_rows_, grad_.row_scalars + s * head_rows_);
@@ -1042,7 +1040,7 @@ class BackwardPass {
         grad_.head_scalars[s * n_.heads + h] = static_cast<float>(sums.t[s]);
       }
     }
-    // As the factor's: a sum of ds times scores.
+    // Like the factor's gradient, this is a sum of ds times scores.
     for (int64_t row = 0; grad_.temperature != nullptr && row < head_rows_; ++row) {
       const double top_s =
           static_cast<double>(in_.factor[row / n_.queries % n_.heads]) * top_f_.data()[row];
@@ -1055,7 +1053,7 @@ class BackwardPass {
     if (!d_bias_) return;
     const BiasTable& bias = terms_.bias();
     ParallelTasks(executor_, n_.heads, [&](int64_t h, int) {
-      // A table that the batch shares is there even if the batch is empty.
+      // A table shared by the batch has a gradient even if the batch is empty.
       for (int64_t n = 0; n < bias.tables() / n_.heads; ++n) {
         std::fill_n(grad_.bias.table + n * grad_.bias.batch_stride + h * bias.size(), bias.size(),
                     0.0f);
@@ -1070,38 +1068,38 @@ class BackwardPass {
     });
   }
 
-  // The gradient of a factor is the sum of ds f: that of ds (f - top_f), which has been added up,
-  // and of ds top_f, where a row's ds add up to its dlse, but for their rounding: what f multiplies
-  // that by is the row's mean of f, sum_j p f.
+  // Corrects the gradient of a factor, sum ds f. The accumulated part is sum ds (f - top_f). The
+  // rest is top_f times the sum of a row's ds, which equals its dlse up to rounding. That rounding
+  // error is multiplied by the row's mean of f, sum_j p f.
   double Balance(int64_t head) const {
     double sum = 0;
     for (int64_t i = 0; i < n_.queries; ++i) {
       const int64_t row = head * n_.queries + i;
       const double of_row = Balance(row, top_f_.data()[row], RowSum(row_numbers() + 1)[row]);
-      // A row without keys has none, whatever its temperature is.
+      // A row without keys contributes nothing at any temperature.
       if (of_row != 0) sum += of_row * terms_.Temperature(head / n_.heads, head % n_.heads, i);
     }
     return sum;
   }
-  // The same of a row and scores s, whose mean is that of s - top_s.
+  // The same for one row with scores s; `mean` is the mean of s - top_s.
   double Balance(int64_t row, double top_s, double mean) const {
     return (top_s != 0 ? top_s * DLse(row) : 0) - (mean != 0 ? Imbalance(row) * mean : 0);
   }
-  // What a row's ds add up to beyond its dlse.
+  // The sum of a row's ds minus its dlse.
   double Imbalance(int64_t row) const {
     if (terms_.caps()) return 0;
     return static_cast<double>(RowSum(row_numbers())[row]) - DLse(row);
   }
   float DLse(int64_t row) const { return saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f; }
-  // The key of a row's largest score; -1 if unknown. Under a soft cap the sum of a row's ds is not
-  // known, so nothing is balanced.
+  // The key of the row's largest score, or -1 if unknown. With a soft cap the sum of ds is unknown,
+  // so nothing is balanced.
   int64_t TopOf(int64_t row) const {
     if (terms_.caps()) return -1;
     return static_cast<int64_t>(saved_.statistics[2 * head_rows_ + row]);
   }
 
-  // What a row's ds add up to beyond its dlse is taken from the key that weighs most here, too: a
-  // forget gate's gradient is a sum over all keys from its own on, and so over all rows' errors.
+  // Subtracts each row's imbalance from its highest-weighted key. A forget gate's gradient sums
+  // over all later keys and would accumulate the errors of all rows.
   void BalanceKeyBiases() const {
     ParallelTasks(executor_, n_.batch * n_.heads, [&](int64_t head, int) {
       float* const to = grad_.key_bias + head * n_.keys;
@@ -1116,7 +1114,7 @@ class BackwardPass {
     });
   }
 
-  // The sum of products of two rows over what has a weight: elsewhere they may be infinite.
+  // The dot product over columns with non-zero weight; elsewhere the factors may be infinite.
   static float SumOfSeen(int64_t columns, const float* HWY_RESTRICT weights, const float* x,
                          const float* HWY_RESTRICT y) {
     return Sum(columns, [=](int64_t n) { return weights[n] == 0.0f ? 0.0f : x[n] * y[n]; });
@@ -1148,10 +1146,10 @@ class BackwardPass {
   int64_t RowOf(int64_t b, int64_t h, int64_t i) const {
     return (b * n_.heads + h) * n_.queries + i;
   }
-  // A row's ds add up to its dlse but for their rounding, which the slopes of f multiply: where
-  // these are large and alike it would drown the rest of the query's gradient. Sums of ds times the
-  // differences of slopes have no such part, and get that of dlse here; of other sums, what there
-  // is too much of is taken from the pair that weighs most. `d_x` may be null.
+  // A row's ds sum to its dlse up to rounding. If the slopes of f are large and nearly equal, that
+  // rounding error would swamp the query's gradient. Sums of ds times slope differences omit the
+  // common part, so the dlse part is added here. For other sums, the excess is subtracted from the
+  // highest-weighted pair. `d_x` may be null.
   void BalanceQuery(int64_t b, int64_t h, int64_t i, float* d_x) const {
     const int64_t row = RowOf(b, h, i);
     const float* const slopes = TopSlopes(row);
@@ -1165,12 +1163,13 @@ class BackwardPass {
     const float* const y = keys_.Head(b, h / group_).row(TopOf(row));
     const float dg = -imbalance * factor * slopes[functions_.row_scalars() + 1];
     if (!functions_.is_distance()) return AddScaled(dg, y, dim_, d_x);
-    // The norms' sum has x where it has the top slope.
+    // The slope by the squared norm multiplies x.
     if (slopes[0] != 0.0f) return AddScaled(-2 * dg, y, dim_, d_x);
     AddScaledDifference(2 * dg, queries_.Head(b, h).row(i), y, dim_, d_x);
   }
 
-  // The parts of a table's gradient of a head, or of a key head if heads share the table.
+  // The parts of a table's gradient that belong to a head, or to a key head if heads share the
+  // table.
   int64_t TableHeads(const RowTable& table) const {
     return table.heads() ? n_.heads : n_.key_heads;
   }
@@ -1191,12 +1190,12 @@ class BackwardPass {
   bool wants_of_keys() const {
     return grad_.relative_key.data != nullptr || d_position_queries_.wanted();
   }
-  // Whether each row's sums of ds and p (f - top_f) are wanted.
+  // Whether each row needs its sums of ds and p (f - top_f).
   bool balances() const {
     return wants_queries() || wants_row_scalars() || multiplies_scores() ||
            grad_.key_bias != nullptr;
   }
-  // Whether the sum of ds f is.
+  // Whether the sum of ds f is needed.
   bool multiplies_scores() const { return grad_.factor != nullptr || grad_.temperature != nullptr; }
   bool wants_row_scalars() const {
     return functions_.row_scalars() > 0 && grad_.row_scalars != nullptr;
@@ -1211,12 +1210,12 @@ class BackwardPass {
   float* PairedQuery(int64_t b, int64_t h, int64_t i) const {
     return paired_queries_.data() + (head_tasks_.queries().Of(b, h) * n_.queries + i) * panel_rows_;
   }
-  // By the row among those of all heads.
+  // `row` counts across all heads.
   float* RelativeQueryGradient(int64_t row) const {
     return d_relative_queries_.data() + row * terms_.keys().padded();
   }
-  // Of a row among those of all heads: RowSoftmax::top_slopes and, behind them, the slope by g of
-  // any definition and pair.
+  // The slopes of a row, which counts across all heads: RowSoftmax::top_slopes, then the slope by
+  // g.
   float* TopSlopes(int64_t row) const {
     return top_slopes_.data() + row * (functions_.row_scalars() + 2);
   }
@@ -1237,9 +1236,9 @@ class BackwardPass {
   const AttentionShape& n_;
   int64_t group_;
   int64_t dim_;
-  bool pairs_;          // whether the tokens' products are of pairs of bfloat16
-  bool in_place_;       // and of keys where they lie, as in the forward pass
-  int64_t panel_rows_;  // columns of a token, or their pairs
+  bool pairs_;          // whether tokens are multiplied as bfloat16 pairs
+  bool in_place_;       // whether keys are read in place, as in the forward pass
+  int64_t panel_rows_;  // columns of a token, or pairs of them
   int64_t padded_dim_;
   int64_t padded_value_dim_;
   int64_t blocks_;
@@ -1256,28 +1255,28 @@ class BackwardPass {
   Terms terms_;
   Segments segments_;
   Skipping skipping_;
-  std::vector<Tiles> tiles_;     // of each block of queries, where some may be left out
-  std::vector<Choice> choices_;  // of each worker
+  std::vector<Tiles> tiles_;     // per block of queries, if tiles may be skipped
+  std::vector<Choice> choices_;  // per worker
   Positions positions_;
-  std::vector<KeyRange> seen_blocks_;  // of each block of queries of each batch
+  std::vector<KeyRange> seen_blocks_;  // per batch and block of queries
   PaddedRows relative_queries_;
-  PaddedRows content_keys_;  // what relative queries are multiplied by
+  PaddedRows content_keys_;  // rows that relative queries multiply
   RowTableGradient d_position_queries_;
   RowTableGradient d_relative_keys_;
   RowTableGradient d_relative_values_;
-  Buffer largest_;                // of each row, in units of log2
-  Buffer inverse_sum_;            // of 2^(score - largest)
+  Buffer largest_;                // per row, in log2 units
+  Buffer inverse_sum_;            // inverse of sum 2^(score - largest)
   Buffer delta_;                  // sum_j p_ij dP_ij - dlse_i
-  Buffer top_f_;                  // f of the largest score, where f is multiplied by ds
-  Buffer top_slopes_;             // TopSlopes of each row
+  Buffer top_f_;                  // f of the largest score, if f is multiplied by ds
+  Buffer top_slopes_;             // TopSlopes per row
   Buffer norms_;                  // squared norms of the queries, for a distance
-  Buffer paired_queries_;         // where products are of pairs
-  int row_sums_;                  // row_numbers(); of ds and p (f - top_f); of ds s and p s
-  std::vector<HeadSums> d_head_;  // of each block of keys
-  Turns row_turns_;               // of each block of queries, by blocks of keys
-  Turns part_turns_;              // of each part of the tables' sums
-  Turns pair_turns_;              // of each tile of the gradient of pairs' biases
-  Buffer d_queries_;              // padded, where whole vectors are not whole rows
+  Buffer paired_queries_;         // queries as bfloat16 pairs
+  int row_sums_;                  // row_numbers() and balancing sums
+  std::vector<HeadSums> d_head_;  // per block of keys
+  Turns row_turns_;               // per block of queries, taken in order of the blocks of keys
+  Turns part_turns_;              // per part of the table sums
+  Turns pair_turns_;              // per tile of the pair-bias gradient
+  Buffer d_queries_;              // padded copy, if rows are not whole vectors
   Buffer d_rows_;
   Buffer d_bias_;
   Buffer d_relative_queries_;

@@ -25,7 +25,7 @@ constexpr size_t kRows = 6;
 constexpr size_t kVectors = 4;
 constexpr size_t kLanes = 16;
 
-// One block of rows x vectors, all of k, in registers.
+// One register block of rows x vectors, over all of k.
 template <int kBlockRows, int kBlockVectors, bool kAdd>
 GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline void Micro(size_t pairs,
                                                                         const float* a, size_t lda,
@@ -62,7 +62,7 @@ GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline void Micro(size_t p
   }
 }
 
-// All rows of one column block.
+// All rows of one block of columns.
 template <int kBlockVectors, bool kAdd>
 GNOMON_TARGET_BFLOAT16 void Block(size_t m, size_t pairs, const float* a, size_t lda,
                                   const float* b, size_t ldb, float* c, size_t ldc) {
@@ -100,14 +100,14 @@ void Product(size_t m, size_t n_vectors, size_t pairs, const float* a, size_t ld
   }
 }
 
-// Inner products that are summed at a time.
+// Inner products accumulated at once.
 constexpr size_t kSums = 16;
 
-// GCC warns of the operand that those without a mask leave undefined.
+// The unmasked intrinsics leave an operand undefined, which triggers a GCC warning.
 constexpr __mmask16 kAllLanes = 0xffff;
 constexpr __mmask8 kAllPairs = 0xff;
 
-// In each block of 128 bits, the sums of those of a, b, c and e.
+// Reduces a, b, c and e within each block of 128 bits.
 GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfFour(__m512 a, __m512 b,
                                                                                __m512 c, __m512 e) {
   const auto ab = (__m512d)_mm512_add_ps(_mm512_maskz_unpacklo_ps(kAllLanes, a, b),
@@ -118,14 +118,14 @@ GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfFour(_
                        (__m512)_mm512_maskz_unpackhi_pd(kAllPairs, ab, ce));
 }
 
-// Of blocks 0 and 1, 2 and 3 of both.
+// Adds blocks 0 and 1, and blocks 2 and 3, of both vectors.
 GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfBlocks(__m512 a,
                                                                                  __m512 b) {
   return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(kAllLanes, a, b, 0x88),
                        _mm512_maskz_shuffle_f32x4(kAllLanes, a, b, 0xdd));
 }
 
-// Lane n: the sum of vector n. All are summed in one order.
+// Lane n holds the sum of vector n. The order of summation is fixed.
 GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfLanes(const __m512* of) {
   const __m512 low =
       SumsOfBlocks(SumsOfFour(of[0], of[1], of[2], of[3]), SumsOfFour(of[4], of[5], of[6], of[7]));
@@ -156,7 +156,7 @@ GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline void AddRowProducts
     }
   }
   if (column == columns) return;
-  // Nothing beyond the rows is read.
+  // Masked loads avoid reading past the rows.
   const size_t rest = columns - column;
   const auto numbers = static_cast<__mmask32>((uint64_t{1} << rest) - 1);
   const auto pairs = static_cast<__mmask16>((1u << (rest + 1) / 2) - 1);
@@ -175,12 +175,12 @@ GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline void AddRowProducts
   }
 }
 
-// Products of kBlockRows rows with kSums / kBlockRows rows of B, of which `count` are stored.
+// Products of kBlockRows rows with kSums / kBlockRows rows of B; stores `count` of them.
 template <int kBlockRows>
 GNOMON_TARGET_BFLOAT16 void RowBlock(size_t columns, const float* const* a,
                                      const uint16_t* const* b, size_t count, float* c, size_t ldc) {
   constexpr int kKeys = kSums / kBlockRows;
-  // As many as there are registers for their addresses.
+  // Limited by the registers available for addresses.
   constexpr int kParts = std::min(kKeys, 8);
   __m512 sums[kSums];
   GNOMON_UNROLL
@@ -226,7 +226,7 @@ void MultiplyAddPairs(size_t m, size_t n_vectors, size_t pairs, const float* a, 
 void MultiplyPairRows(size_t m, size_t n, size_t columns, const float* a, size_t lda, const void* b,
                       int64_t stride, float* c, size_t ldc) {
   for (size_t j = 0; j < n; j += kSums) {
-    // Rows beyond the last are the last, and their products are not stored.
+    // Replace missing rows by the last one; their products are not stored.
     const uint16_t* rows[kSums];
     for (size_t t = 0; t < kSums; ++t) {
       const auto row = static_cast<int64_t>(std::min(j + t, n - 1));

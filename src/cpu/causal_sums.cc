@@ -1,10 +1,10 @@
-// A segment of the sequence is a task, and goes by chunks of rows: products of x and y within the
-// chunk, and of x and the state, the sum of y_j^T z_j over the chunks before it. The states that
-// segments begin with are summed first. Segments depend on the shape alone.
+// A task is a segment of the sequence, processed in chunks of rows. Each chunk adds the products of
+// x and y within the chunk to the product of x and the state, the sum of y_j^T z_j over earlier
+// chunks. A first pass computes each segment's initial state. Segments depend on the shape alone.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/causal_sums.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h:
+// Must follow foreach_target.h:
 #include <algorithm>
 #include <vector>
 
@@ -20,7 +20,8 @@ namespace {
 
 constexpr int64_t kChunk = 64;
 static_assert(kChunk % kLaneCount == 0);
-// Rows of a chunk whose products are formed together: those masked for all of them are left out.
+// Rows of a chunk whose products are computed together; products masked for all of them are
+// skipped.
 constexpr int64_t kStep = 24;
 
 HWY_INLINE VF Map(Feature feature, VF a) {
@@ -41,22 +42,22 @@ struct Scratch {
         state(n.dim * width),
         sum(n.dim) {}
 
-  int64_t width;  // of z, out and the state: whole vectors
+  int64_t width;  // of z, out and the state, in whole vectors
   Buffer x;
   Buffer y;
-  Buffer turned;  // y with columns for rows
+  Buffer turned;  // y transposed
   Buffer z;
   Buffer products;
   Buffer out;
   Buffer state;
-  Buffer sum;  // of y
+  Buffer sum;  // sum of y
 };
 
 class Pass {
  public:
   Pass(const CausalSums& n, const Executor& executor)
       : n_(n), executor_(executor), chunks_(DivideUp(n.rows, kChunk)) {
-    // Enough tasks for many workers, none too short to be worth the sum of its state.
+    // Enough tasks for many workers, each long enough to amortise computing its state.
     constexpr int64_t kTasks = 32;
     constexpr int64_t kLeastChunks = 8;
     const int64_t pairs = n.batch * n.key_heads;
@@ -75,7 +76,7 @@ class Pass {
       states_.Reset(tasks_ * state_size_);
       sums_.Reset(tasks_ * n_.dim);
       ParallelTasks(executor_, tasks_, [&](int64_t task, int worker) {
-        // No segment comes after the last one.
+        // The last segment's sum is not needed.
         if (task % segments_ < segments_ - 1) SumSegment(task, scratch[worker]);
       });
     }
@@ -84,7 +85,7 @@ class Pass {
   }
 
  private:
-  // A key head's chunk of rows [begin, begin + rows).
+  // Rows [begin, begin + rows) of a key head.
   struct Chunk {
     int64_t b;
     int64_t head;
@@ -95,7 +96,7 @@ class Pass {
     size_t z_stride;
   };
 
-  // The n-th chunk in the order of the sum: from the last one on if reverse.
+  // The n-th chunk in summation order, which starts at the end if reverse.
   Chunk Load(int64_t task, int64_t n, const Scratch& scratch) const {
     Chunk chunk;
     chunk.b = task / segments_ / n_.key_heads;
@@ -117,7 +118,7 @@ class Pass {
     return chunk;
   }
 
-  // The rows of a view as they are, or mapped in `to`.
+  // The rows of a view in place, or mapped into `to`.
   Strided MappedRows(const View<const float>& view, const Chunk& chunk, int64_t head,
                      float* to) const {
     const float* from = view.row(chunk.b, head, chunk.begin);
@@ -139,7 +140,7 @@ class Pass {
     return {to, Size(n_.dim), 1};
   }
 
-  // Zeros, or the sums of the segments before.
+  // Initialises the state with zeros or with the sums of earlier segments.
   void Begin(int64_t task, const Scratch& scratch) const {
     std::fill_n(scratch.state.data(), state_size_, 0.0f);
     std::fill_n(scratch.sum.data(), n_.dim, 0.0f);
@@ -248,7 +249,7 @@ class Pass {
   const CausalSums& n_;
   const Executor& executor_;
   int64_t chunks_;
-  int64_t segment_;  // chunks of each but the last
+  int64_t segment_;  // chunks per segment, except the last
   int64_t segments_;
   int64_t tasks_;
   int64_t state_size_;

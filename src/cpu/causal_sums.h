@@ -1,4 +1,4 @@
-// The kernel of causal linear sums on plain views.
+// The kernel of causal linear sums, on plain views.
 #ifndef GNOMON_SRC_CPU_CAUSAL_SUMS_H_
 #define GNOMON_SRC_CPU_CAUSAL_SUMS_H_
 
@@ -8,11 +8,11 @@
 
 namespace gnomon {
 
-// What x and y are mapped by, number by number: nothing, elu(x) + 1, or max(x, 0).
+// The feature map applied elementwise to x and y: identity, elu(x) + 1, or max(x, 0).
 enum class Feature { kNone, kElu, kRelu };
 
-// out_i = sum_j (x_i . y_j) z_j over j <= i, or j >= i if reverse, of x (B, H, L, D), y (B, Hkv, L,
-// D) and z (B, Hkv, L, E). H is a multiple of Hkv.
+// out_i = sum_j (x_i . y_j) z_j over j <= i, or j >= i if reverse, for x (B, H, L, D), y (B, Hkv,
+// L, D) and z (B, Hkv, L, E). H is a multiple of Hkv.
 struct CausalSums {
   int64_t batch = 0;
   int64_t heads = 0;
@@ -26,11 +26,12 @@ struct CausalSums {
   Feature feature = Feature::kNone;
   bool reverse = false;
   View<float> out;
-  // Unless null: takes d_i = sum_j x_i . y_j, (B, H, L), and out is divided by it, 0 where it is 0.
+  // If not null, receives d_i = sum_j x_i . y_j, (B, H, L), and out is divided by it (0 where it is
+  // 0).
   float* denominator = nullptr;
 };
 
-// For the instruction set that has been chosen.
+// Dispatches to the selected instruction set.
 void CausalSumsKernel(const CausalSums& sums, const Executor& executor);
 
 }  // namespace gnomon

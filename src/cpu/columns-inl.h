@@ -1,5 +1,4 @@
-// Sums and products over the columns of tokens, one or those of all heads of a node, by vectors
-// along the columns.
+// Vectorised sums and products over the columns of tokens, of one head or of all heads of a node.
 #if defined(GNOMON_SRC_CPU_COLUMNS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_COLUMNS_INL_H_
 #undef GNOMON_SRC_CPU_COLUMNS_INL_H_
@@ -17,8 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// Calls body(tag, k) for vectors of n numbers from number k on, the last ones shorter: nothing
-// beyond n is touched, and a row of 8 numbers costs one vector of 8.
+// Calls body(tag, k) for n numbers in vectors that start at number k. The last vectors are shorter,
+// so that nothing beyond n is accessed; a row of 8 numbers takes one vector of 8.
 template <size_t kCount = kLanes, class Body>
 HWY_INLINE void ForVectors(int64_t n, const Body& body, int64_t k = 0) {
   const hn::CappedTag<float, kCount> d;
@@ -56,7 +55,7 @@ HWY_INLINE void AddScaledDifference(float factor, const float* x, const float* y
   });
 }
 
-// The inner product of two rows, or the squared length of their difference.
+// The inner product of two rows, or the squared norm of their difference.
 template <bool kDistance, size_t kCount = kLanes>
 HWY_INLINE float SumOfProducts(const float* x, const float* y, int64_t n) {
   const hn::CappedTag<float, kCount> d;
@@ -81,8 +80,8 @@ HWY_INLINE float SumOfProducts(const float* x, const float* y, int64_t n) {
   return total;
 }
 
-// Numbers from one query head's row to the next, and from the last one of a key head's group to the
-// next key head's first, of rows that belong to query heads or to key heads.
+// Strides between query heads, for rows that belong to query heads or to key heads: from one head
+// to the next within a group, and from a group's last head to the next group.
 struct HeadSteps {
   int64_t query;
   int64_t key;
@@ -90,7 +89,7 @@ struct HeadSteps {
 inline HeadSteps QuerySteps(int64_t step) { return {step, 0}; }
 inline HeadSteps KeySteps(int64_t step) { return {0, step}; }
 
-// Calls body(columns) with frequent numbers of columns as constants: the loops over them unroll.
+// Calls body(columns) with common column counts as constants, so that loops unroll.
 template <class Body>
 HWY_INLINE void WithColumns(int64_t columns, const Body& body) {
   switch (columns) {
@@ -103,7 +102,7 @@ HWY_INLINE void WithColumns(int64_t columns, const Body& body) {
   }
 }
 
-// to += factor from in every query head.
+// to += factor from, for every query head.
 inline void AddScaledHeads(int64_t key_heads, int64_t group, const float* factors,
                            const float* from, HeadSteps from_steps, int64_t columns, float* to,
                            HeadSteps to_steps) {
@@ -123,7 +122,7 @@ inline void AddScaledHeads(int64_t key_heads, int64_t group, const float* factor
   });
 }
 
-// SumOfProducts of x, a row of each query head, and y, one of each key head.
+// SumOfProducts of x, per query head, and y, per key head.
 template <bool kDistance>
 inline void HeadProducts(int64_t key_heads, int64_t group, const float* x, int64_t x_step,
                          const float* y, int64_t y_step, int64_t columns, float* products) {

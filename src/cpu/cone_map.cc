@@ -1,9 +1,9 @@
-// Heights go by vectors of tokens, columns by vectors of one token's, of which the last one begins
-// within the one before it.
+// Heights are vectorised over tokens, columns over one token's columns. The last vector of columns
+// overlaps the previous one.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/cone_map.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h:
+// Must follow foreach_target.h:
 #include <algorithm>
 #include <cmath>
 
@@ -19,7 +19,7 @@ namespace HWY_NAMESPACE {
 using hn::Abs;
 using hn::Sqrt;
 
-// Doubles go one by one, by the standard library's functions.
+// Doubles are scalar and use the standard library.
 HWY_INLINE double Abs(double a) { return std::fabs(a); }
 HWY_INLINE double Sqrt(double a) { return std::sqrt(a); }
 HWY_INLINE double Exp(double a) { return std::exp(a); }
@@ -36,16 +36,16 @@ HWY_INLINE void Put(double a, double* to) { *to = a; }
 template <class T>
 constexpr int64_t kHeightsAtOnce = sizeof(T) == sizeof(float) ? kLaneCount : 1;
 
-// Tokens whose heights are looked at together.
+// Tokens whose heights are computed together.
 constexpr int64_t kTokens = 64;
 static_assert(kTokens % kLaneCount == 0);
 
 using Function = ConeMap::Function;
 
-// What the last column z of a token makes of it, and the derivatives by z.
+// The functions of a token's last column z, and their derivatives by z.
 template <class V>
 struct HeightTerms {
-  // Constructors that are not written are not compiled for the instruction set (g++, NEON).
+  // Defaulted constructors are not compiled for the instruction set (g++, NEON).
   HWY_INLINE HeightTerms() {}
 
   V m;
@@ -76,7 +76,7 @@ template <bool kAsIs, class V>
 HWY_INLINE void PenumbralTerms(V r, V z, HeightTerms<V>& terms) {
   const V zero = Number(z, 0);
   const V one = Number(z, 1);
-  // The height's share of r, its derivative, and 1 - u, which is exact where u is near 1.
+  // The height's contribution to r, its derivative, and 1 - u, which is accurate for u near 1.
   V u = z;
   V slope = one;
   V rest = one;
@@ -111,7 +111,7 @@ HWY_INLINE void PenumbralTerms(V r, V z, HeightTerms<V>& terms) {
   terms.d_scalar[1] = d_square;
 }
 
-// The same of kTokens tokens.
+// HeightTerms of kTokens tokens.
 template <class T>
 struct TokenTerms {
   HWY_ALIGN T m[kTokens];
@@ -154,7 +154,7 @@ void FindTerms(const ConeMap& map, const T* z, int64_t count, TokenTerms<T>& ter
   }
 }
 
-// Calls body(n, token n's columns, the terms, its place in these) for the tokens [begin, end).
+// Calls body(n, columns of token n, terms, index in the terms) for the tokens [begin, end).
 template <class T, class Body>
 HWY_INLINE void ForTokens(const MappedCones<T>& cones, int64_t begin, int64_t end,
                           const Body& body) {

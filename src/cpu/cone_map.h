@@ -1,4 +1,4 @@
-// The kernels of the cones' token maps on plain views.
+// The kernels of the cones' token maps, on plain views.
 #ifndef GNOMON_SRC_CPU_CONE_MAP_H_
 #define GNOMON_SRC_CPU_CONE_MAP_H_
 
@@ -8,22 +8,22 @@
 
 namespace gnomon {
 
-// How the last column z of a token (w, z) maps it: to X = m(z) w and to scalars of z.
+// How the last column z of a token (w, z) maps it to X = m(z) w and to scalars of z.
 struct ConeMap {
   enum class Function { kUmbral, kPenumbral };
 
   Function function = Function::kUmbral;
-  bool as_is = false;   // the map "none": z is the height itself
-  double r = 1;         // the radius of umbral cones, the greatest height of penumbral ones
-  double farthest = 0;  // of umbral cones: heights are exp(z) for |z| up to it, constant beyond
+  bool as_is = false;   // the map "none": z is the height
+  double r = 1;         // umbral cones: the radius; penumbral cones: the maximum height
+  double farthest = 0;  // umbral cones: heights are exp(z) for |z| up to this, then constant
 
   static constexpr int kMostScalars = 2;
   int scalars() const { return function == Function::kPenumbral ? 2 : 1; }
 };
 
-// Tokens (B, H, L, D + 1), and what they are mapped to: x (B, H, L, width), D columns and zeros
-// behind them, and scalars (S, B, H, L). Or backward, where d_tokens (B, H, L, D + 1) is not null:
-// by d_x and d_scalars, of which null stands for zeros.
+// Forward: maps tokens (B, H, L, D + 1) to x (B, H, L, width), D columns followed by zeros, and to
+// scalars (S, B, H, L). Backward, if d_tokens (B, H, L, D + 1) is not null: computes it from d_x
+// and d_scalars, where null means zeros.
 template <class T>
 struct MappedCones {
   ConeMap map;
@@ -42,7 +42,7 @@ struct MappedCones {
   int64_t count() const { return batch * heads * rows; }
 };
 
-// The tokens [begin, end) in the order of (B, H, L), for the instruction set that has been chosen.
+// Maps the tokens [begin, end) in the order of (B, H, L), with the selected instruction set.
 void ConeMapKernel(const MappedCones<float>& cones, int64_t begin, int64_t end);
 void ConeMapKernel(const MappedCones<double>& cones, int64_t begin, int64_t end);
 

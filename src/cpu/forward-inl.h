@@ -1,14 +1,21 @@
 // The fused operator, forward, for one instruction set.
 //
-// A tile is a block of query rows by a block of keys: its scores are made by one product, turned
-// into weights while they are in cache, and used up by the next product. Keys are packed as
-// transposed panels of kPanel columns, so that one microkernel serves both products. Where each key
-// head has many queries, all keys are packed first, and each block of queries is a task; of many
-// such heads each is one task, which packs its own keys. Where it has few (short sequences,
-// decoding), a task is a part of a key head's keys with all its queries: it packs its keys a tile
-// at a time, in cache, and the parts' results are merged. Where it has so few that packing would
-// cost as much as the products, keys and values are multiplied where they lie. A row's sums are cut
-// by shape alone and merged in fixed order: results do not depend on the number of workers.
+// A tile is a block of query rows by a block of keys. One product gives its scores, which are
+// turned into weights in cache and consumed by a second product. Keys are packed as transposed
+// panels of kPanel columns, so that one microkernel serves both products. The shape selects the
+// schedule:
+//
+//   Key heads with many queries: all keys are packed first, and each block of queries is a task.
+//   If there are many such heads, each head is one task that packs its own keys.
+//
+//   Key heads with few queries (short sequences, decoding): a task is a range of keys with all
+//   queries. It packs its keys one tile at a time, in cache, and partial results are merged.
+//
+//   So few queries that packing would cost as much as the products: keys and values are read in
+//   place.
+//
+// Row sums are split by shape alone and merged in fixed order, so results do not depend on the
+// number of workers.
 #if defined(GNOMON_SRC_CPU_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_FORWARD_INL_H_
 #undef GNOMON_SRC_CPU_FORWARD_INL_H_
@@ -43,19 +50,19 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// Whether some number of rows [begin, end) of one head is not finite.
+// Whether rows [begin, end) of one head hold a non-finite number.
 inline bool HasNonFinite(const Tokens& tokens, int64_t b, int64_t h, int64_t begin, int64_t end,
                          int64_t columns) {
   RowReader rows(tokens, columns);
   float sum = 0;
   for (int64_t i = begin; i < end; ++i) {
-    // 0 for finite numbers, else NaN.
+    // 0 for finite numbers, otherwise NaN.
     sum += Sum(columns, [row = rows.Row(b, h, i)](int64_t e) { return row[e] * 0.0f; });
   }
   return sum != 0.0f;
 }
 
-// Functions: ByTable, or Inlined.
+// Functions: ByTable or Inlined.
 template <class Functions>
 class ForwardPass {
  public:
@@ -107,24 +114,24 @@ class ForwardPass {
     return {keys, pairs_, skipping_.active()};
   }
 
-  // Rows of one key head up to which its keys are packed within the tasks.
+  // With at most this many rows per key head, tasks pack their own keys.
   static constexpr int64_t kFewRows = 256;
-  // After so many tiles, rows look again at what they may leave out.
+  // Rows refresh their bounds for skipping after this many tiles.
   static constexpr int64_t kSumsAnew = 4;
 
-  // A tile's keys, packed or where they lie.
+  // A tile's keys, packed or in place.
   struct Keys {
     int64_t first;  // a multiple of kWidth
-    // The tile's columns [p * kWidth, (p + 1) * kWidth) at p * panel_rows_ * kWidth.
+    // Columns [p * kWidth, (p + 1) * kWidth) of the tile start at p * panel_rows_ * kWidth.
     const float* panels;
-    Rows values;                      // from key `first` on, or of pairs of keys
-    RowsInPlace values_in_place;      // from key `first` on, where they are not packed
+    Rows values;                      // from key `first` on; possibly as pairs
+    RowsInPlace values_in_place;      // from key `first` on, if values are not packed
     ColumnScalars::Pointers scalars;  // from key `first` on
-    std::optional<bool> non_finite;   // whether a value that the batch may see is not finite
+    std::optional<bool> non_finite;   // whether any value visible to the batch is non-finite
   };
 
-  // A block of rows, queries [i, i + queries) of each of `heads` query heads of one key head, and
-  // what its rows have added up so far.
+  // A block of rows: queries [i, i + queries) of `heads` query heads that share a key head. Holds
+  // the rows' running sums.
   struct Block {
     int64_t b;
     int64_t h;
@@ -132,8 +139,8 @@ class ForwardPass {
     int64_t i;
     int64_t queries;
     Strided x;                 // the rows' tokens
-    float* sum;                // kRowBlock x value_columns_: weights times values
-    float largest[kRowBlock];  // score, in units of log2
+    float* sum;                // kRowBlock x value_columns_: accumulated weights times values
+    float largest[kRowBlock];  // largest score, in log2 units
     float weight[kRowBlock];   // sum of 2^(score - largest)
     int64_t top[kRowBlock];    // the key of the largest score
     float norm[kRowBlock];     // squared norm of the query, for a distance
@@ -142,14 +149,14 @@ class ForwardPass {
     RowPlace place() const { return {b, h, heads, i, queries}; }
     int64_t head(int64_t r) const { return h + r / queries; }
     int64_t query(int64_t r) const { return i + r % queries; }
-    // Calls body(row, its head, its query) for all rows.
+    // Calls body(row, its head, its query) for every row.
     template <class Body>
     void ForRows(const Body& body) const {
       for (int64_t n = 0; n < heads; ++n) {
         for (int64_t m = 0; m < queries; ++m) body(n * queries + m, h + n, i + m);
       }
     }
-    // One past the last row of row r's head, at most `last`.
+    // The end of the rows of row r's head, at most `last`.
     int64_t EndOfHead(int64_t r, int64_t last) const {
       return std::min(last, (r / queries + 1) * queries);
     }
@@ -157,14 +164,14 @@ class ForwardPass {
 
   struct Plan;
 
-  // What a worker computes in.
+  // The scratch memory of a worker.
   struct Scratch {
     float* tile;           // kRowBlock x kForwardColumns
-    float* added;          // of one row: what is added to its scores
-    float* key_products;   // window of products with relative keys
-    float* entry_weights;  // window of weights, summed by entries of the relative values
-    float* of_keys;        // the tile's products with relative queries, kForwardColumns a row
-    float* key_parts;      // what they are made in
+    float* added;          // one row: terms added to its scores
+    float* key_products;   // window of products with the relative keys
+    float* entry_weights;  // window of weights, summed per entry of the relative values
+    float* of_keys;        // the tile's products with relative queries, kForwardColumns per row
+    float* key_parts;      // scratch for of_keys
     std::vector<TableRun> runs;
   };
   int64_t scratch_size() const {
@@ -186,25 +193,25 @@ class ForwardPass {
     return scratch;
   }
 
-  // Floats of a block: its sums and, of several heads, as pairs or widened, its tokens side by
-  // side.
+  // Floats per block: its sums and, for several heads, pairs or widened types, a contiguous copy of
+  // its tokens.
   int64_t block_size() const {
     return kRowBlock * (value_columns_ + (copies_queries() ? panel_rows_ : 0));
   }
   bool copies_queries() const {
     return pairs_ || heads_in_block_ > 1 || in_.x.type != TokenType::kFloat32;
   }
-  // How many blocks the queries of a key head make.
+  // The number of blocks of queries per key head.
   int64_t blocks() const {
     return DivideUp(group_, heads_in_block_) * DivideUp(n_.queries, kRowBlock);
   }
-  // Which queries are in a block. The last rows first: under a causal mask they see most.
+  // The queries of a block. The last block comes first: it has the most work under a causal mask.
   KeyRange QueriesOf(int64_t index) const {
     const int64_t in_head = DivideUp(n_.queries, kRowBlock);
     const int64_t begin = (in_head - 1 - index % in_head) * kRowBlock;
     return {begin, std::min(begin + kRowBlock, n_.queries)};
   }
-  // Block `index` of a key head's, of which `queries` alone.
+  // Block `index` of a key head, restricted to `queries`.
   void SetBlock(int64_t b, int64_t key_head, int64_t index, KeyRange queries_of_block,
                 float* memory, Block& block) const {
     const int64_t first_head = index / DivideUp(n_.queries, kRowBlock) * heads_in_block_;
@@ -238,11 +245,11 @@ class ForwardPass {
     if (copies_queries()) block.x = {copy, Size(panel_rows_), 1};
   }
 
-  // All keys of a head packed, then its blocks of queries.
+  // Packs all keys of a head, then runs its blocks of queries.
   void RunBlocks() {
     const int64_t heads = n_.batch * n_.key_heads;
     const int64_t panels = DivideUp(n_.keys, kWidth);
-    // A hidden value is multiplied by a weight of 0, which NaN and inf survive.
+    // A weight of 0 times NaN or infinity is NaN, so hidden values must be removed.
     const bool hides = in_.mask.left != kUnbounded || in_.mask.right != kUnbounded ||
                        in_.mask.chunks.size > 0 || terms_.to_scores() || segments_.exists() ||
                        terms_.pair_mask().exists();
@@ -269,8 +276,8 @@ class ForwardPass {
     });
   }
 
-  // Block `index` of the queries of a key head; those of each segment by themselves, so that their
-  // tiles are the ones that they would have without the others.
+  // Runs block `index` of a key head's queries. Each segment runs separately, so that its tiles do
+  // not depend on the other segments.
   void RunBlock(int64_t head, int64_t index, float* memory, Plan* plan) const {
     const KeyRange queries = QueriesOf(index);
     for (int64_t begin = queries.begin; begin < queries.end;) {
@@ -304,7 +311,7 @@ class ForwardPass {
     Finish(block);
   }
 
-  // Adds the keys of a tile, all of them packed, to those rows of a block that do not leave it out.
+  // Adds a fully packed tile of keys to the rows of a block that do not skip it.
   void AddPackedTile(Block& block, KeyRange batch, KeyRange tile, uint64_t left_out,
                      Scratch& scratch) const {
     TileMask mask;
@@ -315,18 +322,18 @@ class ForwardPass {
     AddTile(block, mask, keys, scratch);
   }
 
-  // The tiles of a block and their order, where some may be left out: from the one whose biases by
-  // offset are largest outwards, so that rows soon know most of their sums. One of them ends where
-  // the block's own positions do, or half a tile behind: all rows see much of it.
+  // The tiles of a block in processing order, if some may be skipped. The order starts at the
+  // largest offset biases and moves outwards, so that rows soon know most of their sums. One tile
+  // ends at the block's own positions, or half a tile later, so that all rows see most of it.
   struct Plan {
     std::vector<KeyRange> tiles;
-    std::vector<float> largest;  // bias of each tile
+    std::vector<float> largest;  // largest bias per tile
     std::vector<int64_t> order;
-    std::vector<float> bounds;  // kRowBlock of each tile, in their order
-    float top[kRowBlock];       // the largest bias of each head
+    std::vector<float> bounds;  // kRowBlock per tile, in processing order
+    float top[kRowBlock];       // largest bias per head
     RowBounds rows;
-    // Where a block's first tiles are a part of their own: how many they are (0: nothing is left
-    // out), and the keys of which all rows see all.
+    // If the first tiles form a part of their own: their number (0: nothing is skipped), and the
+    // range of keys visible to all rows.
     int64_t first_tiles = 0;
     KeyRange open;
 
@@ -337,7 +344,7 @@ class ForwardPass {
     }
   };
 
-  // `even`: tiles begin at multiples of their width instead.
+  // `even`: tiles start at multiples of their width.
   void SetOrder(const Block& block, const TileMask& seen, bool even, Plan& plan) const {
     constexpr int64_t kAlign = Skipping::kCell;
     const RowPlace place = block.place();
@@ -366,7 +373,7 @@ class ForwardPass {
     }
     const auto count = static_cast<int64_t>(plan.tiles.size());
     const auto distance = [own](int64_t n) { return n < own ? own - n : n - own; };
-    // Whether tile n comes before tile m.
+    // Whether tile n precedes tile m.
     const auto before = [&](int64_t n, int64_t m) {
       const float of_n = plan.largest[Size(n)];
       const float of_m = plan.largest[Size(m)];
@@ -381,14 +388,14 @@ class ForwardPass {
     }
   }
 
-  // Bounds of the tiles behind the first one in their order; +inf where a row sees only a part.
-  // False if none may be left out.
+  // Sets the bounds of all tiles after the first; +inf where a row sees only part of a tile.
+  // Returns false if no tile can be skipped.
   bool SetBounds(const Block& block, KeyRange batch, const TileMask& seen, const float* sums,
                  Plan& plan) const {
     bool any = false;
     const RowPlace place = block.place();
     const float gate = skipping_.Gate(place, sums);
-    // Both ends of what a row sees grow with its position.
+    // Both ends of a row's range are monotonic in its position.
     const KeyRange open{seen.rows[block.queries - 1].begin, seen.rows[0].end};
     plan.bounds.resize(plan.order.size() * kRowBlock);
     for (size_t n = 1; n < plan.order.size(); ++n) {
@@ -409,10 +416,10 @@ class ForwardPass {
     return any;
   }
 
-  // Whether segments or the caller's mask may hide a pair of a block and keys.
+  // Whether segments or the user's mask may hide a pair of the block with the keys.
   bool HidesPairs(const Block& block, KeyRange keys) const {
     if (segments_.exists()) {
-      // What is known of keys is known of whole cells.
+      // Key bounds are kept per cell.
       constexpr int64_t kKnown = Skipping::kCell;
       const KeyRange of_batch = BatchKeys(in_.mask, n_.keys, block.b);
       const KeyRange own = segments_.SeenBy(block.b, block.i);
@@ -460,7 +467,7 @@ class ForwardPass {
     AddPairs(block.rows() * (seen.end - seen.begin), block.rows() * computed);
   }
 
-  // Panel p of a key head's keys, and their values.
+  // Packs panel p of a key head's keys, and the corresponding values.
   void Pack(int64_t head, int64_t p) {
     const int64_t b = head / n_.key_heads;
     const int64_t h = head % n_.key_heads;
@@ -505,9 +512,9 @@ class ForwardPass {
     return paired_values_.data() + (head * keys_.count() * kWidth + first) / 2 * value_columns_;
   }
 
-  // Parts of each key head's keys with all its queries, packed as they come, then merged. Where
-  // tiles may be left out, those of the largest biases are a part of their own, which comes first:
-  // its weights bound what the other parts leave out.
+  // Each task packs and processes a range of a key head's keys with all its queries; results are
+  // merged. If tiles may be skipped, the tiles with the largest biases form a separate first part,
+  // whose weights bound what the other parts can skip.
   void RunParts() {
     const int64_t tasks = terms_.tasks();
     ParallelTasks(executor_, tasks + skipping_.tasks(), [&](int64_t task, int) {
@@ -543,8 +550,8 @@ class ForwardPass {
     if (parts_ > 1) Merge();
   }
 
-  // Whether parts of so many tiles are worth the look at what may be left out: for few rows it
-  // takes as long to look at a tile as to compute it.
+  // Whether parts with this many tiles benefit from skipping. For few rows, checking a tile takes
+  // as long as computing it.
   bool LeavesOutParts(int64_t tiles) const {
     constexpr int64_t kLeastTiles = 8;
     constexpr int64_t kLeastRows = 16;
@@ -556,23 +563,23 @@ class ForwardPass {
     return false;
   }
 
-  // The blocks of a key head, with their sums in `memory`.
+  // All blocks of a key head, with their sums in `memory`.
   std::unique_ptr<Block[]> AllBlocks(int64_t b, int64_t key_head, float* memory) const {
-    // Not initialised: of few rows that would take as long as what is done with them.
+    // Left uninitialised: for few rows, clearing would take as long as the computation.
     std::unique_ptr<Block[]> all(new Block[Size(blocks())]);
     for (int64_t n = 0; n < blocks(); ++n) {
       SetBlock(b, key_head, n, QueriesOf(n), memory + n * block_size(), all[Size(n)]);
     }
     return all;
   }
-  // Floats of a tile's packed keys.
+  // Floats of a packed tile of keys.
   int64_t packed_size() const {
     return kForwardColumns * ((in_place_ ? 0 : panel_rows_ + value_columns_) + column_numbers());
   }
   float* SumsIn(float* packed) const { return packed + packed_size(); }
 
-  // Of each block of a key head: its first tile, or two if that holds few keys, and from their
-  // weights what its rows leave out of the others.
+  // Adds the first tile of each block of a key head (two if it holds few keys), and derives from
+  // its weights what rows can skip in the other parts.
   void AddFirstPart(int64_t b, int64_t key_head, float* memory) {
     Scratch scratch = MakeScratch(memory);
     float* const packed = memory + scratch_size();
@@ -609,13 +616,13 @@ class ForwardPass {
     }
   }
 
-  // What is known of a tile of a part of the keys, and found out where it is asked for.
+  // Bounds for a tile of a part, computed on demand.
   struct TileBounds {
     std::optional<KeyBounds> keys;
     std::optional<bool> finite_values;
   };
 
-  // The rows of a block that leave a tile of a part out; its keys are [tile.begin, tile.end).
+  // The rows of a block that skip a tile of a part. The tile's keys are [tile.begin, tile.end).
   uint64_t LeftOutOfPart(const Block& block, const Plan& plan, KeyRange tile,
                          TileBounds& bounds) const {
     if (tile.begin < plan.open.begin || tile.end > plan.open.end || HidesPairs(block, tile) ||
@@ -698,7 +705,7 @@ class ForwardPass {
     return keys;
   }
 
-  // Keys [first, end) and their values.
+  // Packs keys [first, end) and their values.
   void PackTokens(int64_t b, int64_t key_head, int64_t first, int64_t end, KeyRange batch,
                   float* packed, Keys* keys) const {
     const auto pack = pairs_ ? PackPairs : PackPanel;
@@ -743,7 +750,7 @@ class ForwardPass {
           block.b, block.h + n, block.i, block.queries, keys.first, mask.begin, mask.end,
           scratch.of_keys + n * block.queries * kForwardColumns, scratch.key_parts, &scratch.runs);
     }
-    // Rows that see different keys go in small groups, each as far as it sees.
+    // Rows with different visible ranges are processed in small groups, each over its own range.
     const bool groups = mask.partial && !in_place_;
     const int64_t step = groups ? static_cast<int64_t>(kMicroRows) : block.rows();
     for (int64_t r = 0; r < block.rows(); r += step) {
@@ -760,7 +767,7 @@ class ForwardPass {
     float* tile = scratch.tile + first_row * kForwardColumns;
     float* sum = block.sum + first_row * value_columns_;
     const float* x = block.x.data + first_row * static_cast<int64_t>(block.x.row);
-    // Whole vectors.
+    // Rounds to whole vectors.
     const RowSpan span{seen.begin / kLaneCount * kLaneCount, RoundUp(seen.end, kLaneCount)};
     if (dim_ > 0 && in_place_) {
       MultiplyKeys(in_.y, block.b, block.h / group_, BatchKeys(in_.mask, n_.keys, block.b), dim_,
@@ -781,7 +788,7 @@ class ForwardPass {
     }
     const bool hidden = mask.segmented || mask.paired || mask.placed;
     bool masked = mask.HidesWithin(span, first_row, last_row) || hidden;
-    // Of values none is read but those that some row sees; as pairs they are read by whole vectors.
+    // Reads only values that some row sees; pairs are read in whole vectors.
     bool hides_values =
         pairs_values_ ? masked : mask.HidesWithin(seen, first_row, last_row) || hidden;
     for (int64_t r = first_row; r < last_row;) {
@@ -798,7 +805,7 @@ class ForwardPass {
     AddValues(tile, rows, seen, span, keys, sum);
   }
 
-  // Weights, which are 0 where they are masked, times values from the tile's first key on.
+  // Adds weights (0 where masked) times values, from the tile's first key on.
   void AddValues(float* tile, size_t rows, RowSpan seen, RowSpan span, const Keys& keys,
                  float* sum) const {
     if (pairs_values_) return AddPairedValues(tile, rows, span, keys.values, sum);
@@ -821,9 +828,9 @@ class ForwardPass {
     }
   }
 
-  // The same of the span, both as pairs. Leaves the weights rounded.
+  // The same with weights and values as bfloat16 pairs. Rounds the weights in place.
   void AddPairedValues(float* tile, size_t rows, RowSpan span, Rows values, float* sum) const {
-    // Rounded in place: by whole pairs of vectors, and never over what is still to be read.
+    // Rounds pairs of vectors in place, without overwriting unread weights.
     const int64_t begin = span.begin / (2 * kLaneCount) * (2 * kLaneCount);
     const int64_t end = RoundUp(span.end, 2 * kLaneCount);
     for (int64_t r = 0; r < static_cast<int64_t>(rows); ++r) {
@@ -835,8 +842,8 @@ class ForwardPass {
                      Size(values.stride), sum, Size(value_columns_));
   }
 
-  // Makes the inner products of rows [first_row, last_row), of one head, weights, and adds relative
-  // values.
+  // Turns the inner products of rows [first_row, last_row), all of one head, into weights, and adds
+  // relative values.
   void AddHead(Block& block, const TileMask& mask, int64_t first_row, int64_t last_row,
                RowSpan seen, RowSpan span, bool masked, const Keys& keys, Scratch& scratch) const {
     const int64_t h = block.head(first_row);
@@ -873,8 +880,9 @@ class ForwardPass {
     }
   }
 
-  // Row r of a block: its inner products from column `begin` of the tile on become weights. Flat,
-  // whatever the compiler thinks of the definition's size: a call for each vector would cost more.
+  // Turns the inner products of row r, from tile column `begin` on, into weights. Flat: a function
+  // call per vector would cost more, but the compiler may consider the definition too large to
+  // inline.
   HWY_FLATTEN void AddWeights(Block& block, int64_t r, const TileRow& at, bool masked,
                               RowSpan visible, int64_t begin, const float* key_products,
                               const TableWindow& window, const Keys& keys, Scratch& scratch) const {
@@ -917,17 +925,17 @@ class ForwardPass {
     }
     if (terms_.caps()) top = terms_.CapScores(columns, tile);
     const bool rises = top > block.largest[r];
-    // The first time the sums are 0.
+    // The first time, the sums are still 0.
     if (rises && block.largest[r] != -kInfinity) {
       const float shrink = std::exp2(block.largest[r] - top);
       block.weight[r] *= shrink;
       ScaleRow(block.sum + r * value_columns_, value_columns_, shrink);
     }
     if (rises) block.largest[r] = top;
-    // All scores so far are -inf (or NaN): any finite shift gives weights of 0 (or NaN).
+    // All scores so far are -inf (or NaN). Any finite shift gives weights of 0 (or NaN).
     const float shift = block.largest[r] == -kInfinity ? 0.0f : block.largest[r];
     block.weight[r] += RowWeights(tile, columns, shift);
-    // The backward pass asks for the key of the largest score.
+    // The backward pass needs the key of the largest score.
     if (rises && out_.statistics != nullptr) block.top[r] = at.begin + FindOne(tile, columns);
   }
 
@@ -941,8 +949,8 @@ class ForwardPass {
     return *keys.non_finite;
   }
 
-  // AddValues where 0 times a hidden value may not be 0: each row by itself, with 0 for the values
-  // that are not finite and that it does not see. To the last bit what it would be if those were.
+  // AddValues for tiles with non-finite values: each row separately, with hidden non-finite values
+  // replaced by 0. The result is bitwise the same as if those values were finite.
   void AddVisibleValues(Block& block, const TileMask& mask, int64_t first_row, int64_t last_row,
                         RowSpan seen, RowSpan span, const Keys& keys, Scratch& scratch) const {
     const int64_t key_head = block.h / group_;
@@ -954,7 +962,7 @@ class ForwardPass {
         spoiled.push_back(j);
       }
     }
-    // Of pairs, a row of the copy holds two values.
+    // With pairs, each row of the copy holds two values.
     const int64_t in_row = pairs_values_ ? 2 : 1;
     const auto rows = Size(DivideUp(kForwardColumns, in_row));
     std::vector<float> copy(rows * Size(value_columns_));
@@ -969,7 +977,7 @@ class ForwardPass {
         std::copy_n(keys.values.row(row), value_columns_, to);
       }
     };
-    // Of floats no row behind the last key is there, nor read.
+    // With floats, no row past the last key is allocated or read.
     const RowSpan read = pairs_values_ ? span : seen;
     for (int64_t row = read.begin / in_row; row < DivideUp(read.end, in_row); ++row) copy_row(row);
     for (int64_t r = first_row; r < last_row; ++r) {
@@ -1009,7 +1017,7 @@ class ForwardPass {
     return bias[j % kLaneCount] != -kInfinity;
   }
 
-  // What is written of a row from its sums; log2_weight is any number where the weight is 0.
+  // Writes a row's results from its sums. log2_weight may be anything if the weight is 0.
   void WriteRow(int64_t b, int64_t h, int64_t i, const float* sum, float weight, float log2_weight,
                 float largest, int64_t top) const {
     const float scale = weight == 0.0f ? 0.0f : 1.0f / weight;
@@ -1036,7 +1044,8 @@ class ForwardPass {
     });
   }
 
-  // What a part of the keys gave a row: its sums, their weight, the largest score and its key.
+  // A row's partial result for one part of the keys: its sums, weight, largest score and the key of
+  // that score.
   float* Partial(int64_t part, int64_t b, int64_t h, int64_t i) const {
     return partial_.data() +
            (((part * n_.batch + b) * n_.heads + h) * n_.queries + i) * (value_columns_ + 3);
@@ -1052,7 +1061,7 @@ class ForwardPass {
     });
   }
 
-  // The parts' rows, in order.
+  // Merges the parts of each row in order.
   void Merge() const {
     ParallelTasks(executor_, n_.batch * n_.heads, [&](int64_t head, int) {
       const int64_t b = head / n_.heads;
@@ -1082,7 +1091,7 @@ class ForwardPass {
     });
   }
 
-  // The column scalars and, for a distance, the squared norms.
+  // The number of column scalars, plus one for the squared norm of a distance.
   int column_numbers() const {
     return functions_.column_scalars() + (functions_.is_distance() ? 1 : 0);
   }
@@ -1095,10 +1104,10 @@ class ForwardPass {
   int64_t group_;
   int64_t dim_;
   int64_t value_columns_;
-  bool pairs_;          // whether products are of pairs of bfloat16
-  int64_t panel_rows_;  // columns of a token, or their pairs
+  bool pairs_;          // whether tokens are multiplied as bfloat16 pairs
+  int64_t panel_rows_;  // columns of a token, or pairs of them
   bool packs_all_;
-  bool in_place_;      // whether keys and values are multiplied where they lie
+  bool in_place_;      // whether keys and values are read in place
   bool pairs_values_;  // whether values are packed as pairs
   int64_t heads_in_block_;
   int64_t parts_ = 1;
@@ -1109,9 +1118,9 @@ class ForwardPass {
   Terms terms_;
   Segments segments_;
   Skipping skipping_;
-  std::vector<Plan> plans_;  // of each block, where parts of the keys are tasks
+  std::vector<Plan> plans_;  // per block, if parts of the keys are tasks
   Positions positions_;
-  std::vector<char> non_finite_;  // for each panel of values
+  std::vector<char> non_finite_;  // per panel of values
   Buffer partial_;
   Buffer paired_values_;
 };

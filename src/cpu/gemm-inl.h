@@ -1,4 +1,4 @@
-// The matrix product of the kernels, declared for each instruction set; compiled once, in gemm.cc.
+// The kernels' matrix product, declared per instruction set and compiled once, in gemm.cc.
 #if defined(GNOMON_SRC_CPU_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_GEMM_INL_H_
 #undef GNOMON_SRC_CPU_GEMM_INL_H_
@@ -22,7 +22,8 @@ constexpr size_t kMicroVectors = 2;
 // Columns of a packed panel.
 constexpr size_t kPanel = kMicroVectors * HWY_LANES(float);
 
-// Multiply sums so many products at a time, and then their sums: one long sum would lose digits.
+// Multiply sums this many products at a time and then adds those sums, which loses fewer digits
+// than one long sum.
 constexpr size_t kProductDepth = 64;
 
 // A matrix read through strides: element (i, j) at data[i * row + j * column].
@@ -32,8 +33,8 @@ struct Strided {
   size_t column;
 };
 
-// C (m x n) = A (m x k) B (k x n), or C += A B. n counts whole vectors; B's and C's columns are
-// contiguous, their rows ldb and ldc floats apart.
+// C (m x n) = A (m x k) B (k x n), or C += A B. n is given in whole vectors. Rows of B and C are
+// contiguous, ldb and ldc floats apart.
 void Multiply(size_t m, size_t n_vectors, size_t k, Strided a, const float* b, size_t ldb, float* c,
               size_t ldc);
 void MultiplyAdd(size_t m, size_t n_vectors, size_t k, Strided a, const float* b, size_t ldb,

@@ -1,7 +1,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/gemm.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h:
+// Must follow foreach_target.h:
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -13,7 +13,7 @@
 #include "cpu/vocabulary-inl.h"
 #include "hwy/highway.h"
 
-// The accumulators stay in registers only if every loop over them is unrolled.
+// The accumulators stay in registers only if all loops over them are unrolled.
 #undef GNOMON_UNROLL
 #define GNOMON_UNROLL _Pragma("GCC unroll 8")
 
@@ -22,7 +22,7 @@ namespace gnomon {
 namespace HWY_NAMESPACE {
 namespace {
 
-// One block of rows x vectors, all of k, in registers.
+// One register block of rows x vectors, over all of k.
 template <int kRows, int kVectors, bool kAdd>
 HWY_INLINE void Micro(size_t k, Strided a, const float* HWY_RESTRICT b, size_t ldb,
                       float* HWY_RESTRICT c, size_t ldc) {
@@ -57,7 +57,7 @@ HWY_INLINE void Micro(size_t k, Strided a, const float* HWY_RESTRICT b, size_t l
   }
 }
 
-// All rows of one column block.
+// All rows of one block of columns.
 template <int kVectors, bool kAdd>
 HWY_NOINLINE void Block(size_t m, size_t k, Strided a, const float* b, size_t ldb, float* c,
                         size_t ldc) {
@@ -116,7 +116,7 @@ void MultiplyAdd(size_t m, size_t n_vectors, size_t k, Strided a, const float* b
 
 namespace {
 
-// Multiplies blocks that stay in the first-level cache until told to stop; returns the operations.
+// Multiplies blocks that fit the L1 cache until `stop`; returns the number of operations.
 double CountFlops(const std::atomic<bool>& stop) {
   constexpr size_t kRows = 8 * kMicroRows;
   constexpr size_t kDepth = 64;

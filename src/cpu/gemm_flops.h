@@ -1,4 +1,4 @@
-// How fast the matrix product of the kernels is.
+// Measures the throughput of the kernels' matrix product.
 #ifndef GNOMON_SRC_CPU_GEMM_FLOPS_H_
 #define GNOMON_SRC_CPU_GEMM_FLOPS_H_
 

@@ -1,6 +1,5 @@
-// Attention over the edges of a graph, forward. The tasks are chunks of rows, which depend on the
-// graph alone, and their sums are added in fixed order: results do not depend on the number of
-// workers.
+// Graph attention, forward. Tasks are chunks of rows that depend on the graph alone, and their sums
+// are added in fixed order, so results do not depend on the number of workers.
 #if defined(GNOMON_SRC_CPU_GRAPH_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_GRAPH_FORWARD_INL_H_
 #undef GNOMON_SRC_CPU_GRAPH_FORWARD_INL_H_
@@ -53,11 +52,11 @@ class GraphForwardPass {
 
  private:
   using Part = EdgeChunks::Part;
-  // g, then scores, then weights; the scalars; the largest score of the row.
+  // g, reused for scores and weights; the scalars; the row's largest score.
   int arrays() const { return 2 + table_.row_scalars + table_.column_scalars; }
 
-  // A row's part: the largest score of each head, in units of log2; the sum of the weights; which
-  // of the row's edges has that score; the sums of weights times values.
+  // Partial results of a row: per head, the largest score in log2 units, the sum of the weights,
+  // the edge with the largest score, and the sums of weights times values.
   float* Largest(float* sums) const { return sums; }
   float* Weight(float* sums) const { return sums + n_.heads; }
   float* Top(float* sums) const { return sums + 2 * n_.heads; }
@@ -95,8 +94,8 @@ class GraphForwardPass {
     });
   }
 
-  // The largest score of each head over the edges of a part, at every edge; 0 where that is -inf:
-  // any finite shift gives weights of 0 then.
+  // Fills in the largest score per head at every edge of a part, or 0 if it is -inf: any finite
+  // shift then gives weights of 0.
   void FillShifts(int64_t edges, int64_t offset, const float* scores, float* shifts) const {
     const int64_t heads = n_.heads;
     const float* from = scores + offset;
@@ -129,7 +128,7 @@ class GraphForwardPass {
     }
   }
 
-  // Adds an edge's weights, of which 1 is that of the part's largest score.
+  // Adds the weights of an edge. The largest score of the part has weight 1.
   void AddWeights(const float* weights, float edge, float* sums) const {
     float* sum = Weight(sums);
     float* top = Top(sums);

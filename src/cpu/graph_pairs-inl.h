@@ -1,9 +1,9 @@
-// The pairs of an edge and a head, for one instruction set: what both
-// directions of attention over a graph know of them.
+// Pairs of an edge and a head, shared by the forward and backward passes of graph attention, for
+// one instruction set.
 //
-// Sums over columns go by vectors along the columns; what is done to each pair, by vectors over all
-// pairs of a chunk of edges, so that neither a row of few edges nor a single head leaves lanes
-// empty.
+// Sums over columns are vectorised along the columns. Elementwise work on pairs is vectorised over
+// all pairs of a chunk of edges, so that rows with few edges or a single head still fill the
+// vectors.
 #if defined(GNOMON_SRC_CPU_GRAPH_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_GRAPH_PAIRS_INL_H_
 #undef GNOMON_SRC_CPU_GRAPH_PAIRS_INL_H_
@@ -28,9 +28,9 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// Edges of a chunk: of so many pairs that their scratch memory stays in cache; few enough that the
-// sums of a row with very many edges are sums of parts, which rounds less; and enough that those
-// parts are small beside the edges.
+// Edges per chunk: few enough that scratch memory stays in cache and that rows with very many edges
+// are summed in parts, which reduces rounding errors; enough that the partial sums are small
+// compared with the edges.
 inline int64_t EdgesOfChunk(const GraphShape& n) {
   constexpr int64_t kPairs = 2048;
   constexpr int64_t kEdges = 256;
@@ -38,8 +38,8 @@ inline int64_t EdgesOfChunk(const GraphShape& n) {
   return std::max({edges, n.dim, n.value_dim, int64_t{32}});
 }
 
-// What both directions know of the pairs of an edge and a head. The numbers of a chunk's pairs
-// stand in arrays of stride() numbers, those of edge e from (e - first edge) H on.
+// The pairs of an edge and a head. Values of a chunk's pairs are stored in arrays of stride()
+// numbers; those of edge e start at (e - first edge) H.
 class GraphPairs {
  public:
   GraphPairs(const PairTable& table, const GraphInput<float>& in)
@@ -55,7 +55,7 @@ class GraphPairs {
   int64_t group() const { return group_; }
   int64_t stride() const { return stride_; }
 
-  // Scalars in the order in which edges read them: node, scalar, query head.
+  // Packs scalars in the order in which edges read them: node, scalar, query head.
   void Pack(const Executor& executor) {
     constexpr int64_t kNodes = 256;
     const int64_t row_tasks = table_.row_scalars > 0 ? DivideUp(n_.queries, kNodes) : 0;
@@ -80,8 +80,7 @@ class GraphPairs {
     }
   }
 
-  // g, a and b of the edges of a part of a row into arrays 0, 1 ... and from there on, from
-  // number `offset` on.
+  // Fills arrays 0, 1, ... with g, a and b of the edges of a part, starting at number `offset`.
   void Fill(const EdgeChunks::Part& part, int64_t offset, float* HWY_RESTRICT arrays) const {
     for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
       const int64_t j = in_.indices[e];
@@ -101,15 +100,16 @@ class GraphPairs {
     }
   }
 
-  // Those of a chunk for the functions of a table, and the factor of each.
+  // The arrays of a chunk as arguments for a table's functions, with the factors.
   PairArrays Arrays(const float* arrays) const {
     return {arrays, arrays + stride_, arrays + (1 + table_.row_scalars) * stride_,
             heads_.data() + stride_, stride_};
   }
   const float* factor() const { return heads_.data(); }
 
-  // The scores, in units of log2, of a vector of pairs: from pair q on, counted from the first pair
-  // of first_edge, of `count` pairs. An edge of bias -inf has no weight, even if f is NaN.
+  // Scores, in log2 units, of a vector of pairs starting at pair q, counted from the first pair of
+  // first_edge; the chunk has `count` pairs. An edge with bias -inf has zero weight even if f is
+  // NaN.
   HWY_INLINE VF Score(int64_t first_edge, int64_t q, int64_t count, VF f) const {
     const DF d;
     const VF log2e = hn::Set(d, kLog2E);
@@ -125,7 +125,7 @@ class GraphPairs {
 
   bool drops() const { return in_.dropout.rate > 0; }
 
-  // Multiplies numbers of the pairs of a part by dropout's mask.
+  // Multiplies per-pair values of a part by the dropout mask.
   void Drop(const EdgeChunks::Part& part, float* numbers) const {
     const uint32_t threshold = DropoutThreshold(in_.dropout);
     const auto scale = static_cast<float>(DropoutScale(in_.dropout));
@@ -139,7 +139,7 @@ class GraphPairs {
     }
   }
 
-  // Dropout's factor for an edge: 0 or 1 / (1 - rate).
+  // The dropout factor of an edge: 0 or 1 / (1 - rate).
   float Kept(int64_t h, int64_t i, int64_t e) const {
     if (!drops()) return 1.0f;
     const uint32_t hash = HashColumn(HashRow(in_.dropout.seed, 0, h, i), static_cast<uint32_t>(e));
@@ -154,7 +154,8 @@ class GraphPairs {
                             in_.y.row(0, 0, j), in_.y.stride[1], n_.dim, products);
   }
 
-  // (count, from_heads, nodes) to (nodes, count, from_heads * repeat), for nodes [begin, end).
+  // Transposes (count, from_heads, nodes) to (nodes, count, from_heads * repeat), for nodes [begin,
+  // end).
   static void PackScalars(const float* from, int count, int64_t nodes, int64_t from_heads,
                           int64_t repeat, int64_t begin, int64_t end, float* to) {
     const int64_t to_heads = from_heads * repeat;
@@ -173,7 +174,7 @@ class GraphPairs {
   int64_t stride_;
   Buffer rows_;
   Buffer columns_;
-  Buffer heads_;  // factor, head scalars: as many pairs of them as a chunk has
+  Buffer heads_;  // factor and head scalars, repeated for all pairs of a chunk
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -1,4 +1,4 @@
-// Where what is packed of a head lies.
+// The memory layout of packed heads.
 #ifndef GNOMON_SRC_CPU_HEAD_PLACES_H_
 #define GNOMON_SRC_CPU_HEAD_PLACES_H_
 
@@ -12,12 +12,12 @@
 
 namespace gnomon {
 
-// The places of the heads of each batch in packed memory.
+// The slots of a batch's heads in packed memory.
 struct HeadPlaces {
-  int64_t heads;  // of a batch
-  int64_t group;  // of these for each key head
-  int64_t count;  // of places
-  // Of each key head: the worker whose places it has. Null: it has its own.
+  int64_t heads;  // per batch element
+  int64_t group;  // heads per key head
+  int64_t count;  // number of slots
+  // For each key head, the worker whose slots it uses; null if it has its own.
   const int32_t* workers = nullptr;
 
   int64_t Of(int64_t b, int64_t h) const {
@@ -27,22 +27,22 @@ struct HeadPlaces {
   }
 };
 
-// Whether a task is a whole key head. What it packs lies then in its worker's memory: it is still
-// in cache when it is multiplied, and of many short sequences only a few take memory at a time.
+// Whether each task is a whole key head. Its packed data then lives in the worker's memory: it is
+// still in cache when used, and many short sequences need little memory.
 class HeadTasks {
  public:
-  // `blocks`: how many tasks a key head is otherwise; 0: of all packed memory nothing is used.
+  // `blocks`: tasks per key head otherwise; 0 if no packed memory is used.
   HeadTasks(const AttentionShape& n, const Executor& executor, int64_t blocks)
       : n_(n), heads_(n.batch * n.key_heads), workers_(WorkersFor(executor, heads_)) {
     if (blocks == 0) return;
-    // So many that no worker is idle for long while others are at their last.
+    // Enough heads that no worker idles for long at the end.
     constexpr int64_t kManyPerWorker = 16;
     const int64_t least = (blocks > 1 ? kManyPerWorker : 1) * workers_;
     if (workers_ == 1 || heads_ >= least) of_head_.resize(static_cast<size_t>(heads_));
   }
 
   bool whole() const { return !of_head_.empty(); }
-  // Before any use of the places of key head `head` of all batches'.
+  // Must precede any access to the slots of key head `head`, counted across the batch.
   void Assign(int64_t head, int worker) { of_head_[static_cast<size_t>(head)] = worker; }
   HeadPlaces keys() const { return Places(n_.key_heads, 1); }
   HeadPlaces queries() const {

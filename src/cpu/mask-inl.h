@@ -1,4 +1,4 @@
-// What the rows of a tile see.
+// The visibility mask of a tile.
 #if defined(GNOMON_SRC_CPU_MASK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_MASK_INL_H_
 #undef GNOMON_SRC_CPU_MASK_INL_H_
@@ -21,9 +21,8 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// For each query, the interval from the first key of its segment to the last one. Packed documents
-// lie one after the other, so an interval holds no key of another segment; where one does, the row
-// compares the segments of its keys.
+// For each query, the interval from the first to the last key of its segment. With packed documents
+// the interval holds only keys of that segment; otherwise the row compares its keys' segments.
 class Segments {
  public:
   Segments(const Mask& mask, const AttentionShape& n)
@@ -46,7 +45,7 @@ class Segments {
   }
 
   bool exists() const { return queries_ != nullptr; }
-  // With room to read whole vectors.
+  // Padded so that whole vectors can be read.
   const int32_t* Keys(int64_t b, int64_t begin) const {
     return exists() ? keys_.data() + b * stride_ + begin : nullptr;
   }
@@ -54,9 +53,9 @@ class Segments {
     return exists() ? queries_[b * query_count_ + i] : 0;
   }
 
-  // Holds the keys of the segment of query i.
+  // An interval that contains the keys of query i's segment.
   KeyRange SeenBy(int64_t b, int64_t i) const { return At(b, i).keys; }
-  // What queries [begin, end) may see of keys `batch`.
+  // The keys of `batch` that queries [begin, end) may see.
   KeyRange Narrowed(KeyRange batch, int64_t b, int64_t begin, int64_t end) const {
     if (!exists()) return batch;
     KeyRange all;
@@ -68,9 +67,9 @@ class Segments {
     }
     return {std::max(batch.begin, all.begin), std::min(batch.end, all.end)};
   }
-  // Whether there are keys of other segments between those.
+  // Whether the interval contains keys of other segments.
   bool Mixed(int64_t b, int64_t i) const { return exists() && At(b, i).mixed; }
-  // The first query behind i of another segment; `count`: none up to there.
+  // The first query after i in a different segment, or `count`.
   int64_t EndOfRows(int64_t b, int64_t i) const { return At(b, i).end_of_rows; }
 
  private:
@@ -90,7 +89,7 @@ class Segments {
     while (end < count && segments[end] == segments[begin]) ++end;
     return end;
   }
-  // By segment.
+  // Finds the interval of each segment.
   static void FindIntervals(const int32_t* keys, int64_t count, std::vector<Interval>* intervals) {
     intervals->clear();
     bool sorted = true;
@@ -133,8 +132,8 @@ class Segments {
   std::vector<Seen> seen_;
 };
 
-// The caller's mask of pairs in cells of kRowBlock queries by kCell keys: which have pairs that are
-// seen, and which have others.
+// The user's pair mask, summarised in cells of kRowBlock queries by kCell keys: whether each cell
+// has visible pairs, and whether it has hidden ones.
 class PairMask {
  public:
   static constexpr int64_t kCell = 64;
@@ -181,8 +180,8 @@ class PairMask {
     }
   }
 
-  // Whether any of `heads` heads from h on sees a pair of the block of queries from `query` on with
-  // the cell of a key; whether one hides such a pair.
+  // Sees: whether any of `heads` heads from h on sees a pair in the cell of this query block and
+  // key. Hides: whether any hides one.
   bool Sees(int64_t b, int64_t h, int64_t heads, int64_t query, int64_t key) const {
     return Any(b, h, heads, query, key, [](Cell cell) { return cell.sees; });
   }
@@ -215,23 +214,23 @@ class PairMask {
   int64_t keys_;
   int64_t row_blocks_;
   int64_t columns_;
-  int64_t batch_step_;  // 1, or 0 where the batch shares the mask
+  int64_t batch_step_;  // 1, or 0 if the batch shares the mask
   int64_t head_step_;
   int64_t tables_ = 0;
   std::vector<Cell> cells_;
 };
 
-// One tile's mask: every row's span, and the columns that any row sees.
+// The mask of one tile: each row's span, and the columns that any row sees.
 struct TileMask {
   RowSpan rows[kRowBlock];
   int64_t begin = 0;  // first column that a row sees
-  int64_t end = 0;    // one past the last; end <= begin: the tile sees nothing
+  int64_t end = 0;    // one past the last; end <= begin: nothing is visible
   bool partial = false;
-  bool segmented = false;  // rows may not see a key of their span, for its segment
-  bool paired = false;     // or for the caller's mask of pairs
-  bool placed = false;     // or for its position
+  bool segmented = false;  // segments may hide keys within a row's span
+  bool paired = false;     // the user's pair mask may do so
+  bool placed = false;     // positions may do so
 
-  // Spans of `count` queries from `position` on, for columns [first, first + width).
+  // Sets the spans of `count` queries from `position` on, for columns [first, first + width).
   void Set(const Mask& mask, KeyRange batch, int64_t position, int64_t count, int64_t first,
            int64_t width) {
     begin = width;
@@ -247,7 +246,7 @@ struct TileMask {
     partial = HidesWithin({begin, end}, 0, count);
   }
 
-  // The same of tokens that stand anywhere: `count` queries of batch b from `query` on.
+  // The same for tokens with explicit positions: `count` queries of batch b from `query` on.
   void Set(const Positions& positions, KeyRange batch, int64_t b, int64_t query, int64_t count,
            int64_t first, int64_t width) {
     const KeyRange columns{std::max(batch.begin, first), std::min(batch.end, first + width)};
@@ -279,7 +278,8 @@ struct TileMask {
     partial = HidesWithin({begin, end}, 0, count);
   }
 
-  // After Set, for `count` queries of batch b from `query` on and columns from `first` on.
+  // Call after Set; applies to `count` queries of batch b from `query` on and columns from `first`
+  // on.
   void SetSegments(const Segments& segments, int64_t b, int64_t query, int64_t count,
                    int64_t first) {
     if (!segments.exists() || end <= begin) return;
@@ -297,19 +297,19 @@ struct TileMask {
     partial = HidesWithin({begin, end}, 0, count);
   }
 
-  // After Set and SetSegments, where rows are those `count` queries of several heads, one head
-  // after the other.
+  // Call after Set and SetSegments, if the rows are the same `count` queries for several heads in
+  // sequence.
   void Repeat(int64_t count, int64_t heads) {
     for (int64_t h = 1; h < heads; ++h) std::copy_n(rows, count, rows + h * count);
   }
 
-  // After Set and Repeat, for `count` queries from `query` on, the first of a block, of each of
-  // `heads` heads.
+  // Call after Set and Repeat, for `count` queries from `query` on, the start of a block, of each
+  // of `heads` heads.
   void SetPairs(const PairMask& pairs, int64_t b, int64_t h, int64_t heads, int64_t query,
                 int64_t count, int64_t first) {
     if (!pairs.exists()) return;
     constexpr int64_t kCell = PairMask::kCell;
-    // Cells in which nothing is seen go from both ends.
+    // Trims cells without visible pairs at both ends.
     const int64_t before = begin;
     const int64_t after = end;
     while (begin < end && !pairs.Sees(b, h, heads, query, first + begin)) {
@@ -330,7 +330,7 @@ struct TileMask {
     partial = HidesWithin({begin, end}, 0, heads * count);
   }
 
-  // Row r sees nothing where bit r is set.
+  // Hides everything from row r if bit r is set.
   void LeaveOut(uint64_t left_out, int64_t count) {
     for (int64_t r = 0; r < count; ++r) {
       if ((left_out >> r & 1) != 0) rows[r].end = rows[r].begin;
@@ -338,7 +338,7 @@ struct TileMask {
     partial = partial || left_out != 0;
   }
 
-  // What any of rows [first_row, last_row) sees.
+  // The columns that any of rows [first_row, last_row) sees.
   RowSpan Seen(int64_t first_row, int64_t last_row) const {
     RowSpan seen{end, begin};
     for (int64_t r = first_row; r < last_row; ++r) {
@@ -349,7 +349,7 @@ struct TileMask {
     return seen;
   }
 
-  // Whether one of rows [first_row, last_row) does not see all of the span.
+  // Whether any of rows [first_row, last_row) sees only part of the span.
   bool HidesWithin(RowSpan span, int64_t first_row, int64_t last_row) const {
     bool hides = false;
     for (int64_t r = first_row; r < last_row; ++r) {

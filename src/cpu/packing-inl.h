@@ -1,4 +1,4 @@
-// Rows and panels that the matrix product reads, and sums over rows.
+// Packs rows and panels for the matrix product, and sums over rows.
 #if defined(GNOMON_SRC_CPU_PACKING_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_PACKING_INL_H_
 #undef GNOMON_SRC_CPU_PACKING_INL_H_
@@ -28,7 +28,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// A tile: rows by columns of the forward and of the backward pass.
+// Tile sizes: rows, and columns in the forward and the backward pass.
 constexpr int64_t kRowBlock = 48;
 constexpr int64_t kForwardColumns = kMicroVectors == 4 ? 256 : 128;
 constexpr int64_t kBackwardColumns = kMicroVectors == 4 ? 192 : 96;
@@ -36,8 +36,8 @@ constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
 constexpr int64_t kLaneCount = static_cast<int64_t>(kLanes);
 static_assert(kRowBlock % kLaneCount == 0);
 
-// Whether the tokens' inner products are of pairs (cpu/bfloat16.h, whose vectors are as long), in
-// both directions: scores are the same numbers in both.
+// Whether inner products use bfloat16 pairs (cpu/bfloat16.h has the same vector length). Both
+// passes agree, so that they compute identical scores.
 inline bool MultipliesPairs(const AttentionInput<float>& in, int64_t dim) {
   return HWY_ARCH_X86 && kLanes == 16 && dim > 0 && in.x.type == TokenType::kBFloat16 &&
          in.v.type == TokenType::kBFloat16 && HasBfloat16Products();
@@ -45,7 +45,7 @@ inline bool MultipliesPairs(const AttentionInput<float>& in, int64_t dim) {
 
 HWY_INLINE size_t Size(int64_t n) { return static_cast<size_t>(n); }
 
-// Biases in units of log2; finite ones stay so.
+// Biases in log2 units. Finite biases stay finite.
 HWY_INLINE VF BiasInLog2(VF bias) {
   const DF d;
   const VF finite = Min(hn::Set(d, kMostBias), Max(hn::Set(d, -kMostBias), bias));
@@ -56,14 +56,14 @@ HWY_INLINE float FiniteBias(float bias) {
 }
 HWY_INLINE float BiasInLog2(float bias) { return FiniteBias(bias) * kLog2E; }
 
-// A vector of numbers of 16 bits as floats.
+// Widens a vector of 16-bit numbers to floats.
 HWY_INLINE VF Widened(hn::Vec<hn::Rebind<uint16_t, DF>> bits, TokenType type) {
   const DF d;
   const DU du;
   const auto wide = hn::PromoteTo(du, bits);
   if (type == TokenType::kBFloat16) return hn::BitCast(d, hn::ShiftLeft<16>(wide));
   const auto number = hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), bits));
-  // Where Highway emulates this, infinities and NaN become numbers.
+  // Highway's emulation of this turns infinities and NaN into finite numbers.
   const auto exponent = hn::Set(du, 0x7c00u);
   const auto none = hn::Or(
       hn::ShiftLeft<16>(hn::And(wide, hn::Set(du, 0x8000u))),
@@ -94,8 +94,7 @@ inline void Widen(const void* row, TokenType type, int64_t first, int64_t count,
   std::copy_n(wide, count - n, to + n);
 }
 
-// Reads rows as floats: where they lie, or widened into memory of its own, which the next row takes
-// over.
+// Reads rows as floats: in place, or widened into a buffer that is reused for the next row.
 class RowReader {
  public:
   RowReader(const Tokens& tokens, int64_t columns) : tokens_(tokens), columns_(columns) {
@@ -115,17 +114,17 @@ class RowReader {
   std::vector<float> wide_;
 };
 
-// Vectors of a panel that hold its first `columns` columns.
+// The number of vectors that cover the first `columns` columns of a panel.
 HWY_INLINE size_t Vectors(int64_t columns) {
   return std::min(kMicroVectors, Size(DivideUp(columns, kLaneCount)));
 }
-// Those of the panel of column c, first of a vector, from it on to `end`.
+// The number of vectors in the panel of column c, a vector's first, from c to `end`.
 HWY_INLINE size_t VectorsOfPanel(int64_t c, int64_t end) {
   return std::min(kMicroVectors - Size(c % kWidth) / kLanes, Size(DivideUp(end - c, kLaneCount)));
 }
 
-// term(0) + ... + term(count - 1) in the type of a term, in sixteen sums of their own so that the
-// loop runs in vectors.
+// term(0) + ... + term(count - 1) in the type of a term, with sixteen partial sums so that the loop
+// vectorises.
 template <class Term>
 HWY_INLINE auto Sum(int64_t count, const Term& term) {
   constexpr int64_t kParts = 16;
@@ -135,14 +134,14 @@ HWY_INLINE auto Sum(int64_t count, const Term& term) {
     for (int64_t n = 0; n < kParts; ++n) part[n] += term(e + n);
   }
   for (; e < count; ++e) part[0] += term(e);
-  // By halves: one after the other they would wait for each other.
+  // Pairwise: adding them in sequence would create a dependency chain.
   for (int64_t half = kParts / 2; half > 0; half /= 2) {
     for (int64_t n = 0; n < half; ++n) part[n] += part[n + half];
   }
   return part[0];
 }
 
-// One number of the matrix product (gemm.cc), rounded as it is there: term by term.
+// One element of the matrix product (gemm.cc), with identical rounding: term by term.
 inline float InnerProduct(const float* x, const float* y, int64_t columns) {
   const hn::CappedTag<float, 1> d;
   constexpr auto kDepth = static_cast<int64_t>(kProductDepth);
@@ -157,7 +156,7 @@ inline float InnerProduct(const float* x, const float* y, int64_t columns) {
   return total;
 }
 
-// Rounded once: squared distances are differences of these, and lose what they lack.
+// Rounded only once: squared distances are differences of these, which amplify their errors.
 inline float SquaredNorm(const float* row, int64_t columns) {
   const hn::ScalableTag<double> d;
   const hn::Rebind<float, decltype(d)> d_half;
@@ -183,7 +182,7 @@ inline float SquaredDistance(const float* x, const float* y, int64_t columns) {
   });
 }
 
-// The rows of a matrix as a right operand of the product: whole vectors may be read from each.
+// The rows of a matrix as a right operand. Padded to whole vectors.
 struct Rows {
   const float* data = nullptr;
   int64_t stride = 0;
@@ -192,7 +191,7 @@ struct Rows {
 
 HWY_INLINE int64_t PaddedColumns(int64_t columns) { return RoundUp(columns, kLaneCount); }
 
-// Rows [begin, end) of one head with zeros behind them up to whole vectors.
+// Copies rows [begin, end) of one head, zero-padded to whole vectors.
 inline void CopyPadded(const Tokens& tokens, int64_t b, int64_t h, int64_t begin, int64_t end,
                        int64_t columns, float* to) {
   const int64_t padded = PaddedColumns(columns);
@@ -202,11 +201,11 @@ inline void CopyPadded(const Tokens& tokens, int64_t b, int64_t h, int64_t begin
   }
 }
 
-// A (batch, head) pair's rows of tokens, or a copy, padded to whole vectors, where the columns are
-// not or the numbers are no floats.
+// The rows of tokens of a (batch, head) pair, in place or as a float copy padded to whole vectors
+// if the columns or the type require one.
 class PaddedRows {
  public:
-  // Copies nothing yet; Fill copies rows [begin, end) of one head.
+  // Fill copies rows [begin, end) of one head.
   PaddedRows(const Tokens& tokens, const HeadPlaces& places, int64_t rows, int64_t columns)
       : tokens_(tokens),
         places_(places),
@@ -243,7 +242,7 @@ class PaddedRows {
   Buffer copy_;
 };
 
-// to[d * kStride + n] = from[n][d] for four rows.
+// Transposes four rows: to[d * kStride + n] = from[n][d].
 template <int64_t kStride>
 HWY_INLINE void TransposeFour(const float* const* from, int64_t columns, float* HWY_RESTRICT to) {
   int64_t d = 0;
@@ -271,14 +270,14 @@ HWY_INLINE void TransposeFour(const float* const* from, int64_t columns, float* 
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// The same for kLanes rows, by whole vectors of two or four blocks of 128 bits.
+// The same for kLanes rows, with vectors of two or four 128-bit blocks.
 template <int64_t kBlocks, int64_t kStride>
 HWY_INLINE void TransposeLanes(const float* const* from, int64_t columns, float* HWY_RESTRICT to) {
   const DF d;
   const hn::RepartitionToWide<hn::RebindToUnsigned<DF>> d64;
   int64_t first = 0;
   for (; first + kLaneCount <= columns; first += kLaneCount) {
-    // Each block of four rows by four columns within itself, then the blocks.
+    // Transposes within blocks of four rows by four columns, then the blocks.
     VF block[4][kBlocks];
     for (int64_t g = 0; g < kBlocks; ++g) {
       const auto row0 = hn::LoadU(d, from[4 * g] + first);
@@ -320,7 +319,7 @@ HWY_INLINE void TransposeLanes(const float* const* from, int64_t columns, float*
 }
 #endif
 
-// to[d * kStride + n] = from[n][d] for kRows rows: 1, 4, or kLanes of them.
+// Transposes kRows rows (1, 4, or kLanes): to[d * kStride + n] = from[n][d].
 template <int64_t kRows, int64_t kStride>
 HWY_INLINE void Transpose(const float* const* from, int64_t columns, float* HWY_RESTRICT to) {
   if constexpr (kRows == 1) {
@@ -334,10 +333,9 @@ HWY_INLINE void Transpose(const float* const* from, int64_t columns, float* HWY_
   }
 }
 
-// Calls pack(rows, to) for kLanes, four and one rows of `keys` at a time, as many as there are,
-// which are an array of so many, and the place of the first in the panel of rows [first, first +
-// kWidth) of one head; clears the panel's places outside, up to the last vector that holds one
-// inside.
+// Calls pack(rows, to) for groups of kLanes, four and one rows of `keys`: `rows` is an array of row
+// pointers, and `to` is the place of the first row in the panel of rows [first, first + kWidth) of
+// one head. Clears unused places of the panel, up to the last vector that holds a used one.
 template <class Pack>
 HWY_INLINE void FillPanel(const Tokens& tokens, int64_t b, int64_t h, int64_t first, KeyRange keys,
                           int64_t panel_rows, float* HWY_RESTRICT to, const Pack& pack) {
@@ -360,10 +358,11 @@ HWY_INLINE void FillPanel(const Tokens& tokens, int64_t b, int64_t h, int64_t fi
   fill(std::integral_constant<int64_t, 1>());
 }
 
-// Columns at a time that rows are widened or paired by.
+// Rows are widened or paired this many columns at a time.
 constexpr int64_t kPackedColumns = 64;
 
-// Rows of one head as a transposed panel: column j of row first + n at to[j * kWidth + n].
+// Packs rows of one head as a transposed panel: column j of row first + n goes to to[j * kWidth +
+// n].
 inline void PackPanel(const Tokens& tokens, int64_t b, int64_t h, int64_t first, KeyRange keys,
                       int64_t columns, float* HWY_RESTRICT to) {
   FillPanel(tokens, b, h, first, keys, columns, to,
@@ -386,15 +385,15 @@ inline void PackPanel(const Tokens& tokens, int64_t b, int64_t h, int64_t first,
             });
 }
 
-// Columns [first, first + count) of a row of bfloat16, first even, as they lie there: two by two as
-// pairs (cpu/bfloat16.h), with a 0 behind an odd one.
+// Columns [first, first + count) of a bfloat16 row, first even, as pairs (cpu/bfloat16.h),
+// zero-padded if the count is odd.
 HWY_INLINE void PairColumns(const void* row, int64_t first, int64_t count, float* to) {
   const auto* const numbers = static_cast<const uint16_t*>(row) + first;
   std::memcpy(to, numbers, Size(count / 2) * sizeof(float));
   if (count % 2 != 0) to[count / 2] = PairOf(numbers[count - 1], 0);
 }
 
-// The panel of the columns' pairs.
+// Packs a panel of column pairs.
 inline void PackPairs(const Tokens& tokens, int64_t b, int64_t h, int64_t first, KeyRange keys,
                       int64_t columns, float* HWY_RESTRICT to) {
   FillPanel(tokens, b, h, first, keys, DivideUp(columns, 2), to,
@@ -402,7 +401,8 @@ inline void PackPairs(const Tokens& tokens, int64_t b, int64_t h, int64_t first,
                 HWY_ATTR {
                   constexpr auto kRows = static_cast<int64_t>(kCount);
                   const float* from[kCount];
-                  // Whole vectors may be read from anywhere, single floats from where they align.
+                  // Whole vectors can be loaded from any address, single floats only from aligned
+                  // ones.
                   if (kRows > 1 && columns % 8 == 0) {
                     for (size_t r = 0; r < kCount; ++r) {
                       from[r] = static_cast<const float*>(rows[r]);
@@ -420,8 +420,8 @@ inline void PackPairs(const Tokens& tokens, int64_t b, int64_t h, int64_t first,
                 });
 }
 
-// Rows [begin, end) of one head, begin even, two by two as pairs: column j of rows begin + 2 n and
-// begin + 2 n + 1 at to[n * padded + j], with zeros up to whole vectors. Rows outside `keys` are 0.
+// Packs rows [begin, end) of one head, begin even, as pairs: column j of rows begin + 2 n and begin
+// + 2 n + 1 goes to to[n * padded + j], zero-padded to whole vectors. Rows outside `keys` are 0.
 inline void PairRows(const Tokens& tokens, int64_t b, int64_t h, int64_t begin, int64_t end,
                      KeyRange keys, int64_t columns, float* HWY_RESTRICT to) {
   const int64_t padded = PaddedColumns(columns);
@@ -444,7 +444,7 @@ inline void PairRows(const Tokens& tokens, int64_t b, int64_t h, int64_t begin, 
   }
 }
 
-// Rows of each head packed as transposed panels, or as those of pairs, one behind the other.
+// The rows of each head, packed as consecutive transposed panels of floats or pairs.
 class Panels {
  public:
   Panels(const Tokens& tokens, const HeadPlaces& places, int64_t rows, int64_t columns,

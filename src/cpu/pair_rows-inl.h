@@ -1,5 +1,5 @@
-// A definition as a PairTable: what its pair function does to rows of a tile, inner products to
-// scores and back, and to pairs and rows one after the other.
+// Builds a PairTable from a definition: functions that map rows of a tile from inner products to
+// scores and back, and functions on lists of pairs and rows.
 #if defined(GNOMON_SRC_CPU_PAIR_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_PAIR_ROWS_INL_H_
 #undef GNOMON_SRC_CPU_PAIR_ROWS_INL_H_
@@ -29,10 +29,10 @@ constexpr bool kHasProduct = Definition::kInput != PairInput::kNone;
 template <class Definition>
 constexpr bool kIsDistance = Definition::kInput == PairInput::kSquaredDistance;
 
-// f's derivatives; arrays of one where the definition has none.
+// The derivatives of f, in arrays of at least one element.
 template <class Definition>
 struct VectorDerivative {
-  // Constructors that are not written are not compiled for the instruction set (g++, NEON).
+  // Defaulted constructors are not compiled for the instruction set (g++, NEON).
   HWY_INLINE VectorDerivative() {}
 
   VF g;
@@ -41,8 +41,8 @@ struct VectorDerivative {
   VF t[Definition::kHeadScalars + 1];
 };
 
-// A row's numbers as vectors, and where those of its columns are. Nothing that is not inlined sees
-// one: its members stay in registers.
+// A row's scalars as vectors, and pointers to the column scalars. Passed to inlined functions only,
+// so that its members stay in registers.
 template <class Definition>
 struct RowVectors {
   HWY_INLINE RowVectors(const PairRow& from, const float* const* column_scalars) : row(from) {
@@ -57,7 +57,7 @@ struct RowVectors {
     }
   }
 
-  // Sums of the squared norms, for a distance.
+  // Sums of squared norms, for a distance.
   HWY_INLINE VF Norms(int64_t j) const {
     return norm + hn::LoadU(DF(), columns[Definition::kColumnScalars] + j);
   }
@@ -70,7 +70,7 @@ struct RowVectors {
   VF near;
 };
 
-// A number known to lie between two others, in each lane.
+// Lower and upper bounds of a number in each lane.
 struct VectorRange {
   HWY_INLINE VectorRange() {}
   HWY_INLINE VectorRange(VF from, VF to) : least(from), most(to) {}
@@ -79,15 +79,15 @@ struct VectorRange {
   VF most;
 };
 
-// Whether a definition bounds f.
+// Whether a definition has bounds for f.
 template <class Definition>
 constexpr bool kHasBounds = requires(VectorRange g, const VF* scalars, const VectorRange* ranges) {
   Definition::Bounds(g, scalars, ranges, scalars);
 };
 
-// Squared distances of columns [j, j + kLanes) of a row by its inner products, and which lanes have
-// enough digits left: none of norms that overflow; those of norms that are 0, as they are behind
-// the last key, where nothing may be read.
+// Squared distances of columns [j, j + kLanes) from inner products, and the lanes that have enough
+// significant digits. A lane does not if its norms overflow; it does if they are 0, as past the
+// last key, where nothing may be read.
 struct DistancesByNorms {
   VF distances;
   hn::Mask<DF> right;
@@ -98,13 +98,13 @@ HWY_INLINE DistancesByNorms ByNorms(const float* HWY_RESTRICT products, int64_t 
   const DF d;
   const VF product = hn::Load(d, products + j);
   const VF norms = row.Norms(j);
-  // Of tokens too small to be near, rounding may leave less than nothing.
+  // For small tokens, rounding may give a negative result.
   const VF distances = Max(hn::Zero(d), norms - (product + product));
   const VF least = hn::Set(d, std::numeric_limits<float>::min());
   return {distances, distances > hn::MulSub(norms, row.near, least)};
 }
 
-// Squared distances of columns [j, j + kLanes) by the engine; only lanes of `wanted` are.
+// Squared distances of columns [j, j + kLanes), computed by the engine for the lanes in `wanted`.
 HWY_INLINE VF NearDistances(const PairRow& row, int64_t j, hn::Mask<DF> wanted) {
   const DF d;
   HWY_ALIGN float asked[kLanes];
@@ -131,13 +131,13 @@ HWY_INLINE VF LoadInput(const float* HWY_RESTRICT products, int64_t j,
   }
 }
 
-// df slope of columns [j, j + kLanes) of a row, but for those of tokens so near that x - y has
-// fewer digits as a difference of sums: these it leaves in the row's near_pairs.
+// df slope of columns [j, j + kLanes) of a row. Pairs of nearly equal tokens, where x - y loses
+// digits as a difference of sums, are moved to the row's near_pairs.
 inline HWY_NOINLINE VF TakeNearPairs(const PairRow& row, int64_t j, VF norms, VF distances, VF df,
                                      VF slope) {
   const DF d;
   const VF zero = hn::Zero(d);
-  // At infinity a definition may have no slope.
+  // A definition may have no slope at infinity.
   const VF d_distances = hn::IfThenElse(df == zero, zero, df * slope);
   const auto near = distances < norms * hn::Set(d, kLeastNear);
   HWY_ALIGN float taken[kLanes];
@@ -150,10 +150,10 @@ inline HWY_NOINLINE VF TakeNearPairs(const PairRow& row, int64_t j, VF norms, VF
   return hn::IfThenElse(near, zero, d_distances);
 }
 
-// Lanes of columns [j, j + kLanes) that the row sees.
+// The lanes of columns [j, j + kLanes) that the row sees.
 HWY_INLINE auto Visible(const RowView& view, int64_t j) {
   const DI di;
-  // The sum of a constant: Highway makes a sequence from a variable number by number.
+  // A sum with a constant sequence: Highway builds sequences from a variable one lane at a time.
   const VI lane = hn::Iota(di, 0) + hn::Set(di, static_cast<int32_t>(j));
   const auto in_span = hn::And(lane > hn::Set(di, static_cast<int32_t>(view.span.begin - 1)),
                                lane < hn::Set(di, static_cast<int32_t>(view.span.end)));
@@ -171,7 +171,7 @@ HWY_INLINE VF Masked(VF value, VF hidden, const RowView& view, int64_t j) {
   return hn::IfThenElse(hn::RebindMask(d, Visible(view, j)), value, hidden);
 }
 
-// Inner products of columns [begin, end), whole vectors -> scores in units of log2, in place;
+// Replaces the inner products of columns [begin, end), whole vectors, by scores in log2 units;
 // returns the largest.
 template <class Definition, bool kBias, bool kMasked>
 HWY_INLINE float RowScores(float* HWY_RESTRICT tile, int64_t begin, int64_t end,
@@ -190,7 +190,7 @@ HWY_INLINE float RowScores(float* HWY_RESTRICT tile, int64_t begin, int64_t end,
     if constexpr (kBias) {
       const VF beta = hn::LoadU(d, bias + j);
       score = hn::MulAdd(f, c, beta);
-      // A bias of -inf hides whatever f is, NaN included.
+      // A bias of -inf hides a pair even if f is NaN.
       if constexpr (kMasked) score = hn::IfThenElse(beta == hidden, hidden, score);
     } else {
       score = f * c;
@@ -204,7 +204,7 @@ HWY_INLINE float RowScores(float* HWY_RESTRICT tile, int64_t begin, int64_t end,
   return hn::GetLane(hn::MaxOfLanes(d, largest));
 }
 
-// The same of all columns, of which the first `open` need no mask.
+// The same for all columns; the first `open` need no mask.
 template <class Definition, bool kBias>
 HWY_INLINE float TileRowScores(float* HWY_RESTRICT tile, int64_t columns, int64_t open,
                                const PairRow& row, const float* const* column_scalars, float factor,
@@ -225,8 +225,8 @@ HWY_INLINE void AddSums(const RowSums& other, int row_scalars, RowSums& sums) {
 }
 
 // Columns [begin, end), whole vectors, of one row of the backward pass (PairTable::gradients).
-// Scores are RowScores' to the last bit: rounded otherwise, large ones would give other weights.
-// Distances are right by their norms unless kNear says that they may not be.
+// Scores equal those of RowScores bitwise: different rounding of large scores would change the
+// weights. Without kNear, distances from norms are assumed accurate.
 template <class Definition, bool kBias>
 HWY_NOINLINE RowSums NearRowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient,
                                      int64_t begin, int64_t end, const PairRow& row,
@@ -251,7 +251,7 @@ HWY_INLINE RowSums RowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gra
   const VF top_f = hn::Set(d, softmax.top_f);
   const RowVectors<Definition> row(of_row, column_scalars);
   constexpr int kColumns = Definition::kColumnScalars + (kIsDistance<Definition> ? 1 : 0);
-  // Copies, which no store can be to.
+  // Local copies, so that stores cannot alias them.
   float* to_columns[Definition::kColumnScalars + 1];
   for (int s = 0; s < kColumns; ++s) to_columns[s] = d_columns[s];
   VF sum_factor = hn::Load(d, totals.factor);
@@ -352,7 +352,7 @@ HWY_INLINE RowSums RowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gra
   return sums;
 }
 
-// From the first column on that is near: a loop of its own, so that the other calls nothing.
+// Continues from the first near column. A separate loop keeps function calls out of the fast one.
 template <class Definition, bool kBias>
 HWY_NOINLINE RowSums NearRowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient,
                                      int64_t begin, int64_t end, const PairRow& row,
@@ -365,7 +365,7 @@ HWY_NOINLINE RowSums NearRowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRI
                                                     balances, view, totals);
 }
 
-// The same of all columns, of which the first `open` need no mask.
+// The same for all columns; the first `open` need no mask.
 template <class Definition, bool kBias>
 HWY_INLINE void TileRowGradient(float* tile, float* gradient, int64_t columns, int64_t open,
                                 const PairRow& row, const float* const* column_scalars,
@@ -382,8 +382,8 @@ HWY_INLINE void TileRowGradient(float* tile, float* gradient, int64_t columns, i
           Definition::kRowScalars, sums);
 }
 
-// The functions of a definition's table. Flat, whatever the compiler thinks of the definition's
-// size: a call for each vector would cost more.
+// The functions of a definition's table. Flat: a function call per vector would cost more, but the
+// compiler may consider the definition too large to inline.
 template <class Definition>
 struct TableFunctions {
   static HWY_FLATTEN float Scores(float* tile, int64_t columns, int64_t open, const PairRow& row,
@@ -412,7 +412,7 @@ struct TableFunctions {
                                        totals, sums);
   }
 
-  // The numbers of pairs [n, n + kLanes).
+  // The values of pairs [n, n + kLanes).
   struct PairVectors {
     HWY_INLINE PairVectors(const PairArrays& pairs, int64_t n) {
       const DF d;

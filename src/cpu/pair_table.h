@@ -1,7 +1,7 @@
-// A pair function as the engine sees it: a table for each instruction set, of its counts of scalars
-// and of functions on rows of scores (pair_rows-inl.h makes it of a definition). The engine takes a
-// table as a value, so that a definition compiles without the engine. What follows is the same for
-// all instruction sets and shared with libraries of definitions.
+// The engine's interface to a pair function: one table per instruction set, with scalar counts and
+// functions on rows of scores (pair_rows-inl.h builds it from a definition). The engine takes the
+// table as a value, so definitions compile without the engine. The declarations are identical for
+// all instruction sets and are shared with libraries of definitions.
 #ifndef GNOMON_SRC_CPU_PAIR_TABLE_H_
 #define GNOMON_SRC_CPU_PAIR_TABLE_H_
 
@@ -12,9 +12,9 @@
 
 namespace gnomon {
 
-// Scalars of a row, a column or a head.
+// Maximum number of scalars per row, column or head.
 constexpr int kMostScalars = 3;
-// Floats of the longest vector.
+// Floats in the longest vector.
 constexpr int kMostLanes = 16;
 
 // The visible part of one row of a tile, relative to the tile's first column.
@@ -23,15 +23,14 @@ struct RowSpan {
   int64_t end = 0;
 };
 
-// What a row sees of some columns: those of its span that are of its segment and stand where it
-// sees.
+// The columns that a row sees: those of its span with the row's segment and a visible position.
 struct RowView {
   RowSpan span;
-  RowSpan open;                       // of that, whole vectors of which it sees all
+  RowSpan open;                       // whole vectors that are fully visible
   const int32_t* segments = nullptr;  // of the columns; null: one segment
   int32_t segment = 0;
-  const int32_t* positions = nullptr;  // of the columns; null: it sees all of the span
-  int32_t low = 0;                     // sees positions [low, high)
+  const int32_t* positions = nullptr;  // of the columns; null: all of the span is visible
+  int32_t low = 0;                     // positions [low, high) are visible
   int32_t high = 0;
 
   void FindOpen(int64_t lanes) {
@@ -42,49 +41,48 @@ struct RowView {
   }
 };
 
-// A pair of tokens whose gradients are its difference times a number, which no sum over other pairs
-// may round: d_distance, that of its squared distance.
+// A pair whose token gradients are a multiple of the tokens' difference, kept separate so that sums
+// over other pairs do not round it. d_distance is the gradient of its squared distance.
 struct NearPair {
-  int32_t row;     // of the tile
-  int32_t column;  // of those that the row's scalars are of
+  int32_t row;     // in the tile
+  int32_t column;  // relative to the row's scalars
   float d_distance;
 };
 
-// A tile's keys as transposed panels, one behind the other; none where they are not packed, or as
-// pairs.
+// A tile's keys as consecutive transposed panels; null if they are not packed, or packed as pairs.
 struct TilePanels {
   const float* data;
   int64_t columns;  // of a token
-  int64_t first;    // the tile's column that others count from
+  int64_t first;    // the tile column that indices are relative to
 };
 
-// What one row brings to its pairs: its scalars and, for a distance alone, its token and where the
-// keys are. Without initial values: a row of a tile is short.
+// The inputs of one row: its scalars and, for distances only, its token and the location of the
+// keys. Members are uninitialised because rows of a tile are short.
 struct PairRow {
   float a[kMostScalars];
   float t[kMostScalars];
   float norm;  // squared, of the token
   float near;  // NearShare
-  // Squared distances of the row and columns [j, j + lanes) by the differences of their tokens,
-  // where `wanted` is not 0.
+  // Computes squared distances of the row from columns [j, j + lanes) as sums of squared
+  // differences, in lanes where `wanted` is not 0.
   void (*near_distances)(const PairRow& row, int64_t j, const float* wanted, float* distances);
   const void* x;
-  const void* y;  // of the first column
+  const void* y;  // first column
   TilePanels panels;
   int64_t y_stride;  // in bytes
   TokenType type;
   int64_t dim;
-  int64_t keys;  // from the first column on
-  // Where the backward pass leaves pairs that are near, as those of row `index`.
+  int64_t keys;  // number of keys, from the first column on
+  // Receives the near pairs of the backward pass, as those of row `index`.
   std::vector<NearPair>* near_pairs;
   int32_t index;
 };
 
-// What turns a row's scores into weights, p = 2^(score - largest) / sum, and these into gradients,
-// ds = p (dP - delta); and f of the largest score: the sum of ds (f - top_f) has no large terms,
-// however large f is. Likewise its slopes, by the squared distance and by each row scalar, of which
-// sums of df times a slope only have the differences: a row's ds add up to its dlse, so that the
-// common part of all slopes is known without rounding.
+// Turns a row's scores into weights, p = 2^(score - largest) / sum, and weights into score
+// gradients, ds = p (dP - delta). Also holds f of the largest score, because sums of ds (f - top_f)
+// have no large terms, however large f is. The same holds for its slopes, by the squared distance
+// and by each row scalar: sums of df use only slope differences, since a row's ds sum to its dlse
+// and so the common part of the slopes is known without rounding.
 struct RowSoftmax {
   float largest;
   float inverse_sum;
@@ -93,23 +91,23 @@ struct RowSoftmax {
   const float* top_slopes;
 };
 
-// What the backward pass adds up over one row of a tile, besides the tiles themselves. Gradients
-// are beyond those of the top slopes.
+// What the backward pass accumulates over one row of a tile, besides the tile's arrays. Gradients
+// are relative to the top slopes.
 struct RowSums {
   float score = 0;  // ds
   float mean = 0;   // p (f - top_f)
-  float norm = 0;   // by the squared norm of a distance
+  float norm = 0;   // gradient of the squared norm, for a distance
   float a[kMostScalars] = {};
 };
 
-// And over all rows of a tile, in vectors, which are summed once.
+// What it accumulates over all rows of a tile, in vectors that are reduced once.
 struct TileSums {
   alignas(4 * kMostLanes) float factor[kMostLanes];  // ds (f - top_f)
   alignas(4 * kMostLanes) float t[kMostScalars][kMostLanes];
 };
 
-// Pairs one after the other, in arrays that whole vectors may be read from and written to: scalar s
-// of pair n is a[s * stride + n]. g is null where the definition reads none.
+// Consecutive pairs, in arrays padded to whole vectors: scalar s of pair n is a[s * stride + n]. g
+// is null if the definition does not use it.
 struct PairArrays {
   const float* g;
   const float* a;
@@ -117,8 +115,8 @@ struct PairArrays {
   const float* t;
   int64_t stride;
 };
-// f's derivatives by them, likewise; they may be the same arrays. g is not written where the
-// definition reads none.
+// The derivatives of f, in the same layout; may alias the inputs. g is not written if the
+// definition does not use it.
 struct SlopeArrays {
   float* g;
   float* a;
@@ -126,8 +124,8 @@ struct SlopeArrays {
   float* t;
 };
 
-// Ranges of g for several rows, whose scalars stand as those of pairs do, and of scalar s of all
-// keys: b_least[s] to b_most[s].
+// Ranges of g for several rows, with the rows' scalars laid out as in PairArrays. Scalar s of all
+// keys lies between b_least[s] and b_most[s].
 struct RangeArrays {
   const float* g_least;
   const float* g_most;
@@ -139,36 +137,36 @@ struct RangeArrays {
 };
 
 struct PairTable {
-  int64_t target;  // the instruction set, as Highway numbers them
+  int64_t target;  // the instruction set, in Highway's numbering
   PairInput input;
   int row_scalars;
   int column_scalars;
   int head_scalars;
 
-  // A row of a tile, forward: inner products -> scores in units of log2, in place, for `columns`
-  // columns, whole vectors, of which the first `open` need no mask. Scores are f times the factor
-  // plus the bias, if that is not null. Returns the largest.
+  // Forward pass of one row: replaces inner products by scores in log2 units, for `columns`
+  // columns, whole vectors, the first `open` of which need no mask. Scores are f times the factor,
+  // plus the bias if it is not null. Returns the largest score.
   float (*scores)(float* tile, int64_t columns, int64_t open, const PairRow& row,
                   const float* const* column_scalars, float factor, const float* bias,
                   const RowView& view);
 
-  // The same row, backward. In: inner products in `tile`, dP in `gradient`. Out: weights p in
-  // `tile`, the inner products' gradients in `gradient`; those of the column scalars, and last of
-  // the squared norms of a distance, are added to `d_columns`, dS to `d_bias` where it is not null.
-  // Whether the row's rounding is to be balanced, which takes sums of its own, `balances` says;
-  // what the factor and the head scalars take of all rows is added to `totals`; `sums` are the
-  // row's.
+  // Backward pass of the same row. Input: inner products in `tile`, dP in `gradient`. Output:
+  // weights p in `tile`, gradients of the inner products in `gradient`. Adds gradients of the
+  // column scalars, followed by those of the squared norms of a distance, to `d_columns`, and dS to
+  // `d_bias` if it is not null. `balances` requests the sums for balancing the row's rounding.
+  // `totals` accumulates the gradients of the factor and the head scalars over all rows; `sums`
+  // holds the row's sums.
   void (*gradients)(float* tile, float* gradient, int64_t columns, int64_t open, const PairRow& row,
                     const float* const* column_scalars, float* const* d_columns, float factor,
                     const float* bias, float* d_bias, const RowSoftmax& softmax, bool balances,
                     const RowView& view, TileSums& totals, RowSums& sums);
 
-  // f of `count` pairs, which may take the place of g; and its derivatives times `scale`.
+  // f of `count` pairs, which may overwrite g; and its derivatives times `scale`.
   void (*values)(const PairArrays& pairs, int64_t count, float* f);
   void (*slopes)(const PairArrays& pairs, int64_t count, const float* scale,
                  const SlopeArrays& slopes);
 
-  // Bounds of f for `count` rows. Null: the definition has none.
+  // Bounds of f for `count` rows; null if the definition has none.
   void (*bounds)(const RangeArrays& ranges, int64_t count, float* least, float* most);
 
   bool has_product() const { return input != PairInput::kNone; }

@@ -1,7 +1,7 @@
-// Position to content: keys' products with rows of a table, which the places of their queries
-// choose. These are relative keys with queries and keys in each other's place, and made as those
-// are: a few keys of a tile are multiplied by the rows that they may read, and each reads a row of
-// products, for all the tile's queries, which is then a column of the tile.
+// Position-to-content terms: products of keys with table rows that the queries' positions select.
+// These are relative keys with queries and keys exchanged, computed the same way: a few keys of a
+// tile are multiplied by all table rows they may read. Each key selects one product per query,
+// which gives a column of the tile.
 #if defined(GNOMON_SRC_CPU_POSITION_TO_CONTENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_POSITION_TO_CONTENT_INL_H_
 #undef GNOMON_SRC_CPU_POSITION_TO_CONTENT_INL_H_
@@ -27,7 +27,7 @@ namespace HWY_NAMESPACE {
 
 class PositionToContent {
  public:
-  // add_product: whether Gradients makes those of keys.
+  // add_product: whether Gradients computes those of the keys.
   PositionToContent(const AttentionInput<float>& in, bool add_product)
       : in_(in),
         layout_(MirroredLayout(in)),
@@ -39,7 +39,7 @@ class PositionToContent {
                {.multiply = true, .add_product = add_product}) {
     if (exists()) window_stride_ = reader_.WindowStride(kKeys, kRowBlock);
   }
-  // The reader holds what it reads.
+  // The reader points into this object.
   PositionToContent(const PositionToContent&) = delete;
   PositionToContent& operator=(const PositionToContent&) = delete;
 
@@ -48,12 +48,11 @@ class PositionToContent {
   int64_t tasks() const { return exists() ? table_.tasks() : 0; }
   void Fill(int64_t task) const { table_.Fill(task); }
 
-  // Floats that Products and Gradients compute in.
+  // Scratch floats of Products and Gradients.
   int64_t scratch_size() const { return exists() ? kKeys * (window_stride_ + kRowBlock) : 0; }
 
-  // What queries [query, query + rows) take of keys first + [begin, end), in units of log2: that of
-  // row r and column c of the tile at tile[r * kStride + c], 0 in the other columns of their whole
-  // vectors.
+  // The terms of queries [query, query + rows) with keys first + [begin, end), in log2 units. Row r
+  // and column c of the tile go to tile[r * kStride + c]; other columns of the same vectors are 0.
   template <int64_t kStride>
   void Products(int64_t b, int64_t h, int64_t query, int64_t rows, int64_t first, int64_t begin,
                 int64_t end, float* HWY_RESTRICT tile, float* memory,
@@ -80,9 +79,9 @@ class PositionToContent {
     });
   }
 
-  // The transpose: from the gradients of a tile's scores, adds those of its keys to d_keys, rows of
-  // table().padded() columns from key `first` on, and those of the table to a part of `d_table`,
-  // each where it is wanted. `keys` are the rows of the key head.
+  // The transpose: from a tile's score gradients, adds the gradients of its keys to d_keys, with
+  // rows of table().padded() columns from key `first` on, and those of the table to a part of
+  // `d_table`, if wanted. `keys` holds the rows of the key head.
   template <int64_t kStride>
   void Gradients(int64_t b, int64_t h, int64_t query, int64_t rows, int64_t first, int64_t begin,
                  int64_t end, const float* HWY_RESTRICT d_scores, float* d_keys,
@@ -118,24 +117,24 @@ class PositionToContent {
   }
 
  private:
-  // Keys at a time: the fewer, the fewer products are made that none of them reads.
+  // Keys per group. Smaller groups compute fewer unused products.
   static constexpr int64_t kKeys = 16;
-  // Rows that are transposed together.
+  // Rows transposed together.
   static constexpr int64_t kGroup = std::max<int64_t>(kLaneCount, 4);
   static_assert(kKeys % kGroup == 0 && kForwardColumns % kKeys == 0 &&
                 kBackwardColumns % kKeys == 0 && kRowBlock % kLaneCount == 0);
 
-  // kKeys columns of a tile, the keys among them, and the window that these may read.
+  // kKeys columns of a tile, the keys among them, and the window they may read.
   struct Part {
     int64_t column;
-    int64_t skipped;  // columns before the first key
+    int64_t skipped;  // leading columns without a key
     KeyRange keys;
     TableWindow window;
 
     int64_t count() const { return keys.end - keys.begin; }
   };
 
-  // Calls body(part) for the parts of a tile's whole vectors of columns.
+  // Calls body(part) for each part of a tile, rounded to whole vectors of columns.
   template <class Body>
   void ForKeys(int64_t b, int64_t query, int64_t rows, int64_t first, int64_t begin, int64_t end,
                float* memory, const Body& body) const {
@@ -150,7 +149,7 @@ class PositionToContent {
     }
   }
 
-  // What key j reads with queries [query, query + rows).
+  // The table columns that key j reads for queries [query, query + rows).
   static TileRow RowOf(int64_t b, int64_t h, int64_t j, int64_t query, int64_t rows) {
     return {b, h, j, query, RoundUp(rows, kLaneCount), query, query + rows, false, 1.0f};
   }
@@ -158,13 +157,13 @@ class PositionToContent {
 
   const OffsetLayout* layout() const { return layout_ ? &*layout_ : nullptr; }
 
-  // Of offsets p_i - p_j, as the table has them.
+  // The layout by offsets p_i - p_j, from the table's.
   static std::optional<OffsetLayout> MirroredLayout(const AttentionInput<float>& in) {
     if (in.relative.queries == nullptr) return std::nullopt;
     const auto& layout = dynamic_cast<const OffsetLayout&>(*in.relative.layout);
     return OffsetLayout(layout.future(), layout.past(), layout.far());
   }
-  // Where keys then begin, that of query 0 being 0.
+  // The positions of the first keys, relative to query 0.
   static std::vector<int64_t> MirroredOffsets(const AttentionInput<float>& in) {
     std::vector<int64_t> offsets;
     if (in.relative.queries == nullptr) return offsets;

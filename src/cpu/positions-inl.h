@@ -1,4 +1,4 @@
-// Tokens that stand anywhere: which keys rows then see, and which entries of tables pairs read.
+// Tokens with explicit positions: which keys a row sees, and which table entries pairs read.
 #if defined(GNOMON_SRC_CPU_POSITIONS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_POSITIONS_INL_H_
 #undef GNOMON_SRC_CPU_POSITIONS_INL_H_
@@ -19,12 +19,12 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// The positions of the caller's, counted from the least of a batch's keys on so that they have 32
-// bits: those of keys with room to read whole vectors, and each panel's range of them; of queries
-// the range that they see. Keys that the batch does not see stand anywhere.
+// The user's positions, relative to the smallest key position of each batch so that they fit 32
+// bits. Key positions are padded to whole vectors, with the range of each panel; queries have the
+// range that they see. Keys that the batch does not see may have any position.
 class Positions {
  public:
-  // Positions from low on and below high; none where these are the same.
+  // Positions from low to high, exclusive; empty if they are equal.
   struct Range {
     int32_t low = 0;
     int32_t high = 0;
@@ -68,27 +68,27 @@ class Positions {
 
   bool exists() const { return exists_; }
   const int32_t* Keys(int64_t b, int64_t begin) const { return keys_.data() + b * stride_ + begin; }
-  // What query i sees.
+  // The positions that query i sees.
   Range SeenBy(int64_t b, int64_t i) const { return rows_[Size(b * queries_ + i)]; }
-  // Holds what queries [begin, end) see.
+  // A range that contains what queries [begin, end) see.
   Range SeenBy(int64_t b, int64_t begin, int64_t end) const {
     Range all;
     for (int64_t i = begin; i < end; ++i) all = Union(all, SeenBy(b, i));
     return all;
   }
-  // Holds the positions of keys [begin, end) that the batch sees.
+  // A range that contains the visible positions of keys [begin, end).
   Range OfKeys(int64_t b, int64_t begin, int64_t end) const {
     Range all;
     for (int64_t p = begin / kWidth; p * kWidth < end; ++p) all = Union(all, PanelAt(b, p));
     return all;
   }
-  // Whether those follow each other in their order.
+  // Whether the positions of keys [begin, end) are in ascending order.
   bool Sorted(int64_t b, int64_t begin, int64_t end) const {
     return end <= begin || end_of_runs_[Size(b * stride_ + begin)] >= end;
   }
-  // How many of sorted positions are below p.
+  // The number of sorted positions below p.
   static int64_t CountBelow(const int32_t* begin, const int32_t* end, int32_t p) {
-    // Mostly they are consecutive.
+    // Positions are usually consecutive.
     const int64_t guess = std::clamp<int64_t>(int64_t{p} - *begin, 0, end - begin);
     if ((guess == 0 || begin[guess - 1] < p) && (begin + guess == end || begin[guess] >= p)) {
       return guess;
@@ -96,7 +96,7 @@ class Positions {
     return std::lower_bound(begin, end, p) - begin;
   }
 
-  // Columns [begin, end) without the panels at both ends of which nothing is seen.
+  // Columns [begin, end) without fully hidden panels at either end.
   KeyRange Trimmed(int64_t b, Range seen, KeyRange columns) const {
     while (!columns.empty() && !seen.Meets(PanelAt(b, columns.begin / kWidth))) {
       columns.begin = (columns.begin / kWidth + 1) * kWidth;
@@ -134,33 +134,33 @@ class Positions {
   int64_t stride_;
   int64_t panels_;
   std::vector<int32_t> keys_;
-  std::vector<int32_t> end_of_runs_;  // of each key: where sorted positions from it on end
+  std::vector<int32_t> end_of_runs_;  // per key: the end of the ascending run that contains it
   std::vector<Range> panel_ranges_;
   std::vector<Range> rows_;
 };
 
-// The entries of a table that pairs of tokens read which stand anywhere, as differences of codes.
+// The table entries that pairs with explicit positions read, as differences of codes.
 class PlacedEntries {
-  // Codes that no difference of is an entry.
+  // Codes whose differences are never entries.
   static constexpr int32_t kNoKey = -(1 << 30);
   static constexpr int32_t kNoQuery = (1 << 30) - 1;
 
-  // What a vector of columns reads.
+  // The entries that a vector of columns reads.
   struct Place {
-    bool consecutive;  // from entry `first` on
+    bool consecutive;  // from entry `first` on, in sequence
     bool clip;
     int64_t first;
-    VI entry;       // of each, within the window
-    VI difference;  // and as it is
-    VI before;      // the term's range is between them
+    VI entry;       // per lane, within the window
+    VI difference;  // per lane, unclamped
+    VI before;      // the term's range lies between these
     VI end;
 
     HWY_INLINE auto Reads() const { return hn::And(difference > before, difference < end); }
   };
 
  public:
-  // layout: null for no table. There are none where tokens stand one after the other, or where the
-  // layout has no differences.
+  // layout: null for no table. There are no entries if tokens are consecutive, or if the layout
+  // does not use differences.
   PlacedEntries(const AttentionInput<float>& in, const TableLayout* layout)
       : queries_(in.shape.queries), stride_(RoundUp(in.shape.keys, kWidth)) {
     if (layout == nullptr || !HasPositions(in) || layout->size() >= kMostApart) return;
@@ -173,9 +173,9 @@ class PlacedEntries {
 
   bool exists() const { return !terms_.empty(); }
 
-  // Where in a table of `size` entries, with room for `room`, those of query i with `count` columns
-  // from `begin` on, whole vectors, follow one another; nullopt where they do not. Of the columns
-  // `seen` count.
+  // The first entry, in a table of `size` entries with room for `room`, that query i reads with
+  // `count` columns from `begin` on, whole vectors, if the entries are consecutive; otherwise
+  // nullopt. Only columns in `seen` matter.
   std::optional<int64_t> FirstEntry(int64_t b, int64_t i, int64_t begin, int64_t count,
                                     int64_t seen, int64_t size, int64_t room) const {
     const int64_t vectors = count / kLaneCount;
@@ -185,7 +185,7 @@ class PlacedEntries {
     return first;
   }
 
-  // Holds what queries [query, query + rows) read with keys [begin, end).
+  // A range that contains what queries [query, query + rows) read with keys [begin, end).
   TableRange Window(int64_t b, int64_t query, int64_t rows, int64_t begin, int64_t end,
                     int64_t size) const {
     if (terms_.size() != 1) return {0, size};
@@ -196,9 +196,8 @@ class PlacedEntries {
     return {entry(int64_t{*first} - *high), entry(int64_t{*last} - *low) + 1};
   }
 
-  // to[n] += factor * the entries of query i with columns begin + n, n = 0 ... count - 1, whole
-  // vectors; entry e is entries[e - origin], and there are those of the window, of which the pairs
-  // are that count.
+  // to[n] += factor * the entries of query i with columns begin + n, n = 0 ... count - 1, in whole
+  // vectors. Entry e is entries[e - origin]; only entries of the window exist.
   void Gather(int64_t b, int64_t i, int64_t begin, int64_t count, const float* HWY_RESTRICT entries,
               int64_t origin, TableRange window, float factor, float* HWY_RESTRICT to) const {
     const DF d;
@@ -234,7 +233,7 @@ class PlacedEntries {
       }
       const int32_t one = hn::GetLane(at.entry);
       if (hn::AllTrue(di, at.entry == hn::Set(di, one))) {
-        // Far from each other they all read the last entry.
+        // For distant tokens, all lanes read the same last entry.
         entries[one - origin] += hn::GetLane(hn::SumOfLanes(d, terms));
         return;
       }
@@ -242,7 +241,7 @@ class PlacedEntries {
       HWY_ALIGN float term[kLanes];
       hn::Store(at.entry - hn::Set(di, static_cast<int32_t>(origin)), di, entry);
       hn::Store(terms, d, term);
-      // One after the other: two of them may be the same.
+      // Lane by lane, because two lanes may share an entry.
       for (size_t lane = 0; lane < kLanes; ++lane) entries[entry[lane]] += term[lane];
     });
   }
@@ -298,7 +297,7 @@ class PlacedEntries {
       const std::optional<int64_t>& code = codes[Size(j - batch.begin)];
       if (code) to[j] = static_cast<int32_t>(*code - least);
     }
-    // Those that the batch does not see go on as their neighbours: rows read them in whole vectors.
+    // Extrapolates to hidden keys, which rows read as parts of whole vectors.
     for (int64_t j = batch.begin; !batch.empty() && j-- > 0;) to[j] = Next(to[j + 1], -1);
     for (int64_t j = std::max<int64_t>(batch.end, 1); !batch.empty() && j < stride_; ++j) {
       to[j] = Next(to[j - 1], 1);
@@ -315,7 +314,7 @@ class PlacedEntries {
     return code == kNoKey ? kNoKey : std::clamp(code + step, kNoKey + 1, kNoQuery);
   }
 
-  // For each vector of codes, how many vectors from it on grow by one from key to key.
+  // For each vector of codes, the number of vectors from it on whose codes increase by one per key.
   void AddRuns(const int32_t* codes) {
     const int64_t vectors = stride_ / kLaneCount;
     const size_t row = runs_.size();

@@ -1,7 +1,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/rotation.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h:
+// Must follow foreach_target.h:
 #include <algorithm>
 
 #include "cpu/packing-inl.h"
@@ -14,7 +14,7 @@ namespace gnomon {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Each product is rounded, so that vectors and single pairs give the same numbers.
+// Every product is rounded, so that vectors and single pairs give the same numbers.
 template <class T>
 HWY_INLINE void TurnPair(T a, T b, T c, T s, T* to_a, T* to_b) {
   *to_a = a * c - b * s;

@@ -1,4 +1,4 @@
-// The kernel that turns pairs of columns, on plain views.
+// The kernel that rotates pairs of columns, on plain views.
 #ifndef GNOMON_SRC_CPU_ROTATION_H_
 #define GNOMON_SRC_CPU_ROTATION_H_
 
@@ -8,10 +8,10 @@
 
 namespace gnomon {
 
-// Tokens (B, H, L, D), of which the first columns are turned in pairs, (a, b) to (a c - b s, b c +
-// a s), and the others are copied. Pair n of a block of `block` columns is columns n and n + block
-// / 2 of it, or 2 n and 2 n + 1 where pairs are neighbours. Cosines and sines are (B, H, L, pairs)
-// with the same strides, of which any may be 0.
+// Rotates the leading columns of tokens (B, H, L, D) in pairs, (a, b) to (a c - b s, b c + a s),
+// and copies the others. Pair n of a block of `block` columns consists of its columns n and n +
+// block / 2, or of columns 2 n and 2 n + 1 if pairs are adjacent. Cosines and sines are (B, H, L,
+// pairs) with equal strides, any of which may be 0.
 template <class T>
 struct PairRotation {
   int64_t batch = 0;
@@ -19,8 +19,8 @@ struct PairRotation {
   int64_t rows = 0;
   int64_t columns = 0;  // D
   int64_t pairs = 0;
-  int64_t block = 0;  // 0: pairs are neighbours
-  bool back = false;  // whether sines are negated
+  int64_t block = 0;  // 0: pairs are adjacent
+  bool back = false;  // whether to negate the sines
   View<const T> tokens;
   View<const T> cosines;
   View<const T> sines;
@@ -29,7 +29,7 @@ struct PairRotation {
   int64_t count() const { return batch * heads * rows; }
 };
 
-// The tokens [begin, end) in the order of (B, H, L), for the instruction set that has been chosen.
+// Rotates the tokens [begin, end) in the order of (B, H, L), with the selected instruction set.
 void PairRotationKernel(const PairRotation<float>& rotation, int64_t begin, int64_t end);
 void PairRotationKernel(const PairRotation<double>& rotation, int64_t begin, int64_t end);
 

@@ -1,10 +1,10 @@
-// Products of few rows with rows where they lie, declared for each instruction set; compiled once,
-// in row_products.cc.
+// Products of few rows with unpacked rows, declared per instruction set and compiled once, in
+// row_products.cc.
 //
-// Packing keys into panels costs as much as some rows' products with them. Few rows take inner
-// products with keys as they are in memory, a vector of columns at a time, and sums of values
-// likewise. A product is a number of its two rows alone, whatever else is multiplied beside it: the
-// backward pass makes the same, for other blocks of keys.
+// Packing keys into panels costs as much as multiplying several rows by them. For few rows, keys
+// and values are therefore read in place, one vector of columns at a time. Each product depends
+// only on its two rows, not on the batch of rows it is computed with: the backward pass computes
+// the same numbers with other blocks of keys.
 #if defined(GNOMON_SRC_CPU_ROW_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_ROW_PRODUCTS_INL_H_
 #undef GNOMON_SRC_CPU_ROW_PRODUCTS_INL_H_
@@ -26,19 +26,19 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// So many rows of a key head, of all its queries' heads, are multiplied with its keys where they
-// lie; fewer where products are of pairs of bfloat16 (cpu/bfloat16.h), half as many to pack.
-// Vectors of one number would gain nothing.
+// Key heads with at most this many rows, over all their queries' heads, are multiplied by keys in
+// place. The limit is lower for bfloat16 pairs (cpu/bfloat16.h), which are half as much to pack.
+// Single-lane vectors would gain nothing.
 constexpr int64_t kMostRowsInPlace = HWY_TARGET == HWY_SCALAR ? 0 : 8;
 constexpr int64_t kMostPairRowsInPlace = kMostRowsInPlace / 2;
 
-// Of a call, in both directions: scores are the same numbers in both.
+// The decision for a call. Both passes agree, so that they compute identical scores.
 inline bool MultipliesInPlace(const AttentionShape& n, bool pairs) {
   const int64_t group = n.heads / std::max<int64_t>(1, n.key_heads);
   return group * n.queries <= (pairs ? kMostPairRowsInPlace : kMostRowsInPlace);
 }
 
-// Rows of one head where they lie, from one of them on.
+// Rows of one head in place, from a given one on.
 struct RowsInPlace {
   const void* data = nullptr;
   int64_t stride = 0;  // in bytes
@@ -55,18 +55,17 @@ struct RowsInPlace {
   const void* row(int64_t i) const { return static_cast<const char*>(data) + i * stride; }
 };
 
-// C (m x n) = A (m x columns) B^T of B's n rows: their inner products with A's, which lie lda
-// floats apart.
+// C (m x n) = A (m x columns) B^T, with n rows of B and rows of A lda floats apart.
 void MultiplyRows(size_t m, size_t n, size_t columns, const float* a, size_t lda, RowsInPlace b,
                   float* c, size_t ldc);
-// C (m x columns) += A (m x n) B. Rows of C may be written up to a whole vector, with what is there
-// behind the last column.
+// C (m x columns) += A (m x n) B. Rows of C may be written up to a whole vector; the numbers past
+// the last column are preserved.
 void MultiplyAddRows(size_t m, size_t n, size_t columns, const float* a, size_t lda, RowsInPlace b,
                      float* c, size_t ldc);
 
-// Products of m rows of x, pairs where `pairs` says so (cpu/bfloat16.h), with keys first + begin to
-// first + end of one head to columns [begin, end) of a tile: 0 for those that are not of `keys`,
-// whose tokens may be anything.
+// Products of m rows of x (bfloat16 pairs if `pairs`, cpu/bfloat16.h) with keys first + [begin,
+// end) of one head, stored in columns [begin, end) of a tile. Columns outside `keys` become 0;
+// their tokens may hold anything.
 HWY_INLINE void MultiplyKeys(const Tokens& y, int64_t b, int64_t h, KeyRange keys, int64_t dim,
                              bool pairs, int64_t first, int64_t begin, int64_t end, size_t m,
                              const float* x, size_t ldx, float* tile, size_t ldt) {

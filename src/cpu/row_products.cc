@@ -1,7 +1,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/row_products.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h:
+// Must follow foreach_target.h:
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -12,7 +12,7 @@
 #include "gnomon/attention.h"
 #include "hwy/highway.h"
 
-// Sums stay in registers only if every loop over them is unrolled.
+// The sums stay in registers only if all loops over them are unrolled.
 #undef GNOMON_UNROLL
 #define GNOMON_UNROLL _Pragma("GCC unroll 16")
 
@@ -22,11 +22,11 @@ namespace HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR
 namespace {
 
-// Inner products that are summed at a time: half of the registers.
+// Inner products accumulated at once: half of the registers.
 constexpr int kSums = kMicroVectors == 4 ? 16 : 8;
 static_assert(kLanes == 4 || kLanes == 8 || kLanes == 16);
 
-// Reads vectors of a row of numbers of a type, of so many columns.
+// Reads rows of a given element type and column count in vectors.
 template <TokenType kType>
 class Reader {
  public:
@@ -37,7 +37,7 @@ class Reader {
         whole_(columns / kLanes * kLanes),
         before_(hn::FirstN(DF(), kLanes - columns % kLanes)) {}
 
-  // Columns of whole vectors.
+  // Columns covered by whole vectors.
   size_t whole() const { return whole_; }
   bool has_rest() const { return whole_ < columns_; }
 
@@ -49,8 +49,8 @@ class Reader {
     }
   }
 
-  // The columns behind the whole vectors, and 0 in the other lanes. Nothing beyond the row is read:
-  // the vector ends where the row does.
+  // Loads the columns after the whole vectors, with 0 in the other lanes. Reads nothing past the
+  // row: the vector ends at the row's end.
   HWY_INLINE VF LoadRest(const Number* row) const {
     if (HWY_LIKELY(whole_ > 0)) {
       return hn::IfThenZeroElse(before_, Load(row + columns_ - kLanes));
@@ -59,7 +59,7 @@ class Reader {
     std::copy_n(row, columns_, all);
     return Load(all);
   }
-  // Where the first lane of that vector is.
+  // The first column of that vector.
   size_t rest() const { return whole_ > 0 ? columns_ - kLanes : 0; }
 
  private:
@@ -68,7 +68,7 @@ class Reader {
   hn::Mask<DF> before_;
 };
 
-// In each block of 128 bits, the sums of those of a, b, c and e.
+// Reduces a, b, c and e within each block of 128 bits.
 HWY_INLINE VF SumsOfFour(VF a, VF b, VF c, VF e) {
   const DF d;
   const hn::RepartitionToWide<DU> d64;
@@ -78,7 +78,8 @@ HWY_INLINE VF SumsOfFour(VF a, VF b, VF c, VF e) {
          hn::BitCast(d, hn::InterleaveUpper(d64, ab, ce));
 }
 
-// Lane n: the sum of vector n, of as many as a vector has lanes. All are summed in one order.
+// Lane n holds the sum of vector n, for as many vectors as there are lanes. The order of summation
+// is fixed.
 HWY_INLINE VF SumsOfLanes(const VF* HWY_RESTRICT of) {
   const VF first = SumsOfFour(of[0], of[1], of[2], of[3]);
   if constexpr (kLanes == 4) {
@@ -91,7 +92,7 @@ HWY_INLINE VF SumsOfLanes(const VF* HWY_RESTRICT of) {
     } else {
       const VF third = SumsOfFour(of[8], of[9], of[10], of[11]);
       const VF fourth = SumsOfFour(of[12], of[13], of[14], of[15]);
-      // Blocks 0 and 1 of each are of the lower one, 2 and 3 of the upper.
+      // Each lower half combines blocks 0 and 1, each upper half blocks 2 and 3.
       const VF even = hn::ConcatLowerLower(d, third, first) + hn::ConcatUpperUpper(d, third, first);
       const VF odd =
           hn::ConcatLowerLower(d, fourth, second) + hn::ConcatUpperUpper(d, fourth, second);
@@ -129,14 +130,14 @@ HWY_INLINE void AddProducts(const Reader<kType>& reader, const float* const* a,
   }
 }
 
-// Products of kRows rows with kSums / kRows rows of B, of which `count` are stored.
+// Products of kRows rows with kSums / kRows rows of B; stores `count` of them.
 template <TokenType kType, int kRows>
 HWY_INLINE void ProductBlock(const Reader<kType>& reader, const float* const* a,
                              const Reader<TokenType::kFloat32>& floats,
                              const typename Reader<kType>::Number* const* b, size_t count,
                              float* HWY_RESTRICT c, size_t ldc) {
   constexpr int kKeys = kSums / kRows;
-  // As many as there are registers for their addresses.
+  // Limited by the registers available for addresses.
   constexpr int kParts = std::min(kKeys, 8);
   const DF d;
   VF sums[kSums];
@@ -159,7 +160,7 @@ HWY_INLINE void ProductBlock(const Reader<kType>& reader, const float* const* a,
   }
 }
 
-// Calls body with numbers of rows as constants, and the first of each, for all of m rows.
+// Splits m rows into groups of constant size, and calls body with each size and first row.
 template <class Body>
 HWY_INLINE void ByRows(size_t m, const Body& body) {
   size_t r = 0;
@@ -178,7 +179,7 @@ void ProductsOf(size_t m, size_t n, size_t columns, const float* a, size_t lda, 
   const Reader<kType> reader(columns);
   const Reader<TokenType::kFloat32> floats(columns);
   for (size_t j = 0; j < n; j += kSums) {
-    // Rows beyond the last are the last, and their products are not stored.
+    // Replace missing rows by the last one; their products are not stored.
     const Number* rows[kSums];
     for (size_t t = 0; t < kSums; ++t) {
       rows[t] = static_cast<const Number*>(b.row(static_cast<int64_t>(std::min(j + t, n - 1))));
@@ -197,8 +198,8 @@ void ProductsOf(size_t m, size_t n, size_t columns, const float* a, size_t lda, 
   }
 }
 
-// C += A B for kRows rows and kVectors vectors of columns from `column` on, or the rest of them. In
-// two sums, of every other row of B: one would wait for itself.
+// C += A B for kRows rows and kVectors vectors of columns from `column` on, or the remaining
+// columns. Alternate rows of B go to two sums, which shortens the dependency chain.
 template <TokenType kType, int kRows, int kVectors, bool kRest>
 HWY_INLINE void AddBlock(const Reader<kType>& reader, size_t n, size_t column,
                          const float* const* a, RowsInPlace b, float* HWY_RESTRICT c, size_t ldc) {
@@ -247,7 +248,7 @@ HWY_INLINE void AddBlock(const Reader<kType>& reader, size_t n, size_t column,
 template <TokenType kType, int kRows>
 HWY_INLINE void AddColumns(const Reader<kType>& reader, size_t n, const float* const* a,
                            RowsInPlace b, float* c, size_t ldc) {
-  // Two sums of each, in half of the registers.
+  // Two sums per vector, in half of the registers.
   constexpr int kVectors = std::min(4, kSums / 2 / kRows);
   size_t column = 0;
   for (; column + kVectors * kLanes <= reader.whole(); column += kVectors * kLanes) {
@@ -262,7 +263,7 @@ HWY_INLINE void AddColumns(const Reader<kType>& reader, size_t n, const float* c
 template <TokenType kType>
 void AddOf(size_t m, size_t n, size_t columns, const float* a, size_t lda, RowsInPlace b, float* c,
            size_t ldc) {
-  // Rows of B that stay in the first cache while all of C takes them; even, for its two sums.
+  // Rows of B that stay in the L1 cache while all of C uses them; even, for the two sums.
   constexpr size_t kDepth = 64;
   const Reader<kType> reader(columns);
   for (size_t j = 0; j < n; j += kDepth) {
@@ -278,7 +279,7 @@ void AddOf(size_t m, size_t n, size_t columns, const float* a, size_t lda, RowsI
   }
 }
 
-// Calls body with the type as a constant.
+// Calls body with the token type as a constant.
 template <class Body>
 HWY_INLINE void OfType(TokenType type, const Body& body) {
   switch (type) {

@@ -1,5 +1,5 @@
-// The engine's side of a pair function: which of its functions a pass calls, and what rows and
-// single pairs bring to them.
+// The engine's side of a pair function: the function calls of a pass, and their inputs for rows and
+// single pairs.
 #if defined(GNOMON_SRC_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_ROWS_INL_H_
 #undef GNOMON_SRC_CPU_ROWS_INL_H_
@@ -28,7 +28,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// The pair function of a pass as functions on rows: those of a table.
+// The pair function of a pass, called through a table.
 class ByTable {
  public:
   explicit ByTable(const PairTable& table) : table_(table) {}
@@ -40,7 +40,7 @@ class ByTable {
   int column_scalars() const { return table_.column_scalars; }
   int head_scalars() const { return table_.head_scalars; }
 
-  // With or without a bias.
+  // Selects the variant with or without a bias.
   template <bool kBias, class... Arguments>
   float Scores(Arguments&&... arguments) const {
     return table_.scores(arguments...);
@@ -61,7 +61,7 @@ class ByTable {
   const PairTable& table_;
 };
 
-// The same of one definition, inlined: the pass is compiled for it alone.
+// The pair function of one definition, inlined. The pass is compiled for that definition alone.
 template <class Definition>
 class Inlined {
  public:
@@ -94,7 +94,7 @@ class Inlined {
   const PairTable& table_;
 };
 
-// The column scalars of keys and, for a distance, the squared norms of the keys behind them.
+// The column scalars of keys, followed for distances by the squared norms of the keys.
 class ColumnScalars {
  public:
   using Pointers = std::array<const float*, kMostScalars + 1>;
@@ -104,7 +104,7 @@ class ColumnScalars {
 
   int count() const { return of_keys_ + (squares_ ? 1 : 0); }
 
-  // Scalar s of key begin + n to to[s * stride + n]; 0 outside `keys`.
+  // Writes scalar s of key begin + n to to[s * stride + n]; 0 outside `keys`.
   void Pack(int64_t b, int64_t h, KeyRange keys, int64_t begin, int64_t end, float* to,
             int64_t stride) const {
     const int64_t head = b * in_.shape.key_heads + h;
@@ -135,7 +135,7 @@ class ColumnScalars {
   bool squares_;
 };
 
-// Those of every key head, padded to whole panels.
+// The column scalars of every key head, padded to whole panels.
 class PackedScalars {
  public:
   PackedScalars(const AttentionInput<float>& in, const PairTable& table, const HeadPlaces& places,
@@ -150,7 +150,7 @@ class PackedScalars {
     if (scalars_.count() == 0) return;
     scalars_.Pack(b, h, keys, p * kWidth, (p + 1) * kWidth, Head(b, h) + p * kWidth, padded_);
   }
-  // Of keys from `begin` on.
+  // The scalars of keys from `begin` on.
   ColumnScalars::Pointers At(int64_t b, int64_t h, int64_t begin) const {
     if (scalars_.count() == 0) return {};
     return scalars_.At(Head(b, h) + begin, padded_);
@@ -167,21 +167,21 @@ class PackedScalars {
   Buffer data_;
 };
 
-// Where panels of keys have a tile's column: the first number of its key.
+// The first element of tile column j in panels of keys.
 HWY_INLINE const float* ColumnOf(const TilePanels& panels, int64_t j) {
   const int64_t c = panels.first + j;
   return panels.data + c / kWidth * kWidth * panels.columns + c % kWidth;
 }
 
-// Sums of the squared differences of one token from kLanes keys.
+// Sums of squared differences between one token and kLanes keys.
 class SquaredDifferences {
  public:
   HWY_INLINE SquaredDifferences() {
     for (VF& part : parts_) part = hn::Zero(DF());
   }
 
-  // Adds `columns` columns, a multiple of kParts but for the last; those of the keys are at
-  // keys[e * stride].
+  // Adds `columns` columns, a multiple of kParts except in the last call. Key columns are at keys[e
+  // * stride].
   HWY_INLINE void Add(const float* HWY_RESTRICT x, const float* HWY_RESTRICT keys, int64_t stride,
                       int64_t columns) {
     int64_t e = 0;
@@ -205,8 +205,8 @@ class SquaredDifferences {
   VF parts_[kParts];
 };
 
-// NaN where squared distances overflow because the row's token is infinite: it is at the same
-// distance from all keys, which is none.
+// NaN where squared distances overflow because the row's token is infinite; its distance from every
+// key is undefined.
 HWY_INLINE VF UnlessInfinite(const PairRow& row, VF distances) {
   const DF d;
   if (HWY_LIKELY(hn::AllFalse(d, distances == hn::Set(d, kInfinity)))) return distances;
@@ -220,8 +220,8 @@ HWY_INLINE VF UnlessInfinite(const PairRow& row, VF distances) {
   return infinite ? hn::Set(d, kNan) : distances;
 }
 
-// PairRow::near_distances: the same numbers wherever the keys lie. Of keys that there are: a row of
-// NaN wants those behind the last one, too.
+// Implements PairRow::near_distances; independent of the keys' layout. Limited to existing keys,
+// because a NaN row also requests those past the last one.
 inline HWY_NOINLINE void DistancesByDifferences(const PairRow& row, int64_t j, const float* wanted,
                                                 float* distances) {
   const DF d;
@@ -254,7 +254,7 @@ inline HWY_NOINLINE void DistancesByDifferences(const PairRow& row, int64_t j, c
   hn::Store(UnlessInfinite(row, sums.Sum()), d, distances);
 }
 
-// Where the row meets its keys and the definition is a distance: the row's factor, its token's
+// Prepares a row for its keys if the definition is a distance: the row's factor, its token's
 // squared norm, and the panels of the first column.
 template <class Functions>
 HWY_INLINE PairRow LoadRow(const Functions& functions, const AttentionInput<float>& in, int64_t b,
@@ -283,7 +283,7 @@ HWY_INLINE PairRow LoadRow(const Functions& functions, const AttentionInput<floa
   return row;
 }
 
-// A key of each of some rows, as many as a block has at most, for f and its derivatives.
+// One key for each of several rows, at most a block, for evaluating f and its derivatives.
 template <class Functions>
 class LonePairs {
  public:
@@ -292,7 +292,7 @@ class LonePairs {
 
   int64_t count() const { return count_; }
 
-  // The pair of row i and a key, whose tokens are x and y, null for a definition without a product.
+  // Adds the pair of row i and a key with tokens x and y, null for a definition without a product.
   void Add(int64_t b, int64_t h, int64_t i, int64_t key_head, int64_t key, const float* x,
            const float* y) {
     const AttentionShape& n = in_.shape;
@@ -314,7 +314,7 @@ class LonePairs {
     ++count_;
   }
 
-  // f of the pairs and its derivatives, these in the place of what they are by.
+  // f of the pairs and its derivatives, which overwrite the inputs.
   void Differentiate() {
     if (count_ == 0) return;
     FillVectors();
@@ -329,7 +329,7 @@ class LonePairs {
 
  private:
   PairArrays Arrays() const { return {g_, a_[0], b_[0], t_[0], kRowBlock}; }
-  // Whole vectors are read.
+  // Pads to whole vectors.
   void FillVectors() {
     const auto fill = [this](float* numbers) {
       std::fill(numbers + count_, numbers + RoundUp(count_, kLaneCount), 1.0f);
@@ -350,12 +350,12 @@ class LonePairs {
   HWY_ALIGN float t_[kMostScalars][kRowBlock];
 };
 
-// How many columns from the first on, whole vectors, a row sees all of.
+// The number of leading columns, in whole vectors, that are fully visible to a row.
 HWY_INLINE int64_t OpenColumns(const RowView& view, int64_t columns) {
   return view.open.begin > 0 ? 0 : std::min(view.open.end, columns);
 }
 
-// Scores -> weights 2^(score - largest), in place; returns their sum.
+// Replaces scores by weights 2^(score - largest); returns their sum.
 HWY_INLINE float RowWeights(float* HWY_RESTRICT tile, int64_t columns, float largest) {
   const DF d;
   const VF shift = hn::Set(d, largest);
@@ -368,7 +368,7 @@ HWY_INLINE float RowWeights(float* HWY_RESTRICT tile, int64_t columns, float lar
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-// The first weight that is 1: that of the row's largest score. `columns` if there is none.
+// The first weight equal to 1, which is that of the largest score; `columns` if there is none.
 inline HWY_NOINLINE int64_t FindOne(const float* tile, int64_t columns) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);
@@ -379,8 +379,8 @@ inline HWY_NOINLINE int64_t FindOne(const float* tile, int64_t columns) {
   return columns;
 }
 
-// The key of a row's largest score as its statistics have it: -1 where there is none, or where a
-// float may not hold it.
+// The key of the largest score, as stored in the row statistics: -1 if there is none, or if a float
+// cannot represent it.
 HWY_INLINE float TopKey(float weight, int64_t key) {
   constexpr int64_t kMost = int64_t{1} << 24;
   return weight > 0.0f && key < kMost ? static_cast<float>(key) : -1.0f;

@@ -1,16 +1,15 @@
-// Certified skipping: which rows need not see which tiles, since their weights there are proved to
-// add up to less than AttentionInput::tolerance of the row's sum.
+// Certified skipping: finds tiles that a row can skip because its weights there provably sum to
+// less than AttentionInput::tolerance of the row's total.
 //
-// The proof bounds every score of a tile from above, by the norms and scalars of its keys, by what
-// the definition says of f there (src/definitions/README.md), and by the largest bias of the tile's
-// offsets and keys. A row's sum so far bounds its sum from below. A row leaves out tiles whose
-// bounded weights are below a threshold, chosen so that all of them together stay below the
-// tolerance.
+// The upper bound of a tile's scores uses the norms and scalars of its keys, the definition's bound
+// of f (src/definitions/README.md), and the largest bias of the tile's offsets and keys. The row's
+// running sum is a lower bound of its total. A row skips tiles whose bounded weight is below a
+// threshold, chosen so that all skipped tiles together stay below the tolerance.
 //
-// What a row leaves out depends on the row itself, on the keys that it sees, and on biases by
-// offset: tiles of which it sees a part are computed. So a row is, to the last bit, the same
-// whatever the tokens hold that it does not see. Keys and values that are not finite are never left
-// out, nor does a row that is not finite leave anything out: they reach what they would without.
+// What a row skips depends only on the row itself, the keys it sees, and offset biases; partially
+// visible tiles are always computed. A row's result is therefore bitwise independent of hidden
+// tokens. Non-finite keys and values are never skipped, and a non-finite row skips nothing, so NaN
+// and infinity propagate as they would without skipping.
 #if defined(GNOMON_SRC_CPU_SKIPPING_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_SKIPPING_INL_H_
 #undef GNOMON_SRC_CPU_SKIPPING_INL_H_
@@ -38,15 +37,15 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// What bounds are made too large by, against the rounding of what they are compared with: a share
-// of the numbers that are added up, and a part of a bit.
+// Safety margins for the rounding of the quantities compared with a bound: a relative share of the
+// summed numbers, and a fraction of a bit.
 constexpr float kBoundShare = 1.0f / 65536;
 constexpr float kBoundSlack = 1.0f / 64;
-// Biases by offset that are less than this many units of log2, and the tolerance, below their
-// largest will hardly let a tile be left out: its bound is not computed.
+// Offset biases that fall below their maximum by less than this minus log2 of the tolerance hardly
+// ever let a tile be skipped, so bounds are not computed for them.
 constexpr float kLeastFall = -8.0f;
 
-// The largest number of parts of a table, in units of log2.
+// The largest number in each part of a table, in log2 units.
 class LargestBias {
  public:
   LargestBias(const AttentionInput<float>& in, bool wanted)
@@ -78,11 +77,11 @@ class LargestBias {
     fall_[Size(n)] = most > least ? most - least : 0.0f;
   }
 
-  // How far below its largest number a head's table falls, what masks aside.
+  // How far a head's table falls below its largest number, ignoring masked entries.
   float Fall(int64_t b, int64_t h) const { return exists() ? fall_[Size(Table(b, h))] : 0.0f; }
 
-  // At least the largest of entries [begin, end); -inf if all are, and +inf where only some are, or
-  // where there is no bound.
+  // An upper bound of entries [begin, end): -inf if all are -inf, +inf if only some are or there is
+  // no bound.
   float Most(int64_t b, int64_t h, int64_t begin, int64_t end) const {
     const float* cells = largest_.data() + Table(b, h) * cells_;
     const int64_t last = (end - 1) / kCell;
@@ -108,7 +107,7 @@ class LargestBias {
         most = Max(most, more);
         zeros = zeros + more * hn::Zero(d);
       }
-      // NaN where something is not finite.
+      // NaN if anything is non-finite.
       if (hn::AllTrue(d, zeros == hn::Zero(d))) {
         return BiasInLog2(hn::GetLane(hn::MaxOfLanes(d, most)));
       }
@@ -140,11 +139,10 @@ class LargestBias {
   std::vector<float> fall_;
 };
 
-// What is known of all keys of a tile: their norms, their scalars, and whether those and the values
-// are finite.
+// Bounds of all keys of a tile: norms, scalars, and whether these and the values are finite.
 struct KeyBounds {
   float least_norm = kInfinity;
-  float most_norm = 0;  // +inf: not all is finite
+  float most_norm = 0;  // +inf: some are non-finite
   float least[kMostScalars];
   float most[kMostScalars];
 
@@ -156,7 +154,7 @@ struct KeyBounds {
 
   void AddNorm(float norm) {
     least_norm = std::min(least_norm, norm);
-    // NaN too.
+    // NaN fails this comparison as well.
     most_norm = norm < kInfinity ? std::max(most_norm, norm) : kInfinity;
   }
   void AddScalar(int s, float scalar) {
@@ -174,7 +172,7 @@ struct KeyBounds {
   }
 };
 
-// Rows of one to several heads of a block, queries [i, i + queries) of `heads` heads from h on.
+// The rows of a block: queries [i, i + queries) of `heads` heads from h on.
 struct RowPlace {
   int64_t b;
   int64_t h;
@@ -184,22 +182,22 @@ struct RowPlace {
   int64_t rows() const { return heads * queries; }
 };
 
-// What bounds read of the rows of a block.
+// Per-row inputs of the bounds.
 struct RowBounds {
   RowPlace place;
   HWY_ALIGN float norm[kRowBlock];
   HWY_ALIGN float a[kMostScalars][kRowBlock];
   HWY_ALIGN float t[kMostScalars][kRowBlock];
-  HWY_ALIGN float factor[kRowBlock];  // in units of log2
+  HWY_ALIGN float factor[kRowBlock];  // in log2 units
   HWY_ALIGN float temperature[kRowBlock];
-  HWY_ALIGN float own[kRowBlock];    // what a row adds at most: relative keys, its base
-  HWY_ALIGN float doubt[kRowBlock];  // NaN of a row that leaves nothing out, else 0
-  HWY_ALIGN float limit[kRowBlock];  // tiles of bounds up to this are left out
+  HWY_ALIGN float own[kRowBlock];    // upper bound of the row's own terms: relative keys, bias base
+  HWY_ALIGN float doubt[kRowBlock];  // NaN if the row skips nothing, otherwise 0
+  HWY_ALIGN float limit[kRowBlock];  // tiles with bounds up to this are skipped
 };
 
 class Skipping {
  public:
-  // Keys whose bounds are kept together: what tiles of the forward pass begin and end with.
+  // Keys that share bounds. Tiles of the forward pass start and end at multiples of this.
   static constexpr int64_t kCell = 64;
   static_assert(kForwardColumns % kCell == 0 && kCell % kWidth == 0);
 
@@ -224,9 +222,9 @@ class Skipping {
     relative_norm_.assign(Size(in.relative.keys == nullptr ? 0 : RelativeTables()), 0.0f);
   }
 
-  // Whether any tile of the call may be left out.
+  // Whether any tile of the call may be skipped.
   bool active() const { return active_; }
-  // The same of a head: biases by offset that hardly fall leave nothing out.
+  // The same for one head: offset biases that hardly fall allow no skipping.
   bool Active(int64_t b, int64_t h) const {
     return active_ && (in_.key_bias != nullptr || bias_.Fall(b, h) > kLeastFall - tolerance_);
   }
@@ -236,7 +234,7 @@ class Skipping {
     return active;
   }
 
-  // What biases and relative keys are bounded by.
+  // Tasks that compute bounds of biases and relative keys.
   int64_t tasks() const {
     if (!active_) return 0;
     return bias_.tasks() + KeyBiasRows() + static_cast<int64_t>(relative_norm_.size());
@@ -249,8 +247,8 @@ class Skipping {
     FillRelative(task);
   }
 
-  // Of the cells that hold keys [first, end). Looked at when they are first asked for: by a task,
-  // and others that ask for them then wait.
+  // Bounds of the cells that hold keys [first, end). Computed on first use by one task; concurrent
+  // callers wait.
   Keys KeysOf(int64_t b, int64_t key_head, int64_t first, int64_t end) const {
     const int64_t head = b * n_.key_heads + key_head;
     Keys keys;
@@ -261,7 +259,7 @@ class Skipping {
     }
     return keys;
   }
-  // From the keys themselves, and their values where those are to be finite.
+  // Computes bounds from the keys and, if `values`, checks that their values are finite.
   Keys BoundKeys(int64_t b, int64_t key_head, KeyRange range, bool values) const {
     Keys keys;
     const int64_t head = b * n_.key_heads + key_head;
@@ -280,7 +278,7 @@ class Skipping {
     return keys;
   }
 
-  // What is read of the rows. They leave nothing out yet.
+  // Sets the rows' inputs. Initially they skip nothing.
   void SetRows(const RowPlace& place, Rows* rows) const {
     rows->place = place;
     RowReader queries(in_.x, dim_);
@@ -293,18 +291,18 @@ class Skipping {
     }
   }
 
-  // The largest bias by offset of a head's rows with keys [first, end).
+  // The largest offset bias of a head's rows with keys [first, end).
   float OffsetBias(const RowPlace& place, int64_t head, int64_t first, int64_t end) const {
     if (!bias_.exists()) return 0.0f;
     const int64_t entry = n_.queries - 1 + first - (place.i + place.queries - 1);
     return bias_.Most(place.b, place.h + head, entry, entry + place.queries - 1 + end - first);
   }
 
-  // The largest number by which biases alone may let some row leave a tile out, of rows of one head
-  // and keys of a tile; +inf where more than biases says so.
+  // A bound on biases: rows of one head can skip a tile of keys only if its biases are below it;
+  // +inf if biases alone do not decide.
   //
-  // What a pair function adds is bounded by 0 at the least. So a tile whose biases, by themselves,
-  // weigh more than the tolerance of every row is left out by none, and nobody looks at its keys.
+  // The contribution of the pair function is bounded below by 0. If a tile's biases alone exceed
+  // the tolerance for every row, no row skips the tile, and its keys need not be examined.
   float Gate(const RowPlace& place, const float* least_sums) const {
     if (in_.temperature != nullptr || in_.relative.keys != nullptr) return kInfinity;
     float most = -kInfinity;
@@ -318,7 +316,7 @@ class Skipping {
     }
     return most + tolerance_;
   }
-  // Whether a tile is beyond the gate of its rows.
+  // Whether a tile's biases are below the gate of its rows.
   bool PassesGate(const RowPlace& place, float gate, int64_t first, int64_t end) const {
     if (gate == kInfinity) return true;
     for (int64_t h = 0; h < place.heads; ++h) {
@@ -326,14 +324,14 @@ class Skipping {
       if (in_.key_bias != nullptr) {
         bias += LargestKeyBias(place.b, place.h + h, first, end);
       }
-      // A tile hidden by all biases passes, too.
+      // A tile hidden by all biases passes as well.
       if (!(bias > gate - std::log2(static_cast<float>(end - first)))) return true;
     }
     return false;
   }
 
-  // log2 of the sums of rows' weights from their largest scores and 2^(score - largest); `empty` is
-  // that of a row without weights.
+  // log2 of the rows' weight sums, from their largest scores and sums of 2^(score - largest).
+  // `empty` is the value for rows without weights.
   static void SumsOf(const float* largest, const float* weight, int64_t rows, float empty,
                      float* sums) {
     const DF d;
@@ -344,16 +342,16 @@ class Skipping {
     }
   }
 
-  // Bounds of log2 of what each row's weights of keys [first, end) add up to, for whole vectors of
-  // rows; NaN or +inf: there is none. `top` has the largest bias by offset that each head's rows
-  // meet: tiles whose own is hardly less are not worth the work.
+  // Upper bounds of log2 of each row's weight sum over keys [first, end), for whole vectors of
+  // rows; NaN or +inf if there is none. `top` holds the largest offset bias of each head's rows.
+  // Tiles with nearly that bias are not worth bounding.
   void Bound(const Rows& rows, const Keys& keys, int64_t first, int64_t end, const float* top,
              float* bound) const {
     if (table_.bounds != nullptr) BoundRows(rows, keys, first, end, top, bound);
   }
 
-  // Whether a bound may leave keys [first, end) out for some row: not if the biases alone weigh too
-  // much. For callers that look at the keys last.
+  // Whether any row may skip keys [first, end); false if biases alone weigh too much. Lets callers
+  // check this before examining keys.
   bool MayLeaveOut(const Rows& rows, int64_t first, int64_t end) const {
     const RowPlace& place = rows.place;
     const float log_count = std::log2(static_cast<float>(end - first));
@@ -367,20 +365,20 @@ class Skipping {
     return false;
   }
 
-  // What rows leave out, whose weights are known to add up to at least 2^least[r]: of `tiles`,
-  // whose bounds are at bounds + n * kRowBlock, those whose bounds are so small that all of them
-  // stay within the tolerance. What they have left out before stays out.
+  // Sets the rows' thresholds. The weights of row r are known to sum to at least 2^least[r]. Of
+  // `tiles` tiles, with bounds at bounds + n * kRowBlock, those with the smallest bounds are
+  // skipped as long as their total stays within the tolerance. Tiles skipped earlier stay skipped.
   HWY_FLATTEN void SetLimits(const float* bounds, int64_t tiles, const float* least_sums,
                              Rows* rows) const {
-    // The threshold is the tolerance times the first of these powers of 1/2 for which all that is
-    // below adds up to no more than the tolerance. Of so many tiles the last one always will do.
+    // The threshold is the tolerance times the first of these powers of 1/2 for which all smaller
+    // bounds sum to at most the tolerance. The last power always satisfies this.
     constexpr int kChoices = 6;
     constexpr float kFractions[kChoices] = {0, 1, 2, 3, 4, 6};
     const float last = std::ceil(std::log2(static_cast<float>(std::max<int64_t>(2, tiles))));
     const DF d;
     const VF zero = hn::Zero(d);
     const VF one = hn::Set(d, 1.0f);
-    // Weights below count as this.
+    // Smaller weights are rounded up to this.
     const VF least = hn::Set(d, -24.0f);
     const VF least_weight = hn::Set(d, 1.0f / (1 << 24));
     for (int64_t r = 0; r < rows->place.rows(); r += kLaneCount) {
@@ -412,7 +410,7 @@ class Skipping {
     }
   }
 
-  // The same where the bounds of `tiles` tiles are not known: an equal share for each.
+  // The same with unknown bounds of the `tiles` tiles: each gets an equal share of the tolerance.
   void SetEqualLimits(int64_t tiles, const float* least_sums, Rows* rows) const {
     const float share =
         tolerance_ - kBoundSlack - std::log2(static_cast<float>(std::max<int64_t>(1, tiles)));
@@ -421,7 +419,7 @@ class Skipping {
     }
   }
 
-  // Bit r: whether row r leaves a tile of these bounds out.
+  // Bit r: whether row r skips a tile with these bounds.
   static uint64_t LeftOut(const Rows& rows, const float* bound) {
     const DF d;
     uint64_t bits = 0;
@@ -447,7 +445,7 @@ class Skipping {
                          in.relative.queries == nullptr &&
                          (in.relative.layout == nullptr || in.relative.keys == nullptr ||
                           in.relative.layout->MostEntries() > 0);
-    // Something that falls with the distance, of tokens that stand one after the other.
+    // Requires a bias that decays with distance, and consecutive tokens.
     const bool falls =
         (in.bias.table != nullptr || in.key_bias != nullptr) && in.query_positions == nullptr;
     return bounded && falls && in.softcap == 0 && in.tolerance > 0 &&
@@ -506,7 +504,7 @@ class Skipping {
       const VF temperature = hn::Load(d, rows.temperature + r);
       const VF score = hn::MulAdd(numbers, hn::Set(d, kBoundShare), content + (own + sum));
       const VF weights = hn::MulAdd(temperature, score, hn::Set(d, log_count));
-      // What is masked has no weight whatever else it has.
+      // A masked key has no weight, whatever its other terms.
       const VF hidden = hn::Set(d, -kInfinity);
       hn::StoreU(Select(sum == hidden, hidden, weights), d, bound + r);
     }
@@ -516,7 +514,7 @@ class Skipping {
     return std::sqrt(Sum(columns, [row](int64_t e) { return row[e] * row[e]; }));
   }
 
-  // The range of g of rows of these norms with keys of those.
+  // The range of g for rows and keys with the given norms.
   VectorRange InputOf(VF norm, const Keys& keys) const {
     const DF d;
     const VF zero = hn::Zero(d);
@@ -524,7 +522,8 @@ class Skipping {
     const VF most = hn::Set(d, keys.most_norm);
     if (table_.is_distance()) {
       const VF sum = norm + most;
-      // Between the spheres that the row and the keys lie on, less the rounding of the norms.
+      // At least the gap between the spheres of the row and the keys, minus the rounding error of
+      // the norms.
       const VF gap = Max(hn::Set(d, keys.least_norm) - norm, norm - most);
       const VF near = Max(zero, hn::NegMulAdd(sum, hn::Set(d, kBoundShare), gap));
       return {near * near * hn::Set(d, 1.0f - 1.0f / 256),
@@ -539,7 +538,7 @@ class Skipping {
     const int64_t h = place.h + r / place.queries;
     const int64_t i = place.i + r % place.queries;
     const int64_t row = (b * n_.heads + h) * n_.queries + i;
-    float sum = 0;  // NaN if anything is not finite
+    float sum = 0;  // NaN if anything is non-finite
     const auto take = [&sum](float number) {
       sum += number * 0.0f;
       return number;
@@ -561,7 +560,7 @@ class Skipping {
              std::fabs(in_.relative.factor);
     }
     rows->own[r] = own * kLog2E;
-    // A negative temperature turns bounds round.
+    // A negative temperature reverses bounds.
     const bool bounded = sum == 0.0f && temperature >= 0.0f;
     rows->doubt[r] = bounded ? 0.0f : kNan;
     rows->limit[r] = bounded ? -kInfinity : kNan;
@@ -583,7 +582,7 @@ class Skipping {
         most = std::max(most, sum);
         least = std::min(least, sum);
       }
-      // Where only some are hidden, nothing is left out.
+      // If only some are hidden, nothing is skipped.
       if (!bounded || (least == -kInfinity && most > least)) most = kInfinity;
       key_bias_[Size(row * cells_ + c)] = BiasInLog2(most);
     }
@@ -626,10 +625,10 @@ class Skipping {
   int64_t dim_;
   bool active_;
   LargestBias bias_;
-  float tolerance_ = 0;  // in units of log2
-  int64_t cells_ = 0;    // of the keys of a head
+  float tolerance_ = 0;  // in log2 units
+  int64_t cells_ = 0;    // per head
   int64_t key_tasks_ = 0;
-  mutable std::vector<Keys> keys_;  // of each cell
+  mutable std::vector<Keys> keys_;  // per cell
   mutable std::unique_ptr<std::once_flag[]> looked_at_;
   std::vector<float> key_bias_;
   std::vector<float> relative_norm_;

@@ -1,5 +1,5 @@
-// Tables that pairs of tokens read: rows of them, windows of what a tile reads, and how tiles read
-// and add to them.
+// Tables read by pairs of tokens: their rows, windows of the entries that a tile reads, and the
+// gather and scatter operations of tiles.
 #if defined(GNOMON_SRC_CPU_TABLES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_TABLES_INL_H_
 #undef GNOMON_SRC_CPU_TABLES_INL_H_
@@ -24,8 +24,8 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// Columns [begin, begin + count) of one row of a tile, whole vectors, of which tables are read for
-// keys [first, last) alone: a window holds no more.
+// Columns [begin, begin + count) of one row of a tile, in whole vectors. Tables are read only for
+// keys [first, last), which a window covers.
 struct TileRow {
   int64_t b;
   int64_t h;
@@ -34,12 +34,12 @@ struct TileRow {
   int64_t count;
   int64_t first;
   int64_t last;
-  bool paired;  // whether the caller's mask of pairs hides some
+  bool paired;  // whether the user's pair mask hides some keys
   float temperature;
-  bool placed = false;  // or the position of some
+  bool placed = false;  // whether positions hide some keys
 };
 
-// to[column - first] += factor * the entries that the runs name; entry e is entries[e - origin].
+// to[column - first] += factor * the entries listed in the runs. Entry e is entries[e - origin].
 inline void Gather(const std::vector<TableRun>& runs, const float* HWY_RESTRICT entries,
                    int64_t origin, float factor, int64_t first, float* HWY_RESTRICT to) {
   for (const TableRun& run : runs) {
@@ -68,21 +68,21 @@ inline void Scatter(const std::vector<TableRun>& runs, const float* HWY_RESTRICT
   }
 }
 
-// For each row of a tile, a number for each entry of a table that the tile may read.
+// For each row of a tile, one number per table entry that the tile may read.
 struct TableWindow {
   TableRange range{0, 0};
-  int64_t origin = 0;  // the entry of column 0, first of a vector
+  int64_t origin = 0;  // the entry of column 0, aligned to a vector
   int64_t stride = 0;
   float* data = nullptr;
 
   float* Row(int64_t r) const { return data + r * stride; }
   void ClearRow(int64_t r) const { std::fill_n(Row(r), range.end - origin, 0.0f); }
-  // The entries of the range as a left operand, by rows or transposed.
+  // The entries as a left operand, by rows or transposed.
   Strided Entries() const { return {data + (range.begin - origin), Size(stride), 1}; }
   Strided Transposed() const { return {data + (range.begin - origin), 1, Size(stride)}; }
 };
 
-// What pairs of tokens read of a table, as its layout says.
+// Maps pairs of tokens to table entries, according to the table's layout.
 class TableReader {
  public:
   // layout: null for no table.
@@ -91,15 +91,15 @@ class TableReader {
 
   const PlacedEntries& placed() const { return placed_; }
 
-  // Floats of a window's row, for tiles of so many rows and columns.
+  // Floats per window row, for tiles of the given size.
   int64_t WindowStride(int64_t rows, int64_t columns) const {
     const int64_t entries =
         HasPositions(in_) ? layout_->size() : layout_->LargestWindow(rows, columns);
-    // A vector before the range's first entry and one past its last.
+    // Padded by a vector before the range and one after it.
     return RoundUp(entries, kLaneCount) + 2 * kLaneCount;
   }
 
-  // The window of `rows` queries from `query` on with keys [begin, end), in `memory`.
+  // The window in `memory` of `rows` queries from `query` on with keys [begin, end).
   TableWindow Window(int64_t b, int64_t query, int64_t rows, int64_t begin, int64_t end,
                      int64_t stride, float* memory) const {
     TableWindow window;
@@ -117,7 +117,7 @@ class TableReader {
     return window;
   }
 
-  // to[n] += factor * the entries that a row's columns read; there are those of the window alone.
+  // to[n] += factor * the entries that a row's columns read, all within the window.
   void Read(const TileRow& row, const float* entries, int64_t origin, TableRange window,
             float factor, float* to, std::vector<TableRun>* runs) const {
     if (placed_.exists()) {
@@ -142,7 +142,7 @@ class TableReader {
     runs->clear();
     const int64_t p = QueryPosition(in_, row.b, row.i);
     if (!HasPositions(in_)) return layout_->AddRuns(p, row.first, row.last, runs);
-    // Runs of positions are those of columns elsewhere.
+    // Runs are given in positions and must be converted to columns.
     const int64_t* keys = in_.key_positions + row.b * in_.shape.keys;
     for (int64_t begin = row.first; begin < row.last;) {
       int64_t end = begin + 1;
@@ -160,8 +160,8 @@ class TableReader {
   PlacedEntries placed_;
 };
 
-// A table of rows, (1 or H, size, columns): packed for Multiply, unless it multiplies rows where
-// they lie, and padded for AddProduct, where those are wanted.
+// A table of rows, (1 or H, size, columns): packed for Multiply unless rows are multiplied in
+// place, and padded for AddProduct if needed.
 class RowTable {
  public:
   struct Uses {
@@ -201,7 +201,7 @@ class RowTable {
     if (uses_.add_product) rows_.Fill(0, h, p * kWidth, std::min((p + 1) * kWidth, size_));
   }
 
-  // window = a (rows x columns) times the entries' rows.
+  // window = a (rows x columns) times the table rows.
   void Multiply(int64_t h, int64_t rows, Strided a, const TableWindow& window) const {
     if (uses_.in_place) return MultiplyInPlace(h, rows, a, window);
     for (int64_t e = window.origin; e < window.range.end;) {
@@ -215,7 +215,7 @@ class RowTable {
     }
   }
 
-  // to (rows x padded()) += the window times the entries' rows.
+  // to (rows x padded()) += the window times the table rows.
   void AddProduct(int64_t h, int64_t rows, const TableWindow& window, float* to) const {
     const Rows table = rows_.Head(0, Index(h));
     MultiplyAdd(Size(rows), Size(padded_) / kLanes, Size(window.range.end - window.range.begin),
@@ -226,7 +226,7 @@ class RowTable {
  private:
   bool packs() const { return uses_.multiply && !uses_.in_place; }
 
-  // With 0 for what the window has before and behind its range.
+  // Sets entries of the window outside its range to 0.
   void MultiplyInPlace(int64_t h, int64_t rows, Strided a, const TableWindow& window) const {
     if (window.range.end <= window.origin) return;
     const Tokens table(View<const float>{table_, {0, size_ * columns_, columns_}});
@@ -248,7 +248,7 @@ class RowTable {
   bool exists_;
 };
 
-// Partial gradients of a RowTable, one for each part of the work, and of their sum.
+// Gradients of a RowTable: one partial sum per part of the work, and the total.
 class RowTableGradient {
  public:
   RowTableGradient(const RowTable& table, float* to, int64_t parts)
@@ -263,15 +263,15 @@ class RowTableGradient {
   void ClearPart(int64_t part) const {
     if (wanted()) std::fill_n(Part(part), table_.size() * table_.padded(), 0.0f);
   }
-  // A part += the transposed window times rows of `padded` columns.
+  // Adds the transposed window times rows of `padded` columns to a part.
   void Add(int64_t part, int64_t rows, const TableWindow& window, Rows right,
            int64_t first_row) const {
     MultiplyAdd(Size(window.range.end - window.range.begin), Size(table_.padded()) / kLanes,
                 Size(rows), window.Transposed(), right.row(first_row), Size(right.stride),
                 Part(part) + window.range.begin * table_.padded(), Size(table_.padded()));
   }
-  // Adds parts up, in order; `belongs` says whether a part is of table h. Calls of different h may
-  // run at the same time.
+  // Adds the parts in order. `belongs` tells whether a part contributes to table h. Calls with
+  // different h may run concurrently.
   template <class Belongs>
   void Merge(int64_t h, const Belongs& belongs) const {
     const int64_t columns = table_.columns();

@@ -1,4 +1,4 @@
-// What is added to the scores besides the similarity, and to the values: biases, relative keys,
+// Terms added to the scores besides the similarity, and to the values: biases, relative keys,
 // queries and values, and dropout.
 #if defined(GNOMON_SRC_CPU_TERMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_TERMS_INL_H_
@@ -28,9 +28,9 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// The biases in units of log2, with room to read whole panels. Those of a layout are laid out by
-// rows once, while they are few: a batch of small windows on a grid would read the same short runs
-// in every row of every head.
+// The biases in log2 units, padded to whole panels. Biases with a layout are expanded row by row,
+// if there are few: a batch of small windows on a grid would otherwise read the same short runs in
+// every row of every head.
 class BiasTable {
  public:
   explicit BiasTable(const AttentionInput<float>& in)
@@ -40,7 +40,7 @@ class BiasTable {
         row_stride_(RoundUp(in.shape.keys, kWidth)) {
     if (!exists()) return;
     size_ = bias_.layout != nullptr ? bias_.layout->size() : in.shape.queries + in.shape.keys - 1;
-    // Rows are read in whole panels: up to one past the last key.
+    // Rows are read in whole panels, up to one past the last key.
     stride_ = size_ + kWidth;
     tables_ = bias_.batch_stride == 0 ? 1 : in.shape.batch;
     scaled_.Reset(tables_ * heads_ * stride_);
@@ -57,12 +57,12 @@ class BiasTable {
   }
 
   bool exists() const { return bias_.table != nullptr; }
-  // Whether those of a row lie one after the other, by columns.
+  // Whether a row's biases are contiguous, by column.
   bool has_rows() const { return has_rows_; }
   const float* Row(const TileRow& row) const {
     return rows_.data() + (Index(row.b, row.h) * queries_ + row.i) * row_stride_ + row.begin;
   }
-  // Adds what a row of a tile has to the entries, `stride()` of them.
+  // Adds a row's gradients to the `stride()` entries of a table.
   void AddRow(const TileRow& row, const float* from, float* entries) const {
     const DF d;
     const size_t end = end_of_runs_[Size(row.i)];
@@ -84,13 +84,13 @@ class BiasTable {
       }
     }
   }
-  // By offset, if null.
+  // Null: biases are by offset.
   const TableLayout* layout() const { return bias_.layout; }
   int64_t size() const { return size_; }
   int64_t stride() const { return stride_; }
   int64_t tables() const { return exists() ? tables_ * heads_ : 0; }
 
-  // Table n of tables().
+  // Fills table n of tables().
   void Fill(int64_t n) {
     const float* from = bias_.table + (n / heads_) * bias_.batch_stride + (n % heads_) * size_;
     float* to = scaled_.data() + n * stride_;
@@ -112,12 +112,12 @@ class BiasTable {
     }
   }
 
-  // Whether the table of a head masks anything by -inf.
+  // Whether a head's table masks anything with -inf.
   bool masks(int64_t b, int64_t h) const { return exists() && masks_[Size(Index(b, h))] != 0; }
 
   const float* Table(int64_t b, int64_t h) const { return scaled_.data() + Index(b, h) * stride_; }
 
-  // By offset, entries of a row follow one another: where in a table those of the row begin.
+  // By offset, the entries of a row are contiguous; returns the first one.
   int64_t FirstEntry(const TileRow& row) const { return queries_ - 1 + row.begin - row.i; }
 
  private:
@@ -136,12 +136,12 @@ class BiasTable {
   int64_t row_stride_;
   bool has_rows_ = false;
   Buffer rows_;
-  std::vector<TableRun> runs_;  // of all rows, one after the other
+  std::vector<TableRun> runs_;  // of all rows, in sequence
   std::vector<size_t> end_of_runs_;
 };
 
-// The keys' biases in units of log2, or as they are where rows take a base off them first, with
-// room to read whole panels.
+// The key biases, padded to whole panels: in log2 units, or unconverted if rows first subtract a
+// base.
 class KeyBias {
  public:
   explicit KeyBias(const AttentionInput<float>& in)
@@ -163,7 +163,7 @@ class KeyBias {
   bool has_base() const { return base_ != nullptr; }
   int64_t rows() const { return rows_; }
 
-  // Row n of rows(); keys outside the batch's range may hold anything.
+  // Fills row n of rows(); keys outside the batch's range may hold anything.
   void Fill(int64_t n, const Mask& mask) {
     const KeyRange keys = BatchKeys(mask, keys_, n / heads_);
     float* to = scaled_.data() + n * stride_;
@@ -186,7 +186,7 @@ class KeyBias {
     return scaled_.data() + (b * heads_ + h) * stride_;
   }
 
-  // Adds those of a row of a tile.
+  // Adds the key biases to a row of a tile.
   void AddTo(const TileRow& row, float* HWY_RESTRICT to) const {
     const float* HWY_RESTRICT from = Row(row.b, row.h) + row.begin;
     if (!has_base()) {
@@ -213,14 +213,14 @@ class KeyBias {
   std::vector<char> masks_;
 };
 
-// Where the gradients of a row's scores go; null where they are not wanted.
+// Destinations of a row's score gradients; null if not needed.
 struct ScoreGradients {
   float* bias = nullptr;      // a table of BiasTable::stride() floats
-  float* key_bias = nullptr;  // of the row's first column on
-  float* pairs = nullptr;     // likewise, written and not added to
-  float* of_keys = nullptr;   // likewise, of products with relative queries
-  float* relative = nullptr;  // the row of a TableWindow
-  bool temperature = false;   // whether that of the row's temperature is wanted
+  float* key_bias = nullptr;  // starts at the row's first column
+  float* pairs = nullptr;     // likewise; overwritten, not accumulated
+  float* of_keys = nullptr;   // likewise; of products with relative queries
+  float* relative = nullptr;  // the row's part of a TableWindow
+  bool temperature = false;   // whether to compute that of the row's temperature
 
   int count() const {
     return (bias != nullptr ? 1 : 0) + (key_bias != nullptr ? 1 : 0) + (pairs != nullptr ? 1 : 0) +
@@ -228,11 +228,11 @@ struct ScoreGradients {
   }
 };
 
-// All that is added to scores and values, for one call of the operator.
+// All terms added to scores and values, for one call of the operator.
 class Terms {
  public:
-  // Of a pass with tiles of so many columns, and what it does with the relative keys and values,
-  // and whether it makes the gradient of what relative queries are multiplied by.
+  // tile_columns is the tile width of the pass. The other arguments say how the pass uses relative
+  // keys and values, and whether it computes gradients of the rows that relative queries multiply.
   Terms(const AttentionInput<float>& in, int64_t tile_columns, RowTable::Uses keys,
         RowTable::Uses values, bool key_gradient)
       : in_(in),
@@ -256,7 +256,7 @@ class Terms {
   const RowTable& values() const { return values_; }
   const PositionToContent& position_to_content() const { return position_to_content_; }
 
-  // Whether anything is added to scores.
+  // Whether any term is added to the scores.
   bool to_scores() const {
     return bias_.exists() || key_bias_.exists() || pair_bias() || keys_.exists() ||
            position_to_content_.exists();
@@ -264,7 +264,7 @@ class Terms {
   bool relative() const { return keys_.exists() || values_.exists(); }
   bool drops() const { return in_.dropout.rate > 0; }
   bool caps() const { return in_.softcap != 0; }
-  // What multiplies the scores of a row.
+  // Whether rows have a temperature, which multiplies their scores.
   bool has_temperature() const { return in_.temperature != nullptr; }
   float Temperature(int64_t b, int64_t h, int64_t i) const {
     if (!has_temperature()) return 1.0f;
@@ -293,28 +293,28 @@ class Terms {
     values_.Fill(task - keys_.tasks());
   }
 
-  // Floats of one window of kRowBlock rows.
+  // Floats in a window of kRowBlock rows.
   int64_t window_size() const { return kRowBlock * window_stride_; }
 
-  // The window of `rows` queries from `query` on with keys [begin, end), in `memory`.
+  // The window in `memory` of `rows` queries from `query` on with keys [begin, end).
   TableWindow Window(int64_t b, int64_t query, int64_t rows, int64_t begin, int64_t end,
                      float* memory) const {
     if (!relative()) return {};
     return row_reader_.Window(b, query, rows, begin, end, window_stride_, memory);
   }
 
-  // The products of `rows` queries from `query` on with the relative keys of the window.
+  // Products of `rows` queries from `query` on with the relative keys of the window.
   void MultiplyKeys(int64_t b, int64_t h, int64_t query, int64_t rows,
                     const TableWindow& window) const {
     const View<const float>& q = in_.relative.query;
     keys_.Multiply(h, rows, {q.row(b, h, query), Size(q.stride[2]), 1}, window);
   }
 
-  // What a row's scores take, in units of log2 and with the row's temperature, -inf where the
-  // caller's mask hides a pair: in place if it lies in one row of memory, else added up in
-  // `scratch`. `products` is the row's in the window of MultiplyKeys, `of_keys` what it takes of
-  // position_to_content(); null for the biases alone. `plain` takes it without the temperature,
-  // where that is wanted.
+  // The terms added to a row's scores, in log2 units and multiplied by the row's temperature; -inf
+  // where the user's mask hides a pair. Returned in place if a single contiguous row holds them,
+  // otherwise summed in `scratch`. `products` is the row's part of the window of MultiplyKeys,
+  // `of_keys` its part of position_to_content(); null for biases only. `plain`, if not null,
+  // receives the terms without the temperature.
   const float* ScoreRow(const TileRow& row, const float* products, const TableWindow& window,
                         const float* of_keys, float* scratch, std::vector<TableRun>* runs,
                         float* plain = nullptr) const {
@@ -350,7 +350,7 @@ class Terms {
     if (plain != nullptr) std::copy_n(scratch, row.count, plain);
     if (has_temperature()) {
       for (int64_t n = 0; n < row.count; ++n) {
-        // What is masked stays so at any temperature.
+        // Masked scores stay masked at any temperature.
         scratch[n] = scratch[n] == -kInfinity ? -kInfinity : scratch[n] * row.temperature;
       }
     }
@@ -358,9 +358,9 @@ class Terms {
     return scratch;
   }
 
-  // Where a row's gradients of its scores, temperature included, are to be added: in place if they
-  // are wanted in one row of memory, else in zeroed `scratch`, from which SpreadGradient takes
-  // them; null if nowhere.
+  // The array to which a row's score gradients, including the temperature, are added: the
+  // destination itself if a single contiguous row needs them, otherwise zeroed `scratch` for
+  // SpreadGradient; null if nothing needs them.
   float* GradientRow(const TileRow& row, const ScoreGradients& to, float* scratch) const {
     if (to.count() == 0) return nullptr;
     if (to.count() == 1 && !has_temperature()) {
@@ -400,12 +400,12 @@ class Terms {
     }
   }
 
-  // Adds a row of products with relative values to its products with values.
+  // Adds a row's products with relative values to its output.
   void AddValueProducts(const TileRow& row, const float* products, const TableWindow& window,
                         float* to, std::vector<TableRun>* runs) const {
     row_reader_.Read(row, products, window.origin, window.range, 1.0f, to, runs);
   }
-  // Adds up a row's weights for each entry.
+  // Sums a row's weights per table entry.
   void AddWeights(const TileRow& row, const float* weights, float* entries,
                   const TableWindow& window, std::vector<TableRun>* runs) const {
     row_reader_.Add(row, weights, 1.0f, entries, window.origin, window.range, runs);
@@ -463,7 +463,7 @@ class Terms {
     const auto threshold = hn::Set(du, DropoutThreshold(in_.dropout));
     const auto first = hn::Set(du, kDropoutFirst);
     for (int64_t n = 0; n < row.count; n += kLaneCount) {
-      // HashColumn of many columns.
+      // HashColumn for a vector of columns.
       auto x = hn::Iota(du, static_cast<uint32_t>(row.begin + n)) + hn::Set(du, keys.first);
       x = hn::Xor(x, hn::ShiftRight<16>(x)) * first;
       x = (hn::Xor(x, hn::ShiftRight<15>(x)) + hn::Set(du, keys.second)) *
@@ -476,7 +476,7 @@ class Terms {
     }
   }
 
-  // What dropout multiplies the weight of a pair by.
+  // The dropout factor of a pair's weight.
   float Kept(int64_t b, int64_t h, int64_t i, int64_t j) const {
     if (!drops()) return 1.0f;
     const uint32_t hash = HashColumn(HashRow(in_.dropout.seed, b, h, i), static_cast<uint32_t>(j));
@@ -490,7 +490,7 @@ class Terms {
   }
 
  private:
-  // In units of log2.
+  // In log2 units.
   float Softcap() const { return static_cast<float>(in_.softcap) * kLog2E; }
   HWY_INLINE VF Cap(VF score) const {
     const DF d;
@@ -502,7 +502,7 @@ class Terms {
   }
 
   bool pair_bias() const { return in_.pair_bias.data != nullptr; }
-  // Of a row of whole vectors, the columns that there are.
+  // The number of existing columns in a row of whole vectors.
   int64_t ColumnsOf(const TileRow& row) const {
     return std::min(row.count, in_.shape.keys - row.begin);
   }
@@ -516,7 +516,7 @@ class Terms {
     for (; n < columns; ++n) scores[n] += BiasInLog2(from[n]);
   }
 
-  // Puts -inf where the caller's mask hides a pair.
+  // Sets scores to -inf where the user's mask hides a pair.
   void HidePairs(const TileRow& row, float* scores) const {
     const DF d;
     const hn::Rebind<uint8_t, DF> bytes;
@@ -532,13 +532,13 @@ class Terms {
     for (; n < columns; ++n) scores[n] = seen[n] != 0 ? scores[n] : -kInfinity;
   }
 
-  // Those of a row, if they lie one after the other.
+  // The biases of a row, if they are contiguous.
   const float* BiasRow(const TileRow& row) const {
     if (bias_.has_rows()) return bias_.Row(row);
     const std::optional<int64_t> first = FirstBias(row);
     return first ? bias_.Table(row.b, row.h) + *first : nullptr;
   }
-  // Where in the table of biases those of a row begin, if they follow one another there.
+  // The first entry of a row in the bias table, if the row's entries are contiguous there.
   std::optional<int64_t> FirstBias(const TileRow& row) const {
     if (!bias_.exists()) return std::nullopt;
     if (bias_.layout() == nullptr) return bias_.FirstEntry(row);
@@ -553,7 +553,7 @@ class Terms {
   KeyBias key_bias_;
   PairMask pair_mask_;
   TableReader bias_reader_;
-  TableReader row_reader_;  // of relative keys and values
+  TableReader row_reader_;  // relative keys and values
   RowTable keys_;
   RowTable values_;
   PositionToContent position_to_content_;

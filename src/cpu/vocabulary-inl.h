@@ -1,5 +1,5 @@
-// The definitions' vocabulary for Highway vectors (src/definitions/README.md), and what else the
-// kernels compute with vectors. Abs, Sqrt and the operators are Highway's own.
+// The vocabulary of the definitions for Highway vectors (src/definitions/README.md), and other
+// vector functions of the kernels. Abs, Sqrt and the operators are Highway's own.
 #if defined(GNOMON_SRC_CPU_VOCABULARY_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_VOCABULARY_INL_H_
 #undef GNOMON_SRC_CPU_VOCABULARY_INL_H_
@@ -35,9 +35,9 @@ HWY_INLINE VF Select(M mask, VF yes, VF no) {
   return hn::IfThenElse(mask, yes, no);
 }
 
-// The second operand where either is NaN, as x86 has it; Highway's own drop NaN on other
-// processors. Objects, so that those are not found by the types of the arguments. Doubles are for
-// maps of tokens.
+// Returns the second operand if either is NaN, like x86; Highway's functions drop NaN on other
+// processors. These are function objects so that argument-dependent lookup does not find Highway's
+// functions. Doubles are for token maps.
 struct Maximum {
   HWY_INLINE double operator()(double a, double b) const { return a > b ? a : b; }
   HWY_INLINE VF operator()(VF a, VF b) const {
@@ -64,10 +64,10 @@ constexpr Minimum Min{};
 // 1/sqrt(a) for normal a > 0, within 3e-7 of the value.
 HWY_INLINE VF Rsqrt(VF a) {
 #if HWY_TARGET == HWY_SCALAR
-  // Highway's estimate has too few bits here for one step.
+  // Highway's estimate is too coarse here for a single Newton step.
   return Splat(a, 1.0f) / hn::Sqrt(a);
 #else
-  // Newton steps on the estimate, one from 11 bits or more, two from Arm's 8.
+  // Newton steps on the estimate: one if it has at least 11 bits, two for Arm's 8 bits.
   const VF half = a * Splat(a, -0.5f);
   VF estimate = hn::ApproximateReciprocalSqrt(a);
 #if HWY_ARCH_ARM
@@ -77,7 +77,8 @@ HWY_INLINE VF Rsqrt(VF a) {
 #endif
 }
 
-// The natural logarithm of normal a > 0, relative error 2e-7; infinity and NaN give themselves.
+// The natural logarithm of normal a > 0, relative error 2e-7; infinity and NaN are returned
+// unchanged.
 HWY_INLINE VF Log(VF a) {
   const DF d;
   const DI di;
@@ -95,23 +96,23 @@ HWY_INLINE VF Log(VF a) {
   p = hn::MulAdd(p, f, hn::Set(d, -0.250013381f));
   p = hn::MulAdd(p, f, hn::Set(d, 0.333339095f));
   p = hn::MulAdd(p, f, hn::Set(d, -0.5f));
-  // ln 2 in two parts, of which the first has few enough bits for its product to be exact.
+  // ln 2 in two parts; the first has few enough bits that its product is exact.
   p = hn::MulAdd(f * f, p, e * hn::Set(d, 1.42860677e-6f));
   const VF log = hn::MulAdd(e, hn::Set(d, 0.693145752f), f + p);
   return hn::IfThenElse(a < hn::Set(d, std::numeric_limits<float>::infinity()), log, a);
 }
 
-// log(1 + a) for a >= 0, relative error 3e-7 also where 1 + a rounds to 1.
+// log(1 + a) for a >= 0, relative error 3e-7 even where 1 + a rounds to 1.
 HWY_INLINE VF Log1p(VF a) {
   const VF one = Splat(a, 1.0f);
   const VF sum = one + a;
-  // What the sum has lost, to first order; a large sum has lost nothing that matters.
+  // The rounding error of the sum, to first order; negligible for large sums.
   const VF lost = Select(a < Splat(a, 1e9f), a - (sum - one), Splat(a, 0.0f));
   return Log(sum) + lost / sum;
 }
 
-// 2^a for a <= 128, relative error 2e-7; exactly 1 at 0, so that the weight of a row's largest
-// score is, and exactly 0 below -126.5. NaN gives NaN.
+// 2^a for a <= 128, relative error 2e-7. Exactly 1 at 0, so that the largest score of a row has
+// weight 1, and exactly 0 below -126.5. NaN gives NaN.
 HWY_INLINE VF Exp2(VF a) {
   const DF d;
   const DI di;
@@ -137,11 +138,11 @@ HWY_INLINE VF Exp(VF a) {
   const DI di;
   a = Max(hn::Set(d, -100.0f), a);
   const VF n = hn::Round(a * hn::Set(d, 1.44269504f));
-  // ln 2 in two parts, of which the first has few enough bits for its product to be exact.
+  // ln 2 in two parts; the first has few enough bits that its product is exact.
   const VF r = (a - n * hn::Set(d, 0.693145752f)) - n * hn::Set(d, 1.42860677e-6f);
   const VI biased = hn::Max(hn::ConvertTo(di, n) + hn::Set(di, 127), hn::Zero(di));
-  // 1 + (r + r^2 p(r)), minimax on [-ln(2) / 2, ln(2) / 2]. The sum that is added to 1 is less than
-  // a half, and its rounding therefore little beside that of the result.
+  // 1 + (r + r^2 p(r)), minimax on [-ln(2) / 2, ln(2) / 2]. The sum added to 1 is below one half,
+  // so its rounding error is small relative to the result.
   VF p = hn::Set(d, 0.00138145406f);
   p = hn::MulAdd(p, r, hn::Set(d, 0.00836874545f));
   p = hn::MulAdd(p, r, hn::Set(d, 0.041668389f));
@@ -170,7 +171,7 @@ HWY_INLINE VF Tanh(VF a) {
   return hn::CopySign(Select(size < hn::Set(d, 0.625f), low, high), a);
 }
 
-// The angle of (x, y), y >= 0, from the axis of x: 0 to pi, error 3e-7; 0 at the origin.
+// The angle between (x, y), y >= 0, and the x axis: 0 to pi, error 3e-7; 0 at the origin.
 HWY_INLINE VF Angle(VF x, VF y) {
   const DF d;
   const VF zero = hn::Zero(d);
@@ -178,7 +179,7 @@ HWY_INLINE VF Angle(VF x, VF y) {
   const auto steep = y > adjacent;
   const VF low = Select(steep, adjacent, y);
   const VF high = Select(steep, y, adjacent);
-  // atan(low / high) by the half of it that is below tan(pi / 8).
+  // Reduces the argument of atan(low / high) below tan(pi / 8).
   const auto wide = low > high * hn::Set(d, 0.414213562f);
   const VF divisor = Select(wide, high + low, high);
   const VF r = Select(wide, low - high, low) / Select(divisor == zero, hn::Set(d, 1.0f), divisor);

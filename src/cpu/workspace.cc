@@ -8,15 +8,15 @@
 namespace gnomon {
 namespace {
 
-// Set when the thread's kept blocks are destroyed. Buffers freed later are not kept.
+// Set when the thread's cache is destroyed. Buffers freed later are not cached.
 thread_local bool thread_ends = false;
 
-// Freed blocks of one thread, the last freed last.
+// The cached blocks of one thread, most recently freed last.
 class KeptBlocks {
  public:
   ~KeptBlocks() { thread_ends = true; }
 
-  // The smallest that holds `size` floats and is not much larger, or none.
+  // The smallest block that holds `size` floats without being much larger, or none.
   Buffer::Block Take(size_t size) {
     auto best = blocks_.end();
     for (auto block = blocks_.begin(); block != blocks_.end(); ++block) {
@@ -35,7 +35,7 @@ class KeptBlocks {
     if (block.size > kMost) return;
     kept_ += block.size;
     blocks_.push_back(std::move(block));
-    // The oldest go first: what the last call used comes back soonest.
+    // Evicts the oldest blocks: the most recent ones are reused soonest.
     while (kept_ > kMost) {
       kept_ -= blocks_.front().size;
       blocks_.erase(blocks_.begin());

@@ -1,4 +1,4 @@
-// What the kernels of every instruction set share: memory, and rounding up to what fits it.
+// Memory management and size rounding shared by the kernels of all instruction sets.
 #ifndef GNOMON_SRC_CPU_WORKSPACE_H_
 #define GNOMON_SRC_CPU_WORKSPACE_H_
 
@@ -10,8 +10,8 @@
 
 namespace gnomon {
 
-// Aligned floats, not initialised. The thread that frees one keeps it for its next call, up to
-// 32 MiB in all: fresh memory costs a page fault for every 4 KiB, a tenth of the time of short
+// An uninitialised, aligned array of floats. The thread that frees one caches it for its next call,
+// up to 32 MiB in total: fresh memory costs a page fault per 4 KiB, a tenth of the time for short
 // sequences.
 class Buffer {
  public:
