@@ -1,4 +1,4 @@
-// Which plan each call took, for GNOMON_LOG=calls.
+// Logs the plan of each call, for GNOMON_LOG=calls.
 #ifndef GNOMON_SRC_BASE_CALL_LOG_H_
 #define GNOMON_SRC_BASE_CALL_LOG_H_
 
@@ -8,24 +8,25 @@
 
 namespace gnomon {
 
-// What the engine chose for a call.
+// The engine's choices for a call.
 struct CallPlan {
-  const char* keys = "";          // how it reads keys and values
-  bool multiplies_pairs = false;  // products by the processor's own instructions for bfloat16
-  bool may_skip = false;          // tiles that are proved negligible are left out
+  const char* keys = "";          // how keys and values are read
+  bool multiplies_pairs = false;  // products use the processor's bfloat16 instructions
+  bool may_skip = false;          // tiles that are provably negligible may be skipped
 };
 
-// The engine writes its choice here; null: it is not asked for.
+// The engine writes its choices here unless this is null.
 inline thread_local CallPlan* call_plan = nullptr;
 
-// Whether the environment variable GNOMON_LOG asks for calls. It is read once.
+// Whether the environment variable GNOMON_LOG requests calls. Read once.
 bool LogsCalls();
 
-// Prints a call to the standard error, once per process for each `kind`: later calls of the same
-// kind may differ in `sizes`.
+// Prints a call to standard error, once per process for each `kind`. Later calls of the same kind
+// may have other `sizes`.
 void LogCall(const std::string& kind, const std::string& sizes);
 
-// The parts of a call that choose kernels: "dot, float32, causal, bias". Number: float or double.
+// The properties of a call that select kernels: "dot, float32, causal, bias". Number: float or
+// double.
 template <class Number>
 std::string DescribeCall(const PairFunction& function, const AttentionInput<Number>& in);
 

@@ -1,4 +1,4 @@
-// Suggestions for misspelt names: of options, commands, terms, parameters and tasks.
+// Suggestions for misspelt names of options, commands, terms, parameters and tasks.
 #ifndef GNOMON_BASE_DID_YOU_MEAN_H_
 #define GNOMON_BASE_DID_YOU_MEAN_H_
 
@@ -12,8 +12,8 @@
 
 namespace gnomon {
 
-// Damerau and Levenshtein's distance (optimal string alignment): insertions, deletions,
-// substitutions and swaps of neighbours, each of which counts as one.
+// The Damerau-Levenshtein distance (optimal string alignment): insertions, deletions, substitutions
+// and swaps of adjacent characters each count as one.
 inline size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<size_t> above(b.size() + 1);
   std::vector<size_t> row(b.size() + 1);
@@ -34,9 +34,8 @@ inline size_t EditDistance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// The names that a misspelt one may stand for, at most three, the nearest first. Near are names
-// that differ in at most a third of their letters, whatever their case, and those of which one
-// begins with the other.
+// At most three names similar to a misspelt one, most similar first. A name is similar if it
+// differs in at most a third of its letters, ignoring case, or if one is a prefix of the other.
 inline std::vector<std::string> NearNames(std::string_view name,
                                           const std::vector<std::string>& known) {
   const auto letters = [](std::string_view text) {
@@ -69,7 +68,7 @@ inline std::vector<std::string> NearNames(std::string_view name,
   return names;
 }
 
-// "did you mean rope?", "did you mean rope or rope_mixed?"; empty where no name is near.
+// "did you mean rope?", "did you mean rope or rope_mixed?"; empty if no name is similar.
 inline std::string DidYouMean(std::string_view name, const std::vector<std::string>& known) {
   const std::vector<std::string> names = NearNames(name, known);
   if (names.empty()) return "";

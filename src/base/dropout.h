@@ -1,6 +1,6 @@
-// Which weights dropout keeps: a hash of the seed and the pair's place, so that the backward pass
-// and any other target make the same choice. The kernels hash many columns at a time in the same
-// way.
+// Selects the weights that dropout keeps by hashing the seed and the pair's indices, so that the
+// backward pass and all other targets agree. The kernels apply the same hash to many columns at
+// once.
 #ifndef GNOMON_SRC_BASE_DROPOUT_H_
 #define GNOMON_SRC_BASE_DROPOUT_H_
 
@@ -12,13 +12,13 @@
 
 namespace gnomon {
 
-// What the hash reads of a row.
+// The row's inputs to the hash.
 struct DropoutRow {
   uint32_t first;
   uint32_t second;
 };
 
-// Odd constants of well mixing hashes, 64 and 32 bits wide.
+// Odd constants with good mixing properties, 64 and 32 bits wide.
 constexpr uint64_t kDropoutStep = 0x9e3779b97f4a7c15;
 constexpr uint32_t kDropoutFirst = 0x7feb352d;
 constexpr uint32_t kDropoutSecond = 0x846ca68b;
@@ -44,12 +44,12 @@ inline uint32_t HashColumn(DropoutRow row, uint32_t j) {
   return x ^ (x >> 15);
 }
 
-// A column whose hash is below this is dropped.
+// Columns whose hash is below this are dropped.
 inline uint32_t DropoutThreshold(const Dropout& dropout) {
   return static_cast<uint32_t>(std::min(std::round(dropout.rate * 4294967296.0), 4294967295.0));
 }
 
-// What a weight that is kept is multiplied by.
+// The scale of the weights that are kept.
 inline double DropoutScale(const Dropout& dropout) {
   return dropout.rate < 1 ? 1 / (1 - dropout.rate) : 0;
 }

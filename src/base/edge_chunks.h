@@ -1,4 +1,4 @@
-// The edges of a graph cut into chunks of about equal work, and the graph seen from its keys.
+// Splits the edges of a graph into chunks of about equal work, and transposes graphs.
 #ifndef GNOMON_SRC_BASE_EDGE_CHUNKS_H_
 #define GNOMON_SRC_BASE_EDGE_CHUNKS_H_
 
@@ -8,11 +8,11 @@
 
 namespace gnomon {
 
-// Row i of the graph stands for its edges and one step more, at positions indptr[i] + i to
-// indptr[i + 1] + i; a chunk is an interval of positions (Merrill and Garland 2016, Merge-Based
-// Parallel Sparse Matrix-Vector Multiplication). So neither a row with many edges nor many rows
-// without any unbalance the chunks, which depend on the graph alone. A row that a chunk's border
-// cuts is a sum of parts, one in each of its chunks; a part has a slot of memory.
+// Row i of the graph contributes its edges plus one extra step, at positions indptr[i] + i to
+// indptr[i + 1] + i. A chunk is an interval of positions (Merrill and Garland 2016, Merge-Based
+// Parallel Sparse Matrix-Vector Multiplication). This balances both rows with many edges and many
+// empty rows. Chunks depend on the graph alone. A row that crosses chunk borders is summed in
+// parts, one per chunk, each with its own slot of memory.
 class EdgeChunks {
  public:
   EdgeChunks(const int64_t* indptr, int64_t rows, int64_t size)
@@ -20,17 +20,17 @@ class EdgeChunks {
 
   int64_t count() const { return (Start(rows_) + size_ - 1) / size_; }
   int64_t slots() const { return 2 * count(); }
-  // Edges that a chunk has at most.
+  // The maximum number of edges per chunk.
   int64_t size() const { return size_; }
 
-  // The first edge of a chunk; those of count() would begin at the number of edges.
+  // The first edge of a chunk; the number of edges for chunk count().
   int64_t FirstEdge(int64_t chunk) const {
     if (chunk == count()) return indptr_[rows_];
     const int64_t row = RowAt(chunk * size_);
     return std::max(indptr_[row], chunk * size_ - row);
   }
 
-  // Edges [begin, end) of a row. `slot` is negative where they are all of them.
+  // Edges [begin, end) of a row. `slot` is negative if they are all of its edges.
   struct Part {
     int64_t row;
     int64_t begin;
@@ -38,7 +38,7 @@ class EdgeChunks {
     int64_t slot;
   };
 
-  // Calls body(part) for the rows of a chunk in order.
+  // Calls body(part) for each row of a chunk, in order.
   template <class Body>
   void ForRows(int64_t chunk, const Body& body) const {
     const int64_t first = chunk * size_;
@@ -51,8 +51,7 @@ class EdgeChunks {
     }
   }
 
-  // Calls body(row, slots) with the slots of the row that begins in a chunk and ends in a later
-  // one, if there is one.
+  // If a row starts in this chunk and ends in a later one, calls body(row, slots) with its slots.
   template <class Body>
   void ForCutRow(int64_t chunk, const Body& body) const {
     const int64_t border = (chunk + 1) * size_;
@@ -68,7 +67,7 @@ class EdgeChunks {
  private:
   int64_t Start(int64_t row) const { return indptr_[row] + row; }
 
-  // The row that a position belongs to.
+  // The row that contains a position.
   int64_t RowAt(int64_t position) const {
     int64_t low = 0;
     int64_t high = rows_;
@@ -88,7 +87,7 @@ class EdgeChunks {
   int64_t size_;
 };
 
-// The edges in the order of their keys, those of one key in the order of the edges.
+// The edges sorted by key; edges of one key keep their order.
 struct TransposedGraph {
   TransposedGraph(const int64_t* from_indptr, const int64_t* from_indices, int64_t queries,
                   int64_t keys)
@@ -108,8 +107,8 @@ struct TransposedGraph {
   }
 
   std::vector<int64_t> indptr;  // (Nk + 1)
-  std::vector<int64_t> rows;    // (E): the query of each
-  std::vector<int64_t> edges;   // (E): its number
+  std::vector<int64_t> rows;    // (E): query of each edge
+  std::vector<int64_t> edges;   // (E): index of each edge
 };
 
 }  // namespace gnomon

@@ -1,4 +1,4 @@
-// What is made once for each key, and kept for the calls that follow.
+// A cache of values that are created once per key.
 #ifndef GNOMON_BASE_KEPT_H_
 #define GNOMON_BASE_KEPT_H_
 
@@ -9,11 +9,11 @@
 
 namespace gnomon {
 
-// For all threads. Values are copied: small ones, or pointers that share.
+// Thread-safe. Values are copied, so they should be small or shared pointers.
 template <class Key, class Value>
 class Kept {
  public:
-  // make() runs outside the lock: it may take long, or ask for other keys.
+  // make() runs outside the lock: it may be slow, or request other keys.
   template <class Make>
   Value Get(const Key& key, const Make& make) {
     {
@@ -27,7 +27,7 @@ class Kept {
   }
 
  private:
-  // More than any program needs that does not make keys without end.
+  // Exceeded only by programs that create an unlimited number of keys.
   static constexpr size_t kMost = 1024;
 
   std::mutex mutex_;

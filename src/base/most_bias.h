@@ -1,12 +1,12 @@
-// What finite biases beyond count as: shared by kernels of the CPU and of GPUs, and so without any
-// include.
+// The bound to which finite biases are clamped. Shared by CPU and GPU kernels, so it includes
+// nothing.
 #ifndef GNOMON_SRC_BASE_MOST_BIAS_H_
 #define GNOMON_SRC_BASE_MOST_BIAS_H_
 
 namespace gnomon {
 
-// So that they stay finite in units of log2, several of them added and with a temperature of up to
-// 10: many write the least number there is to hide a key.
+// Keeps sums of several biases finite in log2 units and with temperatures up to 10. Many programs
+// hide keys with the lowest finite number.
 constexpr float kMostBias = 1e37f;
 
 }  // namespace gnomon

@@ -1,20 +1,21 @@
-// Which squared distances are computed anew from differences: shared by kernels of the CPU and of
-// GPUs, and so without any include.
+// Decides which squared distances are recomputed from differences. Shared by CPU and GPU kernels,
+// so it includes nothing.
 #ifndef GNOMON_SRC_BASE_NEAR_SHARE_H_
 #define GNOMON_SRC_BASE_NEAR_SHARE_H_
 
 namespace gnomon {
 
-// Those below a share of the sum of the squared norms, of which too few digits are left. Of the
-// least share their rounding is 2^-19 of them, and so is that of a slope by them.
+// Distances below this share of the sum of the squared norms have lost too many digits. At the
+// smallest share, their relative rounding error is 2^-19, and so is that of a slope computed from
+// them.
 constexpr float kLeastNear = 1.0f / 32;
 constexpr float kMostNear = 0.5f;
 
-// The share for a row of such a factor and squared norm: the larger, the larger the scores that the
-// distances make, by which their rounding counts. Of similarities that go by a distance, the
-// rounding of a score is that of the squared norms by the distance, and a share of (c |x|)^2 / 2^11
-// keeps it below 2^-18; of those that go by its square it is c |x|^2, and less than 2^-18 or so up
-// to 2^5.
+// The share for a row with the given factor and squared norm. It grows with the scores that the
+// distances produce, because their absolute rounding error matters. For similarities of the
+// distance, a score's rounding error is that of the squared norms divided by the distance, and a
+// share of (c |x|)^2 / 2^11 keeps it below 2^-18. For similarities of the squared distance, the
+// error is that of c |x|^2, which is below about 2^-18 for values up to 2^5.
 constexpr float NearShare(float factor, float norm) {
   const float size = factor < 0 ? -factor : factor;
   const float of_square = size * norm;

@@ -1,4 +1,4 @@
-// How much of attention the fused kernels compute, for measurements.
+// Measures how much of attention the fused kernels compute.
 #ifndef GNOMON_SRC_BASE_PAIR_COUNT_H_
 #define GNOMON_SRC_BASE_PAIR_COUNT_H_
 
@@ -7,14 +7,14 @@
 
 namespace gnomon {
 
-// In pairs of a query and a key, by whole tiles, what the masks let see and what of that was
-// computed: the rest was left out (AttentionInput::tolerance).
+// Counts of query-key pairs, in whole tiles: those visible under the masks, and those computed. The
+// rest was skipped (AttentionInput::tolerance).
 struct PairCount {
   std::atomic<int64_t> seen{0};
   std::atomic<int64_t> computed{0};
 };
 
-// All calls of all threads add to it from now on; null: to none.
+// Makes all subsequent calls of all threads add to `count`; null disables counting.
 void CountPairs(PairCount* count);
 
 inline std::atomic<PairCount*> pair_count{nullptr};

@@ -1,4 +1,4 @@
-// Tasks over an executor's workers.
+// Parallel loops on an executor's workers.
 #ifndef GNOMON_SRC_BASE_PARALLEL_H_
 #define GNOMON_SRC_BASE_PARALLEL_H_
 
@@ -12,14 +12,14 @@
 
 namespace gnomon {
 
-// How many workers a loop over `tasks` may use.
+// The number of workers that a loop over `tasks` may use.
 inline int WorkersFor(const Executor& executor, int64_t tasks) {
   return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(tasks, executor.max_workers())));
 }
 
-// Calls body(task, worker) for task = 0 .. tasks - 1, each once. They begin in this order, and what
-// runs beside what is not fixed: whatever body writes must depend on the task alone. worker <
-// WorkersFor(executor, tasks) names scratch memory that no other call uses at the same time.
+// Calls body(task, worker) once for each task = 0 .. tasks - 1. Tasks start in this order but may
+// run concurrently, so what body writes must depend on the task alone. worker <
+// WorkersFor(executor, tasks) identifies scratch memory that no concurrent call uses.
 template <class Body>
 void ParallelTasks(const Executor& executor, int64_t tasks, const Body& body) {
   const int workers = WorkersFor(executor, tasks);
@@ -35,13 +35,13 @@ void ParallelTasks(const Executor& executor, int64_t tasks, const Body& body) {
   });
 }
 
-// Sums that tasks add to in the order of their numbers. A task that waits for a lower number alone
-// never waits for one that has not begun, since ParallelTasks begins them in order.
+// Sums that tasks add to in order of their numbers. A task waits only for lower numbers, which have
+// already started, since ParallelTasks starts tasks in order.
 class Turns {
  public:
   explicit Turns(int64_t sums) : next_(new std::atomic<int64_t>[static_cast<size_t>(sums)]) {}
 
-  // Before all tasks: the number that comes first.
+  // Call before any task: sets the number that comes first.
   void Start(int64_t sum, int64_t number) {
     next_[static_cast<size_t>(sum)].store(number, std::memory_order_relaxed);
   }

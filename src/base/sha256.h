@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), as `sha256sum` has it.
+// SHA-256 (FIPS 180-4), with the output of `sha256sum`.
 #ifndef GNOMON_SRC_BASE_SHA256_H_
 #define GNOMON_SRC_BASE_SHA256_H_
 
@@ -12,7 +12,7 @@ namespace gnomon {
 class Sha256 {
  public:
   void Update(std::string_view bytes);
-  // The digest in lower-case hexadecimal. The object is spent afterwards.
+  // The digest in lower-case hexadecimal. Consumes the object.
   std::string Hex();
 
  private:

@@ -7,7 +7,7 @@
 namespace gnomon {
 namespace {
 
-// Positions beyond this are as far as any table reaches, and their sums do not overflow.
+// Positions beyond this are outside every table; the limit prevents overflow in sums.
 constexpr int64_t kFar = int64_t{1} << 61;
 
 int64_t Near(int64_t p) { return std::clamp(p, -kFar, kFar); }
@@ -17,7 +17,7 @@ int64_t Near(int64_t p) { return std::clamp(p, -kFar, kFar); }
 void OffsetLayout::AddRuns(int64_t p, int64_t begin, int64_t end,
                            std::vector<TableRun>* runs) const {
   p = Near(p);
-  // Keys [begin, low) lie behind the table, [low, high) on it, [high, end) ahead of it.
+  // Keys [begin, low) precede the table, [low, high) are inside it, and [high, end) follow it.
   const int64_t low = std::clamp(p - past_, begin, end);
   const int64_t high = std::clamp(p + future_ + 1, low, end);
   const bool clip = far_ == Far::kClip;
@@ -100,7 +100,7 @@ void GridLayout::AddRuns(int64_t p, int64_t begin, int64_t end, std::vector<Tabl
   if (p < prefix_ || p >= tokens_) return;
   end = std::min(end, tokens_);
   const size_t last = shape_.size() - 1;
-  // Along the last axis entries follow one another.
+  // Entries are contiguous along the last axis.
   for (int64_t j = std::max(begin, prefix_); j < end;) {
     int64_t query = p - prefix_;
     int64_t key = j - prefix_;

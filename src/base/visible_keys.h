@@ -1,4 +1,4 @@
-// Which keys a query sees: one interval for each row.
+// The keys visible to a query: one interval per row.
 #ifndef GNOMON_SRC_BASE_VISIBLE_KEYS_H_
 #define GNOMON_SRC_BASE_VISIBLE_KEYS_H_
 
@@ -9,14 +9,14 @@
 
 namespace gnomon {
 
-// Keys [begin, end); empty where end <= begin.
+// Keys [begin, end); empty if end <= begin.
 struct KeyRange {
   int64_t begin = 0;
   int64_t end = 0;
   bool empty() const { return end <= begin; }
 };
 
-// Keys of batch b that any query may see: key_starts and key_lengths alone.
+// Keys of batch b that any query may see, according to key_starts and key_lengths only.
 inline KeyRange BatchKeys(const Mask& mask, int64_t keys, int64_t b) {
   KeyRange range{0, keys};
   if (mask.key_starts != nullptr) {
@@ -28,18 +28,18 @@ inline KeyRange BatchKeys(const Mask& mask, int64_t keys, int64_t b) {
   return range;
 }
 
-// Positions and widths beyond this cannot differ from unbounded, and their sums do not overflow.
+// Larger positions and widths are equivalent to unbounded; the limit prevents overflow in sums.
 inline constexpr int64_t kFar = int64_t{1} << 61;
 
-// Position of the first query of batch b.
+// The position of the first query of batch b.
 template <class T>
 int64_t QueryOffset(const AttentionInput<T>& in, int64_t b) {
   const int64_t offset = in.query_offsets != nullptr ? in.query_offsets[b] : in.query_offset;
   return std::clamp(offset, -kFar, kFar);
 }
 
-// Keys that the query at position p sees, whatever its segment, given its batch's range. Both ends
-// grow with p.
+// Keys visible to the query at position p within its batch's range, ignoring segments. Both ends
+// are monotonic in p.
 inline KeyRange VisibleKeys(const Mask& mask, KeyRange batch, int64_t p) {
   p = std::clamp(p, -kFar, kFar);
   KeyRange range = batch;
@@ -53,13 +53,13 @@ inline KeyRange VisibleKeys(const Mask& mask, KeyRange batch, int64_t p) {
   return range;
 }
 
-// Whether queries and keys stand where the caller says.
+// Whether queries and keys have explicit positions.
 template <class T>
 bool HasPositions(const AttentionInput<T>& in) {
   return in.query_positions != nullptr;
 }
 
-// Where query i and key j of batch b stand.
+// The positions of query i and key j of batch b.
 template <class T>
 int64_t QueryPosition(const AttentionInput<T>& in, int64_t b, int64_t i) {
   if (HasPositions(in)) return in.query_positions[b * in.shape.queries + i];
@@ -70,12 +70,12 @@ int64_t KeyPosition(const AttentionInput<T>& in, int64_t b, int64_t j) {
   return HasPositions(in) ? in.key_positions[b * in.shape.keys + j] : j;
 }
 
-// The positions of the keys that a query at p sees, whatever their columns and segments.
+// The key positions visible to a query at p, ignoring columns and segments.
 inline KeyRange VisiblePositions(const Mask& mask, int64_t p) {
   return VisibleKeys(mask, {-2 * kFar, 2 * kFar}, p);
 }
 
-// The positions of one batch lie less than this apart.
+// Positions within a batch must differ by less than this.
 inline constexpr int64_t kMostApart = int64_t{1} << 30;
 
 }  // namespace gnomon

@@ -1,4 +1,4 @@
-// The public entry points: checks, then kernels.
+// Public entry points of attention: argument checks, then kernels.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -39,7 +39,7 @@ void CheckPositions(const AttentionInput<T>& in) {
   if (!HasPositions(in)) return;
   Require(in.bias.table == nullptr || in.bias.layout != nullptr, "bias",
           "has no layout; expected one, as the call gives positions");
-  // Beyond 2^53 those in float64 are no longer exact.
+  // Beyond 2^53, float64 positions would be inexact.
   constexpr int64_t kLargest = int64_t{1} << 53;
   for (int64_t b = 0; b < n.batch; ++b) {
     const int64_t* queries = in.query_positions + b * n.queries;
@@ -187,7 +187,7 @@ WithStatistics<AttentionBackwardInput<T>> Complete(const Forward& forward,
           }};
 }
 
-// The caller's executor, or the calling thread alone where waking others takes longer than the
+// The caller's executor, or the calling thread alone if waking others would take longer than the
 // work.
 const Executor& ExecutorFor(const AttentionShape& n, const Executor& executor) {
   constexpr int64_t kLeastProducts = int64_t{1} << 17;
@@ -195,7 +195,7 @@ const Executor& ExecutorFor(const AttentionShape& n, const Executor& executor) {
   return products < kLeastProducts ? SerialExecutor() : executor;
 }
 
-// Runs a pass of the engine on the CPU, or of the reference, and logs it where GNOMON_LOG asks.
+// Runs a pass of the CPU engine or of the reference, and logs it if GNOMON_LOG asks for calls.
 template <class T, class Pass>
 void RunLogged(const char* operation, const PairFunction& function, const AttentionInput<T>& in,
                const Pass& pass) {

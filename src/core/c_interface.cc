@@ -1,4 +1,4 @@
-// The C interface on top of the C++ one.
+// The C interface, implemented with the C++ one.
 #include <exception>
 #include <string>
 
@@ -53,7 +53,8 @@ const PairFunction& Function(const gnomon_attention& c) {
   return FindPairFunction(c.function);
 }
 
-// Runs body; its exceptions become a return value and a message. No exception may enter C.
+// Runs body and converts its exceptions to a return value and a message. No exception may cross
+// into C.
 template <class Body>
 int Guard(const Body& body) {
   try {

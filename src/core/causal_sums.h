@@ -1,4 +1,4 @@
-// Causal linear sums on plain views: what causal linear attention and its gradients are.
+// Causal linear sums on plain views, used for causal linear attention and its gradients.
 #ifndef GNOMON_SRC_CORE_CAUSAL_SUMS_H_
 #define GNOMON_SRC_CORE_CAUSAL_SUMS_H_
 

@@ -1,4 +1,4 @@
-// The token maps of cones on plain views.
+// The token maps of cones, on plain views.
 #ifndef GNOMON_SRC_CORE_CONE_MAP_H_
 #define GNOMON_SRC_CORE_CONE_MAP_H_
 
@@ -8,8 +8,8 @@
 
 namespace gnomon {
 
-// Maps the tokens [begin, end) in the order of (B, H, L), forward or backward. What a token is
-// mapped to does not depend on the others.
+// Maps the tokens [begin, end) in the order of (B, H, L), forward or backward. Each token is mapped
+// independently.
 void MapConeTokens(const MappedCones<float>& cones, int64_t begin, int64_t end);
 void MapConeTokens(const MappedCones<double>& cones, int64_t begin, int64_t end);
 

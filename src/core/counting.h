@@ -1,5 +1,5 @@
-// The definitions' vocabulary for numbers whose operations are counted: what a pair costs besides
-// the inner product, the scale and the exponential.
+// The vocabulary of the definitions for numbers that count operations. Measures the cost of a pair
+// besides the inner product, the scale and the exponential.
 #ifndef GNOMON_SRC_CORE_COUNTING_H_
 #define GNOMON_SRC_CORE_COUNTING_H_
 
@@ -7,7 +7,7 @@
 
 namespace gnomon::counting {
 
-// Of the thread that counts.
+// The count of the calling thread.
 inline thread_local OperationCount count;
 
 struct Number {
@@ -17,7 +17,7 @@ struct Mask {
   bool value;
 };
 
-// Results do not matter, but that no branch is taken by them.
+// Results do not matter, because no branch depends on them.
 inline Number Simple(double value) {
   ++count.simple;
   return {value};
@@ -55,15 +55,15 @@ inline Number Log1p(Number a) { return Special(a.value); }
 inline Number Tanh(Number a) { return Special(a.value); }
 inline Number Angle(Number x, Number /*y*/) { return Special(x.value); }
 
-// Of the forward pass.
+// Counts the forward pass.
 template <class Definition>
 OperationCount Count() {
   count = {};
   const Number one = {1};
   const Number scalars[] = {one, one, one};
   Definition::Value(one, scalars, scalars, scalars);
-  // A squared distance: the norms' sum, less twice the product, and whether that is too near to
-  // be exact.
+  // A squared distance: the sum of the norms minus twice the product, and the check whether the
+  // tokens are too near for that to be accurate.
   constexpr int kOfSquaredDistance = 5;
   if (Definition::kInput == PairInput::kSquaredDistance) count.simple += kOfSquaredDistance;
   return count;

@@ -1,4 +1,4 @@
-// The sources of definitions, from which kernels for GPUs are compiled when they are needed.
+// The sources of definitions, used to compile GPU kernels on demand.
 #ifndef GNOMON_SRC_CORE_DEFINITION_SOURCE_H_
 #define GNOMON_SRC_CORE_DEFINITION_SOURCE_H_
 
@@ -8,14 +8,14 @@ namespace gnomon {
 
 struct DefinitionSource {
   const char* struct_name;
-  const char* file_name;  // without its folder
-  const char* text;       // of the file
+  const char* file_name;  // without the folder
+  const char* text;       // content of the file
 };
 
-// That of a pair function from outside the library; what it points to must stay where it is.
+// Adds the source of an external pair function. The strings are not copied.
 void AddDefinitionSource(const PairFunction& function, const DefinitionSource& text);
 
-// Null if there is none: a pair function that was not compiled by the library's CMake functions.
+// Null for pair functions that were not compiled by the library's CMake functions.
 const DefinitionSource* FindDefinitionSource(const PairFunction& function);
 
 }  // namespace gnomon

@@ -5,7 +5,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/engine.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h:
+// Must follow foreach_target.h:
 #include "cpu/backward-inl.h"
 #include "cpu/forward-inl.h"
 #include "cpu/graph_backward-inl.h"

@@ -1,4 +1,4 @@
-// The engine: attention and attention over graphs in fp32, by the functions of a table.
+// The engine: dense and graph attention in fp32, with the functions of a pair table.
 #ifndef GNOMON_SRC_CORE_ENGINE_H_
 #define GNOMON_SRC_CORE_ENGINE_H_
 
@@ -8,7 +8,7 @@
 
 namespace gnomon {
 
-// For the instruction set that has been chosen; they throw Error where the table is for another.
+// Run on the selected instruction set. Throw Error if the table is for another one.
 void EngineForward(const PairTable& table, const AttentionInput<float>& in,
                    const AttentionOutput<float>& out, const Executor& executor);
 void EngineBackward(const PairTable& table, const AttentionInput<float>& in,

@@ -1,4 +1,4 @@
-// The public entry points of attention over a graph: checks, then kernels.
+// Public entry points of graph attention: argument checks, then kernels.
 #include "gnomon/graph.h"
 
 #include <string>
@@ -22,7 +22,7 @@ void Require(bool condition, const char* name, const char* problem) {
 
 void RequireGiven(bool is_given, const char* name) { Require(is_given, name, "is null"); }
 
-// One entry out of bounds would have the kernels read or write beyond an array.
+// An out-of-bounds entry would make the kernels access memory outside their arrays.
 void CheckGraph(const GraphShape& n, const int64_t* indptr, const int64_t* indices) {
   RequireGiven(indptr != nullptr, "indptr");
   RequireGiven(indices != nullptr || n.edges == 0, "indices");

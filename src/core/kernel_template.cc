@@ -1,14 +1,14 @@
-// One definition as a pair function: its table for every instruction set, and its fp64. The
-// including file defines
-//   GNOMON_DEFINITION       the struct's name
-//   GNOMON_DEFINITION_FILE  the file that has it
-//   GNOMON_DEFINITION_NAME  the pair function's name
-// and gets `const PairFunction& gnomon::PairFunctionOf<name>()`. With GNOMON_INLINED, passes of
-// attention are compiled for this definition alone.
+// Compiles one definition to a pair function: its table for every instruction set, and its fp64
+// version. The including file defines
+//   GNOMON_DEFINITION       the name of the struct
+//   GNOMON_DEFINITION_FILE  the file that contains it
+//   GNOMON_DEFINITION_NAME  the name of the pair function
+// and gets `const PairFunction& gnomon::PairFunctionOf<name>()`. With GNOMON_INLINED, the attention
+// passes are compiled for this definition alone.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernel_template.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h:
+// Must follow foreach_target.h:
 #include "cpu/pair_rows-inl.h"
 #ifdef GNOMON_INLINED
 #include "cpu/backward-inl.h"
@@ -98,7 +98,7 @@ HWY_EXPORT(InlinedForward);
 HWY_EXPORT(InlinedBackward);
 #endif
 
-// Of the instruction set that has been chosen.
+// The table for the selected instruction set.
 const PairTable& ChosenTable() { return *HWY_DYNAMIC_DISPATCH(Table)(); }
 
 void Forward(const AttentionInput<float>& in, const AttentionOutput<float>& out,

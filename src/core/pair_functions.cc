@@ -23,7 +23,7 @@ const std::vector<const PairFunction*>& PairFunctions() {
 
 namespace {
 
-// Those from outside the library.
+// Pair functions registered from outside the library.
 struct Added {
   std::mutex mutex;
   std::vector<const PairFunction*> functions;

@@ -1,4 +1,4 @@
-// The yardstick of `gnomon bench`.
+// The reference throughput of `gnomon bench`.
 #ifndef GNOMON_SRC_CORE_PEAK_H_
 #define GNOMON_SRC_CORE_PEAK_H_
 
@@ -6,9 +6,9 @@
 
 namespace gnomon {
 
-// Runs a loop of multiply-adds shaped like the fp32 GEMM of the kernels, with all operands in
-// cache, on every worker of the executor for about `seconds`; returns the rate of all workers
-// together in floating-point operations a second.
+// Runs a multiply-add loop, shaped like the kernels' fp32 GEMM with all operands in cache, on every
+// worker of the executor for about `seconds`. Returns the combined rate of all workers in
+// floating-point operations per second.
 double MeasurePeakFlops(double seconds, const Executor& executor);
 
 }  // namespace gnomon

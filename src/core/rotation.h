@@ -1,4 +1,4 @@
-// The rotation of pairs of columns on plain views.
+// Rotation of pairs of columns, on plain views.
 #ifndef GNOMON_SRC_CORE_ROTATION_H_
 #define GNOMON_SRC_CORE_ROTATION_H_
 
@@ -8,7 +8,7 @@
 
 namespace gnomon {
 
-// Turns the tokens [begin, end) in the order of (B, H, L), each by itself.
+// Rotates the tokens [begin, end) in the order of (B, H, L), each independently.
 void RotatePairsOf(const PairRotation<float>& rotation, int64_t begin, int64_t end);
 void RotatePairsOf(const PairRotation<double>& rotation, int64_t begin, int64_t end);
 

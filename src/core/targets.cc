@@ -1,4 +1,4 @@
-// Which instruction set the kernels run on.
+// Selection of the kernels' instruction set.
 #include <cstdlib>
 #include <mutex>
 
@@ -14,7 +14,7 @@ void Choose(int64_t targets) {
   hwy::GetChosenTarget().Update(targets);
 }
 
-// Targets that there are kernels for and that the processor has.
+// Targets with kernels that the processor supports.
 int64_t Supported() {
   static const int64_t supported = [] {
     hwy::SetSupportedTargetsForTest(0);
@@ -38,12 +38,12 @@ int64_t FindTarget(std::string_view name) {
               std::string(name) + "'; supported: " + Known());
 }
 
-// Set once a choice has been made, by whomever.
+// Set once any code has selected a target.
 std::once_flag chosen;
 
 }  // namespace
 
-// The dispatch tables ask the processor again at every call until a target is chosen.
+// Until a target is selected, the dispatch tables query the processor on every call.
 void ChooseTargetOnce() {
   std::call_once(chosen, [] {
     const char* name = std::getenv("GNOMON_TARGET");

@@ -3,7 +3,7 @@
 
 namespace gnomon {
 
-// Chooses the best instruction set, or the one of GNOMON_TARGET, the first time it is called.
+// On the first call, selects the best instruction set or the one named by GNOMON_TARGET.
 void ChooseTargetOnce();
 
 }  // namespace gnomon

@@ -1,4 +1,4 @@
-// What a backward pass reads, completed by what its caller has not kept.
+// Supplies statistics for a backward pass whose caller has not saved them.
 #ifndef GNOMON_SRC_CORE_WITH_STATISTICS_H_
 #define GNOMON_SRC_CORE_WITH_STATISTICS_H_
 
@@ -15,7 +15,7 @@ class WithStatistics {
   using T = std::remove_cvref_t<decltype(*Saved::statistics)>;
 
  public:
-  // Statistics that are null are those of another forward pass: forward(o, lse, statistics) writes
+  // Null statistics are recomputed with another forward pass: forward(o, lse, statistics) writes
   // all three, contiguous in the order of `rows`.
   template <class Forward>
   WithStatistics(const Saved& saved, int64_t rows, int64_t value_dim, const Forward& forward)
@@ -23,7 +23,7 @@ class WithStatistics {
     if (saved.statistics != nullptr) return;
     memory_.resize(static_cast<size_t>(rows * (4 + value_dim)));
     T* const statistics = memory_.data();
-    // Nobody reads these two.
+    // These two are unused.
     T* const lse = statistics + 3 * rows;
     T* const o = lse + rows;
     forward(o, lse, statistics);

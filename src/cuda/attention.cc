@@ -17,7 +17,7 @@
 namespace gnomon::cuda {
 namespace {
 
-// What a kernel is compiled with. Kernels that do not ask for one of them leave it as it is here.
+// The compile-time constants of a kernel. Kernels that do not use a constant keep its value here.
 struct Constants {
 #define GNOMON_MEMBER(name) int64_t name = 0;
   GNOMON_CUDA_CONSTANTS(GNOMON_MEMBER)
@@ -76,7 +76,7 @@ bool Describe(const TableLayout& layout, LayoutParameters* to) {
   return true;
 }
 
-// Blocks that keep a large GPU busy: results must not depend on the GPU, so neither may this.
+// Enough blocks to fill a large GPU. Fixed, because results must not depend on the GPU.
 constexpr int64_t kBlocks = 264;
 
 static_assert(sizeof(Parameters) <= 4096, "what a kernel may be given on every GPU");
@@ -93,7 +93,7 @@ class Plan {
     SetFeatures();
   }
 
-  // Norms, intervals of keys, hashes, and, for the forward pass, values that are not finite.
+  // Computes norms, key intervals, hashes and, for the forward pass, flags of non-finite values.
   void PrepareRows(bool is_forward) {
     const size_t of_batch = Size(n_.batch * n_.queries);
     p_.low = New<int>(of_batch);
@@ -123,16 +123,16 @@ class Plan {
     p_.lse = out.lse;
     p_.statistics = out.statistics;
     const bool has_values = features_.kRelativeValues != 0;
-    // What relative values add comes afterwards, to numbers that have not been rounded.
+    // Relative values are added later, to unrounded results.
     if (has_values && p_.exact_o == nullptr) p_.exact_o = New<float>(Size(rows_ * n_.value_dim));
     Constants c = features_;
     c.kBiasGradient = 0;
     c.kColumns = 0;
     const int64_t bytes = std::max(c.kDim, c.kValueDim) * BytesOf(Type());
-    // Of 99 KiB that a block may have on every GPU, and 255 registers.
+    // Limited by 99 KiB of shared memory, which every GPU allows per block, and by 255 registers.
     c.kWarps = bytes > 512 ? 2 : 4;
     c.kStep = bytes > 512 ? 16 : bytes > 256 || (bytes > 128 && Type() == 0) ? 32 : 64;
-    // Scalars and terms need registers, too.
+    // Scalars and terms also need registers.
     if (Terms() > 1 || (bytes > 128 && Terms() + Scalars() > 0)) {
       c.kStep = std::min<int64_t>(c.kStep, bytes > 256 ? 16 : 32);
     }
@@ -140,7 +140,7 @@ class Plan {
     c.kOwn = Type() != 0 && bytes <= 256 ? 1 : 0;
     if (n_.queries <= 16) c.kWarps = 1;
     c.kAligned = Aligned({&p_.x, &p_.y, &p_.v, &p_.o}) ? 1 : 0;
-    // A block of one warp brings its queries through the same memory.
+    // A block with a single warp stages its queries in the same memory.
     const int64_t blocks = heads_ * Up(n_.queries, 16 * c.kWarps);
     const int64_t tiles = Up(n_.keys, c.kStep);
     constexpr int64_t kLeastTiles = 4;
@@ -204,7 +204,7 @@ class Plan {
     c.kWarps = bytes > 512 ? 1 : 4;
     c.kStep = bytes > 256 ? 16 : bytes > 64 ? 32 : 64;
     c.kStages = bytes > 256 ? 1 : 2;
-    // Scalars, terms and their gradients need the registers, too.
+    // Scalars, terms and their gradients also need registers.
     const bool plain = Terms() == 0 && Scalars() == 0 && !distance_;
     const bool plain_halves = plain && Type() != 0;
     if (plain_halves && bytes <= 128 && c.kBias == 0) c.kStep = 64;
@@ -236,7 +236,7 @@ class Plan {
       PassOverKeys(c, count);
       p_.delta = p_.balanced_delta;
       if (SumsRelative(gradient)) {
-        // With the right deltas.
+        // Uses the balanced deltas.
         Constants sums = c;
         sums.kRelativeSums = 1;
         PassOverKeys(sums, count);
@@ -258,7 +258,7 @@ class Plan {
   int Scalars() const {
     return function_.row_scalars + function_.column_scalars + function_.head_scalars;
   }
-  // What a pair reads besides its tokens, scalars and bias by offset.
+  // The number of inputs per pair besides tokens, scalars and the offset bias.
   int64_t Terms() const {
     const Constants& c = features_;
     return (c.kBias == 2 ? 1 : 0) + c.kKeyBias + c.kPairBias + c.kPairMask + c.kSegments +
@@ -279,7 +279,7 @@ class Plan {
     });
   }
 
-  // Of kernels that work on rows alone.
+  // Constants of row-wise kernels.
   Constants OfRows() const {
     Constants c;
     c.kType = Type();
@@ -298,7 +298,7 @@ class Plan {
   }
 
   void SetInput() {
-    // Bytes between the members, too: they are part of what a kernel is given.
+    // Clears padding as well, because it is part of the kernel argument.
     std::memset(static_cast<void*>(&p_), 0, sizeof(p_));
     p_.batch = Int(n_.batch);
     p_.heads = Int(n_.heads);
@@ -342,7 +342,7 @@ class Plan {
     p_.chunks_before = in_.mask.chunks.before;
     p_.chunks_after = in_.mask.chunks.after;
     p_.query_offset = in_.query_offset;
-    // The same 64 bits.
+    // Both types are 64 bits wide.
     p_.query_offsets = reinterpret_cast<const Int64*>(in_.query_offsets);
     p_.key_starts = reinterpret_cast<const Int64*>(in_.mask.key_starts);
     p_.key_lengths = reinterpret_cast<const Int64*>(in_.mask.key_lengths);
@@ -389,14 +389,14 @@ class Plan {
            2 * 16 * RowBytes(Type(), Int(c.kValueDim)));
   }
 
-  // `scores`: how many numbers of a tile's pairs are kept.
+  // `scores`: the number of arrays of pair values kept for a tile.
   int SharedOfBackward(const Constants& c, int words, int64_t scores) const {
     return BackwardLayout(Type(), Int(c.kDim), Int(c.kValueDim), Int(16 * c.kWarps), Int(c.kStep),
                           Int(c.kStages), Int(c.kOwn), words, Int(c.kBias), Int(scores))
         .size;
   }
 
-  // Gradients of queries and factors, and the deltas that the other pass reads.
+  // Computes gradients of queries and factors, and the deltas used by the other pass.
   void PassOverKeys(const Constants& c, int64_t count) {
     const int words =
         KeyWords(function_.column_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments));
@@ -406,14 +406,14 @@ class Plan {
            function_.name);
   }
 
-  // How many blocks add to a head's biases, each to a sum of its own.
+  // The number of blocks that add to a head's biases, each to its own partial sum.
   int64_t PartsOfKeys(const Constants& c, const Gradient& gradient) const {
     const int64_t blocks = Up(n_.keys, 16 * c.kWarps);
     if (gradient.bias.table == nullptr) return blocks;
     return std::min(blocks, Up(2 * kBlocks, std::max<int64_t>(1, n_.batch * n_.key_heads)));
   }
 
-  // Of the pass over queries, for all slices.
+  // For all slices of the pass over queries.
   void PrepareSums(const Constants& c, const Gradient& gradient) {
     if (gradient.pair_bias.data != nullptr) {
       Constants clear = OfRows();
@@ -421,7 +421,7 @@ class Plan {
       Launch("clear_pairs", clear, rows_, 1, 0);
     }
     if (gradient.bias.table != nullptr) {
-      // With a layout, each warp has sums of its own.
+      // With a layout, each warp has its own partial sums.
       p_.bias_parts = Int(PartsOfKeys(c, gradient) * (c.kBias == 2 ? c.kWarps : 1));
       p_.d_bias_parts = New<float>(Size(heads_ * p_.bias_parts * p_.bias_size));
     }
@@ -434,7 +434,7 @@ class Plan {
     }
   }
 
-  // Gradients of keys, values and biases, of `count` heads of queries from `first` on.
+  // Computes gradients of keys, values and biases for `count` query heads from `first` on.
   void PassOverQueries(const Constants& c, const Gradient& gradient, int64_t first, int64_t count) {
     const bool has_pairs = gradient.pair_bias.data != nullptr;
     const bool wanted = gradient.y.data != nullptr || gradient.v.data != nullptr ||
@@ -445,8 +445,8 @@ class Plan {
     if (!wanted) return;
     const int words = QueryWords(function_.row_scalars, distance_, Int(c.kKeyBias),
                                  Int(c.kSegments), Int(c.kTemperature), Int(c.kDropout));
-    // Heads that share the gradient of their pairs' bias add to it one after the other; those of
-    // one key head do so anyway.
+    // Heads that share the gradient of a pair bias must run in sequence. Heads of one key head do
+    // so in any case.
     const bool by_batch = has_pairs && gradient.pair_bias.stride[0] == 0;
     const bool by_head = has_pairs && gradient.pair_bias.stride[1] == 0;
     int64_t at_once = key_heads;
@@ -471,8 +471,8 @@ class Plan {
 
   // Relative keys and values.
 
-  // Calls body(first, count) for heads of queries that are worked on together, whole groups:
-  // all of them, or as many as the tables of their queries leave memory for.
+  // Calls body(first, count) for slices of query heads, in whole groups: all heads, or as many as
+  // the memory for their queries' tables allows.
   template <class Body>
   void ForEachSlice(const Body& body) {
     int64_t step = heads_;
@@ -489,7 +489,7 @@ class Plan {
     }
     p_.first_head = 0;
   }
-  // Those that the pass needs.
+  // Allocates the tables that the pass needs.
   void AllocateTables(int64_t numbers) {
     const auto need = [&](bool is_needed, float*& table) {
       if (is_needed && table == nullptr) table = New<float>(Size(numbers));
@@ -507,10 +507,10 @@ class Plan {
     p_.product.factor = 1;
     return p_.product;
   }
-  // The tables of a slice's queries, (rows, entries) of each head.
+  // The tables of a slice's queries, (rows, entries) per head.
   Matrix Tables(const float* tables) const {
     const int64_t of_head = n_.queries * p_.relative_size;
-    // Of its first head, first_head, on.
+    // Shifted so that indices count from first_head.
     return {tables - p_.relative_row * p_.relative_size,
             n_.heads * of_head,
             of_head,
@@ -536,7 +536,7 @@ class Plan {
     Launch("multiply", c, count * Up(rows, 16) * Up(columns, 32 * c.kWarps), 1, 4 * 16 * 16);
   }
 
-  // The scores of relative keys.
+  // Computes the scores of relative keys.
   void MultiplyByKeys(int64_t count) {
     const Relative<float>& relative = in_.relative;
     Product& product = NewProduct();
@@ -552,7 +552,8 @@ class Plan {
            gradient.relative_values != nullptr;
   }
 
-  // From the sums of a slice, the gradients of its queries, and its heads' parts of the tables'.
+  // From the sums of a slice, computes the gradients of its queries and its heads' partial
+  // gradients of the tables.
   void MultiplyRelative(const Gradient& gradient, int64_t first, int64_t count) {
     const Relative<float>& relative = in_.relative;
     if (gradient.relative_query.data != nullptr) {
@@ -583,7 +584,7 @@ class Plan {
     }
   }
 
-  // The heads' parts, over the batch and over what shares a table.
+  // Sums the heads' partial gradients over the batch and over heads that share a table.
   void SumRelative(const Gradient& gradient) {
     const Relative<float>& relative = in_.relative;
     const auto sum = [&](const float* from, float* to, int64_t columns, bool of_each_head) {
@@ -606,7 +607,7 @@ class Plan {
     sum(d_relative_values_, gradient.relative_values, n_.value_dim, relative.value_heads);
   }
 
-  // The rows' parts, over each head's rows in all batches.
+  // Sums the rows' partial gradients per head, over all batches.
   void SumHeads(const Gradient& gradient) {
     if (n_.heads == 0) return;
     p_.sum_size = 1;
@@ -635,7 +636,7 @@ class Plan {
     p_.sum_size = p_.bias_size;
     p_.sum_count = p_.bias_parts;
     p_.sum_stride = p_.bias_size;
-    // A table that the batch shares is there even if the batch is empty.
+    // A table shared by the batch has a gradient even if the batch is empty.
     const bool shared = to.batch_stride == 0;
     p_.sum_outer = shared ? n_.batch : 1;
     p_.sum_outer_stride = n_.heads * p_.bias_parts * p_.bias_size;
@@ -679,7 +680,7 @@ std::string Unsupported(const PairFunction& function, const Input& in) {
   const AttentionShape& n = in.shape;
   if (function.input != PairInput::kNone && n.dim > kMostColumns) return wide("head_dim", n.dim);
   if (n.value_dim > kMostColumns) return wide("head_dim of v", n.value_dim);
-  // Statistics name them by floats.
+  // Statistics store key indices as floats.
   if (n.keys > kMostKeys) {
     return "keys: are " + std::to_string(n.keys) + ", at most " + std::to_string(kMostKeys);
   }

@@ -1,8 +1,8 @@
-// The operator of gnomon/attention.h on a GPU: which kernels run, in which order, with which
-// memory. The terms and their meaning are those of gnomon/attention.h; pointers are the device's.
+// The operator of gnomon/attention.h on a GPU: selects the kernels, their order and their memory.
+// Terms have the same meaning as in gnomon/attention.h; pointers are device pointers.
 //
-// Tokens, values and outputs are of one element type; scalars, biases, statistics and their
-// gradients are fp32. Results are bitwise the same from run to run.
+// Tokens, values and outputs share one element type; scalars, biases, statistics and their
+// gradients are fp32. Results are bitwise reproducible.
 #ifndef GNOMON_SRC_CUDA_ATTENTION_H_
 #define GNOMON_SRC_CUDA_ATTENTION_H_
 
@@ -17,15 +17,14 @@ namespace gnomon::cuda {
 
 using Element = TokenType;
 
-// A (batch, head, row, column) array of elements, whose columns are contiguous; strides in
-// elements.
+// A (batch, head, row, column) array with contiguous columns. Strides are in elements.
 struct Tensor {
   void* data = nullptr;
   std::array<int64_t, 3> stride = {0, 0, 0};
 };
 
-// The operator's input, its pointers the device's and its layouts the host's. Tokens and values are
-// of the element type of x; relative.query, an array of floats, is not read.
+// The operator's input. Pointers are device pointers; layouts are on the host. Tokens and values
+// have the element type of x. relative.query, an array of floats, is ignored.
 struct Input : AttentionInput<float> {
   Input() = default;
   explicit Input(const AttentionInput<float>& input) : AttentionInput<float>(input) {}
@@ -34,30 +33,30 @@ struct Input : AttentionInput<float> {
   // (Lq + 1), ascending: of what the mask leaves, query i of every batch sees the keys from
   // key_rows[i] to key_rows[i + 1] - 1. Null: all.
   const int64_t* key_rows = nullptr;
-  // Each query has up to four tables of relative.layout's size. Of each of them, so many numbers
-  // are held at a time, unless the heads that share one of keys have more; results do not depend
-  // on it.
+  // Each query has up to four tables of relative.layout's size. This is the number of elements of
+  // each kind of table held at once, exceeded only if the heads of one key head need more. Results
+  // do not depend on it.
   int64_t most_table_numbers = int64_t{1} << 24;
 };
 
 struct Output {
-  Tensor o;  // null: exact_o alone
-  // (B, H, Lq, Dv), contiguous: o before it is rounded to the element type; null: not kept.
+  Tensor o;  // null: only exact_o is written
+  // (B, H, Lq, Dv), contiguous: o before rounding to the element type; null: not stored.
   float* exact_o = nullptr;
   float* lse = nullptr;         // (B, H, Lq)
-  float* statistics = nullptr;  // (3, B, H, Lq); null: not kept
+  float* statistics = nullptr;  // (3, B, H, Lq); null: not stored
 };
 
-// What the forward pass gave, and the gradients to its outputs.
+// The results of the forward pass and the gradients of its outputs.
 struct Saved {
-  Tokens o;                        // not read where there is exact_o
-  const float* exact_o = nullptr;  // null: o is taken
+  Tokens o;                        // ignored if exact_o is set
+  const float* exact_o = nullptr;  // null: o is used
   Tokens d_o;
   const float* d_lse = nullptr;       // null: zero
-  const float* statistics = nullptr;  // null: the forward pass is run anew
+  const float* statistics = nullptr;  // null: the forward pass is repeated
 };
 
-// Null pointers are not computed.
+// Gradients with null pointers are not computed.
 struct Gradient {
   Tensor x;
   Tensor y;
@@ -75,15 +74,14 @@ struct Gradient {
   float* temperature = nullptr;
 };
 
-// Throw Error for what is wrong, and for what these kernels do not compute (Unsupported() says what
-// that is). The arguments have been checked as those of AttentionForward and AttentionBackward are.
+// Throw Error for invalid arguments and for those these kernels do not support (see Unsupported()).
+// Arguments must have passed the checks of AttentionForward and AttentionBackward.
 void Forward(const PairFunction& function, const Input& input, const Output& output,
              Backend& backend);
 void Backward(const PairFunction& function, const Input& input, const Saved& saved,
               const Gradient& gradient, Backend& backend);
 
-// Empty, or the first argument that the kernels do not compute, and why
-// ("head_dim: is 320, at most 256").
+// Empty, or the first unsupported argument and the reason ("head_dim: is 320, at most 256").
 std::string Unsupported(const PairFunction& function, const Input& input);
 
 }  // namespace gnomon::cuda

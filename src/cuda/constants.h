@@ -1,27 +1,27 @@
-// The constants that a kernel is compiled with, and what of its shared memory lies where: shared by
-// the host and the device, and so without any include.
+// The compile-time constants of a kernel, and the layout of its shared memory. Shared by host and
+// device, so it includes nothing.
 #ifndef GNOMON_SRC_CUDA_CONSTANTS_H_
 #define GNOMON_SRC_CUDA_CONSTANTS_H_
 
 // X(name), in the order of KernelName::constants.
 //   kType         0 fp32, 1 bf16, 2 fp16
-//   kDim          columns of x and y, padded to a multiple of 16; 0 where none are read
-//   kValueDim     columns of v, padded likewise
-//   kWarps        of a block: it owns 16 rows for each
-//   kStep         rows that a block walks over at a time, a multiple of 16
-//   kStages       2: the next rows are copied while these are worked on; 1: not
-//   kOwn          whether what a block owns stays in registers, not in shared memory
-//   kColumns      of gradients that a block adds up, a multiple of 16
-//   kAligned      whether rows of all tensors start at multiples of 16 bytes
+//   kDim          columns of x and y, padded to a multiple of 16; 0 if unused
+//   kValueDim     columns of v, likewise padded
+//   kWarps        warps per block, each of which owns 16 rows
+//   kStep         rows that a block loads at a time, a multiple of 16
+//   kStages       2: prefetches the next rows while these are processed; 1: does not
+//   kOwn          whether the block's own rows are in registers instead of shared memory
+//   kColumns      gradient columns that a block accumulates, a multiple of 16
+//   kAligned      whether the rows of all tensors are 16-byte aligned
 //   kBias         0 none, 1 by offset, 2 by a layout
-//   kKeyBias      0 none, 1 one, 2 in two parts with a base
+//   kKeyBias      0 none, 1 one part, 2 two parts with a base
 //   kPairBias, kPairMask, kSegments, kTemperature, kDropout
 //   kRelativeKeys, kRelativeValues
-//   kRelativeSums whether a pass over keys adds up what their gradients are made of
-//   kParts        whether results are of a part of the keys, to be merged
-//   kHides        whether a row may not see a key of its tile's that holds no finite value
-//   kBiasGradient whether it is added up
-//   kHeadSums     whether gradients of the heads' numbers or of temperatures are added up
+//   kRelativeSums whether a pass over keys accumulates the sums for their gradients
+//   kParts        whether results cover a part of the keys and are merged later
+//   kHides        whether a tile may hold hidden keys with non-finite values
+//   kBiasGradient whether the bias gradient is computed
+//   kHeadSums     whether gradients of head scalars or temperatures are computed
 #define GNOMON_CUDA_CONSTANTS(X) \
   X(kType)                       \
   X(kDim)                        \
@@ -50,35 +50,36 @@
 namespace gnomon::cuda {
 
 constexpr int BytesOf(int type) { return type == 0 ? 4 : 2; }
-// Of a row of a tile in shared memory. 16 more than the columns: eight rows' 16 bytes, which
-// ldmatrix reads at a time, then lie in different banks.
+// Bytes per row of a tile in shared memory. The extra 16 bytes per row put the 16-byte pieces of
+// eight rows, which ldmatrix reads at once, in different banks.
 constexpr int RowBytes(int type, int columns) { return columns * BytesOf(type) + 16; }
 
-// Numbers of a row that a block does not own, each of 4 bytes, that are copied with its tile.
+// The 4-byte numbers copied with a tile for each row that the block does not own.
 constexpr int KeyWords(int column_scalars, bool distance, int key_bias, int segments) {
   return column_scalars + (distance ? 1 : 0) + key_bias + segments;
 }
 constexpr int QueryWords(int row_scalars, bool distance, int key_bias, int segments,
                          int temperature, int dropout) {
-  // Its interval, largest score, inverse sum and delta.
+  // The interval, largest score, inverse sum and delta.
   return 5 + row_scalars + (distance ? 1 : 0) + (key_bias == 2 ? 1 : 0) + segments + temperature +
          2 * dropout;
 }
 
-// Offsets in bytes of what lies in shared memory.
+// Byte offsets of the arrays in shared memory.
 struct SharedLayout {
-  int own_x, own_y;      // what the block owns
-  int other_x, other_y;  // of each stage, one after the other
+  int own_x, own_y;      // the block's own rows
+  int other_x, other_y;  // per stage, consecutive
   int words;             // likewise
   int bias;              // likewise: the biases of a tile's diagonals
-  int scores;            // numbers of a tile's pairs, kStep + 1 columns, as often as is asked for
+  int scores;            // arrays of pair values, kStep + 1 columns each, as many as requested
   int size;
 };
 
-// A multiple of 16, as all that a tile is made of is.
+// A multiple of 16, like all components of a tile.
 constexpr int ScoreBytes(int rows, int step) { return rows * (step + 1) * 4; }
 
-// What a block walks over, up to where its own rows begin. `rows`: how many it owns.
+// The layout of the rows that a block walks over, which ends where its own rows start. `rows`: the
+// number of own rows.
 constexpr SharedLayout LayoutOfOthers(int type, int dim, int value_dim, int rows, int step,
                                       int stages, int words, int bias, int scores) {
   SharedLayout at{};
@@ -97,7 +98,7 @@ constexpr SharedLayout ForwardLayout(int type, int dim, int value_dim, int rows,
   const int query = rows * RowBytes(type, dim);
   at.size = at.own_x + query;
   if (own != 0) {
-    // Through the tiles' memory into registers.
+    // Own rows pass through the tiles' memory into registers.
     at.size = at.own_x > query ? at.own_x : query;
     at.own_x = 0;
   }

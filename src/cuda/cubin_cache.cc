@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A file is this, the SHA-256 of the binary in hexadecimal, and the binary.
+// A cache file consists of this line, the SHA-256 of the binary in hexadecimal, and the binary.
 constexpr std::string_view kMagic = "gnomon cubin 1\n";
 
 std::string HashOf(std::string_view bytes) {
@@ -35,7 +35,7 @@ std::string Variable(const char* name) {
   return value != nullptr ? value : "";
 }
 
-// An open file, closed at the end.
+// A file that is closed on destruction.
 class File {
  public:
   File(const std::string& path, int flags) {
@@ -75,7 +75,7 @@ class File {
   int descriptor_ = -1;
 };
 
-// Holds a lock that processes and threads wait for, if the file system has locks.
+// Holds a lock across processes and threads, if the file system supports locks.
 class FileLock {
  public:
   explicit FileLock(const std::string& path) : file_(path, O_RDWR | O_CREAT) {
@@ -86,7 +86,7 @@ class FileLock {
     } while (result != 0 && errno == EINTR);
     held_ = result == 0;
   }
-  // A child that was forked meanwhile has the file open, too: closing it here would not do.
+  // A child process may have inherited the file, so closing it here would not release the lock.
   ~FileLock() {
     if (held_) flock(file_.descriptor(), LOCK_UN);
   }
@@ -143,12 +143,12 @@ bool CubinCache::Read(const std::string& key, std::string* binary) const {
 }
 
 void CubinCache::Write(const std::string& key, const std::string& binary) {
-  // Whoever reads sees the whole file or none. Its name is one that no process has taken, nor one
-  // that was ended: in containers all of them may have the same number.
+  // Readers see either the complete file or none. The temporary name is random, because processes
+  // in different containers may have equal ids, and a killed process may have left its file behind.
   std::random_device random;
   const std::string path =
       PathOf(key + "." + std::to_string(random()) + "." + std::to_string(random()) + ".new");
-  // The folder may have been deleted meanwhile.
+  // The folder may have been deleted in the meantime.
   std::error_code ignored;
   fs::create_directories(folder_, ignored);
   bool written = false;
@@ -182,9 +182,9 @@ CubinCache::Binary CubinCache::Get(const std::string& key,
     std::error_code error;
     fs::create_directories(folder_, error);
     if (error) Warn(error.message());
-    // Sixteen locks for all keys, so that the folder does not fill with them.
+    // Keys share sixteen lock files, so that the folder does not fill up with them.
     const FileLock file_lock(PathOf("lock." + key.substr(0, 1)));
-    // Another process may have made it while this one waited.
+    // Another process may have compiled it while this one waited.
     if (!Read(key, &binary)) {
       binary = compile();
       Write(key, binary);

@@ -1,4 +1,4 @@
-// Compiled kernels kept in a folder, for all processes that use it at the same time.
+// A folder of compiled kernels, safe for concurrent use by several processes.
 #ifndef GNOMON_SRC_CUDA_CUBIN_CACHE_H_
 #define GNOMON_SRC_CUDA_CUBIN_CACHE_H_
 
@@ -11,25 +11,24 @@
 
 namespace gnomon::cuda {
 
-// $GNOMON_CACHE, else gnomon in the user's folder of caches ($XDG_CACHE_HOME, $HOME/.cache); empty
-// if there is neither.
+// $GNOMON_CACHE, or gnomon in the user's cache folder ($XDG_CACHE_HOME, $HOME/.cache); empty if
+// none of these is set.
 std::string DefaultCacheFolder();
 
-// The SHA-256 of the parts, told apart from any other way to cut them.
+// The SHA-256 of the parts; different partitions of the same text have different keys.
 std::string CacheKey(const std::vector<std::string>& parts);
 
 class CubinCache {
  public:
   using Binary = std::shared_ptr<const std::string>;
 
-  // An empty folder keeps binaries in this process alone. `warn` is told, once, that the folder
-  // cannot be written.
+  // With an empty folder, binaries are cached only in this process. `warn` is called once if the
+  // folder cannot be written.
   explicit CubinCache(std::string folder, std::function<void(const std::string&)> warn = nullptr);
 
-  // What the key, in hexadecimal digits, stands for. It is made by `compile` where it is not there
-  // or damaged: once, however many threads and processes ask for it at the same time, unless the
-  // folder cannot be written or locked. What `compile` throws passes on, and the next call tries
-  // again.
+  // The binary for a key, given in hexadecimal. If it is missing or damaged, calls `compile`, once
+  // for all threads and processes that request it concurrently, unless the folder cannot be written
+  // or locked. Exceptions from `compile` propagate, and the next call tries again.
   Binary Get(const std::string& key, const std::function<std::string()>& compile);
 
  private:
@@ -40,14 +39,14 @@ class CubinCache {
 
   std::string PathOf(const std::string& name) const { return folder_ + "/" + name; }
   void Warn(const std::string& problem);
-  // False if there is none that is whole.
+  // Returns false if there is no intact entry.
   bool Read(const std::string& key, std::string* binary) const;
   void Write(const std::string& key, const std::string& binary);
 
   const std::string folder_;
   const std::function<void(const std::string&)> warn_;
   std::once_flag warned_;
-  std::mutex mutex_;  // of the map
+  std::mutex mutex_;  // protects the map
   std::map<std::string, std::unique_ptr<Entry>> entries_;
 };
 

@@ -1,5 +1,5 @@
-// The CUDA driver. Its functions are declared here: no header of CUDA is needed to build gnomon,
-// and no driver to load it.
+// The CUDA driver API. Functions are declared here, so gnomon builds without CUDA headers and loads
+// without a driver.
 #ifndef GNOMON_SRC_CUDA_DRIVER_H_
 #define GNOMON_SRC_CUDA_DRIVER_H_
 
@@ -13,18 +13,18 @@ namespace gnomon::cuda {
 
 class Driver {
  public:
-  // Opaque, as the driver has them.
+  // Opaque driver types.
   using Context = struct ContextTag*;
   using Module = struct ModuleTag*;
   using Function = struct FunctionTag*;
   using Stream = struct StreamTag*;
 
-  // Throws CudaError where there is no driver, or one that cannot be used.
+  // Throws CudaError if there is no usable driver.
   explicit Driver(const std::string& library);
 
-  // Throws CudaError with what was tried and the driver's own words unless `result` is success.
+  // Throws CudaError with `what` and the driver's message if `result` is an error.
   void Check(int result, const std::string& what) const;
-  // A number that the device is described by (CUdevice_attribute).
+  // A device attribute (CUdevice_attribute).
   int Attribute(int device, int attribute) const;
   // "NVIDIA H100 PCIe".
   std::string Name(int device) const;
@@ -64,8 +64,8 @@ class Driver {
   int (*get_error_string_)(int error, const char** text);
 };
 
-// Makes the primary context of a device the calling thread's, unless it is already, until it is
-// gone. PyTorch works in that context too.
+// Makes the primary context of a device current for the calling thread during the object's
+// lifetime, unless it already is. PyTorch uses the same context.
 class CurrentContext {
  public:
   CurrentContext(const Driver& driver, int device);
@@ -73,7 +73,8 @@ class CurrentContext {
   CurrentContext(const CurrentContext&) = delete;
   CurrentContext& operator=(const CurrentContext&) = delete;
 
-  // A number that no other context of this process has or had, where the driver can tell.
+  // A number unique among all contexts of this process, past and present, if the driver provides
+  // one.
   uint64_t id() const { return id_; }
 
  private:
@@ -82,8 +83,8 @@ class CurrentContext {
   bool pushed_ = false;
 };
 
-// Lets the calling thread do what a stream that is being captured into a graph forbids, as loading
-// a module, until it is gone.
+// During its lifetime, lets the calling thread perform operations, such as loading a module, that
+// are forbidden while a stream is captured into a graph.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(const Driver& driver);

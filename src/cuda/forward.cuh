@@ -1,5 +1,5 @@
-// The forward pass. A block owns 16 queries of one head for each of its warps and walks over the
-// keys that they see; a warp's weights and sums stay in its registers.
+// The forward pass. A block owns 16 queries of one head per warp and walks over the keys they see.
+// A warp keeps its weights and sums in registers.
 #ifndef GNOMON_SRC_CUDA_FORWARD_CUH_
 #define GNOMON_SRC_CUDA_FORWARD_CUH_
 
@@ -9,7 +9,7 @@
 
 namespace gnomon::device {
 
-// Whether some number of a row of values in shared memory is not finite: the same on all lanes.
+// Whether a row of values in shared memory holds a non-finite number; the same on all lanes.
 template <class C>
 GNOMON_DEVICE bool IsSpoiled(const unsigned char* row) {
   float spoiled = 0;
@@ -21,8 +21,9 @@ GNOMON_DEVICE bool IsSpoiled(const unsigned char* row) {
   return SumOfWarp(spoiled) != 0;
 }
 
-// Takes the values that are not finite out of a tile, and adds them to the rows that see them: 0
-// times such a value is not 0. Bit 4 n + e of `hidden` says whether the thread's pair [n][e] is.
+// Removes non-finite values from a tile and adds them only to the rows that see them, because 0
+// times such a value is not 0. Bit 4 n + e of `hidden` tells whether the thread's pair [n][e] is
+// hidden.
 template <class C, int kTiles, int kOutputs>
 GNOMON_DEVICE void AddSpoiled(unsigned char* values, const float (&weights)[kTiles][4],
                               uint32 hidden, float (&o)[kOutputs][4]) {
@@ -60,7 +61,7 @@ GNOMON_DEVICE void AddSpoiled(unsigned char* values, const float (&weights)[kTil
   for (int c = warp; c < C::kStep; c += C::kWarps) {
     unsigned char* const row = values + c * row_bytes;
     if (!IsSpoiled<C>(row)) continue;
-    // Each lane what it has read.
+    // Each lane clears the elements it has read.
     for (int d = lane; d < C::kValueDim; d += 32) {
       if (C::kType == 0) {
         StoreShared<float>(row + 4 * d, 0.0f);
@@ -72,7 +73,7 @@ GNOMON_DEVICE void AddSpoiled(unsigned char* values, const float (&weights)[kTil
   Barrier();
 }
 
-// Whether one of those keys has a value that is not finite: the same on all threads.
+// Whether any of the keys has a non-finite value; the same on all threads.
 template <class C>
 GNOMON_DEVICE bool AnySpoiled(const Parameters& p, int b, int key_head, int first, int last) {
   const int groups = DivideUp(p.keys, 16);
@@ -100,7 +101,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   const int lane = Thread() % 32;
   const int pair = 2 * (lane % 4);
 
-  // The last rows first: under a causal mask they see most.
+  // The last rows come first: they have the most work under a causal mask.
   const int blocks = DivideUp(p.queries, rows_in_block);
   const int begin = (blocks - 1 - BlockX() % blocks) * rows_in_block;
   int index = BlockX() / blocks;
@@ -115,13 +116,13 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   const int key_head = h / p.group;
   const HeadTerms head = LoadHead<F, C>(p, b, h);
 
-  // Both ends of what a query sees grow with its position.
+  // Both ends of a query's range are monotonic in its position.
   const int* const lows = p.low + static_cast<Int64>(b) * p.queries;
   const int* const highs = p.high + static_cast<Int64>(b) * p.queries;
   const int end = Least(begin + rows_in_block, p.queries);
   const int low = lows[begin];
   const int high = highs[end - 1];
-  // Between these, all rows see all keys.
+  // Between these bounds, all rows see all keys.
   const int low_of_all = lows[end - 1];
   const int high_of_all = end - begin == rows_in_block ? highs[begin] : 0;
   int first = low / C::kStep * C::kStep;
@@ -249,14 +250,14 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
       const bool rises = most[r] > top[r];
       const float before = top[r];
       if (rises) top[r] = most[r];
-      // All scores so far are -inf (or NaN): any finite shift gives weights of 0 (or NaN).
+      // All scores so far are -inf (or NaN). Any finite shift gives weights of 0 (or NaN).
       const float shift = top[r] == -Infinity() ? 0.0f : top[r];
 #pragma unroll
       for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) s[n][2 * r + c] = Exp2(s[n][2 * r + c] - shift);
       }
-      // In most tiles of a long row it does not.
+      // In most tiles of a long row the maximum does not rise.
       if (rises) {
         const float shrink = Exp2(before - shift);
         sum[r] *= shrink;
@@ -267,7 +268,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
           o[d][2 * r + 1] *= shrink;
         }
         top_key[r] = -1;
-        // The compiler would compare in all tiles, and choose here.
+        // Keeps the comparison inside the branch; the compiler would hoist it into all tiles.
         const float one = FromBits(static_cast<uint32>(Fresh(0x3f800000)));
 #pragma unroll
         for (int n = 0; n < C::kStep / 8; ++n) {
@@ -317,7 +318,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     }
     if (C::kStages == 2) stage ^= 1;
   }
-  // Nothing may be on its way when the block ends.
+  // No copy may be in flight when the block ends.
   CopyWait<0>();
 
   const Int64 all = static_cast<Int64>(p.batch) * p.heads * p.queries;
@@ -331,7 +332,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
 #pragma unroll
     for (int mask = 1; mask < 4; mask *= 2) best = Most(best, ShuffleXor(best, mask));
     if (rows[r] >= p.queries) continue;
-    // One key weighs more than all others.
+    // One key outweighs all others.
     const float key = sum[r] < 2.0f ? best : -1.0f;
     const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + rows[r];
     if (C::kParts != 0) {
@@ -379,7 +380,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   }
 }
 
-// The results of parts of the keys, in order. A warp for each row.
+// Merges the results of parts of the keys in order, one warp per row.
 template <class C>
 GNOMON_DEVICE void Merge(const Parameters& p) {
   const Int64 all = static_cast<Int64>(p.batch) * p.heads * p.queries;

@@ -1,5 +1,5 @@
-// NVRTC, the compiler of CUDA C++ that PyTorch's CUDA wheels bring. As with the driver, neither its
-// library nor its header is needed to build gnomon or to load it.
+// NVRTC, the CUDA C++ compiler that PyTorch's CUDA wheels contain. As for the driver, gnomon builds
+// and loads without its header and library.
 #ifndef GNOMON_SRC_CUDA_NVRTC_H_
 #define GNOMON_SRC_CUDA_NVRTC_H_
 
@@ -11,43 +11,43 @@
 
 namespace gnomon::cuda {
 
-// What is compiled: a translation unit, and the files that it may include, by name.
+// A translation unit and the files that it may include, by name.
 struct Program {
   std::string text;
   std::vector<std::pair<std::string, std::string>> files;  // name, text
   std::vector<std::string> options;
-  std::string entry;  // the name of its kernel
-  std::string title;  // what messages call it
+  std::string entry;  // name of the kernel function
+  std::string title;  // name used in messages
 };
 
-// The folders that a wheel of PyTorch with its libraries in `torch_lib` may have NVRTC in.
+// The folders that may contain NVRTC for a PyTorch wheel with its libraries in `torch_lib`.
 std::vector<std::string> NvrtcFoldersOfTorch(const std::string& torch_lib);
 
-// The libraries of the name libnvrtc.so.* in a folder, the newest first.
+// The libraries named libnvrtc.so.* in a folder, newest first.
 std::vector<std::string> NvrtcLibrariesIn(const std::string& folder);
 
 class Nvrtc {
  public:
-  // Takes the first of the libraries that loads; throws CudaError if none does.
+  // Loads the first library that can be loaded; throws CudaError if none can.
   explicit Nvrtc(const std::vector<std::string>& libraries);
 
   // "13.2".
   std::string version() const;
   const std::string& path() const { return library_.path(); }
 
-  // What to compile for, given a device's compute capability, 90 for 9.0: "sm_90", the same
-  // family's nearest before it, or, if all that is known here is older, "compute_" and the newest,
-  // which the driver compiles for its device. Throws CudaError below 80.
+  // The compilation target for a compute capability (90 for 9.0): "sm_90"; the closest older target
+  // of the same family; or, if all targets known to NVRTC are older, "compute_" and the newest one,
+  // for the driver to compile. Throws CudaError below 80.
   std::string TargetFor(int capability) const;
 
-  // The cubin, or PTX for "compute_90", and in `log` what the compiler says besides. Throws
-  // CudaError with the program's title and the compiler's log.
+  // Returns the cubin, or PTX for "compute_90", and stores compiler messages in `log`. Throws
+  // CudaError with the program's title and the compiler log.
   std::string Compile(const Program& program, const std::string& target,
                       std::string* log = nullptr) const;
 
  private:
   using Handle = struct ProgramTag*;
-  // A program, destroyed at the end.
+  // A program that is destroyed with the object.
   class Open;
 
   static SharedLibrary Load(const std::vector<std::string>& libraries);

@@ -1,5 +1,5 @@
-// The score of a pair of a query and a key: every kernel that needs it takes it from here, so that
-// it is the same number to the last bit.
+// The score of a query-key pair. All kernels compute it here, so that it is bitwise the same
+// everywhere.
 #ifndef GNOMON_SRC_CUDA_PAIR_CUH_
 #define GNOMON_SRC_CUDA_PAIR_CUH_
 
@@ -8,32 +8,32 @@
 
 namespace gnomon::device {
 
-// What a score reads of a query.
+// The inputs of a score from a query.
 struct Query {
   float a[3];
   float norm;
-  float near;         // the share of norms below which a squared distance counts as near
-  float factor;       // of f, temperature included, in units of log2
-  float temperature;  // of what is added, likewise
+  float near;         // share of the norms below which a squared distance is near
+  float factor;       // factor of f, including the temperature, in log2 units
+  float temperature;  // temperature of the added terms, likewise
   float base;
-  int low, high;  // the keys it sees
+  int low, high;  // the visible keys
   int segment;
   uint32 drop_first, drop_second;
 };
-// And of a key.
+// The inputs of a score from a key.
 struct Key {
   float b[3];
   float norm;
   float bias, bias_low;
   int segment;
 };
-// What a block knows of a head.
+// The inputs of a score from a head, for one block.
 struct HeadTerms {
   int b, h;
-  Int64 position;  // of query 0
+  Int64 position;  // position of query 0
   float factor;    // c
   float t[3];
-  const float* bias;             // the head's table
+  const float* bias;             // the head's bias table
   const float* relative_scores;  // of query 0
   const float* relative_products;
 };
@@ -79,7 +79,7 @@ GNOMON_DEVICE void SetFactors(Query& q, const HeadTerms& head, float temperature
   if (IsDistance<F>()) q.near = NearShare(q.factor * kLn2, q.norm);
 }
 
-// Of query i < Lq.
+// Loads query i < Lq.
 template <class F, class C>
 GNOMON_DEVICE Query LoadQuery(const Parameters& p, const HeadTerms& head, int i) {
   Query q{};
@@ -101,7 +101,7 @@ GNOMON_DEVICE Query LoadQuery(const Parameters& p, const HeadTerms& head, int i)
   return q;
 }
 
-// Of key j < Lk.
+// Loads key j < Lk.
 template <class F, class C>
 GNOMON_DEVICE Key LoadKey(const Parameters& p, int b, int h, int j) {
   Key k{};
@@ -119,7 +119,7 @@ GNOMON_DEVICE Key LoadKey(const Parameters& p, int b, int h, int j) {
   return k;
 }
 
-// The words of keys [first, first + kStep) that a tile brings, 0 outside [low, high).
+// Copies the words of keys [first, first + kStep) of a tile, 0 outside [low, high).
 template <class F, class C>
 GNOMON_DEVICE void CopyKeys(unsigned char* to, const Parameters& p, int b, int h, int first,
                             int low, int high) {
@@ -160,7 +160,7 @@ GNOMON_DEVICE Key KeyOf(const unsigned char* words, int column) {
   return k;
 }
 
-// What the backward pass reads of a query besides.
+// Additional inputs of the backward pass from a query.
 struct RowSoftmax {
   float largest, inverse, delta;
 };
@@ -222,12 +222,12 @@ GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTe
   return q;
 }
 
-// A pair's score in units of log2: -inf where it is hidden.
+// A pair's score in log2 units, or -inf if it is hidden.
 struct Score {
   float value;
   float f;
   float g;
-  float added;  // what is added to c f, without the temperature
+  float added;  // terms added to c f, without the temperature
   bool seen;
 };
 
@@ -235,15 +235,15 @@ GNOMON_DEVICE float FiniteBias(float bias) {
   return Abs(bias) < Infinity() ? Max(-kMostBias, Min(kMostBias, bias)) : bias;
 }
 
-// What a loop over pairs is compiled for.
+// A compile-time flag for loops over pairs.
 template <bool kIs>
 struct Whether {
   static constexpr bool value = kIs;
 };
 
-// `g`: the pair's product or squared distance. `window`: the biases of the tile's diagonals, and
-// `diagonal` the pair's place there. `kInside`: the pair is known to be in the interval of keys
-// that the query sees.
+// `g`: the pair's product or squared distance. `window`: the biases of the tile's diagonals, at
+// index `diagonal` for this pair. `kInside`: the pair is known to be within the query's key
+// interval.
 template <class F, class C, bool kInside>
 GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Query& q,
                             const Key& k, int i, int j, float g, const unsigned char* window,
@@ -270,7 +270,7 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
   if (C::kKeyBias != 0) {
     s.seen = s.seen && k.bias != -Infinity();
     float bias = FiniteBias(k.bias);
-    // First what may cancel: both are sums over a long past.
+    // First add the terms that may cancel: both are sums over a long history.
     if (C::kKeyBias == 2) bias = bias - q.base + k.bias_low;
     s.added += bias;
   }
@@ -300,17 +300,17 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
   return s;
 }
 
-// Of the pairs of a thread in a tile that a word has bits for, 4 n + e for number e of tile n: how
-// far its row, and how far its column, is from that of the first.
+// The row and column offsets of a thread's pair from its first pair in a tile. `place` is the
+// pair's bit in a word: 4 n + e for element e of tile n.
 GNOMON_DEVICE int RowOf(int place) { return place % 4 / 2 * 8; }
 GNOMON_DEVICE int ColumnOf(int place) { return place / 4 * 8 + place % 2; }
 
-// Makes squared distances of a thread's products in a tile. distance(n, e, product, is_near) makes
-// one by norms, and says whether too few digits are left of it; norms that overflow leave none.
-// Those that queries see are computed anew by differences: few, so that it is done in a loop that
-// costs the others nothing. The thread's pairs are those of rows `own` and own + 8 with rows
-// other + 8 n and other + 8 n + 1; `kKeys`: its own are the keys. Returns which were computed anew:
-// bit 4 n + e.
+// Converts a thread's products in a tile to squared distances. distance(n, e, product, is_near)
+// computes one from norms and tells whether it has lost too many digits, as it has if norms
+// overflow. Visible distances of that kind are recomputed from differences. They are rare, so a
+// separate loop keeps the common case fast. The thread's pairs combine rows `own` and own + 8 with
+// rows other + 8 n and other + 8 n + 1; `kKeys`: its own rows are keys. Returns which pairs were
+// recomputed, as bits 4 n + e.
 template <class C, bool kKeys, int kTiles, class Distance>
 GNOMON_DEVICE uint32 ToDistances(float (&s)[kTiles][4], const Parameters& p, const HeadTerms& head,
                                  int own, int other, const Distance& distance) {
@@ -337,7 +337,7 @@ GNOMON_DEVICE uint32 ToDistances(float (&s)[kTiles][4], const Parameters& p, con
     anew |= 1u << place;
     const Head x = HeadOf<C>(p.x, head.b, head.h);
     const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
-    // The sum keeps what its rounding takes off (Kahan): scores are many times the distance.
+    // Kahan summation, because scores are large multiples of the distance.
     float g = 0;
     float beyond = 0;
 #pragma unroll 1
@@ -366,7 +366,7 @@ GNOMON_DEVICE float SquaredDistance(const Query& q, const Key& k, float product,
   return rest;
 }
 
-// What dropout multiplies a weight by (base/dropout.h).
+// The dropout factor of a weight (base/dropout.h).
 template <class C>
 GNOMON_DEVICE float Kept(const Parameters& p, const Query& q, int j) {
   if (C::kDropout == 0) return 1;

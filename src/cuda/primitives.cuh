@@ -1,10 +1,9 @@
-// The few things of a GPU that the kernels use. The tests' emulation has the same functions, and
-// sees what goes wrong between the threads of a block: all shared memory is read and written
-// through them.
+// The GPU primitives that the kernels use. The tests' emulator implements the same functions and
+// detects races between the threads of a block: all accesses to shared memory go through them.
 //
-// A warp multiplies tiles of 16 x 8 numbers. One product is 32 bytes deep: 16 numbers of bf16 or
-// fp16, or 8 of fp32. Those of fp32 are split into two of tf32, high and low, and three products
-// are added up.
+// A warp multiplies tiles of 16 x 8 numbers. One product is 32 bytes deep: 16 numbers in bf16 or
+// fp16, or 8 in fp32. fp32 numbers are split into high and low tf32 parts, and three products are
+// summed.
 #ifndef GNOMON_SRC_CUDA_PRIMITIVES_CUH_
 #define GNOMON_SRC_CUDA_PRIMITIVES_CUH_
 
@@ -16,7 +15,7 @@
 #ifndef GNOMON_CUDA_EMULATION
 
 #define GNOMON_DEVICE __device__ __forceinline__
-// The size of an array that a kernel's constants give; `most` for any constants.
+// The array size for a kernel's constants; `most` bounds it for any constants.
 #define GNOMON_SIZE(size, most) (size)
 
 extern __shared__ __align__(16) unsigned char gnomon_shared_memory[];
@@ -50,8 +49,8 @@ GNOMON_DEVICE void StoreShared(void* to, T value) {
   *static_cast<T*>(to) = value;
 }
 
-// Copies the first `bytes` of 16, or 4 or none of 4, and clears the others; they are there when the
-// group has been waited for, and for other threads after a barrier.
+// Copies the first `bytes` of 16 bytes (or all or none of 4) and clears the rest. The data is
+// available after waiting for its group, and to other threads after a barrier.
 GNOMON_DEVICE void CopyAsync16(void* to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(Address(to)), "l"(from),
                "r"(bytes)
@@ -63,22 +62,22 @@ GNOMON_DEVICE void CopyAsync4(void* to, const void* from, bool inside) {
                : "memory");
 }
 GNOMON_DEVICE void CopyCommit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-// Waits for all groups but the last n.
+// Waits for all groups except the last n.
 template <int n>
 GNOMON_DEVICE void CopyWait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(n) : "memory");
 }
 GNOMON_DEVICE void Barrier() { __syncthreads(); }
 GNOMON_DEVICE void WarpBarrier() { __syncwarp(); }
-// The same number, of which the compiler does not know that it is: addresses that depend on it are
-// computed where they are used. Those that are the same for all tiles would take up the registers.
+// Returns `a`, opaquely to the compiler, so that addresses derived from it are computed where they
+// are used. Otherwise loop-invariant addresses would occupy the registers.
 GNOMON_DEVICE int Fresh(int a) {
   asm volatile("" : "+r"(a));
   return a;
 }
 
-// Four matrices of 8 rows of 16 bytes; lanes 8 n ... 8 n + 7 name the rows of matrix n, `offset`
-// bytes behind `row`. What is the same in an offset of all tiles is in the instruction itself.
+// Loads four matrices of 8 rows of 16 bytes. Lanes 8 n ... 8 n + 7 point to the rows of matrix n,
+// at `offset` bytes from `row`; constant parts of an offset become immediates.
 template <bool kTranspose>
 GNOMON_DEVICE void LoadMatrices(uint32 (&r)[4], const void* row, int offset) {
   if constexpr (kTranspose) {
@@ -94,7 +93,7 @@ GNOMON_DEVICE void LoadMatrices(uint32 (&r)[4], const void* row, int offset) {
   }
 }
 
-// c += a b of one product of numbers of type `kType`; of tf32 for fp32.
+// c += a b for one product of numbers of type `kType` (tf32 for fp32).
 template <class C>
 GNOMON_DEVICE void Multiply(float (&c)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
   if constexpr (C::kType == 0) {
@@ -118,7 +117,7 @@ GNOMON_DEVICE void Multiply(float (&c)[4], const uint32 (&a)[4], uint32 b0, uint
 GNOMON_DEVICE uint32 BitsOf(float a) { return __float_as_uint(a); }
 GNOMON_DEVICE float FromBits(uint32 a) { return __uint_as_float(a); }
 
-// Two numbers of 16 bits, the first in the low half.
+// Packs two 16-bit numbers, the first in the low half.
 template <class C>
 GNOMON_DEVICE uint32 Pack(float low, float high) {
   uint32 r;
@@ -151,11 +150,11 @@ GNOMON_DEVICE float Exp2(float a) {
   return r;
 }
 GNOMON_DEVICE float Log2(float a) { return log2f(a); }
-// The number, where one of both is none.
+// Returns the other operand if one is NaN.
 GNOMON_DEVICE float Larger(float a, float b) { return fmaxf(a, b); }
 GNOMON_DEVICE float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
-// The definitions' vocabulary.
+// The vocabulary of the definitions.
 GNOMON_DEVICE float Splat(float, float value) { return value; }
 GNOMON_DEVICE float Max(float a, float b) {
   float r;
@@ -168,7 +167,7 @@ GNOMON_DEVICE float Min(float a, float b) {
   return r;
 }
 GNOMON_DEVICE float Abs(float a) { return fabsf(a); }
-// Of a number below 2^-126 it is that of 0.
+// Below 2^-126 the result is Sqrt(0).
 GNOMON_DEVICE float Sqrt(float a) {
   float r;
   asm("sqrt.approx.ftz.f32 %0, %1;\n" : "=f"(r) : "f"(a));
@@ -216,7 +215,7 @@ GNOMON_DEVICE T DivideUp(T a, T b) {
   return (a + b - 1) / b;
 }
 
-// A product's operand: a number of fp32 is high + low.
+// An operand of a product. fp32 numbers are high + low.
 struct Operand {
   uint32 high[4];
   uint32 low[4];
@@ -233,9 +232,10 @@ GNOMON_DEVICE void Split(Operand& a) {
   for (int n = 0; n < 4; ++n) Split(a.high[n], a.low[n]);
 }
 
-// c += a b for the left half of b (two columns of tiles), c2 for the right. `kSwapped`: a is what
-// is b elsewhere; sums are then the same to the last bit. Tensor cores cut sums off rather than
-// round them: over many tiles that adds up, so that of fp32 they sum one product alone.
+// c += a b for the left half of b (two columns of tiles), and c2 for the right half. `kSwapped`: a
+// and b exchange roles; the sums stay bitwise the same. Tensor cores truncate sums instead of
+// rounding them, and the error accumulates over many tiles, so in fp32 they sum only one product at
+// a time.
 template <class C, bool kSwapped>
 GNOMON_DEVICE void MultiplyAdd(float (&c)[4], const Operand& a, const Operand& b, int half) {
   const int n = 2 * half;
@@ -256,13 +256,13 @@ GNOMON_DEVICE void MultiplyAdd(float (&c)[4], const Operand& a, const Operand& b
   for (int e = 0; e < 4; ++e) c[e] += sum[e];
 }
 
-// How many numbers one product sums.
+// The number of terms that one product sums.
 template <class C>
 GNOMON_DEVICE constexpr int Depth() {
   return C::kType == 0 ? 8 : 16;
 }
 
-// Rows row ... row + 15 of a tile, columns k Depth() and on, as the left operand.
+// Rows row ... row + 15 of a tile, from column k Depth() on, as the left operand.
 template <class C>
 GNOMON_DEVICE void LoadLeft(Operand& a, const unsigned char* tile, int row_bytes, int row, int k) {
   const int lane = Thread() % 32;
@@ -270,7 +270,7 @@ GNOMON_DEVICE void LoadLeft(Operand& a, const unsigned char* tile, int row_bytes
                       row * row_bytes + 32 * k);
   Split<C>(a);
 }
-// The same rows as the columns of the right operand.
+// The same rows as columns of the right operand.
 template <class C>
 GNOMON_DEVICE void LoadRight(Operand& b, const unsigned char* tile, int row_bytes, int row, int k) {
   const int lane = Thread() % 32;
@@ -278,8 +278,8 @@ GNOMON_DEVICE void LoadRight(Operand& b, const unsigned char* tile, int row_byte
                       row * row_bytes + 32 * k);
   Split<C>(b);
 }
-// Rows k Depth() and on of a tile as those of the right operand, 16 columns from `column` on. Of
-// fp32 in the order in which ToLeft gives them.
+// Rows from k Depth() on of a tile as rows of the right operand, 16 columns from `column` on. In
+// fp32, in the order of ToLeft.
 template <class C>
 GNOMON_DEVICE void LoadRightRows(Operand& b, const unsigned char* tile, int row_bytes, int k,
                                  int column) {
@@ -296,7 +296,7 @@ GNOMON_DEVICE void LoadRightRows(Operand& b, const unsigned char* tile, int row_
   }
   Split<C>(b);
 }
-// Columns k Depth() and on of sums as the left operand.
+// Columns of sums, from k Depth() on, as the left operand.
 template <class C, int kTiles>
 GNOMON_DEVICE void ToLeft(Operand& a, const float (&c)[kTiles][4], int k) {
   if (C::kType != 0) {
@@ -313,7 +313,7 @@ GNOMON_DEVICE void ToLeft(Operand& a, const float (&c)[kTiles][4], int k) {
   Split<C>(a);
 }
 
-// A number as products take it.
+// Rounds a number to the precision of products.
 template <class C>
 GNOMON_DEVICE float Round(float a) {
   if (C::kType == 0) return a;
@@ -329,7 +329,7 @@ GNOMON_DEVICE float LoadElement(const void* from, Int64 at) {
   if (C::kType == 0) return static_cast<const float*>(from)[at];
   return Widen<C>(static_cast<const uint16*>(from)[at]);
 }
-// Elements `at` and at + 1, of which `count` are there (0, 1, 2).
+// Elements `at` and at + 1, of which `count` (0, 1, 2) exist.
 template <class C>
 GNOMON_DEVICE void StorePair(void* to, Int64 at, float low, float high, int count) {
   if (count <= 0) return;
@@ -352,7 +352,7 @@ GNOMON_DEVICE void StorePair(void* to, Int64 at, float low, float high, int coun
 // One head of an array.
 struct Head {
   unsigned char* data;
-  Int64 stride;  // of rows, in elements
+  Int64 stride;  // between rows, in elements
 };
 template <class C>
 GNOMON_DEVICE Head HeadOf(const Array& array, int b, int h) {
@@ -361,8 +361,8 @@ GNOMON_DEVICE Head HeadOf(const Array& array, int b, int h) {
           array.stride[2]};
 }
 
-// Copies rows first ... first + rows - 1, and 0 for those outside [low, high) and for columns from
-// `columns` on. To be waited for.
+// Copies rows first ... first + rows - 1, with 0 for rows outside [low, high) and for columns from
+// `columns` on. Asynchronous.
 template <class C>
 GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int rows, int low,
                             int high, int columns, int padded) {
@@ -371,8 +371,8 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
   if (C::kAligned != 0) {
     const int pieces = padded * Bytes<C>() / 16;
     const int at_once = threads / pieces;
-    // Most tiles: each thread has the same piece of every row that it copies, and all of them are
-    // there.
+    // The common case: every thread copies the same column range of each of its rows, and all
+    // columns exist.
     if (threads % pieces == 0 && rows % at_once == 0 && columns == padded && first >= low &&
         first + rows <= high) {
       const int r = Fresh(Thread()) / pieces;
@@ -415,8 +415,8 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
   }
 }
 
-// Copies `count` words, 0 for those outside [low, high) of first ... first + count - 1, by threads
-// of which this one is number `thread`. Nothing outside is read.
+// Copies `count` words, with 0 outside [low, high) of first ... first + count - 1. `thread` is the
+// index of the calling thread among those that copy. Reads nothing outside the range.
 GNOMON_DEVICE void CopyWords(unsigned char* to, const void* from, int first, int count, int low,
                              int high, int thread, int threads) {
 #pragma unroll 1
@@ -430,7 +430,7 @@ GNOMON_DEVICE void CopyWords(unsigned char* to, const void* from, int first, int
                              int high) {
   CopyWords(to, from, first, count, low, high, Fresh(Thread()), 32 * C::kWarps);
 }
-// By the n-th warp alone, in turns where there are fewer.
+// Runs on the n-th warp only, in turns if there are fewer warps.
 template <class C>
 GNOMON_DEVICE void CopyWordsByWarp(unsigned char* to, const void* from, int first, int count,
                                    int low, int high, int n) {

@@ -1,6 +1,6 @@
-// Relative keys and values: what a pair reads of a table of rows. Each query has a table of numbers
-// with an entry for each row: its products with the keys, what its weights add up to, and so on.
-// The passes read and write these by the layout, and here they are multiplied by the rows.
+// Relative keys and values, which pairs read from a table of rows. Each query has tables of numbers
+// with one entry per row, such as its products with relative keys or the sums of its weights. The
+// passes access these through the layout; the functions here multiply them by the rows.
 #ifndef GNOMON_SRC_CUDA_RELATIVE_CUH_
 #define GNOMON_SRC_CUDA_RELATIVE_CUH_
 
@@ -17,7 +17,7 @@ GNOMON_DEVICE float LoadNumber(const Matrix& m, Int64 head, int row, int column)
   return m.element != 0 ? LoadElement<C>(m.data, at) : static_cast<const float*>(m.data)[at];
 }
 
-// to = factor left right, of each head. A block makes 16 rows of as many columns as it has threads.
+// to = factor left right, per head. A block computes 16 rows and one column per thread.
 template <class C>
 GNOMON_DEVICE void Multiply(const Parameters& p) {
   constexpr int kRows = 16;
@@ -49,7 +49,7 @@ GNOMON_DEVICE void Multiply(const Parameters& p) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           const float number = LoadShared<float>(memory + 4 * (r * kDepth + k));
-          // Of what no pair has read, 0 times what is not finite is 0.
+          // Entries that no pair has read contribute 0, even if the row is not finite.
           if (product.skips == 0 || number != 0) sum[r] = Fma(number, factor, sum[r]);
         }
       }
@@ -75,7 +75,7 @@ GNOMON_DEVICE void Multiply(const Parameters& p) {
   }
 }
 
-// A query's tables, of which a warp's 16 rows are its own.
+// A query's tables. The 16 rows of a warp are private to it.
 
 template <class C>
 GNOMON_DEVICE Int64 RelativeEntryOf(const Parameters& p, int b, int h, int i) {
@@ -103,7 +103,7 @@ GNOMON_DEVICE void ScaleTables(const Parameters& p, float* tables, int b, int h,
   }
 }
 
-// Adds the numbers of a tile, rows of kStep + 1 in shared memory, to the tables.
+// Adds a tile's numbers, in rows of kStep + 1 in shared memory, to the tables.
 template <class C>
 GNOMON_DEVICE void AddToTables(const Parameters& p, float* tables, const unsigned char* numbers,
                                int b, int h, int first, int first_key) {

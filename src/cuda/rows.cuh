@@ -1,4 +1,4 @@
-// What the passes read of rows: intervals of keys, norms, hashes of dropout, deltas.
+// Row-wise kernels: key intervals, norms, dropout hashes, deltas.
 #ifndef GNOMON_SRC_CUDA_ROWS_CUH_
 #define GNOMON_SRC_CUDA_ROWS_CUH_
 
@@ -22,7 +22,7 @@ GNOMON_DEVICE uint64 Mix(uint64 x) {
   return x ^ (x >> 31);
 }
 
-// Keys that query i of a batch sees (base/visible_keys.h), within [0, Lk).
+// The keys that query i of a batch sees (base/visible_keys.h), within [0, Lk).
 GNOMON_DEVICE void SetInterval(const Parameters& p, int b, int i) {
   constexpr Int64 kFar = Int64{1} << 61;
   const Int64 keys = p.keys;
@@ -46,7 +46,7 @@ GNOMON_DEVICE void SetInterval(const Parameters& p, int b, int i) {
   p.high[at] = static_cast<int>(Most(low, high));
 }
 
-// A thread for each query of each batch.
+// One thread per query of each batch.
 template <class C>
 GNOMON_DEVICE void PrepareIntervals(const Parameters& p) {
   const Int64 row = static_cast<Int64>(BlockX()) * 32 * C::kWarps + Thread();
@@ -54,7 +54,7 @@ GNOMON_DEVICE void PrepareIntervals(const Parameters& p) {
   SetInterval(p, static_cast<int>(row / p.queries), static_cast<int>(row % p.queries));
 }
 
-// A warp for each query of each head.
+// One warp per query of each head.
 template <class C>
 GNOMON_DEVICE void PrepareQueries(const Parameters& p) {
   const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
@@ -78,13 +78,13 @@ GNOMON_DEVICE void PrepareQueries(const Parameters& p) {
   p.drop[rows + row] = static_cast<uint32>(hash >> 32);
 }
 
-// Whether one of `count` rows holds a number that is not finite: the same on all lanes of a warp.
+// Whether any of `count` rows holds a non-finite number; the same on all lanes of a warp.
 template <class C>
 GNOMON_DEVICE bool HoldsNoNumber(const Head& head, int first, int count, int columns) {
   float found = 0;
   if (C::kAligned != 0 && columns * Bytes<C>() % 4 == 0) {
     const int words = columns * Bytes<C>() / 4;
-    // All bits of an exponent are set.
+    // All exponent bits are set in non-finite numbers.
     const uint32 exponent = C::kType == 2 ? 0x7c00u : 0x7f80u;
 #pragma unroll 4
     for (int r = 0; r < count; ++r) {
@@ -107,7 +107,7 @@ GNOMON_DEVICE bool HoldsNoNumber(const Head& head, int first, int count, int col
   return SumOfWarp(found) != 0;
 }
 
-// A warp for each 16 keys of each key head.
+// One warp per 16 keys of each key head.
 template <class C>
 GNOMON_DEVICE void PrepareKeys(const Parameters& p) {
   const int groups = DivideUp(p.keys, 16);
@@ -132,10 +132,11 @@ GNOMON_DEVICE void PrepareKeys(const Parameters& p) {
   if (lane == 0) p.spoiled[index] = spoiled ? 1 : 0;
 }
 
-// Each row's softmax for the backward pass, and delta_i = sum_j p_ij dP_ij - dlse_i, which is
-// dO_i . o_i - dlse_i. Where one key weighs more than all others, dP_ij - delta_i cancels for it,
-// and rounding must cancel as well: delta is then that key's dP, made as the tiles make it, and
-// what o_i differs from its value by. A warp is a block, and has 16 rows.
+// Each row's softmax for the backward pass, and delta_i = sum_j p_ij dP_ij - dlse_i, which equals
+// dO_i . o_i - dlse_i. If one key dominates, dP_ij - delta_i cancels for it, and the rounding
+// errors must cancel as well: delta is then that key's dP, computed as in the tiles, plus a
+// correction for the difference between o_i and the key's value. Each block is one warp with 16
+// rows.
 template <class C>
 GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
   const int row_bytes = cuda::RowBytes(C::kType, C::kValueDim);
@@ -153,12 +154,12 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
   const Head o = HeadOf<C>(p.o, b, h);
   const Head v = HeadOf<C>(p.v, b, h / p.group);
   CopyRows<C>(d_o_tile, d_o, begin, 16, 0, p.queries, p.value_dim, C::kValueDim);
-  // Row r of the other tile is the value of row r's largest score.
+  // Row r of the other tile is the value of the key with row r's largest score.
   for (int r = 0; r < 16; ++r) {
     const float top = begin + r < p.queries ? p.statistics[2 * rows + first + r] : -1.0f;
     const int key = static_cast<int>(top);
     const Head row = {v.data, v.stride};
-    // As a tile of one row.
+    // Copied as a tile with one row.
     CopyRows<C>(value_tile + r * row_bytes, row, key, 1, 0, p.keys, p.value_dim, C::kValueDim);
   }
   CopyCommit();
@@ -174,8 +175,8 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     MultiplyAdd<C, false>(product[0], left, right, 0);
     MultiplyAdd<C, false>(product[1], left, right, 1);
   }
-  // Row r by row r of the other: of rows below 8 in the first tile's first half, of the others in
-  // the second's last.
+  // Multiplies row r by row r of the other tile: rows below 8 are in the first half of the first
+  // tile, the others in the second half of the last.
   for (int r = 0; r < 16; ++r) {
     const int column = r % 8;
     const float mine = r < 8 ? (column % 2 == 0 ? product[0][0] : product[0][1])
@@ -193,7 +194,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
       q.drop_second = p.drop[rows + row];
       kept = Kept<C>(p, q, static_cast<int>(top));
     }
-    // Of the value of the largest score, its relative part.
+    // The relative part of the value with the largest score.
     const int key = static_cast<int>(top);
     const Int64 position = C::kRelativeValues != 0 ? QueryOffset(p, b) + i : 0;
     if (C::kRelativeValues != 0 && kept != 0) {
@@ -222,7 +223,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     if (lane != 0) continue;
     const float d_lse = p.d_lse != nullptr ? p.d_lse[row] : 0.0f;
     if (sum == 0.0f) {
-      // 2^(s - inf) = 0: a row without keys has no weights and no gradients.
+      // 2^(s - inf) = 0: a row without keys gets no weights and no gradients.
       p.largest[row] = Infinity();
       p.inverse[row] = 0;
       p.delta[row] = 0;
@@ -230,14 +231,14 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     }
     p.largest[row] = p.statistics[row];
     p.inverse[row] = 1.0f / sum;
-    // A sum of 1 is the one key's: what the others weigh is below the rounding.
+    // A sum of 1 means that all other weights are below the rounding error.
     if (kept != 0) others = kept * largest_product + (sum == 1.0f ? 0.0f : others);
     p.delta[row] = others - d_lse;
   }
 }
 
-// to[n] = sum over outer and m of from[outer * outer_stride + m * stride + n], in this order. A
-// thread for each n of each y.
+// to[n] = sum over outer and m of from[outer * outer_stride + m * stride + n], in this order. One
+// thread per n of each y.
 template <class C>
 GNOMON_DEVICE void AddUp(const Parameters& p) {
   const Int64 n = static_cast<Int64>(BlockX()) * 32 * C::kWarps + Thread();
@@ -252,8 +253,8 @@ GNOMON_DEVICE void AddUp(const Parameters& p) {
   p.sum_to[BlockY() * p.sum_to_step + n] = sum;
 }
 
-// The same of n = 0 alone, with all threads of a block and in double: thread t adds up every 256th
-// number from t on.
+// The same for n = 0 only, with all threads of a block and in double precision: thread t adds every
+// 256th number from t on.
 template <class C>
 GNOMON_DEVICE void AddUpAll(const Parameters& p) {
   const int threads = 32 * C::kWarps;
@@ -272,7 +273,7 @@ GNOMON_DEVICE void AddUpAll(const Parameters& p) {
   p.sum_to[BlockY() * p.sum_to_step] = static_cast<float>(total);
 }
 
-// 0 in all of the gradient of the pairs' bias.
+// Clears the gradient of the pair bias.
 template <class C>
 GNOMON_DEVICE void ClearPairs(const Parameters& p) {
   const Int64 row = BlockX();

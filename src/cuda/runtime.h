@@ -1,4 +1,4 @@
-// Kernels on a GPU: compiled when they are first launched, kept on disk, loaded once per device.
+// GPU kernels: compiled at the first launch, cached on disk, loaded once per device.
 #ifndef GNOMON_SRC_CUDA_RUNTIME_H_
 #define GNOMON_SRC_CUDA_RUNTIME_H_
 
@@ -21,38 +21,37 @@
 namespace gnomon::cuda {
 
 struct RuntimeOptions {
-  std::string driver;              // the driver's library
-  std::vector<std::string> nvrtc;  // NVRTC's, of which the first that loads is taken
+  std::string driver;              // path of the driver library
+  std::vector<std::string> nvrtc;  // candidate NVRTC libraries; the first that loads is used
   std::string cache;               // folder of compiled kernels; empty: none
-  // Gives what a kernel is compiled from.
+  // Returns the source of a kernel.
   std::function<Program(const KernelName&)> program;
-  // Is told what is no error and yet not as it should be.
+  // Receives warnings.
   std::function<void(const std::string&)> warn;
 };
 
-// The driver is $GNOMON_CUDA_DRIVER, else libcuda.so.1; NVRTC $GNOMON_NVRTC, else one in the
-// folders, else the system's; the cache is DefaultCacheFolder(). `program` is left to the caller.
+// The driver is $GNOMON_CUDA_DRIVER or libcuda.so.1. NVRTC is $GNOMON_NVRTC, or one in the folders,
+// or the system's. The cache is DefaultCacheFolder(). `program` is left empty.
 RuntimeOptions OptionsOfEnvironment(const std::vector<std::string>& nvrtc_folders);
 
-// Any number of threads may use one at the same time.
+// Thread-safe.
 class Runtime {
  public:
-  // Loads nothing yet.
+  // Does not load anything yet.
   explicit Runtime(RuntimeOptions options);
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  // A kernel's cubin (or PTX, Nvrtc::TargetFor) for devices of that compute capability, 90 for 9.0,
-  // from the cache if it is there. Needs NVRTC, but no driver. Throws CudaError.
+  // The cubin (or PTX, see Nvrtc::TargetFor) of a kernel for a compute capability (90 for 9.0),
+  // cached if possible. Needs NVRTC but no driver. Throws CudaError.
   CubinCache::Binary Compile(const KernelName& name, int capability);
 
-  // Puts the kernel on the stream, which is one of the device's, and returns at once. Throws
-  // CudaError.
+  // Enqueues the kernel on a stream of the device and returns immediately. Throws CudaError.
   void Launch(int device, void* stream, const KernelName& name, const LaunchShape& shape,
               const void* parameters, size_t bytes);
 
-  // What the driver calls the device. Throws CudaError.
+  // The driver's name for the device. Throws CudaError.
   std::string DeviceName(int device);
 
  private:
@@ -68,14 +67,15 @@ class Runtime {
   std::mutex libraries_;
   std::unique_ptr<Driver> driver_;
   std::unique_ptr<Nvrtc> nvrtc_;
-  std::shared_mutex mutex_;  // of the map
+  std::shared_mutex mutex_;  // protects the map
   std::map<std::pair<uint64_t, std::string>, std::unique_ptr<Kernel>> kernels_;
 };
 
-// A device's stream as the plan of an operator sees it.
+// The Backend of a device's stream.
 class StreamBackend final : public Backend {
  public:
-  // `allocate` gives memory of the device that lives until what is on the stream by then is done.
+  // `allocate` returns device memory that stays valid until all work then on the stream has
+  // finished.
   StreamBackend(Runtime& runtime, int device, void* stream, std::function<void*(size_t)> allocate)
       : runtime_(runtime), device_(device), stream_(stream), allocate_(std::move(allocate)) {}
 

@@ -1,4 +1,4 @@
-// Libraries that are loaded when they are first needed, and what goes wrong with CUDA.
+// Libraries loaded on demand, and the exception for CUDA failures.
 #ifndef GNOMON_SRC_CUDA_SHARED_LIBRARY_H_
 #define GNOMON_SRC_CUDA_SHARED_LIBRARY_H_
 
@@ -7,29 +7,29 @@
 
 namespace gnomon::cuda {
 
-// What is wrong with the machine or with a kernel, rather than with an argument.
+// A failure of the machine or a kernel, not of an argument.
 class CudaError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// A library that stays loaded: drivers and compilers do not like to go.
+// A library that is never unloaded: unloading drivers and compilers is unsafe.
 class SharedLibrary {
  public:
-  // Loads it; without success loaded() is false and error() says why.
+  // Loads the library. On failure, loaded() is false and error() tells why.
   explicit SharedLibrary(const std::string& path);
 
   bool loaded() const { return handle_ != nullptr; }
   const std::string& path() const { return path_; }
   const std::string& error() const { return error_; }
 
-  // Sets a pointer to the function; throws CudaError if the library has none of that name.
+  // Looks up a function; throws CudaError if the library does not have it.
   template <class Function>
   void Bind(const char* name, Function*& function) const {
     function = reinterpret_cast<Function*>(Symbol(name));
     if (function == nullptr) ThrowWithout(name);
   }
-  // The same, null where there is none.
+  // Looks up a function; sets the pointer to null if the library does not have it.
   template <class Function>
   void BindIfThere(const char* name, Function*& function) const {
     function = reinterpret_cast<Function*>(Symbol(name));

@@ -13,7 +13,7 @@ struct Kind {
   std::string_view name;
   std::string_view file;
   std::string_view call;
-  bool pairs;  // whether it asks for a pair function
+  bool pairs;  // whether the kernel uses a pair function
 };
 
 constexpr Kind kKinds[] = {

@@ -1,4 +1,4 @@
-// Tables that pairs of a query and a key read by a layout (gnomon/table_layout.h).
+// Tables that query-key pairs read through a layout (gnomon/table_layout.h).
 #ifndef GNOMON_SRC_CUDA_TABLES_CUH_
 #define GNOMON_SRC_CUDA_TABLES_CUH_
 
@@ -14,11 +14,11 @@ GNOMON_DEVICE Int64 QueryOffset(const Parameters& p, int b) {
   return Near(p.query_offsets != nullptr ? p.query_offsets[b] : p.query_offset);
 }
 
-// How many entries of a table a pair reads.
+// The number of table entries that a pair reads.
 GNOMON_DEVICE int EntriesOf(const LayoutParameters& layout) {
   return layout.sums != 0 ? layout.axes : 1;
 }
-// The n-th of them for the query at `position` and key j; -1 if there is none.
+// The n-th entry for the query at `position` and key j; -1 if there is none.
 GNOMON_DEVICE int LayoutEntry(const LayoutParameters& layout, int n, Int64 position, int j) {
   if (layout.kind == LayoutParameters::kByOffset) {
     Int64 offset = j - position;
@@ -59,13 +59,13 @@ GNOMON_DEVICE float SumOfEntries(const LayoutParameters& layout, const float* ta
   return sum;
 }
 
-// Adds the number of each of `count` keys, which stand `step` bytes apart in shared memory, to the
-// entries that the query at `position` reads for it. A warp's work: lanes whose keys read the same
-// entry have the first of them add up all.
+// For each of `count` keys, adds a number from shared memory, `step` bytes apart, to the entries
+// that the query at `position` reads. Executed by one warp: if several lanes have the same entry,
+// the first of them adds all of their numbers.
 GNOMON_DEVICE void AddToEntries(const LayoutParameters& layout, const unsigned char* numbers,
                                 int step, int count, int first_key, Int64 position, float* to) {
   const int lane = Thread() % 32;
-  // Two keys read the same entry where offsets are clipped, or along one axis of several.
+  // Two keys share an entry if offsets are clipped, or along one axis of a grid.
   const bool meet =
       layout.sums != 0 || (layout.kind == LayoutParameters::kByOffset && layout.clips != 0);
   for (int r = lane; r < count + lane; r += 32) {
@@ -86,11 +86,11 @@ GNOMON_DEVICE void AddToEntries(const LayoutParameters& layout, const unsigned c
           sum += number;
         }
       }
-      // All lanes read before any writes, here and in an emulation that takes one after the other.
+      // All lanes read before any lane writes, also in an emulator that runs them in sequence.
       const float before = first ? to[entry] : 0.0f;
       WarpBarrier();
       if (first) to[entry] = before + sum;
-      // What the next numbers are added to may be another lane's.
+      // The next numbers may go to another lane's entry.
       WarpBarrier();
     }
   }

@@ -1,5 +1,5 @@
-// What the passes do with tiles in shared memory: bring them, multiply their rows by those that a
-// block owns, and add up weighted rows.
+// Tile operations in shared memory: loading tiles, multiplying their rows by the block's own rows,
+// and accumulating weighted rows.
 #ifndef GNOMON_SRC_CUDA_TILES_CUH_
 #define GNOMON_SRC_CUDA_TILES_CUH_
 
@@ -7,8 +7,8 @@
 
 namespace gnomon::device {
 
-// Waits for the tile at `start`, and has copy(first row, stage) bring the one behind it unless that
-// is not before `last`. With two stages the first tile has been asked for before.
+// Waits for the tile at `start`, and calls copy(first row, stage) to load the next one if it starts
+// before `last`. With two stages, the first tile must already have been requested.
 template <class C, class Copy>
 GNOMON_DEVICE void WaitForTile(const Copy& copy, int start, int last, int stage) {
   if (C::kStages == 2) {
@@ -25,15 +25,16 @@ GNOMON_DEVICE void WaitForTile(const Copy& copy, int start, int last, int stage)
   Barrier();
 }
 
-// s += a warp's own 16 rows times the rows of a tile, all of `columns` numbers. The own ones are in
-// registers, or at `own_tile`.
+// s += the warp's own 16 rows times the rows of a tile, over `columns` numbers. The own rows are in
+// registers or at `own_tile`.
 template <class C, bool kSwapped, int kTiles, int kOwned>
 GNOMON_DEVICE void MultiplyRows(float (&s)[kTiles][4], const Operand (&own)[kOwned],
                                 const unsigned char* own_tile, const unsigned char* tile,
                                 int columns) {
   const int row_bytes = cuda::RowBytes(C::kType, columns);
   const int warp = Thread() / 32;
-  // What is in registers needs it; all operands from shared memory at once would fill them.
+  // Full unrolling is required for operands in registers; for shared memory, it would load all
+  // operands at once and exhaust the registers.
 #pragma unroll(C::kOwn != 0 ? 32 : 4)
   for (int k = 0; k < columns / Depth<C>(); ++k) {
     Operand left;
@@ -48,8 +49,7 @@ GNOMON_DEVICE void MultiplyRows(float (&s)[kTiles][4], const Operand (&own)[kOwn
   }
 }
 
-// out += weights times the rows of a tile: `count` of their columns, from `first` on, as far as
-// there are `columns`.
+// out += weights times `count` columns of a tile's rows, from `first` on, limited to `columns`.
 template <class C, int kOutputs, int kTiles>
 GNOMON_DEVICE void AddRows(float (&out)[kOutputs][4], const float (&weights)[kTiles][4],
                            const unsigned char* tile, int columns, int first, int count) {
@@ -69,14 +69,14 @@ GNOMON_DEVICE void AddRows(float (&out)[kOutputs][4], const float (&weights)[kTi
   }
 }
 
-// What the weights of two of a thread's rows are multiplied by where they are products' operands in
-// fp16, which has no digits below 6e-8 and nothing above 65504: powers of two with which a row's
-// largest so far is below 2^15 and, if it is above 2^-86, not below 2^14. Of other types it is 1.
+// Scales for the weights of two of a thread's rows in fp16 products, because fp16 has no digits
+// below 6e-8 and overflows above 65504. They are powers of two that keep a row's running maximum
+// below 2^15 and, if it is above 2^-86, at or above 2^14. For other types they are 1.
 template <class C>
 class Scales {
  public:
-  // Multiplies a tile's weights. Sums of earlier tiles' are to be multiplied by `shrink`; returns
-  // whether that is not 1.
+  // Scales a tile's weights. Sums of earlier tiles must be multiplied by `shrink`; returns whether
+  // it differs from 1.
   template <int kTiles>
   GNOMON_DEVICE bool Apply(float (&weights)[kTiles][4], float (&shrink)[2]) {
     bool shrinks = false;
