@@ -30,7 +30,7 @@ struct Input : AttentionInput<float> {
   explicit Input(const AttentionInput<float>& input) : AttentionInput<float>(input) {}
 
   Tokens relative_query;  // (B, H, Lq, relative.dim)
-  // (Lq + 1), ascending: of what the mask leaves, query i of every batch sees the keys from
+  // (Lq + 1), ascending: of the keys that the mask leaves, query i of every batch sees those from
   // key_rows[i] to key_rows[i + 1] - 1. Null: all.
   const int64_t* key_rows = nullptr;
   // Each query has up to four tables of relative.layout's size. This is the number of elements of

@@ -1,4 +1,4 @@
-// The Torch operators of the namespace gnomon. Python, compiled graphs and C++ come through here.
+// The PyTorch operators of the namespace gnomon, which Python, compiled graphs and C++ call.
 #include <gnomon/torch/attention.h>
 #include <torch/library.h>
 
@@ -26,7 +26,8 @@
 namespace gnomon {
 namespace {
 
-// What operators of attention do, which take the call's arguments one by one (Flattened).
+// Implementations of the attention operators, whose call arguments are passed separately
+// (Flattened).
 
 at::Tensor Attention(const CallArguments& call, const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v, const std::string& similarity,
@@ -99,7 +100,7 @@ std::optional<int64_t> AxisOfCall(const std::string& argument, const std::string
   return AxisOf(field->shape.text, letter[0], axes);
 }
 
-// What a member is before a call says anything, as a schema writes it.
+// A member's initial value, as written in a schema.
 template <class Member>
 std::string DefaultText(const Member& value) {
   if constexpr (std::is_same_v<Member, bool>) {
@@ -113,8 +114,8 @@ std::string DefaultText(const Member& value) {
   }
 }
 
-// The members with their initial values, "bool causal=False": a call need not pass what it does not
-// say, and each argument that is passed takes time.
+// The members with their initial values, "bool causal=False". Calls omit arguments with default
+// values, because passing an argument takes time.
 template <class Arguments>
 std::string SchemaWithDefaults() {
   Arguments unset;
@@ -315,7 +316,7 @@ at::Tensor LinearAttentionOp(const at::Tensor& q, const at::Tensor& k, const at:
                           num_features, seed, projection});
 }
 
-// The compositions of the kernels' operators with Torch's: calls add(schema, function) for each.
+// Operators composed of the kernels' operators and PyTorch's: calls add(schema, function) for each.
 template <typename Add>
 void ForCompositions(const Add& add) {
   const std::string call = SchemaWithDefaults<CallArguments>();
@@ -326,9 +327,9 @@ void ForCompositions(const Add& add) {
   add("attention" + attention + "Tensor", kFlat<Attention>);
   add("attention_with_lse" + attention + "(Tensor o, Tensor lse, Tensor statistics)",
       kFlat<AttentionWithLse>);
-  // What a sink makes of o and lse.
+  // o and lse with a sink.
   add("add_sink(Tensor o, Tensor lse, Tensor sink) -> (Tensor, Tensor)", AddSink);
-  // What the aggregation lorentz_centroid makes of o.
+  // o after the aggregation lorentz_centroid.
   add("aggregate_centroid(Tensor o, Tensor q, str similarity, Tensor[] similarity_tensors) -> "
       "Tensor",
       AggregateCentroid);
@@ -336,8 +337,8 @@ void ForCompositions(const Add& add) {
       "Tensor[] tensors, " +
           call + ") -> Tensor",
       kFlat<AttentionOfModule>);
-  // The same of keys that module_turned_keys has turned, which a cache keeps where
-  // module_turns_keys_once says so.
+  // The same for keys that module_turned_keys has rotated. Caches store these if
+  // module_turns_keys_once returns true.
   add("module_attention_of_turned_keys(Tensor q, Tensor k, Tensor v, str similarity, "
       "str position, Tensor[] tensors, " +
           call + ") -> Tensor",
@@ -364,14 +365,14 @@ void ForCompositions(const Add& add) {
       "int value_dim, int max_length, int query_tokens, int key_tokens, Tensor[] given) -> "
       "(str[], Tensor[], bool[])",
       TensorsOfModule);
-  // Of each of these: its component of the position, -1 for the similarity; the parameter of that;
-  // what it is to it, "value", "start", "theta", "weight" or "bias"; and of a table what it is
-  // indexed by, as the catalogue says, else "".
+  // For each of these: its component of the position, or -1 for the similarity; the component's
+  // parameter; its part, "value", "start", "theta", "weight" or "bias"; and the index of a table as
+  // in the catalogue, or "".
   add("module_tensor_origins(str similarity, str position) -> "
       "(str[] names, int[] components, str[] parameters, str[] parts, str[] indices)",
       OriginsOfTensors);
   add("module_has_projections(str position) -> bool", HasProjections);
-  // The tensors of a call of a module, and which of them are of keys.
+  // The tensors that a module computes in a call, and which of them belong to keys.
   add("module_projections(str similarity, str position, int num_heads, Tensor[] tensors, "
       "Tensor query, Tensor key) -> (Tensor[] tensors, int[] of_keys)",
       ProjectionsOfModule);
@@ -384,8 +385,7 @@ void ForCompositions(const Add& add) {
          bool qk_norm, const std::string& position) {
         CheckModule(module.c_str(), dropout, tolerance, {sink, gate, qk_norm}, position);
       });
-  // The values (H,) of what module_tensors(similarity, "none", ...) names, for a call of q: those
-  // of the parameters that it has tensors of.
+  // The values (H,) of the tensors of module_tensors(similarity, "none", ...), for a call with q.
   add("module_similarity(Tensor q, str similarity, Tensor[] tensors) -> Tensor[]",
       TensorsOfSimilarity);
   add("rms_norm_epsilon() -> float", [] { return kRMSNormEpsilon; });
@@ -395,23 +395,23 @@ void ForCompositions(const Add& add) {
   add("learned_number(Tensor start, Tensor theta) -> Tensor", LearnedNumber);
   add("attention_position(str position) -> str", AttentionPosition);
   add("layer_positions(str pattern) -> str[]", LayerPositions);
-  // gnomon/catalogue.h; JSON.
+  // The catalogue (gnomon/catalogue.h) as JSON.
   add("catalogue() -> str", CatalogueJson);
   add("load_terms(str path) -> str[]", LoadTerms);
-  // A sum's components: their names, options as "key=value", each by itself, and the prefix and the
-  // lengths of the grid of each, if it has one.
+  // The components of a sum: their names, their separate options "key=value", and the prefix and
+  // sizes of each component's grid, if any.
   add("components(str specification) -> "
       "(str[] names, str[][] options, str[] specifications, int[][] grids)",
       ComponentsOf);
-  // The coordinate of a token that is a height, or a time: -1, the last, or 0, the first; None:
+  // The index of the token coordinate that is a height or a time: -1 (last) or 0 (first); None if
   // there is none.
   add("height_coordinate(str similarity) -> int?", HeightCoordinate);
-  // The option by which the tokens of a similarity are points already, "map=none", else "".
+  // The option with which a similarity takes points as tokens, "map=none"; "" if there is none.
   add("points_option(str similarity) -> str", PointsOption);
-  // Of an argument of calls that has so many axes, the one of the queries, Q, or of the keys, K,
-  // from the end; None: it has none.
+  // The query axis ("Q") or key axis ("K") of a call argument with the given rank, counted from the
+  // end; None if it has none.
   add("axis_of_call(str argument, str letter, int axes) -> int?", AxisOfCall);
-  // Whether a position is another in a call of another length.
+  // Whether a position depends on the length of the call.
   add("goes_by_length(str position) -> bool", GoesByLength);
   add("token_encodings(str position, int max_length) -> (str[], str[], int?)", EncodingsOfTokens);
   add("token_encoding_tensors(str spec, int dim, bool causal) -> "
@@ -438,7 +438,7 @@ void ForCompositions(const Add& add) {
   add("hype_augment(Tensor q, Tensor k, Tensor tau, Tensor mu, int copies, int[] axes, "
       "SymInt query_offset) -> (Tensor, Tensor)",
       HypeAugmentOp);
-  // Points of hyperboloids.
+  // Points on hyperboloids.
   add("lorentz_lift(Tensor x, Tensor? c, float number) -> Tensor", LorentzLift);
   add("lorentz_centroid(Tensor points, Tensor? c, float number) -> Tensor", LorentzCentroidOf);
   add("cone_ancestor(Tensor u, Tensor v, str cone, float? r) -> Tensor", cones::ancestor);
@@ -449,19 +449,19 @@ void ForCompositions(const Add& add) {
 }  // namespace
 
 TORCH_LIBRARY(gnomon, m) {
-  // What the kernels compute (gnomon/attention.h); autograd's pair.
+  // The kernels' forward and backward operators (gnomon/attention.h).
   m.def(AttentionOperator::ForwardSchema().c_str());
   m.def(AttentionOperator::BackwardSchema().c_str());
-  // The same over the edges of a graph (gnomon/graph.h).
+  // The same for the edges of a graph (gnomon/graph.h).
   m.def(GraphOperator::ForwardSchema().c_str());
   m.def(GraphOperator::BackwardSchema().c_str());
-  // The axes of the tensors that these take and return, for vmap's rules: a letter each, "1|"
-  // before it where there may be one entry for all.
+  // The axes of the tensors that these take and return, for vmap's rules: one letter per axis,
+  // preceded by "1|" if its size may be 1.
   m.def("operator_axes(str operator) -> (str[] names, str[] axes)", AxesOfOperator);
-  // The instruction set of the CPU kernels, and all that can be chosen on this machine.
+  // The instruction set of the CPU kernels, and all that this machine supports.
   m.def("instruction_sets() -> (str, str[])",
         [] { return std::tuple(CurrentTarget(), Targets()); });
-  // The tokens of cones (ops/geometry/cone_map.h): x, row_scalars, y and column_scalars.
+  // Cone tokens (ops/geometry/cone_map.h): x, row_scalars, y and column_scalars.
   m.def(
       "cone_map(Tensor q, Tensor k, str function, str map, float r) -> "
       "(Tensor, Tensor, Tensor, Tensor)");
@@ -469,16 +469,16 @@ TORCH_LIBRARY(gnomon, m) {
       "cone_map_backward(Tensor? d_x, Tensor? d_row_scalars, Tensor? d_y, "
       "Tensor? d_column_scalars, Tensor q, Tensor k, str function, str map, float r, "
       "bool[2] needed) -> (Tensor, Tensor)");
-  // Causal linear attention, and the sums that its gradients are (ops/linear/causal_sums.h).
+  // Causal linear attention, and the sums used in its gradients (ops/linear/causal_sums.h).
   m.def("causal_sums(Tensor x, Tensor y, Tensor z, bool reverse) -> Tensor");
   m.def("causal_linear(Tensor q, Tensor k, Tensor v, str feature) -> (Tensor, Tensor)");
-  // (num_features, D) in float64, D and the device those of `like`.
+  // Returns (num_features, D) in float64, with D and the device of `like`.
   m.def("favor_projection(Tensor like, int num_features, int seed) -> Tensor");
   ForCompositions([&](const std::string& schema, auto run) { m.def(schema.c_str(), run); });
 }
 
-// vmap sees through a composition if it finds it here, and otherwise calls it once a sample or not
-// at all. Its rules for the operators below are in python/gnomon/_vmap.py.
+// vmap decomposes the compositions registered here; it would call others once per sample or reject
+// them. Its rules for the operators below are in python/gnomon/_vmap.py.
 TORCH_LIBRARY_IMPL(gnomon, FuncTorchBatchedDecomposition, m) {
   ForCompositions([&](const std::string& schema, auto run) {
     m.impl(schema.substr(0, schema.find('(')).c_str(), run);

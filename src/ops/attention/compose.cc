@@ -252,7 +252,7 @@ class Composition {
     key = entry.Rotated(*rotation_->component, rotation_->tensors, rotated);
   }
 
-  // Of ContentCall.
+  // Used for ContentCall.
   std::optional<int64_t> FarthestOffset() const {
     if (places_ || coordinates_ || range_.query_offsets) return std::nullopt;
     const std::optional<int64_t> queries = range_.queries.maybe_as_int();
@@ -551,8 +551,8 @@ class Composition {
            q.sym_stride(1) < q.sym_stride(2);
   }
 
-  // Terms that all keys of a row share do not change the weights, so the kernels leave them out.
-  // Under a soft cap they would.
+  // Terms that all keys of a row share do not change the weights, so the kernels omit them. With a
+  // soft cap they do matter.
   void AddSoftcap(const MappedTokens& tokens) {
     if (!arguments_.score_softcap) return;
     const auto refuse = [&](bool is_shared, const std::string& what) {

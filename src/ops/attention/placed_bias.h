@@ -1,6 +1,6 @@
-// Biases by offset of tokens that stand anywhere. How far apart they stand is data, which shapes of
-// a traced call cannot depend on: the operator takes what the biases are made of, and makes their
-// table itself.
+// Offset biases for tokens with explicit positions. The range of offsets is data, on which the
+// shapes of a traced call cannot depend, so the operator takes the parameters of the biases and
+// builds their table itself.
 #ifndef GNOMON_OPS_ATTENTION_PLACED_BIAS_H_
 #define GNOMON_OPS_ATTENTION_PLACED_BIAS_H_
 
@@ -18,18 +18,18 @@
 
 namespace gnomon {
 
-// A sum of biases as the operator takes it.
+// A sum of biases in the form that the operator takes.
 class PackedBiases {
  public:
-  // One more of them, of these tensors.
+  // Adds a bias with its tensors.
   void Add(const PositionEntry& entry, const Component& component,
            const std::vector<at::Tensor>& tensors);
 
   bool empty() const { return terms_.empty(); }
   const std::string& terms() const { return terms_; }
-  // Of each tensor, the number of its axes and their lengths.
+  // For each tensor, its rank followed by its sizes.
   const std::vector<c10::SymInt>& shapes() const { return shapes_; }
-  // The numbers of all tensors, one after the other, of the dtype and on the device of the bias.
+  // The values of all tensors, concatenated, with the dtype and device of the bias.
   at::Tensor Parameters(const at::TensorOptions& options) const;
 
  private:
@@ -38,14 +38,14 @@ class PackedBiases {
   std::vector<at::Tensor> flat_;
 };
 
-// The offsets p_j - p_i that a call has, `first` to `last`.
+// The offsets p_j - p_i of a call, from `first` to `last`.
 struct OffsetSpan {
   int64_t first;
   int64_t last;
 };
 
-// The table of the sum (1, H, last - first + 1), entry n for p_j - p_i = first + n, and the
-// gradient of its parameters. Throw c10::ValueError.
+// The table of the sum, (1, H, last - first + 1), where entry n belongs to p_j - p_i = first + n;
+// and the gradient of its parameters. Throw c10::ValueError.
 at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
                            const at::Tensor& parameters, int64_t heads, OffsetSpan span);
 at::Tensor PlacedBiasGradient(std::string_view terms, at::IntArrayRef shapes,

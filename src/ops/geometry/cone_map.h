@@ -11,13 +11,13 @@
 
 namespace gnomon {
 
-// Tokens X (B, H, L, D - 1) and scalars (S, B, H, L) as a pair function reads them, of q and of k
-// (B, H, L, D) = (w, z): X = m(z) w, with zeros behind it up to a multiple of four columns, and
-// where m and the scalars are, by the height h or u,
+// Tokens X (B, H, L, D - 1) and scalars (S, B, H, L), as a pair function reads them, computed from
+// q and k (B, H, L, D) = (w, z). X = m(z) w, zero-padded to a multiple of four columns. m and the
+// scalars depend on the height h or u:
 //   umbral     m = h / sinh(r); h
 //   penumbral  m = u; u^2 / (1 + a), u^2, a = sqrt(1 - u^2)
-// and by the map, psi: h = exp(z); xi: u = sigmoid(z), whatever r; none: h = z, and u = z / r in
-// [0, 1], m = 1 / r in place of u.
+// and the height on the map: h = exp(z) for psi; u = sigmoid(z) for xi, independent of r; h = z for
+// none, or u = z / r in [0, 1] with m = 1 / r.
 struct ConeTokens {
   at::Tensor x;
   at::Tensor row_scalars;
@@ -25,8 +25,7 @@ struct ConeTokens {
   at::Tensor column_scalars;
 };
 
-// Through the dispatcher. function: umbral with the maps psi and none, or penumbral with xi and
-// none.
+// Calls the operator. function: umbral with the maps psi and none, or penumbral with xi and none.
 ConeTokens CallConeMap(const at::Tensor& q, const at::Tensor& k, std::string_view function,
                        std::string_view map, double r);
 

@@ -23,10 +23,10 @@ at::Tensor SinhRatio(const at::Tensor& n, const at::Tensor& square) {
 
 }  // namespace
 
-// The exponential map at (0, ..., 0, 1), of tangents in its orthonormal frame:
+// The exponential map at (0, ..., 0, 1), for tangents in its orthonormal frame:
 //   height = 1 / (cosh n - v_d sinh(n) / n), X = w sinh(n) / n height,  v = (w, v_d), n = |v|,
-// with cosh n - v_d sinh(n) / n = e^-n + (n - v_d) sinh(n) / n, and n - v_d = |w|^2 / (n + v_d)
-// where v_d > 0, so that nothing cancels.
+// with cosh n - v_d sinh(n) / n = e^-n + (n - v_d) sinh(n) / n, and n - v_d = |w|^2 / (n + v_d) if
+// v_d > 0, which avoids cancellation.
 HalfSpacePoint ExponentialMap(const at::Tensor& token) {
   const at::Tensor length = SafeSqrt(SquaredNorm(token));
   const at::Tensor v = token * OverColumns(kFarthest / length.clamp_min(kFarthest));

@@ -75,8 +75,8 @@ void Run(const at::Tensor& x_in, const at::Tensor& y_in, const at::Tensor& z_in,
   SumCausally(sums, TorchExecutor());
 }
 
-// With Torch's operators, for float64 and GPUs, chunk by chunk: products of a chunk's rows, and the
-// sums over the previous chunks.
+// With PyTorch operators, for float64 and GPUs: products of the rows of each chunk, plus the sums
+// over the previous chunks.
 at::Tensor SumsByChunks(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
                         bool reverse) {
   constexpr int64_t kRows = 64;

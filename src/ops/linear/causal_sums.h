@@ -1,4 +1,5 @@
-// The operators gnomon::causal_sums and gnomon::causal_linear, called through Torch's dispatcher.
+// The operators gnomon::causal_sums and gnomon::causal_linear, called through the PyTorch
+// dispatcher.
 #ifndef GNOMON_OPS_LINEAR_CAUSAL_SUMS_H_
 #define GNOMON_OPS_LINEAR_CAUSAL_SUMS_H_
 

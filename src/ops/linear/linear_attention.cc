@@ -1,15 +1,15 @@
-// Linear attention as a composition of Torch's operators.
+// Linear attention as a composition of PyTorch operators.
 //
 // Numerator and denominator are sums over the keys of phi(q_i).phi(k_j) times a value; for the
 // denominator, the value is 1, or 0 for a hidden key. Causal sums are separate operators
 // (causal_sums.h) whose autograd saves only their arguments.
 //
-// Random features are exponentials, exp(a_if) of the query and exp(b_jf) of the key, and kept as
-// their exponents: sum_f exp(a_if + b_jf - n_i), n_i the largest exponent that a query meets, is
-// formed as exp(a_if + m_f - n_i) exp(b_jf - m_f) with m_f the largest b_jf of some of the keys
-// that the query sees. Then nothing overflows, what underflows is nothing beside the largest term,
-// and the ratio does not change. For causal sums the keys are taken in blocks that end before the
-// queries begin: the left halves of blocks of 2, 4, 8 ... rows with the right ones, then chunks.
+// Random features are exponentials, exp(a_if) of the query and exp(b_jf) of the key, stored as
+// exponents. With n_i the largest exponent for a query, sum_f exp(a_if + b_jf - n_i) is computed as
+// exp(a_if + m_f - n_i) exp(b_jf - m_f), where m_f is the largest b_jf of a subset of the visible
+// keys. This never overflows, terms that underflow are negligible, and the ratio is unchanged.
+// Causal sums process keys in blocks that end before their queries begin: within chunks, the left
+// halves of blocks of 2, 4, 8 ... rows with the right halves; then whole chunks.
 #include "ops/linear/linear_attention.h"
 
 #include <ATen/ATen.h>
@@ -80,7 +80,7 @@ at::Tensor PadRows(const at::Tensor& x, const c10::SymInt& rows, double value = 
   return at::cat({x, at::full_symint(sizes, value, x.options())}, 2);
 }
 
-// Sums whose exponents are less by m: (B, Hkv, n, 1, F) and (B, Hkv, n, F, E).
+// Sums whose exponents are reduced by m: (B, Hkv, n, 1, F) and (B, Hkv, n, F, E).
 struct ScaledSums {
   at::Tensor m;
   at::Tensor sum;
@@ -96,7 +96,7 @@ ScaledSums Every(const ScaledSums& s, int64_t first, int64_t step) {
   return {s.m.slice(2, first, std::nullopt, step), s.sum.slice(2, first, std::nullopt, step)};
 }
 
-// The running sums up to and with each, n a power of two, in O(n): those of pairs first.
+// Inclusive running sums, n a power of two, in O(n): sums of pairs come first.
 ScaledSums RunningSums(const ScaledSums& s, int64_t n) {
   if (n == 1) return s;
   const ScaledSums even = Every(s, 0, 2);
@@ -342,12 +342,12 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
   const bool is_favor = arguments.feature == "favor";
   const at::Tensor projection = is_favor ? Projection(q, arguments) : at::Tensor();
 
-  // No query, no chunk.
+  // Without queries there are no chunks.
   const bool causal = arguments.causal && q.sym_size(2) != 0;
   if (causal && !is_favor && !rotation.rope && !key_lengths) {
     return std::get<0>(CallCausalLinear(q, k, v, arguments.feature)).to(q_in.scalar_type());
   }
-  // Where there is no rotation, one sum of values and ones; else one of each.
+  // Without a rotation, one sum serves the values and the denominator; otherwise each has its own.
   const Rotation none{std::nullopt, 0, 0};
   const at::Tensor value = rotation.rope ? v : at::cat({v, one}, 3);
   at::Tensor numerator;

@@ -9,7 +9,7 @@
 namespace gnomon::nn {
 namespace {
 
-// Whether tokens can be copied behind those that are kept.
+// Whether new tokens can be appended to the cached ones.
 bool HaveOneForm(const std::vector<torch::Tensor*>& kept, const std::vector<torch::Tensor>& fresh) {
   for (size_t n = 0; n < kept.size(); ++n) {
     const torch::Tensor& before = *kept[n];
@@ -30,9 +30,9 @@ bool HaveOneForm(const std::vector<torch::Tensor*>& kept, const std::vector<torc
 
 }  // namespace
 
-// Tensors (B, H, places, ...), the first places of which are taken.
+// Tensors (B, H, capacity, ...) whose leading slots are in use.
 struct KVCache::Room {
-  // Half as many places again as the tokens of `kept` and `more` need; those of `kept` are copied.
+  // Allocates 1.5 times the tokens of `kept` and `more`, and copies those of `kept`.
   Room(const std::vector<torch::Tensor*>& kept, int64_t more) {
     const int64_t count = kept[0]->size(2);
     for (torch::Tensor* tensor : kept) {
@@ -46,8 +46,8 @@ struct KVCache::Room {
     taken = count;
   }
 
-  // The first of `more` places behind those of `kept`, which nobody else then gets; none where
-  // `kept` is not here, somebody has taken them, or there are too few.
+  // Reserves `more` slots after those of `kept` and returns the first. Returns nothing if `kept` is
+  // not stored here, if the slots are reserved already, or if there are too few.
   std::optional<int64_t> Take(const std::vector<torch::Tensor*>& kept, int64_t more) {
     int64_t end = taken;
     if (kept.size() != tensors.size() || end + more > tensors[0].size(2)) return std::nullopt;
@@ -69,10 +69,10 @@ struct KVCache::Room {
   std::atomic<int64_t> taken;
 };
 
-// `fresh` behind `kept`, in place where there is room and no gradient is recorded.
+// Appends `fresh` to `kept`, in place if there is capacity and no gradient is recorded.
 void KVCache::Extend(const std::vector<torch::Tensor*>& kept,
                      const std::vector<torch::Tensor>& fresh, std::shared_ptr<Room>* room) {
-  // What a backward pass reads must stay as it is.
+  // Tensors saved for a backward pass must not change.
   const bool in_place =
       !at::GradMode::is_enabled() &&
       std::all_of(kept.begin(), kept.end(),
@@ -119,7 +119,7 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
         positions.defined() ? positions : torch::arange(length(), new_positions.options());
     torch::Tensor fresh = new_positions;
     if (fresh.dim() == 3) {
-      // Coordinates: those of all batches beside those of each.
+      // Coordinates shared by the batch are combined with per-batch ones.
       TORCH_CHECK_VALUE(known.dim() == 3 && known.size(2) == fresh.size(2),
                         "gnomon.nn.KVCache: the positions have another number of axes than those "
                         "in the cache; expected the same");
@@ -132,7 +132,7 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
       TORCH_CHECK_VALUE(known.dim() < 3,
                         "gnomon.nn.KVCache: the cached positions have several axes; expected the "
                         "same for the new ones");
-      // Positions of all batches beside those of each.
+      // Positions shared by the batch are combined with per-batch ones.
       for (torch::Tensor* one : {&known, &fresh}) {
         if (one->dim() < std::max(known.dim(), fresh.dim())) {
           *one = one->expand({new_k.size(0), one->size(-1)});

@@ -28,7 +28,7 @@ ProjectedTensors ProjectTokens(const ModuleTerms& terms, int64_t heads, at::Tens
         use.parts.size() == 1 ? std::nullopt : OptionalTensor(tensors[use.first + 1]);
     const at::Tensor product =
         at::linear(tokens, tensors[use.first], bias).unflatten(2, {heads, -1}).transpose(1, 2);
-    // Gates are close to 1, and multiply: those of low precision would lose what they say.
+    // Gates are close to 1 and are multiplied, so low precision would lose their information.
     const at::Tensor computed = product.to(ComputingType(product));
     if (projection.of_keys) call.of_keys.push_back(static_cast<int64_t>(call.tensors.size()));
     call.tensors.push_back(projection.finish == nullptr ? computed : projection.finish(computed));
@@ -46,7 +46,7 @@ CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArgume
     const at::Tensor& keys = arguments.key_positions.value_or(*arguments.positions);
     TORCH_CHECK_VALUE(keys.dim() > 0, "gnomon.attention: key_positions has shape ()");
     const at::Tensor& queries = *arguments.positions;
-    // On either side.
+    // For queries and for keys.
     return {SizeOf(q, 2), SizeOf(k, 2),
             at::maximum((queries.amax(-1) - keys.amin(-1)).max(),
                         (keys.amax(-1) - queries.amin(-1)).max())};
@@ -127,7 +127,7 @@ std::vector<at::Tensor> SimilarityTensors(const at::Tensor& q, const ModuleTerms
 
 namespace {
 
-// The rotation by which keys may be kept turned (TurnsKeysOnce); null: there is none.
+// The rotation after which keys can be cached (TurnsKeysOnce), or null.
 const ModuleTerms::Position* FindLastingRotation(const ModuleTerms& terms) {
   if (terms.similarity().HasHeight(terms.component())) return nullptr;
   const ModuleTerms::Position* rotation = nullptr;

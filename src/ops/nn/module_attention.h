@@ -1,4 +1,4 @@
-// The calls of a module.
+// Attention calls of a module.
 #ifndef GNOMON_OPS_NN_MODULE_ATTENTION_H_
 #define GNOMON_OPS_NN_MODULE_ATTENTION_H_
 
@@ -12,17 +12,17 @@
 
 namespace gnomon {
 
-// The tensors of a module as the functions below take them: what it makes of the tokens of the
-// queries (B, Lq, ...) and of the keys (B, Lk, ...) is in the place of what it makes them with.
+// The tensors of a module for one call. Tensors that project tokens are replaced by the result of
+// projecting the queries' tokens (B, Lq, ...) or the keys' tokens (B, Lk, ...).
 struct ProjectedTensors {
   std::vector<at::Tensor> tensors;
-  // Those (B, H, Lk, ...) that are of keys, which go with these into a cache.
+  // The indices of key tensors (B, H, Lk, ...), which are cached with the keys.
   std::vector<int64_t> of_keys;
 };
 ProjectedTensors ProjectTokens(const ModuleTerms& terms, int64_t heads, at::TensorList tensors,
                                const at::Tensor& query_tokens, const at::Tensor& key_tokens);
 
-// The terms of a module, of the tensors of one call.
+// The terms of a module, with the tensors of one call.
 struct ResolvedTerms {
   ResolvedSimilarity similarity;
   std::vector<ResolvedPosition> positions;
@@ -31,17 +31,17 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
                             const ModuleTerms& terms, at::TensorList tensors,
                             const CallArguments& arguments);
 
-// The values (H,) of those parameters of the similarity that a module of it alone has tensors of,
-// as a call of q takes them beside the specification with "=tensor" of each: in the computing type,
-// of tensors of any floating-point type.
+// The values (H,) of the similarity parameters for which a module without a position has tensors. A
+// call with q takes them together with a specification that says "=tensor" for each. They are in
+// the computing type; the tensors may have any floating-point type.
 std::vector<at::Tensor> SimilarityTensors(const at::Tensor& q, const ModuleTerms& terms,
                                           at::TensorList tensors);
 
-// Whether the keys of calls with such a position turn alike in all of them, and nothing else reads
-// them before: a cache may then keep them turned.
+// Whether keys with this position are rotated identically in all calls and not read before the
+// rotation, so that a cache can store rotated keys.
 bool TurnsKeysOnce(const ModuleTerms& terms);
-// Keys (B, Hkv, L, D) turned by the rotation of such a position. They stand one after the other
-// from `first` on, or at positions (L,) or (B, L).
+// Keys (B, Hkv, L, D) after this position's rotation. They are consecutive from `first` on, or at
+// positions (L,) or (B, L).
 at::Tensor TurnedKeys(const at::Tensor& k, const ModuleTerms& terms, int64_t heads,
                       const c10::SymInt& first, const OptionalTensor& positions);
 
@@ -49,7 +49,7 @@ at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::T
                            const ModuleTerms& terms, at::TensorList tensors,
                            const CallArguments& arguments, bool of_turned_keys = false);
 
-// Its weights of some rows (AttentionWeights); values have value_dim columns.
+// Attention weights of some rows (AttentionWeights); values have value_dim columns.
 at::Tensor ModuleAttentionWeights(const at::Tensor& q, const at::Tensor& k,
                                   const std::vector<int64_t>& rows, const ModuleTerms& terms,
                                   at::TensorList tensors, int64_t value_dim,

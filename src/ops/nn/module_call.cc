@@ -17,7 +17,7 @@ torch::Tensor Heads(const torch::Tensor& projected, int64_t count) {
   return projected.unflatten(2, {count, -1}).transpose(1, 2);
 }
 
-// The rest is the module's to say, or as it is by default.
+// The other arguments are set by the module or keep their defaults.
 static_assert(SaysAllBut<AttentionCall>({"scale", "dropout", "seed", "aggregation", "sink",
                                          "temperature", "score_softcap", "tolerance"}));
 
@@ -32,7 +32,7 @@ CallArguments JoinCache(const char* module, const AttentionCall& call, const tor
     arguments.key_positions = call.positions;
   }
   if (call.cache == nullptr) return arguments;
-  // Positions of several axes do not say what a query sees.
+  // Positions with several axes do not determine which keys a query sees.
   const bool says_order = call.positions && call.positions->dim() < 3;
   if (!call.query_offset && !call.query_offsets && !says_order) {
     arguments.query_offset = call.cache->length();
@@ -42,7 +42,7 @@ CallArguments JoinCache(const char* module, const AttentionCall& call, const tor
   if (joined.positions.defined()) arguments.key_positions = joined.positions;
   k = joined.k;
   v = joined.v;
-  // Of padding on the left there may be more than keys so far.
+  // Left padding may be longer than the keys so far.
   if (arguments.key_starts) arguments.key_starts = arguments.key_starts->clamp_max(k.size(2));
   return arguments;
 }

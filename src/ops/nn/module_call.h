@@ -1,4 +1,4 @@
-// What the modules' calls share.
+// Code shared by the calls of modules.
 #ifndef GNOMON_OPS_NN_MODULE_CALL_H_
 #define GNOMON_OPS_NN_MODULE_CALL_H_
 
@@ -13,16 +13,16 @@ namespace gnomon::nn {
 
 torch::Tensor AsDefaultDtype(const torch::Tensor& tensor);
 
-// Throws c10::ValueError, in the name of a module, unless embeddings are (B, L, dim).
+// Throws c10::ValueError, with a message that names the module, unless embeddings are (B, L, dim).
 void CheckEmbeddings(const char* module, const torch::Tensor& embeddings, int64_t dim);
 
 // (B, L, heads columns) to (B, heads, L, columns).
 torch::Tensor Heads(const torch::Tensor& projected, int64_t count);
 
-// What a call of a module says to the operator. Where it has a cache, k and v become those of the
-// cache and the call's own, and `joined` what the cache is to hold once nothing can be refused any
-// more. query and key (B, L, ...) are the call's own tokens, of_keys what else a position computes
-// from the keys.
+// The operator arguments of a module call. With a cache, k and v are extended by the cached tokens,
+// and `joined` receives the cache's new content, to be stored once the call cannot fail any more.
+// query and key (B, L, ...) are the tokens of the call; of_keys holds tensors that a position
+// computes from the keys.
 CallArguments JoinCache(const char* module, const AttentionCall& call, const torch::Tensor& query,
                         const torch::Tensor& key, const std::vector<torch::Tensor>& of_keys,
                         torch::Tensor& k, torch::Tensor& v, KVCache& joined);

@@ -17,7 +17,7 @@ namespace {
 using Use = ModuleTerms::Use;
 using Setting = Use::Setting;
 
-// Where the weight (H columns, dim) and the bias (H,) of a projection of tokens start.
+// The initial weight (H columns, dim) and bias (H,) of a token projection.
 at::Tensor ProjectionStart(const TokenProjection& projection, const Component& component,
                            TensorPart part, const ModuleShape& shape) {
   const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
@@ -31,14 +31,14 @@ at::Tensor ProjectionStart(const TokenProjection& projection, const Component& c
                                           : at::zeros({rows, dim}, options);
 }
 
-// Whether a position came with a table, which may be that of calls of some lengths.
+// Whether a position has a user-given table, which may fit only calls of some lengths.
 bool HasGivenTable(const ModuleTerms::Position& position) {
   return std::any_of(position.uses.begin(), position.uses.end(),
                      [](const Use& use) { return use.is_given && !use.parameter->is_per_head(); });
 }
 
-// Throws what every call of a module would: a call of no batches asks the terms all that they
-// check.
+// Throws the error that every call of the module would raise, by calling the terms' checks with an
+// empty batch.
 void CheckCall(const ModuleTerms& terms, const ModuleShape& shape,
                const std::vector<ModuleTensor>& tensors) {
   const at::NoGradGuard no_grad;
@@ -66,21 +66,21 @@ void CheckCall(const ModuleTerms& terms, const ModuleShape& shape,
     ModuleAttention(heads_of(shape.head_dim), heads_of(shape.head_dim), heads_of(shape.value_dim),
                     terms, call.tensors, arguments);
   };
-  // Some terms need a causal mask, and of some the causal form has another range.
+  // Some terms need a causal mask, and some have a different range with one.
   try {
     attend(/*causal=*/true);
   } catch (const c10::Error&) {
     try {
       attend(/*causal=*/false);
     } catch (const c10::Error&) {
-      // As the first one said.
+      // Throws the error of the causal call, if any.
       attend(/*causal=*/true);
     }
   }
 }
 
-// The same, once for equal modules, as the layers of a model are. It depends on no number of a
-// tensor, given ones included: of all of them ones stand in.
+// CheckCall, once for equal modules, such as the layers of a model. The result does not depend on
+// tensor values, so ones replace all tensors.
 void CheckCallOnce(const ModuleTerms& terms, const ModuleShape& shape,
                    const std::vector<ModuleTensor>& tensors) {
   std::vector<int64_t> sizes = {shape.heads,      shape.head_dim,     shape.value_dim,
@@ -96,7 +96,7 @@ void CheckCallOnce(const ModuleTerms& terms, const ModuleShape& shape,
   });
 }
 
-// The same of those positions that came without tables.
+// The same for the positions without user-given tables.
 void CheckOthers(const ModuleTerms& terms, const std::string& positions, const ModuleShape& shape,
                  at::TensorList given) {
   std::vector<at::Tensor> kept;
@@ -139,14 +139,14 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
   shape.has_height = entry.HasHeight(terms.component());
   entry.CheckColumns(terms.component(), shape.head_dim, kName, ": qk_dim is ");
   for (const ModuleTerms::Position& position : terms.positions()) {
-    TokenGrid::Find(position.component);  // throws for a mistake in it
+    TokenGrid::Find(position.component);  // throws if the grid is invalid
   }
   const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
   terms.ForEachUse([&](const Component& term, const Use& use) {
     const Parameter& parameter = *use.parameter;
     if (parameter.is_per_head() && !use.is_given && !use.keeps_start &&
         use.setting != Setting::kNumber) {
-      StartOf(parameter, term, shape);  // throws where it cannot be learned
+      StartOf(parameter, term, shape);  // throws if it cannot be learned
     }
     for (const TensorPart part : use.parts) {
       ModuleTensor tensor{TensorName(use.name, part), {}, /*learned=*/true};
@@ -204,11 +204,11 @@ std::vector<LearnedTensor> LearnedTensors(const ModuleTerms& terms, const Module
   terms.CheckCount(tensors, /*of_call=*/false);
   std::vector<LearnedTensor> learned;
   terms.ForEachUse([&](const Component& term, const Use& use) {
-    // What a projection makes is of tokens, not of the module.
+    // A projection depends on the tokens, not only on the module.
     if (use.parts.empty() || use.is_projected()) return;
     const at::Tensor last = tensors[use.first + use.parts.size() - 1];
     if (use.is_given) {
-      // Unless it is a buffer.
+      // Buffers are skipped.
       if (last.requires_grad()) learned.push_back({use.name, last.detach(), std::nullopt});
     } else if (!use.parameter->is_per_head()) {
       learned.push_back({use.name, last.detach(), std::nullopt});

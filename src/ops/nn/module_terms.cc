@@ -62,7 +62,7 @@ ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& posit
         FindPositionInAttention("gnomon.nn.MultiheadAttention", term, /*holds_tables=*/true);
     std::vector<Use> uses;
     for (const Parameter* parameter : entry.Tensors(term)) {
-      // A second component of a name is told apart by its number.
+      // Further components with the same name are numbered.
       const int count = ++names[term.name() + "_" + parameter->name];
       Use& use = uses.emplace_back(UseOf(term, *parameter));
       use.component = static_cast<int64_t>(positions_.size());
@@ -72,7 +72,7 @@ ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& posit
       return std::make_shared<const Component>(
           entry.Complete(term, {.has_tables_of_positions = true, .looks_ahead = looks_ahead}));
     };
-    // Along the axes of a grid a token looks both ways even at those before it.
+    // On a grid axis, tokens see both directions even in a causal call.
     const bool lies_on_grid = term.Find("shape").has_value();
     positions_.push_back({&entry, term, std::move(uses), called(lies_on_grid), called(true)});
   }

@@ -20,7 +20,7 @@ ModuleSizes SizesOf(const MultiheadAttentionOptions& options) {
 }
 
 void Check(const MultiheadAttentionOptions& options) {
-  SizesOf(options);  // throws unless they fit together
+  SizesOf(options);  // throws if they are inconsistent
   CheckModule("gnomon.nn.MultiheadAttention", options.dropout(), options.tolerance(),
               {options.sink(), options.gate(), options.qk_norm()}, options.position().spec);
 }
@@ -84,7 +84,7 @@ void MultiheadAttentionImpl::reset() {
   std::vector<torch::Tensor> given = options.similarity().tensors;
   given.insert(given.end(), options.position().tensors.begin(), options.position().tensors.end());
   for (const ModuleTensor& tensor : ModuleTensors(*terms_, shape, given)) {
-    // A copy also where the dtype is that already: a clone has parameters of its own.
+    // Copies even if the dtype matches: a clone must have its own parameters.
     const torch::Tensor start = AsDefaultDtype(tensor.start).detach().clone();
     if (tensor.learned) {
       register_parameter(tensor.name, start);

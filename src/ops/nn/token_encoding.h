@@ -1,4 +1,4 @@
-// Encodings that are added to the embeddings of tokens before the first layer.
+// Encodings that are added to token embeddings before the first layer.
 #ifndef GNOMON_OPS_NN_TOKEN_ENCODING_H_
 #define GNOMON_OPS_NN_TOKEN_ENCODING_H_
 
@@ -14,15 +14,15 @@
 
 namespace gnomon {
 
-// The encodings in a position, as specifications of their own; a table of positions has max_length
-// rows unless its component says otherwise.
+// The encodings in a position, as separate specifications. Position tables have max_length rows
+// unless a component sets its length.
 std::vector<Component> TokenEncodings(const std::string& position, int64_t max_length);
 
-// That of a component; throws c10::ValueError where it has none.
+// The encoder of a component; throws c10::ValueError if it has none.
 std::unique_ptr<TokenEncoder> MakeTokenEncoder(const Component& component, int64_t dim,
                                                bool causal);
 
-// MakeTokenEncoder and Encode, for embeddings that are checked first. In the dtype of embeddings.
+// MakeTokenEncoder and Encode, after checking the embeddings. The result has their dtype.
 at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
                         const std::vector<at::Tensor>& tensors, const TokenBatch& batch);
 

@@ -1,4 +1,4 @@
-// The modules of what is added to the embeddings of tokens.
+// Modules that add encodings to token embeddings.
 #include <gnomon/torch/nn.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace gnomon::nn {
 namespace {
 
-// Adds to embeddings what each makes of them.
+// Adds each encoding to the embeddings.
 torch::Tensor AddEncodings(const std::vector<TokenEncodingImpl*>& encodings,
                            const torch::Tensor& embeddings, const TokenCall& call) {
   TORCH_CHECK_VALUE(!call.cache || !call.lengths,
@@ -90,7 +90,7 @@ TokenPositionImpl::TokenPositionImpl(const TokenPositionOptions& options_) : opt
 }
 
 void TokenPositionImpl::reset() {
-  // Of positions in attention, too, such as a grid of alibi's.
+  // Includes positions in attention, such as alibi on a grid.
   max_length_ = LongestSequence(ParseSum(options.position()), options.max_length());
   encodings_.clear();
   std::map<std::string, int64_t> count;

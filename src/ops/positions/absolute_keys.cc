@@ -23,7 +23,7 @@ at::Tensor Start(const Component& component, const ModuleShape& n) {
                     n.head_dim);
 }
 
-// The rows of the keys that there are, or all where these stand anywhere.
+// The table rows of the existing keys, or all rows if positions are explicit.
 at::Tensor FirstKeys(const Component& component, const at::Tensor& held,
                      const CallLengths& lengths) {
   if (lengths.farthest) return held;

@@ -1,4 +1,4 @@
-// What positions share that multiply the query by rows of tables.
+// Helpers for positions that multiply the query by table rows.
 #ifndef GNOMON_OPS_POSITIONS_CONTENT_TABLES_H_
 #define GNOMON_OPS_POSITIONS_CONTENT_TABLES_H_
 
@@ -11,8 +11,8 @@
 
 namespace gnomon {
 
-// A table (n, columns) or (H, n, columns) as (1 or H, n, columns); throws c10::ValueError, which
-// names it, where it is neither.
+// Expands a table (n, columns) or (H, n, columns) to (1 or H, n, columns). Throws c10::ValueError,
+// which names the table, for other shapes.
 at::Tensor AsRows(const Component& component, const char* name, const at::Tensor& table,
                   int64_t columns, int64_t heads);
 
@@ -21,7 +21,7 @@ Parameter OwnScale();
 // Sets this scale in the term if the component has one.
 ContentTerm WithOwnScale(const Component& component, ContentTerm term);
 
-// (n,), or (H, n) of "per_head".
+// The table shape: (n,), or (H, n) with "per_head".
 std::vector<int64_t> TableRows(const Component& component, int64_t rows, const ModuleShape& n);
 
 }  // namespace gnomon

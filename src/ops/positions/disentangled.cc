@@ -14,8 +14,8 @@ namespace gnomon {
 namespace disentangled {
 namespace {
 
-// Of distances p_i - p_j, the rows of a table of 2 span rows. The arithmetic, in float32, of the
-// published models: a bucket's edge must fall where theirs does.
+// The rows, in a table of 2 span rows, for distances p_i - p_j. Uses the published models' float32
+// arithmetic, because bucket boundaries must match.
 at::Tensor RowsOf(const at::Tensor& distances, int64_t span, int64_t max_distance) {
   at::Tensor bucket = distances;
   if (max_distance > 0) {
@@ -53,7 +53,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   const int64_t span = rows / 2;
   const int64_t max_distance = component.Integer("max_distance");
   CheckBuckets(span, max_distance);
-  // From the first of these on all share the last bucket; none is beyond the second.
+  // Distances from the first number on share the last bucket; none exceeds the second.
   const int64_t most = std::min(max_distance > 0 ? max_distance : span,
                                 call.farthest.value_or(std::numeric_limits<int64_t>::max()));
   const at::Tensor distances = at::arange(-most, most + 1, keys.options().dtype(at::kLong));

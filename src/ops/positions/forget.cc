@@ -9,18 +9,17 @@ namespace gnomon {
 namespace forget {
 namespace {
 
-// The logarithm of a gate that is closed: one of -inf would be all that is left of any sum, and one
-// of -1e30 all its digits. Of weights before it nothing is left by this one.
+// The log of a closed gate. -inf would make any sum -inf, and -1e30 would erase all its digits;
+// this value is enough to make all earlier weights 0.
 constexpr double kClosed = -1e6;
 
-// The product of all gates up to a key in place of those between it and a query: they differ by
-// what all keys of a row have in common. In float64, or the differences of long sums would be lost.
+// Uses the product of all gates up to a key instead of those between the key and the query; the two
+// differ by a factor shared by all keys of a row. float64 preserves the differences of long sums.
 at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& tensors,
                 const KeyBiasCall& call) {
   const at::Tensor gates = tensors[0].clamp_min(kClosed);
   if (!call.key_order) return -at::cumsum(gates, 2, at::kDouble);
-  // Of keys of several segments or that stand anywhere, each segment by itself, in the order of
-  // positions.
+  // With segments or explicit positions, accumulates each segment separately, in order of position.
   const at::Tensor& order = *call.key_order;
   const std::vector<c10::SymInt> sizes = {order.sym_size(0), gates.sym_size(1), order.sym_size(1)};
   const auto over_heads = [&](const at::Tensor& columns) {
@@ -37,11 +36,10 @@ at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& t
 
 int64_t OneColumn(const Component& /*component*/, const ModuleShape& /*n*/) { return 1; }
 
-// Where the gates are the same everywhere they decay as ALiBi's biases do: log f = -slope, and f =
-// sigmoid(b).
+// With constant gates, they decay like ALiBi's biases: log f = -slope, where f = sigmoid(b).
 at::Tensor BiasStart(int64_t heads) { return -alibi_slopes(heads).expm1().log(); }
 
-// Contiguous: compiled graphs take the gradient of log_sigmoid to be so.
+// Contiguous, because compiled graphs assume that the gradient of log_sigmoid is.
 at::Tensor LogGate(const at::Tensor& product) {
   return at::log_sigmoid(product.contiguous()).squeeze(3);
 }

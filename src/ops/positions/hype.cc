@@ -11,13 +11,13 @@ namespace {
 
 constexpr double kMu = 0.001;
 
-// mu * distance, clamped to +-80: float32 ends at sinh(89).
+// mu * distance, clamped to +-80, because sinh overflows float32 at 89.
 at::Tensor Angle(const at::Tensor& mu, const at::Tensor& distance) {
   return (mu * distance).clamp(-80, 80);
 }
 
-// Angelotti 2023, with the sign that penalises distance: its eq. 12 and eq. 14 disagree. The
-// paper's form is odd, which without a mask favours the last key of all.
+// Angelotti 2023, with the sign that penalises distance, because its eqs. 12 and 14 disagree. The
+// paper's form is odd, so without a mask it favours the last key.
 at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tensors,
                 const OffsetRange& range) {
   const at::Tensor tau = OverEntries(tensors[0]);
@@ -35,7 +35,7 @@ at::Tensor MuStart(const Component& component, const ModuleShape& n) {
   return at::full({n.heads}, mu, at::TensorOptions().dtype(at::kDouble));
 }
 
-// ALiBi's slopes where mu (p_i - p_j) is small.
+// Approximates ALiBi's slopes where mu (p_i - p_j) is small.
 at::Tensor TauStart(const Component& component, const ModuleShape& n) {
   return alibi_slopes(n.heads) / MuStart(component, n);
 }

@@ -17,8 +17,8 @@ at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tenso
   return -r1 * distance.pow(r2);
 }
 
-// Power starts as ALiBi; log at the quantiles of the uniform distributions, on (0, 2) and (0, 1),
-// that the paper's code draws from.
+// The power form starts as ALiBi. The log form starts at the quantiles of the uniform distributions
+// on (0, 2) and (0, 1) that the paper's code samples from.
 at::Tensor R1Start(const Component& component, const ModuleShape& n) {
   if (component.Choice("kind") == "power") return alibi_slopes(n.heads);
   return (at::arange(n.heads, at::TensorOptions().dtype(at::kDouble)) + 0.5) *

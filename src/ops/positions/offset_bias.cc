@@ -11,18 +11,18 @@ namespace gnomon {
 namespace offset_bias {
 namespace {
 
-// Whether the table is of positions: what the entry adds to a component.
+// Marks a table indexed by positions; added to a component by its entry.
 constexpr const char* kCentred = "centred";
 
 Component Complete(Component component, const ComponentUse& use) {
-  // Along an axis of a grid it is of the grid.
+  // Along a grid axis, the table is indexed by grid coordinates.
   if (use.has_tables_of_positions && !component.Find("shape")) {
     component.SetDefault(kCentred, "true");
   }
   return component;
 }
 
-// The entries of a module's table, (H, 2 n - 1), whose middle is the offset 0 of positions.
+// Entries of a module's table, (H, 2 n - 1), with offset 0 in the middle.
 at::Tensor CentredEntries(const at::Tensor& table, const OffsetRange& range) {
   const c10::SymInt columns = table.dim() == 2 ? table.sym_size(1) : c10::SymInt(0);
   TORCH_CHECK_VALUE(table.dim() == 2 && table.sym_size(0) == range.heads && columns % 2 == 1,

@@ -63,7 +63,7 @@ at::Tensor ValuesStart(const Component& component, const ModuleShape& n) {
   return RandomRows(/*stream=*/2, TableRows(component, RowsOf(component), n), n.value_dim);
 }
 
-// The table of what is added to the values, or whether a module has one.
+// The table added to the values, or whether a module has one.
 Parameter Values() {
   Parameter values = Flag("values", "false")
                          .Means(
@@ -77,7 +77,7 @@ Parameter Values() {
 
 bool HasQuery(const Component& component) { return component.IsTensor("query"); }
 
-// What multiplies the rows instead of q.
+// A tensor that multiplies the rows instead of q.
 Parameter Query() {
   Parameter query = Table("query", Index::kQueries, {.present = HasQuery})
                         .Means(

@@ -21,7 +21,7 @@ namespace gnomon {
 namespace rope {
 namespace {
 
-// A multiple of 2 * axes, that of all axes together.
+// Rounded to a multiple of 2 * axes; the total over all axes.
 int64_t RotatedColumns(const Component& component, const RotationCall& call, int64_t axes,
                        const std::optional<TokenGrid>& grid) {
   const int64_t free = FreeColumns(call);
@@ -43,11 +43,11 @@ int64_t RotatedColumns(const Component& component, const RotationCall& call, int
 }
 
 // Sun et al. 2023, section 3: pair i of q grows by zeta_i^(p / 512) and that of k shrinks by it, so
-// that their product decays with the distance. Only differences of positions count: those from the
-// middle of the sequence keep the powers within float32 up to lengths of kLongest.
+// their product decays with distance. Only position differences matter; measuring from the middle
+// of the sequence keeps the powers within float32 for lengths up to kLongest.
 constexpr int64_t kLongest = 65536;
 
-// Raises where positions of a call, whose numbers are known, lie farther apart.
+// Throws if the positions of a call are known and too far apart.
 void CheckSpread(const at::Tensor& x, const at::Tensor& positions, const at::Tensor& middle) {
   if (x.scalar_type() == at::kDouble || positions.numel() == 0) return;
   if (!HasNumbers(positions) || !HasNumbers(middle)) return;
@@ -68,9 +68,9 @@ at::Tensor Decay(const at::Tensor& x, const at::Tensor& positions, const at::Ten
   return x * (half ? at::cat({scale, scale}, -1) : scale.repeat_interleave(2, -1));
 }
 
-// The axis whose coordinate turns each pair, of sections of so many pairs: one section after the
-// other (Wang et al. 2024, Qwen2-VL), or pairs dealt out in turn, of which the first axis has those
-// that are left over (Qwen3-VL).
+// The axis whose coordinate rotates each pair, given the number of pairs per axis: contiguous
+// sections (Wang et al. 2024, Qwen2-VL), or interleaved pairs, with the remaining ones on the first
+// axis (Qwen3-VL).
 std::vector<int64_t> AxesOfPairs(const Component& component, const std::vector<int64_t>& sections,
                                  int64_t pairs) {
   const int64_t sum = std::accumulate(sections.begin(), sections.end(), int64_t{0});
@@ -99,8 +99,8 @@ std::vector<int64_t> AxesOfPairs(const Component& component, const std::vector<i
   return of_pairs;
 }
 
-// The angles (..., L, pairs) of pairs that lie in sections of axes; positions of one axis are the
-// same along all.
+// The angles (..., L, pairs) of pairs in axis sections. One-dimensional positions are used for
+// every axis.
 at::Tensor SectionAngles(const Component& component, const std::vector<int64_t>& sections,
                          const std::vector<at::Tensor>& coordinates, const at::Tensor& of_pairs) {
   TORCH_CHECK_VALUE(coordinates.size() == 1 || coordinates.size() == sections.size(),
@@ -109,7 +109,7 @@ at::Tensor SectionAngles(const Component& component, const std::vector<int64_t>&
                     ", or one");
   const std::vector<int64_t> axes = AxesOfPairs(component, sections, SizeOf(of_pairs, 0));
   if (coordinates.size() == 1) return coordinates[0].unsqueeze(-1) * of_pairs;
-  // Axis by axis: a tensor of indices would have to be made where a graph is traced.
+  // Axis by axis, because an index tensor would have to be created during tracing.
   std::vector<at::Tensor> of_axes;
   for (const int64_t axis : axes) of_axes.push_back(coordinates[static_cast<size_t>(axis)]);
   return at::stack(of_axes, -1) * of_pairs;
@@ -145,7 +145,7 @@ at::Tensor RowsAt(const at::Tensor& table, const RotationCall& call) {
   return whole.gather(2, places.unsqueeze(1).unsqueeze(3).expand_symint(sizes));
 }
 
-// By the caller's own angles.
+// Rotates by angles that the user supplies.
 at::Tensor RotateByTable(const Component& component, const std::vector<at::Tensor>& tensors,
                          const RotationCall& call) {
   for (const char* other : {"dims", "shape", "sections"}) {
@@ -175,8 +175,8 @@ at::Tensor RotateByTable(const Component& component, const std::vector<at::Tenso
                      component.Choice("layout") == "half");
 }
 
-// The last few turns of calls whose tokens follow one another: q and k have the same, and so have
-// the layers of a model.
+// Caches the most recent rotations of calls with consecutive positions, which q, k and the layers
+// of a model share.
 class KnownTurns {
  public:
   template <class Make>
@@ -187,7 +187,7 @@ class KnownTurns {
         if (known == key && turns.cosine.defined()) return turns;
       }
     }
-    // Tensors of inference mode would not serve a later call that records gradients.
+    // Inference-mode tensors would be unusable in a later call that records gradients.
     const c10::InferenceMode outside(false);
     const at::NoGradGuard no_grad;
     const Turns turns = make();
@@ -228,8 +228,8 @@ struct TurnedRows {
   int64_t rows;
 };
 
-// Su et al. 2021, eq. 34. Over a grid each axis rotates an equal part of the columns by its own
-// coordinate, and so it does with positions of several axes that are not in sections.
+// Su et al. 2021, eq. 34. On a grid, each axis rotates an equal part of the columns by its own
+// coordinate. The same applies to multi-axis positions without sections.
 at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& tensors,
                   const RotationCall& call) {
   if (!tensors.empty()) return RotateByTable(component, tensors, call);
@@ -244,7 +244,7 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   std::vector<at::Tensor> coordinates;
   if (!in_order || xpos) coordinates = CoordinatesOf(component, call, grid);
   const auto count = static_cast<int64_t>(coordinates.size());
-  // Those that have a part of the columns each.
+  // The axes that each have their own part of the columns.
   const int64_t axes = sections ? 1 : !coordinates.empty() ? count : grid ? grid->axes() : 1;
   const int64_t dims = RotatedColumns(component, call, axes, grid);
   const bool half = component.Choice("layout") == "half";
@@ -323,7 +323,7 @@ bool HasKeyAngles(const Component& component) {
   return has;
 }
 
-// A table of angles that only callers have.
+// A table of angles, available only in function calls.
 Parameter Angles(const char* name, bool (*present)(const Component&), const char* meaning,
                  const char* otherwise) {
   Parameter angles =

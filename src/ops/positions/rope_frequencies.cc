@@ -11,7 +11,7 @@
 namespace gnomon {
 namespace {
 
-// What a scaling cannot do without.
+// A parameter that a scaling requires.
 double Needed(const Component& component, const char* name) {
   const std::optional<double> number = component.FindNumber(name);
   TORCH_CHECK_VALUE(number, "gnomon.attention: RoPE has scaling=", component.Choice("scaling"),
@@ -29,21 +29,21 @@ at::Tensor Plain(double base, int64_t dims, const at::TensorOptions& options) {
   return (at::arange(dims / 2, options) * step * std::log(base)).exp();
 }
 
-// A larger base turns the slowest pairs `stretch` times slower and the fastest as before.
+// The larger base that slows the slowest pairs by a factor `stretch` and keeps the fastest.
 double NtkBase(double base, int64_t dims, double stretch) {
   const auto columns = static_cast<double>(dims);
   return dims > 2 ? base * std::pow(stretch, columns / (columns - 2)) : base;
 }
 
-// Peng et al. 2023, sections 3.2 and 3.4: pairs that turn often within the original length keep
-// their frequency, those that turn less than once are slowed down by the factor, with a ramp
+// Peng et al. 2023, sections 3.2 and 3.4: pairs that rotate often within the original length keep
+// their frequency, those that complete less than one turn are slowed by the factor, with a ramp in
 // between.
 RotationFrequencies Yarn(const Component& component, double base, int64_t dims,
                          const at::TensorOptions& options) {
   const double factor = Needed(component, "factor");
   const double original = Needed(component, "original_max_position_embeddings");
   const auto columns = static_cast<double>(dims);
-  // The pair that turns so many times within the original length.
+  // The pair that completes this many turns within the original length.
   const auto pair_of = [&](double turns) {
     return columns * std::log(original / (turns * 2 * std::numbers::pi)) / (2 * std::log(base));
   };
@@ -68,11 +68,12 @@ RotationFrequencies Yarn(const Component& component, double base, int64_t dims,
           NumberOr(component, "attention_factor", by_default)};
 }
 
-// Ding et al. 2024: a factor for each pair, found by search, in short and in long sequences.
+// Ding et al. 2024: a factor per pair, found by search, with separate sets for short and long
+// sequences.
 RotationFrequencies LongRope(const Component& component, double base, int64_t dims, int64_t length,
                              const at::TensorOptions& options) {
   const double original = Needed(component, "original_max_position_embeddings");
-  // Both, whichever this length asks for: a mistake is to be found before the text is long.
+  // Read both sets, so that errors are found before a long sequence occurs.
   const auto read = [&](const char* name) {
     const std::optional<std::vector<double>> factors = component.FindNumbers(name);
     TORCH_CHECK_VALUE(factors && static_cast<int64_t>(factors->size()) == dims / 2,
@@ -93,7 +94,7 @@ RotationFrequencies LongRope(const Component& component, double base, int64_t di
                    factor <= 1 ? 1.0 : std::sqrt(1 + std::log(factor) / std::log(original)))};
 }
 
-// Grattafiori et al. 2024 (Llama 3.1): by the wavelength, with a ramp between two of them.
+// Grattafiori et al. 2024 (Llama 3.1): scales by wavelength, with a ramp between two thresholds.
 RotationFrequencies Llama3(const Component& component, double base, int64_t dims,
                            const at::TensorOptions& options) {
   const double factor = Needed(component, "factor");
@@ -108,7 +109,7 @@ RotationFrequencies Llama3(const Component& component, double base, int64_t dims
   return {frequencies * (kept + (1 - kept) / factor)};
 }
 
-// Gemma 4: only the fastest share of the pairs turns at all.
+// Gemma 4: only the fastest fraction of the pairs rotates.
 RotationFrequencies Proportional(const Component& component, double base, int64_t dims,
                                  const at::TensorOptions& options) {
   const double share = component.Number("partial_rotary_factor");

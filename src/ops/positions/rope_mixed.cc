@@ -37,7 +37,7 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   const at::Tensor exact = frequencies.to(at::kDouble);
   at::Tensor angles;
   for (int64_t axis = 0; axis < axes; ++axis) {
-    // (L, 1) or (1 or B, 1, L, 1), by (heads, 1, pairs).
+    // (L, 1) or (1 or B, 1, L, 1), times (heads, 1, pairs).
     const at::Tensor of_axis =
         coordinates[static_cast<size_t>(axis)].unsqueeze(-1) * exact.select(1, axis).unsqueeze(1);
     angles = angles.defined() ? angles + of_axis : of_axis;
@@ -55,13 +55,13 @@ int64_t AxesOf(const Component& component) {
   return grid ? grid->axes() : axes.value_or(1);
 }
 
-// On a grid a position is one number.
+// On a grid, a position is a single index.
 int64_t AxesOfPositions(const Component& component) {
   return TokenGrid::Find(component) ? 1 : AxesOf(component);
 }
 
-// As many groups of pairs as there are axes. Within a group frequencies fall from 1 to almost
-// 1 / base, and each head turns the groups' directions, which are at right angles, at random.
+// Pairs form one group per axis. Within a group, frequencies fall from 1 to almost 1 / base. Each
+// head rotates the orthogonal directions of the groups randomly.
 at::Tensor Start(const Component& component, const ModuleShape& n) {
   const int64_t axes = AxesOf(component);
   const int64_t step = 2 * axes;
@@ -73,7 +73,7 @@ at::Tensor Start(const Component& component, const ModuleShape& n) {
   const at::Tensor drawn = RandomRows(/*stream=*/1, {n.heads, axes}, axes);
   auto [directions, triangle] = at::linalg_qr(drawn);
   directions = directions * triangle.diagonal(0, -2, -1).sign().unsqueeze(-2);
-  // Turned, not mirrored: the last one goes the other way otherwise.
+  // Makes the matrix a rotation; otherwise it might be a reflection.
   const at::Tensor turn = at::linalg_det(directions).sign().unsqueeze(-1);
   directions = at::cat(
       {directions.narrow(1, 0, axes - 1), directions.narrow(1, axes - 1, 1) * turn.unsqueeze(-1)},

@@ -21,9 +21,9 @@
 namespace gnomon {
 namespace {
 
-// As callers know it, "RoPE".
+// The user-visible name, such as "RoPE".
 const std::string& NameOf(const Component& component) {
-  // Not FindPosition(): a module may have set what all of its positions are told.
+  // Avoids FindPosition(), because a module may have set options that all positions receive.
   return FindPositionEntry(component.name())->shown_name();
 }
 
@@ -98,7 +98,7 @@ bool IsOwn(const at::Tensor& gradient) {
          gradient.has_storage() && gradient.storage().use_count() == 1 && gradient.is_contiguous();
 }
 
-// The rotation and, backward, its inverse: the gradient of a gradient is one, too.
+// The rotation and, backward, its inverse. The gradient of the gradient is a rotation as well.
 class RotationFunction : public torch::autograd::Function<RotationFunction> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
@@ -117,7 +117,7 @@ class RotationFunction : public torch::autograd::Function<RotationFunction> {
     const Turns turns{saved[0], saved[1]};
     const int64_t block = context->saved_data["block"].toInt();
     const bool back = !context->saved_data["back"].toBool();
-    // What is not plain is turned as without this function, by the negated angles.
+    // Gradients that the kernel does not support are rotated with PyTorch operators.
     const at::Tensor d_x =
         TurnsInOnePass(d_turned[0], turns)
             ? TurnTokens(d_turned[0], turns, block, back, IsOwn(d_turned[0]))
@@ -127,7 +127,7 @@ class RotationFunction : public torch::autograd::Function<RotationFunction> {
   }
 };
 
-// `block`: that of pairs of halves; 0: pairs are neighbours.
+// `block`: the columns that hold pairs of halves; 0: pairs are adjacent.
 at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back,
                       bool in_place) {
   const at::Tensor turned = BelowAutograd([&] {

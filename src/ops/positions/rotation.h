@@ -1,4 +1,4 @@
-// What rotations of q and k share: where tokens lie, and the turning of pairs.
+// Shared code of rotations of q and k: token coordinates, and the rotation of pairs.
 #ifndef GNOMON_OPS_POSITIONS_ROTATION_H_
 #define GNOMON_OPS_POSITIONS_ROTATION_H_
 
@@ -13,33 +13,33 @@
 
 namespace gnomon {
 
-// The coordinates of the rows of a call along each axis, (L,) or (1 or B, 1, L), float64: of their
-// positions on the grid, or those that the caller gives, or the positions themselves. Tokens before
-// a grid are at 0. Throws c10::ValueError, naming the term, where the grid does not know them.
+// The coordinates of a call's rows along each axis, (L,) or (1 or B, 1, L), float64: grid
+// coordinates, user-supplied coordinates, or plain positions. Tokens before a grid are at 0. Throws
+// c10::ValueError, naming the term, for positions outside the grid.
 std::vector<at::Tensor> CoordinatesOf(const Component& component, const RotationCall& call,
                                       const std::optional<TokenGrid>& grid);
 
-// How many columns a rotation may turn.
+// The number of columns that a rotation may use.
 int64_t FreeColumns(const RotationCall& call);
 
-// Throws c10::ValueError unless that many columns can be turned, in pairs for each of `axes`.
+// Throws c10::ValueError unless that many columns exist and split into pairs for each of `axes`.
 void CheckColumns(const Component& component, int64_t dims, int64_t axes, const RotationCall& call);
 
-// Cosines and sines of angles (..., n), times a factor.
+// Cosines and sines of angles (..., n), multiplied by a factor.
 struct Turns {
   at::Tensor cosine;
   at::Tensor sine;
 };
 Turns TurnsOf(const at::Tensor& angles, at::ScalarType type, double factor = 1);
 
-// Tokens (B, heads, L, D), of which the first 2 n columns are turned by what broadcasts to (B,
-// heads, L, n), and the others are as they were. Each `block` of columns is turned by itself: its
-// pairs are (i, i + block / 2) where `half`, else (2 i, 2 i + 1). On a CPU without copies of parts,
-// unless a call is traced, transformed or differentiated by its angles.
+// Rotates the first 2 n columns of tokens (B, heads, L, D) by angles that broadcast to (B, heads,
+// L, n), and copies the others. Each block of `block` columns is rotated separately, in pairs (i, i
+// + block / 2) if `half`, else (2 i, 2 i + 1). On a CPU this needs no intermediate copies, unless
+// the call is traced, transformed, or differentiated with respect to the angles.
 at::Tensor RotatePairs(const at::Tensor& x, const Turns& turns, bool half, int64_t block);
 
-// The first columns of the call's tokens turned by angles (1 or B, heads, L, n), which may be those
-// of one head, of k's heads or of q's: keys are repeated where they have fewer.
+// Rotates the first columns of the call's tokens by angles (1 or B, heads, L, n), for one head, the
+// heads of k, or the heads of q. Keys are repeated if they have fewer heads.
 at::Tensor RotateFirst(const Component& component, const RotationCall& call,
                        const at::Tensor& angles, bool half);
 

@@ -8,8 +8,8 @@ namespace gnomon {
 namespace sandwich {
 namespace {
 
-// Chi et al. 2023, section 5: products of sinusoids, less that of distance 0, which the softmax
-// does not see.
+// Chi et al. 2023, section 5: products of sinusoids, minus the value at distance 0, which the
+// softmax ignores.
 at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tensors,
                 const OffsetRange& range) {
   const at::Tensor& factor = tensors[0];
@@ -19,7 +19,7 @@ at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tenso
   at::Tensor distances = range.Distances(factor.options()).abs();
   const c10::SymInt ahead = range.keys - 1 - range.query_offset;
   const c10::SymInt back = range.query_offset + range.queries - 1;
-  // Offsets of both signs have the same distances, each of which is then summed once.
+  // Offsets of both signs share a distance, so each sum is computed once.
   at::Tensor places;
   if (!range.query_offsets && ahead > 0 && back > 0) {
     places = distances;
@@ -35,7 +35,7 @@ at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tenso
   return OverEntries(factor) * sum.to(factor.scalar_type());
 }
 
-// The paper divides by 8 h / H, its compression ratios of heads h = 1 .. H.
+// The paper divides by 8 h / H, the compression ratio of head h = 1 .. H.
 at::Tensor FactorStart(const Component& /*component*/, const ModuleShape& n) {
   const at::Tensor head = at::arange(1, n.heads + 1, at::TensorOptions().dtype(at::kDouble));
   return static_cast<double>(n.heads) / (8 * head);

@@ -14,7 +14,7 @@ at::Tensor Temperature(const Component& /*component*/, const std::vector<at::Ten
   return tensors[0].to(at::kDouble).unsqueeze(1) * call.seen.log();
 }
 
-// With s = 1 / log(100) a row of a hundred keys has the scores of the plain softmax.
+// With s = 1 / log(100), a row with 100 keys has the same scores as with the plain softmax.
 at::Tensor Start(const Component& /*component*/, const ModuleShape& n) {
   return at::full({n.heads}, 1 / std::log(100.0), at::kDouble);
 }

@@ -7,7 +7,7 @@
 
 namespace gnomon {
 
-// The arithmetic, in float32, of the published models: a bucket's edge must fall where theirs does.
+// Uses the published models' float32 arithmetic, because bucket boundaries must match.
 at::Tensor t5_bucket(const at::Tensor& relative_position, bool bidirectional, int64_t num_buckets,
                      int64_t max_distance) {
   TORCH_CHECK_TYPE(at::isIntegralType(relative_position.scalar_type(), /*includeBool=*/false),
@@ -19,7 +19,8 @@ at::Tensor t5_bucket(const at::Tensor& relative_position, bool bidirectional, in
                     "; expected at least ", bidirectional ? 4 : 2);
   TORCH_CHECK_VALUE(max_distance > exact, "gnomon.t5_bucket: max_distance is ", max_distance,
                     "; expected more than ", exact, ", the number of exact buckets");
-  // All far distances share a bucket; those near the ends of int64 have no absolute value.
+  // All far distances share a bucket. Clamping avoids values near the limits of int64, which have
+  // no absolute value.
   constexpr int64_t kFar = int64_t{1} << 40;
   const at::Tensor relative = relative_position.to(at::kLong).clamp(-kFar, kFar);
   const at::Tensor distance = bidirectional ? relative.abs() : -relative.clamp_max(0);

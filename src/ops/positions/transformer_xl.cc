@@ -47,13 +47,13 @@ at::Tensor VectorStart(const Component&, const ModuleShape& n) {
   return at::zeros({n.heads, n.head_dim}, at::TensorOptions().dtype(at::kDouble));
 }
 
-// A tensor that comes with the specification is a table.
+// A tensor given with the specification is a table.
 bool HasLearnedDistances(const Component& component) {
   if (component.IsTensor("r")) return true;
   return component.Choice("r") == "learned";
 }
 
-// A table of distances, or the map W_R of their sinusoids of E = H Dv columns.
+// A table of distances, or the map W_R of their sinusoids with E = H Dv columns.
 at::Tensor DistancesStart(const Component& component, const ModuleShape& n) {
   if (!HasLearnedDistances(component)) {
     return RandomRows(/*stream=*/3, {n.heads, n.head_dim}, n.heads * n.value_dim);
@@ -81,7 +81,7 @@ std::optional<int64_t> MaxLength(const Component& component, int64_t otherwise) 
   return HasLearnedDistances(component) ? LengthOf(component, otherwise) : std::nullopt;
 }
 
-// The table of distances, or in a module what it is.
+// The table of distances, or its form in a module.
 Parameter DistancesParameter() {
   Parameter r = Choice("r", {"sinusoidal", "learned"})
                     .Means(

@@ -1,5 +1,5 @@
-// Similarities of tokens as they are: their definition says all of them
-// (src/definitions/README.md). Nothing of PyTorch is included: definitions compile in seconds.
+// Similarities of unmapped tokens, described completely by their definition
+// (src/definitions/README.md). Includes nothing of PyTorch, so that definitions compile in seconds.
 #ifndef GNOMON_OPS_SIMILARITIES_DEFINITION_H_
 #define GNOMON_OPS_SIMILARITIES_DEFINITION_H_
 
@@ -12,25 +12,25 @@
 
 namespace gnomon {
 
-// The words of a definition.
+// The texts of a definition.
 struct DefinitionText {
-  const char* name;        // of the pair function, and of the similarity
-  const char* class_name;  // of the struct
+  const char* name;        // of the pair function and the similarity
+  const char* class_name;  // name of the struct
   const char* title;
   const char* formula;
   const char* source;
   const char* factor;
   const char* latex = "";
   const char* details = "";
-  std::vector<const char*> heads = {};  // the names of its scalars of heads
+  std::vector<const char*> heads = {};  // names of its head scalars
 };
 
-// Whether it is "scale", or a name, as "gamma" or "-gamma".
+// Whether the text is a factor: "scale", or a name such as "gamma" or "-gamma".
 constexpr bool IsFactor(std::string_view text) { return !text.empty() && text != "-"; }
 
 void RegisterDefinitionText(const DefinitionText& text);
 
-// Registers the similarity that a definition is by itself, if it says so.
+// Registers a definition as a similarity, if it describes one.
 template <class Definition>
 void RegisterDefinition(const char* name, const char* class_name) {
   if constexpr (requires { Definition::kFormula; }) {

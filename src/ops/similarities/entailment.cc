@@ -10,7 +10,7 @@ namespace gnomon {
 namespace entailment {
 namespace {
 
-// The Poincare ball's exponential map at 0: tanh(|v| / 2) v / |v|.
+// The exponential map of the Poincare ball at 0: tanh(|v| / 2) v / |v|.
 at::Tensor IntoBall(const at::Tensor& token) {
   const at::Tensor square = SquaredNorm(token);
   const at::Tensor large = square > 1e-4;
@@ -28,7 +28,7 @@ MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tens
   const at::Tensor query = map == "ball" ? IntoBall(q) : InUnitBall(q);
   const at::Tensor key = map == "ball" ? IntoBall(k) : InUnitBall(k);
   const at::Tensor square = SquaredNorm(query);
-  // Near the origin, where no cone is defined, half of space.
+  // Near the origin, where no cone is defined, uses a half-space.
   const at::Tensor sine = aperture * (1 - square) / SafeSqrt(square).clamp_min(kOrigin);
   const at::Tensor narrow = sine < 1;
   const at::Tensor psi =

@@ -14,7 +14,7 @@ namespace gnomon {
 namespace hyperbolic {
 namespace {
 
-// A token as src/definitions/hyperbolic-inl.h reads it.
+// A token in the form that src/definitions/hyperbolic-inl.h reads.
 struct HyperbolicToken {
   at::Tensor x;
   at::Tensor scalars;  // (3, B, H, L)
@@ -27,7 +27,7 @@ HyperbolicToken FromScalars(const at::Tensor& x, const at::Tensor& offset, const
   return {x, at::stack({offset, root / u, p * root})};
 }
 
-// The point at that distance from the origin, e^distance - 1 = excess, in the direction of x.
+// The point at distance log(1 + excess) from the origin, in the direction of x.
 HyperbolicToken FromPolar(const at::Tensor& x, const at::Tensor& excess, const at::Tensor& sinh) {
   return FromScalars(x, excess, 1 + excess, sinh);
 }
@@ -37,8 +37,9 @@ HyperbolicToken InHalfSpace(const HalfSpacePoint& point) {
   return FromScalars(point.x, height, height, 1 / height);
 }
 
-// The hyperboloid's normalised pseudopolar map (Gulcehre et al. 2019, Hyperbolic Attention
-// Networks): direction x / |x|, at distance z from the origin; a negative distance turns it round.
+// The normalised pseudopolar map of the hyperboloid (Gulcehre et al. 2019, Hyperbolic Attention
+// Networks): direction x / |x|, at distance z from the origin. A negative distance reverses the
+// direction.
 HyperbolicToken Pseudopolar(const at::Tensor& token) {
   const auto [x, z] = SplitLast(token);
   const at::Tensor ahead = z >= 0;
@@ -54,7 +55,7 @@ HyperbolicToken FromTangent(const at::Tensor& token) {
                    radius.divisor.clamp_max(kFarthest).sinh());
 }
 
-// (x, sqrt(1 + |x|^2)), of which x suffices.
+// (x, sqrt(1 + |x|^2)), which is determined by x.
 HyperbolicToken OnHyperboloid(const at::Tensor& token) {
   const Radius radius = RadiusOf(SplitLast(token).first);
   const double most = std::sinh(kFarthest);
@@ -71,7 +72,7 @@ HyperbolicToken InBall(const at::Tensor& token) {
   return FromScalars(x, one, one, p);
 }
 
-// Through the hyperboloid, x / sqrt(1 - |x|^2), to the ball.
+// Maps the Klein model to the ball, through the hyperboloid at x / sqrt(1 - |x|^2).
 HyperbolicToken InKlein(const at::Tensor& token) {
   const at::Tensor x = InUnitBall(token);
   const at::Tensor root = (1 - SquaredNorm(x)).sqrt();
@@ -103,8 +104,8 @@ Chart ChartOf(const Component& component) {
 }
 
 HyperbolicToken MapToHyperbolic(const at::Tensor& token, const Chart& chart) {
-  // The exponential maps of the half-space at (0, ..., 0, 1) and of the others at their origins are
-  // the same up to an isometry.
+  // The exponential maps of the half-space at (0, ..., 0, 1) and of the other models at their
+  // origins agree up to an isometry.
   if (chart.map == "exp") return FromTangent(token);
   if (chart.map == "pseudopolar") return Pseudopolar(token);
   if (chart.model == "half_space") return InHalfSpace(MapToHalfSpace(token, chart.map));

@@ -14,13 +14,13 @@ namespace gnomon {
 namespace lorentz {
 namespace {
 
-// A token as src/definitions/lorentz-inl.h reads it.
+// A token in the form that src/definitions/lorentz-inl.h reads.
 struct LorentzToken {
   at::Tensor x;
   at::Tensor scalars;  // (3, B, H, L)
 };
 
-// The point above the place x (B, H, L, D); root is that of the curvature, (H, 1).
+// The point above x (B, H, L, D); `root` is the square root of c, (H, 1).
 LorentzToken Above(const at::Tensor& x, const at::Tensor& root) {
   const Radius radius = RadiusOf(x);
   const at::Tensor most = root * std::sinh(kFarthest);
@@ -62,7 +62,7 @@ MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tens
   at::Tensor k = k_in;
   at::Tensor key_root = root;
   if (group > 1) {
-    // Points of different spaces, or of one.
+    // Heads with different curvatures need separate keys.
     if (differs) {
       k = k.repeat_interleave(group, 1);
     } else {
@@ -87,7 +87,7 @@ at::Tensor UnitCurvature(const Component& /*component*/, const ModuleShape& n) {
   return at::ones({n.heads}, at::kDouble);
 }
 
-// What modules learn is a factor of where it starts.
+// Modules learn a factor of the initial value.
 at::Tensor NoBias(const Component& component, const ModuleShape& n) {
   TORCH_CHECK_VALUE(
       component.Find("bias") != "learned", "gnomon: ", component.name(),
@@ -96,7 +96,7 @@ at::Tensor NoBias(const Component& component, const ModuleShape& n) {
   return at::zeros({n.heads}, at::kDouble);
 }
 
-// One value a head that callers need not give.
+// An optional per-head parameter.
 Parameter OptionalHeads(const char* name, const char* default_value,
                         at::Tensor (*start)(const Component&, const ModuleShape&)) {
   Parameter parameter = PerHead(name, default_value, {.start = start});
