@@ -1,5 +1,5 @@
-// The task `diffusion`: a diffusion transformer (Peebles and Xie 2023) predicts the noise in images
-// of a class; `gnomon generate` draws images with it.
+// The task `diffusion`: a diffusion transformer (Peebles and Xie 2023) predicts the noise in
+// images, conditioned on a class. `gnomon generate` samples images from it.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -33,7 +33,7 @@ using nlohmann::json;
 
 // Evaluation batches hold about this many tokens.
 constexpr int64_t kEvaluationTokens = 8192;
-// The loss is measured over all timesteps, and over each of as many ranges.
+// The loss is measured over all timesteps, and over each of this many ranges of timesteps.
 constexpr int64_t kRanges = 4;
 
 #define GNOMON_DIFFUSION_TRAINING_OPTIONS(OPTION)                                                  \
@@ -81,10 +81,10 @@ struct DiffusionGenerationOptions {
   GNOMON_OPTIONS(GNOMON_DIFFUSION_GENERATION_OPTIONS)
 };
 
-// From [0, 1] to [-1, 1].
+// Maps [0, 1] to [-1, 1].
 torch::Tensor Centred(const torch::Tensor& pixels) { return 2 * pixels - 1; }
 
-// Throws Error unless pixels are bytes or from 0 to 1, which is what is drawn in the end.
+// Throws Error unless pixels are bytes or floats in [0, 1], the range of generated images.
 void CheckPixels(const std::string& path, const std::string& part, const LabelledImages& images) {
   if (images.pixels.scalar_type() == torch::kByte) return;
   const torch::Tensor wrong = (images.pixels < 0).logical_or(images.pixels > 1);
@@ -110,10 +110,11 @@ class DiffusionLearner final : public Learner {
   std::optional<Picture> Draw(const std::function<bool()>& proceed) override;
 
  private:
-  // Between drawn images and those of the validation part; none where `proceed` said no.
+  // The Frechet distance between generated and validation images; nullopt if `proceed` returned
+  // false.
   std::optional<double> Frechet(const std::function<bool()>& proceed);
-  // Images of each of the first classes, (classes, samples, H, W, C) bytes; undefined where
-  // `proceed` said no.
+  // Images of the first classes, (classes, samples, H, W, C) bytes; undefined if `proceed` returned
+  // false.
   torch::Tensor Images(int64_t classes, const DiffusionGenerationOptions& how,
                        const std::function<bool()>& proceed);
   bool IsPng() const { return model_->options().channels == 1 || model_->options().channels == 3; }
@@ -128,7 +129,7 @@ class DiffusionTask final : public Task {
   const DiffusionTrainingOptions& trained() const { return trained_; }
   const DiffusionRunOptions& run() const { return run_; }
   const DiffusionGenerationOptions& generation() const { return generation_; }
-  // Whose features the Frechet distance is of; null: it is not measured.
+  // The model that provides the features of the Frechet distance; null: it is not measured.
   VisionTransformerImpl* classifier() const { return classifier_.model; }
 
   const char* name() const override { return "diffusion"; }
@@ -167,7 +168,7 @@ class DiffusionTask final : public Task {
       if (run_.frechet_images == DiffusionRunOptions().frechet_images) return;
       throw Error("--frechet-images needs --classifier");
     }
-    // Whoever resumes the run may be in another folder.
+    // A run may be resumed from another folder.
     run_.classifier = std::filesystem::absolute(run_.classifier).lexically_normal().string();
   }
 
@@ -200,7 +201,7 @@ class DiffusionTask final : public Task {
     data_ = ReadImages(path, {"images", 2}, reads_training_, model_.classes);
     if (reads_training_) CheckPixels(path, "train", data_.train);
     CheckPixels(path, "valid", data_.valid);
-    // Unless a file has said what it is a model of.
+    // Unless the model's settings come from a file.
     if (model_.size.empty()) {
       model_.size = data_.train.size();
       model_.channels = data_.train.channels();
@@ -220,7 +221,7 @@ class DiffusionTask final : public Task {
     }
     if (run_.classifier.empty()) return;
     ReadClassifier();
-    // Records tell how many there were.
+    // Records contain the actual number of images.
     run_.frechet_images = std::min(run_.frechet_images, data_.valid.count());
   }
 
@@ -257,7 +258,7 @@ class DiffusionTask final : public Task {
   void CheckSizes(const StoredSizes& file) const override {
     DiffusionModelOptions model = model_;
     CheckRanges(model.Options(), "model");
-    model.grid();  // throws where there is none
+    model.grid();  // throws if there is none
     file.Expect("labels.weight", {model.classes + 1, model.dim});
     file.Expect("patches.weight", {model.dim, model.patch * model.patch * model.channels});
     file.Expect("blocks.0.mlp_in.weight", {HiddenUnits(model), model.dim});
@@ -330,15 +331,15 @@ class DiffusionTask final : public Task {
   }
 
   struct Classifier {
-    std::unique_ptr<Task> task;  // which the learner refers to
+    std::unique_ptr<Task> task;  // owns data that the learner refers to
     std::unique_ptr<Learner> learner;
     VisionTransformerImpl* model = nullptr;
-    std::string sha256;  // of its parameters and buffers
+    std::string sha256;  // hash of its parameters and buffers
   };
 
   double WeightBytes() const {
     const auto dim = static_cast<double>(model_.dim);
-    // With six parts of the modulation.
+    // The six parts of the modulation are included.
     const double layer = LayerWeights(model_) + 6 * dim * dim;
     return sizeof(float) *
            (static_cast<double>(model_.classes) * dim + static_cast<double>(model_.depth) * layer);
@@ -348,7 +349,7 @@ class DiffusionTask final : public Task {
   DiffusionTrainingOptions trained_;
   DiffusionRunOptions run_;
   DiffusionGenerationOptions generation_;
-  bool reads_training_ = true;  // evaluations do without
+  bool reads_training_ = true;  // evaluations do not need it
   ImageData data_;
   Classifier classifier_;
 };
@@ -368,7 +369,7 @@ torch::Tensor DiffusionLearner::Probe() {
 torch::Tensor DiffusionLearner::Loss(const Batch& batch) {
   const LabelledImages& part = task_.data().train;
   const DiffusionModelOptions& options = model_->options();
-  // All of them are drawn for the whole batch, in the same order in every process.
+  // Drawn for the whole batch, in the same order in every process.
   const torch::Tensor rows = torch::randint(part.count(), {batch.total}, torch::kLong);
   const torch::Tensor times = torch::randint(kTimesteps, {batch.total}, torch::kLong);
   const torch::Tensor unnamed = torch::rand({batch.total}) < task_.trained().label_dropout;
@@ -393,7 +394,7 @@ std::vector<Measurement> DiffusionLearner::Evaluate(const std::function<bool()>&
   const LabelledImages& part = task_.data().valid;
   const DiffusionModelOptions& options = model_->options();
   const int64_t total = std::min(task_.run().evaluation_images, part.count());
-  // The same for every model: each image at one timestep, which lie evenly.
+  // Identical for every model: each image has one timestep, evenly spaced.
   const torch::Tensor times =
       torch::div(torch::arange(total, torch::kLong) * kTimesteps, total, "floor");
   at::Generator generator = at::detail::createCPUGenerator(/*seed=*/0);
@@ -403,7 +404,7 @@ std::vector<Measurement> DiffusionLearner::Evaluate(const std::function<bool()>&
   for (int64_t first = 0; first < total; first += batch) {
     if (!proceed()) return {};
     const int64_t rows = std::min(batch, total - first);
-    // One after the other, whatever a batch is.
+    // Drawn one by one, so that results do not depend on the batch size.
     std::vector<torch::Tensor> drawn;
     for (int64_t row = 0; row < rows; ++row) {
       drawn.push_back(
@@ -458,7 +459,7 @@ std::optional<double> DiffusionLearner::Frechet(const std::function<bool()>& pro
         SampleImages(model_, part.labels.narrow(0, first, rows), {}, generator, proceed);
     if (!drawn.defined()) return std::nullopt;
     of_data.push_back(classifier.features(part.Take(first, rows)));
-    // As the pixels of the data, from 0 to 1.
+    // Converts to the data's pixel range, [0, 1].
     of_model.push_back(classifier.features((drawn.clamp(-1, 1) + 1) / 2));
   }
   return FrechetDistance(torch::cat(of_data).cpu(), torch::cat(of_model).cpu());
@@ -509,7 +510,7 @@ std::optional<Picture> DiffusionLearner::Draw(const std::function<bool()>& proce
   const torch::Tensor images =
       Images(std::min(model_->options().classes, kMostClasses), how, proceed);
   if (!images.defined()) return std::nullopt;
-  // A column for each class: (samples H, classes W, C).
+  // One column per class: (samples H, classes W, C).
   const torch::Tensor pixels = images.permute({1, 2, 0, 3, 4}).flatten(2, 3).flatten(0, 1);
   return Picture{.title = "Images generated from the same noise, one column per class.",
                  .png = EncodePng(Enlarged(pixels, 2))};

@@ -1,7 +1,8 @@
-// The task `generated`: problems whose answers are known, trained on short inputs and evaluated on
-// longer ones. A causal Transformer reads an input, a mark and the answer, and predicts each token
-// of the answer from those before it, as in Kazemnejad et al. 2023; the loss is of the answers
-// alone. As in Deletang et al. 2023 the length of an answer is given: there is no end to be told.
+// The task `generated`: synthetic problems with known answers, trained on short inputs and
+// evaluated on longer ones. A causal Transformer reads an input, a separator and the answer, and
+// predicts each token of the answer from the preceding ones, as in Kazemnejad et al. 2023. The loss
+// covers the answer only. As in Deletang et al. 2023, the answer's length is given, so the model
+// need not predict its end.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -27,10 +28,10 @@ namespace {
 
 using nlohmann::json;
 
-// What is drawn.
+// The purpose of random draws.
 enum Purpose : uint32_t { kTraining, kEvaluation, kTrainingPositions, kEvaluationPositions };
 
-// Evaluation batches hold about this many tokens, whatever their length.
+// Evaluation batches hold about this many tokens, at any length.
 constexpr int64_t kEvaluationBatch = 8192;
 
 #define GNOMON_PROBLEM_OPTIONS(OPTION)                                                             \
@@ -169,7 +170,7 @@ class GeneratedTask final : public Task {
                   "prefix; \"answers\": share of answers that are correct from end to end");
   }
 
-  // Tokens that a model reads of a row: all but the last.
+  // The number of tokens that a model reads per row: all but the last.
   int64_t Read(int64_t length) const { return problem().tokens(length) - 1; }
 
  private:
@@ -220,7 +221,7 @@ void GeneratedTask::CheckSymbols() const {
                      of.most_symbols > of.fewest_symbols ? StrCat(" to ", of.most_symbols) : ""));
 }
 
-// That the problem has such inputs, and the machine room for one.
+// Checks that the problem has inputs of the longest length, and that one fits in memory.
 void GeneratedTask::CheckLongest() const {
   const int64_t length = *std::max_element(rows_.lengths.begin(), rows_.lengths.end());
   const int64_t most = problem().longest(symbols());
@@ -228,7 +229,7 @@ void GeneratedTask::CheckLongest() const {
     throw Error(StrCat("--lengths: ", length, " is too long for ", problem().name, " of ",
                        symbols(), " symbols; expected at most ", most));
   }
-  // The stream, the values, the output of attention and the hidden units of one layer.
+  // The residual stream, the values, the output of attention and the hidden units of one layer.
   const double numbers = static_cast<double>(2 * model_.dim + model_.mlp) + ValueColumns(model_);
   CheckMemoryHolds(StrCat("--lengths ", length),
                    sizeof(float) * numbers * static_cast<double>(Read(length)));
@@ -245,13 +246,13 @@ class GeneratedLearner final : public Learner {
   std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) override;
 
  private:
-  // Logits of the tokens of (B, L + 1) after the first.
+  // Logits for all but the first of tokens (B, L + 1).
   torch::Tensor Predict(const torch::Tensor& tokens, const torch::Tensor& positions,
                         const std::optional<BatchRows>& rows);
-  // Positions for that many rows, undefined where they are not drawn.
+  // Random positions for the rows; undefined if positions are not random.
   torch::Tensor DrawPositions(uint32_t purpose, int64_t seed, int64_t step, int64_t rows,
                               int64_t length) const;
-  // The longest row at which the model is defined.
+  // The longest row that the model supports.
   std::optional<int64_t> most() const {
     const int64_t limit = task_.random_positions();
     return limit > 0 ? std::optional(limit) : model_->max_length();
@@ -280,7 +281,7 @@ torch::Tensor GeneratedLearner::DrawPositions(uint32_t purpose, int64_t seed, in
                                               int64_t rows, int64_t length) const {
   const int64_t limit = task_.random_positions();
   if (limit == 0) return {};
-  // Apart from the examples, which are the same without.
+  // Separate from the examples, which must not change when positions are random.
   Draws draws(purpose, seed, step);
   return RandomSubsets(limit, length, rows, &draws);
 }
@@ -292,7 +293,7 @@ torch::Tensor GeneratedLearner::Probe() {
     throw Error(StrCat("defined up to length ", *longest, ", shorter than the ", options.max_length,
                        " tokens of the longest rows"));
   }
-  // What ends at a length may be a grid that takes all of its tokens at once.
+  // A length limit may come from a grid that needs all of its tokens at once.
   const int64_t length = longest ? options.max_length : std::min<int64_t>(8, options.max_length);
   const torch::Tensor tokens = torch::arange(length + 1).remainder(options.vocabulary).unsqueeze(0);
   return Predict(tokens, DrawPositions(kTrainingPositions, 0, 0, 1, length), std::nullopt);
@@ -318,8 +319,8 @@ torch::Tensor GeneratedLearner::Loss(const Batch& batch) {
          all.is_answer.sum().item<double>();
 }
 
-// A line of JSON: the length, all tokens of a row, the places of its answer, and what was told at
-// these.
+// A line of JSON: the length, all tokens of a row, the indices of its answer, and the predictions
+// there.
 std::string ExampleLine(int64_t length, const std::vector<std::string>& words,
                         const torch::Tensor& tokens, const torch::Tensor& is_answer,
                         const torch::Tensor& told) {
@@ -356,7 +357,7 @@ std::vector<Measurement> GeneratedLearner::Evaluate(const std::function<bool()>&
     int64_t tokens = 0;
     int64_t right_tokens = 0;
     int64_t right_answers = 0;
-    // Examples are the same whatever their batches are.
+    // Examples do not depend on the batch size.
     Draws draws(kEvaluation, 0, length);
     for (int64_t at = 0; at < examples; at += rows) {
       if (!proceed()) return {};

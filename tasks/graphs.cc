@@ -1,5 +1,5 @@
-// Node classification on one graph, of which some nodes' classes are known (Kipf and Welling 2017;
-// Velickovic et al. 2018).
+// Node classification on one graph, where the classes of some nodes are known (Kipf and Welling
+// 2017; Velickovic et al. 2018).
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -49,7 +49,7 @@ struct GraphsEvaluationOptions {
   GNOMON_OPTIONS(GNOMON_GRAPHS_EVALUATION_OPTIONS)
 };
 
-// What a model makes of some nodes.
+// A model's results on a set of nodes.
 struct Outcome {
   double accuracy = 0;
   double loss = 0;
@@ -62,8 +62,8 @@ class GraphsTask final : public Task {
     return "a graph attention network that classifies the nodes of a graph";
   }
 
-  // The paper's: a constant rate, Adam's L2 penalty, and instead of patience `selection`. All
-  // training nodes of the usual data.
+  // The paper's settings: a constant rate, Adam's L2 penalty, and `selection` instead of patience.
+  // The batch covers all training nodes of the usual datasets.
   TrainingOptions DefaultTraining(Command /*command*/) const override {
     TrainingOptions training;
     training.batch = 1024;
@@ -115,7 +115,7 @@ class GraphsTask final : public Task {
   const std::vector<std::string>& splits() const { return evaluation_.splits; }
   const Graph& graph() const { return graph_; }
   const torch::Tensor& labels() const { return labels_; }
-  // The nodes of a part; undefined where the data have none.
+  // The nodes of a part; undefined if the data have no such part.
   const torch::Tensor& NodesOf(const std::string& part) const;
 
  private:
@@ -151,17 +151,17 @@ class GraphsLearner final : public Learner {
   void Restore(const LearnerState& state, int64_t first, int64_t count) override;
 
  private:
-  // The best weights so far, by the validation nodes.
+  // The best weights so far, according to the validation nodes.
   struct Best {
-    int64_t step = 0;  // after so many
+    int64_t step = 0;  // number of completed steps
     Outcome outcome;
     std::map<std::string, torch::Tensor> weights;
   };
 
   bool IsBetter(const Outcome& outcome) const;
-  // With dropout off, on the CPU.
+  // Computed without dropout; on the CPU.
   torch::Tensor Logits();
-  // The task's, where the model is.
+  // The task's graph, on the model's device.
   const Graph& graph();
   Outcome Measure(const torch::Tensor& logits, const std::string& part) const;
 
@@ -169,7 +169,7 @@ class GraphsLearner final : public Learner {
   GraphNetwork model_;
   Graph graph_;
   Terms terms_;
-  int64_t steps_;  // of the whole training
+  int64_t steps_;  // total number of training steps
   int64_t taken_ = 0;
   std::optional<Best> best_;
 };
@@ -206,7 +206,7 @@ void GraphsTask::CheckModelFits() const {
 }
 
 void GraphsTask::CheckFits(const TrainingOptions& /*training*/, int64_t /*processes*/) const {
-  // Of each hidden layer the keys and values of every edge, and their gradients.
+  // The keys and values of every edge in each hidden layer, and their gradients.
   const double width = static_cast<double>(model_.heads) * static_cast<double>(model_.hidden);
   const double numbers = 4 * (static_cast<double>(model_.depth) - 1) * width *
                          static_cast<double>(graph_.indices.size(0));
@@ -235,7 +235,7 @@ void GraphsTask::ReadFeatures(const Arrays& arrays) {
   torch::Tensor counts;
   if (arrays.Has(kLengths)) {
     words = arrays.Integers(kWords, 1, 0, highest);
-    arrays.Rows(kWords, 1);  // that they are as many as the lengths tell
+    arrays.Rows(kWords, 1);  // checks their number against the lengths
     counts = arrays.Integers(kLengths, 1, 0, words.size(0));
     arrays.CheckRows("graph.labels", kLengths);
   } else {
@@ -247,7 +247,7 @@ void GraphsTask::ReadFeatures(const Arrays& arrays) {
   if (features == 0) features = words.max().item<int64_t>() + 1;
   CheckModelFits();
   const torch::Tensor starts = torch::cat({torch::zeros({1}, torch::kLong), counts.cumsum(0)});
-  // The features of a node sum to 1.
+  // Normalises the features of each node to sum to 1.
   const torch::Tensor shares =
       torch::repeat_interleave(counts.clamp_min(1).to(torch::kFloat).reciprocal(), counts);
   graph_.sparse_features = SparseMatrix(starts, words, features, shares);
@@ -334,7 +334,7 @@ json GraphsTask::DescribeData() const {
            {{"path", path_},
             {"sha256", sha256_},
             {"nodes", graph_.nodes},
-            // As the network has them: both ways, and a node to itself.
+            // As in the network: in both directions, with self-loops.
             {"edges", graph_.indices.size(0)},
             {"features", model_.features},
             {"classes", model_.classes},
@@ -390,7 +390,7 @@ torch::Tensor GraphsLearner::Loss(const Batch& batch) {
   if (batch.total < nodes.size(0)) {
     nodes = nodes.index_select(0, torch::randperm(nodes.size(0)).narrow(0, 0, batch.total));
   }
-  // The rows of a batch share out its nodes, which may be fewer.
+  // The rows of a batch divide its nodes; there may be fewer nodes than rows.
   const int64_t count = nodes.size(0);
   const int64_t first = batch.first * count / batch.total;
   const int64_t last = (batch.first + batch.count) * count / batch.total;

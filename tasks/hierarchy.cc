@@ -1,5 +1,5 @@
-// Which node is an ancestor of which: points of few dimensions whose similarity scores the pairs of
-// a transitive closure above others (Nickel and Kiela 2017; Ganea et al. 2018).
+// Predicts ancestors in a hierarchy: low-dimensional points whose similarity ranks the pairs of a
+// transitive closure above all others (Nickel and Kiela 2017; Ganea et al. 2018).
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -32,12 +32,12 @@ using nlohmann::json;
 
 // Ranks up to this one are hits.
 constexpr int64_t kHits = 10;
-// Wrong ancestors, and as many wrong descendants, that a held-out pair is told from.
+// The number of wrong ancestors, and of wrong descendants, that a held-out pair is ranked against.
 constexpr int64_t kWrong = 5;
 constexpr uint64_t kWrongSeed = 20171207;
-// More nodes than any hierarchy has, so few that a pair of them is a number of 64 bits.
+// An upper bound on the number of nodes, small enough that a pair of nodes fits in 64 bits.
 constexpr int64_t kMostNodes = 1'000'000'000;
-// Coordinates that a batch of an evaluation has at most, but for a single pair's.
+// The maximum number of coordinates in an evaluation batch, unless a single pair exceeds it.
 constexpr int64_t kBatchNumbers = int64_t{1} << 21;
 
 #define GNOMON_HIERARCHY_MODEL_OPTIONS(OPTION)   \
@@ -82,8 +82,7 @@ struct HierarchyEvaluationOptions {
   GNOMON_OPTIONS(GNOMON_HIERARCHY_EVALUATION_OPTIONS)
 };
 
-// Pairs of a descendant and an ancestor, each once, as sorted numbers that tell whether one is
-// among them.
+// A set of (descendant, ancestor) pairs, stored as sorted integers for fast lookup.
 class PairSet {
  public:
   PairSet() = default;
@@ -97,7 +96,7 @@ class PairSet {
   torch::Tensor pairs() const {
     return torch::stack({numbers_.div(nodes_, "floor"), numbers_.remainder(nodes_)}, 1);
   }
-  // Booleans in the shape that both broadcast to.
+  // Membership as Booleans, in the shape that both tensors broadcast to.
   torch::Tensor Has(const torch::Tensor& descendants, const torch::Tensor& ancestors) const {
     const torch::Tensor asked = descendants * nodes_ + ancestors;
     const torch::Tensor places = torch::searchsorted(numbers_, asked).clamp_max(size() - 1);
@@ -109,8 +108,8 @@ class PairSet {
   torch::Tensor numbers_;
 };
 
-// The area under the curve of precision over recall, as a sum over its steps: of rows with equal
-// scores none comes first.
+// The area under the precision-recall curve, as a sum over its steps. Rows with equal scores form
+// one step.
 double AveragePrecision(const torch::Tensor& scores, const torch::Tensor& are_right) {
   const auto [sorted, order] =
       scores.to(torch::kDouble).sort(/*stable=*/true, /*dim=*/0, /*descending=*/true);
@@ -130,8 +129,8 @@ double AveragePrecision(const torch::Tensor& scores, const torch::Tensor& are_ri
   return area;
 }
 
-// A point for each node. Queries are ancestors and keys descendants, as in entailment cones, where
-// a key lies in the cone of the query.
+// One point per node. Queries are ancestors and keys descendants, as in entailment cones, where a
+// key lies in the cone of the query.
 class HierarchyModelImpl : public torch::nn::Module {
  public:
   HierarchyModelImpl(int64_t nodes, int64_t dim, const std::string& similarity) {
@@ -139,16 +138,16 @@ class HierarchyModelImpl : public torch::nn::Module {
     points_ = register_parameter("points", torch::randn({nodes, dim}));
   }
 
-  // Where it is, and takes nodes and masks to.
+  // The device of the model, to which nodes and masks must be moved.
   torch::Device device() const { return points_.device(); }
 
-  // The score of each node of `ancestors` (B, N) and the one of `descendants` (B,): (B, N). With
-  // one key, lse is its score.
+  // The score of each of `ancestors` (B, N) with its descendant in `descendants` (B,): (B, N). With
+  // a single key, lse is the key's score.
   torch::Tensor ScoreAncestors(const torch::Tensor& ancestors, const torch::Tensor& descendants) {
     return LogSumExp(Points(ancestors), Points(descendants.unsqueeze(1)), std::nullopt);
   }
-  // The logarithm of the sum of exp(score) over the nodes of `descendants` (B, N) that `mask`
-  // (B, N) has, with the one of `ancestors` (B,): (B,), the denominator of attention.
+  // The log of the sum of exp(score) over `descendants` (B, N) where `mask` (B, N) is true, with
+  // `ancestors` (B,): (B,). This is the denominator of attention.
   torch::Tensor SumDescendants(const torch::Tensor& ancestors, const torch::Tensor& descendants,
                                const torch::Tensor& mask) {
     return LogSumExp(Points(ancestors.unsqueeze(1)), Points(descendants),
@@ -157,7 +156,7 @@ class HierarchyModelImpl : public torch::nn::Module {
   }
 
  private:
-  // (B, 1, N, dim) of nodes (B, N).
+  // The points of nodes (B, N), as (B, 1, N, dim).
   torch::Tensor Points(const torch::Tensor& nodes) {
     return TakeRows(points_, nodes.flatten().to(device()))
         .view({nodes.size(0), 1, nodes.size(1), -1});
@@ -240,7 +239,7 @@ class HierarchyTask final : public Task {
   const HierarchyTrainingOptions& learning() const { return learning_; }
   const std::vector<std::string>& splits() const { return evaluation_.splits; }
   const PairSet& PairsOf(const std::string& part) const { return parts_.at(part); }
-  // Those of all parts.
+  // The pairs of all parts.
   const PairSet& known() const { return known_; }
 
  private:
@@ -271,8 +270,8 @@ class HierarchyLearner final : public Learner {
   std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) override;
 
  private:
-  // The rank of each pair's ancestor among the nodes that are none of its descendant's, (pairs,);
-  // nodes with the same score count as half. Undefined where `proceed` said no.
+  // The rank of each pair's ancestor among the nodes that are not ancestors of its descendant,
+  // (pairs,). Ties count as half. Undefined if `proceed` returned false.
   torch::Tensor Ranks(const torch::Tensor& pairs, const std::function<bool()>& proceed);
   double PrecisionOf(const torch::Tensor& pairs);
 
@@ -304,15 +303,15 @@ void HierarchyTask::CheckModelFits() const {
 
 void HierarchyTask::CheckFits(const TrainingOptions& training, int64_t processes) const {
   const auto dim = static_cast<double>(model_.dim);
-  // Weights, gradients and two moments; of each row the points and their gradients.
+  // Weights, gradients and two moments; for each row, the points and their gradients.
   const double rows = static_cast<double>(CountRows(training.batch, 0, processes)) *
                       static_cast<double>(learning_.negatives);
   CheckMemoryHolds(StepFlags(Command::kTrain, training),
                    sizeof(float) * dim * (4 * static_cast<double>(model_.nodes) + 2 * rows));
 }
 
-// Numbers of nodes by their names where the data have names: those of the training pairs come
-// first, and others must be among them.
+// Numbers nodes by name, if the data have names. Training pairs come first; other pairs may only
+// contain their names.
 torch::Tensor HierarchyTask::ReadPairs(const Arrays& arrays, const std::string& part,
                                        std::map<std::string, int64_t>* numbers) const {
   const std::string name = part + ".pairs";
@@ -342,7 +341,7 @@ torch::Tensor HierarchyTask::ReadPairs(const Arrays& arrays, const std::string& 
     const auto count = static_cast<int64_t>(number_of.size());
     pairs = torch::tensor(number_of).take(arrays.Integers(name, 2, 0, count - 1));
   } else {
-    if (!is_first && !numbers->empty()) arrays.Get(names, 1);  // which says what is missing
+    if (!is_first && !numbers->empty()) arrays.Get(names, 1);  // throws if it is missing
     pairs = arrays.Integers(name, 2, 0,
                             (is_first && model_.nodes == 0 ? kMostNodes : model_.nodes) - 1);
   }
@@ -355,7 +354,7 @@ torch::Tensor HierarchyTask::ReadPairs(const Arrays& arrays, const std::string& 
   return pairs.contiguous();
 }
 
-// Of the pairs that follow from two others, so that the rest tells of all.
+// Holds out pairs implied by two other pairs, so that the rest still determines the closure.
 void HierarchyTask::HoldOut(const PairSet& all) {
   const torch::Tensor pairs = all.pairs();
   const int64_t* values = pairs.const_data_ptr<int64_t>();
@@ -421,7 +420,7 @@ void HierarchyTask::ReadData(const std::string& path) {
                        " are ancestors of each other; remove one of the two pairs"));
   }
   if (!parts_.contains("valid")) {
-    if (parts_.contains("test")) arrays.Get("valid.pairs", 2);  // which says what is missing
+    if (parts_.contains("test")) arrays.Get("valid.pairs", 2);  // throws if it is missing
     HoldOut(known_);
   }
 }
@@ -482,13 +481,14 @@ torch::Tensor HierarchyLearner::Loss(const Batch& batch) {
   const PairSet& train = task_.PairsOf("train");
   const torch::Tensor pairs = train.pairs();
   const torch::Tensor picked = torch::randint(pairs.size(0), {batch.total});
-  // Negatives are drawn for the whole batch, whichever of them are used.
+  // Drawn for the whole batch, so that all processes draw the same.
   const torch::Tensor drawn =
       torch::randint(task_.model().nodes, {2, batch.total, learning.negatives});
   const torch::Tensor own = pairs.index_select(0, picked.narrow(0, batch.first, batch.count));
   const torch::Tensor descendants = own.select(1, 0);
   const torch::Tensor ancestors = own.select(1, 1);
-  // The right node, then the wrong ones, less those that are right by the training pairs.
+  // The correct node followed by the wrong ones, without those that are correct by the training
+  // pairs.
   const auto candidates = [&](int64_t side, const torch::Tensor& right) {
     const torch::Tensor wrong = drawn.select(0, side).narrow(0, batch.first, batch.count);
     return torch::cat({right.unsqueeze(1), wrong}, 1);
@@ -500,7 +500,7 @@ torch::Tensor HierarchyLearner::Loss(const Batch& batch) {
   };
   torch::Tensor sum = torch::zeros({}, model_->device());
   double sides = 0;
-  torch::Tensor scores;  // of the pairs
+  torch::Tensor scores;  // per pair
   if (learning.corrupt != "descendant") {
     const torch::Tensor nodes = candidates(0, ancestors);
     const torch::Tensor child = descendants.unsqueeze(1);
@@ -542,7 +542,7 @@ torch::Tensor HierarchyLearner::Ranks(const torch::Tensor& pairs,
       return are.logical_and(others).sum(1).to(torch::kDouble);
     };
     const torch::Tensor rank = 1 + count(scores.gt(own)) + count(scores.eq(own)) / 2;
-    // A model that has diverged has no ranks.
+    // A diverged model has no ranks.
     ranks.push_back(rank.masked_fill(scores.isfinite().all(1).logical_not(), NAN));
   }
   return torch::cat(ranks);

@@ -10,7 +10,7 @@
 namespace gnomon::models {
 namespace {
 
-// Images that are floats at once while all of them are read.
+// The number of images converted to floats at once while all are processed.
 constexpr int64_t kChunk = 1024;
 
 [[noreturn]] void Fail(const std::string& path, const std::string& array,
@@ -24,7 +24,7 @@ torch::Tensor AsPixels(const torch::Tensor& rows) {
   return pixels.movedim(-1, 1).contiguous();
 }
 
-// With a last axis of channels.
+// Adds a channel axis if there is none.
 torch::Tensor ReadPixels(const Arrays& arrays, const std::string& name, int64_t axes) {
   const std::string lengths = name + "_lengths";
   if (arrays.Has(lengths)) {
@@ -33,14 +33,14 @@ torch::Tensor ReadPixels(const Arrays& arrays, const std::string& name, int64_t 
   }
   const bool has_channels = arrays.CountAxes(name) == axes + 2;
   const int64_t expected = has_channels ? axes + 2 : axes + 1;
-  // Bytes stay bytes: floats take four times their memory.
+  // Keeps bytes, because floats take four times the memory.
   const torch::Tensor& stored = arrays.Get(name, expected);
   const torch::Tensor pixels =
       stored.scalar_type() == torch::kByte ? stored : arrays.Numbers(name, expected);
   return has_channels ? pixels : pixels.unsqueeze(-1);
 }
 
-// What is more is no class but some other number.
+// A larger label is unlikely to be a class.
 constexpr int64_t kMostClasses = 65536;
 
 torch::Tensor ReadLabels(const Arrays& arrays, const std::string& name, int64_t highest) {
@@ -78,7 +78,7 @@ ImageData::Pixels ImageData::DescribePixels() const {
   const auto number = static_cast<double>(train.pixels.numel() / channels);
   const torch::Tensor mean = sum / number;
   const torch::Tensor variance = (squares / number - mean.square()).clamp_min(0);
-  // Rounding leaves a constant channel a variance of about 1e-16 of its square.
+  // Rounding gives a constant channel a variance of about 1e-16 of its square.
   const torch::Tensor is_constant = variance <= 1e-12 * mean.square();
   return {mean.to(torch::kFloat),
           torch::where(is_constant, torch::ones_like(variance), variance.sqrt()).to(torch::kFloat)};

@@ -1,5 +1,4 @@
-// The tasks `images` and `volumes`: a vision transformer tells the class of an image, or of a
-// volume.
+// The tasks `images` and `volumes`: a vision transformer classifies images or volumes.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -27,7 +26,7 @@ namespace {
 
 using nlohmann::json;
 
-// Evaluation batches hold about this many tokens, whatever the size.
+// Evaluation batches hold about this many tokens, at any image size.
 constexpr int64_t kEvaluationBatch = 16384;
 constexpr int64_t kLongestSide = 65536;
 
@@ -56,7 +55,7 @@ struct ImageEvaluationOptions {
   GNOMON_OPTIONS(GNOMON_IMAGE_EVALUATION_OPTIONS)
 };
 
-// "32" is 32 along each axis.
+// A single number such as "32" applies to every axis.
 std::vector<int64_t> ParseSize(const std::string& text, int64_t axes) {
   std::vector<int64_t> size;
   bool is_sound = !text.empty() && text.back() != 'x';
@@ -76,7 +75,7 @@ std::vector<int64_t> ParseSize(const std::string& text, int64_t axes) {
   return size;
 }
 
-// As a condition: a number where all sides are the same.
+// The size as an evaluation condition; a single number if all axes are equal.
 json SizeName(const std::vector<int64_t>& size) {
   const bool is_even =
       std::all_of(size.begin(), size.end(), [&](int64_t length) { return length == size[0]; });
@@ -95,7 +94,7 @@ double WeightBytes(const VisionTransformerOptions& model) {
 
 class ImageTask : public Task {
  public:
-  // `noun` is what one of the images is called; the last two are defaults.
+  // `noun` is the singular form used in messages; the last two arguments are defaults.
   ImageTask(const char* name, const char* noun, int64_t axes, int64_t patch, int64_t dim)
       : kind_{name, axes}, noun_(noun) {
     model_.patch = patch;
@@ -106,7 +105,7 @@ class ImageTask : public Task {
   const VisionTransformerOptions& model() const { return model_; }
   const ImageTrainingOptions& augmentation() const { return augmentation_; }
   const ImageData& data() const { return data_; }
-  // The one that is trained at first.
+  // The first is the training size.
   std::vector<std::vector<int64_t>> EvaluatedSizes() const {
     std::vector<std::vector<int64_t>> sizes = {model_.size};
     for (const std::string& text : evaluation_.sizes) {
@@ -137,7 +136,7 @@ class ImageTask : public Task {
     OptionList model = InSection("model", model_.Options());
     const OptionList training = InSection("training", augmentation_.Options());
     if (command == Command::kCompare) {
-      // Terms are replaced in each run.
+      // Each run sets its own terms.
       return evaluation_.Options() + WithoutFlags(model, {"similarity", "position"}) + training;
     }
     return InSection("run", evaluation_.Options()) +
@@ -145,7 +144,7 @@ class ImageTask : public Task {
   }
   void Settle(Command command, bool /*is_resumed*/, const TrainingOptions* /*training*/) override {
     is_trained_ = command != Command::kEval;
-    EvaluatedSizes();  // throws for one that is none
+    EvaluatedSizes();  // throws for an invalid size
   }
 
   std::string StepFlags(Command /*command*/, const TrainingOptions& training) const override {
@@ -173,7 +172,7 @@ class ImageTask : public Task {
   void ReadData(const std::string& path) override {
     data_ = ReadImages(path, kind_, /*has_training=*/is_trained_, model_.classes);
     if (is_trained_) pixels_ = data_.DescribePixels();
-    // Unless a file has said what it is a model of.
+    // Unless the model's settings come from a file.
     if (model_.size.empty()) {
       model_.size = data_.train.size();
       model_.channels = data_.train.channels();
@@ -269,12 +268,12 @@ class ImageTask : public Task {
  private:
   ImageKind kind_;
   const char* noun_;
-  VisionTransformerOptions model_;  // similarity and position come from the terms
+  VisionTransformerOptions model_;  // similarity and position are set by the terms
   ImageTrainingOptions augmentation_;
   ImageEvaluationOptions evaluation_;
-  bool is_trained_ = true;  // and not evaluated alone
+  bool is_trained_ = true;  // false for evaluation only
   ImageData data_;
-  ImageData::Pixels pixels_;  // of the training part
+  ImageData::Pixels pixels_;  // statistics of the training part
 };
 
 class ImageLearner final : public Learner {
@@ -350,11 +349,11 @@ class ImageLearner final : public Learner {
     torch::Tensor map = Scaled(model_->attention_map(images).cpu().view(shape));
     images = Scaled(images);
     map = Resized(map, options.size);
-    if (options.size.size() == 3) {  // the slice in the middle
+    if (options.size.size() == 3) {  // shows the middle slice
       images = images.select(2, options.size[0] / 2);
       map = map.select(2, options.size[0] / 2);
     }
-    // Images above, and below them in grey, red where attention is.
+    // Images in the upper row; below, in grey with attention in red.
     const torch::Tensor colours = images.expand({-1, 3, -1, -1});
     const torch::Tensor grey = images.mean(1, /*keepdim=*/true) * 0.4;
     const torch::Tensor shown = torch::cat({grey + 0.6 * map, grey, grey}, 1);
@@ -376,7 +375,7 @@ class ImageLearner final : public Learner {
   }
 
  private:
-  // Each of a batch (B, ...) from 0 to 1.
+  // Scales each item of a batch (B, ...) to [0, 1].
   static torch::Tensor Scaled(const torch::Tensor& batch) {
     const torch::Tensor flat = batch.flatten(1);
     const torch::Tensor low = std::get<0>(flat.min(1, /*keepdim=*/true));
@@ -384,7 +383,7 @@ class ImageLearner final : public Learner {
     return ((flat - low) / range.clamp_min(1e-12)).view_as(batch);
   }
 
-  // Of the n-th example that training sees: each epoch has all images once, in an order of its own.
+  // The row of the n-th training example. Each epoch visits all images once, in its own order.
   int64_t RowOf(int64_t n) {
     const int64_t images = task_.data().train.count();
     const int64_t epoch = n / images;
@@ -397,7 +396,7 @@ class ImageLearner final : public Learner {
     return order_.const_data_ptr<int64_t>()[n % images];
   }
 
-  // None: `proceed` said no.
+  // nullopt if `proceed` returned false.
   std::optional<Measurement> EvaluateAt(VisionTransformer& model, const std::vector<int64_t>& size,
                                         const std::function<bool()>& proceed) {
     const LabelledImages& valid = task_.data().valid;
@@ -427,7 +426,7 @@ class ImageLearner final : public Learner {
   const ImageTask& task_;
   VisionTransformer model_;
   uint64_t seed_;
-  int64_t epoch_ = -1;  // whose order is at hand
+  int64_t epoch_ = -1;  // the epoch whose order is cached
   torch::Tensor order_;
 };
 

@@ -1,8 +1,8 @@
-// The task `music`: a decoder-only Transformer predicts each event of a piece from those before it.
-// Pieces are steps of equal length, each with the pitches that sound in it; read in the order of
-// the data, a step is its pitches and then the event "step", as on the grid of Huang et al. 2019,
-// Music Transformer, section 4.1, but with any number of pitches. An event of its own begins and
-// ends a piece.
+// The task `music`: a decoder-only Transformer predicts each event of a piece from the preceding
+// ones. Pieces consist of time steps of equal length with a set of sounding pitches. A step becomes
+// its pitches, in the order of the data, followed by the event "step". This is the grid of Huang et
+// al. 2019, Music Transformer, section 4.1, with any number of pitches. A separate event marks the
+// start and the end of a piece.
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -37,10 +37,10 @@ using nlohmann::json;
 
 constexpr int64_t kPitches = 128;
 constexpr int64_t kStep = kPitches;       // the end of a step
-constexpr int64_t kBound = kPitches + 1;  // the beginning and the end of a piece
+constexpr int64_t kBound = kPitches + 1;  // the start and the end of a piece
 constexpr int64_t kVocabulary = kPitches + 2;
 
-// Evaluation batches hold about this many events, whatever their length.
+// Evaluation batches hold about this many events, at any length.
 constexpr int64_t kEvaluationBatch = 8192;
 
 #define GNOMON_MUSIC_ROW_OPTIONS(OPTION)                                                       \
@@ -99,12 +99,12 @@ struct MusicModelOptions {
   GNOMON_OPTIONS(GNOMON_MUSIC_MODEL_OPTIONS)
 };
 
-// A part of the data: the events of each piece, its two bounds among them.
+// A part of the data: the events of each piece, including both bounds.
 struct Pieces {
   std::vector<torch::Tensor> events;
   int64_t steps = 0;
-  // Of those that are predicted, all but each piece's first: how many there are, and before each
-  // piece.
+  // The predicted events are all but the first of each piece: their number, and the number before
+  // each piece.
   int64_t predicted = 0;
   std::vector<int64_t> before;
 
@@ -118,7 +118,7 @@ void Pieces::Add(std::vector<int64_t> piece) {
   events.push_back(torch::tensor(piece, torch::kLong));
 }
 
-// The pitches of a step, without silent voices (-1), and its end.
+// Appends the pitches of a step, without silent voices (-1), and the step event.
 void AddStep(const torch::Tensor& pitches, std::vector<int64_t>* piece) {
   const int64_t* values = pitches.const_data_ptr<int64_t>();
   std::copy_if(values, values + pitches.numel(), std::back_inserter(*piece),
@@ -126,8 +126,8 @@ void AddStep(const torch::Tensor& pitches, std::vector<int64_t>* piece) {
   piece->push_back(kStep);
 }
 
-// PART.pieces in one of three forms: every step a row of pitches, with the steps of each piece
-// beside them; the same for steps of different numbers of pitches; pieces of equal lengths.
+// Reads PART.pieces in one of three forms: all steps as rows of pitches, with the number of steps
+// of each piece; the same with a varying number of pitches per step; or pieces of equal length.
 Pieces ReadPieces(const Arrays& arrays, const std::string& part) {
   const std::string name = part + ".pieces";
   const std::string lengths = name + "_lengths";
@@ -164,15 +164,14 @@ Pieces ReadPieces(const Arrays& arrays, const std::string& part) {
   return all;
 }
 
-// Events of one piece.
+// A range of events within a piece.
 struct Window {
   int64_t piece = 0;
-  int64_t start = 0;   // of the first that is read
-  int64_t length = 0;  // events that are predicted
+  int64_t start = 0;   // first event that is read
+  int64_t length = 0;  // number of predicted events
 };
 
-// Rows of events (windows, longest + 1), of windows of up to `longest`; those after a window's end
-// are -100.
+// Rows of events (windows, longest + 1) for windows of up to `longest` events, padded with -100.
 torch::Tensor Rows(const Pieces& pieces, const std::vector<Window>& windows, int64_t longest) {
   constexpr int64_t kNone = -100;
   const auto count = static_cast<int64_t>(windows.size());
@@ -185,8 +184,8 @@ torch::Tensor Rows(const Pieces& pieces, const std::vector<Window>& windows, int
   return rows;
 }
 
-// Losses (B, L) of the events of rows after the first, 0 after a window's end. No event sees what
-// comes after it, so that it does not matter what is read there.
+// Losses (B, L) of all but the first event of each row, 0 in padding. Events cannot see later ones,
+// so the padding values do not matter.
 torch::Tensor EventLosses(LanguageModel& model, const torch::Tensor& rows,
                           const std::optional<BatchRows>& batch) {
   const int64_t length = rows.size(1) - 1;
@@ -344,7 +343,7 @@ class MusicLearner final : public Learner {
       throw Error(StrCat("defined up to length ", *most, ", shorter than the training length ",
                          options.max_length));
     }
-    // What ends at a length may be a grid that takes all of its tokens at once.
+    // A length limit may come from a grid that needs all of its tokens at once.
     const int64_t length = most ? options.max_length : std::min<int64_t>(8, options.max_length);
     return model_->forward(torch::arange(length).remainder(kVocabulary).unsqueeze(0));
   }
@@ -355,7 +354,7 @@ class MusicLearner final : public Learner {
   std::optional<Picture> Draw(const std::function<bool()>& proceed) override;
 
  private:
-  // The steps of `roll` and those that the model adds.
+  // Continues `roll` with steps that the model generates.
   PianoRoll Continue(PianoRoll roll, const SamplingOptions& sampling, int64_t events,
                      const std::function<bool()>& proceed);
 
@@ -369,15 +368,16 @@ std::unique_ptr<Learner> MusicTask::MakeLearner(const Terms& terms,
   return std::make_unique<MusicLearner>(*this, LanguageModel(ModelOptions(terms)), training);
 }
 
-// A piece with the chance of its share of all events, a window anywhere in it, and a shift.
+// Picks a piece with probability proportional to its events, a window within it, and a
+// transposition.
 torch::Tensor MusicLearner::Loss(const Batch& batch) {
   const Pieces& pieces = task_.train();
-  // From Torch's generator, which is seeded anew for each step, for all rows.
+  // Uses PyTorch's generator, which is reseeded for each step, for all rows of the batch.
   const torch::Tensor drawn = torch::rand({batch.total, 3}, torch::kDouble);
   const auto at = drawn.accessor<double, 2>();
   std::vector<Window> windows;
   std::vector<double> shifts;
-  // In the whole batch: dropout is drawn for rows of one shape in all processes.
+  // Counted over the whole batch, because all processes draw dropout for rows of the same shape.
   int64_t predicted = 0;
   int64_t longest = 0;
   for (int64_t row = 0; row < batch.total; ++row) {
@@ -400,7 +400,7 @@ torch::Tensor MusicLearner::Loss(const Batch& batch) {
   }
   torch::Tensor rows = Rows(pieces, windows, longest);
   const torch::Tensor is_pitch = rows.ge(0).logical_and(rows.lt(kPitches));
-  // No further than all pitches of the row can go.
+  // Limits the transposition to the range of the row's pitches.
   const torch::Tensor highest = rows.masked_fill(is_pitch.logical_not(), 0).amax(1);
   const torch::Tensor lowest = rows.masked_fill(is_pitch.logical_not(), kPitches - 1).amin(1);
   const torch::Tensor shift = torch::tensor(shifts).to(torch::kLong);
@@ -420,7 +420,7 @@ std::vector<Measurement> MusicLearner::Evaluate(const std::function<bool()>& pro
       measured.push_back({length, {std::nullopt, std::nullopt}, 0});
       continue;
     }
-    // One after the other through each piece, the last of them as long as is left.
+    // Consecutive windows through each piece; the last one may be shorter.
     std::vector<Window> windows;
     for (size_t piece = 0; piece < pieces.events.size(); ++piece) {
       const int64_t events = pieces.events[piece].numel() - 1;
@@ -448,7 +448,7 @@ std::vector<Measurement> MusicLearner::Evaluate(const std::function<bool()>& pro
   return measured;
 }
 
-// "67 62; 67" as steps.
+// Parses steps such as "67 62; 67".
 PianoRoll ParseSteps(const std::string& text) {
   PianoRoll steps;
   std::istringstream parts(text);
@@ -478,7 +478,7 @@ PianoRoll MusicLearner::Continue(PianoRoll roll, const SamplingOptions& sampling
     prompt.push_back(static_cast<int32_t>(kStep));
   }
   const auto read = static_cast<int64_t>(prompt.size());
-  std::vector<int64_t> ends(prompt.size());  // of a text, which there is none of
+  std::vector<int64_t> ends(prompt.size());  // the prompt is not a text
   const models::GenerationOptions how = ToGeneration(sampling, model_, read, events, "events");
   std::vector<int64_t> step;
   models::Generate(model_, TokenText(prompt, ends), how, [&](int64_t event) {
@@ -502,9 +502,8 @@ void MusicLearner::Generate(const Output& output) {
   output.print(StrCat(Counted(std::ssize(roll), "step"), ", ", output.path, "\n"));
 }
 
-// (height, width, 3) bytes: a row for each pitch from the lowest to the highest, the highest on
-// top, a column for each step. Rows of C are darker than others, as is the first column of each
-// bar; the first `given` steps are blue.
+// A piano roll, (height, width, 3) bytes: one row per pitch, the highest on top, and one column per
+// step. Rows of C are darker, as is the first column of each bar. The first `given` steps are blue.
 torch::Tensor PaintRoll(const PianoRoll& roll, int64_t given, int64_t steps_of_bar) {
   int64_t lowest = kPitches;
   int64_t highest = -1;
@@ -537,7 +536,7 @@ torch::Tensor PaintRoll(const PianoRoll& roll, int64_t given, int64_t steps_of_b
 std::optional<Picture> MusicLearner::Draw(const std::function<bool()>& proceed) {
   constexpr int64_t kBar = 16;
   constexpr int64_t kEvents = 512;
-  // The first steps of a piece to go on from: one that has hardly been trained may end at once.
+  // Some steps to continue from, because a barely trained model may end a new piece immediately.
   PianoRoll first(1);
   const torch::Tensor events = task_.measured().events[0].to(torch::kLong);
   const int64_t most = model_->max_length().value_or(kEvents);

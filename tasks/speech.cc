@@ -18,9 +18,9 @@ namespace {
 
 using nlohmann::json;
 
-// The largest label: what a character of Unicode can be.
+// The largest label, which is the largest Unicode code point.
 constexpr int64_t kHighestLabel = 0x10FFFF;
-// Evaluation batches hold about this many tokens with their padding, unless one row alone has more.
+// Evaluation batches hold about this many tokens including padding, unless a single row is longer.
 constexpr int64_t kEvaluationTokens = 4096;
 
 #define GNOMON_SPEECH_SEQUENCE_OPTIONS(OPTION)                                                     \
@@ -43,13 +43,14 @@ struct SpeechRunOptions {
   GNOMON_OPTIONS(GNOMON_SPEECH_RUN_OPTIONS)
 };
 
-// What is spoken, and by whom.
+// A part of the data: utterances, their labels and speakers.
 struct SpeechPart {
   std::string name;  // "train"
   int64_t rate = 0;
-  std::vector<torch::Tensor> audio;          // (S,) of each utterance
-  std::vector<std::vector<int64_t>> labels;  // of each utterance
-  // The utterances of each speaker, all in one where speakers are not known; and whose each is.
+  std::vector<torch::Tensor> audio;          // (S,) per utterance
+  std::vector<std::vector<int64_t>> labels;  // per utterance
+  // The utterances of each speaker (a single list if speakers are unknown), and each utterance's
+  // speaker.
   std::vector<std::vector<int64_t>> by_speaker;
   std::vector<int64_t> speaker_of;
 
@@ -62,7 +63,7 @@ std::vector<int64_t> ToVector(const torch::Tensor& numbers) {
   return {first, first + row.numel()};
 }
 
-// Ragged, or one for each utterance.
+// Reads a ragged array, or one row per utterance.
 std::vector<std::vector<int64_t>> ReadLists(const Arrays& arrays, const std::string& name,
                                             int64_t highest) {
   const bool is_ragged = arrays.Has(name + "_lengths");
@@ -90,7 +91,7 @@ SpeechPart ReadPart(const Arrays& arrays, const std::string& part, int64_t highe
   const std::string audio = part + ".audio";
   const std::string labels = part + ".labels";
   const std::string speakers = part + ".speakers";
-  // Rows() checks the lengths, Numbers() what the samples are.
+  // Rows() checks the lengths, Numbers() the sample values.
   const int64_t axes = arrays.Has(audio + "_lengths") || arrays.CountAxes(audio) != 2 ? 1 : 2;
   const torch::Tensor samples = arrays.Numbers(audio, axes).reshape({-1});
   int64_t at = 0;
@@ -117,7 +118,7 @@ SpeechPart ReadPart(const Arrays& arrays, const std::string& part, int64_t highe
   return read;
 }
 
-// The utterances of one sequence after the other.
+// Utterances played one after the other.
 using Sequence = std::vector<int64_t>;
 
 int64_t CountSamples(const SpeechPart& part, const Sequence& sequence) {
@@ -141,8 +142,8 @@ std::vector<int64_t> Labels(const SpeechPart& part, const Sequence& sequence) {
   return labels;
 }
 
-// The sequences of a training step: each of 1 to `most` utterances, all numbers as likely as each
-// other, of the speaker of a random one.
+// The sequences of a training step. Each has 1 to `most` utterances, uniformly distributed, of the
+// speaker of a random utterance.
 std::vector<Sequence> DrawSequences(const SpeechPart& part, int64_t total, int64_t most) {
   const torch::Tensor draws = torch::rand({total, most + 1}, torch::kDouble);
   const auto entries = draws.accessor<double, 2>();
@@ -162,9 +163,9 @@ std::vector<Sequence> DrawSequences(const SpeechPart& part, int64_t total, int64
   return sequences;
 }
 
-// As many sequences of `count` utterances as make up `utterances` at least, of each speaker in
-// turn. Those of a speaker come in random orders, all of them before any comes again; the same
-// ones at each call.
+// Sequences of `count` utterances that cover at least `utterances` utterances, cycling through the
+// speakers. A speaker's utterances come in random order and repeat only after all were used. Every
+// call returns the same sequences.
 std::vector<Sequence> EvaluationSequences(const SpeechPart& part, int64_t count,
                                           int64_t utterances) {
   at::Generator generator = at::detail::createCPUGenerator(/*seed=*/0);
@@ -186,7 +187,7 @@ std::vector<Sequence> EvaluationSequences(const SpeechPart& part, int64_t count,
   return sequences;
 }
 
-// -log p(labels | sound) of each row, summed over all ways to spread the labels over the tokens.
+// -log p(labels | sound) of each row, summed over all alignments of labels to tokens.
 torch::Tensor CtcLosses(const SpeechOutput& output,
                         const std::vector<std::vector<int64_t>>& labels) {
   std::vector<int64_t> targets;
@@ -273,7 +274,7 @@ class SpeechTask final : public Task {
     const double fixed = 4 * WeightBytes();
     CheckMemoryHolds(ModelFlags(model_), fixed);
     const double numbers = static_cast<double>(model_.depth) * LayerNumbers(model_);
-    // A step of sequences of half the utterances is not a rare one.
+    // Steps in which sequences have half the utterances are common.
     const double tokens = static_cast<double>(CountRows(training.batch, 0, processes)) *
                           MeanTokens() * static_cast<double>(utterances()[0] + 1) / 2;
     CheckMemoryHolds(StepFlags(Command::kTrain, training),
@@ -287,7 +288,7 @@ class SpeechTask final : public Task {
 
   void ReadData(const std::string& path) override {
     const Arrays arrays(path);
-    // What a model is built from is the training data's, unless a file has said it.
+    // The training data define the model's parameters, unless they come from a file.
     const bool is_new = model_.rate == 0;
     if (is_new || arrays.Has("train.audio")) {
       train_ = ReadPart(arrays, "train", is_new ? kHighestLabel : model_.symbols - 1);
@@ -302,7 +303,7 @@ class SpeechTask final : public Task {
     CheckPart(arrays.path(), train_);
     CheckPart(arrays.path(), valid_);
     if (is_new) {
-      // An utterance may come again within a sequence.
+      // An utterance may occur several times in a sequence.
       int64_t longest = 0;
       for (const torch::Tensor& audio : train_.audio) longest = std::max(longest, audio.numel());
       model_.max_length = CountTokens(CountFrames(model_, longest * utterances()[0]));
@@ -379,7 +380,7 @@ class SpeechTask final : public Task {
     return sizeof(float) * (ends + static_cast<double>(model_.depth) * LayerWeights(model_));
   }
 
-  // Of an utterance.
+  // The mean number of tokens per utterance.
   double MeanTokens() const {
     if (train_.size() == 0) return 0;
     double tokens = 0;
@@ -389,7 +390,7 @@ class SpeechTask final : public Task {
     return tokens / static_cast<double>(train_.size());
   }
 
-  // That the sounds are of the model's rate, and each has a token for each of its labels.
+  // Checks that the audio has the model's sample rate and enough tokens for its labels.
   void CheckPart(const std::string& path, const SpeechPart& part) const {
     if (part.size() == 0) return;
     if (part.rate != model_.rate) {
@@ -403,8 +404,8 @@ class SpeechTask final : public Task {
       if (labels.empty()) {
         throw Error(StrCat(path, ": row ", row, " of the array '", part.name, ".labels' is empty"));
       }
-      // CTC has a blank between two that are the same; the last may come again in the utterance
-      // after it.
+      // CTC needs a blank between equal labels, and the last label may recur at the start of the
+      // next utterance.
       auto needed = static_cast<int64_t>(labels.size()) + 1;
       for (size_t n = 1; n < labels.size(); ++n) needed += labels[n] == labels[n - 1] ? 1 : 0;
       const int64_t has = part.audio[row].numel();
@@ -434,7 +435,7 @@ torch::Tensor SpeechLearner::Probe() {
     throw Error(StrCat("defined up to length ", *most, ", shorter than the ", options.max_length,
                        " tokens of the longest sequence that training can draw"));
   }
-  // Sequences are of all lengths, side by side and alone.
+  // Sequences of different lengths, in a batch and alone.
   const auto sound = [&](int64_t tokens) {
     const torch::Tensor times = torch::arange(SamplesPerToken(options) * tokens, torch::kFloat);
     return torch::sin(times.square() * 1e-3);
@@ -447,7 +448,7 @@ torch::Tensor SpeechLearner::Probe() {
 torch::Tensor SpeechLearner::Loss(const Batch& batch) {
   const SpeechPart& part = task_.train();
   const std::vector<Sequence> all = DrawSequences(part, batch.total, task_.utterances()[0]);
-  // Dropout is drawn for the whole batch: all processes pad to the longest row of it.
+  // Dropout is drawn for the whole batch, so all processes pad to its longest row.
   int64_t frames = 0;
   int64_t count = 0;
   for (const Sequence& sequence : all) {

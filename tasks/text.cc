@@ -59,7 +59,7 @@ TrainingOptions TextTask::DefaultTraining(Command command) const {
 OptionList TextTask::Options(Command command) {
   if (command == Command::kEval) return evaluation_.Options();
   if (command == Command::kCompare) {
-    // Terms are replaced in each run, and the length is the first of those above.
+    // Each run sets its own terms, and the length is the first of the lengths above.
     return comparison_.Options() + Renamed(options_.tokens.Options(), "kind", "tokens") +
            InSection("model", WithoutFlags(options_.model.Options(), {"similarity", "position"})) +
            InSection("training", WithoutFlags(options_.window.Options(), {"length"}));
@@ -86,7 +86,7 @@ void TextTask::Settle(Command command, bool is_resumed, const TrainingOptions* t
     if (!memory) memory = window.memory;
     evaluated_ = {comparison_.lengths, comparison_.evaluation_bytes, *memory};
   } else {
-    // The command line gives a model as many places as its training windows have.
+    // On the command line, a model gets as many positions as its training windows have.
     const int64_t trained = training != nullptr ? window.length : options_.model.max_length;
     if (evaluation_.lengths.empty()) evaluation_.lengths = {trained, 2 * trained, 4 * trained};
     CheckLengths(evaluation_.lengths);
@@ -204,7 +204,8 @@ std::unique_ptr<Learner> TextTask::MakeLearner(const Terms& terms,
   LanguageModelOptions model = options_.model;
   model.similarity = terms.similarity;
   model.position = terms.position;
-  // Before the tokens are known a model is only tried, with a vocabulary for any cutoffs.
+  // Before the tokens are known, the model is only checked, with a vocabulary that allows any
+  // cutoffs.
   if (tokens_.tokenizer == nullptr && !model.adaptive.empty()) {
     const auto& cutoffs = model.adaptive;
     model.vocabulary =
@@ -226,7 +227,7 @@ std::vector<Metric> TextTask::metrics() const {
           {.key = "last",
            .title = StrCat("last ", kLastTokens, " ", kind()),
            .column = StrCat("last ", kLastTokens)},
-          // Of bytes it is the loss in another unit.
+          // For bytes, this is the loss in other units.
           {.key = "bits_per_byte",
            .title = "bits per byte",
            .column = "bits per byte",
@@ -269,7 +270,7 @@ torch::Tensor TextLearner::Probe() {
                        options.max_length));
   }
   CheckMemory(model_, std::max(memory_.max_length, task_.evaluated().memory));
-  // What ends at a length may be a grid that takes all of its tokens at once.
+  // A length limit may come from a grid that needs all of its tokens at once.
   const int64_t length = most ? options.max_length : std::min<int64_t>(8, options.max_length);
   return model_->forward(torch::arange(length).remainder(options.vocabulary).unsqueeze(0));
 }
@@ -346,7 +347,8 @@ LearnerState TextLearner::State(const Gather& gather) const {
   return state;
 }
 
-// Where the streams of the text are: none before the first segment and without a memory.
+// The state holds the positions of the streams in the text; it is empty before the first segment
+// and without a memory.
 size_t TextLearner::CheckState(const LearnerState& state) const {
   const auto tokens = Field<int64_t>(state.fields, kMemoryTokens);
   if (tokens < 0) throw Error(StrCat("the field '", kMemoryTokens, "' is negative"));

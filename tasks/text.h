@@ -1,4 +1,5 @@
-// The task `text`: a decoder-only Transformer predicts each token of a text from those before it.
+// The task `text`: a decoder-only Transformer predicts each token of a text from the preceding
+// ones.
 #ifndef GNOMON_TASKS_TEXT_H_
 #define GNOMON_TASKS_TEXT_H_
 
@@ -27,13 +28,13 @@ namespace gnomon::models {
              "Tokens of earlier windows that each layer also attends to, without gradient " \
              "(Transformer-XL); the windows of a row are then consecutive in the text")
 
-// What a row of a training step is.
+// The content of a row in a training step.
 struct WindowOptions {
   GNOMON_OPTIONS(GNOMON_WINDOW_OPTIONS)
 };
 
-// The fewest tokens that a training text must hold: a window and the token after it, and with a
-// memory a window for each of `batch` rows and one more.
+// The minimum number of tokens in a training text: a window and the next token or, with a memory, a
+// window for each of `batch` rows and one token more.
 int64_t NeededTokens(const WindowOptions& window, int64_t batch);
 
 #define GNOMON_TEXT_GENERATION_OPTIONS(OPTION)                                                    \
@@ -48,7 +49,7 @@ struct TextGenerationOptions {
 };
 
 struct TextOptions {
-  LanguageModelOptions model;  // similarity and position come from the terms
+  LanguageModelOptions model;  // similarity and position are set by the terms
   WindowOptions window;
   TokenOptions tokens;
 };
@@ -61,7 +62,7 @@ class TextTask final : public Task {
   const TextOptions& options() const { return options_; }
   const TextData& data() const { return data_; }
   const TokenData& tokens() const { return tokens_; }
-  // As ReadData() does with what it reads.
+  // Sets the text as ReadData() does.
   void SetText(TextData data);
 
   const char* name() const override { return kTextTask; }
@@ -104,10 +105,10 @@ class TextTask final : public Task {
   OptionList GenerationOptions() override;
   std::string GenerationFlags() const override { return "--prompt and --tokens"; }
 
-  // How models are evaluated.
+  // The evaluation settings.
   struct Evaluated {
     std::vector<int64_t> lengths;
-    int64_t bytes = 0;   // of validation text, about
+    int64_t bytes = 0;   // validation text to use, approximately
     int64_t memory = 0;  // tokens
   };
   const Evaluated& evaluated() const { return evaluated_; }
@@ -156,7 +157,7 @@ class TextTask final : public Task {
   // "byte", "word" or "subword".
   std::string unit() const { return TokenUnit(kind()); }
   void SetTokenizer(TokenizerPtr tokenizer);
-  // As soon as there are both a text and a tokenizer.
+  // Requires both a text and a tokenizer.
   void Encode();
 
   TextOptions options_;
@@ -165,7 +166,7 @@ class TextTask final : public Task {
   EvaluationFields evaluation_;
   TextGenerationOptions generation_;
   Evaluated evaluated_;
-  bool is_trained_ = false;  // at the first of the lengths that are evaluated
+  bool is_trained_ = false;  // at the first of the evaluated lengths
   TextData data_;
   bool has_data_ = false;
   TokenData tokens_;
@@ -176,7 +177,7 @@ class TextLearner final : public Learner {
   TextLearner(const TextTask& task, LanguageModel model, const TrainingOptions& training);
 
   LanguageModel& model() { return model_; }
-  // What the model remembers after the last step of the rows that are this process's.
+  // The model's memory after the last step, for the rows of this process.
   const LanguageModelMemory& memory() const { return memory_; }
 
   torch::nn::Module& module() override { return *model_; }
@@ -195,7 +196,7 @@ class TextLearner final : public Learner {
   LanguageModel model_;
   TrainingOptions training_;
   LanguageModelMemory memory_;
-  LanguageModelMemory next_;  // after the step at hand
+  LanguageModelMemory next_;  // after the current step
 };
 
 }  // namespace gnomon::models

@@ -32,7 +32,7 @@ namespace {
 
 using nlohmann::json;
 
-// Losses are evaluated in batches of at most this many tokens and logits.
+// The loss is evaluated in batches of at most this many tokens and logits.
 constexpr int64_t kEvaluationTokens = 8192;
 constexpr int64_t kEvaluationLogits = int64_t{1} << 25;
 
@@ -108,12 +108,12 @@ struct TranslationOptions {
   GNOMON_OPTIONS(GNOMON_TRANSLATION_OPTIONS)
 };
 
-// How models are evaluated.
+// The evaluation settings.
 struct Evaluated {
   BeamOptions search;
   int64_t sentences = 0;  // 0: all
   std::vector<std::string> splits;
-  std::string translations;  // a folder; empty: they are not written
+  std::string translations;  // output folder; empty: they are not written
 
   template <class Decoding>
   explicit Evaluated(const Decoding& options)
@@ -123,7 +123,7 @@ struct Evaluated {
   Evaluated() = default;
 };
 
-// A part of the data as tokens; each sentence has its end.
+// A part of the data as tokens. Each sentence ends with the end token.
 struct Pairs {
   std::vector<Sentence> source;
   std::vector<Sentence> target;
@@ -145,12 +145,12 @@ int64_t LongestOf(const Pairs& pairs) {
   return static_cast<int64_t>(longest);
 }
 
-// Pairs side by side: what the encoder reads, what the decoder does, and what it is to tell.
+// A batch of pairs: the encoder's input, the decoder's input, and the labels.
 struct PairBatch {
   PaddedTokens source;
-  torch::Tensor input;   // (B, L): the end, then all tokens but the last
-  torch::Tensor labels;  // (B, L): the tokens, -100 behind them
-  int64_t tokens = 0;    // that are told
+  torch::Tensor input;   // (B, L): the end token, then all tokens but the last
+  torch::Tensor labels;  // (B, L): the tokens, padded with -100
+  int64_t tokens = 0;    // number of predicted tokens
 };
 
 PairBatch MakeBatch(const Pairs& pairs, const std::vector<int64_t>& rows, int64_t end) {
@@ -167,13 +167,13 @@ PairBatch MakeBatch(const Pairs& pairs, const std::vector<int64_t>& rows, int64_
   batch.input = told.tokens.roll(1, /*dims=*/1);
   batch.input.select(1, 0).fill_(end);
   const torch::Tensor is_padding = torch::arange(length) >= told.lengths.unsqueeze(1);
-  constexpr int64_t kIgnored = -100;  // cross_entropy's own
+  constexpr int64_t kIgnored = -100;  // the default of cross_entropy
   batch.labels = told.tokens.masked_fill(is_padding, kIgnored);
   batch.tokens = CountTokens(target);
   return batch;
 }
 
-// The sum over the tokens, in nats.
+// The sum of the losses over the tokens, in nats.
 torch::Tensor SumLosses(const torch::Tensor& logits, const torch::Tensor& labels,
                         double label_smoothing) {
   return torch::nn::functional::cross_entropy(logits.flatten(0, 1),
@@ -186,7 +186,7 @@ torch::Tensor SumLosses(const torch::Tensor& logits, const torch::Tensor& labels
 double WeightBytes(const Seq2SeqOptions& model) {
   const auto dim = static_cast<double>(model.dim);
   const auto layers = static_cast<double>(model.depth);
-  // Of a layer of the encoder and one of the decoder, which has attention twice.
+  // One encoder layer and one decoder layer, which has two attentions.
   const double layer = 2 * LayerWeights(model) + AttentionWeights(model);
   return sizeof(float) * (static_cast<double>(model.vocabulary) * dim + layers * layer);
 }
@@ -205,7 +205,7 @@ class TranslationTask final : public Task {
   const Pairs& train() const { return train_; }
   const Evaluated& evaluated() const { return evaluated_; }
   const TranslationOptions& translation() const { return translation_; }
-  // The first sentences of a part that are measured.
+  // The sentences of a part to evaluate, from the start.
   Pairs EvaluatedPairs(const std::string& split) const;
 
   const char* name() const override { return "translation"; }
@@ -255,16 +255,16 @@ class TranslationTask final : public Task {
  private:
   const std::string& kind() const { return tokens_.kind; }
   void SetTokenizer(TokenizerPtr tokenizer);
-  // As soon as there are both a text and a tokenizer.
+  // Requires both a text and a tokenizer.
   void Encode();
-  // As soon as there are both a text and what is to be measured.
+  // Requires both a text and the evaluation settings.
   void ChooseSplits();
-  // Throws Error where there is nothing to train on.
+  // Throws Error if there are no training data.
   const ParallelPart& TrainPart() const;
 
   LanguageOptions languages_;
   TokenOptions tokens_;
-  Seq2SeqOptions model_;  // similarity and position come from the terms
+  Seq2SeqOptions model_;  // similarity and position are set by the terms
   SmoothingOptions smoothing_;
   RunDecoding run_;
   ComparisonDecoding comparison_;
@@ -275,7 +275,7 @@ class TranslationTask final : public Task {
   Evaluated evaluated_;
   ParallelText text_;
   TokenizerPtr tokenizer_;
-  Pairs train_;  // those that are not too long
+  Pairs train_;  // without pairs that are too long
 };
 
 class TranslationLearner final : public Learner {
@@ -290,7 +290,7 @@ class TranslationLearner final : public Learner {
   void Generate(const Output& output) override;
 
  private:
-  // The mean over the tokens of all sentences; none: `proceed` said no.
+  // The mean over the tokens of all sentences; nullopt if `proceed` returned false.
   std::optional<double> MeanLoss(const Pairs& pairs, const std::function<bool()>& proceed);
 
   const TranslationTask& task_;
@@ -313,7 +313,7 @@ OptionList TranslationTask::Options(Command command) {
   const OptionList languages = languages_.Options();
   if (command == Command::kEval) return evaluation_.Options() + languages;
   if (command == Command::kCompare) {
-    // Terms are replaced in each run.
+    // Each run sets its own terms.
     return comparison_.Options() + languages + Renamed(tokens_.Options(), "kind", "tokens") +
            InSection("model", WithoutFlags(model_.Options(), {"similarity", "position"})) +
            InSection("training", smoothing_.Options());
@@ -360,11 +360,11 @@ void TranslationTask::CheckFits(const TrainingOptions& training, int64_t process
   const auto dim = static_cast<double>(model_.dim);
   const auto depth = static_cast<double>(model_.depth);
   const auto vocabulary = static_cast<double>(model_.vocabulary);
-  // The decoder has a third branch, of attention; at the end are the logits, their logarithms and
-  // the gradient.
+  // The decoder has a third branch, for cross-attention, and ends with the logits, their logarithms
+  // and the gradient.
   const double source = depth * LayerNumbers(model_);
   const double target = source + depth * (3 * dim + ValueColumns(model_)) + 3 * vocabulary;
-  // A sentence has a token and its end at the least.
+  // A sentence has at least one token and the end token.
   const double rows = 2 * static_cast<double>(CountRows(training.batch, 0, processes));
   CheckMemoryHolds(StepFlags(Command::kTrain, training),
                    fixed + sizeof(float) * rows * (source + target));
@@ -414,7 +414,7 @@ void TranslationTask::ChooseSplits() {
       throw Error(StrCat("--splits: '", *split, "' is given twice"));
     }
   }
-  // What is resumed measures the same.
+  // A resumed run evaluates the same splits.
   if (command_ == Command::kTrain) run_.splits = splits;
   if (command_ == Command::kCompare) comparison_.splits = splits;
 }
@@ -585,7 +585,7 @@ torch::Tensor TranslationLearner::Probe() {
     throw Error(
         StrCat("defined up to length ", *most, ", shorter than --max-length ", options.max_length));
   }
-  // Two sentences of different lengths, and more tokens in the target than in the source.
+  // Two sentences of different lengths, with more target than source tokens.
   const int64_t source = std::min<int64_t>(5, options.max_length);
   const int64_t target = std::min<int64_t>(7, options.max_length);
   const auto tokens = [&](int64_t length) {
@@ -605,7 +605,7 @@ torch::Tensor TranslationLearner::Loss(const Batch& batch) {
     batches_.emplace(lengths(pairs.source), lengths(pairs.target),
                      static_cast<uint64_t>(training_.seed), batch.total);
   }
-  // The padding is that of the whole batch: all processes draw alike.
+  // Pads to the whole batch, so that all processes draw the same random numbers.
   const PairBatch all =
       MakeBatch(pairs, batches_->Pairs(batch.step), EndOfSentence(task_.tokenizer()));
   const auto own = [&](const torch::Tensor& rows) {
@@ -704,7 +704,7 @@ void TranslationLearner::Generate(const Output& output) {
                          " tokens including its end, but the model's position ends at ", *most));
     }
   }
-  // Few at a time, so that the first ones are seen soon.
+  // In small batches, so that the first results appear soon.
   constexpr size_t kAtATime = 64;
   for (size_t first = 0; first < lines.size(); first += kAtATime) {
     const size_t last = std::min(first + kAtATime, lines.size());
@@ -713,7 +713,7 @@ void TranslationLearner::Generate(const Output& output) {
                   {options.beam, options.length_penalty}, output.proceed);
     if (!translations) return;
     for (size_t n = first; n < last; ++n) {
-      // Of nothing it is nothing.
+      // The translation of a blank line is blank.
       output.print(StrCat(IsBlank(lines[n]) ? "" : (*translations)[n - first], "\n"));
     }
   }

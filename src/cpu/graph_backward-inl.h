@@ -1,7 +1,7 @@
-// Attention over the edges of a graph, backward. The tasks are chunks of rows and then, for what
-// belongs to keys, chunks of the transposed graph, with the weights and the gradients of g kept for
-// each edge and head between the two. Chunks depend on the graph alone and their sums are added in
-// fixed order: results do not depend on the number of workers.
+// Graph attention, backward. The first tasks are chunks of rows. Sums over keys follow as chunks of
+// the transposed graph, with the weights and the gradients of g stored per edge and head in
+// between. Chunks depend on the graph alone and their sums are added in fixed order, so results do
+// not depend on the number of workers.
 #if defined(GNOMON_SRC_CPU_GRAPH_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_GRAPH_BACKWARD_INL_H_
 #undef GNOMON_SRC_CPU_GRAPH_BACKWARD_INL_H_
@@ -29,7 +29,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// The sum of each row's parts: `width` numbers a row.
+// The sum of each row's parts: `width` numbers per row.
 class RowTotals {
  public:
   RowTotals(const EdgeChunks& chunks, int64_t width)
@@ -37,12 +37,12 @@ class RowTotals {
 
   int64_t width() const { return width_; }
 
-  // Keeps the sum of a part of a row that is cut.
+  // Stores the sum of a part of a row that spans several chunks.
   void Keep(int64_t slot, const float* sum) const {
     std::copy_n(sum, width_, slots_.data() + slot * width_);
   }
 
-  // Calls finish(row, total) for the rows that were cut.
+  // Calls finish(row, total) for the rows that span several chunks.
   template <class Finish>
   void Merge(const Executor& executor, const Finish& finish) const {
     ParallelTasks(executor, chunks_.count(), [&](int64_t chunk, int) {
@@ -126,25 +126,24 @@ class GraphBackwardPass {
  private:
   using Part = EdgeChunks::Part;
   int head_sums() const { return 1 + table_.head_scalars; }  // factor, head scalars
-  // In: g, a, b, dP, the row's largest score, delta and inverse sum. PairWeights puts the weight in
-  // the place of the largest score and f in that of the inverse sum. Out, in the same places: dg,
-  // da, db, the weight, the gradient of the factor; and those of the head scalars.
+  // Input: g, a, b, dP, the row's largest score, delta and inverse sum. PairWeights overwrites the
+  // largest score with the weight, and the inverse sum with f. Output, in the same order: dg, da,
+  // db, the weight, the gradient of the factor; then the gradients of the head scalars.
   int weight_array() const { return 1 + table_.row_scalars + table_.column_scalars; }
   int factor_array() const { return weight_array() + 1; }
   int delta_array() const { return weight_array() + 2; }
   int inverse_array() const { return weight_array() + 3; }
   int head_arrays() const { return weight_array() + 4; }
-  // Where sums over a row's edges are relative to its top edge's slopes: slopes by g, and then
-  // whether an edge's gradient is by the top edge's token.
+  // If sums over a row's edges are relative to its top edge's slopes: the slopes by g, then a flag
+  // for edges whose gradient uses the top edge's token.
   int slope_array() const { return head_arrays() + table_.head_scalars; }
   int all_arrays() const { return slope_array() + (centres() ? 1 : 0); }
-  // Whether the gradients of rows are sums relative to the slopes of their top edges (see
-  // RowSoftmax).
+  // Whether gradients of rows are sums relative to the slopes of their top edges (see RowSoftmax).
   bool centres() const { return centres_tokens_ || d_row_; }
 
   float* Array(float* arrays, int n) const { return arrays + n * pairs_.stride(); }
 
-  // What turns a row's scores into weights.
+  // Computes what turns a row's scores into weights.
   void PrepareRows() const {
     constexpr int64_t kNodes = 256;
     const int64_t rows = n_.queries * n_.heads;
@@ -160,8 +159,8 @@ class GraphBackwardPass {
     });
   }
 
-  // SetDelta of a row that no chunk has whole: from all of its edges, or from o where they are more
-  // than a chunk's.
+  // SetDelta for a row that spans several chunks: from all of its edges, or from o if they exceed a
+  // chunk.
   void CutRowDelta(int64_t i, float* arrays) const {
     const Part all{i, in_.indptr[i], in_.indptr[i + 1], -1};
     if (all.end - all.begin <= chunks_.size()) {
@@ -189,14 +188,15 @@ class GraphBackwardPass {
     }
   }
 
-  // The top edges' slopes of rows of all heads, by g and by the row's scalars, one after the other.
+  // The top edges' slopes for rows of all heads, by g and by each row scalar, in consecutive
+  // arrays.
   float* TopSlopes(int s) const { return top_slopes_.data() + s * n_.queries * n_.heads; }
   void ClearTop(int64_t row) const {
     top_edges_.data()[row] = 0;
     if (centres_tokens_) top_distances_.data()[row] = 0;
     for (int s = 0; s <= table_.row_scalars; ++s) TopSlopes(s)[row] = 0;
   }
-  // From g and the slopes of pair q.
+  // Sets them from g and the slopes of pair q.
   void SetTop(int64_t row, int64_t q, const float* arrays) const {
     const auto finite = [&](float slope) {
       return inverse_sum_.data()[row] != 0 && std::isfinite(slope) ? slope : 0.0f;
@@ -224,7 +224,7 @@ class GraphBackwardPass {
     const int64_t edge = in_.indptr[i] + TopEdge(i * n_.heads + h);
     return in_.y.row(0, h / pairs_.group(), in_.indices[edge]);
   }
-  // The pairs of a part by themselves.
+  // Computes the weights of a part's pairs.
   void FillWeights(const Part& part, float* arrays) const {
     pairs_.Fill(part, 0, arrays);
     FillValueGradients(part, 0, arrays);
@@ -233,8 +233,8 @@ class GraphBackwardPass {
   }
 
   // delta = sum_e p_e dP_e - dlse of each head, from the weights and dP of all edges of a row; and
-  // the edge of the largest weight and its f. dP - delta cancels where few edges weigh much, and
-  // rounding must cancel as well: all is relative to dP of the largest weight.
+  // the edge with the largest weight and its f. If few edges dominate, dP - delta cancels, and
+  // rounding errors must cancel as well, so everything is relative to dP of the largest weight.
   void SetDelta(const Part& part, int64_t offset, const float* arrays) const {
     const int64_t heads = n_.heads;
     const int64_t edges = part.end - part.begin;
@@ -264,7 +264,7 @@ class GraphBackwardPass {
         others = hn::MulAdd(hn::LoadU(d, weights + e), hn::LoadU(d, d_weights + e) - top, others);
       }
       auto delta = top + others;
-      // Once more: what rounding has left over is small now, and so is its rounding.
+      // A second pass removes the rounding error of the first; its own is negligible.
       auto rest = hn::Zero(d);
       for (int64_t e = h; e < edges * heads; e += heads) {
         rest = hn::MulAdd(hn::LoadU(d, weights + e), hn::LoadU(d, d_weights + e) - delta, rest);
@@ -277,8 +277,8 @@ class GraphBackwardPass {
     });
   }
 
-  // sum_e p_e dP_e. Where one edge weighs more than all others, from that edge's dP (see
-  // BackwardPass::Delta). `top` is the edge of the largest score in the row; -1: not known.
+  // sum_e p_e dP_e. If one edge outweighs all others, it is computed relative to that edge's dP
+  // (see BackwardPass::Delta). `top` is the edge with the row's largest score, or -1 if unknown.
   float Delta(int64_t i, int64_t h, float sum, int64_t top) const {
     const float* d_o = saved_.d_o.row(0, h, i);
     const float* o = saved_.o.row(0, h, i);
@@ -357,14 +357,14 @@ class GraphBackwardPass {
     if (pairs_.drops()) pairs_.Drop(part, d_weights);
   }
 
-  // A number of each head of a part's row, to each of its edges.
+  // Copies a per-head number of a part's row to each of its edges.
   void CopyToEdges(const Buffer& of_rows, const Part& part, float* to) const {
     const float* from = of_rows.data() + part.row * n_.heads;
     for (int64_t e = part.begin; e < part.end; ++e, to += n_.heads) CopyNumbers(from, n_.heads, to);
   }
 
-  // From f of a part's edges that of the row's largest score: the sum of ds (f - top_f) has no
-  // large terms, however large f is.
+  // Subtracts the f of the row's largest score from the f of a part's edges: the sum of ds (f -
+  // top_f) has no large terms, however large f is.
   void SubtractTop(const Part& part, float* values) const {
     const float* top_f = top_f_.data() + part.row * n_.heads;
     for (int64_t e = part.begin; e < part.end; ++e, values += n_.heads) {
@@ -374,7 +374,7 @@ class GraphBackwardPass {
 
   void PairWeights(float* arrays, int64_t first_edge, int64_t count) const {
     const DF d;
-    // Nothing stands in the place of delta yet.
+    // The delta array is still unused.
     float* const values = Array(arrays, delta_array());
     table_.values(pairs_.Arrays(arrays), count, values);
     float* const weights = Array(arrays, factor_array());
@@ -434,7 +434,7 @@ class GraphBackwardPass {
     return {by_g, Array(arrays, 1), Array(arrays, 1 + table_.row_scalars),
             Array(arrays, head_arrays())};
   }
-  // The slopes of f themselves, beside g.
+  // The slopes of f itself; g is kept.
   void PairSlopes(float* arrays, int64_t count) const {
     table_.slopes(pairs_.Arrays(arrays), count, ones_.data(),
                   Slopes(arrays, Array(arrays, slope_array())));
@@ -447,11 +447,11 @@ class GraphBackwardPass {
     }
   }
 
-  // What the slopes of a part's edges are beyond those of the row's top edge, times df, is added to
-  // the gradients of the row's scalars and to `beyond`: the sum of df slope is that and the top
-  // slope times dlse. An edge's gradient of the row's token is df slope (y_top - y_e), without what
-  // all edges have in common, and the rest, x - y_top, is FinishRow's; unless the edge is near
-  // compared with the top one, and has x - y_e.
+  // For each edge of a part, takes the difference between its slopes and those of the row's top
+  // edge, times df, and adds it to the gradients of the row's scalars and to `beyond`. The full sum
+  // of df slope is this plus the top slope times dlse. The edge's gradient of the row's token
+  // becomes df slope (y_top - y_e); FinishRow adds the common part, x - y_top. Edges that are near
+  // compared with the top edge use x - y_e instead.
   void CentrePart(const Part& part, int64_t offset, float* arrays, float* d_scalars,
                   float* beyond) const {
     const int64_t heads = n_.heads;
@@ -494,7 +494,7 @@ class GraphBackwardPass {
     });
   }
 
-  // What a part of a row adds to the gradients of its token and scalars.
+  // Sums a part's contribution to the gradients of its row's token and scalars.
   void SumPart(const Part& part, int64_t offset, float* arrays, float* sums,
                std::vector<const float*>& top_keys) const {
     std::fill_n(sums, rows_.width(), 0.0f);
@@ -520,7 +520,7 @@ class GraphBackwardPass {
     }
   }
 
-  // dg/d(this) is the other token, or twice the way from it to this.
+  // dg/d(this) is the other token or, for distances, twice the difference of the tokens.
   HWY_INLINE void AddTokenGradient(float d_g, const float* other, const float* self,
                                    float* to) const {
     if (table_.is_distance()) {
@@ -564,7 +564,7 @@ class GraphBackwardPass {
         for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
           sum += d_head_[static_cast<size_t>((chunk * head_sums() + s) * n_.heads + h)];
         }
-        // A row's ds add up to its dlse (see BackwardPass::Balance).
+        // A row's ds sum to its dlse (see BackwardPass::Balance).
         for (int64_t i = 0; s == 0 && i < n_.queries; ++i) {
           const int64_t row = i * n_.heads + h;
           sum += static_cast<double>(top_f_.data()[row]) * DLse(row);
@@ -576,14 +576,14 @@ class GraphBackwardPass {
 
   float DLse(int64_t row) const { return saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f; }
 
-  // The gradient of tokens that the pair function does not read.
+  // Clears the gradient of tokens that the pair function does not use.
   void Clear(View<float> view, int64_t heads, int64_t nodes) const {
     for (int64_t i = 0; view.data != nullptr && i < nodes; ++i) {
       for (int64_t h = 0; h < heads; ++h) std::fill_n(view.row(0, h, i), n_.dim, 0.0f);
     }
   }
 
-  // What belongs to keys: sums over the edges that lead to each.
+  // Gradients of keys: sums over the edges that lead to each.
   void Keys() const {
     const TransposedGraph graph(in_.indptr, in_.indices, n_.queries, n_.keys);
     const EdgeChunks chunks(graph.indptr.data(), n_.keys, EdgesOfChunk(n_));
@@ -659,23 +659,23 @@ class GraphBackwardPass {
   bool d_y_;
   bool d_row_;
   bool d_column_;
-  bool centres_tokens_;  // whether centres() for the tokens' gradients
+  bool centres_tokens_;  // whether centres() applies to the tokens' gradients
   EdgeChunks chunks_;
   GraphPairs pairs_;
-  // Of a row: the gradients of its token and scalars.
+  // The gradients of each row's token and scalars.
   RowTotals rows_;
   Buffer largest_;
   Buffer inverse_sum_;
   Buffer delta_;
-  Buffer top_f_;  // f of the largest score, where the factor's gradient is wanted
-  // Of each row and head, where centres(): the edge of the row's largest score, its squared
-  // distance and slopes.
+  Buffer top_f_;  // f of the largest score, if the factor needs a gradient
+  // Per row and head, if centres(): the edge with the largest score, its squared distance and
+  // slopes.
   Buffer top_edges_;
   Buffer top_distances_;
   Buffer top_slopes_;
   Buffer ones_;
-  std::vector<float> d_head_;  // of a chunk: the sums of its factor and head scalars
-  // Of each edge and head: what is left to be summed over the edges of a key.
+  std::vector<float> d_head_;  // per chunk: the gradients of the factor and head scalars
+  // Per edge and head: the terms of the sums over a key's edges.
   Buffer weights_;
   Buffer d_products_;
   Buffer d_columns_;

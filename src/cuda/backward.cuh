@@ -1,7 +1,7 @@
-// The backward pass: one template, run twice. A block owns rows, 16 for each of its warps, and
-// walks over those that see them or that they see: over the keys (gradients of queries and
-// factors), then, owning keys, over the queries of all heads of its group (gradients of keys,
-// values and biases). Each sum is one thread's, in fixed order.
+// The backward pass: one template, run twice. A block owns rows, 16 per warp, and walks over the
+// rows it shares pairs with. The pass over keys owns queries and computes gradients of queries and
+// factors. The pass over queries then owns keys and, for all heads of the group, computes gradients
+// of keys, values and biases. Each sum is accumulated by one thread in fixed order.
 #ifndef GNOMON_SRC_CUDA_BACKWARD_CUH_
 #define GNOMON_SRC_CUDA_BACKWARD_CUH_
 
@@ -19,8 +19,8 @@ struct Derivative {
   float t[3];
 };
 
-// Adds the sums of a tile's diagonals to the biases' gradients. The tile's rows are keys; thread n
-// has the pairs of which row - column is n - kStep + 1.
+// Adds the sums over a tile's diagonals to the bias gradients. The tile's rows are keys; thread n
+// has the pairs with row - column = n - kStep + 1.
 template <class C>
 GNOMON_DEVICE void AddDiagonals(const unsigned char* scores, int rows, float* to, Int64 first,
                                 Int64 size) {
@@ -38,7 +38,7 @@ GNOMON_DEVICE void AddDiagonals(const unsigned char* scores, int rows, float* to
   }
 }
 
-// The same for a table with a layout. A warp adds to sums of its own, those of one query at a time.
+// The same for a table with a layout. Each warp adds to its own partial sums, one query at a time.
 template <class C>
 GNOMON_DEVICE void AddEntries(const LayoutParameters& layout, const unsigned char* scores, int rows,
                               int first_key, int first_query, int queries, Int64 position,
@@ -50,20 +50,20 @@ GNOMON_DEVICE void AddEntries(const LayoutParameters& layout, const unsigned cha
   }
 }
 
-// Takes the pairs `near` (ToDistances) out of a tile's weights, and adds them to `out` as weights
-// times differences of tokens: in sums of weighted tokens, what these share would cancel. The
-// thread's pairs are those of rows `own` and own + 8; `out` has its columns of these, from `first`
-// on. `kKeys`: its own are the keys.
+// Removes the pairs `near` (ToDistances) from a tile's weights, and adds them to `out` as weights
+// times token differences: in sums of weighted tokens, the common part of near tokens would cancel.
+// The thread's pairs are those of rows `own` and own + 8; `out` holds their columns from `first`
+// on. `kKeys`: its own rows are keys.
 template <class C, bool kKeys, int kOutputs, int kTiles>
 GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kTiles][4],
                                   uint32 near, const Parameters& p, int b, int own_head, int head,
                                   int own, int other, int first) {
-  // The four lanes of a row have its columns, so that all of a warp go over what any has.
+  // The four lanes of a row share its columns, so a warp processes the near pairs of all its lanes.
   uint32 any = near;
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) any |= BitsOf(ShuffleXor(FromBits(any), mask));
   if (any == 0) return;
-  // What is the same for all tiles is computed here: kept, it would take up registers.
+  // Computed here although it is the same for all tiles: keeping it would occupy registers.
   const Head from = HeadOf<C>(kKeys ? p.y : p.x, b, Fresh(own_head));
   const Head others = HeadOf<C>(kKeys ? p.x : p.y, b, Fresh(head));
   const int lane = Fresh(Thread()) % 32;
@@ -74,7 +74,7 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
     for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        // By selecting: with branches the compiler may put what they change into memory.
+        // Uses selection: with branches, the compiler may move the accumulators to memory.
         const bool is_it = place == 4 * n + e && (near & 1u << (4 * n + e)) != 0;
         weight = is_it ? weights[n][e] : weight;
         weights[n][e] = is_it ? 0.0f : weights[n][e];
@@ -83,7 +83,7 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const float w = Shuffle(weight, lane / 4 * 4 + n);
-      // What is not seen may hold anything.
+      // Hidden tokens may hold anything.
       if (w == 0) continue;
       const Int64 theirs = (other + 2 * n + ColumnOf(place)) * others.stride;
       const Int64 mine = (own + RowOf(place)) * from.stride;
@@ -96,7 +96,7 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
           if (column >= p.dim) continue;
           const float difference = LoadElement<C>(others.data, theirs + column) -
                                    LoadElement<C>(from.data, mine + column);
-          // As above.
+          // Selection again, for the same reason.
           const float sum = Fma(w, difference, is_first ? out[d][c] : out[d][2 + c]);
           out[d][c] = is_first ? sum : out[d][c];
           out[d][2 + c] = is_first ? out[d][2 + c] : sum;
@@ -125,7 +125,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   const SharedLayout at =
       cuda::BackwardLayout(C::kType, C::kDim, C::kValueDim, rows_in_block, C::kStep, C::kStages,
                            C::kOwn, word_count, C::kBias, score_count);
-  // Of the gradients of scores, and of weights.
+  // Weights, after the gradients of scores.
   const int weights = at.scores + C::kRelativeKeys * cuda::ScoreBytes(rows_in_block, C::kStep);
   unsigned char* const memory = SharedMemory();
   const int warp = Thread() / 32;
@@ -134,12 +134,12 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
 
   const int own_count = kKeys ? p.keys : p.queries;
   const int blocks = DivideUp(own_count, rows_in_block);
-  // The columns of gradients that this block adds up.
+  // The gradient columns that this block accumulates.
   const int chunk = BlockX() % p.chunks;
   const int first_column = chunk * C::kColumns;
   int index = BlockX() / p.chunks;
-  // The blocks of a part add to the same biases one after the other; with a layout, each warp to
-  // its own.
+  // The blocks of a part add to the same biases in sequence; with a layout, each warp has its own
+  // sums.
   const int sums = C::kBias == 2 ? C::kWarps : 1;
   const int parts = sums_bias ? p.bias_parts / sums : blocks;
   const int part = index % parts;
@@ -154,7 +154,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   const Int64 query_rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
   const Int64 key_columns = static_cast<Int64>(p.batch) * p.key_heads * p.keys;
 
-  // Of heads first_h and on.
+  // Counted from first_h.
   const Int64 part_step = static_cast<Int64>(parts) * sums * p.bias_size;
   float* bias_sums = nullptr;
   if (sums_bias && chunk == 0) {
@@ -171,8 +171,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   for (int block = part; block < blocks; block += parts) {
     const int begin = block * rows_in_block;
     const int end = Least(begin + rows_in_block, own_count);
-    // Rows of the other kind that matter at all, and keys that are not hidden from a whole batch:
-    // all else may hold anything.
+    // The range of the other rows that matter, without keys hidden from the whole batch: the rest
+    // may hold anything.
     int low = 0;
     int high = 0;
     int own_low = 0;
@@ -180,8 +180,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
     if (kKeys) {
       own_low = p.queries > 0 ? lows[0] : 0;
       own_high = p.queries > 0 ? highs[p.queries - 1] : 0;
-      // Both ends grow with the query: the first that ends behind the first key, and the first
-      // that begins behind the last.
+      // Both ends are monotonic in the query: finds the first query whose range ends after the
+      // first key, and the first whose range starts after the last key.
       int last = p.queries;
       while (low < last) {
         const int middle = (low + last) / 2;
@@ -206,13 +206,13 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
       high = highs[end - 1];
     }
     const int first = low / C::kStep * C::kStep;
-    // Whether all pairs of a tile are in the intervals of keys that their queries see.
+    // Whether all pairs of a tile are within their queries' key intervals.
     const int low_of_all = kKeys ? 0 : lows[end - 1];
     const int high_of_all = kKeys ? 0 : highs[begin];
     const auto sees_all = [&](const unsigned char* words, int start) {
       if (end - begin < rows_in_block) return false;
       if (!kKeys) return start >= low_of_all && start + C::kStep <= high_of_all;
-      // Of the tile's last query and its first; those that are not there see nothing.
+      // Checks the tile's last query and its first; missing queries see nothing.
       return start + C::kStep <= high && LoadShared<int>(words + 4 * (C::kStep - 1)) <= begin &&
              LoadShared<int>(words + 4 * C::kStep) >= end;
     };
@@ -270,7 +270,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
           CopyKeys<F, C>(words, p, b, h, start, low, high);
         }
         if (C::kBias == 1) {
-          // Entry 0 of the window is that of the tile's last query and first key.
+          // Entry 0 of the window belongs to the tile's last query and first key.
           const int query = kKeys ? start + C::kStep - 1 : begin + rows_in_block - 1;
           const int key = kKeys ? begin : start;
           CopyWords<C>(memory + at.bias + stage * (rows_in_block + C::kStep) * 4, head.bias,
@@ -295,11 +295,11 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         own_query[r] = LoadQuery<F, C>(p, head, rows[r]);
         const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + rows[r];
         own_softmax[r] = {p.largest[row], p.inverse[row], p.delta[row]};
-        // A row without keys has gradients of 0 whatever its temperature is.
+        // A row without keys has zero gradients at any temperature.
         own_temperature[r] =
             C::kTemperature != 0 && own_softmax[r].inverse != 0 ? p.temperature[row] : 1.0f;
       }
-      // Sums of ds times what stands in their names, and of weights times the same.
+      // Sums of ds times the quantity in the name, and of weights times the same.
       float sum_ds[2] = {};
       float by_f[2] = {}, mean_f[2] = {};
       float by_added[2] = {}, mean_added[2] = {};
@@ -373,8 +373,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                 float weight = 0;
                 float w = 0;
                 if (score.seen) {
-                  // Scores are those of the forward pass, to the last bit: none is above the
-                  // largest.
+                  // Scores are bitwise those of the forward pass, so none exceeds the largest.
                   const float excess = score.value - softmax.largest;
                   const float p_ij = Exp2(excess > 0 ? 0.0f : excess) * softmax.inverse;
                   const float kept = Kept<C>(p, query, j);
@@ -454,7 +453,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         if constexpr (IsDistance<F>()) {
           AddDifferences<C, kKeys>(dx, dp, near, p, b, own_head, kKeys ? h : key_head, rows[0],
                                    start, first_column);
-          // As the products take them.
+          // Rounds to the precision of products.
 #pragma unroll
           for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
@@ -482,7 +481,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
             AddDiagonals<C>(memory + at.scores, rows_in_block, of_head,
                             static_cast<Int64>(begin) - start - C::kStep + p.queries, p.bias_size);
           }
-          // The next tile's diagonals are other threads'.
+          // Other threads read the next tile's diagonals.
           Barrier();
         }
         if (C::kStages == 2) stage ^= 1;
@@ -490,7 +489,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
       CopyWait<0>();
       Barrier();
 
-      // What belongs to this head.
+      // Sums of this head only.
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if (kKeys) {
@@ -520,9 +519,9 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                                       SumOfRow(d_own[r][2])};
           if (rows[r] >= own_count || pair != 0 || chunk != 0) continue;
           const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + rows[r];
-          // A row's ds add up to its dlse but for the rounding of delta: what they add up to beyond
-          // it, each key has of it what it weighs. Without this, the rounding of o would be
-          // multiplied by the mean of f and drown sums over a row.
+          // A row's ds sum to its dlse up to the rounding of delta. The excess is distributed over
+          // the keys in proportion to their weights. Otherwise the rounding error of o would be
+          // multiplied by the mean of f and swamp sums over a row.
           const float d_lse = p.d_lse != nullptr ? p.d_lse[row] : 0.0f;
           const float beyond = own_softmax[r].inverse != 0 ? sum_ds[r] - d_lse : 0.0f;
           const float temperature = own_temperature[r];
@@ -545,8 +544,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
           if (C::kTemperature != 0 && p.d_temperature != nullptr) {
             p.d_temperature[row] = head.factor * d_factor + by_added[r] - beyond * mean_added[r];
           }
-          // For the pass over queries. The pass that sums what relative keys need reads it already,
-          // blocks of other columns do, too.
+          // For the pass over queries. The pass that accumulates sums for relative keys already
+          // reads it, as do blocks with other columns.
           if (C::kRelativeSums == 0) p.balanced_delta[row] = own_softmax[r].delta + beyond;
         }
       }
@@ -573,7 +572,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
               gradient[c] *= -2.0f;
-              // What a row holds that sees nothing, or that nothing sees, does not matter.
+              // A row that sees nothing, or is seen by nothing, may hold anything.
               if (sum_w[r] != 0 && column + c < p.dim) {
                 gradient[c] += 2.0f * sum_w[r] *
                                LoadElement<C>(from_x.data, rows[r] * from_x.stride + column + c);
