@@ -1,4 +1,4 @@
-// The C interface against the C++ one, and its errors.
+// Compares the C interface with the C++ one, and checks its errors.
 #include <string>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// Causal sums of several batches, key heads and strides, and features that vanish, in every
+// Causal sums with several batches, key heads and strides, and with vanishing features, on every
 // instruction set.
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ std::ostream& operator<<(std::ostream& out, const Layout& n) {
              << n.padded;
 }
 
-// Tokens, and what becomes of them.
+// Input tokens and their sums.
 struct Sums {
   explicit Sums(const Layout& layout_)
       : layout(layout_),
@@ -50,7 +50,7 @@ struct Sums {
     }
   }
 
-  // Against the formula in double, term by term.
+  // Compares with the formula in double precision, term by term.
   void Check(Feature feature, bool reverse, bool divided) const {
     SCOPED_TRACE(::testing::Message() << layout << " feature " << static_cast<int>(feature)
                                       << " reverse " << reverse << " divided " << divided);
@@ -103,7 +103,7 @@ struct Sums {
         sums[e] += product * z.at(b, key_head, j, static_cast<int64_t>(e));
       }
     }
-    // Below that e^a is 0 in fp32.
+    // Below that, e^a is 0 in fp32.
     const bool none = size < 1e-37;
     const auto where = [&] {
       return ::testing::Message() << "batch " << b << " head " << h << " row " << i;
@@ -126,13 +126,13 @@ struct Sums {
 TEST(CausalLayoutTest, IsTheFormulaForBatchesKeyHeadsAndStrides) {
   for (const Layout& layout : {Layout{3, 2, 2, 70, 5, 19, false}, Layout{2, 6, 3, 65, 7, 16, true},
                                Layout{2, 4, 1, 130, 16, 3, true}, Layout{1, 3, 3, 1, 3, 5, true},
-                               // Of several segments, whose states are summed first.
+                               // Several segments, whose states are summed first.
                                Layout{2, 4, 2, 1100, 4, 6, true}}) {
     const Sums run(layout);
     OnEveryTarget([&] {
       for (const bool reverse : {false, true}) {
         for (const bool divided : {false, true}) {
-          // Of tokens as they are, denominators cancel.
+          // With plain tokens, denominators cancel.
           if (!divided) run.Check(Feature::kNone, reverse, divided);
           run.Check(Feature::kElu, reverse, divided);
         }
@@ -142,8 +142,8 @@ TEST(CausalLayoutTest, IsTheFormulaForBatchesKeyHeadsAndStrides) {
   }
 }
 
-// elu + 1 is e^a there, 0 from about -88 on and of -inf; a query that meets nothing but zeros gives
-// 0, and so do the queries before the first key that is none.
+// There, elu + 1 is e^a, which is 0 below about -88 and at -inf. A query whose visible features are
+// all zero gives 0, also before the first non-zero key.
 TEST(CausalLayoutTest, FeaturesThatVanish) {
   constexpr float kLeast = -kInfinity;
   const std::vector<float> values = {-1, -20, -60, -85, -104, -150, -1e3, -1e9, -3e38, kLeast, 0};
@@ -166,7 +166,7 @@ TEST(CausalLayoutTest, FeaturesThatVanish) {
   }
 }
 
-// What e^a is just above where it vanishes, by the denominator of a single key.
+// Values of e^a just above the underflow threshold, checked with the denominator of a single key.
 TEST(CausalLayoutTest, SmallFeaturesAreExact) {
   for (float a = -87; a < 0; a += 0.37f) {
     const float zero = 0;
@@ -183,7 +183,7 @@ TEST(CausalLayoutTest, SmallFeaturesAreExact) {
       sums.denominator = &denominator;
       SumCausally(sums, SerialExecutor());
       const double expected = std::exp(static_cast<double>(a));
-      // The rounding of a log2(e) is made good where products and sums are fused.
+      // Fused multiply-adds recover the rounding error of a log2(e).
       const double tolerance = CurrentTarget().starts_with("AVX") ? 1e-6 : 1e-5;
       EXPECT_NEAR(denominator, expected, tolerance * expected) << a;
     });

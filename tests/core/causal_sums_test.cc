@@ -1,4 +1,4 @@
-// Causal sums in every instruction set against their formula.
+// Compares causal sums on every instruction set with their formula.
 #include "core/causal_sums.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// The cones' token maps in every instruction set: against their formulas, and gradients against
-// differences.
+// Compares the cones' token maps on every instruction set with their formulas, and gradients with
+// finite differences.
 #include "core/cone_map.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace {
 
 using Function = ConeMap::Function;
 
-// What a token's height makes of it, by the formulas of Tseng et al. 2023 (their section 4).
+// The map of a token's height, by the formulas of Tseng et al. 2023, section 4.
 struct Expected {
   double m;
   std::vector<double> scalars;
@@ -44,7 +44,7 @@ std::vector<ConeMap> Maps() {
   return maps;
 }
 
-// Tokens whose heads and batches are apart, and their rows too.
+// Tokens with gaps between batches, heads and rows.
 template <class T>
 struct Cones {
   static constexpr int64_t kGap = 3;
@@ -79,7 +79,7 @@ struct Cones {
     const int64_t head = n / call.rows;
     return const_cast<T*>(call.tokens.row(head / call.heads, head % call.heads, n % call.rows));
   }
-  // In pieces that begin anywhere.
+  // Runs in pieces that start at arbitrary tokens.
   void Run() {
     const int64_t piece = std::min<int64_t>(call.count(), 5);
     MapConeTokens(call, 0, piece);
@@ -151,7 +151,7 @@ TEST(ConeMapTest, GradientsAreDifferences) {
       SCOPED_TRACE(Name(map) + ", " + std::to_string(columns) + " columns");
       Cones<double> cones(map, 3, columns);
       cones.Backward(true, true);
-      // Of sum d_x x + sum d_scalars scalars; a token's numbers one after the other.
+      // The sum of d_x x and d_scalars scalars, token by token.
       const auto sum = [&] {
         cones.Forward();
         double total = 0;
@@ -170,7 +170,8 @@ TEST(ConeMapTest, GradientsAreDifferences) {
         for (int64_t e = 0; e <= columns; ++e) {
           double& number = cones.token(n)[e];
           const double before = number;
-          // No derivative where a share of r is clamped, nor where penumbral heights reach r.
+          // There is no derivative where a share of r is clamped, or where penumbral heights reach
+          // r.
           const double share = before / map.r;
           if (e == columns && map.as_is && map.function != Function::kUmbral &&
               (std::fabs(share) < 1e-3 || share > 1 - 1e-3)) {
@@ -216,7 +217,7 @@ TEST(ConeMapTest, GradientsOfFloatsAreThoseOfDoubles) {
   });
 }
 
-// Each token for itself: the same to the last bit whatever the others are, and wherever it lies.
+// Each token's result is bitwise independent of the other tokens and of its place in memory.
 TEST(ConeMapTest, TokensDoNotTouchEachOther) {
   OnEveryTarget([] {
     for (const ConeMap& map : Maps()) {
@@ -235,7 +236,7 @@ TEST(ConeMapTest, TokensDoNotTouchEachOther) {
       for (int64_t n = 0; n < clean.call.count(); ++n) {
         const auto first = static_cast<size_t>(n * clean.call.width);
         if (n % 2 == 0) {
-          // A height that is no number makes none.
+          // A NaN height gives NaN.
           ASSERT_TRUE(std::isnan(spoiled.scalars[static_cast<size_t>(n)]));
           continue;
         }
@@ -250,7 +251,7 @@ TEST(ConeMapTest, TokensDoNotTouchEachOther) {
   });
 }
 
-// Where exp(z) leaves the range of floats, or a height its bounds.
+// Inputs for which exp(z) overflows or a height reaches its bounds.
 TEST(ConeMapTest, HeightsAtTheirEnds) {
   OnEveryTarget([] {
     for (const ConeMap& map : Maps()) {

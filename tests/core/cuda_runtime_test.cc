@@ -1,5 +1,5 @@
-// The run time of kernels for GPUs on a driver and a compiler without a GPU (fakes/): what is
-// compiled, kept, loaded and launched, by several threads and processes at the same time.
+// The CUDA run time with a mock driver and compiler (fakes/): compiling, caching, loading and
+// launching, from several threads and processes at once.
 #include <dlfcn.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -58,7 +58,7 @@ class CudaRuntime : public ::testing::Test {
     folder_ = name;
     log_ = folder_ + "/compilations";
     setenv("FAKE_NVRTC_LOG", log_.c_str(), 1);
-    // Stays loaded, in the state that the test before left it in.
+    // The library stays loaded and keeps its state between tests.
     library_ = dlopen(kDriver, RTLD_NOW | RTLD_LOCAL);
     ASSERT_NE(library_, nullptr) << dlerror();
     for (const char* number : {"init", "launch", "capturing", "static_shared"}) Set(number, 0);
@@ -159,7 +159,7 @@ TEST_F(CudaRuntime, KernelsDifferByKindDefinitionAndConstants) {
   EXPECT_EQ(std::count_if(log.begin(), log.end(),
                           [](const auto& line) { return line.starts_with("load"); }),
             3);
-  // The same text need not be compiled twice.
+  // Equal sources need not be compiled twice.
   EXPECT_THAT(Compilations(), ElementsAre("forward-dot", "forward-cone"));
 }
 
@@ -170,7 +170,7 @@ TEST_F(CudaRuntime, EachDeviceHasItsOwnModule) {
   for (int round = 0; round < 2; ++round) {
     Launch(runtime, dot_, 0);
     Launch(runtime, dot_, 1);
-    // The caller's context is as it was.
+    // The caller's context is restored.
     EXPECT_EQ(Of<int()>("fake_current")(), 0);
     EXPECT_EQ(Of<int()>("fake_depth")(), 1);
   }
@@ -272,7 +272,7 @@ TEST_F(CudaRuntime, NoDriver) {
   Runtime runtime(options);
   EXPECT_THAT(ErrorOf([&] { Launch(runtime, dot_); }),
               StartsWith("CUDA: cannot load the driver: " + options.driver + ": cannot open"));
-  // Compiling needs none.
+  // Compiling needs no driver.
   EXPECT_THAT(*runtime.Compile(dot_, 80), StartsWith("fake sm_80 forward-dot"));
 }
 
@@ -326,7 +326,7 @@ TEST_F(CudaRuntime, ChoosesAnArchitecture) {
   EXPECT_EQ(target(90), "sm_90");
   EXPECT_EQ(target(103), "sm_100");
   EXPECT_EQ(target(121), "sm_120");
-  // A family that this compiler does not know: the driver compiles what is said for the newest.
+  // For an unknown family, the driver compiles PTX for the newest known target.
   EXPECT_EQ(target(130), "compute_120");
   EXPECT_EQ(ErrorOf([&] { target(75); }),
             "CUDA: the device has compute capability 7.5; expected 8.0 or newer");
@@ -409,7 +409,7 @@ TEST_F(CudaRuntime, AFolderThatCannotBeWritten) {
               ElementsAre(HasSubstr("cannot cache compiled CUDA kernels in " + options.cache)));
 }
 
-// Anybody may delete it at any time.
+// The cache folder may be deleted at any time.
 TEST_F(CudaRuntime, AFolderThatIsDeleted) {
   const std::string folder = Options().cache;
   RuntimeOptions options = Options();
@@ -417,7 +417,7 @@ TEST_F(CudaRuntime, AFolderThatIsDeleted) {
   fs::remove_all(folder);
   EXPECT_THAT(*Runtime(options).Compile(dot_, 90), StartsWith("fake sm_90 forward-dot"));
   EXPECT_EQ(Cached().size(), 1u);
-  // While it is compiled, too.
+  // It may be deleted even during a compilation.
   CubinCache cache(folder, options.warn);
   EXPECT_EQ(*cache.Get("0",
                        [&] {
@@ -475,7 +475,7 @@ TEST_F(CudaRuntime, ThreadsCompileAndLoadOnce) {
   EXPECT_EQ(Compilations().size(), 2u);
 }
 
-// Runs body in children at the same time, and returns how they ended.
+// Runs body in concurrent child processes, and returns their exit statuses.
 template <class Body>
 std::vector<int> InProcesses(int count, const Body& body) {
   std::vector<pid_t> children;
@@ -507,7 +507,7 @@ TEST_F(CudaRuntime, ProcessesCompileOnce) {
   EXPECT_EQ(Cached().size(), 2u);
 }
 
-// What is written in part is not kept.
+// Partially written files are discarded.
 TEST_F(CudaRuntime, ADiskThatIsFull) {
   const std::vector<int> ends = InProcesses(1, [&](int) {
     signal(SIGXFSZ, SIG_IGN);
@@ -522,7 +522,7 @@ TEST_F(CudaRuntime, ADiskThatIsFull) {
   EXPECT_THAT(Cached(), IsEmpty());
 }
 
-// A process that was ended while it wrote, and had the number that this one has.
+// A leftover file of a killed process with the same process id.
 TEST_F(CudaRuntime, FilesOfAnotherProcessAreNotInTheWay) {
   const std::string binary = *Runtime(Options()).Compile(dot_, 90);
   const std::string entry = OnlyEntry();

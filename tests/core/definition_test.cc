@@ -1,4 +1,4 @@
-// Every definition's derivative against forward-mode differentiation of its value.
+// Compares every definition's derivatives with forward-mode differentiation of its value.
 #include <array>
 #include <map>
 #include <random>
@@ -16,7 +16,7 @@ namespace {
 
 using Number = dual::Dual<double>;
 
-// The arguments of f, or its derivative by each.
+// The arguments of f, or the derivatives by them.
 struct Point {
   double g = 0;
   std::array<double, 3> a = {0, 0, 0};
@@ -30,9 +30,9 @@ struct Definition {
   int column_scalars;
   int head_scalars;
   PairInput input;
-  // f, and its derivative in the direction of the second argument.
+  // f and its directional derivative along the second argument.
   Number (*value)(const Point&, const Point&);
-  // The derivatives that Gradient gives (NaN where it sets none).
+  // The derivatives from Gradient (NaN where it sets none).
   Point (*gradient)(const Point&);
 };
 
@@ -98,7 +98,7 @@ const Definition& Find(const std::string& name) {
   throw std::invalid_argument(name);
 }
 
-// The arguments that the definition has, by name.
+// The arguments that the definition uses, by name.
 std::map<std::string, double*> Entries(const Definition& definition, Point& p) {
   std::map<std::string, double*> entries = {{"g", &p.g}};
   const auto add = [&](const char* name, int count, std::array<double, 3>& values) {
@@ -118,7 +118,7 @@ Point Along(const Definition& definition, const std::string& argument) {
   return direction;
 }
 
-// g of two points of a plane, their squared norms as first scalars of entailment cones, and any
+// g for two points of a plane, their squared norms as first scalars of entailment cones, and random
 // numbers for the rest.
 Point RandomPoint(const Definition& definition, std::mt19937& engine) {
   std::normal_distribution<double> normal(0, 0.4);
@@ -148,7 +148,7 @@ Point RandomPoint(const Definition& definition, std::mt19937& engine) {
   return p;
 }
 
-// Which of its formulas a definition uses at a point.
+// The formula that a definition uses at a point.
 std::string Branch(const std::string& name, const Point& p) {
   const double distance = std::sqrt(std::max(0.0, p.g));
   const double turn = std::fabs(p.a[0] - p.b[0]);
@@ -213,7 +213,7 @@ struct Tie {
 
 class TieTest : public ::testing::TestWithParam<Tie> {};
 
-// Splitting a tie evenly is the mean of the derivatives on its two sides.
+// An even split of a tie is the mean of the derivatives on both sides.
 TEST_P(TieTest, IsSplitEvenly) {
   const Tie& tie = GetParam();
   const Definition& definition = Find(tie.definition);
@@ -270,11 +270,12 @@ INSTANTIATE_TEST_SUITE_P(All, DistanceZeroTest,
                                            "penumbral_log", "penumbral_square", "hyperbolic"),
                          [](const auto& test) { return test.param; });
 
-// Where two cones just meet, the slope jumps; and a point at height 0 is its own cone.
+// The slope jumps where two cones just meet. A point at height 0 is its own cone.
 TEST(PenumbralTest, IsFiniteAtItsOtherKinks) {
   for (const char* name : {"penumbral", "penumbral_log", "penumbral_square"}) {
     const Definition& definition = Find(name);
-    // Distance 1 with alpha = beta = 1/2; the same place at height 0, and at that of the light.
+    // Distance 1 with alpha = beta = 1/2; coinciding points at height 0, and at the height of the
+    // light.
     const Point points[] = {
         {1, {0.5, 0.75}, {0.5, 0.75}, {}},
         {0, {0, 0}, {0, 0}, {}},
@@ -290,7 +291,7 @@ TEST(PenumbralTest, IsFiniteAtItsOtherKinks) {
   }
 }
 
-// The least height has a finite logarithm, and finite slopes.
+// The minimum height has a finite logarithm and finite slopes.
 TEST(LogTest, IsFiniteAtHeightZero) {
   for (const auto& [name, least] :
        {std::pair("umbral_log", 5e-16), std::pair("penumbral_log", 3e-8)}) {
@@ -302,13 +303,13 @@ TEST(LogTest, IsFiniteAtHeightZero) {
   }
 }
 
-// Distances from 1e-12 to 60 of points over one another, where they are differences of logarithms
-// of heights, and next to one another.
+// Distances from 1e-12 to 60 for points above one another, where they are differences of log
+// heights, and for points side by side.
 TEST(HyperbolicTest, IsExactForNearAndFarPoints) {
   const double root = std::sqrt(0.5);
   for (double distance = 1e-12; distance < 60; distance *= 1.7) {
     const double height = std::exp(-distance / 2);
-    // v - u as the definition makes it carries the rounding of v alone.
+    // In the definition's v - u, only v is rounded.
     const Point over = {0, {height, root / height, 1}, {1 / height, root * height, 1}, {}};
     const Definition& definition = Find("hyperbolic");
     const double tolerance = 1e-14 / distance + 1e-13;
@@ -325,8 +326,9 @@ TEST(HyperbolicTest, IsExactForNearAndFarPoints) {
   }
 }
 
-// A key on the cone of its query, at energy 0: half of the slopes just outside, for those inside
-// are 0. Of an aperture of 0 the energy is the angle, which Gradient makes in the same way.
+// A key on the boundary of its query's cone, at energy 0, has half the slopes just outside, because
+// those inside are 0. With aperture 0 the energy is the angle, which Gradient computes in the same
+// way.
 TEST(EntailmentTest, ATieIsSplitEvenly) {
   const Definition& definition = Find("entailment");
   std::mt19937 engine(1);
@@ -357,7 +359,7 @@ TEST(EntailmentTest, ATieIsSplitEvenly) {
   EXPECT_GE(ties, 90);
 }
 
-// On a query's axis the angle is 0 outwards, pi inwards, and pi / 2 across it at the first order.
+// Along a query's axis the angle is 0 outwards and pi inwards; across it, pi / 2 to first order.
 TEST(EntailmentTest, AnglesAreExactOnTheAxis) {
   const Definition& definition = Find("entailment");
   const double aperture = 0.25;

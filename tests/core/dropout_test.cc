@@ -1,5 +1,5 @@
-// The hash of dropout: its numbers, which saved seeds rely on, and that all of a pair's place and
-// all bits of the seed have a part in it.
+// The hash of dropout: fixed values, which saved seeds rely on, and its dependence on every index
+// of a pair and every bit of the seed.
 #include "base/dropout.h"
 
 #include <gtest/gtest.h>
@@ -29,13 +29,13 @@ std::string Text(const Place& p) {
 
 constexpr uint64_t kSeed = 0x123456789abcdef0;
 
-// From the definition, by another program: splitmix64's mixer over the seed, batch, head and row,
-// then lowbias32's over the column, with half of the row's hash between.
+// Computed independently: splitmix64's mixer over the seed, batch, head and row, then lowbias32's
+// over the column, combined with half of the row's hash.
 TEST(DropoutHashTest, HasGoldenValues) {
   struct Golden {
     Place place;
     std::array<uint32_t, 2> row;
-    std::array<uint32_t, 3> columns;  // of 0, 1 and 4000000000
+    std::array<uint32_t, 3> columns;  // for columns 0, 1 and 4000000000
   };
   const std::vector<Golden> all = {
       {{0, 0, 0, 0}, {0xaac80268, 0x2130748a}, {0x9a7d0d1f, 0xf53f01c2, 0x1f87979e}},
@@ -63,7 +63,7 @@ TEST(DropoutHashTest, HasGoldenValues) {
   }
 }
 
-// Places that differ from {kSeed, 2, 3, 5} in one thing, each bit of the seed among them.
+// Places that differ from {kSeed, 2, 3, 5} in a single index or seed bit.
 std::vector<Place> Neighbours() {
   std::vector<Place> places = {{kSeed, 0, 3, 5}, {kSeed, 3, 3, 5}, {kSeed, 2 + (1l << 40), 3, 5},
                                {kSeed, 2, 0, 5}, {kSeed, 2, 2, 5}, {kSeed, 2, 3 + (1l << 40), 5},
@@ -73,7 +73,7 @@ std::vector<Place> Neighbours() {
   return places;
 }
 
-// Their masks have as many columns in common as chance gives them.
+// The masks of neighbours agree only as often as chance predicts.
 TEST(DropoutHashTest, HangsOnAllOfThePlaceAndOfTheSeed) {
   constexpr uint32_t kColumns = 10000;
   const uint32_t threshold = DropoutThreshold({.rate = 0.5});
@@ -88,7 +88,7 @@ TEST(DropoutHashTest, HangsOnAllOfThePlaceAndOfTheSeed) {
   }
 }
 
-// What the kernels keep, of all targets and of the reference, where values are unit vectors.
+// The weights that the kernels and the reference keep, read off with unit vectors as values.
 class DropoutMaskTest : public ::testing::Test {
  protected:
   static constexpr int64_t kTokens = 70;

@@ -1,6 +1,6 @@
-// Forward-mode differentiation: the definitions' vocabulary (src/definitions/README.md) for a
-// number and its derivative along one direction. Every definition, the tests' own among them, is
-// included here.
+// Forward-mode differentiation: the vocabulary of the definitions (src/definitions/README.md) for a
+// number with its derivative along one direction. Includes every definition, also those of the
+// tests.
 #ifndef GNOMON_TESTS_CORE_DUAL_NUMBER_H_
 #define GNOMON_TESTS_CORE_DUAL_NUMBER_H_
 

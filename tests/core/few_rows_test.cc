@@ -1,5 +1,5 @@
-// Few rows of a key head, whose keys and values are multiplied where they lie: on both sides of the
-// limit, and against what the same rows are elsewhere.
+// Key heads with few rows, whose keys and values are read in place: around the limit, and compared
+// with the same rows in larger calls.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -36,8 +36,8 @@ std::string Described(const ProblemOptions& options) {
   return description.str();
 }
 
-// Any number of rows up to some beyond the limit, of one head and of several; all columns of keys
-// and values around those of a vector.
+// Row counts up to a few above the limit, in one head or several, and column counts around vector
+// lengths.
 TEST_P(FewRowsTest, OfAnyNumberAndSizeMatchReference) {
   constexpr int64_t kColumns[] = {1, 3, 4, 7, 8, 15, 16, 17, 31, 33, 40, 64, 65, 80, 130};
   constexpr size_t kCount = std::size(kColumns);
@@ -53,13 +53,13 @@ TEST_P(FewRowsTest, OfAnyNumberAndSizeMatchReference) {
   }
 }
 
-// Everything that a row may see, and that its scores and values may take.
+// All masks and all terms of scores and values.
 TEST_P(FewRowsTest, WithMasksAndTermsMatchReference) {
   static const OffsetLayout clip(9, 9, OffsetLayout::Far::kClip);
   static const OffsetLayout zero(300, 40, OffsetLayout::Far::kZero);
   constexpr auto kShared = ProblemOptions::kSharedBias;
   const ProblemOptions all[] = {
-      // Causal rows see different keys of the last tile, windows of the first as well.
+      // Causal rows see different keys of the last tile; with windows, also of the first.
       {.shape = {1, 2, 2, 8, 600, 17, 17}, .right = 0, .query_offset = 592},
       {.shape = {2, 4, 2, 3, 600, 33, 24}, .left = 270, .right = 0, .query_offsets = {590, 300}},
       {.shape = {3, 2, 1, 5, 333, 64, 64},
@@ -99,10 +99,10 @@ TEST_P(FewRowsTest, WithMasksAndTermsMatchReference) {
   }
 }
 
-// What is multiplied beside a row changes no bit of it: neither other queries nor other heads.
+// A row's result is bitwise independent of the queries and heads computed with it.
 TEST_P(FewRowsTest, AreTheSameAloneAndTogether) {
   for (const TokenType type : {kFloat32, kBFloat16, kFloat16}) {
-    // Of pairs of bfloat16, fewer rows are few.
+    // For bfloat16 pairs, the limit is lower.
     const int64_t queries = type == kBFloat16 ? 1 : 2;
     const Problem<float> together =
         RandomProblem(function(), {.shape = {1, 8, 2, queries, 700, 41, 23},
@@ -200,7 +200,7 @@ TEST_P(FewRowsTest, OfBfloat16KeepTheirWeights) {
   }
 }
 
-// Numbers that end where a page does, behind which nothing may be read.
+// Numbers at the end of a page; the next page must not be read.
 class AtPageEnd {
  public:
   AtPageEnd(const void* numbers, size_t bytes) {

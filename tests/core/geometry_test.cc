@@ -1,4 +1,5 @@
-// The pair functions of cones and distances against geometry: no formula of theirs is used here.
+// Compares the pair functions of cones and distances with geometric constructions that share no
+// formulas with them.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -21,7 +22,7 @@ struct Token {
 
 double Horizontal(const Token& a, const Token& b) { return std::hypot(a.x - b.x, a.y - b.y); }
 
-// The smallest number in [low, high] that `holds`, which stays true from there on.
+// The smallest number in [low, high] for which `holds` is true; it stays true above.
 template <class Holds>
 double Smallest(double low, double high, const Holds& holds) {
   for (int step = 0; step < 40; ++step) {
@@ -31,7 +32,7 @@ double Smallest(double low, double high, const Holds& holds) {
   return high;
 }
 
-// The least value of a quasi-convex function on [low, high], by golden sections.
+// The minimum of a quasi-convex function on [low, high], by golden-section search.
 template <class Function>
 double Least(double low, double high, const Function& function) {
   const double ratio = (std::sqrt(5.0) - 1) / 2;
@@ -57,8 +58,8 @@ double Least(double low, double high, const Function& function) {
   return std::min(at_left, at_right);
 }
 
-// Height of the lowest apex whose cone holds both tokens, over all places of the apex: `height(p,
-// t)` is the lowest height at which an apex above p has t in its cone.
+// The height of the lowest apex whose cone contains both tokens, over all apex positions.
+// `height(p, t)` is the lowest apex height above p whose cone contains t.
 template <class Height>
 double LowestCommonAncestor(const Token& a, const Token& b, const Height& height) {
   const auto [left, right] = std::minmax(a.x, b.x);
@@ -71,14 +72,14 @@ double LowestCommonAncestor(const Token& a, const Token& b, const Height& height
   });
 }
 
-// Umbral cone of an apex: the light is at infinity, and every point casts the shadow of the
-// hyperbolic ball of radius r around it. That ball is Euclidean with radius height * sinh(r); a
-// point is in the cone if the shadow of its ball lies within that of the apex.
+// Umbral cone of an apex: the light is at infinity, and every point casts the shadow of its
+// hyperbolic ball of radius r. The ball is Euclidean with radius height * sinh(r). A point is in
+// the cone if the shadow of its ball lies within that of the apex.
 bool InUmbra(const Token& apex, const Token& t, double radius) {
   return Horizontal(apex, t) + t.height * std::sinh(radius) <= apex.height * std::sinh(radius);
 }
 
-// Penumbral cone of an apex: the light is the horosphere at height r, whose tangent rays are the
+// Penumbral cone of an apex: the light is the horosphere at height r, whose tangent rays are
 // half-circles of radius r on the boundary. A point is in the cone if it is below the ray through
 // the apex that touches the light on the far side.
 bool InPenumbra(const Token& apex, const Token& t, double light) {
@@ -93,7 +94,7 @@ double UmbralHeight(const Token& a, const Token& b, double radius) {
   });
 }
 
-// Where no apex below the light will do, the light is raised until one that touches it does.
+// If no apex below the light suffices, the light is raised until one that touches it does.
 double PenumbralHeight(const Token& a, const Token& b, double light) {
   return LowestCommonAncestor(a, b, [&](const Token& p, const Token& t) {
     return Smallest(0, 20,
@@ -101,7 +102,7 @@ double PenumbralHeight(const Token& a, const Token& b, double light) {
   });
 }
 
-// What the token maps make of a pair: places divided by `scale`.
+// The token maps' squared distance of a pair: coordinates are divided by `scale`.
 double SquaredDistance(const Token& a, const Token& b, double scale) {
   return std::pow(Horizontal(a, b) / scale, 2);
 }
@@ -133,7 +134,7 @@ class ConeTest : public ::testing::TestWithParam<double> {
  protected:
   static constexpr int kPairs = 40;
 
-  // Tokens below `ceiling`, some over one another and some far apart.
+  // Random tokens below `ceiling`, some above one another and some far apart.
   Token Draw(double spread, double ceiling) {
     std::uniform_real_distribution<double> place(-spread, spread);
     std::uniform_real_distribution<double> height(0.01 * ceiling, ceiling);
@@ -193,8 +194,8 @@ TEST_P(ConeTest, UmbralAtEqualHeightsIsLaplacian) {
 
 INSTANTIATE_TEST_SUITE_P(Lights, ConeTest, ::testing::Values(0.1, 0.7, 1.0, 2.0));
 
-// The outside value is the radius of the half-circle on the boundary through both points: their
-// geodesic's top, found here by moving its centre.
+// The outside value is the radius of the half-circle on the boundary through both points, which is
+// the top of their geodesic. The test finds it by moving the centre.
 TEST(PenumbralTest, OutsideIsTheTopOfTheGeodesic) {
   const Token a = {0, 0, 0.3};
   for (const double distance : {2.0, 3.0, 10.0}) {

@@ -1,5 +1,5 @@
-// Attention over graphs: the reference against the dense one, and the fused kernels of every
-// instruction set against the reference.
+// Graph attention: compares the reference with the dense one, and the fused kernels of every
+// instruction set with the reference.
 #include "gnomon/graph.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 struct Graph {
   std::vector<int64_t> indptr = {0};
   std::vector<int64_t> indices = {};
-  std::vector<float> bias = {};  // (E, H), or none
+  std::vector<float> bias = {};  // (E, H), or empty
   Dropout dropout = {};
 
   int64_t queries() const { return static_cast<int64_t>(indptr.size()) - 1; }
@@ -33,7 +33,7 @@ struct Graph {
   }
 };
 
-// Rows of random degrees: some without edges, some with an edge twice, one with `most` edges.
+// Rows of random degrees: some empty, some with a duplicate edge, one with `most` edges.
 Graph RandomGraph(int64_t queries, int64_t keys, int64_t most, unsigned seed = 1) {
   std::mt19937 engine(seed);
   std::uniform_int_distribution<int64_t> key(0, std::max<int64_t>(0, keys - 1));
@@ -53,7 +53,7 @@ Graph RandomGraph(int64_t queries, int64_t keys, int64_t most, unsigned seed = 1
   return graph;
 }
 
-// Attention over a graph with the numbers of a problem of one batch.
+// Graph attention on the data of a single-batch problem.
 template <class T>
 GraphInput<T> AsGraph(const Problem<T>& p, const Graph& graph) {
   const AttentionInput<T> dense = p.Input();
@@ -77,7 +77,7 @@ GraphInput<T> AsGraph(const Problem<T>& p, const Graph& graph) {
   return in;
 }
 
-// (rows, columns) to (columns, rows).
+// Transposes (rows, columns) to (columns, rows).
 template <class T>
 std::vector<T> Transpose(const std::vector<T>& from, int64_t rows, int64_t columns) {
   std::vector<T> to(from.size());
@@ -89,7 +89,7 @@ std::vector<T> Transpose(const std::vector<T>& from, int64_t rows, int64_t colum
   return to;
 }
 
-// Outputs and gradients as Problem::Run gives them: the gradient named `only`, or all of them.
+// Outputs and gradients as from Problem::Run: the gradient named `only`, or all of them.
 template <class T>
 Results<T> RunGraph(const Problem<T>& p, const Graph& graph,
                     const Executor& executor = SerialExecutor(), const std::string& only = "") {
@@ -137,7 +137,7 @@ Results<T> RunGraph(const Problem<T>& p, const Graph& graph,
   return results;
 }
 
-// The graph as a bias of the dense operator: how often a pair is there, as a logarithm.
+// The graph as a dense bias: the log of the number of edges per pair.
 class EdgeCounts final : public TableLayout {
  public:
   EdgeCounts(const Graph& graph, int64_t keys) : keys_(keys) {
@@ -202,7 +202,7 @@ std::vector<Case> Cases() {
       {"Grouped", 40, 40, 6, 2, 7, 33, 10, true},
       {"OneKeyHead", 40, 30, 4, 1, 64, 64, 15},
       {"ManyHeads", 9, 9, 70, 70, 3, 2, 8},
-      // One row with so many edges that several chunks share it.
+      // One row with so many edges that it spans several chunks.
       {"Star", 20, 300, 8, 8, 8, 8, 3000},
       {"StarOfOneHead", 5, 300, 1, 1, 3, 1, 9000},
       {"Wide", 6, 11, 2, 1, 130, 257, 1000, true},
@@ -216,7 +216,7 @@ std::vector<Case> Cases() {
 }
 
 std::pair<Problem<float>, Graph> MakeProblem(const PairFunction& function, const Case& c) {
-  // In few columns, tokens are often as good as parallel, where angles lose their digits.
+  // With few columns, tokens are often nearly parallel, where angles lose precision.
   const int64_t dim = function.name == std::string("cosine_entailment") ? c.dim + 8 : c.dim;
   return {RandomProblem(function,
                         {.shape = {1, c.heads, c.key_heads, c.queries, c.keys, dim, c.value_dim},
@@ -298,7 +298,7 @@ TEST_P(GraphFunctionTest, WithoutTheGradientOfLse) {
   ExpectSame(RunGraph(problem, graph), without);
 }
 
-// Rows whole, empty and cut; every seventh edge removed, and a row of removed edges alone.
+// Whole, empty and split rows; every seventh edge removed, and one row with only removed edges.
 TEST_P(GraphFunctionTest, BiasesAndDropoutMatchReference) {
   auto [problem, graph] = MakeProblem(function(), {"", 40, 30, 6, 2, 9, 11, 1500});
   std::mt19937 engine(3);
@@ -318,8 +318,8 @@ TEST_P(GraphFunctionTest, BiasesAndDropoutMatchReference) {
   }
 }
 
-// Scores far above what exp can hold: the largest of a row is subtracted, in rows that chunks share
-// as well.
+// Scores far above the range of exp: each row's largest score is subtracted, also in rows that span
+// chunks.
 TEST_P(GraphFunctionTest, LargeScores) {
   auto [problem, graph] = MakeProblem(function(), {"", 20, 300, 2, 2, 8, 8, 5000});
   for (float& factor : problem.factor) factor *= 300;
@@ -332,8 +332,8 @@ TEST_P(GraphFunctionTest, LargeScores) {
   });
 }
 
-// As FactorTest of the dense operator: what all f of a row share has no part in the gradient of the
-// factor, in rows that chunks share as well.
+// Like FactorTest for the dense operator: the common part of a row's f must cancel in the gradient
+// of the factor, also in rows that span chunks.
 TEST(Graph, GradientOfFactorHangsOnTheSpreadOfScoresAlone) {
   for (const bool pass_d_lse : {false, true}) {
     auto [problem, graph] =
@@ -355,8 +355,8 @@ TEST(Graph, GradientOfFactorHangsOnTheSpreadOfScoresAlone) {
   }
 }
 
-// As EqualSlopesTest of the dense operator, in rows that chunks share as well: where all slopes of
-// a row are the same, exactly what comes back to lse is left of them.
+// Like EqualSlopesTest for the dense operator, also in rows that span chunks: with equal slopes,
+// exactly the gradient of lse remains.
 TEST(Graph, EqualSlopesLeaveTheGradientOfLse) {
   constexpr float kFar = 1000;
   for (const char* name : {"additive", "umbral"}) {
@@ -379,16 +379,16 @@ TEST(Graph, EqualSlopesLeaveTheGradientOfLse) {
   }
 }
 
-// What a score of -inf leaves: as if its edge were not there. Of each row some edges, or all of
-// them: rows whole and cut, whose first part, last part or every part has none.
+// A score of -inf acts like a missing edge, for some or all edges of a row: whole rows, and split
+// rows whose first part, last part or every part has only such edges.
 class MinusInfinityTest : public ::testing::Test {
  protected:
-  static constexpr int64_t kHidden = 8;  // keys, the first ones, whose scores are -inf
+  static constexpr int64_t kHidden = 8;  // the first keys, whose scores are -inf
   static constexpr int64_t kKeys = 20;
-  static constexpr int64_t kMany = 1500;  // edges that several chunks share
+  static constexpr int64_t kMany = 1500;  // enough edges to span several chunks
 
-  // A row of edges to keys that are hidden, others, and hidden ones again; in the second graph, of
-  // the others alone.
+  // Adds a row with edges to hidden keys, to others, and to hidden ones again; in the second graph,
+  // only to the others.
   void AddRow(int64_t hidden_first, int64_t seen, int64_t hidden_last) {
     std::vector<int64_t> all;
     std::vector<int64_t> rest;
@@ -414,8 +414,8 @@ class MinusInfinityTest : public ::testing::Test {
     AddRow(0, 0, 0);
   }
 
-  // Every number but those of the factor and of head scalars, to whose gradients 0 times -inf has a
-  // part.
+  // Compares everything except the gradients of the factor and of head scalars, where 0 times -inf
+  // occurs.
   static void Compare(const Results<float>& ours, const Results<double>& expected) {
     for (const auto& [name, values] : expected) {
       if (name == "d_factor" || name == "d_head") continue;
@@ -436,7 +436,7 @@ TEST_F(MinusInfinityTest, IsAnEdgeThatIsNotThere) {
   }
   std::fill(p.factor.begin(), p.factor.end(), 1.0f);
   std::fill(p.head.begin(), p.head.end(), 0.2f);
-  // Scores of about -180, whose weights vanish beside e^0.
+  // Scores of about -180, whose weights are negligible relative to e^0.
   for (float& scalar : p.row) scalar -= 900.0f;
   const Results<double> expected = RunGraph(p.InDouble(), without_);
   for (const double d : expected.at("d_row")) ASSERT_TRUE(std::isfinite(d));
@@ -444,7 +444,7 @@ TEST_F(MinusInfinityTest, IsAnEdgeThatIsNotThere) {
   OnEveryTarget([&] { Compare(RunGraph(p, graph_), expected); });
 }
 
-// Products of finite tokens may overflow: those rows have no weights, and their tokens no
+// Products of finite tokens may overflow; those rows then have no weights, and their tokens no
 // gradients.
 TEST_F(MinusInfinityTest, OfProductsThatOverflow) {
   Problem<float> p =
@@ -478,8 +478,8 @@ TEST_F(MinusInfinityTest, OfProductsThatOverflow) {
   });
 }
 
-// An edge that weighs so much more than all others that a float cannot tell the row's sum from its
-// weight, in a row that several chunks share: nothing but its value has a gradient.
+// One edge outweighs all others so much that a float cannot distinguish the row's sum from its
+// weight, in a row that spans several chunks. Only the edge's value has a gradient.
 TEST(Graph, OneEdgeOutweighsARowThatChunksShare) {
   constexpr int64_t kKeys = 300;
   Graph graph;
@@ -497,7 +497,7 @@ TEST(Graph, OneEdgeOutweighsARowThatChunksShare) {
   OnEveryTarget([&] { ExpectClose(RunGraph(p, graph), expected, 2e-5); });
 }
 
-// Distances come from differences: near pairs lose nothing to the size of their norms.
+// Distances come from differences: near pairs lose no precision to the size of their norms.
 TEST(Graph, DistancesOfNearPairsAreExact) {
   const PairFunction& laplacian = FindPairFunction("laplacian");
   constexpr int64_t kDim = 24;

@@ -1,4 +1,5 @@
-// What callers see besides numbers: errors by message, names, instruction sets and executors.
+// The interface apart from numerical results: error messages, names, instruction sets and
+// executors.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -38,7 +39,7 @@ std::string Message(const Body& body) {
   return "";
 }
 
-// All arrays of a small call, whole; a test spoils one.
+// All arrays of a small valid call; each test invalidates one.
 template <class T>
 struct Call {
   explicit Call(const char* name) : function(FindPairFunction(name)) {
@@ -252,7 +253,7 @@ TEST(PairFunctionsTest, AreFoundByName) {
                     HasSubstr("penumbral_square")));
 }
 
-// A library of definitions may have been compiled for one instruction set alone.
+// A library of definitions may have been compiled for a single instruction set.
 TEST(EngineTest, RefusesATableForAnotherInstructionSet) {
   const PairTable table = {.target = int64_t{1} << 62};
   const AttentionInput<float> in;
@@ -277,8 +278,8 @@ TEST(TargetsTest, CanBeChosen) {
                     HasSubstr(Targets().back())));
 }
 
-// Each in a process of its own, where no target has been chosen yet. The kernels must run on it
-// too: a first call must not choose again.
+// Each test runs in its own process, before any target is chosen. The kernels must use the chosen
+// target, so a first call must not choose again.
 class FirstChoiceTest : public ::testing::Test {
  protected:
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
@@ -357,7 +358,7 @@ TEST(ThreadExecutorTest, RunsEveryWorkerOnceAndWaits) {
   }
 }
 
-// The operator uses no more workers than an executor has, and none twice.
+// Checks that the operator uses at most the executor's workers, and none twice at a time.
 class RecordingExecutor final : public Executor {
  public:
   int max_workers() const override { return 3; }

@@ -1,4 +1,4 @@
-// The fused kernels of every instruction set against the double reference.
+// Compares the fused kernels of every instruction set with the double-precision reference.
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -25,8 +25,8 @@ class PairFunctionTest : public ::testing::TestWithParam<const PairFunction*> {
 INSTANTIATE_TEST_SUITE_P(All, PairFunctionTest, ::testing::ValuesIn(PairFunctions()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-// Every pair function meets every number of columns, every length and every kind of mask; not each
-// with each other.
+// Covers every pair function with every number of columns, every length and every kind of mask, but
+// not all combinations.
 struct Case {
   const char* name;
   ProblemOptions options;
@@ -80,7 +80,7 @@ std::vector<Case> AccuracyCases() {
         .query_segments = Documents(2, 700, 130),
         .key_segments = Documents(2, 700, 130),
         .bias = kShared}},
-      // Segments that come back, and queries of a segment that no key is of.
+      // Segments that recur, and queries of a segment without keys.
       {"MixedSegments",
        {.shape = {2, 4, 2, 97, 300, 17, 3},
         .left = 200,
@@ -172,8 +172,8 @@ INSTANTIATE_TEST_SUITE_P(All, AccuracyTest,
                                   std::get<1>(test.param).name;
                          });
 
-// A few rows of -inf, and a head where nothing else is left.
-// Where the processor multiplies bfloat16 itself, weights are rounded to it and nothing else is.
+// If the processor multiplies bfloat16 natively, weights are rounded to bfloat16, and nothing else
+// is.
 TEST_P(PairFunctionTest, TokensMayBeOfBfloat16) {
   const ProblemOptions problems[] = {
       {.shape = {1, 2, 1, 130, 300, 17, 19},
@@ -211,15 +211,15 @@ TEST_P(PairFunctionTest, TokensMayBeOfBfloat16) {
     OnEveryTarget([&] {
       const Results<float> actual = p.Forward();
       EXPECT_LE(Difference(actual.at("lse"), expected.at("lse")), 5e-5);
-      // Each weight is off by 2^-9 of itself at most.
+      // Each weight has a relative error of at most 2^-9.
       EXPECT_LE(Difference(actual.at("o"), expected.at("o"), largest),
                 1.0 / 512 / (1 - options.dropout) + 5e-5);
     });
   }
 }
 
-// Numbers of 16 bits are what they are in float32, to the last bit of all results; but for
-// bfloat16 throughout, which the processor may multiply itself.
+// 16-bit tokens give bitwise the same results as their float32 values, except for all-bfloat16
+// calls, which may use native products.
 TEST_P(PairFunctionTest, TokensOf16BitsAreWidened) {
   constexpr TokenType kBFloat16 = TokenType::kBFloat16;
   constexpr TokenType kFloat16 = TokenType::kFloat16;
@@ -244,7 +244,7 @@ TEST_P(PairFunctionTest, TokensOf16BitsAreWidened) {
       SCOPED_TRACE(::testing::PrintToString(options));
       Problem<float> p = RandomProblem(function(), options);
       if (options.padded && type != kFloat32) {
-        // Some keys all but coincide with queries.
+        // Some keys nearly coincide with queries.
         for (Array<float>* tokens : {&p.x, &p.y}) {
           tokens->ForEach([type = type](float& number) {
             number = FromBits(ToBits(3 + number / 128, type), type);
@@ -261,7 +261,7 @@ TEST_P(PairFunctionTest, TokensOf16BitsAreWidened) {
   }
 }
 
-// Beyond what a token of float32 holds: the largest and least numbers, and those that are none.
+// Includes numbers beyond the usual range: the largest and smallest, NaN and infinity.
 TEST(TokenTypeTest, EveryNumberOf16BitsIsWidened) {
   constexpr int64_t kColumns = 16;
   for (const TokenType type : {TokenType::kBFloat16, TokenType::kFloat16}) {
@@ -282,7 +282,7 @@ TEST(TokenTypeTest, EveryNumberOf16BitsIsWidened) {
         for (int64_t n = 0; n < kColumns; ++n) {
           const float expected = FromBits(values[static_cast<size_t>(n)], type);
           const float actual = o[static_cast<size_t>(n)];
-          // A key alone has a weight of 1; 0 may have lost its sign in the sum.
+          // A single key has weight 1; 0 may have lost its sign in the sum.
           EXPECT_TRUE(actual == expected || (std::isnan(actual) && std::isnan(expected)))
               << values[static_cast<size_t>(n)] << ": " << actual << "; expected " << expected;
         }
@@ -314,8 +314,8 @@ TEST_P(PairFunctionTest, InfiniteBiasesMask) {
         RandomProblem(function(), {.shape = {2, 3, 1, 49, 130, 17, 17}, .bias = kind});
     const int64_t tables = kind == ProblemOptions::kSharedBias ? 1 : 2;
     for (int64_t b = 0; b < tables; ++b) {
-      // Row i reads entries 48 - i ... 177 - i: those before 20 belong to the last rows' first
-      // keys.
+      // Row i reads entries 48 - i ... 177 - i, so entries before 20 belong to the first keys of
+      // the last rows.
       for (int64_t entry = 0; entry < 20; ++entry) p.bias_at(b, 0, entry) = -kInfinity;
       p.bias_at(b, 0, 100) = -kInfinity;
       for (int64_t entry = 0; entry < p.bias_size(); ++entry) p.bias_at(b, 1, entry) = -kInfinity;
@@ -323,7 +323,7 @@ TEST_P(PairFunctionTest, InfiniteBiasesMask) {
     }
     ExpectKernelsMatchReference(p);
     const Results<float> r = p.Run();
-    // Head 1 sees nothing, head 2 its first key in the last rows alone.
+    // Head 1 sees nothing; head 2 sees its first key in the last rows only.
     for (const int64_t i : {0, 48}) {
       EXPECT_EQ(r.at("lse")[static_cast<size_t>(49 + i)], -kInfinity);
       EXPECT_EQ(r.at("o")[static_cast<size_t>((49 + i) * 17)], 0);
@@ -335,7 +335,7 @@ TEST_P(PairFunctionTest, InfiniteBiasesMask) {
 }
 
 TEST_P(PairFunctionTest, RowsWithoutKeysAreZero) {
-  // Queries stand before the first key, then behind the window.
+  // Queries before the first key, then beyond the window.
   for (const int64_t offset : {-100, 300}) {
     const Problem<float> p = RandomProblem(
         function(),
@@ -355,15 +355,15 @@ TEST_P(PairFunctionTest, FactorsMayBeZeroOrOfEitherSign) {
   ExpectKernelsMatchReference(p);
 }
 
-// Logits of some hundred: the largest weight is nearly 1.
+// Logits of several hundred: the largest weight is nearly 1.
 TEST_P(PairFunctionTest, LogitsMayBeLarge) {
   Problem<float> p = RandomProblem(function(), {.shape = {1, 2, 2, 49, 300, 17, 17}});
   for (float& factor : p.factor) factor *= 512;
   ExpectKernelsMatchReference(p, 2e-3);
 }
 
-// Tokens that all but coincide, far from the origin: norms less twice the product leave no digits
-// of their squared distance.
+// Nearly coinciding tokens far from the origin: their squared distance loses all digits when
+// computed from norms and the product.
 class DistanceTest : public ::testing::TestWithParam<const PairFunction*> {};
 
 TEST_P(DistanceTest, OfNearTokensIsExact) {
@@ -376,7 +376,7 @@ TEST_P(DistanceTest, OfNearTokensIsExact) {
   const Results<double> all = p.InDouble().Run();
   OnEveryTarget([&] {
     EXPECT_LE(Difference(p.Forward().at("o"), forward.at("o")), 1e-4);
-    // Gradients are sums of products with tokens, and lose the digits that these share.
+    // Gradients are sums of products with tokens, whose common digits cancel.
     ExpectClose(p.Run(), all, 2e-3);
   });
 }
@@ -391,13 +391,13 @@ std::vector<const PairFunction*> Distances() {
 INSTANTIATE_TEST_SUITE_P(All, DistanceTest, ::testing::ValuesIn(Distances()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-// From far to near and nearer; keys that are packed, as floats or as pairs of 16 bits, and those
-// that are read where they lie. The larger scores are, the farther are tokens that count as near.
+// Tokens at decreasing distances, with keys packed as floats, packed as 16-bit pairs, or read in
+// place. The larger the scores, the larger the distance that counts as near.
 TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
   const ProblemOptions packed = {.shape = {1, 2, 1, 60, 150, 24, 17}};
   const ProblemOptions in_place = {.shape = {1, 2, 1, 3, 150, 70, 17}};
   const ProblemOptions odd = {.shape = {1, 2, 2, 50, 61, 3, 5}};
-  // Tiles that begin in the midst of their keys.
+  // Tiles that start in the middle of their keys.
   const ProblemOptions window = {.shape = {1, 2, 1, 90, 210, 5, 6}, .left = 11, .right = 0};
   const auto expect = [](const char* name, const ProblemOptions& options, int fraction,
                          float scores) {
@@ -413,7 +413,7 @@ TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
     const Results<double> forward = p.InDouble().Forward();
     const Results<double> all = p.InDouble().Run();
     OnEveryTarget([&] {
-      // AVX3 may round weights to bfloat16, and what is made of o with them.
+      // AVX3 may round weights, and therefore o, to bfloat16.
       const bool rounds = widened && CurrentTarget().starts_with("AVX3");
       for (const auto& [result, values] : p.Forward()) {
         EXPECT_LE(Difference(values, forward.at(result)), rounds && result == "o" ? 5e-3 : 7e-6)
@@ -427,13 +427,13 @@ TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
       for (int fraction = 1; fraction <= 4096; fraction *= 2) expect(name, options, fraction, 1);
       expect(name, options, 1, 10);
       options.type = options.value_type = TokenType::kBFloat16;
-      // With more they would coincide.
+      // Larger fractions would make them coincide.
       for (int fraction = 1; fraction <= 32; fraction *= 2) expect(name, options, fraction, 1);
     }
   }
 }
 
-// A query of zeros is as near to what is hidden, of which nothing may be read, as can be.
+// A zero query is as near as possible to hidden keys, which must not be read.
 TEST(NearTokensTest, AreKeysThatThereAre) {
   for (const char* name : {"laplacian", "gaussian", "umbral", "penumbral"}) {
     for (const int64_t queries : {3, 60}) {
@@ -450,7 +450,7 @@ TEST(NearTokensTest, AreKeysThatThereAre) {
   }
 }
 
-// Two pages, of which the second one must not be touched.
+// Two pages, the second of which must not be accessed.
 class GuardedPage {
  public:
   GuardedPage()
@@ -464,7 +464,7 @@ class GuardedPage {
   GuardedPage(const GuardedPage&) = delete;
   GuardedPage& operator=(const GuardedPage&) = delete;
 
-  // Copies bytes to its end.
+  // Copies bytes to the end of the first page.
   void* End(const void* from, size_t bytes) {
     EXPECT_LE(bytes, size_);
     return std::memcpy(static_cast<char*>(pages_) + size_ - bytes, from, bytes);
@@ -475,7 +475,7 @@ class GuardedPage {
   void* pages_;
 };
 
-// Of queries that are near everything, or as far as can be, too.
+// Includes queries that are near every key, or as far as possible.
 TEST(NearTokensTest, ReadNothingBehindTheLastKey) {
   GuardedPage page;
   for (const char* name : {"laplacian", "gaussian"}) {
@@ -506,7 +506,7 @@ TEST(NearTokensTest, ReadNothingBehindTheLastKey) {
   }
 }
 
-// A key whose squared norm overflows is infinitely far, and weighs nothing.
+// A key whose squared norm overflows is infinitely far away and has no weight.
 TEST(NearTokensTest, MayHaveNormsThatOverflow) {
   for (const char* name : {"laplacian", "gaussian"}) {
     for (const int64_t queries : {3, 60}) {
@@ -518,11 +518,11 @@ TEST(NearTokensTest, MayHaveNormsThatOverflow) {
         p.options.key_lengths = {90};
         for (int64_t e = 0; e < 24; ++e) p.y.at(0, 0, 89, e) = e % 2 == 0 ? 1e19f : -3e19f;
         for (const auto& [result, values] : p.Run()) {
-          // That of f, which is minus infinity, by itself.
+          // The gradient of the factor is minus infinity by itself.
           if (result == "d_factor") continue;
           EXPECT_LE(Difference(values, without.at(result)), 1e-6) << result;
         }
-        // A query that is infinite is as far from one key as from another.
+        // An infinite query is equally far from all keys.
         Problem<float> infinite = p;
         infinite.x.at(0, 1, 1, 3) = kInfinity;
         EXPECT_TRUE(std::isnan(infinite.Forward().at("lse")[static_cast<size_t>(queries + 1)]));
@@ -531,7 +531,7 @@ TEST(NearTokensTest, MayHaveNormsThatOverflow) {
   }
 }
 
-// Each gradient alone is what it is among the others.
+// Each gradient requested alone equals that requested with the others.
 TEST_P(PairFunctionTest, GradientsMayBeLeftOut) {
   const Problem<float> p = RandomProblem(function(), {.shape = {2, 2, 1, 49, 200, 17, 17},
                                                       .right = 0,
@@ -553,7 +553,7 @@ TEST_P(PairFunctionTest, GradientOfLseIsOptional) {
 
 TEST_P(PairFunctionTest, ResultsAreTheSameForAnyNumberOfWorkers) {
   const ProblemOptions problems[] = {
-      // One head, so that a head's keys are shared out; many heads; a group on one key head.
+      // One head, whose keys are divided among workers; many heads; a group with one key head.
       {.shape = {1, 1, 1, 300, 900, 17, 17}, .bias = ProblemOptions::kSharedBias},
       {.shape = {3, 4, 4, 100, 100, 17, 17}, .right = 0, .bias = ProblemOptions::kSharedBias},
       {.shape = {1, 4, 1, 50, 500, 3, 80}, .left = 200, .query_offset = 400},
@@ -565,7 +565,7 @@ TEST_P(PairFunctionTest, ResultsAreTheSameForAnyNumberOfWorkers) {
 
 // NaN and infinities.
 
-// o by rows.
+// o by row.
 std::vector<std::vector<float>> Rows(const Problem<float>& p) {
   const Results<float> r = p.Forward();
   const int64_t columns = p.options.shape.value_dim;
@@ -580,7 +580,7 @@ bool IsFinite(const std::vector<float>& row) {
   return std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); });
 }
 
-// A token that is not finite spoils the rows that see it, and changes no bit of the others.
+// A non-finite token affects only the rows that see it; the others are bitwise unchanged.
 class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction*, float>> {
  protected:
   // Calls spoil(problem, key) for the poisoned key of key head 0 in the last batch.
@@ -610,8 +610,8 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
         {.shape = shape},
     };
     for (const ProblemOptions& options : all) Expect(options, 70, spoil);
-    // In the first panel and the last, in the first tile, a later one and the last, of blocks of
-    // queries and of few.
+    // In the first and the last panel, and in the first, a later and the last tile, with many
+    // queries and with few.
     if (&function() != &FindPairFunction("dot")) return;
     for (const int64_t key : {0, 63, 64, 129, 255, 256, 299}) {
       for (ProblemOptions options : all) {
@@ -626,7 +626,7 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
              key + 1000, spoil);
       Expect({.shape = {1, 4, 2, 3, 1300, 16, 16}, .pair_mask = {true, false, false}}, key + 1000,
              spoil);
-      // Not so few that their keys lie where they are.
+      // Too many queries for keys to be read in place.
       Expect({.shape = {1, 4, 2, 20, 1300, 17, 17}, .right = 0, .query_offset = key + 990},
              key + 1000, spoil);
       Expect({.shape = {1, 4, 2, 20, 1300, 16, 16}, .pair_mask = {true, false, false}}, key + 1000,
@@ -652,9 +652,9 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
     SCOPED_TRACE(description.str());
     const AttentionShape& shape = options.shape;
     Problem<float> p = RandomProblem(function(), options);
-    // The bias hides keys behind the query by 1, 2 and 3, and the poisoned key from row 0 alone;
-    // that of keys, the poisoned one from head 0; that of pairs, it from every third row of head 1.
-    // Where batches have their own, the first hides nothing.
+    // The offset bias hides keys 1, 2 and 3 positions after the query, and the poisoned key from
+    // row 0. The key bias hides the poisoned key from head 0. The pair bias hides it from every
+    // third row of head 1. With per-batch biases, the first batch's hide nothing.
     const int64_t zero = shape.queries - 1;
     const int64_t last = shape.batch - 1;
     const bool shared = options.bias == ProblemOptions::kSharedBias;
@@ -712,8 +712,8 @@ TEST_P(PoisonTest, InAValueReachesTheRowsThatSeeIt) {
   });
 }
 
-// Of a key, NaN: infinite distances may have weights of 0. A pair function that reads no tokens has
-// its scalars of the key spoiled.
+// Poisons a key with NaN, because infinite distances may have weight 0. For pair functions without
+// tokens, poisons the key's scalars.
 class PoisonedKeyTest : public PoisonTest {};
 
 TEST_P(PoisonedKeyTest, ReachesTheRowsThatSeeIt) {
@@ -743,10 +743,10 @@ INSTANTIATE_TEST_SUITE_P(All, PoisonedKeyTest,
                                             ::testing::Values(kNan)),
                          PoisonName);
 
-// Columns outside key_starts and key_lengths are not read.
+// Columns outside key_starts and key_lengths are never read.
 TEST_P(PairFunctionTest, HiddenColumnsMayHoldAnything) {
   for (const bool padded : {false, true}) {
-    // 64 columns are read where they lie, 17 from padded copies; of few queries, all.
+    // 64 columns are read in place, 17 from padded copies; with few queries, both are.
     for (const auto& [queries, columns] : {std::pair{60, 17}, {60, 64}, {3, 17}, {3, 64}}) {
       const AttentionShape shape = {3, 2, 1, queries, 150, columns, columns};
       const Problem<float> clean = RandomProblem(function(), {.shape = shape,
@@ -772,7 +772,7 @@ TEST_P(PairFunctionTest, HiddenColumnsMayHoldAnything) {
 
 // Memory.
 
-// Bytes that the process held at most so far.
+// The peak memory of the process in bytes.
 int64_t PeakMemory() {
   rusage usage;
   getrusage(RUSAGE_SELF, &usage);
@@ -787,7 +787,7 @@ TEST(MemoryTest, GrowsWithLengthAndNotWithItsSquare) {
         {.shape = {1, 1, 1, kLength, kLength, 4, 4}, .right = kLength - 2, .bias = kind});
     const int64_t before = PeakMemory();
     p.Run(ThreadExecutor(3));
-    // One byte for each pair would be 64 MiB.
+    // One byte per pair would be 64 MiB.
     EXPECT_LE(PeakMemory() - before, kLength * 4096);
   }
 }

@@ -1,5 +1,5 @@
-// Large scores: the weights of the backward pass are those of the forward pass to the last bit, and
-// nothing is left where the exact gradient is 0.
+// Large scores: the weights of the backward pass equal those of the forward pass bitwise, and
+// gradients that are exactly 0 are computed as 0.
 #include <cmath>
 #include <sstream>
 #include <string>
@@ -21,7 +21,7 @@ class LargeScoreTest : public ::testing::TestWithParam<const PairFunction*> {
 INSTANTIATE_TEST_SUITE_P(All, LargeScoreTest, ::testing::ValuesIn(PairFunctions()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-// v_j and dO_i are unit vectors, so that o_ij and the gradient of v_j by column i are both p_ij.
+// v_j and dO_i are unit vectors, so o_ij and the gradient of v_j in column i both equal p_ij.
 Problem<float> WeightsProblem(const PairFunction& f, ProblemOptions options, float scale) {
   Problem<float> p = RandomProblem(f, options);
   const AttentionShape& n = p.options.shape;
@@ -42,7 +42,7 @@ Problem<float> WeightsProblem(const PairFunction& f, ProblemOptions options, flo
   return p;
 }
 
-// Of more keys than a tile has, the forward pass has scaled what it had before by another rounding.
+// With more keys than a tile, the forward pass rescales earlier sums, with different rounding.
 TEST_P(LargeScoreTest, WeightsAreTheSameInBothDirections) {
   static const OffsetLayout layout(9, 9, OffsetLayout::Far::kClip);
   const AttentionShape shape = {1, 2, 2, 60, 60, 17, 60};
@@ -57,7 +57,7 @@ TEST_P(LargeScoreTest, WeightsAreTheSameInBothDirections) {
        .key_bias = true,
        .relative = &layout,
        .relative_values = false},
-      // Few rows, whose keys are not packed: on both sides of the limits.
+      // Few rows, whose keys are not packed: around the limits.
       {.shape = {1, 2, 2, 1, 60, 64, 60}},
       {.shape = {1, 2, 2, 4, 60, 33, 60},
        .type = TokenType::kBFloat16,
@@ -99,7 +99,7 @@ TEST_P(LargeScoreTest, WeightsAreTheSameInBothDirections) {
   }
 }
 
-// Many tiles, parts of few queries, heads that share keys, bfloat16: weights add up to 1.
+// Many tiles, parts of the keys, shared key heads, bfloat16: weights sum to 1.
 TEST_P(LargeScoreTest, WeightsAddUpToOne) {
   const ProblemOptions all[] = {
       {.shape = {1, 1, 1, 8, 700, 9, 700}},
@@ -123,7 +123,7 @@ TEST_P(LargeScoreTest, WeightsAddUpToOne) {
       const AttentionShape& n = options.shape;
       OnEveryTarget([&] {
         const Results<float> r = p.Run(SerialExecutor(), "d_v");
-        // Of all heads that share the keys.
+        // Over all heads that share the keys.
         for (int64_t h = 0; h < n.key_heads; ++h) {
           for (int64_t i = 0; i < n.queries; ++i) {
             double sum = 0;
@@ -139,7 +139,7 @@ TEST_P(LargeScoreTest, WeightsAddUpToOne) {
   }
 }
 
-// A row that sees one key has a weight of 1 whatever its score is.
+// A row with a single key gives it weight 1, whatever its score.
 TEST_P(LargeScoreTest, OnlyKeysHaveNoGradient) {
   static const OffsetLayout layout(9, 9, OffsetLayout::Far::kClip);
   static const GridLayout grid({5, 10}, 3, GridLayout::Kind::kAxes);
@@ -189,8 +189,8 @@ TEST_P(LargeScoreTest, OnlyKeysHaveNoGradient) {
   }
 }
 
-// The gradient of a factor is the sum of ds f, where what all f of a row share must cancel, however
-// much it is and however dP and delta are rounded.
+// The gradient of a factor is the sum of ds f. The common part of a row's f must cancel, however
+// large it is and however dP and delta round.
 TEST(FactorTest, ItsGradientHangsOnTheSpreadOfScoresAlone) {
   for (const bool pass_d_lse : {false, true}) {
     Problem<float> p = RandomProblem(FindPairFunction("dot"), {.shape = {2, 2, 1, 60, 250, 8, 16}});
@@ -215,13 +215,14 @@ TEST(FactorTest, ItsGradientHangsOnTheSpreadOfScoresAlone) {
   }
 }
 
-// Nor has what all slopes of a row share in the gradients of its query: of tokens and scalars.
+// The common part of a row's slopes must cancel in the gradients of its query: of tokens and
+// scalars.
 class SlopesTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(SlopesTest, WhatTheyShareIsNotInTheGradientOfTheQuery) {
-  constexpr float kFar = 1000;  // by which all keys lie on one side of all queries
+  constexpr float kFar = 1000;  // puts all keys on one side of all queries
   const PairFunction& f = FindPairFunction(GetParam());
-  // Of one pair.
+  // The slope of one pair.
   const double slope = f.input == PairInput::kInnerProduct ? kFar : 1;
   for (const int64_t left : {int64_t{1}, int64_t{40}, kUnbounded}) {
     SCOPED_TRACE(left);
@@ -247,13 +248,13 @@ TEST_P(SlopesTest, WhatTheyShareIsNotInTheGradientOfTheQuery) {
 INSTANTIATE_TEST_SUITE_P(Functions, SlopesTest, ::testing::Values("dot", "laplacian", "additive"),
                          [](const auto& test) { return std::string(test.param); });
 
-// Where all slopes of a row are the same, exactly what comes back to lse is left of them.
+// With equal slopes in a row, exactly the gradient of lse remains.
 class EqualSlopesTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(EqualSlopesTest, LeaveTheGradientOfLse) {
   constexpr float kFar = 1000;
   const PairFunction& f = FindPairFunction(GetParam());
-  // All sums of scalars of "additive" are positive; all keys of "umbral" are far above the query.
+  // All sums of "additive" scalars are positive; all keys of "umbral" are far above the query.
   const bool is_cone = f.input == PairInput::kSquaredDistance;
   for (const bool pass_d_lse : {false, true}) {
     SCOPED_TRACE(pass_d_lse);
@@ -274,7 +275,7 @@ TEST_P(EqualSlopesTest, LeaveTheGradientOfLse) {
 INSTANTIATE_TEST_SUITE_P(Functions, EqualSlopesTest, ::testing::Values("additive", "umbral"),
                          [](const auto& test) { return std::string(test.param); });
 
-// Without the caller's, they are computed anew.
+// Statistics that the caller has not saved are recomputed.
 TEST_P(LargeScoreTest, StatisticsThatAreNotKeptChangeNothing) {
   ProblemOptions options = {.shape = {2, 4, 2, 53, 70, 17, 19}, .right = 20, .dropout = 0.2};
   const Problem<float> kept = RandomProblem(function(), options);
@@ -284,8 +285,8 @@ TEST_P(LargeScoreTest, StatisticsThatAreNotKeptChangeNothing) {
   EXPECT_EQ(not_kept.InDouble().Run(), kept.InDouble().Run());
 }
 
-// What the statistics say of rows, few of them, whose keys are shared out, and many: no key, one,
-// many.
+// The statistics of rows with no key, one key and many keys, in calls with few rows (in parts of
+// the keys) and many.
 class StatisticsTest : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(StatisticsTest, AreTheLargestScoreTheSumAndTheKey) {
@@ -299,7 +300,7 @@ TEST_P(StatisticsTest, AreTheLargestScoreTheSumAndTheKey) {
     p.y.at(0, 0, j, 0) = j == 421 ? 40.0f : 0.0f;
     p.key_bias[static_cast<size_t>(j)] = 0;
   }
-  // Key 421 alone counts, all the same, and all others.
+  // Key 421 dominates, all keys are equal, and all others dominate.
   for (int64_t i = 0; i < queries; ++i) p.x.at(0, 0, i, 0) = static_cast<float>(1 - i % 3);
   const auto statistics_of = [&](const auto& problem) {
     auto statistics = problem.key_bias;
@@ -319,7 +320,7 @@ TEST_P(StatisticsTest, AreTheLargestScoreTheSumAndTheKey) {
       EXPECT_EQ(statistics[rows + i + 1], kKeys);
       EXPECT_NEAR(statistics[rows + i + 2], kKeys - 1, 1e-12);
       EXPECT_EQ(statistics[2 * rows + i], 421);
-      // Of the same scores, any may be the largest.
+      // Among equal scores, any may be the largest.
       for (const size_t row : {i + 1, i + 2}) {
         EXPECT_GE(statistics[2 * rows + row], 0);
         EXPECT_LT(statistics[2 * rows + row], kKeys);

@@ -1,4 +1,4 @@
-// The caller's arrays of pairs: biases and masks.
+// User-supplied pair arrays: biases and masks.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -28,7 +28,7 @@ void FillMask(Problem<float>& p, auto sees) {
 TEST(PairBiasTest, IsTheSameForAnyNumberOfWorkers) {
   for (const bool batch : {false, true}) {
     for (const bool heads : {false, true}) {
-      // Heads in groups; one head for each key head; many keys for few heads.
+      // Heads in groups; one head per key head; many keys for few heads.
       for (const AttentionShape& shape :
            {AttentionShape{3, 6, 2, 100, 500, 16, 16}, AttentionShape{2, 4, 4, 100, 200, 16, 16},
             AttentionShape{1, 2, 1, 60, 1500, 16, 16}}) {
@@ -41,8 +41,8 @@ TEST(PairBiasTest, IsTheSameForAnyNumberOfWorkers) {
   }
 }
 
-// A bias by offset, written out for each pair: the same results, and a gradient whose sums along
-// the diagonals are that of the bias by offset.
+// A bias by offset, expanded to pairs, gives the same results, and its gradient summed along
+// diagonals equals that of the bias by offset.
 TEST(PairBiasTest, IsABiasByOffsetWrittenOut) {
   const AttentionShape shape = {2, 4, 2, 70, 300, 16, 16};
   Problem<float> by_offset = RandomProblem(
@@ -81,8 +81,8 @@ TEST(PairBiasTest, IsABiasByOffsetWrittenOut) {
   });
 }
 
-// The least number there is hides nothing where all have it: rows weigh their keys alike, and their
-// scores say no more. By offset, by key and by pair, with windows that give rows of many lengths.
+// If all keys have the lowest finite bias, it hides nothing: keys have equal weights, and scores do
+// not matter. Tested by offset, key and pair, with windows of many row lengths.
 TEST(PairBiasTest, OfTheLeastNumberWeighsAllKeysAlike) {
   const AttentionShape shape = {2, 2, 2, 70, 300, 16, 16};
   for (const float number :
@@ -114,7 +114,7 @@ TEST(PairBiasTest, OfTheLeastNumberWeighsAllKeysAlike) {
   }
 }
 
-// What heads and batches share gets the sum of what each would have got.
+// A bias shared by heads or batches gets the sum of the separate gradients.
 TEST(PairBiasTest, GradientIsSummedOverWhatSharesIt) {
   const AttentionShape shape = {3, 4, 2, 60, 250, 16, 16};
   for (const bool batch : {false, true}) {
@@ -153,7 +153,7 @@ TEST(PairBiasTest, GradientIsSummedOverWhatSharesIt) {
 TEST(PairMaskTest, OfThePastIsCausal) {
   for (const PairFunction* function : AllPairFunctions()) {
     SCOPED_TRACE(function->name);
-    // Blocks of queries, and few of them.
+    // Many blocks of queries, and few queries.
     for (const int64_t queries : {300, 3}) {
       const Problem<float> causal = RandomProblem(
           *function,
@@ -203,7 +203,7 @@ TEST(PairMaskTest, RowsThatSeeNothingAreZero) {
   }
 }
 
-// Blocks on the diagonal see themselves: most of the tiles are not touched.
+// Blocks on the diagonal see themselves: most tiles must be skipped.
 TEST(PairMaskTest, TilesOfWhichNothingIsSeenAreSkipped) {
   constexpr int64_t kLength = 2304;
   Problem<float> p = RandomProblem(
@@ -222,7 +222,7 @@ TEST(PairMaskTest, TilesOfWhichNothingIsSeenAreSkipped) {
   FillMask(p, [](int64_t i, int64_t j) { return i / 192 == j / 192; });
   const double blocks = seconds();
   FillMask(p, [](int64_t, int64_t) { return true; });
-  // A twelfth of the pairs; the inputs themselves take time as well.
+  // A twelfth of the pairs, but the inputs take time as well.
   EXPECT_LE(blocks, seconds() / 2);
 }
 

@@ -1,4 +1,4 @@
-// Tokens that stand where the caller says: packed documents, trees, positions drawn at random.
+// Explicit positions: packed documents, trees, random positions.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -17,8 +17,7 @@ namespace {
 
 using Far = OffsetLayout::Far;
 
-// For each of `batch`, `count` of the positions from `first` on below first + limit, drawn and
-// sorted.
+// For each of `batch`: `count` random positions from [first, first + limit), sorted.
 std::vector<int64_t> Drawn(int64_t batch, int64_t count, int64_t limit, int64_t first = 0) {
   std::mt19937 engine(7);
   std::vector<int64_t> positions;
@@ -33,7 +32,7 @@ std::vector<int64_t> Drawn(int64_t batch, int64_t count, int64_t limit, int64_t 
   return positions;
 }
 
-// Tokens of documents of `length` each, from 0 on in each of them.
+// Positions of documents with `length` tokens each, restarting at 0.
 std::vector<int64_t> Restarts(int64_t batch, int64_t count, int64_t length) {
   std::vector<int64_t> positions;
   for (int64_t b = 0; b < batch; ++b) {
@@ -194,7 +193,7 @@ TEST_P(PositionsTest, KernelsMatchReference) {
   ExpectKernelsMatchReference(RandomProblem(*function, test_case.options), 5e-5);
 }
 
-// Bit by bit, whatever the number of workers.
+// Bitwise, for any number of workers.
 TEST_P(PositionsTest, WorkersChangeNoBit) {
   const auto& [function, test_case] = GetParam();
   const Problem<float> p = RandomProblem(*function, test_case.options);
@@ -210,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(All, PositionsTest,
                                   std::get<1>(test.param).name;
                          });
 
-// Positions one after the other are what an offset says, to the last bit.
+// Consecutive positions are bitwise equivalent to an offset.
 TEST(Positions, InOrderAreTheOffset) {
   const int64_t queries = 150;
   const int64_t keys = 300;
@@ -236,7 +235,7 @@ TEST(Positions, InOrderAreTheOffset) {
   }
 }
 
-// Keys in another order, with their positions, give the same but for rounding.
+// Permuting the keys together with their positions changes results only by rounding.
 TEST(Positions, OrderOfKeysDoesNotMatter) {
   const OffsetLayout wide(700, 700, Far::kClip);
   for (const PairFunction* function : PairFunctions()) {
@@ -271,7 +270,7 @@ TEST(Positions, OrderOfKeysDoesNotMatter) {
   }
 }
 
-// Of keys outside key_starts and key_lengths neither tokens nor positions count.
+// Outside key_starts and key_lengths, neither tokens nor positions matter.
 TEST(Positions, HiddenKeysMayBeAnything) {
   const OffsetLayout wide(700, 700, Far::kClip);
   const OffsetLayout shaw(16, 16, Far::kZero);
@@ -302,7 +301,7 @@ TEST(Positions, HiddenKeysMayBeAnything) {
   }
 }
 
-// A value that is not finite reaches those rows alone that see its key, in any order of the keys.
+// A non-finite value affects only rows that see its key, in any order of the keys.
 TEST(Positions, NonFiniteValuesReachWhatSeesThem) {
   Problem<float> p =
       RandomProblem(FindPairFunction("dot"), {.shape = {1, 1, 1, 130, 300, 16, 16},
@@ -323,7 +322,7 @@ TEST(Positions, NonFiniteValuesReachWhatSeesThem) {
   EXPECT_EQ(expected.at("o").size(), 130U * 16U);
 }
 
-// A layout of a program of its own, which says nothing of differences.
+// A user-defined layout without differences.
 class EveryThird final : public TableLayout {
  public:
   int64_t size() const override { return 4; }
@@ -347,7 +346,7 @@ TEST(Positions, LayoutsMayBeAnyFunction) {
                                                  .relative = &layout}));
 }
 
-// What is said twice agrees: runs, and differences of codes.
+// The two descriptions of a layout agree: runs, and differences of codes.
 TEST(Positions, DifferencesAreTheRuns) {
   const OffsetLayout clip(5, 3, Far::kClip);
   const OffsetLayout zero(4, 0, Far::kZero);

@@ -1,5 +1,5 @@
-// Random problems for the operator, with every output and gradient; the same numbers in fp32 and
-// fp64.
+// Random problems for the operator, with every output and gradient, and identical values in fp32
+// and fp64.
 #ifndef GNOMON_TESTS_CORE_RANDOM_PROBLEM_H_
 #define GNOMON_TESTS_CORE_RANDOM_PROBLEM_H_
 
@@ -29,7 +29,7 @@ GNOMON_FOR_EACH_TEST_DEFINITION(GNOMON_DECLARE)
 
 namespace testing {
 
-// The tests' own pair functions; the library's and these.
+// The pair functions of the tests; and all, including the library's.
 inline std::vector<const PairFunction*> TestPairFunctions() {
 #define GNOMON_ENTRY(Struct, name) &PairFunctionOf##Struct(),
   return {GNOMON_FOR_EACH_TEST_DEFINITION(GNOMON_ENTRY)};
@@ -44,8 +44,7 @@ inline std::vector<const PairFunction*> AllPairFunctions() {
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// A (batch, head, row, column) array: contiguous, or with its heads inside its rows and gaps
-// between them.
+// A (batch, head, row, column) array: contiguous, or with heads inside rows and gaps in between.
 template <class T>
 class Array {
  public:
@@ -68,7 +67,7 @@ class Array {
   T& at(int64_t b, int64_t h, int64_t i, int64_t d) { return view().row(b, h, i)[d]; }
   T at(int64_t b, int64_t h, int64_t i, int64_t d) const { return view().row(b, h, i)[d]; }
 
-  // Calls body(element) in order.
+  // Calls body(element) for each element in order.
   template <class Body>
   void ForEach(const Body& body) {
     for (int64_t b = 0; b < size_[0]; ++b) {
@@ -87,7 +86,7 @@ class Array {
     return elements;
   }
 
-  // Elements of an array that was all NaN before; a gap that is something else now is a failure.
+  // The elements of an array that was filled with NaN; fails if a gap has been overwritten.
   std::vector<T> TakeOutput() {
     const std::vector<T> elements = Elements();
     ForEach([](T& element) { element = std::numeric_limits<T>::quiet_NaN(); });
@@ -110,7 +109,7 @@ class Array {
   std::vector<T> data_;
 };
 
-// An array of pairs of queries and keys that batch or heads may share.
+// An array of query-key pairs that batch or heads may share.
 struct PairOptions {
   bool exists = false;
   bool shares_batch = false;
@@ -125,8 +124,8 @@ struct ProblemOptions {
   std::vector<int64_t> key_starts = {};   // empty: none
   std::vector<int64_t> key_lengths = {};  // empty: none
   int64_t query_offset = 0;
-  std::vector<int64_t> query_offsets = {};  // for each batch; empty: query_offset
-  // (B, Lq) and (B, Lk): positions of the caller's; empty: none.
+  std::vector<int64_t> query_offsets = {};  // per batch; empty: query_offset
+  // (B, Lq) and (B, Lk): explicit positions; empty: none.
   std::vector<int64_t> query_positions = {};
   std::vector<int64_t> key_positions = {};
   std::vector<int32_t> query_segments = {};  // (B, Lq); empty: none
@@ -134,23 +133,23 @@ struct ProblemOptions {
   enum { kNoBias, kSharedBias, kBiasForEachBatch } bias = kNoBias;
   const TableLayout* layout = nullptr;
   bool key_bias = false;
-  bool key_bias_base = false;  // the key bias in two parts, with a base for each row
+  bool key_bias_base = false;  // the key bias in two parts, with a base per row
   bool temperature = false;
   double softcap = 0;
   PairOptions pair_bias = {};
   PairOptions pair_mask = {};
-  const TableLayout* relative = nullptr;  // null: neither relative keys nor values
+  const TableLayout* relative = nullptr;  // null: no relative keys and values
   int64_t relative_dim = 5;               // 0: no relative keys
   bool relative_values = true;
   int64_t relative_key_dim = 0;  // 0: no relative queries
-  bool relative_heads = false;   // whether each head has tables of its own
+  bool relative_heads = false;   // whether tables are per head
   double dropout = 0;
   double tolerance = kDefaultTolerance;
-  TokenType type = TokenType::kFloat32;  // of tokens in float32, and of their values
+  TokenType type = TokenType::kFloat32;  // of tokens, and of values, in float32 problems
   TokenType value_type = TokenType::kFloat32;
   bool padded = false;
-  bool keeps_statistics = true;  // of the rows, for the backward pass
-  // Tokens on the grid that RandomProblem explains.
+  bool keeps_statistics = true;  // whether row statistics are saved for the backward pass
+  // Whether tokens lie on the grid described at RandomProblem.
   bool on_grid = true;
   unsigned seed = 1;
 };
@@ -191,7 +190,7 @@ inline std::ostream& operator<<(std::ostream& out, const ProblemOptions& o) {
              << (o.padded ? " padded" : "") << " seed " << o.seed;
 }
 
-// Where query i and key j of batch b stand.
+// The positions of query i and key j of batch b.
 inline int64_t QueryAt(const ProblemOptions& o, int64_t b, int64_t i) {
   if (!o.query_positions.empty()) {
     return o.query_positions[static_cast<size_t>(b * o.shape.queries + i)];
@@ -203,8 +202,8 @@ inline int64_t KeyAt(const ProblemOptions& o, int64_t b, int64_t j) {
   return o.key_positions[static_cast<size_t>(b * o.shape.keys + j)];
 }
 
-// Whether query i of batch b sees key j, but for a bias of -inf and a mask of pairs: the definition
-// of the other masks.
+// Whether query i of batch b sees key j, ignoring biases of -inf and the pair mask; defines the
+// other masks.
 inline bool Sees(const ProblemOptions& o, int64_t b, int64_t i, int64_t j) {
   const auto batch = static_cast<size_t>(b);
   const int64_t offset = KeyAt(o, b, j) - QueryAt(o, b, i);
@@ -225,8 +224,8 @@ inline bool Sees(const ProblemOptions& o, int64_t b, int64_t i, int64_t j) {
          (o.key_lengths.empty() || j < o.key_lengths[batch]);
 }
 
-// `count` tokens for each of `batch`, in documents of `length` tokens numbered from `first` on, the
-// first of them shorter by b tokens in batch b.
+// Segment numbers for `count` tokens of each of `batch`, in documents of `length` tokens numbered
+// from `first` on. In batch b, the first document is b tokens shorter.
 inline std::vector<int32_t> Documents(int64_t batch, int64_t count, int64_t length,
                                       int32_t first = 0) {
   std::vector<int32_t> segments;
@@ -242,20 +241,20 @@ inline std::vector<int32_t> Documents(int64_t batch, int64_t count, int64_t leng
 template <class T>
 using Results = std::map<std::string, std::vector<T>>;
 
-// g++ has no _Float16 for Arm before 13.
+// g++ before 13 has no _Float16 for Arm.
 #ifdef __aarch64__
 using Float16 = __fp16;
 #else
 using Float16 = _Float16;
 #endif
 
-// The nearest number of bfloat16, the even one of two; of finite numbers.
+// The nearest bfloat16 number, ties to even; for finite numbers.
 inline float RoundToBfloat16(float number) {
   const auto bits = std::bit_cast<uint32_t>(number);
   return std::bit_cast<float>((bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u);
 }
 
-// The nearest number of 16 bits, and the float that it is.
+// Rounds to a 16-bit type, and widens to float.
 inline uint16_t ToBits(float number, TokenType type) {
   if (type == TokenType::kBFloat16) {
     return static_cast<uint16_t>(std::bit_cast<uint32_t>(RoundToBfloat16(number)) >> 16);
@@ -267,7 +266,7 @@ inline float FromBits(uint16_t bits, TokenType type) {
   return static_cast<float>(std::bit_cast<Float16>(bits));
 }
 
-// An array of floats as tokens of a type that holds them; those of 16 bits are kept here.
+// A float array as tokens of a type that represents its values; owns the 16-bit copy.
 class TokenArray {
  public:
   template <class T>
@@ -314,14 +313,14 @@ struct Problem {
   T& bias_at(int64_t b, int64_t h, int64_t entry) {
     return bias[static_cast<size_t>(b * bias_stride() + h * bias_size() + entry)];
   }
-  // The view of an array of pairs with a stride of 0 along what is shared.
+  // A view of a pair array, with stride 0 along shared axes.
   template <class U>
   static View<U> PairView(View<U> view, const PairOptions& pairs) {
     if (pairs.shares_batch) view.stride[0] = 0;
     if (pairs.shares_heads) view.stride[1] = 0;
     return view;
   }
-  // Whether the mask of pairs, if there is one, lets query i see key j.
+  // Whether the pair mask, if any, shows key j to query i.
   bool SeesPair(int64_t b, int64_t h, int64_t i, int64_t j) const {
     return !options.pair_mask.exists ||
            PairView(pair_mask.view(), options.pair_mask).row(b, h, i)[j] != 0;
@@ -417,7 +416,7 @@ struct Problem {
     return in;
   }
 
-  // Outputs start as NaN: what the operator leaves unwritten shows.
+  // Outputs start as NaN, so that unwritten elements are noticed.
   Results<T> Forward(const Executor& executor = SerialExecutor()) const {
     Array<T> o(d_o.size(), options.padded, kNan);
     std::vector<T> lse(d_lse.size(), kNan);
@@ -425,7 +424,7 @@ struct Problem {
     return {{"o", o.TakeOutput()}, {"lse", lse}};
   }
 
-  // Forward and backward; the gradient named `only`, or all of them.
+  // Runs forward and backward; the gradient named `only`, or all of them.
   Results<T> Run(const Executor& executor = SerialExecutor(), const std::string& only = "") const {
     Array<T> o(d_o.size(), options.padded, kNan);
     std::vector<T> lse(d_lse.size(), kNan);
@@ -485,17 +484,18 @@ struct Problem {
   }
 };
 
-// Whether the pair function reads angles, which have kinks at 0 and pi: points of a few dimensions
-// are too often nearly collinear, where differences and rounding mean little.
+// Whether the pair function uses angles, which have kinks at 0 and pi. Low-dimensional points are
+// often nearly collinear, where finite differences and rounding are unreliable.
 inline bool ReadsAngles(const PairFunction& f) {
   return std::string_view(f.name).ends_with("entailment");
 }
 
-// What is spread too wide or too narrow tests nothing: inner products and distances are about 1.
+// Inner products and distances are about 1; with a much wider or narrower spread, tests would check
+// nothing.
 //
-// The gradients of cones and distances jump where two of their terms are equal. So that fp32 and
-// fp64 take the same side there, tokens are multiples of 1/16, whose squared distances fp32 holds
-// exactly, and scalars lie between them.
+// The gradients of cones and distances jump where two of their terms are equal. To make fp32 and
+// fp64 take the same side there, tokens are multiples of 1/16, whose squared distances are exact in
+// fp32, and scalars lie in between.
 inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions options) {
   if (f.input == PairInput::kNone) options.shape.dim = 0;
   const AttentionShape& n = options.shape;
@@ -509,7 +509,7 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
     const float sixteenths = normal(engine) * 8 / std::sqrt(dim);
     return (options.on_grid ? std::round(sixteenths) : sixteenths) / 16;
   };
-  // Multiples of 1/16 plus `shift`: positive where they stand for heights.
+  // Multiples of 1/16 plus `shift`, positive if they represent heights.
   const auto between = [&](float shift) {
     const int least = f.input == PairInput::kNone ? -8 : 0;
     std::uniform_int_distribution<int> sixteenths(least, least + 15);
@@ -574,7 +574,7 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
     p.pair_bias.ForEach([&](float& element) { element = unit(); });
   }
   if (options.pair_mask.exists) {
-    // A third of the blocks is seen, a third is not, and of the others some of the pairs are.
+    // A third of the blocks is fully visible, a third hidden, and the rest partially visible.
     const std::array<int64_t, 4> size = pairs(options.pair_mask);
     p.pair_mask = Array<uint8_t>(size, options.padded, 0);
     const int64_t height = 1 + engine() % 60;
@@ -588,7 +588,7 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
           for (int64_t j = 0; j < n.keys; ++j) {
             const uint8_t block =
                 blocks[static_cast<size_t>(i / height * (n.keys / width + 1) + j / width)];
-            // Any number but 0 is seen.
+            // Any non-zero byte means visible.
             const auto seen = static_cast<uint8_t>(1 + engine() % 255);
             p.pair_mask.at(b, h, i, j) = block == 0 || (block == 2 && engine() % 2 == 0) ? 0 : seen;
           }
@@ -609,8 +609,8 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
       p.relative_queries = vector(rows * options.relative_key_dim, some);
     }
   }
-  // The squared height of a penumbral cone belongs to alpha, u^2 = alpha (2 - alpha); the first
-  // scalar of an entailment cone is the squared norm of its token.
+  // The squared height of a penumbral cone is determined by alpha, u^2 = alpha (2 - alpha). The
+  // first scalar of an entailment cone is the squared norm of its token.
   const auto set_squared_heights = [](std::vector<float>& scalars) {
     const size_t tokens = scalars.size() / 2;
     for (size_t t = 0; t < tokens; ++t) scalars[tokens + t] = scalars[t] * (2 - scalars[t]);
@@ -626,8 +626,8 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
   return p;
 }
 
-// The same with tokens 1 / fraction apart, near (1, 1, ...), and scores of about 1. Squared
-// distances are differences of norms unless the tokens are near, where these have no digits left.
+// The same with tokens spaced by 1 / fraction near (1, 1, ...), and scores of about 1. Squared
+// distances computed from norms have no accurate digits if tokens are near.
 inline Problem<float> NearTokensProblem(const PairFunction& f, ProblemOptions options,
                                         int fraction) {
   const float spread = 1.0f / static_cast<float>(fraction);
@@ -641,8 +641,9 @@ inline Problem<float> NearTokensProblem(const PairFunction& f, ProblemOptions op
   return p;
 }
 
-// The largest difference, as a share of the largest number of `expected`, or of `least` where all
-// are smaller: sums of cancelling terms carry no digits. Infinity where NaN or infinities disagree.
+// The largest difference, relative to the largest number of `expected` but at least `least`,
+// because sums of cancelling terms have few accurate digits. Infinity if NaN or infinities
+// disagree.
 template <class T>
 double Difference(const std::vector<float>& actual, const std::vector<T>& expected,
                   double least = 1e-2) {
@@ -663,7 +664,7 @@ double Difference(const std::vector<float>& actual, const std::vector<T>& expect
 inline void ExpectClose(const Results<float>& actual, const Results<double>& expected,
                         double tolerance) {
   ASSERT_EQ(actual.size(), expected.size());
-  // A head's gradients are one sum over its rows, each of which adds numbers of about 1.
+  // A head's gradients are sums over its rows, with terms of about 1.
   const double rows = static_cast<double>(expected.at("lse").size()) /
                       std::max(1.0, static_cast<double>(expected.at("d_factor").size()));
   for (const auto& [name, values] : expected) {
@@ -672,7 +673,7 @@ inline void ExpectClose(const Results<float>& actual, const Results<double>& exp
   }
 }
 
-// Bit by bit; NaN equals itself.
+// Bitwise; NaN equals NaN.
 inline void ExpectSame(const Results<float>& actual, const Results<float>& expected) {
   const auto bits = [](const std::vector<float>& values) {
     const auto* bytes = reinterpret_cast<const char*>(values.data());
@@ -683,7 +684,7 @@ inline void ExpectSame(const Results<float>& actual, const Results<float>& expec
   }
 }
 
-// Sets the instruction set back when it goes.
+// Restores the instruction set on destruction.
 class ScopedTarget {
  public:
   explicit ScopedTarget(const std::string& name) : before_(CurrentTarget()) { SetTarget(name); }

@@ -1,4 +1,5 @@
-// The double reference against the formula written out, and its gradients against differences.
+// Compares the double-precision reference with the written-out formula, and its gradients with
+// finite differences.
 #include <cmath>
 #include <numeric>
 #include <sstream>
@@ -15,7 +16,7 @@
 namespace gnomon::testing {
 namespace {
 
-// softmax over full matrices, with exp as it stands.
+// Softmax over full matrices, with a plain exp.
 Results<double> Naive(const Problem<double>& p) {
   const PairFunction& f = p.function;
   const AttentionShape& n = p.options.shape;
@@ -59,7 +60,7 @@ Results<double> Naive(const Problem<double>& p) {
           for (int64_t s = 0; s < f.head_scalars; ++s) t.push_back(p.head.at(s * n.heads + h));
           double score = p.factor.at(h) * f.value(g, a.data(), c.data(), t.data());
           if (!p.bias.empty()) {
-            // With positions the tests' layouts are of offsets from -3 to 4, and clip.
+            // With positions, the tests' layouts clip offsets to [-3, 4].
             const int64_t offset = KeyAt(p.options, b, j) - QueryAt(p.options, b, i);
             const int64_t entry = p.options.query_positions.empty()
                                       ? n.queries - 1 + j - i
@@ -78,7 +79,7 @@ Results<double> Naive(const Problem<double>& p) {
             }
           }
           for (const int64_t entry : entries(j)) {
-            // Rows of relative queries follow p_i - p_j.
+            // Rows of relative queries are indexed by p_i - p_j.
             const int64_t size = p.options.relative->size();
             const int64_t row = entry / size * size + size - 1 - entry % size;
             for (int64_t d = 0; d < p.options.relative_key_dim; ++d) {
@@ -215,13 +216,13 @@ class ReferenceTest
   Problem<double> MakeProblem() const {
     const auto& [function, test_case] = GetParam();
     ProblemOptions options = test_case->options;
-    options.on_grid = false;  // where differences would meet kinks
+    options.on_grid = false;  // off the grid, where differences would meet kinks
     if (ReadsAngles(*function)) options.shape.dim += 8;
     return RandomProblem(*function, options).InDouble();
   }
 };
 
-// Pairs for which the reference computes f, one after the other.
+// Counts the pairs for which the reference computes f.
 int64_t computed_pairs = 0;
 
 double CountedProduct(double g, const double* /*a*/, const double* /*b*/, const double* /*t*/) {
@@ -233,7 +234,7 @@ void SlopeOfProduct(double /*g*/, const double* /*a*/, const double* /*b*/, cons
   d.g = 1;
 }
 
-// Packed documents take the time of their own pairs, however many others are beside them.
+// Packed documents take time proportional to their own pairs, however many documents there are.
 TEST(ReferenceMaskTest, ComputesVisiblePairsAlone) {
   const AttentionShape shape = {2, 2, 1, 6, 7, 3, 2};
   ProblemOptions documents = {.shape = shape};
@@ -303,7 +304,8 @@ TEST_P(ReferenceTest, ForwardIsTheFormula) {
   }
 }
 
-// sum(d_o o) + sum(d_lse lse), whose gradient the backward pass gives. Rows without keys have none.
+// sum(d_o o) + sum(d_lse lse), whose gradient the backward pass computes. Excludes rows without
+// keys.
 double Loss(const Problem<double>& p, const std::vector<double>& d_o) {
   Results<double> r = p.Forward();
   double loss = std::inner_product(d_o.begin(), d_o.end(), r["o"].begin(), 0.0);
@@ -317,7 +319,7 @@ TEST_P(ReferenceTest, GradientsAreDifferences) {
   Problem<double> p = MakeProblem();
   const std::vector<double> d_o = p.d_o.Elements();
   const Results<double> actual = p.Run();
-  // Differences of fourth order.
+  // Fourth-order finite differences.
   constexpr double kStep = 1e-5;
   const auto slope = [&](double& argument) {
     const double at = argument;

@@ -1,4 +1,4 @@
-// Relative keys and values, biases of keys and dropout: kernels against the reference.
+// Compares kernels with the reference for relative keys and values, key biases and dropout.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -60,7 +60,7 @@ TEST_P(RelativeTest, MatchesReference) {
   }
 }
 
-// Memory that was freed may hold anything, and comes back as scratch.
+// Fills freed memory, which may be reused as scratch, with NaN.
 void PoisonFreedMemory() {
   std::vector<std::vector<float>> blocks;
   for (size_t size = 1 << 10; size < size_t{1} << 19; size += size / 4) {
@@ -68,7 +68,7 @@ void PoisonFreedMemory() {
   }
 }
 
-// Windows and starts that begin within a vector: nothing is read that was not written.
+// Windows and starts inside a vector must not read unwritten memory.
 TEST_P(RelativeTest, ReadsNothingThatItHasNotWritten) {
   const OffsetLayout layout(127, 127, OffsetLayout::Far::kClip);
   for (const int64_t left : {2, 20, 33}) {
@@ -91,7 +91,7 @@ TEST_P(RelativeTest, ReadsNothingThatItHasNotWritten) {
   }
 }
 
-// Position to content: relative queries, beside all that may stand beside them.
+// Position-to-content terms: relative queries combined with all other terms.
 TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPlaces) {
   const OffsetLayout shaw(16, 16, OffsetLayout::Far::kClip);
   const OffsetLayout uneven(5, 30, OffsetLayout::Far::kZero);
@@ -100,7 +100,7 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPlaces) {
   const OffsetLayout one(0, 0, OffsetLayout::Far::kClip);
   std::vector<ProblemOptions> problems = {
       {.shape = {2, 4, 2, 100, 300, 17, 19}, .relative = &shaw, .relative_key_dim = 17},
-      // Alone, with tables of each head.
+      // On their own, with per-head tables.
       {.shape = {1, 2, 1, 130, 270, 16, 33},
        .right = 0,
        .query_offset = 140,
@@ -128,7 +128,7 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPlaces) {
        .relative_key_dim = 40,
        .relative_heads = true,
        .dropout = 0.3},
-      // Few rows: parts of the keys, several heads in a block, and keys where they lie.
+      // Few rows: parts of the keys, several heads per block, and keys read in place.
       {.shape = {2, 4, 1, 21, 700, 8, 8}, .relative = &shaw, .relative_key_dim = 8},
       {.shape = {1, 4, 2, 3, 130, 8, 8},
        .query_offset = 100,
@@ -149,7 +149,7 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPlaces) {
   }
 }
 
-// Where tokens stand anywhere, and of keys that the batch does not see, positions do not count.
+// With explicit positions. The positions of hidden keys do not matter.
 TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPositions) {
   const OffsetLayout clip(40, 40, OffsetLayout::Far::kClip);
   const OffsetLayout zero(30, 4, OffsetLayout::Far::kZero);
@@ -165,7 +165,7 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPositions) {
       options.query_positions.push_back(n < 90 ? n + 40 : static_cast<int64_t>(engine() % 300));
     }
     for (int64_t n = 0; n < 2 * 230; ++n) {
-      // Two documents, then random ones.
+      // Two documents, then random positions.
       options.key_positions.push_back(n < 230 ? n % 120 : static_cast<int64_t>(engine() % 300));
     }
     const Results<double> expected = RandomProblem(*GetParam(), options).InDouble().Run();
@@ -177,8 +177,8 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPositions) {
   }
 }
 
-// A gradient that is asked for alone is the one that comes with all, and any number of workers
-// gives the same bits.
+// A gradient requested alone equals the one computed with all others, bitwise for any number of
+// workers.
 TEST_P(RelativeTest, GradientsDoNotDependOnCompanyOrWorkers) {
   const OffsetLayout layout(20, 20, OffsetLayout::Far::kClip);
   const Problem<float> p = RandomProblem(*GetParam(), {.shape = {2, 4, 2, 100, 400, 17, 19},
@@ -208,7 +208,7 @@ TEST(KeyBiasTest, MasksByMinusInfinity) {
     if (j % 3 == 0) p.key_bias[static_cast<size_t>(j)] = -kInfinity;
     p.key_bias[static_cast<size_t>(130 + j)] = -kInfinity;
   }
-  // Nobody sees this value, whose head hides it.
+  // This value is hidden from all rows of its head.
   ExpectKernelsMatchReference(p);
   OnEveryTarget([&] {
     const Results<float> r = p.Run();
@@ -228,7 +228,7 @@ TEST(KeyBiasTest, HidesValuesThatAreNotFinite) {
   });
 }
 
-// With v_j the j-th unit vector, o is the dropped weights themselves.
+// With unit vectors as values, o consists of the weights after dropout.
 TEST(DropoutTest, KeepsWeightsWithTheGivenChanceAndScale) {
   constexpr int64_t kTokens = 96;
   for (const double rate : {0.1, 0.5, 0.9, 1.0}) {
@@ -248,18 +248,18 @@ TEST(DropoutTest, KeepsWeightsWithTheGivenChanceAndScale) {
       const std::vector<float>& some = r.at("o");
       const double count = static_cast<double>(all.size());
       double dropped = 0;
-      double together = 0;  // neighbours of which both are dropped
+      double together = 0;  // neighbours that are both dropped
       for (size_t e = 0; e < all.size(); ++e) {
         if (some[e] == 0) {
           ++dropped;
-          // The same place of the next row, and the next of the same row.
+          // The same column of the next row, and the next column of the same row.
           if (e + kTokens < all.size() && some[e + kTokens] == 0) ++together;
           if (e + 1 < all.size() && some[e + 1] == 0) ++together;
         } else {
           EXPECT_NEAR(some[e] * (1 - rate), all[e], 1e-5 * all[e]);
         }
       }
-      // Five standard deviations; pairs of neighbours overlap, which widens theirs.
+      // Five standard deviations, with more for neighbours, whose pairs overlap.
       EXPECT_NEAR(dropped / count, rate, 5 * std::sqrt(rate * (1 - rate) / count));
       EXPECT_NEAR(together / (2 * count), rate * rate,
                   10 * rate * std::sqrt((1 - rate) / count) + 2e-3);

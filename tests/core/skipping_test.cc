@@ -1,5 +1,5 @@
-// Certified skipping: what is left out adds up to less than the tolerance in every row, and nothing
-// else of the results changes.
+// Certified skipping: the skipped weights of every row sum to less than the tolerance, and results
+// are otherwise unchanged.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -18,7 +18,7 @@
 namespace gnomon::testing {
 namespace {
 
-// Counts pairs while it lives.
+// Counts pairs during its lifetime.
 class ScopedCount {
  public:
   ScopedCount() { CountPairs(&count_); }
@@ -45,7 +45,7 @@ class BoundedFunctionTest : public ::testing::TestWithParam<const PairFunction*>
   const PairFunction& function() const { return *GetParam(); }
 };
 
-// Those of them that have bounds.
+// The pair functions with bounds.
 std::vector<const PairFunction*> BoundedFunctions() {
   std::vector<const PairFunction*> bounded;
   for (const PairFunction* function : PairFunctions()) {
@@ -57,7 +57,7 @@ std::vector<const PairFunction*> BoundedFunctions() {
 INSTANTIATE_TEST_SUITE_P(All, BoundedFunctionTest, ::testing::ValuesIn(BoundedFunctions()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-// Scalars as the token maps make them: those of one point belong together.
+// Scalars as token maps produce them, so that scalars of one point are consistent.
 struct Scalars {
   double values[3] = {0, 0, 0};
 };
@@ -89,7 +89,7 @@ TEST_P(BoundedFunctionTest, ValuesLieWithinTheBounds) {
     };
     const Scalars a = RandomScalars(f.name, true, uniform(engine), normal(engine));
     const double t[3] = {normal(engine), normal(engine), normal(engine)};
-    // Some keys, and the ranges that they span.
+    // Some keys, and the ranges that contain them.
     constexpr int kKeys = 5;
     const double middle = uniform(engine);
     const double any = normal(engine);
@@ -124,11 +124,11 @@ TEST_P(BoundedFunctionTest, ValuesLieWithinTheBounds) {
     }
     if (bounds[1] - bounds[0] < 8) ++tight;
   }
-  // Bounds that are always far away would do no good.
+  // Bounds that are always loose would be useless.
   EXPECT_GT(tight, 400);
 }
 
-// Biases that fall with the distance by so much a token, differently in each head.
+// Adds biases that fall by a per-head slope per token of distance.
 void SetSlopes(Problem<float>& p, float slope, bool odd = false) {
   const AttentionShape& n = p.options.shape;
   const int64_t tables = p.bias_stride() == 0 ? 1 : n.batch;
@@ -143,7 +143,7 @@ void SetSlopes(Problem<float>& p, float slope, bool odd = false) {
   }
 }
 
-// Scores in double: c f + bias, with those of keys and the temperature.
+// Scores in double precision: c f + bias, with key biases and the temperature.
 double ScoreOf(const Problem<double>& p, int64_t b, int64_t h, int64_t i, int64_t j) {
   const AttentionShape& n = p.options.shape;
   const PairFunction& f = p.function;
@@ -181,8 +181,8 @@ double ScoreOf(const Problem<double>& p, int64_t b, int64_t h, int64_t i, int64_
   return score;
 }
 
-// The largest sum over a row of the weights, in double, of the keys that it sees and for which
-// left_out(b, h, i, j).
+// The largest weight sum, over all rows, of the visible keys for which left_out(b, h, i, j); in
+// double precision.
 template <class LeftOut>
 double LargestLeftOut(const Problem<float>& problem, const LeftOut& left_out) {
   const Problem<double> p = problem.InDouble();
@@ -212,8 +212,8 @@ double LargestLeftOut(const Problem<float>& problem, const LeftOut& left_out) {
   return largest;
 }
 
-// v_j and dO_i are unit vectors, so that o_ij and the gradient of v_j by column i are both p_ij,
-// and 0 where a pair was left out (or nearly weighs nothing).
+// v_j and dO_i are unit vectors, so o_ij and the gradient of v_j in column i both equal p_ij; 0 if
+// a pair was skipped (or has negligible weight).
 void SetUnitVectors(Problem<float>& p) {
   const AttentionShape& n = p.options.shape;
   for (int64_t b = 0; b < n.batch; ++b) {
@@ -233,9 +233,9 @@ struct Case {
   ProblemOptions options;
   float slope = 0.4f;
   bool odd = false;
-  float factor = 1;    // times the factors of the problem
-  float norm = 1;      // times the tokens
-  double most = 0.97;  // of the pairs are computed
+  float factor = 1;    // multiplies the factors of the problem
+  float norm = 1;      // multiplies the tokens
+  double most = 0.97;  // maximum fraction of pairs to compute
 };
 
 std::vector<Case> Cases() {
@@ -267,7 +267,7 @@ Problem<float> ProblemOf(const PairFunction& f, const Case& c) {
     tokens->ForEach([&](float& element) { element *= c.norm; });
   }
   if (c.options.key_bias) {
-    // A running sum, as of a forget gate.
+    // A running sum, like that of a forget gate.
     const AttentionShape& n = p.options.shape;
     for (int64_t row = 0; row < n.batch * n.heads; ++row) {
       for (int64_t j = 0; j < n.keys; ++j) {
@@ -292,7 +292,8 @@ TEST_P(BoundedFunctionTest, WhatIsLeftOutIsLessThanTheTolerance) {
     Results<float> results;
     const double share =
         ShareOf([&] { results = few ? p.Forward() : p.Run(SerialExecutor(), "d_v"); });
-    // In a Gaussian with heights of some units the negative factor grows faster than biases fall.
+    // In a Gaussian with heights of several units, the negative factor grows faster than biases
+    // fall.
     if (c.factor > 0) {
       EXPECT_LT(share, c.most);
     }
@@ -304,7 +305,7 @@ TEST_P(BoundedFunctionTest, WhatIsLeftOutIsLessThanTheTolerance) {
                              }),
               p.options.tolerance);
     if (few) continue;
-    // Of heads that share their keys, d_v is a sum.
+    // For heads that share keys, d_v is a sum.
     if (n.heads > n.key_heads) continue;
     const std::vector<float>& d_v = results.at("d_v");
     EXPECT_LT(LargestLeftOut(p,
@@ -316,7 +317,7 @@ TEST_P(BoundedFunctionTest, WhatIsLeftOutIsLessThanTheTolerance) {
   }
 }
 
-// All outputs and gradients are those of a call that leaves nothing out, and of the reference.
+// All outputs and gradients equal those of a call without skipping, and of the reference.
 TEST_P(BoundedFunctionTest, ResultsAreTheSame) {
   static const OffsetLayout layout(9, 9, OffsetLayout::Far::kClip);
   constexpr auto kShared = ProblemOptions::kSharedBias;
@@ -342,13 +343,13 @@ TEST_P(BoundedFunctionTest, ResultsAreTheSame) {
        .relative = &layout,
        .relative_heads = true},
       {.shape = square, .chunks = {200, 1, 1}, .bias = kShared, .key_bias = true},
-      // Rows before all keys, rows that see few of them, and rows behind all of them.
+      // Rows before all keys, rows that see few of them, and rows after all of them.
       {.shape = {1, 2, 1, 900, 500, 17, 9},
        .left = 600,
        .right = 0,
        .query_offset = -100,
        .bias = kShared},
-      // Many heads of few queries.
+      // Many heads with few queries.
       {.shape = {1, 32, 1, 20, 1500, 17, 9}, .right = 0, .query_offset = 1480, .bias = kShared},
       {.shape = {2, 2, 1, 9, 5000, 17, 9},
        .key_starts = {0, 1111},
@@ -356,7 +357,7 @@ TEST_P(BoundedFunctionTest, ResultsAreTheSame) {
        .query_offset = 4000,
        .bias = kShared},
   };
-  // The terms are the same for all: most pair functions meet a few of them.
+  // The terms are the same for all, so most pair functions are tested with a few of them.
   const std::string name = function().name;
   const bool meets_all = name == "dot" || name == "penumbral";
   size_t count = 0;
@@ -376,8 +377,8 @@ TEST_P(BoundedFunctionTest, ResultsAreTheSame) {
   }
 }
 
-// Packed documents compute the pairs of each by itself, and backward at most a part of a tile more
-// at both ends.
+// Packed documents compute only their own pairs and, backward, at most part of a tile more at both
+// ends.
 TEST(SegmentsTest, TilesBetweenThemAreSkipped) {
   const int64_t lengths[] = {300, 37, 1, 520, 142};
   for (const int64_t group : {1, 4}) {
@@ -388,7 +389,7 @@ TEST(SegmentsTest, TilesBetweenThemAreSkipped) {
       segments.insert(segments.end(), static_cast<size_t>(length),
                       static_cast<int32_t>(segments.size()) * (length % 2 == 0 ? 1 : -1));
       pairs += 4 * length * length;
-      // Blocks of 48 rows and, at the widest, of 192 keys.
+      // Blocks of 48 rows and at most 192 keys.
       whole_tiles += 4 * (length + 2 * 48) * (length + 2 * 192);
     }
     Problem<float> p =
@@ -407,7 +408,7 @@ TEST(SegmentsTest, TilesBetweenThemAreSkipped) {
   }
 }
 
-// What no row sees changes no bit of it, though tiles of keys and blocks of rows are shared.
+// Hidden tokens never change a row bitwise, although rows share tiles of keys and blocks.
 TEST_P(BoundedFunctionTest, WhatRowsDoNotSeeChangesNoBit) {
   constexpr auto kShared = ProblemOptions::kSharedBias;
   Problem<float> p = ProblemOf(
@@ -443,8 +444,8 @@ TEST_P(BoundedFunctionTest, WhatRowsDoNotSeeChangesNoBit) {
   }
 }
 
-// The same of windows, whose tiles begin with keys that some rows do not see; with a tolerance that
-// shows what is left out.
+// The same for windows, whose tiles start with keys hidden from some rows; with a tolerance large
+// enough to reveal skipping.
 TEST_P(BoundedFunctionTest, WhatIsOutsideTheWindowChangesNoBit) {
   constexpr int64_t kLeft = 280;
   const Problem<float> p = ProblemOf(function(), {"",
@@ -487,7 +488,7 @@ TEST_P(BoundedFunctionTest, IsTheSameForAnyNumberOfWorkers) {
   }
 }
 
-// Where results are not finite they are so with and without.
+// Results must be non-finite in the same places with and without skipping.
 void ExpectSameNonFinite(const Results<float>& actual, const Results<float>& expected) {
   for (const auto& [name, values] : expected) {
     const std::vector<float>& others = actual.at(name);
@@ -541,7 +542,7 @@ TEST_P(BoundedFunctionTest, WhatIsNotFiniteReachesWhatItReachesWithout) {
   }
 }
 
-// Nothing can be proved of these.
+// Cases in which nothing can be proved.
 TEST(SkippingTest, LeavesNothingOut) {
   constexpr auto kShared = ProblemOptions::kSharedBias;
   const PairFunction& dot = FindPairFunction("dot");
@@ -565,7 +566,7 @@ TEST(SkippingTest, LeavesNothingOut) {
                                    .relative_values = false,
                                    .relative_key_dim = 8}})),
             1);
-  // Of so few rows the forward pass does not look.
+  // For few rows, the forward pass does not check for skipping.
   const Problem<float> few = ProblemOf(
       dot,
       {"", {.shape = {1, 2, 2, 3, 4000, 8, 8}, .right = 0, .query_offset = 3997, .bias = kShared}});
@@ -581,7 +582,7 @@ TEST(SkippingTest, LeavesNothingOut) {
   }
 }
 
-// A key of a large norm, far away, is computed, and no other tile for its sake.
+// A distant key with a large norm is computed, and no other tile because of it.
 TEST(SkippingTest, ComputesAKeyOfALargeNorm) {
   Problem<float> p = ProblemOf(
       FindPairFunction("dot"),
@@ -597,11 +598,11 @@ TEST(SkippingTest, ComputesAKeyOfALargeNorm) {
   ExpectClose(p.Run(), p.InDouble().Run(), 5e-5);
 }
 
-// Tiles that are each some way below the tolerance, and together above it.
+// Tiles that are each below the tolerance, but together above it.
 TEST(SkippingTest, TilesTogetherStayBelowTheTolerance) {
   constexpr int64_t kLength = 1100;
   constexpr int64_t kNear = 64;
-  // A tile's weights, as a share of the tolerance, in each head.
+  // The weight of a tile relative to the tolerance, per head.
   constexpr double kShares[] = {0.9, 0.45, 0.1};
   constexpr int64_t kHeads = std::size(kShares);
   Problem<float> p = ProblemOf(FindPairFunction("dot"),

@@ -1,5 +1,5 @@
-// What the operator's structure promises beyond the library's own pair functions: an inner product
-// that goes with scalars, and biases that are not by offset.
+// Properties of the operator that the library's own pair functions do not cover: an inner product
+// combined with scalars, and biases that are not by offset.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -18,7 +18,7 @@ class DefinitionKernelTest : public ::testing::TestWithParam<const PairFunction*
 TEST_P(DefinitionKernelTest, MatchesReference) {
   const ProblemOptions problems[] = {
       {.shape = {2, 3, 3, 47, 49, 9, 17}, .padded = true},
-      // Query heads of a group have factors and head scalars of their own.
+      // Query heads of a group have separate factors and head scalars.
       {.shape = {2, 6, 2, 49, 130, 16, 16}, .right = 0, .query_offset = 81},
       {.shape = {3, 2, 1, 60, 200, 40, 3},
        .left = 100,
@@ -45,7 +45,7 @@ TEST_P(DefinitionKernelTest, IsTheSameForAnyNumberOfWorkers) {
 INSTANTIATE_TEST_SUITE_P(All, DefinitionKernelTest, ::testing::ValuesIn(TestPairFunctions()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-// What the definitions are there to show.
+// The purpose of the tests' definitions.
 TEST(DefinitionKernelTest, CoverAnInnerProductWithScalars) {
   const auto goes_with_scalars = [](const PairFunction* f) {
     return f->input == PairInput::kInnerProduct && f->row_scalars == 2 && f->column_scalars == 1;
@@ -54,7 +54,7 @@ TEST(DefinitionKernelTest, CoverAnInnerProductWithScalars) {
   EXPECT_TRUE(std::any_of(all.begin(), all.end(), goes_with_scalars));
 }
 
-// By loops over the cells: what the layout says, without its arithmetic.
+// Loops over the grid cells: the layout's definition, without its arithmetic.
 template <class Body>
 void ForEachPairOfCells(int64_t height, int64_t width, const Body& body) {
   for (int64_t yi = 0; yi < height; ++yi) {
@@ -68,7 +68,7 @@ void ForEachPairOfCells(int64_t height, int64_t width, const Body& body) {
   }
 }
 
-// A head's logits are its biases alone: the weights must be their softmax, and the gradient of the
+// A head's logits are its biases only: the weights must be their softmax, and the gradient of the
 // biases that of the softmax, summed over the pairs of each (dy, dx).
 TEST(GridBiasTest, IsATableOfDifferencesOfCells) {
   constexpr int64_t kHeight = 3;

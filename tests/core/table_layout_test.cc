@@ -1,4 +1,4 @@
-// The layouts of tables against their definitions, written pair by pair.
+// Compares table layouts with their definitions, written pair by pair.
 #include "gnomon/table_layout.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 struct Case {
   std::string name;
   std::shared_ptr<TableLayout> layout;
-  // The entries that the query at position p reads with key j, sorted.
+  // The entries that the query at position p reads for key j, sorted.
   std::function<std::vector<int64_t>(int64_t p, int64_t j)> entries;
   int64_t size;
   int64_t keys;

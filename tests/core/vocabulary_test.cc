@@ -1,4 +1,5 @@
-// The words of the vocabulary that Highway does not have, on every instruction set, against double.
+// Compares vocabulary functions that Highway lacks, on every instruction set, with double
+// precision.
 #include <cmath>
 #include <limits>
 #include <random>
@@ -12,7 +13,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/vocabulary_test.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h:
+// Must follow foreach_target.h:
 #include "cpu/vocabulary-inl.h"
 #include "hwy/highway.h"
 
@@ -21,7 +22,7 @@ namespace gnomon {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Calls word(x, y) for whole vectors of n numbers each; n is a multiple of 64.
+// Calls word(x, y) on whole vectors of n numbers each; n is a multiple of 64.
 template <class Word>
 HWY_INLINE void ForVectors(const Word& word, const float* x, const float* y, float* to, size_t n) {
   const DF d;
@@ -67,7 +68,7 @@ namespace {
 constexpr float kMost = std::numeric_limits<float>::max();
 constexpr float kLeast = std::numeric_limits<float>::min();
 
-// Positive numbers of every size, the ends of the range and what is near 1 among them.
+// Positive numbers of every magnitude, including the ends of the range and numbers near 1.
 std::vector<float> Numbers() {
   std::vector<float> numbers = {
       kLeast,      kMost,      1.0f, std::nextafter(1.0f, 0.0f), std::nextafter(1.0f, 2.0f),
@@ -122,7 +123,7 @@ TEST(VocabularyTest, Log1p) {
 
 TEST(VocabularyTest, Exp) {
   std::vector<float> x = Numbers();
-  // From 87 to -87, and what is far below.
+  // From 87 to -87, and far below.
   for (size_t i = 0; i < x.size(); ++i) {
     const float number = std::fmod(x[i], 87.0f);
     x[i] = i % 2 == 0 ? number : -number;

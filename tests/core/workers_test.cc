@@ -1,4 +1,4 @@
-// What workers do at the same time: results do not depend on who is late.
+// Concurrent workers: results do not depend on which worker is late.
 #include <pthread.h>
 
 #include <atomic>
@@ -23,7 +23,7 @@ extern "C" void Stall(int) {
   nanosleep(&time, nullptr);
 }
 
-// Threads that are held up at any place of their work, one after the other.
+// Delays its threads at arbitrary points of their work, one after the other.
 class StallingExecutor final : public Executor {
  public:
   int max_workers() const override { return 4; }
@@ -51,9 +51,9 @@ class StallingExecutor final : public Executor {
   }
 };
 
-// Few heads and many keys: blocks of keys wait for their turn at the rows, and those beyond the
-// number of partial sums at the tables. In chunks no two of them see a common row, and nothing but
-// the tables keeps them in order.
+// Few heads and many keys: blocks of keys wait for their turn at the rows and, beyond the number of
+// partial sums, at the tables. With chunks, no two blocks share a visible row, so only the tables
+// order them.
 TEST(LateWorkersTest, ChangeNoBit) {
   static const OffsetLayout layout(40, 40, OffsetLayout::Far::kClip);
   const ProblemOptions all[] = {
@@ -74,7 +74,7 @@ TEST(LateWorkersTest, ChangeNoBit) {
   }
 }
 
-// The farthest positions there are: as far as unbounded, and no sum of theirs overflows.
+// The largest positions are equivalent to unbounded ones, and their sums do not overflow.
 TEST(FarPositionsTest, SeeWhatUnboundedOnesDo) {
   for (const int64_t back : {0, 1, 2, 3, 4, 5, 100}) {
     for (const int64_t sign : {1, -1}) {
@@ -82,7 +82,7 @@ TEST(FarPositionsTest, SeeWhatUnboundedOnesDo) {
       ProblemOptions options = {.shape = {2, 2, 2, 9, 70, 4, 4}};
       options.query_offset = sign * (std::numeric_limits<int64_t>::max() - back);
       const Results<float> unbounded = RandomProblem(FindPairFunction("dot"), options).Run();
-      // From far behind the keys a causal query sees all, from far before them none.
+      // From far after the keys, a causal query sees all of them; from far before them, none.
       options.right = 0;
       const Results<float> causal = RandomProblem(FindPairFunction("dot"), options).Run();
       if (sign > 0) {

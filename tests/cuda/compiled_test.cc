@@ -1,5 +1,5 @@
-// The kernels as the NVRTC of the installed PyTorch compiles them: that it does, and what they take
-// of a GPU. Skips where there is no NVRTC.
+// Compiles the kernels with the NVRTC of the installed PyTorch, and checks their resource usage.
+// Skipped without NVRTC.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +26,7 @@ namespace {
 using cuda::Element;
 using cuda::KernelName;
 
-// Notes what is launched.
+// Records launched kernels.
 class NamesOfKernels final : public cuda::Backend {
  public:
   void Launch(const KernelName& name, const cuda::LaunchShape& /*shape*/,
@@ -38,7 +38,7 @@ class NamesOfKernels final : public cuda::Backend {
   }
   void* Scratch(size_t /*bytes*/) override { return Memory<void>(); }
 
-  // An aligned address; nothing is read.
+  // An aligned address, which is never read.
   template <class T>
   static T* Memory() {
     return reinterpret_cast<T*>(uintptr_t{1} << 16);
@@ -54,9 +54,9 @@ struct Form {
   Element element;
   int64_t dim;
   bool bias;
-  bool mask;    // by segments and pairs, and dropout
-  bool biases;  // of keys in two parts, and of pairs
-  bool tables;  // by layouts: biases, relative keys and values
+  bool mask;    // segments, pair mask and dropout
+  bool biases;  // two-part key biases and pair biases
+  bool tables;  // layouts: biases, relative keys and values
   bool temperature;
 };
 constexpr Form kForms[] = {
@@ -125,7 +125,7 @@ std::vector<KernelName> KernelsOf(const PairFunction& function, const Form& form
   return backend.names();
 }
 
-// Bytes that may be on the stack, and that may be spilled to it.
+// Limits for stack and spilled bytes.
 constexpr int kMostStack = 64;
 int MostStack(const Form& form) {
   return form.element == Element::kFloat32 && form.dim > 64 ? 2 * kMostStack : kMostStack;
@@ -151,7 +151,7 @@ TEST_P(CompiledTest, FitsIntoRegisters) {
   }
 }
 
-// A pair function without its kernels for the CPU.
+// A pair function without CPU kernels.
 PairFunction WithoutKernels(const char* name) {
   PairFunction function{};
   function.name = name;
@@ -159,8 +159,8 @@ PairFunction WithoutKernels(const char* name) {
   return function;
 }
 
-// The library's, and one from outside it: an example's, as gnomon_add_similarity() and
-// gnomon_add_terms() make it known.
+// The library's pair functions, and an external one: an example's, as registered by
+// gnomon_add_similarity() and gnomon_add_terms().
 std::vector<const PairFunction*> Functions() {
   static const PairFunction kFunction = WithoutKernels("student_t");
   static const DefinitionSource kSource = {"StudentT", "student_t-inl.h", kStudentT};
@@ -189,8 +189,8 @@ std::vector<CompiledCase> AllCases() {
   return cases;
 }
 
-// A few for each pair function. Forms take turns, and architectures in a way that each form meets
-// all of them if there are enough pair functions.
+// A few cases per pair function. Forms and architectures alternate so that, given enough pair
+// functions, each form meets every architecture.
 std::vector<CompiledCase> SomeCases() {
   constexpr size_t kOfEach = 2;
   std::vector<CompiledCase> cases;
@@ -204,7 +204,7 @@ std::vector<CompiledCase> SomeCases() {
   return cases;
 }
 
-// GNOMON_CUDA_FORMS=all takes all of them, which is most of an hour's work.
+// GNOMON_CUDA_FORMS=all selects all cases, which take most of an hour.
 std::vector<CompiledCase> Cases() {
   const char* const forms = std::getenv("GNOMON_CUDA_FORMS");
   return forms != nullptr && std::string_view(forms) == "all" ? AllCases() : SomeCases();
@@ -231,7 +231,7 @@ std::string NameOf(const ::testing::TestParamInfo<CompiledTest::ParamType>& test
 
 INSTANTIATE_TEST_SUITE_P(All, CompiledTest, ::testing::ValuesIn(Cases()), NameOf);
 
-// What the compiler says of the forward pass of a pair function.
+// The compiler's error for the forward pass of a pair function.
 std::string ErrorOfCompiling(const PairFunction& function) {
   for (const KernelName& name : KernelsOf(function, kForms[0])) {
     if (name.kind != "forward") continue;
@@ -266,7 +266,7 @@ TEST(CompiledErrorsTest, NameTheDefinition) {
   EXPECT_NE(error.find("no_such_type"), std::string::npos) << error;
 }
 
-// What asks for no pair function.
+// The kernels without a pair function.
 class CompiledRowsTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(CompiledRowsTest, FitIntoRegisters) {

@@ -1,4 +1,4 @@
-// Random problems (core/random_problem.h), run by the CUDA kernels in the emulation.
+// Random problems (core/random_problem.h), run by the CUDA kernels in the emulator.
 #ifndef GNOMON_TESTS_CUDA_CUDA_PROBLEM_H_
 #define GNOMON_TESTS_CUDA_CUDA_PROBLEM_H_
 
@@ -41,7 +41,7 @@ inline float Rounded(float x, Element element) {
   return type == 0 ? x : device::Widen(device::Narrow(x, type), type);
 }
 
-// Numbers of an Array as elements, at the same places.
+// The numbers of an Array, converted to elements, with the same layout.
 class Elements {
  public:
   Elements(const Array<float>& like, Element element)
@@ -53,7 +53,7 @@ class Elements {
   cuda::Tensor tensor() { return {data(), stride_}; }
   Tokens tokens() { return {data(), stride_, element_}; }
 
-  // Copies them to an Array of the same sizes.
+  // Copies them to an Array with the same sizes.
   void CopyTo(Array<float>* to) {
     std::vector<float> numbers = floats_;
     if (element_ != Element::kFloat32) {
@@ -84,11 +84,11 @@ struct CudaOptions {
   bool keeps_statistics = true;
   bool forward_only = false;
   int64_t table_numbers = int64_t{1} << 24;  // Input::most_table_numbers
-  std::vector<float>* statistics = nullptr;  // those of the forward pass
-  std::string only = "";                     // the gradient that is computed; empty: all
+  std::vector<float>* statistics = nullptr;  // receives those of the forward pass
+  std::string only = "";                     // the gradient to compute; empty: all
 };
 
-// Problem::Run, by the CUDA kernels.
+// Problem::Run with the CUDA kernels.
 inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
                               EmulatedBackend* used = nullptr) {
   const ProblemOptions& options = p.options;
@@ -178,7 +178,7 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
   return results;
 }
 
-// A problem whose tokens, values and gradients are numbers of the element type.
+// A problem whose tokens, values and gradients are representable in the element type.
 inline Problem<float> ProblemOf(const PairFunction& function, const ProblemOptions& options,
                                 Element element) {
   Problem<float> p = RandomProblem(function, options);
@@ -188,7 +188,8 @@ inline Problem<float> ProblemOf(const PairFunction& function, const ProblemOptio
   return p;
 }
 
-// Of the numbers that go through the element type: weights, gradients of inner products, outputs.
+// The unit roundoff of numbers stored in the element type: weights, gradients of inner products,
+// outputs.
 inline double Unit(Element element) {
   switch (element) {
     case Element::kFloat32:
@@ -200,9 +201,9 @@ inline double Unit(Element element) {
   }
 }
 
-// As ExpectClose. Tokens' outputs and gradients are sums of numbers rounded to the element type,
-// rounded themselves: each errs by half a unit in its last place, and they by 6 such of the largest
-// of them. All else is fp32 throughout, whatever the tokens are.
+// Like ExpectClose. Token outputs and gradients are rounded sums of numbers rounded to the element
+// type. Each number is off by up to half an ulp, and the results by 6 such units of the largest
+// number. All other results are fp32 for every element type.
 inline void ExpectCloseTo(const Results<float>& actual, const Results<double>& expected,
                           Element element, double rate = 0, double tolerance = 2e-5) {
   const double rows = static_cast<double>(expected.at("lse").size()) /
@@ -224,7 +225,7 @@ inline const PairFunction& EmulatedPairFunction(std::string_view name) {
   throw std::runtime_error("no emulated pair function " + std::string(name));
 }
 
-// The orders in which a block's fibers run.
+// The scheduling orders of a block's fibers.
 inline EmulatedOrder Order(size_t n) { return {(n & 1) != 0, (n & 2) != 0, (n & 4) != 0}; }
 
 }  // namespace gnomon::testing

@@ -1,6 +1,5 @@
-// The driver and the compiler without a GPU (tests/core/fakes), which run their launches in the
-// emulation: with them the operators of a GPU compute on tensors of the CPU. One library, for the
-// variables GNOMON_CUDA_DRIVER and GNOMON_NVRTC.
+// The mock driver and compiler (tests/core/fakes), which execute launches in the emulator: GPU
+// operators then compute on CPU tensors. A single library, for GNOMON_CUDA_DRIVER and GNOMON_NVRTC.
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -15,7 +14,7 @@
 #include "emulation.h"
 #include "primitives_program.h"
 
-// What the driver runs a launch with.
+// The driver's callback for a launch.
 using Run = int (*)(const char* image, const unsigned* grid, unsigned threads,
                     unsigned shared_bytes, const void* parameters, std::size_t bytes);
 extern "C" Run fake_run;
@@ -23,7 +22,7 @@ extern "C" Run fake_run;
 namespace gnomon::testing {
 namespace {
 
-// What stands behind `prefix` in the text, up to `end`; empty if it does not.
+// The text between `prefix` and `end`; empty if there is no prefix.
 std::string Between(std::string_view text, std::string_view prefix, std::string_view end) {
   const size_t at = text.find(prefix);
   if (at == std::string_view::npos) return "";
@@ -31,7 +30,7 @@ std::string Between(std::string_view text, std::string_view prefix, std::string_
   return std::string(text.substr(begin, text.find(end, begin) - begin));
 }
 
-// The kernel that a translation unit is of: the one whose source it begins with.
+// The kernel whose source a translation unit starts with.
 cuda::KernelName NameOf(const std::string& unit) {
   cuda::KernelName name;
   const std::string constants = Between(unit, "struct Constants {\n", "};");
@@ -59,7 +58,7 @@ int RunEmulated(const char* image, const unsigned* grid, unsigned threads, unsig
   if (std::getenv("GNOMON_EMULATION_FAILS") != nullptr) return kLaunchFailed;
   try {
     static std::map<std::string, cuda::KernelName> names;
-    // Behind the first line, which the compiler adds.
+    // After the first line, which the compiler adds.
     const std::string text = image;
     const std::string unit = text.substr(text.find('\n') + 1);
     auto found = names.find(unit);

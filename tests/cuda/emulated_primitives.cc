@@ -1,6 +1,6 @@
-// The kernel that calls the primitives, for the emulation.
+// The kernel that calls the primitives, compiled for the emulator.
 #include "emulation.h"
-// After it:
+// Must follow emulation.h:
 #include "primitive_calls.cuh"
 
 namespace gnomon::device {

@@ -1,6 +1,6 @@
-// The kernels that ask for no pair function, for the emulation.
+// The kernels without a pair function, compiled for the emulator.
 #include "emulation.h"
-// After it:
+// Must follow emulation.h:
 #include "cuda/forward.cuh"
 #include "cuda/relative.cuh"
 #include "cuda/rows.cuh"

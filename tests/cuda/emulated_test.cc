@@ -1,4 +1,4 @@
-// The CUDA kernels, run by the emulation, against the double reference.
+// Compares the CUDA kernels, run by the emulator, with the double-precision reference.
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -41,7 +41,7 @@ std::vector<Case> Cases() {
         .key_starts = {0, 70, 30},
         .key_lengths = {100, 65, 90},
         .bias = kEach}},
-      // Some tiles are seen by all rows of a block, some by its first or its last alone.
+      // Some tiles are visible to all rows of a block, some only to its first or last row.
       {"WindowOfWholeBlocks", {.shape = {1, 2, 1, 140, 150, 16, 16}, .left = 50, .right = 20}},
       {"NegativeOffset",
        {.shape = {1, 2, 1, 90, 30, 8, 8}, .right = 0, .query_offset = -50, .bias = kShared}},
@@ -108,7 +108,7 @@ std::vector<Case> Cases() {
        {.shape = {2, 2, 2, 46, 46, 8, 16}, .relative = &kGrid, .relative_dim = 0}},
       {"RelativeDecode",
        {.shape = {1, 2, 1, 1, 600, 8, 8}, .query_offset = 599, .relative = &kShaw}},
-      // In most rows one key weighs more than all others.
+      // In most rows, one key outweighs all others.
       {"RelativeOfFewKeys",
        {.shape = {1, 2, 2, 7, 7, 8, 8}, .right = 0, .relative = &kShaw, .relative_heads = true}},
       {"RelativeWithoutKeys", {.shape = {2, 2, 1, 5, 0, 8, 8}, .relative = &kShaw}},
@@ -148,8 +148,8 @@ INSTANTIATE_TEST_SUITE_P(All, EmulatedTest,
                                   NameOf(std::get<1>(test.param));
                          });
 
-// Heads of any size: the tiles, and what stays in registers, depend on it. No block asks for more
-// shared memory than the GPU with the least of it has.
+// Heads of any size, which determines tiles and register use. No block requests more shared memory
+// than the smallest GPU has.
 TEST(WideHeadsTest, MatchTheReference) {
   const std::pair<int64_t, int64_t> dims[] = {{32, 64},   {64, 32},  {72, 128},
                                               {128, 104}, {256, 96}, {40, 250}};

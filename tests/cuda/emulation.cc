@@ -36,7 +36,7 @@ std::string At(Place place) {
                            ": " + what);
 }
 
-// AddressSanitizer is told which stack is in use: it looks for the frames that an exception leaves.
+// AddressSanitizer must know the current stack, to find the frames that an exception unwinds.
 struct Stack {
   const void* bottom = nullptr;
   size_t size = 0;
@@ -47,11 +47,11 @@ void Leave(Stack& from, const Stack& to) {
   __sanitizer_start_switch_fiber(&from.fake, to.bottom, to.size);
 }
 void Enter(Stack& self) { __sanitizer_finish_switch_fiber(self.fake, nullptr, nullptr); }
-// For the first time: says where the stack is that was left.
+// On first entry, records the bounds of the previous stack.
 void EnterFirst(Stack& other) {
   __sanitizer_finish_switch_fiber(nullptr, &other.bottom, &other.size);
 }
-// What ran there before has left its frames without returning.
+// The previous fiber left its frames without returning.
 void Clear(const Stack& stack) { ASAN_UNPOISON_MEMORY_REGION(stack.bottom, stack.size); }
 #else
 void Leave(Stack& /*from*/, const Stack& /*to*/) {}
@@ -94,7 +94,7 @@ void SwitchStacks(Context& from, Context& to) {
 }
 void Prepare(Context& context, char* stack, void (*main)()) {
   auto* top = reinterpret_cast<void**>(stack + kStack);
-  // As if main had been called: a return address lies on a stack aligned to 16 bytes.
+  // As at entry to main: the stack is 16-byte aligned, with a return address.
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(main);
   for (int n = 0; n < 6; ++n) *--top = nullptr;
@@ -136,7 +136,7 @@ struct Fiber {
   Context context;
   std::unique_ptr<char[]> stack{new char[kStack]};
   bool done = false;
-  // The meeting it waits for, and how many times that had been held.
+  // The meeting that the fiber waits for, and how often it had taken place.
   const int* held = nullptr;
   int held_before = 0;
   std::vector<AsyncCopy> copies;
@@ -154,14 +154,14 @@ struct Meeting {
   Slot out[2][kLanes];
 };
 
-// What is known of two bytes of shared memory.
+// The state of two bytes of shared memory.
 struct Shadow {
   bool written = false;
   int writer = -1;
   int write_epoch = -1;
   int reader = -1;  // -2: several
   int read_epoch = -1;
-  int on_its_way = -1;  // the thread whose copy it is
+  int on_its_way = -1;  // the thread with a copy in flight
 };
 
 struct Block {
@@ -183,7 +183,7 @@ Block block;
 Fiber& Self() { return *block.fibers[static_cast<size_t>(state.thread)]; }
 
 void Yield() {
-  // The scheduler sets the thread's number again.
+  // The scheduler restores the thread's number.
   Switch(Self().context, block.scheduler);
   if (block.error) std::abort();
 }
@@ -203,7 +203,7 @@ void Main() {
   std::abort();
 }
 
-// Whether the fiber goes on at once, being the last to arrive.
+// Whether the fiber continues immediately, as the last to arrive.
 template <class Last>
 void Arrive(Meeting& meeting, Place place, const Last& last) {
   if (meeting.arrived == 0) {
@@ -353,7 +353,7 @@ void LoadMatricesOfWarp(const Slot* in, Slot* out, int transpose) {
 
 namespace {
 
-// The power of two that is not above a positive number.
+// The largest power of two that is at most a positive number.
 double PowerOfTwo(double a) {
   uint64_t bits;
   std::memcpy(&bits, &a, sizeof(bits));
@@ -362,9 +362,9 @@ double PowerOfTwo(double a) {
   return a;
 }
 
-// sum += a b as tensor cores add: all numbers are cut off one bit behind the last of the largest,
-// the result behind its own last bit (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor
-// cores").
+// sum += a b with the arithmetic of tensor cores: all terms are truncated one bit after the last
+// bit of the largest, and the result after its own last bit (Fasi et al. 2021, "Numerical behavior
+// of NVIDIA tensor cores").
 void AddCutOff(float (&sum)[8], const float (&a)[16], const float (&b)[16][8], int depth) {
   double addends[17][8];
   double largest[8];
@@ -408,7 +408,7 @@ void MultiplyOfWarp(const Slot* in, Slot* out, int type) {
     const uint32* const left = in[lane].u + 4;
     const uint32* const right = in[lane].u + 8;
     if (type == 0) {
-      // The lowest 13 bits are not read.
+      // The lowest 13 bits are ignored.
       const auto value = [](uint32 bits) { return FromBits(bits & ~0x1fffu); };
       for (int n = 0; n < 4; ++n) a[r + n % 2 * 8][c + n / 2 * 4] = value(left[n]);
       for (int n = 0; n < 2; ++n) b[c + n * 4][r] = value(right[n]);
@@ -459,7 +459,7 @@ uint16 NarrowHalf(float a) {
   const float size = std::fabs(a);
   if (size >= 65520.0f) return sign | 0x7c00;
   if (size == 0) return sign;
-  // The distance of numbers of fp16 here; sums of an even number of them end in 0.
+  // The spacing of fp16 numbers here; ties go to even multiples.
   int exponent = 0;
   std::frexp(size, &exponent);
   const int step = std::max(exponent, -13) - 11;
@@ -523,7 +523,7 @@ void RunBlock(const cuda::LaunchShape& shape, EmulatedOrder order) {
   block.epoch = 0;
   block.early = order.early_copies;
   block.error = nullptr;
-  // NaN as numbers of all types.
+  // NaN for all types.
   block.memory.assign(shape.shared_bytes + 16, 0xff);
   const auto misplaced = reinterpret_cast<uintptr_t>(block.memory.data()) % 16;
   state.shared = block.memory.data() + (16 - misplaced) % 16;

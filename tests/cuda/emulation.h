@@ -1,13 +1,12 @@
-// Runs kernels on the CPU: what src/cuda/primitives.cuh is on a GPU. A thread is a fiber; what a
-// warp does together is computed when its last lane arrives. The emulation throws where
-//   - shared memory is read that nothing has been written to, or outside of what a kernel asked
-//   for;
-//   - two threads use the same bytes, one of them writes, and no barrier stands between;
-//   - bytes are used that an asynchronous copy is still on its way to, or a block ends before it;
-//   - lanes of a warp, or threads of a block, meet at different places, or some never come;
-//   - ldmatrix or a copy is not aligned, or copies more bytes than it may.
-// It does not see what both it and the kernels would have wrong about PTX: the order of numbers in
-// fragments. Weak memory is not emulated, nor is anything said about speed.
+// Runs kernels on the CPU, with the interface of src/cuda/primitives.cuh. A thread is a fiber; a
+// warp-level operation is computed when the last lane arrives. The emulator throws if
+//   - shared memory is read before it is written, or outside the requested range;
+//   - two threads access the same bytes without a barrier in between, and one of them writes;
+//   - bytes are used while an asynchronous copy is in flight, or a block ends before the copy does;
+//   - lanes or threads meet at different places, or some never arrive;
+//   - ldmatrix or a copy is misaligned, or a copy is too large.
+// It does not detect misconceptions about PTX that it shares with the kernels, such as the order of
+// numbers in fragments. It emulates neither weak memory ordering nor performance.
 #ifndef GNOMON_TESTS_CUDA_EMULATION_H_
 #define GNOMON_TESTS_CUDA_EMULATION_H_
 
@@ -37,8 +36,8 @@ using uint64 = unsigned long long;
 using cuda::Int64;
 using Place = std::source_location;
 
-// The constants of the kernel that runs: here they are variables, so that a definition is compiled
-// once for all of them.
+// The constants of the running kernel. Here they are variables, so that each definition is compiled
+// only once.
 struct Constants {
 #define GNOMON_MEMBER(name) static inline int name = 0;
   GNOMON_CUDA_CONSTANTS(GNOMON_MEMBER)
@@ -91,7 +90,7 @@ void CopyWait() {
 }
 void Barrier(Place place = Place::current());
 
-// What a lane brings to a meeting of its warp, and takes from it.
+// A lane's input to a warp-level operation, and its result.
 union Slot {
   float f[4];
   uint32 u[10];
@@ -150,7 +149,7 @@ inline float FromBits(uint32 bits) {
   return a;
 }
 
-// Type 1: bf16; 2: fp16. To the nearest, ties to even.
+// Rounds to type 1 (bf16) or 2 (fp16), to nearest, ties to even.
 uint16 Narrow(float a, int type);
 float Widen(uint16 bits, int type);
 template <class C>
@@ -161,7 +160,7 @@ template <class C>
 float Widen(uint16 bits) {
   return Widen(bits, C::kType);
 }
-// Ties away from zero.
+// Rounds ties away from zero.
 inline uint32 ToTf32(float a) {
   const uint32 bits = BitsOf(a);
   if ((bits & 0x7f800000u) == 0x7f800000u) return bits;
@@ -189,9 +188,9 @@ inline float Select(bool mask, float yes, float no) { return mask ? yes : no; }
 
 namespace gnomon::testing {
 
-// A kernel compiled for the emulation.
+// A kernel compiled for the emulator.
 using EmulatedKernel = void (*)(const cuda::Parameters&);
-// kind, definition ("" for none) and its struct.
+// Arguments: kind, definition ("" for none) and its struct.
 void AddEmulatedKernel(const char* kind, const char* definition, EmulatedKernel kernel,
                        const char* structure = "");
 struct EmulatedKernelName {
@@ -199,15 +198,14 @@ struct EmulatedKernelName {
 };
 const std::vector<EmulatedKernelName>& EmulatedKernelNames();
 
-// Pair functions whose kernels are compiled for the emulation, by name.
+// Registers pair functions whose kernels are compiled for the emulator, by name.
 void AddEmulatedPairFunction(const PairFunction& function);
 std::vector<const PairFunction*> EmulatedPairFunctions();
 
-// In which order the fibers of a block run, and when copies land: as soon as they can, or when they
-// are waited for.
+// The scheduling order of a block's fibers, and when copies land: immediately or when waited for.
 struct EmulatedOrder {
-  bool backwards = false;  // lanes, warps and blocks from the last on
-  bool far_ahead = false;  // a warp runs as far as it can before the next one
+  bool backwards = false;  // lanes, warps and blocks in reverse order
+  bool far_ahead = false;  // a warp runs as far as possible before the next one
   bool early_copies = false;
 };
 
@@ -218,7 +216,7 @@ class EmulatedBackend final : public cuda::Backend {
   EmulatedBackend(const EmulatedBackend&) = delete;
   EmulatedBackend& operator=(const EmulatedBackend&) = delete;
 
-  // Throws std::runtime_error for what the emulation sees.
+  // Throws std::runtime_error for the errors that the emulator detects.
   void Launch(const cuda::KernelName& name, const cuda::LaunchShape& shape, const void* parameters,
               size_t bytes) override;
   void* Scratch(size_t bytes) override;

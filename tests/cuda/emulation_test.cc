@@ -1,4 +1,4 @@
-// The emulation sees what it says it sees: kernels that are wrong in one way each.
+// Kernels with one error each, which the emulator must detect.
 #include "emulation.h"
 
 #include <cstdint>
@@ -25,7 +25,7 @@ using device::Thread;
 std::function<void()> body;
 void Kernel(const cuda::Parameters&) { body(); }
 
-// What the emulation says of a kernel of 64 threads and 1 KiB, in all orders; "" for nothing.
+// The emulator's error for a kernel with 64 threads and 1 KiB, in all orders; "" if there is none.
 std::string Seen(const std::function<void()>& kernel) {
   AddEmulatedKernel("test", "", Kernel);
   body = kernel;
@@ -44,7 +44,7 @@ std::string Seen(const std::function<void()>& kernel) {
       now = error.what();
       now = now.substr(now.rfind(": ") + 2);
     }
-    // In each order, though not always in the same words.
+    // Every order detects it, though with varying messages.
     if (order > 0) {
       EXPECT_EQ(now.empty(), seen.empty()) << now << seen;
     }
@@ -79,7 +79,7 @@ TEST(EmulationTest, SeesAMissingBarrier) {
               LoadShared<int>(At(4 * (Thread() ^ 32)));
             }),
             "");
-  // After a read, before the next write.
+  // Between a read and the next write.
   EXPECT_NE(Seen([] {
               StoreShared<int>(At(4 * Thread()), 1);
               Barrier();
@@ -136,7 +136,7 @@ TEST(EmulationTest, SeesCopiesThatAreNotWaitedFor) {
               LoadShared<int>(At(4 * Thread()));
             }),
             "reads what a copy is on its way to");
-  // A group that was not closed.
+  // A group that is not committed.
   EXPECT_EQ(Seen([&] {
               CopyAsync4(At(4 * Thread()), kNumbers, true);
               CopyWait<0>();
@@ -145,7 +145,7 @@ TEST(EmulationTest, SeesCopiesThatAreNotWaitedFor) {
             }),
             "reads what a copy is on its way to");
   EXPECT_EQ(Seen(copy), "the block ends before a copy that is on its way");
-  // Waited for, but by another thread.
+  // Waited for by another thread.
   EXPECT_NE(Seen([&] {
               copy();
               CopyWait<0>();
@@ -163,7 +163,7 @@ TEST(EmulationTest, SeesThreadsThatGoDifferentWays) {
               if (Thread() % 32 != 3) Shuffle(1, 0);
             }),
             "threads wait for others that do not come");
-  // At two places; all of a macro's lines would be one.
+  // At two places; within a macro, all lines would count as one.
   const auto apart = [] {
     if (Thread() % 32 < 16) {
       Shuffle(1, 0);
@@ -182,7 +182,7 @@ TEST(EmulationTest, RoundsAsAGpuDoes) {
   EXPECT_EQ(Widen(Narrow(1 + 3.0f / 256, 1), 1), 1 + 4.0f / 256);
   EXPECT_EQ(Widen(Narrow(1 + 1.0f / 2048, 2), 2), 1);
   EXPECT_EQ(Widen(Narrow(1 + 3.0f / 2048, 2), 2), 1 + 4.0f / 2048);
-  // Every number of 16 bits is itself.
+  // Every 16-bit number converts to itself.
   for (int type = 1; type < 3; ++type) {
     for (uint32_t bits = 0; bits < 65536; ++bits) {
       const float value = Widen(static_cast<uint16_t>(bits), type);

@@ -1,4 +1,4 @@
-// The NVRTC of the installed PyTorch, and what kernels that it compiles take of a GPU.
+// The NVRTC of the installed PyTorch, and the resource usage of kernels that it compiles.
 #ifndef GNOMON_TESTS_CUDA_INSTALLED_NVRTC_H_
 #define GNOMON_TESTS_CUDA_INSTALLED_NVRTC_H_
 
@@ -9,20 +9,20 @@ namespace gnomon::testing {
 
 inline constexpr int kArchitectures[] = {80, 90, 100, 120};
 
-// The run time's options of this machine.
+// The run-time options of this machine.
 cuda::RuntimeOptions InstalledCuda();
 
-// Kept for all tests; null if there is none.
+// Shared by all tests; null if there is none.
 const cuda::Nvrtc* InstalledNvrtc();
 
-// Of one thread.
+// Resource usage per thread.
 struct Footprint {
   int registers;
   int stack;    // bytes
-  int spilled;  // bytes of registers, each as often as it is
+  int spilled;  // bytes of spilled registers, counted per spill
 };
 
-// Compiles it for the architecture, with InstalledNvrtc(). Throws CudaError if it does not compile.
+// Compiles for the architecture with InstalledNvrtc(). Throws CudaError if that fails.
 Footprint FootprintOf(cuda::Program program, int architecture);
 
 }  // namespace gnomon::testing

@@ -1,5 +1,5 @@
-// A kernel that calls the primitives (src/cuda/primitives.cuh), each on numbers that the host gives
-// and compares: in the emulation, and by NVRTC on a GPU.
+// A kernel that calls each primitive (src/cuda/primitives.cuh) on data from the host, which checks
+// the results: in the emulator, and with NVRTC on a GPU.
 #ifndef GNOMON_TESTS_CUDA_PRIMITIVE_CALLS_CUH_
 #define GNOMON_TESTS_CUDA_PRIMITIVE_CALLS_CUH_
 
@@ -7,7 +7,7 @@
 
 namespace gnomon::device::calls {
 
-// What a launch calls is Parameters::batch. It reads x.data and writes o.data.
+// The primitive to call is Parameters::batch. Reads x.data and writes o.data.
 enum Call {
   kIndices,
   kFunctions,
@@ -24,7 +24,7 @@ enum Call {
 constexpr int kWarps = 2;
 constexpr int kThreads = 32 * kWarps;
 
-// Who a thread is: its own number, its block's and how many blocks there are.
+// Thread and block indices, and the number of blocks.
 GNOMON_DEVICE void CallIndices(const Parameters& p) {
   const int at = (BlockY() * BlocksX() + BlockX()) * kThreads + Thread();
   auto* const to = static_cast<int*>(p.o.data) + 4 * at;
@@ -69,7 +69,7 @@ GNOMON_DEVICE void CallFunctions(const Parameters& p) {
   }
 }
 
-// Numbers of other types, of p.queries words and as many more.
+// Conversions of p.queries words, and as many more.
 constexpr int kConversionCount = 6;
 template <class C>
 GNOMON_DEVICE void CallConversions(const Parameters& p) {
@@ -93,7 +93,7 @@ GNOMON_DEVICE void CallConversions(const Parameters& p) {
   }
 }
 
-// What lanes of a warp give each other.
+// Exchanges between the lanes of a warp.
 constexpr int kLaneCount = 8;
 GNOMON_DEVICE void CallLanes(const Parameters& p) {
   const float a = static_cast<const float*>(p.x.data)[Thread()];
@@ -109,8 +109,8 @@ GNOMON_DEVICE void CallLanes(const Parameters& p) {
   }
 }
 
-// Three groups of copies, of which the last is waited for after the others are read; then numbers
-// of other sizes.
+// Three groups of copies; the last is awaited after the others are read. Then numbers of other
+// sizes.
 constexpr int kCopiesIn = 9 * kThreads;    // words
 constexpr int kCopiesOut = 11 * kThreads;  // words
 GNOMON_DEVICE int BytesOfFirst(int thread) { return thread % 17; }
@@ -145,7 +145,7 @@ GNOMON_DEVICE void CallCopies(const Parameters& p) {
       BitsOf(static_cast<float>(3.0 * LoadShared<double>(memory + 2 * kThreads + 8 * other)));
 }
 
-// Rows of elements and words brought to shared memory, with zeros for those outside.
+// Rows of elements and words copied to shared memory, with zeros for those outside the range.
 constexpr int kRowsFirst = 3, kRowsCount = 16, kRowsLow = 5, kRowsHigh = 15;
 constexpr int kRowsColumns = 21, kRowsPadded = 32, kRowsStride = 40;
 constexpr int kWordsCount = 70, kWordsLow = 10, kWordsHigh = 61;
@@ -165,7 +165,7 @@ GNOMON_DEVICE void CallRows(const Parameters& p) {
   CopyWait<0>();
   Barrier();
   auto* const to = static_cast<uint32*>(p.o.data);
-  // What stands behind a row's columns is not written.
+  // Bytes after a row's columns are not written.
   const int row_words = kRowsPadded * Bytes<C>() / 4;
   for (int n = Thread(); n < kRowsCount * row_words; n += kThreads) {
     to[n] = LoadShared<uint32>(memory + n / row_words * row_bytes + n % row_words * 4);
@@ -175,7 +175,7 @@ GNOMON_DEVICE void CallRows(const Parameters& p) {
   }
 }
 
-// Four matrices of 8 x 8 numbers of 16 bits; the second warp's lanes name their rows backwards.
+// Four matrices of 8 x 8 16-bit numbers; the second warp's lanes point to their rows in reverse.
 GNOMON_DEVICE void CallMatrices(const Parameters& p) {
   const int lane = Thread() % 32;
   const bool second = Thread() >= 32;
@@ -195,7 +195,7 @@ GNOMON_DEVICE void CallMatrices(const Parameters& p) {
   }
 }
 
-// One product of each warp, of operands in registers: a, b and c of a lane are ten words.
+// One product per warp with operands in registers: a, b and c of a lane take ten words.
 template <class C>
 GNOMON_DEVICE void CallProduct(const Parameters& p) {
   const auto* const from = static_cast<const uint32*>(p.x.data) + 10 * Thread();
@@ -206,8 +206,8 @@ GNOMON_DEVICE void CallProduct(const Parameters& p) {
   for (int n = 0; n < 4; ++n) static_cast<float*>(p.o.data)[4 * Thread() + n] = c[n];
 }
 
-// What the passes make of products: scores S = X Y^T of 32 rows each, the same by Y X^T, and
-// O = S V, S as an operand. X, Y and V are 32 rows of kTileColumns elements.
+// Products as the passes use them: scores S = X Y^T with 32 rows each, the same as Y X^T, and O = S
+// V with S as an operand. X, Y and V have 32 rows of kTileColumns elements.
 constexpr int kTileRows = 32, kTileColumns = 32;
 constexpr int kTileNumbers = kTileRows * kTileColumns;
 template <class C>
@@ -271,7 +271,7 @@ GNOMON_DEVICE void CallTiles(const Parameters& p) {
   StoreTiles<C>(to + 2 * kTileNumbers, o);
 }
 
-// Elements of kElementCount pairs, behind as many numbers: 0, 1 or 2 of each are stored.
+// Elements of kElementCount pairs, preceded by as many numbers: 0, 1 or 2 of each are stored.
 constexpr int kElementCount = 90;
 template <class C>
 GNOMON_DEVICE void CallElements(const Parameters& p) {

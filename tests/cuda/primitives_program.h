@@ -1,4 +1,4 @@
-// The kernel that calls the primitives (primitive_calls.cuh), as NVRTC is given it.
+// The kernel that calls the primitives (primitive_calls.cuh), in the form passed to NVRTC.
 #ifndef GNOMON_TESTS_CUDA_PRIMITIVES_PROGRAM_H_
 #define GNOMON_TESTS_CUDA_PRIMITIVES_PROGRAM_H_
 
@@ -11,7 +11,7 @@
 namespace gnomon::testing {
 
 cuda::KernelName PrimitivesName(cuda::Element element, bool aligned);
-// The text of its translation unit.
+// The source of its translation unit.
 std::string PrimitivesSource(const cuda::KernelName& name);
 cuda::Program PrimitivesProgram(const cuda::KernelName& name);
 

@@ -1,7 +1,7 @@
-// The primitives of the kernels (src/cuda/primitives.cuh) against plain code for the host: in the
-// emulation, through the run time on a driver that is none, and on a GPU where there is one.
-// What one of a GPU's products takes and gives is said here a second time, as the manual of PTX
-// does: of the emulation, the order of numbers in fragments is otherwise only its own.
+// Compares the kernels' primitives (src/cuda/primitives.cuh) with plain host code: in the emulator,
+// through the run time on a mock driver, and on a GPU if there is one. The operand layouts of
+// tensor-core products are restated here from the PTX manual, because the emulator's order of
+// numbers in fragments would otherwise be checked only against itself.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -25,7 +25,7 @@
 #include "gtest/gtest.h"
 #include "installed_nvrtc.h"
 #include "primitives_program.h"
-// After emulation.h:
+// Must follow emulation.h:
 #include "primitive_calls.cuh"
 
 namespace gnomon::testing {
@@ -35,7 +35,7 @@ namespace calls = device::calls;
 using Words = std::vector<uint32_t>;
 
 constexpr uint32_t kSharedBytes = 24 * 1024;
-// In what results are before a launch, and stay where nothing is written.
+// Fills the results before a launch, to detect elements that are not written.
 constexpr uint32_t kUntouched = 0xabcdabcdu;
 
 struct Launch {
@@ -45,11 +45,11 @@ struct Launch {
   std::array<uint32_t, 3> grid = {1, 1, 1};
 };
 
-// A place where the kernel of the primitives runs.
+// A device that runs the kernel of the primitives.
 class Machine {
  public:
   virtual ~Machine() = default;
-  // What it writes, of `size` words.
+  // The `size` words that it writes.
   Words Run(const cuda::KernelName& name, const Launch& launch, const Words& in, size_t size) {
     cuda::Parameters parameters{};
     parameters.batch = launch.call;
@@ -83,10 +83,10 @@ class Emulation final : public Machine {
   }
 };
 
-// A GPU, by its driver and a compiler.
+// A GPU, through its driver and a compiler.
 class Gpu final : public Machine {
  public:
-  // Throws cuda::CudaError where there is none, or none that kernels are compiled for.
+  // Throws cuda::CudaError if there is none, or none that kernels can be compiled for.
   explicit Gpu(const cuda::RuntimeOptions& options)
       : driver_(options.driver), library_(options.driver), runtime_(options) {
     (void)cuda::Nvrtc(options.nvrtc);
@@ -117,7 +117,7 @@ class Gpu final : public Machine {
  private:
   using Address = unsigned long long;
 
-  // Words on the GPU.
+  // Device memory, in words.
   class Memory {
    public:
     Memory(const Gpu& gpu, const Words& words) : gpu_(gpu) {
@@ -148,7 +148,7 @@ class Gpu final : public Machine {
 
 struct Place {
   const char* name;
-  // Kept for all tests; throws cuda::CudaError where there is none.
+  // Shared by all tests; throws cuda::CudaError if there is none.
   Machine& (*machine)();
 };
 
@@ -165,7 +165,7 @@ Machine& TheGpu() {
   }());
   return gpu;
 }
-// Runs launches in the emulation.
+// Runs launches in the emulator.
 Machine& TheFakeGpu() {
   static Gpu gpu({.driver = GNOMON_EMULATED_GPU,
                   .nvrtc = {GNOMON_EMULATED_GPU},
@@ -208,7 +208,7 @@ INSTANTIATE_TEST_SUITE_P(All, PrimitivesTest,
                                   NameOf(std::get<1>(test.param));
                          });
 
-// Numbers of 16 bits by what they mean.
+// The values of 16-bit numbers.
 
 double Value(uint16_t bits, Element element) {
   if (element == Element::kBFloat16) return std::bit_cast<float>(uint32_t{bits} << 16);
@@ -220,14 +220,14 @@ double Value(uint16_t bits, Element element) {
                                : std::ldexp(1 + mantissa / 1024.0, exponent - 15));
 }
 
-// The nearest number of the element type; of two, the one whose last bit is 0.
+// The nearest number of the element type; ties to even.
 uint16_t Nearest(double x, Element element) {
   const uint16_t infinity = element == Element::kBFloat16 ? 0x7f80 : 0x7c00;
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
   if (std::isnan(x)) return infinity + 1;
   x = std::abs(x);
-  // Positive numbers are in the order of their bits. What would come behind the largest, were there
-  // more of them, is rounded to infinity.
+  // Positive numbers are ordered like their bits. What would round to the next number after the
+  // largest becomes infinity.
   const double largest = Value(infinity - 1, element);
   const double behind = 2 * largest - Value(infinity - 2, element);
   uint16_t below = 0;
@@ -240,7 +240,7 @@ uint16_t Nearest(double x, Element element) {
   return sign | (up ? below + 1 : below);
 }
 
-// Ties away from zero, ten bits behind the first.
+// Ties away from zero, with ten bits after the leading one.
 double NearestTf32(double x) {
   if (x == 0 || !std::isfinite(x)) return x;
   const int last = std::ilogb(x) - 10;
@@ -256,7 +256,7 @@ double RoundedTo(double x, Element element) {
   return element == Element::kFloat32 ? static_cast<float>(x) : Value(Nearest(x, element), element);
 }
 
-// Elements, one after the other, as words.
+// Consecutive elements, packed into words.
 Words AsWords(const std::vector<double>& numbers, Element element) {
   if (element == Element::kFloat32) {
     Words words(numbers.size());
@@ -274,7 +274,7 @@ double ElementAt(const Words& words, size_t n, Element element) {
   return Value(static_cast<uint16_t>(words.at(n / 2) >> (16 * (n % 2))), element);
 }
 
-// Both NaN, or the same number; zeros have no sign.
+// Both NaN, or equal numbers; the sign of zero is ignored.
 bool Same(double actual, double expected) {
   return std::isnan(expected) ? std::isnan(actual) : actual == expected;
 }
@@ -296,7 +296,7 @@ TEST_P(PrimitivesTest, ThreadsKnowWhoTheyAre) {
   }
 }
 
-// What is approximate on a GPU errs by a few units in the last place.
+// Approximate functions of a GPU are off by a few ulps.
 TEST_P(PrimitivesTest, FunctionsOfNumbers) {
   const float special[] = {0.0f,   -0.0f,    1.0f,  -1.0f,  0.5f,   127.5f,    -125.75f,   3e38f,
                            -3e38f, 1.5e-38f, 1e-6f, -1e-6f, 200.0f, kInfinity, -kInfinity, kNan};
@@ -325,7 +325,7 @@ TEST_P(PrimitivesTest, FunctionsOfNumbers) {
   const Words out = Run({.call = calls::kFunctions, .count = static_cast<int>(count)}, in,
                         calls::kFunctionCount * count);
   constexpr double kFew = 1e-6;
-  // In the order in which the kernel calls them; at is the number of the pair.
+  // In the order in which the kernel calls them; `at` is the index of the pair.
   struct Function {
     const char* name;
     double tolerance;
@@ -352,7 +352,7 @@ TEST_P(PrimitivesTest, FunctionsOfNumbers) {
        [](double x, double y, size_t) {
          return std::fma(static_cast<float>(x), static_cast<float>(y), static_cast<float>(x));
        }},
-      // The compiler must not fuse them: the product is rounded.
+      // The compiler must not fuse them: the product must be rounded.
       {"a b + a", 0,
        [](double x, double y, size_t) {
          return static_cast<float>(static_cast<float>(x * y) + x);
@@ -371,7 +371,7 @@ TEST_P(PrimitivesTest, FunctionsOfNumbers) {
     const Function& function = functions[f];
     int wrong = 0;
     for (size_t n = 0; n < count; ++n) {
-      // An approximate quotient is none of the largest numbers.
+      // Approximate division does not support the largest divisors.
       if (std::string(function.name) == "a / b" && !(std::abs(b[n]) < 1e38f)) continue;
       const double expected = function.expected(a[n], b[n], n);
       const float actual = FloatOf(out[f * count + n]);
@@ -393,10 +393,10 @@ TEST_P(PrimitivesTest, ConversionsOfNumbers) {
   Words in(2 * kCount);
   for (uint32_t& bits : in) {
     bits = random_();
-    // Every fourth is half way between two numbers of 16 bits, or nearly.
+    // Every fourth number is at or near a tie between two 16-bit numbers.
     if (random_() % 4 == 0) bits = (bits & 0xffff0000u) + 0x7fff + random_() % 3;
     if (random_() % 4 == 0) bits = (bits & 0xffffe000u) + 0x0fff + random_() % 3;
-    // As large as numbers of fp16.
+    // In the range of fp16.
     if (random_() % 4 == 0) bits = (bits & 0x87ffffffu) | 0x38000000u;
     if ((bits & 0x7f800000u) == 0) bits &= 0x80000000u;
   }
@@ -409,7 +409,7 @@ TEST_P(PrimitivesTest, ConversionsOfNumbers) {
     const double high = NearestTf32(a);
     ASSERT_TRUE(Same(FloatOf(result(0)), high)) << a;
     ASSERT_TRUE(Same(FloatOf(result(1)), high)) << a;
-    // What is left may be too small to be a number of fp32 with all its digits.
+    // The remainder may be too small for full fp32 precision.
     if (std::isfinite(high) && std::abs(a) > 1e-30) {
       ASSERT_TRUE(Same(FloatOf(result(2)), NearestTf32(a - high))) << a;
     }
@@ -495,8 +495,8 @@ TEST_P(PrimitivesTest, RowsAndWordsToSharedMemory) {
   }
 }
 
-// ldmatrix: row r of matrix m is named by lane 8 m + r; lane l is given numbers 2 (l % 4) and one
-// more of row l / 4, of columns where it transposes.
+// ldmatrix: lane 8 m + r points to row r of matrix m. Lane l receives numbers 2 (l % 4) and 2 (l %
+// 4) + 1 of row l / 4, or of that column if it transposes.
 TEST_P(PrimitivesTest, MatricesOfSharedMemory) {
   Words in(128);
   for (uint32_t& word : in) word = random_();
@@ -516,8 +516,8 @@ TEST_P(PrimitivesTest, MatricesOfSharedMemory) {
   }
 }
 
-// "Matrix fragments for mma.m16n8k8" of .tf32 and "for mma.m16n8k16" of 16 bits, in the manual of
-// PTX: (row, column) of a lane's n-th number.
+// From "Matrix fragments for mma.m16n8k8" with .tf32 and "for mma.m16n8k16" with 16-bit types in
+// the PTX manual: (row, column) of a lane's n-th number.
 using Coordinates = std::pair<size_t, size_t>;
 Coordinates OfA(size_t lane, size_t n, bool tf32) {
   const size_t group = lane >> 2;
@@ -537,7 +537,7 @@ Coordinates OfC(size_t lane, size_t n) {
 TEST_P(PrimitivesTest, AProductOfRegisters) {
   const bool tf32 = element() == Element::kFloat32;
   const size_t depth = tf32 ? 8 : 16;
-  // Of integers every sum is exact.
+  // Sums of integers are exact.
   std::uniform_int_distribution<int> integer(-50, 50);
   const auto matrix = [&](size_t rows, size_t columns) {
     std::vector<std::vector<double>> numbers(rows, std::vector<double>(columns));
@@ -576,8 +576,8 @@ TEST_P(PrimitivesTest, AProductOfRegisters) {
   for (size_t n = 0; n < out.size(); ++n) ASSERT_EQ(FloatOf(out[n]), expected[n]) << n;
 }
 
-// Products of tiles, of integers and of any numbers, often enough that the order of their parts'
-// sums is seen.
+// Products of tiles, with integers and with arbitrary numbers, often enough to reveal the order of
+// summation.
 TEST_P(PrimitivesTest, ProductsOfTiles) {
   constexpr size_t kRows = calls::kTileRows;
   constexpr size_t kColumns = calls::kTileColumns;
@@ -600,7 +600,7 @@ TEST_P(PrimitivesTest, ProductsOfTiles) {
       const auto result = [&](size_t n, size_t row, size_t column) {
         return FloatOf(out[n * kNumbers + row * kColumns + column]);
       };
-      // What is lost of fp32 in two numbers of tf32, and in the order of the sums.
+      // The loss from splitting fp32 into two tf32 numbers, and from the order of summation.
       const double rounding = integers ? 0 : 2e-6;
       for (size_t i = 0; i < kRows; ++i) {
         for (size_t j = 0; j < kRows; ++j) {
@@ -648,13 +648,14 @@ TEST_P(PrimitivesTest, ElementsOfMemory) {
   }
 }
 
-// By NVRTC for each architecture. The kernel's arrays are in registers: it has no stack.
+// Compiled by NVRTC for each architecture. The kernel's arrays are in registers, so it has no
+// stack.
 class CompiledPrimitivesTest : public ::testing::TestWithParam<std::tuple<int, Element>> {};
 
 TEST_P(CompiledPrimitivesTest, FitIntoRegisters) {
   if (InstalledNvrtc() == nullptr) GTEST_SKIP() << "no NVRTC; GNOMON_NVRTC names its library";
   const auto& [architecture, element] = GetParam();
-  // Both forms of memory for each element type, in turns.
+  // Alternates between aligned and unaligned memory for each element type.
   const bool aligned = (architecture / 10 + static_cast<int>(element)) % 2 == 0;
   const Footprint footprint =
       FootprintOf(PrimitivesProgram(PrimitivesName(element, aligned)), architecture);

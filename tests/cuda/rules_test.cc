@@ -1,4 +1,4 @@
-// What holds for every pair function besides accuracy, by the CUDA kernels in the emulation.
+// Properties other than accuracy of every pair function, with the CUDA kernels in the emulator.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -26,8 +26,8 @@ INSTANTIATE_TEST_SUITE_P(All, RulesTest, ::testing::ValuesIn(EmulatedPairFunctio
 const ProblemOptions kSome = {
     .shape = {2, 4, 2, 37, 70, 17, 16}, .right = 40, .bias = ProblemOptions::kSharedBias};
 
-// The same to the last bit, however threads take turns, whether copies land early or late, and
-// whether other gradients are asked for.
+// Results are bitwise equal for any order of threads, early or late copies, and any set of
+// requested gradients.
 TEST_P(RulesTest, ResultsAreTheSameInAnyOrder) {
   size_t n = 0;
   for (const Element element : kElements) {
@@ -65,7 +65,7 @@ TEST_P(RulesTest, GradientOfLseIsOptional) {
 }
 
 TEST_P(RulesTest, RowsWithoutKeysAreZero) {
-  // Queries stand before the first key, then behind the window.
+  // Queries before the first key, then beyond the window.
   for (const int64_t offset : {-100, 300}) {
     for (const Element element : kElements) {
       const Problem<float> p = ProblemOf(
@@ -98,14 +98,14 @@ TEST_P(RulesTest, InfiniteBiasesMask) {
   EXPECT_EQ(r.at("d_factor")[1], 0);
 }
 
-// Logits of some hundred: the largest weight is nearly 1.
+// Logits of several hundred: the largest weight is nearly 1.
 TEST_P(RulesTest, LogitsMayBeLarge) {
   Problem<float> p = ProblemOf(function(), {.shape = {1, 2, 2, 29, 70, 17, 16}}, Element::kFloat32);
   for (float& factor : p.factor) factor *= 512;
   ExpectCloseTo(RunCuda(p, {}), p.InDouble().Run(), Element::kFloat32, 0, 2e-3);
 }
 
-// What the backward pass and sums over parts of the keys read.
+// The inputs of the backward pass and of sums over parts of the keys.
 TEST_P(RulesTest, StatisticsAreThoseOfTheReference) {
   int64_t single = 0;
   for (const int64_t queries : {1, 30}) {
@@ -124,7 +124,7 @@ TEST_P(RulesTest, StatisticsAreThoseOfTheReference) {
     for (size_t row = 0; row < rows; ++row) {
       EXPECT_NEAR(statistics[row], expected[row], 2e-6 * std::abs(expected[row]) + 2e-6);
       EXPECT_NEAR(statistics[rows + row], expected[rows + row], 2e-3 * expected[rows + row]);
-      // Where two scores are nearly the same, either may be the largest.
+      // If two scores are nearly equal, either may be the largest.
       if (expected[rows + row] > 1.9) continue;
       EXPECT_EQ(statistics[2 * rows + row], expected[2 * rows + row]) << row;
       single += expected[2 * rows + row] >= 0 ? 1 : 0;
@@ -148,7 +148,7 @@ std::vector<std::vector<float>> Rows(const Problem<float>& p, Element element, s
   return rows;
 }
 
-// A token that is not finite spoils the rows that see it, and changes no bit of the others.
+// A non-finite token affects only the rows that see it; the others are bitwise unchanged.
 template <class Spoil>
 void ExpectOnlySeeingRowsChange(const PairFunction& function, const Spoil& spoil) {
   const AttentionShape shape = {2, 4, 2, 70, 70, 17, 17};
@@ -172,8 +172,9 @@ void ExpectOnlySeeingRowsChange(const PairFunction& function, const Spoil& spoil
     SCOPED_TRACE(::testing::PrintToString(n));
     const Element element = kElements[n % 3];
     Problem<float> p = ProblemOf(function, options, element);
-    // The bias hides keys behind the query by 1, 2 and 3, and the poisoned key from row 0 alone;
-    // that of keys, the poisoned one from head 0; that of pairs, it from every third row of head 1.
+    // The offset bias hides keys 1, 2 and 3 positions after the query, and the poisoned key from
+    // row 0. The key bias hides the poisoned key from head 0. The pair bias hides it from every
+    // third row of head 1.
     const int64_t zero = shape.queries - 1;
     if (!p.bias.empty()) {
       for (const int64_t offset : {int64_t{-1}, int64_t{-2}, int64_t{-3}, kPoisoned}) {
@@ -218,7 +219,7 @@ void ExpectOnlySeeingRowsChange(const PairFunction& function, const Spoil& spoil
 
 TEST_P(RulesTest, PoisonInAValueReachesTheRowsThatSeeIt) {
   for (const float poison : {kNan, kInfinity, -kInfinity}) {
-    // What does not depend on the poison or the pair function is enough once.
+    // Checks that depend on neither the poison nor the pair function run only once.
     if (!std::isnan(poison) && std::string_view(function().name) != "dot") continue;
     ExpectOnlySeeingRowsChange(function(), [&](Problem<float>& p, int64_t key) {
       p.v.at(1, 0, key, p.options.shape.value_dim - 1) = poison;
@@ -236,7 +237,7 @@ TEST_P(RulesTest, PoisonInAKeyReachesTheRowsThatSeeIt) {
   });
 }
 
-// Columns outside key_starts and key_lengths are not read.
+// Columns outside key_starts and key_lengths are never read.
 TEST_P(RulesTest, HiddenColumnsMayHoldAnything) {
   for (const int64_t columns : {17, 16}) {
     const AttentionShape shape = {3, 2, 1, 30, 90, columns, columns};
@@ -262,7 +263,7 @@ TEST_P(RulesTest, HiddenColumnsMayHoldAnything) {
   }
 }
 
-// On both sides of the border at which tokens are near, and far below it.
+// On both sides of the threshold for near tokens, and far below it.
 TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
   for (const char* name : {"laplacian", "gaussian"}) {
     for (int fraction = 1; fraction <= 4096; fraction *= 8) {
@@ -279,7 +280,7 @@ TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
   }
 }
 
-// The keys' biases and the rows' bases are sums over a long past.
+// Key biases and row bases are sums over a long history.
 TEST(KeyBiasTest, BasesAreTakenOffFirst) {
   Problem<float> p =
       ProblemOf(EmulatedPairFunction("dot"),
@@ -290,8 +291,8 @@ TEST(KeyBiasTest, BasesAreTakenOffFirst) {
   ExpectCloseTo(RunCuda(p, {}), p.InDouble().Run(), Element::kFloat32);
 }
 
-// From bf16 the gradients of what is summed over a row are as good as from fp32, although its
-// weights are rounded: here f is large beside its differences.
+// With bf16, gradients that sum over a row are as accurate as with fp32 although weights are
+// rounded; here f is large compared with its differences.
 TEST(BalanceTest, SumsOverRowsKeepTheirDigits) {
   Problem<float> p = ProblemOf(EmulatedPairFunction("laplacian"),
                                {.shape = {1, 2, 1, 66, 130, 64, 32},
@@ -317,7 +318,7 @@ std::string ErrorOf(const Problem<float>& p) {
   return "";
 }
 
-// Heads whose tables are not held at the same time have the same results, to the last bit.
+// Heads whose tables do not fit into memory together have bitwise the same results.
 TEST(RelativeTest, HeadsMayBeTakenOneAfterTheOther) {
   const OffsetLayout layout(9, 5, OffsetLayout::Far::kClip);
   for (const PairOptions pairs : {PairOptions{true, true, false}, PairOptions{true, false, true}}) {

@@ -1,4 +1,4 @@
-// What stands for a value of each head or of each batch: one number, or a tensor without axes.
+// Per-head and per-batch arguments given as a number or a tensor without axes.
 #include <gnomon/torch/attention.h>
 #include <gnomon/torch/graph_attention.h>
 #include <gnomon/torch/linear_attention.h>

@@ -1,4 +1,4 @@
-// gnomon::attention from C++: the same operator as in Python, whose tests hold it to the formulas.
+// gnomon::attention from C++. It is the same operator as in Python, whose tests check the formulas.
 #include <gmock/gmock.h>
 #include <gnomon/catalogue.h>
 #include <gnomon/torch/attention.h>
@@ -87,13 +87,13 @@ TEST_F(AttentionTest, ContentTermsByName) {
              attention(q, k + keys, v));
   const torch::Tensor u = Normal({4, 6});
   const torch::Tensor r = Normal({4, 9, 6});
-  // Without distances, only u is left, which every query is moved by.
+  // Without distances only u remains, which shifts every query.
   ExpectNear(attention(q, k, v,
                        AttentionOptions()
                            .position({position::TransformerXL(u, u, torch::zeros_like(r))})
                            .causal(true)),
              attention(q + u.unsqueeze(1), k, v, AttentionOptions().causal(true)));
-  // With rows that are all the same, every pair of cells takes them twice.
+  // With identical rows, every pair of cells reads two of them.
   const torch::Tensor row = Normal({1, 6});
   const auto plane =
       position::Relative2D(row.expand({5, 6}).contiguous(), row.expand({5, 6}).contiguous(), 3, 3);
@@ -135,7 +135,7 @@ TEST_F(AttentionTest, ASinkIsAScoreWithoutAValue) {
       "sink has shape [3]");
 }
 
-// As test_score_terms.py::test_all_at_once.
+// Corresponds to test_score_terms.py::test_all_at_once.
 TEST_F(AttentionTest, MasksBiasesAndTemperatures) {
   const torch::Tensor pairs = Normal({2, 1, 9, 9});
   const torch::Tensor keys = Normal({1, 4, 9});
@@ -282,7 +282,7 @@ class GridTest : public AttentionTest {
   static constexpr int64_t kWidth = 3;
   static constexpr int64_t kTokens = 8;
 
-  // (4, L, L): value (4) of the offsets of each pair on the grid.
+  // (4, L, L): value (4) of the grid offsets of each pair.
   template <class Value>
   static torch::Tensor Loop(const Value& value) {
     std::vector<torch::Tensor> entries;
@@ -339,7 +339,7 @@ TEST_F(GridTest, AugmentedTokensCarryTheSumOverAxes) {
 }
 
 TEST_F(GridTest, EachAxisTurnsItsPart) {
-  // One cell alone along an axis: that axis turns nothing, and the other is RoPE in a sequence.
+  // An axis with a single cell does not rotate anything, and the other is RoPE in a sequence.
   const auto rotated = [&](const std::vector<int64_t>& shape) {
     return attention(x, y, values,
                      AttentionOptions().position(
@@ -392,7 +392,7 @@ TEST_F(AttentionTest, AugmentedTokensCarryTheBias) {
                                               1 / std::sqrt(6.0)));
 }
 
-// Each model's own map, and the exponential map, which is the same in all of them.
+// Each model's own map, and the exponential map, which is common to all of them.
 TEST_F(AttentionTest, HyperbolicDistanceIsThatOfItsModel) {
   const auto lse = [&](const Similarity& similarity) {
     return std::get<1>(attention_with_lse(q, k, v, AttentionOptions().similarity(similarity)));
@@ -432,7 +432,7 @@ TEST_F(AttentionTest, AWideConeEntailsEverything) {
   const torch::Tensor points = q * 0.01;
   const auto options = AttentionOptions().similarity(similarity::Entailment(gamma, 0.1, "none"));
   const torch::Tensor keys = points * 1.5;
-  // So near the origin, where cones are half of space: keys straight ahead have no energy.
+  // Near the origin, cones are half-spaces: keys straight ahead have no energy.
   const auto [o, lse] =
       attention_with_lse(points.narrow(2, 0, 1), keys.narrow(2, 0, 1), v.narrow(2, 0, 1), options);
   ExpectNear(lse, torch::zeros_like(lse));
@@ -446,7 +446,7 @@ TEST(ConesTest, OrderPoints) {
   EXPECT_FALSE(cones::ancestor(point(0, 0.1), point(0, 0.9)).item<bool>());
   EXPECT_TRUE(cones::ancestor(point(0, 2), point(0.1, 0.5), "umbral").item<bool>());
   EXPECT_FALSE(cones::ancestor(point(0, 2), point(0.1, 0.5), "umbral", 0.01).item<bool>());
-  // By symmetry half-way between points of the same height.
+  // By symmetry, midway between points of equal height.
   const torch::Tensor lca =
       cones::lowest_common_ancestor(point(-0.2, 0.5), point(0.4, 0.5), "umbral", 0.5);
   ExpectNear(lca, point(0.1, 0.5 + 0.3 / std::sinh(0.5)));
@@ -483,7 +483,7 @@ TEST(CatalogueTest, EveryEntrySaysWhatItIs) {
         EXPECT_EQ(says_nothing, parameter.kind == CatalogueParameter::Kind::kTable &&
                                     parameter.argument == CatalogueParameter::Argument::kRequired)
             << entry.name << ":" << parameter.name;
-        // A default is what a specification may say.
+        // A specification must accept the default.
         if (parameter.default_value.empty()) continue;
         std::string text = entry.name + ":" + parameter.name + "=" + parameter.default_value;
         if (!parameter.read_by.empty()) {
@@ -502,11 +502,12 @@ TEST(CatalogueTest, CostsAreCounted) {
   std::map<std::string, std::string> told;
   for (const CatalogueEntry& entry : SimilarityCatalogue()) told[entry.name] = entry.cost;
   EXPECT_EQ(told["dot"], "0 + 0; softcap: 1 + 1");
-  EXPECT_EQ(told["laplacian"], "5 + 1");  // a root
+  EXPECT_EQ(told["laplacian"], "5 + 1");  // a square root
   EXPECT_EQ(told["gaussian"], "5 + 0");
   EXPECT_EQ(told["additive"], "4 + 0, without the inner product");
-  EXPECT_EQ(told["student_t"], "5 + 1");  // of examples/terms: a logarithm
-  // u - v, its square, the maximum, the difference; a root. For the logarithm u + v + M, the least.
+  EXPECT_EQ(told["student_t"], "5 + 1");  // from examples/terms: a logarithm
+  // u - v, its square, the maximum, the difference; a square root. With the logarithm: u + v + M
+  // and the minimum.
   EXPECT_EQ(told["umbral"], "height: 9 + 1; log: 11 + 2");
 }
 

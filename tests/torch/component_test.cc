@@ -16,7 +16,7 @@ using ::testing::Not;
 
 using Kind = CatalogueParameter::Kind;
 
-// One parameter of each kind, with a default and without.
+// One parameter of each kind, with and without a default.
 const CatalogueEntry& Entry() {
   static const CatalogueEntry entry = {
       .name = "a",

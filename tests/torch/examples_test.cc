@@ -1,5 +1,5 @@
-// The terms of examples/terms, which CONTRIBUTING.md shows: files that this program is linked with,
-// and that nothing else names.
+// The terms of examples/terms, which CONTRIBUTING.md shows. This program is linked with them;
+// nothing else refers to them.
 #include <gmock/gmock.h>
 #include <gnomon/catalogue.h>
 #include <gnomon/torch/attention.h>
@@ -43,7 +43,7 @@ TEST(ContributingTest, AFileIsAPosition) {
   const torch::Tensor expected = torch::matmul(scores.softmax(-1), k);
   EXPECT_TRUE(torch::allclose(o, expected));
   EXPECT_TRUE(torch::allclose(GradientOf(o, slopes), GradientOf(expected, slopes)));
-  // As a specification, in a sum, and along the axes of a grid.
+  // In a specification, in a sum, and along the axes of a grid.
   const torch::Tensor tokens = torch::randn({1, 2, 6, 4});
   for (const char* spec : {"root", "rope+root:slopes=0.3", "root:shape=2x3"}) {
     EXPECT_TRUE(attention(tokens, tokens, tokens, AttentionOptions().position(spec))
@@ -65,7 +65,7 @@ TEST(ContributingTest, ADefinitionIsASimilarity) {
   const torch::Tensor expected = torch::matmul(scores.softmax(-1), q);
   EXPECT_TRUE(torch::allclose(o, expected));
   EXPECT_TRUE(torch::allclose(GradientOf(o, gamma), GradientOf(expected, gamma)));
-  // The kernels for this machine, too.
+  // The kernels for this machine as well.
   const torch::Tensor single =
       attention(q.to(torch::kFloat), q.to(torch::kFloat), q.to(torch::kFloat),
                 AttentionOptions().similarity("student_t:gamma=0.5"));

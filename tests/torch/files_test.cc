@@ -51,7 +51,7 @@ class FilesTest : public testing::Test {
 TEST_F(FilesTest, WritersOfOneFileDoNotMeet) {
   const std::vector<std::string> texts = {std::string(1 << 20, 'a'), std::string(1 << 20, 'b')};
   const fs::path file = folder_ / "file";
-  // What another writer had begun is left alone.
+  // Another writer's partial file is kept.
   Touch("file.part");
   std::vector<std::thread> writers;
   for (const std::string& text : texts) {

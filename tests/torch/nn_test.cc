@@ -91,7 +91,8 @@ TEST(LorentzMultiheadAttentionTest, IsItsFormula) {
   }
 }
 
-// What hides the same pairs gives the same: the order, a mask, positions, those of a cache.
+// Equivalent ways of hiding pairs give the same result: causal order, a mask, positions, a cache's
+// positions.
 TEST(LorentzMultiheadAttentionTest, TakesMasksAndPositions) {
   torch::manual_seed(0);
   LorentzMultiheadAttention module(LorentzMultiheadAttentionOptions(6, 5, 4).position("rope"));
@@ -165,7 +166,7 @@ TEST(KVCacheTest, CopiesGoOnByThemselves) {
   append(&cache, 1);  // part 5
   check(copy, {0, 1, 2, 3, 4}, 16);
   check(cache, {0, 1, 2, 3, 5}, 16);
-  // Tokens that are forgotten leave their places in the end.
+  // Dropped tokens eventually free their slots.
   cache.keep_last(3);
   for (int n = 0; n < 40; ++n) {
     append(&cache, 1);
@@ -175,7 +176,7 @@ TEST(KVCacheTest, CopiesGoOnByThemselves) {
   check(cache, {last - 2, last - 1, last}, 3);
   EXPECT_LT(cache.k.storage().nbytes(), 20 * 2 * 3 * 4 * sizeof(float));
   check(copy, {0, 1, 2, 3, 4}, 16);
-  // A selection of rows goes on, too.
+  // A selection of rows can be extended as well.
   KVCache selected = copy;
   for (torch::Tensor* tensor : {&selected.k, &selected.v, &selected.projections[0]}) {
     *tensor = tensor->index_select(0, torch::tensor({1, 0}));
@@ -202,7 +203,7 @@ TEST(KVCacheTest, WhatABackwardPassReadsStays) {
   EXPECT_NO_THROW(sum.backward());
 }
 
-// The same module, weights and numbers as in tests/python/test_nn.py: both languages agree.
+// The same module, weights and numbers as in tests/python/test_nn.py, so both languages agree.
 TEST(MultiheadAttentionTest, Golden) {
   MultiheadAttention module(MultiheadAttentionOptions(8, 2)
                                 .kv_heads(1)
@@ -248,7 +249,7 @@ TEST(MultiheadAttentionTest, TakesAMaskOfPairs) {
                c10::TypeError);
 }
 
-// As test_nn.py::test_norms_gates_and_sinks, whose names these are.
+// Corresponds to test_nn.py::test_norms_gates_and_sinks, with the same names.
 TEST(MultiheadAttentionTest, NormsGatesAndSinks) {
   torch::manual_seed(0);
   MultiheadAttention module(
@@ -527,7 +528,7 @@ TEST(TokenEncodingTest, FunctionsAreTheirSpecifications) {
       torch::equal(Sinusoidal(8, "split", {2, 3}, 1)(x), x + grid_sinusoid({2, 3}, 8, "split", 1)));
   EXPECT_EQ(LearnedAbsolute(9, 8)->max_length(), 9);
   EXPECT_EQ(Convolutional(8, 5, 2, /*causal=*/true)->history(), 4);
-  // Their defaults are the specification's.
+  // The class defaults equal those of the specification.
   EXPECT_TRUE(torch::equal(Sinusoidal(8)(x), TokenEncoding("sinusoidal", 8)(x)));
   const auto sizes = [](const TokenEncoding& module) {
     std::map<std::string, std::vector<int64_t>> of_module;

@@ -123,7 +123,7 @@ TEST(PositionEntryTest, TheBiasOfATermHasEachHeadAndOffset) {
   }
 }
 
-// What a map gives for q (1, 2, 3, 4) and k (1, 1, 5, 4).
+// The error for a map's result with q (1, 2, 3, 4) and k (1, 1, 5, 4).
 std::string FaultOfMap(const MappedTokens& tokens) {
   const SimilarityEntry entry{.catalogue = Mine(Role::kSimilarity),
                               .map = [&](const Component&, const at::Tensor&, const at::Tensor&,
@@ -199,7 +199,7 @@ TEST(PositionEntryTest, NormsAndRotationsLeaveTheFormOfTokens) {
               HasSubstr("rope returns queries of shape [1, 2, 1, 4]; expected [1, 2, 3, 4]"));
 }
 
-// What a call says of a position that no specification names.
+// The error of a call with a position that no specification names.
 std::string FaultInAttention(const PositionEntry& entry, const CallArguments& arguments = {}) {
   const auto component = std::make_shared<const Component>(Component::Parse("mine"));
   const at::Tensor x = at::zeros({1, 2, 3, 4});
@@ -229,7 +229,7 @@ ContentTerm KeysAndValues(const Component& /*component*/, const std::vector<at::
   return {.query = call.q, .keys = tensors[1], .values = tensors[0], .layout = "clip"};
 }
 
-// q (1, 2, 3, 4), values of 5 columns, and tables of the offsets -2 to 2.
+// q (1, 2, 3, 4), values with 5 columns, and tables for the offsets -2 to 2.
 struct TablesTest : ::testing::Test {
   at::Tensor q = at::randn({1, 2, 3, 4}, at::kDouble);
   at::Tensor v = at::randn({1, 2, 3, 5}, at::kDouble);
@@ -240,7 +240,7 @@ struct TablesTest : ::testing::Test {
   std::shared_ptr<const Component> component =
       std::make_shared<const Component>(Component::Parse("mine"));
 
-  // (3, 3, columns): the rows of a table for all pairs.
+  // (3, 3, columns): the table rows of all pairs.
   at::Tensor Rows(const at::Tensor& table) const { return table[0].index({offsets}); }
   at::Tensor Scores() const { return at::matmul(q, q.transpose(2, 3)) / 2; }
 };
@@ -290,7 +290,7 @@ TEST_F(TablesTest, ATermMayMultiplyKeysAlone) {
                               term.layout = "clip";
                               return term;
                             }};
-  // Their rows run by p_i - p_j.
+  // These rows are indexed by p_i - p_j.
   const at::Tensor rows = Rows(keys.flip(1));
   const at::Tensor scores = Scores() + at::einsum("bhjd,ijd->bhij", {q, rows}) / 2;
   const at::Tensor o =
@@ -335,8 +335,8 @@ TEST(SimilarityEntryTest, ScoresWithoutASpreadHaveNoStart) {
               HasSubstr("the scores of mine for N(0, 1) tokens have a standard deviation of 0"));
 }
 
-// In a process of its own, whose catalogue ends with them: what `body` says of terms that it
-// registers.
+// Runs in its own process, whose catalogue then includes them: the errors of `body` for terms that
+// it registers.
 template <class Body>
 void ExpectApart(const Body& body, const char* said) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");

@@ -1,4 +1,4 @@
-// RoPE by positions of several axes, as rotations are told of them.
+// RoPE with multi-axis positions.
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -32,7 +32,7 @@ torch::Tensor Rotated(const std::string& spec, const torch::Tensor& x,
        .positions = TokenPositions{integers, integers.min(), integers.max()}});
 }
 
-// Pairs (n, n + kPairs) by angles (kBatch, kLength, kPairs).
+// Rotates pairs (n, n + kPairs) by angles (kBatch, kLength, kPairs).
 torch::Tensor Turned(const torch::Tensor& x, const torch::Tensor& angles) {
   const torch::Tensor a = x.narrow(3, 0, kPairs);
   const torch::Tensor b = x.narrow(3, kPairs, kPairs);
@@ -47,7 +47,7 @@ torch::Tensor Coordinates(int64_t batch = kBatch, int64_t axes = 3) {
   return torch::randint(0, 500, {batch, kLength, axes}, torch::kLong);
 }
 
-// As transformers has them for Qwen2-VL and Qwen3-VL: the frequencies are those of a sequence.
+// As in transformers for Qwen2-VL and Qwen3-VL: the frequencies are those of a sequence.
 TEST(RotationTest, SectionsAreTurnedByTheirAxes) {
   torch::manual_seed(0);
   const torch::Tensor x = Tokens();
@@ -64,7 +64,7 @@ TEST(RotationTest, SectionsAreTurnedByTheirAxes) {
           positions.index_select(2, torch::tensor(axes)).to(torch::kDouble) * frequencies;
       EXPECT_TRUE(torch::allclose(Rotated(spec, x, positions), Turned(x, angles))) << spec;
     }
-    // Text stands at the same place along all axes.
+    // Text has the same position along all axes.
     const torch::Tensor text = torch::randint(0, 500, {kBatch, kLength});
     const torch::Tensor plain = Rotated("rope:layout=half", x, text);
     EXPECT_TRUE(torch::allclose(Rotated(spec, x, text), plain));
@@ -73,7 +73,7 @@ TEST(RotationTest, SectionsAreTurnedByTheirAxes) {
   }
 }
 
-// Without sections they are those of a grid: a part of the columns each.
+// Without sections they work like a grid: each axis rotates a part of the columns.
 TEST(RotationTest, AxesHaveAPartOfTheColumnsEach) {
   torch::manual_seed(0);
   const torch::Tensor x = Tokens();

@@ -24,7 +24,7 @@ class SafeTensorsTest : public testing::Test {
                testing::UnitTest::GetInstance()->current_test_info()->name() + ".safetensors")) {}
   ~SafeTensorsTest() override { fs::remove(path_); }
 
-  // A file of this header, with `data` bytes of tensors behind it.
+  // Writes a file with this header, followed by `data` bytes of tensors.
   void Write(const std::string& header, size_t data) {
     const uint64_t length = header.size();
     std::string bytes(reinterpret_cast<const char*>(&length), 8);
@@ -102,7 +102,7 @@ TEST_F(SafeTensorsTest, UnsignedNumbersGetASign) {
   EXPECT_TRUE(torch::equal(read.tensors.at("x"), torch::tensor({0x0101010101010101})));
   EXPECT_TRUE(torch::equal(read.tensors.at("y"), torch::tensor({0x01010101}, torch::kLong)));
   EXPECT_TRUE(torch::equal(read.tensors.at("z"), torch::tensor({257, 257}, torch::kInt)));
-  // The largest of each, which are negative where the sign's bit is taken for one.
+  // The largest number of each type, which would be negative with a misread sign bit.
   const std::string header = R"({"y":{"dtype":"U32","shape":[1],"data_offsets":[0,4]},)"
                              R"("z":{"dtype":"U16","shape":[2],"data_offsets":[4,8]}})";
   const uint64_t length = header.size();
@@ -171,7 +171,8 @@ TEST_F(SafeTensorsTest, TruncatedFiles) {
   EXPECT_NE(ErrorOfReading().find("cannot read"), std::string::npos);
 }
 
-// Every prefix of a file, and many files with bytes changed, are read or refused with an Error.
+// Every prefix of a file, and many files with changed bytes, are either read or rejected with an
+// Error.
 TEST_F(SafeTensorsTest, DamagedFilesNeverCrash) {
   WriteSafeTensors(
       path_, {{{"a", torch::ones({3, 2})}, {"b", torch::ones({4}, torch::kByte)}}, {{"k", "v"}}});
@@ -187,7 +188,7 @@ TEST_F(SafeTensorsTest, DamagedFilesNeverCrash) {
       damaged[generator() % damaged.size()] = static_cast<char>(generator());
     }
     WriteBytes(damaged);
-    ErrorOfReading();  // any exception but Error ends the test
+    ErrorOfReading();  // any exception but Error fails the test
   }
 }
 

@@ -1,4 +1,4 @@
-// Language models of the tests.
+// Language models for the tests.
 #ifndef GNOMON_TESTS_TORCH_SEEDED_MODEL_H_
 #define GNOMON_TESTS_TORCH_SEEDED_MODEL_H_
 
@@ -10,7 +10,7 @@
 
 namespace gnomon::models {
 
-// The one that a seed begins with.
+// A model initialised from a seed.
 inline LanguageModel NewModel(const LanguageModelOptions& options, uint64_t seed) {
   torch::manual_seed(seed);
   return LanguageModel(options);

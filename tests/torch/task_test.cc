@@ -1,5 +1,5 @@
-// What every task has from being one: with the task of CONTRIBUTING.md, `recall`, which this
-// program is linked with and nothing else names.
+// The features common to all tasks, tested with the task `recall` of CONTRIBUTING.md. This program
+// is linked with it; nothing else refers to it.
 #include "training/task.h"
 
 #include <gmock/gmock.h>
@@ -44,7 +44,7 @@ class TaskTest : public testing::Test {
 
   std::string At(const char* name) const { return (folder_ / name).string(); }
 
-  // Runs the program; what it prints is in output_ and errors_.
+  // Runs the program and captures its output in output_ and errors_.
   int Run(std::vector<std::string> words) {
     words.insert(words.begin(), "gnomon");
     std::vector<char*> argv;
@@ -95,7 +95,7 @@ TEST_F(TaskTest, IsTrainedResumedAndEvaluatedByTheProgram) {
   EXPECT_THAT(output_, ContainsRegex("validation at length 4: [01]\\.[0-9]+ \\(accuracy\\)\n"));
   EXPECT_THAT(output_, ContainsRegex("validation at length 9: [01]\\.[0-9]+ \\(accuracy\\)\n"));
 
-  // Its task and options come from the checkpoint.
+  // The task and its options come from the checkpoint.
   ASSERT_EQ(Run({"eval", "--model", At("run"), "--json"}), 0) << errors_;
   const json stored = json::parse(output_);
   ASSERT_EQ(stored["losses"].size(), 2u);
@@ -147,7 +147,7 @@ TEST_F(TaskTest, IsComparedByTheProgram) {
   EXPECT_THAT(output_, HasSubstr("over 2 seeds, trained for 5 steps of 8 examples. A dash marks a "
                                  "value that is undefined"));
 
-  // It goes on where it was left, with the same numbers in the same order.
+  // It continues where it stopped, with the same random numbers.
   json cut = record;
   cut["runs"].erase(4);
   std::ofstream(folder_ / "runs" / "results.json") << cut.dump();
@@ -197,7 +197,7 @@ TEST_F(TaskTest, ResumesBitwise) {
   for (int step = 4; step < 7; ++step) resumed.Step();
   EXPECT_TRUE(Equal(Values(whole.learner().module()), Values(resumed.learner().module())));
 
-  // What it is built from is held against what the file has.
+  // The model's parameters are compared with those in the file.
   SafeTensors file = ReadSafeTensors(At("file"));
   json config = json::parse(file.metadata.at("gnomon"));
   config["model"]["dim"] = 1 << 20;
@@ -228,7 +228,7 @@ TEST_F(TaskTest, ShapesOfArraysAndPlacesInThemAreNamed) {
   EXPECT_EQ(rows[1].size(0), 0);
   EXPECT_TRUE(torch::equal(rows[2], torch::arange(4, 10).view({3, 2})));
   EXPECT_EQ(arrays.Integers("train.labels", 1, 0, 10).scalar_type(), torch::kLong);
-  // Rows of one length need none told.
+  // Rows of equal length need no lengths.
   const std::vector<torch::Tensor> whole = arrays.Rows("train.images", 2);
   ASSERT_EQ(whole.size(), 3u);
   EXPECT_TRUE(torch::equal(whole[1], torch::full({2, 2}, 255, torch::kByte)));
@@ -251,7 +251,7 @@ TEST_F(TaskTest, ShapesOfArraysAndPlacesInThemAreNamed) {
   expect([&] { arrays.CheckRows("train.images", "train.labels"); }, "has 4 rows, but 'train.imag");
   expect([&] { arrays.Rows("train.few", 2); }, "sums to 3, but 'train.few' has 5");
 
-  // The same data are the same in another file.
+  // The same data in a different file count as unchanged.
   file.metadata["more"] = "words";
   WriteSafeTensors(At("file"), file);
   EXPECT_EQ(Arrays(At("file")).sha256(), arrays.sha256());

@@ -1,4 +1,4 @@
-// What callers of gnomon/torch/terms.h have written: types, order and defaults stay as they are.
+// The API of gnomon/torch/terms.h: types, order and defaults must not change.
 #include <gnomon/torch/terms.h>
 #include <gtest/gtest.h>
 

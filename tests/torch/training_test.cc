@@ -38,13 +38,13 @@ LanguageModelOptions Small(const std::string& similarity = "dot",
   return options;
 }
 
-// The values of options as a file holds them.
+// The values of options as stored in a file.
 template <class Struct>
 nlohmann::json OptionsToJson(Struct options) {
   return ToJson(options.Options());
 }
 
-// What a run of the task `text` is set to.
+// The settings of a run of the task `text`.
 struct TextTraining : TrainingOptions {
   int64_t length = 32;
   int64_t memory = 0;
@@ -103,7 +103,7 @@ class TextTrainer {
     trainer_ = std::make_unique<Trainer>(std::make_unique<TextLearner>(*task_, model, options),
                                          options, processes);
   }
-  // Goes on with what a file holds.
+  // Continues from the content of a file.
   TextTrainer(Loaded loaded, const std::string& text)
       : task_(std::move(loaded.task)), terms_(loaded.checkpoint.terms) {
     task_->SetText(Data(text));
@@ -165,7 +165,7 @@ TEST(TrainerTest, TwoStepsOfEverySimilarityAndPosition) {
     const auto names = trainer.model()->named_parameters().keys();
     const std::vector<torch::Tensor> after = Values(trainer);
     for (size_t n = 0; n < names.size(); ++n) {
-      // A common shift of all keys changes no softmax of dot products.
+      // A common shift of all keys does not change the softmax of dot products.
       if (names[n].ends_with("k_proj.bias")) continue;
       EXPECT_FALSE(torch::equal(before[n], after[n]))
           << similarity << " " << position << " " << names[n];
@@ -173,7 +173,7 @@ TEST(TrainerTest, TwoStepsOfEverySimilarityAndPosition) {
   };
   for (const CatalogueEntry& entry : SimilarityCatalogue()) train(entry.name, "none");
   for (const CatalogueEntry& entry : PositionCatalogue()) {
-    // A grid has a number of tokens of its own, and the tensors of some are those of a call.
+    // A grid has a fixed number of tokens, and some positions need tensors per call.
     const bool fits = entry.name != "offset_bias" && entry.name != "grid_bias" &&
                       entry.name != "relative2d" && entry.use() != "attention()";
     if (fits) train("dot", entry.name);
@@ -261,14 +261,14 @@ TEST(ProcessesTest, SharesAreConsecutiveAndEven) {
   }
 }
 
-// Threads in the place of processes.
+// Threads that stand in for processes.
 class Threads {
  public:
   explicit Threads(int64_t size) : tensors_(size), barrier_(size) {}
 
   int64_t size() const { return static_cast<int64_t>(tensors_.size()); }
 
-  // The tensors of all, once each has given its own.
+  // Gathers the tensors of all ranks, once each has provided its own.
   std::vector<torch::Tensor> Exchange(int64_t rank, const torch::Tensor& tensor) {
     tensors_[rank] = tensor.clone();
     barrier_.arrive_and_wait();
@@ -314,13 +314,13 @@ TEST(TrainerTest, ProcessesDoWhatOneDoes) {
     const LanguageModelOptions model = Small("penumbral", "rope+hype:tau=learned");
     TextTrainer whole(NewModel(model, 1), text, options);
     for (int step = 0; step < kBegin; ++step) whole.Step();
-    // The first steps are of one process, the others of three.
+    // The first steps use one process, the others three.
     const std::map<std::string, torch::Tensor> moments = whole.trainer().OptimizerState();
     const LearnerState state = whole.trainer().GatherState();
     Threads threads(kProcesses);
     std::vector<LanguageModel> models;
     for (int64_t rank = 0; rank < kProcesses; ++rank) {
-      // The weights are process 0's.
+      // The weights of process 0 are used.
       models.push_back(NewModel(model, 10 + rank));
     }
     {
@@ -384,10 +384,10 @@ TEST(EvaluateTest, IsTheMeanOverBytesAndDashesBeyondTheTable) {
   EXPECT_FALSE(losses[2].loss);
   EXPECT_FALSE(losses[2].last);
   EXPECT_EQ(losses[0].windows, 8);
-  // Windows of 16 and 32 are no longer than their last bytes.
+  // Windows of 16 and 32 are no longer than the evaluated last bytes.
   EXPECT_DOUBLE_EQ(*losses[0].loss, *losses[0].last);
 
-  // The plain way: one window at a time, one byte at a time.
+  // The straightforward way: one window and one byte at a time.
   const torch::NoGradGuard no_grad;
   double sum = 0;
   for (const int64_t start : EvaluationStarts(200, 32, 64, 128)) {
@@ -401,7 +401,7 @@ TEST(EvaluateTest, IsTheMeanOverBytesAndDashesBeyondTheTable) {
   EXPECT_NEAR(*losses[1].loss, sum / (4 * 32), 1e-5);
 }
 
-// Losses (L) of the last tokens of a text, each predicted from all before it.
+// Losses (L) of the last tokens of a text, each predicted from all preceding tokens.
 torch::Tensor LastLosses(LanguageModel& model, const TokenText& text, int64_t begin, int64_t end,
                          int64_t count) {
   const torch::NoGradGuard no_grad;
@@ -432,7 +432,7 @@ TEST(EvaluateTest, BitsAByteCountTheBytesThatTokensStandFor) {
   }
   EXPECT_NEAR(*at.loss, nats / 48, 1e-5);
   EXPECT_NEAR(*at.bits_per_byte, nats / std::log(2.0) / static_cast<double>(spelled), 1e-5);
-  // Of bytes they are the loss in another unit.
+  // For bytes, this is the loss in other units.
   LanguageModel of_bytes = NewModel(Small(), 1);
   const LengthLoss plain = Evaluate(of_bytes, bytes, {16}, 48)[0];
   EXPECT_DOUBLE_EQ(*plain.bits_per_byte, *plain.loss / std::log(2.0));
@@ -440,7 +440,7 @@ TEST(EvaluateTest, BitsAByteCountTheBytesThatTokensStandFor) {
 
 TEST(EvaluateTest, MemoryIsFilledBeforeEachStretch) {
   const std::string text = Text().substr(0, 403);
-  LanguageModel model = NewModel(Small("dot", "rope+alibi"), 1);  // one layer: an exact window
+  LanguageModel model = NewModel(Small("dot", "rope+alibi"), 1);  // one layer: the window is exact
   constexpr int64_t kLongest = 32, kBudget = 128;
   for (const int64_t memory : {8, 16, 40}) {
     const std::vector<LengthLoss> losses = Evaluate(model, text, {16, kLongest}, kBudget, memory);
@@ -449,7 +449,7 @@ TEST(EvaluateTest, MemoryIsFilledBeforeEachStretch) {
       double last = 0;
       const int64_t tail = std::min<int64_t>(at.length, 32);
       for (const int64_t stretch : EvaluationStarts(403, kLongest, kLongest, kBudget)) {
-        // Whole windows before the stretch, as far as the text goes back.
+        // Whole windows before the stretch, as far as the text extends.
         const int64_t windows = std::min((memory + at.length - 1) / at.length, stretch / at.length);
         const int64_t read_from = stretch - windows * at.length;
         for (int64_t begin = stretch; begin < stretch + kLongest; begin += at.length) {
@@ -466,15 +466,15 @@ TEST(EvaluateTest, MemoryIsFilledBeforeEachStretch) {
   }
 }
 
-// The mean loss where the memory of each stretch is read anew, one window after the other, or,
-// where the text was read as far as the stretch before, from there on.
+// The mean loss if the memory of each stretch is recomputed window by window or, if the text has
+// been read up to the previous stretch, continued from there.
 double LossByWindows(LanguageModel& model, const TokenText& text, int64_t length, int64_t longest,
                      int64_t budget, int64_t memory, bool reads_on) {
   const torch::NoGradGuard no_grad;
   double sum = 0;
   int64_t count = 0;
   LanguageModelMemory remembered;
-  int64_t end = 0;  // of what was read
+  int64_t end = 0;  // end of the text read so far
   for (const int64_t stretch : EvaluationStarts(text.size(), longest, longest, budget)) {
     const int64_t windows = std::min((memory + length - 1) / length, stretch / length);
     int64_t begin = end;
@@ -500,7 +500,7 @@ double LossByWindows(LanguageModel& model, const TokenText& text, int64_t length
 }
 
 TEST(EvaluateTest, MemoryIsThatOfReadingOneWindowAfterTheOther) {
-  const std::string text = Text().substr(0, 1203);  // 10 stretches, 98 bytes between them
+  const std::string text = Text().substr(0, 1203);  // 10 stretches, 98 bytes apart
   for (const char* position :
        {"none", "rope+alibi", "t5", "kerple", "sinusoidal", "cape", "conv:kernel=5:groups=4",
         "relative:max_offset=9:values=true", "transformer_xl"}) {
@@ -521,7 +521,7 @@ TEST(EvaluateTest, MemoryIsThatOfReadingOneWindowAfterTheOther) {
 }
 
 TEST(EvaluateTest, StretchesThatAdjoinAreReadOn) {
-  const std::string text = Text().substr(0, 40 * 16 + 1);  // 40 stretches, nothing between them
+  const std::string text = Text().substr(0, 40 * 16 + 1);  // 40 contiguous stretches
   LanguageModelOptions options = Small("umbral", "rope+alibi");
   options.depth = 2;
   LanguageModel model = NewModel(options, 1);
@@ -536,14 +536,14 @@ TEST(EvaluateTest, StretchesThatAdjoinAreReadOn) {
       const LengthLoss at = Evaluate(model, text, {length, 16}, 640, memory, count)[0];
       EXPECT_NEAR(*at.loss, LossByWindows(model, text, length, 16, 640, memory, true), 2e-5)
           << memory << " " << length;
-      EXPECT_EQ(passes, 640 / length + 640 / 16) << memory;  // each window of both lengths once
+      EXPECT_EQ(passes, 640 / length + 640 / 16) << memory;  // one pass per window of each length
     }
   }
 }
 
 TEST(EvaluateTest, WhatForgetsNothingReadsTheTextOnceForAllLengths) {
   const std::string text = Text().substr(0, 4000);
-  for (const int64_t budget : {320, 32}) {  // of several stretches, and of one
+  for (const int64_t budget : {320, 32}) {  // several stretches at once, or one
     LanguageModelOptions options = Small("umbral", "rope+alibi");
     options.depth = 2;
     LanguageModel model = NewModel(options, 1);
@@ -561,7 +561,7 @@ TEST(EvaluateTest, WhatForgetsNothingReadsTheTextOnceForAllLengths) {
       EXPECT_EQ(losses[n].length, lengths[n]);
       EXPECT_EQ(losses[n].windows, budget / 32 * (32 / lengths[n]));
     }
-    // The windows of 8 and of 32 hold the same tokens, those of 5 all but the last two.
+    // The windows of 8 and of 32 contain the same tokens; those of 5 omit the last two.
     EXPECT_DOUBLE_EQ(*losses[1].loss, *losses[2].loss);
     double sum = 0;
     double last = 0;
@@ -589,7 +589,7 @@ TEST(EvaluateTest, MemoryEndsWithTheText) {
 }
 
 TEST(EvaluateTest, MemoryIsReadInFewPasses) {
-  // 16 stretches of a window, up to 1000 windows into the text.
+  // 16 one-window stretches, up to 1000 windows into the text.
   const std::string text = Text().substr(0, 8010);
   LanguageModel model = NewModel(Small(), 1);
   int passes = 0;
@@ -609,8 +609,8 @@ TEST(TrainerTest, MemoryIsOfTheSegmentsBeforeInEachRow) {
   TextTraining options = Short();
   options.length = 16;
   options.batch = 3;
-  options.learning_rate = 0;  // the model stays what it was
-  options.memory = 1000;      // of all segments
+  options.learning_rate = 0;  // keeps the model unchanged
+  options.memory = 1000;      // covers all segments
   LanguageModelOptions small = Small("dot", "rope+alibi");
   small.depth = 2;
   TextTrainer trainer(NewModel(small, 1), text, options);
@@ -646,7 +646,7 @@ TEST(TrainerTest, MemoryMayBeLongerThanTheWindow) {
   }
   EXPECT_EQ(trainer.memory().length(), 20);
   EXPECT_LT(last, first - 2);
-  // And longer than in training when it is evaluated.
+  // Longer than in training, for evaluation.
   EXPECT_TRUE(std::isfinite(*Evaluate(trainer.model(), text, {8}, 64, 200)[0].loss));
 }
 
@@ -754,7 +754,7 @@ TEST_F(CheckpointTest, HoldsWhatTheRunDoesBesideTraining) {
   };
   config["run"]["evaluation_bytes"] = 99;
   EXPECT_EQ(evaluation_bytes(), 99);
-  // Files that were written before they had them, and before there were other tasks.
+  // Files written before these fields, and before other tasks, existed.
   config.erase("run");
   config.erase("task");
   config["tokens"].erase("vocabulary");
@@ -779,7 +779,7 @@ TEST_F(CheckpointTest, ResumedTrainingRemembers) {
   EXPECT_EQ(resumed.memory().tokens.length(), 5 * 32);
   for (int step = 5; step < 9; ++step) resumed.Step();
   EXPECT_TRUE(Equal(Values(whole), Values(resumed)));
-  // It matters: without the memory the weights would be others.
+  // The memory matters: without it, the weights would differ.
   Loaded cleared = Load(path_);
   cleared.training().learner.tensors.at("memory.layers.0").zero_();
   TextTrainer forgetful(std::move(cleared), data.train);
@@ -912,7 +912,7 @@ TEST_F(CheckpointTest, AModelAloneIsACheckpoint) {
   nlohmann::json config;
   for (const char* field : {"format", "model", "tokens"}) config[field] = whole[field];
   file.metadata["gnomon"] = config.dump();
-  // Moments without the training that they belong to.
+  // Optimizer moments without the training state that they need.
   EXPECT_NE(ErrorOf(file).find("but its model has"), std::string::npos);
   std::erase_if(file.tensors, [](const auto& entry) { return !entry.first.starts_with("model."); });
   ASSERT_EQ(ErrorOf(file), "no error");
@@ -924,7 +924,7 @@ TEST_F(CheckpointTest, AModelAloneIsACheckpoint) {
   for (const torch::Tensor& parameter : alone.model()->parameters()) values.push_back(parameter);
   EXPECT_TRUE(Equal(values, Values(trainer)));
 
-  // A part of a training run asks for the others.
+  // Each training field requires the others.
   for (const char* field : {"step", "training", "data", "memory_tokens"}) {
     nlohmann::json partial = config;
     partial[field] = whole[field];

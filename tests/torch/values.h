@@ -1,4 +1,4 @@
-// What the modules of the tests have learned.
+// The parameters of modules in tests.
 #ifndef GNOMON_TESTS_TORCH_VALUES_H_
 #define GNOMON_TESTS_TORCH_VALUES_H_
 

@@ -1,10 +1,10 @@
-// Entailment cones in the Poincare ball (Ganea et al. 2018, eq. 28), by the cosines of the angles
+// Entailment cones in the Poincare ball (Ganea et al. 2018, eq. 28), expressed by cosines of angles
 // so that the vocabulary suffices. With psi the aperture of the query's cone and Xi the angle at
 // the query between the cone's axis and the key:
 //   cos Xi = (g (1 + |x|^2) - |x|^2 (1 + |y|^2)) / (|x| |x - y| sqrt(1 + |x|^2 |y|^2 - 2 g))
 //   f = max(0, cos psi - cos Xi)
-// Scalars: (|x|^2, cos psi) of the query, |y|^2 of the key. Where x = y the angle has no derivative
-// and 0 stands for it.
+// Scalars: (|x|^2, cos psi) of the query, |y|^2 of the key. At x = y the angle has no derivative,
+// and 0 is used.
 struct CosineEntailment {
   static constexpr int kRowScalars = 2;
   static constexpr int kColumnScalars = 1;
@@ -35,7 +35,7 @@ struct CosineEntailment {
     const V cosine = top * inverse;
     const V energy = a[1] - Min(one, Max(zero - one, cosine));
     const V share = Select(energy > zero, one, Select(energy < zero, zero, half));
-    // d cosine = inverse (d top - top inverse^2 / 2 d square), where nothing is clamped.
+    // d cosine = inverse (d top - top inverse^2 / 2 d square), unless clamped.
     const V scale = Select(Abs(cosine) < one, Select(square > tiny, share * inverse, zero), zero);
     const V bend = half * top * inverse * inverse;
     d.g = zero - scale * ((one + a[0]) + bend * (a[0] + a[0]) * (w + s));

@@ -1,5 +1,5 @@
-// A CUDA driver without a GPU: two devices, contexts, modules and launches are kept track of, and
-// what a real driver would refuse is refused. Images are those of the compiler beside it.
+// A mock CUDA driver with two devices. It tracks contexts, modules and launches, and rejects what a
+// real driver would. Its images come from the mock compiler.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -32,7 +32,7 @@ struct Module {
 };
 struct Function {
   Module* module;
-  int shared_limit;  // of what is asked for at the launch
+  int shared_limit;  // of the requested shared memory at launch
 };
 
 struct State {
@@ -49,11 +49,11 @@ State& All() {
   return state;
 }
 
-// Of the calling thread.
+// The context stack of the calling thread.
 thread_local std::vector<Context*> stack;
 thread_local int capture_mode = 0;
 
-// What a test has set.
+// A number set by a test.
 int Number(const std::string& name, int otherwise) {
   const auto found = All().numbers.find(name);
   return found == All().numbers.end() ? otherwise : found->second;
@@ -67,11 +67,11 @@ void Log(const std::string& line) { All().log += line + "\n"; }
 
 extern "C" {
 
-// What runs a launch; null: nothing does.
+// Executes a launch; null: launches do nothing.
 int (*fake_run)(const char* image, const unsigned* grid, unsigned threads, unsigned shared_bytes,
                 const void* parameters, size_t bytes) = nullptr;
 
-// For tests: what happened since the last call, and what is to be.
+// For tests: returns the events since the last call.
 const char* fake_take_log() {
   State& all = All();
   static std::string taken;
@@ -156,7 +156,7 @@ int cuThreadExchangeStreamCaptureMode(int* mode) {
   return kSuccess;
 }
 
-// Of the host.
+// Allocates host memory.
 int cuMemAlloc_v2(unsigned long long* address, size_t bytes) {
   if (Current() == nullptr) return kInvalidContext;
   constexpr size_t kAlignment = 256;

@@ -1,6 +1,6 @@
-// A compiler beside the driver of this folder: what it makes of a text is "fake TARGET TITLE" and
-// the text, TITLE being the text's first line. A text with "#error" does not compile. Each
-// compilation adds a line to the file $FAKE_NVRTC_LOG.
+// A mock compiler for the mock driver. Its output is "fake TARGET TITLE" followed by the source,
+// where TITLE is the source's first line. A source with "#error" does not compile. Each compilation
+// appends a line to the file $FAKE_NVRTC_LOG.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -69,7 +69,7 @@ int nvrtcCompileProgram(Program* program, int count, const char* const* options)
     if (file >= 0 && write(file, line.data(), line.size()) < 0) return 1;
     close(file);
   }
-  // As long as a race needs.
+  // Long enough to provoke races.
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   if (program->text.find("#error") != std::string::npos) {
     program->log = "kernel.cu(1): error: #error directive\n";
