@@ -1,7 +1,8 @@
 """Plants the errors of errors.txt in the CUDA kernels, one at a time.
 
-The tests in the emulation must see each of them. Needs a build of gnomon_cuda_tests (--build) and
-a few seconds for each."""
+The tests in the emulator must detect each of them. Needs a build of gnomon_cuda_tests (--build) and
+a few seconds per error.
+"""
 
 import argparse
 import os
@@ -16,13 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 from plant import Planted, read_errors  # noqa: E402
 
-# Pair functions that the filters name, and their structs.
+# The pair functions that test filters name, and their structs.
 STRUCTS = {"dot": "Dot", "umbral": "Umbral", "softcap": "Softcap", "laplacian": "Laplacian"}
 HERE = Path(__file__).resolve().parent
 
 
 def included(text: str) -> set[str]:
-    """The files of src/cuda that a text includes, directly or not."""
+    """The files of src/cuda that a source includes, directly or indirectly."""
     files: set[str] = set()
     names = re.findall(r'#include "cuda/(\w+\.cuh)"', text)
     while names:
@@ -34,7 +35,7 @@ def included(text: str) -> set[str]:
 
 
 class Builder:
-    """Compiles the kernels that an error is in and links them with the tests' objects."""
+    """Compiles the kernels that contain an error and links them with the tests' objects."""
 
     def __init__(self, build: Path, compiler: str, flags: list[str]) -> None:
         self.compiler = compiler
@@ -53,7 +54,7 @@ class Builder:
             raise SystemExit(f"{build}: gnomon_cuda_tests has not been built")
 
     def compile(self, folder: Path, source: Path) -> Path:
-        """The object of a source with the kernels in folder/src."""
+        """The object of a source compiled with the kernels in folder/src."""
         target = folder / f"{source.stem}.o"
         includes = [folder / "src", ROOT / "src", ROOT / "include", HERE]
         command = [self.compiler, "-std=c++20", "-O1", "-ffp-contract=off", "-w", *self.flags]
@@ -62,7 +63,7 @@ class Builder:
         return target
 
     def build(self, folder: Path, changed: str, structs: list[str]) -> Path:
-        """The test program with the kernels in folder/src, of which one file is another."""
+        """The test program with the kernels in folder/src, one file of which is modified."""
         sources = [self.generated / f"emulated_{struct}.cc" for struct in structs]
         objects = [self.compile(folder, source) for source in sources]
         for source in (HERE / "emulated_rows.cc", HERE / "emulated_primitives.cc"):
@@ -81,7 +82,7 @@ class Builder:
 
 
 def failed_test(program: Path, tests: str) -> str | None:
-    """The first test that fails, or the signal that ended the program."""
+    """The first failing test, or the signal that ended the program."""
     command = [program, f"--gtest_filter={tests}", "--gtest_fail_fast"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if "[ RUN " not in run.stdout:
@@ -97,7 +98,7 @@ def structs_of(error: Planted) -> list[str]:
 
 
 def filter_of(tests: str) -> str:
-    """Without the names behind tests that are not parametrised by a pair function."""
+    """Removes the pair function from names of tests that it does not parametrize."""
     return re.sub(r"((?:WideHeads|KeyBias)Test\.\*|Near\*)[a-z]+", r"\1", tests)
 
 

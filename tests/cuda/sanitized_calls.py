@@ -1,7 +1,7 @@
-"""Calls of attention on a GPU, forward and backward, to be run under compute-sanitizer.
+"""Calls attention on a GPU, forward and backward; run it under compute-sanitizer.
 
-One argument, the similarity. Two types, square, decoding and cross attention, and no position,
-ALiBi with learned slopes and relative keys.
+The only argument is the similarity. Covers two dtypes, square, decoding and cross attention, and no
+position, ALiBi with learned slopes and relative keys.
 """
 
 import itertools
@@ -16,7 +16,7 @@ SIMILARITIES = {
     "laplacian": gnomon.similarity.Laplacian(0.5),
     "umbral": gnomon.similarity.Umbral(0.5),
 }
-#: Columns of a head, queries, keys.
+#: Head dimension, queries, keys.
 SHAPES = [(64, 70, 70), (128, 1, 130), (24, 97, 33)]
 
 similarity = SIMILARITIES[sys.argv[1]]

@@ -21,38 +21,38 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_SHARE = 0.9
-# Optimised only as far as compiles fast, for one instruction set: this machine's.
+# Little optimisation, so that it compiles fast, and a single instruction set: this machine's.
 FLAGS = "-Og -march=native -DHWY_COMPILE_ONLY_STATIC -w"
 TARGET = "gnomon_core_tests"
-# What is compiled once for each definition is most of the work. An error in all of these objects is
-# planted in those of three first: a definition that reads no tokens (whose object comes first, so
-# that functions which objects share are linked from it), one of products and one of distances.
+# Most of the work is compiling a file once per definition. An error in all of these objects is
+# first planted in three of them: a definition without tokens (whose object comes first, so that
+# functions shared by objects are linked from it), one with products and one with distances.
 KERNELS = {"kernel_Additive.cc.o", "kernel_Dot.cc.o", "kernel_Umbral.cc.o"}
-# An error may have the tests compute or wait for ever. The least time of a processor that they
-# get, how many times what those that are named in errors.txt take without an error, and for how
-# long they may take next to none. Of a processor, since a busy machine is no error.
+# An error may make tests run or wait forever. The minimum CPU time they get, the multiple of the
+# time that the tests named in errors.txt take without an error, and how long they may stay almost
+# idle. In CPU time, because a busy machine is not an error.
 LIMIT_S = 300
 PATIENCE = 3
 IDLE_S = 60
 
 
 class PlantError(Exception):
-    """What keeps an error from being planted or judged, in one line."""
+    """The reason why an error cannot be planted or judged, in one line."""
 
 
 @dataclass
 class Planted:
-    """An error: lines of one file, and what stands there instead."""
+    """An error: lines of one file and their replacement."""
 
     name: str
     file: str
-    tests: str  # a filter of GoogleTest: where to look first
+    tests: str  # a GoogleTest filter: the tests to run first
     old: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
 
     def plant(self, text: str) -> str:
-        """The file's text with the error in it."""
-        # Whole lines, wherever they stand.
+        """The text of the file with the error."""
+        # Matches whole lines anywhere in the file.
         lines = f"\n{text}"
         old, new = ("".join(f"\n{line}" for line in part) for part in (self.old, self.new))
         count = len(re.findall(re.escape(old) + r"(?=\n)", lines)) if self.old else 0
@@ -63,7 +63,7 @@ class Planted:
 
 
 def read_errors(path: Path) -> list[Planted]:
-    """The errors of a file whose first lines say how it is written."""
+    """The errors of a file; its first lines describe the format."""
     errors: list[Planted] = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if match := re.fullmatch(r"\[([a-z0-9-]+)\] (\S+) (\S+)", line):
@@ -85,7 +85,7 @@ def read_errors(path: Path) -> list[Planted]:
 
 
 def copy_tree(to: Path) -> None:
-    """Makes a folder hold the tree's files; those that are there already keep their times."""
+    """Copies the tree into a folder; unchanged files keep their times."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     files = {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
@@ -102,7 +102,7 @@ def copy_tree(to: Path) -> None:
 
 
 def processor_s(pid: int) -> float:
-    """The processors' time that a process has taken, in seconds; 0 once it has ended."""
+    """The CPU time of a process in seconds; 0 once it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -111,16 +111,16 @@ def processor_s(pid: int) -> float:
 
 
 class Workshop:
-    """The copy of the tree and what is built from it."""
+    """A copy of the tree and its build."""
 
     def __init__(self, folder: Path, jobs: int) -> None:
         self.tree = folder / "tree"
         self.build_folder = folder / "build"
         self.jobs = jobs
         self.limit_s = float("inf")  # until the tests have run without an error
-        self.tests_s = 0.0  # of a processor, of the last run of tests
+        self.tests_s = 0.0  # CPU time of the last test run
         copy_tree(self.tree)
-        # Those of the project where they are: what runs this may stand beside them.
+        # The project's own tools, as this program may run in their environment.
         tools = Path(sys.executable).parent
         cmake, ninja = (str(tools / t) if (tools / t).exists() else t for t in ("cmake", "ninja"))
         self.cmake, self.ninja = cmake, ninja
@@ -137,7 +137,7 @@ class Workshop:
             return subprocess.run(command, stdout=log, stderr=log).returncode == 0
 
     def failed_test(self, tests: str) -> str | None:
-        """The first test that fails, or None."""
+        """The first failing test, or None."""
         command = [str(self.build_folder / "bin" / TARGET), f"--gtest_filter={tests}"]
         command += ["--gtest_fail_fast", "--gtest_color=no"]
         code, output = self.run_tests(command)
@@ -152,7 +152,7 @@ class Workshop:
         return (begun[-1] if begun else "the program's start") + end
 
     def run_tests(self, command: list[str]) -> tuple[int | None, str]:
-        """Exit status and output of a program of tests; None where it was stopped as hanging."""
+        """Exit status and output of a test program; None if it was stopped because it hung."""
         with tempfile.TemporaryFile("w+") as log:
             run = subprocess.Popen(command, stdout=log, stderr=log)
             self.tests_s, checked, checked_s = 0.0, time.monotonic(), 0.0
@@ -161,7 +161,7 @@ class Workshop:
                 self.tests_s = max(self.tests_s, processor_s(run.pid))
                 idle = False
                 if time.monotonic() - checked > IDLE_S:
-                    # Threads that wait for one another look now and then.
+                    # Threads that wait for each other wake up occasionally.
                     idle = self.tests_s - checked_s < IDLE_S / 20
                     checked, checked_s = time.monotonic(), self.tests_s
                 if self.tests_s > self.limit_s or idle:
@@ -174,7 +174,7 @@ class Workshop:
         return (None if hangs else run.returncode), output
 
     def objects(self, file: Path) -> list[Path]:
-        """The objects that a file goes into; of those of definitions, few stand for many."""
+        """The objects compiled from a file; for definitions, a few represent all."""
         command = [self.ninja, "-C", str(self.build_folder), "-t", "deps"]
         listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         objects = []
@@ -188,14 +188,14 @@ class Workshop:
         return objects
 
     def judge(self, error: Planted) -> str | None:
-        """Plants an error and takes it out again; the test that sees it, or None."""
+        """Plants an error and removes it again; returns the test that detects it, or None."""
         path = self.tree / error.file
         text = path.read_text()
         before = path.stat()
         objects = self.objects(path)
 
         def write(content: str) -> None:
-            # Ninja goes by times, and builds what is not there.
+            # Ninja compares times, and builds missing files.
             path.write_text(content)
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
             for built in objects:
@@ -205,7 +205,7 @@ class Workshop:
             write(error.plant(text))
             if failed := self.failed_after_build(error.tests):
                 return failed
-            os.utime(path)  # in all objects, and for all tests
+            os.utime(path)  # in all objects, with all tests
             failed = self.failed_after_build("*")
         finally:
             if path.stat().st_mtime_ns == before.st_mtime_ns:
@@ -224,7 +224,7 @@ class Workshop:
 
 
 def check(errors: list[Planted]) -> list[str]:
-    """What is wrong with errors before any is planted."""
+    """The faults of errors before any is planted."""
     wrong = []
     for error in errors:
         path = ROOT / error.file

@@ -1,10 +1,10 @@
-"""What operators are checked by, besides their numbers."""
+"""Generic checks of operators, apart from their results."""
 
 import os
 import subprocess
 import sys
 
-# Of torch.library.opcheck.
+# Checks of torch.library.opcheck.
 CHECKS = (
     "test_schema",
     "test_autograd_registration",
@@ -29,11 +29,11 @@ print(peak() - start)
 
 
 def peak_memory(before: str, step: str, *arguments: object) -> int:
-    """KiB that `step` adds at its peak to what is there after `before`, in a process of its own."""
+    """The peak memory in KiB that `step` adds after `before`, in a separate process."""
     script = PEAK.format(before=before, step=step)
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    # glibc moves this threshold as a program runs, and keeps freed blocks below it: the same step
-    # then peaks anywhere up to a third higher.
+    # glibc changes this threshold while a program runs, and keeps freed blocks below it. The peak
+    # of the same step would then vary by up to a third.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=240)
     return int(done.stdout)

@@ -1,4 +1,4 @@
-"""Adaptive embeddings and the softmax that reads them the other way round."""
+"""Adaptive embeddings and the tied adaptive softmax."""
 
 import json
 
@@ -29,7 +29,7 @@ def torch_softmax(embedding, cutoffs):
 
 
 def rows_of(embedding, tokens):
-    """Each token's embedding by its definition."""
+    """Each token's embedding by definition."""
     rows = []
     for token in tokens.flatten().tolist():
         band = sum(token >= end for end in embedding.bounds[1:-1])
@@ -122,7 +122,7 @@ def test_words_from_training_to_text(tmp_path):
     at = json.loads(succeed(*evaluate, cwd=tmp_path))["losses"][0]
     model = load_checkpoint(tmp_path / "run").model
     assert model.options["adaptive"] == [5, 20]
-    # Python's model is the program's: it tells the words that the program draws.
+    # The Python model matches the program: it predicts the words that the program generates.
     said = succeed("generate", "--model", "run", "--prompt", "w1 w2", "--tokens", 8,
                    "--temperature", 0, cwd=tmp_path).split()  # fmt: skip
     listed = tensors["tokens.vocabulary"].numpy().tobytes().decode().split()
@@ -130,7 +130,7 @@ def test_words_from_training_to_text(tmp_path):
     with torch.no_grad():
         assert model(tokens[:, :2])[0, -1].argmax() == tokens[0, 2]
     assert at["loss"] < 7
-    # It goes on from a file.
+    # Continues from a file.
     (tmp_path / "more").mkdir()
     file = tmp_path / "more/checkpoint.safetensors"
     copy_with_steps(tmp_path / "run/checkpoint.safetensors", file, 6)

@@ -1,4 +1,4 @@
-"""What users write without a second thought: one value for all, NumPy's numbers, lists."""
+"""Convenient argument forms: one value for all heads, NumPy numbers, lists."""
 
 import functools
 import inspect
@@ -39,7 +39,7 @@ def on_grid(bias, **arguments):
     return position.Grid((2, 3), [bias, position.ALiBi(0.5)], **arguments)
 
 
-# Of values for heads: one at a time, the others numbers.
+# Per-head values: one argument at a time; the others are numbers.
 POSITIONS = {
     "alibi": (position.ALiBi, 0.5),
     "hype's tau": (lambda tau: position.HyPE(tau, 0.1), 0.5),
@@ -60,7 +60,7 @@ def draw(*shapes):
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
-# Drawn once: within vmap nothing can be.
+# Drawn once, because vmap does not allow drawing.
 TOKENS = draw((B, H, L, D), (B, 2, L, D), (B, 2, L, D))
 NODES = draw((L, H, D), (L, 2, D), (L, 2, D))
 INDICES = torch.randint(L, (3 * L,), generator=generator_of(0))
@@ -147,7 +147,7 @@ def test_one_value_for_all_heads_of_each_sample(name):
 
 
 def test_one_value_for_all_heads_of_low_precision():
-    """float32 beside bfloat16, and bfloat16 itself."""
+    """float32 mixed with bfloat16, and bfloat16 only."""
     q, k, v = make_tokens(torch.bfloat16)
     for dtype in (torch.float32, torch.bfloat16):
         gamma = Parameter(torch.tensor(0.5, dtype=dtype))
@@ -198,7 +198,7 @@ def linear(**arguments):
     return gnomon.linear_attention(*make_tokens(), **arguments)
 
 
-# Calls with integers for each batch.
+# Calls with per-batch integers.
 BATCH_CALLS = {
     "key_lengths": (attend, "key_lengths", 4),
     "key_starts": (attend, "key_starts", 2),
@@ -216,7 +216,7 @@ BATCH_CALLS = {
     ),
     "lengths of cape": (functools.partial(encoding, "cape:normalize"), "lengths", 4),
 }
-# Ways to write that number, and the tensor for each batch.
+# Ways to write that number, and the per-batch tensor.
 NUMBERS = {
     "an int": int,
     "int64": np.int64,
@@ -243,7 +243,7 @@ def test_one_integer_for_all_batches(name, way):
     expected = call(**{argument: torch.full((B,), number)})
     assert torch.equal(call(**{argument: NUMBERS[way](number)}), expected)
     other = call(**{argument: torch.full((B,), number - 1)})
-    # A shift of all positions does nothing to ALiBi.
+    # ALiBi does not depend on a shift of all positions.
     assert argument == "query_offset" or not torch.equal(other, expected)
 
 
@@ -258,7 +258,7 @@ def test_integers_in_a_list(name, way):
 
 @pytest.mark.parametrize("zero", [0, np.int64(0), np.array(0)])
 def test_no_offset_on_a_grid(zero):
-    """A grid has no offsets for each batch; one number is none of them."""
+    """A grid does not support per-batch offsets, but a single number is allowed."""
     grid = on_grid(position.ALiBi(0.5))
     ours = gnomon.attention(*make_tokens(), position=grid, query_offset=zero)
     assert torch.equal(ours, gnomon.attention(*make_tokens(), position=grid))
@@ -285,7 +285,7 @@ def test_segments_in_lists(call, way):
             key_segments=list(map(list, keys)),
         )
         assert torch.equal(nested, expected)
-    # The same for all batches.
+    # Equal for all batches.
     for row in (0, 1):
         ours = call(query_segments=make(queries[row]), key_segments=make(keys[row]))
         repeated = call(
@@ -313,7 +313,7 @@ def test_positions_in_lists():
 
 
 def test_integers_of_one_number_elsewhere():
-    """Tensors without axes for what is one integer."""
+    """Zero-dimensional tensors for integer arguments."""
     two = torch.tensor(2)
     q, k, v = make_tokens()
     rope = position.RoPE()
@@ -341,7 +341,7 @@ def test_integers_of_one_number_elsewhere():
     [np.float16, np.float32, np.float64, np.array, functools.partial(np.array, dtype=np.float32)],
 )
 def test_numpy_numbers(make):
-    """Numbers that are the same in all types."""
+    """Numbers that are exact in all dtypes."""
     q, k, v = make_tokens()
     number = make(0.5)
     for arguments in (
@@ -389,7 +389,7 @@ def shadow(r):
     return gnomon.cones.ancestor(*torch.rand(2, 5, 3, generator=generator_of(1)), r=r)
 
 
-# What takes a number: a call, the argument as a message names it, and the number.
+# Arguments that take numbers: a call, the name in messages, and the number.
 NUMBER_CALLS = {
     "scale": (lambda x: attend_with(scale=x), "scale", 0.5),
     "dropout": (lambda x: attend_with(dropout=x, seed=3), "dropout", 0.5),
@@ -429,19 +429,19 @@ def test_numbers_in_tensors_without_axes(name, dtype):
     ours, expected = call(torch.tensor(number, dtype=dtype)), call(number)
     assert type(ours) is type(expected)
     assert torch.equal(ours, expected) if isinstance(ours, torch.Tensor) else ours == expected
-    # It is a number then: a gradient would be lost.
+    # Such a tensor becomes a number, which would lose its gradient.
     with pytest.raises(
         ValueError, match=(f"{argument} requires grad, but is not trainable; expected a number")
     ):
         call(torch.tensor(number, dtype=dtype, requires_grad=True))
     for wrong in (torch.full((1,), number), torch.tensor(True), torch.tensor(1j)):
-        # An encoding has its own words for a specification that is wrong.
+        # Encodings have their own message for an invalid specification.
         with pytest.raises((TypeError, ValueError), match=argument.split(" of ")[0]):
             call(wrong)
 
 
 def test_numpy_numbers_are_not_rounded():
-    """0.1 in float32 is another number than 0.1."""
+    """0.1 in float32 differs from the number 0.1."""
     q, k, v = make_tokens()
     for make in (lambda x: {"scale": x}, lambda x: {"similarity": similarity.Gaussian(x)}):
         ours = gnomon.attention(q, k, v, **make(np.float32(0.1)))
@@ -543,7 +543,7 @@ WAYS_COMPILED = {
 @pytest.mark.parametrize("way", WAYS_COMPILED)
 @pytest.mark.parametrize("is_argument", [False, True])
 def test_integers_compiled(way, is_argument):
-    """Known while it is compiled, and not."""
+    """With and without values known at compile time."""
     lengths = WAYS_COMPILED[way]
     if way == "a tensor":
         lengths = lengths.to(torch.get_default_device())
@@ -558,7 +558,7 @@ def test_integers_compiled(way, is_argument):
 
 
 def test_numpy_numbers_compiled():
-    """They are data to torch.compile, so that the graph breaks."""
+    """torch.compile treats them as data, so the graph breaks."""
     tokens = make_tokens()
     arguments = {
         "scale": np.float32(0.5),
@@ -579,7 +579,7 @@ def test_numpy_numbers_compiled():
 
 @pytest.mark.real_device
 def test_all_of_it_compiled():
-    """In one graph, for lengths that change."""
+    """A single graph with changing lengths."""
 
     @functools.partial(torch.compile, backend="aot_eager", fullgraph=True, dynamic=True)
     def compiled(q, k, v, gamma, slopes, length):
@@ -609,7 +609,7 @@ def test_all_of_it_compiled():
 
 
 def test_arguments_are_those_of_the_operators():
-    """What Python checks makes all that the operators take, once."""
+    """Python checks every tensor that the operators take, once."""
     lowered = [
         name
         for argument in _attention._ARGUMENTS
@@ -626,7 +626,7 @@ def test_arguments_are_those_of_the_operators():
 
 
 def test_calls_pass_what_they_say_and_no_more():
-    """Each argument of an operator that is passed takes time."""
+    """Each argument passed to an operator takes time."""
 
     def passed(**given):
         call = _attention.lower_call("test", TOKENS[0], given, _attention.AttentionArguments)
@@ -653,7 +653,7 @@ def with_module(q, k, v, **wrong):
         (gnomon.attention, "window_sizes", "did you mean window?"),
         (gnomon.attention, "zzz", "expected one of similarity, .*, return_lse"),
         (gnomon.attention_weights, "dropout", "expected one of"),
-        # What stands for it is none of this function's arguments.
+        # Its replacement is not an argument of this function.
         (gnomon.attention_weights, "dropout_p", "expected one of"),
         (gnomon.attention_weights, "is_causal", "expected causal="),
         (with_module, "sink", "expected one of"),
@@ -670,7 +670,7 @@ def test_arguments_that_are_not_there_are_named(function, name, hint):
         function(*tokens, **{name: 0.5})
 
 
-# What other libraries call it, and ours: None where nothing is to be written.
+# The names in other libraries, and ours; None if nothing needs to be written.
 FOREIGN = {
     "attn_mask": "mask=.*PairBias",
     "is_causal": "causal=",
@@ -830,7 +830,7 @@ def test_wrong_values_are_named_in_one_short_line(call, message):
             "TransformerEncoderLayer: unexpected argument similarty; did you mean similarity?",
         ),
         (lambda: nn.CAPE(D, normalise=True), "gnomon.nn.CAPE: .*; did you mean normalize?"),
-        # Python's own errors, and those of the constructors themselves, are passed on.
+        # Python's own errors and those of constructors are passed on.
         (lambda: nn.MultiheadAttention(D), "missing 1 required positional argument: 'num_heads'"),
         (lambda: nn.MultiheadAttention(D, "2"), "num_heads is a str; expected an integer"),
     ],

@@ -1,4 +1,4 @@
-"""gnomon.attention against the formulas: values, lse and every gradient."""
+"""gnomon.attention compared with the formulas: values, lse and every gradient."""
 
 import dataclasses
 import math
@@ -42,8 +42,8 @@ def test_head_dims(similarity, dims, dtype):
     check(Case(similarity, "alibi", 1, 2, 1, 21, 21, dim, value_dim), dtype)
 
 
-# Any width is taken. Random tokens of many columns are far apart, where a Gaussian in float32 has
-# few digits left: those come nearer.
+# Any width is accepted. Random tokens with many columns are far apart, where a float32 Gaussian has
+# few accurate digits, so these are closer together.
 @pairwise(similarity=SIMILARITIES, dims=[(513, 1025), (1030, 3)], dtype=TOLERANCE)
 def test_head_dim_has_no_limit(similarity, dims, dtype):
     dim, value_dim = dims
@@ -54,7 +54,7 @@ def test_head_dim_has_no_limit(similarity, dims, dtype):
     formulas.check(case.ours, case.theirs, inputs, dtype)
 
 
-# Random tokens of one column nearly coincide: a distance must not be lost to cancellation.
+# Random tokens with one column nearly coincide; cancellation must not destroy their distance.
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
     "similarity", ["dot", "laplacian", "gaussian", "ball", "ball none", "klein", "hyperboloid exp"]
@@ -360,7 +360,7 @@ def test_memory_is_linear_in_the_length():
     run = subprocess.run(
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, timeout=240
     )
-    # One array of L x L bytes would be 1024 MiB.
+    # One array of L x L bytes would take 1024 MiB.
     assert int(run.stdout) < 100 * 1024
 
 
@@ -378,7 +378,7 @@ def test_the_output_has_the_layout_of_q(similarity, position, dtype):
     def rows_first(tokens, keys):
         k, v = keys.unbind(2)
         o = gnomon.attention(*(x.transpose(1, 2) for x in (tokens, k, v)), **arguments)
-        return o.transpose(1, 2).view(2, 13, -1)  # an error where it would have to copy
+        return o.transpose(1, 2).view(2, 13, -1)  # raises an error if it has to copy
 
     def heads_first(tokens, keys):
         q = tokens.transpose(1, 2).contiguous()
@@ -396,7 +396,7 @@ def test_the_output_has_the_layout_of_q(similarity, position, dtype):
     for result in results[1:]:
         for one, first in zip(result, results[0], strict=True):
             torch.testing.assert_close(one, first)
-    # One row, one head or none of either are as before.
+    # Inputs with one row, or without heads or rows, keep their layout.
     for shape in ((2, 1, 6, 8), (2, 13, 1, 8), (2, 0, 6, 8)):
         q = torch.randn(shape, dtype=dtype).transpose(1, 2)
         assert gnomon.attention(q, q, q, similarity=similarity, causal=True).shape == q.shape

@@ -1,8 +1,8 @@
-"""Careless uses of the command line: numbers that are none, words that are empty, a full disk, two
-runs in one folder, another text, more memory than there is.
+"""Careless use of the command line: invalid numbers, empty words, a full disk, two runs in one
+folder, changed text, not enough memory.
 
-Each is one clear line and an exit code that is not 0, for every command and option that can be used
-so.
+Each gives one clear line and a non-zero exit code, for every command and option to which it
+applies.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ def model(folder) -> pathlib.Path:
 
 
 def options_of(command: list[str], cwd: pathlib.Path) -> dict[str, str]:
-    """What --help says of each option that takes a value."""
+    """The help text of each option that takes a value."""
     text = succeed(*command, "--help", cwd=cwd)
-    # An option, and what follows up to the next one.
+    # An option and the text up to the next one.
     found = re.findall(r"^  +(?:-\w, ?)?(--[\w-]+) (.*(?:\n {4,}[^-\s].*)*)", text, re.M)
     return {name: words for name, words in found if re.match(r"[A-Z][A-Z,_]*\b", words)}
 
 
 @pytest.fixture
 def refuse(folder, model, capfd, monkeypatch):
-    """The line that the program is answered with, run in this process: many times a second."""
+    """The program's one-line answer, run in this process for speed."""
     monkeypatch.chdir(folder)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGPIPE)}
 
@@ -104,7 +104,7 @@ def test_every_option_that_takes_a_number_refuses_what_is_none(folder, refuse):
                 given += ["--model", "dot/none"]
             for word in ("nan", "inf", "-inf", "-1", "1e300", "9" * 30, "x", "1x", "0x"):
                 line = refuse(*given, f"{option}={word}")
-                # The word that was typed, not what a number of 64 bits makes of it.
+                # The typed word, not its conversion to a 64-bit number.
                 assert option in line, (command, option, word, line)
                 assert f" {word};" in line, (command, option, word, line)
             if kind[1] == "INT":
@@ -123,7 +123,7 @@ def test_every_list_refuses_an_empty_item(folder, refuse):
                 if "joined by commas" not in " ".join(words.split()):
                     continue
                 if (command, option) == ("train", "--position"):
-                    continue  # a pattern of the layers, which is read after the data
+                    continue  # A layer pattern, which is parsed after the data.
                 swept.add(option)
                 for items in ("1,,2", ",1", "1,", ","):
                     line = refuse(*given, f"{option}={items}")
@@ -140,7 +140,7 @@ def test_a_number_in_a_list_is_named_as_it_was_typed(folder, refuse):
         for given in (["eval", "--model", "model"], ["compare", "--data", "text.txt"]):
             line = refuse(*given, f"--lengths=16,{word}")
             assert f"--lengths has {word}; expected integers from 1 to" in line
-    # In tens, whatever the first digit.
+    # Counted in tens, whatever the first digit.
     out = succeed("eval", "--model", "model", "--json", "--lengths", "010,+16", "--bytes", 64,
                   cwd=folder)  # fmt: skip
     assert [at["length"] for at in json.loads(out)["losses"]] == [10, 16]
@@ -159,7 +159,8 @@ def test_every_option_refuses_an_empty_word(folder, refuse):
                 given += ["--data", "text.txt"]
             if command == "bench" and option in ("--depth", "--mlp"):
                 given += ["--model", "dot/none"]
-            # The second is what a shell makes of --option=$EMPTY; what follows is no value of it.
+            # The second form is what a shell makes of --option=$EMPTY; the next word is not its
+            # value.
             for words in ([option, ""], [f"{option}=", "--help"]):
                 line = refuse(*given, *words)
                 assert f"{option} is empty" in line, (command, words, line)
@@ -252,7 +253,7 @@ PRINTING = {
                 *TINY],
     "eval": ["eval", "--model", "model"],
     "eval --json": ["eval", "--model", "model", "--json"],
-    # It ends with the first byte that is lost, not with the last.
+    # Ends at the first lost byte, not the last.
     "generate": ["generate", "--model", "model", "--tokens", 10**9],
     "bench": ["bench", "--length", 16, "--repeats", 1, "--cases", "dot"],
     "bench --json": ["bench", "--length", 16, "--repeats", 1, "--cases", "dot", "--json"],
@@ -271,7 +272,7 @@ def test_a_full_disk_behind_the_standard_output(folder, model, tmp_path, name):
     last = done.stderr.splitlines()[-1]
     assert last == "gnomon: cannot write to the standard output: No space left on device"
     if name in ("train", "compare"):
-        # What was to be left on the disk is there.
+        # The files that should remain on disk are there.
         assert (tmp_path / "full" / (FILE if name == "train" else "table.md")).exists()
 
 
@@ -397,14 +398,14 @@ def test_one_run_at_a_time_works_in_a_folder(folder, tmp_path, command):
         for arguments in (begin, [command, "--resume", run]):
             line = refused(*arguments, cwd=folder)
             assert f"another process is using the folder {run}" in line
-        # Nothing is left of the lock, nor of a file that was being written.
+        # Neither the lock nor a partial file remains.
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.1)
         assert {p.name.split(".")[0] for p in run.iterdir()} <= {"checkpoint", "results", "table"}
     finally:
         process.kill()
         process.wait()
-    # A lock ends with its process, however that ends.
+    # A lock ends with its process, however the process ends.
     leftover = run / f"{record.name}.0123456789abcdef.part"
     leftover.write_text("half written")
     process = start([command, "--resume", run], folder)
@@ -438,10 +439,10 @@ def test_resume_reports_what_the_run_would_have(folder, tmp_path):
             tmp_path / "part", cwd=folder)  # fmt: skip
     file = tmp_path / "part" / FILE
     assert config_of(file)["run"] == {"checkpoint_every": 3, "evaluation_bytes": 100}
-    # Of the weights that are there already: the same loss again, not that of the default.
+    # Uses the existing weights: the same loss again, not the default's.
     again = succeed("train", "--resume", tmp_path / "whole", cwd=folder)
     assert again == whole
-    # Given anew they hold from then on.
+    # New values apply from then on.
     other = succeed("train", "--resume", tmp_path / "whole", "--evaluation-bytes", 1000, cwd=folder)
     assert other != whole
     assert config_of(tmp_path / "whole" / FILE)["run"] == {
@@ -449,7 +450,7 @@ def test_resume_reports_what_the_run_would_have(folder, tmp_path):
         "evaluation_bytes": 1000,
     }
     assert succeed("train", "--resume", tmp_path / "whole", cwd=folder) == other
-    # A run goes on with them.
+    # A run continues with them.
     (tmp_path / "more").mkdir()
     copy_with_steps(file, tmp_path / "more" / FILE, 7)
     succeed("train", "--resume", tmp_path / "more", cwd=folder)
@@ -477,11 +478,11 @@ def test_eval_says_that_the_text_is_another(folder, model, tmp_path):
     (line,) = other.stderr.splitlines()
     assert line.startswith("gnomon: note: the text at other.txt is not the data that the model was")
     assert str(folder / "text.txt") in line
-    # A copy of the text is the text.
+    # A copy of the text counts as the same text.
     (tmp_path / "copy.txt").write_bytes((folder / "text.txt").read_bytes())
     copy = gnomon("eval", "--model", "model", "--data", tmp_path / "copy.txt", cwd=folder)
     assert copy.stderr == ""
-    # It has changed where it is.
+    # The text has changed in place.
     run = tmp_path / "run"
     succeed("train", "--data", "copy.txt", "--out", run, "--steps", 1, "--length", 16, *TINY,
             cwd=tmp_path)  # fmt: skip
@@ -497,7 +498,7 @@ def test_eval_tells_programs_whether_the_text_is_another(folder, model, tmp_path
 
     assert told("--model", "model") is True
     assert told("--model", "model", "--data", "other.txt") is False
-    # A model alone does not know.
+    # A model alone does not know the text.
     config = {name: config_of(model / FILE)[name] for name in ("format", "model", "tokens")}
     tensors = {n: t for n, t in load_file(model / FILE).items() if n.startswith("model.")}
     save_file(tensors, tmp_path / FILE, metadata={"gnomon": json.dumps(config)})
@@ -529,7 +530,7 @@ def test_more_memory_than_there_is(folder, name):
 
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_memory_that_the_system_refuses(folder, tmp_path, command):
-    """Less than the machine has: found when it is asked for."""
+    """A limit below the machine's memory, detected on use."""
     begin = {
         "train": [*TRAIN, "--length", 64, "--out", tmp_path / "run"],
         "compare": [*COMPARE, "--lengths", 64, "--position", "none", "--out", tmp_path / "run"],

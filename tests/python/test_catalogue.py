@@ -1,4 +1,4 @@
-"""The catalogue: what the library says of its terms, and what is written of them elsewhere."""
+"""The catalogue: the library's description of its terms, and text derived from it."""
 
 import inspect
 import json
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cpu("files alone")
 
 CATALOGUE = gnomon.catalogue()
 ENTRIES = CATALOGUE["similarities"] + CATALOGUE["positions"]
-#: What callers of the first release have written: names, order, defaults.
+#: The API of the first release: names, order, defaults.
 SIGNATURES = {
     "Additive": "(slope=0.2)",
     "Dot": "(softcap=None)",
@@ -129,7 +129,7 @@ def test_components():
     assert bias.tensors == ["slopes"]
     assert not bias.lies_on_a_grid
     assert unknown.entry == {}
-    # In the operator's order, whatever that of the text.
+    # In the operator's order, whatever the order of the text.
     (relative,) = components_of("relative:values=tensor:max_offset=3:table=tensor")
     assert relative.tensors == ["table", "values"]
     assert relative.tables("near_offsets") == ["table", "values"]
@@ -157,7 +157,7 @@ def test_terms_of_a_specification_and_tensors():
     )
     assert torch.equal(ours, expected)
     assert all(g.any() for g in torch.autograd.grad(ours.sum(), [gamma, slopes]))
-    # Along the axes of a grid, as any other bias.
+    # Along grid axes, like any other bias.
     tokens = torch.randn(1, 4, 6, 8)
     grids = [
         position.Grid((2, 3), [position.Specified("alibi:slopes=tensor", (slopes,)), bias])

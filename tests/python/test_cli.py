@@ -1,4 +1,5 @@
-"""The command line, end to end on tiny models: every command, every kind of wrong input, Ctrl-C."""
+"""The command line, end to end on tiny models: every command, every kind of invalid input,
+Ctrl-C."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def gnomon(*arguments: object, cwd: pathlib.Path, **environment: str):
         [PROGRAM, *map(str, arguments)],
         capture_output=True,
         encoding="utf-8",
-        errors="backslashreplace",  # a model of bytes need not write text
+        errors="backslashreplace",  # a byte model may generate invalid text
         timeout=SECONDS,
         cwd=cwd,
         env=os.environ | {"GNOMON_PYTHON": sys.executable} | environment,
@@ -46,7 +47,7 @@ def succeed(*arguments: object, cwd: pathlib.Path, **environment: str) -> str:
 
 
 def refused(*arguments: object, cwd: pathlib.Path) -> str:
-    """The one line that a wrong input is answered with."""
+    """The one-line error for invalid input."""
     done = gnomon(*arguments, cwd=cwd)
     assert done.returncode == 2, (done.returncode, done.stderr)
     lines = done.stderr.splitlines()
@@ -238,13 +239,13 @@ def test_compare_whose_report_cannot_be_written_fails(folder, tmp_path):
     (line,) = [line for line in done.stderr.splitlines() if "report.html" in line]
     assert line.startswith("no report.html: ")
     assert "run/report.html: Is a directory" in line
-    # What is done is kept, and printed.
+    # Completed work is kept and printed.
     assert (tmp_path / "run" / "results.json").exists()
     assert done.stdout.rstrip().endswith("run/table.md")
 
 
 def test_compare_of_encodings_and_grids(folder, tmp_path):
-    """A grid ends at its tokens; a bias over it takes all of them at once."""
+    """A grid limits the number of tokens; a bias over it needs all of them at once."""
     ends = ["rope:shape=4x8", "alibi:shape=4x4:slopes=learned", "grid_bias:shape=4x4"]
     succeed(
         "compare", "--data", folder / "text.txt", "--out", tmp_path / "run",
@@ -253,7 +254,7 @@ def test_compare_of_encodings_and_grids(folder, tmp_path):
     )  # fmt: skip
     rows = (tmp_path / "run" / "table.md").read_text().splitlines()
     dashes = {row.split("|")[1].strip(): row.count(" – ") for row in rows if "dot/" in row}
-    # Two for each length: the loss, and that of the last bytes.
+    # Two per length: the loss, and that of the last bytes.
     assert dashes == {
         "dot/conv:kernel=5:groups=4": 0,
         "dot/cape": 0,
@@ -273,9 +274,9 @@ def test_compare_takes_the_whole_catalogue(folder, tmp_path):
     runs = [f"{entry['name']}/none" for entry in catalogue["similarities"]]
     for entry in catalogue["positions"]:
         if entry["use"] == "attention()":
-            continue  # their tensors are those of a call
+            continue  # their tensors belong to a call
         runs.append(f"penumbral/{entry['name']}{on_grid.get(entry['name'], '')}")
-    # Its terms are those of the dot product.
+    # Its terms require the dot product.
     runs = [run.replace("penumbral/transformer_xl", "dot/transformer_xl") for run in runs]
     flags = [flag for run in dict.fromkeys(runs) for flag in ("--run", run)]
     succeed(
@@ -313,7 +314,7 @@ def test_words_and_memory_from_training_to_text(folder, tmp_path):
     assert as_trained["tokens"]["valid_unknown"] > 0
     assert as_trained["data"]["valid_bytes"] > 4 * as_trained["tokens"]["valid_tokens"]
     for at in as_trained["losses"]:
-        # A word of this text stands for 4 to 6 bytes.
+        # A word of this text represents 4 to 6 bytes.
         assert 4 < at["loss"] / np.log(2) / at["bits_per_byte"] < 6
     longer = json.loads(succeed(*arguments, "--json", "--memory", 64, cwd=folder))
     assert [at["windows"] for at in longer["losses"]] == [
@@ -336,7 +337,7 @@ def test_real_texts(tmp_path, name, words, most):
     succeed("train", "--data", data, "--out", "run", *steps, cwd=tmp_path)
     evaluation = ["eval", "--model", "run", "--lengths", "16,64", "--bytes", 4096, "--json"]
     for at in json.loads(succeed(*evaluation, cwd=tmp_path))["losses"]:
-        # Hardly trained: about that of equal odds.
+        # With hardly any training, about the loss of uniform predictions.
         assert 0.7 * np.log(most) < at["loss"] < 1.2 * np.log(most)
 
 
@@ -366,7 +367,7 @@ def test_compare_of_words_with_memory(folder, tmp_path):
     for part in ("nats per word", "Bits per byte", "size 100", "valid unknown", "memory 24"):
         assert part in html
 
-    # It goes on with the vocabulary that it began with, or not at all.
+    # It must continue with its original vocabulary.
     succeed("compare", "--resume", run, cwd=folder)
     (run / "vocabulary.txt").write_text("\n".join(words[:-1]) + "\n")
     assert "vocabulary.txt has changed since this run started" in refused(
@@ -396,10 +397,10 @@ def test_subwords_from_training_to_text(folder, tmp_path):
 
 
 def test_the_libraries_of_subwords_and_of_torch_keep_apart(folder, tmp_path):
-    """Both have a FLAGS_minloglevel: bound to each other, one writes over what lies behind it."""
+    """Two libraries define FLAGS_minloglevel: if bound together, one overwrites memory after it."""
     arguments = ["train", "--data", folder / "text.txt", "--out", tmp_path / "run", "--steps", 1,
                  "--length", 16, "--tokens", "subwords", "--vocabulary", 300, *TINY]  # fmt: skip
-    # A file, since TorchScript reads the source.
+    # A file, because TorchScript reads the source.
     script = tmp_path / "script.py"
     script.write_text(f"""
 import ctypes, pathlib
@@ -607,7 +608,7 @@ def test_damaged_records_are_not_resumed(folder, comparison, tmp_path):
 
 
 def interrupt(arguments: list[object], cwd: pathlib.Path, when) -> tuple[int, str]:
-    """Runs the program, sends one SIGINT as soon as when() holds."""
+    """Runs the program and sends one SIGINT as soon as when() is true."""
     process = subprocess.Popen(
         [PROGRAM, *map(str, arguments)],
         cwd=cwd,
@@ -655,7 +656,7 @@ def test_interrupted_comparison_resumes_to_the_same_result(folder, tmp_path):
     assert losses(parts) == losses(whole)[:1]
     assert "dot/none" in (parts / "table.md").read_text()
 
-    # Of several threads sums may end in other bits.
+    # With several threads, sums may differ in the last bits.
     succeed("compare", "--resume", parts, "--threads", 1, cwd=folder)
     resumed = json.loads(record.read_text())
     assert resumed["status"] == "finished"
@@ -663,7 +664,7 @@ def test_interrupted_comparison_resumes_to_the_same_result(folder, tmp_path):
     assert resumed["runs"][0] == stopped["runs"][0]
     assert losses(parts) == losses(whole)
     assert (parts / "report.html").exists()
-    # A finished comparison only draws its report again.
+    # A finished comparison only redraws its report.
     (parts / "report.html").unlink()
     succeed("compare", "--resume", parts, cwd=folder)
     assert (parts / "report.html").exists()
@@ -679,7 +680,7 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
 
 
 def config_of(file: pathlib.Path) -> dict[str, Any]:
-    """The configuration that a checkpoint holds."""
+    """The configuration stored in a checkpoint."""
     with safe_open(file, "numpy") as content:
         return json.loads(content.metadata()["gnomon"])
 
@@ -689,7 +690,7 @@ def step_of(file: pathlib.Path) -> int:
 
 
 def assert_same_tensors(got: pathlib.Path, expected: pathlib.Path) -> None:
-    """Of two checkpoints, to the last bit."""
+    """Compares two checkpoints bitwise."""
     tensors = load_file(got)
     assert tensors.keys() == load_file(expected).keys()
     for name, tensor in load_file(expected).items():
@@ -697,10 +698,10 @@ def assert_same_tensors(got: pathlib.Path, expected: pathlib.Path) -> None:
 
 
 class Interrupted:
-    """A training run that Ctrl-C stopped after a checkpoint, for a `with` statement.
+    """A context manager: a training run that Ctrl-C stopped after a checkpoint.
 
-    At its end the run is resumed, by a command with the words `resume`, and must have the weights
-    of one that was never stopped.
+    On exit, the run is resumed by a command with the words `resume`, and its weights must equal
+    those of an uninterrupted run.
     """
 
     def __init__(
@@ -736,10 +737,10 @@ class Interrupted:
 def assert_resumes_bitwise(
     train: Callable[..., object], cwd: pathlib.Path, arguments: Sequence[object]
 ) -> None:
-    """A run of three steps, taken up again to do six, has the weights of a run of six.
+    """A run of three steps, extended to six, has the weights of a run of six.
 
-    train(folder, *words) makes a run in a folder. All steps are in the warm-up, in which the
-    learning rate does not depend on how many there are.
+    train(folder, *words) creates a run in a folder. All steps are in the warm-up, in which the
+    learning rate does not depend on the number of steps.
     """
     name = "checkpoint.safetensors"
     train("whole", "--steps", 6, "--warmup", 3, *arguments)
@@ -751,15 +752,16 @@ def assert_resumes_bitwise(
 
 
 def runs_of_the_catalogue(cwd: pathlib.Path) -> tuple[list[str], list[dict[str, Any]]]:
-    """Each similarity as a word of --run, and the entries of the positions that models take."""
+    """Each similarity as a --run specification, and the entries of positions that models
+    support."""
     catalogue = json.loads(succeed("list", "--json", cwd=cwd))
     similarities = [f"{entry['name']}/none" for entry in catalogue["similarities"]]
-    # Those of calls alone need tensors.
+    # Those for calls only need tensors.
     return similarities, [e for e in catalogue["positions"] if e["use"] != "attention()"]
 
 
 def copy_with_steps(file: pathlib.Path, copy: pathlib.Path, steps: int) -> None:
-    """A checkpoint as of a run that is to go on to so many steps."""
+    """A checkpoint of a run that is to continue to this many steps."""
     config = config_of(file)
     config["training"]["steps"] = steps
     save_file(load_file(file), copy, metadata={"gnomon": json.dumps(config)})
@@ -785,7 +787,7 @@ def test_bench_prints_peak_memory(folder):
     result = json.loads(succeed("bench", *arguments, "--json", cwd=folder))
     for mode in result["modes"]:
         mebibytes = {row["case"]: row["memory_mib"] for row in mode["cases"]}
-        # Scores of all pairs take 8 MiB.
+        # The scores of all pairs take 8 MiB.
         assert mebibytes["sdpa+mask"] > 8
         assert 0 <= mebibytes["dot"] < 8
 

@@ -1,4 +1,4 @@
-"""Comparisons by several workers, seeds added as needed, checkpoints of runs, TensorBoard."""
+"""Comparisons with several workers, seeds added on demand, checkpoints of runs, TensorBoard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from test_cli import PROGRAM, SECONDS, TINY, interrupt, losses, refused, succeed
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.cpu("the program, which takes --device")
 
-# The same number of threads gives the same bits.
+# Equal thread counts give bitwise equal results.
 RUN = ["--lengths", "16,32", "--evaluation-bytes", 512, "--threads", 1, *TINY]
 
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def whole(folder) -> pathlib.Path:
-    """Four runs of one process."""
+    """Four runs in one process."""
     succeed(*arguments(folder / "whole"), cwd=folder)
     return folder / "whole"
 
@@ -57,7 +57,7 @@ def outcome(run: pathlib.Path) -> dict[str, Any]:
 
 
 def descendants(process: int) -> list[int]:
-    """All processes below one, its grandchildren too."""
+    """All descendants of a process."""
     parents = {}
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -93,7 +93,7 @@ def test_killed_workers_and_runs_change_nothing(folder, whole, tmp_path):
     try:
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
-            # Only runs that have a checkpoint, so that each kill loses work and not all of it.
+            # Only runs with a checkpoint, so that each kill loses some work but not all.
             if min(killed.values()) >= 2 or not list(out.glob("unfinished/*/checkpoint.*")):
                 continue
             below = {pid: command_of(pid) for pid in descendants(process.pid)}
@@ -131,7 +131,7 @@ def test_a_killed_comparison_loses_nothing_that_was_done(folder, whole, tmp_path
     below = descendants(process.pid)
     process.kill()
     process.wait()
-    # The workers notice, leave checkpoints and end by themselves.
+    # The workers notice, save checkpoints and exit.
     while any(command_of(pid) for pid in below):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -150,13 +150,13 @@ def test_a_run_continues_from_its_checkpoint(folder, tmp_path):
     )
     assert code == 130, errors
     at = checkpoint.stat().st_mtime
-    # Its own settings are kept; how often it is saved may change.
+    # A run keeps its settings, except the checkpoint interval.
     succeed("compare", "--resume", tmp_path / "parts", "--threads", 1, "--checkpoint-every", 1000,
             cwd=folder)  # fmt: skip
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert not checkpoint.exists()
 
-    # A checkpoint that cannot be read is named.
+    # An unreadable checkpoint is named.
     checkpoint.parent.mkdir(parents=True)
     checkpoint.write_bytes(b"\0" * 100)
     record = tmp_path / "parts/results.json"
@@ -174,7 +174,7 @@ def test_a_run_continues_from_its_checkpoint(folder, tmp_path):
 
 
 def test_seeds_are_added_while_a_pair_is_undecided(folder, tmp_path):
-    # Two that are the same model under other names, and one that is told apart at once.
+    # Two equal models with different names, and one that differs clearly.
     words = ["compare", "--data", "text.txt", "--run", "dot/none", "--run", "dot/alibi:slopes=0",
              "--run", "dot/rope", "--steps", 40, *RUN]  # fmt: skip
     out = tmp_path / "wide"
@@ -252,7 +252,7 @@ def test_tensorboard_shows_the_curves_of_the_record(folder, tmp_path, workers):
 
 
 def test_workers_on_two_hosts(folder, whole, tmp_path):
-    """A scheduler and a worker on each of two hosts, which are network namespaces."""
+    """A scheduler and a worker on each of two hosts, simulated by network namespaces."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("needs ip and root")
     names = [f"gnomon{os.getpid()}{side}" for side in "ab"]

@@ -1,4 +1,5 @@
-"""gnomon.cones against the shadows themselves, and the exponential map against many digits."""
+"""gnomon.cones compared with the cones' shadows, and the exponential map with high-precision
+arithmetic."""
 
 import math
 
@@ -20,7 +21,7 @@ def points(*shape, ceiling, spread, seed=0):
 
 
 def in_shadow(apex, t, cone, r):
-    """Whether t is in the shadow of apex, by the rays: no formula of the library's is used."""
+    """Whether t is in the shadow of apex, by constructing rays, without the library's formulas."""
     distance = (apex[..., :-1] - t[..., :-1]).norm(dim=-1)
     u, v = apex[..., -1], t[..., -1]
     if cone == "umbral":
@@ -60,7 +61,7 @@ def raised(point, by):
 
 @pytest.mark.parametrize(("cone", "r"), CONES)
 def test_lowest_common_ancestor_is_the_lowest_of_a_search(cone, r):
-    """In the half-plane: no apex over a fine grid of places that holds both is lower."""
+    """In the half-plane: no lower apex on a fine grid of positions contains both."""
     penumbral = cone == "penumbral"
     ceiling = 0.9 * r if penumbral else 2.0
     spread = 0.6 * r if penumbral else 2 * math.sinh(r)
@@ -72,7 +73,7 @@ def test_lowest_common_ancestor_is_the_lowest_of_a_search(cone, r):
     assert 5 < nested.sum() < 55
     higher = raised(lca, 1e-9)
     for n in torch.nonzero(shared)[:, 0].tolist():
-        # It holds both, as does every point above it; and nothing else lower does.
+        # It contains both, as does every point above it, and nothing lower does.
         for child in (u[n], v[n]):
             assert ancestor(higher[n], child, cone=cone, r=r)
             assert in_shadow(higher[n], child, cone, r)
@@ -90,7 +91,7 @@ def test_its_height_is_the_score(cone, r, dim):
     penumbral = cone == "penumbral"
     u, v = (points(300, dim, ceiling=r if penumbral else 2.0, spread=2 * r, seed=n) for n in (5, 6))
     kind = gnomon.similarity.Penumbral if penumbral else gnomon.similarity.Umbral
-    # Of a single key, lse is the score.
+    # With a single key, lse is the score.
     _, lse = gnomon.attention(
         u[:, None, None],
         v[:, None, None],
@@ -107,12 +108,12 @@ def test_too_far_for_a_shadow_is_the_top_of_the_geodesic():
     v[:, 0] += 5
     top = lowest_common_ancestor(u, v)
     assert (top[:, -1] > 1).all()
-    # A half-circle with its centre at the foot of its top: both points are as far from that.
+    # A half-circle centred below its top: both points are at equal distance from the centre.
     foot = raised(top, 0.0)
     foot[:, -1] = 0
     for point in (u, v):
         torch.testing.assert_close((point - foot).norm(dim=-1), top[:, -1])
-    # And it stands on the line between them.
+    # It lies on the line between them.
     along = (foot - u)[:, :-1] / (v - u)[:, :-1]
     torch.testing.assert_close(along[:, 0], along[:, 1])
 
@@ -136,7 +137,7 @@ def test_lowest_common_ancestor_has_gradients(cone, r):
 
 
 def exp_map_height(v):
-    """The height of the exponential map at (0, ..., 0, 1), of 60 digits."""
+    """The height of the exponential map at (0, ..., 0, 1), with 60 digits."""
     with mpmath.workdps(60):
         v = [mpmath.mpf(float(x)) for x in v]
         n = mpmath.sqrt(sum(x * x for x in v))
@@ -160,7 +161,7 @@ def test_the_exponential_map_is_exact_in_every_direction(dtype):
     v = exp_map_inputs().to(dtype)
     v = v[v.norm(dim=-1) < 25]
     x = v[:, None, None]
-    # The lowest common ancestor of a point and itself is the point.
+    # A point is its own lowest common ancestor.
     _, lse = gnomon.attention(
         x, x, x, similarity=gnomon.similarity.Umbral(1.0, map="exp", score="log"), return_lse=True
     )

@@ -1,4 +1,4 @@
-"""Content terms against formulas in plain PyTorch: values, lse and every gradient."""
+"""Content terms compared with formulas in plain PyTorch: values, lse and every gradient."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def table(*sizes: int) -> Tensor:
 
 @dataclass
 class Content:
-    """rows gives, for each pair, the row of keys (B, H, Lq, Lk, D) that q is multiplied by."""
+    """rows gives, for each pair, the key row (B, H, Lq, Lk, D) that multiplies q."""
 
     ours: Callable[[Parameters, ContentCase], gnomon.position.Position]
     parameters: Callable[[ContentCase], Parameters]
@@ -43,12 +43,12 @@ class Content:
     values: Callable[[Parameters, Tensor, Tensor, ContentCase], Tensor | float] = (
         lambda p, i, j, case: 0.0
     )
-    # (H, D) that every key is multiplied by, and that q is added to for the rows.
+    # (H, D): multiplies every key, and is added to q for the rows.
     u: str | None = None
     v: str | None = None
-    # For each pair the row (B, H, Lq, Lk, D) that k is multiplied by.
+    # The row (B, H, Lq, Lk, D) that multiplies k, for each pair.
     queries: Callable[[Parameters, Tensor, Tensor, ContentCase], Tensor] | None = None
-    # What is multiplied by the rows instead of q, without the scale.
+    # Multiplies the rows instead of q, without the scale.
     query: str | None = None
     causal: bool = False
     dot_only: bool = False
@@ -109,7 +109,7 @@ class ContentCase(Case):
 
 def clipped(m: int, name: str) -> Callable[[Parameters, Tensor, Tensor, ContentCase], Tensor]:
     def rows(p: Parameters, i: Tensor, j: Tensor, case: ContentCase) -> Tensor:
-        # (B, 1, Lq, Lk), or for a table of each head (B, H, Lq, Lk).
+        # (B, 1, Lq, Lk), or (B, H, Lq, Lk) with a per-head table.
         index = (j - i).clamp(-m, m) + m
         return by_index(p[name], index)
 
@@ -141,14 +141,14 @@ def disentangled(
 
 
 def by_index(rows: Tensor, index: Tensor) -> Tensor:
-    """rows (n, D) or (H, n, D) at index (B, 1, Lq, Lk)."""
+    """rows (n, D) or (H, n, D) indexed by (B, 1, Lq, Lk)."""
     if rows.dim() == 2:
         return rows[index]
     return torch.stack([head[index[:, 0]] for head in rows], 1)
 
 
 def on_plane(p: Parameters, i: Tensor, j: Tensor, case: ContentCase) -> Tensor:
-    """By loops over tokens."""
+    """Computed by loops over tokens."""
     cells = [None] + list(itertools.product(range(3), range(4)))
     zero = torch.zeros(case.dim, dtype=p["rows"].dtype)
     return torch.stack(
@@ -370,7 +370,7 @@ def test_scale_multiplies_content_terms_too():
 @pytest.mark.parametrize("scale", [None, 0.7])
 @pytest.mark.parametrize("own", [1.0, -0.3])
 def test_terms_with_a_scale_of_their_own(own, scale):
-    """Each term by itself: its part of the scores is that of its rows times `own` alone."""
+    """Each term separately: its part of the scores is the product of its rows with `own`."""
     torch.manual_seed(0)
     n, dim = 7, 6
     q, k, v = torch.randn(3, 2, 4, n, dim, dtype=torch.float64).unbind()
@@ -433,7 +433,7 @@ def test_a_scale_of_its_own_leaves_none_for_a_similarity_without():
 
 
 def to_dtype(term, dtype):
-    """A term whose tensors have that dtype."""
+    """A term with tensors of the given dtype."""
     fields = {f.name: getattr(term, f.name) for f in dataclasses.fields(term)}
     return dataclasses.replace(
         term, **{n: x.to(dtype) for n, x in fields.items() if isinstance(x, Tensor)}
@@ -485,7 +485,7 @@ def test_skewing():
     torch.testing.assert_close(ours, theirs)
 
 
-# A property that no formula enters: what is relative does not see where the sequence begins.
+# A formula-independent property: relative terms do not depend on where the sequence starts.
 @pytest.mark.parametrize(
     "content", ["relative", "shaw per head", "music transformer", "disentangled, log buckets"]
 )
@@ -496,7 +496,7 @@ def test_translation_equivariance(content):
     o, lse = case.ours(inputs)
     moved = inputs | {name: inputs[name].roll(3, 2) for name in ("q", "k", "v")}
     o_moved, lse_moved = case.ours(moved)
-    # Rows that see neither end nor what was rolled round it.
+    # Rows that see neither end nor the tokens rolled around.
     torch.testing.assert_close(o_moved[:, :, 8:15], o[:, :, 5:12])
     torch.testing.assert_close(lse_moved[:, :, 8:15], lse[:, :, 5:12])
 
@@ -697,7 +697,7 @@ def test_memory_is_linear_in_the_length(kind):
         check=True,
         timeout=240,
     )
-    # One array of L x L bytes would be 1024 MiB.
+    # One array of L x L bytes would take 1024 MiB.
     assert int(run.stdout) < 200 * 1024
 
 
@@ -706,7 +706,8 @@ def test_rope_turns_the_similarity_and_not_the_content():
     q, k, v = (torch.randn(1, 1, 7, 4, dtype=torch.float64) for _ in range(3))
     rows = torch.randn(7, 4, dtype=torch.float64)
     both = gnomon.attention(q, k, v, position=[RoPE(), AbsoluteKeys(rows)])
-    # The same scores from tokens of twice the columns: [turned, as passed] times [turned, rows].
+    # The same scores from tokens with twice the columns: [rotated, unrotated] times [rotated,
+    # rows].
     _, lse = gnomon.attention(q, k, v, position=[RoPE()], return_lse=True)
     turned_q, turned_k = turn(q), turn(k)
     wide_q = torch.cat([turned_q, q], -1)
@@ -716,7 +717,7 @@ def test_rope_turns_the_similarity_and_not_the_content():
 
 
 def turn(x: Tensor) -> Tensor:
-    """RoPE of four columns."""
+    """RoPE with four columns."""
     angle = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.01])
     pairs = torch.view_as_complex(x.unflatten(-1, (2, 2))) * torch.polar(
         torch.ones_like(angle), angle

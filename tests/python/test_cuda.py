@@ -1,8 +1,7 @@
-"""What there is for GPUs, as far as it can be seen without one.
+"""GPU support, as far as it can be tested without a GPU.
 
-Shapes, types and devices are those of fake tensors on a GPU. Kernels of the device CUDA that are
-made of Torch's operators run on tensors of the CPU, and the fused ones are launched on a driver and
-a compiler that are none (tests/core/fakes).
+Fake GPU tensors provide shapes, dtypes and devices. CUDA kernels composed of PyTorch operators run
+on CPU tensors. Fused kernels are launched on a mock driver and compiler (tests/core/fakes).
 """
 
 import itertools
@@ -28,7 +27,7 @@ FAKES = ROOT / "build" / "lib"
 
 
 def on_cuda(operator, *arguments):
-    """What the kernel of the device CUDA makes of tensors on the CPU."""
+    """The result of the CUDA kernel on CPU tensors."""
     return operator.default.redispatch(ON_CUDA, *arguments)
 
 
@@ -69,7 +68,7 @@ def test_shapes_types_and_devices(similarity, dtype):
 
 
 def test_calls_of_other_forms():
-    """What reads the numbers of a tensor on a CPU must not do so on a GPU."""
+    """Code that reads tensor values on the CPU must not do so on a GPU."""
     with FakeTensorMode(), torch.device("cuda"):
         q = fake_tokens(torch.bfloat16, 2, 4, 5, 8, grad=True)
         numbers = torch.ones(2, 5, dtype=torch.int64)
@@ -101,7 +100,7 @@ def test_modules():
 
 
 class _Types(torch.utils._python_dispatch.TorchDispatchMode):
-    """Notes the types of tensors that the operator's passes are given."""
+    """Records the dtypes that the operator's passes receive."""
 
     def __init__(self):
         super().__init__()
@@ -130,7 +129,7 @@ def test_tokens_stay_in_their_type():
 
 
 def test_types_of_gradients():
-    """Autograd itself asks for a GPU; its operator does not."""
+    """Autograd itself requires a GPU, but the operator does not."""
     with FakeTensorMode(), torch.device("cuda"):
         x = fake_tokens(torch.bfloat16, 2, 4, 5, 8)
         y = fake_tokens(torch.bfloat16, 2, 2, 7, 8)
@@ -217,7 +216,7 @@ def test_cone_map_in_operators_of_torch(function, map_name, r):
     torch.manual_seed(0)
     q, k = torch.randn(2, 4, 5, 8, dtype=torch.float64), torch.randn(2, 2, 7, 8).double()
     if map_name == "none":
-        # Heights, some of them outside of what they are clamped to.
+        # Heights, some of them outside the clamping range.
         q, k = ((torch.cat([x[..., :-1], 2 * r * x[..., -1:].sigmoid()], -1)) for x in (q, k))
     arguments = (q, k, function, map_name, r)
     outputs = ops.cone_map(*arguments)
@@ -276,7 +275,7 @@ def test_the_random_matrix_is_the_same_everywhere():
 
 
 def run(code, **environment):
-    """What a new process prints; its cache is in a folder of its own unless given."""
+    """The output of a new process, with its own cache folder unless one is given."""
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env={**os.environ, **environment},
@@ -340,7 +339,7 @@ def fakes(tmp_path):
 
 
 def test_an_operator_launches_its_kernels(fakes, tmp_path):
-    """Forward and backward compile what they need, once, and launch it."""
+    """Forward and backward compile the kernels they need once, and launch them."""
     code = (
         PREAMBLE
         + """
@@ -371,7 +370,7 @@ def test_an_operator_launches_its_kernels(fakes, tmp_path):
     compiled = (tmp_path / "compilations").read_text().splitlines()
     assert compiled
     assert run(code, **fakes).splitlines()[3:] == lines[3:]
-    # The second process found all of them.
+    # The second process found all of them in the cache.
     assert (tmp_path / "compilations").read_text().splitlines() == compiled
 
 

@@ -1,4 +1,4 @@
-"""The operators of a GPU in its emulation, against those of the CPU."""
+"""The GPU operators in the emulator compared with those of the CPU."""
 
 import math
 import os
@@ -153,12 +153,12 @@ CASES = {
 
 
 def results(case: Case, mode=None) -> dict[str, Tensor]:
-    """Outputs and gradients; q, k and v are transposed, as most projections leave them."""
+    """Outputs and gradients; q, k and v are transposed, as most projections produce them."""
     torch.manual_seed(0)
     b, h, g, n, m, d, e = case.shape
 
     def tokens(heads: int, length: int, columns: int) -> Tensor:
-        # Numbers that all types of tokens have.
+        # Numbers that are exact in all token dtypes.
         x = torch.randn(b, length, heads, columns).bfloat16().float() * 0.5
         return x.transpose(1, 2).detach().requires_grad_()
 
@@ -190,7 +190,7 @@ def test_as_on_the_cpu(name, dtype):
     mode = OnCuda(dtype)
     ours, expected = results(case, mode), results(case)
     assert mode.calls["attention_forward"] == mode.calls["attention_backward"] == 1
-    # Tokens may be rounded again behind a map or a rotation, weights and outputs are.
+    # Tokens may be rounded again after a map or a rotation; weights and outputs are rounded.
     tolerance = {torch.float32: 3e-5, torch.bfloat16: 2.5e-2, torch.float16: 4e-3}[dtype]
     for what, value in expected.items():
         scale = value[value.isfinite()].abs().max().clamp(min=0.1).item()
@@ -200,7 +200,7 @@ def test_as_on_the_cpu(name, dtype):
 
 
 def test_dropout_is_that_of_the_cpu():
-    """The values are the keys' own unit vectors: o is zero where a weight has been dropped."""
+    """The values are unit vectors, one per key: o is zero where a weight has been dropped."""
     q, k = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 40, 8)
     v = torch.eye(40).expand(1, 2, 40, 40)
     expected = gnomon.attention(q, k, v, dropout=0.4, seed=3)
@@ -250,7 +250,7 @@ def test_linear_attention():
     ],
 )
 def test_graphs(name, graph):
-    """Against the exact loop: rows without edges, edges twice, several tiles, grouped heads."""
+    """Compared with the exact loop: empty rows, duplicate edges, several tiles, grouped heads."""
     rows = GRAPHS.get(graph) or random_rows(150, 90, seed=3)
     keys = max((j for row in rows for j in row), default=1) + 2
     inputs = graph_inputs(name, rows, keys, heads=4, key_heads=2)
@@ -267,7 +267,7 @@ def test_graphs(name, graph):
 
 @pytest.mark.parametrize("graph", ["few", "skewed", "no edges", "tiles"])
 def test_edge_biases_and_dropout(graph):
-    """As on the CPU: an edge's bias is one of a key, and dropout drops the same edges."""
+    """As on the CPU: an edge bias acts as a key bias, and dropout drops the same edges."""
     rows = GRAPHS.get(graph) or random_rows(150, 90, seed=3)
     keys = max((j for row in rows for j in row), default=1) + 2
     inputs = graph_inputs("laplacian", rows, keys, heads=4, key_heads=2)
@@ -309,7 +309,7 @@ def test_position_to_content_is_refused_by_name():
 
 
 def test_what_the_emulation_sees_is_an_error():
-    """A launch that fails is not taken for a result."""
+    """A failed launch is not mistaken for a result."""
     code = """
     import torch, gnomon
     from emulated_gpu import OnCuda
@@ -361,7 +361,8 @@ def test_what_graphs_do_not_have_on_a_gpu_is_refused_by_name():
 
 
 def gradients(x: list[Tensor], d_o: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Of q, k and v by the kernels in that type; None: by the CPU's in that of the tokens."""
+    """Gradients of q, k and v by the kernels in that dtype; None: by the CPU's in the token
+    dtype."""
     leaves = [t.clone().requires_grad_() for t in x]
     if dtype is None:
         return list(torch.autograd.grad(gnomon.attention(*leaves), leaves, d_o))
@@ -375,22 +376,22 @@ def gradients(x: list[Tensor], d_o: Tensor, dtype: torch.dtype | None = None) ->
     ids=["small weights", "large weights"],
 )
 def test_float16_has_weights_of_any_size(names, keys, of_keys, of_values, of_gradients):
-    """A row's are multiplied by a power of two: without it the small ones have no digits, and the
-    large ones are infinite."""
+    """Each row is scaled by a power of two: otherwise small gradients would lose all digits, and
+    large ones would be infinite."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, 16) for n in (64, keys, keys))
     x = [t.half().float() for t in (0.01 * q, of_keys * k, of_values * v)]
     d_o = (of_gradients * torch.randn(1, 1, 64, 16)).half().float()
     truth = gradients([t.double() for t in x], d_o.double())
     found = gradients(x, d_o, torch.float16)
-    for name in names:  # whose gradients are in float16's range themselves
+    for name in names:  # whose gradients are in float16's range
         ours, expected = found["qkv".index(name)], truth["qkv".index(name)]
         error = (ours.double() - expected).abs().max() / expected.abs().max()
         assert error < 1e-3, (name, float(error))
 
 
 def test_sums_over_many_keys_are_rounded():
-    """Tensor cores cut sums off, which adds up where all of them are positive."""
+    """Tensor cores truncate sums, which accumulates if all terms are positive."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, 16) for n in (16, 3000, 3000))
     x = [q, k, v.abs()]

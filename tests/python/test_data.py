@@ -1,4 +1,4 @@
-"""What `gnomon data` makes of files in other formats, against the arrays that they are of."""
+"""Conversions by `gnomon data` compared with the arrays that the files were written from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def idx(array: np.ndarray, kind: int) -> bytes:
 
 
 def wav(samples: np.ndarray, width: int, channels: int = 1) -> bytes:
-    """Integers of a width as PCM; of one byte they are unsigned."""
+    """Integers of a given width as PCM; one-byte samples are unsigned."""
     out = io.BytesIO()
     with wave.open(out, "wb") as sound:
         sound.setnchannels(channels)
@@ -84,7 +84,7 @@ def test_json(tmp_path):
 
 
 def test_json_that_is_ragged_twice(tmp_path):
-    """Chorales of chords of as many voices as sound."""
+    """Chorales whose chords have as many voices as sound."""
     chorales = [[[1, 2], [3]], [[4, 5, 6]], []]
     got = read(tmp_path / "x.json", json.dumps(chorales).encode())
     np.testing.assert_array_equal(got["a.x"], [1, 2, 3, 4, 5, 6])

@@ -1,4 +1,4 @@
-"""What `gnomon data` makes of sounds and images, against what other programs wrote and read."""
+"""Audio and image conversions by `gnomon data` compared with other programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def soundfile():
 
 
 def noise(frames: int, channels: int) -> np.ndarray:
-    """With digits that 16 bits hold, and the ends of their range."""
+    """Samples that 16 bits represent exactly, including the ends of the range."""
     samples = np.random.default_rng(channels).integers(-(2**15), 2**15, (frames, channels))
     samples[0], samples[1] = -(2**15), 2**15 - 1
     return samples / 2.0**15
@@ -163,7 +163,7 @@ def test_wrong_sounds_of_other_formats(tmp_path, capsys, soundfile):
     broken = bytearray(flac)
     broken[len(flac) // 2] ^= 255
     vast = bytearray(flac)
-    vast[21] |= 15  # of the number of samples, in 36 bits
+    vast[21] |= 15  # the number of samples, in 36 bits
     for name, content, part in (
         ("x.flac", b"", "is empty"),
         ("x.flac", flac[:20], "is truncated or damaged: "),
@@ -190,7 +190,7 @@ def test_what_a_missing_library_reads_is_refused_in_one_line(tmp_path, capsys, m
     assert line == (
         "is read with pillow, which cannot be imported: pip install pillow, or gnomon[data]"
     )
-    # What needs none of them.
+    # Inputs that need none of them.
     np.testing.assert_array_equal(read(tmp_path / "x.wav", WAV)["a.x"][0] * 2**15, np.arange(9))
     header = struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 48, b"WAVE", b"fmt ", 16, 3, 1, RATE,
                          4 * RATE, 4, 32, b"data", 12)  # fmt: skip
@@ -238,7 +238,7 @@ def test_images(tmp_path, content, expected):
 
 
 def png(rows: np.ndarray, width: int, bits: int, colour: int) -> bytes:
-    """Rows of bytes as the format has them: 0 in front of each says that it is not filtered."""
+    """Rows in PNG format: a leading 0 marks each row as unfiltered."""
     lines = np.concatenate([np.zeros((len(rows), 1), np.uint8), rows], 1).tobytes()
     header = struct.pack(">IIBBBBB", width, len(rows), bits, colour, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
@@ -267,7 +267,7 @@ def test_images_of_other_depths_written_by_hand(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".jpg", ".jpeg", ".JPG"])
 def test_photographs(tmp_path, suffix):
-    """JPEG keeps what changes slowly."""
+    """JPEG preserves slow changes."""
     ramp = np.add.outer(8 * np.arange(16), 4 * np.arange(24)).astype(np.uint8)
     colour = np.stack([ramp, ramp[::-1], 255 - ramp], 2)
     for pixels in (ramp, colour):
@@ -303,7 +303,7 @@ def test_a_folder_of_images(tmp_path):
 
 
 def test_subfolders_are_classes_that_all_parts_share(tmp_path, capsys):
-    """As `--task images` trains on: the classes of a part that has not all of them are the same."""
+    """As `--task images` trains on: a part with missing classes uses the same numbering."""
     rng = np.random.default_rng(0)
     for part, classes in (("train", ["cat", "dog", "newt"]), ("valid", ["dog", "newt"])):
         for name in classes:
@@ -324,19 +324,19 @@ def test_subfolders_are_classes_that_all_parts_share(tmp_path, capsys):
         "train", "--task", "images", "--data", "out", "--out", "run", "--steps", 2, "--dim", 16,
         "--depth", 1, "--heads", 2, "--mlp", 32, "--batch", 4, "--threads", 1, cwd=tmp_path,
     )  # fmt: skip
-    # Columns of names, too.
+    # Columns with names as well.
     put(tmp_path, {"a.csv": b"x,y\n1,b\n", "b.csv": b"x,y\n1,a\n2,b\n"})
     words = [f"train.labels={tmp_path / 'a.csv'}:y", f"valid.labels={tmp_path / 'b.csv'}:y"]
     assert main([str(tmp_path / "csv"), *words]) == 0
     got = load_file(tmp_path / "csv")
     assert got["train.labels"].tolist() == [[1]]
     assert got["valid.labels"].tolist() == [[0], [1]]
-    # Names that somebody gives are as they are given.
+    # User-given names are kept.
     words = [f"train.{name}={tmp_path / 'n.txt'}" for name in ("labels", "labels_names")]
     put(tmp_path, {"n.txt": b"3\n1\n"})
     assert main([str(tmp_path / "own"), *words]) == 0
     assert load_file(tmp_path / "own")["train.labels"].tolist() == [3, 1]
-    # Files of labels that are images themselves have names, and are no numbers of them.
+    # Label files that are images have names instead of numbers.
     assert main([str(tmp_path / "masks"), f"train.labels={tmp_path / 'valid'}"]) == 0
     assert load_file(tmp_path / "masks")["train.labels"].shape == (6, 8, 8)
 
@@ -394,7 +394,7 @@ def test_wrong_images_are_one_line_with_the_file_and_a_reason(
 
 
 def test_an_image_of_more_pixels_than_memory_is_refused(tmp_path, capsys):
-    """A file of a few bytes whose header tells of 900 millions of pixels."""
+    """A file of a few bytes whose header claims 900 million pixels."""
     content = bytearray(picture(np.zeros((1, 1), np.uint8), "BMP"))
     content[18:26] = struct.pack("<ii", 30000, 30000)
     put(tmp_path, {"x.bmp": bytes(content)})
@@ -436,7 +436,7 @@ def tar(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-#: By name: a file, and how many of its bytes tell its format.
+#: By name: a file, and the number of bytes that identify its format.
 WHOLE = {
     "x.png": (picture(COLOUR), 1),
     "x.jpg": (picture(pixels_of(24, 24), "JPEG"), 1),
@@ -452,7 +452,8 @@ WHOLE = {
 
 @pytest.mark.parametrize("source", WHOLE)
 def test_a_file_that_is_cut_short_is_called_truncated(tmp_path, source):
-    """Wherever it is cut; or it is read, and the whole of it, where only its last bytes lack."""
+    """A file cut at any point is rejected, unless only dispensable final bytes are missing; then it
+    is read completely."""
     content, known = WHOLE[source]
     path = tmp_path / source.split(":")[0]
     path.write_bytes(content)
@@ -469,6 +470,6 @@ def test_a_file_that_is_cut_short_is_called_truncated(tmp_path, source):
             assert got.keys() == expected.keys()
             assert all(np.array_equal(got[name], expected[name]) for name in got), cut
     assert {cut: text for cut, text in messages.items() if "is truncated" not in text} == {}
-    # What ends a file may lack: padding of a .tar, and a checksum of a .png.
+    # Bytes that may be missing: the padding of a .tar and the checksum of a .png.
     half = len(content.rstrip(b"\0")) // 2
     assert messages.keys() >= {cut for cut in cuts if cut < half}

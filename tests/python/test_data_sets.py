@@ -1,6 +1,6 @@
-"""`gnomon data get`: what is fetched from a server of the test's own is kept where it is whole.
+"""`gnomon data get`: downloads from a local test server are kept only if complete.
 
-And the table of the sets, against the files themselves where ../shared/data has them.
+Also compares the table of data sets with the files, if ../shared/data has them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LABELS = gzip.compress(idx(np.array([0, 1, 2, 1, 0]), 0x08), mtime=0)
 
 @dataclasses.dataclass
 class Server:
-    """What a path answers with: a status, a body, and the size that is told of it."""
+    """The response to a path: a status, a body, and the announced size."""
 
     url: str
     answers: dict[str, tuple[int, bytes, int | None]]
@@ -65,7 +65,7 @@ def server(monkeypatch):
         def do_GET(self):
             asked.append(self.path)
             status, body, told = answers.get(self.path, (404, b"", 0))
-            if status == 0:  # no HTTP
+            if status == 0:  # not HTTP
                 self.wfile.write(body)
                 return
             self.send_response(status)
@@ -141,7 +141,7 @@ def test_a_set_is_fetched_and_converted(pictures, tmp_path, monkeypatch, capsys)
     told = (tmp_path / "sample" / ".source.txt").read_text()
     for part in ("CC0", "https://example.org", pictures.url, hashlib.sha256(IMAGES).hexdigest()):
         assert part in told
-    # The same as the command for files that one has.
+    # Equivalent to the command for local files.
     main(["own", "train.images=sample/images", "train.labels=sample/labels.gz"])
     own = (tmp_path / "own").read_bytes()
     assert own == (tmp_path / "sample" / "sample.safetensors").read_bytes()
@@ -150,7 +150,7 @@ def test_a_set_is_fetched_and_converted(pictures, tmp_path, monkeypatch, capsys)
 def test_files_that_are_there_are_kept(pictures, tmp_path, capsys):
     folder = tmp_path / "some" / "place"
     folder.mkdir(parents=True)
-    (folder / "images").write_bytes(IMAGES)  # by hand
+    (folder / "images").write_bytes(IMAGES)  # not by the program
     assert main(["get", "sample", "--out", str(folder)]) == 0
     assert pictures.asked == ["/labels.gz"]
     assert f"{folder / 'images'}: already present" in capsys.readouterr().out
@@ -210,7 +210,7 @@ def test_what_is_not_whole_is_not_kept(server, tmp_path, monkeypatch, capsys, fa
 
 def test_no_network_is_said_with_the_address(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with socket.socket() as closed:  # bound, and not listening
+    with socket.socket() as closed:  # bound but not listening
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/images"
         add_set(monkeypatch, file_of("images", IMAGES, url))
@@ -295,7 +295,7 @@ def test_archives_are_known_by_what_is_in_them(server, tmp_path, monkeypatch, ca
     made = load_file(folder / "sample.safetensors")
     np.testing.assert_array_equal(made["train.audio_lengths"], [3, 4, 5])
     assert f"sha256 of its *.wav {sha256}" in (folder / ".source.txt").read_text()
-    # Packed in another way, in another folder and order, beside other files.
+    # Packed differently, in another folder and order, with other files.
     again = {f"other/{name[4:]}": sounds[name] for name in reversed(sounds)} | {"README": b"x"}
     server.has("sounds.tar.gz", archive(again, level=1))
     assert main(["get", "sample", "--out", str(tmp_path / "b")]) == 0
@@ -322,7 +322,7 @@ class csr_matrix:  # noqa: N801 - scipy's
 
 
 def pickled(value: object) -> bytes:
-    """With the modules of scipy and numpy of 2016."""
+    """With the module names of scipy and numpy in 2016."""
     text = pickle.dumps(value, protocol=3)
     text = text.replace(f"c{__name__}\ncsr_matrix\n".encode(), b"cscipy.sparse.csr\ncsr_matrix\n")
     return text.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
@@ -359,7 +359,7 @@ def test_a_graph_of_planetoid_becomes_text(tmp_path, monkeypatch):
     assert read("val.index") == [[node] for node in range(6, 506)]
     assert read("test.index") == [[node] for node in range(506, 510)]
     assert len(made) == 6
-    # What is pickled may not call anything else.
+    # A pickle must not call anything else.
     (tmp_path / "ind.some.graph").write_bytes(pickle.dumps(os.getcwd, protocol=3))
     with pytest.raises(ValueError, match=r"ind\.some\.graph: .*posix\.getcwd"):
         convert(SETS["sample"], tmp_path)
@@ -432,7 +432,7 @@ def test_an_entry_of_the_table(chosen):
             if "github" in url:
                 assert re.search(r"/[0-9a-f]{40}[/.]", url), url
     sources = {source.partition(":")[0] for source in chosen.arrays.values()}
-    # Those of Cora are texts that are made first.
+    # Cora's are converted to text first.
     assert chosen.texts or sources <= set(names)
 
 
@@ -456,7 +456,7 @@ def test_what_tasks_read_of_them(name, tmp_path):
     for file in folder.iterdir():
         (tmp_path / file.name).symlink_to(file)
     if name == "fsdd":
-        # As GitHub packs it: in a folder, with other files beside.
+        # As GitHub packs it: in a folder with other files.
         with (
             tarfile.open(folder / "fsdd-recordings.tar") as sounds,
             tarfile.open(tmp_path / "fsdd.tar.gz", "w:gz", compresslevel=1) as packed,
@@ -478,7 +478,7 @@ def test_the_page_has_them_all():
     assert re.findall(r"^\| `([\w-]+)` \|", rows, re.M) == list(SETS)
 
 
-# Cora is there as the texts that are made of it, and MNIST's files are packed anew.
+# Cora is available as converted text, and MNIST's files are repacked.
 FOLDERS = {name: name for name in SETS if name not in ("cora", "mnist")} | {
     "wordnet-mammals": "wordnet"
 }

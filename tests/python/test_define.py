@@ -1,4 +1,4 @@
-"""gnomon.similarity.define: the C++ that is written of a formula, and similarities made of one."""
+"""gnomon.similarity.define: the C++ generated from a formula, and the resulting similarities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gnomon._formula import definition_of
 
 pytestmark = pytest.mark.cpu("processes of its own")
 
-# A formula, the scalars of heads that it reads, and whether g is a squared distance.
+# A formula, its head scalars, and whether g is a squared distance.
 FORMULAS = [
     ("g", (), True),
     ("g", (), False),
@@ -130,7 +130,7 @@ def value_of(formula: str, heads: tuple[str, ...], g: torch.Tensor, t: list) -> 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory) -> pathlib.Path:
-    """What computes the definitions of all formulas in double."""
+    """Evaluates the definitions of all formulas in double precision."""
     folder = tmp_path_factory.mktemp("formulas")
     definitions = [
         definition_of(f"F{n}", *formula, {"kTitle": 'a "title", of \\ ä'})
@@ -173,12 +173,12 @@ def test_definitions_are_their_formulas(program):
             for inside in (least, most, g, random.uniform(least, most)):
                 f = value_of(formula, heads, torch.tensor(inside, dtype=torch.float64), t).item()
                 assert ours[5] - 1e-9 <= f <= ours[6] + 1e-9, (formula, least, most, inside, t)
-    # Of a quotient nothing is known where its divisor may be 0.
+    # A quotient whose divisor may be 0 has no bounds.
     assert told == 60 * (len(FORMULAS) - 2)
 
 
 def test_kinks_and_ends(program):
-    """Ties are halved, equal tokens have the gradient 0, and what overflows is cut."""
+    """Ties are split evenly, equal tokens have gradient 0, and overflow is clamped."""
 
     def at(formula, g, t=1.0):
         (n,) = [n for n, (f, _, _) in enumerate(FORMULAS)
@@ -420,9 +420,9 @@ print(StudentT.library)
 
 
 def test_a_similarity_of_a_formula(tmp_path):
-    """In processes of their own: what is defined stays. The second one has no compiler."""
+    """In separate processes, because definitions persist. The second process has no compiler."""
     (tmp_path / "checks.py").write_text(CHECKS)
-    # The page of the recipe defines the same.
+    # The recipe page defines the same similarity.
     environment = os.environ | {"GNOMON_CACHE": str(ROOT / "build" / "cache")}
     found = set()
     for change in ({}, {"PATH": "/nowhere"}):

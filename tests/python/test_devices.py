@@ -1,8 +1,8 @@
-"""Terms, modules and the program on a device beside the CPU: a GPU, or without one what stands in
-for it (other_device.py).
+"""Terms, modules and the program on a device other than the CPU: a GPU or, without one, a stand-in
+(other_device.py).
 
-The numbers are those of the CPU, and what has been left there is an error. The device that stands
-in would be there for all other tests too: these run in processes of their own.
+Results must match the CPU's, and tensors left on the CPU are errors. The stand-in device would
+exist for all other tests as well, so these run in separate processes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def same(here, beyond, message=None):
 
 @pytest.fixture
 def there(device) -> Iterator[str]:
-    """The device's name; what is made in this process is on the CPU."""
+    """The name of the device; tensors created in this process are on the CPU."""
     if device.type == "cpu" and not LIBRARY.exists():
         pytest.skip(f"{LIBRARY.name} is not built")
     with torch.device("cpu"):
@@ -67,7 +67,7 @@ def there(device) -> Iterator[str]:
 
 @pytest.fixture
 def run(there, tmp_path) -> Callable[..., str]:
-    """What a process with the device prints, in the folder of the test."""
+    """The output of a process with the device, run in the test's folder."""
 
     def process(code: str, before: str = "") -> str:
         code = PREAMBLE + before + textwrap.dedent(code) + "other_device.leave()"
@@ -112,7 +112,7 @@ def test_the_device_refuses_what_a_gpu_refuses(run, there):
     assert output.splitlines() == [str([True] * 7), f"{there}:0 True"]
 
 
-#: What the processes of the tests below share: a module or a call here and there.
+#: Code shared by the processes of the tests below.
 SAME = """
 def check(name, module, inputs, *calls):
     twin = copy.deepcopy(module).to(there)
@@ -222,7 +222,7 @@ def test_every_module_of_attention(run):
     )
     count, unmade = json.loads(output)
     assert count > 90
-    # A bias of all scores has no gradient: a number, or a tensor of the caller's.
+    # A bias common to all scores has no gradient: use a number, or a user tensor.
     assert unmade == ["lorentz:bias=learned"]
 
 
@@ -426,7 +426,7 @@ TINY = ["--dim", 16, "--depth", 2, "--heads", 2, "--mlp", 32]
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A task's data in a folder, and the words that its commands take."""
+    """A task's data in a folder, and the arguments of its commands."""
 
     make: Callable[[pathlib.Path], object]
     words: list[object]
@@ -529,12 +529,13 @@ def tensors_of(file: pathlib.Path) -> dict[str, torch.Tensor]:
 
 
 def assert_close_files(one: pathlib.Path, other: pathlib.Path, there: str) -> None:
-    """Weights after a few steps; of a GPU's, most of each tensor's: AdamW makes of gradients that
-    are rounding steps of the size of all others."""
+    """Weights after a few steps. On a GPU, compares most of each tensor, because AdamW enlarges
+    gradients that are only rounding errors to full steps."""
     ours, theirs = tensors_of(one), tensors_of(other)
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
-        # These only shift all scores of a row: their gradients are rounding, which AdamW enlarges.
+        # These shift all scores of a row equally, so their gradients are rounding errors, which
+        # AdamW enlarges.
         if name.endswith("k_proj.bias"):
             continue
         bounds = {"rtol": 1e-4, "atol": 1e-5}
@@ -547,7 +548,7 @@ def assert_close_files(one: pathlib.Path, other: pathlib.Path, there: str) -> No
 
 
 def assert_close_numbers(one: object, other: object, place: str = "") -> None:
-    """Records, but for what is measured with a clock."""
+    """Records without measured times."""
     if isinstance(one, dict):
         assert one.keys() == other.keys(), place
         for key in one.keys() - {"machine", "command", "started", "updated", "versions"}:
@@ -608,7 +609,7 @@ def test_a_task_does_on_a_device_what_it_does_on_the_cpu(task, run, there, tmp_p
     )
     told = json.loads(output.splitlines()[-1])
     assert_close_numbers(told["here"], told["there"])
-    # Generators of a GPU give dropout, shifts and noise of its own.
+    # A GPU has its own generators for dropout, shifts and noise.
     if there != "cuda":
         assert_close_files(tmp_path / "here" / FILE, tmp_path / "there" / FILE, there)
     records = [

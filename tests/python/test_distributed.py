@@ -1,4 +1,5 @@
-"""Several processes against one: context parallel attention, and training from the command line."""
+"""Several processes compared with one: context-parallel attention, and training from the command
+line."""
 
 from __future__ import annotations
 
@@ -56,15 +57,15 @@ B, H, HKV, D, DV = 2, 4, 2, 6, 5
 PROCESSES = 3
 SECONDS = 300
 
-# Rows of the processes of a group of three, and of two; odd, unequal, and one of a single row.
+# Numbers of rows per process for groups of three and two: odd, unequal, and a single row.
 ROWS = {3: [7, 5, 1], 2: [5, 8]}
-# Of the keys, where a case has others for them.
+# For the keys, if a case uses different ones.
 KEY_ROWS = {"chunks": {3: [5, 5, 3], 2: [10, 3]}}
 LENGTH = 13
 
 
 class Draw:
-    """Random tensors that all processes draw alike."""
+    """Random tensors that are equal in all processes."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -89,7 +90,7 @@ def packed() -> Tensor:
     return torch.tensor([0] * 4 + [1] * 6 + [2] * 3).expand(B, -1)
 
 
-# The arguments of each call on the whole sequence; causal among them where it matters.
+# The arguments of each call on the whole sequence, causal where it matters.
 CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "dot": lambda draw: {"scale": 0.7},
     "dot causal": lambda draw: {"causal": True},
@@ -218,7 +219,7 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
     },
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
-# Rounding of o, lse and the gradients, relative to their largest number.
+# Tolerances for o, lse and the gradients, relative to their largest number.
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "bfloat16": 2e-2}
 RUNS = [(case, "float64") for case in CASES] + [
     ("dot causal", "float32"),
@@ -281,7 +282,7 @@ def compare(
     if "mask" in arguments and arguments["mask"].shape[2] > 1:
         arguments["mask"] = part_of(arguments["mask"], rows, rank, 2)
     if isinstance(arguments.get("position"), list):
-        # What has the rows of the queries.
+        # Tensors with the rows of the queries.
         arguments["position"] = [
             dataclasses.replace(term, **{field: part_of(getattr(term, field), rows, rank, 2)})
             if (field := {PairBias: "bias", Relative: "query"}.get(type(term)))
@@ -320,7 +321,7 @@ def compare(
 
 
 def errors(group: dist.ProcessGroup) -> dict[str, str]:
-    """What wrong calls answer, in every process alike."""
+    """The errors of invalid calls, which are equal in every process."""
     rank = dist.get_rank(group)
     q = torch.zeros(1, 2, 4, 4)
     table = torch.zeros(2, 7)
@@ -406,7 +407,7 @@ def work(rank: int, folder: str) -> None:
                     compare(case, dtype, group, KEY_ROWS.get(case, ROWS)[size], layout)
                 except Exception:
                     failures[f"{size} {case} {dtype} {layout}"] = traceback.format_exc()
-        # Parts of the keys that are not those of the queries.
+        # Keys divided differently from the queries.
         if 2 in groups:
             for layout in LAYOUTS:
                 try:
@@ -475,7 +476,7 @@ def test_parts_of_keys_may_be_others_than_those_of_queries(record, layout):
 
 
 def test_rows_of_a_layout(record):
-    """Each row is in one process; a zigzag shares the pairs of a causal mask out equally."""
+    """Each row belongs to one process; a zigzag order balances the pairs of a causal mask."""
     for layout in LAYOUTS:
         for length in (3, 12, 13, 17):
             rows = [its["rows"][f"{layout} {length}"] for its in record]

@@ -1,4 +1,4 @@
-"""Training over several processes from the command line, against one process."""
+"""Training with several processes from the command line, compared with one process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from test_cli import PROGRAM, SECONDS, copy_with_steps, step_of, succeed
 pytestmark = pytest.mark.cpu("processes of its own")
 
 FILE = "checkpoint.safetensors"
-# Five windows over two processes: two and three. What training draws at random, dropout and CAPE's
-# shifts, falls on the windows as in one process; a memory, and the embeddings that a convolution
-# keeps, are gathered for a checkpoint.
+# Five windows over two processes: two and three. Random numbers of training, for dropout and CAPE's
+# shifts, are the same per window as in one process. Memories, and the embeddings cached by a
+# convolution, are gathered for a checkpoint.
 TRAIN = [
     "train", "--data", "text.txt", "--dim", 16, "--depth", 2, "--heads", 2, "--mlp", 32,
     "--length", 16, "--batch", 5, "--similarity", "penumbral", "--position",
@@ -42,7 +42,7 @@ def start(arguments: list[object], cwd: pathlib.Path, **environment: str) -> sub
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """The exit code, and what was written to both outputs."""
+    """The exit code and both outputs."""
     try:
         output, errors = process.communicate(timeout=SECONDS)
     finally:
@@ -57,7 +57,7 @@ def run_one(arguments: list[object], cwd: pathlib.Path) -> str:
 def start_two(
     arguments: list[object], cwd: pathlib.Path, second: list[object] | None = None
 ) -> list[subprocess.Popen[str]]:
-    """What torchrun starts; process 1 may have words of its own."""
+    """Processes started by torchrun; process 1 may have its own arguments."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -82,7 +82,7 @@ def run_two(arguments: list[object], cwd: pathlib.Path) -> None:
 def refused_by_two(
     arguments: list[object], cwd: pathlib.Path, second: list[object] | None = None
 ) -> str:
-    """The one line that both together answer with."""
+    """The one-line error of both processes together."""
     ends = [finish(process) for process in start_two(arguments, cwd, second)]
     assert [code for code, _, _ in ends] == [2, 2], ends
     lines = [line for _, _, errors in ends for line in errors.splitlines() if "gnomon: " in line]
@@ -91,7 +91,7 @@ def refused_by_two(
 
 
 def assert_same(got: pathlib.Path, expected: pathlib.Path) -> None:
-    """Of the same numbers but for the order in which they were summed."""
+    """Equal up to the order of summation."""
     assert step_of(got / FILE) == step_of(expected / FILE)
     got_tensors, expected_tensors = load_file(got / FILE), load_file(expected / FILE)
     assert got_tensors.keys() == expected_tensors.keys()
@@ -114,7 +114,7 @@ def test_torchrun_does_what_one_process_does_and_either_goes_on(folder):
         start([sys.executable, *TORCHRUN, "-m", "gnomon", *arguments, "--out", "two"], folder)
     )
     assert code == 0, errors
-    # Said once.
+    # Printed once.
     assert output == alone
     assert errors.count(" to train on, steps 0 to 6") == 1
     assert [file.name for file in (folder / "two").iterdir()] == [FILE]

@@ -1,4 +1,4 @@
-"""The pages of docs that say what there is."""
+"""Documentation pages that list what exists."""
 
 import ast
 import doctest
@@ -52,7 +52,7 @@ def test_the_page_of_benchmarks_is_what_its_script_writes():
 
 
 def names_in(file: pathlib.Path) -> set[str]:
-    """The tests of a file, as they are called on the command line."""
+    """The tests of a file, by their names on the command line."""
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".py":
         return {n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
@@ -117,7 +117,7 @@ def test_public_names_of_a_package_can_be_pickled(package):
         assert pickle.loads(pickle.dumps(getattr(package, name))) is getattr(package, name)
 
 
-#: Abstract bases, of which users make no objects.
+#: Abstract base classes, which users do not instantiate.
 BASES = {"DefinedSimilarity", "Similarity", "Position"}
 
 
@@ -141,7 +141,7 @@ def without_types(function) -> str:
 
 
 def test_signatures_on_the_api_pages_are_those_of_the_functions():
-    """They are written out where overloads or types would make them unreadable."""
+    """Written out where overloads or types would make them unreadable."""
     functions = [
         gnomon.attention,
         gnomon.attention_weights,

@@ -1,4 +1,4 @@
-"""The mask of dropout against its hash, written a second time: no part of a place is left out."""
+"""The dropout mask compared with a second implementation of its hash, covering every index."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def mix(x):
 
 
 def hash_columns(seed, b, h, i, j):
-    """32 bits for each pair, of arrays that broadcast."""
+    """32 bits per pair, for arrays that broadcast."""
     with np.errstate(over="ignore"):
         row = mix(np.uint64(seed % 2**64) + STEP)
         for place in (b, h, i):
@@ -33,7 +33,7 @@ def hash_columns(seed, b, h, i, j):
 
 
 def kept(seed, rate, dtype, heads=H):
-    """Which weights of equal scores are there: values are the unit vectors."""
+    """Which of several equal weights are kept, read off with unit vectors as values."""
     q = torch.zeros(B, heads, L, 2, dtype=dtype)
     v = torch.eye(L, dtype=dtype).expand(B, heads, L, L)
     return gnomon.attention(q, q, v, dropout=rate, seed=seed) != 0
@@ -52,7 +52,8 @@ def test_the_mask_is_that_of_the_hash(seed, dtype):
 
 
 def test_masks_are_of_their_own():
-    """Of each seed, batch, head and row: half of any two agree."""
+    """Masks differ between seeds, batches, heads and rows: any two agree in about half of the
+    pairs."""
     masks = torch.cat([kept(seed, 0.5, torch.float32) for seed in SEEDS]).flatten(0, 1)
     signs = masks.flatten(1).double() * 2 - 1
     shared = signs @ signs.T / signs.shape[1]
@@ -71,5 +72,5 @@ def test_the_gradient_has_the_mask_of_its_output(dtype):
     mask = kept(seed, 0.5, dtype)
     d_o = torch.eye(L, dtype=dtype).expand(B, H, L, L)
     gnomon.attention(q, k, v, dropout=0.5, seed=seed).backward(d_o)
-    # d v_j is the weights of j, of the rows that its columns stand for.
+    # d v_j contains the weights of key j in the rows that its columns represent.
     assert torch.equal(v.grad.mT != 0, mask)

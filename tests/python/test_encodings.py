@@ -1,4 +1,4 @@
-"""Tables of positions against their formulas, and hype_augment against our bias."""
+"""Position tables compared with their formulas, and hype_augment with the bias."""
 
 import math
 
@@ -104,7 +104,7 @@ def test_hype_approaches_alibi_with_the_cube_of_mu():
         hype = gnomon.attention(q, k, v, position=HyPE(slopes / mu, mu), causal=True)
         return float((hype - alibi).abs().max())
 
-    # tau sinh(mu x) = m x (1 + (mu x)^2 / 6 + ...): a tenth of mu is a hundredth of the error.
+    # tau sinh(mu x) = m x (1 + (mu x)^2 / 6 + ...): a tenth of mu gives a hundredth of the error.
     assert 90 < error(1e-3) / error(1e-4) < 110
 
 

@@ -1,4 +1,4 @@
-"""Wrong arguments: the kind of error, and a message with the argument and what was expected."""
+"""Invalid arguments: the exception type, and a message with the argument and the expected value."""
 
 import warnings
 
@@ -482,15 +482,15 @@ TYPE_ERRORS = {
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # the layout is on its way out
+    warnings.simplefilter("ignore")  # this layout is deprecated
     NESTED = torch.nested.nested_tensor([tokens(4, 6, 8), tokens(4, 3, 8)])
 
 
 def wrong_tokens(call, names, shape, operator):
-    """Each tensor of a type, a dtype, a layout and a device that it cannot have."""
+    """Each tensor with an unsupported type, dtype, layout and device."""
     cases = {}
     for name in names:
-        other = "k" if name == "q" else name  # q is what the others are compared with
+        other = "k" if name == "q" else name  # the others are compared with q
         for what, value, message in (
             ("a str", "x", rf"{name} is a str; expected a Tensor"),
             ("integers", tokens(*shape, dtype=torch.int64), rf"{name} has dtype Long"),
@@ -514,7 +514,7 @@ def wrong_tokens(call, names, shape, operator):
 
 
 def wrong_parameters(call, operator, of):
-    """A parameter of each head, of integers and on another device."""
+    """A per-head parameter with integers, and on another device."""
     return {
         f"{operator}: {of} of integers": (
             lambda: call(HEADS.long()),
@@ -721,7 +721,7 @@ def test_type_errors(name):
 
 
 def test_integers_of_other_classes():
-    """What has __index__ is one: NumPy's, and others'."""
+    """Objects with __index__, such as NumPy integers, are accepted as integers."""
 
     class Two:
         def __index__(self):
@@ -748,7 +748,7 @@ def test_none_window_needs_no_offset():
 
 
 def test_shapes_without_data():
-    """All on the device meta, which holds shapes alone."""
+    """All on the meta device, which stores only shapes."""
     q = tokens(2, 4, 6, 8, device="meta")
     lengths = torch.zeros(2, dtype=torch.int64, device="meta")
     o, lse = gnomon.attention(

@@ -1,4 +1,4 @@
-"""The programs of examples/python: they run as they are, and what they print is so."""
+"""The programs of examples/python run unchanged, and their output is correct."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def replace_sdpa(printed: str) -> None:
 
 
 def learned_hype(printed: str) -> None:
-    # Without a position the best guess is log(16) = 2.77.
+    # Without a position, the best guess has loss log(16) = 2.77.
     first, *_, last = losses(printed)
     assert last < 0.1 < first < 2.5
     before, after = re.findall(r"tau \[(.*)\]", printed)

@@ -1,4 +1,4 @@
-"""FlexAttention's masks as gnomon's arguments, and the products that FlopCounterMode counts."""
+"""FlexAttention masks converted to gnomon's arguments, and products counted by FlopCounterMode."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ SQUARE = {"Q_LEN": L, "KV_LEN": L}
 FEW = {"Q_LEN": L - 4, "KV_LEN": L}
 BATCHES = {"B": 2, **SQUARE}
 
-# A mask_mod, what it is called with, and the arguments that it is.
+# A mask_mod, its inputs, and the equivalent arguments.
 MASKS = {
     "all": (lambda b, h, q, k: q >= -1, SQUARE, set()),
     "none": (lambda b, h, q, k: q < -1, SQUARE, {"key_lengths"}),
@@ -88,7 +88,7 @@ def test_flex_attention():
     q, k, v = torch.randn(3, 2, 4, L, 8).unbind()
     dense = create_mask(mask_mod, 1, 1, L, L, device="cpu")
     expected = gnomon.scaled_dot_product_attention(q, k, v, dense, scale=0.2)
-    for _ in range(2):  # what is found is kept
+    for _ in range(2):  # results are cached
         ours = flex_attention(q, k, v, block_mask=block_mask, scale=0.2)
         torch.testing.assert_close(ours, expected)
     o, lse = flex_attention(q, k[:, :2], v[:, :2], enable_gqa=True, return_lse=True)
@@ -128,7 +128,7 @@ print(*(mode.get_total_flops() for mode in (forward, backward, graph)))
 @pytest.mark.cpu("processes of their own")
 @pytest.mark.parametrize("first", ["gnomon", "torch.utils.flop_counter"])
 def test_flops(first):
-    """Whichever is imported first."""
+    """For either import order."""
     second = {"gnomon": "torch.utils.flop_counter"}.get(first, "gnomon")
     imports = f"import {first}\nassert '{second}' not in sys.modules\nimport {second}"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""From torch.nn: weights, layers in the place of torch's, grids of another resolution."""
+"""Conversion from torch.nn: weights, replaced layers, grids of another resolution."""
 
 import copy
 import itertools
@@ -38,7 +38,7 @@ def test_from_torch(dtype, bias, widths, batch_first, padded):
     value = torch.randn(3, 9, module.vdim).to(dtype)
     mask = torch.rand(3, 9) < 0.4 if padded else None
     if padded:
-        mask[:, 4] = False  # torch gives NaN where no key is left
+        mask[:, 4] = False  # torch gives NaN if no key is left
     side = (lambda x: x) if batch_first else (lambda x: x.transpose(0, 1))
     expected, weights = module(side(query), side(key), side(value), key_padding_mask=mask)
     got = own(query, key, value, key_padding_mask=mask)
@@ -99,7 +99,7 @@ def test_a_state_of_torch_loads(widths):
     own.load_state_dict(model.state_dict())
     x, key, value = (torch.randn(2, 5, n) for n in (32, module.kdim, module.vdim))
     torch.testing.assert_close(own["layer"](x, key, value), module(x, key, value)[0])
-    # And its own, as ever.
+    # Its own mask still applies.
     copy.deepcopy(own).load_state_dict(own.state_dict())
 
 
@@ -265,7 +265,7 @@ MASKS = {
 @pytest.mark.parametrize("pairs", MASKS)
 def test_a_drop_in_is_called_as_torch_s_module(pairs, keys, widths, batch_first):
     if "none" not in (pairs, keys) and (pairs == "booleans") != (keys == "booleans"):
-        return  # torch warns of mixed kinds
+        return  # torch warns about mixed mask types
     module = theirs(batch_first=batch_first, **widths)
     own = nn.MultiheadAttention.from_torch(module, drop_in=True)
     assert isinstance(own, torch.nn.MultiheadAttention)
@@ -288,7 +288,7 @@ def test_a_drop_in_is_called_as_torch_s_module(pairs, keys, widths, batch_first)
         }
         expected, found = (m(query, key, value, **arguments) for m in (module, own))
         torch.testing.assert_close(found, expected)
-    # Without a batch, where a mask may be one for each head.
+    # Without a batch, with a possibly per-head mask.
     one = [x[0] if batch_first else x[:, 0] for x in (query, key, value)]
     arguments = {
         "key_padding_mask": None if hidden is None else hidden[0],
@@ -296,7 +296,7 @@ def test_a_drop_in_is_called_as_torch_s_module(pairs, keys, widths, batch_first)
         "average_attn_weights": False,
     }
     torch.testing.assert_close(own(*one, **arguments), module(*one, **arguments))
-    # A few rows of the weights alone.
+    # A few rows of the weights.
     weights = module(query, key, value)[1]
     for rows, chosen in ((-1, [4]), ([0, 3], [0, 3]), (slice(1, 3), [1, 2])):
         torch.testing.assert_close(own(query, key, value, need_weights=rows)[1], weights[:, chosen])
@@ -312,7 +312,7 @@ def test_a_drop_in_trains(dropout):
     found = own(x, x, x, attn_mask=future, is_causal=True, need_weights=False)
     assert found[1] is None
     if dropout > 0:
-        # What is left of the weights is scaled up.
+        # The remaining weights are scaled up.
         mean = sum(own(x, x, x, need_weights=False)[0].detach() for _ in range(800)) / 800
         torch.testing.assert_close(mean, module.eval()(x, x, x)[0].detach(), atol=0.3, rtol=0)
         return
@@ -334,7 +334,7 @@ def test_a_drop_in_trains(dropout):
 
 
 def test_causal_masks_of_positions_that_read_the_order():
-    """A causal mask says to them what is_causal does."""
+    """A causal mask is equivalent to is_causal."""
     torch.manual_seed(0)
     x, future = torch.randn(2, 6, 32), torch.ones(6, 6, dtype=torch.bool).triu(1)
     for place in ("t5", "forget", "transformer_xl"):
@@ -350,11 +350,11 @@ def test_causal_masks_of_positions_that_read_the_order():
 
 
 class Subclass(torch.nn.MultiheadAttention):
-    """As those of projects that add something of their own."""
+    """A subclass like those of projects that extend the layer."""
 
 
 def swapped(model, **terms):
-    """A copy with all modules of torch.nn.MultiheadAttention replaced."""
+    """A copy with every torch.nn.MultiheadAttention replaced."""
     model = copy.deepcopy(model)
     for name, module in [*model.named_modules()]:
         if isinstance(module, torch.nn.MultiheadAttention):
@@ -413,7 +413,7 @@ def test_drop_ins_in_torch_s_transformer(batch_first, norm_first):
 @pytest.mark.parametrize("similarity", ["dot", "gaussian"])
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 def test_torch_s_fused_layer_does_not_take_a_drop_in_s_place(similarity):
-    """Neither where the encoder was built with it nor where it came later; padding included."""
+    """Whether the encoder was built with the layer or got it later; including padding."""
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
     model = randomized(torch.nn.TransformerEncoder(layer, 2))
@@ -427,7 +427,7 @@ def test_torch_s_fused_layer_does_not_take_a_drop_in_s_place(similarity):
         with torch.no_grad():
             expected = model(x, src_key_padding_mask=padding)
             fused = [own(x, src_key_padding_mask=padding) for own in (later, built)]
-        # With gradients torch calls its layers one part after the other.
+        # With gradients, torch runs its layers step by step.
         slow = later(x, src_key_padding_mask=padding)
         seen = torch.ones(3, 6, dtype=torch.bool) if padding is None else ~padding
         for found in fused:
@@ -450,7 +450,7 @@ def test_drop_ins_in_torchvision_s_vision_transformer():
     other = swapped(model, similarity="penumbral", position="grid_bias:shape=4x4:prefix=1")
     other(images).square().sum().backward()
     learned = [p for n, p in other.named_parameters() if "gamma_theta" in n or "grid_bias" in n]
-    # The model reads the class token of the last layer, which has no place on the grid.
+    # The model reads the last layer's class token, which lies outside the grid.
     assert [bool((p.grad != 0).any()) for p in learned] == [True, True, True, False]
 
 
@@ -461,7 +461,7 @@ VARIANTS = [
 
 
 def name_of(variant):
-    """The same in every process, unlike a function's repr."""
+    """Equal in every process, unlike a function's repr."""
     return ",".join(f"{name}={getattr(x, '__name__', x)}" for name, x in variant.items())
 
 
@@ -508,7 +508,7 @@ def test_encoder_layers(variant, masked):
     if masked == "causal":
         torch.testing.assert_close(own(x, is_causal=True), expected)
         assert not torch.allclose(own(x), expected)
-    # The state of torch's layer is that of ours.
+    # The state of torch's layer equals ours.
     fresh = nn.TransformerEncoderLayer(16, 2, 24, **variant).double().eval()
     fresh.load_state_dict(layer.state_dict())
     torch.testing.assert_close(fresh(x, **arguments), expected)
@@ -635,7 +635,7 @@ def test_resized_tables(old, new, dtype):
     resized = nn.resize_grid_table(table, new)
     assert resized.dtype == dtype
     assert resized.shape == (2, *[2 * n - 1 for n in new])
-    # Offset 0 is as it was, and so are the farthest.
+    # Offset 0 is unchanged, and so are the farthest.
     middle, its = [tuple(n - 1 for n in shape) for shape in (old, new)]
     torch.testing.assert_close(resized[(slice(None), *its)], table[(slice(None), *middle)])
     if all(n > 1 for n in new):
@@ -645,10 +645,10 @@ def test_resized_tables(old, new, dtype):
 
 
 def test_a_linear_table_stays_linear():
-    # What is linear in the offset, relative to the farthest, is at every resolution.
+    # Tables linear in the offset, relative to the farthest, stay linear at every resolution.
     old = torch.linspace(-1, 1, 7).double()[None, :, None] + 2 * torch.linspace(-1, 1, 7).double()
     new = torch.linspace(-1, 1, 13).double()[None, :, None] + 2 * torch.linspace(-1, 1, 13).double()
-    inner = (slice(None), slice(2, -2), slice(2, -2))  # cubics bend at the edge
+    inner = (slice(None), slice(2, -2), slice(2, -2))  # cubics deviate at the edge
     torch.testing.assert_close(nn.resize_grid_table(old, (7, 7))[inner], new[inner])
 
 
@@ -679,7 +679,7 @@ def test_modules_move_to_another_grid(position):
         module(torch.randn(1, 12 + prefix, 32).double())
     fresh = nn.MultiheadAttention(32, 2, position=position.replace("3x4", "6x8")).double()
     fresh.load_state_dict(module.state_dict())  # the same names and shapes
-    # Back again, what was linear between the places would be as it was; names and kinds are.
+    # After scaling back, linear tables would be unchanged; names and dtypes are.
     nn.resize_grid(module, (3, 4))
     assert module.position == before.position
     assert [(n, p.shape, p.requires_grad) for n, p in module.named_parameters()] == [

@@ -1,4 +1,4 @@
-"""Attention over graphs against a loop over the nodes, dense attention and torch_geometric."""
+"""Graph attention compared with a loop over the nodes, dense attention and torch_geometric."""
 
 import math
 import re
@@ -31,7 +31,7 @@ def random_rows(nodes: int, keys: int, hub: int = 0, seed: int = 0) -> list[list
     rows = [draw(i % 6) for i in range(nodes)]
     for i, row in enumerate(rows):
         if len(row) > 1:
-            row[0] = i % keys  # a self loop, where queries and keys are the same nodes
+            row[0] = i % keys  # a self loop, if queries and keys are the same nodes
         if len(row) > 4:
             row[1] = row[2]
     if hub:
@@ -67,7 +67,7 @@ def loop(name: str, rows: list[list[int]], inputs: dict[str, Tensor]) -> tuple[T
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     repeat = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-    # Zeros to which all belong, so that a graph without edges has gradients too.
+    # Zeros that depend on all inputs, so that a graph without edges has gradients as well.
     nothing = sum(x.sum() * 0 for x in inputs.values())
     outputs, lses = [q.new_zeros(0, q.shape[1], 3) + nothing], [q.new_zeros(0, q.shape[1])]
     for i, row in enumerate(rows):
@@ -150,9 +150,9 @@ def test_gradcheck(name):
 def test_scale_and_strides():
     torch.manual_seed(0)
     rows = GRAPHS["skewed"]
-    q = torch.randn(40, 6, 4, dtype=torch.float64).mT  # columns apart
+    q = torch.randn(40, 6, 4, dtype=torch.float64).mT  # gaps between columns
     k = torch.randn(4, 40, 9, dtype=torch.float64).transpose(0, 1)[..., :6]  # nodes inside heads
-    v = torch.randn(40, 8, 5, dtype=torch.float64)[:, ::2]  # gaps between the heads
+    v = torch.randn(40, 8, 5, dtype=torch.float64)[:, ::2]  # gaps between heads
     assert not any(x.is_contiguous() for x in (q, k, v))
     expected = gnomon.graph_attention(q * 2.5 * math.sqrt(q.shape[2]), k, v, *csr(rows))
     result = gnomon.graph_attention(q, k, v, *csr(rows), scale=2.5)
@@ -164,7 +164,7 @@ def test_scale_and_strides():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("offset", [-3e4, 0.0, 3e4])
 def test_huge_scores(dtype, offset):
-    """Scores whose exp is 0 or infinite: each row has its own largest one taken off."""
+    """Scores whose exp is 0 or infinite: each row's largest score is subtracted."""
     torch.manual_seed(0)
     rows = GRAPHS["skewed"]
     source, target = torch.randn(2, 40, 2, 1, dtype=dtype) * 100
@@ -180,7 +180,7 @@ def test_huge_scores(dtype, offset):
     exact = {name: x.double() for name, x in inputs.items()}
     theirs = values_and_gradients(lambda x: loop("additive", rows, x), exact)
     ours = values_and_gradients(graph, inputs)
-    # Scores of 3e4 are rounded by 1e-3 in float32.
+    # Scores of 3e4 have rounding errors of 1e-3 in float32.
     tolerance = 1e-10 if dtype == torch.float64 else 5e-3
     assert_near(ours, theirs, tolerance)
     assert all(x[torch.isfinite(theirs[name])].isfinite().all() for name, x in ours.items())
@@ -189,7 +189,7 @@ def test_huge_scores(dtype, offset):
 def test_isolated_nodes_and_unseen_keys():
     rows = [[], [3, 3], []]
     q, k, v = torch.randn(3, 2, 4), torch.randn(5, 2, 4), torch.randn(5, 2, 4)
-    k[0], v[0] = math.nan, math.inf  # no edge leads there
+    k[0], v[0] = math.nan, math.inf  # no edge leads to this node
     q[0] = math.nan
     leaves = [x.requires_grad_() for x in (q, k, v)]
     o, lse = gnomon.graph_attention(*leaves, *csr(rows), return_lse=True)
@@ -390,7 +390,7 @@ def test_edge_biases_and_dropout_against_a_loop(name, graph, heads, rate, bias):
         lses = [torch.zeros(0, heads[0], dtype=torch.float64) + nothing]
         for i in range(len(rows)):
             own = range(int(indptr[i]), int(indptr[i + 1]))
-            # Edges of -inf are left out here, head by head.
+            # This reference skips edges of -inf, head by head.
             o, lse = [], []
             for h in range(heads[0]):
                 seen = [e for e in own if edge_bias is None or edge_bias[e, h] > -math.inf]
@@ -579,7 +579,7 @@ indices = torch.randint(nodes, (nodes * degree,))
 gnomon.graph_attention(q, q, q, indptr, indices, gnomon.similarity.Laplacian(1.0)).sum().backward()
 """
     peaks = [peak_memory(before, step, nodes) for nodes in (50_000, 100_000)]
-    # Twice the nodes, twice the edges. The scores of all pairs would take 80 GB.
+    # Twice the nodes and edges. The scores of all pairs would take 80 GB.
     assert 10_000 < peaks[1] < 200_000
     assert peaks[1] < 2.3 * peaks[0]
 

@@ -1,4 +1,4 @@
-"""Positions on grids, against a loop over tokens; height and width differ."""
+"""Positions on grids compared with a loop over tokens; height and width differ."""
 
 import itertools
 import math
@@ -39,7 +39,8 @@ def rand(*shape, low=0.05, high=0.5):
     return low + (high - low) * torch.rand(shape, dtype=torch.float64)
 
 
-# For each bias along an axis of n: its parameters, gnomon's, and its value (H,) at d = j - i.
+# For each bias along an axis of length n: its parameters, gnomon's, and its value (H,) at d = j -
+# i.
 AXES = {
     "alibi": (
         lambda n: {"slopes": rand(HEADS)},
@@ -123,7 +124,7 @@ def ours(p, position, **arguments):
 
 
 def axes_of(names, shape):
-    """The parameters of a bias for each axis, and gnomon's Grid and the formula of them."""
+    """The per-axis parameters of a bias, gnomon's Grid and the formula."""
     names = list(itertools.islice(itertools.cycle(names), len(shape)))
     parameters = {
         f"{name}{a}": value
@@ -179,7 +180,7 @@ def test_a_cache_on_a_grid():
     [(1, 0, 1, 0), (2, 3, 5, 4), (0, 0, 12, 3), (3, 3, 12, 0), (0, 11, 1, 70)],
 )
 def test_some_tokens_of_a_grid_and_memory_keys(prefix, offset, rows, memory, kind, dtype):
-    """Lq != Lk: rows of the square of all pairs, and keys beyond it without a bias."""
+    """Lq != Lk: a subset of the rows, and keys beyond the grid without a bias."""
     torch.manual_seed(0)
     shape, length = (3, 4), prefix + 12
     inputs = {
@@ -267,7 +268,7 @@ def test_sums_with_rotation_and_masks():
 
 
 def test_segments_are_shifted_windows():
-    """Swin's shifted windows: tokens of one window that come from apart do not see each other."""
+    """Swin's shifted windows: tokens that come from different regions do not see each other."""
     height, width = 4, 5
     inputs = inputs_of(height * width)
     inputs["table"] = torch.randn(HEADS, 7, 9, dtype=torch.float64)
@@ -288,7 +289,7 @@ def test_segments_are_shifted_windows():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_tables_are_not_rounded_with_the_tokens(dtype):
-    # What the axes give differs by less than a unit of the tokens' type.
+    # The parts per axis differ by less than a unit of the token dtype.
     q = torch.zeros(1, 1, 4, 4, dtype=dtype)
     v = torch.eye(4, dtype=dtype)[None, None]
     table = 1024 + torch.tensor([[[0.0, 0.5, 0.25], [0.75, 0.0, 0.5], [0.5, 0.25, 1.0]]])
@@ -324,7 +325,7 @@ def test_memory_is_linear_in_the_tokens():
     run = subprocess.run(
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, timeout=240
     )
-    # One array of L x L bytes would be 1024 MiB.
+    # One array of L x L bytes would take 1024 MiB.
     assert int(run.stdout) < 100 * 1024
 
 
@@ -399,7 +400,7 @@ def test_a_grid_as_large_as_an_image(kernel):
 
 
 def test_moving_all_tokens_moves_the_output():
-    """Translation: what lies on a smaller grid inside a larger one has the same biases."""
+    """Translation invariance: a smaller grid inside a larger one has the same biases."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, HEADS, 4, 6, 8, dtype=torch.float64) for _ in range(3))
     table = torch.randn(HEADS, 7, 11, dtype=torch.float64)
@@ -476,7 +477,7 @@ def test_rope_on_a_grid(shape, dim, prefix, layout):
         return dense(p, 0.0, q, k)
 
     check(lambda p: ours(p, position), formula, inputs)
-    # Queries may be some of the tokens: decoding in raster order.
+    # Queries may be a subset of the tokens: decoding in raster order.
     whole, _ = ours(inputs, position, causal=True)
     last, _ = ours(inputs | {"q": inputs["q"][:, :, 4:7]}, position, causal=True, query_offset=4)
     torch.testing.assert_close(last, whole[:, :, 4:7])
@@ -553,7 +554,7 @@ def test_a_module_is_its_grid(causal):
     slopes = gnomon.alibi_slopes(2).double()
     nothing = OffsetBias(torch.zeros(2, 7, dtype=torch.float64))
     position = [
-        # Along an axis a token looks both ways, causal or not.
+        # Along an axis, a token sees both directions, causal or not.
         Grid((3, 4), [T5(module.t5_table, bidirectional=True), nothing]),
         Grid((3, 4), [ALiBi(slopes), ALiBi(slopes)]),
         GridBias(module.grid_bias_table),
@@ -742,7 +743,7 @@ def test_wrong_types(call, message):
 
 @pytest.mark.parametrize("side", [7, 24])
 def test_windows_of_any_size_are_their_pairs(side):
-    """Small grids are read by rows that are laid out once, larger ones by runs of their tables."""
+    """Small grids use rows that are expanded once, larger ones use runs of their tables."""
     count = side * side
     generator = torch.Generator().manual_seed(side)
     batch = 3 if side == 7 else 1

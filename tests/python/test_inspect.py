@@ -1,4 +1,5 @@
-"""gnomon inspect: the numbers beside each picture by formulas of their own, and wrong input."""
+"""gnomon inspect: the numbers beside each picture compared with independent formulas, and invalid
+input."""
 
 import json
 import math
@@ -37,7 +38,7 @@ def close(numbers, expected, tolerance=1e-6):
 
 @pytest.fixture
 def draw(tmp_path):
-    """Draws, checks that there is a picture, and returns its numbers."""
+    """Draws, checks that a picture exists, and returns its numbers."""
 
     def run(*arguments):
         out = tmp_path / "pictures" / "one.png"
@@ -178,7 +179,7 @@ def test_the_model_is_the_programs(run, request, folder):
 def test_columns_that_rope_turns(similarity, columns):
     module = MultiheadAttention(6, 1, similarity=similarity, position="rope")
     assert turned_columns(module) == columns
-    # As the operator turns them.
+    # Rotated as in the operator.
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 1, 5, 6, dtype=torch.float64)
     by_default, same, fewer = (
@@ -196,7 +197,7 @@ def test_attention(draw, buckets):
     assert first.shape == second.shape == (2, 2, 11, 11)
     torch.testing.assert_close(first.sum(3), torch.ones(2, 2, 11))
     assert first.triu(1).abs().max() == 0
-    # Alike up to the first letter that differs, and different from there.
+    # Equal up to the first differing letter, and different from there on.
     assert torch.equal(first[..., :8, :], second[..., :8, :])
     assert not torch.equal(first[..., 8, :], second[..., 8, :])
     model = load_model(buckets).model
@@ -250,7 +251,7 @@ def test_layers_with_positions_of_their_own(draw, pattern):
 
 
 def test_tables_by_what_they_are_indexed_by():
-    """Of all learned tables of a position, one panel each, whatever their names are."""
+    """All learned tables of a position, one panel each, whatever their names."""
     positions = {
         "t5": {"t5_table": "buckets"},
         "grid_bias:shape=3x4": {"grid_bias_table": "grid"},
@@ -329,7 +330,8 @@ def test_cones(draw):
     penumbral, umbral = draw("cones", "--r", 0.9, *pairs)["cones"]
     assert [pair["has_common_ancestor"] for pair in penumbral["pairs"]] == [True, True, False]
     assert [pair["ancestor"] for pair in penumbral["pairs"]] == [False, True, False]
-    # On the edge of a penumbral cone sqrt(r^2 - h^2) grows as fast as the way from its axis.
+    # On the edge of a penumbral cone, sqrt(r^2 - h^2) grows at the same rate as the distance from
+    # its axis.
     a, b = math.sqrt(0.81 - 0.25), math.sqrt(0.81 - 0.09)
     top = (a + b - 1.4) / 2
     close(
@@ -362,7 +364,7 @@ def test_terms(draw):
     terms = [torch.tensor(numbers[name], dtype=torch.float64) for name in names]
     close(numbers["sum"], sum(terms), 1e-5)
     torch.testing.assert_close(terms[1], terms[2].T)
-    # The first and the last letter are one vector in two places.
+    # The first and the last letter have the same vector at two positions.
     assert torch.equal(terms[0][0], terms[0][3])
     assert not torch.equal(terms[3][0], terms[3][3])
     close(numbers["position_position"][0][2], math.sqrt(16) / 8 * sum(

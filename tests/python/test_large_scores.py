@@ -1,8 +1,8 @@
-"""Gradients in float32 where scores are large, against the plain formula in float32.
+"""Float32 gradients with large scores compared with the unfused reference in float32.
 
-Both are held to the same formula in float64. Large scores are where a training run breaks: the
-rounding of a score of a million is a sixteenth, which is harmless if the same score is used
-throughout, and an error of 6% in every weight if it is not.
+Both are compared with the same formula in float64. Large scores are where training runs break: a
+score of a million has a rounding error of a sixteenth, which is harmless if the same score is used
+everywhere, but otherwise causes an error of 6% in every weight.
 """
 
 import math
@@ -28,11 +28,12 @@ from formulas import (
 
 import gnomon
 
-# Errors may be so many times those of the plain formula, or this part of the largest number.
+# Errors may be at most this multiple of the unfused reference's, or this fraction of the largest
+# number.
 TIMES = 4
 LEAST = 1e-5
-# The largest error of one draw may be twice that of the next. A median of few draws passes what is
-# clearly right; what it does not pass is judged by many.
+# The largest error may differ by a factor of two between draws. The median of a few draws passes
+# clear cases; the others are decided with many draws.
 FEW, MANY = 5, 41
 
 
@@ -44,7 +45,7 @@ def gradients(attend, inputs, dtype, with_lse):
         torch.randn(x.shape, generator=generator, dtype=torch.float64).to(dtype) for x in (o, lse)
     )
     outputs = {o: d_o, lse: d_lse.masked_fill(lse == -math.inf, 0.0)} if with_lse else {o: d_o}
-    # What all scores of a row have in common is seen by lse alone.
+    # Only lse sees the common part of a row's scores.
     found = torch.autograd.grad(
         list(outputs), list(leaves.values()), list(outputs.values()), materialize_grads=True
     )
@@ -52,7 +53,7 @@ def gradients(attend, inputs, dtype, with_lse):
 
 
 def errors(ours, theirs, inputs, with_lse):
-    """By name: our error and that of the plain formula, relative to the largest number."""
+    """By name: our error and that of the unfused reference, relative to the largest number."""
     inputs = {name: x.float().double() for name, x in inputs.items()}
     truth = gradients(theirs, inputs, torch.float64, with_lse)
     plain = gradients(theirs, inputs, torch.float32, with_lse)
@@ -60,22 +61,23 @@ def errors(ours, theirs, inputs, with_lse):
     found = {}
     for name, expected in truth.items():
         assert actual[name].isfinite().all(), name
-        # Where the plain formula overflows it is no measure.
+        # The reference does not apply where it overflows.
         if not (expected.isfinite().all() and plain[name].isfinite().all()):
             continue
-        # Values and what comes back to the outputs are N(0, 1): what is far less is rounding.
+        # Values and output gradients are N(0, 1): much smaller results are rounding errors.
         size = max(0.1, float(expected.abs().max()))
         found[name] = [float((x[name] - expected).abs().max()) / size for x in (actual, plain)]
     return found
 
 
 def too_large(draws, least):
-    """By name: our error and what is allowed, where it is more."""
+    """By name: our error and the allowed error, where it is exceeded."""
     found = {}
     for name in draws[0]:
         pairs = [draw[name] for draw in draws if name in draw]
         error, plain = (statistics.median(column) for column in zip(*pairs, strict=True))
-        # Nor is it one where it has no digit right, as with tokens whose heights are e^30.
+        # The reference also does not apply if it has no correct digit, as with tokens of height
+        # e^30.
         if plain > 1:
             continue
         allowed = max(least, TIMES * plain)
@@ -100,8 +102,8 @@ def assert_as_good_as_plain(
 
 
 def plain_formula(case, sees=None):
-    """case.scores has biases in float64, as positions are: weights are of the tokens' dtype. `sees`
-    (Lq, Lk): which keys a query sees, besides the case's mask."""
+    """case.scores has biases in float64, like positions; weights have the tokens' dtype. `sees`
+    (Lq, Lk): which keys a query sees, in addition to the case's mask."""
 
     def attend(x):
         scores = case.scores(x).to(x["q"].dtype)
@@ -114,8 +116,8 @@ def plain_formula(case, sees=None):
 
 
 def tokens_of(case, scale, seed=0):
-    """N(0, 1) times scale; the last coordinate of some similarities is the logarithm of a height,
-    which gnomon keeps between -30 and 30."""
+    """N(0, 1) times scale. The last coordinate of some similarities is the log of a height, which
+    gnomon clamps to [-30, 30]."""
     inputs = case.inputs()
     similarity = SIMILARITIES[case.similarity]
     generator = generator_of(seed)
@@ -129,8 +131,8 @@ def tokens_of(case, scale, seed=0):
     return inputs
 
 
-# What comes back to lse is far larger than what comes back to o where scores are large, and hides
-# it: each by itself. Rows of few keys have nothing that averages rounding out.
+# With large scores, the gradient of lse is far larger than that of o and would hide it, so each is
+# tested separately. In rows with few keys, rounding errors do not average out.
 MASKS = {
     "all keys": (Mask(), False),
     "causal": (Mask(causal=True), False),
@@ -141,11 +143,11 @@ MASKS = {
 
 @pairwise(similarity=SIMILARITIES, mask=MASKS, dim=[16, 64, 512])
 def test_every_similarity_at_every_scale(similarity, dim, mask):
-    # Ten times N(0, 1) lies within rounding of the edge of Ganea's ball, where gradients vanish,
-    # and beyond the longest tangents that the exponential map onto the Lorentz model takes.
+    # Ten times N(0, 1) is within rounding of the edge of Ganea's ball, where gradients vanish, and
+    # beyond the longest tangents of the exponential map to the Lorentz model.
     small = similarity.startswith("entailment") or similarity == "lorentz exp"
     seen, with_lse = MASKS[mask]
-    # The plain formulas of distances take the differences of all pairs.
+    # The unfused formulas of distances use the differences of all pairs.
     length = 24 if dim == 512 else 48
     for scale in (1, 3) if small else (1, 3, 10):
         case = Case(
@@ -160,7 +162,8 @@ def test_every_similarity_at_every_scale(similarity, dim, mask):
 @pytest.mark.parametrize("shift", ["mean", "outlier"])
 @pytest.mark.parametrize("similarity", ["gaussian", "laplacian", "umbral", "penumbral"])
 def test_distances_far_from_the_origin(similarity, shift, dim, mask):
-    """All tokens, or one of their columns: their norms say nothing of their distances."""
+    """All tokens share a large offset, or one of their columns does: their norms do not determine
+    their distances."""
 
     def tokens(case, scale, seed):
         inputs = tokens_of(case, scale, seed)
@@ -180,10 +183,10 @@ def test_distances_far_from_the_origin(similarity, shift, dim, mask):
 
 
 def clusters(case, seed, mean, spread):
-    """Tokens around four centres: q and k, and gamma such that scores within one are about 1."""
+    """Tokens around four centres: q, k, and gamma such that scores within a cluster are about 1."""
     inputs = tokens_of(case, 1, seed)
     generator = generator_of(seed + 1)
-    columns = case.dim - 1  # a height, where there is one, is no distance
+    columns = case.dim - 1  # a height, if there is one, is not a distance
     centres = mean * torch.randn(4, columns, generator=generator, dtype=torch.float64)
     for name in "qk":
         x = inputs[name]
@@ -204,7 +207,7 @@ def clusters(case, seed, mean, spread):
     mask=["all keys", "causal, lse", "two keys"],
 )
 def test_tokens_that_lie_together(similarity, mean, spread, dim, mask):
-    """What a gradient is made of are differences, which are far smaller than tokens."""
+    """Gradients consist of differences, which are much smaller than tokens."""
     seen, with_lse = MASKS[mask]
     case = Case(
         similarity, batch=1, heads=2, key_heads=1, queries=50, keys=50, dim=dim, value_dim=16,
@@ -221,7 +224,7 @@ def test_tokens_that_lie_together(similarity, mean, spread, dim, mask):
 @pytest.mark.parametrize("scale", [0.1, 1, 10])
 @pytest.mark.parametrize("similarity", ["gaussian", "laplacian", "half_space"])
 def test_tokens_around_one_centre(similarity, scale, spread):
-    """Scores that are moderate: it is slopes that go by how near tokens are."""
+    """Moderate scores: slopes depend on how near tokens are."""
     case = Case(
         similarity, batch=1, heads=2, key_heads=2, queries=48, keys=48, dim=64, value_dim=8
     )  # fmt: skip
@@ -236,7 +239,7 @@ def test_tokens_around_one_centre(similarity, scale, spread):
             inputs["gamma"] = torch.full_like(inputs["gamma"], scale**-power)
         return inputs
 
-    # d gamma is small beside what it is a sum of, and rounds by distances that are far.
+    # d gamma is small compared with its terms, and is rounded by distant pairs.
     assert_as_good_as_plain(case, 1, tokens=tokens, least=2e-5)
 
 
@@ -258,7 +261,7 @@ def test_tokens_that_are_the_same_pull_nowhere(similarity, dtype):
 @pytest.mark.parametrize("scale", [1, 0.1, 0.01, 1e-4])
 @pytest.mark.parametrize("similarity", ["laplacian", "gaussian"])
 def test_scores_that_are_large_by_their_factor(similarity, scale):
-    """Small tokens that are near one another: scores go by the product."""
+    """Small tokens near each other: scores depend on the product."""
 
     def tokens(case, scale, seed):
         inputs = tokens_of(case, 1, seed)
@@ -302,8 +305,8 @@ def test_penumbral_heights_that_are_small_beside_the_light(r, score, monkeypatch
 @pytest.mark.parametrize("scale", [1, 3, 10])
 @pytest.mark.parametrize("r", [0.1, 1, 5, 20])
 def test_umbral_radii(r, scale, monkeypatch):
-    """Where balls are large most tokens are descendants, of whose gradient exactly nothing is left
-    to the one above."""
+    """With large balls, most tokens are descendants, for which the ancestor's gradient is exactly
+    zero."""
     similarity = Similarity(
         lambda p: gnomon.similarity.Umbral(p["gamma"], r),
         lambda p, q, k: -per_head(p["gamma"]) * umbral_height(psi(q), psi(k), r),
@@ -318,8 +321,8 @@ def test_umbral_radii(r, scale, monkeypatch):
 
 @pytest.mark.parametrize("cones", ["umbral", "penumbral"])
 def test_token_maps_of_cones_round_little(cones):
-    """What a token's height is off by, all of its scores are off by: exponentials are right to the
-    last bit or the one before it."""
+    """An error in a token's height affects all of its scores: exponentials must be correct to the
+    last bit or the one before."""
     z = torch.linspace(-29, 29, 20001)
     tokens = torch.stack([torch.ones_like(z), z], -1)[None, None]
     found = {}
@@ -339,7 +342,7 @@ def test_token_maps_of_cones_round_little(cones):
 
 @pytest.mark.parametrize("score", ["height", "log"])
 def test_descendants_do_not_move_an_ancestor_nor_it_them(score):
-    """u + v + |u - v| is twice the larger height, whatever the smaller one does."""
+    """u + v + |u - v| is twice the larger height, whatever the smaller one is."""
     z = torch.linspace(20, 24, 200)
     q, k = (torch.zeros(200, 1, n, 3) for n in (1, 2))
     q[..., 0, 2] = z[:, None]
@@ -350,7 +353,7 @@ def test_descendants_do_not_move_an_ancestor_nor_it_them(score):
     similarity = gnomon.similarity.Umbral(1.0, 1.0, score=score)
     gnomon.attention(q, k, v, similarity=similarity).sum().backward()
     assert k.grad.abs().max() == 0
-    # The logarithm multiplies weights that add up to 0 by a number of the row.
+    # The logarithm multiplies weights that sum to 0 by a number of the row.
     assert q.grad.abs().max() <= (0 if score == "height" else 1e-6)
 
 
@@ -376,7 +379,8 @@ def test_few_queries_and_many_keys(similarity, queries):
 @pytest.mark.parametrize("dim", [16, 64])
 @pytest.mark.parametrize("scale", [1, 3, 10])
 def test_sinks_of_little_weight(scale, dim):
-    """Their gradient has digits of its own, however small it is beside those of the keys."""
+    """The gradient of the sink has digits of its own, however small it is compared with those of
+    the keys."""
 
     def d_sink(attend, x, dtype):
         sink, *tokens = (x[name].to(dtype) for name in ("sink", "q", "k", "v"))
@@ -424,8 +428,8 @@ def test_a_row_that_sees_one_key_has_no_gradient(similarity):
 )
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_graphs(similarity, queries, keys, edges):
-    """The formula is that of the dense operator where each query sees the next keys in a ring; rows
-    are whole, or lie in two chunks of edges or more."""
+    """Dense formula in which each query sees the next keys in a ring. Rows are whole, or span two
+    or more chunks of edges."""
     indptr = torch.arange(queries + 1) * edges
     neighbours = (torch.arange(queries)[:, None] + torch.arange(edges)) % keys
     sees = torch.zeros(queries, keys, dtype=torch.bool).scatter_(1, neighbours, True)
@@ -457,13 +461,13 @@ def test_graph_rows_of_one_edge_have_no_gradient():
 
 @pytest.mark.parametrize("similarity", ["dot", "laplacian", "umbral"])
 def test_bfloat16(similarity):
-    """Where the processor multiplies bfloat16 itself, it rounds scores otherwise than float32."""
+    """With native bfloat16 products, scores are rounded differently than in float32."""
     for scale in (1, 10, 100):
         case = Case(similarity, dim=64, queries=60, keys=60, mask=Mask(causal=True))
         inputs = {name: x.bfloat16() for name, x in tokens_of(case, scale).items()}
         leaves = {name: x.requires_grad_() for name, x in inputs.items()}
         o, _ = case.ours(leaves)
-        # The weights of each row add up to 1.
+        # The weights of each row sum to 1.
         (d_v,) = torch.autograd.grad(o.float().sum(), [leaves["v"]])
         total = d_v.float().sum((0, 2))
         assert (total / (case.batch * case.queries) - 1).abs().max() < 5e-3

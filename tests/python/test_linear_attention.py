@@ -1,4 +1,4 @@
-"""Linear attention against a quadratic float64 formula, term by term."""
+"""Linear attention compared with a quadratic float64 formula, term by term."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ import gnomon
 from gnomon.position import ALiBi, RoPE
 
 ops = torch.ops.gnomon
-CHUNK = 64  # rows of a causal chunk for few value columns
+CHUNK = 64  # rows of a causal chunk with few value columns
 
 
 def features(name: str, x: Tensor, projection: Tensor | None) -> Tensor:
@@ -171,7 +171,7 @@ def test_gradcheck(feature, causal):
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_denominator_of_zero(causal):
     q, k, v = (x.detach() for x in inputs(CHUNK + 2))
-    q[:, :, ::3] = -1.0  # relu: no feature at all
+    q[:, :, ::3] = -1.0  # relu: all features are 0
     k[:, :, :10] = -1.0
     leaves = [x.requires_grad_() for x in (q, k, v)]
     o = gnomon.linear_attention(*leaves, "relu", causal=causal)
@@ -185,20 +185,20 @@ def test_a_denominator_of_zero(causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("rope", [None, RoPE()])
 def test_exponents_far_beyond_the_range_of_exp(causal, rope):
-    """Features of e^-6000 to e^600 in float32, whose ratio is an ordinary number."""
+    """Features from e^-6000 to e^600 in float32, whose ratio is of ordinary size."""
     length = 2 * CHUNK + 7
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, length, 4) for _ in range(3))
-    # Norms that grow and shrink along the sequence, by turns.
+    # Norms that alternately grow and shrink along the sequence.
     size = 25 * (1 + torch.sin(torch.arange(length) / 7.0))[:, None]
     matrix = gnomon.favor_projection(10, 4, seed=1)
     q, k = q * 3, k * size
-    if rope is not None:  # a rotation mixes features: their sums cancel where they differ as much
+    if rope is not None:  # a rotation mixes features: sums would cancel
         q, k = q / 3, k / 8
     o = gnomon.linear_attention(q, k, v, "favor", rope, causal, projection=matrix)
     a, b = (x.double() / 4**0.25 for x in (q, k))
     exponents = [(x @ matrix.double().T - x.square().sum(-1, keepdim=True) / 2) for x in (a, b)]
-    # The whole sum with the largest exponent of each row taken off, pair by pair.
+    # The whole sum, minus the largest exponent of each row, pair by pair.
     pairs = exponents[0][:, :, :, None, :] + exponents[1][:, :, None, :, :]
     seen = torch.ones(length, length, dtype=torch.bool)
     seen = (seen.tril() if causal else seen)[..., None]
@@ -251,7 +251,7 @@ def test_favor_comes_closer_to_softmax_with_more_features():
             return float(torch.stack(squares).mean().sqrt())
 
         errors = [error(n) for n in (16, 64, 256, 1024)]
-        # By 1/sqrt(features), a half each time.
+        # Scaled by 1/sqrt(features), split evenly.
         assert all(b < 0.7 * a for a, b in itertools.pairwise(errors))
         assert errors[-1] < 0.1 * float(exact.square().mean().sqrt())
 
@@ -265,12 +265,12 @@ def test_projection():
         torch.testing.assert_close(gram, gram.diag().diag(), atol=1e-5, rtol=0)
     assert torch.equal(matrix, gnomon.favor_projection(50, 16, seed=3))
     assert not torch.equal(matrix, gnomon.favor_projection(50, 16, seed=4))
-    # The same numbers on every machine.
+    # Equal numbers on every machine.
     torch.testing.assert_close(gnomon.favor_projection(40, 16, seed=3), matrix[:40])
     many = gnomon.favor_projection(4096, 16)
     assert abs(float(many.mean())) < 0.02
     assert abs(float(many.var()) - 1) < 0.03
-    # |w|^2 is distributed as chi^2 with 16 degrees of freedom: mean 16, variance 32.
+    # |w|^2 has a chi^2 distribution with 16 degrees of freedom: mean 16, variance 32.
     norms = many.square().sum(1)
     assert abs(float(norms.mean()) - 16) < 0.4
     assert abs(float(norms.var()) - 32) < 4
@@ -310,7 +310,7 @@ def test_compile(feature, causal, dynamic):
     def layer(q, k, v):
         return gnomon.linear_attention(q, k, v, feature, RoPE(), causal)
 
-    for length in (CHUNK + 3, 2 * CHUNK - 5):  # of two chunks each
+    for length in (CHUNK + 3, 2 * CHUNK - 5):  # with two chunks each
         leaves = inputs(length, heads=4, key_heads=2)
         assert_same(
             layer(*leaves), gnomon.linear_attention(*leaves, feature, RoPE(), causal), leaves
@@ -324,7 +324,7 @@ def sums_formula(x: Tensor, y: Tensor, z: Tensor, reverse: bool) -> Tensor:
     return (products.triu() if reverse else products.tril()) @ z
 
 
-@pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK + 1, 19 * CHUNK + 5])  # the last in parts
+@pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK + 1, 19 * CHUNK + 5])  # last in parts
 @pytest.mark.parametrize("columns", [1, 16, 21])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -411,7 +411,7 @@ o = gnomon.linear_attention(q, k, v, sys.argv[2], gnomon.position.RoPE(), True)
 o.sum().backward()
 """
     peaks = [peak_memory(before, step, length, feature) for length in (16384, 32768)]
-    # One matrix of weights for two heads would take 8.6 GB.
+    # One weight matrix for two heads would take 8.6 GB.
     assert 10_000 < peaks[1] < 2_000_000
     assert peaks[1] < 2.3 * peaks[0]
 
@@ -527,7 +527,7 @@ def test_errors(name):
     changes, kind, message = ERRORS[name]
     with pytest.raises(kind, match=re.escape(message)) as error:
         attend(**changes)
-    # What a specification says wrong is the same in every operator.
+    # Every operator reports an invalid specification in the same way.
     assert message.startswith("rope:") or "gnomon.linear_attention" in str(error.value)
 
 
@@ -556,7 +556,7 @@ def test_the_operator_of_the_projection_checks_its_columns():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("feature", FEATURES)
 def test_what_is_no_number_stays_one(feature, causal):
-    """NaN is no denominator of 0; that of a query reaches its own row alone."""
+    """A NaN denominator is not treated as 0; a query's NaN affects only its own row."""
     q, k, v = (x.detach() for x in inputs(CHUNK + 9))
     expected = gnomon.linear_attention(q, k, v, feature, causal=causal)
     q[:, :, 5] = math.nan

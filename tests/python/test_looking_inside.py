@@ -1,4 +1,4 @@
-"""Weights of rows, what modules have learned, and what they print."""
+"""Weights of rows, learned values of modules, and their printed form."""
 
 import math
 
@@ -103,7 +103,7 @@ CALLS = {
 
 
 def dense_weights(q, k, arguments):
-    """By unit vectors as values, and what a position adds to values taken out again."""
+    """Computed with unit vectors as values, after removing what a position adds to values."""
     keys = k.shape[2]
     eye = torch.eye(keys, dtype=q.dtype).expand(*k.shape[:2], keys, keys)
     return gnomon.attention(q, k, eye, **arguments) - gnomon.attention(
@@ -141,7 +141,7 @@ def test_weights_of_low_precision(dtype):
 
 
 def test_weights_over_many_keys():
-    """More than go through the operator at a time."""
+    """More rows than the operator processes at a time."""
     torch.manual_seed(0)
     q, k = torch.randn(1, 2, 700, 4).double(), torch.randn(1, 1, 700, 4).double()
     got = gnomon.attention_weights(q, k, [699, 3], position="alibi", causal=True)
@@ -338,7 +338,7 @@ def test_modules_print_in_a_line():
         "MultiheadAttention(32, 4, kv_heads=2, qk_dim=6, similarity='penumbral:r=2', "
         "position='rope+alibi', dropout=0.1, kdim=5, vdim=7, bias=False)"
     )
-    # What has taken the place of a projection shows.
+    # A module that replaces a projection is used.
     module.q_proj = torch.nn.Sequential(module.q_proj)
     assert "(q_proj): Sequential(" in repr(module)
 

@@ -1,4 +1,4 @@
-"""Lorentzian distances, centroids, and the layer of hyperbolic language models."""
+"""Lorentzian distances, centroids, and the attention layer of hyperbolic language models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
-    """Of all pairs of points, times first."""
+    """For all pairs of points, time first."""
     signs = torch.ones(x.shape[-1], dtype=x.dtype)
     signs[0] = -1
     return (x * signs) @ y.mT
@@ -36,13 +36,13 @@ def lifted(x: Tensor, c: Tensor | float) -> Tensor:
 
 
 def scores_of_pairs(similarity: Lorentz, x: Tensor, y: Tensor) -> Tensor:
-    """Of each query of x (n, D) and its one key of y."""
+    """For each query of x (n, D) and its single key in y."""
     q, k = x[:, None, None], y[:, None, None]
     return gnomon.attention(q, k, k, similarity=similarity, return_lse=True)[1].flatten()
 
 
 def exact_scores(x: Tensor, y: Tensor, c: float) -> Tensor:
-    """2 c + 2 <x, y>, in the numbers that the tensors are, with roots of a hundred digits."""
+    """2 c + 2 <x, y> of the stored numbers, with roots of a hundred digits."""
     digits = 10**100
 
     def time(places: list[Fraction]) -> Fraction:
@@ -61,21 +61,21 @@ def exact_scores(x: Tensor, y: Tensor, c: float) -> Tensor:
 @pytest.mark.parametrize("c", [1e-4, 1.0, 50.0])
 @pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0, 1e2, 1e4])
 def test_scores_at_all_scales(size, c, dtype, request):
-    """Errors are those of rounding |x| |y|, of which far out most cancels."""
+    """Errors are rounding errors of |x| |y|, which mostly cancels far from the axis."""
     torch.manual_seed(0)
     x, y = (draw(40, D) * size).to(dtype), (draw(40, D) * size).to(dtype)
-    # Some in the same direction, at other distances, some the same, some at the origin.
+    # Some in the same direction at other distances, some equal, some at the origin.
     y[:8] = 2 * x[:8]
     y[8:12] = x[8:12]
     y[12:14] = 0
     x[13] = 0
     expected = exact_scores(x.double(), y.double(), c)
     found = scores_of_pairs(Lorentz(1.0, c), x, y).double()
-    # On a GPU what tokens are mapped to is rounded to their type.
+    # On a GPU, mapped tokens are rounded to their dtype.
     is_on_cpu = request.node.callspec.params["device"] in ("cpu", "other")
     eps = torch.finfo(torch.promote_types(dtype, torch.float32) if is_on_cpu else dtype).eps
     lengths = x.double().norm(dim=-1) * y.double().norm(dim=-1)
-    # What is nearer than 1e-6 to the axis is made smooth, off by that squared.
+    # Within 1e-6 of the axis, distances are smoothed, with an error of that squared.
     smooth = 1e-12 * (1 + (x.double().norm(dim=-1) + y.double().norm(dim=-1)) / math.sqrt(c))
     assert ((found - expected).abs() <= 8 * eps * (lengths + expected.abs()) + smooth).all()
     assert (found <= 8 * eps * lengths).all()
@@ -91,7 +91,8 @@ def test_scores_at_all_scales(size, c, dtype, request):
 
 @pytest.mark.parametrize("c", [0.5, 4.0])
 def test_along_a_ray_far_out_nothing_cancels(c):
-    """One coordinate of space: the products of 1e8 have no digit of the distance, the scores do."""
+    """One spatial coordinate: products of 1e8 contain no digit of the distance, but the scores
+    do."""
     distances = torch.linspace(-12, 12, 50, dtype=torch.float64)
     x = (math.sqrt(c) * distances.sinh())[:, None]
     y = x.roll(1, 0)
@@ -105,7 +106,8 @@ def test_along_a_ray_far_out_nothing_cancels(c):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("size", [0.1, 1.0, 10.0, 300.0])
 def test_gradients_at_all_scales(size, dtype):
-    """Those of tokens, scale and c, against plain arithmetic in float64 and in the same type."""
+    """Gradients of tokens, scale and c, compared with plain arithmetic in float64 and in the same
+    dtype."""
     torch.manual_seed(0)
     inputs = {"q": draw(1, H, L, D) * size, "k": draw(1, HKV, L, D) * size, "v": draw(1, HKV, L, 3)}
     inputs |= {
@@ -171,7 +173,7 @@ def test_the_time_of_points_is_not_read():
 
 
 def test_isometries_change_no_score():
-    """A boost is one, which no coordinate survives."""
+    """A boost is an isometry that changes every coordinate."""
     c = 1.7
     x, y, v = lifted(draw(B, 1, L, D), c), lifted(draw(B, 1, L, D), c), draw(B, 1, L, 3)
     boost = torch.eye(D + 1, dtype=torch.float64)
@@ -321,7 +323,7 @@ def test_lift_and_centroid():
             call()
 
 
-# Sinks see what the softmax does not.
+# Sinks see terms that the softmax ignores.
 def test_a_bias_moves_the_scores_and_with_them_sinks():
     q, k, v = draw(B, H, L, D), draw(B, H, L, D), draw(B, H, L, 3)
     bias = draw(H).requires_grad_()
@@ -392,11 +394,11 @@ def test_modules_learn_scale_and_curvature():
     assert (given.grad != 0).all()
 
 
-# The layer, against its formulas.
+# The layer, compared with its formulas.
 
 
 class Manifold(torch.nn.Module):
-    """What HyperCore hands to its layers."""
+    """The arguments that HyperCore passes to its layers."""
 
     def __init__(self, c: float) -> None:
         super().__init__()
@@ -412,7 +414,7 @@ def layer_formula(
     hidden: Tensor | None = None,
     rot_pos: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Chen et al. 2022, section 3.2, one step after the other."""
+    """Chen et al. 2022, section 3.2, step by step."""
     heads = module.num_heads
 
     def split(columns: Tensor) -> Tensor:
@@ -593,7 +595,7 @@ def test_tokens_of_another_width():
 
 @pytest.mark.parametrize("scale", [1e-15, 1e-25, 1e-37, 1e30])
 def test_the_centroid_of_any_multiple(scale):
-    """Where floats of its squares would be 0 or infinite."""
+    """Points whose squares underflow or overflow."""
     points = torch.tensor([[1.5, 0.5, 1.0], [2.0, 0.1, -1.0]])
     expected = gnomon.lorentz.centroid(points)
     leaf = (points * scale).requires_grad_()
@@ -611,7 +613,7 @@ def test_modules_refuse_a_sink(place):
 
 
 def test_a_sink_moves_no_centroid():
-    """However little it leaves: of a multiple of the sum it is the same point."""
+    """However small the remainder is: a multiple of the sum has the same centroid."""
     torch.manual_seed(0)
     tokens = [torch.randn(1, 2, 9, 4) for _ in range(3)]
     similarity = Lorentz(1.0)

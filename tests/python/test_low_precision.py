@@ -1,4 +1,5 @@
-"""bfloat16 and float16: as near to float64 as the plain formula in the same type, twice over."""
+"""bfloat16 and float16: errors relative to float64 are at most twice those of the unfused reference
+in the same dtype."""
 
 import math
 import statistics
@@ -15,7 +16,7 @@ TOKENS = ("q", "k", "v")
 
 
 class PlainCase(Case):
-    """The formula with every step in the type of the tokens; for biases alone."""
+    """The formula with every step in the tokens' dtype; for biases only."""
 
     def scores(self, inputs):
         similarity, position = SIMILARITIES[self.similarity], POSITIONS[self.position]
@@ -50,7 +51,7 @@ def test_errors_are_at_most_twice_those_of_the_plain_formula(similarity, positio
     plain = errors(values_and_gradients(PlainCase(*arguments).theirs, inputs), exact)
     ours = errors(values_and_gradients(Case(*arguments).ours, inputs), exact)
     for name, x in exact.items():
-        # The last rounding alone, of the largest number, costs half a unit.
+        # Rounding the largest number to the dtype costs half a unit.
         least = torch.finfo(dtype).eps * float(x.abs().max()) / 2
         assert ours[name] <= 2 * max(plain[name], least), (name, ours[name], plain[name])
 
@@ -81,7 +82,7 @@ def test_the_bias_is_not_rounded(dtype):
     assert abs(float(lse) - float(table.double().logsumexp(1))) < 1e-3
 
 
-# |q - k| where q and k are equal once rounded, and squared norms are far above their difference.
+# |q - k| where q and k are equal after rounding, and squared norms far exceed their difference.
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 def test_near_tokens_keep_their_distance(dtype):
     torch.manual_seed(0)
@@ -160,7 +161,7 @@ def test_autocast_compiles():
 
 @pytest.mark.parametrize("length", [257, 1025])
 def test_forget_gates(length, device):
-    """Each gate's gradient is a sum over all keys from its own on, and so over their errors."""
+    """Each gate's gradient sums over all later keys, and therefore over their errors."""
 
     def gradient(attend, q, k, v, gates, d_o):
         gates = gates.clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""What language models of today have: norms, gated MLPs, a position for each layer, sinks."""
+"""Options of recent language models: norms, gated MLPs, per-layer positions, sinks."""
 
 import itertools
 import json
@@ -76,12 +76,12 @@ def test_the_program_and_python_have_the_same_model(folder, tmp_path, options):
     assert loss_of(checkpoint.model) == pytest.approx(
         json.loads(printed)["losses"][0]["loss"], 1e-5
     )
-    # What Python writes is read again.
+    # A file written by Python can be read again.
     save_checkpoint(tmp_path / "copy.safetensors", checkpoint.model)
     again = load_checkpoint(tmp_path / "copy.safetensors").model
     assert again.options == checkpoint.model.options
     assert loss_of(again) == loss_of(checkpoint.model)
-    # A cache changes nothing.
+    # A cache does not change results.
     with_cache, without = (
         (
             succeed(
@@ -141,7 +141,7 @@ def test_a_pattern_repeats_over_the_layers():
 @pytest.mark.parametrize("kv_heads", [None, 2])
 @pytest.mark.parametrize("bias", ["", "+sink"])
 def test_with_rms_norm_and_a_gated_mlp_it_is_llama(bias, kv_heads):
-    """transformers' Llama, whose embeddings are not scaled and have no tied output."""
+    """transformers' Llama, with unscaled embeddings and an untied output."""
     torch.manual_seed(1)
     dim, depth, heads, mlp = 32, 3, 4, 40
     ours = LanguageModel(
@@ -185,7 +185,7 @@ def test_with_rms_norm_and_a_gated_mlp_it_is_llama(bias, kv_heads):
         tokens = torch.randint(50, (2, 33))
         expected = theirs(tokens).logits
         if bias:
-            # A sink that nothing falls into.
+            # A sink without weight.
             sunk = LanguageModel(**{**ours.options, "position": "rope:layout=half+sink"}).eval()
             sunk.load_state_dict(ours.state_dict(), strict=False)
             for block in sunk.blocks:
@@ -245,7 +245,7 @@ def test_every_transformer_groups_heads_and_sizes_them(task, tmp_path):
         ("out_proj", (16, 16)),
     }
     succeed("eval", "--model", "run", cwd=tmp_path)
-    # By default all heads have keys and values of dim / heads columns.
+    # By default, all heads have dim / heads columns for keys and values.
     for given, out in (([], "even"), (["--kv-heads", 2, "--qk-dim", 8], "said")):
         succeed("train", *words, *given, "--steps", 2, "--out", out, cwd=tmp_path)
     even, said = (load_file(tmp_path / out / FILE) for out in ("even", "said"))

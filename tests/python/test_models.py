@@ -1,4 +1,4 @@
-"""Checkpoints between the command line and the Python package, and the model in Python."""
+"""Checkpoints shared by the command line and the Python package, and the model in Python."""
 
 import copy
 import json
@@ -54,7 +54,7 @@ def train(folder, name, *arguments, data="text"):
 
 
 def evaluated(folder, model, data):
-    """The loss that the program finds."""
+    """The loss reported by the program."""
     printed = succeed(
         *("eval", "--model", model, "--data", data, "--lengths", LENGTH, "--memory", 0, "--json"),
         cwd=folder,
@@ -103,7 +103,7 @@ def test_there_and_back(name, folder, tmp_path):
     expected = evaluated(folder, trained, data)
     assert loss_of(model, tokens).item() == pytest.approx(expected, rel=2e-6)
 
-    # A step in Python, and the program reads what it leads to.
+    # A training step in Python, whose result the program reads.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loss_of(model, tokens).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -157,7 +157,7 @@ def test_a_model_alone_at_the_command_line(tmp_path):
 
 
 def test_resuming_what_python_has_written(folder):
-    """The training state goes through Python bitwise, memory and all."""
+    """The training state passes through Python bitwise unchanged, including the memory."""
     original = train(folder, "state", "--position", "rope+conv:kernel=3:groups=2", "--memory", 40)
     copy = folder / "state copy"
     copy.mkdir()
@@ -192,7 +192,7 @@ def test_it_begins_as_the_programs_model_does(folder):
             torch.testing.assert_close(ours[name], tensor)
         else:
             drawn += 1
-            # Of n draws of a normal distribution, within 5 standard deviations of the estimate.
+            # For n samples of a normal distribution, within 5 standard errors of the estimate.
             bound = 1 + 5 * math.sqrt(1 / tensor.numel())
             assert 1 / bound < (ours[name].std() / tensor.std()).item() < bound, name
     assert drawn >= 1 + 2 * 7 + 1
@@ -221,7 +221,7 @@ def test_caches_and_memories(position):
 
 
 def state_of(known):
-    """All that a cache or a memory holds."""
+    """The complete content of a cache or a memory."""
     layers = [vars(layer) if isinstance(layer, KVCache) else layer for layer in known.layers]
     return copy.deepcopy((layers, vars(known.tokens)))
 
@@ -270,7 +270,7 @@ def test_a_refused_call_changes_nothing(kind, name, device):
     with pytest.raises(error, match=message):
         second(given.long(), **{kind: known})
     torch.testing.assert_close(state_of(known), before, rtol=0, atol=0)
-    # It still goes on, in the same objects.
+    # It can still be extended, in the same objects.
     first(tokens, **{kind: known})
     assert holders == [known.tokens, *(known.layers if kind == "cache" else [])]
     assert known.tokens.length() == 8
@@ -412,7 +412,7 @@ def test_options_are_read_only():
 
 
 def training(**fields):
-    """A sound one, but for the fields."""
+    """A valid one, except for the fields."""
     sound = {
         "options": {
             name: 1 if option.kind == "integer" else 0.5
@@ -455,7 +455,7 @@ def test_wrong_training_states(fields, kind, message, tmp_path):
         fields = {"options": training()["options"] | fields["options"]}
     with pytest.raises(kind, match=rf"gnomon\.models\.TrainingState: {message}"):
         TrainingState(**training(**fields))
-    # Nor is one saved that has become so, or loaded.
+    # A model that has become invalid is neither saved nor loaded.
     state = TrainingState(**training())
     model = LanguageModel(dim=4, depth=1, heads=1, mlp=4)
     path = tmp_path / "file"
@@ -491,7 +491,7 @@ def test_writers_of_one_file_do_not_meet(tmp_path, monkeypatch):
     opened = []
 
     def fsync(number: int) -> None:
-        # The other writer is as far: both have all of their file beside the path.
+        # The other writer has progressed as far: both have written their complete files.
         opened.append(sorted(p.name for p in tmp_path.iterdir()))
         if len(opened) == 1:
             save_checkpoint(path, model)
@@ -505,7 +505,7 @@ def test_writers_of_one_file_do_not_meet(tmp_path, monkeypatch):
 
 @pytest.mark.cpu("models are loaded to the CPU")
 def test_loaded_under_other_modes(tmp_path):
-    """Parameters on the CPU that can be trained."""
+    """Trainable parameters on the CPU."""
     path = tmp_path / "file"
     original = LanguageModel(dim=4, depth=1, heads=1, mlp=4, position="relative+hype:tau=learned")
     save_checkpoint(path, original, training=TrainingState(**training()))

@@ -1,4 +1,4 @@
-"""All modules with all similarities and positions, by the conventions of torch.nn."""
+"""All modules with all similarities and positions, following the conventions of torch.nn."""
 
 import inspect
 import itertools
@@ -22,12 +22,12 @@ from gnomon.nn import (
 )
 
 HEADS, DIM = 2, 32
-#: What has no form without a tensor of the caller's.
+#: Terms that need a user tensor.
 GIVEN_ALONE = {"key_bias", "pair_bias"}
 
 
 def specs_of(entry):
-    """Of one entry: as it is, on a grid, and with each of its parameters learned and fixed."""
+    """The variants of an entry: plain, on a grid, and with each parameter learned and fixed."""
     if entry["name"] in GIVEN_ALONE:
         return
     parameters = {p["name"]: p for p in entry["parameters"]}
@@ -71,7 +71,7 @@ def attention_of(spec="dot", position="none", **made):
     return Attention(HEADS, 1 if narrow else DIM // HEADS, spec, position, token_dim=DIM, **made)
 
 
-#: Each module by its terms, and which of them it takes.
+#: Each module as a function of its terms, and the terms it supports.
 MODULES = {
     "MultiheadAttention": lambda s, p, **made: MultiheadAttention(
         DIM, HEADS, similarity=s, position=p, **made
@@ -98,18 +98,18 @@ MODULES = {
 def takes(module, spec, position):
     if module == "TorchMultiheadAttention" and spec == "additive":
         return False  # its heads have as many columns as the values
-    # A language model is causal, in one dimension.
+    # A language model is causal and one-dimensional.
     return module != "LanguageModel" or ":shape" not in position
 
 
 def combinations():
-    """All similarities and all positions with every module that takes them, one at a time."""
+    """All similarities and positions with every module that supports them, one at a time."""
     for module in MODULES:
         of_its_own = module == "LorentzMultiheadAttention"
         yield from ((module, spec, "none") for spec in SIMILARITIES[: 1 if of_its_own else None])
         for place in POSITIONS:
             if module == "LorentzMultiheadAttention" and place.startswith("transformer_xl"):
-                continue  # with dot alone
+                continue  # with dot only
             if module == "LorentzMultiheadAttention" and place.startswith("sink"):
                 continue  # no centroid depends on one
             yield module, "dot", place
@@ -169,7 +169,7 @@ MAKERS = {
 
 
 def given_terms():
-    """Terms with tensors of the caller's, each with the tensors that are learned."""
+    """Terms with user tensors, and which of these are learned."""
 
     def learned(*sizes):
         return torch.nn.Parameter(torch.rand(*sizes) + 0.1)
@@ -210,7 +210,7 @@ def tensors_of(module):
 
 
 def reset_as_fsdp_does(module):
-    """FSDP's way with memory that has no numbers yet, one submodule after the other."""
+    """Like FSDP, with uninitialised memory, one submodule after the other."""
     for part in module.modules():
         if [*part.parameters(recurse=False), *part.buffers(recurse=False)]:
             part.to_empty(device="cpu", recurse=False)
@@ -228,7 +228,7 @@ def spread(tensor):
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_deferred_initialisation_sets_everything(make):
     torch.manual_seed(0)
-    # What differs between the two is drawn.
+    # The differences between the two are random.
     fresh, other = tensors_of(make()), tensors_of(make())
     whole, by_parts = make().to("meta").to_empty(device="cpu"), make().to("meta")
     with torch.no_grad():
@@ -247,7 +247,7 @@ def test_deferred_initialisation_sets_everything(make):
             assert tensor.isfinite().all(), name
             assert not torch.equal(tensor, expected), name
             if expected.numel() >= 32:
-                # Six standard deviations of the estimate.
+                # Six standard errors of the estimate.
                 bound = 6 / expected.numel() ** 0.5
                 assert abs(spread(tensor) / spread(expected) - 1) < bound, name
     assert not any(
@@ -286,7 +286,7 @@ def test_device_and_dtype(make):
 
 
 def make_class(make):
-    """What torch.nn.utils.skip_init takes for a class of modules."""
+    """What torch.nn.utils.skip_init requires of a module class."""
 
     class Made(torch.nn.Module):
         def __new__(cls, device=None, dtype=None):
@@ -299,7 +299,7 @@ def make_class(make):
 
 
 def call(module, causal, run=None):
-    """A call of self-attention over nine tokens; `run` is the module compiled."""
+    """A self-attention call with nine tokens; `run` is the compiled module."""
     run = module if run is None else run
     if isinstance(module, LanguageModel):
         return run(torch.arange(18).view(2, 9))
@@ -348,7 +348,7 @@ def test_tensors_in_terms_are_the_modules(module, given):
     torch.manual_seed(0)
     tensor, term = given()
     is_similarity = isinstance(term, similarity.Similarity)
-    if module == "LanguageModel":  # what a checkpoint holds
+    if module == "LanguageModel":  # the content of a checkpoint
         with pytest.raises(
             ValueError, match=("contains tensors; expected numbers or a specification")
         ):
@@ -362,7 +362,7 @@ def test_tensors_in_terms_are_the_modules(module, given):
     assert torch.equal(built.state_dict()[name], tensor)
     call(built, causal=False).square().sum().backward()
     assert (tensor.grad != 0).any()
-    # What was given is what a reset gives again.
+    # A reset restores user-given tensors.
     expected = tensor.detach().clone()
     with torch.no_grad():
         tensor.fill_(torch.nan)
@@ -376,7 +376,7 @@ def test_tensors_in_terms_are_the_modules(module, given):
 @pytest.mark.cpu("a process group of the CPU")
 @pytest.mark.filterwarnings("ignore")
 def test_sharded_models_start_on_the_meta_device(tmp_path):
-    """Of both generations of FSDP, the first of which calls reset_parameters() itself."""
+    """For both generations of FSDP, the first of which calls reset_parameters() itself."""
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
     )
@@ -460,7 +460,7 @@ def test_mistakes_name_the_module(make, error, message):
 
 
 def test_attention_without_projections_is_that_of_a_module():
-    """With caches, masks and tokens of its own projections, too."""
+    """Including caches, masks and tokens for their own projections."""
     torch.manual_seed(0)
     for spec, place in (("umbral", "rope+hype:tau=learned"), ("dot", "forget+relative")):
         module = MultiheadAttention(DIM, HEADS, 1, similarity=spec, position=place, sink=True)
@@ -488,7 +488,7 @@ def test_attention_without_projections_is_that_of_a_module():
         torch.testing.assert_close(torch.cat(parts, 2), whole)
 
 
-# torch.compile(fullgraph=True): nothing may leave the graph.
+# torch.compile(fullgraph=True): nothing may break the graph.
 
 
 def _tokens():
@@ -547,7 +547,7 @@ FUNCTIONS = {
     ),
     "t5_bucket of a list": lambda: gnomon.t5_bucket([-3, 0, 200], False),
 }
-#: What reads or loads the list of terms, before a model is built.
+#: Code that reads or loads the list of terms before a model is built.
 NOT_IN_GRAPHS = {"catalogue", "load_terms"}
 
 
@@ -559,7 +559,7 @@ def test_functions_in_one_graph(function):
     arguments = _tokens() if function.__code__.co_argcount else ()
     found = torch.compile(function, fullgraph=True, backend="eager")(*arguments)
     torch.testing.assert_close(found, function(*arguments))
-    # What is made without a tensor follows torch's defaults.
+    # Modules created without tensors follow torch's defaults.
     torch._dynamo.reset()
     with torch.device("cpu"):
         torch.compile(function, fullgraph=True, backend="eager")(*arguments)
@@ -580,7 +580,7 @@ def test_all_functions_are_in_the_list_above():
                     assert prefix + name in known
 
 
-#: Each term as it is in one module, and some in each of the others.
+#: Each term in one module, and some terms in all others.
 TRACED = [
     (module, spec, place)
     for module, spec, place in COMBINATIONS

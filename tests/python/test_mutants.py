@@ -1,4 +1,4 @@
-"""The lists of planted errors: each can be planted in the tree as it is."""
+"""The lists of planted errors: each applies to the current tree."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The modules."""
+"""The modules of gnomon.nn."""
 
 import copy
 import math
@@ -57,7 +57,7 @@ def term_parameters(module):
     return {name: p for name, p in module.named_parameters() if "_proj" not in name}
 
 
-# What has one column has nothing to rotate.
+# A single column cannot be rotated.
 COMBINATIONS = [
     (similarity, position)
     for similarity in SIMILARITIES
@@ -67,7 +67,7 @@ COMBINATIONS = [
 
 
 def parameters_that_training_moves(module, x, target) -> set[str]:
-    """Of three steps on one batch, of which the first two must lower the loss."""
+    """Losses of three steps on one batch; the first two steps must lower the loss."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     losses = []
@@ -88,7 +88,7 @@ def test_two_steps_of_training(similarity, position):
     module = MultiheadAttention(32, 4, kv_heads=2, similarity=similarity, position=position)
     x, target = torch.randn(2, 20, 32), torch.randn(2, 20, 32)
     moved = parameters_that_training_moves(module, x, target)
-    # A bias of the keys moves a dot product by a constant of the row.
+    # A key-projection bias shifts all dot products of a row equally.
     still = {"k_proj.bias"} if similarity == "dot" else set()
     assert moved | still == {name for name, _ in module.named_parameters()}
 
@@ -143,7 +143,7 @@ def test_parameter_names():
                 "relative2d_columns": (1, "columns", "value", "second_axis"),
             },
         ),
-        # What a module makes the table from is none; one that is learned, or given, is one.
+        # The source of a computed table is not a table itself; a learned or given one is.
         ("dot", "transformer_xl", {"transformer_xl_r": (0, "r", "value", "")}),
         ("dot", "transformer_xl:r=learned", {"transformer_xl_r": (0, "r", "value", "distances")}),
     ],
@@ -185,7 +185,7 @@ def test_what_given_tensors_belong_to():
 
 
 def test_mistakes_are_found_in_each_module():
-    """A call that fits says nothing of modules of other sizes, nor does one that does not."""
+    """Whether a call fits does not depend on modules of other sizes."""
     for _ in range(2):
         MultiheadAttention(32, 2, position="rope:dims=10")
         with pytest.raises(ValueError, match="dims"):
@@ -199,7 +199,7 @@ def test_mistakes_are_found_in_each_module():
 
 
 def at_its_start(module):
-    """The similarity of a module, with the start of its gamma or beta."""
+    """The similarity of a module, with the initial gamma or beta."""
     name, *options = module.similarity.split(":")
     fields = dict(option.split("=") for option in options)
     fields = {key: value for key, value in fields.items() if value != "learned"}
@@ -219,7 +219,7 @@ def test_logits_spread_by_about_one(similarity, head_dim):
         projection(x).unflatten(2, (2, module.qk_dim)).transpose(1, 2)
         for projection in (module.q_proj, module.k_proj)
     )
-    # Values one-hot in the key turn the output into the weights, and these into the logits.
+    # One-hot values in the key turn the output into the weights, and these into the logits.
     v = torch.eye(200, dtype=torch.float64).expand(4, 2, 200, 200)
     weights = gnomon.attention(q, k, v, similarity=at_its_start(module))
     spread = weights.clamp_min(1e-300).log().var(-1).mean().sqrt().item()
@@ -353,15 +353,15 @@ def test_a_cache_of_rotated_keys_follows_what_is_done_to_it(kind):
         if lasts:
             last(o, whole[:, n : n + 1])
     plain, draft = copy.deepcopy(cache), copy.copy(cache)
-    # Who reads the keys gets them as they were projected.
+    # Readers of the keys get them as projected.
     last(plain.k, split_heads(module.k_proj(x[:, :8]), 2))
     for other in (cache, draft, plain):
         last(module(x[:, 8:], causal=True, cache=other), module(x, causal=True)[:, 8:])
-    # Rolled back, and the batch reordered.
+    # Truncated, with a reordered batch.
     cache.k, cache.v = cache.k[:, :, :5].flip(0), cache.v[:, :, :5].flip(0)
     assert cache.length() == 5
     last(module(x[:, 5:].flip(0), causal=True, cache=cache).flip(0), whole[:, 5:])
-    # Positions of the call's own, consecutive ones before them.
+    # With positions for the call, after consecutive ones.
     places = torch.arange(12) * 2
     cache = KVCache()
     module(x[:, :5], causal=True, cache=cache, positions=places[:5])
@@ -388,11 +388,11 @@ def test_a_cache_grows_in_place_and_copies_of_it_part_ways(kind, guard):
             o = module(x[:, n : n + 1], causal=True, cache=cache)
             close(o, whole[:, n : n + 1])
             places.append(cache.v.data_ptr())
-        # A copy, the prefill's successor, and then one for each half more.
+        # A copy, the prefill's successor, and one for each capacity increase by half.
         assert len(set(places)) < 9
         read = cache.v
         before = read.clone()
-        # Each goes on with tokens of its own; the one that comes second moves.
+        # Each is extended with its own tokens; the second one must move.
         twin = copy.copy(cache)
         second = torch.cat([x[:, :40], other[:, :20]], 1)
         of_other = module(second, causal=True)
@@ -406,7 +406,7 @@ def test_a_cache_grows_in_place_and_copies_of_it_part_ways(kind, guard):
         for one in (deep, twin):
             o = module(x[:, :3], causal=True, cache=one)
             close(o, module(torch.cat([second, x[:, :3]], 1), causal=True)[:, 60:])
-    # What a call with gradients reads stays as it was.
+    # Tensors read by a call with gradients are unchanged.
     with torch.no_grad():
         cache = KVCache()
         for n in range(6):
@@ -456,7 +456,8 @@ def test_cross_attention():
 
 
 def test_golden_module():
-    """The same module, weights and numbers as in tests/torch/nn_test.cc: both languages agree."""
+    """The same module, weights and numbers as in tests/torch/nn_test.cc, so both languages
+    agree."""
     module = MultiheadAttention(
         8,
         2,
@@ -528,7 +529,7 @@ def test_token_position(position, max_length, names):
 
 @pytest.mark.parametrize("similarity", ["dot", "penumbral"])
 def test_norms_gates_and_sinks(similarity):
-    """Each changes what it says, and nothing else; the operator has the rest."""
+    """Each option has its documented effect and no other; the operator's tests cover the rest."""
     torch.manual_seed(0)
     module = MultiheadAttention(
         16,
@@ -649,7 +650,7 @@ def test_what_a_module_and_its_position_both_have(own, given):
 @pytest.mark.parametrize(
     "position",
     [
-        "t5:max_distance=12",  # more buckets than that in a causal call
+        "t5:max_distance=12",  # more buckets than in a causal call
         "transformer_xl",
         "forget",
         "grid_bias:shape=40x50:prefix=1+rope:shape=40x50:prefix=1",

@@ -1,4 +1,4 @@
-"""Attention in plain operators, for ONNX: the numbers of the fused ones."""
+"""Attention in plain operators for ONNX gives the results of the fused ones."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_plain_operators_compute_the_same(name):
     plain = onnx.plain(program)
     assert not [name for name in operators(plain) if "gnomon" in name]
     torch.testing.assert_close(plain.module()(*inputs), call(*inputs), atol=2e-5, rtol=2e-5)
-    # That of torch.export itself keeps the fused operator.
+    # torch.export itself keeps the fused operator.
     assert any("gnomon" in name for name in operators(program))
 
 
@@ -122,7 +122,7 @@ def test_onnx_by_another_runtime(tmp_path, by):
     session = runtime.InferenceSession(path)
     (o,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     np.testing.assert_allclose(o, module(x, causal=True).detach().numpy(), atol=1e-5)
-    # What the exporter was told is no one else's: a similarity that it cannot write is compiled.
+    # The exporter's settings affect nothing else: a similarity that it cannot write still compiles.
     cone = Call({"similarity": similarity.Penumbral(1.0)})
     compiled = torch.compile(cone, backend="aot_eager", dynamic=True, fullgraph=True)
     inputs = tokens("")

@@ -19,9 +19,10 @@ ops = torch.ops.gnomon
 
 
 def low_level_arguments(dtype, places=False):
-    """Of attention_forward, for umbral: every optional argument but head scalars is given.
+    """Arguments of attention_forward for umbral: every optional argument except head scalars.
 
-    With places, tokens stand there instead of at offsets, and the operator makes their bias.
+    With places, tokens have explicit positions instead of offsets, and the operator builds their
+    bias.
     """
     torch.manual_seed(0)
     b, h, hkv, lq, lk, d = 2, 4, 2, 5, 7, 3
@@ -70,7 +71,7 @@ def test_opcheck_of_the_pair(dtype, places):
 
 
 def cone_map_formula(tokens, function, map, r):
-    """The tokens and their scalars as compositions of Torch's operators."""
+    """The tokens and their scalars as compositions of PyTorch operators."""
     w, z = tokens[..., :-1], tokens[..., -1]
     if function == "umbral":
         height = z if map == "none" else z.clamp(-30, 30).exp()
@@ -97,7 +98,7 @@ def test_cone_map_and_its_gradients(function, map, dtype):
     torch.manual_seed(0)
     tokens = []
     for heads, length in ((4, 9), (2, 11)):
-        # Other strides than those of its sizes; heights beyond every bound.
+        # Non-contiguous strides; heights beyond every bound.
         token = torch.randn(2, length, heads, 5, dtype=dtype).transpose(1, 2)
         token[..., 0, 4] = 40
         token[..., 1, 4] = -40
@@ -150,7 +151,7 @@ def test_cone_map_checks_its_tokens(shape):
 
 
 def call(**given):
-    """The arguments of a call as the operators take them."""
+    """The arguments of a call in the operators' form."""
     return passed(lower_call("test", torch.empty(0), given, AttentionArguments))
 
 
@@ -303,7 +304,7 @@ COMPOSITE_CHECKS = {
     ),
     "points_option": lambda q: (ops.points_option, ("umbral:map=none",)),
     "rms_norm_epsilon": lambda q: (ops.rms_norm_epsilon, ()),
-    # The start of a similarity's gamma is measured, which tensors without data cannot be.
+    # The initial gamma of a similarity is measured, which requires tensors with data.
     "module_tensors": lambda q: (ops.module_tensors, ("dot", "rope+t5", 2, 4, 4, 16, 8, 8, [])),
     "module_has_projections": lambda q: (ops.module_has_projections, ("rope+forget",)),
     "module_projections": lambda q: (
@@ -368,7 +369,7 @@ COMPOSITE_CHECKS = {
 @pytest.mark.parametrize("name", COMPOSITE_CHECKS)
 def test_opcheck_of_compositions(name):
     op, arguments = COMPOSITE_CHECKS[name](torch.randn(1, 2, 9, 4, requires_grad=True))
-    # The last check knows no words to compare.
+    # The last check produces no message to compare.
     words = any("str" in str(value.type) for value in op.default._schema.returns)
     torch.library.opcheck(op, arguments, test_utils=CHECKS[:-1] if words else CHECKS)
 
@@ -384,7 +385,7 @@ def test_every_operator_has_its_opcheck():
             # torch.library.opcheck(ops.NAME, ...)
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.library.opcheck":
                 checked |= set(re.findall(r"^ops\.(\w+)$", ast.unparse(node.args[0])))
-    # It reads a library of terms: test_terms.py.
+    # It reads a term library: test_terms.py covers it.
     assert checked == registered - {"load_terms"}
 
 
@@ -492,7 +493,8 @@ SMALL_CALLS = {
 @pytest.mark.cpu("the kernels of the CPU alone stay below PyTorch's dispatcher")
 @pytest.mark.parametrize("name", SMALL_CALLS)
 def test_a_call_that_records_nothing_is_few_operators(name):
-    """Each costs a small call a few percent: none of PyTorch's own, and each of ours once."""
+    """Each operator call costs a small call a few percent: none of PyTorch's own, and each of ours
+    once."""
     similarity, maps = SMALL_CALLS[name]
     inputs = {x: t.float().requires_grad_() for x, t in Case(similarity).inputs().items()}
     call = {"similarity": SIMILARITIES[similarity].ours(inputs)}
@@ -515,7 +517,7 @@ def test_a_call_that_records_nothing_is_few_operators(name):
     ids=["imaginary", "negative", "zero"],
 )
 def test_numbers_that_memory_does_not_hold(promised):
-    """PyTorch negates some tensors, or fills them with zeros, only when they are read."""
+    """Tensors that PyTorch negates or fills with zeros lazily."""
     q, k, v = torch.randn(3, 1, 2, 5, 4).unbind()
     gamma = promised(torch.rand(2))
     for similarity in (Laplacian, Umbral, Penumbral):
@@ -525,7 +527,7 @@ def test_numbers_that_memory_does_not_hold(promised):
 
 
 def test_any_one_tensor_may_need_a_gradient():
-    """Whatever a call does not record, it is what needs no gradient."""
+    """Whatever a call does not record must not need a gradient."""
     names = ("q", "k", "v", "gamma", "slopes", "sink", "temperature")
     torch.manual_seed(0)
     tensors = [torch.randn(1, 2, 5, 4, dtype=torch.float64) for _ in range(3)]
@@ -566,7 +568,7 @@ def test_a_call_of_constants_within_a_transform():
 
 
 def test_a_mistake_is_one_each_time():
-    """What is read once is kept, and mistakes are not."""
+    """Successful reads are cached, errors are not."""
     q = torch.randn(1, 2, 5, 4)
     for _ in range(2):
         with pytest.raises(ValueError, match="unknown similarity"):

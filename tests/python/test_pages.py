@@ -1,7 +1,7 @@
-"""The code in README.md and in docs: each page's blocks run as they stand, one after the other.
+"""The code in README.md and in docs: each page's blocks run as printed, in order.
 
-Blocks of `python` share one namespace per page. Blocks of `sh` hold commands of gnomon and nothing
-else, and run on small models; other commands are in blocks of `console`, which are not run.
+Blocks of `python` share one namespace per page. Blocks of `sh` contain only gnomon commands and run
+on small models. Other commands are in blocks of `console`, which do not run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.M | re.S)
 
-# What the commands of a page are given instead of its own numbers, so that they end in seconds.
+# Numbers that replace those of a page, so that its commands finish in seconds.
 TRAINING = {
     "--steps": "4",
     "--dim": "16",
@@ -43,7 +43,7 @@ SMALL = {
 
 
 def blocks_of(page: pathlib.Path) -> list[tuple[str, str, int]]:
-    """Language, text and first line of each block that runs."""
+    """The language, text and first line of each block that runs."""
     text = page.read_text(encoding="utf-8")
     return [
         (match[1], match[2], text.count("\n", 0, match.start(2)) + 1)
@@ -52,13 +52,13 @@ def blocks_of(page: pathlib.Path) -> list[tuple[str, str, int]]:
 
 
 def commands(block: str) -> list[list[str]]:
-    """The words of each line, those of continued lines together."""
+    """The words of each line, with continued lines joined."""
     lines = block.replace("\\\n", " ").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def made_small(words: list[str]) -> list[str]:
-    """The command with the numbers of SMALL for its own."""
+    """The command with the numbers of SMALL."""
     small: dict[str, str] = {}
     for command in words[1:3]:
         small = small | SMALL.get(command, {})
@@ -84,7 +84,7 @@ def test_the_code_of_a_page_runs(page, tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    # What torchrun sets, for a page that asks for torch.distributed.
+    # Set by torchrun, for a page that uses torch.distributed.
     group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     (tmp_path / "text").mkdir()
     for name in ("ast", "argparse"):
@@ -102,7 +102,7 @@ def test_the_code_of_a_page_runs(page, tmp_path):
         | {
             "OMP_NUM_THREADS": "1",
             "GNOMON_PYTHON": sys.executable,
-            # What test_define.py compiles, too.
+            # Also compiled by test_define.py.
             "GNOMON_CACHE": str(ROOT / "build" / "cache"),
         },
     )
@@ -130,7 +130,7 @@ def run(page: pathlib.Path) -> None:
     namespace: dict[str, object] = {"__name__": "__main__"}
     for language, block, line in blocks_of(page):
         if language == "python":
-            # Tracebacks name the line of the page.
+            # Makes tracebacks name the line of the page.
             code = compile("\n" * (line - 1) + block, str(page), "exec")
             exec(code, namespace)
             continue

@@ -1,4 +1,4 @@
-"""Models of transformers with adapters of PEFT: gnomon against their eager attention."""
+"""transformers models with PEFT adapters: gnomon compared with their eager attention."""
 
 import copy
 import warnings
@@ -35,7 +35,7 @@ def with_lora(model, **options):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                # They start at zero, and change nothing.
+                # Adapters start at zero and change nothing.
                 parameter.normal_(std=0.3)
     return model
 
@@ -58,7 +58,7 @@ def train(model):
 
 
 def test_lora_is_the_same_as_without():
-    """As with SDPA: Llama's eager attention has weights of float32."""
+    """As with SDPA: Llama's eager attention has float32 weights."""
     theirs = with_lora(llama()).double()
     theirs.set_attn_implementation("sdpa")
     ours = copy.deepcopy(theirs)
@@ -90,7 +90,7 @@ def test_terms_after_lora_train_and_are_saved(tmp_path):
     model.save_pretrained(tmp_path)
     again = peft.PeftModel.from_pretrained(with_attention(llama(), *TERMS), tmp_path).eval()
     torch.testing.assert_close(loss_of(again), after, atol=0, rtol=0)
-    # Without the adapter, terms as they start.
+    # Without the adapter, terms have their initial values.
     with model.disable_adapter():
         torch.testing.assert_close(loss_of(model), loss_of(with_attention(llama(), *TERMS)))
     merged = model.merge_and_unload()
@@ -124,7 +124,7 @@ def test_terms_that_lora_freezes_are_warned_of(monkeypatch):
 
 
 def trained_by_the_trainer(model, folder):
-    """The losses that Hugging Face's Trainer logs, step by step, and what is trained."""
+    """The losses that Hugging Face's Trainer logs at each step, and the trained parameters."""
     pytest.importorskip("accelerate")
     arguments = transformers.TrainingArguments(
         output_dir=folder, max_steps=4, per_device_train_batch_size=2, learning_rate=0.02,
@@ -132,7 +132,7 @@ def trained_by_the_trainer(model, folder):
     )  # fmt: skip
     rows = torch.arange(8 * 13).view(8, 13) % 60 + 1
     data = [{"input_ids": row, "labels": row.clone()} for row in rows]
-    # A row that is padded.
+    # A padded row.
     data[2]["attention_mask"] = (torch.arange(13) < 9).long()
     for row in data:
         row.setdefault("attention_mask", torch.ones(13, dtype=torch.long))

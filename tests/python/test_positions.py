@@ -1,4 +1,4 @@
-"""Positions of the caller's: documents, trees, positions drawn at random, places of a grid."""
+"""Explicit positions: documents, trees, random positions, places on a grid."""
 
 import math
 import textwrap
@@ -28,21 +28,21 @@ B, H, D, DV = 2, 4, 8, 5
 
 
 def drawn(batch, count, limit=40, first=-7, ordered=True):
-    """For each batch, so many different positions from first on."""
+    """For each batch, this many distinct positions from `first` on."""
     generator = generator_of(count)
     rows = [torch.randperm(limit, generator=generator)[:count] + first for _ in range(batch)]
     return torch.stack([row.sort().values if ordered else row for row in rows])
 
 
 def documents(batch, count, length):
-    """Positions that begin anew, and the segments that do."""
+    """Positions that restart, and the corresponding segments."""
     places = torch.stack([torch.arange(count) + 2 * b for b in range(batch)])
     return places % length, places // length
 
 
 @dataclass
 class Placed(Case):
-    """A case whose queries and keys stand where these say, (B, L)."""
+    """A case whose queries and keys have these positions, (B, L)."""
 
     places: torch.Tensor | None = None
     key_places: torch.Tensor | None = None
@@ -71,7 +71,7 @@ class Placed(Case):
         return scores.masked_fill(~self.visible(), -math.inf)
 
     def visible(self):
-        """(B, 1, Lq, Lk): by positions, and of what goes by columns the mask's own rule."""
+        """(B, 1, Lq, Lk): by positions; masks defined by columns keep their own rule."""
         columns = Mask(
             key_starts=self.mask.key_starts,
             key_lengths=self.mask.key_lengths,
@@ -139,12 +139,12 @@ def test_low_precision(dtype):
     assert float((o.double() - expected).abs().max()) < 16 * torch.finfo(dtype).eps
 
 
-# Positions that multiply queries by rows, and biases by tables: what each adds to the scores, and
-# to the values, of q (B, H, Lq, D), p (B, Lq, 1) and r (B, 1, Lk).
+# Positions that multiply queries by rows, and biases from tables: what each adds to the scores and
+# to the values, for q (B, H, Lq, D), p (B, Lq, 1) and r (B, 1, Lk).
 
 
 def by_rows(q, table, index, counts, scale=D**-0.5):
-    """q_i . table[index_ij] where it counts; table (n, D) or (H, n, D), index (B, Lq, Lk)."""
+    """q_i . table[index_ij] where the pair counts; table (n, D) or (H, n, D), index (B, Lq, Lk)."""
     rows = table.expand(H, *table.shape[-2:])[:, index].movedim(0, 1)
     return (torch.einsum("bhid,bhijd->bhij", q, rows) * scale).masked_fill(~counts[:, None], 0)
 
@@ -178,7 +178,7 @@ def transformer_xl(x, p, r):
 
 
 def grid_places(p):
-    """Rows and columns on 5 x 7, and whether there is one: two tokens come before."""
+    """Rows and columns on 5 x 7, and whether the token is on the grid; two tokens precede it."""
     place = p - 2
     return place.div(7, rounding_mode="floor"), place % 7, place >= 0
 
@@ -202,8 +202,8 @@ def on_axes(x, p, r):
     return -x["slopes"][:, None, None] * distance[:, None], None, None
 
 
-# The position, the shapes of its tensors, what it is, whether it needs causal, and the positions'
-# first and the number of which they are drawn.
+# The position, the shapes of its tensors, its formula, whether it needs causal, and the first
+# position and the number of positions to draw from.
 TERMS = {
     "relative, clip": (
         lambda x: position.Relative(x["table"], 6),
@@ -355,7 +355,7 @@ def test_rope_on_a_grid_rotates_by_places():
     term = position.RoPE(shape=(5, 7), prefix=2)
     o = gnomon.attention(q, k, v, position=term, positions=places)
     for b in range(B):
-        # All tokens of the grid, of which the others are hidden.
+        # All tokens of the grid, with the others hidden.
         def whole(x, b=b):
             full = torch.zeros(1, 2, 37, D, dtype=torch.float64)
             return full.index_copy(2, places[b], x[b : b + 1])
@@ -367,7 +367,7 @@ def test_rope_on_a_grid_rotates_by_places():
         torch.testing.assert_close(o[b], expected[0, :, places[b]])
 
 
-# What goes by the order of keys, or counts them.
+# Terms that depend on the order or the number of keys.
 ORDERED = {
     "forget": lambda q, log: position.Forget(log),
     "temperature": lambda q, log: position.LogTemperature(length=2),
@@ -424,7 +424,7 @@ def test_documents_that_begin_anew_are_documents_of_their_own(name, tokens):
 
 
 class Exact(Case):
-    """Tiles are left out by offset alone, and how many depends on their size."""
+    """Only offset biases allow skipping, and the number of skipped tiles depends on their size."""
 
     def arguments(self):
         return super().arguments() | {"tolerance": 0}
@@ -433,7 +433,7 @@ class Exact(Case):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", POSITIONS)
 def test_positions_in_their_order_are_an_offset(name, dtype):
-    """To the last bit: tokens are read in the same way."""
+    """Bitwise: tokens are read in the same way."""
     case = Exact(position=name, queries=130, keys=300, mask=Mask(causal=True, query_offset=170))
     placed = Placed(
         position=name,
@@ -451,7 +451,7 @@ def test_positions_in_their_order_are_an_offset(name, dtype):
 
 
 def test_a_tree_is_the_paths_of_its_leaves():
-    """Drafts of a text: tokens see their ancestors, each at its depth."""
+    """A tree of drafts: tokens see their ancestors, each at its depth."""
     torch.manual_seed(0)
     parents = [-1, 0, 0, 1, 1, 2, 5]
     depth = [0, 1, 1, 2, 2, 2, 3]
@@ -518,7 +518,7 @@ def test_compiled_without_a_break():
         )
 
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    # The span of the positions is data, and no graph is made anew for it.
+    # The range of the positions is data, so the graph is not recompiled for it.
     with torch._dynamo.config.patch(error_on_recompile=True):
         for limit in (20, 500):
             places = drawn(B, 13, limit)
@@ -597,7 +597,7 @@ def test_repeats_to_the_last_bit_for_any_number_of_threads():
 
 
 def test_memory_is_linear():
-    """At 16384 tokens one array of pairs has 1 GiB."""
+    """With 16384 tokens, one array of pairs takes 1 GiB."""
     before = """
         import torch, gnomon
         from gnomon import position
@@ -732,7 +732,7 @@ def test_modules_take_positions_and_caches_keep_them(spec):
     shuffled = module(x[:, order], causal=True, positions=order)
     torch.testing.assert_close(shuffled, in_order[:, order])
     if "dynamic" in spec:
-        return  # it goes by the farthest position of each call
+        return  # it depends on the farthest position of each call
     places = drawn(B, 11, 40, 0)
     expected = module(x, causal=True, positions=places)
     cache = KVCache()
@@ -808,7 +808,7 @@ def test_language_models_read_packed_documents(spec):
             part = segments[b] == segment
             first = int(places[b][part][0])
             if first > 0:
-                continue  # its beginning is not there
+                continue  # its beginning is missing
             expected = model(tokens[b, part][None])[0]
             torch.testing.assert_close(logits[b, part], expected)
 
@@ -835,7 +835,7 @@ def test_language_models_generate_at_positions():
 def packed_call(
     lengths, key_lengths=None, heads=4, key_heads=2, dtype=torch.float32, segments=None
 ):
-    """Tokens of documents one after the other, and the segments of both sides."""
+    """Tokens of consecutive documents, and the segments of both sides."""
     key_lengths = key_lengths or lengths
     generator = generator_of(sum(lengths))
     q, k, v = (
@@ -864,10 +864,10 @@ def gradients_of(o, inputs):
     ],
 )
 def test_packed_documents_are_calls_of_their_own(lengths, key_lengths, causal):
-    # Names in no order: what counts is that a document's tokens lie one after the other.
+    # Arbitrary segment numbers: it only matters that a document's tokens are contiguous.
     names = [7, -3, 40, 12, 5, 0, 9, 1][: len(lengths)]
     qkv, segments = packed_call(lengths, key_lengths, segments=names)
-    # Queries and keys of a document begin at columns of their own.
+    # Queries and keys of a document start at different columns.
     offset = 0 if key_lengths else None
     positions = {}
     if key_lengths:
@@ -901,7 +901,7 @@ def test_packed_documents_are_calls_of_their_own(lengths, key_lengths, causal):
 
 @pytest.mark.parametrize("terms", ["alibi", "t5+rope", "relative", "none"])
 def test_consecutive_positions_are_columns(terms):
-    """What goes by distances alone is the same to the last bit, and so are its gradients."""
+    """Terms that depend only on distances are bitwise unchanged, and so are their gradients."""
     qkv, segments = packed_call([130, 65, 105])
     slopes = torch.rand(4, generator=generator_of(3)).requires_grad_()
     rows = torch.randn(9, 16, generator=generator_of(4)).requires_grad_()
@@ -930,7 +930,7 @@ def test_consecutive_positions_are_columns(terms):
     shifted = run(positions=torch.arange(300) + 11)
     for own, expected in zip(shifted, run(), strict=True):
         assert torch.equal(own, expected)
-    # Beginning anew in each document; a bias may then be there for fewer offsets.
+    # Positions restart in each document; a bias may then cover fewer offsets.
     restarts = torch.cat([torch.arange(n) for n in (130, 65, 105)])
     plain = run(**segments)
     for own, expected in zip(run(positions=restarts, **segments), plain, strict=True):
@@ -938,7 +938,7 @@ def test_consecutive_positions_are_columns(terms):
             torch.testing.assert_close(own, expected, rtol=2e-5, atol=2e-5)
         else:
             assert torch.equal(own, expected)
-    # One token of a document that stands elsewhere is enough.
+    # A single token at another position is enough.
     moved = restarts.clone()
     moved[140] += 3
     assert not torch.equal(run(positions=moved, **segments)[0], run(**segments)[0])

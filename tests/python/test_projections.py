@@ -1,4 +1,4 @@
-"""Terms that a module makes of its tokens: forget gates and content-conditioned biases."""
+"""Terms that a module computes from its tokens: forget gates and content-conditioned biases."""
 
 import math
 
@@ -32,7 +32,7 @@ def module_of(position, **options):
     torch.manual_seed(3)
     module = MultiheadAttention(DIM, HEADS, position=position, **options).double()
     with torch.no_grad():
-        # Away from where gates begin, which is the same for all tokens.
+        # Away from the initial gates, which are equal for all tokens.
         for name, parameter in module.named_parameters():
             if "forget" in name or "content_bias" in name or "gate" in name:
                 parameter += 0.3 * torch.randn_like(parameter)
@@ -96,7 +96,7 @@ def test_gates_begin_as_alibi():
     plain = MultiheadAttention(DIM, HEADS, position="alibi").double()
     plain.load_state_dict({n: p for n, p in module.state_dict().items() if "forget" not in n})
     x = tokens(200)
-    # The bias of the module is a rounded float32.
+    # The module's bias is a rounded float32.
     torch.testing.assert_close(module(x, causal=True), plain(x, causal=True), rtol=0, atol=1e-5)
 
 
@@ -114,7 +114,7 @@ def test_content_bias_is_relative_with_a_query_of_its_own(past, per_head):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     other = Relative(table, 8, far="zero", query=r)
     torch.testing.assert_close(found, by_hand(module, x, x, other, causal=past), rtol=0, atol=1e-12)
-    # And by the formula.
+    # Compared with the formula as well.
     offsets = torch.arange(L) - torch.arange(L)[:, None]
     rows = (offsets + 8).clamp(0, table.shape[-2] - 1)
     near = (offsets.abs() < 9) & (offsets <= 0 if past else torch.ones(L, L, dtype=torch.bool))
@@ -182,7 +182,7 @@ def test_weights_are_those_of_the_output(position):
     v = module.v_proj(x).unflatten(2, (HEADS, -1)).transpose(1, 2)
     o = weights @ v
     if "gate" in position:
-        # It is of the output; the weights are those without it.
+        # The sink affects the output; the weights are those without it.
         gate = (x @ module.gate_values_weight.T).sigmoid()
         o = o * gate.unflatten(2, (HEADS, -1)).transpose(1, 2)
     o = module.out_proj(o.transpose(1, 2).flatten(2))
@@ -203,9 +203,9 @@ def test_gates_are_gradients_and_learned_values():
 
 
 def test_a_term_that_came_with_tensors_keeps_them():
-    """As of any other table: what is given is held, and its shape is that of a call."""
+    """Like any other table: a given one is stored, and has the shape for a call."""
     table = torch.nn.Parameter(torch.randn(17, 5, dtype=torch.float64))
-    # A buffer of a module is of the default type.
+    # Module buffers have the default dtype.
     query = torch.randn(B, HEADS, L, 5).double()
     module = MultiheadAttention(DIM, HEADS, position=ContentBias(query, table, 9)).double()
     assert module.content_bias_table is table
@@ -243,7 +243,7 @@ def tensors_of_a_call(dtype=torch.float64):
 
 
 def test_norms_sinks_and_gates_by_name():
-    """Terms of a call, terms by name in a module, and the module's own options: one thing."""
+    """Terms of a call, terms by name in a module, and the module's own options are equivalent."""
     q, k, v = tensors_of_a_call()
     weights = torch.rand(2, 8, dtype=torch.float64) + 0.5
     score = torch.randn(HEADS, dtype=torch.float64)
@@ -329,7 +329,7 @@ def test_two_sinks_are_refused():
 
 @pytest.mark.cpu("compares with NumPy")
 def test_modules_begin_with_plain_scores():
-    """Sinks of 0, norms of weight 1; scalable softmax is the plain one for a hundred keys."""
+    """Sinks of 0, norms with weight 1; scalable softmax equals the plain one for a hundred keys."""
     torch.manual_seed(0)
     named = MultiheadAttention(DIM, HEADS, position="scalable_softmax+qk_norm+sink").double()
     assert not named.sink_score.any()

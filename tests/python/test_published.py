@@ -1,4 +1,4 @@
-"""Positions and similarities against implementations that others published."""
+"""Positions and similarities compared with other published implementations."""
 
 import math
 import types
@@ -69,7 +69,7 @@ def test_t5_attention(is_decoder):
 
 @pytest.mark.parametrize(("span", "max_distance"), [(256, 512), (128, 512), (16, 64), (4, 9)])
 def test_deberta_buckets(span, max_distance):
-    """A query of one column tells which row each key has given it."""
+    """A one-column query reveals which row each key used."""
     length = 3 * max_distance
     distances = torch.arange(-length, length + 1)
     bucket = modeling_deberta_v2.make_log_bucket_position(distances, span, max_distance).long()
@@ -80,7 +80,7 @@ def test_deberta_buckets(span, max_distance):
         q, k = (one, nothing) if tables[0].any() else (0 * one, nothing + 1)
         _, lse = gnomon.attention(
             q.expand(1, 1, len(distances), 1),
-            # One key for each query.
+            # One key per query.
             k,
             k,
             position=gnomon.position.Disentangled(*tables, max_distance=max_distance),
@@ -156,7 +156,7 @@ def test_disentangled_attention(name):
         q, k, v, scale=(3 * 8) ** -0.5, key_lengths=lengths,
         position=gnomon.position.Disentangled(heads(keys), heads(queries), max_distance),
     ).transpose(1, 2).flatten(2)  # fmt: skip
-    # Of rows that see nothing theirs is something else.
+    # Rows that see nothing have other values there.
     theirs, ours = theirs[seen], ours[seen]
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
     d_o = torch.randn_like(ours)
@@ -164,7 +164,7 @@ def test_disentangled_attention(name):
     expected = torch.autograd.grad(theirs, leaves, d_o)
     gradients = torch.autograd.grad(ours, leaves, d_o)
     for gradient, of_theirs in zip(gradients, expected, strict=True):
-        # That of a shift of all keys is 0 but for rounding.
+        # The gradient of a shift of all keys is 0 up to rounding.
         largest = max(1.0, float(of_theirs.abs().max()))
         torch.testing.assert_close(gradient, of_theirs, atol=2e-5 * largest, rtol=0)
 
@@ -177,7 +177,7 @@ def test_alibi_of_bloom_and_mpt(heads):
     slopes = gnomon.alibi_slopes(heads)
     ours = gnomon.attention(q, k, v, position=gnomon.position.ALiBi(slopes), causal=True)
     mask = torch.full((length, length), -torch.inf).triu(1)
-    # Both add slope * column, which differs from ours by a constant of the row.
+    # Both add slope * column, which differs from ours by a constant per row.
     bloom = build_alibi_tensor(torch.ones(1, length), heads, torch.float32).view(1, heads, 1, -1)
     biases = [bloom]
     if heads != 12:  # MPT orders the slopes of other than powers of two differently
@@ -199,7 +199,7 @@ def test_rope_of_llama():
 
 
 def in_ball(x, ball):
-    """By tangents in coordinates, which are half of ours: the metric at the origin is 4."""
+    """From tangent coordinates, which are half of ours: the metric at the origin is 4."""
     return ball.expmap0(x / 2)
 
 
@@ -214,13 +214,13 @@ def in_ball(x, ball):
         (
             "klein",
             "none",
-            # By the hyperboloid (c x, c), c = 1 / sqrt(1 - |x|^2), to the ball, c x / (1 + c).
+            # From the hyperboloid (c x, c), c = 1 / sqrt(1 - |x|^2), to the ball, c x / (1 + c).
             lambda x, ball: x / (1 + (1 - x.square().sum(-1, keepdim=True)).sqrt()),
         ),
         (
             "half_space",
             "none",
-            # The inversion about (0, ..., 0, -1) with radius sqrt(2) carries one to the other.
+            # The inversion about (0, ..., 0, -1) with radius sqrt(2) maps one model to the other.
             lambda x, ball: inverted(x),
         ),
     ],
@@ -256,7 +256,7 @@ def test_the_hyperboloid_of_geoopt(map_name):
     q, k = (torch.randn(2, 3, n, 4, dtype=torch.float64) for n in (9, 11))
 
     def point(x):
-        # From the origin by the tangent (0, z x / |x|); its time comes first.
+        # From the origin along the tangent (0, z x / |x|), with time first.
         x, z = x[..., :-1], x[..., -1:]
         return lorentz.expmap0(
             torch.cat([torch.zeros_like(z), z * x / x.norm(dim=-1)[..., None]], -1)
@@ -326,7 +326,7 @@ def test_sinusoids_of_mae():
 
 @pytest.mark.parametrize("radius", [1.0, 0.7])
 def test_cones_as_released(radius):
-    """The scores of the authors' public code, whose heights are squared or whose z is divided."""
+    """The scores of the authors' public code, which squares heights or divides z."""
     torch.manual_seed(0)
     q, k = torch.randn(2, 2, 3, 40, 6, dtype=torch.float64).unbind()
     q[..., -1] *= 2
@@ -334,7 +334,7 @@ def test_cones_as_released(radius):
     def weights(similarity, q, k):
         return gnomon.attention_weights(q, k, list(range(40)), similarity=similarity)
 
-    # Penumbral: heights below the horosphere by a sigmoid, places in proportion to them.
+    # Penumbral: heights below the horosphere by a sigmoid, positions proportional to them.
     height_q, height_k = (torch.sigmoid(x[..., -1]) * radius for x in (q, k))
     place_q, place_k = (
         x[..., :-1] * height.unsqueeze(-1) for x, height in ((q, height_q), (k, height_k))
@@ -395,7 +395,7 @@ def test_grid_bias_of_swin():
     torch.testing.assert_close(ours, layer(x)[0], atol=1e-5, rtol=1e-5)
 
 
-# Scores, biases and gradients of Swin V2, with shifted windows' mask.
+# Scores, biases and gradients of Swin V2, with the mask of shifted windows.
 @pytest.mark.cpu("its model makes tensors on the CPU")
 @pytest.mark.parametrize("masked", [False, True])
 def test_cosine_of_swin_v2(masked):
@@ -438,7 +438,7 @@ def test_cosine_of_swin_v2(masked):
         torch.testing.assert_close(actual, wanted, atol=2e-5 * max(scale_of, 1), rtol=0)
 
 
-# XLNet keeps Transformer-XL's attention; its rows count distances down.
+# XLNet uses Transformer-XL's attention, with rows in order of decreasing distance.
 @pytest.mark.cpu("its model makes tensors on the CPU")
 @pytest.mark.parametrize("causal", [True, False])
 def test_transformer_xl_of_xlnet(causal):
@@ -465,7 +465,7 @@ def test_transformer_xl_of_xlnet(causal):
 
 
 def grouped_tokens():
-    """q of four heads, k and v of two, and the causal mask as numbers."""
+    """q with four heads, k and v with two, and the causal mask as numbers."""
     torch.manual_seed(0)
     q, k, v = (3 * torch.randn(2, heads, 21, 8) for heads in (4, 2, 2))
     return q, k, v, torch.full((21, 21), -math.inf).triu(1)

@@ -1,4 +1,4 @@
-"""Models of timm and torch.nn with gnomon's attention in the place of their own."""
+"""timm and torch.nn models with their attention replaced by gnomon's."""
 
 import copy
 import pickle
@@ -73,7 +73,7 @@ def test_models_of_timm_that_rotate():
     replace_attention(ours, "laplacian")(images())
     with pytest.raises(NotImplementedError, match="including the height of 'penumbral'"):
         replace_attention(ours, "penumbral")(images())
-    # Fewer heads of keys.
+    # Fewer key heads.
     layer = timm.layers.AttentionRope(24, 3, qkv_fused=False, num_kv_heads=1).double()
     theirs, ours = (torch.nn.ModuleList([copy.deepcopy(layer)]) for _ in range(2))
     replace_attention(ours)
@@ -91,7 +91,7 @@ def test_windows_of_swin():
             parameter.add_(0.3 * torch.randn_like(parameter))
     ours = replace_attention(copy.deepcopy(theirs.eval()))
     assert ours.state_dict().keys() == theirs.state_dict().keys()
-    # Shifted windows hide keys, and windows of (3, 3) and a resized one of (2, 4) tokens are not
+    # Shifted windows hide keys. Windows of (3, 3), and a resized one of (2, 4) tokens, must not be
     # confused with their transposes.
     assert any(block.attn_mask is not None for block in ours.layers[0].blocks)
     check_equal(theirs, ours, images())
@@ -161,10 +161,10 @@ def test_similarities_and_positions_of_timm(tmp_path):
     again.load_state_dict(ours.state_dict())
     for copied in (again, pickle.loads(pickle.dumps(ours))):
         torch.testing.assert_close(copied(images()), ours(images()), atol=0, rtol=0)
-    # Of patches on a grid, behind a class token.
+    # For patches on a grid, after a class token.
     rotated = replace_attention(vit(), position="rope:shape=3x3:prefix=1")
     assert not torch.allclose(rotated(images()), theirs(images()), atol=1e-3)
-    # Anew, as it was.
+    # Replaced again, with the same result.
     replace_attention(ours)
     torch.testing.assert_close(ours(images()), theirs(images()), atol=1e-10, rtol=1e-10)
 
@@ -186,7 +186,7 @@ def test_deferred_initialisation():
 
 
 class Block(torch.nn.Module):
-    """One module in two places."""
+    """One module used in two places."""
 
     def __init__(self, batch_first):
         super().__init__()
@@ -221,7 +221,7 @@ def test_encoders_of_torch():
     with torch.no_grad(), torch.profiler.profile() as profile:
         found = ours(x)
     torch.testing.assert_close(found, theirs(x), atol=1e-10, rtol=1e-10)
-    # PyTorch's fused layer would not call it.
+    # PyTorch's fused layer would bypass it.
     assert "gnomon::attention_forward" in {event.key for event in profile.key_averages()}
 
 

@@ -13,12 +13,12 @@ from gnomon import _plots, report
 
 pytestmark = pytest.mark.cpu("the program, which takes --device")
 
-# Two-sided 5% points of Student's t, by the number of pairs (any table has them).
+# Two-sided 5% points of Student's t, by number of pairs (from any table).
 POINTS = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 11: 2.228}
 
 
 def with_t(t, n):
-    """n differences whose mean is t of its own standard errors."""
+    """n differences whose mean is t times its standard error."""
     signs = [(-1.0) ** i for i in range(n)]
     mean = sum(signs) / n
     spread = math.sqrt(sum((s - mean) ** 2 for s in signs) / (n - 1))
@@ -49,7 +49,7 @@ def test_tests_and_intervals_are_those_of_scipy():
 
 
 def test_holm_is_the_closed_test_of_bonferroni():
-    """A hypothesis is rejected if Bonferroni rejects every set of hypotheses that it is in."""
+    """A hypothesis is rejected if Bonferroni rejects every set of hypotheses that contains it."""
     generator = random.Random(0)
     for _ in range(20):
         n = generator.randint(1, 6)
@@ -64,7 +64,7 @@ def test_holm_is_the_closed_test_of_bonferroni():
 
 
 def test_false_verdicts_are_rare_over_all_tests_together():
-    """Of 400 pages with ten true null hypotheses each, about 5% have a verdict that is wrong."""
+    """Of 400 pages with ten true null hypotheses each, about 5% have a false verdict."""
     generator = random.Random(0)
     wrong = 0
     for _ in range(400):
@@ -75,7 +75,7 @@ def test_false_verdicts_are_rare_over_all_tests_together():
 
 
 def compared(values: np.ndarray, seed_range: list[int], margin: float) -> dict[str, Any]:
-    """A record of combinations (rows) with seeds (columns); NaN is a run that there is not."""
+    """A record of combinations (rows) with seeds (columns); NaN marks a missing run."""
     runs = [
         {"combination": c, "seed": seed, "losses": [{"length": 1, "loss": float(value)}]}
         for c, row in enumerate(values)
@@ -98,7 +98,7 @@ def test_false_verdicts_are_rare_although_seeds_are_added_until_there_is_one(eff
     false, used = 0, []
     for _ in range(comparisons):
         every = np.array(effects)[:, None] + draw.normal(0, 0.3, (len(effects), most))
-        every += draw.normal(0, 5, most)  # what pairing removes
+        every += draw.normal(0, 5, most)  # variance that pairing removes
         values = np.full_like(every, np.nan)
         values[:, :fewest] = every[:, :fewest]
         for seed in range(fewest, most):
@@ -117,7 +117,7 @@ def test_false_verdicts_are_rare_although_seeds_are_added_until_there_is_one(eff
             if wrong.get(pair.verdict, False):
                 false += 1
                 break
-    # 2,100 comparisons in all; 0.05 and three standard errors of a share of 700.
+    # 2,100 comparisons in total; 0.05 plus three standard errors of a share of 700.
     assert false / comparisons <= 0.05 + 3 * (0.05 * 0.95 / comparisons) ** 0.5
     # Some comparisons end early, and some need all seeds.
     assert min(used) < len(effects) * most
@@ -128,7 +128,7 @@ def test_seeds_are_added_for_undecided_pairs_alone():
     draw = np.random.default_rng(0)
     near, far = draw.normal(0, 1, (2, 5)), draw.normal(0, 1e-3, 5) + 100
     values = np.stack([near[0], near[1], far])
-    # The far one is told from both, and the near ones are not told apart.
+    # The distant one differs from both, and the close ones are not distinguishable.
     assert report.undecided(compared(values, [5, 9], 0.01)) == [0, 1]
     # A combination without results has no pair.
     values[1] = np.nan
@@ -144,7 +144,7 @@ def test_p_value_at_the_edges():
 
 
 def results_of(losses, combinations=None):
-    """losses[c][s]: of combination c with seed s, at one length."""
+    """losses[c][s]: for combination c and seed s, at one length."""
     rows = [
         {"combination": c, "seed": s, "losses": [{"loss": loss, "last": None}]}
         for c, seeds in enumerate(losses)
@@ -154,14 +154,14 @@ def results_of(losses, combinations=None):
 
 
 def test_the_best_is_marked_where_seeds_can_tell():
-    # Seeds differ by more than combinations do, but the pairs agree.
+    # Seeds differ more than combinations do, but the pairs agree.
     assert report.best(results_of([[3.0, 2.0, 1.0], [2.9, 1.9, 0.9]]), "loss", 0) == 1
-    # The means differ as much, the pairs do not agree.
+    # The means differ equally, but the pairs do not agree.
     assert report.best(results_of([[3.0, 2.0, 1.0], [2.6, 2.2, 0.9]]), "loss", 0) is None
-    # One that cannot be told from the best is enough.
+    # A single one that is not distinguishable from the best is enough.
     losses = [[3.0, 2.0, 1.0], [2.9, 1.9, 0.9], [2.91, 1.88, 0.92]]
     assert report.best(results_of(losses), "loss", 0) is None
-    # One or two seeds tell nothing, and neither does one combination.
+    # One or two seeds, or a single combination, are not enough for a test.
     assert report.best(results_of([[3.0], [2.0]]), "loss", 0) is None
     assert report.best(results_of([[3.0, 2.0], [2.0, 1.0]]), "loss", 0) is None
     assert report.best(results_of([[3.0, 2.0, 1.0]]), "loss", 0) is None
@@ -169,7 +169,7 @@ def test_the_best_is_marked_where_seeds_can_tell():
 
 
 def record(task, **fields):
-    """Of two combinations with three seeds, the second better by what the task measures."""
+    """Two combinations with three seeds; the second is better by the task's metrics."""
     key, values = task["conditions"]["key"], task["conditions"]["values"]
     runs = [
         {
@@ -239,12 +239,12 @@ def test_any_task_is_reported(values):
         "examples": "images",
     }
     results = record(task)
-    # The second is the best by both: higher is better, and lower.
+    # The second is the best by both metrics, one higher-is-better and one lower-is-better.
     assert report.best(results, "accuracy", 0, higher_is_better=True) == 1
     assert report.best(results, "loss", 0) == 1
     assert report.best(results, "accuracy", 0) == 0
     page = report.render(results)
-    # The first plot is that of the verdicts.
+    # The first plot shows the verdicts.
     assert page.count("<svg") == 4
     assert page.index("<h2>Verdicts</h2>") < page.index("<svg")
     for part in (
@@ -256,7 +256,7 @@ def test_any_task_is_reported(values):
         "images 60,000",
         "dim 8, patch 4",
         "sizes 28 36, problem copy, symbols 2<",
-        # What the report was never told of.
+        # Options that the report does not know.
         "learning rate 0.002, novel option 7",
     ):
         assert part in page, part
@@ -286,7 +286,7 @@ def test_what_is_not_on_one_scale_is_drawn_as_points_side_by_side(values):
     places = [points.get_xdata() for points, _, _ in both]
     assert len({x for xs in places for x in xs}) == 2 * len(values)
     assert all(round(x) == n for xs in places for n, x in enumerate(xs))
-    # The spread of the seeds, at each.
+    # The spread over seeds at each length.
     for points, _, (bars,) in both:
         for y, bar in zip(points.get_ydata(), bars.get_segments(), strict=True):
             assert list(bar[:, 1]) == pytest.approx([y - 0.01, y + 0.01])
@@ -297,7 +297,7 @@ def test_numbers_are_joined_in_their_order():
     lines = [line for line in axes.lines if len(line.get_xdata()) == 3]
     assert [list(line.get_xdata()) for line in lines] == [[28, 36, 44]] * 2
     assert all(line.get_linestyle() != "None" for line in lines)
-    # One that has a single value has its spread, too.
+    # A metric with a single value has a spread as well.
     results = record(conditions_of([28, 36]))
     results["summary"][1]["losses"][1]["loss"] = {"mean": None, "spread": None}
     axes = report.draw_conditions(results).axes[0]
@@ -351,7 +351,7 @@ def test_labels():
         " The similarity of all runs is dot product."
     )
     assert report.in_common(results_of([], [rope, hype, cone])) == ""
-    # What titles do not tell apart has its specification.
+    # Ambiguous titles get their specification.
     assert report.labels(results_of([], [hype, other])) == ["hype:mu=learned", "hype:tau=learned"]
     old = {"similarity": "dot", "position": "rope"}
     assert report.labels(results_of([], [old, old | {"position": "t5"}])) == ["rope", "t5"]

@@ -1,4 +1,4 @@
-"""Includes and imports point one way (CONTRIBUTING.md, Rooms)."""
+"""Includes and imports point one way (CONTRIBUTING.md, Repository layout)."""
 
 import ast
 import re
@@ -11,12 +11,12 @@ pytestmark = pytest.mark.cpu("files alone")
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Each room, longest path first, and the rooms that it may include besides itself. Public headers of
-# the core declare what base, cpu and core define, so every room reads them.
+# Each folder, longest path first, and the folders that it may include besides itself. Public
+# headers of the core declare what base, cpu and core define, so all folders may include them.
 HEADERS = {"include/gnomon"}
 KERNELS = HEADERS | {"src/base"}
 CORE = KERNELS | {"src/core", "src/cpu", "src/cuda", "src/definitions", "src/reference"}
-# The rooms within src/ops, and those of them that each may include.
+# The folders within src/ops, and which of them each may include.
 WITHIN_OPS = {
     "operators": set(),
     "grammar": set(),
@@ -53,7 +53,7 @@ ROOMS = {
     "tasks": OPS | {"training", "text", "models"},
     "cli": OPS | {"training", "text", "models", "tasks"},
 }
-# Headers of PyTorch, and the rooms that may read them.
+# PyTorch headers, and the folders that may include them.
 TORCH = re.compile(r"(ATen|c10|torch)/")
 ON_TORCH = (
     "include/gnomon/torch",
@@ -72,7 +72,7 @@ def room_of(path: str) -> str | None:
 
 
 def wrong_includes(root: Path, files: list[str]) -> list[str]:
-    """The includes, as "file: header", that point the other way."""
+    """Violations, as "file: header"."""
     wrong = []
     for file in files:
         room = room_of(file)
@@ -163,8 +163,8 @@ def test_includes_of_lower_rooms_are_fine(tmp_path):
     assert wrong_includes(tmp_path, [file]) == []
 
 
-# The rooms of the package, and those that each may import; what stands beside them, operators and
-# terms, is under all of them.
+# The folders of the package, and those that each may import. The modules next to them, operators
+# and terms, are available to all.
 BESIDE = "gnomon"
 PACKAGES = {
     "gnomon.nn": set(),
@@ -176,9 +176,9 @@ PACKAGES = {
     "gnomon.distributed": set(),
     "gnomon.report": {"gnomon._plots"},
 }
-# What puts all of them together.
+# The folder that combines all others.
 ENTRIES = {"gnomon.__init__", "gnomon.__main__"}
-# Libraries that only some rooms need, so that the others work without.
+# Libraries that only some folders need, so that the others work without them.
 OPTIONAL = {
     "matplotlib": {"gnomon.inspect", "gnomon.report", "gnomon._plots"},
     "transformers": {"gnomon.integrations"},
@@ -190,7 +190,7 @@ def package_of(module: str) -> str:
 
 
 def wrong_imports(root: Path) -> list[str]:
-    """The imports of a folder with the package, as "module: name", that point the other way."""
+    """Violations in a folder with the package, as "module: name"."""
     wrong = []
     for file in sorted((root / "gnomon").rglob("*.py")):
         module = ".".join(file.relative_to(root).with_suffix("").parts)
@@ -203,7 +203,7 @@ def wrong_imports(root: Path) -> list[str]:
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 origin = node.module
-                if node.level > 0:  # relative to the package that the module is in or is
+                if node.level > 0:  # relative to the module's package
                     package = file.relative_to(root).parent.parts
                     parts = [*package[: len(package) + 1 - node.level], node.module]
                     origin = ".".join(filter(None, parts))

@@ -1,4 +1,4 @@
-"""RoPE beyond the length of the training: scaled frequencies and xPos."""
+"""RoPE beyond the training length: scaled frequencies and xPos."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXT = "x".join(map(str, LIST))
 LONGER = [2 * number for number in LIST]
 LONGER_TEXT = "x".join(map(str, LONGER))
 
-# Options as transformers has them, and the length of the sequence.
+# Options as in transformers, and the length of the sequence.
 SCALINGS = {
     "linear": ({"factor": 4.0}, 40),
     "dynamic, short": ({"factor": 2.0, "original_max_position_embeddings": 64}, 40),
@@ -112,7 +112,7 @@ def test_scalings_of_transformers(name, base):
     options, length = SCALINGS[name]
     kind = name.split(",")[0].split(" ")[0]
     original = options.get("original_max_position_embeddings", 64)
-    # What dynamic calls original is the maximum there.
+    # The original length of dynamic scaling is the maximum there.
     config = LlamaConfig(
         hidden_size=2 * D,
         num_attention_heads=2,
@@ -134,7 +134,7 @@ def test_scalings_of_transformers(name, base):
 
 
 def random_options(kind: str, seed: int) -> tuple[dict[str, object], int, float, int]:
-    """Of all that a kind reads, the length of the sequence, the base and the columns."""
+    """For each kind of scaling: its options, the sequence length, the base and the columns."""
     generator = generator_of(seed)
 
     def number(low: float, high: float) -> float:
@@ -191,7 +191,7 @@ def test_scalings_of_transformers_by_any_numbers(kind, seed):
     for key, value in options.items():
         text = "x".join(map(str, value)) if isinstance(value, list) else str(value).lower()
         words.append(f"{key}={text}")
-    # Two columns more than are turned.
+    # Two more columns than are rotated.
     torch.manual_seed(seed)
     q, k, v = (torch.randn(1, 2, length, dims + 2, dtype=torch.float64) for _ in range(3))
     angles = torch.arange(length)[:, None] * frequencies.double()
@@ -206,7 +206,7 @@ def test_scalings_of_transformers_by_any_numbers(kind, seed):
     mask = torch.full((length, length), -math.inf, dtype=q.dtype).triu(1)
     theirs = (scores + mask).softmax(-1) @ v
     ours = gnomon.attention(q, k, v, position=":".join(words), causal=True)
-    # Their frequencies are float32, and positions go to 60.
+    # Their frequencies are float32, and positions go up to 60.
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
 
 
@@ -225,7 +225,7 @@ def test_xpos_is_the_formula_of_the_paper(layout, offset):
     q, k, v = tokens(40)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     keys = torch.arange(40, dtype=torch.float64)
-    # Keys stand at 0: a query far from them sees products that have decayed.
+    # Keys are at position 0: products with distant queries have decayed.
     queries = keys + offset
     zeta = (torch.arange(0, D, 2, dtype=torch.float64) / D + 0.4) / 1.4
 
@@ -257,7 +257,7 @@ def test_compiled_and_in_a_module(name):
     x = torch.randn(2, length, 2 * D)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, causal=True), module(x, causal=True))
-    # Two tokens at a time, of which those that go by the length see it grow.
+    # Two tokens at a time; terms that depend on the length see it grow.
     if name in ("yarn", "llama3"):
         cache = gnomon.nn.KVCache()
         parts = [module(part, causal=True, cache=cache) for part in x.split(2, 1)]
@@ -352,6 +352,6 @@ def test_numbers_that_a_scaling_does_not_read_are_refused(spec, name):
     q = torch.randn(1, 2, 5, 8)
     with pytest.raises(ValueError, match=f"rope has {name}.*ignores it"):
         gnomon.attention(q, q, q, position=spec, causal=True)
-    # As soon as a module is built, too.
+    # Also when a module is built.
     with pytest.raises(ValueError, match=f"rope has {name}.*ignores it"):
         gnomon.nn.MultiheadAttention(16, 2, position=spec)

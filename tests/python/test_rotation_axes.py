@@ -1,4 +1,4 @@
-"""RoPE by positions of several axes, as vision and language models have them."""
+"""RoPE with multi-axis positions, as in vision-language models."""
 
 from __future__ import annotations
 

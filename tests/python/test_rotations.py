@@ -1,4 +1,4 @@
-"""RoPE by angles of the caller's, and by mixed frequencies."""
+"""RoPE by user-supplied angles, and by mixed frequencies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tokens(queries: int = L, keys: int = L, dim: int = D) -> dict[str, Tensor]:
 
 
 def turned(x: Tensor, angles: Tensor, layout: str) -> Tensor:
-    """Pairs of the first columns as complex numbers, by the angles (..., L, pairs)."""
+    """Pairs of the first columns as complex numbers, rotated by the angles (..., L, pairs)."""
     dims = 2 * angles.shape[-1]
     first, rest = x[..., :dims], x[..., dims:]
     turn = torch.polar(torch.ones_like(angles), angles)
@@ -42,12 +42,12 @@ def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def repeated(x: Tensor) -> Tensor:
-    """Of k's heads, or of angles of them, for each head of q."""
+    """Repeats tensors or angles of k's heads for each head of q."""
     return x.repeat_interleave(H // x.shape[1], 1) if x.shape[1] in (1, HKV) else x
 
 
 def check(ours, theirs, inputs: dict[str, Tensor], dtype: torch.dtype) -> None:
-    """Outputs and all gradients of ours, in that dtype, against theirs in float64."""
+    """Outputs and all gradients: ours in the given dtype, theirs in float64."""
     results = []
     for function, given in ((ours, dtype), (theirs, torch.float64)):
         leaves = {
@@ -158,7 +158,7 @@ def test_low_precision(dtype, angle_dtype):
 )
 @pytest.mark.parametrize("heads", [1, HKV, H])
 def test_heights_and_times_stay(similarity, heads):
-    """Distances of coordinates that are turned outside are those that are turned inside."""
+    """Distances of externally rotated coordinates equal those of coordinates rotated inside."""
     inputs = tokens()
     angles = draw(1, heads, L, 3)
     o = gnomon.attention(*inputs.values(), similarity=similarity, position=RoPE(angles=angles))
@@ -178,7 +178,7 @@ def test_heights_and_times_stay(similarity, heads):
 
 
 def test_keys_of_each_query_head_go_with_all_else():
-    """Angles of each head, a table of values of each head, and biases that keys share."""
+    """Per-head angles, a per-head value table, and biases that keys share."""
     inputs = tokens() | {"angles": draw(1, H, L, 4), "rows": draw(5, D), "values": draw(H, 5, 5)}
 
     def ours(q, k, v, angles, rows, values):
@@ -279,7 +279,7 @@ def test_angles_must_have_a_type_that_goes_with_q():
         RoPE(angles=[1.0])
 
 
-# RoPE-ViT: each head has frequencies of its own along each axis.
+# RoPE-ViT: each head has its own frequencies along each axis.
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -326,7 +326,7 @@ def test_mixed_frequencies_start_in_directions_at_right_angles(spec, axes):
     assert start.shape == (4, axes, head_dim // 2)
     per_group = head_dim // 2 // axes
     groups = start.detach().unflatten(2, (axes, per_group))
-    # Of one group all frequencies have one direction, and fall as those of RoPE do, base 10.
+    # In one group, all frequencies have the same direction, and fall like RoPE's with base 10.
     lengths = groups.norm(dim=1)
     falling = 10.0 ** (-torch.arange(per_group) / per_group)
     torch.testing.assert_close(lengths, falling.expand(4, axes, -1))
@@ -336,7 +336,7 @@ def test_mixed_frequencies_start_in_directions_at_right_angles(spec, axes):
     torch.testing.assert_close(torch.linalg.det(directions), torch.ones(4))
     if axes > 1:
         assert not torch.allclose(directions[0], directions[1], atol=1e-2)
-    # Another module has others, the same seed the same.
+    # Another module has other frequencies, unless the seed is equal.
     other = gnomon.nn.MultiheadAttention(4 * head_dim, 4, position=f"rope_mixed:{spec}")
     torch.manual_seed(0)
     again = gnomon.nn.MultiheadAttention(4 * head_dim, 4, position=f"rope_mixed:{spec}")
@@ -356,7 +356,7 @@ def test_a_module_learns_mixed_frequencies(similarity):
     module(x).square().mean().backward()
     assert (module.rope_mixed_frequencies.grad != 0).all()
     assert "rope_mixed_frequencies" in module.learned_values()
-    # The class token stands nowhere: where the patches are does not matter for its own weight.
+    # The class token has no position: the place of the patches does not affect its own weight.
     weights = module.attention_weights(x, rows=0)
     moved = x[:, [0, *range(8, 0, -1)]]
     plain = gnomon.nn.MultiheadAttention(H * D, H, kv_heads=HKV, similarity=similarity)
@@ -427,7 +427,7 @@ def by_sections(positions: Tensor, sections: tuple[int, ...], order: str) -> Ten
 )
 @pytest.mark.parametrize("batch", [1, B])
 def test_positions_of_several_axes(sections, order, layout, batch, dtype):
-    """Sections of pairs, or, without them, an equal part of the columns for each axis."""
+    """Sections of pairs or, without them, an equal part of the columns per axis."""
     axes = 3 if sections else 2
     positions = torch.randint(-20, 50, (batch, L, axes))
     if sections:
@@ -451,7 +451,7 @@ def test_positions_of_several_axes(sections, order, layout, batch, dtype):
                 for x in (q, k)
             )
         scores = q @ repeated(k).mT / math.sqrt(D)
-        # What is seen goes by the order of tokens.
+        # Visibility depends on the order of tokens.
         hidden = torch.ones(L, L, dtype=torch.bool).triu(1)
         return scores.masked_fill(hidden, -math.inf).softmax(-1) @ repeated(v)
 

@@ -1,6 +1,6 @@
-"""What scores take besides similarities and positions of offsets.
+"""Terms of the scores other than similarities and offset positions.
 
-Masks and biases that are the caller's arrays, biases of keys, forget gates, temperatures.
+Masks and biases as user arrays, key biases, forget gates, temperatures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gnomon.position import (
 
 B, H, HKV, LQ, LK = 2, 4, 2, 13, 37
 
-#: The shapes of arrays of pairs.
+#: The shapes of pair arrays.
 PAIRS = {
     "own": (B, H, LQ, LK),
     "heads": (B, 1, LQ, LK),
@@ -44,12 +44,12 @@ PAIRS = {
     "heads alone": (H, 1, 1),
     "one": (),
 }
-#: Of temperatures.
+#: The shapes of temperatures.
 ROWS = {"own": (B, H, LQ), "heads": (B, 1, LQ), "batch": (1, H, LQ), "rows": (LQ,), "one": ()}
 
 
 def case_of(similarity: str = "dot") -> Case:
-    """The last queries of a causal call: no row is without a key."""
+    """The last queries of a causal call: every row has a key."""
     return Case(
         similarity, "alibi", batch=B, heads=H, key_heads=HKV, queries=LQ, keys=LK,
         mask=Mask(causal=True, query_offset=LK - LQ),
@@ -69,7 +69,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 
 def softmax(scores: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """o and lse, 0 and -inf of a row that sees nothing."""
+    """o and lse, which are 0 and -inf for a row that sees nothing."""
     sees = (scores > -math.inf).any(-1, keepdim=True)
     scores = torch.where(sees, scores, 0.0)
     values = v.repeat_interleave(scores.shape[1] // v.shape[1], 1)
@@ -82,7 +82,7 @@ def check(
 ) -> None:
     """terms(p) and arguments(p) are ours; add(p) is what the formula adds to the scores.
 
-    ours_masks: whether gnomon is told of the mask, or has terms that hide the same.
+    ours_masks: whether gnomon gets the mask, or terms that hide the same pairs.
     """
     inputs = case.inputs() | inputs
 
@@ -136,9 +136,9 @@ def test_all_at_once(similarity, dtype):
     )
 
 
-#: What rows share of these scores is not computed.
+#: The part of these scores that all rows share is not computed.
 WITH_A_ROW_CONSTANT = [n for n in SIMILARITIES if n.startswith(("lorentz", "umbral")) or "log" in n]
-#: Rows and keys: one tile, several with a rest, and the plan for few rows.
+#: Rows and keys: one tile, several with a partial one, and the plan for few rows.
 CAPPED = {"a tile": (13, 37), "tiles": (150, 331), "few rows": (2, 700)}
 
 
@@ -152,7 +152,7 @@ CAPPED = {"a tile": (13, 37), "tiles": (150, 331), "few rows": (2, 700)}
     more=["alone", "biases", "all"],
 )
 def test_a_soft_cap_of_whole_scores(similarity, shape, more, dtype):
-    """Of products, biases and temperatures; before masks and the sink."""
+    """The scores from products, biases and temperatures, before masks and the sink."""
     torch.manual_seed(0)
     rows, keys = CAPPED[shape]
     cap = 1.7
@@ -310,10 +310,10 @@ def test_biases_that_rows_or_keys_share_take_no_memory_for_pairs():
     """
     for shape in ("1x2x1x16384", "1x2x16384x1"):
         used = peak_memory(textwrap.dedent(before), textwrap.dedent(step), shape)
-        assert used < 100 * 2**10, (shape, used)  # KiB; those of all pairs are 2 GiB
+        assert used < 100 * 2**10, (shape, used)  # in KiB; those of all pairs take 2 GiB
 
 
-#: Shapes of biases that are the same everywhere.
+#: Shapes of biases that are constant along an axis.
 SAME = {
     "pairs": (PairBias, (1, 2, 40, 24)),
     "pairs of keys": (PairBias, (24,)),
@@ -326,7 +326,7 @@ SAME = {
 @pytest.mark.parametrize("kind", list(SAME))
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_finite_biases(kind, sign, dtype):
-    """Rows that see the least number there is, and nothing else, weigh their keys alike."""
+    """Rows in which all keys have the lowest finite bias weight them equally."""
     torch.manual_seed(0)
     leaves = [torch.randn(1, 2, n, 8, dtype=dtype, requires_grad=True) for n in (40, 24, 24)]
     term, shape = SAME[kind]
@@ -372,7 +372,7 @@ def test_biases_of_keys(batch, heads, dtype):
         lambda p: [KeyBias(p["keys"]), KeyBias(p["more"]), Forget(p["log_forget"])], nothing,
         lambda p: (p["keys"] + p["more"] - p["log_forget"].cumsum(2)).unsqueeze(2), dtype,
     )  # fmt: skip
-    # Alone, nothing else says how many there are.
+    # Alone, nothing else determines the number of rows.
     q, k, v = (
         x.to(dtype) for x in (normal(B, H, LQ, 4), normal(B, HKV, LK, 4), normal(B, HKV, LK, 3))
     )
@@ -386,7 +386,7 @@ def test_biases_of_keys(batch, heads, dtype):
 @DTYPES
 @pytest.mark.parametrize("similarity", ["dot", "penumbral"])
 def test_midpoints_at_a_temperature(similarity, dtype):
-    """The factors of values are no part of the scores that it multiplies."""
+    """The factors of values are not part of the scores that it multiplies."""
     torch.manual_seed(0)
     case = Case(similarity, "alibi", key_heads=2, mask=Mask(key_lengths=(13, 0), causal=True))
     inputs = case.inputs() | {"temperature": normal(2, 4, 13), "sink": normal(4)}
@@ -420,7 +420,7 @@ def test_midpoints_at_a_temperature(similarity, dtype):
 @pytest.mark.parametrize("shape", list(ROWS))
 def test_temperatures(shape, dtype):
     torch.manual_seed(0)
-    # Of any sign: what is masked stays so.
+    # With any sign: masked pairs stay masked.
     inputs = {"temperature": normal(*ROWS[shape])}
     check(
         case_of("penumbral"), inputs, lambda p: [], lambda p: {"temperature": p["temperature"]},
@@ -443,7 +443,7 @@ def test_a_temperature_of_zero_and_a_number():
 
 
 def test_scalable_softmax():
-    """s log(n) of the number of keys that a row sees (Nakanishi 2025)."""
+    """s log(n) for the number n of keys that a row sees (Nakanishi 2025)."""
     torch.manual_seed(0)
     q, k, v = (normal(2, 4, 21, 8) for _ in range(3))
     s = torch.tensor([0.3, 0.43, 0.6, 1.0], dtype=torch.float64)
@@ -454,7 +454,7 @@ def test_scalable_softmax():
     torch.testing.assert_close(ours, scores.masked_fill(hidden, -math.inf).softmax(-1) @ v)
 
 
-#: What goes by the keys before a row's own; gates is (1, H, Lk).
+#: Terms that depend on the keys before a row's own; gates is (1, H, Lk).
 COUNTING = {
     "forget": lambda gates: Forget(gates),
     "scalable softmax": lambda gates: ScalableSoftmax(gates.new_tensor([0.2, 0.3, 0.4, 0.5])),
@@ -466,8 +466,8 @@ COUNTING = {
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("term", COUNTING)
 def test_documents_are_what_they_are_alone(term, causal, dtype):
-    """Packed one after the other, or with their tokens between each other's; padded on the left;
-    with the positions that they have anyway."""
+    """Packed consecutively or with interleaved tokens; left-padded; with their natural
+    positions."""
     torch.manual_seed(0)
     q, k, v = (normal(1, H, 11, 8).to(dtype) for _ in range(3))
     gates = (torch.rand(1, H, 11, dtype=torch.float64).log() / 4).to(dtype)
@@ -501,7 +501,7 @@ def test_documents_are_what_they_are_alone(term, causal, dtype):
 @pytest.mark.parametrize("similarity", ["dot", "laplacian", "penumbral", "hyperboloid"])
 @pytest.mark.parametrize("scale", [1.0, 3.0, 10.0, 1e3])
 def test_gradients_at_large_scores(similarity, scale):
-    """Within four times the error of the plain formula in float32."""
+    """Within four times the error of the unfused reference in float32."""
     if similarity != "dot" and scale > 10:
         pytest.skip("beyond the range of its map")
     torch.manual_seed(0)
@@ -544,7 +544,7 @@ def test_gradients_at_large_scores(similarity, scale):
 
 
 def test_forget_gates_over_long_sequences():
-    """The differences of sums over 64k keys are as exact as those over a few."""
+    """Differences of sums over 64k keys are as accurate as those over a few."""
     torch.manual_seed(0)
     length, queries = 65536, 64
     q = torch.randn(1, 1, queries, 16)
@@ -565,7 +565,7 @@ def test_forget_gates_over_long_sequences():
     exact, plain = formula(torch.float64), formula(torch.float32)
     for ours, expected, rounded in zip(found, exact, plain, strict=True):
         assert (ours - expected).abs().max() <= 3e-6 * expected.abs().max()
-        # What the plain formula makes of it.
+        # The result of the plain formula.
         assert (rounded - expected).abs().max() > 1e-4 * expected.abs().max()
 
 
@@ -591,7 +591,7 @@ def test_forget_gates_with_padding_and_offsets_of_batches():
 
 @pytest.mark.parametrize("places", ["none", "restart", "shuffled"])
 def test_forget_gates_of_a_document_do_not_see_another(places):
-    """lse and sinks neither, which see sums as they are."""
+    """Neither lse nor sinks subtract it; they see the full sums."""
     torch.manual_seed(0)
     batch, heads, lengths = 2, 3, (7, 11, 4)
     length = sum(lengths)
@@ -636,7 +636,7 @@ def test_forget_gates_of_a_document_do_not_see_another(places):
 @pytest.mark.parametrize("number", [-1e9, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize("kind", ["keys", "pairs of keys", "pairs"])
 def test_forget_gates_beside_keys_that_a_number_hides(kind, number):
-    """Rows at a hidden key take off the gates' sum there, not the number that hides it."""
+    """Rows at a hidden key subtract the gates' sum there, not the bias that hides it."""
     torch.manual_seed(0)
     q, k, v, gates = normal(2, 2, 40, 8), normal(2, 2, 40, 8), normal(2, 2, 40, 8), normal(2, 2, 40)
     hidden = torch.zeros(2, 1, 40, dtype=torch.bool)
@@ -664,7 +664,7 @@ def test_forget_gates_beside_keys_that_a_number_hides(kind, number):
 @DTYPES
 @pytest.mark.parametrize("ordered", [True, False])
 def test_closed_gates(ordered, dtype):
-    """log_forget = -inf is the limit of gates near 0, and leaves the others their digits."""
+    """log_forget = -inf is the limit of gates near 0, and the others keep their precision."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 40, 8, dtype=dtype) for _ in range(3))
     gates = -torch.rand(2, 2, 40, dtype=dtype)
@@ -674,7 +674,7 @@ def test_closed_gates(ordered, dtype):
     if not ordered:
         closed = closed.flip(2)
         gates = gates.flip(2)
-    # What no closed gate is between a key and its query.
+    # Pairs without a closed gate between key and query.
     mask = closed[:, :, :, None] == closed[:, :, None, :]
     found = gnomon.attention(q, k, v, position=Forget(gates), positions=places, causal=True)
     expected = gnomon.attention(
@@ -684,7 +684,7 @@ def test_closed_gates(ordered, dtype):
     leaf = gates.clone().requires_grad_()
     gnomon.attention(q, k, v, position=Forget(leaf), causal=True).sum().backward()
     assert leaf.grad.isfinite().all()
-    # So is one that is as good as closed.
+    # A nearly closed gate gives the same result.
     for number in (-1e12, torch.finfo(dtype).min):
         almost = Forget(gates.masked_fill(gates == -math.inf, number))
         o = gnomon.attention(q, k, v, position=almost, positions=places, causal=True)
@@ -720,7 +720,7 @@ def test_rows_and_batches_that_see_nothing():
     assert (o[0] == 0).all()
     expected = gnomon.attention(q[1:], k[1:], v[1:], position=Forget(gates[1:]))
     torch.testing.assert_close(o[1:], expected)
-    # log(n) of a row that sees n keys.
+    # log(n) for a row that sees n keys.
     mask = torch.ones(40, 40, dtype=torch.bool).tril(-1)
     temperature = mask.sum(1).float().log()
     leaves = [x.clone().requires_grad_() for x in (q, k, v, temperature)]
@@ -766,7 +766,7 @@ def test_nan_stays_behind_a_mask():
 
 
 def test_prefixes():
-    """A prefix is seen by all, and what follows is causal."""
+    """All tokens see the prefix, and the rest is causal."""
     torch.manual_seed(0)
     q, k, v = (normal(1, 2, 300, 8) for _ in range(3))
     place = torch.arange(300)
@@ -830,7 +830,7 @@ def test_weights_of_rows():
 
 
 def rows_of_calls():
-    """Each argument of calls with rows or keys, and forms of it."""
+    """Each call argument with rows or keys, and forms of it."""
     yield "sink", {"sink": normal(B, H, LQ)}
     yield "sink of heads", {"sink": normal(H)}
     yield "mask of rows", {"mask": torch.rand(LQ, 1) < 0.7}
@@ -961,7 +961,7 @@ def test_wrong_arguments(wrong, error, message):
 
 
 def test_modules():
-    """They take masks, and a bias of their own; tensors of calls are refused by name."""
+    """They accept masks and a bias of their own; call tensors are rejected by name."""
     torch.manual_seed(0)
     bias = normal(1, 4, 9, 9)
     module = gnomon.nn.MultiheadAttention(

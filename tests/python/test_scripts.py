@@ -1,4 +1,4 @@
-"""make demo and scripts/demo hand over the text that was asked for, whatever its path is like."""
+"""make demo and scripts/demo pass on the requested text, whatever its path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def tree(tmp_path) -> pathlib.Path:
-    """A tree of its own, whose program only prints what it is asked to read."""
+    """A separate tree whose program only prints the path it is asked to read."""
     tree = tmp_path / "a tree"
     (tree / "scripts").mkdir(parents=True)
     shutil.copy(ROOT / "Makefile", tree)
@@ -34,7 +34,7 @@ def run(words: list[object], cwd: pathlib.Path) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("name", ["text", "a b", 'it\'s 2 "texts"', "*"])
 def test_make_demo_takes_any_path(tree, name):
-    # What the target needs is there.
+    # Everything that the target needs exists.
     done = run(["make", "--silent", "--old-file=build", "demo", f"DATA={name}"], tree)
     assert done.returncode == 0, done.stderr
     assert done.stdout == str(tree / name)
@@ -69,7 +69,7 @@ def test_demo_says_what_is_missing(tree):
 
 
 def test_the_makefile_quotes_absolute_paths():
-    """The folder of the tree may have any name, "with space" for example."""
+    """The tree's folder may have any name, such as "with space"."""
     text = (ROOT / "Makefile").read_text().replace("\\\n", "")
     lines = [line for line in text.splitlines() if not re.match(r"NINJA := |#", line)]
     found = 0

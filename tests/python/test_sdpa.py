@@ -1,4 +1,4 @@
-"""gnomon.scaled_dot_product_attention against PyTorch's own, computed by its formula."""
+"""gnomon.scaled_dot_product_attention compared with PyTorch's, computed by its formula."""
 
 import inspect
 import itertools
@@ -20,7 +20,7 @@ def draw(*shape):
 
 
 def formula(*tensors, **arguments):
-    """PyTorch's function, whichever kernel it would have taken."""
+    """PyTorch's function, independent of the kernel that it would select."""
     with sdpa_kernel(SDPBackend.MATH):
         return TORCHS(*tensors, **arguments)
 
@@ -84,7 +84,7 @@ def test_values_and_gradients(name):
 
 
 def masks_of(kind, shape):
-    """Booleans with a row that sees nothing, numbers with some -inf."""
+    """Booleans with a row that sees nothing; numbers with some -inf."""
     hidden = torch.rand(shape) > 0.6
     if kind == "bool":
         if len(shape) > 1 and shape[-2] > 1:
@@ -96,7 +96,7 @@ def masks_of(kind, shape):
 @pytest.mark.parametrize("kind", ["bool", "float"])
 @pytest.mark.parametrize("axes", range(5))
 def test_masks_of_every_broadcastable_shape(axes, kind):
-    """With gradients to the mask, where it has numbers."""
+    """With gradients for a numeric mask."""
     torch.manual_seed(0)
     q, k, v = draw(2, 3, 4, 4), draw(2, 3, 5, 4), draw(2, 3, 5, 6)
     whole = (2, 3, 4, 5)
@@ -130,7 +130,7 @@ def test_rows_that_see_nothing_are_zero():
     for mask in (torch.zeros(5, 5, dtype=torch.bool), torch.full((5, 5), -math.inf).double()):
         found = results(gnomon.scaled_dot_product_attention, (q, k, v, mask), {})
         assert not any(x.any() for x in found)
-    # The least number hides a key only from rows that see others.
+    # The lowest finite number hides a key only in rows that see other keys.
     least = torch.full((5, 5), torch.finfo(torch.float64).min, dtype=torch.float64)
     check(q, k, v, least)
     check(q, k, v, least.tril(-1))
@@ -223,7 +223,7 @@ def test_errors_where_pytorch_has_them(name):
     tensors = [x.to(device) for x in tensors]
     with pytest.raises(error, match=message):
         gnomon.scaled_dot_product_attention(*tensors, **arguments)
-    # Its formula takes any dropout below 0 for none.
+    # PyTorch's formula treats any dropout below 0 as none.
     if not isinstance(arguments.get("attn_mask"), list) and arguments.get("dropout_p") != -1:
         with pytest.raises((RuntimeError, IndexError)):
             formula(*tensors, **arguments)
@@ -240,7 +240,7 @@ def test_dropout_is_drawn_from_the_default_generator():
     assert torch.equal(dropped(1), dropped(1))
     assert not torch.equal(dropped(1), dropped(2))
     assert not dropped(1, 1.0).any()
-    # Those of the others are larger: the mean stays.
+    # The other weights are scaled up: the mean is preserved.
     one = torch.ones_like(v)
     torch.manual_seed(3)
     sums = gnomon.scaled_dot_product_attention(torch.zeros_like(q), k, one, dropout_p=0.25)
@@ -313,7 +313,7 @@ def test_autocast():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often gnomon is called in PyTorch's place."""
+    """How often gnomon is called in place of PyTorch."""
     count = []
 
     def replacement(*tensors, **arguments):

@@ -1,4 +1,4 @@
-"""Gradients of gradients: right where they are there, refused by name where not, never lost."""
+"""Second derivatives: correct where supported, otherwise rejected by name, never lost."""
 
 import functools
 import pathlib
@@ -45,7 +45,7 @@ def of_positions():
 
 
 def refused():
-    """Names to functions of q, and who refuses."""
+    """Names and functions of q, and which operator rejects them."""
     table = torch.randn(2 * 6 - 1, 8, dtype=torch.float64)
     yield "dot", of_tokens(causal=True), ATTENTION
     yield "dot in a graph", of_nodes(), GRAPH
@@ -75,7 +75,7 @@ def first_tokens(name):
 
 
 def penalty(call):
-    """Of the gradient of a loss."""
+    """The gradient of a loss's gradient."""
 
     def of(q):
         (gradient,) = torch.autograd.grad(call(q).square().sum(), q, create_graph=True)
@@ -89,7 +89,7 @@ def test_second_derivatives_are_refused_by_name(name):
     call, who = REFUSED[name]
     q = first_tokens(name).requires_grad_()
     gradient = penalty(call)(q)
-    # The first one is as without create_graph, and of use.
+    # The first derivative is as without create_graph, and usable.
     (expected,) = torch.autograd.grad(call(q).square().sum(), q)
     assert torch.equal(gradient, expected)
     gradient.detach().square().sum()
@@ -140,7 +140,7 @@ def test_second_derivatives_are_refused_by_name_where_they_are_compiled(name, dy
 
 
 def test_gradients_of_parameters_are_refused_too():
-    """By the first derivatives of q, of gamma, of slopes and of a table."""
+    """Through the first derivatives by q, gamma, slopes and a table."""
     q, k, v = make_tokens()
     q.requires_grad_()
     gamma, slopes = (Parameter(torch.tensor(x, dtype=torch.float64)) for x in (0.5, 0.1))
@@ -156,7 +156,7 @@ def test_gradients_of_parameters_are_refused_too():
 
 
 def test_forward_mode_of_a_gradient_is_refused():
-    """Of its factor, the gradient of the output, too."""
+    """Including the derivative by its factor, the output gradient."""
     q, k, v = (x.requires_grad_() for x in make_tokens())
     for o in (
         gnomon.attention(q, k, v),
@@ -240,7 +240,7 @@ def test_second_derivatives_over_processes(tmp_path: pathlib.Path):
     try:
         tokens = [x.requires_grad_() for x in make_tokens()]
         o = gnomon.distributed.context_parallel_attention(*tokens, causal=True)
-        # d_o, all ones, has no gradient: what the pass has kept has.
+        # d_o, all ones, needs no gradient; tensors saved by the pass do.
         gradient, *_ = torch.autograd.grad(o.sum(), tokens, create_graph=True)
         (expected,) = torch.autograd.grad(gnomon.attention(*tokens, causal=True).sum(), tokens[:1])
         torch.testing.assert_close(gradient, expected)

@@ -1,4 +1,4 @@
-"""Hyperbolic distances, entailment cones and scores where numbers are small, large, or cancel."""
+"""Hyperbolic distances, entailment cones and scores with small, large or cancelling numbers."""
 
 import math
 
@@ -14,14 +14,14 @@ CURVED = [
     for name in SIMILARITIES
     if name not in ("dot", "dot softcap", "laplacian", "gaussian", "additive", "penumbral height2")
 ]
-# Whose maps hold tokens of any size near the origin.
+# Similarities whose maps keep tokens of any size near the origin.
 BOUNDED = [
     name for name in CURVED if "exp" in name or name.split()[0] in ("ball", "klein", "entailment")
 ]
 
 
 def scores_of_pairs(similarity, q, k):
-    """The scores (n,) of tokens (n, D) and (n, D): of a single key, lse is the score."""
+    """The scores (n,) of tokens (n, D) and (n, D): with a single key, lse is the score."""
     q, k = q[:, None, None], k[:, None, None]
     return gnomon.attention(q, k, k, similarity=similarity, return_lse=True)[1].flatten()
 
@@ -49,7 +49,7 @@ def test_finite_tokens_give_finite_results(similarity, dtype):
         assert result.isfinite().all(), name
 
 
-# Tokens of which the given share of every coordinate is changed, and how far from the origin.
+# The relative change of each token coordinate, and the distance from the origin.
 @pytest.mark.parametrize("share", [1e-1, 1e-3, 1e-5])
 @pytest.mark.parametrize("radius", [1e-3, 0.5, 3.0, 8.0])
 @pytest.mark.parametrize(
@@ -89,21 +89,22 @@ def test_near_tokens_have_their_distance_in_float32(similarity, radius, share):
     exact_leaves = [x.double().requires_grad_() for x in (q, k)]
     exact = scores_of_pairs(similarity, *exact_leaves)
     exact_gradients = torch.autograd.grad(exact.sum(), exact_leaves)
-    # What a rounding of the coordinates costs: sideways, or of the edge of a ball.
+    # The effect of rounding the coordinates: sideways, or at the edge of a ball.
     resolution = torch.finfo(torch.float32).eps * math.cosh(radius)
     if similarity.model == "klein":
         resolution *= math.cosh(radius)
     distance = -exact.detach() / 1e3
     error = (-scores.detach().double() / 1e3 - distance).abs()
-    # Squared distances above a thousandth of the squared norms come from those and the product.
+    # Squared distances above a thousandth of the squared norms are computed from these and the
+    # product.
     assert (error <= 8 * resolution + 1e-4 * distance).all(), float((error / resolution).max())
-    # Gradients of a distance turn with the direction between the points.
+    # Gradients of a distance rotate with the direction between the points.
     for ours, theirs in zip(gradients, exact_gradients, strict=True):
         off = (ours.double() - theirs).norm(dim=1) / theirs.norm(dim=1).clamp_min(1e3)
         assert (off <= 0.002 + 20 * resolution / distance).all(), float(off.max())
 
 
-# Inputs that are points, not maps of them, keep all digits of a near distance.
+# Inputs that are points, rather than maps of tokens, keep all digits of a near distance.
 @pytest.mark.parametrize("model", ["half_space", "ball"])
 def test_distances_of_points_are_exact_to_the_last_digits(model):
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""tolerance: what attention leaves out weighs less than it, and nothing else changes."""
+"""tolerance: the weight that attention skips is below it, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def slopes(heads=H, steepest=0.6):
 
 
 def table(length=LENGTH):
-    """A learned one: noise on a slope, in both directions."""
+    """A learned bias: noise on a slope, in both directions."""
     torch.manual_seed(1)
     offsets = torch.arange(1 - length, length)
     return torch.randn(H, 2 * length - 1) - slopes()[:, None] * offsets.abs()
@@ -53,7 +53,7 @@ def full(number):
     return torch.full((H,), number)
 
 
-#: In the type that `to` makes of tensors.
+#: In the dtype that `to` converts to.
 POSITIONS = {
     "alibi": lambda to: [ALiBi(to(slopes()))],
     "hype": lambda to: [HyPE(to(slopes() / 0.004), to(full(0.004)), mode="abs")],
@@ -71,13 +71,13 @@ POSITIONS = {
 
 
 def weights_of(q, k, **arguments):
-    """p, of values that are unit vectors. 0 is left out, or weighs nothing in float32."""
+    """The weights, read off with unit vectors as values; 0 is skipped, or negligible in float32."""
     eye = torch.eye(k.shape[2], dtype=q.dtype).expand(*k.shape[:2], -1, -1)
     return gnomon.attention(q, k, eye, **arguments)
 
 
 def largest_left_out(q, k, position, tolerance, **arguments):
-    """In float64, which leaves nothing out, and the share of the weights that are 0."""
+    """In float64, which skips nothing, and the share of weights that are 0."""
     found = weights_of(
         q, k, position=position(torch.Tensor.float), tolerance=tolerance, **arguments
     )
@@ -252,7 +252,7 @@ def test_modules_take_it(device):
     x = torch.randn(1, LENGTH, 16)
     o, o_whole, o_coarse = (m(x, causal=True) for m in (module, whole, coarse))
     torch.testing.assert_close(o, o_whole, atol=1e-5, rtol=0)
-    # On a GPU nothing is skipped.
+    # On a GPU, nothing is skipped.
     assert torch.equal(o_coarse, o_whole) == (device.type == "cuda")
 
 

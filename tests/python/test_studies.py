@@ -1,4 +1,4 @@
-"""Studies: their files, their runs, and the pages that are made of what was recorded."""
+"""Studies: their files, their runs, and the pages generated from records."""
 
 import dataclasses
 import json
@@ -111,16 +111,16 @@ def test_it_runs_is_recorded_goes_on_elsewhere_and_has_a_page(folders):
     record = json.loads(text)
     assert record["status"] == "finished"
     assert len(record["runs"]) == 6
-    # It does not say where it was made.
+    # The page does not name the machine's paths.
     assert str(folders) not in text
     assert record["data"]["path"] == "text.txt"
     assert record["sessions"][0]["command"] == studies.command(comparison)
-    # What is finished is not run again.
+    # Completed comparisons are not repeated.
     before = path.stat().st_mtime_ns
     assert studies.run("tiny", comparison, data, threads=1) == 0
     assert path.stat().st_mtime_ns == before
 
-    # Elsewhere, with a record that was stopped after four runs.
+    # On another machine, with a record that stopped after four runs.
     for file in sorted((folders / "runs").rglob("*"), reverse=True):
         file.rmdir() if file.is_dir() else file.unlink()
     stopped = {**record, "runs": record["runs"][:4], "status": "interrupted"}
@@ -190,7 +190,7 @@ def test_a_classifier_is_trained_once_and_named_without_its_place(folders):
     studies.write_page("tiny", study)
     page = (folders / "pages/tiny.md").read_text()
     assert "$ gnomon train --task images --data dots.safetensors --position none " in page
-    # It is measured over all timesteps alone, and has no other column anywhere.
+    # It is measured only over all timesteps, and adds no other column.
     assert "Frechet distance, by timesteps:\n\n|  | 0-999 | seeds |\n" in page
     made = folders / "runs/tiny/one"
     head = (made / "table.md").read_text().splitlines()[0]
@@ -199,7 +199,7 @@ def test_a_classifier_is_trained_once_and_named_without_its_place(folders):
     of_distance = report[report.index("<h3>Frechet distance, by timesteps</h3>") :]
     assert of_distance.split("</thead>")[0].count("<th>") == 2
 
-    # Elsewhere, where there is the record alone.
+    # On another machine with only the record.
     shutil.rmtree(folders / "runs")
     stopped = {**record, "runs": record["runs"][:1], "status": "interrupted"}
     path.write_text(studies.dump(stopped))
@@ -289,7 +289,7 @@ def test_verdicts_of_several_rows():
 
 
 def test_tests_of_a_page_are_corrected_together():
-    """One clear difference is decided, and not decided among fifty that are not."""
+    """A single clear difference is significant, but not among fifty unclear ones."""
     pairs = [(1, 2.0), (1, 2.2), (1, 1.8)]
     clear = Claim("A is better.", (Contrast("a", "test", "b", "test"),))
     [[_, said, *_]] = described([clear], [(ONE_TEXT, results_of(pairs))], m=0.1)
@@ -350,7 +350,7 @@ def test_a_contrast_may_be_of_two_comparisons():
         contrasts = (Contrast("a", "test", "b", "test", **of),)
         return studies.contrast_rows(Claim("", contrasts), found, {"m": 0.1})
 
-    # b of plain in place of a's own: 5 - 1 and so on.
+    # b of plain instead of a's own: 5 - 1 etc.
     left = [run["losses"][0]["m"] for run in found[1][1]["runs"] if run["combination"] == 0]
     mean = sum(left) / len(left) - (5 + 6.1 + 7) / 3
     [row] = rows(left_in="other", right_in="plain")
@@ -359,7 +359,7 @@ def test_a_contrast_may_be_of_two_comparisons():
     [row] = rows(left_in="plain", right_in="plain")
     assert row.title == "Plain: `a` at test against `b` at test"
     assert [row.title.split(":")[0] for row in rows()] == ["Plain", "Other"]
-    # What has not begun has no row.
+    # Contrasts that have not started have no row.
     assert rows(left_in="plain", right_in="third") == rows(left_in="third") == []
 
 
@@ -377,7 +377,7 @@ def test_differences_are_of_the_seeds_that_both_have():
 
 @pytest.mark.parametrize("name", studies.names())
 def test_the_command_lines_of_studies_are_taken(name, tmp_path):
-    """But for the data, which are not there, and a position in their place, which is none."""
+    """Replaces the data by missing ones, and the position by an invalid one."""
     for comparison in studies.load_study(name).comparisons:
         words = list(comparison.arguments)
         if comparison.data:

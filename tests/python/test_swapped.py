@@ -1,6 +1,7 @@
-"""Published models with gnomon in place of their attention: the same numbers in float64.
+"""Published models with their attention replaced by gnomon: the same results in float64.
 
-Each swap is at most ten lines; what it replaces is the model's own code, from its package.
+Each replacement takes at most ten lines; what it replaces is the model's own code, from its
+package.
 """
 
 import functools
@@ -25,10 +26,10 @@ def results(model, *inputs, **arguments):
 
 
 def check(model, swap, *inputs, **arguments):
-    """swap changes the model, and returns the calls that its attention has taken since."""
+    """swap changes the model, and returns the calls that its attention has received since."""
     model = model.double()
     with torch.no_grad():
-        # What starts at 0 would hide the attention.
+        # Parameters that start at 0 would hide the attention.
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     expected = results(model, *inputs, **arguments)
@@ -41,7 +42,7 @@ def check(model, swap, *inputs, **arguments):
 
 
 class CausalSelfAttention(nn.Module):
-    """As small GPTs have it: one projection, SDPA, one projection."""
+    """As in small GPTs: one projection, SDPA, one projection."""
 
     def __init__(self, dim, heads):
         super().__init__()
@@ -96,7 +97,7 @@ def test_a_small_gpt(monkeypatch):
 
 
 def test_x_transformers_with_alibi(monkeypatch):
-    """The bias is a vector of slopes there, and heads of keys are shared as they are."""
+    """The bias is a vector of slopes, and key heads are shared as they are."""
     pytest.importorskip("x_transformers")
     from x_transformers import Decoder, TransformerWrapper
     from x_transformers.attend import Attend, Intermediates
@@ -116,7 +117,7 @@ def test_x_transformers_with_alibi(monkeypatch):
 
         def forward(self, q, k, v, **_):
             calls.append(q.shape)
-            # Its query heads take the keys' heads in turn, not in groups.
+            # Its query heads alternate between the key heads instead of forming groups.
             k, v = (x.repeat(1, q.shape[1] // x.shape[1], 1, 1) for x in (k, v))
             o = gnomon.attention(q, k, v, causal=True, position=ALiBi(slopes))
             return o, Intermediates()
@@ -196,7 +197,7 @@ def test_dit_of_diffusers():
 
 @pytest.mark.parametrize("shift", [0, 2])
 def test_swin_block_of_timm(monkeypatch, shift):
-    """Its table of differences is one term, shifted windows a mask."""
+    """Its table of differences is one term, and shifted windows are a mask."""
     pytest.importorskip("timm")
     from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 

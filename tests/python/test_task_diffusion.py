@@ -1,4 +1,4 @@
-"""The task diffusion: its network, losses and samples against the formulas of their papers."""
+"""The task diffusion: its network, losses and samples compared with published formulas."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ functional = torch.nn.functional
 
 
 def tiny(**other: int) -> list[object]:
-    """The flags of a small model."""
+    """The options of a small model."""
     return [word for name, n in (SIZES | other).items() for word in (f"--{name}", n)]
 
 
 def bars() -> dict[str, np.ndarray]:
-    """Bars that stand and bars that lie, 8 x 12, in two channels of three."""
+    """Horizontal and vertical bars, 8 x 12, in two of three channels."""
     rng = np.random.default_rng(0)
     arrays = {}
     for part, count in (("train", 40), ("valid", 24)):
@@ -69,7 +69,8 @@ def draw(folder: pathlib.Path, run: str, picture: str, *words: object) -> str:
 
 
 def compare(folder: pathlib.Path, out: str, *words: object, **sizes: int) -> list[dict]:
-    """The runs of a comparison. What draws the report takes seconds, and is not of the task."""
+    """The runs of a comparison. Skips the report, which takes seconds and is not part of the
+    task."""
     succeed(
         "compare", "--task", "diffusion", "--data", "bars.safetensors", "--out", out,
         "--evaluation-images", 12, *tiny(**sizes), *words, cwd=folder,
@@ -79,7 +80,7 @@ def compare(folder: pathlib.Path, out: str, *words: object, **sizes: int) -> lis
 
 
 class Reference:
-    """DiT as the paper and its figures have it, in double."""
+    """DiT as in the paper and its figures, in double precision."""
 
     def __init__(self, file: pathlib.Path) -> None:
         self.weights = {
@@ -127,7 +128,7 @@ class Reference:
 
 
 def grid_sinusoids(height: int, width: int, dim: int) -> torch.Tensor:
-    """Half of the columns of each coordinate, sine and cosine of each wave beside each other."""
+    """Half of the columns per coordinate, with sine and cosine of each frequency adjacent."""
     half = dim // 2
     waves = 10000.0 ** -(torch.arange(half // 2, dtype=torch.float64) * 2 / half)
 
@@ -176,7 +177,7 @@ def test_evaluation_is_the_formula_of_the_paper(folder, model):
     expected = [losses.mean(), *losses.view(4, 3).mean(1)]
     for at, loss in zip(measured, expected, strict=True):
         assert at["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    # It has learned something: noise is not predicted by 0.
+    # The model has learned: a prediction of 0 is worse.
     assert measured[0]["loss"] < 0.8
 
 
@@ -208,7 +209,7 @@ def test_samples_are_those_of_ddim(folder, model, guidance):
 
 
 def test_with_fresh_noise_and_all_steps_they_are_those_of_ddpm(folder, model):
-    """Algorithm 2 of Ho et al. 2020, with the posterior's variance."""
+    """Algorithm 2 of Ho et al. 2020, with the posterior variance."""
     reference = Reference(model / FILE)
     succeed("generate", "--model", "model", "--out", "ddpm.png", "--samples", 3, "--seed", 3,
             "--steps", 1000, "--eta", 1, "--guidance", 1, cwd=folder)  # fmt: skip
@@ -234,7 +235,7 @@ def test_with_fresh_noise_and_all_steps_they_are_those_of_ddpm(folder, model):
 
 
 def ddim(reference: Reference, labels: torch.Tensor, steps: int, seed: int) -> torch.Tensor:
-    """Without guidance, of as many evenly spaced timesteps."""
+    """Without guidance, with this many evenly spaced timesteps."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(len(labels), 3, 8, 12, generator=generator).double()
     for step in range(steps, 0, -1):
@@ -269,7 +270,7 @@ def test_the_frechet_distance_is_that_of_the_features(folder, model):
     )
 
     def features(images: torch.Tensor) -> np.ndarray:
-        """Of images from 0 to 1."""
+        """Images from 0 to 1."""
         patches = functional.unfold(((images - mean) / deviation).float(), 4, stride=4)
         tokens = functional.linear(patches.mT, *classifier.layer("patches.projection"))
         return classifier.encode(tokens).mean(1).double().numpy()
@@ -300,13 +301,13 @@ def test_distances_of_a_comparison_are_by_one_classifier(folder):
     compare(folder, "judged", *words)
     record = json.loads((folder / "judged/results.json").read_text())
     assert len(record["data"]["classifier_sha256"]) == 64
-    # What was asked for by default is more than there are.
+    # The default asks for more than exist.
     assert record["settings"]["frechet_images"] == 24
     head = (folder / "judged/table.md").read_text().splitlines()[0]
     assert head.endswith("loss at 750-999 | Frechet distance at 0-999 |")
     shutil.rmtree(folder / "judge")
     train_classifier(folder, "judge")
-    # From another folder, too.
+    # From another folder as well.
     succeed("compare", "--resume", folder / "judged", cwd=folder.parent)
     shutil.rmtree(folder / "judge")
     train_classifier(folder, "judge", "--seed", 1)
@@ -348,7 +349,7 @@ def test_two_processes_give_the_result_of_one(folder):
 
 
 def test_the_catalogue_goes_in_by_name(folder):
-    """What only a causal model can have is refused by name."""
+    """Options for causal models are rejected by name."""
     runs, positions = runs_of_the_catalogue(folder)
     for entry in positions:
         name = entry["name"]
@@ -362,13 +363,13 @@ def test_the_catalogue_goes_in_by_name(folder):
             continue
         runs.append(f"penumbral/{name}")
         if "grid" in entry["tokens"]:
-            # One table for both axes needs them to be of one length, which 2 and 3 are not.
+            # One table for both axes needs equal lengths, which 2 and 3 are not.
             axis = ":axis=1" if name == "offset_bias" else ""
             runs.append(f"dot/{name}:shape=grid{axis}")
     runs = list(dict.fromkeys([*runs, "dot/sinusoidal:shape=grid;rope:shape=grid"]))
     flags = [flag for run in runs for flag in ("--run", run)]
     made = compare(folder, "all", *flags, "--steps", 1)
-    # Each first run has drawn what it can.
+    # Each first run has generated what it can.
     for n, run in enumerate(made):
         picture = Image.open(folder / "all" / run["picture"]["file"])
         assert run["picture"]["file"] == f"picture-{n}.png"
@@ -460,7 +461,7 @@ def test_wrong_data(folder, model):
     assert (
         "'valid.images' has images of 8x8 with 3 channels, but the model needs 8x12 with 3" in seen
     )
-    # Two channels can be learned, and not drawn.
+    # Two channels can be learned but not drawn.
     two = {
         f"{part}_images": load_file(folder / "bars.safetensors")[f"{part}.images"][..., :2].copy()
         for part in ("train", "valid")

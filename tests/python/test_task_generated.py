@@ -1,4 +1,4 @@
-"""The task `generated`: answers by definition, metrics by numpy, the model against GPT-2."""
+"""The task `generated`: answers by definition, metrics by numpy, the model compared with GPT-2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Run = Callable[..., str]
 
 
 def evaluate(gnomon: Run, *words: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What `gnomon eval` measured, and the examples that it was measured on."""
+    """The result of `gnomon eval`, and the evaluated examples."""
     output = gnomon("eval", "--model", "run", "--json", "--examples", "examples", *words)
     lines = pathlib.Path("examples").read_text().splitlines()
     return json.loads(output), [json.loads(line) for line in lines]
@@ -86,7 +86,7 @@ def test_answers_are_those_of_the_definition(gnomon, problem):
         seen.update(words)
     digits = {str(n) for n in range(symbols)}
     assert seen == digits | ({"push0", "push1", "pop"} if problem == "stack" else set())
-    # Any input is as likely as another one.
+    # All inputs are equally likely.
     firsts = [e["tokens"][0] for e in examples]
     assert len(set(firsts)) > min(symbols, 50) / 2
     long = {" ".join(e["tokens"]) for e in examples if e["length"] == 20}
@@ -121,7 +121,7 @@ def words_of(problem: str, symbols: int) -> list[str]:
 
 @pytest.mark.parametrize("problem", ["bucket-sort", "stack"])
 def test_metrics_by_numpy_and_the_model_against_gpt2(gnomon, problem):
-    """Accuracies from what was told; loss and what was told from GPT-2 with the same weights."""
+    """Accuracies from the predictions; loss and predictions from GPT-2 with the same weights."""
     transformers = pytest.importorskip("transformers")
     gnomon(
         *TRAIN, "--out", "run", "--problem", problem, "--lengths", "9", "--position", "learned",
@@ -165,14 +165,14 @@ def test_metrics_by_numpy_and_the_model_against_gpt2(gnomon, problem):
         np.testing.assert_allclose(at["loss"], np.mean(losses), rtol=1e-5)
         np.testing.assert_allclose(at["accuracy"], np.mean(np.concatenate(right)), rtol=1e-12)
         np.testing.assert_allclose(at["exact"], np.mean([r.all() for r in right]), rtol=1e-12)
-    # It has learned something, and not all, so that the metrics differ.
+    # It has learned something but not everything, so that the metrics differ.
     measured = [at for at in result["losses"] if at["loss"] is not None]
     assert any(at["exact"] > 0 for at in measured)
     assert any(at["exact"] < at["accuracy"] < 1 for at in measured)
 
 
 def as_gpt2(ours: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights under GPT-2's names; its linear maps are transposed."""
+    """The weights under GPT-2's names, with transposed linear maps."""
     embedding = ours["embedding.weight"]
     theirs = {
         "transformer.wte.weight": embedding * embedding.shape[1] ** 0.5,
@@ -197,7 +197,7 @@ def as_gpt2(ours: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_it_is_learned(gnomon):
-    """Short inputs, once with positions drawn at random."""
+    """Short inputs, once with random positions."""
     for extra in (["rope"], ["sinusoidal", "--random-positions", 12]):
         out = "run-" + extra[0]
         gnomon(
@@ -206,7 +206,7 @@ def test_it_is_learned(gnomon):
             400, "--learning-rate", 0.005, "--position", *extra,
         )  # fmt: skip
         losses = json.loads(gnomon("eval", "--model", out, "--json"))["losses"]
-        # By chance 0.5 and 0.125.
+        # Chance levels are 0.5 and 0.125.
         assert losses[0]["accuracy"] > 0.85, extra
         assert losses[0]["exact"] > 0.6, extra
 
@@ -219,7 +219,7 @@ def test_random_positions_end_where_they_are_drawn_from(gnomon):
     _, examples = evaluate(gnomon, "--lengths", "5")
     at = json.loads(gnomon("eval", "--model", "run", "--json"))["losses"]
     assert [row["accuracy"] is None for row in at] == [False, False, True]
-    # The examples are the same without.
+    # The examples are unchanged by it.
     gnomon(*TWO_STEPS, "--out", "plain", "--lengths", "3")
     gnomon("eval", "--model", "plain", "--lengths", "5", "--examples", "others")
     others = [json.loads(line) for line in pathlib.Path("others").read_text().splitlines()]
@@ -235,7 +235,7 @@ def test_random_positions_end_where_they_are_drawn_from(gnomon):
     ],
 )
 def test_resumes_bitwise(gnomon, extra):
-    # While it warms up, the learning rate does not depend on how many steps there are.
+    # During warm-up, the learning rate does not depend on the number of steps.
     arguments = [*TRAIN, "--problem", "stack", "--lengths", "5", "--dropout", 0.1]
     arguments += ["--warmup", 3, "--position", *extra]
     gnomon(*arguments, "--steps", 6, "--out", "whole")
@@ -250,7 +250,7 @@ def test_resumes_bitwise(gnomon, extra):
 
 
 def test_two_processes_do_what_one_does(tmp_path):
-    # The bias of keys does nothing in the dot product: its gradient is rounding alone.
+    # A key-projection bias has no effect in the dot product, so its gradient is only rounding.
     arguments = [
         *TRAIN, "--problem", "stack", "--lengths", "9", "--batch", 5, "--dropout", 0.2,
         "--position", "learned", "--random-positions", 30, "--similarity", "penumbral",

@@ -1,4 +1,4 @@
-"""The task graphs: its data, its network against torch_geometric's, its metrics, its runs."""
+"""The task graphs: its data, its network compared with torch_geometric's, its metrics and runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ TRAIN = ["train", "--task", "graphs", "--data", "graph.safetensors"]
 
 
 def sample() -> dict[str, np.ndarray]:
-    """Words and neighbours tell the class; node 4 has no words, node 29 neither label nor edge."""
+    """Words and neighbours determine the class; node 4 has no words, node 29 neither label nor
+    edge."""
     random = np.random.default_rng(0)
     labels = np.arange(NODES) % CLASSES
     edges = [
@@ -76,7 +77,7 @@ def features_of(data: dict[str, np.ndarray]) -> torch.Tensor:
 
 
 def edges_of(data: dict[str, np.ndarray], directed: bool = False) -> torch.Tensor:
-    """As torch_geometric has them: each once, without loops, which it adds itself."""
+    """As in torch_geometric: each once, without self-loops, which it adds itself."""
     pairs = {(int(i), int(j)) for i, j in data["graph.edges"]}
     if not directed:
         pairs |= {(j, i) for i, j in pairs}
@@ -146,7 +147,7 @@ def test_the_network_and_its_metrics_against_torch_geometric(folder, tmp_path):
     assert [at["split"] for at in result["losses"]] == ["valid", "test"]
     check_measured(result, logits, data)
     assert result["losses"][1]["accuracy"] > 0.6
-    # Only the split that is asked for need be there.
+    # Only the requested split must exist.
     del data["test.nodes"], data["valid.nodes"]
     save_file(data, tmp_path / "less.safetensors")
     arguments += ["--data", tmp_path / "less.safetensors", "--splits", "train"]
@@ -160,21 +161,21 @@ def test_the_network_and_its_metrics_against_torch_geometric(folder, tmp_path):
 
 @pytest.mark.parametrize("dense", [False, True], ids=["words", "features"])
 def test_the_gradient_against_torch_geometric(folder, tmp_path, dense):
-    """That of the loss and its penalty, through features and edges that dropout goes over."""
+    """The gradient of the loss and its penalty, with dropout of features and edges."""
     data = load_file(folder / "graph.safetensors")
     stored = dict(data)
     if dense:
         del stored["graph.words"], stored["graph.words_lengths"]
         stored["graph.features"] = features_of(data).numpy()
     save_file(stored, tmp_path / "graph.safetensors")
-    # A chance at which nothing is dropped.
+    # A rate at which nothing is dropped.
     never = ["--dropout", 1e-12, "--attention-dropout", 1e-12]
     succeed(*TRAIN, "--out", "run", "--steps", 1, "--similarity", "additive", "--l2", 0.1,
             "--selection", "last", "--directed", "--clip", 1e9, *never, cwd=tmp_path)  # fmt: skip
     after = weights_of(tmp_path / "run" / FILE)
     moments = weights_of(tmp_path / "run" / FILE, "optimizer.exp_avg.")
     gradients = {name: moment / 0.1 for name, moment in moments.items()}
-    # The first step of Adam goes along the gradient's sign.
+    # The first Adam step follows the sign of the gradient.
     before = {
         name: (after[name] + 5e-3 * g / (g.abs() + 1e-8)).requires_grad_()
         for name, g in gradients.items()
@@ -189,7 +190,7 @@ def test_the_gradient_against_torch_geometric(folder, tmp_path, dense):
 
 
 def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
-    """With the best weights so far, which a checkpoint has beside the last ones."""
+    """With the best weights so far, which a checkpoint stores in addition to the last ones."""
     arguments = [*TRAIN, "--steps", 500, "--similarity", "penumbral"]
     with Interrupted(arguments, folder, tmp_path, every=20) as run:
         best, last = weights_of(run.file, "best."), weights_of(run.file)
@@ -201,7 +202,7 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
 
 @pytest.mark.parametrize("selection", ["accuracy", "loss"])
 def test_training_ends_with_the_best_weights(folder, tmp_path, selection):
-    """Of a run that gets worse: its learning rate is far too high."""
+    """For a run that gets worse, because its learning rate is far too high."""
     arguments = [*TRAIN, "--steps", 60, "--learning-rate", 0.3, "--similarity", "additive"]
     succeed(*arguments, "--out", tmp_path / "last", "--selection", "last", cwd=folder)
     succeed(*arguments, "--out", tmp_path / "best", "--selection", selection, cwd=folder)
@@ -235,7 +236,7 @@ def test_compare_of_every_similarity(folder, tmp_path):
     assert len(record["runs"]) == len(names) + 2
     assert all(0 <= run["losses"][0]["accuracy"] <= 1 for run in record["runs"])
     assert record["data"]["edges"] == edges_of(sample()).shape[1] + NODES
-    # One that is finished has nothing left to do.
+    # A finished run has nothing left to do.
     assert succeed("compare", "--resume", tmp_path / "run", cwd=folder).startswith(table[:60])
 
 
@@ -261,7 +262,7 @@ def test_compare_of_every_similarity(folder, tmp_path):
 )
 def test_wrong_data_are_one_line(tmp_path, change, part):
     data = sample()
-    # Without what would be wrong first.
+    # Without inputs that fail earlier.
     if len(change.get("graph.labels", range(NODES))) < NODES:
         data["graph.edges"] = data["graph.edges"] % 4
     for name, value in change.items():

@@ -21,7 +21,7 @@ WORDNET = pathlib.Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
 FILE = "checkpoint.safetensors"
 TRAIN = ["train", "--task", "hierarchy", "--data", "tree.safetensors"]
 FEW = ["--negatives", 6, "--batch", 32]
-# A binary tree of 31 nodes, and another parent of node 30.
+# A binary tree of 31 nodes, and a second parent of node 30.
 PARENTS = [(n, (n - 1) // 2) for n in range(1, 31)] + [(30, 13)]
 
 
@@ -50,7 +50,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 
 def average_precision(right: list[float], wrong: list[float]) -> float:
-    """Over the thresholds that are scores: precision times the recall that each adds."""
+    """Over all scores as thresholds: precision times the recall that each adds."""
     area, recall = 0.0, 0.0
     for level in sorted({*right, *wrong}, reverse=True):
         hits = sum(score >= level for score in right)
@@ -61,7 +61,7 @@ def average_precision(right: list[float], wrong: list[float]) -> float:
 
 
 def ranks(scores: torch.Tensor, pairs: list[tuple[int, int]]) -> list[float]:
-    """Of each pair's ancestor among the nodes that are none of its descendant's."""
+    """The rank of each pair's ancestor among the nodes that are not ancestors of its descendant."""
     result = []
     for child, parent in pairs:
         others = [n for n in range(31) if n != child and (child, n) not in ALL]
@@ -73,7 +73,7 @@ def ranks(scores: torch.Tensor, pairs: list[tuple[int, int]]) -> list[float]:
 
 
 def scores_of(similarity: str, weights: dict[str, np.ndarray]) -> torch.Tensor:
-    """Row by ancestor, column by descendant."""
+    """One row per ancestor, one column per descendant."""
     points = torch.from_numpy(weights["model.points"]).double()
     if similarity == "dot":
         return points @ points.T / math.sqrt(points.shape[1])
@@ -106,14 +106,14 @@ def test_metrics_by_definition(folder, tmp_path, similarity):
         expected = ranks(scores, pairs)
         assert at["mrr"] == pytest.approx(np.mean([1 / rank for rank in expected]), abs=1e-6)
         assert at["hits"] == pytest.approx(np.mean([rank <= 10 for rank in expected]))
-        # Five wrong ancestors and five wrong descendants of each pair, as the task draws them.
+        # Five wrong ancestors and five wrong descendants per pair, as the task draws them.
         drawn = torch.randint(
             0, 31, (2, len(pairs), 5), generator=torch.Generator().manual_seed(20171207)
         )
         wrong = [(c, n) for (c, _), row in zip(pairs, drawn[0].tolist(), strict=True) for n in row]
         wrong += [(n, a) for (_, a), row in zip(pairs, drawn[1].tolist(), strict=True) for n in row]
-        # A distance is that of the pair the other way round, which may be among the wrong ones: who
-        # comes first is rounding.
+        # A distance equals that of the reversed pair, which may be among the wrong ones; their
+        # order depends on rounding.
         least, most = (
             average_precision(
                 [scores[a, c].item() + shift for c, a in pairs],
@@ -161,7 +161,7 @@ def test_cones_learn_a_tree_in_two_dimensions(folder, tmp_path):
 
 @pytest.mark.parametrize("corrupt", ["ancestor", "descendant", "both"])
 def test_the_loss_by_definition(tmp_path, corrupt):
-    """Of one pair in three nodes, whose wrong nodes are known whatever is drawn."""
+    """For one pair among three nodes, whose wrong nodes do not depend on random draws."""
     names = {"train.pairs_names": np.frombuffer(b"abc", np.uint8),
              "train.pairs_names_lengths": np.ones(3, np.int64)}  # fmt: skip
     save_file({"train.pairs": np.array([[0, 1]])} | names, tmp_path / "tree.safetensors")
@@ -173,7 +173,7 @@ def test_the_loss_by_definition(tmp_path, corrupt):
     after = torch.from_numpy(tensors["model.points"])
     points = (after + 0.05 * gradient / (gradient.abs() + 1e-8)).requires_grad_()
     scores = points @ points.T / math.sqrt(2)
-    # About 4000 / 3 of the nodes drawn are the wrong one; the right ones are not among them.
+    # About 4000 / 3 of the drawn nodes are the wrong one; the correct ones are not among them.
     share = torch.tensor(4000 / 3)
     ancestor = torch.logaddexp(scores[1, 0], scores[2, 0] + share.log()) - scores[1, 0]
     descendant = torch.logaddexp(scores[1, 0], scores[1, 2] + share.log()) - scores[1, 0]
@@ -201,7 +201,7 @@ def test_two_processes_do_what_one_does(folder):
 
 def test_compare_of_every_similarity(folder, tmp_path):
     names = [e["name"] for e in json.loads(succeed("list", "--json", cwd=folder))["similarities"]]
-    # It has one column, and the nodes of a comparison five.
+    # It has one column, and the nodes of a comparison have five.
     names.remove("additive")
     flags = ["--similarity", ",".join(names), *FEW, "--steps", 2]
     table = succeed("compare", *TRAIN[1:], *flags, "--out", tmp_path / "run", cwd=folder)
@@ -256,7 +256,7 @@ def test_wrong_words_are_one_line(folder, words, part):
 
 
 def test_names_of_nodes(tmp_path):
-    """Rows of a table, whose nodes are told apart by their names in each part."""
+    """Rows of a table whose nodes are identified by name in each part."""
     lines = {
         "train": ["dog,animal,1", "cat,animal,1", "poodle,dog,1", "poodle,animal,1"],
         "valid": ["poodle,animal,1"],
@@ -273,7 +273,7 @@ def test_names_of_nodes(tmp_path):
     succeed(*TRAIN, "--steps", 1, "--out", "run", cwd=tmp_path)
     result = json.loads(succeed("eval", "--model", "run", "--json", cwd=tmp_path))
     assert result["data"]["nodes"] == 4
-    # Of three nodes one is no ancestor of poodles, and two are none of cats.
+    # Of three nodes, one is not an ancestor of poodles, and two are not ancestors of cats.
     assert [at["pairs"] for at in result["losses"]] == [1, 1]
     (tmp_path / "valid.csv").write_text("below,above\nhorse,animal\n")
     succeed("data", "tree.safetensors", *sources, cwd=tmp_path)

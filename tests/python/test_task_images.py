@@ -1,6 +1,5 @@
-"""The tasks `images` and `volumes`: what they read, train and measure, against transformers' ViT
-and PyTorch's own layers.
-"""
+"""The tasks `images` and `volumes`: data, training and metrics compared with transformers' ViT and
+PyTorch's own layers."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ SIZE = (12, 8)  # of the colour images; with patches of 4 pixels the grid is 3 x
 
 
 def draw(count: int, shape: tuple[int, ...], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes, and the labels 0, 1, 2: how bright they are."""
+    """Bytes, with labels 0, 1, 2 for the brightness."""
     generator = np.random.default_rng(seed)
     labels = generator.permutation(np.arange(count) % 3)
     pixels = generator.integers(0, 120, (count, *shape))
@@ -73,7 +72,8 @@ def train(
 def compare(
     folder: pathlib.Path, out: str, *words: object, task: str = "images", **changed: int
 ) -> dict:
-    """The record of a comparison. What draws the report takes seconds, and is not of the task."""
+    """The record of a comparison. Skips the report, which takes seconds and is not part of the
+    task."""
     succeed(
         "compare", "--task", task, "--out", out, *tiny(**changed), *words, cwd=folder,
         GNOMON_PYTHON="/no/such/python",
@@ -91,7 +91,7 @@ def record_of(folder: pathlib.Path) -> dict:
 
 
 class Checkpoint:
-    """A trained model as tensors, and its validation images as they go into one."""
+    """A trained model as tensors, and the inputs from its validation images."""
 
     def __init__(self, folder: pathlib.Path, run: str, data: str):
         tensors = load_file(folder / run / FILE)
@@ -103,7 +103,7 @@ class Checkpoint:
         }
         arrays = load_file(folder / data)
         self.labels = torch.from_numpy(arrays["valid.labels"])
-        # Normed by what the training part says, and not by what the checkpoint holds of it.
+        # Normalised by statistics of the training part, not by those in the checkpoint.
         train, valid = (
             torch.from_numpy(arrays[f"{part}.{self.name(arrays)}"]).double() / 255
             for part in ("train", "valid")
@@ -123,7 +123,7 @@ class Checkpoint:
         return self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"]
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
-        """Pre-norm layers by PyTorch's own functions."""
+        """Pre-norm layers built from PyTorch's own functions."""
         heads = self.options["heads"]
 
         def norm(name: str, x: torch.Tensor) -> torch.Tensor:
@@ -202,7 +202,7 @@ def test_the_model_is_the_vit_of_transformers(folder):
         ours.check(measured, logits)
         assert measured["size"] == "12x8"
         assert measured["images"] == 11
-        # Of one image after the other, the loss is its logits'.
+        # The loss is that of its logits, for each image separately.
         arrays = load_file(folder / "colour")
         for n in range(3):
             one = {
@@ -240,7 +240,7 @@ def test_volumes_of_other_sizes_lie_on_other_grids(folder):
         images = functional.interpolate(ours.images, size, mode="trilinear")
         patches = images.unfold(2, 2, 2).unfold(3, 2, 2).unfold(4, 2, 2).movedim(1, 4)
         x = functional.linear(patches.flatten(4).flatten(1, 3), *ours.layer("patches.projection"))
-        # He et al. 2022: a third of the columns for each coordinate, sines and cosines in turn.
+        # He et al. 2022: a third of the columns per coordinate, with alternating sines and cosines.
         places = torch.cartesian_prod(*[torch.arange(length // 2) for length in size])
         rates = 10000 ** (-torch.arange(0, 8, 2).double() / 8)
         angles = places.unsqueeze(2) * rates
@@ -321,7 +321,7 @@ def test_positions_of_volumes(folder):
 def test_the_grid_is_filled_in_once_and_kept(folder):
     positions = "rope:shape=grid+alibi,rope:shape=grid:prefix=0,grid_bias"
     words = ["--pool", "mean", "--sizes", "12", "--steps", 1]
-    # Two that are the same once it is filled in.
+    # Two that are equal once defaults are filled in.
     message = refused(
         "compare", "--task", "images", "--data", "grey", *words, *tiny(), "--out", "never",
         "--position", f"{positions},rope:shape=2x2+alibi", cwd=folder,
@@ -334,7 +334,7 @@ def test_the_grid_is_filled_in_once_and_kept(folder):
         "rope:shape=2x2+alibi", "rope:shape=2x2:prefix=0", "grid_bias:shape=2x2",
     ]  # fmt: skip
     assert record["settings"]["model"]["size"] == [8, 8]
-    # An interrupted one goes on with the same numbers.
+    # An interrupted run continues with the same random numbers.
     cut = record | {"runs": record["runs"][:1]}
     (folder / "once" / "results.json").write_text(json.dumps(cut))
     succeed("compare", "--resume", "once", "--threads", 1, cwd=folder)
@@ -343,7 +343,7 @@ def test_the_grid_is_filled_in_once_and_kept(folder):
         assert again["curve"] == before["curve"]
 
 
-# No key bias is without a gradient, as the dot product's is.
+# Every key bias has a gradient, unlike in the dot product.
 RANDOM = ["--similarity", "penumbral", "--position", "cape:shape=grid+learned", "--shift", 2,
           "--dropout", 0.2]  # fmt: skip
 
@@ -352,7 +352,7 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
     words = ["train", "--task", "images", "--data", "colour", "--steps", 150, *tiny(), *RANDOM]
     with Interrupted(words, folder, tmp_path, every=10, resume=["--threads", 1]) as run:
         pass
-    # The classes differ in how bright they are.
+    # The classes differ in brightness.
     assert evaluate(folder, run.whole)[0]["accuracy"] > 0.9
 
 
@@ -364,7 +364,7 @@ def test_two_processes_do_what_one_does(folder):
 
 
 def test_each_epoch_has_every_image_once(folder):
-    """Gradients of an epoch in one batch do not depend on its order."""
+    """Gradients of an epoch in a single batch do not depend on its order."""
     arrays = load_file(folder / "grey")
     turned = {
         name: np.ascontiguousarray(array[::-1]) if name.startswith("train.") else array
@@ -380,7 +380,7 @@ def test_each_epoch_has_every_image_once(folder):
 
 
 def test_shifts_repeat_the_edges(folder):
-    """Images of one colour stay as they are, others do not."""
+    """Constant images are unchanged, others are not."""
     plain = sample((8, 8))
     for part in ("train", "valid"):
         plain[f"{part}.images"] = np.repeat(
@@ -450,7 +450,7 @@ def test_wrong_data_is_one_line(folder):
     assert "--sizes: 8x8 is the training size" in message(sound, "--sizes", "8")
     assert "--sizes: 16x16 is given twice" in message(sound, "--sizes", "16,16x16")
     assert "rope:shape=net" in message(sound, "--position", "rope:shape=net")
-    # More places than tokens would be no error of the operator's.
+    # More positions than tokens would not be an operator error.
     for grid in ("rope:shape=9x9", "rope:shape=2x2", "sinusoidal:shape=2x2:prefix=2"):
         assert "the tokens have 2x2 after 1; expected" in message(sound, "--position", grid)
     assert "learned" in message(sound, "--position", "learned:shape=grid")
@@ -477,7 +477,7 @@ def test_a_column_of_labels_and_floats_are_the_same_images(folder):
 
 def test_a_model_meets_other_data(folder):
     train(folder, "own", "--data", "grey", "--position", "rope:shape=grid", "--steps", 1)
-    # Of another size, without a training part: it is resized to the model's.
+    # Images of another size, without a training part, are resized to the model's.
     arrays = sample((20, 12))
     large = {name: array for name, array in arrays.items() if name.startswith("valid.")}
     save_file(large, folder / "large")
@@ -539,7 +539,7 @@ def test_adrenal_mnist_3d(tmp_path):
 
 @pytest.mark.parametrize("pool", ["class", "mean"])
 def test_pictures_show_where_the_model_looks(folder, pool):
-    """Red beyond the grey of the image is the map of attention, brightest where it is largest."""
+    """Red beyond the image's grey is the attention map, brightest where attention is largest."""
     record = compare(
         folder, f"pictures-{pool}", "--data", "grey", "--position", "none,rope:shape=grid",
         "--pool", pool, "--steps", 2, "--seeds", 2,

@@ -1,4 +1,4 @@
-"""The task `music`: its losses against GPT-2, its files against mido."""
+"""The task `music`: its losses compared with GPT-2, its files compared with mido."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Pieces = list[list[list[int]]]
 
 
 def random_pieces(seed: int, count: int) -> Pieces:
-    """Pieces of up to 12 steps, of up to 4 pitches each."""
+    """Pieces of up to 12 steps with up to 4 pitches each."""
     rng = np.random.default_rng(seed)
     return [
         [rng.integers(40, 80, size=rng.integers(0, 5)).tolist() for _ in range(steps)]
@@ -40,7 +40,7 @@ def random_pieces(seed: int, count: int) -> Pieces:
 
 @pytest.fixture
 def pieces(tmp_path) -> dict[str, Pieces]:
-    """What `gnomon data` made of JSON, in the file `pieces`."""
+    """Output of `gnomon data` from JSON, in the file `pieces`."""
     parts = {part: random_pieces(n, 9) for n, part in enumerate(("train", "valid", "test"))}
     write(tmp_path, parts)
     return parts
@@ -149,7 +149,7 @@ def test_windows_are_moved_as_far_as_their_pitches_can_go(gnomon, tmp_path):
 
 @pytest.mark.parametrize("position", ["rope", "cape+relative"])
 def test_resumes_bitwise(gnomon, pieces, position):
-    # While it warms up, the learning rate does not depend on how many steps there are.
+    # During warm-up, the learning rate does not depend on the number of steps.
     arguments = [*TRAIN, "--lengths", 20, "--warmup", 3, "--dropout", 0.1]
     arguments += ["--position", position]
     gnomon(*arguments, "--steps", 5, "--out", "whole")
@@ -184,7 +184,7 @@ def test_compare(gnomon, pieces):
     colours = {(30, 30, 30), (225, 225, 225), (255, 255, 255), (60, 110, 200)}
     for run in record["runs"]:
         pixels = np.asarray(PIL.Image.open(pathlib.Path("runs") / run["picture"]["file"]))
-        # A grid of cells of five pixels, the notes of the beginning among them.
+        # A grid of five-pixel cells, including the notes of the prompt.
         cells = pixels[::5, ::5]
         assert np.array_equal(cells.repeat(5, 0).repeat(5, 1), pixels)
         assert {tuple(cell) for cell in cells.reshape(-1, 3).tolist()} <= colours
@@ -195,7 +195,7 @@ def test_compare(gnomon, pieces):
 
 
 def notes_of(file: str) -> tuple[list[tuple[int, int, int]], mido.MidiFile]:
-    """(start, pitch, end) of each note, in ticks, as mido reads them."""
+    """(start, pitch, end) of each note in ticks, as read by mido."""
     midi = mido.MidiFile(file)
     (track,) = midi.tracks
     now, sounding, notes = 0, {}, []
@@ -224,7 +224,7 @@ def notes_by_definition(steps: list[list[int]], ticks: int) -> list[tuple[int, i
 
 def test_generates_a_file_that_others_read(gnomon, pieces):
     gnomon(*TWO_STEPS, "--out", "run", "--position", "rope")
-    # Held and repeated notes, unisons, rests of a step and of many, and the farthest pitches.
+    # Held and repeated notes, unisons, short and long rests, and extreme pitches.
     held = [[60, 64, 60]] * 700 + [[60, 127]] + [[0, 60], [], [60]] + [[]] * 9 + [[72]]
     prompt = "; ".join(" ".join(map(str, step)) for step in held)
     words = ["generate", "--model", "run", "--prompt", prompt]
@@ -236,7 +236,7 @@ def test_generates_a_file_that_others_read(gnomon, pieces):
     assert midi.type == 0
     assert next(m for m in midi.tracks[0] if m.type == "set_tempo").tempo == 666667
     ticks = midi.ticks_per_beat // 2
-    # One event more may begin a step.
+    # One more event may start a step.
     steps = int(said.split()[0])
     assert steps - len(held) in (0, 1)
     expected = notes_by_definition(held, ticks)

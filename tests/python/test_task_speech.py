@@ -1,4 +1,5 @@
-"""The task speech: its features, network, loss and metrics against others, and what it refuses."""
+"""The task speech: features, network, loss and metrics compared with other libraries, and
+errors."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ NAMES = r"(?P<labels>\d)_(?P<speakers>[a-z]+)_"
 
 
 def tiny(**other: int) -> list[object]:
-    """The flags of a small model."""
+    """The options of a small model."""
     return [word for name, n in (SIZES | other).items() for word in (f"--{name}", n)]
 
 
 def say(word: int, speaker: int, take: int) -> np.ndarray:
-    """A word is a chord that slides, higher with each speaker, in noise."""
+    """A word is a gliding chord, with a pitch that depends on the speaker, in noise."""
     rng = np.random.default_rng([word, speaker, take])
     length = int(rng.integers(1400, 2600))
     time = np.arange(length) / RATE
@@ -53,7 +54,7 @@ def write_wav(path: pathlib.Path, samples: np.ndarray, rate: int = RATE) -> None
 
 
 def write_words(path: pathlib.Path) -> None:
-    """Three words of two speakers, as files and as arrays: takes 0 and 1 are for validation."""
+    """Three words by two speakers, as files and as arrays; takes 0 and 1 are for validation."""
     sounds = path / "sounds"
     sounds.mkdir()
     for word in range(3):
@@ -91,7 +92,8 @@ def model(folder) -> pathlib.Path:
 
 
 class Reference:
-    """The network by others' parts: transformers' features and wav2vec 2.0 encoder, in double."""
+    """The network from parts of other libraries: transformers' features and wav2vec 2.0 encoder, in
+    double precision."""
 
     def __init__(self, file: pathlib.Path) -> None:
         from transformers import Wav2Vec2Config
@@ -166,7 +168,7 @@ class Reference:
 
     @torch.no_grad()
     def __call__(self, samples: np.ndarray) -> torch.Tensor:
-        """(tokens, classes), of one sound without padding."""
+        """(tokens, classes), for one unpadded sound."""
         own, functional = self.weights, torch.nn.functional
         x = self.features(samples).T.unsqueeze(0)
         for name in ("front_in", "front_out"):
@@ -202,7 +204,7 @@ def ctc(log_probs: torch.Tensor, labels: list[int]) -> float:
 
 
 def edits(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    """By the definition of Levenshtein's distance."""
+    """By the definition of the Levenshtein distance."""
 
     @functools.cache
     def distance(i: int, j: int) -> int:
@@ -215,7 +217,7 @@ def edits(first: tuple[int, ...], second: tuple[int, ...]) -> int:
 
 
 class Part:
-    """Sounds, labels and the utterances of each speaker."""
+    """Audio, labels and the utterances of each speaker."""
 
     def __init__(self, file: pathlib.Path, part: str) -> None:
         arrays = load_file(file)
@@ -229,7 +231,7 @@ class Part:
         self.by_speaker = {s: [n for n, name in enumerate(names) if name == s] for s in order}
 
     def evaluated(self, count: int, utterances: int) -> list[list[int]]:
-        """Of each speaker in turn, shuffled; all of them before any comes again."""
+        """Cycles through the speakers, shuffled; all utterances are used before any repeats."""
         generator = torch.Generator().manual_seed(0)
         left: dict[bytes, list[int]] = {speaker: [] for speaker in self.by_speaker}
         sequences: list[list[int]] = []
@@ -263,7 +265,7 @@ def test_evaluation_is_that_of_others_with_the_same_weights(folder, model):
         assert at["sequences"] == len(sequences)
         loss, wrong, spoken = 0.0, 0, 0
         for sequence in sequences:
-            # Alone: the program has them side by side, padded.
+            # Separately: the program batches and pads them.
             log_probs, labels = reference(part.sound(sequence)), part.said(sequence)
             loss += ctc(log_probs, labels)
             best = torch.unique_consecutive(log_probs.argmax(1)).tolist()
@@ -271,11 +273,11 @@ def test_evaluation_is_that_of_others_with_the_same_weights(folder, model):
             spoken += len(labels)
         assert at["loss"] == pytest.approx(loss / spoken, rel=1e-5)
         assert at["error"] == pytest.approx(100 * wrong / spoken, rel=1e-12)
-    # It has learned something, and not all.
+    # It has learned something, but not everything.
     assert measured[0]["error"] < 60
 
 
-# Positions that are no choice here, and why.
+# Positions that this task does not support, and the reasons.
 NO_CHOICE = {
     "grid_bias": "needs a shape",
     "relative2d": "needs a shape",
@@ -287,7 +289,7 @@ NO_CHOICE = {
 
 @pytest.fixture(scope="module")
 def comparison(folder) -> dict[str, Any]:
-    """The first step of every similarity and position, at a learning rate of 0."""
+    """The first step with every similarity and position, at a learning rate of 0."""
     catalogue = json.loads(succeed("list", "--json", cwd=folder))
     positions = [entry["name"] for entry in catalogue["positions"]]
     assert set(NO_CHOICE) <= set(positions)
@@ -304,7 +306,7 @@ def comparison(folder) -> dict[str, Any]:
 
 
 def test_every_similarity_and_position(comparison):
-    """A table of positions ends somewhere, and beyond it nothing is defined."""
+    """A position table has an end, beyond which nothing is defined."""
     combinations = comparison["settings"]["combinations"]
     assert len(comparison["runs"]) == len(combinations) > 15
     for run, combination in zip(comparison["runs"], combinations, strict=True):
@@ -331,7 +333,7 @@ def test_positions_that_are_no_choice(folder, name):
 
 
 def test_loss_of_a_training_step(folder, comparison):
-    """Of the weights that a run begins with, over the sequences that the first step draws."""
+    """With a run's initial weights, over the sequences drawn in the first step."""
     begun = train(folder, "begun", "--position", CONV, "--learning-rate", 0, "--steps", 1)
     reference = Reference(begun / FILE)
     part = Part(folder / "words.safetensors", "train")
@@ -390,7 +392,7 @@ def array(values: list[float], kind: type = np.int64) -> np.ndarray:
     return np.array(values, kind)
 
 
-# What is changed in the arrays, and a part of the line that says what is wrong with them.
+# A change to the arrays, and part of the resulting error message.
 WRONG = {
     "no audio": ({"train.audio": None}, "'train.audio' is missing"),
     "no rate": ({"valid.audio_rate": None}, "'valid.audio_rate' is missing"),
@@ -435,7 +437,7 @@ WRONG = {
         "row 0 of the array 'valid.audio' has 0 samples, which is too few for its 1 labels: "
         "expected 640",
     ),
-    # A blank between two that are the same, and a token more for the utterance that follows.
+    # A blank between equal labels, and one token more for the next utterance.
     "many labels": (
         {"valid.labels": array([0, 1, 1, 0, 0, 2] * 12), "valid.labels_lengths": array([6] * 12)},
         "too few for its 6 labels: expected 2880 for 9 tokens",
@@ -487,13 +489,13 @@ def test_wrong_words(folder, words, sizes, part):
 
 
 def test_other_data_of_a_model(folder, model, tmp_path):
-    """Validation data alone will do, if they are of the model's rate and labels."""
+    """Validation data are sufficient if they have the model's rate and labels."""
     arrays = load_file(folder / "words.safetensors")
     valid = {name: a for name, a in arrays.items() if name.startswith("valid.")}
     save_file(valid, tmp_path / "valid.safetensors")
     expected = evaluate(folder, model)
     assert evaluate(folder, model, "--data", tmp_path / "valid.safetensors") == expected
-    # Labels of one length are rows, and speakers may be numbers.
+    # Labels of equal length are rows, and speakers may be numbers.
     numbers = {b"ann": 0, b"bob": 1}
     speakers = Part(folder / "words.safetensors", "valid").speaker_of
     valid["valid.labels"] = valid["valid.labels"].reshape(-1, 1)
@@ -501,7 +503,7 @@ def test_other_data_of_a_model(folder, model, tmp_path):
     del valid["valid.speakers_lengths"]
     save_file(valid, tmp_path / "valid.safetensors")
     assert evaluate(folder, model, "--data", tmp_path / "valid.safetensors") == expected
-    # Whose they are does not matter where each of the twelve is evaluated once, and alone.
+    # Speakers do not matter if each of the twelve is evaluated once, separately.
     del valid["valid.speakers"]
     save_file(valid, tmp_path / "valid.safetensors")
     words = ["--utterances", 1, "--evaluation-utterances", 12]

@@ -1,4 +1,4 @@
-"""The task `translation`: from files of sentences to translations, and what is measured of them."""
+"""The task `translation`: from sentence files to translations, and their metrics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMPARE = ["compare", "--task", "translation", "--tokens", "words", *TINY]
 
 
 def succeed(*arguments: object, cwd: pathlib.Path, draws: bool = False) -> str:
-    """What it prints; comparisons draw their report only where it is looked at."""
+    """The program's output; comparisons draw their report only if it is used."""
     environment = {} if draws else {"GNOMON_PYTHON": "/nowhere"}
     return run(*arguments, cwd=cwd, OMP_NUM_THREADS="1", **environment)
 
@@ -77,7 +77,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def model(folder) -> pathlib.Path:
-    """With the positions that transformers' Pegasus has."""
+    """With the positions of transformers' Pegasus."""
     out = folder / "model"
     succeed(
         *TRAIN, "--data", "data", "--source-language", "de", "--out", out, "--steps", 80,
@@ -130,7 +130,7 @@ ATOMS = [
 
 
 def bleu_cases() -> list[dict]:
-    """Small corpora of adversarial lines, and what sacrebleu makes of them."""
+    """Small corpora of adversarial lines, and sacrebleu's scores for them."""
     generator = random.Random(0)
 
     def line(most: int) -> str:
@@ -195,7 +195,7 @@ def test_metrics_are_those_of_a_second_implementation(folder, model):
         assert precisions == pytest.approx(expected.precisions, abs=1e-9)
         matches = sum(a.split() == b.split() for a, b in zip(translations, references, strict=True))
         assert at["exact_match"] == matches / len(references)
-    # Exact matches occur, and not everywhere.
+    # Some are exact matches, but not all.
     assert 0 < sum(at["exact_match"] for at in result["losses"]) < 2
 
 
@@ -287,7 +287,7 @@ def test_loss_is_that_of_pegasus_with_the_same_weights(folder, model):
 
 @pytest.mark.parametrize(("beam", "alpha"), [(1, 0.6), (4, 0), (4, 0.6), (3, 2)])
 def test_translations_are_those_of_pegasus_with_the_same_weights(folder, model, beam, alpha):
-    """Those of transformers' search, which has another penalty, rescored where there is one."""
+    """The results of transformers' search, rescored because its length penalty differs."""
     words = Words(model / FILE)
     reference = pegasus(model / FILE)
     out = folder / f"beam-{beam}-{alpha}"
@@ -316,17 +316,17 @@ def test_translations_are_those_of_pegasus_with_the_same_weights(folder, model, 
             hypotheses.append((likelihood / length_penalty(count, alpha), words.decode(told)))
         expected.append(max(hypotheses, key=lambda hypothesis: hypothesis[0])[1])
     assert lines_of(out / "valid.en") == expected
-    # What is compared is not the same line again and again.
+    # The compared lines are not all equal.
     assert len(set(expected)) > 10
 
 
 @pytest.mark.parametrize("beam", [1, 3])
 def test_sentences_of_ones_own(folder, model, beam, tmp_path):
-    """As an evaluation translates them, a line for each, from a file or what is piped in."""
+    """Translated as in an evaluation, one line each, from a file or standard input."""
     evaluate(model, "--beam", beam, "--translations", tmp_path)
     source, _ = pairs_of(folder, "val")
     expected = lines_of(tmp_path / "valid.en")
-    # More than are translated at a time, and nothing between them.
+    # More than one batch, with blank lines in between.
     lines = [*(4 * source), "", *source, " \t"]
     write(tmp_path, "lines.gz", lines)
     generate = ["generate", "--model", model, "--beam", beam, "--threads", 1]
@@ -353,7 +353,7 @@ def test_the_first_interrupt_ends_a_wait_for_sentences(folder, model):
     try:
         wait = pathlib.Path(f"/proc/{process.pid}/wchan")
         deadline = time.monotonic() + 60
-        # It has read the model, and waits for what is piped in.
+        # It has read the model, and waits for standard input.
         while "pipe" not in (told := wait.read_text()):
             if told == "0" and process.poll() is None and os.geteuid() != 0:
                 pytest.skip("the kernel does not say what a process waits for")
@@ -397,7 +397,7 @@ def test_a_beam_finds_other_translations_than_a_greedy_search(folder, model):
 
 
 class Reference(torch.nn.Module):
-    """The model on gnomon's modules in Python, without a cache."""
+    """The model on gnomon's Python modules, without a cache."""
 
     def __init__(self, options: dict, cross_position: str) -> None:
         super().__init__()
@@ -481,7 +481,7 @@ def acting(position: str) -> str:
     ],
 )
 def test_terms_act_in_all_attentions(folder, tmp_path, similarity, position, cross):
-    """With a cache or without: loss and greedy translations are those of the modules in Python."""
+    """With and without a cache, loss and greedy translations equal those of the Python modules."""
     succeed(
         *TRAIN, "--data", folder / "data", "--source-language", "de", "--steps", 40, "--batch", 32,
         "--out", "run", "--similarity", similarity, "--position", position, "--cross-position",
@@ -521,7 +521,7 @@ def test_terms_act_in_all_attentions(folder, tmp_path, similarity, position, cro
 
 
 def test_label_smoothing_is_in_the_training_loss_alone(folder, tmp_path):
-    """Without it the loss of a step is the mean over the tokens of its batch."""
+    """Without label smoothing, the loss of a step is the mean over the tokens of its batch."""
     arguments = [*COMPARE, "--data", folder / "data", "--source-language", "de", "--steps", 1,
                  "--batch", 300, "--position", "rope", "--splits", "train",
                  "--learning-rate", 0]  # fmt: skip
@@ -532,7 +532,7 @@ def test_label_smoothing_is_in_the_training_loss_alone(folder, tmp_path):
                 cwd=tmp_path)  # fmt: skip
         run_of_it = json.loads((out / "results.json").read_text())["runs"][0]
         made[smoothing] = (run_of_it["curve"]["loss"][0], run_of_it["losses"][0]["loss"])
-    # A rate of 0: the weights are those of the step. The batch is all pairs.
+    # With rate 0, the weights stay those of the step. The batch contains all pairs.
     assert made[0][0] == pytest.approx(made[0][1], abs=1e-5)
     assert made[0.25][1] == made[0][1]
     assert abs(made[0.25][0] - made[0][0]) > 0.01
@@ -550,9 +550,11 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
 
 
 def test_two_processes_do_what_one_does(folder, tmp_path):
-    """Of five pairs one has two and the other three; what is drawn falls on them as in one.
+    """Of five pairs, one process has two and the other three; random draws match those of one
+    process.
 
-    With rotated keys: without a position their bias changes no weight, and has a gradient of noise.
+    With rotated keys: without a position their bias does not affect the weights, and its gradient
+    is noise.
     """
     arguments = [*TRAIN, "--data", folder / "data", "--source-language", "de", "--steps", 5,
                  "--batch", 5, "--position", "rope+cape+conv:kernel=3:groups=2", "--dropout", 0.3,
@@ -586,7 +588,7 @@ def test_compare_resumes_with_the_parts_that_it_began_with(folder, tmp_path):
 
 
 def test_the_catalogue_goes_in_by_name(folder, tmp_path):
-    """What only a causal model can have is refused by name, as are grids."""
+    """Options for causal models are rejected by name, as are grids."""
     catalogue = json.loads(succeed("list", "--json", cwd=folder))
     refused_ones = {"transformer_xl", "grid_bias", "relative2d"}
     arguments = [*COMPARE, "--data", folder / "data", "--source-language", "de", "--steps", 1,
@@ -629,7 +631,7 @@ def test_subwords_and_bytes(folder, tmp_path):
     result = evaluate(tmp_path / "bytes", "--evaluation-sentences", 3, "--translations",
                       tmp_path / "out")  # fmt: skip
     assert result["tokens"]["size"] == 256
-    # Two steps make no text, and yet lines of UTF-8.
+    # After two steps the output is no real text, but it consists of valid UTF-8 lines.
     assert len(lines_of(tmp_path / "out" / "valid.en")) == 3
     done = run_gnomon(*arguments, "--vocabulary", 300, "--out", "subwords", cwd=tmp_path)
     if "libsentencepiece-dev" in done.stderr:
@@ -638,7 +640,7 @@ def test_subwords_and_bytes(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     result = evaluate(tmp_path / "subwords", "--evaluation-sentences", 3)
     assert result["tokens"]["kind"] == "subwords"
-    # One vocabulary of both languages.
+    # One vocabulary for both languages.
     assert result["tokens"]["size"] == 300
 
 
@@ -772,7 +774,7 @@ def test_multi30k(tmp_path):
 
 
 def test_scan(tmp_path):
-    """By the commands of docs/tasks.md."""
+    """With the commands of docs/tasks.md."""
     if not (DATA / "scan").exists():
         pytest.skip("no ../shared/data/scan")
     for part, name in [("train", "tasks_train_length.txt"), ("test", "tasks_test_length.txt")]:

@@ -1,4 +1,4 @@
-"""Terms from outside: the project of examples/terms, built against what is installed."""
+"""External terms: the project of examples/terms, built against the installed library."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(*command: object, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> pathlib.Path:
-    """libmine.so, of the example as it stands."""
+    """libmine.so, built from the unchanged example."""
     folder = tmp_path_factory.mktemp("terms")
     tools = pathlib.Path(sys.executable).parent
     for component in ("core", "torch"):
@@ -43,7 +43,7 @@ def library(tmp_path_factory) -> pathlib.Path:
     run(tools / "cmake", "-S", EXAMPLE, "-B", folder / "build", "-G", "Ninja",
         f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", f"-DCMAKE_PREFIX_PATH={folder / 'prefix'}",
         f"-DGNOMON_PYTHON={sys.executable}",
-        # By which kernels compile in half the time.
+        # Halves the compilation time of kernels.
         "-DCMAKE_CXX_FLAGS_RELEASE=-O1")  # fmt: skip
     run(tools / "cmake", "--build", folder / "build", "--parallel", 2)
     return folder / "build" / "libmine.so"
@@ -63,7 +63,7 @@ def test_a_program_in_cpp(library):
 
 
 def test_python(library):
-    """What is loaded stays, so in a process of its own."""
+    """Loaded terms persist, so this runs in a separate process."""
     checks = pathlib.Path(__file__).with_name("terms_checks.py")
     run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", checks,
         GNOMON_TEST_TERMS=str(library))  # fmt: skip

@@ -1,4 +1,5 @@
-"""What is added to embeddings: convolutions, CAPE, sinusoids on grids, and what the survey says.
+"""Encodings added to embeddings: convolutions, CAPE, sinusoids on grids, and properties from a
+survey.
 
 The survey is Dufter, Schmitt and Schütze 2022, Position Information in Transformers.
 """
@@ -25,7 +26,7 @@ from gnomon.nn import (
 
 
 def convolution(module, x, kernel, groups, first):
-    """GELU of the sum over the kernel, frame by frame; place s of it lies at t + first + s."""
+    """GELU of the sum over the kernel, frame by frame; kernel element s is at t + first + s."""
     direction = module.weight_v
     weight = direction * module.weight_g / direction.square().sum((0, 1), keepdim=True).sqrt()
     batch, length, dim = x.shape
@@ -76,7 +77,7 @@ def test_a_causal_convolution_is_padded_on_the_left_alone(kernel, groups):
     torch.manual_seed(0)
     module = Convolutional(6, kernel, groups, causal=True).double()
     x = torch.randn(2, 11, 6, dtype=torch.float64)
-    # At the start weight_g is the norm, and the weight weight_v itself.
+    # Initially weight_g is the norm, and the weight is weight_v.
     padded = torch.nn.functional.pad(x.transpose(1, 2), (kernel - 1, 0))
     y = torch.nn.functional.conv1d(padded, module.weight_v, module.bias, groups=groups)
     torch.testing.assert_close(module(x), x + torch.nn.functional.gelu(y).transpose(1, 2))
@@ -199,7 +200,7 @@ def test_low_precision(position, dtype):
     exact = module(x)
     rounded = module.to(dtype)(x.to(dtype))
     assert rounded.dtype == dtype
-    # A few roundings of numbers as large as the largest.
+    # A few rounding errors of numbers as large as the largest.
     assert (rounded - exact).abs().max() < 4 * torch.finfo(dtype).eps * exact.abs().max()
     if list(module.parameters()):
         rounded.square().sum().backward()
@@ -270,7 +271,8 @@ def test_cape_in_evaluation(normalize):
 
 
 def positions_of(encoding):
-    """The positions (..., L) of encodings of one wave, sin and cos of p, with |p| < pi."""
+    """The positions (..., L) of encodings with a single frequency, sin p and cos p, with |p| <
+    pi."""
     return torch.atan2(encoding[..., 0], encoding[..., 1])
 
 
@@ -283,7 +285,7 @@ def draw(batch, length, **arguments):
 
 
 def assert_uniform(sample, low, high):
-    """Inside the bounds, and with the quantiles of the uniform distribution."""
+    """Within the bounds, with the quantiles of the uniform distribution."""
     assert low <= sample.min()
     assert sample.max() <= high
     quantiles = torch.linspace(0.1, 0.9, 9, dtype=sample.dtype)
@@ -347,7 +349,7 @@ def test_cape_on_a_grid(height, width, prefix):
 
 
 def test_cape_on_a_grid_in_training():
-    # One wave along x: the phase over pi is x.
+    # One wave along x: the phase divided by pi is x.
     def draw_x(**arguments):
         bounds = {"global_shift": 0.0, "local_shift": 0.0, "global_scale": 1.0} | arguments
         module = CAPE(2, shape=(2, 5), **bounds)
@@ -388,7 +390,7 @@ def test_grid_sinusoid(shape, prefix, layout):
 
 
 def shift_matrix(k, dim, layout):
-    """T_k of the survey: a rotation by k times the frequency in each pair of sine and cosine."""
+    """T_k of the survey: a rotation by k times the frequency for each pair of sine and cosine."""
     divisor = max(dim // 2 - 1, 1) if layout == "split" else dim // 2
     matrix = torch.zeros(dim, dim, dtype=torch.float64)
     for i in range(dim // 2):
@@ -411,7 +413,7 @@ def test_a_shift_rotates_sinusoids(k, layout):
         atol=1e-10,
         rtol=0,
     )
-    # So their products depend on the offset alone.
+    # Their products therefore depend only on the offset.
     table = gnomon.sinusoid(p, 16, layout=layout)
     products = table @ table.T
     torch.testing.assert_close(products[1:, 1:], products[:-1, :-1])
@@ -446,9 +448,9 @@ def test_without_positions_only_the_mask_tells_an_order():
     second = MultiheadAttention(16, 2, position="none").double()
     x = torch.randn(1, 9, 16, dtype=torch.float64)
     order = torch.tensor([3, 1, 4, 0, 5, 2, 7, 6, 8])
-    # A set goes in and comes out.
+    # Input and output are sets.
     torch.testing.assert_close(first(x[:, order]), first(x)[:, order])
-    # Under a causal mask the last token of one layer sees a set, and of two layers an order.
+    # Under a causal mask, the last token sees a set with one layer, and an order with two.
     one = first(x, causal=True)[:, -1]
     torch.testing.assert_close(first(x[:, order], causal=True)[:, -1], one)
     two = second(first(x, causal=True), causal=True)[:, -1]
@@ -551,7 +553,8 @@ def test_wrong_types(call, message):
 
 
 def test_golden_convolution():
-    """The same module, weights and numbers as in tests/torch/nn_test.cc: both languages agree."""
+    """The same module, weights and numbers as in tests/torch/nn_test.cc, so both languages
+    agree."""
     module = Convolutional(4, 3, 2).double()
     with torch.no_grad():
         for n, p in enumerate(module.parameters()):

@@ -1,4 +1,4 @@
-"""torch.func's transforms, checkpointing, and copies of what users keep."""
+"""torch.func transforms, checkpointing, and copies of user-held objects."""
 
 import copy
 import io
@@ -166,7 +166,7 @@ def arguments(name):
 
 
 def looped(function, inputs, dims=0):
-    """The function of each sample, stacked."""
+    """The function applied to each sample, stacked."""
     dims = [dims] * len(inputs) if isinstance(dims, int) else dims
     results = [
         function(*(x if d is None else x.select(d, n) for x, d in zip(inputs, dims, strict=True)))
@@ -178,7 +178,7 @@ def looped(function, inputs, dims=0):
 
 
 def loss_of(function):
-    """A scalar of what the function returns, no symmetric one."""
+    """A non-symmetric scalar of the function's result."""
 
     def loss(*inputs):
         results = function(*inputs)
@@ -201,7 +201,7 @@ def autograd_of(function, inputs):
 def test_vmap_is_a_loop(name):
     function, inputs = arguments(name)
     torch.testing.assert_close(vmap(function)(*inputs), looped(function, inputs))
-    # Samples of queries alone, on another axis.
+    # Samples of queries only, on another axis.
     dims = [2, *[None] * (len(inputs) - 1)]
     some = [inputs[0].movedim(0, 2), *(x[0] for x in inputs[1:])]
     torch.testing.assert_close(vmap(function, tuple(dims))(*some), looped(function, some, dims))
@@ -215,17 +215,17 @@ def test_grad_and_gradients_of_each_sample(name):
     first = [x[0] for x in inputs]
     expected = autograd_of(function, first)
     torch.testing.assert_close(grad(loss_of(function), every)(*first), expected)
-    # Parameters are those of all samples, and have a gradient of each.
+    # Parameters are shared by all samples, and have a gradient per sample.
     dims = (0, 0, 0, *[None] * (len(inputs) - 3))
     some = [*inputs[:3], *first[3:]]
     torch.testing.assert_close(
         vmap(grad(loss_of(function), every), dims)(*some),
         looped(lambda *x: autograd_of(function, x), some, dims),
     )
-    # The gradient of what is mapped.
+    # The gradient of a mapped function.
     ours = grad(lambda *x: vmap(loss_of(function), dims)(*x).sum(), every)(*some)
     each = looped(lambda *x: autograd_of(function, x), some, dims)
-    # Recorded by the transform, or beneath it.
+    # Recorded by the transform, or below it.
     leaves = [x.clone().requires_grad_() for x in some]
     beneath = torch.autograd.grad(vmap(loss_of(function), dims)(*leaves).sum(), leaves)
     for got, lower, want, dim in zip(ours, beneath, each, dims, strict=True):
@@ -235,7 +235,7 @@ def test_grad_and_gradients_of_each_sample(name):
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_no_sample(name):
-    """The shapes and types of samples, of which there are none."""
+    """The shapes and dtypes of an empty set of samples."""
     function, inputs = arguments(name)
     empty = [x[:0] for x in inputs]
 
@@ -250,7 +250,7 @@ def test_no_sample(name):
     assert shapes(vmap(function)(*empty)) == none_of(vmap(function)(*inputs))
     each = vmap(grad(loss_of(function), tuple(range(len(inputs)))))
     assert shapes(each(*empty)) == none_of(each(*inputs))
-    # Samples of the queries alone, none of the outer ones, and a gradient through them.
+    # Samples of queries only, no outer samples, and a gradient through them.
     first = [x[0] for x in inputs[1:]]
     twice = vmap(vmap(lambda q: function(q, *first)))(empty[0][:, None])
     assert shapes(twice) == [
@@ -387,7 +387,7 @@ def test_second_derivatives_are_refused(name):
 
 
 def test_second_derivatives_of_causal_linear_attention():
-    """Its gradients are causal sums, which have theirs."""
+    """Its gradients are causal sums, which are differentiable as well."""
     q, k, v = (x[0][:1, :2, :4] for x in tokens())
     assert torch.autograd.gradgradcheck(
         lambda q: gnomon.linear_attention(q, k[:, :2], v[:, :2], causal=True),
@@ -435,7 +435,7 @@ def module_and_input(similarity, position, dtype=torch.float32):
 
 
 def check_gradients_of_each_sample(loss, parameters, samples):
-    """Those of loss(parameters, sample), mapped, against one sample after the other."""
+    """Per-sample gradients of loss(parameters, sample) by mapping, compared with a loop."""
     detached = {name: parameter.detach() for name, parameter in parameters.items()}
     ours = vmap(grad(loss), (None, 0))(detached, samples)
     for n in range(SAMPLES):
@@ -510,7 +510,7 @@ def test_copies_of_modules(similarity, position, way):
     twin = COPIES[way](module)
     assert torch.equal(twin(x, causal=True), expected)
     assert repr(twin) == repr(module)
-    # What is not as it is by default.
+    # Options with non-default values.
     for name, value, default in (("similarity", similarity, "dot"), ("position", position, "none")):
         assert (f"{name}='{value}'" in repr(module)) == (value != default)
     # Nothing is shared.
@@ -549,7 +549,7 @@ def test_train_and_eval():
     assert not torch.equal(module(x), module(x))
     module.eval()
     assert torch.equal(module(x), module(x))
-    # A cape draws while training alone.
+    # CAPE draws random numbers only in training.
     cape = nn.TokenPosition("cape", 8, L)
     assert not torch.equal(cape(x), cape(x))
     cape.eval()
@@ -565,7 +565,7 @@ def test_copies_of_what_else_users_keep(way):
     twin = COPIES[way](encoding)
     assert torch.equal(twin(x), encoding(x))
     assert twin.max_length == encoding.max_length == L
-    # Caches go on where they were.
+    # Caches continue where they were.
     module, _ = module_and_input("dot", "rope")
     cache, tokens_before = nn.KVCache(), nn.TokenCache()
     with torch.no_grad():
@@ -578,7 +578,7 @@ def test_copies_of_what_else_users_keep(way):
 
 
 def similarities():
-    """One of each class, by its name."""
+    """One object of each class, by name."""
     found = {}
     for entry in SIMILARITIES.values():
         parameters = {name: x.float() for name, x in entry.parameters(2).items()}
@@ -621,7 +621,7 @@ def terms():
 
 
 def test_terms_keep_their_own_shapes():
-    """A list that is changed later changes neither the term nor its specification."""
+    """Changing a list later affects neither the term nor its specification."""
     torch.manual_seed(0)
     x = torch.randn(1, 2, 6, 4)
     shape, axes = [2, 3], [position.ALiBi(0.5), position.HyPE(0.5, 0.1)]
@@ -647,7 +647,7 @@ def test_copies_of_terms(name, way):
     term = terms()[name]
     x = torch.randn(1, 2, 6, 1 if name == "Additive" else 4)
     for before in (True, False):
-        # A term keeps its specification from its first use on.
+        # A term caches its specification when it is first used.
         twin = COPIES[way](term)
         results = []
         for one in (term, twin):

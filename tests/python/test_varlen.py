@@ -1,4 +1,4 @@
-"""Packed and nested sequences against a loop over attention() of each sequence."""
+"""Packed and nested sequences compared with attention() in a loop over the sequences."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from torch.nested import nested_tensor_from_jagged
 import gnomon
 from gnomon import _varlen, position
 
-# An empty one, one token, several of one length in a row, and no keys for some queries.
+# An empty sequence, one token, several of equal length in a row, and queries without keys.
 QUERIES = [5, 0, 1, 4, 4, 2, 7, 3]
 KEYS = [5, 0, 1, 6, 6, 2, 9, 0]
 H = 4
@@ -24,7 +24,7 @@ def ends_of(lengths):
 
 @pytest.fixture(params=["each", "one call"])
 def way(request, monkeypatch):
-    """Both ways: a call for each length, and one call, which torch.compile takes."""
+    """Both implementations: a call per length, and a single call, which torch.compile supports."""
     monkeypatch.setattr(_varlen, "_SHORT", 0)
     if request.param == "one call":
         monkeypatch.setattr(_varlen, "_applies_to_each", lambda *_: False)
@@ -32,7 +32,7 @@ def way(request, monkeypatch):
 
 
 def looped(q, k, v, lengths_q, lengths_k, arguments):
-    """(total_q, H, Dv) and (H, total_q); arguments says those of a sequence."""
+    """(total_q, H, Dv) and (H, total_q); arguments gives those of a sequence."""
     outputs, sums = [], []
     parts = zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
     for n, tokens in enumerate(parts):
@@ -72,7 +72,7 @@ def packed_inputs(case):
     return inputs | {name: inputs[name][0].transpose(0, 1) for name in ("q", "k", "v")}
 
 
-# Each similarity and each position, with others in turn.
+# Each similarity and each position, in changing combinations.
 SIMILARITY_NAMES, POSITION_NAMES = list(SIMILARITIES), list(POSITIONS)
 PAIRS = [
     (SIMILARITY_NAMES[n % len(SIMILARITY_NAMES)], POSITION_NAMES[n % len(POSITION_NAMES)])
@@ -89,7 +89,7 @@ def test_every_similarity_and_position(similarity, its_position, way):
             return {
                 "similarity": SIMILARITIES[case.similarity].ours(inputs),
                 "position": case.positions(inputs),
-                # The table of T5 is of the past alone there.
+                # The T5 table covers only the past there.
                 "causal": causal or case.position == "t5 past",
             }
 
@@ -121,7 +121,8 @@ def test_every_similarity_and_position(similarity, its_position, way):
     ids=str,
 )
 def test_arguments(arguments, way):
-    """All of attention's that do not depend on lengths; windows are aligned at the last key."""
+    """All arguments of attention that do not depend on lengths; windows are aligned at the last
+    key."""
     case = Case("dot", "alibi", 1, H, 2, sum(QUERIES), sum(KEYS))
 
     def ours(inputs):
@@ -146,7 +147,7 @@ def of_sequence(x, axis, n):
     return x.narrow(axis, ENDS[n], QUERIES[n])
 
 
-# Terms with an entry for each token, packed and of a sequence.
+# Terms with one entry per token, packed and per sequence.
 OF_TOKENS = {
     "key bias": ((1, H, TOTAL), position.KeyBias, lambda x, n: of_sequence(x, 2, n)),
     "forget": (
@@ -223,7 +224,7 @@ def test_dropout_is_of_all_tokens_and_repeats():
 
     assert torch.equal(dropped(1), dropped(1))
     assert not torch.equal(dropped(1), dropped(2))
-    # Sequences of the same tokens have masks of their own.
+    # Sequences of the same tokens with separate masks.
     twice = gnomon.varlen_attention(
         *(x[:5].repeat(2, 1, 1) for x in (q, k, v)), [0, 5, 10], dropout=0.5, seed=1
     )
@@ -258,7 +259,7 @@ def test_compiled_in_one_graph():
 
 @pytest.mark.cpu("a process is measured")
 def test_nothing_is_padded():
-    """One long sequence and many short ones: padded, they would take 500 times the memory."""
+    """One long sequence and many short ones: padding would take 500 times the memory."""
     before = (
         "q, k, v = (torch.randn(1000, 2, 16, requires_grad=True) for _ in range(3))\n"
         "ends = [0, 500, *range(501, 1001)]"
@@ -318,7 +319,7 @@ def test_nested_tensors(of_keys, way):
     assert o.shape[:2] == (len(QUERIES), H)
     assert torch.equal(o.transpose(1, 2).values(), expected)
     assert torch.equal(lse.transpose(1, 2).values(), expected_lse.T)
-    # Of the same ragged length as q, so that both can be added.
+    # With the ragged length of q, so that both can be added.
     (o + nest(q, ends)).transpose(1, 2).values().square().sum().backward()
     gradients = torch.autograd.grad((expected + q).square().sum(), leaves)
     for leaf, gradient in zip(leaves, gradients, strict=True):
@@ -426,7 +427,7 @@ def test_modules_of_nested_keys_of_other_lengths():
 
 @pytest.mark.parametrize("length", [40, 200])
 def test_short_sequences_form_one_call(length):
-    """Where sequences are short, calls of their own would mostly be overhead."""
+    """For short sequences, separate calls would be mostly overhead."""
     lengths = [length, 0, 130, length + 7]
     q, k, v = (torch.randn(sum(lengths), H, 8, dtype=torch.float64) for _ in range(3))
     calls = []

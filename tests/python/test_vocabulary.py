@@ -1,4 +1,4 @@
-"""Terms, specifications and sums of them, wherever a similarity or a position is taken."""
+"""Terms, specifications and sums of them, wherever a similarity or a position is accepted."""
 
 import copy
 import dataclasses
@@ -51,7 +51,7 @@ def parameter(*sizes):
     return torch.randn(sizes, dtype=torch.float64).div(3).requires_grad_()
 
 
-# What a specification of numbers alone says, as terms.
+# Specifications with numbers only, and the equivalent terms.
 POSITIONS = {
     "none": [],
     "rope": RoPE(),
@@ -72,7 +72,7 @@ POSITIONS = {
 
 
 def as_double(term):
-    """The term with tensors of float64."""
+    """The term with float64 tensors."""
     fields = {} if term is None else vars(term)
     tensors = {name: its.double() for name, its in fields.items() if torch.is_tensor(its)}
     return dataclasses.replace(term, **tensors) if tensors else term
@@ -214,7 +214,7 @@ def test_compiled(similarity):
 
 @pytest.mark.parametrize("similarity", ["umbral:r=0.7", "entailment:K=0.3"])
 def test_the_start_of_gamma_is_found_within_transforms_and_graphs(similarity):
-    # Each asks for a start that no call has asked for before.
+    # Each asks for an initial value that no earlier call has requested.
     q, k, v = tokens(dim=5 if "umbral" in similarity else 7)
 
     def attend(q):
@@ -234,7 +234,7 @@ def known_names(message):
     return message.split("known: ")[1].split(";")[0].split(", ")
 
 
-# A name of which something must be said beside it, to be used in a call.
+# Names that need an option before they can be used in a call.
 COMPLETE = {"grid_bias": "grid_bias:shape=3x4", "relative2d": "relative2d:shape=3x4"}
 
 
@@ -245,7 +245,7 @@ def test_what_attention_lists_it_takes():
     names = known_names(str(error.value))
     temperatures = {"scalable_softmax", "log_temperature"}
     assert {"none", "rope", "alibi", "hype", "kerple", *temperatures} <= set(names)
-    # All of those that act in attention, unless they need a table.
+    # All positions that act in attention, unless they need a table.
     assert set(names) == {
         entry["name"]
         for entry in gnomon.catalogue()["positions"]
@@ -308,7 +308,7 @@ def test_a_model_shares_out_its_position():
     assert [type(m).__name__ for m in model.token_position.children()] == ["TokenEncoding"] * 2
 
 
-# A term with tensors for every parameter that may be one, and how the tensors are called in a
+# A term with tensors for every parameter that supports them, and the names of these tensors in a
 # module.
 TERMS = {
     "alibi": (lambda: ALiBi(parameter(HEADS)), ["alibi_slopes"]),
@@ -358,7 +358,7 @@ def _doubles():
 
 
 def attended(module, x, **arguments):
-    """What the module should give, by attention()."""
+    """The expected result of the module, computed by attention()."""
     q, k, v = (
         projection(x).unflatten(2, (HEADS, -1)).transpose(1, 2)
         for projection in (module.q_proj, module.k_proj, module.v_proj)
@@ -397,7 +397,7 @@ def test_every_term_enters_a_module(name, learned):
     twin = copy.deepcopy(module)
     twin.load_state_dict(module.state_dict())
     assert torch.equal(twin(x, causal=True), out)
-    # The module's tensor is its own.
+    # The module has its own copy of the tensor.
     with torch.no_grad():
         for tensor in given:
             tensor.add_(1)
@@ -445,7 +445,7 @@ def test_numbers_of_terms_enter_a_module():
     assert not list(module.named_buffers())
 
 
-# Of modules alone: a table by position.
+# For modules only: a table by position.
 
 
 def test_the_offset_bias_of_a_module():
@@ -462,7 +462,7 @@ def test_the_offset_bias_of_a_module():
     cache = nn.KVCache()
     parts = [module(x[:, a:b], causal=True, cache=cache) for a, b in ((0, 5), (5, 6), (6, 16))]
     torch.testing.assert_close(torch.cat(parts, 1), module(x, causal=True))
-    # Each batch at its own place.
+    # Each batch at its own offset.
     late = module(x[:, :3], x, query_offset=torch.tensor([4, 9]))
     for batch, offset in enumerate((4, 9)):
         one = module(x[batch : batch + 1, :3], x[batch : batch + 1], query_offset=offset)
@@ -629,7 +629,7 @@ def test_mistakes(call, error, message):
 
 
 def test_hype_is_safe_by_default():
-    """Without a mask, a token attends around itself, not to the last key."""
+    """Without a mask, a token attends to its surroundings, not to the last key."""
     torch.manual_seed(0)
     q = torch.zeros(1, 1, 101, 4, dtype=torch.float64)
     tau, mu = 10.0, 0.05

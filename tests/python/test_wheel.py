@@ -1,4 +1,4 @@
-"""What pip installs: the wheel's metadata, and its contents away from this tree."""
+"""Files installed by pip: the wheel's metadata, and its contents away from this tree."""
 
 import email
 import os
@@ -22,7 +22,7 @@ BUILD = ROOT / "build"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A folder as pip would fill it; what the build compiled is not compiled again."""
+    """A folder as installed by pip, without compiling anything again."""
     site = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--quiet", "--no-deps"]
     command += [
@@ -42,7 +42,7 @@ def site(tmp_path_factory):
 
 
 def run(site, *arguments):
-    """What Python prints where that folder is the only one that has gnomon besides this tree."""
+    """The output of Python when that folder is the only one with gnomon besides this tree."""
     environment = {**os.environ, "PYTHONPATH": str(site)}
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(
@@ -57,7 +57,7 @@ def test_metadata(site):
     assert metadata["Version"] == gnomon.__version__
     assert metadata["Requires-Python"] == ">=3.10"
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra" not in line]
-    # The library is compiled for one minor release, and for every Python 3.
+    # The library is compiled for one minor release of PyTorch, and for every Python 3.
     minor = ".".join(torch.__version__.split(".")[:2])
     assert needed == [f"torch=={minor}.*", "typing_extensions"]
     assert (folder / "WHEEL").read_text().count("Tag: py3-none-") == 1
@@ -125,12 +125,12 @@ def test_the_program(site):
     compare = ["compare", "--data", text, "--out", "run", "--steps", 1, "--seeds", 1]
     compare += ["--lengths", 16, "--evaluation-bytes", 64, "--position", "rope,hype", *TINY]
     run(site, "-m", "gnomon", *compare)
-    # Drawn by the package beside it.
+    # Drawn by the installed package.
     assert {"results.json", "report.html"} <= {path.name for path in (site / "run").iterdir()}
 
 
 def test_it_has_the_headers_that_definitions_are_compiled_with(site, tmp_path):
-    """What the compiler reads is that of the wheel, of PyTorch and of the compiler."""
+    """The compiler reads only files of the wheel, of PyTorch and of the compiler."""
     program = f"""
 import pathlib, subprocess
 from gnomon import _define, _formula
@@ -143,7 +143,7 @@ source = _define._SOURCE.format(text=text, **names)
 command = [*_define._command(), f"-I{{place}}", "-M", str(place / "terms.cc")]
 print(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 """
-    # A rule of make: lines go on after a backslash, which also escapes spaces in names.
+    # A make rule: lines continue after a backslash, which also escapes spaces in names.
     rule = run(site, "-c", program).replace("\\\n", " ").strip()
     names = [name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", rule)[1:]]
     read = [pathlib.Path(os.path.normpath(name)) for name in names]
