@@ -383,10 +383,10 @@ class Forget(Position):
     the gates f of all later keys, up to the query's own.
 
     The sum stays accurate over long sequences: it is kept in float64, and each row subtracts the
-    sum at its own position (lse and sinks see it without that subtraction). Gates of keys
-    outside key_starts and key_lengths count as 1. The sum runs over a key's own segment, in the
-    order of positions. A module computes the gates from its tokens, f = sigmoid(w_h x + b_h). It
-    starts as ALiBi: w is 0, and b is set so that log f is minus ALiBi's slope.
+    sum at its own position (lse and sinks use the full sum). Gates of keys outside key_starts
+    and key_lengths count as 1. The sum runs over a key's own segment, in the order of positions.
+    A module computes the gates from its tokens, f = sigmoid(w_h x + b_h). It starts as ALiBi: w
+    is 0, and b is set so that log f is minus ALiBi's slope.
 
     Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 

@@ -666,7 +666,7 @@ ERRORS = {
     ),
     "too many tokens": (
         lambda: attend(RoPE(shape=(2**20, 2**20))),
-        r"grid is \[1048576, 1048576\] and the prefix 0; expected at most 2\^32 tokens",
+        r"grid of shape \[1048576, 1048576\] with prefix 0 is too large; expected at most 2\^32",
     ),
     "decoding": (
         lambda: MultiheadAttention(8, 2, position="alibi:shape=3x4")(

@@ -579,7 +579,7 @@ def test_two_steps_of_a_causal_layer():
         ((torch.ones(2), 6, 5, 4), ValueError, r"c of manifold has shape \[2\]"),
         ((1.0, 0, 5, 4), ValueError, "in_channels is 0"),
         ((1.0, 6, 1, 4), ValueError, "out_channels is 1; expected at least 2"),
-        ((1.0, 6, 5, 4, False), ValueError, "use_weight is False"),
+        ((1.0, 6, 5, 4, False), ValueError, "with use_weight=False, out_channels is 5"),
     ],
 )
 def test_wrong_layers(arguments, error, message):

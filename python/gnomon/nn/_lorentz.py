@@ -105,8 +105,8 @@ class LorentzMultiheadAttention(HeldTerms):
         self.use_weight = check_flag(_NAME, "use_weight", use_weight)
         if not self.use_weight and self.in_channels != self.out_channels:
             raise ValueError(
-                f"gnomon.{_NAME}: use_weight is False, in_channels {in_channels} and out_channels "
-                f"{out_channels}; expected the same number"
+                f"gnomon.{_NAME}: with use_weight=False, out_channels is {out_channels}; "
+                f"expected in_channels, which is {in_channels}"
             )
         self.power_k = check_number(_NAME, "power_k", power_k)
         check_string(_NAME, "attention_type", attention_type)

@@ -40,8 +40,8 @@ TokenGrid::TokenGrid(std::vector<int64_t> shape, int64_t prefix)
                     "; expected 0 to 2^32 - 1 tokens");
   int64_t room = kMost - prefix;
   for (const int64_t length : shape_) room /= length;
-  TORCH_CHECK_VALUE(room >= 1, "gnomon: the shape of a grid is ", at::IntArrayRef(shape_),
-                    " and the prefix ", prefix, "; expected at most 2^32 tokens");
+  TORCH_CHECK_VALUE(room >= 1, "gnomon: a grid of shape ", at::IntArrayRef(shape_), " with prefix ",
+                    prefix, " is too large; expected at most 2^32 tokens");
 }
 
 int64_t TokenGrid::tokens() const {
