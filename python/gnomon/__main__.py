@@ -2,7 +2,7 @@
 
 Several processes can train one model; the result is that of a single process:
 
-    torchrun --nproc-per-node 2 -m gnomon train --data text/ --batch 16
+    torchrun --nproc-per-node 2 -m gnomon train --data corpus/ --batch 16
 
 torch.distributed connects the processes through the environment variables that torchrun sets (RANK,
 WORLD_SIZE, MASTER_ADDR, MASTER_PORT). On the CPU it uses gloo. All commands other than train

@@ -81,15 +81,17 @@ PYTHON_PAGES = [page for page in PAGES if blocks_of(page)]
 def test_the_code_of_a_page_runs(page, tmp_path):
     if "transformers" in "".join(text for _, text, _ in blocks_of(page)):
         pytest.importorskip("transformers", minversion="5.23")
+    if "import peft" in "".join(text for _, text, _ in blocks_of(page)):
+        pytest.importorskip("peft")
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     # Set by torchrun, for a page that uses torch.distributed.
     group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    (tmp_path / "text").mkdir()
+    (tmp_path / "corpus").mkdir()
     for name in ("ast", "argparse"):
         source = pathlib.Path(sys.modules["os"].__file__).with_name(f"{name}.py")
-        (tmp_path / "text" / f"{name}.txt").write_bytes(source.read_bytes())
+        (tmp_path / "corpus" / f"{name}.txt").write_bytes(source.read_bytes())
     done = subprocess.run(
         [sys.executable, __file__, page],
         capture_output=True,
