@@ -192,7 +192,7 @@ def relative_step(most_offset: int, backward: bool) -> Step:
 
 
 def document_lengths(longest: int, total: int = 2 * LENGTH) -> list[int]:
-    """Of documents of mixed lengths that fill a packed row of tokens."""
+    """A packed row of documents of mixed lengths."""
     generator = torch.Generator().manual_seed(0)
     lengths: list[int] = []
     while sum(lengths) < total:
@@ -210,7 +210,7 @@ def packed_step(
     looped: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Step:
-    """Documents packed into one row, or each in a call of its own."""
+    """Documents packed into one row, or each in its own call."""
     q = leaf(1, HEADS, sum(lengths), DIM, dtype=dtype)
     k, v = (leaf(1, key_heads, sum(lengths), DIM, dtype=dtype) for _ in range(2))
     if not looped:
@@ -233,7 +233,7 @@ def packed_step(
 
 
 def window_step(gathered: bool, segmented: bool = False) -> Step:
-    """Swin's windows of 7 x 7, with a learned bias by both offsets, forward and backward."""
+    """Swin's 7 x 7 windows with a learned bias over both offsets, forward and backward."""
     side, heads = 7, 4
     places = torch.cartesian_prod(torch.arange(side), torch.arange(side))
     offsets = places[None, :] - places[:, None] + side - 1
@@ -253,7 +253,7 @@ def window_step(gathered: bool, segmented: bool = False) -> Step:
 
 
 def decoding_step(position: str | None, dim: int = 32, keys: int = LENGTH) -> Step:
-    """One more token of a module with a cache, which starts again after 256 tokens."""
+    """Adds one token to a module with a cache, which is reset after 256 tokens."""
     module = gnomon.nn.MultiheadAttention(HEADS * dim, HEADS, position=position).eval()
     prompt, token = gnomon.nn.KVCache(), torch.randn(1, 1, HEADS * dim)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Performance targets of gnomon: ratios to the usual alternatives, and among its own forms.
+"""Performance targets of gnomon: ratios to the usual alternatives, and between its own variants.
 
 The steps of a comparison alternate in one process. The figure is the median over the rounds of the
 ratio of their times, so that a change of the clock frequency affects both.
@@ -420,7 +420,7 @@ def packed_rows() -> Iterator[Row]:
 
 
 def position_rows() -> Iterator[Row]:
-    """Rotations, positions of the caller's, and small grids."""
+    """Rotations, explicit positions, and small grids."""
     slopes = gnomon.alibi_slopes(HEADS)
     for backward in (False, True):
         alibi = functools.partial(
@@ -458,7 +458,7 @@ def position_rows() -> Iterator[Row]:
 
 
 def few_rounds(measure: Callable[[int], Measured]) -> Callable[[int], Measured]:
-    """For calls that take several seconds."""
+    """Rows with calls that take several seconds."""
     return lambda rounds: measure(max(1, rounds // 3))
 
 
@@ -524,7 +524,7 @@ def shape_rows() -> Iterator[Row]:
 
 
 def use_rows() -> Iterator[Row]:
-    """Uses of models other than training on text."""
+    """Workloads other than training on text."""
     yield Row(
         "decode: 1 and 4 queries, 128 to 32768 keys / SDPA, worst",
         worst_of([*decode_cases()]),
@@ -555,7 +555,7 @@ def use_rows() -> Iterator[Row]:
 
 
 def machine_rows() -> Iterator[Row]:
-    """Utilisation of the machine."""
+    """Rows on hardware utilisation."""
     for mode, least, target in (
         ("forward, full", 86, ""),
         ("forward, causal", 80, ""),

@@ -1,4 +1,4 @@
-"""Sphinx's settings: make docs renders the pages of this folder and the docstrings."""
+"""Sphinx settings. `make docs` renders the pages of this folder and the docstrings."""
 
 import inspect
 import pathlib
@@ -43,10 +43,10 @@ autodoc_default_options = {
 }
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-# One parameter per line where they do not fit into one.
+# Puts each parameter on its own line if they do not fit into one.
 maximum_signature_line_length = 76
 napoleon_use_ivar = True
-# Objects of other projects, and private ones, have no page.
+# Objects of other projects and private objects have no page.
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|collections|os|transformers)\..*|Tensor|gnomon\.(.*\.)?_.*")
@@ -54,7 +54,8 @@ nitpick_ignore_regex = [
 
 
 def escape_formulas(app, what, name, obj, options, lines):
-    """Docstrings are plain text: |x|^2 is no substitution, a * b no emphasis, d_ no target."""
+    """Treats docstrings as plain text: |x|^2 is not a substitution, a * b not emphasis, d_ not a
+    target."""
     for n, line in enumerate(lines):
         parts = re.split(r"(``.*?``)", line)
         parts[::2] = [re.sub(r"([|*\\]|_(?!\w))", r"\\\1", part) for part in parts[::2]]
@@ -62,7 +63,7 @@ def escape_formulas(app, what, name, obj, options, lines):
 
 
 def hide_private_bases(app, name, obj, options, bases):
-    """Names the next public classes instead of those that have no page."""
+    """Links to the nearest public base classes instead of those without a page."""
 
     def is_private(base):
         module = base.__module__
@@ -76,7 +77,7 @@ def hide_private_bases(app, name, obj, options, bases):
 
 
 def write_mathml(translator, node):
-    """Formulas as MathML, which browsers render themselves: no script, no network."""
+    """Renders formulas as MathML, which browsers support natively: no scripts, no network."""
     block = isinstance(node, nodes.math_block)
     mathml = latex2mathml.tex2mathml(node.astext(), as_block=block)
     mathml = mathml.replace("<mtable", '<mtable displaystyle="true"')
@@ -85,7 +86,7 @@ def write_mathml(translator, node):
 
 
 def break_long_names(app, doctree, docname):
-    """Long names in tables may break behind a mark between their parts, so that tables fit."""
+    """Lets long names in tables break after punctuation, so that tables fit."""
     for entry in doctree.findall(nodes.entry):
         for literal in list(entry.findall(nodes.literal)):
             parts = re.split(r"(?<=[_:/.+=,\[])(?=\w)", literal.astext())
@@ -120,7 +121,7 @@ SIGNATURES = {
 
 
 def write_signature(app, what, name, obj, options, signature, return_annotation):
-    """The plain signature of a function in SIGNATURES, and short numbers in the others."""
+    """The plain signature of a function in SIGNATURES; shortens numbers in all others."""
     if name in SIGNATURES:
         return SIGNATURES[name], ""
     short = (signature or "").replace("5.960464477539063e-08", "2**-24")
@@ -128,7 +129,8 @@ def write_signature(app, what, name, obj, options, signature, return_annotation)
 
 
 class ProgramHelp(Directive):
-    """``.. program-help:: train --task images``: the program's own help, its options as tables."""
+    """``.. program-help:: train --task images``: the program's own help, with its options as
+    tables."""
 
     required_arguments = 1
     final_argument_whitespace = True
@@ -138,7 +140,7 @@ class ProgramHelp(Directive):
         text = subprocess.run(command, capture_output=True, check=True, encoding="utf-8").stdout
         if "\nUsage: " not in text:  # commands written in Python
             return [nodes.literal_block(text, text, language="text")]
-        # A row that is too long has its meaning on the next line.
+        # If a row is too long, its description is on the next line.
         text = re.sub(r"^(  \S.*)\n {20,}(?=\S)", r"\1  ", text, flags=re.MULTILINE)
         heading, rows, found = "", [], []
         for line in [*text.splitlines(), ":"]:
@@ -171,14 +173,14 @@ def option_table(heading, rows):
 
 
 def analyze_without_overloads(self, analyze=ModuleAnalyzer.analyze):
-    """One signature stands for all overloads."""
+    """One signature for all overloads."""
     analyze(self)
     self.overloads = {}
 
 
 ModuleAnalyzer.analyze = analyze_without_overloads
 
-# Packages whose files are private are one module to users: their pages take the files as one.
+# Packages with private files are a single module to users, so their pages treat the files as one.
 for package in (gnomon.nn, gnomon.models):
     name, path = package.__name__, inspect.getfile(package)
     sources = [file.read_text() for file in sorted(pathlib.Path(path).parent.glob("*.py"))]

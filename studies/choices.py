@@ -1,4 +1,4 @@
-"""What language models of today add to attention: sinks, gates, norms, biases by content."""
+"""Recent additions to attention in language models: sinks, gates, norms, content biases."""
 
 from study import Claim, Comparison, Contrast, Study
 
@@ -22,7 +22,7 @@ NOT_TRIED = "Longer training and larger models were not tried."
 
 
 def against(left: str, right: str, *lengths: int) -> tuple[Contrast, ...]:
-    """The one against the other at each length."""
+    """One combination compared with another at each length."""
     return tuple(Contrast(f"dot/{left}", n, f"dot/{right}", n) for n in lengths)
 
 

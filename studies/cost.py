@@ -1,4 +1,4 @@
-"""What a similarity costs in the training of a whole model."""
+"""The cost of a similarity when training a whole model."""
 
 from study import ADRENAL, CHORALES, CORA, FSDD, MAMMALS, MNIST, Comparison, Study
 

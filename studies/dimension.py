@@ -1,10 +1,10 @@
-"""Whether few dimensions suffice to cones."""
+"""Whether cones need only few dimensions."""
 
 from study import MAMMALS, MNIST, Claim, Comparison, Contrast, Study
 
 SIMILARITIES = ("dot", "penumbral", "umbral", "hyperbolic:model=ball", "entailment")
 DIMENSIONS = (2, 4, 8, 16, 64)
-# Of one head's queries and keys, where the values keep theirs.
+# The head dimension of queries and keys; values keep theirs.
 COLUMNS = (4, 16, 64)
 
 

@@ -1,4 +1,4 @@
-"""Which positions answer at lengths beyond those of the training."""
+"""Which positions generalise to lengths beyond the training length."""
 
 from collections.abc import Callable
 
@@ -14,16 +14,16 @@ POSITIONS = (
     "rope+hype:tau=learned",
     "forget",
 )
-# The tokens of a row stand at as many of the positions below this, drawn at random and sorted.
+# With random positions, the tokens of a row get that many sorted random positions below this.
 AT_RANDOM = ("--random-positions", "2048")
 LENGTHS = "40,100,200,500"
 
 
 def repeats(symbols: int) -> Callable[[str], tuple[str, str, dict[int, float]]]:
-    """A predictor of sorted rows that repeats the symbol before, which the models are given.
+    """A predictor of sorted rows that repeats the previous symbol, which the models see.
 
-    It is wrong once for each of the different symbols, of which n draws from V have, on average,
-    V (1 - (1 - 1/V)^n).
+    It is wrong once per distinct symbol. The expected number of distinct symbols in n draws from V
+    is V (1 - (1 - 1/V)^n).
     """
 
     def baseline(lengths: str) -> tuple[str, str, dict[int, float]]:
@@ -35,7 +35,7 @@ def repeats(symbols: int) -> Callable[[str], tuple[str, str, dict[int, float]]]:
     return baseline
 
 
-# The symbols of these problems by default.
+# The default numbers of symbols of these problems.
 REPEATS = {"sort": repeats(100), "bucket-sort": repeats(5)}
 
 
@@ -69,12 +69,13 @@ def comparison(
     )
 
 
-# Of so many symbols most stand in an input only a few times: what stands before one tells which
-# comes next, as in texts. Of two symbols nothing does, and 1500 steps do not teach to copy them.
+# With this many symbols, most occur only a few times in an input, so a symbol determines the next
+# one, as in text. With two symbols it does not, and 1500 steps are not enough to learn to copy.
 MANY_SYMBOLS = ("--symbols", "32")
-# As many keys as an input of 120 symbols needs, with room.
+# Enough keys for an input of 120 symbols.
 KEYS = ("--symbols", "64")
-# What some positions learn at the trained lengths, and at which longer ones they are compared.
+# Problems that some positions learn at the training lengths, and the longer lengths at which they
+# are compared.
 LEARNED = {
     "copy": (100, 500),
     "reverse": (100, 500),
@@ -94,7 +95,8 @@ def contrasts(left: str, right: str) -> tuple[Contrast, ...]:
 
 
 def at_random(right: str) -> tuple[Contrast, ...]:
-    """RoPE and sinusoids at random against another, or against themselves: `right` is empty."""
+    """RoPE and sinusoids with random positions, compared with another combination, or with
+    themselves if `right` is empty."""
     return tuple(
         Contrast(
             *(position, at, right or position, at),

@@ -1,4 +1,4 @@
-"""Whether another similarity than GAT's own tells the classes of a graph's nodes better."""
+"""Whether another similarity classifies the nodes of a graph better than GAT's own."""
 
 from study import CORA, Claim, Comparison, Contrast, Study
 

@@ -1,4 +1,4 @@
-"""Which positions of a grid serve vision transformers, on images and on volumes."""
+"""Which grid positions suit vision transformers, on images and on volumes."""
 
 from study import ADRENAL, MNIST, Claim, Comparison, Contrast, Study
 

@@ -1,4 +1,4 @@
-"""Which position is best at the training length, and which holds beyond it."""
+"""Which position is best at the training length, and which extrapolates beyond it."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ POSITIONS = (
     "relative",
 )
 LONGEST = 2048
-# What held up to there, and what asks where that comes from, is read further.
+# Combinations that held up to there, and those that show the reason, are evaluated further.
 BEST = (
     "hype:tau=learned:mu=learned",
     "rope+alibi:slopes=learned",
@@ -87,7 +87,7 @@ def further(text: Text) -> Comparison:
     named = dataclasses.replace(
         text, name=f"{text.name}-{FURTHER}", title=f"{text.title}, up to {FURTHER}"
     )
-    # The last bytes of long windows are few.
+    # Long windows have few last bytes.
     more = ("--evaluation-bytes", "131072")
     return comparison(named, BEST, (128, LONGEST, FURTHER), 3, more)
 

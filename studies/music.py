@@ -1,4 +1,4 @@
-"""Which positions serve music, which repeats itself at many distances."""
+"""Which positions suit music, which repeats itself at many distances."""
 
 from study import CHORALES, Claim, Comparison, Contrast, Study
 

@@ -596,7 +596,7 @@ def describe(results: dict[str, Any], comparison: Comparison) -> str:
         shown = f"{shlex.join(made)}\n$ {shown}"
     digest = results["data"].get("sha256")
     lines = [
-        f"{state} {total} runs are done, on {', '.join(names)}, "
+        f"{state} {total} runs are complete, on {', '.join(names)}, "
         f"{counts} thread{'' if threads == [1] else 's'}.",
         f"\n```console\n$ {shown}\n```",
     ]

@@ -1,4 +1,4 @@
-"""Writes the page gallery.md and its pictures, in docs/gallery, from the catalogue of gnomon.
+"""Writes gallery.md and its pictures, in docs/gallery, from the catalogue of gnomon.
 
 A card has the formula, a heat map of the scores, code, cost and paper of one term. `make facades`
 updates the page (--page prints it); run this script to draw the pictures of a new term as well.
@@ -36,7 +36,7 @@ x = torch.randn(1, 49, 64)  # batch, length, embed_dim
 ```
 """
 
-# What a specification needs beyond its name; the others work as they are.
+# Options that a specification needs; all other terms work without options.
 SPECIFICATIONS = {
     "hype": "hype:tau=learned",
     "alibi": "alibi:slopes=learned",

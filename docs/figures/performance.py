@@ -1,7 +1,7 @@
-"""Draws performance.svg from performance.json, beside this file: gnomon's dot product against SDPA.
+"""Draws performance.svg from performance.json: gnomon's dot product compared with SDPA.
 
 The JSON file holds measured ratios of times, gnomon / SDPA. `gnomon bench` and `make bench` print
-the same cases; add a processor as one more name and one more value for each case.
+the same cases. To add a processor, add its name and one value for each case.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Cone attention in a block of a vision transformer as timm writes it.
+"""Cone attention in a timm-style vision transformer block.
 
-The images are noise with a bright square; the quarter of the image that it lies in is the class.
+The images are noise with a bright square. The class is the quadrant that contains it.
 """
 
 import torch
@@ -25,10 +25,10 @@ class Attention(nn.Module):
         self.gamma = nn.Parameter(torch.full((num_heads,), 5.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, L, dim); the same shape."""
+        """Maps x (B, L, dim) to the same shape."""
         qkv = self.qkv(x).unflatten(2, (3, self.num_heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each B, num_heads, L, dim / num_heads
-        # timm has: F.scaled_dot_product_attention(q, k, v)
+        # timm calls F.scaled_dot_product_attention(q, k, v)
         o = gnomon.attention(q, k, v, similarity=gnomon.similarity.Penumbral(self.gamma))
         return self.proj(o.transpose(1, 2).flatten(2))
 

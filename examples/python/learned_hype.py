@@ -1,7 +1,7 @@
 """A learned HyPE bias in your own model.
 
-Each token is to recall the one before it. Where tokens stand is told by the bias alone,
--tau_h sinh(mu_h (p_i - p_j)) in head h, whose tau and mu are ordinary parameters.
+Each token must recall the previous one. Only the bias -tau_h sinh(mu_h (p_i - p_j)) in head h
+contains the positions; tau and mu are ordinary parameters.
 """
 
 import torch

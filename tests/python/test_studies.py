@@ -131,7 +131,7 @@ def test_it_runs_is_recorded_goes_on_elsewhere_and_has_a_page(folders):
 
     studies.write_page("tiny", study)
     page = (folders / "pages/tiny.md").read_text()
-    assert "All 6 runs are done" in page
+    assert "All 6 runs are complete" in page
     assert "Not begun: Another text" in page
     assert "So far these verdicts use One text." in page
     assert "(tiny-effects.svg)" in page

@@ -76,7 +76,7 @@ FAMILIES = {
         )
     ),
     "bloom": lambda: transformers.BloomForCausalLM(transformers.BloomConfig(**SIZES, **TOKENS)),
-    # Six heads: MPT orders the slopes of other than powers of two in its own way.
+    # Six heads: MPT orders the slopes of head counts other than powers of two in its own way.
     "mpt": lambda: transformers.MptForCausalLM(
         transformers.MptConfig(
             d_model=36,
@@ -127,7 +127,7 @@ FAMILIES = {
         )
     ),
 }
-# Models that add arrays of all pairs to their scores.
+# Models that add arrays with one value per pair to their scores.
 ARRAYS = {
     "umt5": lambda: transformers.UMT5ForConditionalGeneration(
         transformers.UMT5Config(**T5_SIZES, **TOKENS)
@@ -147,7 +147,7 @@ ARRAYS = {
     "swinv2": lambda: transformers.Swinv2Model(transformers.Swinv2Config(**SWIN_SIZES)),
 }
 SWIN_SIZES = {
-    # Windows fit into 20 x 20 patches, and not into the 10 x 10 of the second stage.
+    # Windows fit into 20 x 20 patches, but not into the 10 x 10 of the second stage.
     "image_size": 40,
     "patch_size": 2,
     "embed_dim": 16,
@@ -178,7 +178,7 @@ def eager(family):
     model = (FAMILIES | ARRAYS)[family]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            # Tables of biases start at zero.
+            # Bias tables start at zero.
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.set_attn_implementation("eager")
     return model
@@ -204,7 +204,7 @@ def padded(padding, batch=3, length=13):
 
 
 def inputs_of(family, padding="none", length=13):
-    """The arguments of a model, and which rows of its output mean something."""
+    """The arguments of a model, and which rows of its output are meaningful."""
     torch.manual_seed(1)
     if family in IMAGES:
         return {"pixel_values": torch.randn(2, 3, 40, 40)}, ...
@@ -297,7 +297,7 @@ PACKED = ["llama", "mistral", "gpt2", "bert"]
 
 
 def packed_as_arrays(causal, window=None):
-    """The mask of sequences of these lengths in one row."""
+    """The mask of sequences of these lengths, packed into one row."""
     document = torch.arange(3).repeat_interleave(torch.tensor(LENGTHS))
     seen = document[:, None] == document
     behind = torch.arange(13)[:, None] - torch.arange(13)
@@ -308,7 +308,7 @@ def packed_as_arrays(causal, window=None):
 @pytest.mark.parametrize("with_positions", [False, True])
 @pytest.mark.parametrize("family", PACKED)
 def test_packed_sequences_by_their_ends(family, with_positions):
-    """cu_seq_lens_q and cu_seq_lens_k alone, which eager attention does not read."""
+    """cu_seq_lens_q and cu_seq_lens_k only, which eager attention ignores."""
     theirs, ours = both(family)
     ids = torch.randint(1, 61, (1, 13), generator=generator_of(0))
     ends = torch.tensor([0, *LENGTHS]).cumsum(0).int()
@@ -344,7 +344,7 @@ def test_packed_sequences_that_nobody_reads_are_refused():
     ends = torch.tensor([0, 4, 6, 12])
     packed = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "use_cache": False}
     torch.testing.assert_close(compiled(ids, **packed).logits, ours(ids, **packed).logits)
-    # Those whose layers are not told.
+    # Models whose layers do not receive them.
     for deaf in (both("bloom")[1], small(HANDWRITTEN["falcon"]())[1]):
         with pytest.raises(NotImplementedError, match="CausalLM does not pass cu_seq"):
             call(deaf, [0, 6, 12])
@@ -419,7 +419,7 @@ def test_dropout_of_weights(family):
         whole = output_of(ours, inputs, rows)
         for model in (theirs, ours):
             drop(model, 1.0)
-        # All weights are dropped: what is left is the same to the last digits.
+        # All weights are dropped; what remains is equal up to the last digits.
         expected = output_of(theirs, inputs, rows)
         torch.testing.assert_close(output_of(ours, inputs, rows), expected, atol=2e-5, rtol=2e-5)
         assert not torch.allclose(whole, expected, atol=1e-3)
@@ -429,7 +429,7 @@ def test_dropout_of_weights(family):
 
 
 class Largest(TorchDispatchMode):
-    """The size of the largest tensor that is made."""
+    """The size of the largest tensor that is allocated."""
 
     size = 0
 
@@ -452,8 +452,8 @@ def test_no_array_of_all_pairs(family):
         inputs["decoder_input_ids"] = ids
     with Largest() as largest:
         ours(**inputs).logits.sum().backward()
-    # One byte a pair and head-independent is the least that an array of pairs takes; activations
-    # have up to 4 * 36 columns of 4 bytes.
+    # The smallest array of pairs has one byte per pair and is shared by heads; activations have up
+    # to 4 * 36 columns of 4 bytes.
     assert 0 < largest.size < length * length
     with Largest() as largest, torch.no_grad():
         theirs(**inputs)
@@ -482,7 +482,7 @@ FUNCTIONS = {
         FUNCTIONS["sliding"](), FUNCTIONS["sliding_both"](), FUNCTIONS["chunked"]()
     ),
 }
-# Of queries and keys: lengths and offsets; the last two as caches have them.
+# Query and key lengths and offsets; the last two are as with caches.
 PLACES = [(13, 13, 0, 0), (3, 13, 10, 0), (2, 6, 11, 7)]
 
 
@@ -523,7 +523,7 @@ def test_without_a_mask_the_flag_of_the_call_counts():
     module = torch.nn.Module()
     for causal in (True, False):
         expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        # Eager attention does not look at the module's.
+        # Eager attention ignores the module's own.
         module.is_causal = not causal
         found = [attend(module, q, k, v, None, is_causal=causal)[0]]
         if not causal:
@@ -552,7 +552,7 @@ def test_weights_are_refused(family):
 
 
 def small(config, kind=transformers.AutoModelForCausalLM):
-    """A model of its configuration with weights that make attention uneven, and ours."""
+    """A model built from its configuration, with weights that make attention uneven, and ours."""
     torch.manual_seed(0)
     model = kind.from_config(config, attn_implementation="eager")
     with torch.no_grad():
@@ -592,7 +592,8 @@ def test_soft_caps():
 
 
 def test_eager_attention_reads_nothing_else_of_a_module():
-    """What its function of transformers reads of a module, the integration must read as well."""
+    """Module attributes that the replaced transformers function reads must be read by the
+    integration as well."""
     known = {"num_key_value_groups", "training", "head_dim", "scaling", "sinks"}
     read = {}
     for package in pkgutil.iter_modules(transformers.models.__path__):
@@ -688,7 +689,7 @@ def test_disentangled_attention_is_a_term(options, padding, device):
     names = [event.key for event in profile.key_averages()]
     assert "gnomon::attention_forward" in names
     assert not any("softmax" in name for name in names)
-    # On a GPU positions' scores are an array.
+    # On a GPU, the scores of positions are an array.
     is_array = options == "content to position alone" or device.type == "cuda"
     assert any("gather" in name for name in names) == is_array
     with pytest.raises(NotImplementedError, match="output_attentions"):
@@ -698,7 +699,7 @@ def test_disentangled_attention_is_a_term(options, padding, device):
 @pytest.mark.parametrize("similarity", [None, "laplacian"])
 @pytest.mark.parametrize("options", ["buckets", "a row for each distance"])
 def test_disentangled_attention_as_an_array_is_the_same(options, similarity, monkeypatch):
-    """As it is on a GPU."""
+    """As on a GPU."""
     config = transformers.DebertaV2Config(
         **SIZES, relative_attention=True, pos_att_type=["c2p", "p2c"], **DEBERTA[options]
     )
@@ -720,7 +721,7 @@ def test_disentangled_attention_as_an_array_is_the_same(options, similarity, mon
 
 @pytest.mark.parametrize("named", [True, False])
 def test_distances_of_the_caller_are_not_lost(named):
-    """By their name they are DeBERTa's own to use; otherwise they would be dropped."""
+    """Inputs with their names belong to DeBERTa; otherwise they would be dropped."""
     config = transformers.DebertaV2Config(
         **SIZES, **NO_HIDDEN_DROPOUT, relative_attention=True, pos_att_type=["c2p", "p2c"]
     )
@@ -751,7 +752,7 @@ def test_generation_where_a_model_writes_its_attention(family):
     torch.testing.assert_close(its_logits, logits, atol=5e-5, rtol=5e-5)
     with pytest.raises(NotImplementedError, match="output_attentions"):
         ours(**inputs_of(family)[0], output_attentions=True)
-    # Back to what it was.
+    # Switched back.
     for part in ours.modules():
         if isinstance(part, transformers.PreTrainedModel):
             part.config._attn_implementation = "eager"
@@ -760,7 +761,7 @@ def test_generation_where_a_model_writes_its_attention(family):
 
 
 def as_added(mask):
-    """A mask as eager attention takes it."""
+    """A mask in the form that eager attention expects."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
@@ -780,7 +781,7 @@ def test_masks_as_arrays():
             torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
     holes = causal.clone()
     holes[5, 2] = False
-    # What is no band stays an array, and what is no mask is added.
+    # A mask that is not a band stays an array, and additive biases are added.
     for mask in (holes.expand(3, 1, 13, 13), torch.randn(3, 1, 13, 13)):
         expected = output_of(theirs, inputs | {"attention_mask": as_added(mask)}, ...)
         found = output_of(ours, inputs | {"attention_mask": mask}, ...)
@@ -790,7 +791,8 @@ def test_masks_as_arrays():
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64], ids=str)
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_masks_of_a_row_for_each_query(family, dtype):
-    """(B, Lq, Lk), which transformers takes in four axes alone; a causal model stays causal."""
+    """(B, Lq, Lk), which transformers itself accepts only with four axes; a causal model stays
+    causal."""
     theirs, ours = both(family)
     inputs, _ = inputs_of(family)
     mask = torch.rand(3, 13, 13, generator=generator_of(0)) < 0.7
@@ -800,7 +802,7 @@ def test_masks_of_a_row_for_each_query(family, dtype):
     expected = output_of(theirs, inputs | {"attention_mask": as_added(seen[:, None])}, ...)
     found = output_of(ours, inputs | {"attention_mask": mask.to(dtype)}, ...)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
-    # One for all queries, or for all of the batch.
+    # One mask for all queries, or for the whole batch.
     for part in (mask[:, :1], mask[:1]):
         found = output_of(ours, inputs | {"attention_mask": part.to(dtype)}, ...)
         whole = part.expand(3, 13, 13).to(dtype)
@@ -823,7 +825,7 @@ def test_masks_of_other_shapes_are_refused():
             ours(input_ids=ids, attention_mask=mask)
     with pytest.raises(TypeError, match=r"dtype torch\.float32; expected booleans or int"):
         ours(input_ids=ids, attention_mask=torch.zeros(3, 13, 13))
-    # One that hides nothing may be of any length, as transformers has it.
+    # A mask that hides nothing may have any length, as in transformers.
     torch.testing.assert_close(
         ours(input_ids=ids, attention_mask=torch.ones(3, 20)).logits, ours(input_ids=ids).logits
     )
@@ -896,7 +898,7 @@ def test_masks_that_are_no_bands():
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "bloom", "bert", "t5", "vit"])
 def test_a_graph_is_not_broken(family, padding):
-    """But for BLOOM's, which breaks by itself."""
+    """All except BLOOM's, which is broken in transformers itself."""
     _, ours = both(family)
     inputs, rows = inputs_of(family, padding)
     if family in ("llama", "mistral", "bloom"):
@@ -909,7 +911,7 @@ def test_a_graph_is_not_broken(family, padding):
 
 
 def attend_with(module=None, length=5, **arguments):
-    """The function of the interface on random tokens; these and its output, (B, H, L, D)."""
+    """The interface's function on random tokens; returns these and its output, (B, H, L, D)."""
     integration.register()
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 4, length, 8) for _ in range(3))
@@ -920,7 +922,7 @@ def attend_with(module=None, length=5, **arguments):
 
 
 def test_sinks_of_each_row():
-    """Inkling 2 computes them of the tokens."""
+    """Inkling 2 computes them from the tokens."""
     sinks = torch.randn(2, 4, 5, 1)
     q, k, v, o = attend_with(sinks=sinks)
     scores = torch.cat([q @ k.mT / 8**0.5, sinks], -1)
@@ -964,7 +966,7 @@ REPLACED = [
 
 @pytest.mark.parametrize("replaced", REPLACED, ids=lambda replaced: replaced[0].__name__)
 def test_what_replaced_functions_take_is_known(replaced):
-    """An argument that a release of transformers adds is found here, before a model is."""
+    """If a transformers release adds an argument, this test finds it before a model does."""
     layer, method, ours = replaced
     integration.register()
     theirs = getattr(layer, method)
@@ -999,7 +1001,7 @@ def test_caches_of_layers_are_told_from_paged_ones():
 
 
 def test_keys_that_are_chosen():
-    """As DeepSeek V3.2 numbers keys, and MiniMax M3 blocks of them for groups of heads."""
+    """As DeepSeek V3.2 numbers keys, and MiniMax M3 numbers blocks of them for groups of heads."""
     causal = torch.ones(7, 7, dtype=torch.bool).tril()
     indices = torch.rand(2, 7, 7).argsort(-1)[..., :3].int()
     indices[..., 0] = 0
@@ -1022,7 +1024,7 @@ def test_keys_that_are_chosen():
 
 
 def test_rows_of_an_array_that_hide_all_keys():
-    """Eagerly they see all of them alike, and models read such rows (TimesFM)."""
+    """In eager mode they attend to all keys uniformly, and some models read such rows (TimesFM)."""
     array = torch.zeros(2, 1, 5, 5)
     array[0, :, 1] = torch.finfo(torch.float32).min
     array[1, :, :, 3] = torch.finfo(torch.float32).min
@@ -1032,7 +1034,7 @@ def test_rows_of_an_array_that_hide_all_keys():
 
 
 class HandwrittenAttention(torch.nn.Module):
-    """What models do with products and weights beside attention."""
+    """Products and weights that models use outside attention."""
 
     def forward(self, q, k, v, way):
         if way == "function":
@@ -1148,7 +1150,7 @@ def eager_with(part):
     "family", ["llama", "gpt2", "bloom", "bert", "t5", "vit", "swin", "deepseek_v3", "gptj"]
 )
 def test_autocast(family):
-    """Cosines and sines of float32 make q and k of it, and v stays in autocast's type."""
+    """Float32 cosines and sines make q and k float32, while v keeps autocast's dtype."""
     configs = ROTATING | HANDWRITTEN
     theirs, ours = small(configs[family]()) if family in configs else both(family)
     inputs, rows = inputs_of("llama" if family in configs else family, "left")
@@ -1158,7 +1160,7 @@ def test_autocast(family):
         expected, found = (output_of(m, inputs, rows) for m in (theirs, ours))
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found, expected, atol=0.05 * float(expected.abs().max()), rtol=0)
-    # Both round, at different places; neither is farther from what is not rounded.
+    # Both round at different places; neither may be farther from the exact result.
     exact = copy.deepcopy(theirs)
     for model, out in ((theirs, expected), (ours, found), (exact, output_of(exact, inputs, rows))):
         model.zero_grad()
@@ -1170,7 +1172,8 @@ def test_autocast(family):
         if mine.grad is not None:
             assert mine.grad.dtype == mine.dtype
             off, their_off = ((part.grad - true.grad).norm() for part in (mine, other))
-            # One parameter's two errors are two draws; all parameters' are to be alike.
+            # The two errors of a single parameter are two random draws; over all parameters they
+            # must be similar.
             assert off <= 4 * their_off + 1e-2 * true.grad.norm() + 1e-6, name
             if true.grad.any():
                 errors.append(torch.stack((off, their_off)) / true.grad.norm())
@@ -1223,7 +1226,8 @@ def test_eager_attention_comes_back_to_models_without_the_interface(config):
 
 
 def test_models_without_attention_are_named():
-    """As a layer of another model one may have none (a convolution), and nothing is said."""
+    """As a layer of another model, a module may have no attention (a convolution), without a
+    warning."""
     integration.register()
     for config in (
         transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, state_size=4, vocab_size=9),
@@ -1239,7 +1243,7 @@ def test_models_without_attention_are_named():
 
 
 def test_what_is_called_attention_and_never_runs_is_not_named():
-    """Funnel's FunnelAttentionStructure makes what its layers attend with."""
+    """Funnel's FunnelAttentionStructure creates the tensors that its layers attend with."""
     torch.manual_seed(0)
     config = transformers.FunnelConfig(
         vocab_size=61, block_sizes=[1, 1], num_decoder_layers=1, d_model=32, n_head=4, d_head=8,
@@ -1278,7 +1282,7 @@ def test_models_that_look_their_layers_up_by_the_implementation(config):
     ours = transformers.AutoModel.from_config(copy.deepcopy(config), attn_implementation="gnomon")
     theirs = transformers.AutoModel.from_config(copy.deepcopy(config), attn_implementation="eager")
     theirs.load_state_dict(ours.state_dict())
-    # From the configuration of one that was switched.
+    # From the configuration of a switched model.
     again = type(ours)(integration.use_gnomon(copy.deepcopy(theirs)).config)
     again.load_state_dict(ours.state_dict())
     inputs, rows = inputs_of("llama", "right")
@@ -1337,7 +1341,7 @@ def test_cones_train_and_are_saved(family, tmp_path):
     ["lorentz:c=learned", "lorentz:c=2", "hyperbolic:model=ball", "umbral", "dot:softcap=5"],
 )
 def test_similarities_are_saved(similarity, tmp_path):
-    """A model is built without numbers before its own are loaded."""
+    """A model is built without data before its checkpoint is loaded."""
     model = integration.with_cone_attention(eager("llama"), similarity)
     for name, parameter in model.named_parameters():
         if name.endswith("_theta"):
@@ -1360,7 +1364,7 @@ def test_what_a_checkpoint_lacks_starts_anew(similarity, tmp_path):
     config = transformers.LlamaConfig.from_pretrained(tmp_path)
     config.gnomon_similarity = similarity
     expected = integration.with_cone_attention(theirs, similarity).state_dict()
-    # Memory that other numbers were in.
+    # Memory that previously held other numbers.
     for _ in range(3):
         junk = [torch.full((4,), 3e30) for _ in range(1000)]
         del junk
@@ -1371,7 +1375,7 @@ def test_what_a_checkpoint_lacks_starts_anew(similarity, tmp_path):
 
 
 def test_cones_of_a_part_are_saved(tmp_path):
-    """The configuration of the whole names them where it is saved; another model may share it."""
+    """A saved model's configuration names them; another model may share that configuration."""
     theirs = eager("llama")
     config = theirs.config
     ours = transformers.LlamaForCausalLM(config).eval()
@@ -1466,7 +1470,7 @@ def test_models_of_one_configuration_are_apart(tmp_path):
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("kinds", [["c2p", "p2c"], ["c2p"]], ids="+".join)
 def test_another_similarity_beside_disentangled_positions(kinds, shares):
-    """Its scores take the place of q . k, a number for each head; the positions' stay."""
+    """Its per-head scores replace q . k; those of the positions remain."""
     torch.manual_seed(0)
     model = transformers.DebertaV2Model(
         transformers.DebertaV2Config(
@@ -1494,7 +1498,7 @@ def test_another_similarity_beside_disentangled_positions(kinds, shares):
     scale_factor = 1 + len(kinds)
     bias = part.disentangled_attention_bias(q, k, None, embeddings, scale_factor)
     if len(kinds) < 2:
-        # Such a layer divides its keys first.
+        # Such a layer scales its keys first.
         k = k / (8 * scale_factor) ** 0.5
     gamma = learned.gamma_start * (5 * learned.gamma_theta).exp()
     scores = (bias - torch.cdist(q, k) * gamma.repeat(2)[:, None, None]).view(2, 4, 13, 13)
@@ -1574,7 +1578,7 @@ def test_heads_that_are_rotated_in_part_or_otherwise():
 
 
 def rotates_no_height(model, ids, height=-1):
-    """Whether one coordinate of all queries, -1 or 0, is the same of tokens that are."""
+    """Whether coordinate -1 or 0 of all queries is equal for equal tokens."""
     found = []
     attend = _cones_attend = _terms.attention
 
@@ -1588,7 +1592,7 @@ def rotates_no_height(model, ids, height=-1):
             model(torch.full_like(ids, 7))
     finally:
         _terms.attention = _cones_attend
-    # Of the first layer, whose tokens have no other position.
+    # In the first layer, whose tokens have no other position.
     return all(
         torch.allclose(x[..., height], x[..., :1, height].expand_as(x[..., height]), atol=1e-5)
         for x in found[0]
@@ -1596,7 +1600,7 @@ def rotates_no_height(model, ids, height=-1):
 
 
 ROTATING = {
-    # Pairs of neighbours.
+    # Adjacent pairs.
     "cohere": lambda: transformers.CohereConfig(**SIZES, pad_token_id=0),
     "glm": lambda: transformers.GlmConfig(
         **SIZES,
@@ -1629,10 +1633,10 @@ ROTATING = {
         audio_pad_token_id=4,
         pad_token_id=0,
     ),
-    # All of a head, and neighbours (a layer of its own rotation before transformers 5.24).
+    # Whole heads with adjacent pairs (its own rotation layer before transformers 5.24).
     "gptj": lambda: transformers.GPTJConfig(**SIZES, **TOKENS, rotary_dim=8),
     "codegen": lambda: transformers.CodeGenConfig(**SIZES, **TOKENS, rotary_dim=8),
-    # A number for each pair.
+    # One number per pair.
     "gpt_oss": lambda: transformers.GptOssConfig(
         **SIZES,
         intermediate_size=48,
@@ -1643,7 +1647,7 @@ ROTATING = {
         pad_token_id=0,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     ),
-    # The end of a head alone.
+    # Only the end of each head.
     "deepseek_v3": lambda: transformers.DeepseekV3Config(
         **SIZES,
         intermediate_size=48,
@@ -1679,19 +1683,19 @@ def test_other_rotations_leave_heights(kind):
     assert not rotates_no_height(model, ids)
     integration.with_cone_attention(model)
     assert rotates_no_height(model, ids)
-    # Of a similarity whose height comes first.
+    # A similarity with the height first.
     layers = [layer for layer in model.modules() if hasattr(layer, SIMILARITY)]
     assert layers
     for layer in layers:
         getattr(layer, SIMILARITY).height = 0
     assert rotates_no_height(model, ids, height=0)
-    # Without a height, all is rotated.
+    # Without a height, everything is rotated.
     integration.with_cone_attention(model, "laplacian")
     assert not rotates_no_height(model, ids)
 
 
 def half_rotated(kind):
-    """Models of which half a head is rotated, by cosines that are there for both of a pair."""
+    """Models that rotate half of each head, with cosines repeated for both columns of a pair."""
     if kind == "gpt_neox_japanese":
         return transformers.GPTNeoXJapaneseConfig(**SIZES, rotary_pct=0.5)
     config = ROTATING["deepseek_v3"]()
@@ -1721,13 +1725,13 @@ def test_rotations_of_half_a_head_stay_rotations(kind, monkeypatch):
     for before, after in seen:
         torch.testing.assert_close(after.norm(dim=-1), before.norm(dim=-1))
         assert not torch.allclose(after, before, atol=1e-3)
-        # Of a head whose first half is rotated the height lies in the other.
+        # If the first half of a head is rotated, the height is in the other.
         if kind == "deepseek_v3":
             assert torch.equal(after[..., -1], before[..., -1])
 
 
 def test_rotations_of_all_heads_together_leave_each_height():
-    """EfficientLoFTR turns neighbours before it parts the heads."""
+    """EfficientLoFTR rotates adjacent pairs before splitting the heads."""
     layer = torch.nn.Module()
     layer.num_heads, layer.head_dim = 3, 4
     cos, sin = (torch.rand(2, 5, 6).repeat_interleave(2, -1) for _ in range(2))
@@ -1766,7 +1770,7 @@ def test_a_graph_of_cones_where_positions_are_terms(family, similarity):
 
 
 class TurningAttention(torch.nn.Module):
-    """As GPT-J's was before transformers 5.24."""
+    """As in GPT-J before transformers 5.24."""
 
     def forward(self, q, k):
         return apply_rotary_pos_emb(q), apply_rotary_pos_emb(k)  # noqa: F821
@@ -1790,7 +1794,7 @@ def test_cones_of_one_layer():
     torch.testing.assert_close(learned.gamma_start, module.gamma_start)
     assert learned.gamma_theta.shape == (4,)
     assert "height2" in repr(learned)
-    # The same in other words, and a number that is not learned.
+    # An equivalent specification, and a fixed number.
     integration.with_cone_attention(model, "penumbral:gamma=learned")
     ids = torch.ones(1, 5, dtype=torch.int64)
     before = model(ids).last_hidden_state
@@ -1801,7 +1805,7 @@ def test_cones_of_one_layer():
     integration.with_cone_attention(model, "penumbral:gamma=fixed")
     assert not list(model.layers[0].self_attn.gnomon_similarity.parameters())
     torch.testing.assert_close(model(ids).last_hidden_state, before)
-    # Anew, of another similarity, with one hook as before.
+    # Replaced again by another similarity, still with a single hook.
     integration.with_cone_attention(model, "hyperbolic")
     assert model.layers[0].self_attn.gnomon_similarity.beta_theta.shape == (4,)
     assert len(model.layers[0].self_attn._forward_pre_hooks) == 1
@@ -1809,7 +1813,7 @@ def test_cones_of_one_layer():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_similarity_has_the_values_of_a_module(dtype):
-    """Those that it learns, also in a layer whose queries are wider than its parameters."""
+    """Learned parameters, also in a layer whose queries are wider than its parameters."""
     spec = "lorentz:c=learned:bias=0.5"
     its = LearnedSimilarity(spec, 4, 8).to(torch.get_default_device(), dtype)
     module = gnomon.nn.MultiheadAttention(32, 4, similarity=spec)
@@ -1854,7 +1858,7 @@ def test_tokens_are_no_points(similarity):
     assert model.config.gnomon_similarity == name
 
 
-# Positions and sinks beside the similarity.
+# Positions and sinks combined with the similarity.
 
 
 def alibi_array(heads, length):
@@ -1864,7 +1868,7 @@ def alibi_array(heads, length):
 
 @pytest.mark.parametrize("family", ["llama", "bert", "gpt2", "t5"])
 def test_a_position_is_added_to_those_of_a_model(family):
-    """Against eager attention with an array of biases as its mask."""
+    """Compared with eager attention that has an array of biases as its mask."""
     theirs, ours = both(family)
     integration.with_attention(ours, position="alibi")
     inputs, _ = inputs_of(family)
@@ -1872,7 +1876,7 @@ def test_a_position_is_added_to_those_of_a_model(family):
     if family in ("llama", "gpt2"):
         bias = bias + as_added(torch.ones(13, 13, dtype=torch.bool).tril())
     if family == "t5":
-        # Its encoder alone: its decoder's cross attention has no position.
+        # Its encoder only: the decoder's cross attention has no position.
         theirs, ours = theirs.encoder, ours.encoder
         inputs.pop("decoder_input_ids")
     expected = output_of(theirs, inputs | {"attention_mask": bias}, ...)
@@ -1907,11 +1911,11 @@ def test_positions_train_generate_and_are_saved(position, similarity, tmp_path):
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
 def test_positions_with_a_static_cache(family):
-    """Its masks are longer than the tokens so far, and say where the queries stand."""
+    """Its masks are longer than the tokens so far, and determine the position of the queries."""
     model = integration.with_attention(eager(family), position="t5+sink")
     for name, parameter in model.named_parameters():
         if "gnomon_position" in name or "relative_attention_bias" in name:
-            # Beside a sink, weights count though all tokens are alike.
+            # With a sink, weights matter even if all tokens are equal.
             torch.nn.init.normal_(parameter)
     sequences, logits = generate(model, family)
     found, its_logits = generate(model, family, cache_implementation="static")
