@@ -9,7 +9,7 @@ from formulas import pairwise
 
 import gnomon
 from gnomon import nn
-from gnomon.position import ALiBi, Grid, GridBias, OffsetBias, RoPE
+from gnomon.position import ALiBi, Grid, GridBias, OffsetBias, Relative, RoPE
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
@@ -337,14 +337,18 @@ def test_causal_masks_of_positions_that_read_the_order():
     """A causal mask is equivalent to is_causal."""
     torch.manual_seed(0)
     x, future = torch.randn(2, 6, 32), torch.ones(6, 6, dtype=torch.bool).triu(1)
-    for place in ("t5", "forget", "transformer_xl"):
+    for place in (
+        "t5", "forget", "transformer_xl", "scalable_softmax",
+        "log_temperature:kind=smooth:length=2", "relative:max_offset=4:past=true",
+        "content_bias:past=true", Relative(torch.randn(5, 8), 4),
+    ):  # fmt: skip
         own = nn.TorchMultiheadAttention(32, 4, batch_first=True, position=place)
         layer = nn.TransformerEncoderLayer(32, 4, batch_first=True, position=place).eval()
         if place == "t5":
             torch.nn.init.normal_(own.t5_table)
             torch.nn.init.normal_(layer.self_attn.t5_table)
         expected = own(x, x, x, attn_mask=future, is_causal=True)
-        for mask in (future, float_mask(future).float()):
+        for mask in (future, float_mask(future).float(), future.expand(8, 6, 6)):
             torch.testing.assert_close(own(x, x, x, attn_mask=mask), expected)
             torch.testing.assert_close(layer(x, src_mask=mask), layer(x, is_causal=True))
 

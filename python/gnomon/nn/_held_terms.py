@@ -397,6 +397,9 @@ def _reads_order(component: Component) -> bool:
     names = [parameter["name"] for parameter in component.entry.get("parameters", [])]
     if component.entry.get("needs_causal", False):
         return component.options.get("bidirectional") != "true"
+    if "past" in names or component.entry.get("role") == "temperature":
+        # A table may have rows for the past only; a temperature may count a query's keys.
+        return True
     return "bidirectional" in names and "bidirectional" not in component.options
 
 

@@ -98,11 +98,11 @@ def _is_bool(operator: str, name: str, mask: Any) -> bool:
 
 
 def is_causal_mask(pairs: Tensor) -> bool:
-    """Whether a mask (Lq, Lk) hides exactly the keys after each query."""
-    if pairs.dim() != 2:
+    """Whether a mask (Lq, Lk) or (B * H, Lq, Lk) hides exactly the keys after each query."""
+    if pairs.dim() not in (2, 3):
         return False
     hidden = pairs if pairs.dtype == torch.bool else pairs == -torch.inf
     if pairs.dtype != torch.bool and not bool((hidden | (pairs == 0)).all()):
         return False
-    future = torch.ones(hidden.shape, dtype=torch.bool, device=hidden.device).triu(1)
+    future = torch.ones(hidden.shape[-2:], dtype=torch.bool, device=hidden.device).triu(1)
     return bool((hidden == future).all()) and bool(hidden.any())

@@ -201,15 +201,15 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
             is_causal: declares that attn_mask is causal, so it is not read. As in torch, attn_mask
                 is still required.
 
-            Returns:
-                The output, shaped like query, and the weights or None. The weights are (B, Lq, Lk),
-                or (B, num_heads, Lq, Lk) unless averaged, and exclude dropout. B is omitted for
-                unbatched input.
+        Returns:
+            The output, shaped like query, and the weights or None. The weights are (B, Lq, Lk),
+            or (B, num_heads, Lq, Lk) unless averaged, and exclude dropout. B is omitted for
+            unbatched input.
 
-            Raises:
-                ValueError: an invalid shape.
-                TypeError: an invalid dtype or type.
-                RuntimeError: is_causal without attn_mask.
+        Raises:
+            ValueError: an invalid shape.
+            TypeError: an invalid dtype or type.
+            RuntimeError: is_causal without attn_mask.
         """
         for name, tokens in (("query", query), ("key", key), ("value", value)):
             if not isinstance(tokens, Tensor):
