@@ -230,6 +230,9 @@ def test_models_that_are_refused():
         def forward(self, x):
             return x.cumsum(1)
 
+    class Extended(torch.nn.MultiheadAttention):
+        """May compute anything."""
+
     model = vit()
     for arguments, error, match in (
         ((3,), TypeError, "similarity is an int"),
@@ -258,6 +261,11 @@ def test_models_that_are_refused():
         UserWarning, match=("OddAttention of VisionTransformer use unsupported attention")
     ):
         replace_attention(model)
+    encoder = torch.nn.TransformerEncoderLayer(8, 2)
+    encoder.more = Extended(8, 2)
+    with pytest.warns(UserWarning, match=r"Extended of .* use unsupported attention"):
+        replace_attention(encoder)
+    assert type(encoder.more) is Extended
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         replace_attention(vit())

@@ -155,8 +155,11 @@ def _terms_of(
 
 
 def _stays(layer: torch.nn.Module, known: set[torch.nn.Module]) -> bool:
-    """Whether a module named attention neither is nor contains a replaced module."""
+    """Whether an attention module neither is nor contains a replaced module."""
     kind = type(layer)
-    if "ttention" not in kind.__name__ or kind.__module__.startswith("gnomon."):
+    if kind.__module__.startswith("gnomon."):
+        return False
+    # Subclasses of torch's module may compute something else.
+    if "ttention" not in kind.__name__ and not isinstance(layer, torch.nn.MultiheadAttention):
         return False
     return not any(part in known for part in layer.modules())
