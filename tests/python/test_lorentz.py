@@ -474,6 +474,9 @@ def test_the_layer_is_its_formula(manifold, normalize, concat):
         strict=True,
     ):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+    # DistributedDataParallel requires a gradient of each parameter.
+    (of_bias,) = torch.autograd.grad(module(x, source).sum(), module.bias)
+    assert of_bias == 0
 
 
 def test_the_layer_with_a_mask_and_rotations_of_its_users():

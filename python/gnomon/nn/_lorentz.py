@@ -268,7 +268,11 @@ class LorentzMultiheadAttention(HeldTerms):
         given: MaskArguments = {**arguments}
         if mask is not None:
             given["mask"] = ~_pairs(mask, q, k.shape[2] + known)
-        term = similarity.Lorentz(1 / self.scale.to(q.dtype).reshape(()), c, self.bias.to(q.dtype))
+        bias = self.bias.to(q.dtype)
+        # The bias changes no weight. Its gradient must be 0, not None, which
+        # DistributedDataParallel takes for an error.
+        scale = 1 / self.scale.to(q.dtype).reshape(()) + 0 * bias
+        term = similarity.Lorentz(scale, c, bias)
         attended = self._attend(
             _NAME,
             (q, k, v),
