@@ -440,13 +440,29 @@ def to_dtype(term, dtype):
     )
 
 
-@pytest.mark.parametrize("content", CONTENT)
-def test_gradcheck(content):
+@dataclass
+class OwnScaleCase(ContentCase):
+    """Passes scale= to the content term."""
+
+    def positions(self, inputs: Parameters) -> list[gnomon.position.Position]:
+        *others, term = super().positions(inputs)
+        return [*others, dataclasses.replace(term, scale=-0.6)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        *((ContentCase, name) for name in CONTENT),
+        *((OwnScaleCase, name) for name, content in CONTENT.items() if not content.query),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_gradcheck(kind, content):
     if content == "relative2d":
-        case = ContentCase(content=content, batch=1, heads=2, key_heads=1, dim=2, value_dim=2)
+        case = kind(content=content, batch=1, heads=2, key_heads=1, dim=2, value_dim=2)
     else:
         mask = Mask(causal=True, query_offset=2)
-        case = ContentCase(
+        case = kind(
             content=content, batch=1, heads=2, key_heads=1, queries=4, keys=6, dim=2, value_dim=2,
             mask=mask,
         )  # fmt: skip
