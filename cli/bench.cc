@@ -102,7 +102,7 @@ struct Case {
   std::string note;
   std::vector<Tensor> inputs;
   std::function<Tensor(bool causal)> run;
-  bool is_sdpa = false;  // without a mask of its own
+  bool is_sdpa = false;  // without a mask
 };
 
 struct Mode {

@@ -79,7 +79,7 @@ struct CompareFlags {
   models::RunOptions run;
   std::string out;
   std::string resume;
-  std::string only;  // COMBINATION,SEED: what a worker runs
+  std::string only;  // COMBINATION,SEED: the run of a worker
   WorkerFlags workers;
   bool tensorboard = false;
   std::string device = "cpu";
@@ -93,7 +93,7 @@ struct Comparison {
   torch::Device device = torch::kCPU;
   std::string data;
   fs::path folder;
-  models::FolderLock lock;  // of the folder
+  models::FolderLock lock;  // lock of the folder
   int64_t checkpoint_every = 0;
   std::vector<RunResult> runs;
   json record;  // without the runs and their summary, which Save() adds
@@ -308,7 +308,7 @@ Comparison ResumedComparison(const CompareFlags& flags, models::Task& task) {
   } catch (const Error& error) {
     throw Error(StrCat("cannot resume ", file.string(), ": ", error.what()));
   }
-  // The comparison checked everything before it began.
+  // The comparison has already checked everything.
   if (is_worker) return work;
   CheckAll(&work);
   CheckData(work);
@@ -317,7 +317,7 @@ Comparison ResumedComparison(const CompareFlags& flags, models::Task& task) {
   return work;
 }
 
-// Estimated remaining time of a session, from its finished steps.
+// Estimates the remaining time of a session from its finished steps.
 class Schedule {
  public:
   explicit Schedule(int64_t total) : total_(total) {}
@@ -338,19 +338,19 @@ bool IsDone(const std::vector<RunResult>& runs, int64_t combination, int64_t see
   });
 }
 
-// The runs of the settings that are not finished.
+// The unfinished runs of the settings.
 std::vector<std::pair<int64_t, int64_t>> Remaining(const Comparison& work) {
   std::vector<std::pair<int64_t, int64_t>> runs = work.settings.Runs();
   std::erase_if(runs, [&](const auto& run) { return IsDone(work.runs, run.first, run.second); });
   return runs;
 }
 
-// Draws the report of a comparison under way, at most once a minute.
+// Draws the report of a running comparison, at most once a minute.
 class LiveReport {
  public:
   void Update(const fs::path& folder) {
     if (clock_.seconds() < kSeconds) return;
-    DrawReport(folder);  // the last one tells what is wrong
+    DrawReport(folder);  // the final report shows any error
     clock_ = Stopwatch();
   }
 
@@ -359,7 +359,7 @@ class LiveReport {
   Stopwatch clock_;
 };
 
-// What all ways to run share.
+// State shared by all ways of running.
 class Session {
  public:
   explicit Session(Comparison* of) : work(of) {}
@@ -375,7 +375,7 @@ class Session {
   void Take(const RunResult& result) {
     const std::string title = Title(result.combination, result.seed);
     work->runs.push_back(result);
-    // The same order for any number of workers.
+    // The order is the same for any number of workers.
     const auto runs = work->settings.Runs();
     const auto place = [&](const RunResult& run) {
       return std::find(runs.begin(), runs.end(), std::pair(run.combination, run.seed));
@@ -396,7 +396,7 @@ class Session {
   LiveReport report_;
 };
 
-// In this process. Returns whether all are finished; not after Ctrl-C.
+// Runs in this process. Returns whether all runs are finished; false after Ctrl-C.
 bool RunHere(const std::vector<std::pair<int64_t, int64_t>>& todo, bool tensorboard,
              Session* session) {
   Comparison& work = *session->work;
@@ -438,7 +438,7 @@ RunResult ReadResult(const models::Task& task, const CompareSettings& settings,
   return RunFromJson(task, settings, object);
 }
 
-// By workers, which leave their results in the folder.
+// Runs on workers, which store their results in the folder.
 bool RunByWorkers(const std::vector<std::pair<int64_t, int64_t>>& todo, Workers* workers,
                   Session* session) {
   Comparison& work = *session->work;
@@ -456,7 +456,7 @@ bool RunByWorkers(const std::vector<std::pair<int64_t, int64_t>>& todo, Workers*
   });
 }
 
-// Another seed for the combinations of pairs that are undecided so far. Returns whether there are
+// Adds a seed for the combinations of pairs that are still undecided. Returns whether there are
 // any.
 bool AddSeed(Comparison* work) {
   CompareSettings& settings = work->settings;
@@ -491,7 +491,7 @@ int RunAll(const CLI::App& command, const CompareFlags& flags, Comparison* work)
   CatchInterrupts();
   Session session(work);
   Save(work, "running");
-  // Runs that workers finished after the comparison had been stopped.
+  // Results of workers that finished after the comparison was stopped.
   for (const auto& [combination, seed] : Remaining(*work)) {
     const fs::path file = work->At(combination, seed).result_file();
     if (fs::exists(file)) session.Take(ReadResult(*work->task, settings, file));
@@ -526,7 +526,7 @@ int RunAll(const CLI::App& command, const CompareFlags& flags, Comparison* work)
   return report.is_refused ? kWrongInput : 0;
 }
 
-// The part of a worker: one run, whose result goes into a file.
+// A worker's part: one run, whose result is written to a file.
 int RunOnly(Comparison* work, const CompareFlags& flags) {
   const std::string& only = flags.only;
   const auto runs = work->settings.Runs();
@@ -536,7 +536,7 @@ int RunOnly(Comparison* work, const CompareFlags& flags) {
   if (found == runs.end()) {
     throw Error(StrCat("--only is ", only, ", which is no run of this comparison"));
   }
-  // Without its worker it would train beside the run that replaces it.
+  // Stops with its worker; otherwise it would compete with the run that replaces it.
   if (const char* parent = std::getenv("GNOMON_PARENT"); parent != nullptr) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (std::to_string(::getppid()) != parent) return kInternalFailure;

@@ -25,7 +25,7 @@ using models::Command;
 using models::StrCat;
 using nlohmann::json;
 
-// Points of a training curve.
+// Number of points of a training curve.
 constexpr int64_t kCurvePoints = 100;
 constexpr const char* kCheckpointName = "checkpoint.safetensors";
 constexpr const char* kStateKey = "gnomon-run";
@@ -36,16 +36,16 @@ constexpr const char* kTimes = "times.elapsed";
 constexpr const char* kProcessorTimes = "times.processor";
 constexpr const char* kCurve = "curve";
 
-// What a run has measured of its training so far.
+// Measurements of a run's training so far.
 struct Measured {
   std::vector<double> milliseconds;
   std::vector<double> processor_milliseconds;
   std::vector<int64_t> curve_steps;
   std::vector<double> curve_losses;
-  // Of the steps since the last point of the curve.
+  // Since the last point of the curve.
   double sum = 0;
   int64_t summed = 0;
-  double seconds = 0;  // of earlier sessions
+  double seconds = 0;  // including earlier sessions
 };
 
 torch::Tensor ToTensor(const std::vector<double>& values) {

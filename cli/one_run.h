@@ -1,4 +1,4 @@
-// One run of a comparison: a combination trained and measured with a seed.
+// A single run of a comparison: trains and evaluates one combination with one seed.
 #ifndef GNOMON_CLI_ONE_RUN_H_
 #define GNOMON_CLI_ONE_RUN_H_
 
@@ -18,12 +18,12 @@ struct OneRun {
   const CompareSettings& settings;
   models::Task& task;
   torch::Device device = torch::kCPU;
-  std::filesystem::path folder;  // of the comparison
+  std::filesystem::path folder;  // folder of the comparison
   int64_t combination = 0;
   int64_t seed = 0;
   int64_t checkpoint_every = 0;  // steps
 
-  // Where the run keeps its checkpoint until it is finished, and a worker its result.
+  // The folder of the run's checkpoint until it is finished, and of a worker's result.
   std::filesystem::path own_folder() const;
   std::filesystem::path result_file() const;
 };
@@ -33,7 +33,7 @@ std::filesystem::path UnfinishedRuns(const std::filesystem::path& folder);
 
 // Called as the run proceeds.
 struct RunEvents {
-  std::function<void(int64_t step)> started = [](int64_t) {};  // later than 0 if it resumes
+  std::function<void(int64_t step)> started = [](int64_t) {};  // above 0 if the run resumes
   std::function<void(int64_t step, double loss)> step = [](int64_t, double) {};
   std::function<void(int64_t step, double loss)> point = [](int64_t, double) {};  // of the curve
   std::function<void()> evaluating = [] {};

@@ -1,4 +1,4 @@
-// The Python interpreter that draws reports, tests differences and runs workers.
+// The Python interpreter for reports, significance tests and workers.
 #ifndef GNOMON_CLI_PYTHON_H_
 #define GNOMON_CLI_PYTHON_H_
 
@@ -12,38 +12,39 @@
 
 namespace gnomon::cli {
 
-// The interpreter is that of the environment variable GNOMON_PYTHON, else the one beside the
-// program, else the one that the program was built with, else python3.
+// The interpreter is that of the environment variable GNOMON_PYTHON, or the one next to the
+// program, or the one it was built with, or python3.
 
 struct Report {
-  std::string fault;        // one line that says why there is none; empty: there is one
-  bool is_refused = false;  // it was drawn, and could not be written, or the record is unreadable
-  std::string verdicts;     // lines that sum them up; empty if the seeds are too few
+  std::string fault;        // the reason for a missing report, in one line; empty if there is one
+  bool is_refused = false;  // the report could not be written, or the record is invalid
+  std::string verdicts;     // lines with the verdicts; empty if there are too few seeds
 };
 
-// Draws report.html by `python -m gnomon.report FOLDER`. Without an interpreter, or without the
-// packages that draw, there is no report.
+// Draws report.html with `python -m gnomon.report FOLDER`. Without an interpreter or the required
+// packages, no report is written.
 Report DrawReport(const std::filesystem::path& folder);
 
-// What `python -m MODULE WORDS` prints; throws Error with its last line of errors if it fails.
+// The output of `python -m MODULE WORDS`; on failure, throws Error with the last line of its
+// standard error.
 std::string AskPython(const std::string& module, std::vector<std::string> words);
 
-// `python -m MODULE WORDS` at work beside this process, in a session of its own: Ctrl-C does not
-// reach it. Lines go both ways; its errors go to the standard error.
+// A child process `python -m MODULE WORDS` in a separate session, so that Ctrl-C does not reach it.
+// Lines are exchanged in both directions; its standard error is inherited.
 class PythonChild {
  public:
-  // Throws Error if it cannot be started.
+  // Throws Error if the process cannot be started.
   PythonChild(const std::string& module, std::vector<std::string> words);
-  // Closes its standard input, which asks it to end, and waits for it.
+  // Closes its standard input, which asks it to exit, and waits for it.
   ~PythonChild();
   PythonChild(const PythonChild&) = delete;
   PythonChild& operator=(const PythonChild&) = delete;
 
-  // Nothing happens if it has ended.
+  // Has no effect if the process has ended.
   void Write(std::string_view line);
-  // The next line, or nothing within `seconds`.
+  // The next line, or nothing if none arrives within `seconds`.
   std::optional<std::string> Read(double seconds);
-  // Whether it has closed its end; lines that came before can still be read.
+  // Whether it has closed its output; earlier lines can still be read.
   bool ended() const { return ended_ && buffer_.find('\n') == std::string::npos; }
 
  private:
@@ -53,8 +54,8 @@ class PythonChild {
   bool ended_ = false;
 };
 
-// Gives this process to `python -m MODULE WORDS`, of the same interpreter. Comes back only if that
-// cannot be started, and throws Error then.
+// Replaces this process by `python -m MODULE WORDS` with the same interpreter. Returns only on
+// failure, by throwing Error.
 int BecomePython(const std::string& module, std::vector<std::string> words);
 
 }  // namespace gnomon::cli

@@ -25,7 +25,7 @@ RunFolder CreateRunFolder(const std::string& out, const std::string& name) {
     const std::string stem = "runs/" + LocalTime() + "-" + name;
     run.path = stem;
     fs::create_directories("runs", error);
-    // Of processes that begin in the same second each makes its own.
+    // Processes that start in the same second get different folders.
     for (int n = 2; !error && !fs::create_directory(folder, error); ++n) {
       run.path = StrCat(stem, "-", n);
     }

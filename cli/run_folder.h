@@ -1,4 +1,4 @@
-// The folder that a run leaves its files in.
+// The output folder of a run.
 #ifndef GNOMON_CLI_RUN_FOLDER_H_
 #define GNOMON_CLI_RUN_FOLDER_H_
 
@@ -9,17 +9,17 @@
 
 namespace gnomon::cli {
 
-// The folder of a run that is under way: no other process goes on with it or begins one there.
+// The folder of a running run, locked against other processes.
 struct RunFolder {
   std::filesystem::path path;
   models::FolderLock lock;
 };
 
-// Creates the folder of a new run, `out` or by default runs/<date>-<time>-<name>; throws Error if
-// it cannot be written, holds something already, or is that of a run under way.
+// Creates the folder of a new run, `out` or by default runs/<date>-<time>-<name>. Throws Error if
+// it cannot be written, is not empty, or is in use by another run.
 RunFolder CreateRunFolder(const std::string& out, const std::string& name);
 
-// The name of a run on this data: the last part of its path.
+// The default run name for a data path: its last component.
 std::string NameOfData(const std::string& path);
 
 }  // namespace gnomon::cli

@@ -16,14 +16,14 @@ namespace gnomon::cli {
 // Throws Error if TensorBoard is missing.
 void CheckScalars(const CLI::App& command);
 
-// Writes events into FOLDER/tensorboard, a folder for each run. Without `is_wanted`, nothing.
+// Writes events to FOLDER/tensorboard, with one folder per run. Does nothing unless `is_wanted`.
 class Scalars {
  public:
   Scalars(bool is_wanted, const models::Task& task, const CompareSettings& settings,
           const std::filesystem::path& folder);
 
   void Loss(int64_t combination, int64_t seed, int64_t step, double loss);
-  // What the run was measured by, at its last step.
+  // The run's metrics at its last step.
   void Result(const RunResult& result);
 
  private:

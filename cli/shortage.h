@@ -1,4 +1,4 @@
-// Memory that there is not, told in words of the options.
+// Reports memory shortage in terms of the options that cause it.
 #ifndef GNOMON_CLI_SHORTAGE_H_
 #define GNOMON_CLI_SHORTAGE_H_
 
@@ -9,12 +9,12 @@
 
 namespace gnomon::cli {
 
-// ": it would allocate 512 bytes", or nothing more, if an exception is that of an allocator; none
-// if it is another one.
+// For an allocation failure, ": it would allocate 512 bytes" or an empty string; none for other
+// exceptions.
 std::optional<std::string> DescribeShortage(const std::exception& error);
 
-// Does work whose need of memory `options` set ("--batch 9 and --length 8"); where there is not
-// enough, throws an Error that names them.
+// Does work whose memory depends on `options` ("--batch 9 and --length 8"); on a shortage, throws
+// an Error that names them.
 void NamingOptions(const std::string& options, const std::function<void()>& work);
 
 }  // namespace gnomon::cli

@@ -1,4 +1,4 @@
-// Processes that do the runs of a comparison, on this machine or on a cluster, by Dask
+// Worker processes for the runs of a comparison, on this machine or on a cluster, started by Dask
 // (python/gnomon/_workers.py).
 #ifndef GNOMON_CLI_WORKERS_H_
 #define GNOMON_CLI_WORKERS_H_
@@ -31,9 +31,9 @@ class Workers {
   Workers(const WorkerFlags& flags, const std::filesystem::path& folder,
           const std::vector<std::string>& words);
 
-  // Does all runs, a combination and a seed each. Calls `done` after each of them, in any order,
-  // and `waiting` with the number of runs that are left, again and again. Returns false after
-  // Ctrl-C, once all runs have left a checkpoint. Throws Error if a run fails.
+  // Executes all runs, (combination, seed). Calls `done` after each run, in any order, and
+  // periodically calls `waiting` with the number of remaining runs. Returns false after Ctrl-C,
+  // once all runs have saved a checkpoint. Throws Error if a run fails.
   bool Run(const std::vector<std::pair<int64_t, int64_t>>& runs,
            const std::function<void(int64_t combination, int64_t seed)>& done,
            const std::function<void(int64_t left)>& waiting);

@@ -81,8 +81,8 @@ class SentenceBatches {
   std::vector<int64_t> target_lengths_;
   uint64_t seed_ = 0;
   int64_t batch_ = 1;
-  int64_t pass_ = -1;           // that `order_` is of
-  std::vector<int64_t> order_;  // batches one after the other
+  int64_t pass_ = -1;           // the pass of `order_`
+  std::vector<int64_t> order_;  // consecutive batches
 };
 
 }  // namespace gnomon::models

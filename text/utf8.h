@@ -11,7 +11,7 @@ namespace gnomon::models {
 
 struct CodePoint {
   uint32_t value = 0;
-  size_t bytes = 0;  // 0: what stands there is none
+  size_t bytes = 0;  // 0: invalid
 };
 
 // The code point that begins at byte `at`; overlong forms, surrogates and values above U+10FFFF are

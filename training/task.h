@@ -201,7 +201,7 @@ class Task {
   virtual void ReadData(const std::string& path) = 0;
   // Hash of everything that was read; empty if nothing was read.
   virtual std::string data_sha256() const { return ""; }
-  // For records: the object `data`, with `path` and `sha256` where there are files, and more.
+  // For records: the object `data`, with `path` and `sha256` if there are files.
   virtual nlohmann::json DescribeData() const = 0;
   // Throws Error if a comparison with this recorded `data`, which has the same sha256, must not
   // resume with the data that was read.

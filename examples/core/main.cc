@@ -1,5 +1,5 @@
-// Causal attention of eight heads, forward and backward, on arrays of its own and two threads; one
-// number of each is compared with a plain loop.
+// Causal attention with eight heads, forward and backward, on plain arrays with two threads.
+// Compares one number of each result with a plain loop.
 #include <gnomon/attention.h>
 
 #include <array>
@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kHeads = 8, kLength = 256, kDim = 64;
 constexpr int64_t kSize = kHeads * kLength * kDim;
 
-// Any numbers between -1 and 1.
+// Arbitrary numbers between -1 and 1.
 std::vector<float> Tokens(double frequency) {
   std::vector<float> tokens(kSize);
   for (int64_t n = 0; n < kSize; ++n) {
@@ -22,7 +22,7 @@ std::vector<float> Tokens(double frequency) {
   return tokens;
 }
 
-// The weights of query `row` of `head`, by the formula.
+// The weights of query `row` of `head`, computed from the formula.
 std::vector<double> Weights(const std::vector<float>& q, const std::vector<float>& k, int64_t head,
                             int64_t row) {
   std::vector<double> weights(kLength);

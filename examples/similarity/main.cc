@@ -1,6 +1,6 @@
-// Attention with the similarity of matern-inl.h, which the library does not have: its kernel and
-// the gradients by keys and length scales, on every instruction set that there is, against the
-// formula in plain loops.
+// Attention with the similarity of matern-inl.h, which is not part of the library. Compares the
+// kernel and its gradients by keys and length scales with plain loops, on every available
+// instruction set.
 #include <gnomon/attention.h>
 
 #include <array>
@@ -20,7 +20,7 @@ constexpr int64_t kHeads = 2, kLength = 100, kDim = 5;
 constexpr int64_t kSize = kHeads * kLength * kDim;
 using Array = std::vector<float>;
 
-// Any numbers between -1 and 1.
+// Arbitrary numbers between -1 and 1.
 Array Tokens(double frequency) {
   Array tokens(kSize);
   for (int64_t n = 0; n < kSize; ++n) {
@@ -29,7 +29,7 @@ Array Tokens(double frequency) {
   return tokens;
 }
 
-// The sum of all outputs times d_o, by the formula.
+// The sum of all outputs times d_o, computed from the formula.
 double Objective(const Array& q, const Array& k, const Array& v, const Array& inverse_length,
                  const Array& d_o) {
   double total = 0;
@@ -55,7 +55,7 @@ double Objective(const Array& q, const Array& k, const Array& v, const Array& in
   return total;
 }
 
-// The derivative of the objective by `entry`, which is one of its arguments'.
+// The derivative of the objective by `entry`, an element of one of its arguments.
 template <class Function>
 double Derivative(float& entry, const Function& objective) {
   constexpr float kStep = 1.0f / 1024;
@@ -96,7 +96,7 @@ int main() {
   input.head_scalars = inverse_length.data();
   input.factor = factor.data();
 
-  constexpr int64_t kEntry = 640;  // of k
+  constexpr int64_t kEntry = 640;  // an entry of k
   const auto objective = [&] { return Objective(q, k, v, inverse_length, d_o); };
   const double expected = objective();
   const double expected_key = Derivative(k[kEntry], objective);

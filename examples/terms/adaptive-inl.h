@@ -1,5 +1,4 @@
-// A Gaussian whose width each query chooses: f = a_i |x_i - y_j|^2, a the query's precision.
-// c = -gamma.
+// A Gaussian with a width per query: f = a_i |x_i - y_j|^2, a the query's precision. c = -gamma.
 struct Adaptive {
   static constexpr int kRowScalars = 1;
   static constexpr int kColumnScalars = 0;

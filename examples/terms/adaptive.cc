@@ -7,7 +7,7 @@ namespace gnomon {
 namespace adaptive {
 namespace {
 
-// The last coordinate of a query is the logarithm of its precision; that of a key says nothing.
+// The last coordinate of a query is the logarithm of its precision; that of a key is ignored.
 MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tensor& k,
                  const at::Tensor& gamma) {
   const double limit = component.Number("limit");

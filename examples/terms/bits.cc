@@ -10,7 +10,7 @@ namespace gnomon {
 namespace bits {
 namespace {
 
-// Column n is the n-th binary digit of a position, from the lowest on.
+// Column n is the n-th binary digit of a position, starting with the lowest.
 class Encoder : public TokenEncoder {
  public:
   Encoder(const Component& component, int64_t dim) : dim_(dim), scale_(component.Number("scale")) {}

@@ -1,4 +1,5 @@
-// Attention on tensors: in the place of scaled_dot_product_attention, then with a learned position.
+// Attention on tensors: as a replacement for scaled_dot_product_attention, then with a learned
+// position.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
@@ -19,7 +20,7 @@ bool Agree(const char* name, const at::Tensor& actual, const at::Tensor& expecte
 
 at::Tensor Leaf(double value) { return at::full({kHeads}, value).requires_grad_(); }
 
-// The gradient of the sum of o by each entry of a leaf.
+// The gradient of the sum of o by each element of a leaf.
 at::Tensor GradientOf(const at::Tensor& leaf, const at::Tensor& o) {
   o.sum().backward();
   return leaf.grad();
@@ -36,15 +37,15 @@ int main() {
   const at::Tensor o = gnomon::attention(q, k, v, gnomon::AttentionOptions().causal(true));
   bool same = Agree("causal", o, at::scaled_dot_product_attention(q, k, v, {}, 0.0, true));
 
-  // HyPE, -tau sinh(mu |p_i - p_j|), with tau learned: no array of length x length is made, neither
-  // for the bias nor for its gradient.
+  // HyPE, -tau sinh(mu |p_i - p_j|), with learned tau. Neither the bias nor its gradient needs an
+  // array of length x length.
   const double mu = 1.0 / kLength;
   const at::Tensor tau = Leaf(0.5);
   const at::Tensor biased = gnomon::attention(
       q, k, v, gnomon::AttentionOptions().position({gnomon::position::HyPE(tau, mu)}));
   const at::Tensor d_tau = GradientOf(tau, biased);
 
-  // The same by a mask of length x length.
+  // The same with a mask of length x length.
   const at::Tensor same_tau = Leaf(0.5);
   const at::Tensor p = at::arange(kLength, at::kFloat);
   const at::Tensor distance = (p.unsqueeze(1) - p).abs();

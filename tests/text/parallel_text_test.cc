@@ -15,7 +15,7 @@
 namespace gnomon::models {
 namespace {
 
-// 103 pairs of many lengths.
+// 103 pairs with varied lengths.
 std::pair<std::vector<int64_t>, std::vector<int64_t>> Lengths() {
   std::pair<std::vector<int64_t>, std::vector<int64_t>> lengths;
   for (int64_t n = 0; n < 103; ++n) {
@@ -41,7 +41,7 @@ TEST(SentenceBatchesTest, APassHasEachPairOnce) {
       if (!seen.contains(pair)) left_out.insert(pair);
     }
   }
-  // Not the same ones each time.
+  // Not always the same pairs.
   EXPECT_GT(left_out.size(), 3u);
 }
 
@@ -62,7 +62,7 @@ TEST(SentenceBatchesTest, ABatchIsOfLikeLengths) {
     is_in_order = is_in_order && most >= before;
     before = most;
   }
-  // 17 lengths in 10 batches: a batch has two of them at most, or three.
+  // 17 lengths in 10 batches: a batch has at most two or three of them.
   EXPECT_LT(longest, total + 10 * 10 * 2);
   EXPECT_FALSE(is_in_order);
 }
@@ -80,7 +80,7 @@ TEST(SentenceBatchesTest, AreAFunctionOfTheStepAlone) {
     same += other.Pairs(step) == there[step] ? 1 : 0;
   }
   EXPECT_LT(same, 3);
-  // Passes differ.
+  // Passes have different orders.
   EXPECT_NE(there[0], there[25]);
 }
 
@@ -92,7 +92,7 @@ TEST(SentenceTest, IsItsLineAndAnEnd) {
   EXPECT_EQ(DecodeSentence(*words, {2, 3, 4}), "a b c");
   const TokenizerPtr bytes = BuildTokenizer({.kind = "bytes"}, "");
   EXPECT_EQ(EndOfSentence(*bytes), '\n');
-  // What a model of bytes writes need not be UTF-8.
+  // The output of a byte model need not be UTF-8.
   EXPECT_EQ(DecodeSentence(*bytes, {'a', 0xc3, 0xa9, 0xc3, 'b'}),
             "a\xc3\xa9\xef\xbf\xbd"
             "b");

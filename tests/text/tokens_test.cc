@@ -22,7 +22,7 @@ std::vector<int64_t> Ids(const TokenText& text) {
   return ids;
 }
 
-// What the tokens spell, one after the other.
+// The concatenated text of the tokens.
 std::string Spell(const Tokenizer& tokenizer, const TokenText& text) {
   std::string spelled;
   std::optional<int64_t> before;
@@ -63,7 +63,7 @@ TEST(WordsTest, AreSplitAtSpacesWithAnEndOfEachLine) {
   const TokenText tokens = tokenizer->Encode(text);
   EXPECT_EQ(Ids(tokens), (std::vector<int64_t>{2, 3, 2, 1, 1, 4, 2, 3, 1}));
   EXPECT_EQ(Spell(*tokenizer, tokens), "b a b\n\nc b a\n");
-  // Every byte belongs to one token: a word has the spaces before it.
+  // Every byte belongs to one token: a word includes the preceding spaces.
   const std::vector<int64_t> bytes = {2, 2, 3, 1, 1, 1, 2, 2, 2};
   for (int64_t n = 0; n < tokens.size(); ++n) EXPECT_EQ(tokens.CountBytes(n, n + 1), bytes[n]) << n;
   EXPECT_EQ(tokens.CountBytes(0, tokens.size()), static_cast<int64_t>(text.size()));
@@ -74,7 +74,7 @@ TEST(WordsTest, OthersAreUnknownAndALastLineNeedsNoEnd) {
   const TokenText tokens = tokenizer->Encode("the dog\nsat on  ");
   EXPECT_EQ(Ids(tokens), (std::vector<int64_t>{2, 0, 1, 0, 0}));
   EXPECT_EQ(tokens.Count(*tokenizer->unknown()), 3);
-  EXPECT_EQ(tokens.CountBytes(0, 5), 14);  // the spaces at the end belong to no token
+  EXPECT_EQ(tokens.CountBytes(0, 5), 14);  // trailing spaces belong to no token
   EXPECT_EQ(Spell(*tokenizer, tokens), "the <unk>\n<unk> <unk>");
   EXPECT_EQ(tokenizer->Encode(" \t ").size(), 0);
 }
@@ -135,7 +135,7 @@ TEST(TokenOptionsTest, MistakesAreErrors) {
             std::string::npos);
 }
 
-// Where the program was built without SentencePiece the error says what to install.
+// If the program was built without SentencePiece, the error tells what to install.
 class SubwordsTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -174,7 +174,7 @@ TEST_F(SubwordsTest, KeepEveryByte) {
 }
 
 TEST_F(SubwordsTest, CountTheBytesOfWhatCannotBeSpelled) {
-  // The sign that SentencePiece writes a space as, and bytes that are not UTF-8.
+  // SentencePiece's symbol for a space, and invalid UTF-8.
   for (const std::string& text :
        {std::string("a\xe2\x96\x81 b\nfox\n"), std::string("a\xff\xfe b\nfox\n")}) {
     const TokenText tokens = tokenizer_->Encode(text);

@@ -1,8 +1,8 @@
-// What libgnomon_sentencepiece.so offers, in types of the standard library alone.
+// The interface of libgnomon_sentencepiece.so, in standard library types only.
 //
-// SentencePiece is a library of its own that is loaded when subwords are asked for, with its
-// symbols kept to itself: it defines FLAGS_minloglevel, as PyTorch's libc10.so does, and where the
-// two meet in one scope, the one writes into the other's memory.
+// SentencePiece is in a separate library that is loaded on demand with private symbols: like
+// PyTorch's libc10.so, it defines FLAGS_minloglevel, and in a common scope one would overwrite the
+// other's memory.
 #ifndef GNOMON_TEXT_SENTENCEPIECE_MODULE_H_
 #define GNOMON_TEXT_SENTENCEPIECE_MODULE_H_
 
@@ -17,20 +17,20 @@ namespace gnomon::models {
 struct Piece {
   enum class Kind { kText, kByte, kOther };
   Kind kind = Kind::kOther;
-  std::string name;  // of text: itself, with U+2581 for a space; of a byte: "<0x0A>"
+  std::string name;  // of text: the text, with U+2581 for a space; of a byte: "<0x0A>"
 };
 
 class PieceModel {
  public:
   virtual ~PieceModel() = default;
   virtual std::vector<Piece> Pieces() const = 0;
-  // The pieces of a line of text, by number.
+  // The pieces of a line of text, by index.
   virtual std::vector<int> Encode(std::string_view line) const = 0;
 };
 
-// Both throw std::runtime_error with SentencePiece's own words where it cannot.
+// On failure, both throw std::runtime_error with SentencePiece's message.
 struct SentencePieceModule {
-  // The file of a model that keeps every byte of a text.
+  // Trains a model that preserves every byte of a text, and returns its file.
   std::string (*train)(int64_t vocabulary, std::string_view text);
   std::unique_ptr<PieceModel> (*load)(const std::string& file);
 };
