@@ -255,8 +255,8 @@ STUDY = Study(
     limits=(
         "Decoders of two layers and 64 columns, a few thousand steps, and one learning rate for "
         "all positions of a problem; the literature trains larger models a hundred times as long. "
-        "The column for 40 symbols shows how well an answer is learned; where it is not, longer "
-        "lengths say nothing. Chance is 0.03 in copying and reversing (32 symbols) and 0.02 in "
+        "The column for 40 symbols shows how well an answer is learned; if it is low, "
+        "longer lengths are meaningless. Chance is 0.03 in copying and reversing (32 symbols) and 0.02 in "
         "recall (64 values). Recall is asked for at most 120 symbols, because there are 64 keys. "
         "Random positions were tried in copying, reversing and sorting only; they are drawn below "
         "2048. Parity and modular addition are at chance at 40 with every position (1/2 and 1/5), "

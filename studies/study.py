@@ -310,7 +310,7 @@ def restore(name: str, comparison: Comparison, data: pathlib.Path) -> None:
     if record["sessions"][0]["command"] != command(comparison):
         raise ValueError(
             f"studies/{name}/{path.name} was made by another command than the study now has: "
-            "remove it to begin anew"
+            "remove it to start again"
         )
     if comparison.data:
         record["data"]["path"] = str(data_path(comparison, data))

@@ -243,7 +243,7 @@ void CheckRead(const void* from, int bytes, Place place) {
   const int epoch = block.epoch;
   for (Shadow* s = first; s < first + bytes / 2; ++s) {
     if (s->on_its_way >= 0) Fail("reads what a copy is on its way to", place);
-    if (!s->written) Fail("reads what nobody has written", place);
+    if (!s->written) Fail("reads unwritten memory", place);
     if (s->write_epoch == epoch && s->writer != self) {
       Fail("reads what thread " + std::to_string(s->writer) + " writes before the same barrier",
            place);

@@ -92,7 +92,7 @@ TEST(EmulationTest, SeesAMissingBarrier) {
 }
 
 TEST(EmulationTest, SeesWhatNobodyHasWritten) {
-  EXPECT_EQ(Seen([] { LoadShared<int>(At(4 * Thread())); }), "reads what nobody has written");
+  EXPECT_EQ(Seen([] { LoadShared<int>(At(4 * Thread())); }), "reads unwritten memory");
 }
 
 TEST(EmulationTest, SeesAddressesOutside) {

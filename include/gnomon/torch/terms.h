@@ -337,10 +337,10 @@ Position AbsoluteKeys(torch::Tensor table, std::optional<double> scale = std::nu
 // >= extent.
 //
 // A module projects r_i, a few columns per head, from its tokens, and has one table for all heads.
-// The term equals "relative" with far="zero" and a query of its own.
+// The term equals "relative" with far="zero" and a separate query.
 //
-// Shaw et al. 2018, Self-Attention with Relative Position Representations, where r is q; some
-// models of 2026 project r.
+// Shaw et al. 2018, Self-Attention with Relative Position Representations, where r is q; some 2026
+// models project r.
 //
 // query: (B, H, Lq, Dr), the vectors r_i.
 // table: (2 extent - 1, Dr), or extent rows for the past only, which requires causal; or (H, n,
@@ -368,11 +368,11 @@ Position Disentangled(torch::Tensor keys, torch::Tensor queries, int64_t max_dis
                       std::optional<double> scale = std::nullopt);
 
 // Relative keys: q_i.E[p_j - p_i + max_offset] scale, from past to future; with values, v_j + W[p_j
-// - p_i + max_offset] for v_j; far: the nearest row, or none; with a query of its own, r_i.E[...].
+// - p_i + max_offset] for v_j; far: the nearest row, or none; with a separate query, r_i.E[...].
 //
-// If your table runs from future to past, pass table.flip(-2). With a query of its own, projected
+// If your table runs from future to past, pass table.flip(-2). With a separate query, projected
 // from the tokens to a few columns, and a table that the heads share, this is the
-// content-conditioned bias of some models of 2026.
+// content-conditioned bias of some 2026 models.
 //
 // Shaw et al. 2018, Self-Attention with Relative Position Representations; Huang et al. 2019, Music
 // Transformer.

@@ -146,7 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--restarts",
         type=integer(1, 10_000),
         default=8,
-        help="number of random initialisations, of which the best counts (default %(default)s)",
+        help="number of random initialisations; the best result counts (default %(default)s)",
     )
     parser.add_argument(
         "--seed",

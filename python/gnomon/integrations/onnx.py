@@ -19,16 +19,16 @@ __all__ = ["plain"]
 def plain(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Converts a torch.export.export() program to use only PyTorch operators for attention.
 
-    Use it before torch.onnx.export() of a program, and for other compilers. The operators are
-    matrix products, comparisons and a softmax over an L x L array. Supported are the similarities
-    dot, laplacian, gaussian, additive, hyperbolic and lorentz, with every mask, rotations, and
-    biases by offset, key or pair. ::
+    Use it before torch.onnx.export(), or for other compilers. The operators are matrix products,
+    comparisons and a softmax over an L x L array. It supports the similarities dot, laplacian,
+    gaussian, additive, hyperbolic and lorentz, with every mask, rotations, and biases by offset,
+    key or pair. ::
 
         program = torch.export.export(model.eval(), (x,))
         torch.onnx.export(gnomon.integrations.onnx.plain(program), f="model.onnx")
 
     Args:
-        program: of a model in evaluation mode, without dropout.
+        program: exported from a model in evaluation mode, without dropout.
 
     Raises:
         NotImplementedError: another similarity, relative keys or values, a bias on a grid, dropout,

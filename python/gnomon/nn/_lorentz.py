@@ -270,7 +270,7 @@ class LorentzMultiheadAttention(HeldTerms):
             given["mask"] = ~_pairs(mask, q, k.shape[2] + known)
         bias = self.bias.to(q.dtype)
         # The bias changes no weight. Its gradient must be 0, not None, which
-        # DistributedDataParallel takes for an error.
+        # DistributedDataParallel treats as an error.
         scale = 1 / self.scale.to(q.dtype).reshape(()) + 0 * bias
         term = similarity.Lorentz(scale, c, bias)
         attended = self._attend(

@@ -56,9 +56,9 @@ const RegisterPosition content_bias({
                  "offsets of n and beyond",
          .details = "A module projects r_i, a few columns per head, from its tokens, and "
                     "has one table for all heads. The term equals \"relative\" with "
-                    "far=\"zero\" and a query of its own.",
+                    "far=\"zero\" and a separate query.",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position "
-                   "Representations, where r is q; some models of 2026 project r",
+                   "Representations, where r is q; some 2026 models project r",
          .role = CatalogueEntry::Role::kContent,
          .cost = "1 + 0, plus r times the table",
          .class_name = "ContentBias"},

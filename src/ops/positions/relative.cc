@@ -94,14 +94,15 @@ const RegisterPosition relative({
          .title = "relative keys",
          .formula = "q_i.E[p_j - p_i + max_offset] scale, from past to future; with values, v_j + "
                     "W[p_j - p_i + max_offset] for v_j; far: the nearest row, or none; with a "
-                    "query of its own, r_i.E[...]",
+                    "separate query, r_i.E[...]",
          .latex = R"(\frac{q_i \cdot E[p_j - p_i + m]}{\sqrt{D}})",
          .note = "where m is max_offset, and the rows of E run from past to future; offsets beyond "
                  "m use the nearest row, or none. With values, W[p_j - p_i + m] is added to v_j. "
-                 "With a query r of its own, the term is r_i.E[p_j - p_i + m]",
-         .details = "If your table runs from future to past, pass table.flip(-2). With a query of "
-                    "its own, projected from the tokens to a few columns, and a table that the "
-                    "heads share, this is the content-conditioned bias of some models of 2026.",
+                 "With a separate query r, the term is r_i.E[p_j - p_i + m]",
+         .details = "If your table runs from future to past, pass table.flip(-2). With a "
+                    "separate query, projected from the tokens to a few columns, and a table "
+                    "that the heads share, this is the content-conditioned bias of some 2026 "
+                    "models.",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations; "
                    "Huang et al. 2019, Music Transformer",
          .role = CatalogueEntry::Role::kContent,

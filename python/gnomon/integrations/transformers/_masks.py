@@ -296,7 +296,7 @@ def to_mask(
         return replace(mask, is_none=is_plain)
     if attention_mask.dim() == 3:
         return replace(mask, seen=_seen_by_rows(attention_mask, mask, first_key))
-    # With several codebooks (MusicGen) there are more rows, of which the first ones count.
+    # With several codebooks (MusicGen) there are more rows, and only the first ones count.
     visible = attention_mask[:batch_size, first_key : first_key + kv_length].bool()
     visible = torch.nn.functional.pad(visible, (0, kv_length - visible.shape[1]))
     narrowed = without_padding(mask, visible)
