@@ -30,7 +30,8 @@ For example, the digits of MNIST:
 Formats: IDX; .npy; .npz (FILE:KEY); .json (FILE:KEY.KEY, lists of numbers); .txt, .index and .csv
 (numbers); .csv (FILE:COLUMN,COLUMN, names); sounds (.wav, .flac) and images (.png, .jpg, .jpeg,
 .bmp), or a folder or .tar of them (FILE:PATTERN, a regular expression of names, whose named groups
-become further arrays); all of these also with gzip. Rows of several lengths become NAME and NAME_lengths.
+become further arrays); all of these also with gzip. Rows of several lengths become NAME and
+NAME_lengths.
 
 `gnomon data get NAME` fetches a set by its name; `gnomon data get --list` has the names.
 """
