@@ -420,7 +420,7 @@ def future_first(
     fields = ", ".join(argument.python for argument in arguments)
     yield "    @classmethod"
     yield f"    def from_future_first(cls, {fields}) -> {class_name}:"
-    yield '        """From tables whose row n belongs to the offset p_j - p_i = max_offset - n."""'
+    yield '        """Converts tables in which row n has offset p_j - p_i = max_offset - n."""'
     for table in tables:
         inner = "        "
         if not table.required:
@@ -438,7 +438,7 @@ def query_minus_key(class_name: str, arguments: list[Argument]) -> Iterator[str]
     (table,) = (argument.name for argument in arguments if argument.index == "grid")
     yield "    @classmethod"
     yield f"    def from_query_minus_key(cls, {fields}) -> {class_name}:"
-    yield '        """Of a table indexed by y_i - y_j + height - 1 and so on, as in Swin.'
+    yield '        """Converts a table indexed by y_i - y_j + height - 1 etc., as in Swin.'
     yield ""
     yield "        Example:"
     yield "            >>> table = torch.zeros(13 * 13, 4)  # Swin's, windows of 7x7, 4 heads"

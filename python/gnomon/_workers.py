@@ -188,7 +188,7 @@ def _client(workers: int | None, address: str | None) -> Any:
         with Client(address, timeout=30) as client:
             yield client
         return
-    # The runs' own numbers of threads hold, and killed workers are replaced without a limit.
+    # Runs set their own number of threads, and killed workers are replaced without limit.
     settings = {
         "distributed.nanny.pre-spawn-environ": {},
         "distributed.scheduler.allowed-failures": MOST_LOSSES,

@@ -76,7 +76,7 @@ def _curvature(
             raise TypeError(
                 f"gnomon.lorentz.{name}: c is on {c.device}; expected {like.device}, as the points"
             )
-        # Of the sizes that both have, from the last on; c has no more axes.
+        # Compare sizes from the last axis on; c has no more axes than x.
         sizes = zip(reversed(c.shape), reversed(shape), strict=False)
         if c.dim() > len(shape) or not all(own in (1, size) for own, size in sizes):
             raise ValueError(

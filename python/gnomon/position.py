@@ -366,7 +366,7 @@ class GridBias(Position):
 
     @classmethod
     def from_query_minus_key(cls, table: Tensor, prefix: int = 0) -> GridBias:
-        """Of a table indexed by y_i - y_j + height - 1 and so on, as in Swin.
+        """Converts a table indexed by y_i - y_j + height - 1 etc., as in Swin.
 
         Example:
             >>> table = torch.zeros(13 * 13, 4)  # Swin's, windows of 7x7, 4 heads
@@ -519,7 +519,7 @@ class ContentBias(Position):
 
     @classmethod
     def from_future_first(cls, query: Tensor, table: Tensor, extent: int = 1024) -> ContentBias:
-        """From tables whose row n belongs to the offset p_j - p_i = max_offset - n."""
+        """Converts tables in which row n has offset p_j - p_i = max_offset - n."""
         table = reversed_rows("position.ContentBias", "table", table)
         return cls(query, table, extent)
 
@@ -614,7 +614,7 @@ class Relative(Position):
         query: Tensor | None = None,
         scale: float | None = None,
     ) -> Relative:
-        """From tables whose row n belongs to the offset p_j - p_i = max_offset - n."""
+        """Converts tables in which row n has offset p_j - p_i = max_offset - n."""
         table = reversed_rows("position.Relative", "table", table)
         if values is not None:
             values = reversed_rows("position.Relative", "values", values)

@@ -157,5 +157,5 @@ def _copy(answer: Any, out: Any, size: int | None) -> None:
 
 
 def _reason(error: object) -> str:
-    """The reason of a failed connection, without the leading errno."""
+    """The reason for a failed connection, without the leading errno."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

@@ -60,8 +60,8 @@ def texts(folder: pathlib.Path, name: str) -> dict[str, str]:
     - labels.txt: one class per line;
     - train.index, val.index and test.index: nodes.
 
-    The split follows the paper: the training nodes are as many as the rows of y, and the next 500
-    are for validation. Each node must be in ally or in test.index, as in Cora and Pubmed.
+    The split follows the paper: there are as many training nodes as rows of y, and the next 500
+    nodes are for validation. Each node must be in ally or in test.index, as in Cora and Pubmed.
     """
 
     def load(part: str) -> Any:

@@ -39,7 +39,7 @@ class _Rows(NamedTuple):
 def _extended(rows: _Rows | None, more: Tensor) -> _Rows:
     """Returns rows followed by more, in place if possible.
 
-    Memory grows geometrically from the second time on, so that appending one token at a time does
+    Memory grows geometrically from the second call on, so that appending one token at a time does
     not copy all tokens each time.
     """
     if rows is None:

@@ -92,7 +92,7 @@ class TokenEncoding(torch.nn.Module):
             self.register_parameter(name, torch.nn.Parameter(by_default(start, **made)))
 
     def reset_parameters(self) -> None:
-        """Draws new starts of all parameters."""
+        """Draws new initial values of all parameters."""
         _, starts, _, _ = ops.token_encoding_tensors(self.spec, self.dim, self.causal)
         for name, start in zip(self._tensor_names, starts, strict=True):
             set_start(getattr(self, name), start)
@@ -200,7 +200,7 @@ class TokenPosition(torch.nn.Module):
         self.max_length: int | None = min(ends, default=None)
 
     def reset_parameters(self) -> None:
-        """Draws new starts of all parameters."""
+        """Draws new initial values of all parameters."""
         reset_children(self)
 
     def forward(
