@@ -199,7 +199,7 @@ class Term(metaclass=_TermType):
                 if "+" in words or "=" in word or not names <= set(details):
                     raise ValueError(
                         f"gnomon: {self._name} has {field} = {words!r}; expected a word, "
-                        f"optionally followed by options out of {', '.join(details)}"
+                        f"optionally followed by options from {', '.join(details)}"
                     )
                 spec += f":{field}={words}"
         return spec

@@ -27,8 +27,8 @@ namespace gnomon {
 namespace HWY_NAMESPACE {
 
 // Key heads with at most this many rows, over all their queries' heads, are multiplied by keys in
-// place. The limit is lower for bfloat16 pairs (cpu/bfloat16.h), which are half as much to pack.
-// Single-lane vectors would gain nothing.
+// place. The limit is lower for bfloat16 pairs (cpu/bfloat16.h), which are half as expensive to
+// pack. Single-lane vectors would gain nothing.
 constexpr int64_t kMostRowsInPlace = HWY_TARGET == HWY_SCALAR ? 0 : 8;
 constexpr int64_t kMostPairRowsInPlace = kMostRowsInPlace / 2;
 

@@ -55,8 +55,8 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         dropout: probability of dropping a weight, in training.
         bias: whether the projections have biases.
         add_bias_kv: must be False.
-        add_zero_attn: must be False. With the dot product the position "sink" starts with the same
-            effect, and learns.
+        add_zero_attn: must be False. With the dot product, the position "sink" has the same
+            effect initially, and is learned.
         kdim: columns of key, embed_dim by default.
         vdim: columns of value, embed_dim by default.
         batch_first: whether tokens are (B, L, ...) rather than (L, B, ...).

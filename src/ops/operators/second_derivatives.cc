@@ -38,7 +38,7 @@ class RefusingFunction : public torch::autograd::Function<RefusingFunction> {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false, context->saved_data["call"].toStringRef(),
         ": second derivatives (gradients of gradients, as with create_graph=True) are not "
-        "supported; detach the gradient where it counts as a constant, or write this attention "
+        "supported; detach the gradient if it is a constant, or write this attention "
         "with PyTorch's own operations");
     return {};
   }
