@@ -620,7 +620,7 @@ def length_curve(rounds: int) -> list[tuple[int, float, float]]:
 
 
 def curve_table(curve: Sequence[tuple[int, float, float]]) -> str:
-    heading = [f"| L | ms | time / L², to that at L {LENGTH} |", "|--:|--:|--:|"]
+    heading = [f"| L | ms | time / L², relative to L {LENGTH} |", "|--:|--:|--:|"]
     return "\n".join([*heading, *(f"| {n} | {ms:.1f} | {to:.2f} |" for n, ms, to in curve)])
 
 

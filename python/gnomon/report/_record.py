@@ -28,7 +28,7 @@ def load(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def text_task(results: dict[str, Any]) -> dict[str, Any]:
-    """The task description of older records without one, which are all of language models."""
+    """The task description for older records without one; all of these are of language models."""
     settings = results["settings"]
     kind = settings.get("tokens", "bytes")
     unit = f"nats per {kind.removesuffix('s')}"

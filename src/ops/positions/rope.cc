@@ -33,7 +33,7 @@ int64_t RotatedColumns(const Component& component, const RotationCall& call, int
     TORCH_CHECK_VALUE(free >= step || (axes == 1 && !grid), call.operation, ": RoPE over ",
                       grid ? "the grid " + grid->Text() : "positions of several axes",
                       " rotates a pair per axis and has ", free, " columns",
-                      call.last_is_height ? " beside a height" : "",
+                      call.last_is_height ? " besides the height" : "",
                       " available; expected at least ", step);
     return free - free % step;
   }
