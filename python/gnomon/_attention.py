@@ -352,6 +352,14 @@ def passed(lowered: _Lowered) -> list[Any]:
     return [lowered.get(name, unset) for name, unset in _IN_ORDER[:count]]
 
 
+# Arguments of operators outside their TypedDict.
+_OWN_ARGUMENTS = {
+    "attention": ("return_lse",),
+    "attention_weights": ("rows",),
+    "varlen_attention": ("cu_seqlens_q", "cu_seqlens_k", "return_lse"),
+}
+
+
 def unknown_argument(operator: str, name: str, arguments: Any) -> TypeError:
     """Returns the error for an argument outside a TypedDict, with its replacement."""
     known = _in_order(arguments)
@@ -360,9 +368,7 @@ def unknown_argument(operator: str, name: str, arguments: Any) -> TypeError:
         how = "leave it out" if name.startswith("max_") else "expected cu_seqlens_q"
     if how and (ours is None or ours in known):
         return TypeError(f"gnomon.{operator}: unexpected argument {name}; {how}")
-    own = {"attention": "return_lse", "varlen_attention": "return_lse", "attention_weights": "rows"}
-    if operator in own:
-        known.append(own[operator])
+    known += _OWN_ARGUMENTS.get(operator, ())
     return unknown_name(f"gnomon.{operator}", "argument", name, known)
 
 

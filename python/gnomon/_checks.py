@@ -8,7 +8,7 @@ import inspect
 import operator as operators
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any, SupportsIndex, TypeAlias, cast
+from typing import Any, SupportsIndex, TypeAlias, TypeVar, cast
 
 import torch
 from torch import SymFloat, SymInt, Tensor, jagged, strided
@@ -16,6 +16,8 @@ from torch.compiler import is_compiling
 
 #: A device argument, as in torch.nn.
 Device: TypeAlias = torch.device | str | int | None
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def kind_of(value: object) -> str:
@@ -51,6 +53,26 @@ def unknown_name(where: str, kind: str, name: str, known: Sequence[str]) -> Type
     return TypeError(f"{where}: unexpected {kind} {name}{hint}")
 
 
+def checks_argument_names(
+    error: Callable[[str], TypeError] | None = None,
+) -> Callable[[_Function], _Function]:
+    """Lets a function suggest the closest name for an unknown argument.
+
+    error: returns the error for a name, in place of unknown_name.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        known = list(inspect.signature(function).parameters)
+        where = f"gnomon.{function.__name__}"
+
+        def unknown(_: tuple[Any, ...], name: str) -> TypeError:
+            return error(name) if error else unknown_name(where, "argument", name, known)
+
+        return _checking_names(function, known, unknown)
+
+    return decorate
+
+
 def name_unknown_arguments(cls: type, advice: Mapping[str, str] | None = None) -> None:
     """Lets a class's constructor suggest the closest name for an unknown argument.
 
@@ -63,27 +85,36 @@ def name_unknown_arguments(cls: type, advice: Mapping[str, str] | None = None) -
 
 
 def _naming(construct: Callable[..., None], advice: Mapping[str, str]) -> Callable[..., None]:
-    if hasattr(construct, "__wrapped__"):
+    parameters = inspect.signature(construct).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    if takes_any or hasattr(construct, "__wrapped__"):
         return construct
+    known = list(parameters)[1:]
 
-    @functools.wraps(construct)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            construct(self, *args, **kwargs)
-        except TypeError as error:
-            # The call itself failed, rather than something in the constructor.
-            is_call = error.__traceback__ is not None and error.__traceback__.tb_next is None
-            known = list(inspect.signature(construct).parameters)[1:]
-            unknown = [name for name in kwargs if name not in known]
-            if not is_call or not unknown:
-                raise
-            where = f"{type(self).__module__}.{type(self).__name__}"
-            if unknown[0] in advice:
-                message = f"{where}: unexpected argument {unknown[0]}; {advice[unknown[0]]}"
-                raise TypeError(message) from None
-            raise unknown_name(where, "argument", unknown[0], known) from None
+    def unknown(args: tuple[Any, ...], name: str) -> TypeError:
+        where = f"{type(args[0]).__module__}.{type(args[0]).__name__}"
+        if name in advice:
+            return TypeError(f"{where}: unexpected argument {name}; {advice[name]}")
+        return unknown_name(where, "argument", name, known)
 
-    return init
+    return _checking_names(construct, known, unknown)
+
+
+def _checking_names(
+    function: _Function,
+    known: Iterable[str],
+    unknown: Callable[[tuple[Any, ...], str], TypeError],
+) -> _Function:
+    names = frozenset(known)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in names:
+                raise unknown(args, name)
+        return function(*args, **kwargs)
+
+    return cast(_Function, checked)
 
 
 def check_tensors(operator: str, **tensors: object) -> None:

@@ -19,6 +19,7 @@ from gnomon._checks import (
     check_optional_integer,
     check_optional_number,
     check_tensors,
+    checks_argument_names,
     is_integer_type,
 )
 from gnomon._library import ops
@@ -57,6 +58,7 @@ def graph_attention(
     seed: int | None = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
+@checks_argument_names()
 def graph_attention(
     q: Tensor,
     k: Tensor,

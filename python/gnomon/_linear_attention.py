@@ -15,12 +15,14 @@ from gnomon._checks import (
     check_optional_integer,
     check_optional_integers,
     check_tensors,
+    checks_argument_names,
     wrong_type,
 )
 from gnomon._library import ops
 from gnomon.position import RoPE
 
 
+@checks_argument_names()
 def linear_attention(
     q: Tensor,
     k: Tensor,

@@ -17,6 +17,7 @@ from gnomon._checks import (
     check_number,
     check_optional_number,
     check_tensors,
+    checks_argument_names,
     wrong_type,
 )
 from gnomon._varlen import nested_attention
@@ -26,6 +27,7 @@ _NAME = "scaled_dot_product_attention"
 _MOST = 1e300
 
 
+@checks_argument_names()
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,

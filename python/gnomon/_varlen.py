@@ -23,7 +23,13 @@ from gnomon._attention import (
     unknown_argument,
 )
 from gnomon._catalogue import components_of
-from gnomon._checks import check_flag, check_integers, check_tensors, is_integer_type
+from gnomon._checks import (
+    check_flag,
+    check_integers,
+    check_tensors,
+    checks_argument_names,
+    is_integer_type,
+)
 from gnomon._position import Position, to_positions
 from gnomon._similarity import Similarity
 
@@ -84,6 +90,7 @@ def varlen_attention(
     return_lse: Literal[True],
     **arguments: Unpack[VarlenArguments],
 ) -> tuple[Tensor, Tensor]: ...
+@checks_argument_names(lambda name: unknown_argument(_NAME, name, VarlenArguments))
 @takes(VarlenArguments)
 def varlen_attention(
     q: Tensor,
@@ -145,9 +152,6 @@ def varlen_attention(
                 f"gnomon.{_NAME}: {name} has shape {list(tokens.shape)}; expected three axes, "
                 "(total, heads, columns)"
             )
-    for name in arguments:
-        if name not in VarlenArguments.__optional_keys__:
-            raise unknown_argument(_NAME, name, VarlenArguments)
     ends_q = _ends("cu_seqlens_q", cu_seqlens_q, q)
     ends_k = ends_q if cu_seqlens_k is None else _ends("cu_seqlens_k", cu_seqlens_k, k)
     if ends_q.shape != ends_k.shape:

@@ -660,6 +660,17 @@ def with_module(q, k, v, **wrong):
         (with_module, "key_length", "did you mean key_lengths?"),
         (with_module, "is_causal", "expected causal="),
         (gnomon.attention_weights, "row", "did you mean rows?"),
+        # Named even where a required argument is missing as well.
+        (gnomon.graph_attention, "indptrs", "did you mean indptr?"),
+        (gnomon.graph_attention, "edge_biases", "did you mean edge_bias?"),
+        (gnomon.graph_attention, "zzz", "expected one of q, k, v, indptr, .*, return_lse"),
+        (gnomon.linear_attention, "features", "did you mean feature?"),
+        (gnomon.linear_attention, "is_causal", "did you mean causal?"),
+        (gnomon.scaled_dot_product_attention, "causal", "did you mean is_causal?"),
+        (gnomon.scaled_dot_product_attention, "dropout", "did you mean dropout_p?"),
+        (gnomon.varlen_attention, "cu_seqlen_q", "did you mean cu_seqlens_q?"),
+        (gnomon.varlen_attention, "cu_seqlens", "expected cu_seqlens_q"),
+        (gnomon.varlen_attention, "causl", "did you mean causal?"),
     ],
 )
 def test_arguments_that_are_not_there_are_named(function, name, hint):
