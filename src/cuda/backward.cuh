@@ -19,6 +19,48 @@ struct Derivative {
   float t[3];
 };
 
+// The key of a row's largest score; -1 if the row sees none.
+GNOMON_DEVICE int TopKey(const Parameters& p, const HeadTerms& head, int i) {
+  if (i >= p.queries) return -1;
+  const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
+  const Int64 row = (static_cast<Int64>(head.b) * p.heads + head.h) * p.queries + i;
+  return static_cast<int>(p.statistics[2 * rows + row]);
+}
+
+// The slopes of f by g and the query's scalars at the pair of a row and its top key. A row's ds add
+// up to its dlse but for their rounding, which slopes that are large and alike would multiply: sums
+// over a row are relative to these. The four lanes of a row share its token's columns.
+template <class F, class C>
+GNOMON_DEVICE Derivative TopSlopes(const Parameters& p, const HeadTerms& head, const Query& query,
+                                   int i) {
+  const int top = TopKey(p, head, i);
+  float g = 0;
+  if (ReadsTokens<F>()) {
+    const Head x = HeadOf<C>(p.x, head.b, head.h);
+    const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
+    if (top >= 0) {
+#pragma unroll 4
+      for (int d = Thread() % 4; d < p.dim; d += 4) {
+        const float of_query = LoadElement<C>(x.data, i * x.stride + d);
+        const float of_key = LoadElement<C>(y.data, top * y.stride + d);
+        const float difference = of_query - of_key;
+        g = IsDistance<F>() ? Fma(difference, difference, g) : Fma(of_query, of_key, g);
+      }
+    }
+    g = SumOfRow(g);
+  }
+  Derivative slopes{};
+  if (top < 0) return slopes;
+  const Key key = LoadKey<F, C>(p, head.b, head.h, top);
+  F::Gradient(g, query.a, key.b, head.t, slopes);
+  // At a distance of 0 a definition may have no slope.
+  const auto finite = [](float slope) { return Abs(slope) < Infinity() ? slope : 0.0f; };
+  slopes.g = finite(slopes.g);
+#pragma unroll
+  for (int m = 0; m < F::kRowScalars; ++m) slopes.a[m] = finite(slopes.a[m]);
+  return slopes;
+}
+
 // Adds the sums over a tile's diagonals to the bias gradients. The tile's rows are keys; thread n
 // has the pairs with row - column = n - kStep + 1.
 template <class C>
@@ -221,6 +263,9 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
     float dx[GNOMON_SIZE(C::kColumns / 8, 32)][4] = {};
     float dy[GNOMON_SIZE(kKeys ? C::kColumns / 8 : 1, 32)][4] = {};
     float sum_w[2] = {};
+    // What the weights of a row's differences of tokens add up to too much: taken from its top key.
+    float excess_w[2] = {};
+    int top_key[2] = {-1, -1};
     Scales<C> x_scales;
     Scales<C> y_scales;
     float d_own[2][3] = {};
@@ -298,6 +343,15 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         // A row without keys has zero gradients at any temperature.
         own_temperature[r] =
             C::kTemperature != 0 && own_softmax[r].inverse != 0 ? p.temperature[row] : 1.0f;
+      }
+      float top_own[2][3] = {};
+      if constexpr (!kKeys && F::kRowScalars > 0) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const Derivative top = TopSlopes<F, C>(p, head, own_query[r], rows[r]);
+#pragma unroll
+          for (int m = 0; m < F::kRowScalars; ++m) top_own[r][m] = top.a[m];
+        }
       }
       // Sums of ds times the quantity in the name, and of weights times the same.
       float sum_ds[2] = {};
@@ -392,7 +446,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                   if (kReads) w = df * d.g;
 #pragma unroll
                   for (int m = 0; m < kOwnScalars; ++m) {
-                    d_own[r][m] = Fma(df, kKeys ? d.b[m] : d.a[m], d_own[r][m]);
+                    const float slope = kKeys ? d.b[m] : d.a[m] - top_own[r][m];
+                    d_own[r][m] = Fma(df, slope, d_own[r][m]);
                   }
                   if (kKeys) {
                     if (C::kKeyBias != 0) d_key_bias[r] += ds;
@@ -410,7 +465,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                     }
 #pragma unroll
                     for (int m = 0; m < F::kRowScalars; ++m) {
-                      mean_own[r][m] = Fma(p_ij, d.a[m], mean_own[r][m]);
+                      mean_own[r][m] = Fma(p_ij, d.a[m] - top_own[r][m], mean_own[r][m]);
                     }
 #pragma unroll
                     for (int m = 0; m < F::kHeadScalars; ++m) {
@@ -517,19 +572,31 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         for (int r = 0; r < 2; ++r) {
           const float d_scalars[3] = {SumOfRow(d_own[r][0]), SumOfRow(d_own[r][1]),
                                       SumOfRow(d_own[r][2])};
-          if (rows[r] >= own_count || pair != 0 || chunk != 0) continue;
+          Derivative top_slopes{};
+          if constexpr (IsDistance<F>()) {
+            top_slopes = TopSlopes<F, C>(p, head, own_query[r], rows[r]);
+          }
+          if (rows[r] >= own_count) continue;
           const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + rows[r];
           // A row's ds sum to its dlse up to the rounding of delta. The excess is distributed over
           // the keys in proportion to their weights. Otherwise the rounding error of o would be
           // multiplied by the mean of f and swamp sums over a row.
-          const float d_lse = p.d_lse != nullptr ? p.d_lse[row] : 0.0f;
-          const float beyond = own_softmax[r].inverse != 0 ? sum_ds[r] - d_lse : 0.0f;
+          const bool sees = own_softmax[r].inverse != 0;
+          const float d_lse = sees && p.d_lse != nullptr ? p.d_lse[row] : 0.0f;
+          const float beyond = sees ? sum_ds[r] - d_lse : 0.0f;
           const float temperature = own_temperature[r];
+          if constexpr (IsDistance<F>()) {
+            excess_w[r] = head.factor * temperature * beyond * top_slopes.g;
+            top_key[r] = TopKey(p, head, rows[r]);
+          }
+          if (pair != 0 || chunk != 0) continue;
           if (p.d_row != nullptr) {
 #pragma unroll
             for (int m = 0; m < F::kRowScalars; ++m) {
+              // What all slopes share has the part of dlse.
               p.d_row[m * query_rows + row] =
-                  d_scalars[m] - head.factor * temperature * beyond * mean_own[r][m];
+                  d_scalars[m] +
+                  head.factor * temperature * (d_lse * top_own[r][m] - beyond * mean_own[r][m]);
             }
           }
           const float d_factor = by_f[r] - beyond * mean_f[r];
@@ -576,6 +643,13 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
               if (sum_w[r] != 0 && column + c < p.dim) {
                 gradient[c] += 2.0f * sum_w[r] *
                                LoadElement<C>(from_x.data, rows[r] * from_x.stride + column + c);
+              }
+              if (excess_w[r] != 0 && column + c < p.dim) {
+                const Head keys = HeadOf<C>(p.y, b, key_head);
+                const float difference =
+                    LoadElement<C>(from_x.data, rows[r] * from_x.stride + column + c) -
+                    LoadElement<C>(keys.data, top_key[r] * keys.stride + column + c);
+                gradient[c] -= 2.0f * excess_w[r] * difference;
               }
             }
           }

@@ -328,12 +328,10 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     sum[r] = SumOfRow(sum[r]);
     const float scale = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
     if (C::kRelativeValues != 0) scales[r] = scale;
-    float best = static_cast<float>(top_key[r]);
+    float key = static_cast<float>(top_key[r]);
 #pragma unroll
-    for (int mask = 1; mask < 4; mask *= 2) best = Most(best, ShuffleXor(best, mask));
+    for (int mask = 1; mask < 4; mask *= 2) key = Most(key, ShuffleXor(key, mask));
     if (rows[r] >= p.queries) continue;
-    // One key outweighs all others.
-    const float key = sum[r] < 2.0f ? best : -1.0f;
     const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + rows[r];
     if (C::kParts != 0) {
       const Int64 to = part * all + row;
@@ -420,7 +418,7 @@ GNOMON_DEVICE void Merge(const Parameters& p) {
   if (p.statistics == nullptr) return;
   p.statistics[row] = top;
   p.statistics[all + row] = sum;
-  p.statistics[2 * all + row] = sum < 2.0f ? key : -1.0f;
+  p.statistics[2 * all + row] = key;
 }
 
 }  // namespace gnomon::device

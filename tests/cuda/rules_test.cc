@@ -309,6 +309,55 @@ TEST(BalanceTest, SumsOverRowsKeepTheirDigits) {
   }
 }
 
+// What a row's ds add up to too much is multiplied by no slopes that its pairs share.
+class EqualSlopesTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  static constexpr float kFar = 1000;
+  static Problem<float> ProblemOfName(Element element) {
+    return ProblemOf(EmulatedPairFunction(GetParam()),
+                     {.shape = {1, 2, 1, 60, 90, 9, 40}, .left = 40}, element);
+  }
+};
+
+// Exactly what comes back to lse is left in the gradients of the row's scalars.
+TEST_P(EqualSlopesTest, LeaveTheGradientOfLse) {
+  for (const bool pass_d_lse : {false, true}) {
+    SCOPED_TRACE(pass_d_lse);
+    Problem<float> p = ProblemOfName(Element::kBFloat16);
+    p.pass_d_lse = pass_d_lse;
+    // All sums of scalars of "additive" are positive; all keys of "umbral" are far above the query.
+    const bool is_cone = p.function.input == PairInput::kSquaredDistance;
+    for (float& scalar : p.row) scalar += is_cone ? -kFar : kFar;
+    const std::vector<double> expected = p.InDouble().Run().at("d_row");
+    const std::vector<float> actual =
+        RunCuda(p, {.element = Element::kBFloat16, .only = "d_row"}).at("d_row");
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t n = 0; n < actual.size(); ++n) {
+      const double limit = pass_d_lse ? 3e-7 * std::abs(expected[n]) : 0;
+      ASSERT_NEAR(actual[n], pass_d_lse ? expected[n] : 0, limit) << n;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Functions, EqualSlopesTest, ::testing::Values("additive", "umbral"),
+                         [](const auto& test) { return std::string(test.param); });
+
+// Differences are in the gradient of its token, from which all keys but the first are far away in
+// almost the same direction.
+class FarKeysTest : public EqualSlopesTest {};
+
+TEST_P(FarKeysTest, LeaveDifferencesInTheGradientOfTheQuery) {
+  Problem<float> p = ProblemOfName(Element::kFloat32);
+  p.pass_d_lse = false;
+  for (int64_t j = 0; j < 90; ++j) p.y.at(0, 0, j, 0) += j == 0 ? -kFar : kFar;
+  p.v.ForEach([](float& element) { element += 100; });
+  const std::vector<double> expected = p.InDouble().Run().at("d_x");
+  EXPECT_LE(Difference(RunCuda(p, {.only = "d_x"}).at("d_x"), expected, 1), 5e-5);
+}
+
+INSTANTIATE_TEST_SUITE_P(Functions, FarKeysTest, ::testing::Values("laplacian"),
+                         [](const auto& test) { return std::string(test.param); });
+
 std::string ErrorOf(const Problem<float>& p) {
   try {
     RunCuda(p, {});
