@@ -200,7 +200,7 @@ def test_transformers_take_them():
         torch.testing.assert_close(logits[:, :5], earlier, atol=1e-4, rtol=1e-4)
 
 
-def test_what_is_loaded_already_is_named_again(tmp_path):
+def test_loading_a_library_again_returns_its_names(tmp_path):
     link = tmp_path / "other.so"
     link.symlink_to(LIBRARY)
     for path in (LIBRARY, pathlib.Path(LIBRARY), link):
@@ -208,7 +208,7 @@ def test_what_is_loaded_already_is_named_again(tmp_path):
     torch.library.opcheck(ops.load_terms, (LIBRARY,), test_utils=("test_schema",))
 
 
-def test_a_name_that_is_taken_adds_nothing(tmp_path):
+def test_a_duplicate_name_adds_nothing(tmp_path):
     copy = tmp_path / "libcopy.so"
     shutil.copy(LIBRARY, copy)
     before = gnomon.catalogue()
@@ -226,7 +226,7 @@ def compiled(folder: pathlib.Path, source: str) -> pathlib.Path:
     return folder / "libsome.so"
 
 
-def test_what_is_no_library_of_terms(tmp_path):
+def test_files_that_are_not_term_libraries(tmp_path):
     with pytest.raises(ValueError, match=r"load_terms: .*absent\.so is not a file"):
         gnomon.load_terms(tmp_path / "absent.so")
     with pytest.raises(ValueError, match="is not a file"):

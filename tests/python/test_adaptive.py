@@ -143,7 +143,7 @@ def test_words_from_training_to_text(tmp_path):
     assert json.loads(printed)["losses"][0]["loss"] == at["loss"]
 
 
-def test_cutoffs_may_lie_beyond_the_number_of_bytes(tmp_path):
+def test_cutoffs_may_exceed_the_number_of_bytes(tmp_path):
     words = [f"w{n}" for n in range(400)]
     (tmp_path / "text.txt").write_text("\n".join(" ".join(words) for _ in range(12)))
     arguments = ["train", "--data", "text.txt", "--tokens", "words", *TINY, "--steps", 1]

@@ -473,7 +473,7 @@ def test_numpy_flags(make):
 
 
 @pytest.mark.parametrize("number", [np.bool_(True), np.complex64(1), np.str_("1"), np.ones(4)])
-def test_what_is_no_number(number):
+def test_values_that_are_not_numbers(number):
     q, k, v = make_tokens()
     for argument in ("scale", "dropout", "seed"):
         with pytest.raises(TypeError, match=rf"gnomon.attention: {argument} is a "):
@@ -487,7 +487,7 @@ def test_what_is_no_number(number):
 
 
 @pytest.mark.parametrize("flag", [1, 0.0, np.int64(1), np.array([True]), "True", None])
-def test_what_is_no_flag(flag):
+def test_values_that_are_not_flags(flag):
     with pytest.raises(TypeError, match=r"causal is an? .*; expected True or False"):
         attend(causal=flag)
 
@@ -625,7 +625,7 @@ def test_arguments_are_those_of_the_operators():
     )
 
 
-def test_calls_pass_what_they_say_and_no_more():
+def test_calls_pass_only_the_given_arguments():
     """Each argument passed to an operator takes time."""
 
     def passed(**given):
@@ -707,7 +707,7 @@ def test_arguments_of_other_libraries_name_ours(name):
         gnomon.attention(*make_tokens(), **{name: None})
 
 
-def test_arguments_of_other_libraries_are_none_of_ours():
+def test_arguments_of_other_libraries_are_rejected():
     ours = set(inspect.signature(gnomon.attention).parameters)
     assert not ours & _attention.FOREIGN_ARGUMENTS.keys()
     named = {argument for argument, _ in _attention.FOREIGN_ARGUMENTS.values()}

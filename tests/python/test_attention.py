@@ -221,7 +221,7 @@ def test_gamma_may_be_a_number_negative_or_zero(similarity):
         torch.testing.assert_close(got, expected)
 
 
-def test_lse_alone_has_gradients():
+def test_gradients_of_lse_only():
     case = Case("gaussian", "alibi")
     inputs = case.inputs()
 

@@ -89,7 +89,7 @@ def refuse(folder, model, capfd, monkeypatch):
 NUMBERS = re.compile(r"(INT|FLOAT|UINT)\b")
 
 
-def test_every_option_that_takes_a_number_refuses_what_is_none(folder, refuse):
+def test_every_numeric_option_rejects_other_words(folder, refuse):
     swept = 0
     for command in COMMANDS:
         for option, words in options_of([command], folder).items():
@@ -169,9 +169,7 @@ def test_every_option_refuses_an_empty_word(folder, refuse):
 
 
 @pytest.mark.parametrize("picture", PICTURES)
-def test_every_option_of_a_picture_refuses_what_is_wrong(
-    folder, model, picture, capsys, monkeypatch
-):
+def test_every_picture_option_rejects_invalid_values(folder, model, picture, capsys, monkeypatch):
     monkeypatch.chdir(folder)
 
     def refuse(*words: str) -> str:
@@ -346,7 +344,7 @@ def test_a_working_folder_that_was_deleted(folder, model, tmp_path, words):
         assert not done.stdout
 
 
-def test_a_standard_output_that_is_closed(folder, model):
+def test_a_closed_standard_output(folder, model):
     for arguments in (["list"], ["eval", "--model", "model"], ["inspect", "--help"]):
         words = [f"'{word}'" for word in [PROGRAM, *arguments]]
         done = subprocess.run(
@@ -430,7 +428,7 @@ def test_processes_that_begin_in_the_same_folder_at_once(folder, tmp_path):
     assert config_of(run / FILE)["step"] == 300
 
 
-def test_resume_reports_what_the_run_would_have(folder, tmp_path):
+def test_resume_reports_the_same_results(folder, tmp_path):
     settings = ["--evaluation-bytes", 100, "--checkpoint-every", 3]
     begin = [*TRAIN, "--steps", 8, "--length", 16, *TINY]
     whole = succeed(*begin, *settings, "--out", tmp_path / "whole", cwd=folder)
@@ -492,7 +490,7 @@ def test_eval_says_that_the_text_is_another(folder, model, tmp_path):
     assert "which has changed since" in changed.stderr
 
 
-def test_eval_tells_programs_whether_the_text_is_another(folder, model, tmp_path):
+def test_eval_json_reports_whether_the_text_differs(folder, model, tmp_path):
     def told(*arguments: object) -> object:
         return json.loads(succeed("eval", *arguments, "--json", cwd=folder))["trained_on_this_text"]
 
@@ -550,7 +548,7 @@ def test_memory_that_the_system_refuses(folder, tmp_path, command):
     assert last.startswith("gnomon: not enough memory for --batch 20000 and --length"), last
 
 
-def test_a_learning_rate_that_is_too_high(folder, tmp_path):
+def test_an_excessive_learning_rate(folder, tmp_path):
     done = gnomon(
         "train", "--data", folder / "text.txt", "--out", tmp_path / "run", *TINY, "--length", 16,
         "--steps", 200, "--learning-rate", 1000, cwd=tmp_path,

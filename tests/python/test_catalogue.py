@@ -64,7 +64,7 @@ SIGNATURES = {
 }
 
 
-def test_it_is_what_the_program_lists(tmp_path):
+def test_the_catalogue_matches_the_program_list(tmp_path):
     assert json.loads(succeed("list", "--json", cwd=tmp_path)) == CATALOGUE
 
 
@@ -115,7 +115,7 @@ def test_every_term_has_a_class():
         assert all(parameter["meaning"] for parameter in entry["parameters"]), entry["name"]
 
 
-def test_all_biases_by_offset_may_lie_on_an_axis():
+def test_all_offset_biases_support_an_axis():
     biases = biases_of_axes()
     assert biases == [entry["name"] for entry in ENTRIES if entry["role"] == "bias"]
     assert {"alibi", "hype", "kerple", "offset_bias", "sandwich", "t5"} <= set(biases)

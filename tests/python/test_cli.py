@@ -202,7 +202,7 @@ def test_report_is_self_contained_and_a_function_of_the_results(comparison, tmp_
     ("content", "part"),
     [(None, "cannot read"), ("{", "not JSON"), ("{}", "format 1"), ('{"format": 1}', "lacks")],
 )
-def test_report_refuses_what_is_no_record(tmp_path, content, part):
+def test_report_rejects_invalid_records(tmp_path, content, part):
     if content is not None:
         (tmp_path / "results.json").write_text(content)
     done = subprocess.run(
@@ -792,7 +792,7 @@ def test_bench_prints_peak_memory(folder):
         assert 0 <= mebibytes["dot"] < 8
 
 
-def test_bench_tells_the_share_of_the_pairs_that_is_computed(folder):
+def test_bench_reports_the_share_of_computed_pairs(folder):
     arguments = ["--length", 1024, "--dim", 8, "--heads", 2, "--repeats", 1, "--cases", "alibi"]
     assert "| pairs |" in succeed("bench", *arguments, cwd=folder)
     result = json.loads(succeed("bench", *arguments, "--json", cwd=folder))

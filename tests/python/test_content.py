@@ -420,7 +420,7 @@ def test_terms_with_a_scale_of_their_own(own, scale):
             torch.testing.assert_close(o.double(), expected, atol=tolerance, rtol=0, msg=name)
 
 
-def test_a_scale_of_its_own_leaves_none_for_a_similarity_without():
+def test_a_separate_scale_with_a_similarity_without_scale():
     q = torch.randn(1, 1, 3, 4)
     term = gnomon.position.AbsoluteKeys(torch.randn(3, 4), scale=1.0)
     gnomon.attention(q, q, q, position=term, similarity=gnomon.similarity.Laplacian(1.0))

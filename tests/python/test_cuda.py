@@ -152,7 +152,7 @@ def test_types_of_gradients():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_on_the_cpu_what_is_made_of_them_is_wide(dtype):
+def test_derived_tokens_are_float32_on_the_cpu(dtype):
     q = torch.randn(2, 4, 5, 8, dtype=dtype)
     slopes = torch.rand(4)
     cases = [
@@ -234,7 +234,7 @@ def test_cone_map_in_operators_of_torch(function, map_name, r):
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_cone_map_refuses_what_the_cpu_refuses():
+def test_cone_map_rejects_the_same_as_the_cpu():
     q = torch.randn(1, 1, 2, 3)
     for arguments in [(q, q, "umbral", "xi", 0.1), (q, q, "conical", "none", 0.1)]:
         messages = []

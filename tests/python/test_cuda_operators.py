@@ -308,7 +308,7 @@ def test_position_to_content_is_refused_by_name():
         gnomon.attention(q, q, q, position=Disentangled(rows, rows))
 
 
-def test_what_the_emulation_sees_is_an_error():
+def test_emulator_findings_are_errors():
     """A failed launch is not mistaken for a result."""
     code = """
     import torch, gnomon
@@ -334,7 +334,7 @@ def test_what_the_emulation_sees_is_an_error():
     assert "gnomon.attention: CUDA: launching prepare_intervals" in result.stdout
 
 
-def test_what_graphs_do_not_have_on_a_gpu_is_refused_by_name():
+def test_graph_features_missing_on_gpus_are_rejected_by_name():
     factor = torch.ones(2)
     indptr, indices = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2])
     for x, message in (

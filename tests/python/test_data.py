@@ -83,7 +83,7 @@ def test_json(tmp_path):
     np.testing.assert_array_equal(got["a.x_lengths"], [1, 0, 2])
 
 
-def test_json_that_is_ragged_twice(tmp_path):
+def test_doubly_ragged_json(tmp_path):
     """Chorales whose chords have as many voices as sound."""
     chorales = [[[1, 2], [3]], [[4, 5, 6]], []]
     got = read(tmp_path / "x.json", json.dumps(chorales).encode())
@@ -291,7 +291,7 @@ def test_wrong_words(tmp_path, monkeypatch, capsys, words, part):
     assert (tmp_path / "x.txt").read_text() == "1\n"
 
 
-def test_what_is_written_is_read_by_others(tmp_path, capsys):
+def test_other_programs_read_written_files(tmp_path, capsys):
     for name, kind in (("x", 0x0C), ("y", 0x0E)):
         (tmp_path / name).write_bytes(idx(np.arange(6).reshape(2, 3), kind))
     out = tmp_path / "out.safetensors"

@@ -178,7 +178,7 @@ def test_wrong_sounds_of_other_formats(tmp_path, capsys, soundfile):
         assert refusal(capsys, tmp_path / "out", tmp_path / name).startswith(part)
 
 
-def test_what_a_missing_library_reads_is_refused_in_one_line(tmp_path, capsys, monkeypatch):
+def test_formats_of_missing_libraries_are_rejected_in_one_line(tmp_path, capsys, monkeypatch):
     for module in ("soundfile", "PIL", "PIL.Image"):
         monkeypatch.setitem(sys.modules, module, None)
     put(tmp_path, {"x.flac": b"fLaC", "x.png": b"PNG"})
@@ -451,7 +451,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("source", WHOLE)
-def test_a_file_that_is_cut_short_is_called_truncated(tmp_path, source):
+def test_truncated_files_are_reported_as_truncated(tmp_path, source):
     """A file cut at any point is rejected, unless only dispensable final bytes are missing; then it
     is read completely."""
     content, known = WHOLE[source]

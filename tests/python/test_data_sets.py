@@ -159,7 +159,7 @@ def test_files_that_are_there_are_kept(pictures, tmp_path, capsys):
     assert "downloaded" not in capsys.readouterr().out
 
 
-def test_another_file_is_neither_taken_nor_overwritten(pictures, tmp_path, capsys):
+def test_a_different_file_is_neither_used_nor_overwritten(pictures, tmp_path, capsys):
     other = bytes(len(IMAGES))
     (tmp_path / "images").write_bytes(other)
     line = failed(capsys, "sample", "--out", str(tmp_path))
@@ -196,7 +196,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_not_whole_is_not_kept(server, tmp_path, monkeypatch, capsys, fault):
+def test_incomplete_downloads_are_discarded(server, tmp_path, monkeypatch, capsys, fault):
     answer, part = FAULTS[fault]
     url = server.has("images", **answer)
     add_set(monkeypatch, file_of("images", IMAGES, url))
@@ -280,7 +280,7 @@ def archive(sounds: dict[str, bytes], level: int = 9) -> bytes:
     return gzip.compress(out.getvalue(), level, mtime=0)
 
 
-def test_archives_are_known_by_what_is_in_them(server, tmp_path, monkeypatch, capsys):
+def test_archives_are_identified_by_their_content(server, tmp_path, monkeypatch, capsys):
     sounds = {f"top/{n}.wav": wav(np.arange(n + 3), 2) for n in range(3)}
     listed = "".join(
         f"{hashlib.sha256(sounds[name]).hexdigest()}  {name[4:]}\n" for name in sorted(sounds)
@@ -449,7 +449,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_what_tasks_read_of_them(name, tmp_path):
+def test_tasks_read_the_converted_sets(name, tmp_path):
     folder = SHARED / FOLDERS.get(name, name)
     if not folder.is_dir():
         pytest.skip(f"there is no ../shared/data/{folder.name}")

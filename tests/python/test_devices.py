@@ -84,7 +84,7 @@ def run(there, tmp_path) -> Callable[..., str]:
     return process
 
 
-def test_the_device_refuses_what_a_gpu_refuses(run, there):
+def test_the_device_rejects_the_same_as_a_gpu(run, there):
     output = run(
         """
         x = torch.randn(3, 4)
@@ -580,7 +580,7 @@ def test_every_task_has_a_sample():
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_task_does_on_a_device_what_it_does_on_the_cpu(task, run, there, tmp_path):
+def test_a_task_gives_the_same_results_on_a_device(task, run, there, tmp_path):
     sample = TASKS[task]
     if there == "cuda" and "--random-positions" in sample.words:
         pytest.skip("positions of the caller's are not there on a GPU")

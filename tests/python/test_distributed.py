@@ -535,7 +535,7 @@ def test_rows_are_refused(record):
         assert answer.startswith("ValueError: gnomon.distributed.context_parallel_rows: ")
 
 
-def test_what_attention_refuses_is_refused_in_every_process(record):
+def test_invalid_attention_is_rejected_in_every_process(record):
     for its in record[1:]:
         assert "window has left = -9" in its["answers"]["window"]
         assert "gamma" in its["answers"]["gamma"]
@@ -546,7 +546,7 @@ def test_a_wrong_part_in_one_process_is_an_error_in_all(record):
     assert "q has shape [1, 2, 0, 4]" in record[2]["answers"]["no rows in one"]
 
 
-def test_without_processes_it_says_what_to_do():
+def test_without_processes_the_error_tells_what_to_do():
     q = torch.zeros(1, 1, 2, 2)
     with pytest.raises(RuntimeError, match="init_process_group"):
         context_parallel_attention(q, q, q)

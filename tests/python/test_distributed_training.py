@@ -107,7 +107,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
     return path
 
 
-def test_torchrun_does_what_one_process_does_and_either_goes_on(folder):
+def test_torchrun_matches_one_process_and_either_resumes(folder):
     arguments = [*TRAIN, "--steps", 6]
     alone = run_one([*arguments, "--out", "one"], folder)
     code, output, errors = finish(
@@ -149,7 +149,7 @@ def test_interrupting_one_process_stops_all_with_a_checkpoint(folder):
     assert "stopped" not in ends[1][2]
 
 
-def test_what_one_process_finds_wrong_ends_all(folder):
+def test_an_error_in_one_process_ends_all(folder):
     wrong = ["train", "--data", "absent.txt", *TRAIN[3:], "--out", "none"]
     assert "absent.txt" in refused_by_two([*TRAIN, "--out", "none"], folder, wrong)
     assert not (folder / "none").exists()

@@ -25,7 +25,7 @@ TESTS = ROOT / "tests"
 SOURCES = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")
 
 
-def test_what_restates_the_catalogue_is_current():
+def test_generated_files_match_the_catalogue():
     stale = [
         path
         for path, text in write_facades.facades().items()
@@ -34,7 +34,7 @@ def test_what_restates_the_catalogue_is_current():
     assert not stale, "run: make facades"
 
 
-def test_the_page_of_benchmarks_is_what_its_script_writes():
+def test_the_benchmarks_page_matches_its_script():
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     fixed = [
         write_page.INTRODUCTION,

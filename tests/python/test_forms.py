@@ -323,7 +323,7 @@ def test_modules_pass_their_masks_on():
     torch.testing.assert_close(module(x, **mask), module.out_proj(o.transpose(1, 2).flatten(2)))
 
 
-def test_modules_drop_in_training_alone():
+def test_modules_apply_dropout_only_in_training():
     torch.manual_seed(0)
     module = gnomon.nn.MultiheadAttention(8, 2, dropout=0.5)
     x = torch.randn(1, 6, 8)
@@ -360,7 +360,7 @@ def test_absolute_keys_of_a_module_end_at_their_length():
     assert gnomon.nn.TokenPosition("absolute_keys:length=5+alibi", 8, 32).max_length == 5
 
 
-def test_a_refused_call_leaves_the_cache_alone(device):
+def test_a_rejected_call_leaves_the_cache_unchanged(device):
     module = gnomon.nn.MultiheadAttention(8, 2)
     cache = gnomon.nn.KVCache()
     x = torch.randn(2, 6, 8)

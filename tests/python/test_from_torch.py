@@ -70,7 +70,7 @@ def test_gradients_from_torch():
     torch.testing.assert_close(own.out_proj.weight.grad, module.out_proj.weight.grad)
 
 
-def test_what_from_torch_keeps():
+def test_from_torch_keeps_attributes():
     module = theirs(torch.float32, dropout=0.3).train()
     module.in_proj_weight.requires_grad_(False)
     own = nn.MultiheadAttention.from_torch(module, similarity="penumbral", position="rope+t5")
@@ -368,7 +368,7 @@ def swapped(model, **terms):
     return model
 
 
-def test_subclasses_are_taken():
+def test_subclasses_are_accepted():
     torch.manual_seed(0)
     module = Subclass(8, 2, batch_first=True).double()
     x = torch.randn(2, 5, 8, dtype=torch.float64)

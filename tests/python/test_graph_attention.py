@@ -229,7 +229,7 @@ def test_threads_change_nothing(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_low_precision_is_rounded_at_the_ends_alone(dtype):
+def test_low_precision_rounds_only_inputs_and_outputs(dtype):
     rows = GRAPHS["skewed"]
     q, k, v = (torch.randn(40, 4, 6).to(dtype) for _ in range(3))
     o, lse = gnomon.graph_attention(q, k, v, *csr(rows), return_lse=True)
@@ -342,7 +342,7 @@ def test_sinks_are_one_more_edge_without_a_value(shape):
         torch.testing.assert_close(got, want)
 
 
-def test_a_sink_of_minus_infinity_is_none():
+def test_a_sink_of_minus_infinity_has_no_effect():
     torch.manual_seed(0)
     x = torch.randn(3, 9, 4, 6).unbind()
     graph = csr(GRAPHS["few"])
@@ -550,7 +550,7 @@ def test_compile(dynamic):
         )
 
 
-def test_no_gradient_is_made_for_what_needs_none():
+def test_gradients_that_are_not_needed_are_not_computed():
     q, k, v = (torch.randn(9, 2, 4) for _ in range(3))
     v.requires_grad_()
     gnomon.graph_attention(q, k, v, *csr(GRAPHS["few"])).sum().backward()
@@ -690,7 +690,7 @@ def test_other_integers(dtype):
         (6, lambda t: t.double(), "factor"),
     ],
 )
-def test_the_pair_checks_what_it_is_given(index, change, argument):
+def test_the_operator_pair_checks_its_arguments(index, change, argument):
     tensors, rest = low_level_arguments(torch.float32)
     tensors[index] = change(tensors[index])
     with pytest.raises((ValueError, TypeError), match=rf"gnomon.graph_attention: {argument} has"):

@@ -250,7 +250,7 @@ def test_layers_with_positions_of_their_own(draw, pattern):
     ]
 
 
-def test_tables_by_what_they_are_indexed_by():
+def test_tables_by_index_kind():
     """All learned tables of a position, one panel each, whatever their names."""
     positions = {
         "t5": {"t5_table": "buckets"},
@@ -528,7 +528,7 @@ def test_the_program_hands_its_words_over(folder, tmp_path):
     assert done.stderr == "gnomon: cannot run /no/such/python\n"
 
 
-def test_only_what_draws_imports_matplotlib():
+def test_only_drawing_imports_matplotlib():
     code = "import sys, gnomon, gnomon.nn; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -206,7 +206,7 @@ def clusters(case, seed, mean, spread):
     dim=[3, 16, 64],
     mask=["all keys", "causal, lse", "two keys"],
 )
-def test_tokens_that_lie_together(similarity, mean, spread, dim, mask):
+def test_tokens_close_together(similarity, mean, spread, dim, mask):
     """Gradients consist of differences, which are much smaller than tokens."""
     seen, with_lse = MASKS[mask]
     case = Case(

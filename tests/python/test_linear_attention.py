@@ -292,7 +292,7 @@ def test_seed_is_that_of_the_projection():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_low_precision_is_rounded_at_the_ends_alone(dtype):
+def test_low_precision_rounds_only_inputs_and_outputs(dtype):
     q, k, v = (x.detach().to(dtype) for x in inputs(70))
     for feature in FEATURES:
         o = gnomon.linear_attention(q, k, v, feature, causal=True)
@@ -555,7 +555,7 @@ def test_the_operator_of_the_projection_checks_its_columns():
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("feature", FEATURES)
-def test_what_is_no_number_stays_one(feature, causal):
+def test_nan_propagates(feature, causal):
     """A NaN denominator is not treated as 0; a query's NaN affects only its own row."""
     q, k, v = (x.detach() for x in inputs(CHUNK + 9))
     expected = gnomon.linear_attention(q, k, v, feature, causal=causal)

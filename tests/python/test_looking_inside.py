@@ -309,7 +309,7 @@ def test_learned_values_act():
         ("additive", "alibi:slopes=learned:shape=2x5", ["alibi_slopes"]),
     ],
 )
-def test_what_is_learned(similarity, position, names):
+def test_learned_values(similarity, position, names):
     module = nn.MultiheadAttention(32, HEADS, similarity=similarity, position=position)
     assert list(module.learned_values()) == names
     assert list(module.requires_grad_(False).learned_values()) == names

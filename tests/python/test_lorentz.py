@@ -239,7 +239,7 @@ def test_centroid(kind, dtype):
             assert (own.double() - expected).abs().max() <= tolerance * scale
 
 
-def test_centroids_lie_on_the_hyperboloid_and_go_with_isometries():
+def test_centroids_are_on_the_hyperboloid_and_commute_with_isometries():
     torch.manual_seed(0)
     c = 0.8
     q, k, v = draw(B, 1, L, D), draw(B, 1, L, D), lifted(draw(B, 1, L, D) * 3, c)

@@ -126,7 +126,7 @@ def test_there_and_back(name, folder, tmp_path):
 
 
 @pytest.mark.cpu("the program")
-def test_a_model_alone_at_the_command_line(tmp_path):
+def test_a_model_without_training_state_at_the_command_line(tmp_path):
     torch.manual_seed(0)
     model = LanguageModel(dim=16, depth=1, heads=2, mlp=32, position="alibi", max_length=LENGTH)
     save_checkpoint(tmp_path / FILE, model)
@@ -156,7 +156,7 @@ def test_a_model_alone_at_the_command_line(tmp_path):
     assert picture.exists()
 
 
-def test_resuming_what_python_has_written(folder):
+def test_resuming_a_checkpoint_written_by_python(folder):
     """The training state passes through Python bitwise unchanged, including the memory."""
     original = train(folder, "state", "--position", "rope+conv:kernel=3:groups=2", "--memory", 40)
     copy = folder / "state copy"
@@ -475,7 +475,7 @@ def test_wrong_training_states(fields, kind, message, tmp_path):
             load_checkpoint(path)
 
 
-def test_what_a_run_does_beside_training_is_kept(tmp_path):
+def test_run_options_besides_training_are_kept(tmp_path):
     model = LanguageModel(dim=4, depth=1, heads=1, mlp=4)
     path = tmp_path / "file"
     save_checkpoint(path, model, training=TrainingState(**training(run={"evaluation_bytes": 9})))

@@ -323,7 +323,7 @@ COMBINATIONS = [chosen for chosen in combinations() if takes(*chosen)]
 @pytest.mark.parametrize(
     ("module", "spec", "place"), COMBINATIONS, ids=[" ".join(chosen) for chosen in COMBINATIONS]
 )
-def test_what_is_learned_is_a_parameter_that_has_a_gradient(module, spec, place):
+def test_learned_values_are_parameters_with_gradients(module, spec, place):
     torch.manual_seed(0)
     built = MODULES[module](spec, place)
     if "learned" in spec + place:

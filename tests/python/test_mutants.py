@@ -45,7 +45,7 @@ def test_an_error_replaces_whole_lines(plant):
         ("[a] file *\n-x\n\n[a] file *\n-y\n", "errors.txt: a is there 2 times"),
     ],
 )
-def test_the_list_says_what_is_wrong_with_it(plant, tmp_path, text, message):
+def test_an_invalid_list_is_reported(plant, tmp_path, text, message):
     path = tmp_path / "errors.txt"
     path.write_text(text)
     with pytest.raises(plant.PlantError, match=message):

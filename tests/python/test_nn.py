@@ -148,7 +148,7 @@ def test_parameter_names():
         ("dot", "transformer_xl:r=learned", {"transformer_xl_r": (0, "r", "value", "distances")}),
     ],
 )
-def test_what_tensors_belong_to(similarity, position, expected):
+def test_origins_of_tensors(similarity, position, expected):
     module = MultiheadAttention(32, 4, similarity=similarity, position=position)
     components = position.split("+")
     found = {}
@@ -163,7 +163,7 @@ def test_what_tensors_belong_to(similarity, position, expected):
     assert list(module._term_names) == [t.name for t in module_tensors(similarity, position)]
 
 
-def test_what_given_tensors_belong_to():
+def test_origins_of_given_tensors():
     module = MultiheadAttention(
         8,
         2,
@@ -315,7 +315,7 @@ def test_cache(similarity, position):
     assert cache.length() == 0
 
 
-def test_a_cache_takes_padding_that_is_longer_than_what_it_holds():
+def test_padding_may_be_longer_than_the_cache():
     torch.manual_seed(0)
     module = MultiheadAttention(16, 2, position="rope+alibi").double()
     x = torch.randn(3, 6, 16, dtype=torch.float64)
@@ -340,7 +340,7 @@ def test_a_cache_takes_padding_that_is_longer_than_what_it_holds():
     ],
 )
 @torch.no_grad()
-def test_a_cache_of_rotated_keys_follows_what_is_done_to_it(kind):
+def test_a_cache_of_rotated_keys_follows_modifications(kind):
     torch.manual_seed(0)
     module = MultiheadAttention(32, 4, kv_heads=2, position=kind).double()
     x = torch.randn(2, 12, 32, dtype=torch.float64)
@@ -611,7 +611,7 @@ def test_modules_without_them_are_as_before():
         ),
     ],
 )
-def test_what_no_call_could_take_is_refused_at_once(similarity, position, told):
+def test_terms_that_no_call_supports_are_rejected_at_once(similarity, position, told):
     with pytest.raises(ValueError, match=told):
         MultiheadAttention(32, 4, similarity=similarity, position=position)
 
@@ -640,7 +640,7 @@ def test_numbers_of_a_module(arguments, told):
         ("qk_norm", "rope+qk_norm"),
     ],
 )
-def test_what_a_module_and_its_position_both_have(own, given):
+def test_features_of_both_module_and_position(own, given):
     expected = f"{own} is set and position contains {own}; expected one of them"
     with pytest.raises(ValueError, match=expected):
         MultiheadAttention(32, 4, position=given, **{own: True})
@@ -659,7 +659,7 @@ def test_what_a_module_and_its_position_both_have(own, given):
         lambda: [gnomon.position.GridBias(torch.zeros(4, 5, 5)), "rope:shape=3x3"],
     ],
 )
-def test_what_some_call_takes_is_built(position):
+def test_terms_that_some_call_supports_are_accepted(position):
     position = position() if callable(position) else position
     module = MultiheadAttention(32, 4, position=position)
     x = torch.randn(2, 2001 if "40x50" in str(position) else 9, 32)

@@ -91,7 +91,7 @@ def test_a_module_of_any_length():
     ],
     ids=["cone", "relative keys", "dropout"],
 )
-def test_what_has_no_plain_form_is_named(arguments, part):
+def test_terms_without_plain_form_are_named(arguments, part):
     class Module(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -129,7 +129,7 @@ def test_onnx_by_another_runtime(tmp_path, by):
     torch.testing.assert_close(compiled(*inputs), cone(*inputs))
 
 
-def test_the_exporter_names_what_it_cannot_write(tmp_path):
+def test_the_exporter_names_unsupported_terms(tmp_path):
     pytest.importorskip("onnxscript")
     cone = Call({"similarity": similarity.Penumbral(1.0)}).eval()
     with pytest.raises(

@@ -136,7 +136,7 @@ def test_opcheck_of_the_backward_cone_map():
     [("umbral", "xi", 1.0), ("penumbral", "psi", 1.0), ("dot", "none", 1.0)],
     ids=str,
 )
-def test_cone_map_names_what_it_has(arguments):
+def test_cone_map_names_its_maps(arguments):
     q = torch.randn(1, 1, 2, 3)
     with pytest.raises(ValueError, match=r"expected (psi|umbral)"):
         ops.cone_map(q, q, *arguments)
@@ -463,7 +463,7 @@ def test_compile_of_a_module():
     torch.testing.assert_close(compiled(x, causal=True), module(x, causal=True))
 
 
-def test_no_gradient_is_made_for_what_needs_none():
+def test_gradients_that_are_not_needed_are_not_computed():
     inputs = Case("umbral", "alibi").inputs()
     inputs["v"].requires_grad_()
     o, _ = Case("umbral", "alibi").ours(inputs)
@@ -599,7 +599,7 @@ def test_second_derivatives_are_refused():
         (7, lambda t: t.double(), "bias"),
     ],
 )
-def test_the_pair_checks_what_it_is_given(index, change, argument):
+def test_the_operator_pair_checks_its_arguments(index, change, argument):
     tensors, rest = low_level_arguments(torch.float32)
     tensors[index] = change(tensors[index])
     with pytest.raises((ValueError, TypeError), match=rf"gnomon.attention: {argument} has"):

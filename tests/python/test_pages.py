@@ -112,7 +112,7 @@ def test_the_code_of_a_page_runs(page, tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_sh_blocks_hold_commands_of_gnomon_alone(page):
+def test_sh_blocks_contain_only_gnomon_commands(page):
     for language, block, line in blocks_of(page):
         if language == "sh":
             assert {words[0] for words in commands(block)} == {"gnomon"}, f"{page.name}:{line}"

@@ -407,7 +407,7 @@ def test_the_order_of_tokens_does_not_matter(name, tokens):
 
 
 @pytest.mark.parametrize("name", ORDERED)
-def test_documents_that_begin_anew_are_documents_of_their_own(name, tokens):
+def test_restarting_positions_are_separate_documents(name, tokens):
     q, k, v, log = tokens
     o = gnomon.attention(
         *(q, k, v),
@@ -470,7 +470,7 @@ def test_a_tree_is_the_paths_of_its_leaves():
         torch.testing.assert_close(o[:, :, path[-1]], expected[:, :, -1])
 
 
-def test_hidden_keys_may_hold_nan_and_stand_anywhere(tokens):
+def test_hidden_keys_may_hold_nan_and_any_position(tokens):
     q, k, v, _ = tokens
     places, lengths = drawn(B, 13), torch.tensor([13, 9])
     term = [position.RoPE(), position.ALiBi(gnomon.alibi_slopes(H).double())]

@@ -102,7 +102,7 @@ def test_gates_begin_as_alibi():
 
 @pytest.mark.parametrize("past", [True, False])
 @pytest.mark.parametrize("per_head", [True, False])
-def test_content_bias_is_relative_with_a_query_of_its_own(past, per_head):
+def test_content_bias_is_relative_with_a_separate_query(past, per_head):
     spec = f"content_bias:extent=9:columns=5:past={past}:per_head={per_head}".lower()
     module = module_of(spec)
     x = tokens()
@@ -133,7 +133,7 @@ def test_content_bias_is_relative_with_a_query_of_its_own(past, per_head):
 
 @pytest.mark.parametrize("position", TERMS)
 @pytest.mark.parametrize("parts", [[1] * L, [20, 1, 16], [36, 1]])
-def test_a_cache_keeps_what_keys_are_made_of(position, parts):
+def test_a_cache_keeps_projections_of_keys(position, parts):
     module = module_of(position).eval()
     x = tokens()
     with torch.no_grad():

@@ -124,7 +124,7 @@ def test_false_verdicts_are_rare_although_seeds_are_added_until_there_is_one(eff
     assert max(used) > len(effects) * fewest
 
 
-def test_seeds_are_added_for_undecided_pairs_alone():
+def test_seeds_are_added_only_for_undecided_pairs():
     draw = np.random.default_rng(0)
     near, far = draw.normal(0, 1, (2, 5)), draw.normal(0, 1e-3, 5) + 100
     values = np.stack([near[0], near[1], far])
@@ -278,7 +278,7 @@ def conditions_of(values, trained=0):
 
 
 @pytest.mark.parametrize("values", [["0-999", "0-499", "500-999"], [28, 44, "28x32"], [28]])
-def test_what_is_not_on_one_scale_is_drawn_as_points_side_by_side(values):
+def test_conditions_without_a_scale_are_drawn_as_points(values):
     axes = report.draw_conditions(record(conditions_of(values))).axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == list(map(str, values))
     both = [container.lines for container in axes.containers]
@@ -366,7 +366,7 @@ def test_smoothing_ends_where_the_window_does():
     assert report.smooth(steps[:9], line[:9]) == (steps[:9], line[:9])
 
 
-def test_a_busy_machine_is_told():
+def test_a_busy_machine_is_reported():
     def run(others):
         return {"others": others}
 

@@ -482,7 +482,7 @@ def test_coordinates_in_modules_caches_and_weights():
         module(x[:, :1], causal=True, positions=positions[:, :1, 0], cache=cache)
 
 
-def test_what_does_not_take_coordinates():
+def test_terms_that_do_not_support_coordinates():
     x = tokens()
     positions = torch.randint(50, (B, L, 3))
     for position, name in (

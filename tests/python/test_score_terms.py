@@ -466,7 +466,7 @@ COUNTING = {
 @DTYPES
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("term", COUNTING)
-def test_documents_are_what_they_are_alone(term, causal, dtype):
+def test_packed_documents_match_separate_calls(term, causal, dtype):
     """Packed consecutively or with interleaved tokens; left-padded; with their natural
     positions."""
     torch.manual_seed(0)

@@ -41,7 +41,7 @@ def test_make_demo_takes_any_path(tree, name):
 
 
 @pytest.mark.parametrize("name", ["text", "a b", "../text"])
-def test_demo_reads_what_its_caller_names(tree, tmp_path, name):
+def test_demo_reads_the_named_text(tree, tmp_path, name):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     done = run([tree / "scripts/demo", name], elsewhere)
@@ -53,7 +53,7 @@ def test_demo_reads_what_its_caller_names(tree, tmp_path, name):
 @pytest.mark.parametrize(
     ("words", "part"), [(["a", "b"], "got 2: a b"), ([""], "DATA is empty")], ids=str
 )
-def test_demo_refuses_what_it_would_misread(tree, words, part):
+def test_demo_rejects_ambiguous_paths(tree, words, part):
     done = run([tree / "scripts/demo", *words], tree)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
@@ -61,7 +61,7 @@ def test_demo_refuses_what_it_would_misread(tree, words, part):
     assert part in line
 
 
-def test_demo_says_what_is_missing(tree):
+def test_demo_reports_missing_files(tree):
     (tree / ".venv/bin/gnomon").unlink()
     done = run([tree / "scripts/demo", "text"], tree)
     assert done.returncode == 2

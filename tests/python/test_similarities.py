@@ -134,7 +134,7 @@ def test_gradients_at_the_origin(similarity):
     assert torch.autograd.grad(case.ours(inputs)[1].sum(), inputs["q"])[0].abs().max() > 1e-3
 
 
-def test_a_direction_that_is_zero_is_one_direction():
+def test_a_zero_direction_is_a_single_direction():
     x = torch.tensor([[0.0, 0.0, 2.0], [0.0, 0.0, 2.0], [0.0, 0.0, -1.0]], dtype=torch.float64)
     y = torch.tensor([[0.0, 0.0, 2.0], [0.0, 0.0, 0.5], [0.0, 0.0, 0.0]], dtype=torch.float64)
     distance = -scores_of_pairs(Hyperbolic(1.0), x, y)

@@ -70,7 +70,7 @@ def test_sinks_of_any_size(size):
         assert error <= max(4 * allowed, 1e-5)
 
 
-def test_rows_that_see_nothing_and_sinks_that_are_none():
+def test_rows_without_keys_and_sinks_without_effect():
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     sink = torch.tensor([-math.inf, 0.5], dtype=torch.float64, requires_grad=True)

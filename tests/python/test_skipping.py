@@ -229,7 +229,7 @@ def test_a_compiled_call_takes_it():
     assert torch.equal(compiled(q, k, v), call(q, k, v))
 
 
-def test_samples_of_vmap_leave_out_what_they_leave_out_alone():
+def test_vmap_samples_skip_the_same_as_separate_calls():
     q, k, v = tokens(length=300)
     many = torch.stack([q, q * 2, q * 3])
 

@@ -28,7 +28,7 @@ def value_of(comparison, flag):
 
 
 @pytest.mark.parametrize("name", studies.names())
-def test_a_study_asks_for_what_it_runs(name):
+def test_a_study_is_complete(name):
     study = studies.load_study(name)
     assert study.title
     assert study.question
@@ -322,7 +322,7 @@ def test_a_predictor_that_repeats_is_as_good_as_it_is_said_to_be():
         assert score == pytest.approx(repeated.mean(), abs=3 * repeated.std() / 4000**0.5)
 
 
-def test_rows_name_a_measure_that_is_not_the_first_and_claims_without_rows_are_told():
+def test_rows_name_other_metrics_and_claims_without_rows_are_reported():
     results = results_of(CLEAR)
     results["task"]["metrics"] = [
         {"key": key, "title": f"the {key}", "higher_is_better": False} for key in ("m", "n")
@@ -376,7 +376,7 @@ def test_differences_are_of_the_seeds_that_both_have():
 
 
 @pytest.mark.parametrize("name", studies.names())
-def test_the_command_lines_of_studies_are_taken(name, tmp_path):
+def test_the_command_lines_of_studies_are_valid(name, tmp_path):
     """Replaces the data by missing ones, and the position by an invalid one."""
     for comparison in studies.load_study(name).comparisons:
         words = list(comparison.arguments)

@@ -53,7 +53,7 @@ def sweep(monkeypatch):
     return sweep
 
 
-def test_what_was_compared_before_a_change_is_said(sweep, tmp_path):
+def test_outcomes_from_before_a_change_are_reported(sweep, tmp_path):
     outcome = {"type": "bert", "class": "equal", "why": "", "interface": True, "as_sdpa": True}
     outcome["transformers"] = "5.24.0"
     now = outcome | {"code": sweep._code()}
@@ -144,7 +144,7 @@ def test_pages_name_the_figures_of_the_sweep():
         assert re.findall(pattern, text) == [found], name
 
 
-def test_shares_count_what_attends(sweep):
+def test_shares_count_only_types_with_attention(sweep):
     outcome = {"why": "", "interface": True, "code": sweep._code(), "transformers": "5.24.0"}
     classes = ["equal", "dense in part", "refused", "no attention"]
     outcomes = {name: outcome | {"type": name, "class": name} for name in classes}
@@ -173,7 +173,7 @@ def test_shares_count_what_attends(sweep):
     assert "every softmax over keys" not in sweep.to_markdown(outcomes, 6)
 
 
-def test_a_type_that_crashes_or_hangs_costs_itself_alone(sweep, tmp_path, monkeypatch):
+def test_a_type_that_crashes_or_hangs_affects_only_itself(sweep, tmp_path, monkeypatch):
     def in_child(model_type, descriptor):
         import os
         import time

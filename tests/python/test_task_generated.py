@@ -93,7 +93,7 @@ def test_answers_are_those_of_the_definition(gnomon, problem):
     assert len(long) == 60
 
 
-def test_recall_asks_each_key_once_in_an_order_of_its_own(gnomon):
+def test_recall_asks_for_each_key_once_in_random_order(gnomon):
     gnomon(*TWO_STEPS, "--out", "run", "--problem", "recall", "--symbols", 9, "--lengths", "3")
     _, examples = evaluate(gnomon, "--lengths", "1,6,17", "--evaluation-examples", 30)
     in_order = 0
@@ -249,7 +249,7 @@ def test_resumes_bitwise(gnomon, extra):
         np.testing.assert_array_equal(resumed[name], tensor, err_msg=name)
 
 
-def test_two_processes_do_what_one_does(tmp_path):
+def test_two_processes_match_one(tmp_path):
     # A key-projection bias has no effect in the dot product, so its gradient is only rounding.
     arguments = [
         *TRAIN, "--problem", "stack", "--lengths", "9", "--batch", 5, "--dropout", 0.2,
@@ -309,7 +309,7 @@ def test_wrong_words_are_one_line(refused, words, part):
     assert part in refused(*GENERATED, *words)
 
 
-def test_random_positions_refuse_by_name_what_does_not_take_them(refused):
+def test_random_positions_reject_unsupported_terms_by_name(refused):
     for position in ("conv", "rope+conv"):
         line = refused(*GENERATED, "--random-positions", 100, "--position", position)
         assert "'conv' reads neighbouring tokens and does not support random positions" in line

@@ -218,7 +218,7 @@ def test_training_ends_with_the_best_weights(folder, tmp_path, selection):
         assert best["loss"] < last["loss"]
 
 
-def test_two_processes_do_what_one_does(folder):
+def test_two_processes_match_one(folder):
     arguments = [*TRAIN, "--steps", 5, "--similarity", "umbral", "--batch", 7]
     run_one([*arguments, "--out", "one"], folder)
     run_two([*arguments, "--out", "two"], folder)
@@ -291,7 +291,7 @@ def test_wrong_words_are_one_line(folder, words, part):
     assert part in refused(*TRAIN, "--out", "none", *words, cwd=folder)
 
 
-def test_a_model_takes_data_like_its_own_alone(folder, tmp_path):
+def test_a_model_accepts_only_data_like_its_own(folder, tmp_path):
     succeed(*TRAIN, "--out", tmp_path / "run", "--steps", 1, cwd=folder)
     data = sample()
     data["graph.words"][0] = WORDS

@@ -192,7 +192,7 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
         pass
 
 
-def test_two_processes_do_what_one_does(folder):
+def test_two_processes_match_one(folder):
     arguments = [*TRAIN, "--steps", 5, "--similarity", "penumbral", "--batch", 7]
     run_one([*arguments, "--out", "one"], folder)
     run_two([*arguments, "--out", "two"], folder)

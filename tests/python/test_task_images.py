@@ -229,7 +229,7 @@ def test_convolutions_and_the_mean_of_the_tokens(folder):
 
 
 @torch.no_grad()
-def test_volumes_of_other_sizes_lie_on_other_grids(folder):
+def test_volumes_of_other_sizes_use_other_grids(folder):
     words = ["--position", "sinusoidal:shape=grid", "--steps", 3]
     train(folder, "solid", "--data", "volumes", "--patch", 2, *words, task="volumes", dim=24)
     ours = Checkpoint(folder, "solid", "volumes")
@@ -249,7 +249,7 @@ def test_volumes_of_other_sizes_lie_on_other_grids(folder):
         ours.check(at, ours.head(ours.encode(x)[:, 0]))
 
 
-def test_what_is_learned_of_places_ends_with_its_grid(folder):
+def test_learned_positions_end_with_their_grid(folder):
     on_grid = ["rope", "alibi", "hype:tau=learned", "t5", "cape", "sinusoidal", "kerple"]
     tables = [
         "grid_bias",
@@ -356,7 +356,7 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
     assert evaluate(folder, run.whole)[0]["accuracy"] > 0.9
 
 
-def test_two_processes_do_what_one_does(folder):
+def test_two_processes_match_one(folder):
     words = ["train", "--task", "images", "--data", "colour", "--steps", 5, *tiny(), *RANDOM]
     succeed(*words, "--out", "alone", cwd=folder)
     run_two([*words, "--out", "both"], folder)

@@ -520,7 +520,7 @@ def test_terms_act_in_all_attentions(folder, tmp_path, similarity, position, cro
     assert lines_of(tmp_path / "out" / "valid.en") == expected
 
 
-def test_label_smoothing_is_in_the_training_loss_alone(folder, tmp_path):
+def test_label_smoothing_affects_only_the_training_loss(folder, tmp_path):
     """Without label smoothing, the loss of a step is the mean over the tokens of its batch."""
     arguments = [*COMPARE, "--data", folder / "data", "--source-language", "de", "--steps", 1,
                  "--batch", 300, "--position", "rope", "--splits", "train",
@@ -549,7 +549,7 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
         assert step_of(run.file) < 120
 
 
-def test_two_processes_do_what_one_does(folder, tmp_path):
+def test_two_processes_match_one(folder, tmp_path):
     """Of five pairs, one process has two and the other three; random draws match those of one
     process.
 

@@ -73,7 +73,7 @@ def test_convolution(kernel, groups, length, causal):
 
 
 @pytest.mark.parametrize(("kernel", "groups"), [(4, 2), (5, 3)])
-def test_a_causal_convolution_is_padded_on_the_left_alone(kernel, groups):
+def test_a_causal_convolution_is_padded_only_on_the_left(kernel, groups):
     torch.manual_seed(0)
     module = Convolutional(6, kernel, groups, causal=True).double()
     x = torch.randn(2, 11, 6, dtype=torch.float64)
@@ -158,7 +158,7 @@ def test_a_cache_gives_the_same_as_the_whole(position):
     torch.testing.assert_close(module(x[:, :4], cache=cache), module(x)[:, :4])
 
 
-def test_a_cache_keeps_what_the_longest_kernel_reads():
+def test_a_cache_keeps_the_range_of_the_longest_kernel():
     module = TokenPosition("conv:kernel=3:groups=1+conv:kernel=5:groups=1", 8, 16, causal=True)
     cache = TokenCache()
     for length, kept in ((2, 2), (1, 3), (6, 4), (1, 4)):
@@ -442,7 +442,7 @@ def test_scores_with_absolute_positions_have_four_terms():
     torch.testing.assert_close(o, scores.softmax(-1) @ v)
 
 
-def test_without_positions_only_the_mask_tells_an_order():
+def test_without_positions_only_the_mask_gives_order():
     torch.manual_seed(0)
     first = MultiheadAttention(16, 2, position="none").double()
     second = MultiheadAttention(16, 2, position="none").double()

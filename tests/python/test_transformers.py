@@ -321,7 +321,7 @@ def test_packed_sequences_by_their_ends(family, with_positions):
     torch.testing.assert_close(ours(**kwargs, **packed).logits, expected, atol=2e-5, rtol=2e-5)
 
 
-def test_packed_sequences_that_nobody_reads_are_refused():
+def test_unread_packed_sequences_are_rejected():
     _, ours = both("llama")
     ids = torch.randint(1, 61, (2, 6), generator=generator_of(0))
 
@@ -965,7 +965,7 @@ REPLACED = [
 
 
 @pytest.mark.parametrize("replaced", REPLACED, ids=lambda replaced: replaced[0].__name__)
-def test_what_replaced_functions_take_is_known(replaced):
+def test_signatures_of_replaced_functions_are_known(replaced):
     """If a transformers release adds an argument, this test finds it before a model does."""
     layer, method, ours = replaced
     integration.register()
@@ -974,7 +974,7 @@ def test_what_replaced_functions_take_is_known(replaced):
     assert _interface.extra_arguments(theirs, ours, _adapters._KNOWN) == {}
 
 
-def test_what_a_release_adds_to_a_replaced_function_is_refused_unless_it_is_harmless():
+def test_new_arguments_of_replaced_functions_are_rejected_unless_harmless():
     class Layer(torch.nn.Module):
         def forward(self, x, gain=1.0, bias=None, use_cache=False):
             return "theirs"
@@ -990,7 +990,7 @@ def test_what_a_release_adds_to_a_replaced_function_is_refused_unless_it_is_harm
             Layer()(0, **{name: value})
 
 
-def test_caches_of_layers_are_told_from_paged_ones():
+def test_layer_caches_are_distinguished_from_paged_ones():
     class PagedAttentionCache:
         pass
 
@@ -1054,7 +1054,7 @@ class HandwrittenAttention(torch.nn.Module):
 
 
 @pytest.mark.parametrize("way", ["function", "function with a mask", "added in place", "two"])
-def test_what_else_modules_do_by_hand(way):
+def test_other_handwritten_operations(way):
     torch.manual_seed(0)
     layer = HandwrittenAttention()
     tokens = [torch.randn(2, 4, 5, 8, requires_grad=True) for _ in range(3)]
@@ -1242,7 +1242,7 @@ def test_models_without_attention_are_named():
         )
 
 
-def test_what_is_called_attention_and_never_runs_is_not_named():
+def test_unused_modules_named_attention_are_not_reported():
     """Funnel's FunnelAttentionStructure creates the tensors that its layers attend with."""
     torch.manual_seed(0)
     config = transformers.FunnelConfig(
@@ -1358,7 +1358,7 @@ def test_similarities_are_saved(similarity, tmp_path):
 
 
 @pytest.mark.parametrize("similarity", ["penumbral", "laplacian:gamma=fixed", "lorentz:c=learned"])
-def test_what_a_checkpoint_lacks_starts_anew(similarity, tmp_path):
+def test_parameters_missing_from_a_checkpoint_are_initialised(similarity, tmp_path):
     theirs = eager("llama")
     theirs.save_pretrained(tmp_path)
     config = transformers.LlamaConfig.from_pretrained(tmp_path)
@@ -1391,7 +1391,7 @@ def test_cones_of_a_part_are_saved(tmp_path):
     assert not hasattr(config, "gnomon_similarity")
 
 
-def test_cones_of_an_encoder_alone_are_saved(tmp_path):
+def test_cones_of_only_an_encoder_are_saved(tmp_path):
     sizes = SIZES | {"intermediate_size": 48} | NO_HIDDEN_DROPOUT
     model = transformers.EncoderDecoderModel(
         transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
@@ -1409,7 +1409,7 @@ def test_cones_of_an_encoder_alone_are_saved(tmp_path):
     assert not hasattr(again.config.decoder, "gnomon_similarity")
 
 
-def test_a_similarity_is_not_taken_from_a_model(tmp_path):
+def test_other_implementations_are_rejected_with_terms(tmp_path):
     model = integration.with_cone_attention(eager("llama"))
     for name in ("eager", "sdpa", {"": "eager"}):
         with pytest.raises(ValueError, match="ignores the terms that with_attention added"):
@@ -1547,7 +1547,7 @@ def test_rotations_leave_heights(similarity):
         ("umbral:map=exp", True),
     ],
 )
-def test_what_has_a_height(similarity, has_height):
+def test_similarities_with_a_height(similarity, has_height):
     """As in gnomon.nn: without a height, every pair of coordinates is rotated."""
     layer = integration.with_cone_attention(eager("llama"), similarity).model.layers[0].self_attn
     assert layer.gnomon_similarity.height == (-1 if has_height else None)
@@ -1987,7 +1987,7 @@ def test_gnomon_needs_no_transformers():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_the_tested_range_is_what_pages_and_requirements_say():
+def test_the_tested_range_matches_pages_and_requirements():
     oldest, newest = _versions.OLDEST_NAME, _versions.NEWEST_NAME
     root = Path(__file__).resolve().parents[2]
     (page,) = root.glob("docs/**/huggingface.md")

@@ -270,7 +270,7 @@ def test_no_sample_of_a_projection():
     assert projections(none).shape == (5, D)
 
 
-def test_vmap_of_what_stands_beside_attention():
+def test_vmap_of_other_operators():
     torch.manual_seed(0)
     q, k = draw(SAMPLES, B, H, L, D), draw(SAMPLES, B, H, L, D)
     for function, inputs in (
@@ -558,7 +558,7 @@ def test_train_and_eval():
 
 @pytest.mark.real_device
 @pytest.mark.parametrize("way", COPIES)
-def test_copies_of_what_else_users_keep(way):
+def test_copies_of_other_user_objects(way):
     torch.manual_seed(0)
     x = torch.randn(2, L, 8)
     encoding = nn.TokenPosition("learned+conv:kernel=3:groups=2", 8, L, causal=True)

@@ -238,7 +238,7 @@ def known_names(message):
 COMPLETE = {"grid_bias": "grid_bias:shape=3x4", "relative2d": "relative2d:shape=3x4"}
 
 
-def test_what_attention_lists_it_takes():
+def test_attention_accepts_all_listed_terms():
     q, k, v = tokens()
     with pytest.raises(ValueError, match="unknown position") as error:
         gnomon.attention(q, k, v, position="quaternion")
@@ -264,7 +264,7 @@ def test_what_attention_lists_it_takes():
         gnomon.attention(q[..., :columns], k[..., :columns], v, similarity=name)
 
 
-def test_what_a_module_lists_it_takes():
+def test_modules_accept_all_listed_terms():
     with pytest.raises(ValueError, match="unknown position") as error:
         nn.MultiheadAttention(HEADS * DIM, HEADS, position="quaternion")
     names = known_names(str(error.value))
@@ -277,7 +277,7 @@ def test_what_a_module_lists_it_takes():
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "learned", "conv", "cape", "rope+cape"])
-def test_what_is_added_to_embeddings_does_nothing_in_attention(position):
+def test_encodings_have_no_effect_in_attention(position):
     name = position.split("+")[-1]
     q, k, v = tokens()
     for call in (

@@ -96,7 +96,7 @@ def test_it_holds_every_module_and_its_types(site):
     assert (site / "gnomon" / "py.typed").exists()
 
 
-def test_it_stands_alone(site):
+def test_the_wheel_is_self_contained(site):
     program = """
 import time
 start = time.perf_counter()
