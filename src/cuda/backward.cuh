@@ -27,9 +27,10 @@ GNOMON_DEVICE int TopKey(const Parameters& p, const HeadTerms& head, int i) {
   return static_cast<int>(p.statistics[2 * rows + row]);
 }
 
-// The slopes of f by g and the query's scalars at the pair of a row and its top key. A row's ds add
-// up to its dlse but for their rounding, which slopes that are large and alike would multiply: sums
-// over a row are relative to these. The four lanes of a row share its token's columns.
+// The slopes of f, by g and by the query's scalars, at the pair of a row and its top key. A row's
+// ds sum to its dlse up to rounding. Large and nearly equal slopes would amplify that rounding
+// error, so sums over a row are relative to these slopes. The four lanes of a row share its token's
+// columns.
 template <class F, class C>
 GNOMON_DEVICE Derivative TopSlopes(const Parameters& p, const HeadTerms& head, const Query& query,
                                    int i) {
@@ -53,7 +54,7 @@ GNOMON_DEVICE Derivative TopSlopes(const Parameters& p, const HeadTerms& head, c
   if (top < 0) return slopes;
   const Key key = LoadKey<F, C>(p, head.b, head.h, top);
   F::Gradient(g, query.a, key.b, head.t, slopes);
-  // At a distance of 0 a definition may have no slope.
+  // A definition may have no slope at distance 0.
   const auto finite = [](float slope) { return Abs(slope) < Infinity() ? slope : 0.0f; };
   slopes.g = finite(slopes.g);
 #pragma unroll
@@ -263,7 +264,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
     float dx[GNOMON_SIZE(C::kColumns / 8, 32)][4] = {};
     float dy[GNOMON_SIZE(kKeys ? C::kColumns / 8 : 1, 32)][4] = {};
     float sum_w[2] = {};
-    // What the weights of a row's differences of tokens add up to too much: taken from its top key.
+    // The excess in the weights of a row's token differences; subtracted from its top key.
     float excess_w[2] = {};
     int top_key[2] = {-1, -1};
     Scales<C> x_scales;
@@ -593,7 +594,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
           if (p.d_row != nullptr) {
 #pragma unroll
             for (int m = 0; m < F::kRowScalars; ++m) {
-              // What all slopes share has the part of dlse.
+              // The common part of the slopes contributes through dlse.
               p.d_row[m * query_rows + row] =
                   d_scalars[m] +
                   head.factor * temperature * (d_lse * top_own[r][m] - beyond * mean_own[r][m]);

@@ -187,7 +187,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     const Int64 row = first + r;
     const float sum = p.statistics[rows + row];
     const float top = p.statistics[2 * rows + row];
-    // Of a key that outweighs all others.
+    // The key that outweighs all others.
     float kept = top >= 0 && sum < 2.0f ? 1.0f : 0.0f;
     if (C::kDropout != 0 && kept != 0) {
       Query q{};
