@@ -1,5 +1,6 @@
 #include "models/splits.h"
 
+#include <algorithm>
 #include <set>
 
 #include "gnomon/attention.h"
@@ -13,6 +14,14 @@ void CheckSplits(const std::vector<std::string>& splits) {
     if (!seen.insert(split).second) throw Error(StrCat("--splits: ", split, " is given twice"));
   }
   if (seen.empty()) throw Error("--splits: the list is empty; expected at least one");
+}
+
+void HoldOutValid(std::vector<std::string>* splits) {
+  if (*splits == std::vector<std::string>{"test", "valid"}) *splits = {"test"};
+  if (std::find(splits->begin(), splits->end(), "valid") == splits->end()) return;
+  throw Error(
+      "--splits: the valid part is held out for --tune and --until-flat, so results cannot report "
+      "it; expected train or test");
 }
 
 }  // namespace gnomon::models

@@ -10,6 +10,10 @@ namespace gnomon::models {
 // Throws an Error that names --splits if there is none, or one is given twice.
 void CheckSplits(const std::vector<std::string>& splits);
 
+// Removes the part "valid", by which a comparison decides, from the default splits "test" and
+// "valid"; throws an Error that names --splits if others contain it.
+void HoldOutValid(std::vector<std::string>* splits);
+
 }  // namespace gnomon::models
 
 #endif  // GNOMON_MODELS_SPLITS_H_

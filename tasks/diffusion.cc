@@ -225,6 +225,10 @@ class DiffusionTask final : public Task {
     run_.frechet_images = std::min(run_.frechet_images, data_.valid.count());
   }
 
+  std::string HoldOut() override {
+    return StrCat(data_.HoldOut("images"), " images of the training part");
+  }
+
   std::string data_sha256() const override { return data_.sha256; }
 
   json DescribeData() const override {
@@ -391,7 +395,8 @@ torch::Tensor DiffusionLearner::Loss(const Batch& batch) {
 std::vector<Measurement> DiffusionLearner::Evaluate(const std::function<bool()>& proceed) {
   const torch::NoGradGuard no_grad;
   model_->eval();
-  const LabelledImages& part = task_.data().valid;
+  const bool is_held_out = task_.evaluates_held_out();
+  const LabelledImages& part = is_held_out ? task_.data().held_out : task_.data().valid;
   const DiffusionModelOptions& options = model_->options();
   const int64_t total = std::min(task_.run().evaluation_images, part.count());
   // Identical for every model: each image has one timestep, evenly spaced.
@@ -430,14 +435,15 @@ std::vector<Measurement> DiffusionLearner::Evaluate(const std::function<bool()>&
     }
   }
   std::vector<Measurement> measured;
-  const std::vector<json> conditions = task_.conditions().values;
+  std::vector<json> conditions = task_.conditions().values;
+  if (is_held_out) conditions.resize(1);
   for (size_t n = 0; n < conditions.size(); ++n) {
     const double loss = sums[n] / static_cast<double>(counts[n]);
     Measurement at = {conditions[n], {std::nullopt}, counts[n]};
     if (std::isfinite(loss)) at.values = {loss};
     measured.push_back(at);
   }
-  if (task_.classifier() == nullptr) return measured;
+  if (is_held_out || task_.classifier() == nullptr) return measured;
   const std::optional<double> distance = Frechet(proceed);
   if (!distance) return {};
   for (Measurement& at : measured) at.values.emplace_back(std::nullopt);

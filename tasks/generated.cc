@@ -29,7 +29,14 @@ namespace {
 using nlohmann::json;
 
 // The purpose of random draws.
-enum Purpose : uint32_t { kTraining, kEvaluation, kTrainingPositions, kEvaluationPositions };
+enum Purpose : uint32_t {
+  kTraining,
+  kEvaluation,
+  kTrainingPositions,
+  kEvaluationPositions,
+  kHeldOut,
+  kHeldOutPositions
+};
 
 // Evaluation batches hold about this many tokens, at any length.
 constexpr int64_t kEvaluationBatch = 8192;
@@ -126,6 +133,9 @@ class GeneratedTask final : public Task {
   }
 
   void ReadData(const std::string& /*path*/) override {}
+  std::string HoldOut() override {
+    return StrCat(rows_.evaluation_examples, " inputs that are drawn separately");
+  }
   json DescribeData() const override {
     return {{"data", {{"problem", problem_.problem}, {"symbols", symbols()}}}};
   }
@@ -343,10 +353,13 @@ std::vector<Measurement> GeneratedLearner::Evaluate(const std::function<bool()>&
   const Problem& problem = task_.problem();
   const std::vector<std::string> words = problem.vocabulary(task_.symbols());
   const int64_t examples = task_.rows().evaluation_examples;
-  const bool are_kept = !task_.examples_file().empty();
+  const bool is_held_out = task_.evaluates_held_out();
+  const bool are_kept = !is_held_out && !task_.examples_file().empty();
   std::string kept;
   std::vector<Measurement> measured;
-  for (const int64_t length : task_.rows().lengths) {
+  std::vector<int64_t> lengths = task_.rows().lengths;
+  if (is_held_out) lengths.resize(1);
+  for (const int64_t length : lengths) {
     const int64_t read = task_.Read(length);
     if (most() && *most() < read) {
       measured.push_back({length, {std::nullopt, std::nullopt, std::nullopt}, 0});
@@ -358,12 +371,13 @@ std::vector<Measurement> GeneratedLearner::Evaluate(const std::function<bool()>&
     int64_t right_tokens = 0;
     int64_t right_answers = 0;
     // Examples do not depend on the batch size.
-    Draws draws(kEvaluation, 0, length);
+    Draws draws(is_held_out ? kHeldOut : kEvaluation, 0, length);
     for (int64_t at = 0; at < examples; at += rows) {
       if (!proceed()) return {};
       const int64_t count = std::min(rows, examples - at);
       const ProblemRows batch = MakeRows(problem, task_.symbols(), length, count, &draws);
-      const torch::Tensor positions = DrawPositions(kEvaluationPositions, length, at, count, read);
+      const torch::Tensor positions = DrawPositions(
+          is_held_out ? kHeldOutPositions : kEvaluationPositions, length, at, count, read);
       const torch::Tensor logits = Predict(batch.tokens, positions, std::nullopt).cpu();
       const torch::Tensor targets = batch.tokens.slice(1, 1);
       const torch::Tensor is_answer = batch.is_answer.slice(1, 1);

@@ -86,6 +86,7 @@ class GraphsTask final : public Task {
   }
   const char* data_noun() const override { return "graph"; }
   void ReadData(const std::string& path) override;
+  std::string HoldOut() override;
   std::string data_sha256() const override { return sha256_; }
   json DescribeData() const override;
   std::string DescribeSize() const override;
@@ -112,7 +113,9 @@ class GraphsTask final : public Task {
 
   const GraphNetworkOptions& model() const { return model_; }
   const GraphsTrainingOptions& learning() const { return learning_; }
-  const std::vector<std::string>& splits() const { return evaluation_.splits; }
+  std::vector<std::string> splits() const {
+    return evaluates_held_out() ? std::vector<std::string>{"valid"} : evaluation_.splits;
+  }
   const Graph& graph() const { return graph_; }
   const torch::Tensor& labels() const { return labels_; }
   // The nodes of a part; undefined if the data have no such part.
@@ -137,9 +140,8 @@ const RegisterTask<GraphsTask> registered;
 
 class GraphsLearner final : public Learner {
  public:
-  GraphsLearner(const GraphsTask& task, GraphNetwork model, Terms terms,
-                const TrainingOptions& training)
-      : task_(task), model_(std::move(model)), terms_(std::move(terms)), steps_(training.steps) {}
+  GraphsLearner(const GraphsTask& task, GraphNetwork model, Terms terms)
+      : task_(task), model_(std::move(model)), terms_(std::move(terms)) {}
 
   torch::nn::Module& module() override { return *model_; }
   torch::Tensor Probe() override;
@@ -169,8 +171,8 @@ class GraphsLearner final : public Learner {
   GraphNetwork model_;
   Graph graph_;
   Terms terms_;
-  int64_t steps_;  // total number of training steps
   int64_t taken_ = 0;
+  bool is_last_ = false;  // of the training
   std::optional<Best> best_;
 };
 
@@ -299,6 +301,12 @@ void GraphsTask::ReadData(const std::string& path) {
   ReadNodes(arrays);
 }
 
+std::string GraphsTask::HoldOut() {
+  if (CountNodes("valid") == 0) throw Error(StrCat(path_, ": the array 'valid.nodes' is missing"));
+  HoldOutValid(&evaluation_.splits);
+  return StrCat(CountNodes("valid"), " validation nodes");
+}
+
 const torch::Tensor& GraphsTask::NodesOf(const std::string& part) const {
   static const torch::Tensor none;
   const auto found = nodes_.find(part);
@@ -348,9 +356,8 @@ std::string GraphsTask::DescribeSize() const {
 }
 
 std::unique_ptr<Learner> GraphsTask::MakeLearner(const Terms& terms,
-                                                 const TrainingOptions& training) {
-  return std::make_unique<GraphsLearner>(*this, GraphNetwork(model_, terms.similarity), terms,
-                                         training);
+                                                 const TrainingOptions& /*training*/) {
+  return std::make_unique<GraphsLearner>(*this, GraphNetwork(model_, terms.similarity), terms);
 }
 
 void GraphsTask::CheckSizes(const StoredSizes& file) const {
@@ -386,6 +393,7 @@ torch::Tensor GraphsLearner::Probe() {
 
 torch::Tensor GraphsLearner::Loss(const Batch& batch) {
   taken_ = batch.step + 1;
+  is_last_ = batch.is_last;
   torch::Tensor nodes = task_.NodesOf("train");
   if (batch.total < nodes.size(0)) {
     nodes = nodes.index_select(0, torch::randperm(nodes.size(0)).narrow(0, 0, batch.total));
@@ -445,7 +453,7 @@ void GraphsLearner::Keep() {
       best_->weights[entry.key()] = entry.value().detach().clone();
     }
   }
-  if (taken_ < steps_) return;
+  if (!is_last_) return;
   for (auto& entry : model_->named_parameters()) entry.value().copy_(best_->weights[entry.key()]);
   best_.reset();
 }

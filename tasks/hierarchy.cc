@@ -203,6 +203,7 @@ class HierarchyTask final : public Task {
   }
   const char* data_noun() const override { return "hierarchy"; }
   void ReadData(const std::string& path) override;
+  std::string HoldOut() override;
   std::string data_sha256() const override { return sha256_; }
   json DescribeData() const override;
   std::string DescribeSize() const override;
@@ -237,7 +238,9 @@ class HierarchyTask final : public Task {
 
   const HierarchyModelOptions& model() const { return model_; }
   const HierarchyTrainingOptions& learning() const { return learning_; }
-  const std::vector<std::string>& splits() const { return evaluation_.splits; }
+  std::vector<std::string> splits() const {
+    return evaluates_held_out() ? std::vector<std::string>{"valid"} : evaluation_.splits;
+  }
   const PairSet& PairsOf(const std::string& part) const { return parts_.at(part); }
   // The pairs of all parts.
   const PairSet& known() const { return known_; }
@@ -245,7 +248,7 @@ class HierarchyTask final : public Task {
  private:
   torch::Tensor ReadPairs(const Arrays& arrays, const std::string& part,
                           std::map<std::string, int64_t>* numbers) const;
-  void HoldOut(const PairSet& all);
+  void SplitPairs(const PairSet& all);
 
   HierarchyModelOptions model_;
   HierarchyTrainingOptions learning_;
@@ -355,7 +358,7 @@ torch::Tensor HierarchyTask::ReadPairs(const Arrays& arrays, const std::string& 
 }
 
 // Holds out pairs implied by two other pairs, so that the rest still determines the closure.
-void HierarchyTask::HoldOut(const PairSet& all) {
+void HierarchyTask::SplitPairs(const PairSet& all) {
   const torch::Tensor pairs = all.pairs();
   const int64_t* values = pairs.const_data_ptr<int64_t>();
   std::map<int64_t, std::vector<int64_t>> ancestors;
@@ -421,8 +424,18 @@ void HierarchyTask::ReadData(const std::string& path) {
   }
   if (!parts_.contains("valid")) {
     if (parts_.contains("test")) arrays.Get("valid.pairs", 2);  // throws if it is missing
-    HoldOut(known_);
+    SplitPairs(known_);
   }
+}
+
+std::string HierarchyTask::HoldOut() {
+  if (!parts_.contains("valid")) {
+    throw Error(StrCat(path_,
+                       ": there are no valid pairs: too few pairs are implied by others for "
+                       "--held-out"));
+  }
+  HoldOutValid(&evaluation_.splits);
+  return StrCat(parts_.at("valid").size(), " validation pairs");
 }
 
 void HierarchyTask::CheckData(const TrainingOptions* /*training*/) const {

@@ -6,6 +6,7 @@
 #include "ops/grammar/component.h"
 #include "training/arrays.h"
 #include "training/strings.h"
+#include "training/task.h"
 
 namespace gnomon::models {
 namespace {
@@ -82,6 +83,17 @@ ImageData::Pixels ImageData::DescribePixels() const {
   const torch::Tensor is_constant = variance <= 1e-12 * mean.square();
   return {mean.to(torch::kFloat),
           torch::where(is_constant, torch::ones_like(variance), variance.sqrt()).to(torch::kFloat)};
+}
+
+int64_t ImageData::HoldOut(const std::string& noun) {
+  const HeldOutRows rows = ChooseHeldOut(train.count(), noun);
+  const auto select = [&](const std::vector<int64_t>& chosen) {
+    const torch::Tensor index = torch::tensor(chosen, torch::kLong);
+    return LabelledImages{train.pixels.index_select(0, index), train.labels.index_select(0, index)};
+  };
+  held_out = select(rows.held_out);
+  train = select(rows.training);
+  return held_out.count();
 }
 
 ImageData ReadImages(const std::string& path, const ImageKind& kind, bool has_training,

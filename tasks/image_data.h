@@ -35,7 +35,8 @@ struct ImageData {
   std::string sha256;
   LabelledImages train;  // empty unless requested
   LabelledImages valid;
-  int64_t classes = 0;  // one more than the largest label of the training part
+  LabelledImages held_out;  // after HoldOut()
+  int64_t classes = 0;      // one more than the largest label of the training part
 
   // Mean and deviation of each channel over all training pixels: (C,) each. A constant channel has
   // deviation 1.
@@ -44,6 +45,9 @@ struct ImageData {
     torch::Tensor deviation;
   };
   Pixels DescribePixels() const;
+
+  // Sets rows of the training part aside (ChooseHeldOut); returns how many.
+  int64_t HoldOut(const std::string& noun);
 };
 
 // Reads the arrays `train.images` and `valid.images` (N, H, W) or (N, H, W, C), or `train.volumes`

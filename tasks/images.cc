@@ -113,8 +113,11 @@ class ImageTask : public Task {
     }
     return sizes;
   }
+  const LabelledImages& EvaluatedPart() const {
+    return evaluates_held_out() ? data_.held_out : data_.valid;
+  }
   int64_t EvaluatedExamples() const {
-    return std::min(evaluation_.evaluation_examples.value_or(kMany), data_.valid.count());
+    return std::min(evaluation_.evaluation_examples.value_or(kMany), EvaluatedPart().count());
   }
 
   const char* name() const override { return kind_.array; }
@@ -180,6 +183,11 @@ class ImageTask : public Task {
       CheckRanges(InSection("model", model_.Options()), path);
     }
     CheckPatches(model_.patch, model_.size);
+  }
+  std::string HoldOut() override {
+    const int64_t count = data_.HoldOut(kind_.array);
+    pixels_ = data_.DescribePixels();
+    return StrCat(count, " ", kind_.array, " of the training part");
   }
   std::string data_sha256() const override { return data_.sha256; }
   json DescribeData() const override {
@@ -319,7 +327,9 @@ class ImageLearner final : public Learner {
     const torch::NoGradGuard no_grad;
     model_->eval();
     std::vector<Measurement> measured;
-    for (const std::vector<int64_t>& size : task_.EvaluatedSizes()) {
+    std::vector<std::vector<int64_t>> sizes = task_.EvaluatedSizes();
+    if (task_.evaluates_held_out()) sizes.resize(1);
+    for (const std::vector<int64_t>& size : sizes) {
       const json condition = SizeName(size);
       std::optional<VisionTransformer> model = model_;
       if (size != model_->options().size) model = ForSize(model_, size);
@@ -399,7 +409,7 @@ class ImageLearner final : public Learner {
   // nullopt if `proceed` returned false.
   std::optional<Measurement> EvaluateAt(VisionTransformer& model, const std::vector<int64_t>& size,
                                         const std::function<bool()>& proceed) {
-    const LabelledImages& valid = task_.data().valid;
+    const LabelledImages& part = task_.EvaluatedPart();
     const int64_t total = task_.EvaluatedExamples();
     const int64_t batch = std::max<int64_t>(kEvaluationBatch / model->options().grid().tokens(), 1);
     double loss = 0;
@@ -407,9 +417,9 @@ class ImageLearner final : public Learner {
     for (int64_t at = 0; at < total; at += batch) {
       if (!proceed()) return std::nullopt;
       const int64_t count = std::min(batch, total - at);
-      const torch::Tensor labels = valid.labels.narrow(0, at, count);
+      const torch::Tensor labels = part.labels.narrow(0, at, count);
       const torch::Tensor logits =
-          model->forward(Resized(valid.Take(at, count), size)).to(torch::kCPU, torch::kDouble);
+          model->forward(Resized(part.Take(at, count), size)).to(torch::kCPU, torch::kDouble);
       loss += torch::nn::functional::cross_entropy(
                   logits, labels,
                   torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum))

@@ -108,14 +108,14 @@ struct Pieces {
   int64_t predicted = 0;
   std::vector<int64_t> before;
 
-  void Add(std::vector<int64_t> piece);
+  void Add(const torch::Tensor& piece);
 };
 
-void Pieces::Add(std::vector<int64_t> piece) {
-  steps += std::count(piece.begin(), piece.end(), kStep);
+void Pieces::Add(const torch::Tensor& piece) {
+  steps += piece.eq(kStep).sum().item<int64_t>();
   before.push_back(predicted);
-  predicted += static_cast<int64_t>(piece.size()) - 1;
-  events.push_back(torch::tensor(piece, torch::kLong));
+  predicted += piece.numel() - 1;
+  events.push_back(piece);
 }
 
 // Appends the pitches of a step, without silent voices (-1), and the step event.
@@ -159,7 +159,7 @@ Pieces ReadPieces(const Arrays& arrays, const std::string& part) {
     for (const torch::Tensor& step : pieces[n])
       AddStep(step.to(torch::kLong).contiguous(), &events);
     events.push_back(kBound);
-    all.Add(std::move(events));
+    all.Add(torch::tensor(events, torch::kLong));
   }
   return all;
 }
@@ -205,7 +205,7 @@ class MusicTask final : public Task {
   int64_t transpose() const { return training_.transpose; }
   const MusicGenerationOptions& generation() const { return generation_; }
   const Pieces& train() const { return train_; }
-  const Pieces& measured() const { return measured_; }
+  const Pieces& measured() const { return evaluates_held_out() ? held_out_ : measured_; }
 
   const char* name() const override { return "music"; }
   const char* summary() const override {
@@ -246,6 +246,7 @@ class MusicTask final : public Task {
            "(docs/tasks.md)";
   }
   void ReadData(const std::string& path) override;
+  std::string HoldOut() override;
   std::string data_sha256() const override { return sha256_; }
   json DescribeData() const override {
     const auto describe = [](const Pieces& part) -> json {
@@ -317,6 +318,7 @@ class MusicTask final : public Task {
   std::string sha256_;
   Pieces train_;
   Pieces measured_;
+  Pieces held_out_;
 };
 
 const RegisterTask<MusicTask> registered;
@@ -327,6 +329,14 @@ void MusicTask::ReadData(const std::string& path) {
   sha256_ = arrays.sha256();
   train_ = ReadPieces(arrays, "train");
   measured_ = ReadPieces(arrays, evaluation_.part);
+}
+
+std::string MusicTask::HoldOut() {
+  const HeldOutRows rows = ChooseHeldOut(std::ssize(train_.events), "pieces");
+  const Pieces all = std::exchange(train_, {});
+  for (const int64_t row : rows.training) train_.Add(all.events[row]);
+  for (const int64_t row : rows.held_out) held_out_.Add(all.events[row]);
+  return StrCat(Counted(std::ssize(held_out_.events), "piece"), " of the training part");
 }
 
 class MusicLearner final : public Learner {
@@ -415,7 +425,9 @@ std::vector<Measurement> MusicLearner::Evaluate(const std::function<bool()>& pro
   model_->eval();
   const Pieces& pieces = task_.measured();
   std::vector<Measurement> measured;
-  for (const int64_t length : task_.rows().lengths) {
+  std::vector<int64_t> lengths = task_.rows().lengths;
+  if (task_.evaluates_held_out()) lengths.resize(1);
+  for (const int64_t length : lengths) {
     if (model_->max_length() && *model_->max_length() < length) {
       measured.push_back({length, {std::nullopt, std::nullopt}, 0});
       continue;

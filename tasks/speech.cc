@@ -118,6 +118,24 @@ SpeechPart ReadPart(const Arrays& arrays, const std::string& part, int64_t highe
   return read;
 }
 
+// Some rows of a part.
+SpeechPart Select(const SpeechPart& part, const std::vector<int64_t>& rows) {
+  SpeechPart selected;
+  selected.name = part.name;
+  selected.rate = part.rate;
+  std::map<int64_t, int64_t> known;
+  for (const int64_t row : rows) {
+    const int64_t speaker =
+        known.try_emplace(part.speaker_of[row], static_cast<int64_t>(known.size())).first->second;
+    selected.by_speaker.resize(known.size());
+    selected.by_speaker[speaker].push_back(selected.size());
+    selected.speaker_of.push_back(speaker);
+    selected.labels.push_back(part.labels[row]);
+    selected.audio.push_back(part.audio[row]);
+  }
+  return selected;
+}
+
 // Utterances played one after the other.
 using Sequence = std::vector<int64_t>;
 
@@ -222,9 +240,12 @@ class SpeechLearner final : public Learner {
 class SpeechTask final : public Task {
  public:
   const SpeechPart& train() const { return train_; }
-  const SpeechPart& valid() const { return valid_; }
+  const SpeechPart& evaluated() const { return evaluates_held_out() ? held_out_ : valid_; }
   const std::vector<int64_t>& utterances() const { return sequences_.utterances; }
-  int64_t evaluation_utterances() const { return run_.evaluation_utterances; }
+  int64_t evaluation_utterances() const {
+    const int64_t most = run_.evaluation_utterances;
+    return evaluates_held_out() ? std::min(most, held_out_.size()) : most;
+  }
 
   const char* name() const override { return "speech"; }
   const char* summary() const override {
@@ -310,6 +331,13 @@ class SpeechTask final : public Task {
     }
     path_ = path;
     sha256_ = arrays.sha256();
+  }
+
+  std::string HoldOut() override {
+    const HeldOutRows rows = ChooseHeldOut(train_.size(), "utterances");
+    held_out_ = Select(train_, rows.held_out);
+    train_ = Select(train_, rows.training);
+    return StrCat(held_out_.size(), " utterances of the training part");
   }
 
   std::string data_sha256() const override { return sha256_; }
@@ -422,6 +450,7 @@ class SpeechTask final : public Task {
   bool is_trained_ = false;
   SpeechPart train_;
   SpeechPart valid_;
+  SpeechPart held_out_;
   std::string path_;
   std::string sha256_;
 };
@@ -468,9 +497,11 @@ torch::Tensor SpeechLearner::Loss(const Batch& batch) {
 std::vector<Measurement> SpeechLearner::Evaluate(const std::function<bool()>& proceed) {
   const torch::NoGradGuard no_grad;
   model_->eval();
-  const SpeechPart& part = task_.valid();
+  const SpeechPart& part = task_.evaluated();
+  std::vector<int64_t> counts = task_.utterances();
+  if (task_.evaluates_held_out()) counts.resize(1);
   std::vector<Measurement> measured;
-  for (const int64_t count : task_.utterances()) {
+  for (const int64_t count : counts) {
     const std::vector<Sequence> sequences =
         EvaluationSequences(part, count, task_.evaluation_utterances());
     const auto total = static_cast<int64_t>(sequences.size());

@@ -125,6 +125,16 @@ void TextTask::SetText(TextData data) {
 
 void TextTask::ReadData(const std::string& path) { SetText(ReadText(path)); }
 
+std::string TextTask::HoldOut() {
+  constexpr size_t kMost = size_t{1} << 20;
+  const size_t bytes = std::min(data_.train.size() / 10, kMost);
+  const size_t cut = data_.train.size() - bytes;
+  held_out_ = data_.train.substr(cut);
+  data_.train.resize(cut);
+  Encode();
+  return StrCat("the last ", bytes, " bytes of the training part");
+}
+
 json TextTask::DescribeData() const {
   const Tokenizer& tokenizer = *tokens_.tokenizer;
   const std::string vocabulary = tokenizer.vocabulary();
@@ -156,7 +166,9 @@ void TextTask::SetTokenizer(TokenizerPtr tokenizer) {
 }
 
 void TextTask::Encode() {
-  if (has_data_ && tokens_.tokenizer != nullptr) tokens_ = Tokenize(tokens_.tokenizer, data_);
+  if (!has_data_ || tokens_.tokenizer == nullptr) return;
+  tokens_ = Tokenize(tokens_.tokenizer, data_);
+  held_out_tokens_ = tokens_.tokenizer->Encode(held_out_);
 }
 
 void TextTask::Prepare() { SetTokenizer(BuildTokenizer(options_.tokens, data_.train)); }
@@ -196,6 +208,7 @@ void TextTask::CheckData(const TrainingOptions* training) const {
     check("training", tokens_.train, NeededTokens(options_.window, training->batch));
   }
   const std::vector<int64_t>& lengths = evaluated_.lengths;
+  if (!held_out_.empty()) check("held-out", held_out_tokens_, lengths[0] + 1);
   check("validation", tokens_.valid, *std::max_element(lengths.begin(), lengths.end()) + 1);
 }
 
@@ -308,8 +321,13 @@ torch::Tensor TextLearner::Loss(const Batch& batch) {
 void TextLearner::Keep() { memory_ = std::move(next_); }
 
 std::vector<Measurement> TextLearner::Evaluate(const std::function<bool()>& proceed) {
-  const TextTask::Evaluated& how = task_.evaluated();
-  const TokenText& text = task_.tokens().valid;
+  TextTask::Evaluated how = task_.evaluated();
+  const bool is_held_out = task_.evaluates_held_out();
+  const TokenText& text = is_held_out ? task_.held_out() : task_.tokens().valid;
+  if (is_held_out) {
+    how.lengths.resize(1);
+    how.bytes = std::max<int64_t>(how.bytes / 4, 1);  // it is measured many times
+  }
   std::vector<Measurement> measured;
   for (const LengthLoss& at : models::Evaluate(
            model_, text, how.lengths, TokensOfBytes(text, how.bytes), how.memory, proceed)) {

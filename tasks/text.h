@@ -81,6 +81,8 @@ class TextTask final : public Task {
   const char* data_help() const override;
   const char* data_noun() const override { return "text"; }
   void ReadData(const std::string& path) override;
+  std::string HoldOut() override;
+  const TokenText& held_out() const { return held_out_tokens_; }
   std::string data_sha256() const override { return data_.sha256; }
   nlohmann::json DescribeData() const override;
   std::string DescribeSize() const override;
@@ -170,6 +172,8 @@ class TextTask final : public Task {
   TextData data_;
   bool has_data_ = false;
   TokenData tokens_;
+  std::string held_out_;
+  TokenText held_out_tokens_;
 };
 
 class TextLearner final : public Learner {

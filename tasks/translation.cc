@@ -108,6 +108,9 @@ struct TranslationOptions {
   GNOMON_OPTIONS(GNOMON_TRANSLATION_OPTIONS)
 };
 
+// The part that HoldOut() makes; files cannot have the name.
+constexpr const char* kHeldOutPart = "held_out";
+
 // The evaluation settings.
 struct Evaluated {
   BeamOptions search;
@@ -227,6 +230,7 @@ class TranslationTask final : public Task {
   const char* data_help() const override;
   const char* data_noun() const override { return "parallel text"; }
   void ReadData(const std::string& path) override;
+  std::string HoldOut() override;
   std::string data_sha256() const override { return text_.sha256; }
   json DescribeData() const override;
   std::string DescribeSize() const override;
@@ -381,6 +385,25 @@ void TranslationTask::ReadData(const std::string& path) {
   languages_.target_language = text_.target_language;
   ChooseSplits();
   Encode();
+}
+
+std::string TranslationTask::HoldOut() {
+  const ParallelPart all = TrainPart();
+  const HeldOutRows rows = ChooseHeldOut(std::ssize(all.source), "pairs");
+  ParallelPart& train = *std::find_if(text_.parts.begin(), text_.parts.end(),
+                                      [](const auto& part) { return part.name == kTrainPart; });
+  const auto select = [&](const std::vector<std::string>& lines, const std::vector<int64_t>& of) {
+    std::vector<std::string> selected;
+    for (const int64_t row : of) selected.push_back(lines[row]);
+    return selected;
+  };
+  train.source = select(all.source, rows.training);
+  train.target = select(all.target, rows.training);
+  text_.parts.push_back({.name = kHeldOutPart,
+                         .source = select(all.source, rows.held_out),
+                         .target = select(all.target, rows.held_out)});
+  Encode();
+  return StrCat(Counted(std::ssize(rows.held_out), "pair"), " of the training part");
 }
 
 const ParallelPart& TranslationTask::TrainPart() const {
@@ -646,7 +669,8 @@ std::optional<double> TranslationLearner::MeanLoss(const Pairs& pairs,
 std::vector<Measurement> TranslationLearner::Evaluate(const std::function<bool()>& proceed) {
   const torch::NoGradGuard no_grad;
   model_->eval();
-  const Evaluated& how = task_.evaluated();
+  Evaluated how = task_.evaluated();
+  if (task_.evaluates_held_out()) how.splits = {kHeldOutPart};
   const std::filesystem::path folder = how.translations;
   if (!folder.empty()) {
     std::error_code error;
@@ -664,6 +688,10 @@ std::vector<Measurement> TranslationLearner::Evaluate(const std::function<bool()
     if (longest && LongestOf(pairs) > *longest) continue;
     const std::optional<double> loss = MeanLoss(pairs, proceed);
     if (!loss) return {};
+    if (split == kHeldOutPart) {
+      at.values[0] = loss;
+      continue;
+    }
     const auto translations =
         Translate(model_, task_.tokenizer(), pairs.source, how.search, proceed);
     if (!translations) return {};

@@ -96,6 +96,31 @@ std::unique_ptr<Learner> NewLearner(Task& task, const Terms& terms, const Traini
   return learner;
 }
 
+size_t DecidingMetric(const Task& task) {
+  const std::vector<Metric> metrics = task.metrics();
+  const auto loss = std::find_if(metrics.begin(), metrics.end(),
+                                 [](const Metric& metric) { return metric.key == "loss"; });
+  return loss == metrics.end() ? 0 : static_cast<size_t>(loss - metrics.begin());
+}
+
+HeldOutRows ChooseHeldOut(int64_t rows, const std::string& noun) {
+  if (rows < 2) {
+    throw Error(StrCat("the training data has ", rows, " ", noun,
+                       "; expected at least 2, because some are held out"));
+  }
+  constexpr uint64_t kSeed = 20190710;
+  constexpr int64_t kMost = 1000;
+  at::Generator generator = at::detail::createCPUGenerator(kSeed);
+  const torch::Tensor order = torch::randperm(rows, generator, torch::kLong);
+  const int64_t count = std::clamp<int64_t>(rows / 10, 1, kMost);
+  const auto sorted = [&](int64_t first, int64_t number) {
+    const torch::Tensor part = std::get<0>(order.narrow(0, first, number).sort());
+    const auto* begin = part.const_data_ptr<int64_t>();
+    return std::vector<int64_t>(begin, begin + number);
+  };
+  return {.training = sorted(count, rows - count), .held_out = sorted(0, count)};
+}
+
 int64_t CountParameters(const torch::nn::Module& module) {
   int64_t count = 0;
   for (const torch::Tensor& parameter : module.parameters()) count += parameter.numel();

@@ -59,7 +59,8 @@ struct Batch {
   int64_t step = 0;
   int64_t first = 0;
   int64_t count = 0;
-  int64_t total = 0;  // of all processes together
+  int64_t total = 0;     // of all processes together
+  bool is_last = false;  // of the training
 
   // Random generator of dropout and encodings; none if these are all rows.
   std::optional<BatchRows> rows() const {
@@ -111,8 +112,10 @@ class Learner {
   // Called when the step of Loss() is taken: its state becomes the current state.
   virtual void Keep() {}
 
-  // Evaluates on held-out data under each condition. `proceed` is polled between batches; the
-  // result is empty if it returned false.
+  // Evaluates on data that training does not use, under each condition; or, if the task says so
+  // (EvaluateHeldOut), on its held-out part under the training condition alone, where metrics other
+  // than DecidingMetric() may be omitted. `proceed` is polled between batches; the result is empty
+  // if it returned false.
   virtual std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) = 0;
 
   // Generates output according to the task's GenerationOptions(); stops early if `proceed` returns
@@ -206,6 +209,14 @@ class Task {
   // Throws Error if a comparison with this recorded `data`, which has the same sha256, must not
   // resume with the data that was read.
   virtual void CheckResumes(const nlohmann::json& /*data*/) const {}
+  // Sets a part of the training data aside, the same for every run: by its loss a comparison tunes
+  // options or ends a run, and neither training nor the reported evaluation uses it. Called between
+  // ReadData() and Prepare(). Returns its size, "1000 images of the training part"; throws Error if
+  // the data are insufficient.
+  virtual std::string HoldOut() = 0;
+  // Whether Learner::Evaluate() measures that part.
+  void EvaluateHeldOut(bool is_held_out) { evaluates_held_out_ = is_held_out; }
+  bool evaluates_held_out() const { return evaluates_held_out_; }
   // The amount of training data: "60000 images".
   virtual std::string DescribeSize() const = 0;
   // Learns the assets; only one of several processes calls it.
@@ -256,7 +267,22 @@ class Task {
   virtual nlohmann::json DescribeEvaluation() const { return nlohmann::json::object(); }
   // For the note below a table: "trained at length 128 for 700 steps of 2048 bytes".
   virtual std::string TrainedAs(const TrainingOptions& training) const;
+
+ private:
+  bool evaluates_held_out_ = false;
 };
+
+// The place in metrics() of the metric by which held-out data decide: the loss, or the first.
+size_t DecidingMetric(const Task& task);
+
+// The rows of the training data that HoldOut() sets aside: a tenth, at most 1000, drawn with a
+// fixed seed. The rest is for training. Both are in order. Throws Error, naming the rows "images",
+// if there are fewer than two.
+struct HeldOutRows {
+  std::vector<int64_t> training;
+  std::vector<int64_t> held_out;
+};
+HeldOutRows ChooseHeldOut(int64_t rows, const std::string& noun);
 
 // The task with that name; throws Error, listing all tasks, if there is none.
 std::unique_ptr<Task> NewTask(const std::string& name);

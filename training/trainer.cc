@@ -29,7 +29,8 @@ Trainer::Trainer(std::unique_ptr<Learner> learner, const TrainingOptions& option
     : learner_(std::move(learner)),
       module_(learner_->module()),
       options_(options),
-      processes_(std::move(processes)) {
+      processes_(std::move(processes)),
+      end_(options.steps) {
   CheckTrainingOptions(options_, processes_->size());
   learner_->CheckTraining();
   std::vector<torch::Tensor> decayed;
@@ -117,7 +118,8 @@ double Trainer::Step() {
   const torch::Tensor loss = learner_->Loss({.step = step_,
                                              .first = FirstRowOf(rank),
                                              .count = CountRowsOf(rank),
-                                             .total = options_.batch});
+                                             .total = options_.batch,
+                                             .is_last = step_ + 1 >= end_});
   optimizer_->zero_grad();
   loss.backward();
   const double value = SumGradients(loss);
@@ -125,7 +127,7 @@ double Trainer::Step() {
   const double norm = torch::nn::utils::clip_grad_norm_(module_.parameters(), options_.clip);
   if (!std::isfinite(norm)) return norm;
   for (auto& group : optimizer_->param_groups()) {
-    group.options().set_lr(LearningRate(options_, step_));
+    group.options().set_lr(LearningRate(options_, step_, end_));
   }
   optimizer_->step();
   learner_->Keep();

@@ -38,6 +38,9 @@ class Trainer {
   double Step();
 
   int64_t step() const { return step_; }
+  // The number of steps: those of the options, unless EndAt() set an earlier end.
+  int64_t end() const { return end_; }
+  void EndAt(int64_t end) { end_ = end; }
   Learner& learner() { return *learner_; }
   const TrainingOptions& options() const { return options_; }
   const Processes& processes() const { return *processes_; }
@@ -66,6 +69,7 @@ class Trainer {
   ProcessesPtr processes_;
   std::unique_ptr<torch::optim::AdamW> optimizer_;
   int64_t step_ = 0;
+  int64_t end_;
 };
 
 }  // namespace gnomon::models

@@ -139,14 +139,37 @@ TEST(LearningRateTest, WarmsUpAndDecays) {
   options.warmup = 10;
   options.learning_rate = 1;
   options.final_fraction = 0.1;
-  EXPECT_DOUBLE_EQ(LearningRate(options, 0), 0.1);
-  EXPECT_DOUBLE_EQ(LearningRate(options, 9), 1.0);
-  EXPECT_DOUBLE_EQ(LearningRate(options, 10), 1.0);
-  EXPECT_NEAR(LearningRate(options, 60), 0.55, 1e-12);
-  EXPECT_NEAR(LearningRate(options, 110), 0.1, 1e-12);
-  EXPECT_NEAR(LearningRate(options, 500), 0.1, 1e-12);
+  EXPECT_DOUBLE_EQ(LearningRate(options, 0, 110), 0.1);
+  EXPECT_DOUBLE_EQ(LearningRate(options, 9, 110), 1.0);
+  EXPECT_DOUBLE_EQ(LearningRate(options, 10, 110), 1.0);
+  EXPECT_NEAR(LearningRate(options, 60, 110), 0.55, 1e-12);
+  EXPECT_NEAR(LearningRate(options, 110, 110), 0.1, 1e-12);
+  EXPECT_NEAR(LearningRate(options, 500, 110), 0.1, 1e-12);
   options.warmup = 0;
-  EXPECT_DOUBLE_EQ(LearningRate(options, 0), 1.0);
+  EXPECT_DOUBLE_EQ(LearningRate(options, 0, 110), 1.0);
+}
+
+TEST(LearningRateTest, StaysConstantAndDecaysAtTheEnd) {
+  TrainingOptions options;
+  options.schedule = "constant";
+  options.steps = 100;
+  options.warmup = 10;
+  options.learning_rate = 1;
+  options.final_fraction = 0.1;
+  EXPECT_DOUBLE_EQ(LearningRate(options, 0, 100), 0.1);
+  EXPECT_DOUBLE_EQ(LearningRate(options, 10, 100), 1.0);
+  EXPECT_DOUBLE_EQ(LearningRate(options, 80, 100), 1.0);
+  EXPECT_NEAR(LearningRate(options, 90, 100), 0.55, 1e-12);
+  EXPECT_NEAR(LearningRate(options, 100, 100), 0.1, 1e-12);
+  // With an earlier end, the rates before its decay are the same.
+  EXPECT_EQ(DecayBegin(100), 80);
+  EXPECT_EQ(EndOfDecay(40), 50);
+  EXPECT_DOUBLE_EQ(LearningRate(options, 40, 50), 1.0);
+  EXPECT_NEAR(LearningRate(options, 45, 50), 0.55, 1e-12);
+  for (int64_t begin = 1; begin < 200; ++begin) {
+    EXPECT_LE(DecayBegin(EndOfDecay(begin)), begin);
+    EXPECT_GT(EndOfDecay(begin), begin);
+  }
 }
 
 TEST(TrainerTest, TwoStepsOfEverySimilarityAndPosition) {
