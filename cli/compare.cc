@@ -25,6 +25,7 @@
 #include "cli/results.h"
 #include "cli/run_folder.h"
 #include "cli/scalars.h"
+#include "cli/tuning.h"
 #include "cli/workers.h"
 #include "gnomon/attention.h"
 #include "training/device.h"
@@ -75,6 +76,10 @@ struct CompareFlags {
   std::string data;
   RunChoices choices;
   double margin = 0;
+  bool until_flat = false;
+  UntilFlat flat;
+  std::vector<std::string> tune;
+  int64_t tune_trials = 0;  // 0: the default
   models::TrainingOptions training;
   models::RunOptions run;
   std::string out;
@@ -98,10 +103,15 @@ struct Comparison {
   std::vector<RunResult> runs;
   json record;  // without the runs and their summary, which Save() adds
 
-  OneRun At(int64_t combination, int64_t seed) const {
-    return {settings, *task, device, folder, combination, seed, checkpoint_every};
+  // Of a trial, the seed is TrialSeed() of its number.
+  OneRun At(int64_t combination, int64_t seed) {
+    Trial* const trial = seed < 0 ? settings.tuning->Find(combination, -1 - seed) : nullptr;
+    return {settings, *task, device, folder, combination, seed, checkpoint_every, trial};
   }
 };
+
+// What stands for a seed in the list of runs: no seed is negative.
+int64_t TrialSeed(int64_t number) { return -1 - number; }
 
 void Save(Comparison* work, const char* status) {
   json& record = work->record;
@@ -164,10 +174,33 @@ void CheckAll(Comparison* work) {
   }
 }
 
+// Every value of --tune by itself, and the ends of every range, in each combination.
+void CheckTuned(const Comparison& work) {
+  const CompareSettings& settings = work.settings;
+  for (const TunedOption& option : settings.tuning->options) {
+    const std::vector<double> ends = {option.low, option.high};
+    for (const double value : option.values.empty() ? ends : option.values) {
+      const json number = option.is_integer ? json(static_cast<int64_t>(value)) : json(value);
+      for (const int64_t combination : option.combinations) {
+        const TunedModel model(*work.task, settings.training, settings.combinations[combination],
+                               {{option.name, number}});
+        try {
+          models::CheckTrainingOptions(model.training);
+          CheckTerms(*work.task, model.terms, model.training, Command::kCompare, work.device);
+          work.task->CheckData(&model.training);
+        } catch (const Error& error) {
+          throw Error(StrCat("--tune ", option.name, ": ", error.what()));
+        }
+      }
+    }
+  }
+}
+
 // Including the assets.
 void CheckData(const Comparison& work) {
   work.task->CheckData(&work.settings.training);
   work.task->CheckFits(work.settings.training, /*processes=*/1);
+  if (work.settings.tuning) CheckTuned(work);
 }
 
 std::string Sha256Of(const std::string& bytes) {
@@ -192,6 +225,21 @@ void ResumeAssets(const Comparison& work) {
     }
   }
   work.task->TakeAssets(assets, /*is_stored=*/true);
+}
+
+void SetUntilFlat(const CLI::App& command, const CompareFlags& flags, CompareSettings* settings) {
+  if (!flags.until_flat) {
+    for (const char* name : {"--flat-margin", "--flat-share"}) {
+      if (command.count(name) > 0) throw Error(StrCat(name, " needs --until-flat"));
+    }
+    return;
+  }
+  std::string& schedule = settings->training.schedule;
+  if (command.count("--schedule") == 0) schedule = "constant";
+  if (schedule == "cosine") {
+    throw Error("--until-flat needs --schedule constant: a cosine needs its end in advance");
+  }
+  settings->until_flat = flags.flat;
 }
 
 json DescribeSession(torch::Device device) {
@@ -220,12 +268,21 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, mod
                        "first metric"));
   }
   settings.training = flags.training;
+  SetUntilFlat(command, flags, &settings);
+  if (flags.tune.empty() && flags.tune_trials > 0) throw Error("--tune-trials needs --tune");
+  if (!flags.tune.empty()) {
+    CheckOptuna();
+    Tuning& tuning = settings.tuning.emplace();
+    if (flags.tune_trials > 0) tuning.trials = flags.tune_trials;
+    tuning.seed = choices.first_seed + kMostSeeds;
+  }
   SetWarmup(command, &settings.training);
   settings.training.seed = choices.first_seed;
   models::CheckTrainingOptions(settings.training);
   task.Settle(Command::kCompare, /*is_resumed=*/false, &settings.training);
   models::CheckRanges(task.Options(Command::kCompare), "");
   task.ReadData(flags.data);
+  const std::string held_out = settings.holds_out() ? task.HoldOut() : "";
   // Values filled in from the data may make two combinations identical.
   std::vector<models::Terms> completed;
   for (const models::Terms& terms : settings.combinations) {
@@ -239,6 +296,19 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, mod
     completed.push_back(std::move(complete));
   }
   settings.combinations = std::move(completed);
+  if (settings.tuning) {
+    for (const std::string& text : flags.tune) {
+      settings.tuning->options.push_back(
+          ParseTuned(text, task, settings.training, settings.combinations));
+      const auto is_same = [&](const TunedOption& option) {
+        return option.name == settings.tuning->options.back().name;
+      };
+      if (std::count_if(settings.tuning->options.begin(), settings.tuning->options.end(), is_same) >
+          1) {
+        throw Error(StrCat("--tune: ", settings.tuning->options.back().name, " is given twice"));
+      }
+    }
+  }
   CheckAll(&work);
   task.Prepare();
   CheckData(work);
@@ -256,6 +326,10 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, mod
                       {"sessions", json::array({DescribeSession(work.device)})},
                       {"versions", DescribeVersions()},
                       {"task", DescribeTask(task)}});
+  if (settings.holds_out()) {
+    work.record["held_out"] = {{"part", held_out},
+                               {"metric", task.metrics()[models::DecidingMetric(task)].key}};
+  }
   return work;
 }
 
@@ -302,6 +376,7 @@ Comparison ResumedComparison(const CompareFlags& flags, models::Task& task) {
                          " has changed since this run started"));
     }
     task.CheckResumes(data);
+    if (work.settings.holds_out()) task.HoldOut();
     ResumeAssets(work);
   } catch (const json::exception& error) {
     throw Error(StrCat(file.string(), " is not the record of a comparison: ", error.what()));
@@ -368,11 +443,18 @@ class Session {
   Progress progress;
 
   std::string Title(int64_t combination, int64_t seed) const {
+    if (seed < 0) {
+      const Trial& trial = *work->At(combination, seed).trial;
+      return StrCat("trial ", trial.number + 1, " of ",
+                    work->settings.combinations[combination].label(), ", ",
+                    DescribeValues(trial.values), ", to step ", trial.steps);
+    }
     return StrCat("run ", work->runs.size() + 1, " of ", work->settings.Runs().size(), ": ",
                   work->settings.combinations[combination].label(), ", seed ", seed);
   }
 
   void Take(const RunResult& result) {
+    if (result.seed < 0) return TakeTrial(result);
     const std::string title = Title(result.combination, result.seed);
     work->runs.push_back(result);
     // The order is the same for any number of workers.
@@ -393,6 +475,19 @@ class Session {
   }
 
  private:
+  void TakeTrial(const RunResult& result) {
+    const OneRun run = work->At(result.combination, result.seed);
+    Trial& trial = *work->settings.tuning->Find(result.combination, run.trial->number);
+    trial.measured.emplace_back(trial.steps, result.tried);
+    trial.seconds = result.seconds;
+    Save(work, "running");
+    fs::remove(run.result_file());
+    progress.Note(StrCat(Title(result.combination, result.seed), ": ",
+                         result.tried ? StrCat("held-out ", FormatLoss(*result.tried)) : "diverged",
+                         ", ", Duration(result.seconds)));
+    report_.Update(work->folder);
+  }
+
   LiveReport report_;
 };
 
@@ -401,17 +496,23 @@ bool RunHere(const std::vector<std::pair<int64_t, int64_t>>& todo, bool tensorbo
              Session* session) {
   Comparison& work = *session->work;
   Scalars scalars(tensorboard, *work.task, work.settings, work.folder);
-  const int64_t steps = work.settings.training.steps;
-  Schedule schedule(std::ssize(todo) * steps);
+  const auto steps_of = [&](const OneRun& run) {
+    return run.trial != nullptr ? run.trial->steps : work.settings.training.steps;
+  };
+  int64_t total = 0;
+  for (const auto& [combination, seed] : todo) total += steps_of(work.At(combination, seed));
+  Schedule schedule(total);
   for (const auto& [combination, seed] : todo) {
     const std::string title = session->Title(combination, seed);
+    const OneRun run = work.At(combination, seed);
+    const int64_t steps = steps_of(run);
     int64_t done = 0;
     const auto reach = [&](int64_t step) {
       schedule.Done(step - done);
       done = step;
     };
     const std::optional<RunResult> result = Execute(
-        work.At(combination, seed),
+        run,
         {.started = reach,
          .step =
              [&](int64_t step, double loss) {
@@ -419,23 +520,41 @@ bool RunHere(const std::vector<std::pair<int64_t, int64_t>>& todo, bool tensorbo
                session->progress.Update(StrCat(title, ", step ", step, " of ", steps, ", loss ",
                                                FormatLoss(loss), ", ", schedule.Left()));
              },
-         .point = [&](int64_t step, double loss) { scalars.Loss(combination, seed, step, loss); },
+         .point =
+             [&](int64_t step, double loss) {
+               if (seed >= 0) scalars.Loss(combination, seed, step, loss);
+             },
          .evaluating =
              [&] { session->progress.Update(StrCat(title, ", evaluating, ", schedule.Left())); }});
     if (!result) return false;
     reach(steps);
-    scalars.Result(*result);
+    if (seed >= 0) scalars.Result(*result);
     session->Take(*result);
   }
   return true;
 }
 
-RunResult ReadResult(const models::Task& task, const CompareSettings& settings,
-                     const fs::path& file) {
+// What a worker leaves of a trial.
+json TrialToJson(const OneRun& run, const RunResult& result) {
+  return {{"steps", run.trial->steps},
+          {"value", result.tried ? json(*result.tried) : json()},
+          {"seconds", result.seconds}};
+}
+
+// None: of a trial, and not of its last steps.
+std::optional<RunResult> ReadResult(const OneRun& run) {
+  const fs::path file = run.result_file();
   std::ifstream in(file);
   const json object = json::parse(in, nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) throw Error(StrCat(file.string(), " is not the result of a run"));
-  return RunFromJson(task, settings, object);
+  if (run.trial == nullptr) return RunFromJson(run.task, run.settings, object);
+  if (object.value("steps", json()) != run.trial->steps) return std::nullopt;
+  RunResult result;
+  result.combination = run.combination;
+  result.seed = run.seed;
+  if (const json& value = object.at("value"); !value.is_null()) result.tried = value.get<double>();
+  result.seconds = object.at("seconds").get<double>();
+  return result;
 }
 
 // Runs on workers, which store their results in the folder.
@@ -445,7 +564,7 @@ bool RunByWorkers(const std::vector<std::pair<int64_t, int64_t>>& todo, Workers*
   const Stopwatch clock;
   size_t done = 0;
   const auto take = [&](int64_t combination, int64_t seed) {
-    session->Take(ReadResult(*work.task, work.settings, work.At(combination, seed).result_file()));
+    session->Take(ReadResult(work.At(combination, seed)).value());
     ++done;
   };
   return workers->Run(todo, take, [&](int64_t running) {
@@ -470,6 +589,39 @@ bool AddSeed(Comparison* work) {
   return true;
 }
 
+// Runs, by workers or here; those that workers finished after the comparison had been stopped are
+// only taken. Returns whether all are finished.
+bool RunThem(std::vector<std::pair<int64_t, int64_t>> todo, bool tensorboard, Workers* workers,
+             Session* session) {
+  std::erase_if(todo, [&](const auto& at) {
+    const OneRun run = session->work->At(at.first, at.second);
+    if (!fs::exists(run.result_file())) return false;
+    const std::optional<RunResult> result = ReadResult(run);
+    if (result) session->Take(*result);
+    return result.has_value();
+  });
+  return workers != nullptr ? RunByWorkers(todo, workers, session)
+                            : RunHere(todo, tensorboard, session);
+}
+
+// Returns whether the values are chosen; not after Ctrl-C.
+bool Tune(Workers* workers, Session* session) {
+  Comparison& work = *session->work;
+  Tuning& tuning = *work.settings.tuning;
+  std::vector<std::pair<int64_t, int64_t>> trials;
+  while (!tuning.is_finished) {
+    Save(&work, "running");
+    if (!NextTrials(work.folder, &tuning, &trials)) break;
+    Save(&work, "running");  // workers read the trials
+    for (auto& [combination, number] : trials) number = TrialSeed(number);
+    if (!RunThem(trials, /*tensorboard=*/false, workers, session)) return false;
+  }
+  for (const Trial& trial : tuning.tried) {
+    fs::remove_all(work.At(trial.combination, TrialSeed(trial.number)).own_folder());
+  }
+  return true;
+}
+
 // The options of each worker's run.
 std::vector<std::string> WorkerWords(const CLI::App& command, const Comparison& work) {
   std::vector<std::string> words = {"--task", work.task->name(), "--checkpoint-every",
@@ -491,20 +643,14 @@ int RunAll(const CLI::App& command, const CompareFlags& flags, Comparison* work)
   CatchInterrupts();
   Session session(work);
   Save(work, "running");
-  // Results of workers that finished after the comparison was stopped.
-  for (const auto& [combination, seed] : Remaining(*work)) {
-    const fs::path file = work->At(combination, seed).result_file();
-    if (fs::exists(file)) session.Take(ReadResult(*work->task, settings, file));
-  }
   session.progress.Note(StrCat(Counted(std::ssize(Remaining(*work)), "run"), " of ",
                                settings.training.steps, " steps on ", work->task->DescribeSize(),
                                work->data.empty() ? "" : " of ", work->data, ", into ",
                                work->folder.string()));
+  bool finished = !settings.tuning || Tune(workers.get(), &session);
   do {
     Save(work, "running");  // workers read the settings
-    const auto todo = Remaining(*work);
-    const bool finished = workers != nullptr ? RunByWorkers(todo, workers.get(), &session)
-                                             : RunHere(todo, flags.tensorboard, &session);
+    finished = finished && RunThem(Remaining(*work), flags.tensorboard, workers.get(), &session);
     if (!finished) {
       Save(work, "interrupted");
       session.progress.Note(
@@ -529,7 +675,12 @@ int RunAll(const CLI::App& command, const CompareFlags& flags, Comparison* work)
 // A worker's part: one run, whose result is written to a file.
 int RunOnly(Comparison* work, const CompareFlags& flags) {
   const std::string& only = flags.only;
-  const auto runs = work->settings.Runs();
+  auto runs = work->settings.Runs();
+  if (work->settings.tuning) {
+    for (const Trial& trial : work->settings.tuning->tried) {
+      runs.emplace_back(trial.combination, TrialSeed(trial.number));
+    }
+  }
   const auto found = std::find_if(runs.begin(), runs.end(), [&](const auto& run) {
     return StrCat(run.first, ",", run.second) == only;
   });
@@ -545,15 +696,17 @@ int RunOnly(Comparison* work, const CompareFlags& flags) {
   fs::create_directories(run.own_folder());
   const models::FolderLock lock(run.own_folder());
   CatchInterrupts();
-  Scalars scalars(flags.tensorboard, *work->task, work->settings, work->folder);
+  const bool is_trial = run.trial != nullptr;
+  Scalars scalars(flags.tensorboard && !is_trial, *work->task, work->settings, work->folder);
   RunEvents events;
   events.point = [&](int64_t step, double loss) {
     scalars.Loss(run.combination, run.seed, step, loss);
   };
   const std::optional<RunResult> result = Execute(run, events);
   if (!result) return kInterrupted;
-  scalars.Result(*result);
-  models::WriteFileAtomically(run.result_file(), {ToJson(*work->task, *result).dump()});
+  if (!is_trial) scalars.Result(*result);
+  const json text = is_trial ? TrialToJson(run, *result) : ToJson(*work->task, *result);
+  models::WriteFileAtomically(run.result_file(), {text.dump()});
   return 0;
 }
 
@@ -596,6 +749,26 @@ void AddCompare(CLI::App& app, const std::shared_ptr<models::Task>& task, Action
           "The least difference of the first metric that matters; pairs of combinations that "
           "differ by less are called equivalent")
       ->default_str("");
+  command
+      ->add_option(
+          "--tune", flags->tune,
+          "OPTION=VALUE,VALUE or OPTION=LOW..HIGH, repeatable: choose the values of a number "
+          "option of the model or its training, or of a parameter of the terms, for each "
+          "combination on held-out training data, by Optuna")
+      ->default_str("");
+  AddNumber(command, "--tune-trials", &flags->tune_trials, 1, 10'000,
+            "Trials of --tune for each combination; default: 12, or the number of all lists' "
+            "combined values if that is smaller")
+      ->default_str("");
+  command->add_flag("--until-flat", flags->until_flat,
+                    "End each run once its loss on held-out training data is flat, with --steps as "
+                    "the limit. The learning rate is constant until then and decays at the end");
+  AddReal(command, "--flat-margin", &flags->flat.margin, 0, 1,
+          "A run is flat when its best held-out loss improves by less than this fraction ...")
+      ->capture_default_str();
+  AddReal(command, "--flat-share", &flags->flat.share, 0.02, 0.8,
+          "... over this fraction of --steps")
+      ->capture_default_str();
   flags->workers.Add(command);
   command->add_flag("--tensorboard", flags->tensorboard,
                     "Write training curves and results to the output folder for TensorBoard");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "cli/measure.h"
 #include "cli/progress.h"
 #include "cli/shortage.h"
+#include "cli/tuning.h"
 #include "gnomon/attention.h"
 #include "training/files.h"
 #include "training/safetensors.h"
@@ -35,6 +37,9 @@ constexpr const char* kLearnerPrefix = "learner.";
 constexpr const char* kTimes = "times.elapsed";
 constexpr const char* kProcessorTimes = "times.processor";
 constexpr const char* kCurve = "curve";
+constexpr const char* kHeldOut = "held_out";
+// Held-out measurements of a run that uses all its steps.
+constexpr int64_t kHeldOutPoints = 50;
 
 // Measurements of a run's training so far.
 struct Measured {
@@ -46,6 +51,9 @@ struct Measured {
   double sum = 0;
   int64_t summed = 0;
   double seconds = 0;  // including earlier sessions
+  bool is_flat = false;
+  std::vector<int64_t> held_out_steps;
+  std::vector<double> held_out_values;
 };
 
 torch::Tensor ToTensor(const std::vector<double>& values) {
@@ -81,9 +89,16 @@ void Save(const fs::path& path, models::Trainer& trainer, const Measured& measur
   put(kTimes, ToTensor(measured.milliseconds));
   put(kProcessorTimes, ToTensor(measured.processor_milliseconds));
   put(kCurve, ToTensor(measured.curve_losses));
-  const json fields = {{"step", trainer.step()}, {"curve_steps", measured.curve_steps},
-                       {"sum", measured.sum},    {"summed", measured.summed},
-                       {"seconds", seconds},     {"learner", state.fields}};
+  put(kHeldOut, ToTensor(measured.held_out_values));
+  const json fields = {{"step", trainer.step()},
+                       {"curve_steps", measured.curve_steps},
+                       {"sum", measured.sum},
+                       {"summed", measured.summed},
+                       {"seconds", seconds},
+                       {"learner", state.fields},
+                       {"end", trainer.end()},
+                       {"is_flat", measured.is_flat},
+                       {"held_out_steps", measured.held_out_steps}};
   file.metadata[kStateKey] = fields.dump();
   models::WriteSafeTensors(path, file);
 }
@@ -115,6 +130,10 @@ Measured Restore(const fs::path& path, models::Trainer* trainer) {
     measured.sum = fields.at("sum").get<double>();
     measured.summed = fields.at("summed").get<int64_t>();
     measured.seconds = fields.at("seconds").get<double>();
+    measured.is_flat = fields.at("is_flat").get<bool>();
+    measured.held_out_steps = fields.at("held_out_steps").get<std::vector<int64_t>>();
+    measured.held_out_values = ToVector(file.tensors.at(kHeldOut));
+    trainer->EndAt(fields.at("end").get<int64_t>());
   } catch (const std::exception& error) {
     throw Error(StrCat(path.string(), " is not a checkpoint of this run (", error.what(),
                        "); remove it to start the run again"));
@@ -122,12 +141,26 @@ Measured Restore(const fs::path& path, models::Trainer* trainer) {
   return measured;
 }
 
+// The deciding metric of the held-out data; infinite or NaN for a model that has diverged.
+double MeasureHeldOut(models::Task& task, models::Learner& learner) {
+  const size_t place = models::DecidingMetric(task);
+  task.EvaluateHeldOut(true);
+  std::vector<models::Measurement> measured;
+  NamingOptions(task.EvaluationFlags(Command::kCompare), [&] {
+    // A run without this value would continue differently.
+    measured = learner.Evaluate([] { return true; });
+  });
+  task.EvaluateHeldOut(false);
+  return measured.at(0).values.at(place).value_or(std::numeric_limits<double>::quiet_NaN());
+}
+
 }  // namespace
 
 fs::path UnfinishedRuns(const fs::path& folder) { return folder / "unfinished"; }
 
 fs::path OneRun::own_folder() const {
-  return UnfinishedRuns(folder) / StrCat(combination, "-", seed);
+  return UnfinishedRuns(folder) / (trial != nullptr ? StrCat(combination, "-trial-", trial->number)
+                                                    : StrCat(combination, "-", seed));
 }
 
 fs::path OneRun::result_file() const { return own_folder() / "result.json"; }
@@ -135,11 +168,19 @@ fs::path OneRun::result_file() const { return own_folder() / "result.json"; }
 std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events) {
   const CompareSettings& settings = run.settings;
   const Stopwatch clock;
-  models::TrainingOptions training = settings.training;
-  training.seed = run.seed;
-  models::Trainer trainer(
-      models::NewLearner(run.task, settings.combinations[run.combination], training, run.device),
-      training);
+  const Trial* const trial = run.trial;
+  json values;
+  if (trial != nullptr) {
+    values = trial->values;
+  } else if (settings.tuning) {
+    values = settings.tuning->chosen.at(run.combination);
+  }
+  const TunedModel model(run.task, settings.training, settings.combinations[run.combination],
+                         values);
+  models::TrainingOptions training = model.training;
+  training.seed = trial != nullptr ? settings.tuning->seed : run.seed;
+  models::Trainer trainer(models::NewLearner(run.task, model.terms, training, run.device),
+                          training);
   RunResult result;
   result.combination = run.combination;
   result.seed = run.seed;
@@ -155,7 +196,11 @@ std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events) {
   events.started(trainer.step());
   const OtherPrograms others;
   const int64_t stride = std::max<int64_t>(training.steps / kCurvePoints, 1);
-  while (trainer.step() < training.steps) {
+  const int64_t held_out_stride = std::max<int64_t>(training.steps / kHeldOutPoints, 1);
+  const bool higher_is_better =
+      run.task.metrics()[models::DecidingMetric(run.task)].higher_is_better;
+  const auto end = [&] { return trial != nullptr ? trial->steps : trainer.end(); };
+  while (trainer.step() < end()) {
     if (Interrupted()) {
       if (trainer.step() > 0) save();
       return std::nullopt;
@@ -173,7 +218,22 @@ std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events) {
     measured.sum += loss;
     ++measured.summed;
     const double mean = measured.sum / static_cast<double>(measured.summed);
-    if (trainer.step() % stride == 0 || trainer.step() == training.steps) {
+    if (settings.until_flat && trial == nullptr && !measured.is_flat &&
+        trainer.step() % held_out_stride == 0 &&
+        trainer.step() < models::DecayBegin(training.steps)) {
+      const double value = MeasureHeldOut(run.task, trainer.learner());
+      if (!std::isfinite(value)) {
+        result.diverged = true;
+        break;
+      }
+      measured.held_out_steps.push_back(trainer.step());
+      measured.held_out_values.push_back(value);
+      measured.is_flat = IsFlat(*settings.until_flat, measured.held_out_steps,
+                                measured.held_out_values, training.steps, higher_is_better);
+      // The final decay begins, whose length depends on the steps before it.
+      if (measured.is_flat) trainer.EndAt(models::EndOfDecay(trainer.step()));
+    }
+    if (trainer.step() % stride == 0 || trainer.step() == trainer.end()) {
       measured.curve_steps.push_back(trainer.step());
       measured.curve_losses.push_back(mean);
       events.point(trainer.step(), mean);
@@ -183,8 +243,22 @@ std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events) {
     events.step(trainer.step(), mean);
     if (trainer.step() % run.checkpoint_every == 0) save();
   }
+  if (trial != nullptr) {
+    if (!result.diverged) {
+      events.evaluating();
+      const double value = MeasureHeldOut(run.task, trainer.learner());
+      if (std::isfinite(value)) result.tried = value;
+      save();
+    }
+    result.seconds = measured.seconds + clock.seconds();
+    return result;
+  }
   result.curve_steps = measured.curve_steps;
   result.curve_losses = measured.curve_losses;
+  if (settings.until_flat) {
+    result.ended = {trainer.step(), measured.is_flat, measured.held_out_steps,
+                    measured.held_out_values};
+  }
   result.ms_per_step = Median(measured.milliseconds);
   result.ms_quartiles = {Quantile(measured.milliseconds, 0.25),
                          Quantile(measured.milliseconds, 0.75)};

@@ -22,6 +22,7 @@ struct OneRun {
   int64_t combination = 0;
   int64_t seed = 0;
   int64_t checkpoint_every = 0;  // steps
+  const Trial* trial = nullptr;  // that the run is, in place of a seed
 
   // The folder of the run's checkpoint until it is finished, and of a worker's result.
   std::filesystem::path own_folder() const;
@@ -40,7 +41,8 @@ struct RunEvents {
 };
 
 // Trains and evaluates, from the run's checkpoint if there is one. Returns nothing after Ctrl-C,
-// which leaves a checkpoint. The checkpoint stays until the caller removes it.
+// which leaves a checkpoint. The checkpoint stays until the caller removes it. A trial is trained
+// for its steps and measured on the held-out data alone; it leaves a checkpoint to continue from.
 std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events);
 
 }  // namespace gnomon::cli

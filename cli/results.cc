@@ -56,6 +56,21 @@ models::OptionList Options(CompareSettings* settings, models::Task& task) {
 
 }  // namespace
 
+bool IsFlat(const UntilFlat& how, const std::vector<int64_t>& steps,
+            const std::vector<double>& values, int64_t total, bool higher_is_better) {
+  if (steps.empty()) return false;
+  const double sign = higher_is_better ? 1 : -1;
+  const double before = static_cast<double>(steps.back()) - how.share * static_cast<double>(total);
+  std::optional<double> earlier;
+  std::optional<double> best;
+  for (size_t n = 0; n < steps.size(); ++n) {
+    const double value = sign * values[n];
+    best = std::max(best.value_or(value), value);
+    if (static_cast<double>(steps[n]) <= before) earlier = best;
+  }
+  return earlier && *best - *earlier < how.margin * std::abs(*earlier);
+}
+
 std::vector<std::pair<int64_t, int64_t>> CompareSettings::Runs() const {
   std::vector<std::pair<int64_t, int64_t>> runs;
   for (const int64_t seed : seeds) {
@@ -140,6 +155,10 @@ json ToJson(const CompareSettings& settings, models::Task& task) {
   object["margin"] = OrNull(settings.margin);
   object["seed_range"] =
       settings.seed_range ? json{settings.seed_range->first, settings.seed_range->second} : json();
+  object["until_flat"] = settings.until_flat ? json{{"margin", settings.until_flat->margin},
+                                                    {"share", settings.until_flat->share}}
+                                             : json();
+  object["tuning"] = settings.tuning ? ToJson(*settings.tuning) : json();
   object["added_seeds"] = json::array();
   for (const AddedSeed& more : settings.added) {
     object["added_seeds"].push_back({{"seed", more.seed}, {"combinations", more.combinations}});
@@ -161,6 +180,12 @@ CompareSettings CompareFromJson(const json& object, models::Task& task) {
     settings.margin = NumberOrNone(object.value(field = "margin", json()));
     if (const json range = object.value(field = "seed_range", json()); !range.is_null()) {
       settings.seed_range = range.get<std::pair<int64_t, int64_t>>();
+    }
+    if (const json how = object.value(field = "until_flat", json()); !how.is_null()) {
+      settings.until_flat = {how.at("margin").get<double>(), how.at("share").get<double>()};
+    }
+    if (const json tuning = object.value(field = "tuning", json()); !tuning.is_null()) {
+      settings.tuning = TuningFromJson(tuning);
     }
     for (const json& more : object.value(field = "added_seeds", json::array())) {
       settings.added.push_back(
@@ -215,6 +240,10 @@ json ToJson(const models::Task& task, const RunResult& run) {
       {"seconds", run.seconds},
       {"curve", {{"step", run.curve_steps}, {"loss", run.curve_losses}}},
       {"losses", losses},
+      {"stopped_at", run.ended ? json(run.ended->step) : json()},
+      {"flat", run.ended ? json(run.ended->is_flat) : json()},
+      {"held_out",
+       run.ended ? json{{"step", run.ended->steps}, {"value", run.ended->values}} : json()},
       {"picture",
        run.picture ? json{{"title", run.picture->first}, {"file", run.picture->second}} : json()}};
 }
@@ -239,6 +268,13 @@ RunResult RunFromJson(const models::Task& task, const CompareSettings& settings,
     run.others = NumberOrNone(object.value(field, json()));
     field = "processor_ms_per_step";
     run.processor_ms_per_step = NumberOrNone(object.value(field, json()));
+    field = "stopped_at";
+    if (const json step = object.value(field, json()); !step.is_null()) {
+      const json held_out = at("held_out");
+      run.ended = {step.get<int64_t>(), at("flat").get<bool>(),
+                   held_out.at("step").get<std::vector<int64_t>>(),
+                   held_out.at("value").get<std::vector<double>>()};
+    }
     field = "picture";
     if (const json picture = object.value(field, json()); !picture.is_null()) {
       run.picture = {picture.at("title").get<std::string>(), picture.at("file").get<std::string>()};
@@ -276,12 +312,14 @@ json Summarize(const models::Task& task, const CompareSettings& settings,
   for (size_t c = 0; c < settings.combinations.size(); ++c) {
     std::vector<const RunResult*> of_this;
     int64_t diverged = 0;
+    int64_t not_converged = 0;
     json parameters;
     std::vector<double> milliseconds;
     for (const RunResult& run : runs) {
       if (run.combination != static_cast<int64_t>(c)) continue;
       of_this.push_back(&run);
       diverged += run.diverged ? 1 : 0;
+      not_converged += run.ended && !run.ended->is_flat && !run.diverged ? 1 : 0;
       parameters = run.parameters;
       milliseconds.push_back(run.ms_per_step);
     }
@@ -302,6 +340,7 @@ json Summarize(const models::Task& task, const CompareSettings& settings,
                        {"label", settings.combinations[c].label()},
                        {"runs", of_this.size()},
                        {"diverged", diverged},
+                       {"not_converged", settings.until_flat ? json(not_converged) : json()},
                        {"parameters", parameters},
                        {"ms_per_step", MeanAndSpread(milliseconds)},
                        {"losses", losses}});
@@ -353,11 +392,14 @@ std::string FormatTable(const models::Task& task, const CompareSettings& setting
   }
   table += "\n" + rule + "\n";
   bool any_diverged = false;
+  bool any_unfinished = false;
   for (const json& row : summary) {
     const bool diverged = row["diverged"] > 0;
+    const bool unfinished = row["not_converged"].is_number() && row["not_converged"] > 0;
     any_diverged = any_diverged || diverged;
-    table += StrCat("| ", row["label"].get<std::string>(), diverged ? " *" : "", " | ",
-                    FormatNumber(row["parameters"], "%.0f"), " | ",
+    any_unfinished = any_unfinished || unfinished;
+    table += StrCat("| ", row["label"].get<std::string>(), diverged ? " *" : "",
+                    unfinished ? " †" : "", " | ", FormatNumber(row["parameters"], "%.0f"), " | ",
                     FormatNumber(row["ms_per_step"]["mean"], "%.1f"), " |");
     for (const auto& [key, n] : columns) {
       table += StrCat(" ", FormatCell(row["losses"][n][key]), " |");
@@ -368,7 +410,27 @@ std::string FormatTable(const models::Task& task, const CompareSettings& setting
                   settings.seeds.size() > 1 ? " ± standard deviation" : "", " over ",
                   DescribeSeeds(settings), ", ", task.TrainedAs(settings.training),
                   ". A dash marks a value that is undefined at that condition or not finished.\n");
+  if (settings.until_flat) {
+    table +=
+        "Each run ends once its loss on held-out training data is flat; the steps are the "
+        "limit.\n";
+  }
+  if (settings.tuning && settings.tuning->is_finished) {
+    table += "Values chosen on held-out training data, with a seed that is not reported:\n";
+    for (size_t c = 0; c < settings.combinations.size(); ++c) {
+      const json& values = settings.tuning->chosen[c];
+      table += StrCat("- ", settings.combinations[c].label(), ": ",
+                      values.is_null() ? "none, because all trials diverged"
+                      : values.empty() ? "nothing to tune"
+                                       : DescribeValues(values),
+                      "\n");
+    }
+  }
   if (any_diverged) table += "\\* the loss of at least one seed diverged.\n";
+  if (any_unfinished) {
+    table += StrCat("† not converged: at least one seed was still improving when its ",
+                    settings.training.steps, " steps ended.\n");
+  }
   return table;
 }
 

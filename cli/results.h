@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/tuning.h"
 #include "training/options.h"
 #include "training/task.h"
 #include "training/training_options.h"
@@ -27,6 +28,17 @@ struct AddedSeed {
   std::vector<int64_t> combinations;
 };
 
+// When --until-flat ends a run: the best held-out value improves by less than `margin`, relative to
+// its size, over `share` of the steps.
+struct UntilFlat {
+  double margin = 0.005;
+  double share = 0.2;
+};
+
+// Held-out values of one run by step. `total` is the number of steps that it may take.
+bool IsFlat(const UntilFlat& how, const std::vector<int64_t>& steps,
+            const std::vector<double>& values, int64_t total, bool higher_is_better);
+
 struct CompareSettings {
   std::vector<models::Terms> combinations;
   std::vector<int64_t> seeds;  // initial seeds, used for all combinations
@@ -35,8 +47,12 @@ struct CompareSettings {
   // The minimum and maximum number of seeds if they are added on demand; and the added seeds.
   std::optional<std::pair<int64_t, int64_t>> seed_range;
   std::vector<AddedSeed> added;
+  std::optional<UntilFlat> until_flat;
+  std::optional<Tuning> tuning;
   models::TrainingOptions training;  // the seed is set per run
 
+  // Whether a part of the training data is held out.
+  bool holds_out() const { return until_flat || tuning; }
   // All runs as (combination, seed), in execution order.
   std::vector<std::pair<int64_t, int64_t>> Runs() const;
 };
@@ -71,6 +87,17 @@ struct RunResult {
   std::vector<int64_t> curve_steps;
   std::vector<double> curve_losses;  // mean training loss since the previous step of the curve
   std::vector<models::Measurement> measurements;  // one per condition
+  // With --until-flat: the number of steps, whether the held-out value became flat before all steps
+  // were used up, and the held-out values before the final decay.
+  struct Ended {
+    int64_t step = 0;
+    bool is_flat = false;
+    std::vector<int64_t> steps;
+    std::vector<double> values;
+  };
+  std::optional<Ended> ended;
+  // Of a trial, whose results are not reported: the held-out value; none if it diverged.
+  std::optional<double> tried;
   // For the first seed's runs, if the task draws a picture: its title and its path within the
   // folder.
   std::optional<std::pair<std::string, std::string>> picture;

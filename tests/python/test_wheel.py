@@ -62,7 +62,7 @@ def test_metadata(site):
     assert needed == [f"torch=={minor}.*", "typing_extensions"]
     assert (folder / "WHEEL").read_text().count("Tag: py3-none-") == 1
     assert set(metadata.get_all("Provides-Extra")) == {
-        *("data", "report", "transformers", "workers")
+        *("data", "report", "transformers", "tune", "workers")
     }
     scripts = (folder / "entry_points.txt").read_text(encoding="utf-8")
     assert scripts.split("\n")[:2] == ["[console_scripts]", "gnomon = gnomon.__main__:main"]

@@ -15,6 +15,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from gnomon._plots import STYLE, colour
+from gnomon.report._decided import ends, tuning_section
 from gnomon.report._plots import PLOTS, SHADES, draw_effects, has_verdicts
 from gnomon.report._record import in_common, labels, measured_at, metrics
 from gnomon.report._statistics import (
@@ -134,6 +135,8 @@ def _table(results: dict[str, Any], metric: dict[str, Any], *, shows_cost: bool)
             cost = "–" if milliseconds is None else f"{milliseconds:.1f}"
             cells += f"<td>{parameters}</td><td>{cost}</td>"
         note = f" (diverged: {row['diverged']})" if row["diverged"] else ""
+        if row.get("not_converged"):
+            note += f" (not converged: {row['not_converged']})"
         body.append(
             f'<tr><td><span class="key" style="background:{colour(index)}"></span>'
             f'<span title="{html.escape(row["label"])}">{html.escape(names[index])}</span>{note}'
@@ -255,7 +258,11 @@ def verdict_section(results: dict[str, Any]) -> str:
 
 
 #: Options that differ between runs and are shown elsewhere.
-REPLACED = ("similarity", "position", "seed", "max_length")
+REPLACED = ("similarity", "position", "seed", "max_length", "schedule")
+SCHEDULES = {
+    "cosine": "along a cosine",
+    "constant": "constant, with a linear decay over the last fifth of the steps",
+}
 
 
 def _describe(options: dict[str, Any], without: tuple[str, ...] = ()) -> str:
@@ -297,7 +304,11 @@ def settings(results: dict[str, Any]) -> str:
     others = {
         name: value
         for name, value in options.items()
-        if name not in {"combinations", "seeds", "seed_range", "margin", "model", "training"}
+        if name
+        not in {
+            *("combinations", "seeds", "seed_range", "added_seeds", "margin", "model"),
+            *("training", "tuning", "until_flat"),
+        }
     }
     rows = []
     for session in results["sessions"]:
@@ -324,7 +335,8 @@ def settings(results: dict[str, Any]) -> str:
         (
             "training",
             _describe(options["training"], REPLACED)
-            + "; AdamW, its learning rate after a linear warm-up along a cosine",
+            + "; AdamW, its learning rate after a linear warm-up "
+            + SCHEDULES[options["training"].get("schedule", "cosine")],
         ),
         ("seeds", ", ".join(str(seed) for seed in options["seeds"])),
         ("evaluation", _describe(others, REPLACED)),
@@ -392,11 +404,12 @@ def render(results: dict[str, Any], folder: pathlib.Path | None = None) -> str:
                 f"<h2>{title}</h2><figure>{_svg(draw(results))}"
                 f"<figcaption>{caption}</figcaption></figure>"
             )
-        body.insert(1, f"<h2>Table</h2>{table(results)}")
+        body.insert(1, f"<h2>Table</h2>{table(results)}{ends(results)}")
         if has_verdicts(results):
             body.insert(0, verdict_section(results))
     if folder is not None:
         body.append(pictures(results, folder))
+    body.append(tuning_section(results))
     body.append(busy(results))
     body.append(f"<h2>Settings</h2>{settings(results)}")
     title = html.escape(f"gnomon compare: {results.get('name', '')}")
