@@ -135,6 +135,31 @@ class _Rule:
         return results
 
 
+class _OneByOne:
+    """Batching rule that calls an operator of derivatives once per sample."""
+
+    def __init__(self, operator: Any) -> None:
+        self.operator = operator
+
+    def __call__(self, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
+        results = [
+            self.operator(*(self._of(sample, x, dim) for x, dim in zip(args, in_dims, strict=True)))
+            for sample in range(info.batch_size)
+        ]
+        if not results:
+            raise NotImplementedError(
+                "gnomon: derivatives of zero samples are not supported; expected at least one"
+            )
+        stacked = [torch.stack(of_samples) for of_samples in zip(*results, strict=True)]
+        kind = type(results[0])
+        return kind(stacked), kind([0] * len(stacked))
+
+    def _of(self, sample: int, x: Any, dim: Any) -> Any:
+        if isinstance(x, list | tuple) and isinstance(dim, list | tuple):
+            return [self._of(sample, *pair) for pair in zip(x, dim, strict=True)]
+        return x if dim is None else x.select(dim, sample)
+
+
 def _favor_projection(info: Any, in_dims: Sequence[Any], like: Tensor, *args: Any) -> Any:
     """Draws one projection for all samples; only `like`'s columns and device matter."""
     one = like.new_empty(like.movedim(in_dims[0], 0).shape[1:])  # valid for zero samples
@@ -172,4 +197,8 @@ def register() -> None:
         rules.append(_Rule(operator.default, _BATCH, outputs, is_backward))
     for rule in rules:
         torch.library.register_vmap(rule.operator, rule)
+    for name in ("attention", "graph"):
+        for kind in ("jvp", "backward_jvp"):
+            operator = getattr(ops, f"{name}_{kind}").default
+            torch.library.register_vmap(operator, _OneByOne(operator))
     torch.library.register_vmap(ops.favor_projection.default, _favor_projection)

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <type_traits>
 
+#include "gnomon/derivatives.h"
+
 namespace gnomon {
 namespace {
 
@@ -81,6 +83,7 @@ std::string DescribeCall(const PairFunction& function, const AttentionInput<Numb
 
 template std::string DescribeCall(const PairFunction&, const AttentionInput<float>&);
 template std::string DescribeCall(const PairFunction&, const AttentionInput<double>&);
+template std::string DescribeCall(const PairFunction&, const AttentionInput<Dual>&);
 
 std::string DescribeSizes(const AttentionShape& shape) {
   const auto part = [](const char* name, int64_t size) { return name + std::to_string(size); };

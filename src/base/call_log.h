@@ -25,8 +25,8 @@ bool LogsCalls();
 // may have other `sizes`.
 void LogCall(const std::string& kind, const std::string& sizes);
 
-// The properties of a call that select kernels: "dot, float32, causal, bias". Number: float or
-// double.
+// The parts of a call that choose kernels: "dot, float32, causal, bias". Number: float, double or
+// Dual.
 template <class Number>
 std::string DescribeCall(const PairFunction& function, const AttentionInput<Number>& in);
 

@@ -12,7 +12,9 @@
 #include "core/targets.h"
 #include "core/with_statistics.h"
 #include "gnomon/attention.h"
+#include "gnomon/derivatives.h"
 #include "gnomon/table_layout.h"
+#include "reference/reference.h"
 
 namespace gnomon {
 namespace {
@@ -210,7 +212,7 @@ void RunLogged(const char* operation, const PairFunction& function, const Attent
   }
   call_plan = outer;
   std::string kind = std::string(operation) + ": " + DescribeCall(function, in);
-  if constexpr (std::is_same_v<T, double>) {
+  if constexpr (!std::is_same_v<T, float>) {
     kind += ", CPU reference";
   } else {
     kind += ", CPU " + CurrentTarget();
@@ -258,6 +260,27 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<double
   const auto complete = Complete(function.reference_forward, input, saved, executor);
   RunLogged("backward", function, input,
             [&] { function.reference_backward(input, complete.saved(), gradient, executor); });
+}
+
+void AttentionForward(const PairFunction& function, const AttentionInput<Dual>& input,
+                      const AttentionOutput<Dual>& output, const Executor& executor) {
+  CheckForward(function, input, output);
+  RunLogged("forward-mode derivative", function, input,
+            [&] { reference::Forward(reference::FindTable(function), input, output, executor); });
+}
+
+void AttentionBackward(const PairFunction& function, const AttentionInput<Dual>& input,
+                       const AttentionBackwardInput<Dual>& saved,
+                       const AttentionGradient<Dual>& gradient, const Executor& executor) {
+  CheckBackward(function, input, saved, gradient);
+  const reference::Table& table = reference::FindTable(function);
+  const auto forward = [&](const AttentionInput<Dual>& in, const AttentionOutput<Dual>& out,
+                           const Executor& workers) {
+    reference::Forward(table, in, out, workers);
+  };
+  const auto complete = Complete(forward, input, saved, executor);
+  RunLogged("second derivative", function, input,
+            [&] { reference::Backward(table, input, complete.saved(), gradient, executor); });
 }
 
 }  // namespace gnomon

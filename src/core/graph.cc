@@ -8,6 +8,8 @@
 #include "base/call_log.h"
 #include "core/targets.h"
 #include "core/with_statistics.h"
+#include "gnomon/derivatives.h"
+#include "reference/reference.h"
 
 namespace gnomon {
 namespace {
@@ -108,7 +110,7 @@ WithStatistics<GraphBackwardInput<T>> Complete(const Forward& forward, const Gra
 template <class T>
 void Log(const char* operation, const PairFunction& function, const GraphInput<T>& in) {
   if (!LogsCalls()) return;
-  constexpr bool kIsReference = std::is_same_v<T, double>;
+  constexpr bool kIsReference = !std::is_same_v<T, float>;
   const GraphShape& n = in.shape;
   LogCall(std::string(operation) + ": " + function.name +
               (kIsReference ? ", float64" : ", float32") + ", head_dim " + std::to_string(n.dim) +
@@ -151,6 +153,27 @@ void GraphBackward(const PairFunction& function, const GraphInput<double>& input
   const auto complete = Complete(function.reference_graph_forward, input, saved, executor);
   function.reference_graph_backward(input, complete.saved(), gradient, executor);
   Log("graph backward", function, input);
+}
+
+void GraphForward(const PairFunction& function, const GraphInput<Dual>& input,
+                  const GraphOutput<Dual>& output, const Executor& executor) {
+  CheckForward(function, input, output);
+  reference::GraphForward(reference::FindTable(function), input, output, executor);
+  Log("graph forward-mode derivative", function, input);
+}
+
+void GraphBackward(const PairFunction& function, const GraphInput<Dual>& input,
+                   const GraphBackwardInput<Dual>& saved, const GraphGradient<Dual>& gradient,
+                   const Executor& executor) {
+  CheckBackward(function, input, saved);
+  const reference::Table& table = reference::FindTable(function);
+  const auto forward = [&](const GraphInput<Dual>& in, const GraphOutput<Dual>& out,
+                           const Executor& workers) {
+    reference::GraphForward(table, in, out, workers);
+  };
+  const auto complete = Complete(forward, input, saved, executor);
+  reference::GraphBackward(table, input, complete.saved(), gradient, executor);
+  Log("graph second derivative", function, input);
 }
 
 }  // namespace gnomon

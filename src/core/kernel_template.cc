@@ -152,6 +152,7 @@ const PairFunction& GNOMON_PAIR_FUNCTION(GNOMON_DEFINITION)() {
       counting::Count<counting::GNOMON_DEFINITION>(),
       reference::BoundsOf<Definition>(),
   };
+  [[maybe_unused]] static const bool kAdded = reference::AddTable(kFunction, InDouble::kTable);
   return kFunction;
 }
 

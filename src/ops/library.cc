@@ -449,14 +449,18 @@ void ForCompositions(const Add& add) {
 }  // namespace
 
 TORCH_LIBRARY(gnomon, m) {
-  // The kernels' forward and backward operators (gnomon/attention.h).
+  // What the kernels compute (gnomon/attention.h), with derivatives up to the second.
   m.def(AttentionOperator::ForwardSchema().c_str());
   m.def(AttentionOperator::BackwardSchema().c_str());
-  // The same for the edges of a graph (gnomon/graph.h).
+  m.def(AttentionOperator::JvpSchema().c_str());
+  m.def(AttentionOperator::BackwardJvpSchema().c_str());
+  // The same over the edges of a graph (gnomon/graph.h).
   m.def(GraphOperator::ForwardSchema().c_str());
   m.def(GraphOperator::BackwardSchema().c_str());
-  // The axes of the tensors that these take and return, for vmap's rules: one letter per axis,
-  // preceded by "1|" if its size may be 1.
+  m.def(GraphOperator::JvpSchema().c_str());
+  m.def(GraphOperator::BackwardJvpSchema().c_str());
+  // The axes of the tensors that these take and return, for vmap's rules: a letter each, "1|"
+  // before it where there may be one entry for all.
   m.def("operator_axes(str operator) -> (str[] names, str[] axes)", AxesOfOperator);
   // The instruction set of the CPU kernels, and all that this machine supports.
   m.def("instruction_sets() -> (str, str[])",

@@ -1,4 +1,4 @@
-// Graph attention in double precision. Scores match those of the dense reference.
+// Attention over a graph. A pair's score is that of the dense reference.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,8 +12,9 @@ namespace gnomon::reference {
 namespace {
 
 // The same tokens as one batch of the dense operator.
-AttentionInput<double> DenseInput(const GraphInput<double>& in) {
-  AttentionInput<double> dense;
+template <class T>
+AttentionInput<T> DenseInput(const GraphInput<T>& in) {
+  AttentionInput<T> dense;
   dense.shape = {1,
                  in.shape.heads,
                  in.shape.key_heads,
@@ -34,11 +35,12 @@ AttentionInput<double> DenseInput(const GraphInput<double>& in) {
 
 // The score of edge e in log2 units, given f. An edge with bias -inf has zero weight even if f is
 // NaN.
-double EdgeScore(const Problem& problem, const GraphInput<double>& in, int64_t h, int64_t i,
-                 int64_t e, double f) {
-  double score = problem.Score(0, h, i, in.indices[e], f);
+template <class T>
+T EdgeScore(const Problem<T>& problem, const GraphInput<T>& in, int64_t h, int64_t i, int64_t e,
+            T f) {
+  T score = problem.Score(0, h, i, in.indices[e], f);
   if (in.edge_bias != nullptr) {
-    const double bias = in.edge_bias[e * in.shape.heads + h];
+    const T bias = in.edge_bias[e * in.shape.heads + h];
     score = bias == kHidden ? kHidden : score + bias;
   }
   return score * kLog2E;
@@ -46,45 +48,46 @@ double EdgeScore(const Problem& problem, const GraphInput<double>& in, int64_t h
 
 }  // namespace
 
-void GraphForward(const Table& table, const GraphInput<double>& in, const GraphOutput<double>& out,
+template <class T>
+void GraphForward(const Table& table, const GraphInput<T>& in, const GraphOutput<T>& out,
                   const Executor& executor) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const GraphShape& n = in.shape;
-  const AttentionInput<double> dense = DenseInput(in);
-  const Problem problem(table, dense);
+  const AttentionInput<T> dense = DenseInput(in);
+  const Problem<T> problem(table, dense);
   ParallelTasks(executor, n.heads, [&](int64_t h, int) {
-    std::vector<double> score;
+    std::vector<T> score;
     for (int64_t i = 0; i < n.queries; ++i) {
       const int64_t begin = in.indptr[i];
       const int64_t degree = in.indptr[i + 1] - begin;
       score.resize(static_cast<size_t>(degree));
-      double largest = -kInfinity;
+      T largest = -kInfinity;
       int64_t top = -1;
       for (int64_t e = 0; e < degree; ++e) {
         const int64_t j = in.indices[begin + e];
-        const PairScalars p = problem.Scalars(0, h, i, j);
-        const double f = table.value(problem.Input(0, h, i, j), p.a, p.b, p.t);
+        const PairScalars<T> p = problem.Scalars(0, h, i, j);
+        const T f = table.Value(problem.Input(0, h, i, j), p.a, p.b, p.t);
         score[e] = EdgeScore(problem, in, h, i, begin + e, f);
         if (!(score[e] > largest)) continue;
         largest = score[e];
         top = e;
       }
       if (largest == -kInfinity) largest = 0;
-      double* o = out.o.row(0, h, i);
-      std::fill_n(o, n.value_dim, 0.0);
-      double sum = 0;
+      T* o = out.o.row(0, h, i);
+      std::fill_n(o, n.value_dim, T(0.0));
+      T sum = 0;
       for (int64_t e = 0; e < degree; ++e) {
-        const double weight = std::exp2(score[e] - largest);
+        const T weight = Exp2(score[e] - largest);
         sum += weight;
-        const double kept = weight * problem.Kept(0, h, i, begin + e);
-        const double* v = in.v.row(0, h / problem.group(), in.indices[begin + e]);
+        const T kept = weight * problem.Kept(0, h, i, begin + e);
+        const T* v = in.v.row(0, h / problem.group(), in.indices[begin + e]);
         for (int64_t d = 0; d < n.value_dim; ++d) o[d] += kept * v[d];
       }
       if (sum != 0) {
         for (int64_t d = 0; d < n.value_dim; ++d) o[d] /= sum;
       }
       const int64_t row = i * n.heads + h;
-      out.lse[row] = sum == 0 ? -kInfinity : (largest + std::log2(sum)) / kLog2E;
+      out.lse[row] = sum == 0 ? -kInfinity : (largest + Log2(sum)) / kLog2E;
       if (out.statistics == nullptr) continue;
       const int64_t rows = n.queries * n.heads;
       out.statistics[row] = sum == 0 ? -kInfinity : largest;
@@ -94,65 +97,65 @@ void GraphForward(const Table& table, const GraphInput<double>& in, const GraphO
   });
 }
 
-void GraphBackward(const Table& table, const GraphInput<double>& in,
-                   const GraphBackwardInput<double>& saved, const GraphGradient<double>& grad,
-                   const Executor& executor) {
+template <class T>
+void GraphBackward(const Table& table, const GraphInput<T>& in, const GraphBackwardInput<T>& saved,
+                   const GraphGradient<T>& grad, const Executor& executor) {
   const GraphShape& n = in.shape;
-  const AttentionInput<double> dense = DenseInput(in);
-  const Problem problem(table, dense);
+  const AttentionInput<T> dense = DenseInput(in);
+  const Problem<T> problem(table, dense);
   const int64_t group = problem.group();
   ParallelTasks(executor, n.key_heads, [&](int64_t key_head, int) {
     for (int64_t j = 0; j < n.keys; ++j) {
-      if (grad.y.data) std::fill_n(grad.y.row(0, key_head, j), n.dim, 0.0);
-      if (grad.v.data) std::fill_n(grad.v.row(0, key_head, j), n.value_dim, 0.0);
+      if (grad.y.data) std::fill_n(grad.y.row(0, key_head, j), n.dim, T(0.0));
+      if (grad.v.data) std::fill_n(grad.v.row(0, key_head, j), n.value_dim, T(0.0));
       for (int s = 0; grad.column_scalars && s < table.column_scalars; ++s) {
         grad.column_scalars[(s * n.key_heads + key_head) * n.keys + j] = 0;
       }
     }
     for (int64_t h = key_head * group; h < (key_head + 1) * group; ++h) {
-      double d_factor = 0;
-      double d_head[3] = {0, 0, 0};
+      T d_factor = 0;
+      T d_head[3] = {0, 0, 0};
       for (int64_t i = 0; i < n.queries; ++i) {
-        if (grad.x.data) std::fill_n(grad.x.row(0, h, i), n.dim, 0.0);
+        if (grad.x.data) std::fill_n(grad.x.row(0, h, i), n.dim, T(0.0));
         for (int s = 0; grad.row_scalars && s < table.row_scalars; ++s) {
           grad.row_scalars[(s * n.heads + h) * n.queries + i] = 0;
         }
         const int64_t row = i * n.heads + h;
-        const double largest = saved.statistics[row];
-        const double sum = saved.statistics[n.queries * n.heads + row];
+        const T largest = saved.statistics[row];
+        const T sum = saved.statistics[n.queries * n.heads + row];
         if (sum == 0) {
           for (int64_t e = in.indptr[i]; grad.edge_bias && e < in.indptr[i + 1]; ++e) {
             grad.edge_bias[e * n.heads + h] = 0;
           }
           continue;
         }
-        const double* d_o = saved.d_o.row(0, h, i);
-        const double delta = problem.Dot(d_o, saved.o.row(0, h, i), n.value_dim) -
-                             (saved.d_lse ? saved.d_lse[row] : 0);
+        const T* d_o = saved.d_o.row(0, h, i);
+        const T delta = problem.Dot(d_o, saved.o.row(0, h, i), n.value_dim) -
+                        (saved.d_lse ? saved.d_lse[row] : 0);
         for (int64_t e = in.indptr[i]; e < in.indptr[i + 1]; ++e) {
           const int64_t j = in.indices[e];
-          const PairScalars p = problem.Scalars(0, h, i, j);
-          PairDerivative d;
-          const double g = problem.Input(0, h, i, j);
-          const double f = table.value(g, p.a, p.b, p.t);
-          table.gradient(g, p.a, p.b, p.t, d);
-          const double score = EdgeScore(problem, in, h, i, e, f);
-          const double weight = std::exp2(score - largest) / sum;
-          const double kept = problem.Kept(0, h, i, e);
-          const double* v = in.v.row(0, key_head, j);
-          const double d_score = weight * (kept * problem.Dot(d_o, v, n.value_dim) - delta);
+          const PairScalars<T> p = problem.Scalars(0, h, i, j);
+          PairDerivative<T> d;
+          const T g = problem.Input(0, h, i, j);
+          const T f = table.Value(g, p.a, p.b, p.t);
+          table.Gradient(g, p.a, p.b, p.t, d);
+          const T score = EdgeScore(problem, in, h, i, e, f);
+          const T weight = Exp2(score - largest) / sum;
+          const T kept = problem.Kept(0, h, i, e);
+          const T* v = in.v.row(0, key_head, j);
+          const T d_score = weight * (kept * problem.Dot(d_o, v, n.value_dim) - delta);
           if (grad.edge_bias) grad.edge_bias[e * n.heads + h] = d_score;
-          const double d_f = in.factor[h] * d_score;
+          const T d_f = in.factor[h] * d_score;
           if (grad.v.data) {
-            double* d_v = grad.v.row(0, key_head, j);
+            T* d_v = grad.v.row(0, key_head, j);
             for (int64_t k = 0; k < n.value_dim; ++k) d_v[k] += weight * kept * d_o[k];
           }
           if (table.input != PairInput::kNone) {
             // dg/dx is y, or 2 (x - y); dg/dy is x, or 2 (y - x).
             const bool is_distance = table.input == PairInput::kSquaredDistance;
-            const double d_g = d_f * d.g;
-            const double* x = in.x.row(0, h, i);
-            const double* y = in.y.row(0, key_head, j);
+            const T d_g = d_f * d.g;
+            const T* x = in.x.row(0, h, i);
+            const T* y = in.y.row(0, key_head, j);
             for (int64_t k = 0; grad.x.data && k < n.dim; ++k) {
               grad.x.row(0, h, i)[k] += d_g * (is_distance ? 2 * (x[k] - y[k]) : y[k]);
             }
@@ -177,5 +180,15 @@ void GraphBackward(const Table& table, const GraphInput<double>& in,
     }
   });
 }
+
+template void GraphForward(const Table&, const GraphInput<double>&, const GraphOutput<double>&,
+                           const Executor&);
+template void GraphBackward(const Table&, const GraphInput<double>&,
+                            const GraphBackwardInput<double>&, const GraphGradient<double>&,
+                            const Executor&);
+template void GraphForward(const Table&, const GraphInput<Dual>&, const GraphOutput<Dual>&,
+                           const Executor&);
+template void GraphBackward(const Table&, const GraphInput<Dual>&, const GraphBackwardInput<Dual>&,
+                            const GraphGradient<Dual>&, const Executor&);
 
 }  // namespace gnomon::reference

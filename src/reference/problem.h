@@ -12,15 +12,18 @@
 #include "base/dropout.h"
 #include "base/visible_keys.h"
 #include "gnomon/attention.h"
+#include "reference/dual.h"
 #include "reference/reference.h"
+#include "reference/vocabulary.h"
 
 namespace gnomon::reference {
 
-// The scalars of one pair.
+// Scalars of one pair.
+template <class T>
 struct PairScalars {
-  double a[3];
-  double b[3];
-  double t[3];
+  T a[3];
+  T b[3];
+  T t[3];
 };
 
 // 1 / ln 2. Row statistics are in log2 units, as in the fused kernels.
@@ -29,17 +32,20 @@ constexpr double kLog2E = 1.4426950408889634074;
 // The score of a masked pair.
 inline constexpr double kHidden = -std::numeric_limits<double>::infinity();
 
-// Clamps a bias so that scores stay finite after conversion to log2 units and addition of other
-// terms. numeric_limits<double>::lowest() then masks a key, unless all keys of the row have that
-// bias.
-inline double FiniteBias(double bias) {
+// A finite bias of any size, so that scores stay finite in units of log2 and added to others: those
+// of numeric_limits<double>::lowest(), which hide keys from each other, and no key from a row of
+// such keys alone.
+template <class T>
+T FiniteBias(T bias) {
   constexpr double kMost = 1e306;
-  return std::isinf(bias) ? bias : std::clamp(bias, -kMost, kMost);
+  return std::isinf(ValueOf(bias)) ? bias : std::clamp<T>(bias, -kMost, kMost);
 }
 
+// T: double, or Dual.
+template <class T>
 class Problem {
  public:
-  Problem(const Table& table, const AttentionInput<double>& in)
+  Problem(const Table& table, const AttentionInput<T>& in)
       : table_(table),
         in_(in),
         n_(in.shape),
@@ -52,8 +58,8 @@ class Problem {
     return (b * n_.key_heads + h / group_) * n_.keys + j;
   }
 
-  PairScalars Scalars(int64_t b, int64_t h, int64_t i, int64_t j) const {
-    PairScalars s{};
+  PairScalars<T> Scalars(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    PairScalars<T> s{};
     for (int n = 0; n < table_.row_scalars; ++n) {
       s.a[n] = in_.row_scalars[n * n_.batch * n_.heads * n_.queries + row(b, h, i)];
     }
@@ -65,12 +71,12 @@ class Problem {
   }
 
   // g_ij.
-  double Input(int64_t b, int64_t h, int64_t i, int64_t j) const {
+  T Input(int64_t b, int64_t h, int64_t i, int64_t j) const {
     if (table_.input == PairInput::kNone) return 0;
-    const double* x = in_.x.row(b, h, i);
-    const double* y = in_.y.row(b, h / group_, j);
+    const T* x = in_.x.row(b, h, i);
+    const T* y = in_.y.row(b, h / group_, j);
     if (table_.input == PairInput::kInnerProduct) return Dot(x, y, n_.dim);
-    double sum = 0;
+    T sum = 0;
     for (int64_t d = 0; d < n_.dim; ++d) sum += (x[d] - y[d]) * (x[d] - y[d]);
     return sum;
   }
@@ -105,50 +111,50 @@ class Problem {
   int64_t KeyTable(int64_t h) const { return in_.relative.key_heads ? h : 0; }
   int64_t QueryTable(int64_t h) const { return in_.relative.query_heads ? h : 0; }
   int64_t ValueTable(int64_t h) const { return in_.relative.value_heads ? h : 0; }
-  const double* RelativeKey(int64_t h, int64_t entry) const {
+  const T* RelativeKey(int64_t h, int64_t entry) const {
     return in_.relative.keys + (KeyTable(h) * RelativeSize() + entry) * in_.relative.dim;
   }
   // The first table row of an entry.
   int64_t RelativeQueryRow(int64_t entry) const {
     return (RelativeSize() - 1 - entry) * in_.relative.key_dim;
   }
-  const double* RelativeQuery(int64_t h, int64_t entry) const {
+  const T* RelativeQuery(int64_t h, int64_t entry) const {
     return in_.relative.queries + QueryTable(h) * RelativeSize() * in_.relative.key_dim +
            RelativeQueryRow(entry);
   }
-  const double* RelativeValue(int64_t h, int64_t entry) const {
+  const T* RelativeValue(int64_t h, int64_t entry) const {
     return in_.relative.values + (ValueTable(h) * RelativeSize() + entry) * n_.value_dim;
   }
 
-  double Temperature(int64_t b, int64_t h, int64_t i) const {
+  T Temperature(int64_t b, int64_t h, int64_t i) const {
     return in_.temperature == nullptr ? 1 : in_.temperature[row(b, h, i)];
   }
   // s_ij for a value of f.
-  double Score(int64_t b, int64_t h, int64_t i, int64_t j, double f) const {
-    const double sum = PlainScore(b, h, i, j, f);
+  T Score(int64_t b, int64_t h, int64_t i, int64_t j, T f) const {
+    const T sum = PlainScore(b, h, i, j, f);
     if (sum == kHidden) return kHidden;
-    const double score = Temperature(b, h, i) * sum;
-    return in_.softcap == 0 ? score : in_.softcap * std::tanh(score / in_.softcap);
+    const T score = Temperature(b, h, i) * sum;
+    return in_.softcap == 0 ? score : in_.softcap * Tanh(score / in_.softcap);
   }
   // The derivative of a score by the uncapped score.
-  double CapSlope(double score) const {
+  T CapSlope(T score) const {
     if (in_.softcap == 0) return 1;
-    const double share = score / in_.softcap;
+    const T share = score / in_.softcap;
     return 1 - share * share;
   }
 
-  // The score without the temperature. A bias of -inf masks the pair even if f is NaN.
-  double PlainScore(int64_t b, int64_t h, int64_t i, int64_t j, double f) const {
-    double score = in_.factor[h] * f;
+  // Without the temperature. What a bias hides is so whatever f is, NaN included.
+  T PlainScore(int64_t b, int64_t h, int64_t i, int64_t j, T f) const {
+    T score = in_.factor[h] * f;
     std::vector<int64_t> entries;
     BiasEntries(b, i, j, &entries);
     for (const int64_t entry : entries) {
-      const double bias = in_.bias.table[b * in_.bias.batch_stride + h * BiasSize() + entry];
+      const T bias = in_.bias.table[b * in_.bias.batch_stride + h * BiasSize() + entry];
       if (bias == kHidden) return kHidden;
       score += FiniteBias(bias);
     }
     if (in_.key_bias != nullptr) {
-      const double bias = in_.key_bias[(b * n_.heads + h) * n_.keys + j];
+      const T bias = in_.key_bias[(b * n_.heads + h) * n_.keys + j];
       if (bias == kHidden) return kHidden;
       score += FiniteBias(bias);
       if (in_.key_bias_low != nullptr) {
@@ -157,20 +163,20 @@ class Problem {
       }
     }
     if (in_.pair_bias.data != nullptr) {
-      const double bias = in_.pair_bias.row(b, h, i)[j];
+      const T bias = in_.pair_bias.row(b, h, i)[j];
       if (bias == kHidden) return kHidden;
       score += FiniteBias(bias);
     }
     if (in_.relative.keys != nullptr) {
       RelativeEntries(b, i, j, &entries);
-      const double* query = in_.relative.query.row(b, h, i);
+      const T* query = in_.relative.query.row(b, h, i);
       for (const int64_t entry : entries) {
         score += in_.relative.factor * Dot(query, RelativeKey(h, entry), in_.relative.dim);
       }
     }
     if (in_.relative.queries != nullptr) {
       RelativeEntries(b, i, j, &entries);
-      const double* key = in_.relative.key.row(b, h / group_, j);
+      const T* key = in_.relative.key.row(b, h / group_, j);
       for (const int64_t entry : entries) {
         score += in_.relative.factor * Dot(key, RelativeQuery(h, entry), in_.relative.key_dim);
       }
@@ -179,14 +185,14 @@ class Problem {
   }
 
   // v_j + W_ij.
-  void Value(int64_t b, int64_t h, int64_t i, int64_t j, std::vector<double>* value) const {
-    const double* v = in_.v.row(b, h / group_, j);
+  void Value(int64_t b, int64_t h, int64_t i, int64_t j, std::vector<T>* value) const {
+    const T* v = in_.v.row(b, h / group_, j);
     value->assign(v, v + n_.value_dim);
     if (in_.relative.values == nullptr) return;
     std::vector<int64_t> entries;
     RelativeEntries(b, i, j, &entries);
     for (const int64_t entry : entries) {
-      const double* w = RelativeValue(h, entry);
+      const T* w = RelativeValue(h, entry);
       for (int64_t d = 0; d < n_.value_dim; ++d) (*value)[static_cast<size_t>(d)] += w[d];
     }
   }
@@ -222,16 +228,15 @@ class Problem {
     return {std::max(keys.begin, segment.begin), std::min(keys.end, segment.end)};
   }
 
-  static double Dot(const double* x, const double* y, int64_t n) {
-    double sum = 0;
+  static T Dot(const T* x, const T* y, int64_t n) {
+    T sum = 0;
     for (int64_t d = 0; d < n; ++d) sum += x[d] * y[d];
     return sum;
   }
 
  private:
-  // The interval from the first to the last key of each query's segment; empty if there are no
-  // segments.
-  static std::vector<KeyRange> SegmentKeys(const AttentionInput<double>& in) {
+  // From the first key of each query's segment to its last; empty: there are no segments.
+  static std::vector<KeyRange> SegmentKeys(const AttentionInput<T>& in) {
     const AttentionShape& n = in.shape;
     std::vector<KeyRange> of_queries;
     if (in.mask.key_segments == nullptr) return of_queries;
@@ -250,7 +255,7 @@ class Problem {
   }
 
   const Table& table_;
-  const AttentionInput<double>& in_;
+  const AttentionInput<T>& in_;
   const AttentionShape& n_;
   int64_t group_;
   std::vector<KeyRange> segment_keys_;

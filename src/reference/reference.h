@@ -5,36 +5,63 @@
 
 #include "gnomon/attention.h"
 #include "gnomon/graph.h"
+#include "reference/dual.h"
 
 namespace gnomon::reference {
 
+template <class T>
 struct PairDerivative {
-  double g = 0;
-  double a[3] = {0, 0, 0};
-  double b[3] = {0, 0, 0};
-  double t[3] = {0, 0, 0};
+  T g = 0;
+  T a[3] = {0, 0, 0};
+  T b[3] = {0, 0, 0};
+  T t[3] = {0, 0, 0};
 };
 
-// A definition in double precision: its scalar counts, f, and the derivatives of f.
+// A definition: its counts of scalars, f, and f's derivatives, in double and in dual numbers.
 struct Table {
   PairInput input;
   int row_scalars;
   int column_scalars;
   int head_scalars;
   double (*value)(double g, const double* a, const double* b, const double* t);
-  void (*gradient)(double g, const double* a, const double* b, const double* t, PairDerivative& d);
+  void (*gradient)(double g, const double* a, const double* b, const double* t,
+                   PairDerivative<double>& d);
+  void (*dual_gradient)(Dual g, const Dual* a, const Dual* b, const Dual* t,
+                        PairDerivative<Dual>& d);
+
+  double Value(double g, const double* a, const double* b, const double* t) const {
+    return value(g, a, b, t);
+  }
+  void Gradient(double g, const double* a, const double* b, const double* t,
+                PairDerivative<double>& d) const {
+    gradient(g, a, b, t, d);
+  }
+  // By the gradient, so that forward and reverse mode have the same subgradients at kinks.
+  Dual Value(Dual g, const Dual* a, const Dual* b, const Dual* t) const;
+  void Gradient(Dual g, const Dual* a, const Dual* b, const Dual* t,
+                PairDerivative<Dual>& d) const {
+    dual_gradient(g, a, b, t, d);
+  }
 };
 
-void Forward(const Table& f, const AttentionInput<double>& in, const AttentionOutput<double>& out,
+// T: double, or Dual, whose tangents are those of the results.
+template <class T>
+void Forward(const Table& f, const AttentionInput<T>& in, const AttentionOutput<T>& out,
              const Executor& executor);
-void Backward(const Table& f, const AttentionInput<double>& in,
-              const AttentionBackwardInput<double>& saved, const AttentionGradient<double>& grad,
-              const Executor& executor);
-void GraphForward(const Table& f, const GraphInput<double>& in, const GraphOutput<double>& out,
+template <class T>
+void Backward(const Table& f, const AttentionInput<T>& in, const AttentionBackwardInput<T>& saved,
+              const AttentionGradient<T>& grad, const Executor& executor);
+template <class T>
+void GraphForward(const Table& f, const GraphInput<T>& in, const GraphOutput<T>& out,
                   const Executor& executor);
-void GraphBackward(const Table& f, const GraphInput<double>& in,
-                   const GraphBackwardInput<double>& saved, const GraphGradient<double>& grad,
-                   const Executor& executor);
+template <class T>
+void GraphBackward(const Table& f, const GraphInput<T>& in, const GraphBackwardInput<T>& saved,
+                   const GraphGradient<T>& grad, const Executor& executor);
+
+// The table of a pair function, for its derivatives; Add returns true, and Find throws Error if
+// there is none.
+bool AddTable(const PairFunction& function, const Table& table);
+const Table& FindTable(const PairFunction& function);
 
 // The Table of one definition, for use after including the vocabulary of double.
 template <class Definition>
@@ -43,7 +70,11 @@ struct Functions {
     return Definition::Value(g, a, b, t);
   }
   static void Gradient(double g, const double* a, const double* b, const double* t,
-                       PairDerivative& d) {
+                       PairDerivative<double>& d) {
+    Definition::Gradient(g, a, b, t, d);
+  }
+  static void DualGradient(Dual g, const Dual* a, const Dual* b, const Dual* t,
+                           PairDerivative<Dual>& d) {
     Definition::Gradient(g, a, b, t, d);
   }
 
@@ -52,7 +83,8 @@ struct Functions {
                                    .column_scalars = Definition::kColumnScalars,
                                    .head_scalars = Definition::kHeadScalars,
                                    .value = Value,
-                                   .gradient = Gradient};
+                                   .gradient = Gradient,
+                                   .dual_gradient = DualGradient};
 
   static void Forward(const AttentionInput<double>& in, const AttentionOutput<double>& out,
                       const Executor& executor) {

@@ -559,15 +559,6 @@ def test_gradients_that_are_not_needed_are_not_computed():
     assert v.grad is not None
 
 
-def test_second_derivatives_are_refused():
-    q = torch.randn(9, 2, 4, requires_grad=True)
-    o = gnomon.graph_attention(q, q, q, *csr(GRAPHS["few"]))
-    (gradient,) = torch.autograd.grad(o.sum(), q, create_graph=True)
-    message = "gnomon.graph_attention: second derivatives"
-    with pytest.raises(NotImplementedError, match=message):
-        gradient.sum().backward()
-
-
 def test_memory_is_linear_in_the_edges():
     before = """
 nodes, degree = int(sys.argv[1]), 4

@@ -579,14 +579,6 @@ def test_a_mistake_is_one_each_time():
             gnomon.attention(q, q, q, similarity="penumbral:gamma=tensor")
 
 
-def test_second_derivatives_are_refused():
-    q = torch.randn(1, 1, 3, 2, requires_grad=True)
-    o = gnomon.attention(q, q, q)
-    (gradient,) = torch.autograd.grad(o.sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match=r"gnomon\.attention: second derivatives"):
-        gradient.sum().backward()
-
-
 @pytest.mark.parametrize(
     ("index", "change", "argument"),
     [

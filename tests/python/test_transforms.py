@@ -346,46 +346,6 @@ def test_dropout_under_vmap():
         vmap(function)(q, k, v)
 
 
-FORWARD_MODE = ("dot, causal", "penumbral, rope, hype", "linear, causal", "graph")
-
-
-@pytest.mark.parametrize("name", FORWARD_MODE)
-def test_forward_mode_is_refused(name):
-    function, inputs = arguments(name)
-    first = [x[0] for x in inputs]
-    message = r"gnomon\.\w+: forward-mode derivatives .* use reverse mode"
-    for argnum in range(len(first)):
-
-        def of_one(x, argnum=argnum):
-            return function(*first[:argnum], x, *first[argnum + 1 :])
-
-        with pytest.raises(NotImplementedError, match=message):
-            torch.func.jvp(of_one, (first[argnum],), (torch.ones_like(first[argnum]),))
-        with torch.autograd.forward_ad.dual_level():
-            dual = torch.autograd.forward_ad.make_dual(first[argnum], first[argnum])
-            with pytest.raises(NotImplementedError, match=message):
-                of_one(dual)
-    with pytest.raises(NotImplementedError, match=message):
-        torch.func.jacfwd(lambda q: function(q, *first[1:]))(first[0])
-
-
-@pytest.mark.cpu("float64")
-@pytest.mark.parametrize("name", ["dot, causal", "penumbral, rope, hype", "graph"])
-def test_second_derivatives_are_refused(name):
-    function, inputs = arguments(name)
-    first = [x[0] for x in inputs]
-    loss = loss_of(lambda q: function(q, *first[1:]))
-    for transform in (
-        torch.func.hessian(loss),
-        jacrev(grad(loss)),
-        grad(lambda q: grad(loss)(q).square().sum()),
-    ):
-        with pytest.raises(
-            NotImplementedError, match=r"gnomon\.\w+.* derivatives .* not supported"
-        ):
-            transform(first[0])
-
-
 def test_second_derivatives_of_causal_linear_attention():
     """Its gradients are causal sums, which are differentiable as well."""
     q, k, v = (x[0][:1, :2, :4] for x in tokens())

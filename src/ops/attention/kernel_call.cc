@@ -246,18 +246,50 @@ void KernelCall<T>::ReplaceByOffsets(const OperatorArguments& a) {
 }
 
 template <class T>
-at::Tensor KernelCall<T>::ParameterGradient(const at::Tensor& d_bias) const {
-  at::Tensor d_table = d_bias;
-  if (input_.query_offsets != nullptr && !offsets_.empty()) {
-    const int64_t most = *std::max_element(offsets_.begin(), offsets_.end());
-    const int64_t entries = d_bias.size(2);
-    d_table = at::zeros({1, d_bias.size(1), span_.last - span_.first + 1}, d_bias.options());
-    for (int64_t b = 0; b < d_bias.size(0); ++b) {
-      d_table.narrow(2, most - offsets_[static_cast<size_t>(b)], entries)
-          .add_(d_bias.narrow(0, b, 1));
-    }
+at::Tensor KernelCall<T>::BiasOfTable(const at::Tensor& table) const {
+  if (offsets_.empty() || input_.query_offsets == nullptr) return table;
+  const AttentionShape& n = input_.shape;
+  const int64_t most = *std::max_element(offsets_.begin(), offsets_.end());
+  std::vector<at::Tensor> of_batches;
+  for (const int64_t offset : offsets_) {
+    of_batches.push_back(table.narrow(2, most - offset, n.queries + n.keys - 1));
   }
-  return PlacedBiasGradient(bias_terms_, bias_shapes_, bias_parameters_, span_, d_table);
+  return at::cat(of_batches);
+}
+
+template <class T>
+at::Tensor KernelCall<T>::TableGradient(const at::Tensor& d_bias) const {
+  if (offsets_.empty() || input_.query_offsets == nullptr) return d_bias;
+  const int64_t most = *std::max_element(offsets_.begin(), offsets_.end());
+  const int64_t entries = d_bias.size(2);
+  at::Tensor d_table =
+      at::zeros({1, d_bias.size(1), span_.last - span_.first + 1}, d_bias.options());
+  for (int64_t b = 0; b < d_bias.size(0); ++b) {
+    d_table.narrow(2, most - offsets_[static_cast<size_t>(b)], entries)
+        .add_(d_bias.narrow(0, b, 1));
+  }
+  return d_table;
+}
+
+template <class T>
+at::Tensor KernelCall<T>::ParameterGradient(const at::Tensor& d_bias) const {
+  return PlacedBiasGradient(bias_terms_, bias_shapes_, bias_parameters_, span_,
+                            TableGradient(d_bias));
+}
+
+template <class T>
+at::Tensor KernelCall<T>::BiasTangent(const at::Tensor& d_parameters) const {
+  return BiasOfTable(PlacedBiasTangent(bias_terms_, bias_shapes_, bias_parameters_,
+                                       input_.shape.heads, span_, d_parameters));
+}
+
+template <class T>
+at::Tensor KernelCall<T>::ParameterGradientTangent(const at::Tensor& d_bias,
+                                                   const at::Tensor& d_bias_tangent,
+                                                   const at::Tensor& d_parameters) const {
+  return ParameterGradient(d_bias_tangent) +
+         PlacedBiasGradientTangent(bias_terms_, bias_shapes_, bias_parameters_, span_,
+                                   TableGradient(d_bias), d_parameters);
 }
 
 template <class T>
@@ -285,13 +317,8 @@ void KernelCall<T>::SetBias(const OperatorArguments& a) {
     if (offsets_.empty()) {
       bias_layout_ =
           std::make_unique<OffsetLayout>(-span_.first, span_.last, OffsetLayout::Far::kClip);
-    } else if (input_.query_offsets != nullptr) {
-      const int64_t most = *std::max_element(offsets_.begin(), offsets_.end());
-      std::vector<at::Tensor> of_batches;
-      for (const int64_t offset : offsets_) {
-        of_batches.push_back(bias_.narrow(2, most - offset, n.queries + n.keys - 1));
-      }
-      bias_ = at::cat(of_batches);
+    } else {
+      bias_ = BiasOfTable(bias_);
     }
   } else if (a.bias) {
     TORCH_CHECK_VALUE(

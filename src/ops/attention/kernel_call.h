@@ -93,6 +93,11 @@ class KernelCall {
   // bias parameters from that of the table.
   const at::Tensor& bias() const { return bias_; }
   at::Tensor ParameterGradient(const at::Tensor& d_bias) const;
+  // Forward-mode derivatives of both: the tangent of the table from that of the parameters, and the
+  // tangent of the gradient of the parameters.
+  at::Tensor BiasTangent(const at::Tensor& d_parameters) const;
+  at::Tensor ParameterGradientTangent(const at::Tensor& d_bias, const at::Tensor& d_bias_tangent,
+                                      const at::Tensor& d_parameters) const;
 
  private:
   // Keeps a tensor alive as long as this object.
@@ -112,6 +117,9 @@ class KernelCall {
   void ReplaceByOffsets(const OperatorArguments& a);
   std::optional<std::vector<int64_t>> OffsetsOfPositions() const;
   void SetBias(const OperatorArguments& a);
+  // The bias of each batch from the table of all offsets, and the gradient of that table.
+  at::Tensor BiasOfTable(const at::Tensor& table) const;
+  at::Tensor TableGradient(const at::Tensor& d_bias) const;
   void SetRelative(const OperatorArguments& a);
   std::unique_ptr<TableLayout> MakeRelativeLayout(const OperatorArguments& a, int64_t rows) const;
   std::unique_ptr<GridLayout> MakeGrid(c10::SymIntArrayRef grid, GridLayout::Kind kind) const;

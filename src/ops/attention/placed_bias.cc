@@ -65,22 +65,65 @@ at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
   return sum.unsqueeze(0).contiguous();
 }
 
+namespace {
+
+// Kernels run below autograd, but these functions need derivatives.
+class AboveAutograd {
+ public:
+  AboveAutograd()
+      : outside_(false),
+        keys_(c10::impl::tls_local_dispatch_key_set()),
+        recorded_(keys_.included_,
+                  keys_.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView),
+        enabled_(true) {}
+
+ private:
+  c10::InferenceMode outside_;
+  c10::impl::LocalDispatchKeySet keys_;
+  c10::impl::ForceDispatchKeyGuard recorded_;
+  at::AutoGradMode enabled_;
+};
+
+// The gradient of <y, d_y> at x; 0 if y does not depend on it.
+at::Tensor GradientOf(const at::Tensor& y, const at::Tensor& x, const at::Tensor& d_y,
+                      bool create_graph) {
+  if (!y.requires_grad()) return at::zeros_like(x);
+  const auto gradients = torch::autograd::grad({y}, {x}, {d_y}, /*retain_graph=*/std::nullopt,
+                                               create_graph, /*allow_unused=*/true);
+  return gradients[0].defined() ? gradients[0] : at::zeros_like(x);
+}
+
+}  // namespace
+
 at::Tensor PlacedBiasGradient(std::string_view terms, at::IntArrayRef shapes,
                               const at::Tensor& parameters, OffsetSpan span,
                               const at::Tensor& d_table) {
-  // Kernels run below autograd, but this needs a derivative.
-  const c10::InferenceMode outside(false);
-  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  const c10::impl::ForceDispatchKeyGuard recorded(
-      keys.included_, keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-  const at::AutoGradMode enabled(true);
+  const AboveAutograd guard;
   const at::Tensor leaf = parameters.detach().requires_grad_();
   const at::Tensor table = PlacedBiasTable(terms, shapes, leaf, d_table.size(1), span);
-  if (!table.requires_grad()) return at::zeros_like(parameters);
-  const auto gradients =
-      torch::autograd::grad({table}, {leaf}, {d_table}, /*retain_graph=*/std::nullopt,
-                            /*create_graph=*/false, /*allow_unused=*/true);
-  return gradients[0].defined() ? gradients[0].detach() : at::zeros_like(parameters);
+  return GradientOf(table, leaf, d_table, /*create_graph=*/false).detach();
+}
+
+at::Tensor PlacedBiasTangent(std::string_view terms, at::IntArrayRef shapes,
+                             const at::Tensor& parameters, int64_t heads, OffsetSpan span,
+                             const at::Tensor& tangent) {
+  const AboveAutograd guard;
+  const at::Tensor leaf = parameters.detach().requires_grad_();
+  const at::Tensor table = PlacedBiasTable(terms, shapes, leaf, heads, span);
+  // The gradient is linear in that of the table, and its transpose is the tangent.
+  const at::Tensor d_table = at::zeros_like(table).requires_grad_();
+  const at::Tensor gradient = GradientOf(table, leaf, d_table, /*create_graph=*/true);
+  return GradientOf(gradient, d_table, tangent.detach(), /*create_graph=*/false).detach();
+}
+
+at::Tensor PlacedBiasGradientTangent(std::string_view terms, at::IntArrayRef shapes,
+                                     const at::Tensor& parameters, OffsetSpan span,
+                                     const at::Tensor& d_table, const at::Tensor& tangent) {
+  const AboveAutograd guard;
+  const at::Tensor leaf = parameters.detach().requires_grad_();
+  const at::Tensor table = PlacedBiasTable(terms, shapes, leaf, d_table.size(1), span);
+  const at::Tensor gradient = GradientOf(table, leaf, d_table, /*create_graph=*/true);
+  return GradientOf(gradient, leaf, tangent.detach(), /*create_graph=*/false).detach();
 }
 
 }  // namespace gnomon

@@ -51,6 +51,14 @@ at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
 at::Tensor PlacedBiasGradient(std::string_view terms, at::IntArrayRef shapes,
                               const at::Tensor& parameters, OffsetSpan span,
                               const at::Tensor& d_table);
+// Forward-mode derivatives of both in the direction `tangent` of the parameters, the second for a
+// constant d_table.
+at::Tensor PlacedBiasTangent(std::string_view terms, at::IntArrayRef shapes,
+                             const at::Tensor& parameters, int64_t heads, OffsetSpan span,
+                             const at::Tensor& tangent);
+at::Tensor PlacedBiasGradientTangent(std::string_view terms, at::IntArrayRef shapes,
+                                     const at::Tensor& parameters, OffsetSpan span,
+                                     const at::Tensor& d_table, const at::Tensor& tangent);
 
 }  // namespace gnomon
 

@@ -20,7 +20,6 @@
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/autograd.h"
 #include "ops/operators/kernel_arguments.h"
-#include "ops/operators/second_derivatives.h"
 
 namespace gnomon {
 namespace {
@@ -197,8 +196,12 @@ TensorTerms PenumbralTerms(const at::Tensor& z, bool as_is, double r) {
     m = u;
     dm = slope;
   }
-  const at::Tensor a = (rest * (1 + u)).sqrt();
-  const at::Tensor a_slope = at::where(a > 0, -u * slope / a, 0.0);
+  // Second derivatives of what where() drops would be NaN.
+  const at::Tensor a_square = rest * (1 + u);
+  const at::Tensor is_inside = a_square > 0;
+  const at::Tensor root = at::where(is_inside, a_square, 1.0).sqrt();
+  const at::Tensor a = at::where(is_inside, root, 0.0);
+  const at::Tensor a_slope = at::where(is_inside, -u * slope / root, 0.0);
   const at::Tensor square = u * u;
   const at::Tensor d_square = 2 * u * slope;
   const at::Tensor below = (1 + a).reciprocal();
@@ -278,6 +281,16 @@ MapOutputs CallForward(const at::Tensor& q, const at::Tensor& k, std::string_vie
   return op.call(q, k, function, map, r);
 }
 
+MapGradients CallBackward(const OptionalTensor& d_x, const OptionalTensor& d_rows,
+                          const OptionalTensor& d_y, const OptionalTensor& d_columns,
+                          const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                          std::string_view map, double r, MapNeeded needed) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("gnomon::cone_map_backward", "")
+                             .typed<decltype(BackwardCpu)>();
+  return op.call(d_x, d_rows, d_y, d_columns, q, k, function, map, r, needed);
+}
+
 class ConeMapFunction : public torch::autograd::Function<ConeMapFunction> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
@@ -294,30 +307,46 @@ class ConeMapFunction : public torch::autograd::Function<ConeMapFunction> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& d_outputs) {
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("gnomon::cone_map_backward", "")
-                               .typed<decltype(BackwardCpu)>();
     const variable_list saved = context->get_saved_variables();
     auto& data = context->saved_data;
     const c10::List<bool> flags = data["needed"].toBoolList();
     const MapNeeded needed = {flags[0], flags[1]};
     const auto [d_q, d_k] =
-        op.call(AsOptional(d_outputs[0]), AsOptional(d_outputs[1]), AsOptional(d_outputs[2]),
-                AsOptional(d_outputs[3]), saved[0], saved[1], data["function"].toStringRef(),
-                data["map"].toStringRef(), data["r"].toDouble(), needed);
+        CallBackward(AsOptional(d_outputs[0]), AsOptional(d_outputs[1]), AsOptional(d_outputs[2]),
+                     AsOptional(d_outputs[3]), saved[0], saved[1], data["function"].toStringRef(),
+                     data["map"].toStringRef(), data["r"].toDouble(), needed);
     return {needed[0] ? d_q : at::Tensor(), needed[1] ? d_k : at::Tensor(), {}, {}, {}, {}, {}};
   }
 };
 
 MapOutputs ForwardAutograd(const at::Tensor& q, const at::Tensor& k, std::string_view function,
                            std::string_view map, double r) {
+  // PyTorch's operators have derivatives of any order.
+  if (HasTangent(q) || HasTangent(k)) return ForwardComposite(q, k, function, map, r);
   const MapNeeded needed = {q.requires_grad(), k.requires_grad()};
-  CheckNoTangents("gnomon.attention", q, k);
   const MapOutputs outputs = BelowAutograd([&] { return CallForward(q, k, function, map, r); });
   if (!RecordsGradients(needed)) return outputs;
   const variable_list recorded = ApplyFunction<ConeMapFunction>(
       q, k, std::string(function), std::string(map), r, needed, outputs);
   return {recorded[0], recorded[1], recorded[2], recorded[3]};
+}
+
+// Composed of PyTorch's operators where it is differentiated.
+MapGradients BackwardAutograd(const OptionalTensor& d_x, const OptionalTensor& d_rows,
+                              const OptionalTensor& d_y, const OptionalTensor& d_columns,
+                              const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                              std::string_view map, double r, MapNeeded needed) {
+  bool is_differentiated = false;
+  for (const at::Tensor& tensor :
+       {OrUndefined(d_x), OrUndefined(d_rows), OrUndefined(d_y), OrUndefined(d_columns), q, k}) {
+    is_differentiated = is_differentiated || HasTangent(tensor) ||
+                        (at::GradMode::is_enabled() && tensor.defined() && tensor.requires_grad());
+  }
+  if (is_differentiated) {
+    return BackwardComposite(d_x, d_rows, d_y, d_columns, q, k, function, map, r, needed);
+  }
+  return BelowAutograd(
+      [&] { return CallBackward(d_x, d_rows, d_y, d_columns, q, k, function, map, r, needed); });
 }
 
 }  // namespace
@@ -345,7 +374,7 @@ TORCH_LIBRARY_IMPL(gnomon, Meta, m) {
 
 TORCH_LIBRARY_IMPL(gnomon, Autograd, m) {
   m.impl("cone_map", ForwardAutograd);
-  m.impl("cone_map_backward", WithoutSecondDerivatives());
+  m.impl("cone_map_backward", BackwardAutograd);
 }
 
 MappedTokens MapCones(const at::Tensor& q, const at::Tensor& k, const char* function,

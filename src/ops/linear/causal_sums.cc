@@ -152,12 +152,13 @@ std::tuple<at::Tensor, at::Tensor> LinearCuda(const at::Tensor& q, const at::Ten
 
 class SumsFunction : public torch::autograd::Function<SumsFunction> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& y,
-                            const at::Tensor& z, bool reverse,
-                            const std::tuple<at::Tensor>& output) {
-    context->save_for_backward({x, y, z});
+  // `call`: the output, and x, y and z with their tangents.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& /*x*/,
+                            const at::Tensor& /*y*/, const at::Tensor& /*z*/, bool reverse,
+                            const std::tuple<at::Tensor, variable_list>& call) {
+    context->save_for_backward(std::get<1>(call));
     context->saved_data["reverse"] = reverse;
-    return std::get<0>(output);
+    return std::get<0>(call);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& d_outputs) {
@@ -242,16 +243,45 @@ std::array<bool, 3> Needed(const at::Tensor& x, const at::Tensor& y, const at::T
 
 at::Tensor SumsAutograd(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
                         bool reverse) {
-  CheckNoTangents(kLinearAttention, x, y, z);
-  const at::Tensor output = BelowAutograd([&] { return CallCausalSums(x, y, z, reverse); });
-  if (!RecordsGradients(Needed(x, y, z))) return output;
-  // In a tuple, so that autograd does not treat it as an input.
-  return ApplyFunction<SumsFunction>(x, y, z, reverse, std::tuple(output));
+  const bool has_tangents = HasTangent(x) || HasTangent(y) || HasTangent(z);
+  const auto primal = [](const at::Tensor& tensor) {
+    return HasTangent(tensor) ? tensor._fw_primal(/*level=*/0) : tensor;
+  };
+  const at::Tensor primals[] = {primal(x), primal(y), primal(z)};
+  at::Tensor output =
+      BelowAutograd([&] { return CallCausalSums(primals[0], primals[1], primals[2], reverse); });
+  if (RecordsGradients(Needed(x, y, z))) {
+    // In a tuple, so that autograd does not treat it as an input.
+    output = ApplyFunction<SumsFunction>(primals[0], primals[1], primals[2], reverse,
+                                         std::tuple(output, variable_list{x, y, z}));
+  }
+  if (!has_tangents) return output;
+  // The sums are linear in each argument.
+  at::Tensor tangent;
+  for (size_t n = 0; n < 3; ++n) {
+    const at::Tensor direction = (n == 0 ? x : n == 1 ? y : z)._fw_grad(/*level=*/0);
+    if (!direction.defined()) continue;
+    const at::Tensor term =
+        CallCausalSums(n == 0 ? direction : primals[0], n == 1 ? direction : primals[1],
+                       n == 2 ? direction : primals[2], reverse);
+    tangent = tangent.defined() ? tangent + term : term;
+  }
+  output._set_fw_grad(tangent, /*level=*/0, /*is_inplace_op=*/false);
+  return output;
 }
 
 std::tuple<at::Tensor, at::Tensor> LinearAutograd(const at::Tensor& q, const at::Tensor& k,
                                                   const at::Tensor& v, std::string_view feature) {
-  CheckNoTangents(kLinearAttention, q, k, v);
+  if (HasTangent(q) || HasTangent(k) || HasTangent(v)) {
+    const at::Tensor x = Features(q, feature);
+    const at::Tensor y = Features(k, feature);
+    const at::Tensor one = at::ones_like(k.narrow(3, 0, 1));
+    const at::Tensor denominator = CallCausalSums(x, y, one, /*reverse=*/false);
+    const at::Tensor none_seen = denominator == 0;
+    const at::Tensor o =
+        CallCausalSums(x, y, v, /*reverse=*/false) / denominator.masked_fill(none_seen, 1);
+    return {o.masked_fill(none_seen, 0), denominator};
+  }
   const auto outputs = BelowAutograd([&] { return CallCausalLinear(q, k, v, feature); });
   if (!RecordsGradients(Needed(q, k, v))) return outputs;
   const variable_list recorded =

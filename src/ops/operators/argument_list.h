@@ -18,12 +18,14 @@
 #ifndef GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
 #define GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
 
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/SymInt.h>
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/OptionalArrayRef.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -207,9 +209,31 @@ struct SavedOutputs {
   at::Tensor statistics;
 };
 
-// A pair of operators, gnomon::<Arguments::kName>_forward and _backward. The forward operator
-// returns Outputs with the shapes Arguments::kOutputs. The backward operator returns one gradient
-// per differentiable argument, empty if it is not needed.
+// One tangent for each argument that has a gradient, in order; absent: 0. PyTorch allows at most 64
+// arguments per operator, so they are one list.
+using Tangents = c10::List<OptionalTensor>;
+
+inline Tangents TangentsOf(const std::vector<at::Tensor>& tensors) {
+  Tangents tangents;
+  for (const at::Tensor& tensor : tensors) tangents.push_back(AsOptional(tensor));
+  return tangents;
+}
+
+// The gradients of the outputs and, for forward-mode derivatives, their tangents.
+struct Cotangents {
+  at::Tensor d_o;
+  OptionalTensor d_lse;
+  OptionalTensor d_o_tangent;
+  OptionalTensor d_lse_tangent;
+};
+
+// The operators gnomon::<Arguments::kName>_...
+//   forward: returns Outputs in the shapes Arguments::kOutputs;
+//   backward: returns a gradient for each argument that has one, empty where it is not needed;
+//   jvp: returns the tangents of o and lse;
+//   backward_jvp: returns the tangents of o and lse, the gradients and the tangents of the
+//     gradients, empty where they are not needed. By the symmetry of second derivatives, these are
+//     also the gradients of backward and of jvp.
 template <class Arguments, class Members = MembersOf<Arguments>>
 struct FusedOperator;
 template <class Arguments, class... Members>
@@ -229,7 +253,14 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
   using Backward = Gradients(const at::Tensor&, const OptionalTensor&, const at::Tensor&,
                              const at::Tensor&, const at::Tensor&, ParameterOf<Members>..., Needed);
 
-  // Turn functions of the struct into operator kernels.
+  using BothNeeded = std::array<bool, 2 * kGradients>;
+  using OutputTangents = std::tuple<at::Tensor, at::Tensor>;
+  using Jvp = OutputTangents(ParameterOf<Members>..., const Tangents&);
+  using BackwardJvp = std::vector<at::Tensor>(const at::Tensor&, const OptionalTensor&,
+                                              const OptionalTensor&, const OptionalTensor&,
+                                              ParameterOf<Members>..., const Tangents&, BothNeeded);
+
+  // Operators' kernels of functions of the struct.
   template <Outputs (*run)(const Arguments&)>
   static Outputs RunForward(ParameterOf<Members>... members) {
     return run(Arguments{members...});
@@ -246,7 +277,21 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
     }(std::make_index_sequence<kGradients>());
   }
 
-  // Calls go through the dispatcher.
+  template <OutputTangents (*run)(const Arguments&, const Tangents&)>
+  static OutputTangents RunJvp(ParameterOf<Members>... members, const Tangents& tangents) {
+    return run(Arguments{members...}, tangents);
+  }
+  template <std::vector<at::Tensor> (*run)(const Cotangents&, const Arguments&, const Tangents&,
+                                           const BothNeeded&)>
+  static std::vector<at::Tensor> RunBackwardJvp(const at::Tensor& d_o, const OptionalTensor& d_lse,
+                                                const OptionalTensor& d_o_tangent,
+                                                const OptionalTensor& d_lse_tangent,
+                                                ParameterOf<Members>... members,
+                                                const Tangents& tangents, BothNeeded needed) {
+    return run({d_o, d_lse, d_o_tangent, d_lse_tangent}, Arguments{members...}, tangents, needed);
+  }
+
+  // Through the dispatcher.
   static Outputs CallForward(const Arguments& arguments) {
     static const auto op = c10::Dispatcher::singleton()
                                .findSchemaOrThrow(("gnomon::" + Name("_forward")).c_str(), "")
@@ -267,6 +312,28 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
         Arguments::Tie(arguments));
   }
 
+  static OutputTangents CallJvp(const Arguments& arguments, const Tangents& tangents) {
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow(("gnomon::" + Name("_jvp")).c_str(), "")
+                               .template typed<Jvp>();
+    return std::apply([&](const auto&... members) { return op.call(members..., tangents); },
+                      Arguments::Tie(arguments));
+  }
+  static std::vector<at::Tensor> CallBackwardJvp(const Cotangents& cotangents,
+                                                 const Arguments& arguments,
+                                                 const Tangents& tangents,
+                                                 const BothNeeded& needed) {
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow(("gnomon::" + Name("_backward_jvp")).c_str(), "")
+                               .template typed<BackwardJvp>();
+    return std::apply(
+        [&](const auto&... members) {
+          return op.call(cotangents.d_o, cotangents.d_lse, cotangents.d_o_tangent,
+                         cotangents.d_lse_tangent, members..., tangents, needed);
+        },
+        Arguments::Tie(arguments));
+  }
+
   static std::string ForwardSchema() {
     return Name("_forward(") + SchemaOf<Arguments>::Text() +
            ") -> (Tensor o, Tensor lse, Tensor statistics)";
@@ -282,7 +349,18 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
            gradients + ")";
   }
 
-  // Calls body(n, member) for each member that can hold a tensor; n counts all members.
+  static std::string JvpSchema() {
+    return Name("_jvp(") + SchemaOf<Arguments>::Text() +
+           ", Tensor?[] tangents) -> (Tensor o_tangent, Tensor lse_tangent)";
+  }
+  static std::string BackwardJvpSchema() {
+    return Name("_backward_jvp(") +
+           "Tensor d_o, Tensor? d_lse, Tensor? d_o_tangent, Tensor? d_lse_tangent, " +
+           SchemaOf<Arguments>::Text() + ", Tensor?[] tangents, bool[" +
+           std::to_string(2 * kGradients) + "] needed) -> Tensor[]";
+  }
+
+  // Calls body(n, member) for every member that is or may be a tensor, the n-th of all members.
   template <class Self, class Body>
   static void ForEachTensor(Self& arguments, const Body& body) {
     size_t n = 0;
@@ -487,6 +565,30 @@ std::vector<at::Tensor> EmptyGradients(const SavedOutputs& /*saved*/, const Argu
                   : make_empty({c10::SymInt(0)}, arguments.x.scalar_type(), arguments.x, false));
   });
   return gradients;
+}
+
+// The results of the operators of derivatives, with nothing in them.
+template <class Arguments>
+typename FusedOperator<Arguments>::OutputTangents EmptyTangents(const Arguments& arguments,
+                                                                const Tangents& /*tangents*/) {
+  auto [o, lse, statistics] = EmptyOutputs<Arguments>(arguments);
+  return {o, lse};
+}
+template <class Arguments>
+std::vector<at::Tensor> EmptyGradientTangents(
+    const Cotangents& /*cotangents*/, const Arguments& arguments, const Tangents& tangents,
+    const typename FusedOperator<Arguments>::BothNeeded& needed) {
+  using Needed = typename FusedOperator<Arguments>::Needed;
+  auto [o, lse] = EmptyTangents(arguments, tangents);
+  std::vector<at::Tensor> results = {o, lse};
+  for (size_t half = 0; half < 2; ++half) {
+    Needed own;
+    std::copy_n(needed.begin() + half * own.size(), own.size(), own.begin());
+    for (at::Tensor& gradient : EmptyGradients<Arguments>({}, arguments, own)) {
+      results.push_back(std::move(gradient));
+    }
+  }
+  return results;
 }
 
 }  // namespace gnomon

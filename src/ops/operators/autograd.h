@@ -29,20 +29,18 @@ auto BelowAutograd(const Call& call) {
   return call();
 }
 
-// Throws c10::NotImplementedError if a tensor carries a forward-mode tangent. The kernels do not
-// propagate tangents, so they would be lost silently.
+inline bool HasTangent(const at::Tensor& tensor) {
+  return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
+}
+
+// Throws c10::NotImplementedError where a tensor that second derivatives, or the derivative of a
+// forward-mode derivative, are computed from carries a tangent.
 inline void CheckNoTangent(const char* operation, const at::Tensor& tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.defined() || !tensor._fw_grad(/*level=*/0).defined(),
-                              operation,
-                              ": forward-mode derivatives (jvp, jacfwd, hessian) are not "
-                              "supported; use reverse mode (grad, vjp, jacrev)");
-}
-inline void CheckNoTangent(const char* operation, const std::optional<at::Tensor>& tensor) {
-  if (tensor) CheckNoTangent(operation, *tensor);
-}
-template <class... Tensors>
-void CheckNoTangents(const char* operation, const Tensors&... tensors) {
-  (CheckNoTangent(operation, tensors), ...);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !HasTangent(tensor), operation,
+      ": forward-mode derivatives of a derivative are not supported here; nest reverse mode inside "
+      "forward mode for second derivatives (jacfwd of jacrev, hessian); third derivatives are not "
+      "supported");
 }
 
 // Function::apply that also works inside torch.func transforms. PyTorch rejects C++ Functions

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <deque>
 #include <optional>
 #include <string>
@@ -66,88 +67,44 @@ class SavedOptions {
   std::deque<std::vector<c10::SymInt>> numbers_;
 };
 
-// The backward pass calls its operator instead of the kernel, so that torch.compile sees it.
+// What autograd keeps of a call, and finds again in the backward pass: tensors, then options.
 template <class Arguments>
-class RecordedOperator : public torch::autograd::Function<RecordedOperator<Arguments>> {
+class SavedCall {
  public:
   using Operator = FusedOperator<Arguments>;
-  using Needed = typename Operator::Needed;
   using Context = torch::autograd::AutogradContext;
   using Tensors = torch::autograd::variable_list;
 
-  // Takes the members of the arguments separately, because autograd looks for its inputs among the
-  // parameters.
-  template <class... Members>
-  static Tensors forward(Context* context, const Outputs& outputs, Needed needed,
-                         const Members&... members) {
-    const Arguments arguments{members...};
-    const auto& [o, lse, statistics] = outputs;
-    Tensors saved = {o, lse, statistics};
-    saved.reserve(3 + Operator::kMembers);
+  // `first` are tensors besides those of the arguments.
+  static void Save(Context* context, Tensors first, const Arguments& arguments) {
+    first.reserve(first.size() + Operator::kMembers);
     ForEachMember(arguments, [&](std::string_view name, const auto& member, const auto& initial) {
       using Member = std::decay_t<decltype(member)>;
       if constexpr (std::is_same_v<Member, at::Tensor>) {
-        saved.push_back(member);
+        first.push_back(member);
       } else if constexpr (std::is_same_v<Member, OptionalTensor>) {
-        saved.push_back(OrUndefined(member));
+        first.push_back(OrUndefined(member));
       } else if (!SavedOptions::IsUnset(member, initial)) {
         context->saved_data[std::string(name)] = SavedOptions::Keep(member);
       }
     });
-    context->save_for_backward(std::move(saved));
-    context->saved_data["needed"] = c10::List<bool>(c10::ArrayRef<bool>(needed));
-    context->set_materialize_grads(false);
-    return {o, lse};
+    context->save_for_backward(std::move(first));
   }
 
-  static Tensors backward(Context* context, const Tensors& d_outputs) {
-    const Tensors saved = context->get_saved_variables();
-    SavedOptions options;
-    Arguments arguments;
-    size_t next = 3;
+  SavedCall(Context* context, size_t first) : tensors(context->get_saved_variables()) {
     ForEachMember(arguments, [&](std::string_view name, auto& member, const auto& /*initial*/) {
       if constexpr (kIsTensor<std::decay_t<decltype(member)>>) {
-        const at::Tensor& tensor = saved[next++];
+        const at::Tensor& tensor = tensors[first++];
         if (tensor.defined()) member = tensor;
       } else {
         const auto option = context->saved_data.find(std::string(name));
-        if (option != context->saved_data.end()) options.Restore(option->second, member);
+        if (option != context->saved_data.end()) options_.Restore(option->second, member);
       }
     });
-    Needed needed;
-    const c10::List<bool> flags = context->saved_data["needed"].toBoolList();
-    for (size_t n = 0; n < needed.size(); ++n) needed[n] = flags[n];
-    const at::Tensor& o = saved[0];
-    const at::Tensor d_o = d_outputs[0].defined() ? d_outputs[0] : at::zeros_like(o);
-    const typename Operator::Gradients gradients = Operator::CallBackward(
-        {d_o, AsOptional(d_outputs[1]), o, saved[1], saved[2]}, arguments, needed);
-    // One gradient for each argument of forward(); the first two are `outputs` and `needed`.
-    Tensors all(2 + Operator::kMembers);
-    std::apply(
-        [&](const auto&... gradient) {
-          size_t n = 0;
-          ((all[2 + n] = needed[n] ? gradient : at::Tensor(), ++n), ...);
-        },
-        gradients);
-    return all;
   }
 
-  // The autograd kernel of the forward operator.
-  static Outputs Run(const Arguments& arguments) {
-    Needed needed;
-    Operator::ForEachTensor(arguments, [&](size_t n, const OptionalTensor& tensor) {
-      CheckNoTangent(Arguments::kOperation, tensor);
-      if (n < needed.size()) needed[n] = tensor && tensor->requires_grad();
-    });
-    const Outputs outputs = BelowAutograd([&] { return Operator::CallForward(arguments); });
-    if (!RecordsGradients(needed)) return outputs;
-    const Tensors recorded = std::apply(
-        [&](const auto&... members) {
-          return ApplyFunction<RecordedOperator>(outputs, needed, members...);
-        },
-        Arguments::Tie(arguments));
-    return {recorded[0], recorded[1], std::get<2>(outputs)};
-  }
+  Tensors tensors;
+  Arguments arguments;
 
  private:
   // Calls body(name, member, initial value).
@@ -162,14 +119,282 @@ class RecordedOperator : public torch::autograd::Function<RecordedOperator<Argum
        ...);
     }(std::make_index_sequence<Operator::kMembers>());
   }
+
+  SavedOptions options_;
 };
+
+// The derivatives of a call. They go through the operators, not their kernels: otherwise
+// torch.compile would not see them.
+//
+// Where inputs have tangents, autograd records the call for the primals, and the tangents of the
+// outputs come from an operator that autograd records too. The backward pass uses the inputs with
+// their tangents, so that gradients have tangents as well (forward over reverse).
+template <class Arguments>
+class RecordedOperator {
+ public:
+  using Operator = FusedOperator<Arguments>;
+  using Needed = typename Operator::Needed;
+  using BothNeeded = typename Operator::BothNeeded;
+  using Context = torch::autograd::AutogradContext;
+  using Tensors = torch::autograd::variable_list;
+  static constexpr size_t kGradients = Operator::kGradients;
+
+  // The autograd kernel of the forward operator.
+  static Outputs RunForward(const Arguments& arguments) {
+    Arguments primals = arguments;
+    const Tensors tangents = TakeTangents(primals);
+    const Needed needed = NeededOf(primals);
+    Outputs outputs = BelowAutograd([&] { return Operator::CallForward(primals); });
+    if (RecordsGradients(needed)) {
+      const ForwardPass pass{arguments, outputs, needed};
+      const Tensors recorded = std::apply(
+          [&](const auto&... members) { return ApplyFunction<Forward>(pass, members...); },
+          Arguments::Tie(primals));
+      outputs = {recorded[0], recorded[1], std::get<2>(outputs)};
+    }
+    if (!tangents.empty()) {
+      const auto [o, lse] = Operator::CallJvp(primals, TangentsOf(tangents));
+      std::get<0>(outputs)._set_fw_grad(o, /*level=*/0, /*is_inplace_op=*/false);
+      std::get<1>(outputs)._set_fw_grad(lse, /*level=*/0, /*is_inplace_op=*/false);
+    }
+    return outputs;
+  }
+
+  // The autograd kernel of the backward operator, which is a function of the arguments and of the
+  // gradients of o and lse: o, lse and the statistics follow from the arguments.
+  static Tensors RunBackward(const SavedOutputs& saved, const Arguments& arguments,
+                             const Needed& needed) {
+    Arguments primals = arguments;
+    Tensors tangents = TakeTangents(primals);
+    SavedOutputs outputs = saved;
+    const at::Tensor d_o_tangent = TakeTangent(outputs.d_o);
+    at::Tensor d_lse = OrUndefined(outputs.d_lse);
+    const at::Tensor d_lse_tangent = TakeTangent(d_lse);
+    outputs.d_lse = AsOptional(d_lse);
+    const auto call = [&] {
+      return std::apply([](const auto&... gradients) { return Tensors{gradients...}; },
+                        Operator::CallBackward(outputs, primals, needed));
+    };
+    Tensors gradients = BelowAutograd(call);
+    const bool is_recorded =
+        at::GradMode::is_enabled() &&
+        (outputs.d_o.requires_grad() || (d_lse.defined() && d_lse.requires_grad()) ||
+         RecordsGradients(NeededOf(primals)));
+    if (is_recorded) {
+      Tensors inputs = {outputs.d_o, d_lse};
+      const Tensors members = Differentiable(primals);
+      inputs.insert(inputs.end(), members.begin(), members.end());
+      const BackwardPass pass{arguments, saved, gradients};
+      gradients = ApplyFunction<Backward>(at::TensorList(inputs), pass);
+    }
+    if (tangents.empty() && !d_o_tangent.defined() && !d_lse_tangent.defined()) return gradients;
+    tangents.resize(kGradients);
+    BothNeeded both = {};
+    std::copy(needed.begin(), needed.end(), both.begin() + kGradients);
+    const Tensors results = Operator::CallBackwardJvp(
+        {outputs.d_o, outputs.d_lse, AsOptional(d_o_tangent), AsOptional(d_lse_tangent)}, primals,
+        TangentsOf(tangents), both);
+    for (size_t n = 0; n < kGradients; ++n) {
+      if (!needed[n]) continue;
+      gradients[n]._set_fw_grad(results[2 + kGradients + n], /*level=*/0,
+                                /*is_inplace_op=*/false);
+    }
+    return gradients;
+  }
+
+  // The autograd kernel of the operator of forward-mode derivatives.
+  static typename Operator::OutputTangents RunJvp(const Arguments& arguments,
+                                                  const Tangents& tangents) {
+    Tensors inputs = Differentiable(arguments);
+    for (size_t n = 0; n < tangents.size(); ++n) inputs.push_back(OrUndefined(tangents.get(n)));
+    inputs.resize(2 * kGradients);
+    bool is_needed = false;
+    for (const at::Tensor& input : inputs) {
+      CheckNoTangent(Arguments::kOperation, input);
+      is_needed = is_needed || (input.defined() && input.requires_grad());
+    }
+    const auto outputs = BelowAutograd([&] { return Operator::CallJvp(arguments, tangents); });
+    if (!is_needed || !at::GradMode::is_enabled()) return outputs;
+    const Tensors recorded =
+        ApplyFunction<Jvp>(at::TensorList(inputs), JvpPass{arguments, outputs});
+    return {recorded[0], recorded[1]};
+  }
+
+ private:
+  struct ForwardPass {
+    const Arguments& saved;
+    const Outputs& outputs;
+    const Needed& needed;
+  };
+  class Forward : public torch::autograd::Function<Forward> {
+   public:
+    // The members of the arguments one by one: autograd finds its inputs among them.
+    template <class... Members>
+    static Tensors forward(Context* context, const ForwardPass& pass,
+                           const Members&... /*members*/) {
+      const auto& [o, lse, statistics] = pass.outputs;
+      SavedCall<Arguments>::Save(context, {o, lse, statistics}, pass.saved);
+      context->saved_data["needed"] = c10::List<bool>(c10::ArrayRef<bool>(pass.needed));
+      context->set_materialize_grads(false);
+      return {o, lse};
+    }
+
+    static Tensors backward(Context* context, const Tensors& d_outputs) {
+      const SavedCall<Arguments> call(context, 3);
+      Needed needed;
+      const c10::List<bool> flags = context->saved_data["needed"].toBoolList();
+      for (size_t n = 0; n < needed.size(); ++n) needed[n] = flags[n];
+      const at::Tensor& o = call.tensors[0];
+      const at::Tensor d_o = d_outputs[0].defined() ? d_outputs[0] : at::zeros_like(o);
+      const typename Operator::Gradients gradients = Operator::CallBackward(
+          {d_o, AsOptional(d_outputs[1]), o, call.tensors[1], call.tensors[2]}, call.arguments,
+          needed);
+      // One for each argument of forward(), of which the first is `pass`.
+      Tensors all(1 + Operator::kMembers);
+      std::apply(
+          [&](const auto&... gradient) {
+            size_t n = 0;
+            ((all[1 + n] = needed[n] ? gradient : at::Tensor(), ++n), ...);
+          },
+          gradients);
+      return all;
+    }
+  };
+
+  struct BackwardPass {
+    const Arguments& arguments;
+    const SavedOutputs& saved;
+    const Tensors& gradients;
+  };
+  class Backward : public torch::autograd::Function<Backward> {
+   public:
+    // Inputs: d_o, d_lse and the arguments with gradients.
+    static Tensors forward(Context* context, at::TensorList /*inputs*/, const BackwardPass& pass) {
+      SavedCall<Arguments>::Save(context, {pass.saved.d_o, OrUndefined(pass.saved.d_lse)},
+                                 pass.arguments);
+      context->set_materialize_grads(false);
+      return pass.gradients;
+    }
+
+    // The products of u with the symmetric second derivatives are the derivatives in its direction.
+    static Tensors backward(Context* context, const Tensors& u) {
+      const SavedCall<Arguments> call(context, 2);
+      BothNeeded needed = {};
+      for (size_t n = 0; n < kGradients; ++n) {
+        needed[kGradients + n] = context->needs_input_grad(2 + n);
+      }
+      const Tensors results = Operator::CallBackwardJvp(
+          {call.tensors[0], AsOptional(call.tensors[1]), std::nullopt, std::nullopt},
+          call.arguments, TangentsOf(u), needed);
+      Tensors all(2 + kGradients + 1);
+      for (size_t n = 0; n < 2; ++n) {
+        if (context->needs_input_grad(n)) all[n] = results[n];
+      }
+      for (size_t n = 0; n < kGradients; ++n) {
+        if (needed[kGradients + n]) all[2 + n] = results[2 + kGradients + n];
+      }
+      return all;
+    }
+  };
+
+  struct JvpPass {
+    const Arguments& arguments;
+    const typename Operator::OutputTangents& outputs;
+  };
+  class Jvp : public torch::autograd::Function<Jvp> {
+   public:
+    // Inputs: the arguments with gradients, and their tangents.
+    static Tensors forward(Context* context, at::TensorList inputs, const JvpPass& pass) {
+      SavedCall<Arguments>::Save(context, inputs.slice(kGradients).vec(), pass.arguments);
+      return {std::get<0>(pass.outputs), std::get<1>(pass.outputs)};
+    }
+
+    // The tangents of the outputs are linear in those of the arguments, and the derivative of that
+    // product by the arguments is the tangent of its gradient.
+    static Tensors backward(Context* context, const Tensors& d_outputs) {
+      const SavedCall<Arguments> call(context, kGradients);
+      BothNeeded needed = {};
+      for (size_t n = 0; n < kGradients; ++n) {
+        needed[n] = context->needs_input_grad(kGradients + n);
+        needed[kGradients + n] = context->needs_input_grad(n);
+      }
+      const Tensors tangents(call.tensors.begin(), call.tensors.begin() + kGradients);
+      const Tensors results =
+          Operator::CallBackwardJvp({d_outputs[0], d_outputs[1], std::nullopt, std::nullopt},
+                                    call.arguments, TangentsOf(tangents), needed);
+      Tensors all(2 * kGradients + 1);
+      for (size_t n = 0; n < kGradients; ++n) {
+        if (needed[kGradients + n]) all[n] = results[2 + kGradients + n];
+        if (needed[n]) all[kGradients + n] = results[2 + n];
+      }
+      return all;
+    }
+  };
+
+  static Needed NeededOf(const Arguments& arguments) {
+    Needed needed = {};
+    Operator::ForEachTensor(arguments, [&](size_t n, const OptionalTensor& tensor) {
+      if (n < kGradients) needed[n] = tensor && tensor->requires_grad();
+    });
+    return needed;
+  }
+
+  // The arguments that have gradients; those that are absent are undefined.
+  static Tensors Differentiable(const Arguments& arguments) {
+    Tensors tensors;
+    Operator::ForEachTensor(arguments, [&](size_t n, const OptionalTensor& tensor) {
+      if (n < kGradients) tensors.push_back(OrUndefined(tensor));
+    });
+    return tensors;
+  }
+
+  // The tangent of a tensor, undefined if there is none, and in its place the primal.
+  static at::Tensor TakeTangent(at::Tensor& tensor) {
+    if (!tensor.defined()) return {};
+    const at::Tensor tangent = tensor._fw_grad(/*level=*/0);
+    if (tangent.defined()) tensor = tensor._fw_primal(/*level=*/0);
+    return tangent;
+  }
+
+  // The tangents of the arguments, none if there are none.
+  static Tensors TakeTangents(Arguments& arguments) {
+    Tensors tangents;
+    Operator::ForEachTensor(arguments, [&](size_t n, auto& member) {
+      if (n >= kGradients) return;
+      at::Tensor tensor = OrUndefined(member);
+      const at::Tensor tangent = TakeTangent(tensor);
+      if (!tangent.defined()) return;
+      tangents.resize(kGradients);
+      tangents[n] = tangent;
+      member = tensor;
+    });
+    return tangents;
+  }
+};
+
+[[noreturn]] void RefuseOnGpu(const char* operation);
+
+template <class Arguments>
+typename FusedOperator<Arguments>::OutputTangents RefuseJvp(const Arguments& /*arguments*/,
+                                                            const Tangents& /*tangents*/) {
+  RefuseOnGpu(Arguments::kOperation);
+}
+template <class Arguments>
+std::vector<at::Tensor> RefuseBackwardJvp(
+    const Cotangents& /*cotangents*/, const Arguments& /*arguments*/, const Tangents& /*tangents*/,
+    const typename FusedOperator<Arguments>::BothNeeded& /*needed*/) {
+  RefuseOnGpu(Arguments::kOperation);
+}
 
 template <class Arguments>
 void RegisterAutograd(torch::Library& m) {
   using Operator = FusedOperator<Arguments>;
-  m.impl(Operator::Name("_forward").c_str(),
-         &Operator::template RunForward<RecordedOperator<Arguments>::Run>);
-  m.impl(Operator::Name("_backward").c_str(), WithoutSecondDerivatives());
+  using Recorded = RecordedOperator<Arguments>;
+  m.impl(Operator::Name("_forward").c_str(), &Operator::template RunForward<Recorded::RunForward>);
+  m.impl(Operator::Name("_backward").c_str(),
+         &Operator::template RunBackward<Recorded::RunBackward>);
+  m.impl(Operator::Name("_jvp").c_str(), &Operator::template RunJvp<Recorded::RunJvp>);
+  m.impl(Operator::Name("_backward_jvp").c_str(), WithoutThirdDerivatives());
 }
 
 template <class Arguments>
@@ -179,6 +404,18 @@ void RegisterMeta(torch::Library& m) {
          &Operator::template RunForward<EmptyOutputs<Arguments>>);
   m.impl(Operator::Name("_backward").c_str(),
          &Operator::template RunBackward<EmptyGradients<Arguments>>);
+  m.impl(Operator::Name("_jvp").c_str(), &Operator::template RunJvp<EmptyTangents<Arguments>>);
+  m.impl(Operator::Name("_backward_jvp").c_str(),
+         &Operator::template RunBackwardJvp<EmptyGradientTangents<Arguments>>);
+}
+
+// Their kernels on GPUs, which throw c10::NotImplementedError.
+template <class Arguments>
+void RegisterCudaRefusal(torch::Library& m) {
+  using Operator = FusedOperator<Arguments>;
+  m.impl(Operator::Name("_jvp").c_str(), &Operator::template RunJvp<RefuseJvp<Arguments>>);
+  m.impl(Operator::Name("_backward_jvp").c_str(),
+         &Operator::template RunBackwardJvp<RefuseBackwardJvp<Arguments>>);
 }
 
 }  // namespace gnomon

@@ -16,12 +16,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The public function that a user called, given the name of its backward operator.
+// What a user has called, of the operator of its second derivatives.
 std::string CallOf(const std::string& operation) {
-  if (operation == "gnomon::attention_backward") return "gnomon.attention";
-  if (operation == "gnomon::graph_backward") return "gnomon.graph_attention";
-  TORCH_INTERNAL_ASSERT(operation == "gnomon::cone_map_backward", operation);
-  return "gnomon.attention and gnomon.graph_attention with cones";
+  if (operation == "gnomon::attention_backward_jvp") return "gnomon.attention";
+  TORCH_INTERNAL_ASSERT(operation == "gnomon::graph_backward_jvp", operation);
+  return "gnomon.graph_attention";
 }
 
 class RefusingFunction : public torch::autograd::Function<RefusingFunction> {
@@ -37,9 +36,8 @@ class RefusingFunction : public torch::autograd::Function<RefusingFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& /*d_outputs*/) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false, context->saved_data["call"].toStringRef(),
-        ": second derivatives (gradients of gradients, as with create_graph=True) are not "
-        "supported; detach the gradient if it is a constant, or write this attention "
-        "with PyTorch's own operations");
+        ": third derivatives are not supported; detach the second where it counts as a constant, "
+        "or write this attention with PyTorch's own operations");
     return {};
   }
 };
@@ -48,27 +46,27 @@ void CallAndRefuse(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::string call = CallOf(op.schema().name());
   std::vector<at::Tensor> inputs;
   bool is_needed = false;
-  for (const c10::IValue& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
-    if (!argument.isTensor() || !argument.toTensor().defined()) continue;
-    inputs.push_back(argument.toTensor());
+  const auto note = [&](const c10::IValue& value) {
+    if (!value.isTensor() || !value.toTensor().defined()) return;
+    inputs.push_back(value.toTensor());
     CheckNoTangent(call.c_str(), inputs.back());
     is_needed = is_needed || inputs.back().requires_grad();
+  };
+  for (const c10::IValue& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
+    note(argument);
+    if (!argument.isList()) continue;
+    for (const c10::IValue& element : argument.toListRef()) note(element);
   }
   BelowAutograd([&] { op.callBoxed(stack); });
   if (!is_needed || !at::GradMode::is_enabled()) return;
-  variable_list outputs;
-  for (c10::IValue& output : torch::jit::pop(*stack, op.schema().returns().size())) {
-    outputs.push_back(std::move(output).toTensor());
-  }
-  for (at::Tensor& recorded :
-       ApplyFunction<RefusingFunction>(call, at::TensorList(inputs), std::tuple(outputs))) {
-    stack->emplace_back(std::move(recorded));
-  }
+  const variable_list outputs = torch::jit::pop(*stack).toTensorVector();
+  stack->emplace_back(
+      ApplyFunction<RefusingFunction>(call, at::TensorList(inputs), std::tuple(outputs)));
 }
 
 }  // namespace
 
-torch::CppFunction WithoutSecondDerivatives() {
+torch::CppFunction WithoutThirdDerivatives() {
   return torch::CppFunction::makeFromBoxedFunction<&CallAndRefuse>();
 }
 

@@ -1,4 +1,4 @@
-// Operators whose results cannot be differentiated again.
+// Operators of second derivatives, whose results autograd records and cannot differentiate.
 #ifndef GNOMON_OPS_OPERATORS_SECOND_DERIVATIVES_H_
 #define GNOMON_OPS_OPERATORS_SECOND_DERIVATIVES_H_
 
@@ -6,10 +6,10 @@
 
 namespace gnomon {
 
-// The autograd kernel of a backward operator. If an argument requires grad, as with
-// create_graph=True, so do the results; their backward pass throws c10::NotImplementedError, which
-// names the public function.
-torch::CppFunction WithoutSecondDerivatives();
+// The autograd kernel of an operator that returns a list of second derivatives: where its arguments
+// require grad, its results do, and their backward pass throws c10::NotImplementedError, which
+// names what the user has called.
+torch::CppFunction WithoutThirdDerivatives();
 
 }  // namespace gnomon
 

@@ -1,0 +1,38 @@
+// Forward-mode derivatives of attention and of its gradients, on plain views. The tangents of the
+// results are those in the direction of the tangents of the inputs. Those of the backward pass are
+// products with second derivatives. In fp64 by plain loops, with memory linear in the lengths.
+#ifndef GNOMON_DERIVATIVES_H_
+#define GNOMON_DERIVATIVES_H_
+
+#include "gnomon/attention.h"
+#include "gnomon/graph.h"
+
+namespace gnomon {
+
+// A number and its derivative in one direction: value + tangent e, where e^2 = 0. Arrays of them
+// interleave values and tangents.
+struct Dual {
+  double value;
+  double tangent;
+
+  constexpr Dual(double number = 0, double derivative = 0)  // NOLINT: implicit
+      : value(number), tangent(derivative) {}
+};
+
+// Check the views against the shape (throw Error), then run the loops.
+void AttentionForward(const PairFunction& function, const AttentionInput<Dual>& input,
+                      const AttentionOutput<Dual>& output,
+                      const Executor& executor = SerialExecutor());
+void AttentionBackward(const PairFunction& function, const AttentionInput<Dual>& input,
+                       const AttentionBackwardInput<Dual>& saved,
+                       const AttentionGradient<Dual>& gradient,
+                       const Executor& executor = SerialExecutor());
+void GraphForward(const PairFunction& function, const GraphInput<Dual>& input,
+                  const GraphOutput<Dual>& output, const Executor& executor = SerialExecutor());
+void GraphBackward(const PairFunction& function, const GraphInput<Dual>& input,
+                   const GraphBackwardInput<Dual>& saved, const GraphGradient<Dual>& gradient,
+                   const Executor& executor = SerialExecutor());
+
+}  // namespace gnomon
+
+#endif  // GNOMON_DERIVATIVES_H_

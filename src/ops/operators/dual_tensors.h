@@ -1,0 +1,152 @@
+// Tensors of dual numbers (gnomon/derivatives.h), for the CPU kernels of forward-mode derivatives:
+// contiguous float64 whose last axis has value and tangent.
+#ifndef GNOMON_OPS_OPERATORS_DUAL_TENSORS_H_
+#define GNOMON_OPS_OPERATORS_DUAL_TENSORS_H_
+
+#include <ATen/ATen.h>
+#include <gnomon/derivatives.h>
+
+#include <string_view>
+#include <vector>
+
+#include "ops/operators/argument_list.h"
+
+namespace gnomon {
+
+inline at::Tensor EmptyDuals(at::IntArrayRef sizes) {
+  std::vector<int64_t> all = sizes.vec();
+  all.push_back(2);
+  return at::empty(all, at::kDouble);
+}
+
+// Undefined if the values are. Tangents that are undefined are 0.
+inline at::Tensor Duals(const at::Tensor& values, const at::Tensor& tangents) {
+  if (!values.defined()) return {};
+  at::Tensor both = EmptyDuals(values.sizes());
+  both.select(-1, 0).copy_(values);
+  at::Tensor second = both.select(-1, 1);
+  if (tangents.defined()) {
+    TORCH_CHECK_VALUE(tangents.sizes() == values.sizes(), "gnomon: a tangent has shape ",
+                      tangents.sizes(), "; expected that of its primal, ", values.sizes());
+    second.copy_(tangents);
+  } else {
+    second.zero_();
+  }
+  return both;
+}
+inline at::Tensor Duals(const OptionalTensor& values, const OptionalTensor& tangents) {
+  return Duals(OrUndefined(values), OrUndefined(tangents));
+}
+// Of a gradient that may be absent while its tangent is not.
+inline at::Tensor DualsOfGradient(const OptionalTensor& gradient, const OptionalTensor& tangents) {
+  if (gradient || !tangents) return Duals(gradient, tangents);
+  return Duals(at::zeros_like(*tangents), *tangents);
+}
+
+inline Dual* DualData(const at::Tensor& duals) {
+  return duals.defined() && duals.numel() > 0 ? reinterpret_cast<Dual*>(duals.data_ptr<double>())
+                                              : nullptr;
+}
+
+inline at::Tensor ValuePart(const at::Tensor& duals) { return duals.select(-1, 0); }
+inline at::Tensor TangentPart(const at::Tensor& duals) { return duals.select(-1, 1); }
+
+// The arguments with numbers in float64.
+template <class Arguments>
+Arguments InDouble(const Arguments& arguments) {
+  Arguments wide = arguments;
+  FusedOperator<Arguments>::ForEachTensor(wide, [&](size_t n, auto& member) {
+    const OptionalTensor tensor = member;
+    const ArgumentKind kind = FusedOperator<Arguments>::kFields[n].kind;
+    if (tensor && (HasGradient(kind) || kind == ArgumentKind::kConstant)) {
+      member = tensor->to(at::kDouble);
+    }
+  });
+  return wide;
+}
+
+// The arguments that have gradients as dual numbers, by name.
+template <class Arguments>
+class NamedDuals {
+ public:
+  NamedDuals(const Arguments& arguments, const Tangents& tangents) {
+    constexpr size_t kGradients = FusedOperator<Arguments>::kGradients;
+    TORCH_CHECK_VALUE(tangents.empty() || tangents.size() == kGradients, "gnomon: tangents has ",
+                      tangents.size(), " tensors; expected ", kGradients);
+    FusedOperator<Arguments>::ForEachTensor(arguments, [&](size_t n, const OptionalTensor& tensor) {
+      if (n >= kGradients) return;
+      tangents_.push_back(tangents.empty() ? at::Tensor() : OrUndefined(tangents.get(n)));
+      duals_.push_back(Duals(OrUndefined(tensor), tangents_.back()));
+    });
+  }
+
+  const at::Tensor& operator()(std::string_view name) const {
+    return duals_[IndexOf<Arguments>(name)];
+  }
+  const at::Tensor& tangent(std::string_view name) const {
+    return tangents_[IndexOf<Arguments>(name)];
+  }
+
+ private:
+  std::vector<at::Tensor> tangents_, duals_;
+};
+
+// Gradients as dual numbers, by name; null where neither value nor tangent is needed.
+template <class Arguments>
+class DualGradients {
+ public:
+  using Operator = FusedOperator<Arguments>;
+  static constexpr size_t kGradients = Operator::kGradients;
+
+  DualGradients(const Arguments& arguments, const typename Operator::BothNeeded& needed)
+      : arguments_(arguments), needed_(needed), gradients_(kGradients) {
+    Operator::ForEachTensor(arguments, [&](size_t n, const OptionalTensor& tensor) {
+      if (n >= kGradients || !(needed[n] || needed[kGradients + n])) return;
+      gradients_[n] = EmptyDuals(tensor->sizes()).zero_();
+    });
+  }
+
+  bool any() const {
+    for (const bool is_needed : needed_) {
+      if (is_needed) return true;
+    }
+    return false;
+  }
+
+  at::Tensor& operator()(std::string_view name) { return gradients_[IndexOf<Arguments>(name)]; }
+
+  // Appends the gradients and their tangents, in the types of the arguments.
+  void AddTo(std::vector<at::Tensor>& results) const {
+    for (size_t half = 0; half < 2; ++half) {
+      Operator::ForEachTensor(arguments_, [&](size_t n, const OptionalTensor& tensor) {
+        if (n >= kGradients) return;
+        results.push_back(needed_[half * kGradients + n]
+                              ? gradients_[n]
+                                    .select(-1, static_cast<int64_t>(half))
+                                    .contiguous()
+                                    .to(tensor->scalar_type())
+                              : at::empty({0}, arguments_.x.options()));
+      });
+    }
+  }
+
+ private:
+  const Arguments& arguments_;
+  const typename Operator::BothNeeded& needed_;
+  std::vector<at::Tensor> gradients_;
+};
+
+// The tangents of o and lse as the operators return them.
+template <class Arguments>
+typename FusedOperator<Arguments>::OutputTangents OutputTangentsOf(const Arguments& arguments,
+                                                                   const at::Tensor& o,
+                                                                   const at::Tensor& lse) {
+  auto tangents = EmptyTangents(arguments, Tangents());
+  std::get<0>(tangents).copy_(TangentPart(o));
+  std::get<1>(tangents).copy_(TangentPart(lse));
+  return tangents;
+}
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_OPERATORS_DUAL_TENSORS_H_

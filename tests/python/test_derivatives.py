@@ -1,0 +1,391 @@
+"""Forward mode and second derivatives: against the plain formula, and refused beyond the second."""
+
+import math
+
+import pytest
+import torch
+from formulas import POSITIONS, SIMILARITIES, Case, Mask, assert_near, generator_of, pairwise
+from operator_checks import peak_memory
+from test_arguments import make_graph, make_tokens
+from torch.autograd import forward_ad
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+
+import gnomon
+from gnomon import nn, position, similarity
+
+pytestmark = pytest.mark.cpu("forward mode and second derivatives run on the CPU alone")
+
+
+def directions(inputs, seed=2):
+    generator = generator_of(seed)
+    return {
+        name: torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype)
+        for name, x in inputs.items()
+    }
+
+
+def finite(attend):
+    """attend, with 0 for the lse of rows without keys, which has no derivative."""
+
+    def of(inputs):
+        o, lse = attend(inputs)
+        return o, lse.masked_fill(lse == -math.inf, 0.0)
+
+    return of
+
+
+def loss_of(attend, inputs):
+    """A scalar of o and lse in a fixed random direction, curved in both."""
+    generator = generator_of(3)
+    o, lse = attend(inputs)
+    d_o = torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.dtype)
+    d_lse = torch.randn(lse.shape, generator=generator, dtype=torch.float64).to(lse.dtype)
+    return (d_o * o).sum() + (d_lse * lse).sum() + 0.1 * (o * o).sum()
+
+
+def of_formula(attend, inputs):
+    """o' and lse', and the product of the second derivatives with a direction."""
+    u = directions(inputs)
+    _, (o, lse) = jvp(attend, (inputs,), (u,))
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
+    first = torch.autograd.grad(loss_of(attend, leaves), list(leaves.values()), create_graph=True)
+    inner = sum((g * u[name]).sum() for name, g in zip(leaves, first, strict=True))
+    second = torch.autograd.grad(
+        inner, list(leaves.values()), allow_unused=True, materialize_grads=True
+    )
+    return {"o": o, "lse": lse} | dict(zip(leaves, second, strict=True))
+
+
+def forward_over_reverse(attend, inputs):
+    return jvp(grad(lambda inputs: loss_of(attend, inputs)), (inputs,), (directions(inputs),))[1]
+
+
+def reverse_over_forward(attend, inputs):
+    u = directions(inputs)
+    return grad(lambda inputs: jvp(lambda x: loss_of(attend, x), (inputs,), (u,))[1])(inputs)
+
+
+def check(ours, theirs, inputs, tolerance=1e-9):
+    ours, theirs = finite(ours), finite(theirs)
+    expected = of_formula(theirs, inputs)
+    assert_near(of_formula(ours, inputs), expected, tolerance)
+    second = {name: x for name, x in expected.items() if name in inputs}
+    assert_near(forward_over_reverse(ours, inputs), second, tolerance)
+    assert_near(reverse_over_forward(ours, inputs), second, tolerance)
+
+
+def small(similarity="dot", position="none", **arguments):
+    sizes = {"batch": 1, "heads": 2, "key_heads": 1, "queries": 6, "keys": 6, "dim": 4}
+    return Case(similarity, position, **(sizes | {"value_dim": 3} | arguments))
+
+
+@pairwise(similarity=SIMILARITIES, position=POSITIONS)
+def test_derivatives_of_every_term(similarity, position):
+    case = small(similarity, position, mask=Mask(causal=position == "t5 past"))
+    check(case.ours, case.theirs, case.inputs())
+
+
+MASKS = {
+    "causal": Mask(causal=True),
+    "window": Mask(window=(2, 1)),
+    "lengths, and an empty row": Mask(key_lengths=[3, 0]),
+    "starts": Mask(causal=True, key_starts=[2, 0]),
+    "offset": Mask(causal=True, query_offset=[1, -2]),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("similarity", ["dot", "laplacian"])
+def test_derivatives_with_masks(mask, similarity):
+    case = small(similarity, "alibi", batch=2, heads=4, key_heads=2, mask=MASKS[mask])
+    check(case.ours, case.theirs, case.inputs())
+
+
+LOW = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("name", ["dot", "gaussian", "penumbral"])
+def test_derivatives_of_low_precision(name, dtype):
+    case = small(name)
+    tokens = {name: x.to(dtype) for name, x in case.inputs().items()}
+    if dtype in (torch.bfloat16, torch.float16):
+        tokens |= {name: x.float() for name, x in tokens.items() if name not in ("q", "k", "v")}
+    expected = of_formula(case.ours, {name: x.double() for name, x in tokens.items()})
+    actual = of_formula(case.ours, tokens)
+    assert actual["o"].dtype == actual["q"].dtype == dtype
+    assert_near({n: x.double() for n, x in actual.items()}, expected, LOW[dtype])
+
+
+TABLE = torch.randn(2 * 6 - 1, 8, dtype=torch.float64, generator=generator_of(5))
+VALUES = torch.randn(2 * 6 - 1, 8, dtype=torch.float64, generator=generator_of(6))
+OTHER = torch.randn(2, 4, 6, 6, dtype=torch.float64, generator=generator_of(7))
+
+
+# Calls of q, k and v, and of one more tensor.
+CALLS = {
+    "relative": (lambda t: {"position": position.Relative(t, 5, values=VALUES)}, TABLE),
+    "relative values": (lambda t: {"position": position.Relative(TABLE, 5, values=t)}, VALUES),
+    "disentangled": (
+        lambda t: {"position": position.Disentangled(t, TABLE[:10].clone())},
+        TABLE[:10].clone(),
+    ),
+    "absolute keys": (lambda t: {"position": position.AbsoluteKeys(t)}, TABLE[:6].clone()),
+    "relative on a grid": (
+        lambda t: {"position": position.Relative2D(t, TABLE[:5].clone(), 2, 3)},
+        TABLE[:3].clone(),
+    ),
+    "grid": (
+        lambda t: {"position": position.Grid((2, 3), [position.ALiBi(t), position.HyPE(0.5, 0.1)])},
+        torch.full((4,), 0.3, dtype=torch.float64),
+    ),
+    "pair bias": (lambda t: {"position": position.PairBias(t)}, OTHER),
+    "shared pair bias": (lambda t: {"position": position.PairBias(t)}, OTHER[:1, :1]),
+    "key bias": (lambda t: {"position": position.KeyBias(t)}, OTHER[:, :, 0]),
+    "forget": (
+        lambda t: {"position": position.Forget(-t.square()), "causal": True},
+        OTHER[:, :, 0],
+    ),
+    "offset bias": (lambda t: {"position": position.OffsetBias(t)}, TABLE.T[:4].contiguous()),
+    "transformer-xl": (
+        lambda t: {
+            "position": position.TransformerXL(t, t.flip(0), TABLE[:6].expand(4, 6, 8)),
+            "causal": True,
+        },
+        TABLE[:4].clone(),
+    ),
+    "sink": (lambda t: {"sink": t}, OTHER[0, :, 0, 0].clone()),
+    "temperature": (lambda t: {"temperature": t}, OTHER[:, :, 0].exp()),
+    "temperature and soft cap": (
+        lambda t: {"temperature": t, "score_softcap": 2.0},
+        OTHER[:, :, 0].exp(),
+    ),
+    "dropout": (lambda t: {"dropout": 0.4, "seed": 7, "sink": t}, OTHER[0, :, 0, 0].clone()),
+    "positions": (
+        lambda t: {
+            "positions": torch.tensor([0, 2, 3, 7, 8, 9]),
+            "position": [position.HyPE(0.5, t), position.RoPE()],
+        },
+        torch.full((4,), 0.2, dtype=torch.float64),
+    ),
+    "positions of batches": (
+        lambda t: {
+            "positions": torch.tensor([[0, 1, 2, 3, 4, 5], [3, 4, 5, 6, 7, 8]]),
+            "key_positions": torch.arange(6).expand(2, 6),
+            "position": position.Kerple(0.5, t),
+        },
+        torch.full((4,), 0.6, dtype=torch.float64),
+    ),
+    "angles": (
+        lambda t: {"position": position.RoPE(angles=t)},
+        TABLE[:6, :4].clone()[None, None],
+    ),
+    "midpoint": (
+        lambda t: {"aggregation": "einstein_midpoint", "temperature": t},
+        OTHER[:, :, 0].exp(),
+    ),
+    "mask": (lambda t: {"mask": OTHER > 0, "sink": t}, OTHER[0, :, 0, 0].clone()),
+    "segments": (
+        lambda t: {
+            "query_segments": torch.tensor([[0, 0, 1, 1, 2, 3]] * 2),
+            "key_segments": torch.tensor([[0, 0, 1, 1, 2, 2]] * 2),
+            "temperature": t,
+        },
+        OTHER[:, :, 0].exp(),
+    ),
+}
+
+
+def of_call(name):
+    arguments, extra = CALLS[name]
+
+    def call(q, k, v, extra):
+        if name == "midpoint":
+            v = v / (1 + v.square().sum(-1, keepdim=True))
+        o, lse = gnomon.attention(q, k, v, **arguments(extra), return_lse=True)
+        return o, lse.masked_fill(lse == -math.inf, 0.0)
+
+    tokens = [x.requires_grad_() for x in (*make_tokens(), extra.detach().clone())]
+    return call, tokens
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_derivatives_by_differences(name):
+    call, inputs = of_call(name)
+    assert torch.autograd.gradcheck(
+        call, inputs, check_forward_ad=True, check_backward_ad=False, fast_mode=True, atol=1e-4
+    )
+    assert torch.autograd.gradgradcheck(
+        call, inputs, check_fwd_over_rev=True, fast_mode=True, atol=1e-4
+    )
+
+
+GRAPHS = {
+    "dot": {},
+    "gaussian": {"similarity": similarity.Gaussian(0.5)},
+    "penumbral": {"similarity": similarity.Penumbral(0.5)},
+    "additive-like sink": {"sink": torch.tensor([0.5, -0.5, 0.1, 0.2], dtype=torch.float64)},
+    "dropout": {"dropout": 0.4, "seed": 3},
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_derivatives_in_a_graph(name):
+    q, k, v, indptr, indices = make_graph()
+    bias = torch.randn(len(indices), 4, dtype=torch.float64, generator=generator_of(8))
+
+    def call(q, k, v, bias):
+        return gnomon.graph_attention(
+            q, k, v, indptr, indices, edge_bias=bias, return_lse=True, **GRAPHS[name]
+        )
+
+    inputs = [x.requires_grad_() for x in (q, k, v, bias)]
+    assert torch.autograd.gradcheck(
+        call, inputs, check_forward_ad=True, check_backward_ad=False, fast_mode=True
+    )
+    assert torch.autograd.gradgradcheck(call, inputs, check_fwd_over_rev=True, fast_mode=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("feature", ["elu", "favor"])
+def test_derivatives_of_linear_attention(feature, causal):
+    inputs = [x.requires_grad_() for x in make_tokens()]
+
+    def call(q, k, v):
+        return gnomon.linear_attention(q, k, v, feature, causal=causal)
+
+    assert torch.autograd.gradcheck(
+        call, inputs, check_forward_ad=True, check_backward_ad=False, fast_mode=True
+    )
+    assert torch.autograd.gradgradcheck(call, inputs, check_fwd_over_rev=True, fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"position": "rope+hype"},
+        {"similarity": "penumbral", "position": "alibi"},
+        {"similarity": "umbral", "qk_norm": True, "gate": True, "sink": True},
+    ],
+)
+def test_derivatives_of_modules(arguments):
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(8, 2, **arguments).double()
+    x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        module, x, check_forward_ad=True, check_backward_ad=False, fast_mode=True
+    )
+    assert torch.autograd.gradgradcheck(module, x, check_fwd_over_rev=True, fast_mode=True)
+    # Of the parameters, a gradient penalty.
+    (gradient,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+    gradient.square().sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
+    assert module.q_proj.weight.grad.abs().sum() > 0
+
+
+def loss(call):
+    _, k, v = make_tokens()
+    return lambda q: call(q, k[:1], v[:1]).square().sum()
+
+
+def test_transforms_agree():
+    q = make_tokens()[0][:1, :, :3]
+    f = loss(lambda q, k, v: gnomon.attention(q, k, v, query_offset=0, causal=True))
+    full = hessian(f)(q)
+    torch.testing.assert_close(jacrev(jacrev(f))(q), full)
+    torch.testing.assert_close(jacfwd(grad(f))(q), full)
+    u = torch.randn(q.shape, dtype=torch.float64, generator=generator_of(9))
+    product = (full * u).sum((-1, -2, -3, -4))
+    torch.testing.assert_close(jvp(grad(f), (q,), (u,))[1], product)
+    torch.testing.assert_close(vjp(grad(f), q)[1](u)[0], product)
+    torch.testing.assert_close(linearize(grad(f), q)[1](u), product)
+    torch.testing.assert_close(vmap(grad(f))(torch.stack([q, q]))[1], grad(f)(q))
+    each = vmap(lambda q: jvp(grad(f), (q,), (u,))[1])(torch.stack([q, 2 * q]))
+    torch.testing.assert_close(each[0], product)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, u)
+        tangent = forward_ad.unpack_dual(f(dual)).tangent
+    torch.testing.assert_close(tangent, (grad(f)(q) * u).sum())
+
+
+def test_the_layout_of_tangents_is_that_of_the_output():
+    q = torch.randn(2, 6, 4, 8).transpose(1, 2)
+    o, tangent = jvp(lambda q: gnomon.attention(q, q, q), (q,), (torch.randn_like(q),))
+    assert o.stride() == tangent.stride()
+    assert o.transpose(1, 2).is_contiguous()
+
+
+def test_derivatives_are_the_same_for_any_number_of_threads():
+    q = make_tokens()[0][:1]
+    threads = torch.get_num_threads()
+
+    def results():
+        f = loss(lambda q, k, v: gnomon.attention(q, k, v, causal=True))
+        return jvp(f, (q,), (q,))[1], jvp(grad(f), (q,), (q,))[1]
+
+    try:
+        torch.set_num_threads(1)
+        one = results()
+        torch.set_num_threads(3)
+        assert all(torch.equal(a, b) for a, b in zip(one, results(), strict=True))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled(dynamic):
+    q = make_tokens()[0][:1]
+    f = loss(lambda q, k, v: gnomon.attention(q, k, v, causal=True))
+
+    def twice(q):
+        return jvp(f, (q,), (q,))[1] + grad(lambda q: grad(f)(q).square().sum())(q)
+
+    compiled = torch.compile(twice, backend="aot_eager", dynamic=dynamic)
+    torch.testing.assert_close(compiled(q), twice(q))
+
+
+BEYOND = {
+    "attention": (loss(lambda q, k, v: gnomon.attention(q, k, v)), r"gnomon\.attention"),
+    "graph": (
+        lambda x: (
+            gnomon.graph_attention(*[x[0].transpose(0, 1)] * 3, torch.arange(0, 7), torch.arange(6))
+            .pow(3)
+            .sum()
+        ),
+        r"gnomon\.graph_attention",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_third_derivatives_are_refused_by_name(name):
+    f, who = BEYOND[name]
+    q = make_tokens()[0][:1]
+    message = who + r": third derivatives are not supported"
+    for third in (
+        grad(lambda q: grad(lambda q: grad(f)(q).square().sum())(q).square().sum()),
+        grad(lambda q: jvp(grad(f), (q,), (q,))[1].sum()),
+    ):
+        with pytest.raises(NotImplementedError, match=message):
+            third(q)
+    leaf = q.clone().requires_grad_()
+    (first,) = torch.autograd.grad(f(leaf), leaf, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), leaf, create_graph=True)
+    with pytest.raises(NotImplementedError, match=message):
+        second.sum().backward()
+    with pytest.raises(NotImplementedError, match=who + ": forward-mode derivatives of a deriv"):
+        jvp(lambda q: jvp(f, (q,), (q,))[1], (q,), (q,))
+
+
+def test_memory_is_linear_in_the_length():
+    before = """
+q = torch.randn(1, 1, int(sys.argv[1]), 4)
+attend = lambda q: gnomon.attention(q, q, q, window=(8, 8))
+loss = lambda q: attend(q).square().sum()
+"""
+    step = """
+torch.func.jvp(attend, (q,), (q,))
+torch.func.jvp(torch.func.grad(loss), (q,), (q,))
+"""
+    # The scores of all pairs in dual numbers would take 16 GiB.
+    assert peak_memory(before, step, 32768) < 100_000
