@@ -1,10 +1,12 @@
-// The CPU kernels of attention_jvp and attention_backward_jvp: the reference in dual numbers.
+// The CPU kernels of attention_jvp and attention_backward_jvp: products of tiles where these are
+// supported, and otherwise the reference in dual numbers.
 #include <ATen/ATen.h>
 #include <gnomon/derivatives.h>
 #include <torch/library.h>
 
 #include <vector>
 
+#include "ops/attention/derivative_tiles.h"
 #include "ops/attention/kernel_call.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/dual_tensors.h"
@@ -161,6 +163,10 @@ class DualCall {
 };
 
 AttentionOperator::OutputTangents JvpCpu(const OperatorArguments& a, const Tangents& tangents) {
+  if (HasTiledDerivatives(a)) {
+    const std::vector<at::Tensor> results = TiledDerivatives(nullptr, a, tangents, {});
+    return {results[0], results[1]};
+  }
   const DualCall call(a, tangents);
   const DualCall::Results results = call.RunForward();
   return OutputTangentsOf(a, results.o, results.lse);
@@ -169,6 +175,7 @@ AttentionOperator::OutputTangents JvpCpu(const OperatorArguments& a, const Tange
 std::vector<at::Tensor> BackwardJvpCpu(const Cotangents& cotangents, const OperatorArguments& a,
                                        const Tangents& tangents,
                                        const AttentionOperator::BothNeeded& needed) {
+  if (HasTiledDerivatives(a)) return TiledDerivatives(&cotangents, a, tangents, needed);
   const DualCall call(a, tangents);
   const DualCall::Results results = call.RunForward();
   const auto [o, lse] = OutputTangentsOf(a, results.o, results.lse);

@@ -184,6 +184,7 @@ class RecordedOperator {
       Tensors inputs = {outputs.d_o, d_lse};
       const Tensors members = Differentiable(primals);
       inputs.insert(inputs.end(), members.begin(), members.end());
+      FillUndefined(inputs);
       const BackwardPass pass{arguments, saved, gradients};
       gradients = ApplyFunction<Backward>(at::TensorList(inputs), pass);
     }
@@ -215,8 +216,10 @@ class RecordedOperator {
     }
     const auto outputs = BelowAutograd([&] { return Operator::CallJvp(arguments, tangents); });
     if (!is_needed || !at::GradMode::is_enabled()) return outputs;
+    const Tensors directions(inputs.begin() + kGradients, inputs.end());
+    FillUndefined(inputs);
     const Tensors recorded =
-        ApplyFunction<Jvp>(at::TensorList(inputs), JvpPass{arguments, outputs});
+        ApplyFunction<Jvp>(at::TensorList(inputs), JvpPass{arguments, outputs, directions});
     return {recorded[0], recorded[1]};
   }
 
@@ -300,12 +303,13 @@ class RecordedOperator {
   struct JvpPass {
     const Arguments& arguments;
     const typename Operator::OutputTangents& outputs;
+    const Tensors& tangents;
   };
   class Jvp : public torch::autograd::Function<Jvp> {
    public:
     // Inputs: the arguments with gradients, and their tangents.
-    static Tensors forward(Context* context, at::TensorList inputs, const JvpPass& pass) {
-      SavedCall<Arguments>::Save(context, inputs.slice(kGradients).vec(), pass.arguments);
+    static Tensors forward(Context* context, at::TensorList /*inputs*/, const JvpPass& pass) {
+      SavedCall<Arguments>::Save(context, pass.tangents, pass.arguments);
       return {std::get<0>(pass.outputs), std::get<1>(pass.outputs)};
     }
 
@@ -346,6 +350,13 @@ class RecordedOperator {
       if (n < kGradients) tensors.push_back(OrUndefined(tensor));
     });
     return tensors;
+  }
+
+  // A Function's inputs are defined: what is absent becomes a tensor that needs no gradient.
+  static void FillUndefined(Tensors& inputs) {
+    for (at::Tensor& input : inputs) {
+      if (!input.defined()) input = EmptyOnCpu({c10::SymInt(0)}, at::kFloat, input, false);
+    }
   }
 
   // The tangent of a tensor, undefined if there is none, and in its place the primal.

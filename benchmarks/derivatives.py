@@ -1,0 +1,103 @@
+"""Forward mode and second derivatives, compared with the first passes. CPU time of one thread.
+
+    .venv/bin/python benchmarks/derivatives.py [--length 2048] [--rounds 7] [--math]
+
+Reports median milliseconds, and the median ratio to the call that the derivative belongs to: a jvp
+to the forward pass, a gradient of a gradient to the backward pass, and a mean-flow step (a jvp in a
+loss, then its backward pass) to a forward and a backward pass. Calls alternate. With --math it
+reports PyTorch's composition (SDPBackend.MATH) as well. CPU time is hardly affected by other
+programs on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch.func import jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import gnomon
+
+HEADS, HEAD_DIM = 8, 64
+Attend = Callable[..., torch.Tensor]
+
+
+def math_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def calls(attend: Attend, length: int) -> dict[str, Callable[[], object]]:
+    torch.manual_seed(0)
+    tokens = tuple(torch.randn(1, HEADS, length, HEAD_DIM) for _ in range(3))
+    tangents = tuple(torch.randn_like(x) for x in tokens)
+    leaves = tuple(x.clone().requires_grad_() for x in tokens)
+    o = attend(*leaves)
+    d_o = torch.randn_like(o).requires_grad_()
+    first = torch.autograd.grad(o, leaves, d_o, create_graph=True)
+
+    def step() -> None:
+        torch.autograd.grad(attend(*leaves), leaves, d_o)
+
+    def mean_flow() -> None:
+        value, tangent = jvp(attend, leaves, tangents)
+        torch.autograd.grad((value + tangent).square().mean(), leaves)
+
+    return {
+        "forward": functools.partial(attend, *tokens),
+        "jvp": functools.partial(jvp, attend, tokens, tangents),
+        "backward": lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True),
+        "gradient of a gradient": lambda: torch.autograd.grad(
+            first, (*leaves, d_o), tangents, retain_graph=True
+        ),
+        "forward + backward": step,
+        "mean-flow step": mean_flow,
+    }
+
+
+BASES = {
+    "jvp": "forward",
+    "gradient of a gradient": "backward",
+    "mean-flow step": "forward + backward",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--math", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    attends: dict[str, Attend] = {"gnomon": functools.partial(gnomon.attention, causal=True)}
+    if options.math:
+        attends["math"] = math_of
+    timed = {
+        (name, call_name): call
+        for name, attend in attends.items()
+        for call_name, call in calls(attend, options.length).items()
+    }
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in timed}
+    for call in timed.values():
+        call()
+    for _ in range(options.rounds):
+        for key, call in timed.items():
+            start = time.process_time()
+            call()
+            times[key].append((time.process_time() - start) * 1e3)
+    for (name, call_name), own in times.items():
+        line = f"{name:8} {call_name:24} {statistics.median(own):9.1f} ms"
+        if call_name in BASES:
+            base = times[name, BASES[call_name]]
+            ratio = statistics.median(a / b for a, b in zip(own, base, strict=True))
+            line += f"  {ratio:6.2f} x {BASES[call_name]}"
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
