@@ -1,7 +1,6 @@
 #include "ops/geometry/cone_map.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -19,6 +18,7 @@
 #include "ops/geometry/half_space.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/autograd.h"
+#include "ops/operators/executor.h"
 #include "ops/operators/kernel_arguments.h"
 
 namespace gnomon {
@@ -70,8 +70,8 @@ MappedCones<T> ConesOf(const at::Tensor& tokens, const ConeMap& map) {
 template <class T>
 void Run(const MappedCones<T>& cones) {
   constexpr int64_t kGrain = 1 << 14;  // numbers
-  at::parallel_for(0, cones.count(), std::max<int64_t>(1, kGrain / (cones.columns + 1)),
-                   [&](int64_t begin, int64_t end) { MapConeTokens(cones, begin, end); });
+  ParallelFor(cones.count(), std::max<int64_t>(1, kGrain / (cones.columns + 1)),
+              [&](int64_t begin, int64_t end) { MapConeTokens(cones, begin, end); });
 }
 
 template <class T>

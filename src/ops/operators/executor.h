@@ -3,10 +3,17 @@
 
 #include <gnomon/attention.h>
 
+#include <cstdint>
+#include <functional>
+
 namespace gnomon {
 
-// Runs on PyTorch's threads: at::get_num_threads() of them, or one inside a parallel region.
+// PyTorch's own threads: at::get_num_threads() of them, one inside a parallel region.
 const Executor& TorchExecutor();
+
+// Calls body(first, last) for ranges of at least `grain` that cover [0, count), on PyTorch's
+// threads. An exception of a call is thrown again here.
+void ParallelFor(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
 
 }  // namespace gnomon
 

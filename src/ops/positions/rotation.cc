@@ -1,7 +1,6 @@
 #include "ops/positions/rotation.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -15,6 +14,7 @@
 #include "cpu/workspace.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/autograd.h"
+#include "ops/operators/executor.h"
 #include "ops/operators/kernel_arguments.h"
 #include "ops/operators/tensors.h"
 
@@ -73,9 +73,8 @@ void RunRotation(const at::Tensor& x_in, const Turns& turns, int64_t block, bool
   rotation.sines = view(sine);
   rotation.turned = turned.data_ptr<T>();
   constexpr int64_t kGrain = 1 << 14;  // numbers
-  at::parallel_for(0, rotation.count(),
-                   std::max<int64_t>(1, kGrain / std::max<int64_t>(1, x.size(3))),
-                   [&](int64_t begin, int64_t end) { RotatePairsOf(rotation, begin, end); });
+  ParallelFor(rotation.count(), std::max<int64_t>(1, kGrain / std::max<int64_t>(1, x.size(3))),
+              [&](int64_t begin, int64_t end) { RotatePairsOf(rotation, begin, end); });
 }
 
 at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back,
