@@ -105,6 +105,7 @@ class KVCache:
         self._k: _Rows | None = None
         # Keys of later calls, not yet appended to _k; unread while the cache has rotated keys.
         self._later: tuple[Tensor, ...] = ()
+        self._later_rows = 0
         self._turned: _Rows | None = None
         self._v: _Rows | None = None
         self.projections: list[Tensor] = []
@@ -121,7 +122,7 @@ class KVCache:
     @k.setter
     def k(self, k: Tensor | None) -> None:
         self._k = None if k is None else _Rows(k)
-        self._later = ()
+        self._later, self._later_rows = (), 0
         self._turned = None
 
     @property
@@ -135,8 +136,8 @@ class KVCache:
 
     def _key_rows(self) -> _Rows | None:
         if self._k is not None and self._later:
-            self._k = _Rows(torch.cat([self._k.tensor, *self._later], 2))
-            self._later = ()
+            self._k = _extended(self._k, torch.cat(self._later, 2))
+            self._later, self._later_rows = (), 0
         return self._k
 
     def _append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,6 +164,7 @@ class KVCache:
         # Joining them at intervals bounds their number.
         many = 64
         self._later = (*self._later, k)
+        self._later_rows += k.shape[2]
         if len(self._later) > many:
             self._key_rows()
         return self._turned.tensor, self._v.tensor
@@ -174,12 +176,8 @@ class KVCache:
         return draft
 
     def _keep(self, draft: KVCache) -> None:
-        self._k, self._later, self._turned, self._v = (
-            draft._k,
-            draft._later,
-            draft._turned,
-            draft._v,
-        )
+        self._k, self._later, self._later_rows = draft._k, draft._later, draft._later_rows
+        self._turned, self._v = draft._turned, draft._v
         self.projections, self.positions = draft.projections, draft.positions
 
     def _check(self, k: Tensor, v: Tensor) -> None:
@@ -196,7 +194,7 @@ class KVCache:
     def length(self) -> int:
         """Number of cached tokens."""
         known = 0 if self._k is None else self._k.tensor.shape[2]
-        return known + sum(part.shape[2] for part in self._later)
+        return known + self._later_rows
 
     def joined(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the cached keys and values followed by new ones, which are not stored."""
