@@ -83,6 +83,11 @@ study: build ## run or resume a study and write its page (NAME=length DATA=folde
 install: build ## install for C and C++: headers, libraries, program (PREFIX=/usr/local NATIVE=OFF)
 	$(CMAKE) --install build --prefix "$(PREFIX)"
 
+# RELEASES="2.14 2.15": the PyTorch releases that it serves; all supported ones by default.
+.PHONY: wheel
+wheel: .venv/.setup-dev ## build dist/gnomon-*.whl, which serves several PyTorch releases (an hour)
+	@JOBS=$(JOBS) scripts/wheel $(RELEASES)
+
 .PHONY: demo
 demo: build ## compare positions and similarities on text (DATA=file or folder); see runs/
 	@scripts/demo $${DATA:+"$$DATA"}

@@ -102,7 +102,7 @@ endif()
 
 # The component python, not part of an installation otherwise: what a wheel holds.
 if(TARGET gnomon_program)
-  set(GNOMON_LIBRARY_FOLDER lib)
+  set(GNOMON_LIBRARY_FOLDER "lib/torch-{release}")
   set(GNOMON_HEADER_FOLDERS include include/gnomon/kernel)
   configure_file(cmake/_build.py.in ${PROJECT_BINARY_DIR}/generated/wheel/_build.py @ONLY)
   set(for_wheel COMPONENT python EXCLUDE_FROM_ALL)
@@ -136,18 +136,28 @@ if(TARGET gnomon_program)
       PATTERN tests EXCLUDE
     )
   endforeach()
-  # Beside themselves each other and Highway's library, and Torch's of the same site-packages.
+  # The libraries of a PyTorch release find each other, what all releases share one folder up, and
+  # PyTorch in the same site-packages.
   set_target_properties(
     gnomon_torch
     gnomon_program
-    PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib"
+    PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/..;$ORIGIN/../../../torch/lib"
   )
-  install(TARGETS gnomon_torch gnomon_program LIBRARY DESTINATION gnomon/lib ${for_wheel})
+  install(
+    TARGETS gnomon_torch gnomon_program
+    LIBRARY DESTINATION gnomon/lib/torch-${GNOMON_TORCH_RELEASE}
+    ${for_wheel}
+  )
+  if(GNOMON_CORE_LIBRARY)
+    install(FILES ${GNOMON_CORE_LIBRARY} DESTINATION gnomon/lib ${for_wheel})
+  endif()
   if(TARGET gnomon_sentencepiece)
     install(TARGETS gnomon_sentencepiece LIBRARY DESTINATION gnomon/lib ${for_wheel})
   endif()
   get_target_property(highway hwy::hwy TYPE)
-  if(highway STREQUAL SHARED_LIBRARY)
+  if(TARGET hwy)
+    install(TARGETS hwy LIBRARY DESTINATION gnomon/lib ${for_wheel})
+  elseif(highway STREQUAL SHARED_LIBRARY)
     install(IMPORTED_RUNTIME_ARTIFACTS hwy::hwy LIBRARY DESTINATION gnomon/lib ${for_wheel})
   endif()
 endif()

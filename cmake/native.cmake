@@ -20,11 +20,17 @@ int main() {
 ]]
     @ONLY
   )
+  set(highway LINK_LIBRARIES hwy::hwy)
+  if(DEFINED hwy_SOURCE_DIR)
+    # Downloaded sources, of which nothing is built yet.
+    set(folder ${hwy_SOURCE_DIR})
+    list(APPEND program ${folder}/hwy/targets.cc ${folder}/hwy/abort.cc)
+    set(highway CMAKE_FLAGS -DINCLUDE_DIRECTORIES=${folder} COMPILE_DEFINITIONS -DHWY_STATIC_DEFINE)
+  endif()
   try_run(
     GNOMON_NATIVE_RUN
     GNOMON_NATIVE_COMPILED
-    SOURCES ${program}
-    LINK_LIBRARIES hwy::hwy
+    SOURCES ${program} ${highway}
     RUN_OUTPUT_VARIABLE target
     COMPILE_OUTPUT_VARIABLE log
   )

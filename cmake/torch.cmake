@@ -17,25 +17,37 @@ endfunction()
 # makes no target and sets `error` to a sentence; else to "".
 function(gnomon_find_torch python version error)
   set(${error} "" PARENT_SCOPE)
-  # Without the current folder, where something else may be called torch.
-  execute_process(
-    COMMAND
-      ${python} -c
-      "import sys; sys.path[:] = filter(None, sys.path); import torch, os; print(os.path.dirname(torch.__file__), torch.__version__, int(torch.compiled_with_cxx11_abi()), sep='\\n')"
-    OUTPUT_VARIABLE facts
-    ERROR_VARIABLE errors
-    RESULT_VARIABLE result
-    OUTPUT_STRIP_TRAILING_WHITESPACE
-  )
-  if(NOT result EQUAL 0)
-    string(STRIP "${errors}" errors)
-    set(${error} "GNOMON_PYTHON, ${python}, cannot import torch: ${result}\n${errors}" PARENT_SCOPE)
-    return()
+  if(GNOMON_TORCH_PACKAGE)
+    # A wheel of PyTorch that was only unpacked, which may be unable to run here.
+    set(folder ${GNOMON_TORCH_PACKAGE})
+    file(STRINGS ${folder}/version.py found REGEX "^__version__ = ")
+    string(REGEX REPLACE "^__version__ = '(.*)'$" "\\1" found "${found}")
+    set(cxx11_abi 1)
+  else()
+    # Without the current folder, where something else may be called torch.
+    execute_process(
+      COMMAND
+        ${python} -c
+        "import sys; sys.path[:] = filter(None, sys.path); import torch, os; print(os.path.dirname(torch.__file__), torch.__version__, int(torch.compiled_with_cxx11_abi()), sep='\\n')"
+      OUTPUT_VARIABLE facts
+      ERROR_VARIABLE errors
+      RESULT_VARIABLE result
+      OUTPUT_STRIP_TRAILING_WHITESPACE
+    )
+    if(NOT result EQUAL 0)
+      string(STRIP "${errors}" errors)
+      set(
+        ${error}
+        "GNOMON_PYTHON, ${python}, cannot import torch: ${result}\n${errors}"
+        PARENT_SCOPE
+      )
+      return()
+    endif()
+    string(REPLACE "\n" ";" facts "${facts}")
+    list(GET facts 0 folder)
+    list(GET facts 1 found)
+    list(GET facts 2 cxx11_abi)
   endif()
-  string(REPLACE "\n" ";" facts "${facts}")
-  list(GET facts 0 folder)
-  list(GET facts 1 found)
-  list(GET facts 2 cxx11_abi)
   set(${version} ${found} PARENT_SCOPE)
   string(REGEX MATCH "^[0-9]+\\.[0-9]+" release ${found})
   if(release VERSION_LESS 2.11)
@@ -59,15 +71,14 @@ function(gnomon_find_torch python version error)
     INTERFACE ${folder}/include ${folder}/include/torch/csrc/api/include
   )
   target_compile_definitions(gnomon::torch_sdk INTERFACE _GLIBCXX_USE_CXX11_ABI=${cxx11_abi})
-  # at::parallel_for is silently serial in a file compiled without OpenMP. -fPIC everywhere, so that
-  # libraries and executables can share one precompiled header.
-  target_compile_options(gnomon::torch_sdk INTERFACE -fopenmp -fPIC)
+  # -fPIC everywhere, so that libraries and executables can share one precompiled header.
+  target_compile_options(gnomon::torch_sdk INTERFACE -fPIC)
   target_link_directories(gnomon::torch_sdk INTERFACE ${folder}/lib)
   # --no-as-needed: the registrations of libtorch count, even where no symbol of it is used.
-  target_link_options(gnomon::torch_sdk INTERFACE LINKER:--no-as-needed -fopenmp)
+  target_link_options(gnomon::torch_sdk INTERFACE LINKER:--no-as-needed)
   # Torch's folder comes first in the run path, so that its libgomp is the one that is loaded. A
   # wheel finds it from where it lies itself.
-  if(NOT SKBUILD)
+  if(NOT GNOMON_WHEEL)
     target_link_options(gnomon::torch_sdk INTERFACE LINKER:-rpath,${folder}/lib)
   endif()
   target_link_libraries(gnomon::torch_sdk INTERFACE torch torch_cpu c10)

@@ -1,28 +1,41 @@
-"""The requirements of a wheel: the minor release of PyTorch that its library was compiled with."""
+"""The requirements of a wheel: the minor releases of PyTorch that its libraries are compiled for.
+
+The environment variable GNOMON_TORCH_RELEASES (scripts/wheel) lists them, oldest first; the
+default is the release of the installed PyTorch.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-try:
-    import torch
-except ImportError:
-    sys.exit(
-        "error: gnomon is compiled against your PyTorch, which an isolated build does not see. "
-        "Run: pip install scikit-build-core cmake ninja && pip install --no-build-isolation ."
-    )
+RELEASES = os.environ.get("GNOMON_TORCH_RELEASES", "").split()
+if not RELEASES:
+    try:
+        import torch
+    except ImportError:
+        sys.exit(
+            "error: gnomon is compiled against your PyTorch, which an isolated build does not see. "
+            "Run: pip install scikit-build-core cmake ninja && pip install --no-build-isolation ."
+        )
+
+
+def requirement() -> str:
+    if RELEASES:
+        major, minor = RELEASES[-1].split(".")
+        return f"torch>={RELEASES[0]},<{major}.{int(minor) + 1}"
+    version = torch.__version__.partition("+")[0]
+    # All patch releases of a minor release have the same ABI; builds before a release do not.
+    match = re.fullmatch(r"(\d+\.\d+)\.\d+", version)
+    return f"torch=={match[1]}.*" if match else f"torch=={version}"
 
 
 def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:
     """The dependencies, for scikit-build-core."""
-    version = torch.__version__.partition("+")[0]
-    # All patch releases of a minor release have the same ABI; builds before a release do not.
-    match = re.fullmatch(r"(\d+\.\d+)\.\d+", version)
-    needed = f"torch=={match[1]}.*" if match else f"torch=={version}"
-    return {"dependencies": [needed, "typing_extensions"]}
+    return {"dependencies": [requirement(), "typing_extensions"]}
 
 
 def dynamic_wheel(settings: Mapping[str, Any]) -> dict[str, bool]:

@@ -23,7 +23,7 @@ from gnomon._catalogue import entry_of, load_terms
 from gnomon._checks import wrong_type
 from gnomon._files import cache_folder
 from gnomon._formula import FUNCTIONS, definition_of
-from gnomon._library import LIBRARIES
+from gnomon._library import LIBRARIES, TERMS_SYMBOL
 from gnomon._similarity import Similarity
 
 _LONGEST = 60
@@ -182,7 +182,7 @@ def define(
             name=name,
             class_name=class_name,
             text=text,
-            symbol=_build.TERMS_SYMBOL,
+            symbol=TERMS_SYMBOL,
         )
         library = _library_of(name, source_of)
         entry = entry_of(name)

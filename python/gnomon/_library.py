@@ -1,4 +1,4 @@
-"""Loads the operator library, which is built for one PyTorch release."""
+"""Loads the operator library, which is built for one PyTorch release or for several."""
 
 import pathlib
 import re
@@ -6,8 +6,6 @@ import re
 import torch
 
 from gnomon import _build
-
-LIBRARIES = pathlib.Path(__file__).parent / _build.LIBRARIES
 
 
 def release_of(version: str) -> str:
@@ -19,15 +17,23 @@ def release_of(version: str) -> str:
     return match[1] if match else version
 
 
-def check_release(version: str) -> None:
-    if release_of(version) != _build.TORCH_RELEASE:
+def check_release(version: str) -> str:
+    """Returns the release of a PyTorch version, if gnomon was built for it."""
+    release = release_of(version)
+    if release not in _build.TORCH_RELEASES:
         raise ImportError(
-            f"gnomon was built for PyTorch {_build.TORCH_RELEASE}, but this is PyTorch "
+            f"gnomon was built for PyTorch {', '.join(_build.TORCH_RELEASES)}, but this is PyTorch "
             f"{version}; rebuild it with this interpreter (`make build`, or `pip install .`)"
         )
+    return release
 
 
-check_release(torch.__version__)
+RELEASE = check_release(torch.__version__)
+#: The folder of the libraries for this PyTorch.
+LIBRARIES = pathlib.Path(__file__).parent / _build.LIBRARIES.replace("{release}", RELEASE)
+#: The symbol that libraries of terms for this build refer to.
+TERMS_SYMBOL = _build.TERMS_SYMBOL.replace("{release}", re.sub(r"\W", "_", RELEASE))
+
 torch.ops.load_library(LIBRARIES / "libgnomon_torch.so")
 
 ops = torch.ops.gnomon

@@ -46,7 +46,7 @@ def collect() -> dict[str, Any]:
     names = sorted(name for name in os.environ if name.startswith("GNOMON_") or name in VARIABLES)
     return {
         "gnomon": VERSION,
-        "PyTorch": f"{torch.__version__} (gnomon was built for {_build.TORCH_RELEASE})",
+        "PyTorch": f"{torch.__version__} (gnomon was built for {', '.join(_build.TORCH_RELEASES)})",
         "Python": platform.python_version(),
         "system": platform.platform(),
         "instruction set": target,

@@ -71,18 +71,24 @@ def test_metadata(site):
 @pytest.mark.parametrize(
     ("built_for", "runs", "refused"),
     [
-        ("2.15", ["2.15.0", "2.15.0+cpu", "2.15.1+cu132"], ["2.14.1", "2.16.0", "2.15.0.dev1+cpu"]),
-        ("2.16.0.dev20261101+cpu", ["2.16.0.dev20261101+cpu"], ["2.16.0", "2.16.0.dev20261102"]),
-        ("2.15.0a0+git1", ["2.15.0a0+git1"], ["2.15.0", "2.15.0a0+git2"]),
+        (
+            ["2.15"],
+            ["2.15.0", "2.15.0+cpu", "2.15.1+cu132"],
+            ["2.14.1", "2.16.0", "2.15.0.dev1+cpu"],
+        ),
+        (["2.11", "2.12"], ["2.11.0", "2.12.1+cu130"], ["2.10.2", "2.13.0", "2.1.1"]),
+        (["2.16.0.dev20261101+cpu"], ["2.16.0.dev20261101+cpu"], ["2.16.0", "2.16.0.dev20261102"]),
+        (["2.15.0a0+git1"], ["2.15.0a0+git1"], ["2.15.0", "2.15.0a0+git2"]),
     ],
 )
 def test_a_build_serves_every_patch_of_its_release(built_for, runs, refused, monkeypatch):
-    monkeypatch.setattr(_library._build, "TORCH_RELEASE", built_for)
+    monkeypatch.setattr(_library._build, "TORCH_RELEASES", built_for)
     for version in runs:
         _library.check_release(version)
     for version in refused:
         message = (
-            f"gnomon was built for PyTorch {built_for}, but this is PyTorch {version}; rebuild it"
+            f"gnomon was built for PyTorch {', '.join(built_for)}, but this is PyTorch {version}; "
+            "rebuild it"
         )
         with pytest.raises(ImportError, match=re.escape(message)):
             _library.check_release(version)
@@ -115,7 +121,8 @@ print(gnomon.__file__, *set(loaded), (end - start) / (middle - start), sep="\\n"
 """
     package, library, ratio = run(site, "-c", program).splitlines()
     assert package == str(site / "gnomon" / "__init__.py")
-    assert library == str(site / "gnomon" / "lib" / "libgnomon_torch.so")
+    folder = f"torch-{_library.RELEASE}"
+    assert library == str(site / "gnomon" / "lib" / folder / "libgnomon_torch.so")
     assert float(ratio) < 1.3
 
 
