@@ -230,7 +230,7 @@ double CountedProduct(double g, const double* /*a*/, const double* /*b*/, const 
   return g;
 }
 void SlopeOfProduct(double /*g*/, const double* /*a*/, const double* /*b*/, const double* /*t*/,
-                    reference::PairDerivative& d) {
+                    reference::PairDerivative<double>& d) {
   d.g = 1;
 }
 
@@ -264,7 +264,7 @@ TEST(ReferenceMaskTest, ComputesVisiblePairsAlone) {
     }
     ASSERT_GT(visible, 0);
     const reference::Table table = {
-        PairInput::kInnerProduct, 0, 0, 0, CountedProduct, SlopeOfProduct};
+        PairInput::kInnerProduct, 0, 0, 0, CountedProduct, SlopeOfProduct, nullptr};
     const AttentionInput<double> in = p.Input();
     Array<double> o(p.d_o.size(), false, 0);
     std::vector<double> lse(p.d_lse.size());
