@@ -163,7 +163,7 @@ class DualCall {
 };
 
 AttentionOperator::OutputTangents JvpCpu(const OperatorArguments& a, const Tangents& tangents) {
-  if (HasTiledDerivatives(a)) {
+  if (HasTiledDerivatives(nullptr, a, tangents)) {
     const std::vector<at::Tensor> results = TiledDerivatives(nullptr, a, tangents, {});
     return {results[0], results[1]};
   }
@@ -175,7 +175,9 @@ AttentionOperator::OutputTangents JvpCpu(const OperatorArguments& a, const Tange
 std::vector<at::Tensor> BackwardJvpCpu(const Cotangents& cotangents, const OperatorArguments& a,
                                        const Tangents& tangents,
                                        const AttentionOperator::BothNeeded& needed) {
-  if (HasTiledDerivatives(a)) return TiledDerivatives(&cotangents, a, tangents, needed);
+  if (HasTiledDerivatives(&cotangents, a, tangents)) {
+    return TiledDerivatives(&cotangents, a, tangents, needed);
+  }
   const DualCall call(a, tangents);
   const DualCall::Results results = call.RunForward();
   const auto [o, lse] = OutputTangentsOf(a, results.o, results.lse);

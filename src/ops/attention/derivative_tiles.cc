@@ -79,6 +79,10 @@ void SetProduct(Pair& out, const Pair& a, const Pair& b) {
   }
 }
 
+bool IsFinite(const OptionalTensor& tensor) {
+  return !tensor || !tensor->defined() || at::isfinite(*tensor).all().item<bool>();
+}
+
 OperatorArguments InFloat(const OperatorArguments& a) {
   OperatorArguments wide = a;
   AttentionOperator::ForEachTensor(wide, [&](size_t n, auto& member) {
@@ -414,12 +418,20 @@ class Tiles {
 
 }  // namespace
 
-bool HasTiledDerivatives(const OperatorArguments& a) {
-  return a.function == "dot" && a.x.scalar_type() != at::kDouble && !a.pair_bias &&
-         !a.temperature && !a.relative_keys && !a.relative_values && !a.relative_queries &&
-         !a.bias_parameters && !a.key_bias_low && !a.mask && !a.query_positions &&
-         !a.key_positions && !a.query_segments && !a.key_segments && !a.grid && a.dropout == 0 &&
-         a.softcap == 0;
+bool HasTiledDerivatives(const Cotangents* cotangents, const OperatorArguments& a,
+                         const Tangents& tangents) {
+  const bool is_supported =
+      a.function == "dot" && a.x.scalar_type() != at::kDouble && !a.pair_bias && !a.temperature &&
+      !a.relative_keys && !a.relative_values && !a.relative_queries && !a.bias_parameters &&
+      !a.key_bias_low && !a.mask && !a.query_positions && !a.key_positions && !a.query_segments &&
+      !a.key_segments && !a.grid && a.dropout == 0 && a.softcap == 0;
+  if (!is_supported) return false;
+  // In a product of tiles, NaN and infinity of a hidden key would reach rows that do not see it.
+  bool is_finite = IsFinite(a.x) && IsFinite(a.y) && IsFinite(a.v);
+  for (size_t n = 0; n < tangents.size(); ++n) is_finite = is_finite && IsFinite(tangents.get(n));
+  if (cotangents == nullptr) return is_finite;
+  return is_finite && IsFinite(cotangents->d_o) && IsFinite(cotangents->d_lse) &&
+         IsFinite(cotangents->d_o_tangent) && IsFinite(cotangents->d_lse_tangent);
 }
 
 std::vector<at::Tensor> TiledDerivatives(const Cotangents* cotangents, const OperatorArguments& a,

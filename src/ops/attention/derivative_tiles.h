@@ -11,8 +11,9 @@
 namespace gnomon {
 
 // Whether TiledDerivatives supports a call: dot products of tokens up to float32, masks by
-// intervals, and biases by offset and key.
-bool HasTiledDerivatives(const OperatorArguments& a);
+// intervals, biases by offset and key, and finite numbers.
+bool HasTiledDerivatives(const Cotangents* cotangents, const OperatorArguments& a,
+                         const Tangents& tangents);
 
 // The results of attention_jvp and, if there are cotangents, those of attention_backward_jvp
 // (argument_list.h).
