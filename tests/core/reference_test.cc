@@ -263,8 +263,8 @@ TEST(ReferenceMaskTest, ComputesVisiblePairsAlone) {
       }
     }
     ASSERT_GT(visible, 0);
-    const reference::Table table = {
-        PairInput::kInnerProduct, 0, 0, 0, CountedProduct, SlopeOfProduct, nullptr};
+    const reference::Table table = {PairInput::kInnerProduct, 0,      0, 0, CountedProduct,
+                                    SlopeOfProduct,           nullptr};
     const AttentionInput<double> in = p.Input();
     Array<double> o(p.d_o.size(), false, 0);
     std::vector<double> lse(p.d_lse.size());
