@@ -58,6 +58,11 @@ std::vector<std::string> Task::DefaultPositions() const {
   return {"none", "sinusoidal", "rope", "alibi", "t5", "hype:tau=learned", "rope+hype:tau=learned"};
 }
 
+std::string Task::HoldOut() {
+  throw Error(
+      StrCat("the task '", name(), "' has no held-out part; --tune and --until-flat need one"));
+}
+
 std::string Task::StepFlags(Command /*command*/, const TrainingOptions& training) const {
   return StrCat("--batch ", training.batch);
 }

@@ -212,8 +212,8 @@ class Task {
   // Sets a part of the training data aside, the same for every run: by its loss a comparison tunes
   // options or ends a run, and neither training nor the reported evaluation uses it. Called between
   // ReadData() and Prepare(). Returns its size, "1000 images of the training part"; throws Error if
-  // the data are insufficient.
-  virtual std::string HoldOut() = 0;
+  // the data are insufficient, or if the task has no held-out part.
+  virtual std::string HoldOut();
   // Whether Learner::Evaluate() measures that part.
   void EvaluateHeldOut(bool is_held_out) { evaluates_held_out_ = is_held_out; }
   bool evaluates_held_out() const { return evaluates_held_out_; }
