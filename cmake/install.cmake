@@ -26,6 +26,7 @@ set(
   cpu/pair_rows-inl.h
   cpu/pair_table.h
   cpu/vocabulary-inl.h
+  reference/dual.h
   reference/reference.h
   reference/vocabulary.h
 )
