@@ -415,7 +415,7 @@ def training(**fields):
     """A valid one, except for the fields."""
     sound = {
         "options": {
-            name: 1 if option.kind == "integer" else 0.5
+            name: {"integer": 1, "text": option.default}.get(option.kind, 0.5)
             for name, option in program_options("training").items()
         },
         "step": 3,

@@ -386,7 +386,10 @@ def test_every_operator_has_its_opcheck():
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.library.opcheck":
                 checked |= set(re.findall(r"^ops\.(\w+)$", ast.unparse(node.args[0])))
     # It reads a term library: test_terms.py covers it.
-    assert checked == registered - {"load_terms"}
+    elsewhere = {"load_terms"}
+    # Called by autograd alone; test_derivatives.py compiles and maps them.
+    elsewhere |= {name for name in registered if name.endswith("_jvp")}
+    assert checked == registered - elsewhere
 
 
 @pytest.fixture
