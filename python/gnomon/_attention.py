@@ -412,11 +412,11 @@ def attention(
             are first cast to its dtype, unless they are float64.
         k: (B, Hkv, Lk, D), H a multiple of Hkv. Query head h reads key head h // (H / Hkv).
         v: (B, Hkv, Lk, Dv).
-        similarity: one of gnomon.similarity, or a specification, "penumbral:gamma=0.5"; None is
-            Dot().
-        position: one of gnomon.position, a sum of them, ``RoPE() + ALiBi(slopes)``, a
-            specification, "rope+alibi", or a list of these for their sum. Parameters omitted from
-            a specification have the initial values of gnomon.nn.MultiheadAttention.
+        similarity: an object from gnomon.similarity, or a specification such as
+            "penumbral:gamma=0.5"; None means Dot().
+        position: an object from gnomon.position, a sum such as ``RoPE() + ALiBi(slopes)``, a
+            specification such as "rope+alibi", or a list of these, which is summed. Parameters
+            omitted from a specification have the initial values of gnomon.nn.MultiheadAttention.
         causal: p_j <= p_i only.
         window: (left, right), both inclusive: p_i - left <= p_j <= p_i + right; None is unbounded,
             and a single number n means (n, n).
@@ -437,8 +437,8 @@ def attention(
             row-major index. The table of OffsetBias is then indexed by position, (H, 2 n - 1) with
             offset 0 in the middle. The positions of a batch must lie less than 2^30 apart and, with
             offset biases, have at most 2^22 differences. Shape (1 or B, Lq, axes) means
-            coordinates, which only RoPE accepts. It rotates by them, in sections or with equally
-            many columns per axis. Masks then still use query_offset and columns.
+            coordinates, which only RoPE accepts. It rotates by them, in sections or with the same
+            number of coordinates per axis. Masks then still use query_offset and columns.
         key_positions: (B, Lk) or (Lk,) integers: the positions p_j of the keys; by default those of
             the queries. If Lq and Lk differ, positions and key_positions are both required.
         scale: multiplies the dot product and content terms, by default 1/sqrt(D); an error if there
@@ -459,8 +459,8 @@ def attention(
             hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c (Law et al. 2019). In v and o, time is
             first. c is that of similarity.Lorentz, otherwise 1.
         mask: Boolean, broadcasts to (B, H, Lq, Lk): True where query i sees key j, unless another
-            mask hides it. Fully masked blocks are skipped. Masks that other arguments can express
-            are faster there. For additive masks, use position.PairBias.
+            mask hides it. Fully masked blocks are skipped. If another argument can express the
+            mask, it is faster. For additive masks, use position.PairBias.
         sink: (H,), (B, H, Lq) or one number: an additional score in each row's softmax, without a
             value (Agarwal et al. 2025, gpt-oss). 0 gives softmax plus one, and -inf means no sink.
             o is multiplied by sigmoid(lse - sink), and lse then includes the sink.
@@ -468,7 +468,7 @@ def attention(
             biases but not the sink; trained if it requires grad. Scalable softmax (Nakanishi 2025)
             is s log(n) for a row that sees n keys.
         score_softcap: a positive z: scores become z tanh(s_ij / z), with biases and temperature in
-            s_ij. similarity.Dot(softcap=z) caps the product only, before biases, as Gemma 2 does.
+            s_ij. similarity.Dot(softcap=z) caps only the product, before biases, as Gemma 2 does.
             The two agree without biases. Only on the CPU, and not where rows share a part of their
             scores that the kernels leave out: Umbral, logarithms of cones, Lorentz, Forget and
             aggregation="einstein_midpoint".
@@ -482,9 +482,9 @@ def attention(
         return_lse: also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij), with s as
             documented, including constants; differentiable.
 
-    Tensors of similarity and position have q's dtype, or float32 if q's is lower. Instead of
-    (H,), a 0-d tensor applies to all heads. Only first-order, reverse-mode derivatives are
-    available; torch.func.grad, vjp, jacrev and vmap work.
+    Tensors of similarity and position have q's dtype, or float32 if q's is lower. Instead of (H,),
+    a 0-d tensor applies to all heads. torch.func transforms work, including vmap. On CPUs, so do
+    forward-mode and second derivatives.
 
     Returns:
         o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. A row that
@@ -494,8 +494,8 @@ def attention(
     Raises:
         ValueError: an invalid shape or value.
         TypeError: an invalid dtype or device.
-        NotImplementedError: an argument that this version does not support, forward-mode
-            differentiation, or a gradient of the gradient.
+        NotImplementedError: an argument that this version does not support, a third derivative, or,
+            on a GPU, a forward-mode or second derivative.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)

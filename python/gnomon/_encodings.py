@@ -1,4 +1,4 @@
-"""Standalone position tables and columns."""
+"""Standalone tables of positions, and HyPE as additional coordinates."""
 
 from __future__ import annotations
 
@@ -105,12 +105,13 @@ def hype_augment(
     axes: Sequence[int] | None = None,
     query_offset: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Appends 2 * copies columns to q and k, for kernels that accept no bias.
+    """Appends 2 * copies coordinates to q and k, for kernels that accept no bias.
 
-    The inner product of the new columns is sqrt(D) times the odd HyPE bias. Keep the kernel's scale
-    at 1/sqrt(D), where D is the original head_dim. tau and mu are numbers or (H,); with mu (H,), k
-    is expanded to the H heads of q. axes is the shape of a grid with tokens in row-major order. The
-    bias is then the sum over its axes, with 2 * copies columns per axis (Angelotti 2023).
+    The inner product of the new coordinates is sqrt(D) times the odd HyPE bias. Keep the kernel's
+    scale at 1/sqrt(D), where D is the original head_dim. tau and mu are numbers or (H,); with mu
+    (H,), k is expanded to the H heads of q. axes is the shape of a grid with tokens in row-major
+    order. The bias is then the sum over its axes, with 2 * copies coordinates per axis (Angelotti
+    2023).
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)

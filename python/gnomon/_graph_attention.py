@@ -90,8 +90,9 @@ def graph_attention(
         v: (Nk, Hkv, Dv).
         indptr: (N + 1,) non-decreasing integers from 0 to E, a tensor or a list.
         indices: (E,) integers in [0, Nk).
-        similarity: one of gnomon.similarity, or a specification; None is Dot(). Its tensors have
-            q's dtype, or float32 if that is lower. They are (H,), or 0-d for all heads.
+        similarity: an object from gnomon.similarity, or a specification; None means Dot(). Its
+            tensors have q's dtype, or float32 if that is lower. They are (H,), or 0-d for all
+            heads.
         scale: multiplies the dot product, by default 1/sqrt(D); an error with another similarity.
         sink: (H,), (N, H) or one number: an additional score in each node's softmax, without a
             value, as in attention; lse then includes it. -inf means no sink.
@@ -111,7 +112,7 @@ def graph_attention(
     Raises:
         ValueError: an invalid shape or value.
         TypeError: an invalid dtype or device.
-        NotImplementedError: forward-mode differentiation, or a gradient of the gradient.
+        NotImplementedError: a third derivative, or, on a GPU, a forward-mode or second derivative.
 
     Example:
         >>> x = torch.randn(3, 2, 8)  # 3 nodes, 2 heads

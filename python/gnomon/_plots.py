@@ -37,10 +37,10 @@ def colour(index: int) -> str:
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Returns a colour and a dash, distinct for 32 series."""
+    """Returns a colour and a dash pattern, which together distinguish 32 series."""
     return {"color": colour(index), "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
 
 
 def marker(index: int) -> str:
-    """Returns a marker; with its colour it is distinct for 64 series, even without a line."""
+    """Returns a marker, which with the colour distinguishes 64 series, even without lines."""
     return MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]

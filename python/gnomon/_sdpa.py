@@ -92,7 +92,7 @@ def scaled_dot_product_attention(
     q, k, v = _with_four_axes(query, key, value, leading)
     columns = v.shape[3]
     if q.shape[3] == 0:
-        # Without columns every score is 0.
+        # With E = 0, every score is 0.
         q, k, scale = pad(q, (0, 1)), pad(k, (0, 1)), 1.0
     if columns == 0:
         v = pad(v, (0, 1))

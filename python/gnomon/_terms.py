@@ -75,7 +75,7 @@ def _fits(value: object, kinds: str) -> bool:
         elif kind == "bool":
             fits = is_flag(value)
         elif kind == "str" or kind.startswith("Literal["):
-            fits = isinstance(value, str)  # the operator says which words there are
+            fits = isinstance(value, str)  # the operator lists the valid words
         elif kind == "int":
             fits = is_integer(value)
         elif kind == "float":

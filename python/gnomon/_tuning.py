@@ -1,13 +1,13 @@
-"""Values that ``gnomon compare --tune`` tries, by Optuna: ``python -m gnomon._tuning FOLDER``.
+"""Selects the values that ``gnomon compare --tune`` tries: ``python -m gnomon._tuning FOLDER``.
 
-Reads the results.json of a comparison and prints the trials to run next, or the chosen values once
-all are done, as JSON. The answer depends only on the record, so that a resumed comparison and any
-number of workers try the same values. The studies are left in FOLDER/tuning.journal, for
-optuna-dashboard.
+Reads the results.json of a comparison and, with Optuna, selects the trials to run next. Prints them
+as JSON, or the chosen values once all trials are done. The answer depends only on the record, so
+that a resumed comparison and any number of workers try the same values. The studies are stored in
+FOLDER/tuning.journal, which optuna-dashboard can open.
 
-All combinations have the same number of trials. They come in batches, which are halved: all trials
-of a batch train for a quarter of the steps, the better half of them for half of the steps, and the
-better half of those for all steps.
+All combinations have the same number of trials. They run in batches, which are successively halved:
+all trials of a batch train for a quarter of the steps, the better half of them for half of the
+steps, and the better half of those for all steps.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import sys
 import warnings
 from typing import Any
 
-#: Trials for each combination, unless a grid is smaller.
+#: The default number of trials per combination, unless a grid is smaller.
 MOST_TRIALS = 12
-#: Trials of a batch; the sampler knows the results of earlier batches.
+#: The number of trials per batch; the sampler knows the results of earlier batches.
 BATCH = 4
-#: The parts of the steps after which a batch is halved.
+#: The fractions of the steps after which a batch is halved.
 RUNGS = (0.25, 0.5, 1)
 JOURNAL = "tuning.journal"
 
@@ -36,7 +36,7 @@ def grid_size(options: list[dict[str, Any]]) -> int | None:
 
 
 def batches(options: list[dict[str, Any]], most: int | None) -> list[range]:
-    """The numbers of the trials of each batch."""
+    """The trial numbers of each batch."""
     if not options:
         return []
     size = grid_size(options)
@@ -85,7 +85,7 @@ def _rank(trial: dict[str, Any], step: int, sign: int) -> float:
 
 
 def chosen(trials: list[dict[str, Any]], steps: int, sign: int) -> dict[str, Any] | None:
-    """The values of the best trial that took all steps."""
+    """The values of the best trial that trained for all steps."""
     ranked = sorted((_rank(trial, steps, sign), trial["number"]) for trial in trials)
     if not ranked or math.isinf(ranked[0][0]):
         return None
@@ -144,7 +144,8 @@ class Studies:
                 {name: list(values.choices) for name, values in space.items()}, seed=0
             )
         else:
-            # Another seed for each batch: the study is a new one, and would draw the same again.
+            # Each batch has its own seed: a rebuilt study would otherwise draw the same values
+            # again.
             sampler = optuna.samplers.TPESampler(
                 seed=len(tried), n_startup_trials=BATCH, constant_liar=True
             )

@@ -108,7 +108,7 @@ def varlen_attention(
     cu_seqlens_k gives its rows of k and v, as in flash-attn. Nothing is padded. Positions restart
     in each sequence: its keys are at 0, 1, ..., and its last query is at the position of its last
     key. With causal=True and fewer queries than keys, the last query therefore sees all keys. This
-    is flash-attn's bottom-right alignment; scaled_dot_product_attention aligns at the top left.
+    is flash-attn's bottom-right alignment; scaled_dot_product_attention aligns to the top left.
 
     Args:
         q: (total_q, H, D), as in attention except for the axes; k and v likewise.
@@ -378,7 +378,7 @@ def nested_module(
     others: Mapping[str, Any],
     arguments: Mapping[str, Any],
 ) -> Tensor:
-    """Computes a module's forward for nested tokens (B, length, columns) as one packed row.
+    """Computes a module's forward for nested tokens (B, length, dim) as one packed row.
 
     others are module arguments that require padded batches.
     """

@@ -161,7 +161,7 @@ class _OneByOne:
 
 
 def _favor_projection(info: Any, in_dims: Sequence[Any], like: Tensor, *args: Any) -> Any:
-    """Draws one projection for all samples; only `like`'s columns and device matter."""
+    """Draws one projection for all samples; only the last axis and device of `like` matter."""
     one = like.new_empty(like.movedim(in_dims[0], 0).shape[1:])  # valid for zero samples
     return ops.favor_projection(one, *args), None
 

@@ -1,10 +1,10 @@
-"""Runs of a comparison on Dask workers: what ``gnomon compare --workers`` and ``--cluster`` start.
+"""Runs of a comparison on Dask workers, started by ``gnomon compare --workers`` and ``--cluster``.
 
 The program writes ``run COMBINATION SEED`` and ``stop`` to the standard input and reads ``done
 COMBINATION SEED`` and ``failed COMBINATION SEED MESSAGE`` from the standard output. Each run is a
-process of its own, ``gnomon compare --resume FOLDER --only COMBINATION,SEED``, which leaves its
-checkpoints and its result in the folder. So a run that loses its worker continues elsewhere, and
-nothing is lost if the scheduler or this process is killed.
+separate process, ``gnomon compare --resume FOLDER --only COMBINATION,SEED``, which stores its
+checkpoints and its result in the folder. A run that loses its worker therefore continues elsewhere,
+and nothing is lost if the scheduler or this process is killed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _environment(words: list[str]) -> dict[str, str]:
 def run(
     folder: str, at: str, words: list[str], only: str, processes: int | None
 ) -> tuple[int, str]:
-    """Does one run on a worker; returns its exit code and the last line of its errors."""
+    """Executes one run on a worker; returns its exit code and the last line of its errors."""
     command = [sys.executable, "-m", "gnomon", "compare", "--resume", folder, "--only", only]
     command += [*words, *_threads_of(words, processes)]
     stop = pathlib.Path(at, folder, "unfinished", STOP)
@@ -88,7 +88,7 @@ def run(
 
 
 class _Pool:
-    """The runs under way on the workers of a client."""
+    """The runs in progress on the workers of a client."""
 
     def __init__(self, client: Any, folder: str, words: list[str], processes: int | None) -> None:
         self.client = client
@@ -110,7 +110,7 @@ class _Pool:
         future.add_done_callback(lambda future: self.events.put(("finished", (only, future))))
 
     def lost(self, only: str, message: str) -> None:
-        """A worker or a process was killed: the run continues from its checkpoint elsewhere."""
+        """Handles a killed worker or process: the run continues from its checkpoint elsewhere."""
         self.losses[only] = self.losses.get(only, 0) + 1
         if self.stopping:
             return
@@ -142,7 +142,7 @@ class _Pool:
             self.fail(only, message.removeprefix("gnomon: "))
 
     def stop(self) -> None:
-        """Cancels runs that have not begun, and has the others leave a checkpoint."""
+        """Cancels runs that have not started, and makes the others save a checkpoint."""
         if self.stopping:
             return
         self.stopping = True
@@ -155,7 +155,7 @@ class _Pool:
                 future.cancel()
 
     def serve(self) -> None:
-        """Follows the lines of the standard input to its end, and waits for the runs."""
+        """Processes the lines of standard input until it ends, and waits for the runs."""
 
         def read() -> None:
             for line in sys.stdin:

@@ -29,7 +29,7 @@ VARIABLES = ("CUDA_HOME", "CXX", "MKL_CBWR", "OMP_NUM_THREADS")
 
 
 def collect() -> dict[str, Any]:
-    """Returns what describes the installation, by name.
+    """Returns a description of the installation.
 
     Returns:
         A dictionary of JSON values: versions ("gnomon", "PyTorch", "Python"), "system",
@@ -91,7 +91,7 @@ def _fail(message: str) -> NoReturn:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints what ``collect`` returns."""
+    """Prints the result of ``collect``."""
     with checked_output(_fail):
         parser = Parser(
             fail=_fail,

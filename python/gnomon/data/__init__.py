@@ -70,7 +70,7 @@ def read_arrays(source: str, name: str) -> Arrays:
 
     Raises:
         ValueError: a file cannot be read, has an unknown format, or is damaged or truncated; the
-            message names the file and the place.
+            message names the file and the position of the fault.
     """
     path, key = _split(source)
     try:

@@ -43,7 +43,7 @@ class File:
         return f"{self._what('sha256')} {self.sha256}"
 
     def fault(self, path: pathlib.Path) -> str:
-        """The mismatch of a file in this place; empty if it is the expected file.
+        """The mismatch of the file at this path; empty if it is the expected file.
 
         Raises:
             OSError: it cannot be read.
@@ -93,7 +93,7 @@ def obtain(file: File, folder: pathlib.Path, tell: Callable[[str], None]) -> boo
     A file that is already there is kept.
 
     Raises:
-        ValueError: another file is in its place, or no URL provides the file.
+        ValueError: a different file has its path, or no URL provides the file.
         OSError: the folder cannot be read or written.
     """
     path = folder / file.name

@@ -52,8 +52,8 @@ def fetch(
         tell: called with a line before each download attempt.
 
     Raises:
-        ValueError: no URL provides a file, a downloaded file does not match, or another file is in
-            its place.
+        ValueError: no URL provides a file, a downloaded file does not match, or a different file
+            has its path.
         OSError: the folder cannot be read or written.
     """
     folder.mkdir(parents=True, exist_ok=True)

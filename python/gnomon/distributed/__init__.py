@@ -91,15 +91,15 @@ def context_parallel_attention(
     segments, which every process holds for the whole sequence. Communication of k and v overlaps
     with computation on the previous part. With causal or a window, parts that no query of a process
     attends to are skipped, and the ring ends once no process needs more. With causal and contiguous
-    parts, the first processes wait for the last one, whose queries attend to all keys. In a zigzag
-    the work is balanced.
+    parts, the first processes wait for the last one, whose queries attend to all keys. The zigzag
+    layout balances the work.
 
     Args:
         q: (B, H, Lq, D), this process's part, Lq at least 1; k and v likewise.
         k: (B, Hkv, Lk, D).
         v: (B, Hkv, Lk, Dv).
-        similarity: as in gnomon.attention, as are causal, window, query_offset, scale,
-            aggregation and tolerance, which holds in each part of the keys.
+        similarity: as in gnomon.attention, as are causal, window, query_offset, scale, aggregation
+            and tolerance, which applies to each part of the keys.
         position: of gnomon.position, for the whole sequence: the table of OffsetBias is
             (H, sum of Lq + sum of Lk - 1). AbsoluteKeys has the sum of Lk rows, and KeyBias as many
             entries. PairBias and mask have the rows of this process and the columns of the whole

@@ -42,7 +42,7 @@ def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
         )
         return lse[0]
 
-    # R_t e has cos t theta in its own place and -sin or sin in the place of its partner.
+    # R_t e has cos t theta at its own coordinate, and -sin or sin at its partner's.
     cosine = turned(units, units)
     sine = turned(units, torch.ones_like(units)) - cosine
     # The sine of each pair's first coordinate is positive at distance 1; it is 0 if not rotated.
@@ -60,7 +60,7 @@ def learned_table(part: Component) -> str | None:
 
 
 def turned_columns(module: MultiheadAttention) -> int:
-    """The number of head columns that RoPE rotates by default; excludes the height of a cone."""
+    """The number of coordinates per head that RoPE rotates by default; excludes a cone's height."""
     return (
         (module.qk_dim - 1) // 2 * 2
         if ops.height_coordinate(module.similarity) is not None

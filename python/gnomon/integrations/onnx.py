@@ -21,8 +21,8 @@ def plain(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram
 
     Use it before torch.onnx.export(), or for other compilers. The operators are matrix products,
     comparisons and a softmax over an L x L array. It supports the similarities dot, laplacian,
-    gaussian, additive, hyperbolic and lorentz, with every mask, rotations, and biases by offset,
-    key or pair. ::
+    gaussian, additive, hyperbolic and lorentz, with every mask, rotations, and offset, key and pair
+    biases. ::
 
         program = torch.export.export(model.eval(), (x,))
         torch.onnx.export(gnomon.integrations.onnx.plain(program), f="model.onnx")
@@ -31,8 +31,8 @@ def plain(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram
         program: exported from a model in evaluation mode, without dropout.
 
     Raises:
-        NotImplementedError: another similarity, relative keys or values, a bias on a grid, dropout,
-            or another operator of gnomon.
+        NotImplementedError: another similarity, relative keys or values, a grid bias, dropout, or
+            another operator of gnomon.
 
     Example:
         >>> module = gnomon.nn.MultiheadAttention(64, 4, position="alibi").eval()

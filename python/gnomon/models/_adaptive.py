@@ -10,12 +10,12 @@ from torch import Tensor
 
 from gnomon._checks import Device
 
-# Each band has this many times fewer columns than the previous one.
+# The dimension of each band is that of the previous one divided by this.
 _REDUCTION = 4
 
 
 def table_sizes(vocabulary: int, dim: int, cutoffs: Sequence[int]) -> list[tuple[int, int]]:
-    """(tokens, columns) of each band's table."""
+    """The shape (tokens, dimension) of each band's table."""
     bounds = [0, *cutoffs, vocabulary]
     return [
         (end - begin, max(dim // _REDUCTION**band, 1))
@@ -27,11 +27,11 @@ class AdaptiveEmbedding(torch.nn.Module):
     """Adaptive input embeddings with a tied adaptive softmax.
 
     Tokens are sorted by descending frequency and split into bands that end at the cutoffs and at
-    the vocabulary size. Band n has a table_n (tokens, columns) with dim / 4^n columns, at least
-    one. All bands except the first also have a projection_n (dim, columns): the embedding of a
-    token is its projected row. In the softmax, the head's weights are the rows of the first band
-    and of clusters (bands - 1, dim), one per other band. The logits of a band divide its
-    probability among its tokens. Parameter names and initial distributions match the program's
+    the vocabulary size. Band n has a table_n (tokens, dim_n) with dim_n = dim / 4^n, at least 1.
+    All bands except the first also have a projection_n (dim, dim_n): the embedding of a token is
+    its projected row. In the softmax, the head's weights are the rows of the first band and of
+    clusters (bands - 1, dim), one per other band. The logits of a band divide its probability among
+    its tokens. Parameter names and initial distributions match the program's
     (models/adaptive_embedding.h).
 
     Sources: Baevski and Auli 2019, Adaptive Input Representations for Neural Language Modeling;

@@ -105,7 +105,7 @@ def _norm(options: Mapping[str, Any], made: dict[str, Any]) -> torch.nn.Module:
 
 
 class _Embedding(torch.nn.Embedding):
-    """Rows N(0, 1 / columns): unit logits from a normalised stream."""
+    """Rows from N(0, 1 / dim), which give unit logits from a normalised stream."""
 
     def reset_parameters(self) -> None:
         """Reinitialises the rows."""
@@ -125,7 +125,8 @@ class LanguageModel(torch.nn.Module):
         heads: number of attention heads.
         mlp: hidden dimension of the MLP.
         similarity: a specification or a gnomon.similarity object, as in
-            gnomon.nn.MultiheadAttention; with numbers, which a checkpoint can store, not tensors.
+            gnomon.nn.MultiheadAttention. An object must hold numbers, not tensors, so that a
+            checkpoint can store it.
         position: likewise; may include components added to embeddings. "rope;rope;none" is a
             pattern that repeats over the layers, with one position per layer.
         dropout: dropout probability on each residual branch in training, in [0, 1).
@@ -134,9 +135,9 @@ class LanguageModel(torch.nn.Module):
         activation: of the MLP, "gelu" or "relu"; "swiglu" and "geglu" are gated (Shazeer 2020).
         no_bias: if True, the projections of attention and of the MLP have no biases.
         adaptive: the first token of each band of rarer tokens, in ascending order. Each band has a
-            quarter of the columns of the previous one, in embeddings and softmax (Baevski and Auli
-            2019; Grave et al. 2017). Tokens must be sorted by descending frequency. By default all
-            tokens have dim columns.
+            quarter of the previous one's dimension, in embeddings and softmax (Baevski and Auli
+            2019; Grave et al. 2017). Tokens must be sorted by descending frequency. By default, all
+            tokens have dimension dim.
         kv_heads: number of key-value heads, a divisor of heads; defaults to heads.
         qk_dim: query and key head dimension; defaults to dim / heads, like the values, or to the
             only value that the similarity supports.
@@ -326,9 +327,9 @@ class LanguageModel(torch.nn.Module):
 
         Raises:
             ValueError: a shape is wrong, tokens are beyond the vocabulary or max_length, a cache or
-                memory has another batch size or depth, or both are given.
-            TypeError: tokens are not an integer tensor, a memory has another dtype, or a device is
-                not the model's.
+                memory has a different batch size or depth, or both are given.
+            TypeError: tokens are not an integer tensor, a memory has a different dtype, or a device
+                is not the model's.
         """
         states, keep = self._states(tokens, cache, memory, positions, segments)
         x = self.norm(states[-1])

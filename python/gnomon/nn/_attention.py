@@ -40,24 +40,24 @@ class ScaledArguments(MaskArguments, total=False):
 class Attention(HeldTerms):
     """Module form of gnomon.attention, with the parameters of its similarity and position.
 
-    Use it in models with their own projections, such as a fused QKV projection; it projects neither
-    q, k, v nor the output. MultiheadAttention documents parameter names ("gamma_theta", "t5_table")
-    and initial values.
+    Use it in models with their own projections, such as a fused QKV projection; it has no
+    projections of q, k, v or the output. MultiheadAttention documents parameter names
+    ("gamma_theta", "t5_table") and initial values.
 
         attention = gnomon.nn.Attention(8, 64, similarity="penumbral", position="hype:tau=learned")
         o = attention(q, k, v, causal=True)
 
     Args:
         num_heads: query heads.
-        head_dim: columns per head of q and k.
+        head_dim: head dimension of q and k.
         similarity: see MultiheadAttention.
         position: see MultiheadAttention.
-        value_dim: columns per head of v, head_dim by default.
+        value_dim: head dimension of v; head_dim by default.
         dropout: probability of dropping a weight, in training.
         max_length: see MultiheadAttention.
-        token_dim: columns of the tokens for positions that project tokens ("forget",
+        token_dim: embedding dimension of the tokens, for positions that project tokens ("forget",
             "content_bias", "gate"). Each call then needs tokens. None means no tokens.
-        key_token_dim: columns of the key tokens, token_dim by default.
+        key_token_dim: embedding dimension of the key tokens; token_dim by default.
         sink: see MultiheadAttention.
         tolerance: see gnomon.attention.
         device: device of parameters and buffers; the default device if None.
@@ -65,7 +65,7 @@ class Attention(HeldTerms):
 
     Raises:
         ValueError: an invalid value, or a position that projects tokens without token_dim.
-        TypeError: an argument of another type.
+        TypeError: an argument of the wrong type.
 
     Example:
         >>> layer = gnomon.nn.Attention(8, 32, similarity="gaussian", position="alibi")

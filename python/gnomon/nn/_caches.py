@@ -13,7 +13,7 @@ from gnomon._checks import check_optional_integers
 
 
 class _Room:
-    """Memory of a cached tensor with rows to spare, shared by the copies of a cache.
+    """Memory of a cached tensor with spare rows, shared by the copies of a cache.
 
     The first `used` rows belong to some cache. A cache whose tensor ends there may append in place;
     another one, such as a copy that was left behind, must move.
@@ -29,7 +29,7 @@ class _Room:
 
 
 class _Rows(NamedTuple):
-    """A cached tensor (B, H, L, columns), and its memory if that has rows to spare."""
+    """A cached tensor (B, H, L, D), and its memory if that has spare rows."""
 
     tensor: Tensor
     room: _Room | None = None
@@ -103,7 +103,7 @@ class KVCache:
 
     def __init__(self) -> None:
         self._k: _Rows | None = None
-        # Keys of later calls, not yet appended to _k; unread while the cache has rotated keys.
+        # Keys of later calls, not yet appended to _k; not read while the cache has rotated keys.
         self._later: tuple[Tensor, ...] = ()
         self._later_rows = 0
         self._turned: _Rows | None = None

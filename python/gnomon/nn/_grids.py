@@ -33,8 +33,8 @@ def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
         (H, 2 h' - 1, 2 w' - 1) for the new shape (h', w'), in the table's dtype; differentiable.
 
     Raises:
-        ValueError: the table has another number of axes, or an even number of offsets.
-        TypeError: table is not a floating-point tensor, or shape does not hold integers.
+        ValueError: the table has the wrong number of axes, or an even number of offsets.
+        TypeError: table is not a floating-point tensor, or shape does not contain integers.
 
     Example:
         >>> table = torch.randn(4, 13, 13)  # for a grid of 7 x 7
@@ -83,12 +83,12 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
     rows of "relative2d". Sequence positions are unchanged. Create a new optimizer afterwards.
 
     Args:
-        module: a MultiheadAttention, or a model that contains some.
+        module: a MultiheadAttention, or a model that contains one or more.
         shape: axis lengths of the new grid; the number of axes cannot change.
 
     Raises:
-        ValueError: the module has no grid position, or one with another number of axes.
-        TypeError: module is not a module, or shape does not hold integers.
+        ValueError: the module has no grid position, or one with a different number of axes.
+        TypeError: module is not a module, or shape does not contain integers.
 
     Example:
         >>> layer = gnomon.nn.MultiheadAttention(64, 4, position="grid_bias:shape=7x7")

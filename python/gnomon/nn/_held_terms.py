@@ -105,15 +105,15 @@ class TermSizes(NamedTuple):
     """The sizes that the tensors of terms depend on, in the order of the operators."""
 
     num_heads: int
-    #: Columns per head of q and k.
+    #: Head dimension of q and k.
     head_dim: int
-    #: Columns per head of v.
+    #: Head dimension of v.
     value_dim: int
     #: Rows of a position table.
     max_length: int
-    #: Columns of the tokens that queries come from.
+    #: Embedding dimension of the tokens that queries come from.
     query_tokens: int
-    #: Columns of the tokens that keys come from.
+    #: Embedding dimension of the tokens that keys come from.
     key_tokens: int
 
 

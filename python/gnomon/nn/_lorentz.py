@@ -41,8 +41,8 @@ class LorentzMultiheadAttention(HeldTerms):
         manifold: the hyperboloid (x.x)_L = -c, given as c or as an object with the attribute c,
             such as a HyperCore or geoopt manifold, which is stored unchanged. c is a number or a
             one-element tensor; it is trained if it is a parameter.
-        in_channels: columns per head; a token has num_heads * in_channels columns.
-        out_channels: columns of each head's points, including time.
+        in_channels: channels per head; a token has num_heads * in_channels channels.
+        out_channels: channels of each head's points, including time.
         num_heads: heads of q, k and v.
         use_weight: whether values are projected; if False, tokens are the points of all heads, and
             in_channels must equal out_channels.
@@ -50,8 +50,8 @@ class LorentzMultiheadAttention(HeldTerms):
         attention_type: "full". HyperCore's default, "linear_focused", is not a softmax and is not
             supported.
         trans_heads_concat: whether final_linear maps the points of all heads to one point with
-            num_heads * out_channels columns; otherwise, the output is their centroid, with
-            out_channels columns.
+            num_heads * out_channels channels; otherwise, the output is their centroid, with
+            out_channels channels.
         normalize: whether the space coordinates of q and k are divided by their norm.
         position: see MultiheadAttention, also for parameter names such as "hype_tau_theta".
             Rotations act on space coordinates, and biases are added to scores. A sink is an error,
@@ -63,7 +63,7 @@ class LorentzMultiheadAttention(HeldTerms):
 
     Raises:
         ValueError: an invalid shape or value.
-        TypeError: an argument of another type.
+        TypeError: an argument of the wrong type.
         NotImplementedError: attention_type="linear_focused".
 
     Example:

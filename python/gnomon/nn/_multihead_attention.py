@@ -43,14 +43,14 @@ class MultiheadAttention(HeldTerms):
       start at 0; their value is start * exp(5 theta).
     - Bias tables start at 0, such as "t5_table" (buckets, H) and "grid_bias_table"
       (H, 2 height - 1, 2 width - 1).
-    - Tables of content terms start as N(0, 1 / columns), such as "relative_table"
-      (2 max_offset + 1, D). "transformer_xl_u" and "transformer_xl_v" (H, D) start at 0, and
-      "transformer_xl_r" (H, D, embed_dim) maps sinusoids to rows.
-    - Projections of each call's tokens have a weight (H * columns, embed_dim or kdim) and may have
-      a bias (H * columns): "forget_log_forget_weight" and "forget_log_forget_bias",
+    - Tables of content terms start from N(0, 1 / D) for rows of dimension D, such as
+      "relative_table" (2 max_offset + 1, D). "transformer_xl_u" and "transformer_xl_v" (H, D) start
+      at 0, and "transformer_xl_r" (H, D, embed_dim) maps sinusoids to rows.
+    - Projections of each call's tokens to n numbers per head have a weight (H * n, embed_dim or
+      kdim) and may have a bias (H * n): "forget_log_forget_weight" and "forget_log_forget_bias",
       "content_bias_query_weight".
-    - The buffer "gamma_start" (or of beta, scale) holds the start of a similarity's factor. It
-      gives logits of N(0, 1) tokens a standard deviation of 1.
+    - The buffer "gamma_start" ("beta_start", "scale_start") holds the initial value of a
+      similarity's factor. It gives logits of N(0, 1) tokens a standard deviation of 1.
 
     A tensor in a term is stored as "<component>_<name>", in a similarity as "<name>", and used
     unchanged. If it requires grad, it becomes a parameter (the same object if it is a
@@ -59,23 +59,24 @@ class MultiheadAttention(HeldTerms):
     "offset_bias:length=512".
 
     Args:
-        embed_dim: columns of the input and the output.
+        embed_dim: embedding dimension of the input and the output.
         num_heads: query heads; a divisor of embed_dim.
         kv_heads: key and value heads, a divisor of num_heads; num_heads by default. Query head h
             reads key head h // (num_heads / kv_heads).
         qk_dim: head_dim of q and k; by default embed_dim / num_heads, or the only size that the
             similarity accepts (1 for "additive").
-        similarity: a specification, "penumbral:score=height2", or one of gnomon.similarity.
-        position: a specification, "rope+hype:mu=0.001:tau=learned", one of gnomon.position, or a
-            sum of several, "rope" + ALiBi(slopes); None means "none". A component that is added to
-            embeddings raises an error; see TokenPosition and attention_position. The shapes of (H,)
-            tensors are checked here, those of tables in the first call.
+        similarity: a specification such as "penumbral:score=height2", or an object from
+            gnomon.similarity.
+        position: a specification such as "rope+hype:mu=0.001:tau=learned", an object from
+            gnomon.position, or a sum such as "rope" + ALiBi(slopes); None means "none". A component
+            that is added to embeddings raises an error; see TokenPosition and attention_position.
+            The shapes of (H,) tensors are checked here, those of tables in the first call.
         dropout: probability of dropping a weight, in training.
         bias: whether the projections have biases.
         max_length: rows of a learned position table ("absolute_keys"), unless the component has a
             length.
-        kdim: columns of key, embed_dim by default.
-        vdim: columns of value, embed_dim by default.
+        kdim: embedding dimension of key; embed_dim by default.
+        vdim: embedding dimension of value; embed_dim by default.
         qk_norm: whether the RMSNorms q_norm and k_norm normalise q and k of each head before any
             other operation (Henry et al. 2020; Dehghani et al. 2023).
         gate: whether the attention output is multiplied by sigmoid(gate_proj(query)) (Qiu et al.
@@ -337,14 +338,14 @@ class MultiheadAttention(HeldTerms):
             module: torch's module, or an instance of a subclass, whose own forward is ignored.
             similarity: see MultiheadAttention.
             position: see MultiheadAttention.
-            drop_in: whether to return a TorchMultiheadAttention, which has the call and results of
-                torch's module, for code that calls the module.
+            drop_in: whether to return a TorchMultiheadAttention, which takes the same arguments and
+                returns the same results as torch's module, for code that calls the module.
             batch_first: batch_first of a TorchMultiheadAttention, by default as in module. A
                 MultiheadAttention accepts only (B, L, ...). If module has batch_first=False, pass
                 True to confirm that calls will use this layout.
 
         Raises:
-            TypeError: module has another type.
+            TypeError: module has the wrong type.
             ValueError: module has batch_first=False, unless drop_in or batch_first is True.
             NotImplementedError: module has add_bias_kv or add_zero_attn.
         """

@@ -58,7 +58,7 @@ class TokenEncoding(torch.nn.Module):
 
     Args:
         spec: one component of the catalogue, "conv:kernel=64".
-        dim: columns of the embeddings.
+        dim: embedding dimension.
         causal: whether tokens are prevented from seeing later ones.
         device: device of the parameters; the default device if None.
         dtype: floating-point dtype of the parameters; the default dtype if None.
@@ -159,7 +159,7 @@ class TokenPosition(torch.nn.Module):
 
     Args:
         position: a specification, or anything else that MultiheadAttention accepts.
-        dim: columns of the embeddings.
+        dim: embedding dimension.
         max_length: rows of a learned table; "learned:length=N" in the specification overrides it.
         causal: whether tokens are prevented from seeing later ones.
         device: device of the parameters; the default device if None.

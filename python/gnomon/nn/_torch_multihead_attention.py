@@ -40,9 +40,9 @@ class _Output(torch.nn.modules.linear.NonDynamicallyQuantizableLinear):
 class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
     """Drop-in replacement for torch.nn.MultiheadAttention with any similarity and position.
 
-    This subclass keeps torch's arguments, call, results and state_dict, for code that calls
-    torch.nn.MultiheadAttention (torch.nn.TransformerEncoderLayer, vision models). To convert an
-    existing module, use MultiheadAttention.from_torch(module, drop_in=True).
+    This subclass keeps torch's arguments, call signature, results and state_dict, for code that
+    calls torch.nn.MultiheadAttention (torch.nn.TransformerEncoderLayer, vision models). To convert
+    an existing module, use MultiheadAttention.from_torch(module, drop_in=True).
 
     With the dot product and no position, the results equal torch's up to rounding, except that
     queries that attend to no key give 0, not NaN. MultiheadAttention documents the parameter names
@@ -50,15 +50,15 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
     with its fused path.
 
     Args:
-        embed_dim: columns of query and of the output.
+        embed_dim: embedding dimension of query and of the output.
         num_heads: heads, a divisor of embed_dim.
         dropout: probability of dropping a weight, in training.
         bias: whether the projections have biases.
         add_bias_kv: must be False.
         add_zero_attn: must be False. With the dot product, the position "sink" has the same
             effect initially, and is learned.
-        kdim: columns of key, embed_dim by default.
-        vdim: columns of value, embed_dim by default.
+        kdim: embedding dimension of key; embed_dim by default.
+        vdim: embedding dimension of value; embed_dim by default.
         batch_first: whether tokens are (B, L, ...) rather than (L, B, ...).
         device: device of parameters and buffers; the default device if None.
         dtype: floating-point dtype of parameters and buffers; the default dtype if None.
@@ -67,7 +67,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
 
     Raises:
         ValueError: an invalid value, or a similarity whose head_dim is not that of the values.
-        TypeError: an argument of another type.
+        TypeError: an argument of the wrong type.
         NotImplementedError: add_bias_kv or add_zero_attn is True.
 
     Example:
@@ -189,8 +189,8 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
 
         Args:
             query: (Lq, B, embed_dim), (B, Lq, embed_dim) with batch_first, or (Lq, embed_dim).
-            key: likewise, with kdim columns.
-            value: likewise, with vdim columns.
+            key: likewise, with dimension kdim.
+            value: likewise, with dimension vdim.
             key_padding_mask: (B, Lk), or (Lk,) without a batch: True where a key is hidden, or
                 numbers that are added to the scores.
             need_weights: whether to return the weights, which need memory for all pairs; or the

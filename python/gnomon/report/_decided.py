@@ -1,4 +1,4 @@
-"""What held-out training data decided: tuned values, and the ends of runs."""
+"""Decisions based on held-out training data: tuned values, and the ends of runs."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def _tried(option: dict[str, Any]) -> str:
 
 
 def _cost(trials: list[dict[str, Any]]) -> tuple[int, float]:
-    """The steps and the seconds of some trials."""
+    """The total steps and seconds of some trials."""
     steps = sum(trial["held_out"][-1]["step"] for trial in trials if trial["held_out"])
     return steps, sum(trial["seconds"] for trial in trials)
 
 
-#: A value in this part of a range, at either end, lies on its edge.
+#: A value within this fraction of a range from either end counts as on its edge.
 EDGE = 0.05
 
 
 def edges(options: list[dict[str, Any]], values: dict[str, Any]) -> list[str]:
-    """The options whose value is the lowest or the highest that was allowed."""
+    """The options whose value is at the edge of the search range."""
     found = []
     for option in options:
         value = values.get(option["name"])
@@ -59,7 +59,7 @@ def edges(options: list[dict[str, Any]], values: dict[str, Any]) -> list[str]:
 
 
 def tuning_section(results: dict[str, Any]) -> str:
-    """What was tried, what was chosen, and what it cost; empty if nothing was tuned."""
+    """The trials, their cost and the chosen values; empty if nothing was tuned."""
     tuning = results["settings"].get("tuning")
     if not tuning:
         return ""
@@ -113,7 +113,7 @@ def tuning_section(results: dict[str, Any]) -> str:
 
 
 def ends(results: dict[str, Any]) -> str:
-    """A warning about the runs that the budget ended; a sentence if there is none."""
+    """A warning about the runs that had not converged at their last step, if any."""
     how = results["settings"].get("until_flat")
     runs = [run for run in results["runs"] if run.get("stopped_at") is not None]
     if not how or not runs:

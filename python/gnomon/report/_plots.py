@@ -87,7 +87,7 @@ def _are_points(values: list[Any]) -> bool:
 def _measured(
     losses: list[dict[str, Any]], key: str, places: list[Any]
 ) -> tuple[list[Any], list[float], list[float]]:
-    """Places, means and spreads of the measured values that have a mean."""
+    """Positions, means and spreads of the measured values that have a mean."""
     points = sorted(
         (place, at[key]["mean"], at[key]["spread"] or 0.0)
         for place, at in zip(places, losses, strict=True)

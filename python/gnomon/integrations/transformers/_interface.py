@@ -214,7 +214,7 @@ def _check_known(module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
 def refuse_extra(
     module: torch.nn.Module, arguments: Mapping[str, Any], extra: Mapping[str, object]
 ) -> None:
-    """Raises if one of the extra arguments, by name with its default, is set."""
+    """Raises if an extra argument is set; `extra` maps their names to their defaults."""
     for name, default in extra.items():
         if asks_for_something(arguments.get(name), default):
             raise NotImplementedError(

@@ -668,7 +668,7 @@ def _multi_head(
 
 # Modules.
 
-#: An attribute of running models: the value of packed_reads before the call.
+#: An attribute of a model while it runs: the value of packed_reads before the call.
 _READS = "_gnomon_packed_reads"
 
 
