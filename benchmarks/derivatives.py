@@ -1,4 +1,4 @@
-"""Forward mode and second derivatives, compared with the first passes. CPU time of one thread.
+"""Forward mode and second derivatives, timed against first-order passes. CPU time of one thread.
 
     .venv/bin/python benchmarks/derivatives.py [--length 2048] [--rounds 7] [--math]
 

@@ -92,7 +92,7 @@ class Line:
 
 
 def interleaved(steps: Sequence[Step], rounds: int) -> list[list[float]]:
-    """Seconds per call of each step in each round."""
+    """Seconds per call for each step in each round."""
 
     def seconds(step: Step, repeats: int) -> float:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""One call of each compared operator, gnomon's and others."""
+"""One call to each compared operator, gnomon's and others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tokens(
 
 
 def step(call: Callable[[], Tensor], inputs: Sequence[Tensor], backward: bool) -> Step:
-    """One call of an operator, without autograd or with gradients."""
+    """One call to an operator, without autograd or with gradients."""
     if backward:
         d_o = torch.randn_like(call().detach())
         return lambda: torch.autograd.grad(call(), inputs, d_o)

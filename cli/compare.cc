@@ -103,14 +103,14 @@ struct Comparison {
   std::vector<RunResult> runs;
   json record;  // without the runs and their summary, which Save() adds
 
-  // Of a trial, the seed is TrialSeed() of its number.
+  // For a trial, `seed` is TrialSeed() of its number.
   OneRun At(int64_t combination, int64_t seed) {
     Trial* const trial = seed < 0 ? settings.tuning->Find(combination, -1 - seed) : nullptr;
     return {settings, *task, device, folder, combination, seed, checkpoint_every, trial};
   }
 };
 
-// What stands for a seed in the list of runs: no seed is negative.
+// Identifies a trial in place of a seed in the list of runs; seeds are never negative.
 int64_t TrialSeed(int64_t number) { return -1 - number; }
 
 void Save(Comparison* work, const char* status) {
@@ -174,7 +174,7 @@ void CheckAll(Comparison* work) {
   }
 }
 
-// Every value of --tune by itself, and the ends of every range, in each combination.
+// Checks every value of --tune separately, and the ends of every range, in each combination.
 void CheckTuned(const Comparison& work) {
   const CompareSettings& settings = work.settings;
   for (const TunedOption& option : settings.tuning->options) {
@@ -534,14 +534,14 @@ bool RunHere(const std::vector<std::pair<int64_t, int64_t>>& todo, bool tensorbo
   return true;
 }
 
-// What a worker leaves of a trial.
+// The result of a trial, as a worker stores it.
 json TrialToJson(const OneRun& run, const RunResult& result) {
   return {{"steps", run.trial->steps},
           {"value", result.tried ? json(*result.tried) : json()},
           {"seconds", result.seconds}};
 }
 
-// None: of a trial, and not of its last steps.
+// Nullopt if the result belongs to a trial, but not to its latest steps.
 std::optional<RunResult> ReadResult(const OneRun& run) {
   const fs::path file = run.result_file();
   std::ifstream in(file);
@@ -589,8 +589,8 @@ bool AddSeed(Comparison* work) {
   return true;
 }
 
-// Runs, by workers or here; those that workers finished after the comparison had been stopped are
-// only taken. Returns whether all are finished.
+// Executes runs, in workers or in this process. Runs that workers finished after the comparison was
+// stopped are only collected. Returns whether all are finished.
 bool RunThem(std::vector<std::pair<int64_t, int64_t>> todo, bool tensorboard, Workers* workers,
              Session* session) {
   std::erase_if(todo, [&](const auto& at) {

@@ -64,7 +64,7 @@ constexpr std::string_view kOfMachine[] = {"--device",  "--threads", "--terms",
 std::optional<int64_t> ParseInteger(const std::string& word) {
   int64_t number = 0;
   const char* const end = word.data() + word.size();
-  // A sign of plus is the one that from_chars does not know.
+  // from_chars does not accept a plus sign.
   const char* const begin = word.data() + (word.starts_with('+') && word.size() > 1 ? 1 : 0);
   const auto [stop, error] = std::from_chars(begin, end, number);
   if (error != std::errc() || stop != end) return std::nullopt;
@@ -215,7 +215,7 @@ void CheckResumes(const CLI::App& command, const models::OptionList& list) {
   }
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_name();
-    // What --help hides is for the program's own processes.
+    // Options that --help hides are for the program's own processes.
     if (option->get_group().empty()) continue;
     if (option->count() > 0 && std::find(allowed.begin(), allowed.end(), name) == allowed.end()) {
       throw Error(

@@ -73,8 +73,8 @@ const CatalogueParameter* FindParameter(const Component& component, const std::s
   return is_number ? parameter : nullptr;
 }
 
-// Calls `visit` with each component of a position or similarity, and returns the texts that it
-// returns in their places.
+// Calls `visit` with each component of a position or similarity, and returns the text with each
+// component replaced by the result.
 template <class Visit>
 std::string EachComponent(const std::string& text, const Visit& visit) {
   std::vector<std::string> layers;

@@ -10,7 +10,7 @@
 namespace gnomon::models {
 namespace {
 
-// Factor between the numbers of columns of successive bands.
+// Ratio of the dimensions of successive bands.
 constexpr int64_t kReduction = 4;
 
 int64_t Columns(int64_t dim, int64_t band) {

@@ -167,7 +167,7 @@ struct Stretches {
   int64_t count() const { return static_cast<int64_t>(starts.size()); }
   // Tokens of each stretch, in windows of `window`.
   int64_t Counted(int64_t window) const { return length / window * window; }
-  // Number of tokens before a place that fill the memory, in whole windows, limited by the start of
+  // Number of tokens before `start` that fill the memory, in whole windows, limited by the start of
   // the text.
   int64_t Before(int64_t start, int64_t window) const {
     return std::min((memory + window - 1) / window, start / window) * window;

@@ -18,7 +18,7 @@ void CheckOptions(LanguageModelOptions options) {
   CheckTransformer("language model", options.dim, options.heads, options.dropout);
 }
 
-// The last `length` tokens of (B, L, dim) and what comes after them, without gradient.
+// The last `length` tokens of `before` (B, L, dim) followed by x, without gradient.
 torch::Tensor Remember(const torch::Tensor& before, const torch::Tensor& x, int64_t length) {
   const torch::Tensor fresh = x.detach();
   const torch::Tensor all = before.defined() ? torch::cat({before, fresh}, 1) : fresh;

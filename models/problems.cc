@@ -100,8 +100,8 @@ void MakeStack(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
   AddAnswer(stack, row);
 }
 
-// Pairs of a key and a value, then each key again, in another order; its value is the answer.
-// Values are numbered from `symbols`.
+// Key-value pairs, then each key again, in a different order; its value is the answer. Values are
+// numbered from `symbols`.
 std::vector<std::string> RecallWords(int64_t symbols) {
   std::vector<std::string> words = Numbered("k", symbols);
   for (std::string& word : Numbered("v", symbols)) words.push_back(std::move(word));

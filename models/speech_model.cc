@@ -64,7 +64,7 @@ torch::Tensor MelBank(int64_t mels, int64_t rate, int64_t fourier) {
   return bank;
 }
 
-// Whether each of `length` places is before a row's padding, (B, 1, length).
+// Whether each of `length` positions is before a row's padding, (B, 1, length).
 torch::Tensor IsInside(const torch::Tensor& lengths, int64_t length) {
   return (torch::arange(length, lengths.options()) < lengths.unsqueeze(1)).unsqueeze(1);
 }

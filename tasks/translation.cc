@@ -108,7 +108,7 @@ struct TranslationOptions {
   GNOMON_OPTIONS(GNOMON_TRANSLATION_OPTIONS)
 };
 
-// The part that HoldOut() makes; files cannot have the name.
+// The part that HoldOut() creates; no file can have this name.
 constexpr const char* kHeldOutPart = "held_out";
 
 // The evaluation settings.

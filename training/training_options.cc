@@ -24,7 +24,7 @@ void CheckTrainingOptions(const TrainingOptions& options, int64_t processes) {
 
 namespace {
 
-// The part of the training that the constant schedule decays in.
+// The constant schedule decays in the last 1 / kDecayPart of the training.
 constexpr int64_t kDecayPart = 5;
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Attention with the similarity of matern-inl.h, which is not part of the library. Compares the
-// kernel and its gradients by keys and length scales with plain loops, on every available
-// instruction set.
+// kernel and its gradients with respect to keys and length scales with plain loops, on every
+// available instruction set.
 #include <gnomon/attention.h>
 
 #include <array>
@@ -55,7 +55,7 @@ double Objective(const Array& q, const Array& k, const Array& v, const Array& in
   return total;
 }
 
-// The derivative of the objective by `entry`, an element of one of its arguments.
+// The derivative of the objective with respect to `entry`, an element of one of its arguments.
 template <class Function>
 double Derivative(float& entry, const Function& objective) {
   constexpr float kStep = 1.0f / 1024;

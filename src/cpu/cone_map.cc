@@ -42,7 +42,7 @@ static_assert(kTokens % kLaneCount == 0);
 
 using Function = ConeMap::Function;
 
-// The functions of a token's last column z, and their derivatives by z.
+// The functions of a token's last column z, and their derivatives with respect to z.
 template <class V>
 struct HeightTerms {
   // Defaulted constructors are not compiled for the instruction set (g++, NEON).

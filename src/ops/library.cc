@@ -449,7 +449,7 @@ void ForCompositions(const Add& add) {
 }  // namespace
 
 TORCH_LIBRARY(gnomon, m) {
-  // What the kernels compute (gnomon/attention.h), with derivatives up to the second.
+  // Attention as the kernels compute it (gnomon/attention.h), with first and second derivatives.
   m.def(AttentionOperator::ForwardSchema().c_str());
   m.def(AttentionOperator::BackwardSchema().c_str());
   m.def(AttentionOperator::JvpSchema().c_str());
@@ -459,8 +459,8 @@ TORCH_LIBRARY(gnomon, m) {
   m.def(GraphOperator::BackwardSchema().c_str());
   m.def(GraphOperator::JvpSchema().c_str());
   m.def(GraphOperator::BackwardJvpSchema().c_str());
-  // The axes of the tensors that these take and return, for vmap's rules: a letter each, "1|"
-  // before it where there may be one entry for all.
+  // The axes of the tensors that these operators take and return, for vmap's rules: one letter per
+  // axis, preceded by "1|" if the axis may have length 1.
   m.def("operator_axes(str operator) -> (str[] names, str[] axes)", AxesOfOperator);
   // The instruction set of the CPU kernels, and all that this machine supports.
   m.def("instruction_sets() -> (str, str[])",

@@ -84,7 +84,7 @@ void Backward(const Table& table, const AttentionInput<T>& in,
   const int64_t bias_size = problem.BiasSize();
   const int64_t rows = n.batch * n.heads * n.queries;
   const int64_t columns = n.batch * n.key_heads * n.keys;
-  // Sums over the batch: a part for each element of it, added up in order at the end.
+  // Sums over the batch: one part per element, added in order at the end.
   std::vector<T> d_factor(static_cast<size_t>(n.batch * n.heads));
   std::vector<T> d_head(static_cast<size_t>(n.batch * n.heads * 3));
   std::vector<T> d_bias(static_cast<size_t>(grad.bias.table ? n.batch * n.heads * bias_size : 0));
@@ -154,7 +154,8 @@ void Backward(const Table& table, const AttentionInput<T>& in,
           problem.Value(b, h, i, j, &value);
           const T kept = problem.Kept(b, h, i, j);
           const T d_weight = kept * problem.Dot(d_o, value.data(), n.value_dim);
-          // Of a row's only key exactly the gradient of lse, however dP and delta are rounded.
+          // If a row has a single key, this is exactly the gradient of lse, however dP and delta
+          // round.
           const T d_capped = sum == 1 && weight == 1 ? d_lse : weight * (d_weight - delta);
           const T d_tempered = problem.CapSlope(score / kLog2E) * d_capped;
           if (grad.temperature) {
@@ -232,7 +233,7 @@ void Backward(const Table& table, const AttentionInput<T>& in,
       }
     }
   }
-  // A table's gradient is the sum over the batch and, where heads share it, over these.
+  // A table's gradient is the sum over the batch and, if heads share it, over the heads.
   const auto add_up = [&](T* to, const std::vector<T>& parts, int64_t size, bool heads) {
     if (to == nullptr) return;
     std::fill_n(to, (heads ? n.heads : 1) * size, T(0.0));

@@ -16,7 +16,7 @@ namespace {
 
 using Number = dual::Dual<double>;
 
-// The arguments of f, or the derivatives by them.
+// The arguments of f, or the derivatives with respect to them.
 struct Point {
   double g = 0;
   std::array<double, 3> a = {0, 0, 0};

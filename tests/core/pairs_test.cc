@@ -41,8 +41,8 @@ TEST(PairBiasTest, IsTheSameForAnyNumberOfWorkers) {
   }
 }
 
-// A bias by offset, expanded to pairs, gives the same results, and its gradient summed along
-// diagonals equals that of the bias by offset.
+// An offset bias expanded to pairs gives the same results, and its gradient summed along diagonals
+// equals that of the offset bias.
 TEST(PairBiasTest, IsABiasByOffsetWrittenOut) {
   const AttentionShape shape = {2, 4, 2, 70, 300, 16, 16};
   Problem<float> by_offset = RandomProblem(

@@ -1,5 +1,5 @@
 // Properties of the operator that the library's own pair functions do not cover: an inner product
-// combined with scalars, and biases that are not by offset.
+// combined with scalars, and biases other than offset biases.
 #include <algorithm>
 #include <cmath>
 #include <string>

@@ -309,7 +309,7 @@ TEST(BalanceTest, SumsOverRowsKeepTheirDigits) {
   }
 }
 
-// What a row's ds add up to too much is multiplied by no slopes that its pairs share.
+// The rounding error in the sum of a row's ds is not multiplied by the slopes that its pairs share.
 class EqualSlopesTest : public ::testing::TestWithParam<const char*> {
  protected:
   static constexpr float kFar = 1000;
@@ -319,7 +319,7 @@ class EqualSlopesTest : public ::testing::TestWithParam<const char*> {
   }
 };
 
-// Exactly what comes back to lse is left in the gradients of the row's scalars.
+// The gradients of the row's scalars contain exactly the gradient of lse.
 TEST_P(EqualSlopesTest, LeaveTheGradientOfLse) {
   for (const bool pass_d_lse : {false, true}) {
     SCOPED_TRACE(pass_d_lse);
@@ -342,8 +342,8 @@ TEST_P(EqualSlopesTest, LeaveTheGradientOfLse) {
 INSTANTIATE_TEST_SUITE_P(Functions, EqualSlopesTest, ::testing::Values("additive", "umbral"),
                          [](const auto& test) { return std::string(test.param); });
 
-// Differences are in the gradient of its token, from which all keys but the first are far away in
-// almost the same direction.
+// The gradient of its token is a sum of differences: all keys but the first are far away from it,
+// in almost the same direction.
 class FarKeysTest : public EqualSlopesTest {};
 
 TEST_P(FarKeysTest, LeaveDifferencesInTheGradientOfTheQuery) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Plants errors in a copy of the tree, one at a time, and says which of the core's tests sees each.
+"""Plants errors in a copy of the tree, one at a time, and reports the core test that detects each.
 
-Errors are in errors.txt beside this file. Exits with 0 if at least 90% of those planted are seen,
-and with 1 if fewer are, or if one can no longer be planted as it is written.
+Errors are in errors.txt beside this file. Exits with 0 if at least 90% of the planted errors are
+detected, and with 1 if fewer are, or if an entry no longer matches the code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forward mode and second derivatives: against the plain formula, and refused beyond the second."""
+"""Forward mode and second derivatives compared with the plain formula; the third is refused."""
 
 import itertools
 import math
@@ -127,7 +127,7 @@ VALUES = torch.randn(2 * 6 - 1, 8, dtype=torch.float64, generator=generator_of(6
 OTHER = torch.randn(2, 4, 6, 6, dtype=torch.float64, generator=generator_of(7))
 
 
-# Calls of q, k and v, and of one more tensor.
+# Calls with q, k and v, and with one more tensor.
 CALLS = {
     "relative": (lambda t: {"position": position.Relative(t, 5, values=VALUES)}, TABLE),
     "relative values": (lambda t: {"position": position.Relative(TABLE, 5, values=t)}, VALUES),
@@ -281,7 +281,7 @@ def test_derivatives_of_modules(arguments):
         module, x, check_forward_ad=True, check_backward_ad=False, fast_mode=True
     )
     assert torch.autograd.gradgradcheck(module, x, check_fwd_over_rev=True, fast_mode=True)
-    # Of the parameters, a gradient penalty.
+    # A gradient penalty on the parameters.
     (gradient,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
     gradient.square().sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
@@ -397,7 +397,7 @@ def both(q):
 both(torch.randn(1, 1, 8, 4))
 q = torch.randn(1, 1, 8192, 4)
 """
-    # A float of each pair would take 256 MiB.
+    # One float per pair would take 256 MiB.
     assert peak_memory(before, "both(q)", similarity) < 50_000
 
 

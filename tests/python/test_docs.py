@@ -1,4 +1,4 @@
-"""Documentation pages that list what exists."""
+"""Documentation pages that list code, tests or data."""
 
 import ast
 import doctest

@@ -243,7 +243,7 @@ def test_grid_bias(shape, prefix, dtype):
 
 
 def test_sums_with_rotation_and_masks():
-    """Two biases on the grid, RoPE over it, GQA, causal, a window and lengths."""
+    """Two grid biases, RoPE over the grid, GQA, causal, a window and lengths."""
     shape, prefix = (4, 5), 1
     length = prefix + math.prod(shape)
     parameters, grid, bias = axes_of(["alibi", "offset_bias"], shape)

@@ -385,9 +385,9 @@ def test_every_operator_has_its_opcheck():
             # torch.library.opcheck(ops.NAME, ...)
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.library.opcheck":
                 checked |= set(re.findall(r"^ops\.(\w+)$", ast.unparse(node.args[0])))
-    # It reads a term library: test_terms.py covers it.
+    # It reads a term library; test_terms.py covers it.
     elsewhere = {"load_terms"}
-    # Called by autograd alone; test_derivatives.py compiles and maps them.
+    # Called only by autograd; test_derivatives.py covers torch.compile and vmap.
     elsewhere |= {name for name in registered if name.endswith("_jvp")}
     assert checked == registered - elsewhere
 
@@ -530,7 +530,7 @@ def test_numbers_that_memory_does_not_hold(promised):
 
 
 def test_any_one_tensor_may_need_a_gradient():
-    """Whatever a call does not record must not need a gradient."""
+    """Tensors that a call does not record must not need a gradient."""
     names = ("q", "k", "v", "gamma", "slopes", "sink", "temperature")
     torch.manual_seed(0)
     tensors = [torch.randn(1, 2, 5, 4, dtype=torch.float64) for _ in range(3)]

@@ -1,6 +1,6 @@
 """Published models with their attention replaced by gnomon: the same results in float64.
 
-Each replacement takes at most ten lines; what it replaces is the model's own code, from its
+Each replacement takes at most ten lines; the code that it replaces is the model's own, from its
 package.
 """
 

@@ -79,7 +79,7 @@ def toy(options: list[dict[str, Any]], trials: int | None = None) -> dict[str, A
 
 
 def run_trials(record: dict[str, Any], folder: pathlib.Path, loss) -> list[dict[str, Any]]:
-    """Does what the program does, with losses of a function; returns the chosen values."""
+    """Runs the program's tuning loop with losses from a function; returns the chosen values."""
     tried = record["settings"]["tuning"]["tried"]
     for _ in range(100):
         answer = _tuning.plan(record, folder)
@@ -354,7 +354,7 @@ def held_out_rows(rows: int) -> list[int]:
 
 
 def text(path: pathlib.Path, changed: bool) -> list[object]:
-    # 90% of the file are for training, and the last tenth of those is held out.
+    # 90% of the file is for training, and the last tenth of that is held out.
     data = bytearray("".join(f"{n * n % 1009} " for n in range(2000)).encode())
     train = len(data) - len(data) // 10
     if changed:
@@ -447,7 +447,7 @@ TASKS = [text, images, volumes, diffusion, speech, music, translation, graphs]
 
 @pytest.mark.parametrize("write", TASKS, ids=lambda write: write.__name__)
 def test_what_decides_is_neither_trained_on_nor_reported(write, tmp_path):
-    """Other held-out examples change the held-out values, and no other result."""
+    """Different held-out examples change the held-out values and no other result."""
     task = write.__name__
     sizes = ["--threads", 1] if task == "graphs" else SIZES
     records = []

@@ -121,7 +121,7 @@ def test_every_similarity_and_position(similarity, its_position, way):
     ids=str,
 )
 def test_arguments(arguments, way):
-    """All arguments of attention that do not depend on lengths; windows are aligned at the last
+    """All arguments of attention that do not depend on lengths; windows are aligned to the last
     key."""
     case = Case("dot", "alibi", 1, H, 2, sum(QUERIES), sum(KEYS))
 

@@ -36,7 +36,7 @@ Outcome = dict[str, Any]
 
 
 class _Counter(TorchDispatchMode):
-    """Counts calls of gnomon and softmaxes over keys in modules named attention.
+    """Counts calls to gnomon and softmaxes over keys in modules named attention.
 
     elsewhere: softmaxes of four-dimensional arrays in other modules, which need not be scores.
     """

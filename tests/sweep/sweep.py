@@ -148,7 +148,7 @@ def read_releases(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _rewrite(path: Path, releases: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """Removes superseded outcomes from a file, and what an interruption cut short."""
+    """Removes superseded outcomes and incomplete lines from a file."""
     lines = [
         json.dumps(outcome) + "\n"
         for outcomes in releases.values()
@@ -216,7 +216,7 @@ def hash_of_code(sources: list[str]) -> str:
 
 
 def _structure(node: Any) -> Any:
-    """A syntax tree as tuples, without prose and without what depends on Python's release."""
+    """A syntax tree as tuples, without prose and details that depend on Python's release."""
     if isinstance(node, list):
         return [_structure(part) for part in node]
     if not isinstance(node, ast.AST):

@@ -1,5 +1,5 @@
-// The CPU kernels of attention_jvp and attention_backward_jvp: products of tiles where these are
-// supported, and otherwise the reference in dual numbers.
+// The CPU kernels of attention_jvp and attention_backward_jvp: tile by tile where that is
+// supported, otherwise by the reference in dual numbers.
 #include <ATen/ATen.h>
 #include <gnomon/derivatives.h>
 #include <torch/library.h>

@@ -22,8 +22,8 @@ namespace {
 
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
-// Calls body(0) ... body(tasks - 1), in a parallel region wherever there are several threads: each
-// product of matrices is then computed by one thread, and its bits do not depend on their number.
+// Calls body(0) ... body(tasks - 1), in a parallel region if there are several threads. Each matrix
+// product then runs on one thread, so its bits do not depend on the number of threads.
 template <class Body>
 void RunTasks(int64_t tasks, const Body& body) {
   const Executor& executor = TorchExecutor();
@@ -35,7 +35,7 @@ void RunTasks(int64_t tasks, const Body& body) {
   });
 }
 
-// Something and its tangent. An undefined tensor is 0, or not needed.
+// A tensor and its tangent. An undefined one is 0, or not needed.
 struct Pair {
   at::Tensor value, tangent;
 
@@ -57,7 +57,7 @@ struct Pair {
   bool any() const { return value.defined() || tangent.defined(); }
 };
 
-// Adds to out.value and out.tangent, where they are defined, a product and its tangent.
+// Adds a product to out.value and its tangent to out.tangent, if they are defined.
 void AddProduct(Pair& out, const Pair& a, const Pair& b) {
   if (out.value.defined() && a.value.defined()) out.value.addmm_(a.value, b.value);
   if (!out.tangent.defined()) return;
@@ -65,7 +65,7 @@ void AddProduct(Pair& out, const Pair& a, const Pair& b) {
   if (a.value.defined() && b.tangent.defined()) out.tangent.addmm_(a.value, b.tangent);
 }
 
-// The same for out that holds nothing yet.
+// The same, overwriting out.
 void SetProduct(Pair& out, const Pair& a, const Pair& b) {
   if (out.value.defined()) at::mm_out(out.value, a.value, b.value);
   if (!out.tangent.defined()) return;
@@ -120,7 +120,7 @@ class Tiles {
     for (Pair* pair : {&bias_, &key_bias_}) {
       if (pair->tangent.defined()) pair->tangent = pair->tangent.contiguous();
     }
-    // c x, so that scores are its products with y.
+    // c x: scores are its products with y.
     scaled_.value = x_.value * factor_.value;
     if (x_.tangent.defined()) scaled_.tangent = x_.tangent * factor_.value;
     if (factor_.tangent.defined()) {
@@ -158,7 +158,7 @@ class Tiles {
   }
 
  private:
-  // Rows [begin, end) of a head, and keys that contain all that they see.
+  // Rows [begin, end) of a head, and a range that contains all keys they see.
   struct Tile {
     int64_t b, h, begin, end;
     KeyRange keys;
@@ -174,8 +174,8 @@ class Tiles {
     return {make(needed_[n]), make(needed_[AttentionOperator::kGradients + n])};
   }
 
-  // Those of keys are sums over the heads that share them, those of the factor and of a bias over
-  // the batch; heads and batches are added up at the end, in order.
+  // Allocates the gradients. Those of keys have an entry per query head, those of the factor and of
+  // a bias one per batch; these are summed in order at the end.
   void SetGradients() {
     d_x_ = Needed("x", wide_.x.sizes());
     d_y_ = Needed("y", {n_.batch, n_.heads, n_.keys, n_.dim});
@@ -222,7 +222,7 @@ class Tiles {
   }
 
   void RunHead(int64_t b, int64_t h) const {
-    // A tile has about this many scores: with its tangents, they fit into a second-level cache.
+    // A tile has about this many scores, which fit into the L2 cache together with their tangents.
     constexpr int64_t kScores = int64_t{1} << 17;
     const int64_t rows = std::clamp<int64_t>(kScores / n_.keys, 16, 128);
     const at::Tensor memory = at::empty({4, rows * n_.keys}, at::kFloat);
@@ -275,7 +275,7 @@ class Tiles {
     Pair d_y = d_y_.Head(tile.b, tile.h).Rows(tile.keys.begin, tile.keys.end);
     AddProduct(d_y, d_scores.Transposed(), scaled);
     if (!d_x_.any() && !d_factor_.any()) return;
-    // By c x, and then by x and c.
+    // First the gradient with respect to c x, then those with respect to x and c.
     const bool has_value = d_x_.value.defined() || d_factor_.any() || factor_.tangent.defined();
     Pair product{has_value ? at::empty({tile.rows(), n_.dim}, at::kFloat) : at::Tensor(),
                  at::empty({tile.rows(), n_.dim}, at::kFloat)};
@@ -305,7 +305,7 @@ class Tiles {
     }
   }
 
-  // Biases of a row, those of the keys of the tile: body(numbers, tangents).
+  // Calls body(numbers, tangents) for each bias of a row, starting at the first key of the tile.
   template <class Body>
   void ForEachBias(const Tile& tile, int64_t i, const Body& body) const {
     const auto call = [&](const float* numbers, const at::Tensor& tangents, int64_t entry) {
@@ -323,7 +323,7 @@ class Tiles {
     }
   }
 
-  // From products to weights and their tangents, and the tangents of lse.
+  // Turns products into weights and their tangents, and computes the tangents of lse.
   void FinishWeights(const Tile& tile, Pair& weights) const {
     const int64_t columns = tile.columns();
     float* const scores = weights.value.data_ptr<float>();
@@ -364,7 +364,7 @@ class Tiles {
     }
   }
 
-  // From the gradients of weights to those of scores, and of biases.
+  // Turns the gradients of weights into those of scores, and adds those of biases.
   void FinishGradients(const Tile& tile, const Pair& weights, Pair& d_scores) const {
     const int64_t columns = tile.columns();
     const auto add = [&](const at::Tensor& to, int64_t entry, const float* numbers) {
@@ -426,7 +426,7 @@ bool HasTiledDerivatives(const Cotangents* cotangents, const OperatorArguments& 
       !a.key_bias_low && !a.mask && !a.query_positions && !a.key_positions && !a.query_segments &&
       !a.key_segments && !a.grid && a.dropout == 0 && a.softcap == 0;
   if (!is_supported) return false;
-  // In a product of tiles, NaN and infinity of a hidden key would reach rows that do not see it.
+  // In a tile product, NaN or infinity in a hidden key would reach rows that do not see it.
   bool is_finite = IsFinite(a.x) && IsFinite(a.y) && IsFinite(a.v);
   for (size_t n = 0; n < tangents.size(); ++n) is_finite = is_finite && IsFinite(tangents.get(n));
   if (cotangents == nullptr) return is_finite;

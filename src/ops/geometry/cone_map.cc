@@ -196,7 +196,7 @@ TensorTerms PenumbralTerms(const at::Tensor& z, bool as_is, double r) {
     m = u;
     dm = slope;
   }
-  // Second derivatives of what where() drops would be NaN.
+  // Second derivatives of the values that where() drops would be NaN.
   const at::Tensor a_square = rest * (1 + u);
   const at::Tensor is_inside = a_square > 0;
   const at::Tensor root = at::where(is_inside, a_square, 1.0).sqrt();

@@ -72,8 +72,8 @@ at::Tensor BlockProducts(const at::Tensor& query, const at::Tensor& key, const a
   return Ungroup(products.matmul(value), heads);
 }
 
-// Appends rows or chunks of zeros or another number. It uses cat because Torch's compiler assumes
-// wrong strides for the gradient of constant_pad_nd.
+// Appends rows or chunks filled with zeros or a given number. It uses cat because Torch's compiler
+// assumes wrong strides for the gradient of constant_pad_nd.
 at::Tensor PadRows(const at::Tensor& x, const c10::SymInt& rows, double value = 0) {
   c10::SymDimVector sizes(x.sym_sizes().begin(), x.sym_sizes().end());
   sizes[2] = rows;
@@ -310,7 +310,7 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
   CheckArguments(q_in, k_in, v_in, arguments);
   const OptionalTensor key_lengths =
       CheckIntegers(kLinearAttention, "key_lengths", arguments.key_lengths, q_in);
-  // What a compiler traces with has no numbers.
+  // Tensors that a compiler traces have no values.
   if (key_lengths && !key_lengths->is_meta() && !at::isTensorSubclassLike(*key_lengths) &&
       key_lengths->numel() > 0) {
     const int64_t keys = SizeOf(k_in, 2);

@@ -58,7 +58,7 @@ CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArgume
   return {SizeOf(q, 2) + offset, SizeOf(k, 2)};
 }
 
-// A parameter with one value per head (H,) for a call of q, from the call's tensors in the
+// A parameter with one value per head (H,) for a call with q, from the call's tensors in the
 // computing type.
 at::Tensor PerHeadValue(const at::Tensor& q, const Component& term, const Use& use,
                         const ModuleShape& shape, const std::vector<at::Tensor>& held) {

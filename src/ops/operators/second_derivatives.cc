@@ -16,7 +16,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What a user has called, of the operator of its second derivatives.
+// The public function whose second derivatives an operator computes, for messages.
 std::string CallOf(const std::string& operation) {
   if (operation == "gnomon::attention_backward_jvp") return "gnomon.attention";
   TORCH_INTERNAL_ASSERT(operation == "gnomon::graph_backward_jvp", operation);

@@ -14,7 +14,7 @@ at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tenso
   const at::Tensor r2 = OverEntries(tensors[1]);
   const at::Tensor distance = range.DistancesAs(r1).abs();
   if (component.Choice("kind") == "log") return -r1 * (r2 * distance).log1p();
-  // The second derivative of 0^r2 by r2 is 0, not 0 times infinity.
+  // The second derivative of 0^r2 with respect to r2 is 0, not 0 times infinity.
   const at::Tensor is_zero = distance == 0;
   const at::Tensor power = at::where(is_zero, 1.0, distance).pow(r2);
   return -r1 * at::where(is_zero, (r2 == 0).to(power.scalar_type()), power);
