@@ -34,7 +34,7 @@ torch::Tensor ReadPixels(const Arrays& arrays, const std::string& name, int64_t 
   }
   const bool has_channels = arrays.CountAxes(name) == axes + 2;
   const int64_t expected = has_channels ? axes + 2 : axes + 1;
-  // Keeps bytes, because floats take four times the memory.
+  // Keeps bytes, because floats need four times as much memory.
   const torch::Tensor& stored = arrays.Get(name, expected);
   const torch::Tensor pixels =
       stored.scalar_type() == torch::kByte ? stored : arrays.Numbers(name, expected);

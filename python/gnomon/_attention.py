@@ -341,8 +341,8 @@ def lower_call(
 def passed(lowered: _Lowered) -> list[Any]:
     """Orders the result of lower_call for the operators, up to the last given argument.
 
-    Each argument adds to the time of an operator call, together as much as attention over a few
-    tokens.
+    Each argument adds to the time of an operator call; all of them together take as long as
+    attention over a few tokens.
     """
     if not lowered:
         return []
