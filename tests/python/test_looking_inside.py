@@ -360,7 +360,7 @@ def test_checkpoints_print_in_a_line(tmp_path):
     )
     training = gnomon.models.TrainingState(
         options={
-            name: 4 if option.kind == "integer" else 0.5
+            name: {"integer": 4, "number": 0.5}.get(option.kind, option.default)
             for name, option in program_options("training").items()
         },
         step=3,
