@@ -183,13 +183,17 @@ class KVCache:
     def _check(self, k: Tensor, v: Tensor) -> None:
         if self._k is None:
             return
-        for name, old, new in (("k", self._k.tensor, k), ("v", self.v, v)):
-            if old is None or old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
-                raise ValueError(
-                    f"gnomon.nn.KVCache: {name} has shape {list(new.shape)} and the cache has "
-                    f"{None if old is None else list(old.shape)}; expected the same, apart from "
-                    "the length"
-                )
+        for name, rows, new in (("k", self._k, k), ("v", self._v, v)):
+            if rows is not None:
+                batch, heads, _, dim = rows.tensor.shape
+                new_batch, new_heads, _, new_dim = new.shape
+                if (batch, heads, dim) == (new_batch, new_heads, new_dim):
+                    continue
+            raise ValueError(
+                f"gnomon.nn.KVCache: {name} has shape {list(new.shape)} and the cache has "
+                f"{None if rows is None else list(rows.tensor.shape)}; expected the same, apart "
+                "from the length"
+            )
 
     def length(self) -> int:
         """Number of cached tokens."""

@@ -319,7 +319,7 @@ class HeldTerms(torch.nn.Module):
         """Rotates keys from token `first` on; places are the positions of all tokens, or None."""
         if places is not None:
             places = places[..., first : first + k.shape[2]]
-        turned: Tensor = ops.module_turned_keys(
+        turned: Tensor = ops.module_turned_keys.default(
             k, self.similarity, self.position, self._term_sizes.num_heads, first, places
         )
         return turned

@@ -26,9 +26,7 @@ at::Tensor CheckedCoordinates(const char* name, const at::Tensor& given, const a
 }
 
 TokenPositions PositionsOf(const at::Tensor& queries, const at::Tensor& keys, bool of_keys) {
-  at::Tensor all = at::cat({queries.reshape({-1}), keys.reshape({-1})});
-  if (all.sym_numel() == 0) all = at::zeros({1}, all.options());
-  return {of_keys ? keys : queries, all.min(), all.max()};
+  return of_keys ? TokenPositions{keys, queries} : TokenPositions{queries, keys};
 }
 
 // If the caller gives only the positions of the queries, the keys have the same.

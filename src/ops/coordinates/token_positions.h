@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace gnomon {
@@ -12,9 +13,15 @@ namespace gnomon {
 // The caller's positions for the tokens of q or k.
 struct TokenPositions {
   at::Tensor of_tokens;  // (B or 1, L), or coordinates (B or 1, L, axes); int64
-  // (): the smallest and largest position of q and k together.
-  at::Tensor first;
-  at::Tensor last;
+  at::Tensor of_others;  // those of k for q, of q for k
+
+  // (): the smallest and largest position of q and k together, 0 if there are none.
+  at::Tensor First() const;
+  at::Tensor Last() const;
+
+  // The position of the first token, if the tokens of each sequence have the same consecutive
+  // positions and their values are known.
+  std::optional<int64_t> FirstOfConsecutive() const;
 };
 
 // The value of a tensor with one element. In a traced call, where it is unknown, throws an error

@@ -166,7 +166,7 @@ at::Tensor TurnedKeys(const at::Tensor& k, const ModuleTerms& terms, int64_t hea
                     .key_heads = SizeOf(k, 1)};
   if (positions) {
     const at::Tensor of_tokens = positions->dim() == 1 ? positions->unsqueeze(0) : *positions;
-    call.positions = {of_tokens, of_tokens.min(), of_tokens.max()};
+    call.positions = {of_tokens, of_tokens};
   }
   return rotation->entry->Rotated(*rotation->both_ways, {}, call);
 }

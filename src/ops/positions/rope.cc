@@ -175,36 +175,6 @@ at::Tensor RotateByTable(const Component& component, const std::vector<at::Tenso
                      component.Choice("layout") == "half");
 }
 
-// Caches the most recent rotations of calls with consecutive positions, which q, k and the layers
-// of a model share.
-class KnownTurns {
- public:
-  template <class Make>
-  Turns Get(const std::string& key, const Make& make) {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      for (const auto& [known, turns] : known_) {
-        if (known == key && turns.cosine.defined()) return turns;
-      }
-    }
-    // Inference-mode tensors would be unusable in a later call that records gradients.
-    const c10::InferenceMode outside(false);
-    const at::NoGradGuard no_grad;
-    const Turns turns = make();
-    if (turns.cosine.numel() > kMostNumbers) return turns;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    known_[next_++ % known_.size()] = {key, turns};
-    return turns;
-  }
-
- private:
-  static constexpr int64_t kMostNumbers = 1 << 20;
-
-  std::mutex mutex_;
-  std::array<std::pair<std::string, Turns>, 4> known_;
-  size_t next_ = 0;
-};
-
 // The positions whose rotations are computed together. Calls with few rows share blocks of 256
 // positions, because generation asks for one after the other.
 struct TurnedRows {
@@ -222,10 +192,59 @@ struct TurnedRows {
     return {all.cosine.narrow(-2, begin, rows), all.sine.narrow(-2, begin, rows)};
   }
 
-  int64_t first;
-  int64_t count;
-  int64_t begin;  // of the requested rows
-  int64_t rows;
+  int64_t first = 0;
+  int64_t count = 0;
+  int64_t begin = 0;  // of the requested rows
+  int64_t rows = 0;
+};
+
+// Caches the most recent rotations of calls with consecutive positions, which q, k and the layers
+// of a model share.
+class KnownTurns {
+ public:
+  // The requested rows of all that make() returns.
+  template <class Make>
+  Turns Get(const std::string& key, const TurnedRows& rows, const Make& make) {
+    // Inference-mode tensors would be unusable in a later call that records gradients.
+    const c10::InferenceMode outside(false);
+    const at::NoGradGuard no_grad;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (Known& known : known_) {
+        if (known.key != key || !known.all.cosine.defined()) continue;
+        if (known.begin != rows.begin || known.rows != rows.rows) known.Keep(rows);
+        return known.own;
+      }
+    }
+    Known found{.key = key, .all = make()};
+    found.Keep(rows);
+    if (found.all.cosine.numel() <= kMostNumbers) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      known_[next_++ % known_.size()] = found;
+    }
+    return found.own;
+  }
+
+ private:
+  static constexpr int64_t kMostNumbers = 1 << 20;
+
+  struct Known {
+    void Keep(const TurnedRows& requested) {
+      begin = requested.begin;
+      rows = requested.rows;
+      own = requested.OwnOf(all);
+    }
+
+    std::string key;
+    Turns all;
+    int64_t begin = 0;
+    int64_t rows = 0;
+    Turns own;  // [begin, begin + rows)
+  };
+
+  std::mutex mutex_;
+  std::array<Known, 4> known_;
+  size_t next_ = 0;
 };
 
 // Su et al. 2021, eq. 34. On a grid, each axis rotates an equal part of the columns by its own
@@ -238,9 +257,15 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   const std::optional<std::vector<int64_t>> sections = component.FindShape("sections");
   TORCH_CHECK_VALUE(sections || component.HasDefault("section_order"),
                     "gnomon.attention: RoPE has section_order but no sections; expected both");
-  // Calls with consecutive positions share cached rotations.
-  const bool in_order = !call.positions && !call.firsts && HasNumbers(x) && x.is_cpu();
   const bool xpos = component.Flag("xpos");
+  // Calls with consecutive positions share cached rotations.
+  const bool has_numbers = HasNumbers(x) && x.is_cpu();
+  std::optional<int64_t> first;
+  if (has_numbers && !call.positions && !call.firsts) first = Concrete(call.position);
+  if (has_numbers && call.positions && !xpos && !grid && !GoByLength(component)) {
+    first = call.positions->FirstOfConsecutive();
+  }
+  const bool in_order = first.has_value();
   std::vector<at::Tensor> coordinates;
   if (!in_order || xpos) coordinates = CoordinatesOf(component, call, grid);
   const auto count = static_cast<int64_t>(coordinates.size());
@@ -266,10 +291,10 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   const int64_t columns = dims / axes;
   int64_t length = 0;
   if (GoByLength(component)) {
-    length =
-        call.positions
-            ? NumberOf(call.positions->last, "gnomon.attention: RoPE with a scaling by length") + 1
-            : call.length.guard_int(__FILE__, __LINE__);
+    length = call.positions ? NumberOf(call.positions->Last(),
+                                       "gnomon.attention: RoPE with a scaling by length") +
+                                  1
+                            : call.length.guard_int(__FILE__, __LINE__);
   }
   const auto make_turns = [&](const std::vector<at::Tensor>& of_tokens) {
     // In float64: float32 angles are off by 8e-3 at position a million.
@@ -287,28 +312,27 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   };
   Turns turns;
   if (in_order) {
-    const TurnedRows rows =
-        TurnedRows::Of(Concrete(call.position), SizeOf(x, 2), grid || GoByLength(component));
+    const TurnedRows rows = TurnedRows::Of(*first, SizeOf(x, 2), grid || GoByLength(component));
     std::string key = component.Text();
     for (const int64_t number :
          {rows.first, rows.count, columns, axes, length, static_cast<int64_t>(x.scalar_type())}) {
       key += " " + std::to_string(number);
     }
     static KnownTurns known;
-    turns = rows.OwnOf(known.Get(key, [&] {
+    turns = known.Get(key, rows, [&] {
       if (grid) return make_turns(CoordinatesOf(component, call, grid));
       return make_turns(
           {at::arange(rows.first, rows.first + rows.count, x.options().dtype(at::kDouble))});
-    }));
+    });
   } else {
     turns = make_turns(coordinates);
   }
   const at::Tensor turned = RotatePairs(x, turns, half, columns);
   if (!xpos) return turned;
   const at::Tensor& coordinate = coordinates[0];
-  const at::Tensor middle = call.positions
-                                ? (call.positions->first + call.positions->last).to(at::kDouble) / 2
-                                : at::scalar_tensor(call.length, coordinate.options()) / 2;
+  const at::Tensor middle =
+      call.positions ? (call.positions->First() + call.positions->Last()).to(at::kDouble) / 2
+                     : at::scalar_tensor(call.length, coordinate.options()) / 2;
   CheckSpread(x, coordinate, middle);
   return at::cat({Decay(turned.narrow(3, 0, dims), coordinate, middle, call.of_keys, half),
                   turned.slice(3, dims)},

@@ -52,13 +52,18 @@ void RunRotation(const at::Tensor& x_in, const Turns& turns, int64_t block, bool
                  at::Tensor& turned) {
   const at::Tensor x = WithRows(x_in);
   const int64_t pairs = turns.cosine.size(-1);
-  std::vector<int64_t> sizes = x.sizes().vec();
-  sizes[3] = pairs;
-  const at::Tensor cosine = turns.cosine.contiguous().expand(sizes);
-  const at::Tensor sine = turns.sine.contiguous().expand(sizes);
+  const at::Tensor cosine = turns.cosine.contiguous();
+  const at::Tensor sine = turns.sine.contiguous();
   const auto view = [](const at::Tensor& tensor) {
-    return View<const T>{tensor.const_data_ptr<T>(),
-                         {tensor.stride(0), tensor.stride(1), tensor.stride(2)}};
+    View<const T> rows{tensor.const_data_ptr<T>(), {0, 0, 0}};
+    // Axes that lack or have size 1 broadcast. An expanded tensor would cost an operator call.
+    const int64_t lacking = 4 - tensor.dim();
+    for (int64_t axis = lacking; axis < 3; ++axis) {
+      if (tensor.size(axis - lacking) != 1) {
+        rows.stride[static_cast<size_t>(axis)] = tensor.stride(axis - lacking);
+      }
+    }
+    return rows;
   };
   PairRotation<T> rotation;
   rotation.batch = x.size(0);
