@@ -414,7 +414,11 @@ def test_a_tensor_without_numbers_cannot_be_reset():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Attention(2, 16, "additive"), ValueError, r"^gnomon\.nn\.Attention: qk_dim is 16"),
+        (
+            lambda: Attention(2, 16, "additive"),
+            ValueError,
+            r"^gnomon\.nn\.Attention: head_dim is 16",
+        ),
         (
             lambda: Attention(2, 8, position="learned"),
             ValueError,

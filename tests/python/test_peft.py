@@ -98,6 +98,19 @@ def test_terms_after_lora_train_and_are_saved(tmp_path):
     assert merged.model.layers[0].self_attn.gnomon_similarity.gamma_theta.abs().max() > 0
 
 
+@pytest.mark.parametrize("method", ["IA3", "LoHa"])
+def test_terms_are_merged_with_other_methods(method):
+    options = {"feedforward_modules": []} if method == "IA3" else {"r": 2}
+    config = getattr(peft, f"{method}Config")(
+        target_modules=["q_proj", "v_proj"], modules_to_save=FIELDS, **options
+    )
+    model = peft.get_peft_model(with_attention(llama(), *TERMS), config)
+    after = loss_of(train(model))
+    merged = model.merge_and_unload()
+    torch.testing.assert_close(loss_of(merged), after, atol=1e-5, rtol=1e-5)
+    assert merged.model.layers[0].self_attn.gnomon_similarity.gamma_theta.abs().max() > 0
+
+
 def test_terms_before_lora_train_where_the_configuration_names_them(tmp_path):
     model = with_lora(with_attention(llama(), *TERMS), modules_to_save=FIELDS)
     start = copy.deepcopy(model.state_dict())

@@ -52,6 +52,8 @@ class _Terms(torch.nn.Module):
     """The parameters and buffers of gnomon.nn.MultiheadAttention for these terms."""
 
     _warned = False
+    #: merge_and_unload() of LoHa, IA3 and other PEFT methods reads it in every module.
+    weight = None
 
     def __init__(
         self,

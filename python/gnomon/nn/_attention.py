@@ -73,6 +73,8 @@ class Attention(HeldTerms):
         >>> o = layer(q, k, v, causal=True)
     """
 
+    _head_dim_name = "head_dim"
+
     def __init__(
         self,
         num_heads: int,

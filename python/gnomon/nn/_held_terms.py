@@ -75,12 +75,13 @@ def set_start(tensor: Tensor, start: Tensor) -> None:
 
 
 @contextlib.contextmanager
-def named_as(module: str) -> Iterator[None]:
-    """Replaces MultiheadAttention, which shared operators name, by `module` in messages."""
+def named_as(module: str, head_dim: str = "qk_dim") -> Iterator[None]:
+    """Replaces MultiheadAttention and its qk_dim, which shared operators name, in messages."""
     try:
         yield
     except (ValueError, TypeError) as error:
         message = str(error).replace("gnomon.nn.MultiheadAttention", f"gnomon.nn.{module}")
+        message = message.replace(": qk_dim is", f": {head_dim} is")
         raise type(error)(message) from None
 
 
@@ -126,6 +127,8 @@ class HeldTerms(torch.nn.Module):
     _term_names: tuple[str, ...]
     #: (H,), the score of each head's sink; None without sinks.
     sink: torch.nn.Parameter | None
+    #: The constructor argument that is the head dimension.
+    _head_dim_name = "qk_dim"
     tolerance: float = UNSET["tolerance"]
 
     def _hold_terms(
@@ -148,7 +151,7 @@ class HeldTerms(torch.nn.Module):
         self.similarity = similarity
         self.position = position
         self._term_sizes = sizes
-        with named_as(type(self).__name__):
+        with named_as(type(self).__name__, self._head_dim_name):
             names, starts, learned = ops.module_tensors(similarity, position, *sizes, given)
         self._has_projections: bool = ops.module_has_projections(position)
         self._turns_keys_once: bool = ops.module_turns_keys_once(similarity, position)
