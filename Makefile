@@ -1,4 +1,4 @@
-# make help lists the targets. Each does the set-up that it needs, and nothing twice.
+# `make help` lists the targets. Each target performs the setup that it needs; nothing is done twice.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -8,20 +8,20 @@ BIN := .venv/bin
 CMAKE := $(BIN)/cmake
 NINJA := $(CURDIR)/$(BIN)/ninja
 JOBS ?= $(shell nproc)
-# PYTHON=/path/to/python: the interpreter that .venv is made from, and its PyTorch if it has one.
+# PYTHON=/path/to/python: the interpreter to create .venv from; its PyTorch is used if it has one.
 PYTHON ?=
 export PYTHON
-# The planted errors of make mutants; all of them by default.
+# The mutants that `make mutants` runs; all of them by default.
 ONLY ?=
-# What the demo compares on, the source of Python's standard library by default; the folder of a
-# study's data.
+# For `make demo`: the text to train on; the source of Python's standard library by default.
+# For `make study`: the folder with the study's data.
 DATA ?=
-# The study of make study.
+# The study that `make study` runs.
 NAME ?=
-# Where make install puts things.
+# The installation prefix of `make install`.
 PREFIX ?= /usr/local
-# ON compiles the kernels for this machine's instruction set alone; OFF for all of them, as a build
-# for other machines needs.
+# ON compiles the kernels only for this machine's instruction set. OFF compiles them for all, which a
+# build for other machines needs.
 NATIVE ?= ON
 
 configure = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(NINJA)"
@@ -33,7 +33,7 @@ cmake_files = $(shell git ls-files --cached --others --exclude-standard '*.cmake
 core_files = $(filter-out %_template.cc,$(filter src/base/% src/core/% src/cpu/%, \
 	$(filter %.cc,$(cc_files))))
 
-# Another interpreter than the one that .venv was made from sets it up again.
+# A PYTHON that differs from the interpreter of .venv triggers the setup again.
 ifneq ($(PYTHON),)
 ifneq ($(shell command -v "$(PYTHON)"),$(shell cat .venv/.python 2>/dev/null))
 .venv/.setup: FORCE
@@ -46,7 +46,7 @@ help: ## list the targets
 	@echo '  PYTHON=/path/to/python uses the PyTorch (2.11 or newer) of that interpreter'
 
 .PHONY: setup
-setup: .venv/.setup ## install what is missing: system packages, .venv, PyTorch
+setup: .venv/.setup ## install missing system packages, create .venv, install PyTorch
 
 .venv/.setup: scripts/setup requirements.txt
 	@scripts/setup base
@@ -60,7 +60,7 @@ setup: .venv/.setup ## install what is missing: system packages, .venv, PyTorch
 	@scripts/setup dev
 	@touch $@
 
-# A build for other instruction sets than before is configured again.
+# A change of NATIVE triggers the configuration again.
 ifneq ($(NATIVE),$(shell sed -n 's/^GNOMON_NATIVE:BOOL=//p' build/CMakeCache.txt 2>/dev/null))
 build/build.ninja: FORCE
 endif
@@ -74,7 +74,7 @@ build: build/build.ninja ## build the library, the Python package and the comman
 	$(CMAKE) --build build --target application
 	@ln -sfn ../../build/bin/gnomon $(BIN)/gnomon
 
-# NAME=a file of studies/, DATA=the folder that its data are in.
+# NAME: a file in studies/. DATA: the folder with its data.
 .PHONY: study
 study: build ## run or resume a study and write its page (NAME=length DATA=folder)
 	@$(BIN)/python studies/study.py "$(NAME)" "$(DATA)"
@@ -83,13 +83,13 @@ study: build ## run or resume a study and write its page (NAME=length DATA=folde
 install: build ## install for C and C++: headers, libraries, program (PREFIX=/usr/local NATIVE=OFF)
 	$(CMAKE) --install build --prefix "$(PREFIX)"
 
-# RELEASES="2.14 2.15": the PyTorch releases that it serves; all supported ones by default.
+# RELEASES="2.14 2.15": the PyTorch releases that the wheel supports; all of them by default.
 .PHONY: wheel
-wheel: .venv/.setup-dev ## build dist/gnomon-*.whl, which serves several PyTorch releases (an hour)
+wheel: .venv/.setup-dev ## build dist/gnomon-*.whl for several PyTorch releases (an hour)
 	@JOBS=$(JOBS) scripts/wheel $(RELEASES)
 
 .PHONY: demo
-demo: build ## compare positions and similarities on text (DATA=file or folder); see runs/
+demo: build ## compare positions and similarities on text (DATA=file or folder); writes to runs/
 	@scripts/demo $${DATA:+"$$DATA"}
 
 .PHONY: test
@@ -99,20 +99,20 @@ test: .venv/.setup-test build ## build and run all tests for this machine's inst
 	$(pytest)
 
 .PHONY: test-fast
-test-fast: .venv/.setup-test build ## the same without the tests that compile or start programs
+test-fast: .venv/.setup-test build ## run all tests except those that compile or start programs
 	$(CMAKE) --build build --target gnomon_core_tests gnomon_text_tests gnomon_torch_tests
 	$(ctest) --test-dir build --tests-regex '_tests'  --exclude-regex cuda
 	$(pytest) -m 'not slow'
 
 .PHONY: test-core
-test-core: .venv/.setup ## the core alone, for all instruction sets; it needs no Torch
+test-core: .venv/.setup ## build and test only the core, for all instruction sets; needs no PyTorch
 	@test -e build-core/build.ninja || $(configure) -B build-core -DGNOMON_TORCH=OFF
 	$(CMAKE) --build build-core
 	$(ctest) --test-dir build-core
 
-# In a clone of its own, whose .venv uses the oldest PyTorch that is supported.
+# In a separate clone, whose .venv uses the oldest supported PyTorch.
 .PHONY: test-oldest
-test-oldest: ## all tests with the oldest supported PyTorch, in build-oldest
+test-oldest: ## run all tests with the oldest supported PyTorch, in build-oldest
 	@scripts/setup oldest
 	$(MAKE) -C build-oldest/tree PYTHON="$(CURDIR)/build-oldest/python/bin/python" test
 
@@ -120,29 +120,29 @@ build-arm/.setup: scripts/setup
 	@scripts/setup arm
 	@touch $@
 
-# The tests left out restart their own process, which qemu does not do.
+# The excluded tests restart their own process, which qemu does not support.
 .PHONY: test-arm
-test-arm: .venv/.setup build-arm/.setup ## build the core for 64-bit Arm and run its tests by qemu
+test-arm: .venv/.setup build-arm/.setup ## build the core for 64-bit Arm and run its tests under qemu
 	@test -e build-arm/tree/build.ninja || $(configure) -B build-arm/tree -DGNOMON_TORCH=OFF \
 		-DCMAKE_TOOLCHAIN_FILE="$(CURDIR)/cmake/aarch64.cmake"
 	$(CMAKE) --build build-arm/tree --target gnomon_core_tests gnomon_core_recipe
 	GTEST_FILTER=-FirstChoiceTest.* $(ctest) --test-dir build-arm/tree --label-regex core
 
 .PHONY: mutants
-mutants: .venv/.setup ## plant errors in a copy of the core; its tests must see 90% (ONLY=name)
+mutants: .venv/.setup ## mutation-test a copy of the core; tests must detect 90% (ONLY=name)
 	$(BIN)/python tests/mutants/plant.py --jobs $(JOBS) $(ONLY)
 
 .PHONY: mutants-cuda
-mutants-cuda: build/build.ninja ## the same in the CUDA kernels, whose emulation must see all (ONLY=regex)
+mutants-cuda: build/build.ninja ## mutation-test the CUDA kernels; their emulation must detect all (ONLY=regex)
 	$(CMAKE) --build build --target gnomon_cuda_tests
 	$(BIN)/python tests/cuda/planted_errors.py --only "$(ONLY)"
 
 .PHONY: nightly
-nightly: test-core sanitize sanitize-cuda test-arm test-oldest mutants mutants-cuda sweep ## all that make test leaves out (many hours)
+nightly: test-core sanitize sanitize-cuda test-arm test-oldest mutants mutants-cuda sweep ## run everything that `make test` omits (many hours)
 
-# Compares what has no outcome yet or changed since, so that it goes on after an interruption.
+# Compares only model types with no or outdated results, so an interrupted sweep can be resumed.
 .PHONY: sweep
-sweep: .venv/.setup-test build ## all model types of transformers, oldest and newest release; writes docs/transformers.md (an hour)
+sweep: .venv/.setup-test build ## compare all model types of transformers, oldest and newest release; writes docs/transformers.md (an hour)
 	@scripts/setup sweep
 	@status=0; for release in oldest newest; do \
 		build-sweep/$$release/bin/python tests/sweep/sweep.py tests/sweep/outcomes.jsonl --again older \
@@ -150,7 +150,7 @@ sweep: .venv/.setup-test build ## all model types of transformers, oldest and ne
 	done; exit $$status
 
 .PHONY: bench
-bench: .venv/.setup-test build ## measure everything and write docs/benchmarks.md anew
+bench: .venv/.setup-test build ## run all benchmarks and rewrite docs/benchmarks.md
 	$(BIN)/python benchmarks/write_page.py docs/benchmarks.md
 
 .PHONY: docs
@@ -158,7 +158,7 @@ docs: .venv/.setup-dev build ## render the documentation: build/docs/index.html
 	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet docs build/docs
 
 .PHONY: facades
-facades: build .venv/.setup-test ## write what restates the catalogue: classes, functions, a page
+facades: build .venv/.setup-test ## regenerate the files derived from the catalogue: classes, functions, pages
 	$(BIN)/python scripts/write_facades.py
 
 .PHONY: format
@@ -169,54 +169,54 @@ format: .venv/.setup-dev ## format all files
 	$(BIN)/gersemi --quiet --in-place $(cmake_files)
 
 .PHONY: check-format
-check-format: .venv/.setup-dev ## fail where a file is not formatted
+check-format: .venv/.setup-dev ## fail if a file is not formatted
 	$(BIN)/clang-format --dry-run -Werror $(cc_files)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/gersemi --check $(cmake_files)
 
 .PHONY: check-types
-check-types: .venv/.setup-dev build/build.ninja ## type checks of the Python code
+check-types: .venv/.setup-dev build/build.ninja ## type-check the Python code
 	$(BIN)/mypy
 
-# A file that reads torch/torch.h takes clang-tidy most of a minute, so it sees the core alone, and
-# one instruction set of it. One kernel stands for the template.
+# clang-tidy needs most of a minute for a file that includes torch/torch.h, so it checks only the core,
+# for one instruction set. One kernel stands in for all instances of the template.
 .PHONY: check
-check: check-format check-types build/build.ninja ## formatting, types, clang-tidy on the core
+check: check-format check-types build/build.ninja ## check formatting and types, run clang-tidy on the core
 	@printf '%s\n' $(core_files) build/generated/gnomon_core_objects/kernel_Penumbral.cc | xargs -r -n 1 -P $(JOBS) \
 		$(BIN)/clang-tidy -p build --quiet --extra-arg=-DHWY_COMPILE_ONLY_STATIC
 
-# No Torch in either: both would report what it does.
+# Both exclude PyTorch, because the sanitizers would report its own findings.
 .PHONY: sanitize
-sanitize: sanitize-address sanitize-thread ## core tests under the sanitizers
+sanitize: sanitize-address sanitize-thread ## run the core tests under the sanitizers
 
 .PHONY: sanitize-address
-sanitize-address: .venv/.setup ## core tests: addresses and undefined behaviour
+sanitize-address: .venv/.setup ## run the core tests under AddressSanitizer and UBSan
 	@test -e build-asan/build.ninja || $(configure) -B build-asan -DGNOMON_TORCH=OFF \
 		-DGNOMON_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS='-O1 -g1'
 	$(CMAKE) --build build-asan
 	$(ctest) --test-dir build-asan
 
-# The GPU's kernels alone, on the core as it is.
+# Only the GPU kernels are instrumented, not the core.
 .PHONY: sanitize-cuda
-sanitize-cuda: build/build.ninja ## the CUDA kernels in their emulation: addresses and undefined behaviour
+sanitize-cuda: build/build.ninja ## run the emulated CUDA kernels under AddressSanitizer and UBSan
 	$(CMAKE) --build build --target gnomon_cuda_sanitized
 	@seq 0 $$(($(JOBS) - 1)) | xargs -P $(JOBS) -I{} env GTEST_TOTAL_SHARDS=$(JOBS) \
 		GTEST_SHARD_INDEX={} build/bin/gnomon_cuda_sanitized --gtest_brief=1
 
 .PHONY: sanitize-thread
-sanitize-thread: .venv/.setup ## core tests that use threads: data races
+sanitize-thread: .venv/.setup ## run the multithreaded core tests under ThreadSanitizer
 	@test -e build-tsan/build.ninja || $(configure) -B build-tsan -DGNOMON_TORCH=OFF \
 		-DGNOMON_SANITIZE=thread -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS='-O1 -g1'
 	$(CMAKE) --build build-tsan
 	GTEST_FILTER='*Thread*:*Workers*' $(ctest) --test-dir build-tsan --label-regex core
 
 .PHONY: clean
-clean: ## remove what was built; .venv stays
+clean: ## remove all build outputs; keep .venv
 	rm -rf build build-* python/gnomon/_build.py
 
 .PHONY: distclean
-distclean: clean ## also remove .venv
+distclean: clean ## remove all build outputs and .venv
 	rm -rf .venv
 
 .PHONY: FORCE

@@ -1,5 +1,5 @@
-# Cross-compiles for 64-bit Arm and runs what is compiled by qemu: make test-arm. The libraries are
-# those that scripts/setup arm puts beside the build.
+# Toolchain of `make test-arm`: cross-compiles for 64-bit Arm and runs the programs under qemu, with
+# the libraries that `scripts/setup arm` puts next to the build.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)

@@ -1,20 +1,20 @@
-# Tables generated from definitions: one translation unit for each.
+# Generates tables from definitions, one translation unit each.
 
-# The structs of a definition file, all but templates. Editing the file runs CMake again.
+# Sets `result` to the structs of a definition file, except templates. Editing the file reruns CMake.
 function(gnomon_definition_structs file result)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
   file(READ ${file} text)
   string(REGEX REPLACE "template <[^\n]*\nstruct " "" text "\n${text}")
   string(REGEX MATCHALL "\nstruct [A-Za-z0-9]+" structs "${text}")
   if(NOT structs)
-    message(FATAL_ERROR "${file}: no struct, so no definition")
+    message(FATAL_ERROR "${file}: a definition file must contain a struct")
   endif()
   list(TRANSFORM structs REPLACE "\nstruct " "")
   set(${result} ${structs} PARENT_SCOPE)
 endfunction()
 
-# Makes the definitions in `files`, which the library does not list, known to FindPairFunction of a
-# program that `target` is linked into.
+# Registers definitions that are not part of the library, so that FindPairFunction finds them in
+# programs that link `target`.
 function(gnomon_register_definitions target)
   foreach(file IN LISTS ARGN)
     gnomon_definition_structs(${file} structs)
@@ -26,16 +26,16 @@ function(gnomon_register_definitions target)
   endforeach()
 endfunction()
 
-# The name of a struct's pair function: PenumbralSquare is penumbral_square.
+# Sets `result` to the name of a struct's pair function: penumbral_square for PenumbralSquare.
 function(gnomon_definition_name struct result)
   string(REGEX REPLACE "([a-z0-9])([A-Z])" "\\1_\\2" name ${struct})
   string(TOLOWER ${name} name)
   set(${result} ${name} PARENT_SCOPE)
 endfunction()
 
-# Makes those of the definitions in `files` that are similarities by themselves known to the
-# catalogue of a library or program that `target` is, and after PAIR_FUNCTIONS the pair functions
-# of all, which are not the library's own.
+# Adds the given definition files' similarities to the catalogue of `target`, a library or program.
+# PAIR_FUNCTIONS also registers the pair functions of all definitions, for files that are not the
+# library's own.
 function(gnomon_register_similarities target)
   cmake_parse_arguments(PARSE_ARGV 1 argument "PAIR_FUNCTIONS" "" "")
   set(GNOMON_INCLUDES "")
@@ -69,17 +69,17 @@ function(gnomon_register_similarities target)
   target_sources(${target} PRIVATE ${source})
 endfunction()
 
-# Sets `literal` to a C++ expression for the file's text. Editing the file runs CMake again.
+# Sets `literal` to a C++ expression for the file's text. Editing the file reruns CMake.
 function(gnomon_text_literal file literal)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
   file(READ ${file} text)
   set(${literal} "R\"GNOMON(${text})GNOMON\"" PARENT_SCOPE)
 endfunction()
 
-# Compiles the table of each definition in `files` into `target`, with the definition's text beside it
-# for kernels that are compiled when they are needed, and sets `entries` to their list,
-# " X(PenumbralSquare, penumbral_square)", by which they are known. Structs of the list
-# GNOMON_INLINED_DEFINITIONS get passes of attention of their own as well.
+# Compiles the table of each definition in the given files into `target`, together with the
+# definition's text for kernels that are compiled on demand. Sets `entries` to the list of definitions,
+# for example " X(PenumbralSquare, penumbral_square)". Structs in GNOMON_INLINED_DEFINITIONS also get
+# their own compiled passes of attention.
 function(gnomon_add_definitions target entries)
   set(list "")
   foreach(GNOMON_DEFINITION_FILE IN LISTS ARGN)

@@ -1,12 +1,12 @@
-# What `cmake --install` installs, in three components: core (headers, the static library, what a
-# definition is compiled on), torch and program.
+# Installs three components with `cmake --install`: core (headers, the static library, the sources
+# needed to compile a definition), torch and program.
 
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gnomon)
 set(include_dir ${CMAKE_INSTALL_INCLUDEDIR})
 
-# The similarities and positions that catalogue.h lists are those of the Torch library.
+# catalogue.h lists similarities and positions of the PyTorch library, so it is installed with that.
 install(
   DIRECTORY include/gnomon
   DESTINATION ${include_dir}
@@ -14,7 +14,7 @@ install(
   PATTERN torch EXCLUDE
   PATTERN catalogue.h EXCLUDE
 )
-# What a definition is compiled on; the engine is in the library.
+# The sources needed to compile a definition; the engine is in the library.
 set(
   kernel_files
   base/near_share.h
@@ -30,8 +30,8 @@ set(
   reference/reference.h
   reference/vocabulary.h
 )
-# Installs files of src below `folder` by the names that they have there; further arguments are
-# install()'s.
+# Installs files of src below `folder` under the same relative paths; passes further arguments on to
+# install().
 function(gnomon_install_sources folder files)
   foreach(file IN LISTS files)
     get_filename_component(subfolder ${file} DIRECTORY)
@@ -53,7 +53,7 @@ configure_package_config_file(
   ${PROJECT_BINARY_DIR}/generated/gnomonConfig.cmake
   INSTALL_DESTINATION ${package_dir}
 )
-# Before 1.0 a minor version may change anything.
+# Before 1.0, a minor version may break compatibility.
 write_basic_package_version_file(
   ${PROJECT_BINARY_DIR}/generated/gnomonConfigVersion.cmake
   COMPATIBILITY SameMinorVersion
@@ -86,7 +86,7 @@ if(TARGET gnomon_torch)
     DESTINATION ${package_dir}
     COMPONENT torch
   )
-  # What the sources of terms include, by the names that they have in the library.
+  # The headers that term sources include, under the same paths as in the source tree.
   install(
     DIRECTORY src/ops
     DESTINATION ${GNOMON_KERNEL_DIR}
@@ -101,7 +101,7 @@ if(TARGET gnomon_torch)
   )
 endif()
 
-# The component python, not part of an installation otherwise: what a wheel holds.
+# The component python: the contents of a wheel. Other installations exclude it.
 if(TARGET gnomon_program)
   set(GNOMON_LIBRARY_FOLDER "lib/torch-{release}")
   set(GNOMON_HEADER_FOLDERS include include/gnomon/kernel)
@@ -118,7 +118,7 @@ if(TARGET gnomon_program)
     PATTERN __pycache__ EXCLUDE
   )
   install(FILES ${PROJECT_BINARY_DIR}/generated/wheel/_build.py DESTINATION gnomon ${for_wheel})
-  # What gnomon.similarity.define compiles with.
+  # The headers that gnomon.similarity.define compiles against.
   set(headers gnomon/include)
   install(DIRECTORY include/gnomon DESTINATION ${headers} ${for_wheel})
   gnomon_install_sources(
@@ -137,8 +137,8 @@ if(TARGET gnomon_program)
       PATTERN tests EXCLUDE
     )
   endforeach()
-  # The libraries of a PyTorch release find each other, what all releases share one folder up, and
-  # PyTorch in the same site-packages.
+  # The libraries of a PyTorch release must find each other, the core one folder up, and PyTorch in
+  # the same site-packages.
   set_target_properties(
     gnomon_torch
     gnomon_program
@@ -164,7 +164,7 @@ if(TARGET gnomon_program)
 endif()
 
 if(TARGET gnomon)
-  # The folder of PyTorch stays in the run path: gnomon::torch_sdk puts it there.
+  # PyTorch's folder stays in the run path because gnomon::torch_sdk adds it.
   file(RELATIVE_PATH library_dir /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
   set_target_properties(gnomon PROPERTIES INSTALL_RPATH "$ORIGIN/${library_dir}")
   install(TARGETS gnomon DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)

@@ -1,5 +1,5 @@
-# The flags that compile the kernels for this machine's instruction set alone: a third of the work
-# of a build for all of them. The results are the same, bit for bit.
+# The flags that compile the kernels only for this machine's instruction set, which takes a third as
+# long as a build for all of them. The results are bitwise identical.
 
 function(gnomon_native_flags result)
   set(program ${PROJECT_BINARY_DIR}/generated/native_target.cc)
@@ -22,7 +22,7 @@ int main() {
   )
   set(highway LINK_LIBRARIES hwy::hwy)
   if(DEFINED hwy_SOURCE_DIR)
-    # Downloaded sources, of which nothing is built yet.
+    # Downloaded sources, which are not built yet.
     set(folder ${hwy_SOURCE_DIR})
     list(APPEND program ${folder}/hwy/targets.cc ${folder}/hwy/abort.cc)
     set(highway CMAKE_FLAGS -DINCLUDE_DIRECTORIES=${folder} COMPILE_DEFINITIONS -DHWY_STATIC_DEFINE)
@@ -35,7 +35,7 @@ int main() {
     COMPILE_OUTPUT_VARIABLE log
   )
   if(NOT GNOMON_NATIVE_COMPILED OR NOT GNOMON_NATIVE_RUN EQUAL 0)
-    message(FATAL_ERROR "GNOMON_NATIVE: cannot ask Highway for this machine's targets:\n${log}")
+    message(FATAL_ERROR "GNOMON_NATIVE: cannot determine Highway's targets for this machine:\n${log}")
   endif()
   # Highway's x86 targets include the AES instructions; its NEON target needs no flag.
   set(flags -march=native)
@@ -46,6 +46,6 @@ int main() {
   elseif(target STREQUAL SSE4)
     set(flags -march=x86-64-v2 -maes -mpclmul)
   endif()
-  message(STATUS "Kernels for ${target} alone (GNOMON_NATIVE)")
+  message(STATUS "Compiling kernels only for ${target} (GNOMON_NATIVE)")
   set(${result} ${flags} PARENT_SCOPE)
 endfunction()

@@ -1,9 +1,9 @@
 # gnomon_require(package name apt brew conda [find_package arguments] [GIT repository commit]):
-# find_package; without the package, its sources are downloaded and become part of this build, unless
-# GNOMON_DOWNLOAD is OFF or no repository is given: then an error names the packages to install.
+# calls find_package. If the package is missing, its sources are downloaded and built with this
+# project. If GNOMON_DOWNLOAD is OFF or no repository is given, an error names the packages to install.
 #
-# name: of the library; apt, brew and conda: the packages that have it; commit: a full hash, so that
-# the sources are always the same.
+# name: the library's name; apt, brew and conda: the packages that contain it; commit: a full hash, so
+# that the sources are always the same.
 include(FetchContent)
 
 macro(
@@ -39,17 +39,17 @@ macro(
       "  apt-get install ${apt}\n"
       "  brew install ${brew}\n"
       "  conda install -c conda-forge ${conda}\n"
-      "or set CMAKE_PREFIX_PATH to the folder that it is installed in."
+      "or set CMAKE_PREFIX_PATH to its installation folder."
     )
   endif()
 endmacro()
 
-# Highway as its own package provides it, hwy::hwy; its headers are in the folder `headers`.
+# Provides the target hwy::hwy, as Highway's own package does; sets `headers` to the include folder.
 macro(gnomon_require_highway headers)
-  # A shared library, as packages have it: libraries of terms find its symbols there.
+  # A shared library, like that of the packages: term libraries find its symbols there.
   set(gnomon_shared_before ${BUILD_SHARED_LIBS})
   set(BUILD_SHARED_LIBS ON)
-  set(CMAKE_POLICY_DEFAULT_CMP0077 NEW) # the variable counts, not only a cache entry
+  set(CMAKE_POLICY_DEFAULT_CMP0077 NEW) # respect the variable, not only a cache entry
   set(HWY_ENABLE_CONTRIB OFF CACHE BOOL "")
   set(HWY_ENABLE_EXAMPLES OFF CACHE BOOL "")
   set(HWY_ENABLE_TESTS OFF CACHE BOOL "")

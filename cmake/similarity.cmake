@@ -1,4 +1,4 @@
-# Similarities outside the library's tree.
+# Builds similarities outside the library's source tree.
 
 # gnomon_add_similarity(target file): compiles each definition in `file` for the library's engine
 # and links it into `target`, which links gnomon::core or gnomon::torch. The struct Matern becomes
@@ -6,10 +6,10 @@
 #
 #   namespace gnomon { const PairFunction& PairFunctionOfMatern(); }
 #
-# gives it to AttentionForward and AttentionBackward, as FindPairFunction("matern") does.
-# gnomon/kernel/definitions/README.md among the headers says what a definition is; no struct may have
-# the name of one of the library's. Instruction sets are chosen at run time: no -march. A similarity
-# of gnomon::torch, with a name for attention(), is a matter of gnomon_add_terms().
+# returns it for AttentionForward and AttentionBackward, as FindPairFunction("matern") does.
+# gnomon/kernel/definitions/README.md (installed with the headers) explains definitions; struct names
+# must differ from the library's. Instruction sets are chosen at run time: do not use -march. For a
+# similarity of gnomon::torch, with a name for attention(), use gnomon_add_terms().
 function(gnomon_add_similarity target file)
   get_filename_component(name ${file} NAME_WE)
   get_filename_component(path ${file} ABSOLUTE)

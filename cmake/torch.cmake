@@ -1,11 +1,11 @@
-# The imported target gnomon::torch_sdk for the PyTorch of an interpreter. Used by the build, and by
-# the package that is installed.
+# The imported target gnomon::torch_sdk for an interpreter's PyTorch. Used by the build and by the
+# installed package.
 #
-# find_package(Torch) is not used: on a CUDA wheel it asks for a CUDA toolkit, which nothing here
-# needs.
+# find_package(Torch) is not used because, with a CUDA wheel, it requires a CUDA toolkit, which
+# gnomon does not need.
 
-# Sets `release` to the releases of PyTorch that one build serves: 2.15 for 2.15.0, 2.15.1+cpu and so
-# on, which have the same ABI. A version before its release stands for itself.
+# Sets `release` to the PyTorch release that a build supports: 2.15 for 2.15.0, 2.15.1+cpu and so on,
+# which have the same ABI. A pre-release version is its own release.
 function(gnomon_torch_release version release)
   set(${release} ${version} PARENT_SCOPE)
   if(version MATCHES "^([0-9]+\\.[0-9]+)\\.[0-9]+(\\+.*)?$")
@@ -13,18 +13,18 @@ function(gnomon_torch_release version release)
   endif()
 endfunction()
 
-# Makes the target and sets `version` to that PyTorch's version. Where there is none that will do,
-# makes no target and sets `error` to a sentence; else to "".
+# Creates the target, sets `version` to that PyTorch's version and `error` to "". If there is no
+# suitable PyTorch, creates no target and sets `error` to a message.
 function(gnomon_find_torch python version error)
   set(${error} "" PARENT_SCOPE)
   if(GNOMON_TORCH_PACKAGE)
-    # A wheel of PyTorch that was only unpacked, which may be unable to run here.
+    # A PyTorch wheel that was only unpacked; it may not run on this machine.
     set(folder ${GNOMON_TORCH_PACKAGE})
     file(STRINGS ${folder}/version.py found REGEX "^__version__ = ")
     string(REGEX REPLACE "^__version__ = '(.*)'$" "\\1" found "${found}")
     set(cxx11_abi 1)
   else()
-    # Without the current folder, where something else may be called torch.
+    # Without the current folder, which may contain something else named torch.
     execute_process(
       COMMAND
         ${python} -c
@@ -71,13 +71,13 @@ function(gnomon_find_torch python version error)
     INTERFACE ${folder}/include ${folder}/include/torch/csrc/api/include
   )
   target_compile_definitions(gnomon::torch_sdk INTERFACE _GLIBCXX_USE_CXX11_ABI=${cxx11_abi})
-  # -fPIC everywhere, so that libraries and executables can share one precompiled header.
+  # -fPIC everywhere allows libraries and executables to share one precompiled header.
   target_compile_options(gnomon::torch_sdk INTERFACE -fPIC)
   target_link_directories(gnomon::torch_sdk INTERFACE ${folder}/lib)
-  # --no-as-needed: the registrations of libtorch count, even where no symbol of it is used.
+  # --no-as-needed: libtorch's registrations are needed even if none of its symbols is used.
   target_link_options(gnomon::torch_sdk INTERFACE LINKER:--no-as-needed)
-  # Torch's folder comes first in the run path, so that its libgomp is the one that is loaded. A
-  # wheel finds it from where it lies itself.
+  # PyTorch's folder comes first in the run path, so that its libgomp is loaded. In a wheel, the path
+  # is relative to the library.
   if(NOT GNOMON_WHEEL)
     target_link_options(gnomon::torch_sdk INTERFACE LINKER:-rpath,${folder}/lib)
   endif()

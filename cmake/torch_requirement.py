@@ -1,4 +1,4 @@
-"""The requirements of a wheel: the minor releases of PyTorch that its libraries are compiled for.
+"""The PyTorch requirement of a wheel: the minor releases that its libraries are compiled for.
 
 The environment variable GNOMON_TORCH_RELEASES (scripts/wheel) lists them, oldest first; the
 default is the release of the installed PyTorch.
@@ -18,7 +18,7 @@ if not RELEASES:
         import torch
     except ImportError:
         sys.exit(
-            "error: gnomon is compiled against your PyTorch, which an isolated build does not see. "
+            "error: gnomon is compiled against your PyTorch, which an isolated build cannot see. "
             "Run: pip install scikit-build-core cmake ninja && pip install --no-build-isolation ."
         )
 
@@ -28,16 +28,16 @@ def requirement() -> str:
         major, minor = RELEASES[-1].split(".")
         return f"torch>={RELEASES[0]},<{major}.{int(minor) + 1}"
     version = torch.__version__.partition("+")[0]
-    # All patch releases of a minor release have the same ABI; builds before a release do not.
+    # All patch releases of a minor release have the same ABI; pre-release builds do not.
     match = re.fullmatch(r"(\d+\.\d+)\.\d+", version)
     return f"torch=={match[1]}.*" if match else f"torch=={version}"
 
 
 def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:
-    """The dependencies, for scikit-build-core."""
+    """Returns the dependencies to scikit-build-core."""
     return {"dependencies": [requirement(), "typing_extensions"]}
 
 
 def dynamic_wheel(settings: Mapping[str, Any]) -> dict[str, bool]:
-    """The fields that another machine's wheel may have otherwise."""
+    """Returns the fields that may differ between the source distribution and the wheel."""
     return {"dependencies": True}

@@ -1,4 +1,4 @@
-"""Writes a text that is available everywhere: the standard library's sources in one file."""
+"""Writes a text that every Python installation has: the standard library's sources in one file."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""Writes the files generated from the catalogue: `make facades`, after a change of a term.
+"""Writes the files generated from the catalogue. Run `make facades` after changing a term.
 
 From gnomon.catalogue() it generates:
 
@@ -9,10 +9,10 @@ From gnomon.catalogue() it generates:
 - the lists of these classes in docs/api.
 
 docs/catalogue.md is the output of `gnomon list --markdown`. docs/figures/gallery.py writes
-docs/gallery.md. All are committed. With --check nothing is written, and the exit status
-reports whether a file is stale.
+docs/gallery.md. All of these files are committed. With --check, nothing is written and the exit
+status reports whether a file is stale.
 
-clang-format and ruff of requirements-test.txt must be in the folder of this interpreter.
+clang-format and ruff (from requirements-test.txt) must be in this interpreter's folder.
 """
 
 from __future__ import annotations
@@ -746,7 +746,7 @@ def facades() -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; say what is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; list stale files")
     check = parser.parse_args().check
     stale = []
     for path, text in facades().items():

@@ -26,21 +26,19 @@ torch.set_num_threads(1)
 def pytest_addoption(parser):
     parser.addoption(
         "--device",
-        help="run tests there alone: cpu, cuda, other, which stands in for a GPU, or emulated, the "
-        "CPU with the operators of a GPU in their emulation; by default on the CPU, and on a GPU "
-        "where there is one",
+        help="device to run the tests on: cpu, cuda, other (a stand-in for a GPU) or emulated (the "
+        "CPU, with the GPU operators emulated); default: cpu, and cuda if a GPU is present",
     )
 
 
 def pytest_configure(config):
     config.addinivalue_line(
-        "markers", "cpu(reason): holds, or can be seen, on the CPU alone; skipped elsewhere"
+        "markers", "cpu(reason): applies only to the CPU; skipped on other devices"
     )
-    config.addinivalue_line("markers", "slow: of a file that `make test-fast` leaves out")
+    config.addinivalue_line("markers", "slow: in a file that `make test-fast` skips")
     config.addinivalue_line(
         "markers",
-        "real_device: what PyTorch does on its own devices alone; skipped on `other` and "
-        "`emulated`",
+        "real_device: needs one of PyTorch's own devices; skipped on `other` and `emulated`",
     )
     if config.getoption("--device") == "other":
         import other_device
@@ -102,9 +100,9 @@ def pytest_generate_tests(metafunc):
     for name in devices_of(metafunc.config):
         marks = []
         if name != "cpu" and marker is not None:
-            marks.append(pytest.mark.skip(reason=f"on the CPU alone: {marker.args[0]}"))
+            marks.append(pytest.mark.skip(reason=f"CPU only: {marker.args[0]}"))
         elif name in ("other", "emulated") and is_real:
-            marks.append(pytest.mark.skip(reason="PyTorch does not do it on a device from outside"))
+            marks.append(pytest.mark.skip(reason="needs one of PyTorch's own devices"))
         elif name == "cuda" and not torch.cuda.is_available():
             marks.append(pytest.mark.skip(reason="no GPU: torch.cuda.is_available() is False"))
         devices.append(pytest.param(name, marks=marks))
@@ -131,7 +129,7 @@ def device(request, monkeypatch) -> Iterator[torch.device]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Skips tests that have no GPU kernel, with the error message as the reason."""
+    """Skips tests of operators that have no GPU kernel; the error message is the reason."""
     try:
         return (yield)
     except NotImplementedError as error:
@@ -142,7 +140,7 @@ def pytest_runtest_call(item):
 
 @pytest.fixture
 def program(tmp_path, capfd, monkeypatch) -> Iterator[Callable[..., tuple[int, str, str]]]:
-    """Runs the program in this process and a temporary folder: exit code, output, errors."""
+    """Runs the program in this process, in a temporary folder; returns (code, output, errors)."""
     from gnomon.__main__ import main
 
     monkeypatch.chdir(tmp_path)
@@ -160,7 +158,7 @@ def program(tmp_path, capfd, monkeypatch) -> Iterator[Callable[..., tuple[int, s
 
 @pytest.fixture
 def gnomon(program) -> Callable[..., str]:
-    """The output of the program, which must succeed."""
+    """Runs the program, which must succeed, and returns its output."""
 
     def run(*words: object) -> str:
         code, output, errors = program(*words)
@@ -172,7 +170,7 @@ def gnomon(program) -> Callable[..., str]:
 
 @pytest.fixture
 def refused(program) -> Callable[..., str]:
-    """The one-line error of the program for invalid input."""
+    """Runs the program with invalid input and returns its one-line error."""
 
     def run(*words: object) -> str:
         code, output, errors = program(*words)
