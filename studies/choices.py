@@ -18,7 +18,6 @@ POSITIONS = (
     "alibi+sink",
 )
 SHORT, LONG = 128, 512
-NOT_TRIED = "Longer training and larger models were not tried."
 
 
 def against(left: str, right: str, *lengths: int) -> tuple[Contrast, ...]:
@@ -27,10 +26,10 @@ def against(left: str, right: str, *lengths: int) -> tuple[Contrast, ...]:
 
 
 STUDY = Study(
-    title="What models have today",
+    title="Recent additions to attention: QK-norm, sinks, gates, YaRN",
     question=(
-        "Language models of 2025 and 2026 add to attention a norm of queries and keys (QK- "
-        "norm), per-head sinks, output gates, forget gates, query-dependent biases and RoPE "
+        "Language models of 2025 and 2026 extend attention with a norm of queries and keys "
+        "(QK-norm), per-head sinks, output gates, forget gates, query-dependent biases and RoPE "
         "scaling. Which of these lower the loss of a small language model, at the training "
         "length and beyond?"
     ),
@@ -94,8 +93,8 @@ STUDY = Study(
             "RoPE lowers the loss of the forget gate.",
             against("rope+forget", "forget", SHORT, LONG),
             why=(
-                "The loss is lower with each of the three seeds, by 0.010 to 0.031 at both "
-                "lengths, which is not significant with three seeds."
+                "The loss is lower with each of the three seeds, by 0.010 to 0.031 over both "
+                "lengths, but three seeds are too few for significance."
             ),
         ),
         Claim(
@@ -107,7 +106,7 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "A query-dependent bias by distance is better than RoPE.",
+            "A query-dependent distance bias is better than RoPE.",
             against("content_bias", "rope", SHORT, LONG),
         ),
         Claim(

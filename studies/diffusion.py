@@ -10,15 +10,15 @@ STUDY = Study(
     title="Diffusion",
     question=(
         "Tseng et al. 2023 report that cones lower the Fréchet distance of a diffusion "
-        "transformer (DiT) from 68.9 to 67.6. Is the loss of the predicted noise lower with "
-        "cones than with the dot product, and with positions in attention than with DiT's "
-        "sinusoids? Are the pictures nearer to the data?"
+        "transformer (DiT) from 68.9 to 67.6. Do cones lower the noise prediction loss compared "
+        "with the dot product? Do positions in attention lower it compared with DiT's sinusoids? "
+        "Are the generated images closer to the data?"
     ),
     answer=(
-        "No difference between cones and the dot product is significant, neither in the loss "
-        "nor in the Fréchet distance. A learned table and RoPE with a learned HyPE bias have a "
-        "lower loss than no position. The other positions, and positions in attention against "
-        "sinusoids, are not distinguishable with three seeds."
+        "No difference between cones and the dot product is significant, either in the loss or in "
+        "the Fréchet distance. A learned table and RoPE with a learned HyPE bias have a lower loss "
+        "than no position. With three seeds, the other positions cannot be distinguished from no "
+        "position, nor positions in attention from sinusoids."
     ),
     comparisons=(
         Comparison(
@@ -49,7 +49,7 @@ STUDY = Study(
         ),
         Comparison(
             "pictures",
-            "MNIST, pictures",
+            "MNIST, generated images",
             "mnist.safetensors",
             (
                 *("--task", "diffusion"),
@@ -78,15 +78,15 @@ STUDY = Study(
             ),
             why=(
                 "After 600 steps the means are 0.0565 with the dot product, 0.0566 with penumbral "
-                "and 0.0565 with umbral cones; with each kind of cone one of three seeds is lower "
-                "than with the dot product. After 1200 steps both cones are higher with each of "
-                "the three seeds, by 0.0001 to 0.0008."
+                "and 0.0565 with umbral cones; each kind of cone beats the dot product with one of "
+                "three seeds. After 1200 steps the loss is higher with both cones and each of the "
+                "three seeds, by 0.0001 to 0.0008."
             ),
         ),
         Claim(
             (
-                "Pictures drawn with cones have a lower Fréchet distance than those drawn with the "
-                "dot product."
+                "Images generated with cones have a lower Fréchet distance than images generated "
+                "with the dot product."
             ),
             tuple(
                 Contrast(
@@ -102,15 +102,15 @@ STUDY = Study(
             ),
             why=(
                 "The means are 35.0 with the dot product, 34.6 with penumbral and 34.4 with umbral "
-                "cones: 1.2% and 1.7% lower, where the paper has 1.7% and 1.9%. With the first "
-                "seed both are higher, and the seeds of one similarity differ by 3 to 4. Three "
-                "seeds cannot show a difference of this size."
+                "cones. That is 1.2% and 1.7% lower; the paper reports 1.7% and 1.9%. With the "
+                "first seed both are higher, and the seeds of one similarity differ by 3 to 4. "
+                "Three seeds cannot show a difference of this size."
             ),
         ),
         Claim(
             (
-                "Positions in attention have a lower loss than sinusoids and than a learned table, "
-                "both of which are added to the patches."
+                "Positions in attention have a lower loss than sinusoids or a learned table, which "
+                "are added to the patches."
             ),
             tuple(
                 Contrast(f"dot/{position}", "0-999", f"dot/{added}", "0-999")
@@ -119,10 +119,10 @@ STUDY = Study(
             ),
             why=(
                 "RoPE has the lowest mean, 0.0534 (sinusoids 0.0565, the learned table 0.0549). It "
-                "is lower than sinusoids with each of the three seeds, by 0.0012 to 0.0048, a "
-                "spread too large for significance. RoPE with a learned HyPE bias has 0.0536, with "
-                "closer seeds. The bias alone, which is the same to the left and to the right, has "
-                "0.0582; whether that symmetry is the reason was not measured."
+                "beats sinusoids with each of the three seeds, by 0.0012 to 0.0048, a spread too "
+                "large for significance. RoPE with a learned HyPE bias has 0.0536, with a smaller "
+                "spread. The bias alone, which is symmetric in the offset, has 0.0582; whether the "
+                "symmetry is the reason was not measured."
             ),
         ),
         Claim(
@@ -142,10 +142,10 @@ STUDY = Study(
     ),
     margins={"loss": 0.001},
     limits=(
-        "The loss of the predicted noise is not the quality of the pictures. The Fréchet distance "
-        "uses 500 pictures and the features of a digit classifier, so it cannot be compared with "
-        "the paper's, which uses Inception features. The data are digits of 28 x 28 pixels in 49 "
-        "patches; the model is small, and after 600 or 1200 steps its pictures are not yet digits."
+        "The noise prediction loss does not measure image quality. The Fréchet distance uses 500 "
+        "images and the features of a digit classifier, so it cannot be compared with the paper's, "
+        "which uses Inception features. The data are digits of 28 x 28 pixels in 49 patches; the "
+        "model is small, and after 600 or 1200 steps its images are not yet digits."
     ),
     sources="Peebles and Xie 2023, DiT; Ho et al. 2020; Tseng et al. 2023, Coneheads.",
 )

@@ -70,16 +70,16 @@ def translation(columns: int) -> Comparison:
 STUDY = Study(
     title="Few dimensions",
     question=(
-        "Tseng et al. 2023 report that cones need fewer dimensions than the dot product: 16 "
-        "columns per head achieve what 128 do. Is a cone ahead of the dot product where "
-        "dimensions are few, and does its lead shrink with more?"
+        "Tseng et al. 2023 report that cones need fewer dimensions than the dot product: with 16 "
+        "columns per head they match 128. Do cones beat the dot product in few dimensions, and "
+        "does their lead shrink as dimensions are added?"
     ),
     answer=(
-        "The claim does not hold here: in few dimensions penumbral and umbral cones are worse "
-        "than the dot product or not distinguishable from it, on a hierarchy, on images and in "
-        "translation. On the hierarchy their average precision leads from 16 dimensions on, the "
-        "opposite of the published trend. Entailment cones and the Poincaré distance are better "
-        "than the dot product there from four dimensions on, by most measures."
+        "The claim does not hold here: in few dimensions penumbral and umbral cones are worse than "
+        "the dot product or not distinguishable from it, on a hierarchy, on images and in "
+        "translation. On the hierarchy they have the higher average precision from 16 dimensions "
+        "on, the opposite of the published trend. Entailment cones and the Poincaré distance beat "
+        "the dot product on the hierarchy from four dimensions on, by most measures."
     ),
     comparisons=(
         *map(hierarchy, DIMENSIONS),
@@ -97,15 +97,15 @@ STUDY = Study(
             why=(
                 "The reciprocal rank compares a pair with all nodes, average precision with "
                 "randomly drawn wrong pairs. The score of cones is symmetric, so a node's siblings "
-                "and descendants may rank above its ancestors, and all of them above random nodes: "
-                "cones lead in average precision in 16 and 64 dimensions and have a reciprocal "
-                "rank of at most 0.04. The dot product fits the training pairs best (in 16 "
-                "dimensions a loss of 0.13, penumbral cones 0.62) and overfits from 4 dimensions "
-                "on. In 4 dimensions with one seed, `gnomon train --task hierarchy --data "
-                "mammals.safetensors --position none --dim 4 --steps 600 --similarity penumbral` "
-                "was also tried with other options: `--steps 2400` raises the mean reciprocal rank "
-                "to 0.12; `--learning-rate` 0.01, 0.03 and 0.1 leave it at 0.01 to 0.03, and "
-                "map=exp, score=log and r=4 at 0.04 to 0.05."
+                "and descendants may rank above its ancestors, and all of them above random nodes. "
+                "Hence cones lead in average precision in 16 and 64 dimensions, but have a "
+                "reciprocal rank of at most 0.04. The dot product fits the training pairs best (a "
+                "loss of 0.13 in 16 dimensions; penumbral cones 0.62) and overfits from 4 "
+                "dimensions on. In 4 dimensions with one seed, `gnomon train --task hierarchy "
+                "--data mammals.safetensors --position none --dim 4 --steps 600 --similarity "
+                "penumbral` was also tried with other options. `--steps 2400` raises the mean "
+                "reciprocal rank to 0.12; it stays at 0.01 to 0.03 with `--learning-rate` 0.01, "
+                "0.03 and 0.1, and at 0.04 to 0.05 with map=exp, score=log and r=4."
             ),
         ),
         Claim(
@@ -115,9 +115,9 @@ STUDY = Study(
                 for metric in ("mrr", "hits", "average_precision")
             ),
             why=(
-                "In two dimensions neither the ball nor cones are fitted in this number of steps. "
-                "From four on the ball finds more of the ancestors among the first ten than the "
-                "dot product."
+                "In two dimensions neither the ball nor cones converge in this number of steps. "
+                "From four dimensions on, the ball ranks more ancestors among the first ten than "
+                "the dot product does."
             ),
         ),
         Claim(
@@ -128,7 +128,7 @@ STUDY = Study(
             ),
             why=(
                 "Their score is not symmetric: a descendant lies in the cone of its ancestor. In "
-                "64 dimensions they are hard to train at the common learning rate; one of five "
+                "64 dimensions they are hard to train at the common learning rate: one of five "
                 "seeds ends at a loss of 14080."
             ),
         ),
@@ -140,9 +140,9 @@ STUDY = Study(
             ),
             why=(
                 "In the paper DeiT-Ti on ImageNet gains 0.6 to 1.1 points from cones after 300 "
-                "epochs with heads of 64 columns, and 0.4 to 1.0 with 16. Here the dot product "
-                "loses nothing with 4 columns, and cones do. Other learning rates and longer runs "
-                "were not tried."
+                "epochs with heads of 64 columns, and 0.4 to 1.0 points with 16. Here the dot "
+                "product loses no accuracy with 4 columns, but cones do. Other learning rates and "
+                "longer runs were not tried."
             ),
         ),
         Claim(
@@ -153,20 +153,21 @@ STUDY = Study(
                 for metric in (None, "bleu")
             ),
             why=(
-                "The mean of penumbral cones is below the dot product's with 4 columns, level with "
+                "The mean of penumbral cones is below the dot product's with 4 columns, equal with "
                 "16 and above with 64, the opposite of the published trend. Umbral cones are "
-                "behind by 3.5, 2.6 and 2.7 BLEU. With more heads of narrow values (`--heads 32` "
-                "instead of `--heads 4 --qk-dim 4`) the dot product has 20.1 BLEU, penumbral cones "
-                "18.5 and umbral cones 16.3 (three seeds); with `--learning-rate 0.004` as well "
-                "24.5, 22.7 and 19.4, and with 0.001 12.7, 12.7 and 11.6 (one seed). One of the "
-                "four columns of a cone is its height; whether that is the reason was not tried."
+                "behind by 3.5, 2.6 and 2.7 BLEU. With more heads and narrower values (`--heads "
+                "32` instead of `--heads 4 --qk-dim 4`), the dot product has 20.1 BLEU, penumbral "
+                "cones 18.5 and umbral cones 16.3 (three seeds). With `--learning-rate 0.004` in "
+                "addition they have 24.5, 22.7 and 19.4; with 0.001, 12.7, 12.7 and 11.6 (one "
+                "seed). One of a cone's four columns is its height; whether that is the reason was "
+                "not tested."
             ),
         ),
     ),
     limits=(
-        "Images and translation use four heads, whose values keep their 16 and 32 columns. The "
-        "data are one hierarchy of 1,180 nodes, digits, which any of these similarities classify, "
-        "and 29,000 pairs of sentences, seen fewer than three times. Within a task all "
+        "Images and translation use four heads, with 16 and 32 value columns per head. The data "
+        "are one hierarchy of 1,180 nodes; digits, which all of these similarities classify well; "
+        "and 29,000 sentence pairs, each seen fewer than three times. Within a task all "
         "similarities use one learning rate."
     ),
     sources="Tseng et al. 2023, Coneheads; Ganea et al. 2018; Nickel and Kiela 2017.",

@@ -14,7 +14,7 @@ POSITIONS = (
     "rope+hype:tau=learned",
     "forget",
 )
-# With random positions, the tokens of a row get that many sorted random positions below this.
+# With random positions, the tokens of a row get sorted random positions below this number.
 AT_RANDOM = ("--random-positions", "2048")
 LENGTHS = "40,100,200,500"
 
@@ -110,7 +110,7 @@ def at_random(right: str) -> tuple[Contrast, ...]:
 
 
 STUDY = Study(
-    title="Problems at lengths beyond the training's",
+    title="Synthetic problems beyond the training length",
     question=(
         "Decoders are trained on problems of 1 to 40 symbols and evaluated on up to 500 "
         "(recall: 120). In the literature, positions drawn at random from a longer range are "
@@ -119,11 +119,11 @@ STUDY = Study(
         "here, and where do learned HyPE biases and forget gates stand?"
     ),
     answer=(
-        "Three seeds do not reproduce the published order: of 108 differences three are "
+        "Three seeds do not reproduce the published order: three of 108 differences are "
         "significant, one of them in favour of no position over RoPE. At 500 symbols no model "
-        "sorts better than a predictor that repeats the previous symbol. Bucket sort aside, "
-        "where that predictor is right for 0.99, no position keeps at 500 symbols what it "
-        "learned at 40."
+        "sorts better than a predictor that repeats the previous symbol. Apart from bucket sort, "
+        "where that predictor has an accuracy of 0.99, no position keeps its accuracy from 40 "
+        "symbols at 500."
     ),
     comparisons=(
         comparison("copy", MANY_SYMBOLS),
@@ -144,95 +144,96 @@ STUDY = Study(
             "No position is better than RoPE, at 100 and 500 symbols (recall: 80 and 120).",
             contrasts("dot/none", "dot/rope"),
             why=(
-                "Sorting, which both learn at 40 (0.84 each), confirms it at 100. Bucket sort "
-                "agrees in the mean (0.99 and 0.97 at 40); at 500 RoPE has 0.79 to 0.99 by seed. "
-                "Without positions copying and reversing are hardly learned at 40 (0.18 and 0.11; "
-                "RoPE 0.99 and 0.98), so their rows at 100 compare what was learned rather than "
-                "how it generalises. At 500 both are near chance, 0.03. No seed learns recall "
-                "without positions, and two of three do with RoPE."
+                "Sorting, which both learn at 40 (0.84 each), confirms the claim at 100. In bucket "
+                "sort the means agree with it (0.99 and 0.97 at 40); at 500 RoPE has 0.79 to 0.99, "
+                "depending on the seed. Without positions copying and reversing are hardly learned "
+                "at 40 (0.18 and 0.11; RoPE 0.99 and 0.98), so their rows at 100 compare learning "
+                "rather than generalisation. At 500 both are near chance, 0.03. Without positions "
+                "no seed learns recall; with RoPE two of three do."
             ),
         ),
         Claim(
             ("No position is better than sinusoids, at 100 and 500 symbols (recall: 80 and 120)."),
             contrasts("dot/none", "dot/sinusoidal"),
             why=(
-                "Both sort equally well at 40 (0.84; bucket sort 0.99). Beyond, the seeds with "
-                "sinusoids vary: 0.19 to 0.25 in sorting at 500, 0.83 to 0.97 in bucket sort at "
-                "100 and 0.79 to 0.97 at 500; without positions the ranges are 0.24 to 0.27, 0.97 "
-                "to 1.00 and 0.99. Copying and reversing are hardly learned without positions "
-                "(0.18 and 0.11 at 40), partly with sinusoids (0.41 and 0.54), and near chance "
-                "beyond. No seed of either learns recall."
+                "Both sort equally well at 40 (0.84; bucket sort 0.99). At longer lengths the "
+                "seeds with sinusoids vary: 0.19 to 0.25 in sorting at 500, 0.83 to 0.97 in bucket "
+                "sort at 100 and 0.79 to 0.97 at 500; without positions the ranges are 0.24 to "
+                "0.27, 0.97 to 1.00 and 0.99. Copying and reversing are hardly learned without "
+                "positions (0.18 and 0.11 at 40) and partly learned with sinusoids (0.41 and "
+                "0.54); at longer lengths all are near chance. No seed of either learns recall."
             ),
         ),
         Claim(
             "ALiBi is better than RoPE, at 100 and 500 symbols (recall: 80 and 120).",
             contrasts("dot/alibi", "dot/rope"),
             why=(
-                "Both copy and sort at 40 (0.98 and 0.99; 0.85 and 0.84), and ALiBi keeps more. At "
-                "500 two of its seeds copy 0.27 of the symbols, the third 0.04; RoPE is at chance, "
-                "0.03. RoPE reverses better at 40 (0.98 against 0.54), but not at 100. In bucket "
-                "sort ALiBi loses more by 500 (0.50 against 0.88). Two of three seeds learn recall "
-                "with each; at 120 they have 0.44 and 0.59 with ALiBi, 0.39 and 0.32 with RoPE."
+                "Both learn to copy and sort at 40 (0.98 and 0.99; 0.85 and 0.84), and ALiBi loses "
+                "less at longer lengths. At 500 two of its seeds copy 0.27 of the symbols, the "
+                "third 0.04; RoPE is at chance, 0.03. RoPE reverses better at 40 (0.98 against "
+                "0.54), but not at 100. In bucket sort ALiBi loses more by 500 (0.50 against "
+                "0.88). With each, two of three seeds learn recall; at 120 they have 0.44 and 0.59 "
+                "with ALiBi, 0.39 and 0.32 with RoPE."
             ),
         ),
         Claim(
             "No position is better than ALiBi, at 100 and 500 symbols (recall: 80 and 120).",
             contrasts("dot/none", "dot/alibi"),
             why=(
-                "Both sort at 40 (0.84 and 0.85; bucket sort 0.99 and 0.98). In sorting no "
-                "position has the higher mean at 100 (0.65 against 0.61), ALiBi at 500 (0.51 "
-                "against 0.26); in bucket sort ALiBi falls to half. Copying and reversing are "
-                "hardly learned without positions (0.18 and 0.11 at 40; ALiBi 0.98 and 0.54). No "
-                "seed learns recall without positions, and two of three do with ALiBi."
+                "Both learn to sort at 40 (0.84 and 0.85; bucket sort 0.99 and 0.98). In sorting, "
+                "the model without positions has the higher mean at 100 (0.65 against 0.61) and "
+                "ALiBi at 500 (0.51 against 0.26); in bucket sort ALiBi falls to half. Copying and "
+                "reversing are hardly learned without positions (0.18 and 0.11 at 40; ALiBi 0.98 "
+                "and 0.54). Without positions no seed learns recall; with ALiBi two of three do."
             ),
         ),
         Claim(
-            "Positions drawn at random make RoPE and sinusoids better, at 100 and 500 symbols.",
+            "Random positions improve RoPE and sinusoids, at 100 and 500 symbols.",
             at_random(""),
             why=(
-                "With random positions RoPE learns less of copying and reversing in the same "
-                "number of steps (at 40, 0.83 instead of 0.99 and 0.67 instead of 0.98) and keeps "
-                "more: at 100 the means are higher by 0.15 and 0.10. At 500 both problems are near "
+                "With random positions RoPE learns copying and reversing more slowly (at 40 it has "
+                "0.83 instead of 0.99 and 0.67 instead of 0.98) but loses less at longer lengths: "
+                "at 100 the means are higher by 0.15 and 0.10. At 500 both problems are near "
                 "chance, 0.03: 0.05 to 0.08 with random positions, 0.03 to 0.04 without. In bucket "
                 "sort at 500 RoPE has 0.64 to 0.91 with random positions and 0.79 to 0.99 without; "
                 "sinusoids have 0.99 and 0.79 to 0.97."
             ),
         ),
         Claim(
-            "RoPE and sinusoids with positions drawn at random are better than no position, at "
-            "100 and 500 symbols.",
+            "RoPE and sinusoids with random positions are better than no position, at 100 and 500 "
+            "symbols.",
             at_random("dot/none"),
             why=(
                 "The means are higher in copying and reversing, which are hardly learned without "
-                "positions (0.18 and 0.11 at 40) and near chance at 500 with all. All three sort "
+                "positions (0.18 and 0.11 at 40); at 500 all are near chance. All three sort "
                 "equally well at 40 (0.84) and at 100 (0.64, 0.64 and 0.65); at 500 random "
-                "positions are behind (0.21 and 0.22, no position 0.26). In bucket sort sinusoids "
-                "have 0.98 to 1.00, as no position has; RoPE falls to 0.64 to 0.91 at 500."
+                "positions are behind (0.21 and 0.22; no position 0.26). In bucket sort sinusoids "
+                "have 0.98 to 1.00, like no position; RoPE falls to 0.64 to 0.91 at 500."
             ),
         ),
         Claim(
-            "RoPE and sinusoids with positions drawn at random are better than ALiBi, at 100 and "
-            "500 symbols.",
+            "RoPE and sinusoids with random positions are better than ALiBi, at 100 and 500 "
+            "symbols.",
             at_random("dot/alibi"),
             why=(
                 "Most means are higher in reversing and bucket sort. ALiBi is ahead in copying at "
                 "100 (0.89; random positions 0.51 and 0.24) and in sorting at 500 (0.51; 0.21 and "
                 "0.22). At 500 copying with random positions is near chance (0.08 and 0.05), as is "
-                "one of ALiBi's three seeds. At 40 ALiBi has learned more of copying (0.98; 0.83 "
-                "and 0.56) and less of reversing (0.54; 0.67 and 0.61)."
+                "one of ALiBi's three seeds. At 40 ALiBi is better at copying (0.98; random "
+                "positions 0.83 and 0.56) and worse at reversing (0.54; 0.67 and 0.61)."
             ),
         ),
         Claim(
-            "A learned HyPE bias makes RoPE better, at 100 and 500 symbols (recall: 80 and 120).",
+            "A learned HyPE bias improves RoPE, at 100 and 500 symbols (recall: 80 and 120).",
             contrasts("dot/rope+hype:tau=learned", "dot/rope"),
             why=(
-                "At 40 as much is learned with the bias as without (copying 0.95 and 0.99, "
-                "reversing 0.96 and 0.98, sorting 0.91 and 0.84, bucket sort 0.97 each). At 500 "
-                "less remains of sorting (0.03 and 0.17) and of bucket sort (0.38 and 0.88); "
-                "copying and reversing are near chance with both. The same two seeds of three "
-                "learn recall: at 120 they have 0.62 and 0.52 with the bias, 0.39 and 0.32 "
+                "At 40 the accuracy is similar with and without the bias (copying 0.95 and 0.99, "
+                "reversing 0.96 and 0.98, sorting 0.91 and 0.84, bucket sort 0.97 each). At 500 it "
+                "is lower with the bias in sorting (0.03 and 0.17) and bucket sort (0.38 and "
+                "0.88); copying and reversing are near chance with both. The same two of three "
+                "seeds learn recall: at 120 they have 0.62 and 0.52 with the bias, 0.39 and 0.32 "
                 "without. The answer may depend on any part of the input, and a bias that grows "
-                "with the distance hides what is far; whether that is the reason was not measured. "
+                "with distance hides distant tokens; whether that is the reason was not measured. "
                 "On texts the bias keeps the loss low beyond the training length ([Beyond the "
                 "training length](length.md))."
             ),
@@ -242,29 +243,29 @@ STUDY = Study(
             "120).",
             contrasts("dot/forget", "dot/none"),
             why=(
-                "With the gate one seed of three copies at 40 (0.95; the others 0.21), two reverse "
-                "(0.69 and 0.78) and two recall (1.00); without positions none does. The two that "
-                "recall lose nothing up to 120 symbols, while the two with RoPE fall to 0.39 and "
-                "0.32 (`studies/generalisation/recall.json` has each run). At 500 copying and "
-                "reversing are near chance with both. Both sort at 40 (0.89 and 0.84; bucket sort "
-                "0.99); at 500 the gate has lost more, with 0.22 against 0.26 and 0.37 against "
-                "0.99."
+                "With the gate, one of three seeds learns to copy at 40 (0.95; the others 0.21), "
+                "two learn to reverse (0.69 and 0.78) and two learn recall (1.00); without "
+                "positions none does. The two that learn recall lose nothing up to 120 symbols, "
+                "while the two with RoPE fall to 0.39 and 0.32 "
+                "(`studies/generalisation/recall.json` has each run). At 500 copying and reversing "
+                "are near chance with both. Both learn to sort at 40 (0.89 and 0.84; bucket sort "
+                "0.99); at 500 the gate has lost more: 0.22 against 0.26 in sorting and 0.37 "
+                "against 0.99 in bucket sort."
             ),
         ),
     ),
     limits=(
-        "Decoders of two layers and 64 columns, a few thousand steps, and one learning rate for "
-        "all positions of a problem; the literature trains larger models a hundred times as long. "
-        "The column for 40 symbols shows how well an answer is learned; if it is low, "
-        "longer lengths are meaningless. Chance is 0.03 in copying and reversing (32 symbols) and "
-        "0.02 in recall (64 values). Recall is asked for at most 120 symbols, because there are 64 "
-        "keys. "
-        "Random positions were tried in copying, reversing and sorting only; they are drawn below "
-        "2048. Parity and modular addition are at chance at 40 with every position (1/2 and 1/5), "
-        "and about two thirds of the stack problem are right, so no claim covers them. Recall is "
-        "learned with some seeds and not with others, which explains its spread. Accuracy counts "
-        "single symbols, each predicted from the correct symbols before it; whole answers have a "
-        "table of their own."
+        "The models are decoders with two layers and 64 columns, trained for a few thousand steps "
+        "with one learning rate for all positions of a problem; the literature trains larger "
+        "models a hundred times as long. The column for 40 symbols shows how well a problem is "
+        "learned; if it is low, longer lengths are meaningless. Chance is 0.03 in copying and "
+        "reversing (32 symbols) and 0.02 in recall (64 values). Recall is evaluated on at most 120 "
+        "symbols, because there are 64 keys. Random positions, drawn below 2048, were tried only "
+        "in copying, reversing and sorting. Parity and modular addition are at chance at 40 with "
+        "every position (1/2 and 1/5), and the stack problem has an accuracy of about two thirds, "
+        "so no claim covers them. Recall is learned with some seeds and not with others, which "
+        "explains its spread. Accuracy counts single symbols, each predicted from the correct "
+        "symbols before it; a separate table shows the accuracy of whole answers."
     ),
     sources=(
         "Deletang et al. 2023, Neural Networks and the Chomsky Hierarchy; Ruoss et al. 2023, "

@@ -21,12 +21,6 @@ OTHERS = (
     "hyperbolic:model=klein",
 )
 OWN = "additive/none"
-NOISE = (
-    "The published accuracies are of one number each and lie 0.003 to 0.008 from that of the "
-    "additive score; over 20 seeds here the standard deviation of one similarity's accuracy is "
-    "0.004 to 0.007 (entailment cones aside), so that one number of each does not tell them from "
-    "chance."
-)
 
 
 def cora(name: str, title: str, similarities: tuple[str, ...]) -> Comparison:
@@ -47,8 +41,8 @@ def cora(name: str, title: str, similarities: tuple[str, ...]) -> Comparison:
 STUDY = Study(
     title="Similarities on a graph",
     question=(
-        "A graph attention network (GAT) scores the two ends of an edge by an additive "
-        "function. Tseng et al. 2023 replace it by other similarities and report one accuracy "
+        "A graph attention network (GAT) scores the two ends of an edge with an additive "
+        "function. Tseng et al. 2023 replace it with other similarities and report one accuracy "
         "for each on Cora: 0.831 (additive), 0.834 (dot), 0.835 (penumbral), 0.836 (umbral), "
         "0.834 (half-space distance) and 0.823 (Laplacian). Which of these differences hold "
         "over 20 seeds?"
@@ -61,7 +55,7 @@ STUDY = Study(
     ),
     comparisons=(
         cora("cora", "Cora, the standard split", SIMILARITIES),
-        cora("cora-others", "Cora, similarities that the source has not", OTHERS),
+        cora("cora-others", "Cora, similarities not in the paper", OTHERS),
     ),
     claims=(
         Claim(
@@ -71,9 +65,10 @@ STUDY = Study(
                 for cone in ("penumbral", "umbral")
             ),
             why=(
-                "The published accuracies are single numbers, 0.003 to 0.008 from that of the "
-                "additive score. Over 20 seeds the standard deviation of an accuracy is 0.004 to "
-                "0.007 (entailment cones aside), so a single number cannot show such a difference."
+                "The published accuracies come from single runs and differ from the additive "
+                "score's by 0.003 to 0.008. Over 20 seeds the standard deviation of an accuracy is "
+                "0.004 to 0.007 (entailment cones aside), so a single run cannot show such a "
+                "difference."
             ),
         ),
         Claim(
@@ -100,9 +95,9 @@ STUDY = Study(
                 for name in ("hyperbolic", "gaussian", "entailment", *OTHERS[1:])
             ),
             why=(
-                "Distances in the ball and in the Klein model are the same function in other "
-                "coordinates and have the same accuracies. Cosine similarity and entailment cones "
-                "are worse; settings other than GAT's were not tried."
+                "The distances in the ball and in the Klein model are the same function in "
+                "different coordinates and give the same accuracies. Cosine similarity and "
+                "entailment cones are worse; settings other than GAT's were not tried."
             ),
         ),
         Claim(
@@ -116,11 +111,11 @@ STUDY = Study(
     ),
     margins={"accuracy": 0.005},
     limits=(
-        "One graph, one split, and the settings of Velickovic et al. 2018 for all similarities "
-        "(two layers, eight heads of eight columns, dropout 0.6), except that training takes 300 "
-        "steps and keeps the weights with the best validation accuracy. Seeds vary the weights and "
-        "the dropout. Another split may give other results, in particular with only 140 training "
-        "nodes."
+        "The study uses one graph, one split, and the settings of Velickovic et al. 2018 for all "
+        "similarities (two layers, eight heads of eight columns, dropout 0.6), except that "
+        "training takes 300 steps and keeps the weights with the best validation accuracy. Seeds "
+        "vary the initial weights and the dropout. Other splits may give different results, "
+        "because there are only 140 training nodes."
     ),
     sources=(
         "Velickovic et al. 2018, GAT; Tseng et al. 2023, Coneheads; Yang et al. 2016, Planetoid."

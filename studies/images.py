@@ -13,17 +13,17 @@ BOTH = f"{ROPE}+{HYPE}"
 STUDY = Study(
     title="Positions on grids",
     question=(
-        "A vision transformer can know the places of its patches by a learned table "
-        "(Dosovitskiy et al. 2021), sinusoids, axial RoPE, 2-D relative keys (Ramachandran et "
-        "al. 2019; Srinivas et al. 2021), a table of biases (Liu et al. 2021), or biases by "
-        "distance (HyPE, ALiBi). Which classifies digits best, at the training size and on "
-        "larger images? Does HyPE help on volumes, as Angelotti 2023 proposes?"
+        "A vision transformer can encode patch positions with a learned table (Dosovitskiy et al. "
+        "2021), sinusoids, axial RoPE, 2-D relative keys (Ramachandran et al. 2019; Srinivas et "
+        "al. 2021), a table of biases (Liu et al. 2021), or distance biases (HyPE, ALiBi). Which "
+        "classifies digits best, at the training size and on larger images? Does HyPE help on "
+        "volumes, as Angelotti 2023 proposes?"
     ),
     answer=(
         "At the training size RoPE is better than no position, and a learned HyPE bias is worse "
         "than a learned table; RoPE has the highest mean accuracy (0.94). On larger images the "
         "order reverses: no position, ALiBi and HyPE are better than RoPE, and CAPE is better "
-        "than ALiBi. The volumes decide nothing, because every model overfits."
+        "than ALiBi. The results on volumes are inconclusive, because every model overfits."
     ),
     comparisons=(
         Comparison(
@@ -45,7 +45,7 @@ STUDY = Study(
         ),
         Comparison(
             "mixed",
-            "MNIST, RoPE by axes and mixed",
+            "MNIST, axial and mixed RoPE",
             "mnist.safetensors",
             (
                 *("--task", "images"),
@@ -58,7 +58,7 @@ STUDY = Study(
         ),
         Comparison(
             "features",
-            "MNIST, attention over the feature map of convolutions",
+            "MNIST, attention over a convolutional feature map",
             "mnist.safetensors",
             (
                 *("--task", "images"),
@@ -96,20 +96,20 @@ STUDY = Study(
             why=(
                 "On patches of digits the means of RoPE (0.938) and sinusoids (0.911) are above "
                 "the learned table's (0.851); those of 2-D relative keys (0.773) and of a learned "
-                "HyPE bias (0.698) are below. Behind convolutions the differences are smaller: "
+                "HyPE bias (0.698) are below. After convolutions the differences are smaller: "
                 "RoPE 0.956, the table 0.946, the bias 0.915. On the volumes all models overfit "
                 "(see the limits)."
             ),
         ),
         Claim(
-            "RoPE is better than sinusoids and than no position at the training size.",
+            "RoPE is better than sinusoids and no position at the training size.",
             tuple(
                 Contrast(f"dot/{ROPE}", 28, f"dot/{other}", 28, "accuracy")
                 for other in (SINUSOIDS, "none")
             ),
             why=(
                 "On patches the means are 0.938 (RoPE), 0.911 (sinusoids) and 0.700 (no position); "
-                "behind convolutions 0.956 (RoPE) and 0.908 (no position). On the volumes all "
+                "after convolutions 0.956 (RoPE) and 0.908 (no position). On the volumes all "
                 "models overfit: RoPE has 0.768 and no position 0.763, with seeds from 0.732 to "
                 "0.782."
             ),
@@ -122,28 +122,28 @@ STUDY = Study(
             tuple(Contrast(f"dot/{MIXED}", at, f"dot/{ROPE}", at, "accuracy") for at in (28, 44)),
             why=(
                 "At 28 pixels both have 0.94. On larger digits the means are higher with mixed "
-                "RoPE, 0.43 against 0.38 at 36 and 0.17 against 0.13 at 44, but one seed of three "
-                "is lower at either size. The paper trains far larger models, on ImageNet."
+                "RoPE (0.43 against 0.38 at 36 pixels, 0.17 against 0.13 at 44), but at each size "
+                "one of three seeds is lower. The paper trains far larger models, on ImageNet."
             ),
         ),
         Claim(
             (
-                "A bias alone, from a table or by distance, is better than no position at the "
-                "training size."
+                "A bias alone, from a table or a function of distance, is better than no position "
+                "at the training size."
             ),
             tuple(
                 Contrast(f"dot/{bias}", 28, "dot/none", 28, "accuracy")
                 for bias in ("grid_bias:shape=grid", ALIBI, HYPE)
             ),
             why=(
-                "On patches all four have 0.70, with seeds between 0.69 and 0.71. Biases by "
-                "distance are the same to the left and to the right; the table, which has a bias "
-                "for each offset, is no better. On the volumes all models overfit."
+                "On patches all four have 0.70, with seeds between 0.69 and 0.71. Distance biases "
+                "are symmetric, but the table, which has one bias per offset, is no better. On the "
+                "volumes all models overfit."
             ),
         ),
         Claim(
-            "Models with biases by distance, or without positions, are better than those with "
-            "RoPE or sinusoids on digits of 44 pixels.",
+            "Models with distance biases, or without positions, are better than those with RoPE "
+            "or sinusoids on digits of 44 pixels.",
             tuple(
                 Contrast(f"dot/{left}", 44, f"dot/{other}", 44, "accuracy")
                 for left in (ALIBI, HYPE, "none")
@@ -151,8 +151,8 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "On digits of 44 pixels CAPE is better than biases by distance, and these are better "
-            "than no position.",
+            "On digits of 44 pixels CAPE is better than distance biases, and these are better than "
+            "no position.",
             tuple(
                 Contrast(f"dot/{left}", 44, f"dot/{right}", 44, "accuracy")
                 for left, right in (
@@ -172,20 +172,20 @@ STUDY = Study(
             tuple(Contrast(f"dot/{BOTH}", n, f"dot/{ROPE}", n, "accuracy") for n in (28, 44)),
             why=(
                 "At 28 pixels both have 0.938. At 44 they are near chance (0.1): 0.152 with the "
-                "bias and 0.130 without, and the bias is ahead in two of three seeds. The records "
-                "do not contain the learned tau, so they do not show whether the bias was in use. "
-                "On the volumes all models overfit."
+                "bias and 0.130 without, and the bias is ahead with two of three seeds. The "
+                "records do not contain the learned tau, so they do not show whether the model "
+                "uses the bias. On the volumes all models overfit."
             ),
         ),
     ),
     limits=(
         "Digits are easy; the models are small, training is short, and all combinations use one "
-        "learning rate. Larger images are the same digits, enlarged. On the volumes (1,188 for "
-        "training, 298 in the test set) every model overfits: its mean training loss ends at 0.001 "
-        "to 0.022 nats and its test loss is 1.25 to 1.51, where predicting the class frequencies "
-        "has 0.54. Always predicting the first class has an accuracy of 0.768; the models have "
-        "0.748 to 0.776. The area under the ROC curve, which MedMNIST also reports, is not "
-        "measured. Whether HyPE helps on volumes remains open."
+        "learning rate. The larger images are the same digits, enlarged. On the volumes (1,188 for "
+        "training, 298 for testing) every model overfits: mean training losses end at 0.001 to "
+        "0.022 nats and test losses at 1.25 to 1.51, while predicting the class frequencies gives "
+        "0.54. Always predicting the first class gives an accuracy of 0.768; the models have 0.748 "
+        "to 0.776. The area under the ROC curve, which MedMNIST also reports, is not measured. "
+        "Whether HyPE helps on volumes remains open."
     ),
     sources=(
         "Dosovitskiy et al. 2021; Touvron et al. 2021, DeiT; Ramachandran et al. 2019; Srinivas "

@@ -22,7 +22,7 @@ POSITIONS = (
     "relative",
 )
 LONGEST = 2048
-# Combinations that held up to there, and those that show the reason, are evaluated further.
+# The best combinations up to LONGEST, and those that help to explain them, are evaluated further.
 BEST = (
     "hype:tau=learned:mu=learned",
     "rope+alibi:slopes=learned",
@@ -95,17 +95,17 @@ def further(text: Text) -> Comparison:
 STUDY = Study(
     title="Beyond the training length",
     question=(
-        "Small language models are trained on 128 bytes at a time and evaluated on up to 2048, "
-        "some of them on up to 8192. Which position has the lowest loss at the training length, "
-        "and which keeps it, or gains from the longer context, beyond?"
+        "Small language models are trained on windows of 128 bytes and evaluated on up to 2048, "
+        "some of them on up to 8192. Which position has the lowest loss at the training length? "
+        "Which keeps it, or gains from the longer context, beyond that length?"
     ),
     answer=(
         "Learning the bias matters most: a learned HyPE bias is better than fixed HyPE or ALiBi "
         "at every length, and equivalent to ALiBi with learned slopes in four of twelve "
         "comparisons. RoPE with a forget gate has the lowest mean loss of six positions in all "
-        "six runs at every length, but one of twelve differences is significant after "
-        "correction. Most other claims, including that RoPE with a learned HyPE bias loses "
-        "nothing beyond the training length, are undecided with three to five seeds."
+        "six runs at every length, but only one of twelve differences is significant after "
+        "correction. Most other claims, including that RoPE with a learned HyPE bias does not get "
+        "worse beyond the training length, are undecided with three to five seeds."
     ),
     comparisons=(
         beyond(SHAKESPEARE, 5),
@@ -126,12 +126,12 @@ STUDY = Study(
             left_is="not worse",
             why=(
                 "The mean loss at 2048 equals that at 128 within 0.001, or is lower. These rows "
-                "use only the last 32 bytes of each window, which see most of the context but are "
-                "fewer, and different, in longer windows. From 128 to 2048 their loss rises by "
-                "0.021, 0.081 and 0.053 on the three texts; with fixed ALiBi by 0.012, 0.030 and "
-                "0.057, with Transformer-XL by 0.009, 0.068 and 0.059, and with RoPE alone by 1.6 "
-                "to 1.8. Up to 8192 the mean loss rises in one of six runs, from 1.742 to 1.769, "
-                "as it does with learned ALiBi; with a learned `mu` it falls in all six."
+                "use only the last 32 bytes of each window. They have most of the context, but "
+                "longer windows contain fewer and different ones. From 128 to 2048 their loss "
+                "rises by 0.021, 0.081 and 0.053 on the three texts; with fixed ALiBi by 0.012, "
+                "0.030 and 0.057, with Transformer-XL by 0.009, 0.068 and 0.059, and with RoPE "
+                "alone by 1.6 to 1.8. Up to 8192 the mean loss rises in one of six runs, from "
+                "1.742 to 1.769, as with learned ALiBi; with a learned `mu` it falls in all six."
             ),
         ),
         Claim(
@@ -142,11 +142,11 @@ STUDY = Study(
                 for n in (128, LONGEST, FURTHER)
             ),
             why=(
-                "Against a bias with a learned `mu` it is ahead on Python's sources up to 2048, by "
-                "0.004 to 0.009, and behind on novels at 8192, by as much. From 2048 to 8192 its "
-                "loss rises in all six runs, by 0.0035 to 0.0065; the other positions' losses fall "
-                "or stay, except with one seed on novels where only tau or ALiBi's slopes are "
-                "learned."
+                "Compared with a bias with a learned `mu`, it is ahead on Python's sources up to "
+                "2048, by 0.004 to 0.009, and behind on novels at 8192, by the same amount. From "
+                "2048 to 8192 its loss rises in all six runs, by 0.0035 to 0.0065. The losses of "
+                "the other positions fall or stay the same, except with one seed on novels if only "
+                "tau or ALiBi's slopes are learned."
             ),
         ),
         Claim(
@@ -177,7 +177,7 @@ STUDY = Study(
             tuple(Contrast(HYPE_WITH_MU, n, HYPE, n) for n in (128, LONGEST, FURTHER)),
             why=(
                 "On novels it is ahead with every seed, by 0.001 to 0.004 at 128 and 0.002 to "
-                "0.040 at 8192; most of the latter is the seed whose loss rises with tau alone."
+                "0.040 at 8192; the largest value is from the seed whose loss rises with tau alone."
             ),
         ),
         Claim(
@@ -204,9 +204,9 @@ STUDY = Study(
     ),
     limits=(
         "The models are small (four layers of 128 columns, 0.8 to 0.9 million parameters), read "
-        "bytes, and are trained for 600 steps of 16 windows, far from convergence. Another size "
-        "may order the positions differently; that a position breaks down beyond the training "
-        "length has carried over in the literature. All combinations use one learning rate. "
+        "bytes, and are trained for 600 steps of 16 windows, far from convergence. At other sizes "
+        "the order of the positions may differ; in the literature, positions that break down "
+        "beyond the training length do so at all sizes. All combinations use one learning rate. "
         "Shakespeare's plays are not evaluated at 8192, because their validation part has only "
         "thirteen such windows."
     ),

@@ -17,13 +17,13 @@ STUDY = Study(
     question=(
         "Huang et al. 2019 report that relative keys (Music Transformer) predict chorales "
         "better than sinusoids, because music repeats itself at a distance. Does this hold "
-        "here, do RoPE and biases by distance achieve the same, and what happens on windows "
-        "longer than those in training?"
+        "here, do RoPE and distance biases achieve the same, and what happens on windows longer "
+        "than those in training?"
     ),
     answer=(
-        "Relative keys, RoPE and biases by distance are all better than sinusoids, by 0.4 to "
-        "0.65 nats. RoPE, alone or with a learned HyPE bias, and Transformer-XL are better than "
-        "relative keys. Transformer-XL, relative keys and all biases by distance also gain from "
+        "Relative keys, RoPE and distance biases are all better than sinusoids, by 0.4 to 0.65 "
+        "nats. RoPE, alone or with a learned HyPE bias, and Transformer-XL are better than "
+        "relative keys. Transformer-XL, relative keys and all distance biases also gain from "
         "windows four times as long as in training."
     ),
     comparisons=(
@@ -54,7 +54,7 @@ STUDY = Study(
             against("sinusoidal", "relative", RELATIVE, "transformer_xl"),
         ),
         Claim(
-            "RoPE and biases by distance are better than sinusoids.",
+            "RoPE and distance biases are better than sinusoids.",
             against("sinusoidal", "rope", "alibi", HYPE),
         ),
         Claim(
@@ -78,8 +78,8 @@ STUDY = Study(
         ),
         Claim(
             (
-                "Relative keys, Transformer-XL and biases by distance, alone or with RoPE, gain "
-                "from windows four times the training length."
+                "Relative keys, Transformer-XL and distance biases, alone or with RoPE, gain from "
+                "windows four times the training length."
             ),
             tuple(
                 Contrast(f"dot/{position}", LONG, f"dot/{position}", TRAINED)
@@ -91,7 +91,7 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "RoPE loses on windows four times the training length.",
+            "RoPE gets worse on windows four times the training length.",
             (Contrast("dot/rope", LONG, "dot/rope", TRAINED),),
             left_is="worse",
             why=(
@@ -102,9 +102,9 @@ STUDY = Study(
         ),
     ),
     limits=(
-        "229 chorales for four voices, a model with a third of a million parameters and a few "
-        "minutes of training. Longer training on so few pieces tests regularisation rather than "
-        "positions."
+        "The data are only 229 chorales for four voices, the model has a third of a million "
+        "parameters, and training takes a few minutes. Longer training on so few pieces would test "
+        "regularisation rather than positions."
     ),
     sources=(
         "Huang et al. 2019, Music Transformer; Dai et al. 2019; Shaw et al. 2018; Allan and "

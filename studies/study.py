@@ -55,7 +55,7 @@ class Comparison:
 
     name: str  # of its record
     title: str  # "Shakespeare's plays, bytes"
-    data: str  # path in the data folder; empty if the task creates its data
+    data: str  # path in the data folder; empty if the task generates its data
     arguments: tuple[str, ...]
     # Command that creates the data as OUT, run in the data folder if they do not exist: a gnomon
     # command, or a script of this repository.
@@ -154,7 +154,7 @@ def verdict(outcomes: list[str], left_is: str) -> str:
 def load_study(name: str) -> Study:
     path = RECORDS / f"{name}.py"
     if name == "study" or not path.is_file():
-        raise ValueError(f"there is no study '{name}', expected one of {', '.join(names())}")
+        raise ValueError(f"there is no study '{name}'; expected one of {', '.join(names())}")
     return runpy.run_path(str(path))["STUDY"]
 
 
@@ -275,7 +275,7 @@ def data_path(comparison: Comparison, data: pathlib.Path) -> pathlib.Path:
         program = [str(PROGRAM)] if first == "gnomon" else [sys.executable, str(ROOT / first)]
         done = subprocess.run([*program, *words], cwd=data, check=False)
         if done.returncode != 0:
-            raise ValueError(f"cannot make {comparison.data} in {data}")
+            raise ValueError(f"cannot create {comparison.data} from the files in {data}")
     return path
 
 
@@ -309,8 +309,8 @@ def restore(name: str, comparison: Comparison, data: pathlib.Path) -> None:
     record = json.loads(path.read_text(encoding="utf-8"))
     if record["sessions"][0]["command"] != command(comparison):
         raise ValueError(
-            f"studies/{name}/{path.name} was made by another command than the study now has: "
-            "remove it to start again"
+            f"studies/{name}/{path.name} was recorded with a different command than the study's "
+            "current one; remove it to start again"
         )
     if comparison.data:
         record["data"]["path"] = str(data_path(comparison, data))
@@ -359,7 +359,7 @@ def by_seed(results: dict[str, Any], label: str, at: Any, metric: str) -> dict[i
     """The measured values of a combination at a condition, by seed."""
     labels = labels_of(results)
     if label not in labels:
-        raise ValueError(f"no combination is called '{label}'; there are {', '.join(labels)}")
+        raise ValueError(f"no combination is named '{label}'; expected one of {', '.join(labels)}")
     combination = labels.index(label)
     condition = results["task"]["conditions"]["values"].index(at)
     return {
@@ -484,7 +484,7 @@ def describe_claim(claim: Claim, rows: list[Row]) -> list[str]:
     of = f" ({counts})" if len(set(outcomes)) > 1 else ""
     parts = [f"Claim: {claim.text}", f"Verdict: **{said}**{of}."]
     if rows:
-        head = ["", "difference", "95%", "p", "seeds", "the left is"]
+        head = ["", "difference", "95%", "p", "seeds", "left side"]
         parts.append(markdown_table(head, [row.cells() for row in rows]))
     if claim.why and said != NOT_RUN:
         parts.append(claim.why)
@@ -574,7 +574,7 @@ def time_table(results: dict[str, Any]) -> str:
         rows.append(
             [label, f"{statistics.median(own):.3g}", f"**{middle:.2f}**", spread, str(len(own))]
         )
-    return markdown_table(["", "ms per step", "ratio", "of the seeds", "seeds"], rows)
+    return markdown_table(["", "ms per step", "ratio", "range over seeds", "seeds"], rows)
 
 
 def describe(results: dict[str, Any], comparison: Comparison) -> str:
@@ -611,7 +611,7 @@ def save(figure: Any, path: pathlib.Path) -> None:
 
 
 def draw_effects(study: Study, claims: list[list[Row]]) -> Any:
-    """Each tested difference with its 95% confidence interval, in margins; right is better."""
+    """Each difference and its 95% confidence interval, divided by the margin; right is better."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -652,7 +652,7 @@ def draw_effects(study: Study, claims: list[list[Row]]) -> Any:
     axes.set_yticks(ticks, names, fontsize=9)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("difference in margins (right: the left side of the claim is better)")
+    axes.set_xlabel("difference / margin (positive: the left side of the claim is better)")
     used = {row.outcome for _, rows in shown for row in rows}
     figure.legend(handles=verdict_handles(used), loc="outside upper right", ncols=4, fontsize=10)
     return figure
@@ -688,7 +688,7 @@ def draw_times(found: Found) -> Any:
     axes.axvline(1, color="#888888", linewidth=0.8, zorder=0)
     axes.set_yticks([-n for n in range(len(names))], names, fontsize=9)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("time of a training step / that of the dot product")
+    axes.set_xlabel("training step time relative to the dot product")
     figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     return figure
 
@@ -706,15 +706,15 @@ def describe_method(study: Study, found: Found, margins: dict[str, float]) -> st
     text = f"`gnomon compare` trained these combinations: {'; '.join(runs)}. "
     if study.of_time:
         return text + (
-            "A time is the median processor time of the steps, averaged over the seeds. A ratio "
-            "compares it with the first row of its table for the same seed; the tables show the "
-            "median and the range of the ratios over the seeds."
+            "The step time of a run is the median CPU time of its training steps. A ratio compares "
+            "it with the first row of the table for the same seed. The tables show the median "
+            "time, and the median and range of the ratios, over the seeds."
         )
     shown = ", ".join(f"{margin:g} ({title})" for title, margin in margins.items())
     return text + (
-        "All combinations of a comparison have the same data order, learning rate and number of "
-        "steps; with the same seed they are paired. Differences are tested by paired t tests and "
-        f"equivalence tests ([how](index.md#how-verdicts-are-made)) with the margins {shown}."
+        "All combinations of a comparison use the same data order, learning rate and number of "
+        "steps; runs with the same seed are paired. Differences are tested by paired t tests and "
+        f"equivalence tests ([details](index.md#how-verdicts-are-made)) with the margins {shown}."
     )
 
 
@@ -739,14 +739,14 @@ def write_page(name: str, study: Study) -> None:
     with matplotlib.rc_context(STYLE):
         if study.of_time and found:
             save(draw_times(found), PAGES / f"{name}-times.svg")
-            parts.append(f"![The time of a training step]({name}-times.svg)")
+            parts.append(f"![Training step times]({name}-times.svg)")
         elif has_effects:
             save(draw_effects(study, claims), PAGES / f"{name}-effects.svg")
             parts.append(f"![Differences with 95% confidence intervals]({name}-effects.svg)")
             parts.append(
-                "Each point is a difference in the metric's margin, with its 95% confidence "
-                "interval, in the order of the tables below. Differences within the shaded band "
-                "do not matter."
+                "Each point is a difference in multiples of the metric's margin, with its 95% "
+                "confidence interval, in the order of the tables below. The shaded band marks "
+                "differences within the margin, which are treated as negligible."
             )
     parts += ["## Method", describe_method(study, found, margins)]
     parts += ["## Limits", study.limits]
@@ -756,12 +756,12 @@ def write_page(name: str, study: Study) -> None:
         parts.append("## Appendix: claims")
         if found and missing:
             begun = "; ".join(comparison.title for comparison, _ in found)
-            parts.append(f"So far these verdicts use {begun}.")
+            parts.append(f"These verdicts so far use only: {begun}.")
     for claim, rows in zip(study.claims, claims, strict=True):
         parts += describe_claim(claim, rows)
     parts.append("## Appendix: results")
     if missing:
-        parts.append("Not begun: " + "; ".join(missing) + ".")
+        parts.append("Not started: " + "; ".join(missing) + ".")
     for comparison, results in found:
         parts.append(f"### {comparison.title}")
         parts.append(describe(results, comparison))
@@ -780,14 +780,14 @@ def write_page(name: str, study: Study) -> None:
             parts.append(f"{title}\n\n{table}")
     if not study.of_time:
         parts.append(
-            "Tables show the mean ± standard deviation over the seeds. Bold is significantly "
-            "better than every other combination of its column (paired t tests, corrected). Bands "
-            "and whiskers of the figures are standard deviations; dashed or shaded is the training "
-            "condition."
+            "Tables show the mean ± standard deviation over the seeds. A bold value is "
+            "significantly better than all others in its column (paired t tests, corrected). In "
+            "the figures, bands and whiskers are standard deviations, and a dashed line or shaded "
+            "area marks the training condition."
         )
     parts.append(
         f"The records are in `studies/{name}`; `make study NAME={name} DATA=FOLDER` runs the "
-        "missing parts and writes this page."
+        "missing parts and rewrites this page."
     )
     (PAGES / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
@@ -795,11 +795,11 @@ def write_page(name: str, study: Study) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", help=f"one of {', '.join(names())}")
-    parser.add_argument("data", nargs="?", default="", help="the folder that its data are in")
+    parser.add_argument("data", nargs="?", default="", help="the folder with the study's data")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", default="", help="one of its comparisons")
+    parser.add_argument("--only", default="", help="run only this comparison")
     parser.add_argument(
-        "--page", action="store_true", help="run nothing; write the page of what there is"
+        "--page", action="store_true", help="run nothing; write the page from the existing records"
     )
     options = parser.parse_args()
     try:
@@ -807,7 +807,7 @@ def main() -> int:
         chosen = [c for c in study.comparisons if options.only in {"", c.name}]
         if not chosen:
             known = ", ".join(c.name for c in study.comparisons)
-            raise ValueError(f"--only is '{options.only}', expected one of {known}")
+            raise ValueError(f"--only is '{options.only}'; expected one of {known}")
         data = pathlib.Path(options.data or os.curdir).absolute()
         status = 0
         for comparison in chosen:

@@ -65,7 +65,7 @@ def test_pages_are_those_of_the_records(name, tmp_path, monkeypatch):
     monkeypatch.setattr(studies, "PAGES", tmp_path)
     studies.write_page(name, studies.load_study(name))
     assert (tmp_path / f"{name}.md").read_text() == page.read_text(), (
-        f"python studies/study.py --page {name} writes it anew"
+        f"python studies/study.py --page {name} rewrites it"
     )
     for figure in tmp_path.glob("*.svg"):
         assert (page.parent / figure.name).is_file()
@@ -152,7 +152,7 @@ def test_records_of_another_command_and_missing_data_are_errors(folders):
     assert studies.run("tiny", comparison, folders / "data", threads=1) == 0
     for file in (folders / "runs/tiny/one").iterdir():
         file.unlink()
-    with pytest.raises(ValueError, match="made by another command"):
+    with pytest.raises(ValueError, match="recorded with a different command"):
         studies.run("tiny", tiny(seeds=2).comparisons[0], folders / "data", threads=1)
     with pytest.raises(ValueError, match=r"there is no none\.txt in"):
         studies.run("tiny", tiny(seeds=1).comparisons[1], folders / "data", threads=1)
@@ -371,7 +371,7 @@ def test_differences_are_of_the_seeds_that_both_have():
     assert studies.differences_of(results, contrast) == [-2, -1]
     with pytest.raises(ValueError, match="no margin for 'm'"):
         studies.contrast_rows(Claim("", (contrast,)), [(ONE_TEXT, results)], {})
-    with pytest.raises(ValueError, match="no combination is called 'c'"):
+    with pytest.raises(ValueError, match="no combination is named 'c'"):
         studies.differences_of(results_of([]), Contrast("c", "test", "b", "test"))
 
 
