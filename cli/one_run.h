@@ -22,9 +22,9 @@ struct OneRun {
   int64_t combination = 0;
   int64_t seed = 0;
   int64_t checkpoint_every = 0;  // steps
-  const Trial* trial = nullptr;  // that the run is, in place of a seed
+  const Trial* trial = nullptr;  // the tuning trial to run instead of a seed
 
-  // The folder of the run's checkpoint until it is finished, and of a worker's result.
+  // The folder with the checkpoint of the unfinished run, and with a worker's result.
   std::filesystem::path own_folder() const;
   std::filesystem::path result_file() const;
 };
@@ -32,7 +32,7 @@ struct OneRun {
 // The parent folder of all own folders.
 std::filesystem::path UnfinishedRuns(const std::filesystem::path& folder);
 
-// Called as the run proceeds.
+// Callbacks for the progress of a run.
 struct RunEvents {
   std::function<void(int64_t step)> started = [](int64_t) {};  // above 0 if the run resumes
   std::function<void(int64_t step, double loss)> step = [](int64_t, double) {};
@@ -40,9 +40,9 @@ struct RunEvents {
   std::function<void()> evaluating = [] {};
 };
 
-// Trains and evaluates, from the run's checkpoint if there is one. Returns nothing after Ctrl-C,
-// which leaves a checkpoint. The checkpoint stays until the caller removes it. A trial is trained
-// for its steps and measured on the held-out data alone; it leaves a checkpoint to continue from.
+// Trains and evaluates, resuming from the run's checkpoint if there is one. Returns nothing after
+// Ctrl-C, which writes a checkpoint. The caller removes the checkpoint. A trial is trained for its
+// number of steps, measured only on the held-out data, and writes a checkpoint to continue from.
 std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events);
 
 }  // namespace gnomon::cli

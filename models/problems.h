@@ -1,5 +1,5 @@
 // Problems used in the literature to measure generalisation to longer inputs, generated from a
-// seed: an input, a mark and the answer. `length` is the number of symbols in the input.
+// seed. A row is an input, a mark and the answer. `length` is the number of symbols in the input.
 #ifndef GNOMON_MODELS_PROBLEMS_H_
 #define GNOMON_MODELS_PROBLEMS_H_
 
@@ -12,13 +12,13 @@
 
 namespace gnomon::models {
 
-// Random numbers that are equal on all platforms.
+// Random numbers that are the same on all platforms.
 class Draws {
  public:
-  // Different arguments give different streams. The first argument is their purpose.
+  // Different arguments give different streams. `purpose` distinguishes uses of the same seed.
   Draws(uint32_t purpose, int64_t seed, int64_t step);
 
-  // From 0 to `count` - 1.
+  // Returns a number from 0 to `count` - 1.
   int64_t Below(int64_t count);
 
  private:
@@ -27,7 +27,7 @@ class Draws {
 
 struct ProblemRow {
   std::vector<int64_t> tokens;
-  std::vector<bool> is_answer;  // which of them are to be told from those before
+  std::vector<bool> is_answer;  // which tokens the model must predict from those before
 
   void Add(int64_t token, bool answers = false);
 };
@@ -35,7 +35,7 @@ struct ProblemRow {
 struct Problem {
   const char* name;
   const char* summary;
-  // Number of distinct symbols: default and maximum.
+  // Number of distinct symbols: default, minimum and maximum.
   int64_t symbols;
   int64_t fewest_symbols;
   int64_t most_symbols;
@@ -43,18 +43,18 @@ struct Problem {
   std::vector<std::string> (*vocabulary)(int64_t symbols);
   // Maximum number of tokens per row, including the answer.
   int64_t (*tokens)(int64_t length);
-  // Maximum input length for that number of symbols.
+  // Maximum input length for a number of symbols.
   int64_t (*longest)(int64_t symbols);
   void (*make)(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row);
 };
 
 const std::vector<Problem>& Problems();
 std::vector<std::string> ProblemNames();
-// Throws an Error that lists all problems if there is none of that name.
+// Throws an Error that lists all problems if none has that name.
 const Problem& FindProblem(const std::string& name);
 
 struct ProblemRows {
-  torch::Tensor tokens;     // (count, tokens), int64; what follows an answer is the mark
+  torch::Tensor tokens;     // (count, tokens), int64; padded with the mark after the answer
   torch::Tensor is_answer;  // the same shape, bool
 };
 

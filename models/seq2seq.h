@@ -1,6 +1,6 @@
-// An encoder-decoder Transformer over tokens (Vaswani et al. 2017), with norms before each branch
-// as in Radford et al. 2019: one table of embeddings for both sides and the logits (Press and Wolf
-// 2017), GELU, any similarity, and any position of the catalogue in each of the three attentions.
+// An encoder-decoder Transformer over tokens (Vaswani et al. 2017), pre-norm as in Radford et al.
+// 2019, with GELU and one embedding table shared by both sides and the logits (Press and Wolf
+// 2017). Any similarity; each of the three attentions takes any position of the catalogue.
 #ifndef GNOMON_MODELS_SEQ2SEQ_H_
 #define GNOMON_MODELS_SEQ2SEQ_H_
 
@@ -18,7 +18,7 @@
 
 namespace gnomon::models {
 
-// Value for the position of cross attention that means that of the other attentions.
+// Value of cross_position that selects the position of the other attentions.
 inline constexpr const char* kSamePosition = "same";
 
 #define GNOMON_SEQ2SEQ_OPTIONS(OPTION)                                                             \
@@ -43,16 +43,16 @@ struct Seq2SeqOptions {
 // Rows of tokens of different lengths.
 struct PaddedTokens {
   torch::Tensor tokens;   // (B, L), int64
-  torch::Tensor lengths;  // (B,), int64: what is behind is padding
+  torch::Tensor lengths;  // (B,), int64; tokens after these are padding
 };
 
 PaddedTokens PadTokens(const std::vector<std::vector<int32_t>>& rows, int64_t padding);
 
-// The decoder's state after the tokens so far, and of the source.
+// The decoder's state: the tokens decoded so far, and the keys and values of the source.
 struct Seq2SeqCache {
   explicit Seq2SeqCache(int64_t depth) : self(depth), cross(depth) {}
 
-  // Selects these rows of the batch, int64; keeps those of the source if `is_same_source`.
+  // Selects rows of the batch (int64). With `is_same_source`, leaves the source's rows unchanged.
   void Select(const torch::Tensor& rows, bool is_same_source);
 
   nn::TokenCache tokens;
@@ -67,8 +67,8 @@ class TransformerDecoderBlockImpl : public torch::nn::Module {
   // options.position is ignored.
   TransformerDecoderBlockImpl(const TransformerOptions& options, const std::string& position,
                               const std::string& cross_position);
-  // x (B, Lt, dim) at positions from `offset`; encoded (B, Ls, dim) with `lengths` tokens in each
-  // row, or without tokens if the cache has them.
+  // x: (B, Lt, dim), at positions from `offset`. encoded: (B, Ls, dim) with `lengths` tokens per
+  // row, or empty if the cache already contains the source.
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& encoded, const torch::Tensor& lengths,
                         int64_t offset, nn::KVCache* self, nn::KVCache* cross,
                         const std::optional<BatchRows>& rows);
@@ -84,10 +84,11 @@ class TransformerDecoderBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(TransformerDecoderBlock);
 
-// Weights are drawn from Torch's default generator, those of the encodings last, as in the language
-// model. Dropout applies to each residual branch and to the embeddings; it is drawn as for the
-// batch that contains `rows`, by default this one. Tokens and lengths are moved to the model's
-// device. Throws gnomon::Error or c10::Error if an option or a specification is invalid.
+// Weights are drawn from PyTorch's default generator, the encodings' weights last, as in the
+// language model. Dropout applies to each residual branch and to the embeddings; `rows` (default:
+// this batch) describes the batch that its random numbers are drawn for. Tokens and lengths are
+// moved to the model's device. Throws gnomon::Error or c10::Error if an option or a specification
+// is invalid.
 class Seq2SeqImpl : public torch::nn::Module {
  public:
   explicit Seq2SeqImpl(Seq2SeqOptions options);
@@ -96,8 +97,8 @@ class Seq2SeqImpl : public torch::nn::Module {
   torch::Tensor encode(const PaddedTokens& source,
                        const std::optional<BatchRows>& rows = std::nullopt);
 
-  // Logits (B, Lt, vocabulary) of the token after each of `target` (B, Lt), int64. With a cache,
-  // the tokens follow those in it, for the same source.
+  // Logits (B, Lt, vocabulary) of the token after each token of `target` (B, Lt), int64. With a
+  // cache, the tokens continue the cached ones, for the same source.
   torch::Tensor decode(const torch::Tensor& target, const torch::Tensor& encoded,
                        const torch::Tensor& lengths, Seq2SeqCache* cache = nullptr,
                        const std::optional<BatchRows>& rows = std::nullopt);
@@ -118,7 +119,7 @@ class Seq2SeqImpl : public torch::nn::Module {
   Norm decoder_norm_{nullptr};
   Encoder encoder_{nullptr};
   nn::TokenPosition decoder_position_{nullptr};
-  std::optional<int64_t> cross_length_;  // where the position of cross attention ends
+  std::optional<int64_t> cross_length_;  // maximum length of the cross-attention position
 };
 TORCH_MODULE(Seq2Seq);
 

@@ -38,33 +38,33 @@ struct SpeechModelOptions {
   GNOMON_OPTIONS(GNOMON_SPEECH_MODEL_OPTIONS)
 };
 
-// Number of frames for that many samples, and of tokens for those frames.
+// The number of frames for a number of samples, and of tokens for a number of frames.
 int64_t CountFrames(const SpeechModelOptions& options, int64_t samples);
 int64_t CountTokens(int64_t frames);
-// Distance between successive tokens.
+// The distance between successive tokens.
 int64_t SamplesPerToken(const SpeechModelOptions& options);
 
-// The logarithms of mel-scaled power spectra: Hann windows of the short-time Fourier transform,
-// centred on every hop, with zeros beyond the ends; triangles with corners evenly spaced on the mel
-// scale 2595 log10(1 + f / 700) (O'Shaughnessy 1987); then each filter is normalised to mean 0 and
-// variance 1 over the sound.
+// Computes logarithms of mel-scaled power spectra. The short-time Fourier transform has Hann
+// windows centred on every hop, with zeros beyond the ends. The filters are triangles, evenly
+// spaced on the mel scale 2595 log10(1 + f / 700) (O'Shaughnessy 1987). Each filter's output is
+// normalised to mean 0 and variance 1 over the sound.
 class LogMel {
  public:
   // Throws Error if a filter is too narrow for the frequency resolution of a window.
   explicit LogMel(const SpeechModelOptions& options);
-  // samples (S,), S >= 1; the result (frames, mels).
+  // samples: (S,), S >= 1. Returns (frames, mels).
   torch::Tensor operator()(const torch::Tensor& samples) const;
 
  private:
   int64_t hop_ = 0;       // samples
-  torch::Tensor window_;  // (samples of a window,)
+  torch::Tensor window_;  // (samples per window,)
   torch::Tensor bank_;    // (frequencies, mels)
 };
 
 struct SpeechOutput {
   // (B, tokens, 1 + symbols): index 0 is the blank, index 1 + n is label n.
   torch::Tensor log_probabilities;
-  torch::Tensor lengths;  // (B,) tokens; those from there on are padding
+  torch::Tensor lengths;  // (B,): number of tokens; the rest of a row is padding
 };
 
 class SpeechModelImpl : public torch::nn::Module {
@@ -72,8 +72,8 @@ class SpeechModelImpl : public torch::nn::Module {
   // Throws gnomon::Error or c10::Error if an option or a term is invalid.
   SpeechModelImpl(const SpeechModelOptions& options, const Terms& terms);
 
-  // Sounds (S,) of any lengths, padded to `frames` frames, or to the longest. The output of a row
-  // does not depend on its padding.
+  // sounds: tensors (S,) of any lengths, padded to `frames` frames or to the longest sound. Padding
+  // does not affect the output of a row.
   SpeechOutput forward(const std::vector<torch::Tensor>& sounds, int64_t frames = 0,
                        const std::optional<BatchRows>& rows = std::nullopt);
 
@@ -92,11 +92,12 @@ class SpeechModelImpl : public torch::nn::Module {
 };
 TORCH_MODULE(SpeechModel);
 
-// The labels of each row from the most likely class of each token: repetitions are merged and
-// blanks removed (Graves et al. 2006, section 3.2, best path decoding).
+// Returns the labels of each row: the most likely class of each token, with repetitions merged and
+// blanks removed (best path decoding, Graves et al. 2006, section 3.2).
 std::vector<std::vector<int64_t>> DecodeGreedily(const SpeechOutput& output);
 
-// The minimum number of insertions, deletions and substitutions between both (Levenshtein 1966).
+// The minimum number of insertions, deletions and substitutions from one to the other
+// (Levenshtein).
 int64_t EditDistance(const std::vector<int64_t>& from, const std::vector<int64_t>& to);
 
 }  // namespace gnomon::models

@@ -48,7 +48,7 @@ const torch::Tensor& Arrays::Get(const std::string& name, int64_t axes) const {
   const torch::Tensor& tensor = Find(name);
   if (tensor.dim() != axes || tensor.numel() == 0) {
     Fail(name, StrCat("has shape ", tensor.sizes(), "; expected ", axes,
-                      axes == 1 ? " axis" : " axes", ", none of which is empty"));
+                      axes == 1 ? " axis" : " axes", " and at least one element"));
   }
   return tensor;
 }

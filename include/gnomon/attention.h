@@ -8,8 +8,8 @@
 //   o_i  = sum_j m_ij p_ij (v_j + W_h(i, j)),   lse_i = log sum_j exp(s_ij)
 //
 // f is the pair function of a similarity (src/definitions), c a factor per query head, beta a bias
-// read from a table (by offset unless it has a layout), E, F and W relative keys, queries and
-// values read from tables of rows, kappa a per-key bias, pi a per-pair bias (the caller's own
+// read from a table (indexed by offset unless it has a layout), E, F and W relative keys, queries
+// and values read from tables of rows, kappa a per-key bias, pi a per-pair bias (the caller's own
 // array), tau a per-row temperature, m the dropout mask. No Lq x Lk array is ever allocated, in
 // either pass. Results are bitwise identical from run to run and for any number of workers.
 #ifndef GNOMON_ATTENTION_H_
@@ -191,7 +191,7 @@ template <class T>
 struct Bias {
   T* table = nullptr;                   // (1 or B, H, size), contiguous; null: no bias
   int64_t batch_stride = 0;             // 0: shared by the batch
-  const TableLayout* layout = nullptr;  // null: by offset
+  const TableLayout* layout = nullptr;  // null: indexed by offset
 };
 
 // Relative keys E and values W (Shaw et al. 2018), and relative queries F, which are multiplied by

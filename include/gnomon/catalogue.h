@@ -149,7 +149,7 @@ std::string CatalogueJson();
 // Loads a shared library of terms, built with gnomon_add_terms() of gnomon's CMake package, and
 // returns their names. The terms can then be used like built-in ones. Loading a library again adds
 // nothing and returns the same names, even if the file has changed. Throws c10::ValueError, without
-// adding anything, if the file does not exist, if it was built for another version of gnomon or
+// adding anything, if the file does not exist, if it was built for a different version of gnomon or
 // PyTorch, if it contains no terms, or if a name is taken.
 std::vector<std::string> LoadTerms(const std::string& path);
 

@@ -1,4 +1,4 @@
-// Layouts of the tables that pairs of tokens read: by offset, by key, or over a grid.
+// Layouts of tables with entries for pairs of tokens, indexed by offset, by key or on a grid.
 #ifndef GNOMON_TABLE_LAYOUT_H_
 #define GNOMON_TABLE_LAYOUT_H_
 

@@ -216,7 +216,7 @@ _MASK = (
 _PACKED = "call gnomon.varlen_attention instead, which accepts packed sequences"
 _SCORES = (
     "expected position=, a term of gnomon.position: PairBias adds any values to the scores, and "
-    "OffsetBias a table by offset"
+    "OffsetBias adds a table of offset biases"
 )
 _WEIGHTS = "call gnomon.attention_weights, which returns the weights of selected rows"
 _SINK = "expected sink="

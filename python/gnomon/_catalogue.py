@@ -56,7 +56,7 @@ def load_terms(path: str | os.PathLike[str]) -> list[str]:
 
     Raises:
         TypeError: path is not a path.
-        ValueError: the file does not exist, or was built for another version of gnomon or PyTorch.
+        ValueError: the file does not exist, or was built for a different gnomon or PyTorch.
             Also if it has no terms, or a term's name is in use. Nothing is added then.
 
     Example:

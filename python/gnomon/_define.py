@@ -151,7 +151,7 @@ def define(
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", head) or keyword.iskeyword(head):
             raise _wrong("heads", tuple(heads), "names of letters, digits and underscores")
         if head in (*_TAKEN, *FUNCTIONS, *heads[:n]) or hasattr(DefinedSimilarity, head):
-            raise _wrong("heads", tuple(heads), f"names without {head}, which has another use")
+            raise _wrong("heads", tuple(heads), f"names other than {head}, which is reserved")
     multiplier = factor.removeprefix("-")
     if (multiplier != "scale" and multiplier not in heads) or factor == "-scale":
         expected = ["scale", *(sign + head for head in heads for sign in ("", "-"))]

@@ -57,13 +57,12 @@ class Grid(Position):
         for bias in self.axes:
             if not isinstance(bias, Position):
                 raise TypeError(
-                    f"gnomon.position.Grid: axes contains {kind_of(bias)}; expected biases by "
-                    "offset"
+                    f"gnomon.position.Grid: axes contains {kind_of(bias)}; expected offset biases"
                 )
             if not bias._is_bias():
                 what = bias.spec if isinstance(bias, Specified) else kind_of(bias)
                 raise ValueError(
-                    f"gnomon.position.Grid: axes contains {what}; expected biases by offset: "
+                    f"gnomon.position.Grid: axes contains {what}; expected offset biases: "
                     f"{', '.join(biases_of_axes())}"
                 )
         super().__post_init__()

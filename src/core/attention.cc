@@ -84,7 +84,7 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
     RequireView(in.y, "y", columns * n.dim);
     if constexpr (std::is_same_v<T, float>) {
       Require(in.x.type == in.y.type || rows * columns == 0, "y",
-              "has another type than x; expected the same");
+              "has a different type than x; expected the same type");
     }
   }
   RequireView(in.v, "v", columns * n.value_dim);
@@ -111,7 +111,7 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
     Require(relative.key_dim > 0, "relative", "key_dim is 0; expected at least 1");
     RequireView(relative.key, "relative key", columns * relative.key_dim);
     Require(dynamic_cast<const OffsetLayout*>(relative.layout) != nullptr, "relative",
-            "has queries and a layout that is not by offset; expected an OffsetLayout");
+            "has queries and a layout that is not indexed by offset; expected an OffsetLayout");
   }
   Require(rows * columns == 0 || (in.key_bias_low == nullptr) == (in.key_bias_base == nullptr),
           "key_bias_low",
@@ -157,7 +157,7 @@ void CheckBackward(const PairFunction& f, const AttentionInput<T>& in,
   Require(grad.bias.table == nullptr || in.bias.table != nullptr, "d_bias",
           "is given without the bias");
   Require(grad.bias.table == nullptr || grad.bias.batch_stride == in.bias.batch_stride, "d_bias",
-          "has another batch_stride than the bias; expected the same");
+          "has a different batch_stride than the bias; expected the same");
   Require(grad.key_bias == nullptr || in.key_bias != nullptr, "d_key_bias",
           "is given without the bias");
   Require((grad.relative_query.data == nullptr && grad.relative_keys == nullptr) ||

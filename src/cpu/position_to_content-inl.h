@@ -157,7 +157,7 @@ class PositionToContent {
 
   const OffsetLayout* layout() const { return layout_ ? &*layout_ : nullptr; }
 
-  // The layout by offsets p_i - p_j, from the table's.
+  // The table's layout mirrored, indexed by p_i - p_j.
   static std::optional<OffsetLayout> MirroredLayout(const AttentionInput<float>& in) {
     if (in.relative.queries == nullptr) return std::nullopt;
     const auto& layout = dynamic_cast<const OffsetLayout&>(*in.relative.layout);

@@ -84,7 +84,7 @@ class BiasTable {
       }
     }
   }
-  // Null: biases are by offset.
+  // Null: biases are indexed by offset.
   const TableLayout* layout() const { return bias_.layout; }
   int64_t size() const { return size_; }
   int64_t stride() const { return stride_; }

@@ -32,9 +32,9 @@ constexpr double kLog2E = 1.4426950408889634074;
 // The score of a masked pair.
 inline constexpr double kHidden = -std::numeric_limits<double>::infinity();
 
-// A finite bias of any size, so that scores stay finite in units of log2 and added to others: those
-// of numeric_limits<double>::lowest(), which hide keys from each other, and no key from a row of
-// such keys alone.
+// Clamps finite biases, so that scores stay finite in log2 units and in sums. Biases near
+// numeric_limits<double>::lowest() hide a key unless all keys of its row have them, in which case
+// none is hidden.
 template <class T>
 T FiniteBias(T bias) {
   constexpr double kMost = 1e306;
@@ -136,14 +136,14 @@ class Problem {
     const T score = Temperature(b, h, i) * sum;
     return in_.softcap == 0 ? score : in_.softcap * Tanh(score / in_.softcap);
   }
-  // The derivative of a score by the uncapped score.
+  // The derivative of a score with respect to the uncapped score.
   T CapSlope(T score) const {
     if (in_.softcap == 0) return 1;
     const T share = score / in_.softcap;
     return 1 - share * share;
   }
 
-  // Without the temperature. What a bias hides is so whatever f is, NaN included.
+  // Without the temperature. A bias of -inf hides a pair whatever f is, even NaN.
   T PlainScore(int64_t b, int64_t h, int64_t i, int64_t j, T f) const {
     T score = in_.factor[h] * f;
     std::vector<int64_t> entries;
@@ -235,7 +235,7 @@ class Problem {
   }
 
  private:
-  // From the first key of each query's segment to its last; empty: there are no segments.
+  // The range from the first to the last key of each query's segment; empty without segments.
   static std::vector<KeyRange> SegmentKeys(const AttentionInput<T>& in) {
     const AttentionShape& n = in.shape;
     std::vector<KeyRange> of_queries;

@@ -36,7 +36,7 @@ struct Table {
                 PairDerivative<double>& d) const {
     gradient(g, a, b, t, d);
   }
-  // By the gradient, so that forward and reverse mode have the same subgradients at kinks.
+  // Uses the gradient, so that forward and reverse mode have the same subgradients at kinks.
   Dual Value(Dual g, const Dual* a, const Dual* b, const Dual* t) const;
   void Gradient(Dual g, const Dual* a, const Dual* b, const Dual* t,
                 PairDerivative<Dual>& d) const {
@@ -44,7 +44,7 @@ struct Table {
   }
 };
 
-// T: double, or Dual, whose tangents are those of the results.
+// T: double or Dual. With Dual, the results carry tangents.
 template <class T>
 void Forward(const Table& f, const AttentionInput<T>& in, const AttentionOutput<T>& out,
              const Executor& executor);
@@ -58,8 +58,8 @@ template <class T>
 void GraphBackward(const Table& f, const GraphInput<T>& in, const GraphBackwardInput<T>& saved,
                    const GraphGradient<T>& grad, const Executor& executor);
 
-// The table of a pair function, for its derivatives; Add returns true, and Find throws Error if
-// there is none.
+// The table of a pair function, for its derivatives. Add returns true. Find throws Error if there
+// is no such table.
 bool AddTable(const PairFunction& function, const Table& table);
 const Table& FindTable(const PairFunction& function);
 

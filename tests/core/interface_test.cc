@@ -141,7 +141,7 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
          c.in.relative.queries = c.memory.data();
          c.in.relative.key_dim = 1;
        }},
-      {"attention: relative: has queries and a layout that is not by offset; expected an "
+      {"attention: relative: has queries and a layout that is not indexed by offset; expected an "
        "OffsetLayout",
        [](C& c) {
          static const KeyLayout layout(1);
@@ -204,7 +204,7 @@ TYPED_TEST(ErrorTest, BackwardIsChecked) {
       {"attention: lse: is null", [](C& c) { c.saved.lse = nullptr; }},
       {"attention: d_bias: is given without the bias",
        [](C& c) { c.gradient.bias.table = c.memory.data(); }},
-      {"attention: d_bias: has another batch_stride than the bias; expected the same",
+      {"attention: d_bias: has a different batch_stride than the bias; expected the same",
        [](C& c) {
          c.in.bias.table = c.memory.data();
          c.gradient.bias = {c.memory.data(), 8, nullptr};

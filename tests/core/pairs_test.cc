@@ -82,7 +82,7 @@ TEST(PairBiasTest, IsABiasByOffsetWrittenOut) {
 }
 
 // If all keys have the lowest finite bias, it hides nothing: keys have equal weights, and scores do
-// not matter. Tested by offset, key and pair, with windows of many row lengths.
+// not matter. Tests offset, key and pair biases, with windows of many row lengths.
 TEST(PairBiasTest, OfTheLeastNumberWeighsAllKeysAlike) {
   const AttentionShape shape = {2, 2, 2, 70, 300, 16, 16};
   for (const float number :

@@ -213,7 +213,7 @@ def test_a_duplicate_name_adds_nothing(tmp_path):
     shutil.copy(LIBRARY, copy)
     before = gnomon.catalogue()
     with pytest.raises(
-        ValueError, match=r"libcopy\.so defines .*(adaptive|student_t).*another one has that name"
+        ValueError, match=r"libcopy\.so defines .*(adaptive|student_t).*that name is already in use"
     ):
         gnomon.load_terms(copy)
     assert gnomon.catalogue() == before
@@ -248,7 +248,5 @@ def test_a_library_for_another_gnomon(tmp_path):
         "const char* const gnomon_terms = &gnomon_terms_for_9_9_torch_1;\n"
         "const char* const* of() { return &gnomon_terms; }\n",
     )
-    with pytest.raises(
-        ValueError, match=r"libsome\.so was built for another version of gnomon or Py"
-    ):
+    with pytest.raises(ValueError, match=r"libsome\.so was not built for the loaded gnomon"):
         gnomon.load_terms(other)

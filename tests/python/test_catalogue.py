@@ -165,7 +165,7 @@ def test_terms_of_a_specification_and_tensors():
     ]
     first, second = (gnomon.attention(tokens, tokens, tokens, position=grid) for grid in grids)
     torch.testing.assert_close(first, second)
-    with pytest.raises(ValueError, match=r"axes contains rope; expected biases by offset: alibi"):
+    with pytest.raises(ValueError, match=r"axes contains rope; expected offset biases: alibi"):
         position.Grid((2, 3), [position.ALiBi(0.5), position.Specified("rope")])
 
 

@@ -618,11 +618,11 @@ ERRORS = {
     ),
     "a grid of grids": (
         lambda: attend(Grid((3, 4), [GridBias(torch.zeros(HEADS, 5))] * 2)),
-        f"axes contains a GridBias; expected biases by offset: {', '.join(biases_of_axes())}",
+        f"axes contains a GridBias; expected offset biases: {', '.join(biases_of_axes())}",
     ),
     "a rotation": (
         lambda: attend(Grid((3, 4), [RoPE(), RoPE()])),
-        "axes contains a RoPE; expected biases by offset",
+        "axes contains a RoPE; expected offset biases",
     ),
     "length 0": (
         lambda: attend(Grid((3, 0), [ALiBi(SLOPES)] * 2)),
@@ -726,7 +726,7 @@ def test_errors(name):
     [
         (
             lambda: Grid((3, 4), ["alibi", "alibi"]),
-            "Grid: axes contains a str; expected biases by offset",
+            "Grid: axes contains a str; expected offset biases",
         ),
         (lambda: Grid(3, [ALiBi(SLOPES)]), "Grid: shape is 3; expected a sequence of integers"),
         (

@@ -434,7 +434,7 @@ WRONG = {
         "are required: --model; --modle is unknown, did you mean --model?",
     ),
     "position": (["decay", "--position", "alibbi"], "did you mean alibi?"),
-    "no decay": (["decay", "--position", "sinusoidal"], '"sinusoidal" adds no bias by distance'),
+    "no decay": (["decay", "--position", "sinusoidal"], '"sinusoidal" adds no distance bias'),
     "no encoding": (["encoding", "--position", "alibi"], '"alibi" is not added to embeddings'),
     "learned": (["encoding", "--position", "learned"], "gnomon inspect tables"),
     "length": (["encoding", "--length", "0"], "--length: 0; expected an integer from 1 to 4096"),

@@ -540,7 +540,7 @@ def test_the_layer_takes_positions():
     assert torch.equal(cache.positions, torch.arange(7))
     with pytest.raises(ValueError, match=r"key_positions is None, query has 2 tokens and key 7"):
         layer(x[:, :2], x, positions=torch.arange(2), cache=KVCache())
-    with pytest.raises(ValueError, match="the cache holds positions of its tokens"):
+    with pytest.raises(ValueError, match="the cache contains positions"):
         layer(x, causal=True, cache=cache)
 
 

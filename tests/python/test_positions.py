@@ -752,7 +752,7 @@ def test_a_cache_without_positions_goes_on_with_them():
     module(x[:, :5], causal=True, cache=cache)
     last = module(x[:, 5:], causal=True, cache=cache, positions=[5, 6, 7, 8])
     torch.testing.assert_close(last, module(x, causal=True)[:, 5:])
-    with pytest.raises(ValueError, match="the cache holds positions of its tokens"):
+    with pytest.raises(ValueError, match="the cache contains positions"):
         module(x[:, :1], causal=True, cache=cache)
     assert cache.length() == 9
 

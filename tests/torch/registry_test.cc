@@ -486,7 +486,8 @@ TEST(RegisterTest, RefusesWhatNoSpecificationCouldName) {
       });
       ADD_FAILURE() << name;
     } catch (const c10::ValueError& error) {
-      EXPECT_THAT(error.what_without_backtrace(), HasSubstr("whose name is not made of letters"));
+      EXPECT_THAT(error.what_without_backtrace(),
+                  HasSubstr("with an invalid name; expected letters"));
     }
   }
   EXPECT_THAT(Refusal(Role::kBias, {Number("a=b", "1")}, kBias),
@@ -499,10 +500,10 @@ TEST(RegisterTest, RefusesParametersThatContradict) {
   };
   EXPECT_THAT(refusal({Number("w", "1"), Number("w", "2")}), HasSubstr("with two parameters w"));
   EXPECT_THAT(refusal({PositiveNumber("w", "-1")}),
-              HasSubstr("with a parameter w, whose default value is not valid: -1"));
+              HasSubstr("with a parameter w, which has an invalid default value: -1"));
   EXPECT_THAT(refusal({Integer("n", "9").AtMost(8)}),
-              HasSubstr("whose default value is not valid: 9"));
-  EXPECT_THAT(refusal({Flag("f", "yes")}), HasSubstr("whose default value is not valid: yes"));
+              HasSubstr("which has an invalid default value: 9"));
+  EXPECT_THAT(refusal({Flag("f", "yes")}), HasSubstr("which has an invalid default value: yes"));
   EXPECT_THAT(refusal({Number("shape", "1")}),
               HasSubstr("with a parameter shape, which is reserved for grids"));
   EXPECT_THAT(refusal({Number("axis", "1")}), HasSubstr("with a parameter axis"));

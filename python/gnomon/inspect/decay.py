@@ -146,7 +146,7 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
             )
     if not panels:
         position = model.options["position"]
-        raise ValueError(f'the position of {options.model}, "{position}", adds no bias by distance')
+        raise ValueError(f'the position of {options.model}, "{position}", adds no distance bias')
     return panels
 
 
@@ -163,7 +163,7 @@ def _start_of(trained: MultiheadAttention) -> MultiheadAttention:
 def _biases(spec: str, module: MultiheadAttention, options: argparse.Namespace) -> Tensor:
     curves = biases(module, options.distance)
     if not curves.abs().max() > 0:
-        raise ValueError(f'position "{spec}" adds no bias by distance to the scores')
+        raise ValueError(f'position "{spec}" adds no distance bias to the scores')
     return curves
 
 

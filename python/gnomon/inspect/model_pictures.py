@@ -160,7 +160,7 @@ def draw_tables(options: argparse.Namespace) -> Picture:
         position = model.options["position"]
         raise ValueError(
             f'{options.model} has no learned position table, as its position is "{position}"; '
-            "`gnomon inspect decay --model` draws biases by distance"
+            "`gnomon inspect decay --model` draws distance biases"
         )
     panels: list[_Panel] = []
     for table in tables:

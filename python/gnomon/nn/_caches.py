@@ -214,8 +214,8 @@ class KVCache:
             return projections
         if len(projections) != len(self.projections):
             raise ValueError(
-                f"gnomon.nn.KVCache: the cache holds {len(self.projections)} projections and the "
-                f"call gives {len(projections)}; expected the same number"
+                f"gnomon.nn.KVCache: the cache holds {len(self.projections)} projections, but the "
+                f"call has {len(projections)}; expected the same number"
             )
         return [torch.cat(pair, 2) for pair in zip(self.projections, projections, strict=True)]
 
@@ -229,8 +229,8 @@ class KVCache:
         if positions is None:
             if self.positions is not None:
                 raise ValueError(
-                    "gnomon.nn.KVCache: the cache holds positions of its tokens; expected "
-                    "positions of the new tokens as well"
+                    "gnomon.nn.KVCache: the cache contains positions, but the new tokens have "
+                    "none; expected positions of the new tokens"
                 )
             return None
         known = self.positions
@@ -240,8 +240,8 @@ class KVCache:
             # Positions with coordinates.
             if known.dim() != positions.dim() or known.shape[2] != positions.shape[2]:
                 raise ValueError(
-                    "gnomon.nn.KVCache: the positions have another number of axes than those in "
-                    "the cache; expected the same"
+                    "gnomon.nn.KVCache: the new positions and the cached ones have different "
+                    "numbers of axes; expected the same number"
                 )
             if len(known) != len(positions):
                 known, positions = (one.expand(batch, -1, -1) for one in (known, positions))

@@ -1,6 +1,6 @@
-// Forward-mode and second derivatives in float32, tile by tile: products of matrices, and loops
-// over rows of scores between them. Memory is linear in the lengths, and results are bitwise the
-// same for any number of threads.
+// Forward-mode and second derivatives in float32, computed tile by tile: matrix products with loops
+// over rows of scores between them. Memory is linear in the lengths, and results are bitwise
+// identical for any number of threads.
 #ifndef GNOMON_OPS_ATTENTION_DERIVATIVE_TILES_H_
 #define GNOMON_OPS_ATTENTION_DERIVATIVE_TILES_H_
 
@@ -10,8 +10,8 @@
 
 namespace gnomon {
 
-// Whether TiledDerivatives supports a call: dot products of tokens up to float32, masks by
-// intervals, biases by offset and key, and finite numbers.
+// Whether TiledDerivatives supports a call: dot products of float32 or 16-bit tokens, interval
+// masks, offset and key biases, and finite values.
 bool HasTiledDerivatives(const Cotangents* cotangents, const OperatorArguments& a,
                          const Tangents& tangents);
 

@@ -15,7 +15,7 @@
 
 namespace gnomon {
 
-// Whether a position is a bias by offset, in the sequence or on a grid.
+// Whether a position is an offset bias, in the sequence or on a grid.
 bool IsBias(const ResolvedPosition& position);
 
 // The grid of all biases and of relative keys on a grid; nullopt if biases read the sequence.

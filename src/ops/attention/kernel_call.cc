@@ -308,8 +308,7 @@ void KernelCall<T>::SetBias(const OperatorArguments& a) {
     constexpr int64_t kMostOffsets = int64_t{1} << 22;
     TORCH_CHECK_VALUE(span_.last - span_.first < kMostOffsets,
                       "gnomon.attention: positions have offsets p_j - p_i from ", span_.first,
-                      " to ", span_.last,
-                      "; expected at most 2^22 different offsets for biases by offset");
+                      " to ", span_.last, "; expected at most 2^22 different offsets");
     bias_parameters_ = a.bias_parameters->contiguous();
     bias_terms_ = a.bias_terms;
     if (a.bias_shapes) bias_shapes_ = ConcreteAll(*a.bias_shapes);
@@ -350,7 +349,7 @@ void KernelCall<T>::SetRelative(const OperatorArguments& a) {
   TORCH_CHECK_VALUE(
       !a.relative_queries || (a.relative_layout != "grid" && a.relative_layout != "keys"),
       "gnomon.attention: relative_queries are given with relative_layout \"", a.relative_layout,
-      "\"; expected a layout by offset");
+      "\"; expected a layout indexed by offset");
   Relative<T>& relative = input_.relative;
   relative.layout = relative_layout_.get();
   relative.factor = static_cast<T>(a.relative_factor);

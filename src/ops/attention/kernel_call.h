@@ -89,8 +89,8 @@ class KernelCall {
     return {table, input_.bias.batch_stride, input_.bias.layout};
   }
 
-  // For biases by offset that the operator computes itself: their table, and the gradient of the
-  // bias parameters from that of the table.
+  // For offset biases that the operator computes itself: their table, and the gradient of the bias
+  // parameters from the gradient of the table.
   const at::Tensor& bias() const { return bias_; }
   at::Tensor ParameterGradient(const at::Tensor& d_bias) const;
   // Forward-mode derivatives of both: the tangent of the table from that of the parameters, and the

@@ -55,7 +55,7 @@ at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
     const PositionEntry* entry = FindPositionEntry(component.name());
     TORCH_CHECK_VALUE(entry != nullptr && entry->role() == PositionEntry::Role::kBias,
                       "gnomon.attention: bias_terms has ", component.name(),
-                      "; expected biases by offset");
+                      "; expected offset biases");
     std::vector<at::Tensor> tensors;
     for (size_t n = 0; n < entry->Tensors(component).size(); ++n) tensors.push_back(take());
     const at::Tensor term = entry->BiasByOffset(component, tensors, range);

@@ -22,8 +22,8 @@
 
 namespace gnomon {
 
-// A bias by offset (OffsetRange). tensors: the entry's tensors in its order, (H,) or a table, in
-// the dtype of the bias.
+// Computes an offset bias (OffsetRange). tensors: the entry's tensors in its order, (H,) or a
+// table, in the dtype of the bias.
 using OffsetBiasFunction = at::Tensor (*)(const Component& component,
                                           const std::vector<at::Tensor>& tensors,
                                           const OffsetRange& range);
@@ -132,8 +132,8 @@ using TemperatureFunction = at::Tensor (*)(const Component& component,
 
 // The context of a component.
 struct ComponentUse {
-  // Whether tables by offset are indexed by positions, with offset 0 in the middle, as in modules;
-  // otherwise by the rows and columns of one call.
+  // Whether offset tables are indexed by positions, with offset 0 in the middle, as in modules;
+  // otherwise they are indexed by the rows and columns of one call.
   bool has_tables_of_positions = false;
   // Whether a token may see later ones; false in a causal call on a sequence.
   bool looks_ahead = true;
@@ -153,8 +153,8 @@ struct PositionEntry {
   ContentFunction content = nullptr;          // of Role::kContent
   NormFunction norm = nullptr;                // of Role::kNorm
   TemperatureFunction temperature = nullptr;  // of Role::kTemperature
-  // Whether it depends on the whole call: a rotation on RotationCall::length, or a bias by offset
-  // on parts of OffsetRange other than the offsets, such as keys, queries or query_offset; null:
+  // Whether it depends on the whole call: a rotation on RotationCall::length, or an offset bias on
+  // parts of OffsetRange other than the offsets, such as keys, queries or query_offset; null:
   // no.
   bool (*goes_by_length)(const Component& component) = nullptr;
   // Sets defaults of a component that depend on its context. Null: none.

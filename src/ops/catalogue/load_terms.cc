@@ -39,8 +39,7 @@ void* Open(const std::string& file) {
   if (void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
   const std::string reason = dlerror();
   TORCH_CHECK_VALUE(reason.find("gnomon_terms_for_") == std::string::npos,
-                    "gnomon.load_terms: ", file,
-                    " was built for another version of gnomon or PyTorch than the loaded gnomon ",
+                    "gnomon.load_terms: ", file, " was not built for the loaded gnomon ",
                     GNOMON_VERSION, " and PyTorch ", GNOMON_TORCH_RELEASE, "; rebuild it");
   TORCH_CHECK_VALUE(false, "gnomon.load_terms: cannot load ", reason);
 }

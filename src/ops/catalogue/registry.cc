@@ -129,14 +129,14 @@ std::string FaultOfParameters(const CatalogueEntry& entry,
     const auto of_grid = of_grids.find(name);
     if (of_grid != of_grids.end() && of_grid->second != parameter.kind) {
       return "with a parameter " + name +
-             ", which is reserved for grids and has another kind there";
+             ", which is reserved for grids and has a different kind there";
     }
     if (parameter.kind == Kind::kChoice && parameter.choices.empty()) {
       return "with a parameter " + name + ", a choice without values";
     }
     if (!TakesDefault(entry, parameter)) {
       return "with a parameter " + name +
-             ", whose default value is not valid: " + parameter.default_value;
+             ", which has an invalid default value: " + parameter.default_value;
     }
   }
   return "";
@@ -238,7 +238,8 @@ std::string ExcessOf(const PositionEntry& entry) {
 // The fault of an entry, such as "without a function `rotate`"; empty: none.
 template <class Entry>
 std::string FaultOf(const Entry& entry) {
-  if (!IsName(entry.catalogue.name)) return "whose name is not made of letters, digits and _";
+  if (!IsName(entry.catalogue.name))
+    return "with an invalid name; expected letters, digits and underscores";
   const std::string fault = FaultOfParameters(entry.catalogue, entry.parameters);
   if (!fault.empty()) return fault;
   if (const std::string lack = LackOf(entry); !lack.empty()) return "without " + lack;
@@ -264,7 +265,7 @@ void CheckTerms(const Collection& collection) {
   for (const PairFunction* function : collection.functions) {
     TORCH_CHECK_VALUE(functions.insert(function->name).second && !HasPairFunction(function->name),
                       "gnomon.load_terms: ", collection.library, " defines the pair function ",
-                      function->name, ", and another one has that name; choose another name");
+                      function->name, ", but that name is already in use; choose a different name");
   }
   std::set<std::string> terms;
   const auto check = [&](const auto& term) {
@@ -275,9 +276,9 @@ void CheckTerms(const Collection& collection) {
     const CatalogueEntry* known = FindCatalogueEntry(entry.name);
     TORCH_CHECK_VALUE(terms.insert(entry.name).second && known == nullptr,
                       "gnomon.load_terms: ", collection.library, " defines the term ", entry.name,
-                      ", and another one has that name",
-                      known == nullptr || known->library.empty() ? "" : " of " + known->library,
-                      "; choose another name");
+                      ", but that name is already in use",
+                      known == nullptr || known->library.empty() ? "" : " in " + known->library,
+                      "; choose a different name");
   };
   for (const SimilarityEntry& entry : collection.similarities) {
     check(entry);

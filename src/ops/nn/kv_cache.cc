@@ -107,12 +107,13 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
     positions = new_positions;
     return;
   }
-  TORCH_CHECK_VALUE(!positions.defined() || new_positions.defined(),
-                    "gnomon.nn.KVCache: the cache holds positions of its tokens; expected "
-                    "positions of the new tokens as well");
+  TORCH_CHECK_VALUE(
+      !positions.defined() || new_positions.defined(),
+      "gnomon.nn.KVCache: the cache contains positions, but the new tokens have none; "
+      "expected positions of the new tokens");
   TORCH_CHECK_VALUE(projections.size() == new_projections.size(),
                     "gnomon.nn.KVCache: the cache holds ", projections.size(),
-                    " projections and the call gives ", new_projections.size(),
+                    " projections, but the call has ", new_projections.size(),
                     "; expected the same number");
   if (new_positions.defined()) {
     torch::Tensor known =
@@ -121,17 +122,18 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
     if (fresh.dim() == 3) {
       // Coordinates shared by the batch are combined with per-batch ones.
       TORCH_CHECK_VALUE(known.dim() == 3 && known.size(2) == fresh.size(2),
-                        "gnomon.nn.KVCache: the positions have another number of axes than those "
-                        "in the cache; expected the same");
+                        "gnomon.nn.KVCache: the new positions and the cached ones have different "
+                        "numbers of axes; expected the same number");
       if (known.size(0) != fresh.size(0)) {
         known = known.expand({new_k.size(0), -1, -1});
         fresh = fresh.expand({new_k.size(0), -1, -1});
       }
       positions = torch::cat({known, fresh}, 1);
     } else {
-      TORCH_CHECK_VALUE(known.dim() < 3,
-                        "gnomon.nn.KVCache: the cached positions have several axes; expected the "
-                        "same for the new ones");
+      TORCH_CHECK_VALUE(
+          known.dim() < 3,
+          "gnomon.nn.KVCache: the cached positions have several axes, but the new ones "
+          "do not; expected the same axes");
       // Positions shared by the batch are combined with per-batch ones.
       for (torch::Tensor* one : {&known, &fresh}) {
         if (one->dim() < std::max(known.dim(), fresh.dim())) {

@@ -75,7 +75,7 @@ inline at::ScalarType TokenTypeBeside(at::ScalarType of_x, at::ScalarType type) 
   return WideType(type) == WideType(of_x) ? type : of_x;
 }
 
-// The axes of a tensor: a letter or a length for each, and which of them may have length 1.
+// The axes of a tensor: a letter or a length per axis, and which axes may have length 1.
 struct AxisLetters {
   static constexpr size_t kMost = 4;
 
@@ -209,8 +209,8 @@ struct SavedOutputs {
   at::Tensor statistics;
 };
 
-// One tangent for each argument that has a gradient, in order; absent: 0. PyTorch allows at most 64
-// arguments per operator, so they are one list.
+// One tangent per argument that has a gradient, in order; an absent tangent is 0. They form one
+// list because PyTorch allows at most 64 arguments per operator.
 using Tangents = c10::List<OptionalTensor>;
 
 inline Tangents TangentsOf(const std::vector<at::Tensor>& tensors) {
@@ -229,7 +229,7 @@ struct Cotangents {
 
 // The operators gnomon::<Arguments::kName>_...
 //   forward: returns Outputs in the shapes Arguments::kOutputs;
-//   backward: returns a gradient for each argument that has one, empty where it is not needed;
+//   backward: returns a gradient per argument that has one, empty where it is not needed;
 //   jvp: returns the tangents of o and lse;
 //   backward_jvp: returns the tangents of o and lse, the gradients and the tangents of the
 //     gradients, empty where they are not needed. By the symmetry of second derivatives, these are
@@ -260,7 +260,7 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
                                               const OptionalTensor&, const OptionalTensor&,
                                               ParameterOf<Members>..., const Tangents&, BothNeeded);
 
-  // Operators' kernels of functions of the struct.
+  // Wrap functions of the struct as operator kernels.
   template <Outputs (*run)(const Arguments&)>
   static Outputs RunForward(ParameterOf<Members>... members) {
     return run(Arguments{members...});
@@ -291,7 +291,7 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
     return run({d_o, d_lse, d_o_tangent, d_lse_tangent}, Arguments{members...}, tangents, needed);
   }
 
-  // Through the dispatcher.
+  // Calls through the dispatcher.
   static Outputs CallForward(const Arguments& arguments) {
     static const auto op = c10::Dispatcher::singleton()
                                .findSchemaOrThrow(("gnomon::" + Name("_forward")).c_str(), "")
@@ -360,7 +360,7 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
            std::to_string(2 * kGradients) + "] needed) -> Tensor[]";
   }
 
-  // Calls body(n, member) for every member that is or may be a tensor, the n-th of all members.
+  // Calls body(n, member) for every tensor or optional tensor; n is the member's index.
   template <class Self, class Body>
   static void ForEachTensor(Self& arguments, const Body& body) {
     size_t n = 0;
@@ -567,7 +567,7 @@ std::vector<at::Tensor> EmptyGradients(const SavedOutputs& /*saved*/, const Argu
   return gradients;
 }
 
-// The results of the operators of derivatives, with nothing in them.
+// Uninitialised results of the derivative operators.
 template <class Arguments>
 typename FusedOperator<Arguments>::OutputTangents EmptyTangents(const Arguments& arguments,
                                                                 const Tangents& /*tangents*/) {

@@ -1,5 +1,5 @@
-// Tensors of dual numbers (gnomon/derivatives.h), for the CPU kernels of forward-mode derivatives:
-// contiguous float64 whose last axis has value and tangent.
+// Tensors of dual numbers (gnomon/derivatives.h) for the CPU kernels of forward-mode derivatives:
+// contiguous float64 with value and tangent on the last axis.
 #ifndef GNOMON_OPS_OPERATORS_DUAL_TENSORS_H_
 #define GNOMON_OPS_OPERATORS_DUAL_TENSORS_H_
 
@@ -19,7 +19,7 @@ inline at::Tensor EmptyDuals(at::IntArrayRef sizes) {
   return at::empty(all, at::kDouble);
 }
 
-// Undefined if the values are. Tangents that are undefined are 0.
+// Undefined if the values are undefined. Undefined tangents count as 0.
 inline at::Tensor Duals(const at::Tensor& values, const at::Tensor& tangents) {
   if (!values.defined()) return {};
   at::Tensor both = EmptyDuals(values.sizes());
@@ -37,7 +37,7 @@ inline at::Tensor Duals(const at::Tensor& values, const at::Tensor& tangents) {
 inline at::Tensor Duals(const OptionalTensor& values, const OptionalTensor& tangents) {
   return Duals(OrUndefined(values), OrUndefined(tangents));
 }
-// Of a gradient that may be absent while its tangent is not.
+// The same for a gradient, which may be absent although its tangent is present.
 inline at::Tensor DualsOfGradient(const OptionalTensor& gradient, const OptionalTensor& tangents) {
   if (gradient || !tangents) return Duals(gradient, tangents);
   return Duals(at::zeros_like(*tangents), *tangents);
@@ -51,7 +51,7 @@ inline Dual* DualData(const at::Tensor& duals) {
 inline at::Tensor ValuePart(const at::Tensor& duals) { return duals.select(-1, 0); }
 inline at::Tensor TangentPart(const at::Tensor& duals) { return duals.select(-1, 1); }
 
-// The arguments with numbers in float64.
+// The arguments with all floating-point tensors converted to float64.
 template <class Arguments>
 Arguments InDouble(const Arguments& arguments) {
   Arguments wide = arguments;
@@ -91,7 +91,7 @@ class NamedDuals {
   std::vector<at::Tensor> tangents_, duals_;
 };
 
-// Gradients as dual numbers, by name; null where neither value nor tangent is needed.
+// Gradients as dual numbers, by name; undefined where neither value nor tangent is needed.
 template <class Arguments>
 class DualGradients {
  public:
@@ -115,7 +115,7 @@ class DualGradients {
 
   at::Tensor& operator()(std::string_view name) { return gradients_[IndexOf<Arguments>(name)]; }
 
-  // Appends the gradients and their tangents, in the types of the arguments.
+  // Appends the gradients and their tangents, in the dtypes of the arguments.
   void AddTo(std::vector<at::Tensor>& results) const {
     for (size_t half = 0; half < 2; ++half) {
       Operator::ForEachTensor(arguments_, [&](size_t n, const OptionalTensor& tensor) {
@@ -136,7 +136,7 @@ class DualGradients {
   std::vector<at::Tensor> gradients_;
 };
 
-// The tangents of o and lse as the operators return them.
+// The tangents of o and lse, as returned by the operators.
 template <class Arguments>
 typename FusedOperator<Arguments>::OutputTangents OutputTangentsOf(const Arguments& arguments,
                                                                    const at::Tensor& o,

@@ -8,11 +8,11 @@
 
 namespace gnomon {
 
-// PyTorch's own threads: at::get_num_threads() of them, one inside a parallel region.
+// Runs on PyTorch's threads: at::get_num_threads() of them, but one inside a parallel region.
 const Executor& TorchExecutor();
 
 // Calls body(first, last) for ranges of at least `grain` that cover [0, count), on PyTorch's
-// threads. An exception of a call is thrown again here.
+// threads. Rethrows an exception thrown by a call.
 void ParallelFor(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
 
 }  // namespace gnomon

@@ -67,7 +67,7 @@ class SavedOptions {
   std::deque<std::vector<c10::SymInt>> numbers_;
 };
 
-// What autograd keeps of a call, and finds again in the backward pass: tensors, then options.
+// The part of a call that autograd saves for the backward pass: tensors, then options.
 template <class Arguments>
 class SavedCall {
  public:
@@ -75,7 +75,7 @@ class SavedCall {
   using Context = torch::autograd::AutogradContext;
   using Tensors = torch::autograd::variable_list;
 
-  // `first` are tensors besides those of the arguments.
+  // `first`: tensors to save in addition to the arguments.
   static void Save(Context* context, Tensors first, const Arguments& arguments) {
     first.reserve(first.size() + Operator::kMembers);
     ForEachMember(arguments, [&](std::string_view name, const auto& member, const auto& initial) {
@@ -123,12 +123,12 @@ class SavedCall {
   SavedOptions options_;
 };
 
-// The derivatives of a call. They go through the operators, not their kernels: otherwise
-// torch.compile would not see them.
+// The derivatives of a call. They call the operators rather than their kernels, because otherwise
+// torch.compile could not trace them.
 //
-// Where inputs have tangents, autograd records the call for the primals, and the tangents of the
-// outputs come from an operator that autograd records too. The backward pass uses the inputs with
-// their tangents, so that gradients have tangents as well (forward over reverse).
+// If inputs have tangents, autograd records the call on the primals, and a second recorded operator
+// computes the tangents of the outputs. The backward pass uses the inputs with their tangents, so
+// gradients have tangents as well (forward over reverse).
 template <class Arguments>
 class RecordedOperator {
  public:
@@ -231,7 +231,7 @@ class RecordedOperator {
   };
   class Forward : public torch::autograd::Function<Forward> {
    public:
-    // The members of the arguments one by one: autograd finds its inputs among them.
+    // The arguments are passed one by one because autograd looks for its inputs among them.
     template <class... Members>
     static Tensors forward(Context* context, const ForwardPass& pass,
                            const Members&... /*members*/) {
@@ -252,7 +252,7 @@ class RecordedOperator {
       const typename Operator::Gradients gradients = Operator::CallBackward(
           {d_o, AsOptional(d_outputs[1]), o, call.tensors[1], call.tensors[2]}, call.arguments,
           needed);
-      // One for each argument of forward(), of which the first is `pass`.
+      // One per argument of forward(), the first of which is `pass`.
       Tensors all(1 + Operator::kMembers);
       std::apply(
           [&](const auto&... gradient) {
@@ -279,7 +279,7 @@ class RecordedOperator {
       return pass.gradients;
     }
 
-    // The products of u with the symmetric second derivatives are the derivatives in its direction.
+    // Second derivatives are symmetric, so their product with u is the derivative in direction u.
     static Tensors backward(Context* context, const Tensors& u) {
       const SavedCall<Arguments> call(context, 2);
       BothNeeded needed = {};
@@ -313,8 +313,8 @@ class RecordedOperator {
       return {std::get<0>(pass.outputs), std::get<1>(pass.outputs)};
     }
 
-    // The tangents of the outputs are linear in those of the arguments, and the derivative of that
-    // product by the arguments is the tangent of its gradient.
+    // The tangents of the outputs are linear in the tangents of the arguments. Their derivative
+    // with respect to the arguments is the tangent of the gradient.
     static Tensors backward(Context* context, const Tensors& d_outputs) {
       const SavedCall<Arguments> call(context, kGradients);
       BothNeeded needed = {};
@@ -343,7 +343,7 @@ class RecordedOperator {
     return needed;
   }
 
-  // The arguments that have gradients; those that are absent are undefined.
+  // The arguments that have gradients; undefined where an argument is absent.
   static Tensors Differentiable(const Arguments& arguments) {
     Tensors tensors;
     Operator::ForEachTensor(arguments, [&](size_t n, const OptionalTensor& tensor) {
@@ -352,14 +352,14 @@ class RecordedOperator {
     return tensors;
   }
 
-  // A Function's inputs are defined: what is absent becomes a tensor that needs no gradient.
+  // A Function requires defined inputs: replaces undefined ones by tensors that need no gradient.
   static void FillUndefined(Tensors& inputs) {
     for (at::Tensor& input : inputs) {
       if (!input.defined()) input = EmptyOnCpu({c10::SymInt(0)}, at::kFloat, input, false);
     }
   }
 
-  // The tangent of a tensor, undefined if there is none, and in its place the primal.
+  // Replaces a tensor by its primal and returns its tangent, undefined if there is none.
   static at::Tensor TakeTangent(at::Tensor& tensor) {
     if (!tensor.defined()) return {};
     const at::Tensor tangent = tensor._fw_grad(/*level=*/0);
@@ -367,7 +367,7 @@ class RecordedOperator {
     return tangent;
   }
 
-  // The tangents of the arguments, none if there are none.
+  // Does the same for all arguments; returns an empty list if none has a tangent.
   static Tensors TakeTangents(Arguments& arguments) {
     Tensors tangents;
     Operator::ForEachTensor(arguments, [&](size_t n, auto& member) {
@@ -420,7 +420,7 @@ void RegisterMeta(torch::Library& m) {
          &Operator::template RunBackwardJvp<EmptyGradientTangents<Arguments>>);
 }
 
-// Their kernels on GPUs, which throw c10::NotImplementedError.
+// The GPU kernels of the derivative operators; they throw c10::NotImplementedError.
 template <class Arguments>
 void RegisterCudaRefusal(torch::Library& m) {
   using Operator = FusedOperator<Arguments>;

@@ -84,7 +84,7 @@ const RegisterPosition disentangled({
                     "2 n rows",
          .latex = R"(\frac{q_i \cdot K[r] + k_j \cdot Q[r]}{\sqrt{D}})",
          .note = "where r = clamp(bucket(p_i - p_j) + n, 0, 2 n - 1), and the rows run from future "
-                 "to past. Without max_distance, each offset is a bucket of its own; with it, "
+                 "to past. Without max_distance, each offset has its own bucket; with it, "
                  "buckets hold one offset each up to n / 2, and widen logarithmically from there "
                  "to max_distance",
          .details = "The content-to-position and position-to-content terms of DeBERTa. The tables "
