@@ -35,7 +35,10 @@ int main() {
     COMPILE_OUTPUT_VARIABLE log
   )
   if(NOT GNOMON_NATIVE_COMPILED OR NOT GNOMON_NATIVE_RUN EQUAL 0)
-    message(FATAL_ERROR "GNOMON_NATIVE: cannot determine Highway's targets for this machine:\n${log}")
+    message(
+      FATAL_ERROR
+      "GNOMON_NATIVE: cannot determine Highway's targets for this machine:\n${log}"
+    )
   endif()
   # Highway's x86 targets include the AES instructions; its NEON target needs no flag.
   set(flags -march=native)
