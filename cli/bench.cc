@@ -536,11 +536,12 @@ void AddBench(CLI::App& app, Action* action) {
   AddDeviceFlag(command, &flags->device, "to run the benchmark");
   AddThreadsFlag(command, &flags->threads);
   CLI::Option* cases = AddList(command, "--cases", &flags->cases,
-                               "Cases joined by commas, in addition to sdpa and dot; default: all");
+                               "Comma-separated cases, in addition to sdpa and dot; default: all");
   CLI::Option* model =
-      AddList(command, "--model", &flags->models,
-              "SIMILARITY/POSITION joined by commas: time training steps of the language model "
-              "with each in turn, and print their ratios to the first")
+      AddList(
+          command, "--model", &flags->models,
+          "Comma-separated SIMILARITY/POSITION pairs: time training steps of the language model "
+          "with each in turn, and print their ratios to the first")
           ->excludes(cases)
           ->excludes(dtype);
   add("--depth", &flags->depth, "With --model: layers; default 4")->needs(model);

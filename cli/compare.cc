@@ -46,24 +46,23 @@ constexpr int64_t kResultsFormat = 1;
 constexpr const char* kTableName = "table.md";
 constexpr int64_t kMostSeeds = 1000;
 
-#define GNOMON_RUN_CHOICES(OPTION)                                                                \
-  OPTION(std::vector<std::string>, positions, {},                                                 \
-         .help = "Position specifications joined by commas; see `gnomon list`",                   \
-         .flag = "position")                                                                      \
-  OPTION(                                                                                         \
-      std::vector<std::string>, similarities, std::vector<std::string>({"dot"}),                  \
-      .help = "Similarity specifications joined by commas; each is combined with every position", \
-      .flag = "similarity")                                                                       \
-  OPTION(std::vector<std::string>, runs, {},                                                      \
-         .help =                                                                                  \
-             "SIMILARITY/POSITION: one additional combination, repeatable; without --position "   \
-             "and --similarity, only these are run",                                              \
-         .flag = "run", .has_commas = false)                                                      \
-  OPTION(std::string, seeds, "1",                                                                 \
-         .help =                                                                                  \
-             "Number of seeds; FEWEST..MOST adds seeds while a pair of combinations is "          \
-             "undecided, and needs --margin")                                                     \
-  OPTION(int64_t, first_seed, 0, .help = "The first seed",                                        \
+#define GNOMON_RUN_CHOICES(OPTION)                                                                 \
+  OPTION(std::vector<std::string>, positions, {},                                                  \
+         .help = "Comma-separated position specifications; see `gnomon list`", .flag = "position") \
+  OPTION(                                                                                          \
+      std::vector<std::string>, similarities, std::vector<std::string>({"dot"}),                   \
+      .help = "Comma-separated similarity specifications; each is combined with every position",   \
+      .flag = "similarity")                                                                        \
+  OPTION(std::vector<std::string>, runs, {},                                                       \
+         .help =                                                                                   \
+             "SIMILARITY/POSITION: one additional combination, repeatable; without --position "    \
+             "and --similarity, only these are run",                                               \
+         .flag = "run", .has_commas = false)                                                       \
+  OPTION(std::string, seeds, "1",                                                                  \
+         .help =                                                                                   \
+             "Number of seeds; FEWEST..MOST adds seeds while a pair of combinations is "           \
+             "undecided, and needs --margin")                                                      \
+  OPTION(int64_t, first_seed, 0, .help = "The first seed",                                         \
          .highest = static_cast<double>(kLargestSeed - kMostSeeds), .flag = "seed")
 
 // The flags. A record stores the resulting combinations and seeds (CompareSettings).
@@ -237,7 +236,7 @@ void SetUntilFlat(const CLI::App& command, const CompareFlags& flags, CompareSet
   std::string& schedule = settings->training.schedule;
   if (command.count("--schedule") == 0) schedule = "constant";
   if (schedule == "cosine") {
-    throw Error("--until-flat needs --schedule constant: a cosine needs its end in advance");
+    throw Error("--until-flat needs --schedule constant: a cosine schedule has a fixed end");
   }
   settings->until_flat = flags.flat;
 }
@@ -264,7 +263,7 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, mod
   if (command.count("--margin") > 0) settings.margin = flags.margin;
   if (settings.seed_range && !settings.margin) {
     throw Error(StrCat("--seeds ", choices.seeds,
-                       " needs --margin: the least difference that matters, in the unit of the "
+                       " needs --margin: the smallest difference that matters, in the unit of the "
                        "first metric"));
   }
   settings.training = flags.training;
@@ -746,19 +745,19 @@ void AddCompare(CLI::App& app, const std::shared_ptr<models::Task>& task, Action
   AddDeviceFlag(command, &flags->device, "to train the models");
   AddThreadsFlag(command, &flags->threads);
   AddReal(command, "--margin", &flags->margin, 0, 1e12,
-          "The least difference of the first metric that matters; pairs of combinations that "
-          "differ by less are called equivalent")
+          "Smallest difference in the first metric that matters; pairs of combinations whose "
+          "difference is shown to be smaller are called equivalent")
       ->default_str("");
   command
       ->add_option(
           "--tune", flags->tune,
-          "OPTION=VALUE,VALUE or OPTION=LOW..HIGH, repeatable: choose the values of a number "
-          "option of the model or its training, or of a parameter of the terms, for each "
-          "combination on held-out training data, by Optuna")
+          "OPTION=VALUE,VALUE or OPTION=LOW..HIGH, repeatable: tune a numeric option of the model "
+          "or its training, or a parameter of the terms, separately for each combination, with "
+          "Optuna on held-out training data")
       ->default_str("");
   AddNumber(command, "--tune-trials", &flags->tune_trials, 1, 10'000,
-            "Trials of --tune for each combination; default: 12, or the number of all lists' "
-            "combined values if that is smaller")
+            "Trials per combination for --tune; default: 12, or the size of the grid if all "
+            "options are lists and it is smaller")
       ->default_str("");
   command->add_flag("--until-flat", flags->until_flat,
                     "End each run once its loss on held-out training data is flat, with --steps as "

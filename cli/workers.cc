@@ -30,18 +30,18 @@ std::vector<std::string> ChildWords(const WorkerFlags& flags, const std::filesys
 
 void WorkerFlags::Add(CLI::App* command) {
   AddNumber(command, "--workers", &count, 1, kMostWorkers,
-            "Train in this number of processes at once. Each has its share of the cores, or with "
-            "--device cuda a GPU")
+            "Number of processes that train at once. Each gets an equal share of the cores, or one "
+            "GPU with --device cuda")
       ->default_str("");
   command->add_option("--cluster", cluster,
                       "Train on the workers of the Dask scheduler at this address, such as "
-                      "tcp://HOST:8786. They must see the output folder and the data");
+                      "tcp://HOST:8786. All need access to the output folder and the data");
 }
 
 void WorkerFlags::Check(const CLI::App& command) const {
   if (!any()) return;
   if (count > 0 && !cluster.empty()) {
-    throw Error("--workers and --cluster exclude each other: the cluster has its own workers");
+    throw Error("--workers cannot be combined with --cluster, which has its own workers");
   }
   try {
     AskPython(kModule, {"--check"});

@@ -20,16 +20,16 @@
 
 namespace gnomon::models {
 
-#define GNOMON_LANGUAGE_MODEL_OPTIONS(OPTION)                                                      \
-  OPTION(int64_t, vocabulary, kByteVocabulary, .lowest = 1, .has_flag = false)                     \
-  GNOMON_TRANSFORMER_SIZES(OPTION, 128, 4, 4, 512)                                                 \
-  GNOMON_TERM_OPTIONS(OPTION)                                                                      \
-  OPTION(std::vector<int64_t>, adaptive, {},                                                       \
-         .help =                                                                                   \
-             "Adaptive embeddings and softmax: first tokens of the rarer bands, joined by commas " \
-             "(2000,10000); each band has a quarter of the previous band's columns",               \
-         .lowest = 1, .may_lack = true)                                                            \
-  /* Rows of a learned table of absolute positions. */                                             \
+#define GNOMON_LANGUAGE_MODEL_OPTIONS(OPTION)                                                     \
+  OPTION(int64_t, vocabulary, kByteVocabulary, .lowest = 1, .has_flag = false)                    \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 128, 4, 4, 512)                                                \
+  GNOMON_TERM_OPTIONS(OPTION)                                                                     \
+  OPTION(std::vector<int64_t>, adaptive, {},                                                      \
+         .help =                                                                                  \
+             "Adaptive embeddings and softmax: first tokens of the rarer bands, comma-separated " \
+             "(2000,10000); each band has a quarter of the previous band's columns",              \
+         .lowest = 1, .may_lack = true)                                                           \
+  /* Rows of a learned table of absolute positions. */                                            \
   OPTION(int64_t, max_length, 512, .lowest = 1, .has_flag = false)
 
 struct LanguageModelOptions {

@@ -74,7 +74,7 @@ struct GeneratedModelOptions {
 #define GNOMON_GENERATED_ROW_OPTIONS(OPTION)                                                       \
   OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({40, 100, 200, 500}),                 \
          .help =                                                                                   \
-             "Numbers of symbols per input, joined by commas: training uses 1 up to the first "    \
+             "Numbers of symbols per input, comma-separated: training uses 1 up to the first "     \
              "number; all numbers are evaluated",                                                  \
          .lowest = 1)                                                                              \
   OPTION(int64_t, evaluation_examples, 128, .help = "Number of inputs to evaluate at each length", \

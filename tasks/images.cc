@@ -40,7 +40,7 @@ constexpr int64_t kLongestSide = 65536;
 #define GNOMON_IMAGE_EVALUATION_OPTIONS(OPTION)                                                 \
   OPTION(std::vector<std::string>, sizes, {},                                                   \
          .help =                                                                                \
-             "Additional evaluation sizes, joined by commas, each given as one side or as all " \
+             "Additional evaluation sizes, comma-separated, each given as one side or as all "  \
              "sides (32 or 32x48); images are resized, which changes the number of tokens",     \
          .may_lack = true, .may_change = true)                                                  \
   OPTION(std::optional<int64_t>, evaluation_examples, std::nullopt,                             \

@@ -43,11 +43,11 @@ constexpr int64_t kVocabulary = kPitches + 2;
 // Evaluation batches hold about this many events, at any length.
 constexpr int64_t kEvaluationBatch = 8192;
 
-#define GNOMON_MUSIC_ROW_OPTIONS(OPTION)                                                       \
-  OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({256, 512, 1024}),                \
-         .help =                                                                               \
-             "Events per window, joined by commas: the first is the training length; all are " \
-             "evaluated",                                                                      \
+#define GNOMON_MUSIC_ROW_OPTIONS(OPTION)                                                      \
+  OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({256, 512, 1024}),               \
+         .help =                                                                              \
+             "Events per window, comma-separated: the first is the training length; all are " \
+             "evaluated",                                                                     \
          .lowest = 1)
 
 struct MusicRowOptions {

@@ -127,7 +127,7 @@ class TextTask final : public Task {
 #define GNOMON_TEXT_COMPARISON_OPTIONS(OPTION)                                                   \
   OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({128, 256, 512}),                   \
          .help =                                                                                 \
-             "Tokens per window, joined by commas: the first is the training length; all are "   \
+             "Tokens per window, comma-separated: the first is the training length; all are "    \
              "evaluated",                                                                        \
          .lowest = 1)                                                                            \
   OPTION(int64_t, evaluation_bytes, 65536,                                                       \
@@ -143,7 +143,7 @@ class TextTask final : public Task {
 #define GNOMON_TEXT_EVALUATION_OPTIONS(OPTION)                                                    \
   OPTION(std::vector<int64_t>, lengths, {},                                                       \
          .help =                                                                                  \
-             "Tokens per window, joined by commas; default: 1, 2 and 4 times the training "       \
+             "Tokens per window, comma-separated; default: 1, 2 and 4 times the training "        \
              "length, or the max_length of a checkpoint without training state",                  \
          .lowest = 1, .shows_default = false)                                                     \
   OPTION(int64_t, bytes, 131072, .help = "Bytes of text to evaluate at each length", .lowest = 1) \

@@ -75,7 +75,7 @@ struct SmoothingOptions {
          .shows_default = false, .may_change = true)                                              \
   OPTION(std::vector<std::string>, splits, {},                                                    \
          .help =                                                                                  \
-             "Parts of the data to evaluate, joined by commas; default: valid and all parts "     \
+             "Parts of the data to evaluate, comma-separated; default: valid and all parts "      \
              "whose names begin with test",                                                       \
          .shows_default = false, .may_change = true)
 #define GNOMON_RUN_DECODING_OPTIONS(OPTION) GNOMON_DECODING_OPTIONS(OPTION, 4)

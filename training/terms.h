@@ -10,11 +10,12 @@ namespace gnomon::models {
 
 #define GNOMON_TERM_OPTIONS(OPTION)                                                              \
   OPTION(std::string, similarity, "dot", .help = "Similarity specification; see `gnomon list`")  \
-  OPTION(std::string, position, "none",                                                          \
-         .help =                                                                                 \
-             "Position specification; see `gnomon list`. Several, joined by semicolons, form a " \
-             "pattern that the layers repeat, such as \"rope;rope;none\" (except in compare, "   \
-             "commas also work)")
+  OPTION(                                                                                        \
+      std::string, position, "none",                                                             \
+      .help =                                                                                    \
+          "Position specification; see `gnomon list`. Several, separated by semicolons, form a " \
+          "pattern that the layers repeat, such as \"rope;rope;none\" (except in compare, "      \
+          "commas also work)")
 
 struct Terms {
   GNOMON_OPTIONS(GNOMON_TERM_OPTIONS)

@@ -456,8 +456,8 @@ def attention(
             g_j = 1 / sqrt(1 - |v_j|^2), for values in the Klein ball; values outside are pulled to
             its edge (Gulcehre et al. 2019). log g_j is added to s_ij.
             "lorentz_centroid" is m sqrt(c / |(m.m)_L|) with m = sum_j p_ij v_j, for values on the
-            hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c (Law et al. 2019). In v and o, time is
-            first. c is that of similarity.Lorentz, otherwise 1.
+            hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c (Law et al. 2019). The time coordinate
+            of v and o comes first. c is taken from similarity.Lorentz, otherwise 1.
         mask: Boolean, broadcasts to (B, H, Lq, Lk): True where query i sees key j, unless another
             mask hides it. Fully masked blocks are skipped. If another argument can express the
             mask, it is faster. For additive masks, use position.PairBias.
@@ -469,9 +469,9 @@ def attention(
             is s log(n) for a row that sees n keys.
         score_softcap: a positive z: scores become z tanh(s_ij / z), with biases and temperature in
             s_ij. similarity.Dot(softcap=z) caps only the product, before biases, as Gemma 2 does.
-            The two agree without biases. Only on the CPU, and not where rows share a part of their
-            scores that the kernels leave out: Umbral, logarithms of cones, Lorentz, Forget and
-            aggregation="einstein_midpoint".
+            The two agree without biases. CPU only, and not with terms for which the kernels omit a
+            part of the score that is the same for a whole row: Umbral, logarithms of cones,
+            Lorentz, Forget and aggregation="einstein_midpoint".
         tolerance: the fraction of a row's sum of weights that may be omitted, at least 0 and below
             1. Key blocks are skipped, forward and backward, if their total weight is provably
             smaller. The proof uses the norms of q and k and needs biases that decrease with

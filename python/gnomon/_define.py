@@ -88,7 +88,7 @@ def define(
     title: str | None = None,
     source: str = "",
 ) -> type[DefinedSimilarity]:
-    """Defines a similarity by a formula: returns its class and registers its specification name.
+    """Defines a similarity by a formula, registers its specification name and returns its class.
 
     The score is ``factor * f(g, ...)``, where g is the squared distance or the inner product of a
     query and a key. define() compiles the kernels, which needs a C++20 compiler and takes a few

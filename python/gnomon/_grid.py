@@ -20,7 +20,7 @@ class Grid(Position):
 
     Each entry of axes is an offset bias; it reads the coordinates along its axis instead of p_i and
     p_j. shape is (height, width), or has any other number of axes. Tokens are in row-major order,
-    after `prefix` tokens (such as a class token) that have no bias, neither as queries nor as keys.
+    after `prefix` tokens (such as a class token) that have no bias, either as queries or as keys.
 
     Without query_offset, queries and keys are all tokens: Lq = Lk = prefix + prod(shape). With it,
     row i is token query_offset + i and column j is token j; keys beyond the grid (memory keys) have

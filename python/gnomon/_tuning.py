@@ -1,11 +1,11 @@
 """Selects the values that ``gnomon compare --tune`` tries: ``python -m gnomon._tuning FOLDER``.
 
 Reads the results.json of a comparison and, with Optuna, selects the trials to run next. Prints them
-as JSON, or the chosen values once all trials are done. The answer depends only on the record, so
-that a resumed comparison and any number of workers try the same values. The studies are stored in
+as JSON, or the chosen values once all trials are done. The output depends only on the record, so a
+resumed comparison and any number of workers try the same values. The studies are stored in
 FOLDER/tuning.journal, which optuna-dashboard can open.
 
-All combinations have the same number of trials. They run in batches, which are successively halved:
+All combinations have the same number of trials, which run in batches that are successively halved:
 all trials of a batch train for a quarter of the steps, the better half of them for half of the
 steps, and the better half of those for all steps.
 """

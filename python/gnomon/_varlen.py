@@ -127,7 +127,7 @@ def varlen_attention(
     Outside torch.compile, the host reads cu_seqlens_q and cu_seqlens_k, and consecutive sequences
     of equal length form a batch. All sequences form one call with segments and positions under
     torch.compile, with dropout, and with tensors that have one entry per token. Such a call does
-    not support rotations that depend on the length of a call. Short sequences without positions
+    not support rotations that depend on its length. Short sequences without positions
     also form one call on CPUs.
 
     Returns:

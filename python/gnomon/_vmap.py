@@ -136,7 +136,7 @@ class _Rule:
 
 
 class _OneByOne:
-    """Batching rule that calls an operator of derivatives once per sample."""
+    """Batching rule that calls a derivative operator once per sample."""
 
     def __init__(self, operator: Any) -> None:
         self.operator = operator

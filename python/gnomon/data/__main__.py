@@ -29,11 +29,11 @@ For example, the digits of MNIST:
 
 Formats: IDX; .npy; .npz (FILE:KEY); .json (FILE:KEY.KEY, lists of numbers); .txt, .index and .csv
 (numbers); .csv (FILE:COLUMN,COLUMN, names); sounds (.wav, .flac) and images (.png, .jpg, .jpeg,
-.bmp), or a folder or .tar of them (FILE:PATTERN, a regular expression of names, whose named groups
-become further arrays); all of these also with gzip. Rows of several lengths become NAME and
-NAME_lengths.
+.bmp), or a folder or .tar of them (FILE:PATTERN, a regular expression for file names, whose named
+groups become further arrays). Any of these may be gzipped. Rows of different lengths become NAME
+and NAME_lengths.
 
-`gnomon data get NAME` fetches a set by its name; `gnomon data get --list` has the names.
+`gnomon data get NAME` downloads a named set; `gnomon data get --list` lists the names.
 """
 
 

@@ -83,8 +83,8 @@ def context_parallel_attention(
 
     All processes of the group must make this call, and its backward pass if one of them does, in
     the same order. Their arguments must be the same except for q, k, v and the segments. Parts may
-    differ in length, also between q and k. Positions refer to the whole
-    sequence; its first key has position 0.
+    differ in length, also between q and k. Positions refer to the whole sequence, whose first key
+    has position 0.
 
     Each process holds two parts of k and v, and of their gradients in the backward pass, which
     recomputes the scores of each part. Memory is linear in the parts, except for tables and key

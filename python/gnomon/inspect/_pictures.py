@@ -122,7 +122,7 @@ def integers(lowest: int, highest: int) -> Callable[[str], list[int]]:
             return [one(part) for part in text.split(",")]
         except argparse.ArgumentTypeError as error:
             raise argparse.ArgumentTypeError(
-                f"'{text}'; expected integers from {lowest} to {highest}, joined by commas"
+                f"'{text}'; expected integers from {lowest} to {highest}, comma-separated"
             ) from error
 
     return parse

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cone",
         type=items,
         default="penumbral,umbral",
-        help="joined by commas (default %(default)s)",
+        help="comma-separated (default %(default)s)",
     )
     parser.add_argument(
         "--r",

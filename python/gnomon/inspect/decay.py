@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--position",
         type=items,
         default="rope,alibi,hype,t5,kerple",
-        help="specifications joined by commas (default %(default)s)",
+        help="comma-separated specifications (default %(default)s)",
     )
     parser.add_argument(
         "--model", type=path, help="draw what each layer of this checkpoint has learned"

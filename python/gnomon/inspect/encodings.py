@@ -1,4 +1,4 @@
-"""Position similarities of an encoding, and the two identities of surveys of encodings."""
+"""Similarities between the positions of an encoding, and two identities from survey papers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def add_encoding_arguments(parser: argparse.ArgumentParser) -> None:
         "--position",
         type=items,
         default="sinusoidal,sinusoidal:layout=split,sinusoidal:shape=16x16",
-        help="specifications joined by commas (default %(default)s)",
+        help="comma-separated specifications (default %(default)s)",
     )
     parser.add_argument(
         "--length", type=integer(1, MOST_POSITIONS), default=128, help="positions (%(default)s)"

@@ -1,4 +1,4 @@
-"""How large a margin a similarity can reach for the order of a tree in few dimensions.
+"""The margin by which a similarity can recover the order of a tree in few dimensions.
 
 After Tseng et al. 2023, section 7.7. A cone in two dimensions can contain any set of descendants
 and gives them equal scores. A half-plane can also separate a set, but with a margin that shrinks
@@ -122,13 +122,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--similarity",
         type=items,
         default="dot,penumbral,umbral",
-        help="specifications joined by commas (default %(default)s)",
+        help="comma-separated specifications (default %(default)s)",
     )
     parser.add_argument(
         "--dims",
         type=integers(2, 1024),
         default="2,3,4,8",
-        help="joined by commas, each at least 2 (default %(default)s)",
+        help="comma-separated, each at least 2 (default %(default)s)",
     )
     parser.add_argument(
         "--branching",

@@ -1,4 +1,4 @@
-"""Replaces the attention modules of torch.nn and timm models by gnomon's."""
+"""Replaces the attention modules of torch.nn and timm models with gnomon's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def replace_attention(
     *,
     max_length: int = 512,
 ) -> _Model:
-    """Replaces the attention modules of a model by gnomon's and keeps their weights.
+    """Replaces the attention modules of a model with gnomon's and keeps their weights.
 
         model = timm.create_model("vit_tiny_patch16_224")
         replace_attention(model, "laplacian", position="sink")

@@ -16,7 +16,7 @@ class _Room:
     """Memory of a cached tensor with spare rows, shared by the copies of a cache.
 
     The first `used` rows belong to some cache. A cache whose tensor ends there may append in place;
-    another one, such as a copy that was left behind, must move.
+    any other cache, such as an outdated copy, must move to new memory.
     """
 
     def __init__(self, tensor: Tensor, used: int) -> None:
@@ -39,8 +39,8 @@ class _Rows(NamedTuple):
 def _extended(rows: _Rows | None, more: Tensor) -> _Rows:
     """Returns rows followed by more, in place if possible.
 
-    Memory grows geometrically from the second call on, so that appending one token at a time does
-    not copy all tokens each time.
+    Memory grows geometrically from the second call on, so appending one token at a time does not
+    copy all tokens each time.
     """
     if rows is None:
         return _Rows(more)

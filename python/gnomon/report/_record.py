@@ -62,8 +62,8 @@ def metrics(results: dict[str, Any]) -> list[dict[str, Any]]:
 def measured_at(results: dict[str, Any], key: str) -> list[int]:
     """Indices of the conditions for which a metric exists.
 
-    Excludes conditions where the first metric has values and this one has none: some metrics exist
-    for a single condition.
+    Excludes conditions where the first metric has values and this one has none, because some
+    metrics exist only for a single condition.
     """
     first = metrics(results)[0]["key"]
 

@@ -22,7 +22,7 @@ UNDECIDED, FEW_SEEDS = "not distinguishable", "too few seeds"
 def p_value(differences: Sequence[float]) -> float:
     """Two-sided p-value of Student's paired t-test.
 
-    It is the probability of a mean at least as far from 0; 1 for fewer than two differences.
+    Returns 1 for fewer than two differences.
     """
     n = len(differences)
     if n < 2:

@@ -1,10 +1,10 @@
 """Attention that a model computes itself, softmax(q k^T ...) v, intercepted as it runs.
 
-A module without transformers' interface runs unchanged, with a placeholder for each product of
-three or more axes. Scaling, biases and masks leave a placeholder for a product, and softmax turns
-it into one for weights. Weights times values become one call of the operator. Any other operation
-needs the array and receives it: the module then computes its usual attention, and a warning says
-that it stays dense.
+A module without transformers' interface runs unchanged, with a placeholder for each product that
+has three or more axes. Scaling, biases and masks map a product's placeholder to another one, and
+softmax maps it to a placeholder for weights. Weights times values become one operator call. Any
+other operation receives the actual array: the module then computes its usual attention, and a
+warning says that it stays dense.
 """
 
 from __future__ import annotations
