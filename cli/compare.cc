@@ -153,13 +153,13 @@ std::pair<int64_t, int64_t> ParseSeeds(const std::string& text) {
   const std::optional<int64_t> most =
       dots == std::string::npos ? fewest : ParseInteger(text.substr(dots + 2));
   if (!fewest || !most || *fewest < 1 || *most < *fewest || *most > kMostSeeds) {
-    throw Error(StrCat("--seeds is ", text, ", expected an integer from 1 to ", kMostSeeds,
+    throw Error(StrCat("--seeds is ", text, "; expected an integer from 1 to ", kMostSeeds,
                        ", or FEWEST..MOST"));
   }
   constexpr int64_t kFewestOfTests = 3;
   if (*fewest < *most && *fewest < kFewestOfTests) {
-    throw Error(StrCat("--seeds is ", text, ", expected at least ", kFewestOfTests,
-                       " before the dots: fewer cannot decide"));
+    throw Error(StrCat("--seeds is ", text, "; expected at least ", kFewestOfTests,
+                       " before the dots, because the tests need that many"));
   }
   return {*fewest, *most};
 }
@@ -684,7 +684,7 @@ int RunOnly(Comparison* work, const CompareFlags& flags) {
     return StrCat(run.first, ",", run.second) == only;
   });
   if (found == runs.end()) {
-    throw Error(StrCat("--only is ", only, ", which is no run of this comparison"));
+    throw Error(StrCat("--only is ", only, ", which is not a run of this comparison"));
   }
   // Stops with its worker; otherwise it would compete with the run that replaces it.
   if (const char* parent = std::getenv("GNOMON_PARENT"); parent != nullptr) {

@@ -250,7 +250,7 @@ int RunProgram(int argc, char** argv, const models::ProcessesPtr& processes) {
       CheckWorkingFolder(*app.get_subcommands().front());
       if (processes->size() > 1 && !app.got_subcommand("train")) {
         throw Error(StrCat(app.get_subcommands().front()->get_name(), " runs in one process, but ",
-                           processes->size(), " were started; only train runs in several"));
+                           processes->size(), " were started; only train supports several"));
       }
     });
     code = action();

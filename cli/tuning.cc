@@ -265,8 +265,8 @@ TunedOption ParseTuned(const std::string& text, models::Task& task,
   if (!is_known) {
     const std::string near = DidYouMean(tuned.name, names);
     throw Error(StrCat("--tune: '", tuned.name,
-                       "' is not a number option of the model or its training, nor a number "
-                       "parameter of a term that is compared",
+                       "' is not a numeric option of the model or its training, nor a numeric "
+                       "parameter of a compared term",
                        near.empty() ? "" : "; " + near));
   }
   const std::string what = text.substr(equals + 1);

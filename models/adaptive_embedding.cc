@@ -34,7 +34,7 @@ void CheckCutoffs(const std::vector<int64_t>& cutoffs, int64_t vocabulary) {
   for (const int64_t cutoff : cutoffs) {
     if (cutoff <= before || cutoff >= vocabulary) {
       throw Error(StrCat("--adaptive is ", at::IntArrayRef(cutoffs),
-                         "; expected numbers that rise, from at least 1 to less than the "
+                         "; expected increasing numbers, from at least 1 to less than the "
                          "vocabulary, ",
                          vocabulary));
     }

@@ -125,7 +125,8 @@ class Reader {
   json Header() {
     if (bytes_.empty()) Fail("it is empty");
     if (bytes_.size() < 8) {
-      Fail(StrCat("it has ", bytes_.size(), " bytes, so it is truncated or has another format"));
+      Fail(
+          StrCat("it has ", bytes_.size(), " bytes, so it is truncated or not a safetensors file"));
     }
     uint64_t length = 0;
     std::memcpy(&length, bytes_.data(), 8);

@@ -108,7 +108,7 @@ def _header(content: bytearray, size: int) -> tuple[dict[str, Any], dict[str, st
     if not content:
         raise ValueError("it is empty")
     if len(content) < 8:
-        raise ValueError(f"it has {size} bytes, so it is truncated or has another format")
+        raise ValueError(f"it has {size} bytes, so it is truncated or not a safetensors file")
     length = int.from_bytes(content[:8], "little")
     if length > _LONGEST_HEADER:
         raise ValueError("it has no header")

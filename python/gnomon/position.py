@@ -144,11 +144,11 @@ class RoPEMixed(Position):
     """Mixed RoPE: q and k rotated by t_h x + u_h y, with frequencies per head and axis.
 
     Each pair of coordinates is rotated, before the similarity's token map, by the position along
-    all axes at once, so diagonals are directions like the axes themselves. With a shape, tokens
-    lie on a grid, after `prefix` tokens that are not rotated; without one, the axes are those of
-    the positions that the caller passes, or the sequence. In a module, the frequencies are
-    learned. Initially, each head has one direction per axis, at right angles to each other and
-    rotated at random, with frequencies base^(-n / n_max) along each.
+    all axes at once, so diagonals are treated like the axes themselves. With a shape, tokens lie
+    on a grid, after `prefix` tokens that are not rotated; without one, the axes are those of the
+    positions that the caller passes, or the sequence. In a module, the frequencies are learned.
+    Initially, each head has one direction per axis, at right angles to each other and rotated at
+    random, with frequencies base^(-n / n_max) along each.
 
     Heo et al. 2024, Rotary Position Embedding for Vision Transformer.
 

@@ -424,7 +424,7 @@ def test_a_separate_scale_with_a_similarity_without_scale():
     q = torch.randn(1, 1, 3, 4)
     term = gnomon.position.AbsoluteKeys(torch.randn(3, 4), scale=1.0)
     gnomon.attention(q, q, q, position=term, similarity=gnomon.similarity.Laplacian(1.0))
-    with pytest.raises(ValueError, match=r"content terms.*scale of their own"):
+    with pytest.raises(ValueError, match=r"content terms.*their own scale"):
         gnomon.attention(
             q, q, q, position=term, similarity=gnomon.similarity.Laplacian(1.0), scale=0.5
         )

@@ -132,8 +132,8 @@ def test_it_runs_is_recorded_goes_on_elsewhere_and_has_a_page(folders):
     studies.write_page("tiny", study)
     page = (folders / "pages/tiny.md").read_text()
     assert "All 6 runs are complete" in page
-    assert "Not begun: Another text" in page
-    assert "So far these verdicts use One text." in page
+    assert "Not started: Another text" in page
+    assert "These verdicts so far use only: One text." in page
     assert "(tiny-effects.svg)" in page
     assert (folders / "pages/tiny-effects.svg").is_file()
     assert "Claim: RoPE is better.\n\nVerdict: **" in page

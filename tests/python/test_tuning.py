@@ -265,7 +265,7 @@ def test_parameters_of_terms_and_of_the_model(folder, tmp_path):
         (["--tune", "learning-rate=1,1"], ["1 is given twice"]),
         (["--tune", "learning-rate=-1,1"], ["'-1' is not a number from 0"]),
         (["--tune", "batch=1.5,2"], ["'1.5' is not an integer"]),
-        (["--tune", "steps=1,2"], ["'steps' is not a number option"]),
+        (["--tune", "steps=1,2"], ["'steps' is not a numeric option"]),
         (["--tune", "heads=2,3"], ["--tune heads: ", "3"]),
         (["--tune", "batch=2,3", "--tune", "batch=1..2"], ["batch is given twice"]),
         (["--tune-trials", "3"], ["--tune-trials needs --tune"]),

@@ -354,12 +354,12 @@ TEST_F(GridTest, EachAxisTurnsItsPart) {
 TEST_F(GridTest, ErrorsNameTheGrid) {
   const Position alibi = position::ALiBi(gamma);
   ExpectThrow<c10::ValueError>([&] { position::Grid({2, 3}, {alibi}); },
-                               "shape has 2 axes and axes 1 biases");
+                               "shape has 2 axes and axes has 1 biases");
   ExpectThrow<c10::ValueError>([&] { position::Grid({2, 3}, {alibi, position::RoPE()}); },
-                               "axes have rope");
+                               "axes contains rope");
   ExpectThrow<c10::ValueError>(
       [&] { position::Grid({2, 3}, {alibi, position::Grid({3}, {alibi})}); },
-      "expected biases of one offset");
+      "expected offset biases");
   ExpectThrow<c10::ValueError>(
       [&] {
         attention(x, y, values,

@@ -18,7 +18,7 @@ struct CAPEOptions {
   TORCH_ARG(std::optional<double>, global_shift);
   // local_shift: bound of the shift of each position, in position spacings; default 0.5.
   TORCH_ARG(std::optional<double>, local_shift);
-  // global_scale: upper bound of the common factor of all positions, whose inverse is the lower
+  // global_scale: upper bound of the common factor of all positions; its inverse is the lower
   //   bound; default 1.03, on a grid 1.4.
   TORCH_ARG(std::optional<double>, global_scale);
   // normalize: whether the mean of the positions is subtracted first; sequences only.

@@ -195,7 +195,7 @@ Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
 // Mixed RoPE: q and k rotated by t_h x + u_h y, with frequencies per head and axis.
 //
 // Each pair of coordinates is rotated, before the similarity's token map, by the position along all
-// axes at once, so diagonals are directions like the axes themselves. With a shape, tokens lie on a
+// axes at once, so diagonals are treated like the axes themselves. With a shape, tokens lie on a
 // grid, after `prefix` tokens that are not rotated; without one, the axes are those of the
 // positions that the caller passes, or the sequence. In a module, the frequencies are learned.
 // Initially, each head has one direction per axis, at right angles to each other and rotated at

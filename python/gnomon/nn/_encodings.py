@@ -41,7 +41,7 @@ class CAPE(TokenEncoding):
         dim: E, the embedding dimension.
         global_shift: bound of the common shift of all positions; default 5, on a grid 0.5.
         local_shift: bound of the shift of each position, in position spacings; default 0.5.
-        global_scale: upper bound of the common factor of all positions, whose inverse is the lower
+        global_scale: upper bound of the common factor of all positions; its inverse is the lower
             bound; default 1.03, on a grid 1.4.
         normalize: whether the mean of the positions is subtracted first; sequences only.
         shape: (height, width) of the grid, its numbers of rows and columns; tokens are in row-major

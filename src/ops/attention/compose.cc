@@ -315,7 +315,7 @@ class Composition {
     if (!term.takes_scale) {
       TORCH_CHECK_VALUE(!arguments_.scale || entry_.catalogue.takes_scale, kOperation,
                         ": scale applies to similarities such as dot and to content terms without "
-                        "a scale of their own; this call has neither, so leave it out");
+                        "their own scale; this call has neither, so omit it");
     }
     if (term.keys.defined()) {
       call_.relative_query = std::move(term.query);

@@ -35,16 +35,16 @@ namespace position {
 Position Grid(const std::vector<int64_t>& shape, const std::vector<Position>& axes,
               int64_t prefix) {
   TORCH_CHECK_VALUE(!shape.empty() && axes.size() == shape.size(),
-                    "gnomon.position.Grid: shape has ", shape.size(), " axes and axes ",
-                    axes.size(), " biases; expected one bias for each axis");
+                    "gnomon.position.Grid: shape has ", shape.size(), " axes and axes has ",
+                    axes.size(), " biases; expected one bias per axis");
   Position sum;
   for (size_t axis = 0; axis < axes.size(); ++axis) {
     const Component bias = Component::Parse(axes[axis].spec);
     const PositionEntry& entry = FindPosition(bias);
     TORCH_CHECK_VALUE(entry.role() == PositionEntry::Role::kBias &&
                           entry.catalogue.Find("axis") != nullptr && !bias.Find("shape"),
-                      "gnomon.position.Grid: axes have ", axes[axis].spec,
-                      "; expected biases of one offset");
+                      "gnomon.position.Grid: axes contains ", axes[axis].spec,
+                      "; expected offset biases");
     if (axis > 0) sum.spec += "+";
     sum.spec += axes[axis].spec + ":shape=" + SizesText(shape) + ":axis=" + std::to_string(axis) +
                 ":prefix=" + std::to_string(prefix);

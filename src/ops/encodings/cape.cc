@@ -182,7 +182,7 @@ const RegisterPosition cape({
              .Otherwise("0.5")
              .AtLeast(0),
          Number("global_scale", "")
-             .Means("upper bound of the common factor of all positions, whose inverse is the lower "
+             .Means("upper bound of the common factor of all positions; its inverse is the lower "
                     "bound; default 1.03, on a grid 1.4")
              .Otherwise("1.03 (grid: 1.4)")
              .AtLeast(1),

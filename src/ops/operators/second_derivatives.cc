@@ -36,7 +36,7 @@ class RefusingFunction : public torch::autograd::Function<RefusingFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& /*d_outputs*/) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false, context->saved_data["call"].toStringRef(),
-        ": third derivatives are not supported; detach the second where it counts as a constant, "
+        ": third derivatives are not supported; detach the second derivative if it is a constant, "
         "or write this attention with PyTorch's own operations");
     return {};
   }

@@ -93,7 +93,7 @@ std::vector<int64_t> AxesOfPairs(const Component& component, const std::vector<i
     const auto count = std::count(of_pairs.begin(), of_pairs.end(), axis);
     TORCH_CHECK_VALUE(count == sections[static_cast<size_t>(axis)],
                       "gnomon.attention: RoPE has sections = ", SizesText(sections),
-                      " in turn, but axis ", axis, " gets ", count,
+                      ", interleaved, but axis ", axis, " gets ", count,
                       " pairs; expected the first section to be the largest");
   }
   return of_pairs;

@@ -161,7 +161,7 @@ std::vector<Parameter> FrequencyParameters() {
                           const std::string& meaning, const char* otherwise = "") {
     std::string readers;
     for (const std::string& name : read_by) readers += (readers.empty() ? "" : ", ") + name;
-    parameter.meaning = read_by == all ? meaning : "of " + readers + ": " + meaning;
+    parameter.meaning = read_by == all ? meaning : readers + ": " + meaning;
     parameter.otherwise = otherwise;
     parameter.detail_of = "scaling";
     parameter.read_by = read_by;
@@ -174,7 +174,7 @@ std::vector<Parameter> FrequencyParameters() {
              "1 with longrope and proportional, else required"),
       detail(PositiveNumber("original_max_position_embeddings", ""),
              {"dynamic", "yarn", "longrope", "llama3"}, "the training length", "required"),
-      detail(PositiveNumber("attention_factor", ""), {"yarn", "longrope"}, "factor of q and k",
+      detail(PositiveNumber("attention_factor", ""), {"yarn", "longrope"}, "multiplies q and k",
              "derived from factor"),
       detail(PositiveNumber("beta_fast", "32"), {"yarn"}, "rotations at the fast end of the ramp"),
       detail(PositiveNumber("beta_slow", "1"), {"yarn"}, "rotations at the slow end of the ramp"),

@@ -113,7 +113,7 @@ const RegisterPosition rope_mixed({
          .note = "is the angle by which pair n of the coordinates of q and k is rotated; p_a is a "
                  "token's coordinate along axis a of a grid",
          .details = "Each pair of coordinates is rotated, before the similarity's token map, by "
-                    "the position along all axes at once, so diagonals are directions like the "
+                    "the position along all axes at once, so diagonals are treated like the "
                     "axes themselves. With a shape, tokens lie on a grid, after `prefix` tokens "
                     "that are not rotated; without one, the axes are those of the positions that "
                     "the caller passes, or the sequence. In a module, the frequencies are learned. "
