@@ -127,6 +127,16 @@ std::string LastLine(const std::string& text) {
   return last;
 }
 
+// Throws Error with the last line of the interpreter's errors if it fails.
+std::string OutputOfPython(std::vector<std::string> words) {
+  const std::string python = FindPython();
+  words.insert(words.begin(), python);
+  const Outcome outcome = RunProgram(std::move(words));
+  if (outcome.code == 0) return outcome.output;
+  if (outcome.code < 0) throw Error(StrCat("cannot run ", python));
+  throw Error(LastLine(outcome.errors));
+}
+
 }  // namespace
 
 Report DrawReport(const fs::path& folder) {
@@ -148,12 +158,18 @@ Report DrawReport(const fs::path& folder) {
 }
 
 std::string AskPython(const std::string& module, std::vector<std::string> words) {
-  const std::string python = FindPython();
-  words.insert(words.begin(), {python, "-m", module});
-  const Outcome outcome = RunProgram(std::move(words));
-  if (outcome.code == 0) return outcome.output;
-  if (outcome.code < 0) throw Error(StrCat("cannot run ", python, " -m ", module));
-  throw Error(LastLine(outcome.errors));
+  words.insert(words.begin(), {"-m", module});
+  return OutputOfPython(std::move(words));
+}
+
+std::string AskPythonFile(const std::string& file, std::vector<std::string> words) {
+  constexpr const char* kRun = R"(
+import importlib.util, pathlib, runpy, sys
+package = importlib.util.find_spec("gnomon") or sys.exit("No module named 'gnomon'")
+runpy.run_path(str(pathlib.Path(package.origin).with_name(sys.argv.pop(1))), run_name="__main__")
+)";
+  words.insert(words.begin(), {"-c", kRun, file});
+  return OutputOfPython(std::move(words));
 }
 
 PythonChild::PythonChild(const std::string& module, std::vector<std::string> words) {

@@ -29,6 +29,10 @@ Report DrawReport(const std::filesystem::path& folder);
 // standard error.
 std::string AskPython(const std::string& module, std::vector<std::string> words);
 
+// The same for a file of the gnomon package that needs nothing else of it. The package is not
+// imported, because that imports PyTorch, which takes seconds.
+std::string AskPythonFile(const std::string& file, std::vector<std::string> words);
+
 // A child process `python -m MODULE WORDS` in a separate session, so that Ctrl-C does not reach it.
 // Lines are exchanged in both directions; its standard error is inherited.
 class PythonChild {

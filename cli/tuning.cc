@@ -25,7 +25,7 @@ using models::OptionList;
 using models::StrCat;
 using nlohmann::json;
 
-constexpr const char* kTuningModule = "gnomon._tuning";
+constexpr const char* kTuningFile = "_tuning.py";
 
 // The name of an option in --tune.
 std::string NameOf(const Option& option) { return option.flag().substr(2); }
@@ -322,7 +322,7 @@ std::string DescribeValues(const json& values) {
 
 void CheckOptuna() {
   try {
-    AskPython(kTuningModule, {"--check"});
+    AskPythonFile(kTuningFile, {"--check"});
   } catch (const Error& error) {
     throw Error(StrCat("compare: --tune: ", error.what()));
   }
@@ -330,7 +330,7 @@ void CheckOptuna() {
 
 bool NextTrials(const std::filesystem::path& folder, Tuning* tuning,
                 std::vector<std::pair<int64_t, int64_t>>* trials) {
-  const json answer = json::parse(AskPython(kTuningModule, {folder.string()}));
+  const json answer = json::parse(AskPythonFile(kTuningFile, {folder.string()}));
   trials->clear();
   for (const json& next : answer.at("next")) {
     const auto combination = next.at("combination").get<int64_t>();

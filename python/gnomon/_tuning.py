@@ -1,4 +1,6 @@
-"""Selects the values that ``gnomon compare --tune`` tries: ``python -m gnomon._tuning FOLDER``.
+"""Selects the values that ``gnomon compare --tune`` tries: ``python _tuning.py FOLDER``.
+
+It imports nothing of gnomon, so that a question does not wait for the import of PyTorch.
 
 Reads the results.json of a comparison and, with Optuna, selects the trials to run next. Prints them
 as JSON, or the chosen values once all trials are done. The output depends only on the record, so a
