@@ -45,7 +45,7 @@ std::unique_ptr<models::Learner> CheckTerms(models::Task& task, const models::Te
     std::unique_ptr<models::Learner> learner = models::NewLearner(task, terms, training, device);
     const torch::NoGradGuard no_grad;
     if (!torch::isfinite(learner->Probe()).all().item<bool>()) {
-      throw Error("produces values that are not finite");
+      throw Error("produces non-finite values");
     }
     return learner;
   } catch (const Error& error) {

@@ -205,8 +205,8 @@ STUDY = Study(
     limits=(
         "The models are small (four layers of 128 columns, 0.8 to 0.9 million parameters), read "
         "bytes, and are trained for 600 steps of 16 windows, far from convergence. At other sizes "
-        "the order of the positions may differ; in the literature, positions that break down "
-        "beyond the training length do so at all sizes. All combinations use one learning rate. "
+        "the order of the positions may differ; in the literature, breakdowns beyond the training "
+        "length carry over to larger models. All combinations use one learning rate. "
         "Shakespeare's plays are not evaluated at 8192, because their validation part has only "
         "thirteen such windows."
     ),

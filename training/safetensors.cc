@@ -106,7 +106,7 @@ class Reader {
     uint64_t end = 0;
     for (const auto& [first, last] : spans) {
       if (first < end) Fail("two tensors overlap");
-      if (first > end) Fail(StrCat("bytes ", end, " to ", first, " belong to no tensor"));
+      if (first > end) Fail(StrCat("bytes ", end, " to ", first, " do not belong to any tensor"));
       end = last;
     }
     if (end != DataSize()) {
@@ -195,7 +195,7 @@ class Reader {
     }
     constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
     std::vector<int64_t> sizes;
-    uint64_t extent = c10::elementSize(type->type);  // in bytes, zero sizes aside
+    uint64_t extent = c10::elementSize(type->type);  // in bytes, ignoring zero sizes
     bool empty = false;
     for (const json& size : shape) {
       const auto n = size.get<uint64_t>();

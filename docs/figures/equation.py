@@ -23,7 +23,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def draw_matrix(ax, values, title, caption, tile=True, cmap="Blues", limits=None, ghost=True):
-    """A faint L x L matrix, of which only one tile exists at any moment."""
+    """Draws a faint L x L matrix, only one tile of which exists at any moment."""
     low, high = limits or (np.nanmin(values), np.nanmax(values))
     ax.imshow(values, cmap=cmap, vmin=low, vmax=high, alpha=0.35 if ghost else 1.0)
     if tile:

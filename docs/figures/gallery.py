@@ -52,8 +52,8 @@ OF_A_CALL = {
     "pair_bias": "gnomon.position.PairBias(torch.randn(1, 1, 49, 49))",
 }
 CAPTIONS = {
-    "similarity": "Scores of one query (cross) and all keys of a plane",
-    "additive": "Scores of all queries (down) and keys (across), one column each",
+    "similarity": "Scores of one query (cross) with all keys in a plane",
+    "additive": "Scores of all queries (down) and keys (across), each with one column",
     "bias": "Bias of query i (down) and key j (across)",
     "rotation": "Scores of equal tokens, query i (down) and key j (across)",
     "grid_bias": "Bias from a table, for a grid of 7 x 7 tokens",

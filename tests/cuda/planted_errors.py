@@ -1,7 +1,7 @@
-"""Plants the errors of errors.txt in the CUDA kernels, one at a time.
+"""Mutation-tests the CUDA kernels: plants the errors in errors.txt, one at a time.
 
-The tests in the emulator must detect each of them. Needs a build of gnomon_cuda_tests (--build) and
-a few seconds per error.
+The tests in the emulator must detect each error. Needs a build of gnomon_cuda_tests (--build) and a
+few seconds per error.
 """
 
 import argparse

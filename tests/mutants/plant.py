@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Plants errors in a copy of the tree, one at a time, and reports the core test that detects each.
+"""Mutation-tests the core: plants errors in a copy of the tree, one at a time, and runs the tests.
 
-Errors are in errors.txt beside this file. Exits with 0 if at least 90% of the planted errors are
-detected, and with 1 if fewer are, or if an entry no longer matches the code.
+Reports the core test that detects each error in errors.txt (in this folder). Exits with 0 if at
+least 90% of the errors are detected, and with 1 if fewer are, or if an entry does not match the
+code.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_SHARE = 0.9
-# Little optimisation, so that it compiles fast, and a single instruction set: this machine's.
+# For a fast compilation: little optimisation, and only this machine's instruction set.
 FLAGS = "-Og -march=native -DHWY_COMPILE_ONLY_STATIC -w"
 TARGET = "gnomon_core_tests"
 # Most of the work is compiling a file once per definition. An error in all of these objects is
 # first planted in three of them: a definition without tokens (whose object comes first, so that
 # functions shared by objects are linked from it), one with products and one with distances.
 KERNELS = {"kernel_Additive.cc.o", "kernel_Dot.cc.o", "kernel_Umbral.cc.o"}
-# An error may make tests run or wait forever. The minimum CPU time they get, the multiple of the
-# time that the tests named in errors.txt take without an error, and how long they may stay almost
-# idle. In CPU time, because a busy machine is not an error.
+# An error may make tests run or wait forever. The limits are the minimum CPU time that tests get, a
+# multiple of the time that the named tests take without an error, and the time that they may be
+# almost idle. CPU time is used because a busy machine is not an error.
 LIMIT_S = 300
 PATIENCE = 3
 IDLE_S = 60
@@ -277,7 +278,7 @@ def main() -> int:
             broken += 1
             verdict = str(problem)
         print(f"{error.name:{width}}  {time.monotonic() - start:4.0f} s  {verdict}", flush=True)
-    print(f"{seen} of {len(errors)} planted errors seen ({seen / len(errors):.0%})")
+    print(f"{seen} of {len(errors)} planted errors detected ({seen / len(errors):.0%})")
     return 0 if seen >= LEAST_SHARE * len(errors) and broken == 0 else 1
 
 

@@ -245,7 +245,7 @@ def test_compare_whose_report_cannot_be_written_fails(folder, tmp_path):
 
 
 def test_compare_of_encodings_and_grids(folder, tmp_path):
-    """A grid limits the number of tokens; a bias over it needs all of them at once."""
+    """A grid limits the number of tokens; a bias on the grid needs all of them at once."""
     ends = ["rope:shape=4x8", "alibi:shape=4x4:slopes=learned", "grid_bias:shape=4x4"]
     succeed(
         "compare", "--data", folder / "text.txt", "--out", tmp_path / "run",

@@ -84,7 +84,7 @@ def test_json(tmp_path):
 
 
 def test_doubly_ragged_json(tmp_path):
-    """Chorales whose chords have as many voices as sound."""
+    """Chorales with a varying number of voices per chord."""
     chorales = [[[1, 2], [3]], [[4, 5, 6]], []]
     got = read(tmp_path / "x.json", json.dumps(chorales).encode())
     np.testing.assert_array_equal(got["a.x"], [1, 2, 3, 4, 5, 6])

@@ -1,4 +1,4 @@
-"""gnomon inspect: the numbers beside each picture compared with independent formulas, and invalid
+"""gnomon inspect: the data of each picture compared with independent formulas, and invalid
 input."""
 
 import json

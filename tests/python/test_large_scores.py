@@ -379,7 +379,7 @@ def test_few_queries_and_many_keys(similarity, queries):
 @pytest.mark.parametrize("dim", [16, 64])
 @pytest.mark.parametrize("scale", [1, 3, 10])
 def test_sinks_of_little_weight(scale, dim):
-    """The gradient of the sink has digits of its own, however small it is compared with those of
+    """The gradient of the sink stays accurate, however small it is compared with the gradients of
     the keys."""
 
     def d_sink(attend, x, dtype):

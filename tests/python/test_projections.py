@@ -203,7 +203,7 @@ def test_gates_are_gradients_and_learned_values():
 
 
 def test_a_term_that_came_with_tensors_keeps_them():
-    """Like any other table: a given one is stored, and has the shape for a call."""
+    """As for any other table, a passed tensor is stored and has the shape of a call argument."""
     table = torch.nn.Parameter(torch.randn(17, 5, dtype=torch.float64))
     # Module buffers have the default dtype.
     query = torch.randn(B, HEADS, L, 5).double()

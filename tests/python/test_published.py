@@ -180,7 +180,7 @@ def test_alibi_of_bloom_and_mpt(heads):
     # Both add slope * column, which differs from ours by a constant per row.
     bloom = build_alibi_tensor(torch.ones(1, length), heads, torch.float32).view(1, heads, 1, -1)
     biases = [bloom]
-    if heads != 12:  # MPT orders the slopes of other than powers of two differently
+    if heads != 12:  # MPT orders slopes differently unless their number is a power of two
         biases.append(build_mpt_alibi_tensor(heads, length))
     for bias in biases:
         scores = q @ k.transpose(2, 3) / 8**0.5 + bias + mask

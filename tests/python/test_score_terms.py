@@ -623,7 +623,7 @@ def test_forget_gates_with_padding_and_offsets_of_batches():
 
 @pytest.mark.parametrize("places", ["none", "restart", "shuffled"])
 def test_forget_gates_of_a_document_do_not_see_another(places):
-    """Neither lse nor sinks subtract it; they see the full sums."""
+    """lse and sinks use the full sums."""
     torch.manual_seed(0)
     batch, heads, lengths = 2, 3, (7, 11, 4)
     length = sum(lengths)
@@ -993,7 +993,7 @@ def test_wrong_arguments(wrong, error, message):
 
 
 def test_modules():
-    """They accept masks and a bias of their own; call tensors are rejected by name."""
+    """Modules accept masks and their own bias; tensors of a call are rejected by name."""
     torch.manual_seed(0)
     bias = normal(1, 4, 9, 9)
     module = gnomon.nn.MultiheadAttention(

@@ -1,4 +1,4 @@
-"""tolerance: the weight that attention skips is below it, and nothing else changes."""
+"""tolerance: skipped weights are below it, and nothing else changes."""
 
 from __future__ import annotations
 

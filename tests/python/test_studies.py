@@ -377,7 +377,7 @@ def test_differences_are_of_the_seeds_that_both_have():
 
 @pytest.mark.parametrize("name", studies.names())
 def test_the_command_lines_of_studies_are_valid(name, tmp_path):
-    """Replaces the data by missing ones, and the position by an invalid one."""
+    """Runs each command with missing data and an invalid position."""
     for comparison in studies.load_study(name).comparisons:
         words = list(comparison.arguments)
         if comparison.data:

@@ -1,4 +1,4 @@
-"""The task `generated`: answers by definition, metrics by numpy, the model compared with GPT-2."""
+"""The task `generated`: answers, metrics compared with NumPy, the model compared with GPT-2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task graphs: its data, its network compared with torch_geometric's, its metrics and runs."""
+"""The task graphs: data, the network compared with torch_geometric's, metrics and runs."""
 
 from __future__ import annotations
 

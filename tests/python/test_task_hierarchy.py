@@ -1,4 +1,4 @@
-"""The task hierarchy: its data and their split, its metrics by definition, its runs."""
+"""The task hierarchy: data, splits, metrics compared with their definitions, and runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task `music`: its losses compared with GPT-2, its files compared with mido."""
+"""The task `music`: losses compared with GPT-2, and MIDI files compared with mido."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def model(folder) -> pathlib.Path:
 
 
 class Reference:
-    """The network from parts of other libraries: transformers' features and wav2vec 2.0 encoder, in
+    """The network built from other libraries: transformers' features and wav2vec 2.0 encoder, in
     double precision."""
 
     def __init__(self, file: pathlib.Path) -> None:

@@ -1805,7 +1805,7 @@ def test_cones_of_one_layer():
     integration.with_cone_attention(model, "penumbral:gamma=fixed")
     assert not list(model.layers[0].self_attn.gnomon_similarity.parameters())
     torch.testing.assert_close(model(ids).last_hidden_state, before)
-    # Replaced again by another similarity, still with a single hook.
+    # Replaced again with another similarity, still with a single hook.
     integration.with_cone_attention(model, "hyperbolic")
     assert model.layers[0].self_attn.gnomon_similarity.beta_theta.shape == (4,)
     assert len(model.layers[0].self_attn._forward_pre_hooks) == 1

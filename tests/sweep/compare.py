@@ -369,7 +369,7 @@ def _gradient_errors(found: _Results, expected: _Results) -> Iterator[tuple[str,
 
 
 class _SmoothRelu(TorchFunctionMode):
-    """Replaces ReLU by softplus."""
+    """Replaces ReLU with softplus."""
 
     _RELU = (torch.relu, torch.relu_, functional.relu, functional.relu_, Tensor.relu, Tensor.relu_)
 

@@ -356,7 +356,7 @@ def to_markdown(
 
 
 def _changes(releases: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
-    """The types that several releases have in different classes."""
+    """The types whose class differs between releases."""
     classes: dict[str, dict[str, str]] = defaultdict(dict)
     for release, outcomes in releases.items():
         for name, outcome in outcomes.items():

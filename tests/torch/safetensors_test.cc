@@ -128,7 +128,7 @@ TEST_F(SafeTensorsTest, HostileHeaders) {
               "it is truncated: the tensor 'x' has the bytes 0 to 8 of 4");
   ExpectError(tensor("\"F32\"", "[2]", "[8,0]"), 8, "has the bytes 8 to 0");
   ExpectError(tensor("\"F32\"", "[3]", "[0,8]"), 8, "takes 12");
-  ExpectError(tensor("\"F32\"", "[1]", "[4,8]"), 8, "belong to no tensor");
+  ExpectError(tensor("\"F32\"", "[1]", "[4,8]"), 8, "do not belong to any tensor");
   ExpectError(tensor("\"F32\"", "[1]", "[0,4]"), 8, "the file holds 8");
   ExpectError(tensor("\"Q4\"", "[1]", "[0,4]"), 4, "unknown dtype \"Q4\"");
   ExpectError(tensor("7", "[1]", "[0,4]"), 4, "unknown dtype 7");

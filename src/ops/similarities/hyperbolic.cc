@@ -159,7 +159,7 @@ const RegisterSimilarity hyperbolic({
              "heights clamped to e^-30 .. e^30\n- \"ball\" (the Poincare ball) and \"klein\": "
              "\"exp\"; \"none\" expects points of the unit ball, and projects points outside onto "
              "its boundary\n\nNeeds D >= 2, except for the two balls and for \"exp\" on the "
-             "hyperboloid. Maps reach at most the distance 30 from the origin.",
+             "hyperboloid. Mapped points are at most a distance of 30 from the origin.",
          .source = "Gulcehre et al. 2019, Hyperbolic Attention Networks",
          .class_name = "Hyperbolic"},
     .parameters = {PerHead("beta", "learned").Means("per-head factor"),
