@@ -16,9 +16,9 @@ STUDY = Study(
     title="Chorales",
     question=(
         "Huang et al. 2019 report that relative keys (Music Transformer) predict chorales "
-        "better than sinusoids, because music repeats itself at a distance. Does this hold "
-        "here, do RoPE and distance biases achieve the same, and what happens on windows longer "
-        "than those in training?"
+        "better than sinusoids, because music repeats itself at a distance. Does this hold here? "
+        "Do RoPE and distance biases achieve the same? What happens on windows longer than those "
+        "in training?"
     ),
     answer=(
         "Relative keys, RoPE and distance biases are all better than sinusoids, by 0.4 to 0.65 "
