@@ -170,8 +170,8 @@ class Hyperbolic(Similarity):
     - "ball" (the Poincare ball) and "klein": "exp"; "none" expects points of the unit ball, and
       projects points outside onto its boundary
 
-    Needs D >= 2, except for the two balls and for "exp" on the hyperboloid. Maps reach at most
-    the distance 30 from the origin.
+    Needs D >= 2, except for the two balls and for "exp" on the hyperboloid. Mapped points are at
+    most a distance of 30 from the origin.
 
     Gulcehre et al. 2019, Hyperbolic Attention Networks.
 

@@ -120,7 +120,7 @@ def test_every_list_refuses_an_empty_item(folder, refuse):
         for task in ["text"] if command == "bench" else tasks:
             given = [command] if command == "bench" else [command, "--task", task]
             for option, words in options_of(given, folder).items():
-                if "comma-separated" not in " ".join(words.split()):
+                if "comma-separated" not in " ".join(words.lower().split()):
                     continue
                 if (command, option) == ("train", "--position"):
                     continue  # A layer pattern, which is parsed after the data.

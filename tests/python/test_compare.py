@@ -211,7 +211,10 @@ def test_seeds_are_added_while_a_pair_is_undecided(folder, tmp_path):
         (["--seeds", "3..4"], ["--seeds 3..4 needs --margin"]),
         (["--margin", "-1"], ["--margin is -1"]),
         (["--workers", "0"], ["--workers is 0"]),
-        (["--workers", "2", "--cluster", "tcp://a:1"], ["--workers and --cluster"]),
+        (
+            ["--workers", "2", "--cluster", "tcp://a:1"],
+            ["--workers cannot be combined with --cluster"],
+        ),
         (["--only", "0,0"], ["--only needs --resume"]),
     ],
 )

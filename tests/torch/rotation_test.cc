@@ -20,16 +20,15 @@ torch::Tensor Rotated(const std::string& spec, const torch::Tensor& x,
                       const torch::Tensor& positions) {
   const Component component = Component::Parse(spec);
   const torch::Tensor integers = positions.to(torch::kLong);
-  return FindPosition(component).rotate(
-      component, {},
-      {.x = x,
-       .position = 0,
-       .firsts = std::nullopt,
-       .length = 0,
-       .of_keys = false,
-       .is_product = true,
-       .last_is_height = false,
-       .positions = TokenPositions{integers, integers.min(), integers.max()}});
+  return FindPosition(component).rotate(component, {},
+                                        {.x = x,
+                                         .position = 0,
+                                         .firsts = std::nullopt,
+                                         .length = 0,
+                                         .of_keys = false,
+                                         .is_product = true,
+                                         .last_is_height = false,
+                                         .positions = TokenPositions{integers, integers}});
 }
 
 // Rotates pairs (n, n + kPairs) by angles (kBatch, kLength, kPairs).
@@ -90,18 +89,18 @@ TEST(RotationTest, MixedFrequenciesReadCoordinates) {
   const torch::Tensor positions = Coordinates(kBatch, 2);
   const torch::Tensor frequencies = torch::randn({3, 2, kPairs}, torch::kDouble);
   const Component component = Component::Parse("rope_mixed:frequencies=tensor:layout=half");
-  const torch::Tensor found = FindPosition(component).rotate(
-      component, {frequencies},
-      {.x = x,
-       .position = 0,
-       .firsts = std::nullopt,
-       .length = 0,
-       .of_keys = false,
-       .is_product = true,
-       .last_is_height = false,
-       .heads = 3,
-       .key_heads = 3,
-       .positions = TokenPositions{positions, positions.min(), positions.max()}});
+  const torch::Tensor found =
+      FindPosition(component).rotate(component, {frequencies},
+                                     {.x = x,
+                                      .position = 0,
+                                      .firsts = std::nullopt,
+                                      .length = 0,
+                                      .of_keys = false,
+                                      .is_product = true,
+                                      .last_is_height = false,
+                                      .heads = 3,
+                                      .key_heads = 3,
+                                      .positions = TokenPositions{positions, positions}});
   for (int64_t head = 0; head < 3; ++head) {
     const torch::Tensor angles = torch::matmul(positions.to(torch::kDouble), frequencies[head]);
     EXPECT_TRUE(torch::allclose(found.narrow(1, head, 1), Turned(x.narrow(1, head, 1), angles)));
