@@ -1,0 +1,15 @@
+// Forward-mode and second derivatives of dot-product attention in fp32, on plain views.
+#ifndef GNOMON_SRC_CORE_DERIVATIVES_H_
+#define GNOMON_SRC_CORE_DERIVATIVES_H_
+
+#include "cpu/derivatives.h"
+#include "gnomon/attention.h"
+
+namespace gnomon {
+
+// Results do not depend on the number of workers.
+void DifferentiateAttention(const AttentionDerivatives& of, const Executor& executor);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_SRC_CORE_DERIVATIVES_H_

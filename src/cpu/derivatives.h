@@ -1,0 +1,37 @@
+// The kernel of forward-mode and second derivatives of dot-product attention, on plain views.
+#ifndef GNOMON_SRC_CPU_DERIVATIVES_H_
+#define GNOMON_SRC_CPU_DERIVATIVES_H_
+
+#include "gnomon/attention.h"
+
+namespace gnomon {
+
+// A call and its derivative in the direction of the tangents of its inputs. All numbers that are
+// multiplied are finite. A null pointer means a tangent of 0 or a result that is not needed.
+struct AttentionDerivatives {
+  // Scores are factors times inner products, plus a bias by offset and a key bias; masks are one
+  // interval of keys per row. Other terms are not supported.
+  AttentionInput<float> input;
+  // The tangents of x, y, v, factor, bias and key_bias, in the layout of the input.
+  AttentionInput<float> tangent;
+
+  AttentionOutput<float> output;
+  View<float> o_tangent;
+  float* lse_tangent = nullptr;  // 0 in a row that sees no key
+
+  // The gradients of o and lse, and their tangents.
+  View<const float> d_o;
+  View<const float> d_o_tangent;
+  const float* d_lse = nullptr;
+  const float* d_lse_tangent = nullptr;
+  // The gradients of the members that may have tangents, and the tangents of the gradients.
+  AttentionGradient<float> gradient;
+  AttentionGradient<float> gradient_tangent;
+};
+
+// Dispatches to the selected instruction set.
+void DerivativesKernel(const AttentionDerivatives& of, const Executor& executor);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_SRC_CPU_DERIVATIVES_H_

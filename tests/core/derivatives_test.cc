@@ -1,0 +1,267 @@
+// Compares the kernel of derivatives on every instruction set with the reference in dual numbers.
+#include "core/derivatives.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/random_problem.h"
+#include "gnomon/derivatives.h"
+
+namespace gnomon::testing {
+namespace {
+
+// A problem and the direction of its derivative: another problem of the same sizes.
+struct Directed {
+  Problem<float> at;
+  Problem<float> along;
+};
+
+Directed RandomDirected(const ProblemOptions& options) {
+  ProblemOptions other = options;
+  other.seed = options.seed + 1;
+  const PairFunction& dot = FindPairFunction("dot");
+  return {RandomProblem(dot, options), RandomProblem(dot, other)};
+}
+
+// All results, without gaps between rows.
+Results<float> RunKernel(const Directed& p, const Executor& executor = SerialExecutor()) {
+  const ProblemOptions& options = p.at.options;
+  AttentionDerivatives of;
+  of.input = p.at.Input();
+  of.tangent = p.along.Input();
+  of.d_o = p.at.d_o.view();
+  of.d_o_tangent = p.along.d_o.view();
+  of.d_lse = p.at.d_lse.data();
+  of.d_lse_tangent = p.along.d_lse.data();
+  std::map<std::string, Array<float>> arrays;
+  Results<float> results;
+  const auto view = [&](const std::string& name, const Array<float>& like) {
+    return (arrays[name] = Array<float>(like.size(), options.padded, kNan)).view();
+  };
+  const auto pointer = [&](const std::string& name, size_t size) {
+    return (results[name] = std::vector<float>(size, kNan)).data();
+  };
+  const size_t rows = p.at.d_lse.size();
+  of.output = {view("o", p.at.d_o), pointer("lse", rows), pointer("statistics", 3 * rows)};
+  of.o_tangent = view("o'", p.at.d_o);
+  of.lse_tangent = pointer("lse'", rows);
+  const auto set = [&](AttentionGradient<float>& gradient, const std::string& mark) {
+    gradient.x = view("d_x" + mark, p.at.x);
+    gradient.y = view("d_y" + mark, p.at.y);
+    gradient.v = view("d_v" + mark, p.at.v);
+    gradient.factor = pointer("d_factor" + mark, p.at.factor.size());
+    if (options.bias != ProblemOptions::kNoBias) {
+      gradient.bias = {pointer("d_bias" + mark, p.at.bias.size()), p.at.bias_stride(), nullptr};
+    }
+    if (options.key_bias) {
+      gradient.key_bias = pointer("d_key_bias" + mark, p.at.key_bias.size());
+    }
+  };
+  set(of.gradient, "");
+  set(of.gradient_tangent, "'");
+  DifferentiateAttention(of, executor);
+  for (auto& [name, array] : arrays) results[name] = array.TakeOutput();
+  return results;
+}
+
+std::vector<Dual> Duals(const std::vector<float>& values, const std::vector<float>& tangents) {
+  std::vector<Dual> duals;
+  for (size_t n = 0; n < values.size(); ++n) duals.emplace_back(values[n], tangents[n]);
+  return duals;
+}
+
+// The same by the reference.
+Results<double> RunReference(const Directed& p) {
+  std::deque<std::vector<Dual>> kept;
+  const auto keep = [&](std::vector<Dual> duals) { return kept.emplace_back(duals).data(); };
+  const auto strides = [](const Array<float>& array) {
+    const auto [batch, heads, rows, columns] = array.size();
+    return std::array<int64_t, 3>{heads * rows * columns, rows * columns, columns};
+  };
+  const auto rows = [&](const Array<float>& values, const Array<float>& tangents) {
+    return View<const Dual>{keep(Duals(values.Elements(), tangents.Elements())), strides(values)};
+  };
+  const auto numbers = [&](const std::vector<float>& values, const std::vector<float>& tangents) {
+    return keep(Duals(values, tangents));
+  };
+  const AttentionInput<float> at = p.at.Input();
+  AttentionInput<Dual> in;
+  in.shape = at.shape;
+  in.mask = at.mask;
+  in.query_offset = at.query_offset;
+  in.query_offsets = at.query_offsets;
+  in.x = rows(p.at.x, p.along.x);
+  in.y = rows(p.at.y, p.along.y);
+  in.v = rows(p.at.v, p.along.v);
+  in.factor = numbers(p.at.factor, p.along.factor);
+  if (at.bias.table != nullptr) {
+    in.bias = {numbers(p.at.bias, p.along.bias), at.bias.batch_stride, nullptr};
+  }
+  if (at.key_bias != nullptr) in.key_bias = numbers(p.at.key_bias, p.along.key_bias);
+
+  std::map<std::string, std::vector<Dual>> results;
+  const auto result = [&](const std::string& name, size_t size) {
+    return (results[name] = std::vector<Dual>(size)).data();
+  };
+  const auto view = [&](const std::string& name, const Array<float>& like) {
+    return View<Dual>{result(name, like.Elements().size()), strides(like)};
+  };
+  const size_t lines = p.at.d_lse.size();
+  const AttentionOutput<Dual> out{view("o", p.at.d_o), result("lse", lines),
+                                  result("statistics", 3 * lines)};
+  AttentionForward(p.at.function, in, out);
+  const AttentionBackwardInput<Dual> saved{{out.o.data, out.o.stride},
+                                           out.lse,
+                                           rows(p.at.d_o, p.along.d_o),
+                                           numbers(p.at.d_lse, p.along.d_lse),
+                                           out.statistics};
+  AttentionGradient<Dual> gradient;
+  gradient.x = view("d_x", p.at.x);
+  gradient.y = view("d_y", p.at.y);
+  gradient.v = view("d_v", p.at.v);
+  gradient.factor = result("d_factor", p.at.factor.size());
+  if (at.bias.table != nullptr) {
+    gradient.bias = {result("d_bias", p.at.bias.size()), at.bias.batch_stride, nullptr};
+  }
+  if (at.key_bias != nullptr) gradient.key_bias = result("d_key_bias", p.at.key_bias.size());
+  AttentionBackward(p.at.function, in, saved, gradient);
+
+  Results<double> all;
+  for (const auto& [name, duals] : results) {
+    const auto push = [&](const std::string& to, double Dual::* part) {
+      all[to] = {};
+      for (const Dual& dual : duals) all[to].push_back(dual.*part);
+    };
+    push(name, &Dual::value);
+    if (name != "statistics") push(name + "'", &Dual::tangent);
+  }
+  return all;
+}
+
+void ExpectNear(const Results<float>& actual, const Results<double>& expected, double tolerance) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (const auto& [name, values] : expected) {
+    EXPECT_LE(Difference(actual.at(name), values, 1.0), tolerance) << name;
+  }
+}
+
+std::vector<ProblemOptions> AllOptions() {
+  constexpr auto kShared = ProblemOptions::kSharedBias;
+  constexpr auto kForEachBatch = ProblemOptions::kBiasForEachBatch;
+  return {
+      {.shape = {1, 1, 1, 1, 1, 1, 1}},
+      {.shape = {1, 1, 1, 0, 3, 2, 2}},
+      {.shape = {2, 4, 2, 70, 70, 8, 16}, .right = 0, .bias = kShared},
+      {.shape = {1, 2, 1, 130, 300, 16, 32}, .right = 0, .query_offset = 170, .key_bias = true},
+      {.shape = {2, 3, 3, 60, 250, 7, 5},
+       .left = 20,
+       .right = 3,
+       .key_starts = {2, 0},
+       .key_lengths = {100, 0},
+       .query_offsets = {30, -5},
+       .bias = kForEachBatch,
+       .key_bias = true,
+       .padded = true},
+      {.shape = {1, 6, 3, 100, 90, 70, 66}, .chunks = {32, 1, 0}},
+      {.shape = {1, 2, 2, 50, 130, 9, 16},
+       .type = TokenType::kBFloat16,
+       .value_type = TokenType::kFloat16},
+  };
+}
+
+TEST(DerivativesTest, AreThoseOfTheReferenceInEveryInstructionSet) {
+  for (const ProblemOptions& options : AllOptions()) {
+    SCOPED_TRACE(options);
+    const Directed p = RandomDirected(options);
+    const Results<double> expected = RunReference(p);
+    OnEveryTarget([&] { ExpectNear(RunKernel(p), expected, 2e-5); });
+  }
+}
+
+TEST(DerivativesTest, DoNotDependOnTheNumberOfWorkers) {
+  const ProblemOptions all[] = {
+      {.shape = {1, 1, 1, 700, 700, 8, 8}, .right = 0, .bias = ProblemOptions::kSharedBias},
+      {.shape = {1, 4, 2, 200, 450, 8, 8}, .key_bias = true},
+      {.shape = {3, 8, 4, 60, 40, 6, 8}},
+  };
+  for (const ProblemOptions& options : all) {
+    SCOPED_TRACE(options);
+    const Directed p = RandomDirected(options);
+    const Results<float> serial = RunKernel(p);
+    for (const int workers : {2, 3, 5}) ExpectSame(RunKernel(p, ThreadExecutor(workers)), serial);
+  }
+}
+
+// The results that are asked for are the same if no others are.
+TEST(DerivativesTest, AreTheSameOneByOne) {
+  const Directed p =
+      RandomDirected({.shape = {1, 2, 1, 100, 100, 8, 12}, .right = 0, .key_bias = true});
+  const Results<float> all = RunKernel(p);
+  AttentionDerivatives of;
+  of.input = p.at.Input();
+  of.tangent = p.along.Input();
+  of.d_o = p.at.d_o.view();
+  of.d_o_tangent = p.along.d_o.view();
+  of.d_lse = p.at.d_lse.data();
+  of.d_lse_tangent = p.along.d_lse.data();
+  const auto expect = [&](const std::string& name, const auto& set) {
+    std::vector<float> result(all.at(name).size(), kNan);
+    AttentionDerivatives alone = of;
+    set(alone, result.data());
+    DifferentiateAttention(alone, SerialExecutor());
+    EXPECT_EQ(result, all.at(name)) << name;
+  };
+  const auto rows = [](float* data, int64_t heads, int64_t columns) {
+    return View<float>{data, {heads * 100 * columns, 100 * columns, columns}};
+  };
+  expect("o", [&](auto& to, float* data) { to.output.o = rows(data, 2, 12); });
+  expect("o'", [&](auto& to, float* data) { to.o_tangent = rows(data, 2, 12); });
+  expect("lse'", [&](auto& to, float* data) { to.lse_tangent = data; });
+  expect("d_x'", [&](auto& to, float* data) { to.gradient_tangent.x = rows(data, 2, 8); });
+  expect("d_y'", [&](auto& to, float* data) { to.gradient_tangent.y = rows(data, 1, 8); });
+  expect("d_v'", [&](auto& to, float* data) { to.gradient_tangent.v = rows(data, 1, 12); });
+  expect("d_x", [&](auto& to, float* data) { to.gradient.x = rows(data, 2, 8); });
+  expect("d_y", [&](auto& to, float* data) { to.gradient.y = rows(data, 1, 8); });
+  expect("d_v", [&](auto& to, float* data) { to.gradient.v = rows(data, 1, 12); });
+  expect("d_factor'", [&](auto& to, float* data) { to.gradient_tangent.factor = data; });
+  expect("d_key_bias'", [&](auto& to, float* data) { to.gradient_tangent.key_bias = data; });
+}
+
+// A tangent that is absent is 0.
+TEST(DerivativesTest, TreatAbsentTangentsAsZero) {
+  Directed p = RandomDirected({.shape = {1, 2, 1, 60, 70, 8, 12}, .key_bias = true});
+  const auto zeros = [](Array<float>& array) { array.ForEach([](float& x) { x = 0; }); };
+  zeros(p.along.x);
+  zeros(p.along.y);
+  zeros(p.along.v);
+  zeros(p.along.d_o);
+  std::fill(p.along.factor.begin(), p.along.factor.end(), 0.0f);
+  const Results<float> expected = RunKernel(p);
+  AttentionDerivatives of;
+  of.input = p.at.Input();
+  of.tangent.key_bias = p.along.key_bias.data();
+  of.d_o = std::as_const(p.at.d_o).view();
+  of.d_lse = p.at.d_lse.data();
+  of.d_lse_tangent = p.along.d_lse.data();
+  std::vector<float> o(expected.at("o'").size());
+  std::vector<float> d_v(expected.at("d_v'").size());
+  std::vector<float> d_y(expected.at("d_y'").size());
+  of.o_tangent = {o.data(), {0, 60 * 12, 12}};
+  of.gradient_tangent.v = {d_v.data(), {0, 70 * 12, 12}};
+  of.gradient_tangent.y = {d_y.data(), {0, 70 * 8, 8}};
+  DifferentiateAttention(of, SerialExecutor());
+  EXPECT_LE(Difference(o, expected.at("o'")), 1e-6);
+  EXPECT_LE(Difference(d_v, expected.at("d_v'")), 1e-6);
+  EXPECT_LE(Difference(d_y, expected.at("d_y'")), 1e-6);
+}
+
+}  // namespace
+}  // namespace gnomon::testing
