@@ -1,12 +1,12 @@
-// The CPU kernels of attention_jvp and attention_backward_jvp: tile by tile where that is
-// supported, otherwise by the reference in dual numbers.
+// The CPU kernels of attention_jvp and attention_backward_jvp: the fused kernel where it supports
+// the call, otherwise the reference in dual numbers.
 #include <ATen/ATen.h>
 #include <gnomon/derivatives.h>
 #include <torch/library.h>
 
 #include <vector>
 
-#include "ops/attention/derivative_tiles.h"
+#include "ops/attention/fused_derivatives.h"
 #include "ops/attention/kernel_call.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/dual_tensors.h"
@@ -162,26 +162,24 @@ class DualCall {
   AttentionInput<Dual> input_;
 };
 
-AttentionOperator::OutputTangents JvpCpu(const OperatorArguments& a, const Tangents& tangents) {
-  if (HasTiledDerivatives(nullptr, a, tangents)) {
-    const std::vector<at::Tensor> results = TiledDerivatives(nullptr, a, tangents, {});
-    return {results[0], results[1]};
+AttentionOperator::JvpOutputs JvpCpu(const OperatorArguments& a, const Tangents& tangents) {
+  if (HasFusedDerivatives(a)) {
+    if (const auto outputs = FusedJvp(a, tangents)) return *outputs;
   }
   const DualCall call(a, tangents);
   const DualCall::Results results = call.RunForward();
-  return OutputTangentsOf(a, results.o, results.lse);
+  return JvpOutputsOf(a, results.o, results.lse);
 }
 
 std::vector<at::Tensor> BackwardJvpCpu(const Cotangents& cotangents, const OperatorArguments& a,
                                        const Tangents& tangents,
                                        const AttentionOperator::BothNeeded& needed) {
-  if (HasTiledDerivatives(&cotangents, a, tangents)) {
-    return TiledDerivatives(&cotangents, a, tangents, needed);
+  if (HasFusedDerivatives(a)) {
+    if (const auto results = FusedBackwardJvp(cotangents, a, tangents, needed)) return *results;
   }
   const DualCall call(a, tangents);
   const DualCall::Results results = call.RunForward();
-  const auto [o, lse] = OutputTangentsOf(a, results.o, results.lse);
-  std::vector<at::Tensor> all = {o, lse};
+  std::vector<at::Tensor> all = OutputTangentsOf(a, needed.back(), results.o, results.lse);
   DualGradients<OperatorArguments> gradients(a, needed);
   if (gradients.any()) {
     const at::Tensor d_o = Duals(cotangents.d_o, cotangents.d_o_tangent);

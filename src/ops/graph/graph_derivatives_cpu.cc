@@ -88,9 +88,9 @@ class DualGraph {
   GraphInput<Dual> input_;
 };
 
-GraphOperator::OutputTangents JvpCpu(const GraphArguments& a, const Tangents& tangents) {
+GraphOperator::JvpOutputs JvpCpu(const GraphArguments& a, const Tangents& tangents) {
   const DualGraph::Results results = DualGraph(a, tangents).RunForward();
-  return OutputTangentsOf(a, results.o, results.lse);
+  return JvpOutputsOf(a, results.o, results.lse);
 }
 
 std::vector<at::Tensor> BackwardJvpCpu(const Cotangents& cotangents, const GraphArguments& a,
@@ -98,8 +98,7 @@ std::vector<at::Tensor> BackwardJvpCpu(const Cotangents& cotangents, const Graph
                                        const GraphOperator::BothNeeded& needed) {
   const DualGraph call(a, tangents);
   const DualGraph::Results results = call.RunForward();
-  const auto [o, lse] = OutputTangentsOf(a, results.o, results.lse);
-  std::vector<at::Tensor> all = {o, lse};
+  std::vector<at::Tensor> all = OutputTangentsOf(a, needed.back(), results.o, results.lse);
   DualGradients<GraphArguments> gradients(a, needed);
   if (gradients.any()) {
     const at::Tensor d_o = Duals(cotangents.d_o, cotangents.d_o_tangent);

@@ -230,10 +230,10 @@ struct Cotangents {
 // The operators gnomon::<Arguments::kName>_...
 //   forward: returns Outputs in the shapes Arguments::kOutputs;
 //   backward: returns a gradient per argument that has one, empty where it is not needed;
-//   jvp: returns the tangents of o and lse;
+//   jvp: returns Outputs and the tangents of o and lse;
 //   backward_jvp: returns the tangents of o and lse, the gradients and the tangents of the
-//     gradients, empty where they are not needed. By the symmetry of second derivatives, these are
-//     also the gradients of backward and of jvp.
+//     gradients, empty where they are not needed; the last flag is for o and lse. By the symmetry
+//     of second derivatives, these are also the gradients of backward and of jvp.
 template <class Arguments, class Members = MembersOf<Arguments>>
 struct FusedOperator;
 template <class Arguments, class... Members>
@@ -253,9 +253,9 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
   using Backward = Gradients(const at::Tensor&, const OptionalTensor&, const at::Tensor&,
                              const at::Tensor&, const at::Tensor&, ParameterOf<Members>..., Needed);
 
-  using BothNeeded = std::array<bool, 2 * kGradients>;
-  using OutputTangents = std::tuple<at::Tensor, at::Tensor>;
-  using Jvp = OutputTangents(ParameterOf<Members>..., const Tangents&);
+  using BothNeeded = std::array<bool, 2 * kGradients + 1>;
+  using JvpOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+  using Jvp = JvpOutputs(ParameterOf<Members>..., const Tangents&);
   using BackwardJvp = std::vector<at::Tensor>(const at::Tensor&, const OptionalTensor&,
                                               const OptionalTensor&, const OptionalTensor&,
                                               ParameterOf<Members>..., const Tangents&, BothNeeded);
@@ -277,8 +277,8 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
     }(std::make_index_sequence<kGradients>());
   }
 
-  template <OutputTangents (*run)(const Arguments&, const Tangents&)>
-  static OutputTangents RunJvp(ParameterOf<Members>... members, const Tangents& tangents) {
+  template <JvpOutputs (*run)(const Arguments&, const Tangents&)>
+  static JvpOutputs RunJvp(ParameterOf<Members>... members, const Tangents& tangents) {
     return run(Arguments{members...}, tangents);
   }
   template <std::vector<at::Tensor> (*run)(const Cotangents&, const Arguments&, const Tangents&,
@@ -312,7 +312,7 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
         Arguments::Tie(arguments));
   }
 
-  static OutputTangents CallJvp(const Arguments& arguments, const Tangents& tangents) {
+  static JvpOutputs CallJvp(const Arguments& arguments, const Tangents& tangents) {
     static const auto op = c10::Dispatcher::singleton()
                                .findSchemaOrThrow(("gnomon::" + Name("_jvp")).c_str(), "")
                                .template typed<Jvp>();
@@ -351,13 +351,14 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
 
   static std::string JvpSchema() {
     return Name("_jvp(") + SchemaOf<Arguments>::Text() +
-           ", Tensor?[] tangents) -> (Tensor o_tangent, Tensor lse_tangent)";
+           ", Tensor?[] tangents) -> (Tensor o, Tensor lse, Tensor statistics, Tensor o_tangent, "
+           "Tensor lse_tangent)";
   }
   static std::string BackwardJvpSchema() {
     return Name("_backward_jvp(") +
            "Tensor d_o, Tensor? d_lse, Tensor? d_o_tangent, Tensor? d_lse_tangent, " +
            SchemaOf<Arguments>::Text() + ", Tensor?[] tangents, bool[" +
-           std::to_string(2 * kGradients) + "] needed) -> Tensor[]";
+           std::to_string(std::tuple_size_v<BothNeeded>) + "] needed) -> Tensor[]";
   }
 
   // Calls body(n, member) for every tensor or optional tensor; n is the member's index.
@@ -567,20 +568,37 @@ std::vector<at::Tensor> EmptyGradients(const SavedOutputs& /*saved*/, const Argu
   return gradients;
 }
 
-// Uninitialised results of the derivative operators.
+// Uninitialised results of the derivative operators; also their kernels for the meta device.
+template <class Arguments, MakeEmpty make_empty = EmptyBeside>
+typename FusedOperator<Arguments>::JvpOutputs EmptyJvpOutputs(const Arguments& arguments) {
+  auto [o, lse, statistics] = EmptyOutputs<Arguments, make_empty>(arguments);
+  auto [o_tangent, lse_tangent, unused] = EmptyOutputs<Arguments, make_empty>(arguments);
+  return {o, lse, statistics, o_tangent, lse_tangent};
+}
 template <class Arguments>
-typename FusedOperator<Arguments>::OutputTangents EmptyTangents(const Arguments& arguments,
-                                                                const Tangents& /*tangents*/) {
-  auto [o, lse, statistics] = EmptyOutputs<Arguments>(arguments);
-  return {o, lse};
+typename FusedOperator<Arguments>::JvpOutputs EmptyJvp(const Arguments& arguments,
+                                                       const Tangents& /*tangents*/) {
+  return EmptyJvpOutputs(arguments);
+}
+
+// The tangents of o and lse, empty if they are not needed.
+template <class Arguments>
+std::vector<at::Tensor> EmptyOutputTangents(const Arguments& arguments, bool is_needed) {
+  if (is_needed) {
+    auto [o, lse, statistics] = EmptyOutputs<Arguments>(arguments);
+    return {o, lse};
+  }
+  const auto none = [&] {
+    return EmptyBeside({c10::SymInt(0)}, WideType(arguments.x.scalar_type()), arguments.x, false);
+  };
+  return {none(), none()};
 }
 template <class Arguments>
 std::vector<at::Tensor> EmptyGradientTangents(
-    const Cotangents& /*cotangents*/, const Arguments& arguments, const Tangents& tangents,
+    const Cotangents& /*cotangents*/, const Arguments& arguments, const Tangents& /*tangents*/,
     const typename FusedOperator<Arguments>::BothNeeded& needed) {
   using Needed = typename FusedOperator<Arguments>::Needed;
-  auto [o, lse] = EmptyTangents(arguments, tangents);
-  std::vector<at::Tensor> results = {o, lse};
+  std::vector<at::Tensor> results = EmptyOutputTangents(arguments, needed.back());
   for (size_t half = 0; half < 2; ++half) {
     Needed own;
     std::copy_n(needed.begin() + half * own.size(), own.size(), own.begin());

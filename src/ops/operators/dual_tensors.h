@@ -107,10 +107,8 @@ class DualGradients {
   }
 
   bool any() const {
-    for (const bool is_needed : needed_) {
-      if (is_needed) return true;
-    }
-    return false;
+    return std::any_of(gradients_.begin(), gradients_.end(),
+                       [](const at::Tensor& gradient) { return gradient.defined(); });
   }
 
   at::Tensor& operator()(std::string_view name) { return gradients_[IndexOf<Arguments>(name)]; }
@@ -138,13 +136,25 @@ class DualGradients {
 
 // The tangents of o and lse, as returned by the operators.
 template <class Arguments>
-typename FusedOperator<Arguments>::OutputTangents OutputTangentsOf(const Arguments& arguments,
-                                                                   const at::Tensor& o,
-                                                                   const at::Tensor& lse) {
-  auto tangents = EmptyTangents(arguments, Tangents());
-  std::get<0>(tangents).copy_(TangentPart(o));
-  std::get<1>(tangents).copy_(TangentPart(lse));
+std::vector<at::Tensor> OutputTangentsOf(const Arguments& arguments, bool is_needed,
+                                         const at::Tensor& o, const at::Tensor& lse) {
+  std::vector<at::Tensor> tangents = EmptyOutputTangents(arguments, is_needed);
+  if (is_needed) {
+    tangents[0].copy_(TangentPart(o));
+    tangents[1].copy_(TangentPart(lse));
+  }
   return tangents;
+}
+
+// The results of jvp: those of the forward operator, which the backward operator can use, with
+// tangents.
+template <class Arguments>
+typename FusedOperator<Arguments>::JvpOutputs JvpOutputsOf(const Arguments& arguments,
+                                                           const at::Tensor& o,
+                                                           const at::Tensor& lse) {
+  const auto [value, lse_value, statistics] = FusedOperator<Arguments>::CallForward(arguments);
+  const std::vector<at::Tensor> tangents = OutputTangentsOf(arguments, true, o, lse);
+  return {value, lse_value, statistics, tangents[0], tangents[1]};
 }
 
 }  // namespace gnomon

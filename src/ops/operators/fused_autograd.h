@@ -144,6 +144,16 @@ class RecordedOperator {
     Arguments primals = arguments;
     const Tensors tangents = TakeTangents(primals);
     const Needed needed = NeededOf(primals);
+    const auto set_tangents = [](Outputs& outputs, const auto& jvp) {
+      std::get<0>(outputs)._set_fw_grad(std::get<3>(jvp), /*level=*/0, /*is_inplace_op=*/false);
+      std::get<1>(outputs)._set_fw_grad(std::get<4>(jvp), /*level=*/0, /*is_inplace_op=*/false);
+    };
+    if (!tangents.empty() && !RecordsGradients(needed)) {
+      const auto jvp = Operator::CallJvp(primals, TangentsOf(tangents));
+      Outputs outputs = {std::get<0>(jvp), std::get<1>(jvp), std::get<2>(jvp)};
+      set_tangents(outputs, jvp);
+      return outputs;
+    }
     Outputs outputs = BelowAutograd([&] { return Operator::CallForward(primals); });
     if (RecordsGradients(needed)) {
       const ForwardPass pass{arguments, outputs, needed};
@@ -153,9 +163,7 @@ class RecordedOperator {
       outputs = {recorded[0], recorded[1], std::get<2>(outputs)};
     }
     if (!tangents.empty()) {
-      const auto [o, lse] = Operator::CallJvp(primals, TangentsOf(tangents));
-      std::get<0>(outputs)._set_fw_grad(o, /*level=*/0, /*is_inplace_op=*/false);
-      std::get<1>(outputs)._set_fw_grad(lse, /*level=*/0, /*is_inplace_op=*/false);
+      set_tangents(outputs, Operator::CallJvp(primals, TangentsOf(tangents)));
     }
     return outputs;
   }
@@ -204,8 +212,8 @@ class RecordedOperator {
   }
 
   // The autograd kernel of the operator of forward-mode derivatives.
-  static typename Operator::OutputTangents RunJvp(const Arguments& arguments,
-                                                  const Tangents& tangents) {
+  static typename Operator::JvpOutputs RunJvp(const Arguments& arguments,
+                                              const Tangents& tangents) {
     Tensors inputs = Differentiable(arguments);
     for (size_t n = 0; n < tangents.size(); ++n) inputs.push_back(OrUndefined(tangents.get(n)));
     inputs.resize(2 * kGradients);
@@ -220,7 +228,7 @@ class RecordedOperator {
     FillUndefined(inputs);
     const Tensors recorded =
         ApplyFunction<Jvp>(at::TensorList(inputs), JvpPass{arguments, outputs, directions});
-    return {recorded[0], recorded[1]};
+    return {recorded[0], recorded[1], std::get<2>(outputs), recorded[2], recorded[3]};
   }
 
  private:
@@ -286,6 +294,7 @@ class RecordedOperator {
       for (size_t n = 0; n < kGradients; ++n) {
         needed[kGradients + n] = context->needs_input_grad(2 + n);
       }
+      needed.back() = context->needs_input_grad(0) || context->needs_input_grad(1);
       const Tensors results = Operator::CallBackwardJvp(
           {call.tensors[0], AsOptional(call.tensors[1]), std::nullopt, std::nullopt},
           call.arguments, TangentsOf(u), needed);
@@ -302,36 +311,67 @@ class RecordedOperator {
 
   struct JvpPass {
     const Arguments& arguments;
-    const typename Operator::OutputTangents& outputs;
+    const typename Operator::JvpOutputs& outputs;
     const Tensors& tangents;
   };
   class Jvp : public torch::autograd::Function<Jvp> {
    public:
     // Inputs: the arguments with gradients, and their tangents.
     static Tensors forward(Context* context, at::TensorList /*inputs*/, const JvpPass& pass) {
-      SavedCall<Arguments>::Save(context, pass.tangents, pass.arguments);
-      return {std::get<0>(pass.outputs), std::get<1>(pass.outputs)};
+      const auto& [o, lse, statistics, o_tangent, lse_tangent] = pass.outputs;
+      Tensors saved = {o, lse, statistics};
+      saved.insert(saved.end(), pass.tangents.begin(), pass.tangents.end());
+      SavedCall<Arguments>::Save(context, std::move(saved), pass.arguments);
+      context->set_materialize_grads(false);
+      return {o, lse, o_tangent, lse_tangent};
     }
 
     // The tangents of the outputs are linear in the tangents of the arguments. Their derivative
-    // with respect to the arguments is the tangent of the gradient.
+    // with respect to the arguments is the tangent of the gradient. The gradient of the outputs
+    // themselves has the same form, so one pass computes both.
     static Tensors backward(Context* context, const Tensors& d_outputs) {
-      const SavedCall<Arguments> call(context, kGradients);
+      const SavedCall<Arguments> call(context, 3 + kGradients);
+      const at::Tensor& o = call.tensors[0];
+      Tensors all(2 * kGradients + 1);
+      if (!d_outputs[2].defined() && !d_outputs[3].defined()) {
+        SetGradients(context, call, d_outputs, all);
+        return all;
+      }
       BothNeeded needed = {};
       for (size_t n = 0; n < kGradients; ++n) {
         needed[n] = context->needs_input_grad(kGradients + n);
         needed[kGradients + n] = context->needs_input_grad(n);
       }
-      const Tensors tangents(call.tensors.begin(), call.tensors.begin() + kGradients);
-      const Tensors results =
-          Operator::CallBackwardJvp({d_outputs[0], d_outputs[1], std::nullopt, std::nullopt},
-                                    call.arguments, TangentsOf(tangents), needed);
-      Tensors all(2 * kGradients + 1);
+      const Tensors tangents(call.tensors.begin() + 3, call.tensors.begin() + 3 + kGradients);
+      const at::Tensor d_o = d_outputs[2].defined() ? d_outputs[2] : at::zeros_like(o);
+      const Tensors results = Operator::CallBackwardJvp(
+          {d_o, AsOptional(d_outputs[3]), AsOptional(d_outputs[0]), AsOptional(d_outputs[1])},
+          call.arguments, TangentsOf(tangents), needed);
       for (size_t n = 0; n < kGradients; ++n) {
         if (needed[kGradients + n]) all[n] = results[2 + kGradients + n];
         if (needed[n]) all[kGradients + n] = results[2 + n];
       }
       return all;
+    }
+
+   private:
+    // Gradients if only those of o and lse are given: those of the backward operator.
+    static void SetGradients(Context* context, const SavedCall<Arguments>& call,
+                             const Tensors& d_outputs, Tensors& all) {
+      Needed needed;
+      for (size_t n = 0; n < kGradients; ++n) needed[n] = context->needs_input_grad(n);
+      if (!d_outputs[0].defined() && !d_outputs[1].defined()) return;
+      const at::Tensor& o = call.tensors[0];
+      const at::Tensor d_o = d_outputs[0].defined() ? d_outputs[0] : at::zeros_like(o);
+      const typename Operator::Gradients gradients = Operator::CallBackward(
+          {d_o, AsOptional(d_outputs[1]), o, call.tensors[1], call.tensors[2]}, call.arguments,
+          needed);
+      std::apply(
+          [&](const auto&... gradient) {
+            size_t n = 0;
+            ((all[n] = needed[n] ? gradient : at::Tensor(), ++n), ...);
+          },
+          gradients);
     }
   };
 
@@ -386,8 +426,8 @@ class RecordedOperator {
 [[noreturn]] void RefuseOnGpu(const char* operation);
 
 template <class Arguments>
-typename FusedOperator<Arguments>::OutputTangents RefuseJvp(const Arguments& /*arguments*/,
-                                                            const Tangents& /*tangents*/) {
+typename FusedOperator<Arguments>::JvpOutputs RefuseJvp(const Arguments& /*arguments*/,
+                                                        const Tangents& /*tangents*/) {
   RefuseOnGpu(Arguments::kOperation);
 }
 template <class Arguments>
@@ -415,7 +455,7 @@ void RegisterMeta(torch::Library& m) {
          &Operator::template RunForward<EmptyOutputs<Arguments>>);
   m.impl(Operator::Name("_backward").c_str(),
          &Operator::template RunBackward<EmptyGradients<Arguments>>);
-  m.impl(Operator::Name("_jvp").c_str(), &Operator::template RunJvp<EmptyTangents<Arguments>>);
+  m.impl(Operator::Name("_jvp").c_str(), &Operator::template RunJvp<EmptyJvp<Arguments>>);
   m.impl(Operator::Name("_backward_jvp").c_str(),
          &Operator::template RunBackwardJvp<EmptyGradientTangents<Arguments>>);
 }

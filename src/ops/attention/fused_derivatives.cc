@@ -1,0 +1,186 @@
+#include "ops/attention/fused_derivatives.h"
+
+#include <ATen/ATen.h>
+#include <gnomon/attention.h>
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <string_view>
+#include <utility>
+
+#include "core/derivatives.h"
+#include "ops/attention/kernel_call.h"
+#include "ops/operators/executor.h"
+#include "ops/operators/kernel_arguments.h"
+#include "ops/operators/tensors.h"
+
+namespace gnomon {
+namespace {
+
+constexpr size_t kGradients = AttentionOperator::kGradients;
+
+// Whether all numbers are finite. Also false if their sum overflows.
+bool IsFinite(const at::Tensor& tensor) { return std::isfinite(tensor.sum().item<float>()); }
+
+// The arguments and their tangents as the kernel reads them. Owns the tensors of the tangents.
+class TangentCall {
+ public:
+  TangentCall(const OperatorArguments& a, const Tangents& tangents)
+      : call_(a), tangents_(tangents) {
+    of_.input = call_.input();
+    AttentionInput<float>& tangent = of_.tangent;
+    SetTokens("x", a.x, tangent.x);
+    SetTokens("y", a.y, tangent.y);
+    SetTokens("v", a.v, tangent.v);
+    tangent.factor = Numbers("factor");
+    tangent.bias = {Numbers("bias"), of_.input.bias.batch_stride, of_.input.bias.layout};
+    tangent.key_bias = Numbers("key_bias");
+  }
+
+  AttentionDerivatives& of() { return of_; }
+  bool empty() const { return call_.empty(); }
+  Bias<float> BiasGradient(float* table) const { return call_.BiasGradient(table); }
+
+  void Run() const {
+    Translate([&] { DifferentiateAttention(of_, TorchExecutor()); });
+  }
+
+ private:
+  at::Tensor TangentOf(std::string_view name) const {
+    return tangents_.empty() ? at::Tensor()
+                             : OrUndefined(tangents_.get(IndexOf<OperatorArguments>(name)));
+  }
+  void SetTokens(std::string_view name, const at::Tensor& tokens, Tokens& to) {
+    const at::Tensor tangent = TangentOf(name);
+    if (!tangent.defined()) return;
+    to = TokenRows<float>(kept_.emplace_back(WithRows(tangent.to(tokens.scalar_type()))));
+  }
+  const float* Numbers(std::string_view name) {
+    const at::Tensor tangent = TangentOf(name);
+    if (!tangent.defined()) return nullptr;
+    return kept_.emplace_back(tangent.to(at::kFloat).contiguous()).const_data_ptr<float>();
+  }
+
+  KernelCall<float> call_;
+  const Tangents& tangents_;
+  std::deque<at::Tensor> kept_;
+  AttentionDerivatives of_;
+};
+
+// The needed gradients, or their tangents.
+class GradientTensors {
+ public:
+  GradientTensors(const OperatorArguments& a, const bool* needed, const TangentCall& call,
+                  AttentionGradient<float>& to)
+      : tensors_(EmptyGradients<OperatorArguments, EmptyOnCpu>({}, a, NeededFrom(needed))) {
+    if (call.empty()) {
+      for (at::Tensor& tensor : tensors_) tensor.zero_();
+      return;
+    }
+    NamedGradients<OperatorArguments> of(tensors_);
+    const auto wide = [&](std::string_view name) {
+      const at::Tensor& gradient = of(name);
+      return wide_
+          .emplace_back(name, gradient.scalar_type() == at::kFloat
+                                  ? gradient
+                                  : at::empty(gradient.sizes(), at::kFloat))
+          .second;
+    };
+    at::Tensor d_x = wide("x");
+    at::Tensor d_y = wide("y");
+    at::Tensor d_v = wide("v");
+    to.x = MutableRows<float>(d_x);
+    to.y = MutableRows<float>(d_y);
+    to.v = MutableRows<float>(d_v);
+    to.factor = MutableData<float>(of("factor"));
+    to.bias = call.BiasGradient(MutableData<float>(of("bias")));
+    to.key_bias = MutableData<float>(of("key_bias"));
+    of.Done();
+  }
+
+  void AddTo(std::vector<at::Tensor>& results) {
+    for (const auto& [name, wide] : wide_) {
+      at::Tensor& gradient = tensors_[IndexOf<OperatorArguments>(name)];
+      gradient = InType(wide, gradient.scalar_type());
+    }
+    results.insert(results.end(), tensors_.begin(), tensors_.end());
+  }
+
+ private:
+  static AttentionOperator::Needed NeededFrom(const bool* flags) {
+    AttentionOperator::Needed needed;
+    std::copy_n(flags, needed.size(), needed.begin());
+    return needed;
+  }
+
+  std::vector<at::Tensor> tensors_;
+  std::vector<std::pair<std::string_view, at::Tensor>> wide_;
+};
+
+}  // namespace
+
+bool HasFusedDerivatives(const OperatorArguments& a) {
+  return a.function == "dot" && a.x.scalar_type() != at::kDouble && !a.pair_bias &&
+         !a.temperature && !a.relative_keys && !a.relative_values && !a.relative_queries &&
+         !a.bias_parameters && !a.key_bias_low && !a.mask && !a.query_positions &&
+         !a.key_positions && !a.query_segments && !a.key_segments && !a.grid && a.dropout == 0 &&
+         a.softcap == 0;
+}
+
+std::optional<AttentionOperator::JvpOutputs> FusedJvp(const OperatorArguments& a,
+                                                      const Tangents& tangents) {
+  TangentCall call(a, tangents);
+  AttentionOperator::JvpOutputs outputs = EmptyJvpOutputs<OperatorArguments, EmptyOnCpu>(a);
+  auto& [o, lse, statistics, o_tangent, lse_tangent] = outputs;
+  if (call.empty()) {
+    Outputs values{o, lse, statistics};
+    FillEmpty(values);
+    o_tangent.zero_();
+    lse_tangent.zero_();
+    return outputs;
+  }
+  AttentionDerivatives& of = call.of();
+  of.output = {MutableRows<float>(o), MutableData<float>(lse), MutableData<float>(statistics)};
+  of.o_tangent = MutableRows<float>(o_tangent);
+  of.lse_tangent = MutableData<float>(lse_tangent);
+  call.Run();
+  if (!IsFinite(o) || !IsFinite(o_tangent) || !IsFinite(lse_tangent)) return std::nullopt;
+  return outputs;
+}
+
+std::optional<std::vector<at::Tensor>> FusedBackwardJvp(
+    const Cotangents& cotangents, const OperatorArguments& a, const Tangents& tangents,
+    const AttentionOperator::BothNeeded& needed) {
+  TangentCall call(a, tangents);
+  AttentionDerivatives& of = call.of();
+  std::vector<at::Tensor> results = EmptyOutputTangents(a, needed.back());
+  for (at::Tensor& result : results) {
+    if (call.empty()) result.zero_();
+  }
+  of.o_tangent = MutableRows<float>(results[0]);
+  of.lse_tangent = MutableData<float>(results[1]);
+  const auto wide = [](const OptionalTensor& tensor) {
+    return tensor ? tensor->to(at::kFloat) : at::Tensor();
+  };
+  const at::Tensor d_o = WithRows(wide(cotangents.d_o));
+  at::Tensor d_o_tangent = wide(cotangents.d_o_tangent);
+  if (d_o_tangent.defined()) d_o_tangent = WithRows(d_o_tangent);
+  const at::Tensor d_lse = Contiguous(AsOptional(wide(cotangents.d_lse)));
+  const at::Tensor d_lse_tangent = Contiguous(AsOptional(wide(cotangents.d_lse_tangent)));
+  of.d_o = Rows<float>(d_o);
+  if (d_o_tangent.defined()) of.d_o_tangent = Rows<float>(d_o_tangent);
+  of.d_lse = Data<float>(d_lse);
+  of.d_lse_tangent = Data<float>(d_lse_tangent);
+  GradientTensors gradients(a, needed.data(), call, of.gradient);
+  GradientTensors gradient_tangents(a, needed.data() + kGradients, call, of.gradient_tangent);
+  if (!call.empty()) call.Run();
+  gradients.AddTo(results);
+  gradient_tangents.AddTo(results);
+  for (const at::Tensor& result : results) {
+    if (!IsFinite(result)) return std::nullopt;
+  }
+  return results;
+}
+
+}  // namespace gnomon

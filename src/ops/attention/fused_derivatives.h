@@ -1,0 +1,30 @@
+// Forward-mode and second derivatives of attention by the fused kernel, for the calls that it
+// supports.
+#ifndef GNOMON_OPS_ATTENTION_FUSED_DERIVATIVES_H_
+#define GNOMON_OPS_ATTENTION_FUSED_DERIVATIVES_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "ops/operators/attention_operators.h"
+
+namespace gnomon {
+
+// Whether the kernel supports a call: dot products of tokens up to float32, masks by intervals, and
+// biases by offset and key.
+bool HasFusedDerivatives(const OperatorArguments& a);
+
+// The results of the operators attention_jvp and attention_backward_jvp (argument_list.h); nullopt
+// if they are not finite, because NaN or infinity in a hidden key also reaches rows that do not see
+// it.
+std::optional<AttentionOperator::JvpOutputs> FusedJvp(const OperatorArguments& a,
+                                                      const Tangents& tangents);
+std::optional<std::vector<at::Tensor>> FusedBackwardJvp(
+    const Cotangents& cotangents, const OperatorArguments& a, const Tangents& tangents,
+    const AttentionOperator::BothNeeded& needed);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_OPS_ATTENTION_FUSED_DERIVATIVES_H_
