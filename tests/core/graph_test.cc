@@ -444,6 +444,25 @@ TEST_F(MinusInfinityTest, IsAnEdgeThatIsNotThere) {
   OnEveryTarget([&] { Compare(RunGraph(p, graph_), expected); });
 }
 
+// A bias of -inf removes an edge whatever its score is.
+TEST_F(MinusInfinityTest, OfABiasHidesNaN) {
+  const PairFunction& dot = FindPairFunction("dot");
+  Problem<float> p = RandomProblem(dot, {.shape = {1, 4, 2, graph_.queries(), kKeys, 3, 5}});
+  const Results<double> expected = RunGraph(p.InDouble(), without_);
+  for (int64_t h = 0; h < 2; ++h) {
+    for (int64_t j = 0; j < kHidden; ++j) p.y.at(0, h, j, 0) = std::nanf("");
+  }
+  for (const int64_t key : graph_.indices) {
+    for (int64_t h = 0; h < 4; ++h) graph_.bias.push_back(key < kHidden ? -kInfinity : 0.0f);
+  }
+  OnEveryTarget([&] {
+    const Results<float> ours = RunGraph(p, graph_);
+    for (const char* name : {"o", "lse"}) {
+      EXPECT_LE(Difference(ours.at(name), expected.at(name)), 2e-5) << name;
+    }
+  });
+}
+
 // Products of finite tokens may overflow; those rows then have no weights, and their tokens no
 // gradients.
 TEST_F(MinusInfinityTest, OfProductsThatOverflow) {
@@ -493,8 +512,11 @@ TEST(Graph, OneEdgeOutweighsARowThatChunksShare) {
     for (int64_t i = 0; i < 3; ++i) p.x.at(0, h, i, 0) = 8;
     p.y.at(0, h / 2, kKeys - 1, 0) = 60;
   }
-  const Results<double> expected = RunGraph(p.InDouble(), graph);
-  OnEveryTarget([&] { ExpectClose(RunGraph(p, graph), expected, 2e-5); });
+  for (const double rate : {0.0, 0.3}) {
+    graph.dropout = {rate, 7};
+    const Results<double> expected = RunGraph(p.InDouble(), graph);
+    OnEveryTarget([&] { ExpectClose(RunGraph(p, graph), expected, 2e-5); });
+  }
 }
 
 // Distances come from differences: near pairs lose no precision to the size of their norms.

@@ -575,6 +575,8 @@ TEST(SkippingTest, LeavesNothingOut) {
       ProblemOf(dot, {"", {.shape = square, .bias = kShared, .temperature = true}});
   for (float& temperature : negative.temperature) temperature *= -1;
   EXPECT_EQ(share(negative), 1);
+  // A cap lifts scores that biases lower.
+  EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .bias = kShared, .softcap = 20}})), 1);
   for (const PairFunction* f : TestPairFunctions()) {
     EXPECT_EQ(f->bounds, nullptr);
     EXPECT_EQ(share(ProblemOf(*f, {"", {.shape = {1, 2, 2, 700, 700, 9, 8}, .bias = kShared}})), 1)
