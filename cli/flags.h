@@ -17,7 +17,7 @@ namespace gnomon::cli {
 using models::kLargestSeed;
 using models::kMany;
 
-// The integer that a word is; none if it is another word.
+// The integer that a word represents; none if it is not an integer.
 std::optional<int64_t> ParseInteger(const std::string& word);
 
 // Accepts only decimal integers from `lowest` to `highest`; throws Error naming the option.

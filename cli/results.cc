@@ -128,7 +128,7 @@ std::optional<std::string> TaskOfRecord(const std::filesystem::path& file) {
 
 namespace {
 
-// "RoPE | no position" of "rope;none", a pattern of layers.
+// For a pattern of layers such as "rope;none": "RoPE | no position".
 std::string TitleOfPattern(const std::string& position) {
   std::vector<std::string> titles;
   for (const std::string& part : nn::layer_positions(position)) {

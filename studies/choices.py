@@ -127,7 +127,7 @@ STUDY = Study(
     limits=(
         "The models are small (four layers of 128 columns), read bytes, and are trained for 600 "
         "steps of 16 windows. Norms and sinks are said to stabilise long runs of large models, "
-        "which this does not test. All combinations use one learning rate."
+        "which this study does not test. All combinations use one learning rate."
     ),
     sources=(
         "QK-norm: Henry et al. 2020; Dehghani et al. 2023. Sinks: Xiao et al. 2024; OpenAI 2025, "

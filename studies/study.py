@@ -596,8 +596,8 @@ def describe(results: dict[str, Any], comparison: Comparison) -> str:
         shown = f"{shlex.join(made)}\n$ {shown}"
     digest = results["data"].get("sha256")
     lines = [
-        f"{state} {total} runs are complete, on {', '.join(names)}, "
-        f"{counts} thread{'' if threads == [1] else 's'}.",
+        f"{state} {total} runs are complete. They used {counts} "
+        f"thread{'' if threads == [1] else 's'} on {', '.join(names)}.",
         f"\n```console\n$ {shown}\n```",
     ]
     if digest:

@@ -220,8 +220,8 @@ class Lorentz(Similarity):
     points of the hyperboloid (x.x)_L = -c.
 
     The negative squared Lorentzian distance, which hyperbolic language models use as scores
-    (HELM, Hypformer). RoPE rotates only the spatial coordinates. Points lie at most sqrt(c)
-    sinh(30) from the axis. To average values on the hyperboloid, use aggregation =
+    (HELM, Hypformer). RoPE rotates only the spatial coordinates. Points are at most sqrt(c)
+    sinh(30) away from the axis. To average values on the hyperboloid, use aggregation =
     "lorentz_centroid", which takes c from this similarity. If c is a tensor and several query
     heads share a key head, the keys are repeated.
 

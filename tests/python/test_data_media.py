@@ -303,7 +303,7 @@ def test_a_folder_of_images(tmp_path):
 
 
 def test_subfolders_are_classes_that_all_parts_share(tmp_path, capsys):
-    """As `--task images` trains on: a part with missing classes uses the same numbering."""
+    """The format for `--task images`: a part with missing classes uses the same numbering."""
     rng = np.random.default_rng(0)
     for part, classes in (("train", ["cat", "dog", "newt"]), ("valid", ["dog", "newt"])):
         for name in classes:

@@ -85,7 +85,7 @@ TokenEncoding LearnedAbsolute(int64_t max_length, int64_t dim);
 //
 // dim: E, the embedding dimension.
 // layout: order of sines and cosines in the columns, see sinusoid.
-// shape: sizes of the axes of the grid that the tokens lie on, in row-major order.
+// shape: axis sizes of the grid that the tokens lie on, in row-major order.
 // prefix: tokens before the grid, such as a class token.
 TokenEncoding Sinusoidal(int64_t dim, const std::string& layout = "interleaved",
                          const std::vector<int64_t>& shape = {}, int64_t prefix = 0);

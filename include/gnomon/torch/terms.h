@@ -100,10 +100,10 @@ Similarity Laplacian(HeadValue gamma);
 // points of the hyperboloid (x.x)_L = -c.
 //
 // The negative squared Lorentzian distance, which hyperbolic language models use as scores (HELM,
-// Hypformer). RoPE rotates only the spatial coordinates. Points lie at most sqrt(c) sinh(30) from
-// the axis. To average values on the hyperboloid, use aggregation = "lorentz_centroid", which takes
-// c from this similarity. If c is a tensor and several query heads share a key head, the keys are
-// repeated.
+// Hypformer). RoPE rotates only the spatial coordinates. Points are at most sqrt(c) sinh(30) away
+// from the axis. To average values on the hyperboloid, use aggregation = "lorentz_centroid", which
+// takes c from this similarity. If c is a tensor and several query heads share a key head, the keys
+// are repeated.
 //
 // Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; Chen et al. 2022,
 // Fully Hyperbolic Neural Networks.
@@ -168,7 +168,7 @@ namespace position {
 // layout: "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2).
 // dims: number of rotated coordinates; default D, or the largest even number <= D - 1 if the last
 //   coordinate is a height; on a grid, the largest multiple of 2 * axes.
-// shape: sizes of the axes of the grid that the tokens lie on, in row-major order.
+// shape: axis sizes of the grid that the tokens lie on, in row-major order.
 // prefix: tokens before the grid, such as a class token.
 // scaling: how frequencies are scaled for sequences longer than in training, with the parameter
 //   names of transformers: "yarn:factor=4:original_max_position_embeddings=2048"; dynamic and
@@ -206,7 +206,7 @@ Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
 // frequencies: (H, axes, dims / 2), radians per step along each axis; H may also be 1 for all
 //   heads, or the number of key heads.
 // layout: "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2).
-// shape: sizes of the axes of the grid that the tokens lie on, in row-major order.
+// shape: axis sizes of the grid that the tokens lie on, in row-major order.
 // prefix: tokens before the grid, such as a class token.
 Position RoPEMixed(torch::Tensor frequencies, const std::string& layout = "interleaved",
                    const std::vector<int64_t>& shape = {}, int64_t prefix = 0);
@@ -317,8 +317,8 @@ Position KeyBias(torch::Tensor bias);
 // Other libraries call this a float mask: it is added to the scores, and -inf masks a pair. If
 // batches or heads share it, its gradient is summed over them in a fixed order. A bias that all
 // queries or all keys share needs no memory per pair. In float32, finite values are clamped to
-// +-1e37, so that a row that contains only the smallest float32 weighs all keys equally. One value
-// for all keys of a row, (Lq, 1), changes no weight.
+// +-1e37, so that a row that contains only the smallest float32 weighs all keys equally. A value
+// shared by all keys of a row, (Lq, 1), changes no weight.
 //
 // Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer.
 //

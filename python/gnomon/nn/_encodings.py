@@ -162,7 +162,7 @@ class Sinusoidal(TokenEncoding):
     Args:
         dim: E, the embedding dimension.
         layout: order of sines and cosines in the columns, see sinusoid.
-        shape: sizes of the axes of the grid that the tokens lie on, in row-major order.
+        shape: axis sizes of the grid that the tokens lie on, in row-major order.
         prefix: tokens before the grid, such as a class token.
         device: device of the parameters; None is the default device.
         dtype: floating-point dtype of the parameters; None is the default dtype.

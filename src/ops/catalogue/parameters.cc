@@ -118,7 +118,7 @@ Parameter Table(const char* name, Index index, const TensorUse& tensor) {
 
 Parameter Shape() {
   return Of(Kind::kShape, "shape", "")
-      .Means("sizes of the axes of the grid that the tokens lie on, in row-major order")
+      .Means("axis sizes of the grid that the tokens lie on, in row-major order")
       .Otherwise("none: a sequence");
 }
 

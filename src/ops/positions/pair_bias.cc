@@ -15,8 +15,8 @@ const RegisterPosition pair_bias({
                       "masks a pair. If batches or heads share it, its gradient is summed over "
                       "them in a fixed order. A bias that all queries or all keys share needs no "
                       "memory per pair. In float32, finite values are clamped to +-1e37, so that a "
-                      "row that contains only the smallest float32 weighs all keys equally. One "
-                      "value for all keys of a row, (Lq, 1), changes no weight.",
+                      "row that contains only the smallest float32 weighs all keys equally. A "
+                      "value shared by all keys of a row, (Lq, 1), changes no weight.",
                   .source = "Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer",
                   .role = CatalogueEntry::Role::kPairBias,
                   .cost = "2 + 0",

@@ -134,8 +134,8 @@ const RegisterSimilarity lorentz({
                  "itself is -c",
          .details =
              "The negative squared Lorentzian distance, which hyperbolic language models use as "
-             "scores (HELM, Hypformer). RoPE rotates only the spatial coordinates. Points lie at "
-             "most sqrt(c) sinh(30) from the axis. To average values on the hyperboloid, use "
+             "scores (HELM, Hypformer). RoPE rotates only the spatial coordinates. Points are at "
+             "most sqrt(c) sinh(30) away from the axis. To average values on the hyperboloid, use "
              "aggregation = \"lorentz_centroid\", which takes c from this similarity. If c is a "
              "tensor and several query heads share a key head, the keys are repeated.",
          .source = "Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; "
