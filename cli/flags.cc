@@ -177,8 +177,8 @@ void AddTaskFlag(CLI::App* command, std::string* name) {
   std::string help = "Task to train; --task NAME --help lists its options";
   const char* separator = ". Tasks: ";
   for (const std::unique_ptr<models::Task>& task : models::AllTasks()) {
-    help += StrCat(separator, task->name(), ": ", task->summary());
-    separator = "; ";
+    help += StrCat(separator, task->name(), " (", task->summary(), ")");
+    separator = ", ";
   }
   command->add_option("--task", *name, help)->capture_default_str();
 }

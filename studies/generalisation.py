@@ -51,7 +51,7 @@ def comparison(
     title = problem.replace("-", " ").capitalize()
     return Comparison(
         f"{problem}-at-random" if at_random else problem,
-        f"{title}, positions at random" if at_random else title,
+        f"{title}, random positions" if at_random else title,
         "",
         (
             *("--task", "generated"),

@@ -467,7 +467,7 @@ class VolumesTask final : public ImageTask {
   // Sinusoids of three coordinates need a multiple of 6 columns.
   VolumesTask() : ImageTask("volumes", "volume", /*axes=*/3, /*patch=*/7, /*dim=*/48) {}
   const char* summary() const override {
-    return "a vision transformer that classifies volumes (images with three axes)";
+    return "a vision transformer that classifies volumes, images with three axes";
   }
   const char* data_help() const override {
     return "A file of arrays PART.volumes (N x D x H x W, optionally with channels last) and "

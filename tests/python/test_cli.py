@@ -761,7 +761,7 @@ def runs_of_the_catalogue(cwd: pathlib.Path) -> tuple[list[str], list[dict[str, 
 
 
 def copy_with_steps(file: pathlib.Path, copy: pathlib.Path, steps: int) -> None:
-    """A checkpoint of a run that is to continue to this many steps."""
+    """A copy of a checkpoint, from which a run continues to this many steps."""
     config = config_of(file)
     config["training"]["steps"] = steps
     save_file(load_file(file), copy, metadata={"gnomon": json.dumps(config)})

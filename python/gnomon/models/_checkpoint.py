@@ -134,7 +134,7 @@ def save_checkpoint(
     tokenizer: Tokenizer | None = None,
     training: TrainingState | None = None,
 ) -> None:
-    """Writes a checkpoint that load_checkpoint and the command line read, with float32 weights.
+    """Writes a checkpoint with float32 weights, for load_checkpoint and the command line.
 
     By default, tokenizer is the byte tokenizer. Without training, the model can be evaluated,
     inspected and used for generation; ``gnomon train --resume`` needs training. An existing file
