@@ -1,6 +1,6 @@
 """Forward mode and second derivatives, timed against first-order passes. CPU time of one thread.
 
-    .venv/bin/python benchmarks/derivatives.py [--length 2048] [--rounds 7] [--math]
+    .venv/bin/python benchmarks/derivatives.py [--length N] [--rounds N] [--similarity NAME] [--math]
 
 Reports median milliseconds, and the median ratio to the call that the derivative belongs to: a jvp
 to the forward pass, a gradient of a gradient to the backward pass, and a mean-flow step (a jvp in a
@@ -71,10 +71,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--similarity")
     parser.add_argument("--math", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    attends: dict[str, Attend] = {"gnomon": functools.partial(gnomon.attention, causal=True)}
+    attend = functools.partial(gnomon.attention, similarity=options.similarity, causal=True)
+    attends: dict[str, Attend] = {"gnomon": attend}
     if options.math:
         attends["math"] = math_of
     timed = {

@@ -20,9 +20,12 @@ set(
   base/near_share.h
   core/counting.h
   core/definition_source.h
+  core/dual_tables.h
   core/engine.h
   core/kernel_template.cc
   core/pair_function_name.h
+  cpu/dual_rows-inl.h
+  cpu/dual_table.h
   cpu/pair_rows-inl.h
   cpu/pair_table.h
   cpu/vocabulary-inl.h

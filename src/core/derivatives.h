@@ -1,4 +1,4 @@
-// Forward-mode and second derivatives of dot-product attention in fp32, on plain views.
+// Forward-mode and second derivatives of attention in fp32, on plain views.
 #ifndef GNOMON_SRC_CORE_DERIVATIVES_H_
 #define GNOMON_SRC_CORE_DERIVATIVES_H_
 

@@ -9,6 +9,7 @@
 #define HWY_TARGET_INCLUDE "core/kernel_template.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // Must follow foreach_target.h:
+#include "cpu/dual_rows-inl.h"
 #include "cpu/pair_rows-inl.h"
 #ifdef GNOMON_INLINED
 #include "cpu/backward-inl.h"
@@ -19,11 +20,24 @@
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
+namespace duals {
+namespace {
+
+#include GNOMON_DEFINITION_FILE
+
+}  // namespace
+}  // namespace duals
+
 namespace {
 
 #include GNOMON_DEFINITION_FILE
 
 const PairTable* Table() { return &TableOf<GNOMON_DEFINITION>(); }
+
+const DualTable* TableOfDuals() {
+  static const DualTable kTable = {Table(), duals::Slopes<duals::GNOMON_DEFINITION>};
+  return &kTable;
+}
 
 #ifdef GNOMON_INLINED
 void InlinedForward(const PairTable& table, const AttentionInput<float>& in,
@@ -46,6 +60,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 #include "core/counting.h"
+#include "core/dual_tables.h"
 #include "core/engine.h"
 #include "core/pair_function_name.h"
 #include "reference/reference.h"
@@ -93,6 +108,7 @@ namespace {
 namespace {
 
 HWY_EXPORT(Table);
+HWY_EXPORT(TableOfDuals);
 #ifdef GNOMON_INLINED
 HWY_EXPORT(InlinedForward);
 HWY_EXPORT(InlinedBackward);
@@ -100,6 +116,8 @@ HWY_EXPORT(InlinedBackward);
 
 // The table for the selected instruction set.
 const PairTable& ChosenTable() { return *HWY_DYNAMIC_DISPATCH(Table)(); }
+
+const DualTable& ChosenDualTable() { return *HWY_DYNAMIC_DISPATCH(TableOfDuals)(); }
 
 void Forward(const AttentionInput<float>& in, const AttentionOutput<float>& out,
              const Executor& executor) {
@@ -153,6 +171,7 @@ const PairFunction& GNOMON_PAIR_FUNCTION(GNOMON_DEFINITION)() {
       reference::BoundsOf<Definition>(),
   };
   [[maybe_unused]] static const bool kAdded = reference::AddTable(kFunction, InDouble::kTable);
+  [[maybe_unused]] static const bool kAddedDuals = AddDualTable(kFunction, ChosenDualTable);
   return kFunction;
 }
 

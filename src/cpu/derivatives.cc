@@ -1,4 +1,4 @@
-// Forward-mode derivatives of dot-product attention and of its gradients.
+// Forward-mode derivatives of attention and of its gradients.
 //
 // A task is a block of query rows of one head with all keys that they see. It holds the weights and
 // their tangents of all these pairs, so that both are computed once for the outputs and the
@@ -7,6 +7,9 @@
 //
 // A product of dual numbers is one product of stacked matrices: with x the value and x' the tangent
 // of a row, (x . y)' = [x' x] . [y y'].
+//
+// A pair function maps rows of inner products to rows of f, and gradients of f back to those of the
+// products, through a table (cpu/dual_table.h). The inner product itself needs neither.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/derivatives.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -14,11 +17,16 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
+#include <utility>
 #include <vector>
 
+#include "base/near_share.h"
 #include "base/parallel.h"
 #include "base/visible_keys.h"
+#include "cpu/columns-inl.h"
 #include "cpu/derivatives.h"
+#include "cpu/dual_table.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/head_places.h"
 #include "cpu/packing-inl.h"
@@ -74,6 +82,7 @@ HWY_INLINE float SetScores(float* HWY_RESTRICT scores, float* HWY_RESTRICT tange
     largest = Max(largest, score);
     VF tangent = hn::MulAdd(hn::Load(d, tangents + j), c, g * dc);
     if (bias_tangent != nullptr) tangent = tangent + hn::LoadU(d, bias_tangent + j);
+    tangent = Within(columns, j, tangent, hn::Zero(d));
     hn::Store(score, d, scores + j);
     hn::Store(tangent, d, tangents + j);
   }
@@ -128,7 +137,8 @@ struct DualRow {
   float* tangents;
 };
 
-// Turns the gradients of weights into those of scores.
+// Turns the gradients of weights into those of scores, whose sum over the row is d_lse up to
+// rounding.
 HWY_INLINE void SetScoreGradients(const DualRow& weights, const DualRow& gradients,
                                   const Columns& columns, float d_lse, float d_lse_tangent) {
   const DF d;
@@ -154,6 +164,18 @@ HWY_INLINE void SetScoreGradients(const DualRow& weights, const DualRow& gradien
     hn::Store(weight * difference, d, g + j);
     hn::Store(hn::MulAdd(hn::Load(d, dp + j), difference, tangent), d, dg + j);
   }
+}
+
+// Corrects the gradient of the largest score such that the row's sum is exact. Otherwise slopes
+// that are large and nearly equal would multiply the rounding error of that sum.
+HWY_INLINE void BalanceRow(float* HWY_RESTRICT gradients, const Columns& columns, int64_t top,
+                           float sum) {
+  const DF d;
+  VF total = hn::Zero(d);
+  for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
+    total = total + hn::Load(d, gradients + j);
+  }
+  gradients[top] -= Total(total) - sum;
 }
 
 HWY_INLINE void AddRow(const float* HWY_RESTRICT from, int64_t count, float* HWY_RESTRICT to) {
@@ -238,33 +260,38 @@ class Pass {
  public:
   Pass(const AttentionDerivatives& of, const Executor& executor)
       : of_(of),
+        function_(of.function),
         in_(of.input),
         tangent_(of.tangent),
         executor_(executor),
         n_(in_.shape),
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
-        padded_dim_(PaddedColumns(n_.dim)),
+        dim_(has_product() ? n_.dim : 0),
+        padded_dim_(PaddedColumns(dim_)),
         padded_value_dim_(PaddedColumns(n_.value_dim)),
         stride_(RoundUp(LongestRow(), kWidth) + kLaneCount),
         block_(std::clamp<int64_t>(kScores / stride_ / kStep * kStep, kStep, kRowBlock)),
         row_blocks_(DivideUp(n_.queries, block_)),
         turn_blocks_(DivideUp(n_.keys, kTurnKeys)),
         head_tasks_(n_, executor, group_ * row_blocks_),
-        key_panels_(in_.y, tangent_.y, head_tasks_.keys(), n_.keys, n_.dim),
-        keys_(in_.y, head_tasks_.keys(), wants_x() ? n_.keys : 0, n_.dim),
-        key_tangents_(tangent_.y, head_tasks_.keys(), wants_x() && has_y() ? n_.keys : 0, n_.dim),
+        key_panels_(in_.y, tangent_.y, head_tasks_.keys(), n_.keys, dim_),
+        keys_(in_.y, head_tasks_.keys(), wants_x() ? n_.keys : 0, dim_),
+        key_tangents_(tangent_.y, head_tasks_.keys(), wants_x() && has_y() ? n_.keys : 0, dim_),
         values_(in_.v, head_tasks_.keys(), n_.keys, n_.value_dim),
         value_tangents_(tangent_.v, head_tasks_.keys(), has_v() ? n_.keys : 0, n_.value_dim),
         value_panels_(in_.v, tangent_.v, head_tasks_.keys(), wants_scores() ? n_.keys : 0,
                       n_.value_dim),
-        d_y_(of.gradient.y, n_, head_tasks_.keys(), n_.dim),
-        d_y_tangent_(of.gradient_tangent.y, n_, head_tasks_.keys(), n_.dim),
+        d_y_(of.gradient.y, n_, head_tasks_.keys(), dim_),
+        d_y_tangent_(of.gradient_tangent.y, n_, head_tasks_.keys(), dim_),
         d_v_(of.gradient.v, n_, head_tasks_.keys(), n_.value_dim),
         d_v_tangent_(of.gradient_tangent.v, n_, head_tasks_.keys(), n_.value_dim),
-        d_factor_(Size(2 * n_.batch * n_.heads * row_blocks_)),
+        d_heads_(Size(2 * n_.batch * n_.heads * row_blocks_)),
         key_turns_(n_.batch * n_.key_heads * turn_blocks_),
         head_turns_(n_.batch * n_.heads) {
     if (wants_bias()) d_bias_.Reset(2 * n_.batch * n_.heads * offsets());
+    if (!is_distance()) return;
+    norms_.Reset(2 * n_.batch * n_.key_heads * n_.keys);
+    if (wants_y()) d_norms_.Reset(2 * n_.batch * n_.key_heads * n_.keys);
   }
 
   void Run() {
@@ -300,6 +327,12 @@ class Pass {
   }
 
  private:
+  // The gradients of a head's factor and scalars.
+  struct HeadSums {
+    double factor = 0;
+    double t[kMostScalars] = {};
+  };
+
   // Rows in a block, a multiple of kStep: as many as have about kScores scores.
   static constexpr int64_t kScores = int64_t{1} << 19;
   static constexpr auto kStep = static_cast<int64_t>(kMicroRows);
@@ -317,13 +350,21 @@ class Pass {
     float* bias_tangent;  // of a row
     float* d_bias;        // window of offsets; then its tangent
     float* d_key_bias;    // of the keys; then its tangent
+    float* g;             // tangents of the pair function's argument, then the argument
+    float* pairs;         // the scalars of pairs as arrays; then their tangents
+    float* slopes;        // slopes of pairs as arrays; then their tangents
+    float* d_columns;     // gradients of column scalars and squared norms; then their tangents
+    float* norms;         // squared norms of the block's keys; then their tangents
   };
   int64_t window() const { return stride_ + block_; }
-  std::array<int64_t, 11> Sizes() const {
+  static constexpr size_t kParts = 16;
+  // The most arrays of scalars of pairs.
+  static constexpr int64_t kScalarArrays = 3 * kMostScalars;
+  std::array<int64_t, kParts> Sizes() const {
     const bool is_backward = wants_any();
     return {2 * block_ * stride_,
             wants_scores() ? 2 * block_ * stride_ : 0,
-            2 * block_ * n_.dim,
+            2 * block_ * dim_,
             wants_scores() ? 2 * block_ * padded_dim_ : 0,
             is_backward ? 2 * block_ * n_.value_dim : 0,
             is_backward ? 2 * block_ * padded_value_dim_ : 0,
@@ -331,7 +372,12 @@ class Pass {
             has_bias() ? stride_ : 0,
             has_bias_tangent() ? stride_ : 0,
             wants_bias() ? 2 * window() : 0,
-            wants_key_bias() ? 2 * stride_ : 0};
+            wants_key_bias() ? 2 * stride_ : 0,
+            function_ != nullptr ? 2 * block_ * stride_ : 0,
+            function_ != nullptr ? 2 * kScalarArrays * stride_ : 0,
+            function_ != nullptr ? 2 * (kScalarArrays + 1) * stride_ : 0,
+            function_ != nullptr ? 2 * (kMostScalars + 1) * stride_ : 0,
+            is_distance() ? 2 * stride_ : 0};
   }
   int64_t scratch_size() const {
     int64_t size = 0;
@@ -339,16 +385,21 @@ class Pass {
     return size;
   }
   Scratch MakeScratch(float* memory) const {
-    std::array<float*, 11> parts;
-    const std::array<int64_t, 11> sizes = Sizes();
+    std::array<float*, kParts> parts;
+    const std::array<int64_t, kParts> sizes = Sizes();
     for (size_t n = 0; n < parts.size(); ++n) {
       parts[n] = memory;
       memory += RoundUp(sizes[n], kWidth);
     }
-    return {parts[0], parts[1], parts[2], parts[3], parts[4], parts[5],
-            parts[6], parts[7], parts[8], parts[9], parts[10]};
+    return {parts[0], parts[1], parts[2],  parts[3],  parts[4],  parts[5],  parts[6],  parts[7],
+            parts[8], parts[9], parts[10], parts[11], parts[12], parts[13], parts[14], parts[15]};
   }
 
+  bool has_product() const { return function_ == nullptr || function_->pairs->has_product(); }
+  bool is_distance() const { return function_ != nullptr && function_->pairs->is_distance(); }
+  int row_scalars() const { return function_ == nullptr ? 0 : function_->pairs->row_scalars; }
+  int column_scalars() const { return function_ == nullptr ? 0 : function_->pairs->column_scalars; }
+  int head_scalars() const { return function_ == nullptr ? 0 : function_->pairs->head_scalars; }
   bool has_x() const { return tangent_.x.data != nullptr; }
   bool has_y() const { return tangent_.y.data != nullptr; }
   bool has_v() const { return tangent_.v.data != nullptr; }
@@ -365,6 +416,12 @@ class Pass {
   bool wants_factor() const {
     return Wants([](const auto& gradient) { return gradient.factor != nullptr; });
   }
+  bool wants_scalars() const {
+    return Wants([](const auto& gradient) {
+      return gradient.row_scalars != nullptr || gradient.column_scalars != nullptr ||
+             gradient.head_scalars != nullptr;
+    });
+  }
   bool wants_x() const {
     return wants_factor() || Wants([](const auto& gradient) { return gradient.x.data != nullptr; });
   }
@@ -380,7 +437,9 @@ class Pass {
   bool wants_key_bias() const {
     return Wants([](const auto& gradient) { return gradient.key_bias != nullptr; });
   }
-  bool wants_scores() const { return wants_x() || wants_y() || wants_bias() || wants_key_bias(); }
+  bool wants_scores() const {
+    return wants_x() || wants_y() || wants_scalars() || wants_bias() || wants_key_bias();
+  }
   bool wants_any() const { return wants_scores() || wants_v(); }
 
   int64_t panels() const { return DivideUp(n_.keys, kWidth); }
@@ -429,6 +488,22 @@ class Pass {
     if (wants_x() && has_y()) key_tangents_.Fill(b, h, begin, end);
     values_.Fill(b, h, begin, end);
     if (has_v()) value_tangents_.Fill(b, h, begin, end);
+    if (!is_distance()) return;
+    RowReader rows(in_.y, dim_);
+    RowReader tangents(tangent_.y, has_y() ? dim_ : 0);
+    for (int64_t j = begin; j < end; ++j) {
+      const float* const y = rows.Row(b, h, j);
+      *KeyNumber(norms_, false, head, j) = SquaredNorm(y, dim_);
+      *KeyNumber(norms_, true, head, j) =
+          has_y() ? NormTangent(y, tangents.Row(b, h, j), dim_) : 0.0f;
+    }
+  }
+  // A number of a key of a key head, counted across the batch, or the number's tangent.
+  float* KeyNumber(const Buffer& numbers, bool is_tangent, int64_t head, int64_t j) const {
+    return numbers.data() + (is_tangent * n_.batch * n_.key_heads + head) * n_.keys + j;
+  }
+  static float NormTangent(const float* x, const float* tangent, int64_t columns) {
+    return 2 * Sum(columns, [=](int64_t e) { return x[e] * tangent[e]; });
   }
 
   // Clears the sums of a key head.
@@ -437,6 +512,13 @@ class Pass {
     const int64_t h = head % n_.key_heads;
     for (const KeySums* sums : {&d_y_, &d_y_tangent_, &d_v_, &d_v_tangent_}) sums->Clear(b, h);
     for (int64_t n = 0; n < turn_blocks_; ++n) key_turns_.Start(head * turn_blocks_ + n, 0);
+    for (const bool is_tangent : {false, true}) {
+      if (d_norms_) std::fill_n(KeyNumber(d_norms_, is_tangent, head, 0), n_.keys, 0.0f);
+      float* const d_scalars = Gradient(is_tangent).column_scalars;
+      for (int s = 0; d_scalars != nullptr && s < column_scalars(); ++s) {
+        std::fill_n(ColumnScalar(d_scalars, s, head), n_.keys, 0.0f);
+      }
+    }
     for (int64_t of_head = head * group_; of_head < (head + 1) * group_; ++of_head) {
       head_turns_.Start(of_head, 0);
       for (const bool is_tangent : {false, true}) {
@@ -447,11 +529,50 @@ class Pass {
       }
     }
   }
+  // Scalar s of the keys of a key head, counted across the batch; or of the queries of a query
+  // head.
+  template <class T>
+  T* ColumnScalar(T* scalars, int s, int64_t head) const {
+    return scalars + (s * n_.batch * n_.key_heads + head) * n_.keys;
+  }
+  template <class T>
+  T* RowScalar(T* scalars, int s, int64_t head) const {
+    return scalars + (s * n_.batch * n_.heads + head) * n_.queries;
+  }
+
   void Finish(int64_t head) const {
+    if (d_norms_) AddNormGradients(head);
     for (const KeySums* sums : {&d_y_, &d_y_tangent_, &d_v_, &d_v_tangent_}) {
       sums->Finish(head / n_.key_heads, head % n_.key_heads);
     }
   }
+
+  // Adds the gradients through squared norms, d|y|^2/dy = 2 y.
+  void AddNormGradients(int64_t head) const {
+    const int64_t b = head / n_.key_heads;
+    const int64_t h = head % n_.key_heads;
+    RowReader rows(in_.y, dim_);
+    RowReader tangents(tangent_.y, has_y() ? dim_ : 0);
+    for (int64_t j = 0; j < n_.keys; ++j) {
+      const float d_norm = 2 * *KeyNumber(d_norms_, false, head, j);
+      const float d_norm_tangent = 2 * *KeyNumber(d_norms_, true, head, j);
+      if (d_norm == 0 && d_norm_tangent == 0) continue;
+      const float* const y = rows.Row(b, h, j);
+      if (d_y_.wanted()) AddScaled(d_norm, y, dim_, d_y_.row(b, h, j));
+      if (!d_y_tangent_.wanted()) continue;
+      AddScaled(d_norm_tangent, y, dim_, d_y_tangent_.row(b, h, j));
+      if (has_y()) AddScaled(d_norm, tangents.Row(b, h, j), dim_, d_y_tangent_.row(b, h, j));
+    }
+  }
+
+  // A pair of nearly equal tokens, row r and column j: its token gradients are a multiple of the
+  // tokens' difference, which their separate sums would round.
+  struct NearDual {
+    int64_t r;
+    int64_t j;
+    float d_distance;
+    float d_distance_tangent;
+  };
 
   // Rows [begin, end) of a query head, and the range of keys that they see.
   struct Block {
@@ -466,7 +587,17 @@ class Pass {
     int64_t stride;  // of rows of scores
     float c;
     float dc;
+    // Per row: the column of the largest score, or -1; the squared norm and its tangent; the
+    // gradient of the squared norm and its tangent.
+    int64_t top[kRowBlock];
+    float norm[kRowBlock];
+    float norm_tangent[kRowBlock];
+    float d_norm[kRowBlock];
+    float d_norm_tangent[kRowBlock];
+    std::vector<NearDual> near;
 
+    int64_t head(const AttentionShape& n) const { return b * n.heads + h; }
+    int64_t key_head_of(const AttentionShape& n) const { return b * n.key_heads + key_head; }
     int64_t rows() const { return end - begin; }
     // In whole vectors.
     int64_t columns() const { return RoundUp(keys.end - first, kLaneCount); }
@@ -490,6 +621,7 @@ class Pass {
     block.dc = tangent_.factor != nullptr ? tangent_.factor[block.h] : 0.0f;
     if (block.keys.empty()) return RunEmpty(block);
     MultiplyQueries(block, scratch);
+    if (function_ != nullptr) SetScalars(block, scratch);
     Columns columns[kRowBlock];
     for (int64_t r = 0; r < block.rows(); ++r) columns[r] = SetRow(block, r, scratch);
     WriteOutputs(block, scratch);
@@ -500,9 +632,10 @@ class Pass {
         for (int64_t r = 0; r < block.rows(); ++r) {
           SetScoreGradientRow(block, r, columns[r], scratch);
         }
+        AddBiasGradients(block, scratch);
+        if (function_ != nullptr) SetProductGradients(block, columns, scratch);
       }
-      if (wants_x()) WriteQueryGradients(block, scratch);
-      AddBiasGradients(block, scratch);
+      if (wants_x() && has_product()) WriteQueryGradients(block, scratch);
     }
     AddKeyGradients(block, scratch);
   }
@@ -515,14 +648,22 @@ class Pass {
       };
       clear(of_.output.o, n_.value_dim);
       clear(of_.o_tangent, n_.value_dim);
-      clear(of_.gradient.x, n_.dim);
-      clear(of_.gradient_tangent.x, n_.dim);
+      clear(of_.gradient.x, dim_);
+      clear(of_.gradient_tangent.x, dim_);
       WriteStatistics(block, i, -kInfinity, 0, 0, -1);
+      for (const bool is_tangent : {false, true}) {
+        float* const d_scalars = Gradient(is_tangent).row_scalars;
+        for (int s = 0; d_scalars != nullptr && s < row_scalars(); ++s) {
+          RowScalar(d_scalars, s, block.head(n_))[i] = 0;
+        }
+      }
     }
-    for (const bool is_tangent : {false, true}) *FactorGradient(is_tangent, block) = 0;
+    for (const bool is_tangent : {false, true}) *HeadGradient(is_tangent, block) = {};
     if (!wants_any()) return;
-    head_turns_.Wait(block.b * n_.heads + block.h, block.turn % row_blocks_);
-    head_turns_.Pass(block.b * n_.heads + block.h, block.turn % row_blocks_);
+    if (wants_scores()) {
+      head_turns_.Wait(block.head(n_), block.turn % row_blocks_);
+      head_turns_.Pass(block.head(n_), block.turn % row_blocks_);
+    }
     for (int64_t n = 0; n < turn_blocks_; ++n) {
       const int64_t sum = (block.b * n_.key_heads + block.key_head) * turn_blocks_ + n;
       key_turns_.Wait(sum, block.turn);
@@ -558,17 +699,17 @@ class Pass {
   // Inner products of the rows with the keys, and their tangents.
   void MultiplyQueries(const Block& block, const Scratch& scratch) const {
     for (int64_t i = block.begin; i < block.end; ++i) {
-      CopyTangentAndValue(in_.x, tangent_.x, block, i, n_.dim,
-                          scratch.x + (i - block.begin) * 2 * n_.dim);
+      CopyTangentAndValue(in_.x, tangent_.x, block, i, dim_,
+                          scratch.x + (i - block.begin) * 2 * dim_);
     }
     float* const tangents = scratch.weights;
     float* const products = tangents + block.rows() * block.stride;
     for (int64_t j = block.first; j < block.keys.end; j += kWidth) {
       const float* const panel = key_panels_.panel(block.b, block.key_head, j / kWidth);
       const size_t vectors = VectorsOfPanel(j, block.keys.end);
-      Multiply(block.row_count(), vectors, Size(n_.dim), {scratch.x + n_.dim, Size(2 * n_.dim), 1},
-               panel, Size(kWidth), products + j - block.first, Size(block.stride));
-      MultiplyTangents(block.row_count(), vectors, n_.dim, scratch.x, has_x(), panel, has_y(),
+      Multiply(block.row_count(), vectors, Size(dim_), {scratch.x + dim_, Size(2 * dim_), 1}, panel,
+               Size(kWidth), products + j - block.first, Size(block.stride));
+      MultiplyTangents(block.row_count(), vectors, dim_, scratch.x, has_x(), panel, has_y(),
                        tangents + j - block.first, block.stride);
     }
   }
@@ -605,13 +746,14 @@ class Pass {
   }
 
   // Turns row r's inner products into weights; returns the columns that it sees.
-  Columns SetRow(const Block& block, int64_t r, const Scratch& scratch) const {
+  Columns SetRow(Block& block, int64_t r, const Scratch& scratch) const {
     const int64_t i = block.begin + r;
     float* const tangents = scratch.weights + r * block.stride;
     float* const weights = tangents + block.rows() * block.stride;
     const KeyRange seen = KeysOf(block.b, i);
     Columns columns{seen.begin - block.first, seen.end - block.first};
     if (seen.empty()) columns = {0, 0};
+    if (function_ != nullptr) SetValues(block, r, columns, {weights, tangents}, scratch);
     const DualRow bias = SumBiases(block, i, columns, scratch);
     const float largest =
         SetScores(weights, tangents, columns, block.c, block.dc, bias.values, bias.tangents);
@@ -619,13 +761,16 @@ class Pass {
     RowTotals totals{0, 0};
     int64_t top = -1;
     if (columns.end > 0) {
-      if (of_.output.statistics != nullptr) top = FindScore(weights, columns, largest);
+      if (of_.output.statistics != nullptr || function_ != nullptr) {
+        top = FindScore(weights, columns, largest);
+      }
       totals = SetWeights(weights, tangents, columns, largest);
     }
     for (float* row : {weights, tangents}) {
       std::fill(row, row + columns.first(), 0.0f);
       std::fill(row + columns.last(), row + block.columns(), 0.0f);
     }
+    block.top[r] = top;
     WriteStatistics(block, i, largest, totals.weight, totals.mean,
                     top < 0 ? -1 : block.first + top);
     return columns;
@@ -689,8 +834,16 @@ class Pass {
     }
   }
 
+  // The factor of the gradients of inner products. Those of a pair function include it.
+  float ProductFactor(const Block& block) const { return function_ == nullptr ? block.c : 1.0f; }
+  float ProductFactorTangent(const Block& block) const {
+    return function_ == nullptr ? block.dc : 0.0f;
+  }
+
   void PackGradients(const Block& block, const Scratch& scratch) const {
     const int64_t rows = block.rows();
+    const float c = ProductFactor(block);
+    const float dc = ProductFactorTangent(block);
     for (int64_t r = 0; r < rows; ++r) {
       float* const both = scratch.d_o + r * 2 * n_.value_dim;
       CopyTangentAndValue(of_.d_o, of_.d_o_tangent, block, block.begin + r, n_.value_dim, both);
@@ -702,16 +855,16 @@ class Pass {
         std::fill(row + n_.value_dim, row + padded_value_dim_, 0.0f);
       }
       if (!wants_y()) continue;
-      const float* const x_tangent = scratch.x + r * 2 * n_.dim;
-      const float* const x = x_tangent + n_.dim;
+      const float* const x_tangent = scratch.x + r * 2 * dim_;
+      const float* const x = x_tangent + dim_;
       float* const scaled = scratch.scaled + r * padded_dim_;
       float* const scaled_tangent = scaled + rows * padded_dim_;
-      for (int64_t e = 0; e < n_.dim; ++e) {
-        scaled[e] = block.c * x[e];
-        scaled_tangent[e] = block.c * x_tangent[e] + block.dc * x[e];
+      for (int64_t e = 0; e < dim_; ++e) {
+        scaled[e] = c * x[e];
+        scaled_tangent[e] = c * x_tangent[e] + dc * x[e];
       }
       for (float* row : {scaled, scaled_tangent}) {
-        std::fill(row + n_.dim, row + padded_dim_, 0.0f);
+        std::fill(row + dim_, row + padded_dim_, 0.0f);
       }
     }
   }
@@ -739,9 +892,13 @@ class Pass {
       return DualRow{tangents + block.rows() * block.stride, tangents};
     };
     const DualRow gradients = dual(scratch.gradients);
-    SetScoreGradients(dual(scratch.weights), gradients, columns,
-                      of_.d_lse != nullptr ? of_.d_lse[row] : 0.0f,
-                      of_.d_lse_tangent != nullptr ? of_.d_lse_tangent[row] : 0.0f);
+    const float d_lse = of_.d_lse != nullptr ? of_.d_lse[row] : 0.0f;
+    const float d_lse_tangent = of_.d_lse_tangent != nullptr ? of_.d_lse_tangent[row] : 0.0f;
+    SetScoreGradients(dual(scratch.weights), gradients, columns, d_lse, d_lse_tangent);
+    if (function_ != nullptr && block.top[r] >= 0) {
+      BalanceRow(gradients.values, columns, block.top[r], d_lse);
+      BalanceRow(gradients.tangents, columns, block.top[r], d_lse_tangent);
+    }
     for (float* numbers : {gradients.values, gradients.tangents}) {
       std::fill(numbers, numbers + columns.first(), 0.0f);
       std::fill(numbers + columns.last(), numbers + block.columns(), 0.0f);
@@ -750,47 +907,489 @@ class Pass {
 
   void WriteQueryGradients(const Block& block, const Scratch& scratch) {
     const int64_t rows = block.rows();
-    const bool has_value = of_.gradient.x.data != nullptr || wants_factor() || block.dc != 0;
+    const float c = ProductFactor(block);
+    const float dc = ProductFactorTangent(block);
+    const bool has_value = of_.gradient.x.data != nullptr || wants_factor() || dc != 0;
     float* const tangents = scratch.sums;
     float* const sums = tangents + rows * padded_dim_;
     std::fill_n(tangents, 2 * rows * padded_dim_, 0.0f);
     MultiplyByKeys(block, scratch.gradients, has_value ? 2 * rows : rows,
-                   keys_.Head(block.b, block.key_head), n_.dim, tangents);
+                   keys_.Head(block.b, block.key_head), dim_, tangents);
     if (has_y()) {
       MultiplyByKeys(block, scratch.gradients + rows * block.stride, rows,
-                     key_tangents_.Head(block.b, block.key_head), n_.dim, tangents);
+                     key_tangents_.Head(block.b, block.key_head), dim_, tangents);
     }
-    double of_factor = 0;
-    double of_factor_tangent = 0;
+    if (is_distance()) AddDistanceGradients(block, {sums, tangents}, scratch);
+    HeadSums of_head;
+    HeadSums of_head_tangent;
     for (int64_t r = 0; r < rows; ++r) {
       const float* const sum = sums + r * padded_dim_;
       const float* const tangent = tangents + r * padded_dim_;
-      const float* const x_tangent = scratch.x + r * 2 * n_.dim;
-      const float* const x = x_tangent + n_.dim;
+      const float* const x_tangent = scratch.x + r * 2 * dim_;
+      const float* const x = x_tangent + dim_;
       if (of_.gradient.x.data != nullptr) {
         float* const to = of_.gradient.x.row(block.b, block.h, block.begin + r);
-        for (int64_t e = 0; e < n_.dim; ++e) to[e] = block.c * sum[e];
+        for (int64_t e = 0; e < dim_; ++e) to[e] = c * sum[e];
       }
       if (of_.gradient_tangent.x.data != nullptr) {
         float* const to = of_.gradient_tangent.x.row(block.b, block.h, block.begin + r);
-        for (int64_t e = 0; e < n_.dim; ++e) to[e] = block.c * tangent[e] + block.dc * sum[e];
+        for (int64_t e = 0; e < dim_; ++e) to[e] = c * tangent[e] + dc * sum[e];
       }
-      if (!wants_factor()) continue;
-      of_factor += Sum(n_.dim, [=](int64_t e) { return x[e] * sum[e]; });
-      of_factor_tangent +=
-          Sum(n_.dim, [=](int64_t e) { return x[e] * tangent[e] + x_tangent[e] * sum[e]; });
+      if (!wants_factor() || function_ != nullptr) continue;
+      of_head.factor += Sum(dim_, [=](int64_t e) { return x[e] * sum[e]; });
+      of_head_tangent.factor +=
+          Sum(dim_, [=](int64_t e) { return x[e] * tangent[e] + x_tangent[e] * sum[e]; });
     }
-    *FactorGradient(false, block) = of_factor;
-    *FactorGradient(true, block) = of_factor_tangent;
+    if (function_ != nullptr) return;
+    *HeadGradient(false, block) = of_head;
+    *HeadGradient(true, block) = of_head_tangent;
+  }
+
+  // The pair function's arguments and slopes are computed for this many columns at a time.
+  static constexpr int64_t kPairs = 128;
+
+  // Arrays of pairs in scratch memory, or of their tangents: the scalars of rows and heads at the
+  // beginning, those of columns from the column on.
+  PairArrays PairsAt(bool is_tangent, const float* g, int64_t column,
+                     const Scratch& scratch) const {
+    const float* const pairs = scratch.pairs + is_tangent * kScalarArrays * stride_;
+    return {g + column, pairs, pairs + kMostScalars * stride_ + column,
+            pairs + 2 * kMostScalars * stride_, stride_};
+  }
+  SlopeArrays Slopes(bool is_tangent, const Scratch& scratch) const {
+    float* const slopes = scratch.slopes + is_tangent * (kScalarArrays + 1) * stride_;
+    return {slopes, slopes + stride_, slopes + (1 + kMostScalars) * stride_,
+            slopes + (1 + 2 * kMostScalars) * stride_};
+  }
+  float* ColumnGradient(bool is_tangent, int s, const Scratch& scratch) const {
+    return scratch.d_columns + (is_tangent * (kMostScalars + 1) + s) * stride_;
+  }
+  DualRow ArgumentsOf(const Block& block, int64_t r, const Scratch& scratch) const {
+    float* const tangents = scratch.g + r * block.stride;
+    return {tangents + block.rows() * block.stride, tangents};
+  }
+
+  // Copies the scalars of the block's keys, and computes the squared norms of its queries.
+  void SetScalars(Block& block, const Scratch& scratch) const {
+    const int64_t begin = block.keys.begin - block.first;
+    const int64_t end = block.keys.end - block.first;
+    const int64_t head = block.key_head_of(n_);
+    for (const bool is_tangent : {false, true}) {
+      const auto copy = [&](const float* from, float hidden, float* to) {
+        if (from == nullptr) {
+          std::fill_n(to, block.columns(), 0.0f);
+          return;
+        }
+        std::fill_n(to, begin, hidden);
+        std::copy(from + block.first + begin, from + block.first + end, to + begin);
+        std::fill(to + end, to + block.columns(), hidden);
+      };
+      const float* const scalars = (is_tangent ? tangent_ : in_).column_scalars;
+      float* const arrays = scratch.pairs + (is_tangent * kScalarArrays + kMostScalars) * stride_;
+      for (int s = 0; s < column_scalars(); ++s) {
+        copy(scalars != nullptr ? ColumnScalar(scalars, s, head) : nullptr,
+             is_tangent ? 0.0f : 1.0f, arrays + s * stride_);
+      }
+      if (is_distance()) {
+        copy(KeyNumber(norms_, is_tangent, head, 0), 0.0f, scratch.norms + is_tangent * stride_);
+      }
+    }
+    if (!is_distance()) return;
+    for (int64_t r = 0; r < block.rows(); ++r) {
+      const float* const x_tangent = scratch.x + r * 2 * dim_;
+      block.norm[r] = SquaredNorm(x_tangent + dim_, dim_);
+      block.norm_tangent[r] = NormTangent(x_tangent + dim_, x_tangent, dim_);
+    }
+  }
+
+  // Fills the arrays of the scalars of row r and of its head.
+  void SetRowScalars(const Block& block, int64_t r, const Scratch& scratch) const {
+    const int64_t count = std::min(kPairs, stride_);
+    for (const bool is_tangent : {false, true}) {
+      const AttentionInput<float>& from = is_tangent ? tangent_ : in_;
+      float* const arrays = scratch.pairs + is_tangent * kScalarArrays * stride_;
+      for (int s = 0; s < row_scalars(); ++s) {
+        std::fill_n(arrays + s * stride_, count,
+                    from.row_scalars != nullptr
+                        ? RowScalar(from.row_scalars, s, block.head(n_))[block.begin + r]
+                        : 0.0f);
+      }
+      for (int s = 0; s < head_scalars(); ++s) {
+        std::fill_n(
+            arrays + (2 * kMostScalars + s) * stride_, count,
+            from.head_scalars != nullptr ? from.head_scalars[s * n_.heads + block.h] : 0.0f);
+      }
+    }
+  }
+
+  // The pair function's arguments from inner products.
+  void SetArguments(const Block& block, int64_t r, const Columns& columns, const DualRow& products,
+                    const Scratch& scratch) const {
+    const DF d;
+    const DualRow g = ArgumentsOf(block, r, scratch);
+    if (!is_distance()) {
+      const int64_t first = columns.first();
+      const int64_t count = columns.last() - first;
+      std::copy_n(products.values + first, count, g.values + first);
+      std::copy_n(products.tangents + first, count, g.tangents + first);
+      return;
+    }
+    const VF norm = hn::Set(d, block.norm[r]);
+    const VF norm_tangent = hn::Set(d, block.norm_tangent[r]);
+    const VF near = hn::Set(d, NearShare(block.c, block.norm[r]));
+    const VF least = hn::Set(d, std::numeric_limits<float>::min());
+    for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
+      const VF product = hn::Load(d, products.values + j);
+      const VF product_tangent = hn::Load(d, products.tangents + j);
+      const VF norms = norm + hn::Load(d, scratch.norms + j);
+      const VF norm_tangents = norm_tangent + hn::Load(d, scratch.norms + stride_ + j);
+      const VF distances = Max(hn::Zero(d), norms - (product + product));
+      hn::Store(distances, d, g.values + j);
+      hn::Store(norm_tangents - (product_tangent + product_tangent), d, g.tangents + j);
+      if (HWY_LIKELY(hn::AllTrue(d, distances > hn::MulSub(norms, near, least)))) continue;
+      SetByDifferences(block, r, std::max(j, columns.begin), std::min(j + kLaneCount, columns.end),
+                       g, scratch);
+    }
+  }
+  // The same of columns [begin, end), from the differences of tokens.
+  void SetByDifferences(const Block& block, int64_t r, int64_t begin, int64_t end, const DualRow& g,
+                        const Scratch& scratch) const {
+    KeyReader keys(*this, block);
+    const float* const x_tangent = scratch.x + r * 2 * dim_;
+    const float* const x = x_tangent + dim_;
+    for (int64_t j = begin; j < end; ++j) {
+      const auto [y, y_tangent] = keys.At(block.first + j);
+      g.values[j] = SquaredDistance(x, y, dim_);
+      g.tangents[j] = 2 * Sum(dim_, [=, y = y, y_tangent = y_tangent](int64_t e) {
+                        return (x[e] - y[e]) * (x_tangent[e] - y_tangent[e]);
+                      });
+    }
+  }
+
+  // Reads keys of a head with their tangents.
+  class KeyReader {
+   public:
+    KeyReader(const Pass& pass, const Block& block)
+        : block_(block),
+          rows_(pass.in_.y, pass.dim_),
+          tangents_(pass.tangent_.y, pass.has_y() ? pass.dim_ : 0),
+          zeros_(pass.has_y() ? 0 : Size(pass.dim_)) {}
+
+    std::pair<const float*, const float*> At(int64_t key) {
+      const float* const y = rows_.Row(block_.b, block_.key_head, key);
+      return {y, zeros_.empty() ? tangents_.Row(block_.b, block_.key_head, key) : zeros_.data()};
+    }
+
+   private:
+    const Block& block_;
+    RowReader rows_;
+    RowReader tangents_;
+    std::vector<float> zeros_;
+  };
+
+  // The tangents of f of pairs [n, n + kLanes) from its slopes.
+  HWY_INLINE VF ValueTangent(const SlopeArrays& slopes, const PairArrays& tangents,
+                             int64_t n) const {
+    const DF d;
+    VF sum = hn::Zero(d);
+    const auto add = [&](const float* of_slopes, const float* of_tangents, int scalars) HWY_ATTR {
+      for (int s = 0; s < scalars; ++s) {
+        const int64_t at = s * stride_ + n;
+        sum = hn::MulAdd(hn::Load(d, of_slopes + at), hn::LoadU(d, of_tangents + at), sum);
+      }
+    };
+    add(slopes.g, tangents.g, has_product() ? 1 : 0);
+    add(slopes.a, tangents.a, row_scalars());
+    add(slopes.b, tangents.b, column_scalars());
+    add(slopes.t, tangents.t, head_scalars());
+    return sum;
+  }
+
+  // Turns row r's inner products into values of f, and their tangents.
+  void SetValues(const Block& block, int64_t r, const Columns& columns, const DualRow& row,
+                 const Scratch& scratch) const {
+    HWY_ALIGN float one[kPairs];
+    std::fill_n(one, kPairs, 1.0f);
+    SetRowScalars(block, r, scratch);
+    SetArguments(block, r, columns, row, scratch);
+    const DualRow g = ArgumentsOf(block, r, scratch);
+    const SlopeArrays slopes = Slopes(false, scratch);
+    for (int64_t j = columns.first(); j < columns.last(); j += kPairs) {
+      const int64_t count = std::min(kPairs, columns.last() - j);
+      const PairArrays pairs = PairsAt(false, g.values, j, scratch);
+      const PairArrays tangents = PairsAt(true, g.tangents, j, scratch);
+      function_->pairs->values(pairs, count, row.values + j);
+      function_->pairs->slopes(pairs, count, one, slopes);
+      for (int64_t n = 0; n < count; n += kLaneCount) {
+        hn::Store(ValueTangent(slopes, tangents, n), DF(), row.tangents + j + n);
+      }
+    }
+  }
+
+  // Slopes of hidden pairs may be anything; replaces those of pairs [0, count) from column j on by
+  // 0, and `f` too.
+  void ClearHidden(const Columns& columns, int64_t j, int64_t count, float* f,
+                   const Scratch& scratch) const {
+    const auto clear = [&](int64_t begin, int64_t end) {
+      for (int64_t n = std::max(begin - j, int64_t{0}); n < std::min(end - j, count); ++n) {
+        f[n] = 0;
+        for (int64_t array = 0; array < 2 * (kScalarArrays + 1); ++array) {
+          scratch.slopes[array * stride_ + n] = 0;
+        }
+      }
+    };
+    clear(columns.first(), columns.begin);
+    clear(columns.end, columns.last());
+  }
+
+  // A number and its tangent in each lane.
+  struct DualSum {
+    VF value;
+    VF tangent;
+    // Adds products with the numbers, relative to those of the top pair.
+    HWY_INLINE void Add(VF x, VF dx, VF y, VF dy) {
+      value = hn::MulAdd(x, y, value);
+      tangent = hn::MulAdd(dx, y, hn::MulAdd(x, dy, tangent));
+    }
+  };
+  struct DualNumber {
+    float value = 0;
+    float tangent = 0;
+  };
+
+  // Turns the gradients of scores into those of inner products, and sums those of scalars, squared
+  // norms and factors. Slopes are relative to those of the row's largest score (RowSoftmax).
+  void SetProductGradients(Block& block, const Columns* columns, const Scratch& scratch) {
+    std::fill_n(scratch.d_columns, 2 * (kMostScalars + 1) * stride_, 0.0f);
+    block.near.clear();
+    HeadSums of_head;
+    HeadSums of_head_tangent;
+    for (int64_t r = 0; r < block.rows(); ++r) {
+      SetProductGradientRow(block, r, columns[r], of_head, of_head_tangent, scratch);
+    }
+    *HeadGradient(false, block) = of_head;
+    *HeadGradient(true, block) = of_head_tangent;
+  }
+
+  void SetProductGradientRow(Block& block, int64_t r, const Columns& columns, HeadSums& of_head,
+                             HeadSums& of_head_tangent, const Scratch& scratch) {
+    const DF d;
+    const VF zero = hn::Zero(d);
+    const int64_t row = block.head(n_) * n_.queries + block.begin + r;
+    float* const dp = scratch.gradients + r * block.stride;
+    const DualRow gradients = {dp + block.rows() * block.stride, dp};
+    const DualRow g = ArgumentsOf(block, r, scratch);
+    const SlopeArrays slopes = Slopes(false, scratch);
+    const SlopeArrays slope_tangents = Slopes(true, scratch);
+    HWY_ALIGN float f[kPairs];
+    SetRowScalars(block, r, scratch);
+    const auto differentiate = [&](int64_t j, int64_t count) HWY_ATTR {
+      const PairArrays pairs = PairsAt(false, g.values, j, scratch);
+      function_->pairs->values(pairs, count, f);
+      function_->slopes(pairs, PairsAt(true, g.tangents, j, scratch), count, slopes,
+                        slope_tangents);
+      ClearHidden(columns, j, count, f, scratch);
+    };
+    // f, its slopes by g and by the row's scalars, of the largest score.
+    DualNumber top_f;
+    DualNumber top_g;
+    DualNumber top_a[kMostScalars];
+    if (const int64_t top = block.top[r]; top >= 0) {
+      const int64_t j = top / kLaneCount * kLaneCount;
+      const int64_t n = top - j;
+      differentiate(j, kLaneCount);
+      HWY_ALIGN float tangents[kLanes];
+      hn::Store(ValueTangent(slopes, PairsAt(true, g.tangents, j, scratch), 0), d, tangents);
+      const auto number = [&](float value, float tangent) {
+        return std::isfinite(value) && std::isfinite(tangent) ? DualNumber{value, tangent}
+                                                              : DualNumber{};
+      };
+      top_f = number(f[n], tangents[n]);
+      if (is_distance() && !IsNear(block, r, top, g, scratch)) {
+        top_g = number(slopes.g[n], slope_tangents.g[n]);
+      }
+      for (int s = 0; s < row_scalars(); ++s) {
+        const int64_t at = s * stride_ + n;
+        top_a[s] = number(slopes.a[at], slope_tangents.a[at]);
+      }
+    }
+    const VF c = hn::Set(d, block.c);
+    const VF dc = hn::Set(d, block.dc);
+    const auto difference = [&](const float* numbers, float top)
+                                HWY_ATTR { return hn::Load(d, numbers) - hn::Set(d, top); };
+    DualSum sum_f{zero, zero};
+    DualSum sum_norm{zero, zero};
+    DualSum sum_a[kMostScalars];
+    DualSum sum_t[kMostScalars];
+    for (int s = 0; s < kMostScalars; ++s) sum_a[s] = sum_t[s] = {zero, zero};
+    for (int64_t j = columns.first(); j < columns.last(); j += kPairs) {
+      const int64_t count = std::min(kPairs, columns.last() - j);
+      differentiate(j, count);
+      const PairArrays tangents = PairsAt(true, g.tangents, j, scratch);
+      for (int64_t n = 0; n < count; n += kLaneCount) {
+        const VF ds = hn::Load(d, gradients.values + j + n);
+        const VF ds_tangent = hn::Load(d, gradients.tangents + j + n);
+        const VF df = c * ds;
+        const VF df_tangent = hn::MulAdd(c, ds_tangent, dc * ds);
+        sum_f.Add(ds, ds_tangent, difference(f + n, top_f.value),
+                  ValueTangent(slopes, tangents, n) - hn::Set(d, top_f.tangent));
+        for (int s = 0; s < row_scalars(); ++s) {
+          const int64_t at = s * stride_ + n;
+          sum_a[s].Add(df, df_tangent, difference(slopes.a + at, top_a[s].value),
+                       difference(slope_tangents.a + at, top_a[s].tangent));
+        }
+        for (int s = 0; s < head_scalars(); ++s) {
+          const int64_t at = s * stride_ + n;
+          sum_t[s].Add(df, df_tangent, hn::Load(d, slopes.t + at),
+                       hn::Load(d, slope_tangents.t + at));
+        }
+        const auto add_column = [&](int s, VF slope, VF slope_tangent) HWY_ATTR {
+          float* const to = ColumnGradient(false, s, scratch) + j + n;
+          float* const to_tangent = ColumnGradient(true, s, scratch) + j + n;
+          DualSum sum{hn::Load(d, to), hn::Load(d, to_tangent)};
+          sum.Add(df, df_tangent, slope, slope_tangent);
+          hn::Store(sum.value, d, to);
+          hn::Store(sum.tangent, d, to_tangent);
+        };
+        for (int s = 0; s < column_scalars(); ++s) {
+          const int64_t at = s * stride_ + n;
+          add_column(s, hn::Load(d, slopes.b + at), hn::Load(d, slope_tangents.b + at));
+        }
+        if (!has_product()) continue;
+        VF slope = hn::Load(d, slopes.g + n);
+        VF slope_tangent = hn::Load(d, slope_tangents.g + n);
+        DualSum dg{zero, zero};
+        if (is_distance()) {
+          TakeNear(block, r, j + n, df, df_tangent, g, slope, slope_tangent, scratch);
+          add_column(kMostScalars, slope, slope_tangent);
+          sum_norm.Add(df, df_tangent, slope - hn::Set(d, top_g.value),
+                       slope_tangent - hn::Set(d, top_g.tangent));
+          const VF minus_two = hn::Set(d, -2.0f);
+          slope = slope * minus_two;
+          slope_tangent = slope_tangent * minus_two;
+        }
+        dg.Add(df, df_tangent, slope, slope_tangent);
+        hn::Store(dg.value, d, gradients.values + j + n);
+        hn::Store(dg.tangent, d, gradients.tangents + j + n);
+      }
+    }
+    // A row's gradients of scores sum to that of lse.
+    const float d_lse = of_.d_lse != nullptr && block.top[r] >= 0 ? of_.d_lse[row] : 0.0f;
+    const float d_lse_tangent =
+        of_.d_lse_tangent != nullptr && block.top[r] >= 0 ? of_.d_lse_tangent[row] : 0.0f;
+    const float df = block.c * d_lse;
+    const float df_tangent = block.c * d_lse_tangent + block.dc * d_lse;
+    const auto whole = [&](const DualSum& sum, const DualNumber& top) HWY_ATTR {
+      return DualNumber{Total(sum.value) + df * top.value,
+                        Total(sum.tangent) + df_tangent * top.value + df * top.tangent};
+    };
+    of_head.factor += Total(sum_f.value) + d_lse * top_f.value;
+    of_head_tangent.factor +=
+        Total(sum_f.tangent) + d_lse_tangent * top_f.value + d_lse * top_f.tangent;
+    for (int s = 0; s < head_scalars(); ++s) {
+      of_head.t[s] += Total(sum_t[s].value);
+      of_head_tangent.t[s] += Total(sum_t[s].tangent);
+    }
+    for (int s = 0; s < row_scalars(); ++s) {
+      const DualNumber sum = whole(sum_a[s], top_a[s]);
+      for (const bool is_tangent : {false, true}) {
+        float* const to = Gradient(is_tangent).row_scalars;
+        if (to == nullptr) continue;
+        RowScalar(to, s, block.head(n_))[block.begin + r] = is_tangent ? sum.tangent : sum.value;
+      }
+    }
+    const DualNumber of_norm = whole(sum_norm, top_g);
+    block.d_norm[r] = of_norm.value;
+    block.d_norm_tangent[r] = of_norm.tangent;
+  }
+
+  bool IsNear(const Block& block, int64_t r, int64_t j, const DualRow& g,
+              const Scratch& scratch) const {
+    return g.values[j] < (block.norm[r] + scratch.norms[j]) * kLeastNear;
+  }
+  // Moves the gradients of pairs of nearly equal tokens among [j, j + kLanes) to the block's list
+  // and clears their slopes.
+  void TakeNear(Block& block, int64_t r, int64_t j, VF df, VF df_tangent, const DualRow& g,
+                VF& slope, VF& slope_tangent, const Scratch& scratch) const {
+    const DF d;
+    const VF norms = hn::Set(d, block.norm[r]) + hn::Load(d, scratch.norms + j);
+    const auto near = hn::Load(d, g.values + j) < norms * hn::Set(d, kLeastNear);
+    if (HWY_LIKELY(hn::AllFalse(d, near))) return;
+    HWY_ALIGN float values[kLanes];
+    HWY_ALIGN float tangents[kLanes];
+    DualSum dg{hn::Zero(d), hn::Zero(d)};
+    dg.Add(df, df_tangent, slope, slope_tangent);
+    hn::Store(hn::IfThenElseZero(near, dg.value), d, values);
+    hn::Store(hn::IfThenElseZero(near, dg.tangent), d, tangents);
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      if (values[lane] == 0 && tangents[lane] == 0) continue;
+      block.near.push_back({r, j + static_cast<int64_t>(lane), values[lane], tangents[lane]});
+    }
+    slope = hn::IfThenZeroElse(near, slope);
+    slope_tangent = hn::IfThenZeroElse(near, slope_tangent);
+  }
+
+  // Adds the gradients of queries through squared norms, d|x|^2/dx = 2 x, and of near pairs.
+  void AddDistanceGradients(const Block& block, const DualRow& sums, const Scratch& scratch) const {
+    for (int64_t r = 0; r < block.rows(); ++r) {
+      const float* const x_tangent = scratch.x + r * 2 * dim_;
+      const float* const x = x_tangent + dim_;
+      AddScaled(2 * block.d_norm[r], x, dim_, sums.values + r * padded_dim_);
+      AddScaled(2 * block.d_norm_tangent[r], x, dim_, sums.tangents + r * padded_dim_);
+      AddScaled(2 * block.d_norm[r], x_tangent, dim_, sums.tangents + r * padded_dim_);
+    }
+    KeyReader keys(*this, block);
+    for (const NearDual& pair : block.near) {
+      const float* const x_tangent = scratch.x + pair.r * 2 * dim_;
+      const float* const x = x_tangent + dim_;
+      const auto [y, y_tangent] = keys.At(block.first + pair.j);
+      float* const tangent = sums.tangents + pair.r * padded_dim_;
+      AddScaledDifference(2 * pair.d_distance, x, y, dim_, sums.values + pair.r * padded_dim_);
+      AddScaledDifference(2 * pair.d_distance_tangent, x, y, dim_, tangent);
+      AddScaledDifference(2 * pair.d_distance, x_tangent, y_tangent, dim_, tangent);
+    }
+  }
+
+  // Adds the gradients of scalars, squared norms and near pairs of keys [begin, end).
+  void AddColumnGradients(const Block& block, int64_t begin, int64_t end,
+                          const Scratch& scratch) const {
+    const int64_t head = block.key_head_of(n_);
+    for (const bool is_tangent : {false, true}) {
+      const auto add = [&](int s, float* to) {
+        AddRow(ColumnGradient(is_tangent, s, scratch) + begin - block.first, end - begin,
+               to + begin);
+      };
+      float* const d_scalars = Gradient(is_tangent).column_scalars;
+      for (int s = 0; d_scalars != nullptr && s < column_scalars(); ++s) {
+        add(s, ColumnScalar(d_scalars, s, head));
+      }
+      if (d_norms_) add(kMostScalars, KeyNumber(d_norms_, is_tangent, head, 0));
+    }
+    if (block.near.empty() || !wants_y()) return;
+    KeyReader keys(*this, block);
+    for (const NearDual& pair : block.near) {
+      const int64_t key = block.first + pair.j;
+      if (key < begin || key >= end) continue;
+      const float* const x_tangent = scratch.x + pair.r * 2 * dim_;
+      const float* const x = x_tangent + dim_;
+      const auto [y, y_tangent] = keys.At(key);
+      if (d_y_.wanted()) {
+        AddScaledDifference(2 * pair.d_distance, y, x, dim_,
+                            d_y_.row(block.b, block.key_head, key));
+      }
+      if (!d_y_tangent_.wanted()) continue;
+      float* const tangent = d_y_tangent_.row(block.b, block.key_head, key);
+      AddScaledDifference(2 * pair.d_distance_tangent, y, x, dim_, tangent);
+      AddScaledDifference(2 * pair.d_distance, y_tangent, x_tangent, dim_, tangent);
+    }
   }
 
   const AttentionGradient<float>& Gradient(bool is_tangent) const {
     return is_tangent ? of_.gradient_tangent : of_.gradient;
   }
-  double* FactorGradient(bool is_tangent, const Block& block) {
-    const int64_t head = block.b * n_.heads + block.h;
-    return &d_factor_[Size((is_tangent * n_.batch * n_.heads + head) * row_blocks_ +
-                           block.turn % row_blocks_)];
+  HeadSums* HeadGradient(bool is_tangent, const Block& block) {
+    return &d_heads_[Size((is_tangent * n_.batch * n_.heads + block.head(n_)) * row_blocks_ +
+                          block.turn % row_blocks_)];
   }
   // The sum of a head, counted across the batch.
   float* BiasGradient(bool is_tangent, int64_t head) const {
@@ -858,8 +1457,9 @@ class Pass {
     add(d_v_tangent_, scratch.weights, has_d_o() ? 2 * rows : rows, scratch.stacked_d_o,
         padded_value_dim_);
     add(d_y_, scratch.gradients + values, rows, scratch.scaled, padded_dim_);
-    add(d_y_tangent_, scratch.gradients, has_x() || block.dc != 0 ? 2 * rows : rows, scratch.scaled,
-        padded_dim_);
+    add(d_y_tangent_, scratch.gradients,
+        has_x() || ProductFactorTangent(block) != 0 ? 2 * rows : rows, scratch.scaled, padded_dim_);
+    if (function_ != nullptr) AddColumnGradients(block, begin, end, scratch);
     for (const bool is_tangent : {false, true}) {
       float* const to = Gradient(is_tangent).key_bias;
       if (to == nullptr) continue;
@@ -873,29 +1473,36 @@ class Pass {
     for (const bool is_tangent : {false, true}) {
       const AttentionGradient<float>& gradient = Gradient(is_tangent);
       for (int64_t h = 0; h < n_.heads; ++h) {
-        double of_factor = 0;
+        HeadSums sums;
         for (int64_t b = 0; b < n_.batch; ++b) {
           const int64_t head = b * n_.heads + h;
           for (int64_t n = 0; n < row_blocks_; ++n) {
-            of_factor +=
-                d_factor_[Size((is_tangent * n_.batch * n_.heads + head) * row_blocks_ + n)];
+            const HeadSums& from =
+                d_heads_[Size((is_tangent * n_.batch * n_.heads + head) * row_blocks_ + n)];
+            sums.factor += from.factor;
+            for (int s = 0; s < head_scalars(); ++s) sums.t[s] += from.t[s];
           }
           if (gradient.bias.table == nullptr) continue;
           float* const to = gradient.bias.table + b * gradient.bias.batch_stride + h * offsets();
           if (b == 0 || gradient.bias.batch_stride != 0) std::fill_n(to, offsets(), 0.0f);
           AddRow(BiasGradient(is_tangent, head), offsets(), to);
         }
-        if (gradient.factor != nullptr) gradient.factor[h] = static_cast<float>(of_factor);
+        if (gradient.factor != nullptr) gradient.factor[h] = static_cast<float>(sums.factor);
+        for (int s = 0; gradient.head_scalars != nullptr && s < head_scalars(); ++s) {
+          gradient.head_scalars[s * n_.heads + h] = static_cast<float>(sums.t[s]);
+        }
       }
     }
   }
 
   const AttentionDerivatives& of_;
+  const DualTable* function_;
   const AttentionInput<float>& in_;
   const AttentionInput<float>& tangent_;
   const Executor& executor_;
   const AttentionShape& n_;
   int64_t group_;
+  int64_t dim_;
   int64_t padded_dim_;
   int64_t padded_value_dim_;
   int64_t stride_;  // at least that of every block
@@ -913,10 +1520,12 @@ class Pass {
   KeySums d_y_tangent_;
   KeySums d_v_;
   KeySums d_v_tangent_;
-  std::vector<double> d_factor_;  // per head and block of rows; then the tangents
-  Buffer d_bias_;                 // per head; then the tangents
-  Turns key_turns_;               // per key head and block of keys
-  Turns head_turns_;              // per query head
+  Buffer norms_;                   // squared norms of the keys; then their tangents
+  Buffer d_norms_;                 // the gradients of both
+  std::vector<HeadSums> d_heads_;  // per head and block of rows; then the tangents
+  Buffer d_bias_;                  // per head; then the tangents
+  Turns key_turns_;                // per key head and block of keys
+  Turns head_turns_;               // per query head
 };
 
 void Differentiate(const AttentionDerivatives& of, const Executor& executor) {

@@ -1,7 +1,8 @@
-// The kernel of forward-mode and second derivatives of dot-product attention, on plain views.
+// The kernel of forward-mode and second derivatives of attention, on plain views.
 #ifndef GNOMON_SRC_CPU_DERIVATIVES_H_
 #define GNOMON_SRC_CPU_DERIVATIVES_H_
 
+#include "cpu/dual_table.h"
 #include "gnomon/attention.h"
 
 namespace gnomon {
@@ -9,10 +10,12 @@ namespace gnomon {
 // A call and its derivative in the direction of the tangents of its inputs. All numbers that are
 // multiplied are finite. A null pointer means a tangent of 0 or a result that is not needed.
 struct AttentionDerivatives {
-  // Scores are factors times inner products, plus a bias by offset and a key bias; masks are one
-  // interval of keys per row. Other terms are not supported.
+  // The pair function; null: the inner product.
+  const DualTable* function = nullptr;
+  // Scores may have a bias by offset and a key bias; masks are one interval of keys per row. Other
+  // terms are not supported.
   AttentionInput<float> input;
-  // The tangents of x, y, v, factor, bias and key_bias, in the layout of the input.
+  // The tangents of tokens, scalars, factor and biases, in the layout of the input.
   AttentionInput<float> tangent;
 
   AttentionOutput<float> output;

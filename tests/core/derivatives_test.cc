@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/dual_tables.h"
 #include "core/random_problem.h"
 #include "gnomon/derivatives.h"
 
@@ -24,17 +25,22 @@ struct Directed {
   Problem<float> along;
 };
 
-Directed RandomDirected(const ProblemOptions& options) {
+Directed RandomDirected(const ProblemOptions& options,
+                        const PairFunction& function = FindPairFunction("dot")) {
   ProblemOptions other = options;
   other.seed = options.seed + 1;
-  const PairFunction& dot = FindPairFunction("dot");
-  return {RandomProblem(dot, options), RandomProblem(dot, other)};
+  return {RandomProblem(function, options), RandomProblem(function, other)};
+}
+
+const DualTable* TableOf(const Problem<float>& p) {
+  return p.function.name == std::string("dot") ? nullptr : FindDualTable(p.function);
 }
 
 // All results, without gaps between rows.
 Results<float> RunKernel(const Directed& p, const Executor& executor = SerialExecutor()) {
   const ProblemOptions& options = p.at.options;
   AttentionDerivatives of;
+  of.function = TableOf(p.at);
   of.input = p.at.Input();
   of.tangent = p.along.Input();
   of.d_o = p.at.d_o.view();
@@ -57,6 +63,9 @@ Results<float> RunKernel(const Directed& p, const Executor& executor = SerialExe
     gradient.x = view("d_x" + mark, p.at.x);
     gradient.y = view("d_y" + mark, p.at.y);
     gradient.v = view("d_v" + mark, p.at.v);
+    gradient.row_scalars = pointer("d_row" + mark, p.at.row.size());
+    gradient.column_scalars = pointer("d_column" + mark, p.at.column.size());
+    gradient.head_scalars = pointer("d_head" + mark, p.at.head.size());
     gradient.factor = pointer("d_factor" + mark, p.at.factor.size());
     if (options.bias != ProblemOptions::kNoBias) {
       gradient.bias = {pointer("d_bias" + mark, p.at.bias.size()), p.at.bias_stride(), nullptr};
@@ -101,6 +110,9 @@ Results<double> RunReference(const Directed& p) {
   in.x = rows(p.at.x, p.along.x);
   in.y = rows(p.at.y, p.along.y);
   in.v = rows(p.at.v, p.along.v);
+  in.row_scalars = numbers(p.at.row, p.along.row);
+  in.column_scalars = numbers(p.at.column, p.along.column);
+  in.head_scalars = numbers(p.at.head, p.along.head);
   in.factor = numbers(p.at.factor, p.along.factor);
   if (at.bias.table != nullptr) {
     in.bias = {numbers(p.at.bias, p.along.bias), at.bias.batch_stride, nullptr};
@@ -127,6 +139,9 @@ Results<double> RunReference(const Directed& p) {
   gradient.x = view("d_x", p.at.x);
   gradient.y = view("d_y", p.at.y);
   gradient.v = view("d_v", p.at.v);
+  gradient.row_scalars = result("d_row", p.at.row.size());
+  gradient.column_scalars = result("d_column", p.at.column.size());
+  gradient.head_scalars = result("d_head", p.at.head.size());
   gradient.factor = result("d_factor", p.at.factor.size());
   if (at.bias.table != nullptr) {
     gradient.bias = {result("d_bias", p.at.bias.size()), at.bias.batch_stride, nullptr};
@@ -186,6 +201,23 @@ TEST(DerivativesTest, AreThoseOfTheReferenceInEveryInstructionSet) {
   }
 }
 
+TEST(DerivativesTest, AreThoseOfTheReferenceForEveryPairFunction) {
+  const ProblemOptions all[] = {
+      {.shape = {1, 4, 2, 60, 150, 20, 8}, .left = 100, .right = 10, .query_offset = 70},
+      {.shape = {2, 2, 1, 21, 33, 9, 5}, .key_lengths = {30, 0}, .key_bias = true, .padded = true},
+  };
+  for (const PairFunction* function : AllPairFunctions()) {
+    ASSERT_NE(FindDualTable(*function), nullptr) << function->name;
+    for (const ProblemOptions& options : all) {
+      SCOPED_TRACE(function->name);
+      SCOPED_TRACE(options);
+      const Directed p = RandomDirected(options, *function);
+      const Results<double> expected = RunReference(p);
+      OnEveryTarget([&] { ExpectNear(RunKernel(p), expected, 1e-4); });
+    }
+  }
+}
+
 TEST(DerivativesTest, DoNotDependOnTheNumberOfWorkers) {
   const ProblemOptions all[] = {
       {.shape = {1, 1, 1, 700, 700, 8, 8}, .right = 0, .bias = ProblemOptions::kSharedBias},
@@ -198,6 +230,9 @@ TEST(DerivativesTest, DoNotDependOnTheNumberOfWorkers) {
     const Results<float> serial = RunKernel(p);
     for (const int workers : {2, 3, 5}) ExpectSame(RunKernel(p, ThreadExecutor(workers)), serial);
   }
+  const Directed p =
+      RandomDirected({.shape = {1, 4, 2, 200, 250, 8, 8}}, FindPairFunction("umbral"));
+  ExpectSame(RunKernel(p, ThreadExecutor(3)), RunKernel(p));
 }
 
 // The results that are asked for are the same if no others are.

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/derivatives.h"
+#include "core/dual_tables.h"
 #include "ops/attention/kernel_call.h"
 #include "ops/operators/executor.h"
 #include "ops/operators/kernel_arguments.h"
@@ -28,11 +29,15 @@ class TangentCall {
  public:
   TangentCall(const OperatorArguments& a, const Tangents& tangents)
       : call_(a), tangents_(tangents) {
+    if (a.function != "dot") of_.function = FindDualTable(call_.function());
     of_.input = call_.input();
     AttentionInput<float>& tangent = of_.tangent;
     SetTokens("x", a.x, tangent.x);
     SetTokens("y", a.y, tangent.y);
     SetTokens("v", a.v, tangent.v);
+    tangent.row_scalars = Numbers("row_scalars");
+    tangent.column_scalars = Numbers("column_scalars");
+    tangent.head_scalars = Numbers("head_scalars");
     tangent.factor = Numbers("factor");
     tangent.bias = {Numbers("bias"), of_.input.bias.batch_stride, of_.input.bias.layout};
     tangent.key_bias = Numbers("key_bias");
@@ -93,6 +98,9 @@ class GradientTensors {
     to.x = MutableRows<float>(d_x);
     to.y = MutableRows<float>(d_y);
     to.v = MutableRows<float>(d_v);
+    to.row_scalars = MutableData<float>(of("row_scalars"));
+    to.column_scalars = MutableData<float>(of("column_scalars"));
+    to.head_scalars = MutableData<float>(of("head_scalars"));
     to.factor = MutableData<float>(of("factor"));
     to.bias = call.BiasGradient(MutableData<float>(of("bias")));
     to.key_bias = MutableData<float>(of("key_bias"));
@@ -118,10 +126,16 @@ class GradientTensors {
   std::vector<std::pair<std::string_view, at::Tensor>> wide_;
 };
 
+bool HasTable(std::string_view name) {
+  bool has_table = name == "dot";
+  if (!has_table) Translate([&] { has_table = FindDualTable(FindPairFunction(name)) != nullptr; });
+  return has_table;
+}
+
 }  // namespace
 
 bool HasFusedDerivatives(const OperatorArguments& a) {
-  return a.function == "dot" && a.x.scalar_type() != at::kDouble && !a.pair_bias &&
+  return HasTable(a.function) && a.x.scalar_type() != at::kDouble && !a.pair_bias &&
          !a.temperature && !a.relative_keys && !a.relative_values && !a.relative_queries &&
          !a.bias_parameters && !a.key_bias_low && !a.mask && !a.query_positions &&
          !a.key_positions && !a.query_segments && !a.key_segments && !a.grid && a.dropout == 0 &&
