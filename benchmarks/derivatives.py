@@ -1,6 +1,6 @@
 """Forward mode and second derivatives, timed against first-order passes. CPU time of one thread.
 
-    .venv/bin/python benchmarks/derivatives.py [--length N] [--rounds N] [--similarity NAME] [--math]
+    .venv/bin/python benchmarks/derivatives.py [--length N] [--rounds N] [--similarity S] [--math]
 
 Reports median milliseconds, and the median ratio to the call that the derivative belongs to: a jvp
 to the forward pass, a gradient of a gradient to the backward pass, and a mean-flow step (a jvp in a
