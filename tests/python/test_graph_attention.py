@@ -515,6 +515,22 @@ def test_opcheck_of_the_pair(dtype):
         )
 
 
+@pytest.mark.cpu("forward mode and second derivatives")
+def test_opcheck_of_derivatives():
+    tensors, rest = low_level_arguments(torch.float32)
+    leaves = [None if t is None else t.requires_grad_() for t in tensors]
+    tangents = [None if t is None else torch.randn_like(t) for t in tensors]
+    torch.library.opcheck(ops.graph_jvp, (*leaves, *rest, tangents), test_utils=CHECKS)
+    detached = [None if t is None else t.detach() for t in tensors]
+    o, lse, *_ = ops.graph_jvp(*detached, *rest, tangents)
+    saved = (torch.randn_like(o), torch.randn_like(lse), torch.randn_like(o), None)
+    given = [t is not None for t in tensors]
+    for needed in ([*given, *given, True], [True] + [False] * (2 * len(tensors))):
+        torch.library.opcheck(
+            ops.graph_backward_jvp, (*saved, *detached, *rest, tangents, needed), test_utils=CHECKS
+        )
+
+
 @pytest.mark.real_device
 def test_opcheck_of_the_composition():
     q = torch.randn(9, 2, 4, requires_grad=True)

@@ -70,6 +70,30 @@ def test_opcheck_of_the_pair(dtype, places):
         )
 
 
+@pytest.mark.cpu("forward mode and second derivatives")
+@pytest.mark.parametrize("kernel", ["reference", "fused"])
+def test_opcheck_of_derivatives(kernel):
+    tensors, rest = low_level_arguments(torch.float32)
+    if kernel == "fused":
+        tensors[9:] = [None] * len(tensors[9:])  # from the pair bias on
+        _, _, _, *lengths, offsets = rest[:6]
+        numbers = ("umbral", 0, 4, 0, [3, 1, 1], None, "", None, "clip", 1.0, 0.0, 0.0, True, 0.0)
+        rest = (None, None, None, *lengths, offsets, None, None, None, None, None, *numbers)
+    leaves = [None if t is None else t.requires_grad_() for t in tensors]
+    tangents = [None if t is None else torch.randn_like(t) for t in tensors]
+    torch.library.opcheck(ops.attention_jvp, (*leaves, *rest, tangents), test_utils=CHECKS)
+    detached = [None if t is None else t.detach() for t in tensors]
+    o, lse, *_ = ops.attention_jvp(*detached, *rest, tangents)
+    saved = (torch.randn_like(o), torch.randn_like(lse), torch.randn_like(o), None)
+    given = [t is not None for t in tensors]
+    for needed in ([*given, *given, True], [True] + [False] * (2 * len(tensors))):
+        torch.library.opcheck(
+            ops.attention_backward_jvp,
+            (*saved, *detached, *rest, tangents, needed),
+            test_utils=CHECKS,
+        )
+
+
 def cone_map_formula(tokens, function, map, r):
     """The tokens and their scalars as compositions of PyTorch operators."""
     w, z = tokens[..., :-1], tokens[..., -1]
@@ -387,8 +411,6 @@ def test_every_operator_has_its_opcheck():
                 checked |= set(re.findall(r"^ops\.(\w+)$", ast.unparse(node.args[0])))
     # It reads a term library; test_terms.py covers it.
     elsewhere = {"load_terms"}
-    # Called only by autograd; test_derivatives.py covers torch.compile and vmap.
-    elsewhere |= {name for name in registered if name.endswith("_jvp")}
     assert checked == registered - elsewhere
 
 
