@@ -218,6 +218,23 @@ TEST(DerivativesTest, AreThoseOfTheReferenceForEveryPairFunction) {
   }
 }
 
+// Distances and their gradients from differences of tokens.
+TEST(DerivativesTest, AreAccurateForNearTokens) {
+  const ProblemOptions options = {.shape = {1, 2, 1, 60, 70, 9, 8}};
+  const ProblemOptions other = {.shape = options.shape, .seed = 2};
+  for (const char* const name : {"gaussian", "laplacian"}) {
+    SCOPED_TRACE(name);
+    const PairFunction& function = FindPairFunction(name);
+    Directed p = {NearTokensProblem(function, options, 64), RandomProblem(function, other)};
+    // Tangents of about the tokens' differences.
+    for (Array<float>* tokens : {&p.along.x, &p.along.y}) {
+      tokens->ForEach([](float& element) { element /= 64; });
+    }
+    const Results<double> expected = RunReference(p);
+    OnEveryTarget([&] { ExpectNear(RunKernel(p), expected, 1e-4); });
+  }
+}
+
 TEST(DerivativesTest, DoNotDependOnTheNumberOfWorkers) {
   const ProblemOptions all[] = {
       {.shape = {1, 1, 1, 700, 700, 8, 8}, .right = 0, .bias = ProblemOptions::kSharedBias},
