@@ -258,12 +258,12 @@ def test_models_that_are_refused():
         replace_attention(torch.nn.Sequential(OddAttention()))
     model.odd = OddAttention()
     with pytest.warns(
-        UserWarning, match=("OddAttention of VisionTransformer use unsupported attention")
+        UserWarning, match="VisionTransformer with unsupported attention .*: OddAttention"
     ):
         replace_attention(model)
     encoder = torch.nn.TransformerEncoderLayer(8, 2)
     encoder.more = Extended(8, 2)
-    with pytest.warns(UserWarning, match=r"Extended of .* use unsupported attention"):
+    with pytest.warns(UserWarning, match="with unsupported attention .*: Extended"):
         replace_attention(encoder)
     assert type(encoder.more) is Extended
     with warnings.catch_warnings():

@@ -158,8 +158,8 @@ def test_shares_count_only_types_with_attention(sweep):
     outcomes["sampling"] = outcome | {
         "type": "sampling",
         "class": "dense in part",
-        "why": "gnomon: ADeformableAttention, BMultiscaleDeformableAttention of A use "
-        "unsupported attention and are left unchanged",
+        "why": "gnomon: layers of A with unsupported attention are left unchanged: "
+        "ADeformableAttention, BMultiscaleDeformableAttention",
     }
     page = sweep.to_markdown(outcomes, 6)
     assert (

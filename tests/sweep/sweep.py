@@ -402,7 +402,7 @@ def _shares(outcomes: dict[str, dict[str, Any]]) -> list[str]:
 
 def _only_samples(why: str) -> bool:
     """Whether all layers that stay dense are deformable attention."""
-    layers = re.search(r": (.*) of \w+ use unsupported attention", why)
+    layers = re.search(r"with unsupported attention are left unchanged: (.*)", why)
     names = layers[1].split(", ") if layers else []
     return bool(names) and all(name.endswith("DeformableAttention") for name in names)
 

@@ -107,8 +107,8 @@ def replace_attention(
     unknown = sorted({type(layer).__name__ for layer in model.modules() if _stays(layer, known)})
     if unknown:
         warnings.warn(
-            f"gnomon.{OPERATOR}: {', '.join(unknown)} of {type(model).__name__} use unsupported "
-            "attention and are left unchanged",
+            f"gnomon.{OPERATOR}: layers of {type(model).__name__} with unsupported attention are "
+            f"left unchanged: {', '.join(unknown)}",
             stacklevel=2,
         )
     for parent in list(model.modules()):

@@ -240,8 +240,8 @@ def use_gnomon(model: Model) -> Model:
     if dense := _unknown(base):
         # Warn before switching, so that a warning turned into an error leaves no partial change.
         warnings.warn(
-            f"{OPERATOR}: {', '.join(dense)} of {type(base).__name__} use unsupported attention "
-            "and are left unchanged",
+            f"{OPERATOR}: layers of {type(base).__name__} with unsupported attention are left "
+            f"unchanged: {', '.join(dense)}",
             stacklevel=2,
         )
     _switch_parts(base)
@@ -415,8 +415,8 @@ def with_attention(
         _check_adapters(model)
     if dense := _unknown(base):
         raise NotImplementedError(
-            f"{OPERATOR}: {', '.join(dense)} of {type(base).__name__} use unsupported attention "
-            "and would keep the dot product and their positions; pass a part of the model "
+            f"{OPERATOR}: layers of {type(base).__name__} with unsupported attention would keep "
+            f"the dot product and their positions: {', '.join(dense)}; pass a part of the model "
             "without them"
         )
     made = []
