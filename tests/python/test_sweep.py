@@ -168,7 +168,7 @@ def test_shares_count_only_types_with_attention(sweep):
     assert "In 1 more, nothing differs and gnomon computes every softmax over keys" in page
     assert "Together: 50.0%." in page
     assert "All together: 75.0%." in page
-    outcomes["sampling"]["why"] = outcomes["sampling"]["why"].replace("gnomon: A", "gnomon: C, A")
+    outcomes["sampling"]["why"] = outcomes["sampling"]["why"].replace(": A", ": C, A")
     assert "All together: 75.0%." in sweep.to_markdown(outcomes, 6)
     assert "every softmax over keys" not in sweep.to_markdown(outcomes, 6)
 
