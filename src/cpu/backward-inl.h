@@ -1147,9 +1147,9 @@ class BackwardPass {
     return (b * n_.heads + h) * n_.queries + i;
   }
   // A row's ds sum to its dlse up to rounding. If the slopes of f are large and nearly equal, that
-  // rounding error would swamp the query's gradient. Sums of ds times slope differences omit the
-  // common part, so the dlse part is added here. For other sums, the excess is subtracted from the
-  // highest-weighted pair. `d_x` may be null.
+  // rounding error would swamp the query's gradient. If the sums use slope differences, they omit
+  // dlse times the common slope, which is added here. If they use the slopes themselves, the excess
+  // is subtracted from the highest-weighted pair. `d_x` may be null.
   void BalanceQuery(int64_t b, int64_t h, int64_t i, float* d_x) const {
     const int64_t row = RowOf(b, h, i);
     const float* const slopes = TopSlopes(row);

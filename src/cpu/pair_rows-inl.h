@@ -1,5 +1,5 @@
-// Builds a PairTable from a definition: functions that map rows of a tile from inner products to
-// scores and back, and functions on lists of pairs and rows.
+// Builds a PairTable from a definition: functions that turn rows of a tile from inner products into
+// scores and from gradients of scores into slopes, and functions on lists of pairs and rows.
 #if defined(GNOMON_SRC_CPU_PAIR_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_PAIR_ROWS_INL_H_
 #undef GNOMON_SRC_CPU_PAIR_ROWS_INL_H_

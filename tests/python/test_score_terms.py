@@ -228,22 +228,22 @@ def test_a_soft_cap_without_biases_is_that_of_the_product():
         (
             {"score_softcap": 2.0, "position": Forget(torch.zeros(1, 2, 5))},
             NotImplementedError,
-            "score_softcap with a position that sums over keys",
+            "score_softcap is not supported with a position that sums over keys",
         ),
         (
             {"score_softcap": 2.0, "similarity": gnomon.similarity.Lorentz(1.0, bias=1.0)},
             NotImplementedError,
-            "score_softcap with lorentz",
+            "score_softcap is not supported with lorentz",
         ),
         (
             {"score_softcap": 2.0, "similarity": gnomon.similarity.Umbral(1.0)},
             NotImplementedError,
-            "score_softcap with umbral",
+            "score_softcap is not supported with umbral",
         ),
         (
             {"score_softcap": 2.0, "aggregation": "einstein_midpoint"},
             NotImplementedError,
-            "score_softcap with aggregation = einstein_midpoint",
+            "score_softcap is not supported with aggregation = einstein_midpoint",
         ),
     ],
 )

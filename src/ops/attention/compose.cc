@@ -556,8 +556,8 @@ class Composition {
   void AddSoftcap(const MappedTokens& tokens) {
     if (!arguments_.score_softcap) return;
     const auto refuse = [&](bool is_shared, const std::string& what) {
-      TORCH_CHECK_NOT_IMPLEMENTED(!is_shared, kOperation, ": score_softcap with ", what,
-                                  "; expected score_softcap = None");
+      TORCH_CHECK_NOT_IMPLEMENTED(!is_shared, kOperation, ": score_softcap is not supported with ",
+                                  what, "; set score_softcap to None");
     };
     refuse(tokens.row_constant != nullptr, entry_.catalogue.name);
     refuse(call_.key_bias_base.has_value(), "a position that sums over keys");
