@@ -58,10 +58,10 @@ STUDY = Study(
             "QK-norm lowers the loss of RoPE, at the training length and beyond.",
             against("rope+qk_norm", "rope", SHORT, 256, LONG),
             why=(
-                "Beyond the training length the mean is lower with the norm, although it still "
-                "rises: from 1.773 at 128 to 1.970 at 512, against 1.762 to 2.244 without. At the "
-                "training length the loss is higher with each of the three seeds, by 0.003 to "
-                "0.022. Longer training and larger models were not tried."
+                "Beyond the training length, QK-norm has the lower mean loss (1.970 against 2.244 "
+                "at 512), although its loss still rises with length: it is 1.773 at 128, without "
+                "QK-norm 1.762. At the training length, the loss with QK-norm is higher for all "
+                "three seeds, by 0.003 to 0.022. Longer training and larger models were not tried."
             ),
         ),
         Claim(
@@ -71,8 +71,8 @@ STUDY = Study(
                 *against("alibi+sink", "alibi", SHORT, LONG),
             ),
             why=(
-                "The loss is higher with the sink for every seed in all four rows, by 0.002 to "
-                "0.132 with RoPE and by 0.006 to 0.020 with ALiBi. Longer training and larger "
+                "The loss with the sink is higher for all three seeds in all four rows, by 0.002 "
+                "to 0.132 with RoPE and by 0.006 to 0.020 with ALiBi. Longer training and larger "
                 "models were not tried."
             ),
         ),
@@ -80,9 +80,9 @@ STUDY = Study(
             "An output gate lowers the loss of RoPE, at the training length and beyond.",
             against("rope+gate", "rope", SHORT, LONG),
             why=(
-                "At the training length the loss is lower with the gate for two of three seeds. At "
-                "512 it is lower for one, by 0.112, and higher for the others, by 0.011 and 0.069. "
-                "Longer training and larger models were not tried."
+                "At the training length, the loss with the gate is lower for two of three seeds. "
+                "At 512 it is lower for one seed, by 0.112, and higher for the others, by 0.011 "
+                "and 0.069. Longer training and larger models were not tried."
             ),
         ),
         Claim(
@@ -93,8 +93,8 @@ STUDY = Study(
             "RoPE lowers the loss of the forget gate.",
             against("rope+forget", "forget", SHORT, LONG),
             why=(
-                "The loss is lower with each of the three seeds, by 0.010 to 0.031 over both "
-                "lengths, but three seeds are too few for significance."
+                "RoPE lowers the loss of the forget gate for all three seeds, by 0.010 to 0.031 "
+                "over both lengths, but three seeds are too few for significance."
             ),
         ),
         Claim(
@@ -113,9 +113,9 @@ STUDY = Study(
             "YaRN has a lower loss than RoPE beyond the training length.",
             against(YARN, "rope", LONG),
             why=(
-                "At 512 the loss with YaRN is higher with each of the three seeds, by 0.092 to "
-                "0.309. YaRN is designed for a model that was trained without it; here it is used "
-                "from the start. Adding it after training was not measured."
+                "At 512, the loss with YaRN is higher for all three seeds, by 0.092 to 0.309. YaRN "
+                "is designed for a model that was trained without it; here it is used from the "
+                "start. Adding it after training was not measured."
             ),
         ),
         Claim(
@@ -125,9 +125,9 @@ STUDY = Study(
         ),
     ),
     limits=(
-        "The models are small (four layers of 128 columns), read bytes, and are trained for 600 "
-        "steps of 16 windows. Norms and sinks are said to stabilise long runs of large models, "
-        "which this study does not test. All combinations use one learning rate."
+        "The models are small (four layers with model dimension 128), read bytes, and are trained "
+        "for 600 steps of 16 windows. Norms and sinks are said to stabilise long runs of large "
+        "models, which this study does not test. All combinations use one learning rate."
     ),
     sources=(
         "QK-norm: Henry et al. 2020; Dehghani et al. 2023. Sinks: Xiao et al. 2024; OpenAI 2025, "

@@ -125,7 +125,7 @@ STUDY = Study(
         ),
         comparison(
             "generated",
-            "Generated, up to 40 symbols",
+            "Generated problems, up to 40 symbols",
             "",
             ("--task", "generated", "--problem", "copy", "--lengths", "40"),
         ),

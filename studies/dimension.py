@@ -70,8 +70,8 @@ def translation(columns: int) -> Comparison:
 STUDY = Study(
     title="Few dimensions",
     question=(
-        "Tseng et al. 2023 report that cones need fewer dimensions than the dot product: with 16 "
-        "columns per head they match 128. Do cones beat the dot product in few dimensions, and "
+        "Tseng et al. 2023 report that cones need fewer dimensions than the dot product: with a "
+        "head dimension of 16 they match 128. Do cones beat the dot product in few dimensions, and "
         "does their lead shrink as dimensions are added?"
     ),
     answer=(
@@ -140,9 +140,9 @@ STUDY = Study(
             ),
             why=(
                 "In the paper DeiT-Ti on ImageNet gains 0.6 to 1.1 points from cones after 300 "
-                "epochs with heads of 64 columns, and 0.4 to 1.0 points with 16. Here the dot "
-                "product loses no accuracy with 4 columns, but cones do. Other learning rates and "
-                "longer runs were not tried."
+                "epochs with head dimension 64, and 0.4 to 1.0 points with 16. Here the dot "
+                "product loses no accuracy with head dimension 4, but cones do. Other learning "
+                "rates and longer runs were not tried."
             ),
         ),
         Claim(
@@ -153,19 +153,19 @@ STUDY = Study(
                 for metric in (None, "bleu")
             ),
             why=(
-                "The mean of penumbral cones is below the dot product's with 4 columns, equal with "
-                "16 and above with 64, the opposite of the published trend. Umbral cones are "
-                "behind by 3.5, 2.6 and 2.7 BLEU. With more heads and narrower values (`--heads "
-                "32` instead of `--heads 4 --qk-dim 4`), the dot product has 20.1 BLEU, penumbral "
-                "cones 18.5 and umbral cones 16.3 (three seeds). With `--learning-rate 0.004` in "
-                "addition they have 24.5, 22.7 and 19.4; with 0.001, 12.7, 12.7 and 11.6 (one "
-                "seed). One of a cone's four columns is its height; whether that is the reason was "
-                "not tested."
+                "The mean of penumbral cones is below the dot product's with head dimension 4, "
+                "equal with 16 and above with 64, the opposite of the published trend. Umbral "
+                "cones are behind by 3.5, 2.6 and 2.7 BLEU. With more heads and narrower values "
+                "(`--heads 32` instead of `--heads 4 --qk-dim 4`), the dot product has 20.1 BLEU, "
+                "penumbral cones 18.5 and umbral cones 16.3 (three seeds). With `--learning-rate "
+                "0.004` in addition they have 24.5, 22.7 and 19.4; with 0.001, 12.7, 12.7 and 11.6 "
+                "(one seed). One of a cone's four dimensions is its height; whether that is the "
+                "reason was not tested."
             ),
         ),
     ),
     limits=(
-        "Images and translation use four heads, with 16 and 32 value columns per head. The data "
+        "Images and translation use four heads, with 16 and 32 value dimensions per head. The data "
         "are one hierarchy of 1,180 nodes; digits, which all of these similarities classify well; "
         "and 29,000 sentence pairs, each seen fewer than three times. Within a task all "
         "similarities use one learning rate."

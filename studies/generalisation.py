@@ -255,17 +255,17 @@ STUDY = Study(
         ),
     ),
     limits=(
-        "The models are decoders with two layers and 64 columns, trained for a few thousand steps "
-        "with one learning rate for all positions of a problem; the literature trains larger "
-        "models a hundred times as long. The column for 40 symbols shows how well a problem is "
-        "learned; if it is low, longer lengths are meaningless. Chance is 0.03 in copying and "
-        "reversing (32 symbols) and 0.02 in recall (64 values). Recall is evaluated on at most 120 "
-        "symbols, because there are 64 keys. Random positions, drawn below 2048, were tried only "
-        "in copying, reversing and sorting. Parity and modular addition are at chance at 40 with "
-        "every position (1/2 and 1/5), and the stack problem has an accuracy of about two thirds, "
-        "so no claim covers them. Recall is learned with some seeds and not with others, which "
-        "explains its spread. Accuracy counts single symbols, each predicted from the correct "
-        "symbols before it; a separate table shows the accuracy of whole answers."
+        "The models are decoders with two layers and model dimension 64, trained for a few "
+        "thousand steps with one learning rate for all positions of a problem; the literature "
+        "trains larger models a hundred times as long. The column for 40 symbols shows how well a "
+        "problem is learned; if it is low, longer lengths are meaningless. Chance is 0.03 in "
+        "copying and reversing (32 symbols) and 0.02 in recall (64 values). Recall is evaluated on "
+        "at most 120 symbols, because there are 64 keys. Random positions, drawn below 2048, were "
+        "tried only in copying, reversing and sorting. Parity and modular addition are at chance "
+        "at 40 with every position (1/2 and 1/5), and the stack problem has an accuracy of about "
+        "two thirds, so no claim covers them. Recall is learned with some seeds and not with "
+        "others, which explains its spread. Accuracy counts single symbols, each predicted from "
+        "the correct symbols before it; a separate table shows the accuracy of whole answers."
     ),
     sources=(
         "Deletang et al. 2023, Neural Networks and the Chomsky Hierarchy; Ruoss et al. 2023, "

@@ -34,6 +34,7 @@ STUDY = Study(
                 *("--task", "images"),
                 *(
                     "--position",
+                    ""
                     "none,learned,sinusoidal:shape=grid,cape:shape=grid,relative2d:shape=grid,grid_bias:shape=grid,"
                     f"{ROPE},alibi:shape=grid,{HYPE},{BOTH}",
                 ),
@@ -172,7 +173,7 @@ STUDY = Study(
             tuple(Contrast(f"dot/{BOTH}", n, f"dot/{ROPE}", n, "accuracy") for n in (28, 44)),
             why=(
                 "At 28 pixels both have 0.938. At 44 they are near chance (0.1): 0.152 with the "
-                "bias and 0.130 without, and the bias is ahead with two of three seeds. The "
+                "bias and 0.130 without, and the bias is ahead for two of three seeds. The "
                 "records do not contain the learned tau, so they do not show whether the model "
                 "uses the bias. On the volumes all models overfit."
             ),

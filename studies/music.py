@@ -67,8 +67,8 @@ STUDY = Study(
             tuple(Contrast(f"dot/{BOTH}", n, "dot/rope", n) for n in (TRAINED, LONG)),
             left_is="not worse",
             why=(
-                "On windows of 1024 it is ahead with each of the three seeds, by 0.26 to 0.76 "
-                "nats, but RoPE's seeds vary from 0.88 to 1.37."
+                "On windows of 1024, RoPE with a learned HyPE bias is ahead for all three seeds, "
+                "by 0.26 to 0.76 nats, but RoPE's seeds vary from 0.88 to 1.37."
             ),
         ),
         Claim(
@@ -86,8 +86,8 @@ STUDY = Study(
                 for position in ("relative", RELATIVE, "transformer_xl", "alibi", HYPE, BOTH)
             ),
             why=(
-                "With relative keys limited to offsets of 128 (`far=zero`) the loss is lower with "
-                "each of the three seeds, by 0.011 to 0.022 nats, which is not significant."
+                "With relative keys limited to offsets of 128 (`far=zero`), the loss is lower for "
+                "all three seeds, by 0.011 to 0.022 nats, which is not significant."
             ),
         ),
         Claim(
@@ -95,7 +95,7 @@ STUDY = Study(
             (Contrast("dot/rope", LONG, "dot/rope", TRAINED),),
             left_is="worse",
             why=(
-                "Its loss rises with each of the three seeds, by 0.70, 0.21 and 0.55 nats, a "
+                "RoPE's loss rises for all three seeds, by 0.70, 0.21 and 0.55 nats, a "
                 "spread too large for significance. On windows of 512 it rises by 0.13, 0.02 and "
                 "0.03."
             ),

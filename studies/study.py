@@ -26,6 +26,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from gnomon import report
@@ -441,7 +442,7 @@ def contrast_rows(claim: Claim, found: Found, margins: dict[str, float]) -> list
                 continue
             metric = metric_of(results, contrast)
             is_first = metric is results["task"]["metrics"][0]
-            measure = "" if is_first else f", {metric['title']}"
+            measure = "" if is_first else f", {metric['title'].replace('Frechet', 'Fréchet')}"
             right = f"`{contrast.right}` at {contrast.right_at}"
             if beside is not comparison:
                 right = f"{beside.title}, {right}"
@@ -484,7 +485,10 @@ def describe_claim(claim: Claim, rows: list[Row]) -> list[str]:
     of = f" ({counts})" if len(set(outcomes)) > 1 else ""
     parts = [f"Claim: {claim.text}", f"Verdict: **{said}**{of}."]
     if rows:
-        head = ["", "difference", "95%", "p", "seeds", "left side"]
+        head = [
+            *("", "difference", "95% CI", "p (Holm-adjusted)", "seeds"),
+            "verdict for the first combination",
+        ]
         parts.append(markdown_table(head, [row.cells() for row in rows]))
     if claim.why and said != NOT_RUN:
         parts.append(claim.why)
@@ -577,14 +581,59 @@ def time_table(results: dict[str, Any]) -> str:
     return markdown_table(["", "ms per step", "ratio", "range over seeds", "seeds"], rows)
 
 
+def enumerate_words(words: Iterable[str], conjunction: str = "and") -> str:
+    """The words as a phrase: "a, b and c"."""
+    *others, last = words
+    return f"{', '.join(others)} {conjunction} {last}" if others else last
+
+
+def cpu(machine: dict[str, Any]) -> str:
+    """A CPU and its instruction set: "an AMD EPYC CPU (AVX-512)"."""
+    name = machine["cpu"].replace("(R)", "").removesuffix(" Processor")
+    article = "an" if name[0] in "AEIOU" else "a"
+    # AVX3 and its variants, such as AVX3_ZEN4, are Highway's names.
+    instructions = re.sub(r"^AVX3.*", "AVX-512", machine["instruction_set"])
+    return f"{article} {name} CPU ({instructions})"
+
+
+#: For the titles of conditions in the records, their words in a table's caption.
+CONDITIONS = {
+    "evaluation length, bytes": "evaluation length (bytes)",
+    "events per window": "window length (events)",
+    "input length in symbols": "input length (symbols)",
+    "part of the data": "split",
+    "nodes": "split",
+    "pairs": "split",
+    "timesteps": "range of timesteps",
+    # The utterances of the studies are spoken digits.
+    "utterances per sequence": "number of spoken digits",
+}
+
+
+def name_and_unit(metric_title: str) -> tuple[str, str]:
+    """A metric's name, and its unit if the title names it."""
+    title = metric_title.replace("Frechet", "Fréchet")
+    title = re.sub(r"^last (\d+) bytes$", r"loss on the last \1 bytes, nats per byte", title)
+    name, _, unit = title.partition(", ")
+    return name, unit
+
+
+def caption(results: dict[str, Any], metric: dict[str, Any]) -> str:
+    """The caption of a table: "Loss (nats per byte) by evaluation length (bytes)"."""
+    name, unit = name_and_unit(metric["title"])
+    measured = f"{name} ({unit})" if unit else name
+    title = results["task"]["conditions"]["title"]
+    return f"{measured[:1].upper()}{measured[1:]} by {CONDITIONS.get(title, title)}"
+
+
 def describe(results: dict[str, Any], comparison: Comparison) -> str:
     total = len(results["settings"]["combinations"]) * len(results["settings"]["seeds"])
     done = len(results["runs"])
     # A study may resume on another machine.
     machines = [session["machine"] for session in results["sessions"]]
-    names = dict.fromkeys(f"{m['cpu']} ({m['instruction_set']})" for m in machines)
+    names = dict.fromkeys(map(cpu, machines))
     threads = sorted({m["threads"] for m in machines})
-    counts = " or ".join(map(str, threads))
+    counts = "one" if threads == [1] else " or ".join(map(str, threads))
     state = "All" if done == total else f"{done} of"
     shown = shlex.join(command(comparison))
     if comparison.classifier:
@@ -597,7 +646,7 @@ def describe(results: dict[str, Any], comparison: Comparison) -> str:
     digest = results["data"].get("sha256")
     lines = [
         f"{state} {total} runs are complete. They used {counts} "
-        f"thread{'' if threads == [1] else 's'} on {', '.join(names)}.",
+        f"thread{'' if threads == [1] else 's'} of {enumerate_words(names, 'or')}.",
         f"\n```console\n$ {shown}\n```",
     ]
     if digest:
@@ -652,7 +701,7 @@ def draw_effects(study: Study, claims: list[list[Row]]) -> Any:
     axes.set_yticks(ticks, names, fontsize=9)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("difference / margin (positive: the left side of the claim is better)")
+    axes.set_xlabel("difference / margin (positive: the first combination is better)")
     used = {row.outcome for _, rows in shown for row in rows}
     figure.legend(handles=verdict_handles(used), loc="outside upper right", ncols=4, fontsize=10)
     return figure
@@ -693,28 +742,84 @@ def draw_times(found: Found) -> Any:
     return figure
 
 
+#: First words of titles that are proper names.
+PROPER_NAMES = {"Cora", "Python's", "Shakespeare's"}
+
+
+def inside_sentence(title: str) -> str:
+    """A comparison's title as part of a sentence, in lower case unless it is a name."""
+    first = title.split()[0].rstrip(",")
+    rest = first[1:]
+    is_name = first in PROPER_NAMES or not (rest.isalpha() and rest.islower())
+    return title if is_name else title[0].lower() + title[1:]
+
+
+def describe_runs(titles: list[str], combinations: int, runs: str) -> str:
+    """What was trained in the same way: "8 combinations on each of novels and plays (3 seeds)"."""
+    trained = f"{combinations} combinations on"
+    if len(titles) == 1:
+        name, _, rest = inside_sentence(titles[0]).partition(", ")
+        return f"{trained} {name} ({f'{rest}; ' if rest else ''}{runs})"
+    # Titles that differ only in a number: "MNIST with qk_dim 4, 16 and 64".
+    numbers = [re.findall(r"\d+\b", title)[-1:] for title in titles]
+    patterns = {
+        re.sub(rf"\b{number[0]}\b", "{}", title) if number else title
+        for number, title in zip(numbers, titles, strict=True)
+    }
+    if len(patterns) == 1:
+        pattern = inside_sentence(patterns.pop())
+        names = pattern.format(enumerate_words(number[0] for number in numbers))
+        return f"{combinations} combinations each on {names} ({runs})"
+    parts = [inside_sentence(title).partition(", ") for title in titles]
+    shown = [f"{name} ({rest})" if rest else name for name, _, rest in parts]
+    return f"{trained} each of {enumerate_words(shown)} ({runs})"
+
+
+def describe_margins(margins: dict[str, float]) -> str:
+    """Margins in their metrics' units: "a margin of 0.01 nats per byte"."""
+    names_of: dict[str, list[str]] = {}
+    for title, margin in margins.items():
+        name, unit = name_and_unit(title)
+        amount = f"{margin:g}"
+        if unit == "%":
+            amount += f" percentage point{'' if margin == 1 else 's'}"
+        elif unit.startswith("nats"):
+            amount += f" {unit}"
+        names_of.setdefault(amount, []).append(name)
+    if len(margins) == 1:
+        [(amount, names)] = names_of.items()
+        return f"a margin of {amount}" + ("" if " " in amount else f" ({names[0]})")
+    shown = [f"{amount} ({enumerate_words(names)})" for amount, names in names_of.items()]
+    return f"{'margins' if len(shown) > 1 else 'a margin'} of {enumerate_words(shown)}"
+
+
 def describe_method(study: Study, found: Found, margins: dict[str, float]) -> str:
     """One paragraph about the runs and the margins of the tests."""
-    runs = []
+    groups: dict[tuple[int, int, int], list[str]] = {}
     for comparison, results in found:
-        seeds = len(results["settings"]["seeds"])
-        steps = results["settings"]["training"]["steps"]
-        combinations = len(results["settings"]["combinations"])
-        runs.append(
-            f"{comparison.title} ({combinations} combinations, {seeds} seeds, {steps:,} steps)"
+        settings = results["settings"]
+        key = len(settings["combinations"]), len(settings["seeds"]), settings["training"]["steps"]
+        groups.setdefault(key, []).append(comparison.title)
+    runs = [
+        describe_runs(
+            titles, combinations, f"{seeds} seed{'' if seeds == 1 else 's'}, {steps:,} steps each"
         )
-    text = f"`gnomon compare` trained these combinations: {'; '.join(runs)}. "
+        for (combinations, seeds, steps), titles in groups.items()
+    ]
+    trained = "; ".join(runs[:-1]) + "; and " + runs[-1] if len(runs) > 2 else " and ".join(runs)
+    text = f"`gnomon compare` trained {trained}. " if found else ""
     if study.of_time:
         return text + (
             "The step time of a run is the median CPU time of its training steps. A ratio compares "
             "it with the first row of the table for the same seed. The tables show the median "
             "time, and the median and range of the ratios, over the seeds."
         )
-    shown = ", ".join(f"{margin:g} ({title})" for title, margin in margins.items())
+    of_margins = f" with {describe_margins(margins)}" if margins else ""
     return text + (
         "All combinations of a comparison use the same data order, learning rate and number of "
         "steps; runs with the same seed are paired. Differences are tested by paired t tests and "
-        f"equivalence tests ([details](index.md#how-verdicts-are-made)) with the margins {shown}."
+        f"equivalence tests ([details](index.md#how-verdicts-are-made)){of_margins}. The p-values "
+        "are adjusted for all comparisons on this page (Holm); the 95% intervals are not adjusted."
     )
 
 
@@ -774,10 +879,8 @@ def write_page(name: str, study: Study) -> None:
         parts.append(f"![{comparison.title}]({figure})")
         shown = [m for m in results["task"]["metrics"] if m["is_compared"]]
         for n, metric in enumerate(shown):
-            key = results["task"]["conditions"]["key"]
-            title = f"{metric['title'][:1].upper()}{metric['title'][1:]}, by {key}:"
             table = summary_table(results, metric, comparison.baseline, shows_cost=n == 0)
-            parts.append(f"{title}\n\n{table}")
+            parts.append(f"{caption(results, metric)}:\n\n{table}")
     if not study.of_time:
         parts.append(
             "Tables show the mean ± standard deviation over the seeds. A bold value is "

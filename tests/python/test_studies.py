@@ -191,7 +191,7 @@ def test_a_classifier_is_trained_once_and_named_without_its_place(folders):
     page = (folders / "pages/tiny.md").read_text()
     assert "$ gnomon train --task images --data dots.safetensors --position none " in page
     # It is measured only over all timesteps, and adds no other column.
-    assert "Frechet distance, by timesteps:\n\n|  | 0-999 | seeds |\n" in page
+    assert "Fréchet distance by range of timesteps:\n\n|  | 0-999 | seeds |\n" in page
     made = folders / "runs/tiny/one"
     head = (made / "table.md").read_text().splitlines()[0]
     assert head.endswith("loss at 750-999 | Frechet distance at 0-999 |")
