@@ -601,7 +601,7 @@ def measure_row(row: Row, rounds: int) -> Line:
 
 
 def targets_table(lines: Sequence[Line]) -> str:
-    return "\n".join(["| case | ratio | goal | |", "|:--|--:|--:|:--|", *map(str, lines)])
+    return "\n".join(["| case | ratio | target | |", "|:--|--:|--:|:--|", *map(str, lines)])
 
 
 def length_curve(rounds: int) -> list[tuple[int, float, float]]:

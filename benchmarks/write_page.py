@@ -36,12 +36,12 @@ kernels' own matrix product with all operands in cache.
 """
 
 TARGETS = f"""\
-## Goals
+## Performance targets
 
 Unless a row says otherwise: B 1, H {HEADS}, L {LENGTH}, D {DIM}, fp32, forward, full; each ratio
 is the median over the rounds. "Our dot" is gnomon's own dot product of the same shape. Rows that
 end in "/ ours" give the inverse ratio. [profile.md](profile.md) shows where the time goes in rows
-that miss their goal.
+that miss their target.
 """
 
 CURVE = f"""\
