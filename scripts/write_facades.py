@@ -420,7 +420,10 @@ def future_first(
     fields = ", ".join(argument.python for argument in arguments)
     yield "    @classmethod"
     yield f"    def from_future_first(cls, {fields}) -> {class_name}:"
-    yield '        """Converts tables in which row n has offset p_j - p_i = max_offset - n."""'
+    yield '        """Creates the term from tables stored in the opposite order.'
+    yield ""
+    yield "        Row n holds offset p_j - p_i = max_offset - n."
+    yield '        """'
     for table in tables:
         inner = "        "
         if not table.required:

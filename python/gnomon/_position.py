@@ -97,7 +97,7 @@ def to_positions(operator: str, position: object, argument: str = "position") ->
         return [position]
     if isinstance(position, str):
         return [Specified(position)]
-    expected = "a term of gnomon.position, a specification, or a list of these"
+    expected = "a gnomon.position object, a string such as 'rope', or a list of these"
     if not isinstance(position, Sequence):
         raise wrong_type(operator, argument, position, expected)
     terms: list[Position] = []

@@ -48,12 +48,14 @@ def scaled_dot_product_attention(
         query: (..., H, L, E), at least two axes; bfloat16, float16, float32 or float64.
         key: (..., H, S, E) in query's dtype. Its leading axes broadcast with query's.
         value: (..., H, S, Ev).
-        attn_mask: a tensor that broadcasts to (..., H, L, S), or one of torch.nn.attention.bias.
+        attn_mask: a tensor that broadcasts to (..., H, L, S), or a bias object
+            from torch.nn.attention.bias.
             A Boolean mask is True where a query attends to a key. A mask in query's dtype or
             float32 is added to the scores and receives a gradient.
         dropout_p: probability of dropping a weight, 0 to 1. The mask depends on PyTorch's default
             generator, as in PyTorch, but differs from PyTorch's mask.
-        is_causal: query i attends to keys 0 to i, even where L and S differ; not with attn_mask.
+        is_causal: query i attends to keys 0 to i, even if L != S. Cannot be combined with
+            attn_mask.
         scale: multiplies the scores, by default 1/sqrt(E).
         enable_gqa: allows fewer heads (third axis from the end) in key and value than in query.
 

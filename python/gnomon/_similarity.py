@@ -37,7 +37,10 @@ def to_similarity(operator: str, similarity: object) -> Similarity:
     if isinstance(similarity, str):
         return Specified(similarity)
     raise wrong_type(
-        operator, "similarity", similarity, "a term of gnomon.similarity, or a specification"
+        operator,
+        "similarity",
+        similarity,
+        "a gnomon.similarity object, or a string such as 'cosine'",
     )
 
 

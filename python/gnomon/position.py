@@ -519,7 +519,10 @@ class ContentBias(Position):
 
     @classmethod
     def from_future_first(cls, query: Tensor, table: Tensor, extent: int = 1024) -> ContentBias:
-        """Converts tables in which row n has offset p_j - p_i = max_offset - n."""
+        """Creates the term from tables stored in the opposite order.
+
+        Row n holds offset p_j - p_i = max_offset - n.
+        """
         table = reversed_rows("position.ContentBias", "table", table)
         return cls(query, table, extent)
 
@@ -614,7 +617,10 @@ class Relative(Position):
         query: Tensor | None = None,
         scale: float | None = None,
     ) -> Relative:
-        """Converts tables in which row n has offset p_j - p_i = max_offset - n."""
+        """Creates the term from tables stored in the opposite order.
+
+        Row n holds offset p_j - p_i = max_offset - n.
+        """
         table = reversed_rows("position.Relative", "table", table)
         if values is not None:
             values = reversed_rows("position.Relative", "values", values)

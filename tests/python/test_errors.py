@@ -454,12 +454,12 @@ TYPE_ERRORS = {
     ),
     "a similarity's class": (
         lambda: attend(similarity=similarity.Umbral),
-        "similarity is the class Umbral; expected a term of gnomon.similarity, or a specification",
+        "similarity is the class Umbral; expected a gnomon.similarity object, or a string",
     ),
     "a position's class": (
         lambda: attend(position=position.RoPE),
-        "position is the class RoPE; expected a term of gnomon.position, a specification, or a "
-        "list of these",
+        "position is the class RoPE; expected a gnomon.position object, a string such as 'rope', "
+        "or a list of these",
     ),
     "a number for a table": (lambda: position.T5(1.0, True), "T5: table is a float; expected"),
     "cones of integers": (
@@ -571,7 +571,7 @@ TYPE_ERRORS |= {
     "nodes in words": (lambda: graph(indptr="0123"), "indptr is a str; expected a Tensor, a seq"),
     "a similarity's class in a graph": (
         lambda: graph(similarity=similarity.Dot),
-        "similarity is the class Dot; expected a term of gnomon.similarity",
+        "similarity is the class Dot; expected a gnomon.similarity object",
     ),
     "a feature that is no word": (lambda: linear(feature=3), "feature is an int; expected"),
     "a rope's class": (
@@ -649,12 +649,12 @@ TYPE_ERRORS |= {
     "a bias": (lambda: nn.MultiheadAttention(8, 2, bias=None), "bias is a NoneType; expected True"),
     "a module's similarity": (
         lambda: nn.MultiheadAttention(8, 2, similarity=similarity.Dot),
-        "similarity is the class Dot; expected a term of gnomon.similarity, or a specification",
+        "similarity is the class Dot; expected a gnomon.similarity object, or a string",
     ),
     "a module's position": (
         lambda: nn.MultiheadAttention(8, 2, position=0),
-        "position is an int; expected a term of gnomon.position, a specification, or a list of "
-        "these",
+        "position is an int; expected a gnomon.position object, a string such as 'rope', "
+        "or a list of these",
     ),
     "a module's dtype": (
         lambda: module(X.double()),

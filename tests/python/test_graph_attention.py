@@ -648,7 +648,11 @@ ERRORS = {
         "indices[1] is 3; expected one of 3 keys",
     ),
     "a negative key": ({"indices": torch.tensor([0, 1, -1])}, ValueError, "indices[2] is -1"),
-    "similarity": ({"similarity": 1}, TypeError, "similarity is an int; expected a term of gnomon"),
+    "similarity": (
+        {"similarity": 1},
+        TypeError,
+        "similarity is an int; expected a gnomon.similarity",
+    ),
     "scale": (
         {"scale": 1.0, "similarity": Laplacian(1.0)},
         ValueError,

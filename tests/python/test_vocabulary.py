@@ -534,23 +534,23 @@ MISTAKES = {
     "a position that is none": (
         lambda: gnomon.attention(*tokens(), position=3),
         TypeError,
-        "position is an int; expected a term of gnomon.position, a specification, or a list of "
-        "these",
+        "position is an int; expected a gnomon.position object, a string such as 'rope', "
+        "or a list of these",
     ),
     "one in a list": (
         lambda: gnomon.attention(*tokens(), position=[RoPE(), None]),
         TypeError,
-        "position is a NoneType; expected a term of gnomon.position",
+        "position is a NoneType; expected a gnomon.position object",
     ),
     "one of a module": (
         lambda: nn.MultiheadAttention(8, 2, position=Dot()),
         TypeError,
-        "nn.MultiheadAttention: position is a Dot; expected a term of gnomon.position",
+        "nn.MultiheadAttention: position is a Dot; expected a gnomon.position object",
     ),
     "a similarity that is none": (
         lambda: nn.MultiheadAttention(8, 2, similarity=RoPE()),
         TypeError,
-        "similarity is a RoPE; expected a term of gnomon.similarity, or a specification",
+        "similarity is a RoPE; expected a gnomon.similarity object, or a string",
     ),
     "terms of a sum": (
         lambda: gnomon.position.Sum("rope"),

@@ -1,5 +1,5 @@
-// The terms of examples/terms, which CONTRIBUTING.md shows. This program is linked with them;
-// nothing else refers to them.
+// Tests the terms in examples/terms, which CONTRIBUTING.md quotes. They register themselves when
+// linked in; no code calls them directly.
 #include <gmock/gmock.h>
 #include <gnomon/catalogue.h>
 #include <gnomon/torch/attention.h>

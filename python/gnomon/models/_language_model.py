@@ -314,22 +314,23 @@ class LanguageModel(torch.nn.Module):
         positions: Integers | None = None,
         segments: Integers | None = None,
     ) -> Tensor:
-        """Logits (B, L, vocabulary) of the token after each integer token (B, L).
+        """Returns next-token logits (B, L, vocabulary) for integer tokens (B, L).
 
         With adaptive embeddings they are log-probabilities.
 
-        With a cache, the tokens follow the tokens in the cache. With a memory, they are the next
-        segment, and they are added to it. A call that raises leaves both unchanged. positions
-        (B, L), or (L,) for all batches, are integer token positions; a token attends to positions
-        up to its own. They cannot be combined with a memory. segments, of the same shapes, restrict
-        each token to its own segment; they cannot be combined with a cache or a memory. For packed
-        documents pass both, with positions that restart at 0 in each document.
+        With a cache, the tokens follow the tokens in the cache. With a memory, the tokens are the
+        next part of the text and are appended to the memory. A call that raises leaves both
+        unchanged. positions (B, L), or (L,), shared by the whole batch, are integer token
+        positions; a token attends to positions up to its own. They cannot be combined with a
+        memory. segments, of the same shapes, restrict each token to its own segment; they cannot be
+        combined with a cache or a memory. For packed documents pass both, with positions that
+        restart at 0 in each document.
 
         Raises:
             ValueError: a shape is wrong, tokens are beyond the vocabulary or max_length, a cache or
                 memory has a different batch size or depth, or both are given.
-            TypeError: tokens are not an integer tensor, a memory has a different dtype, or a device
-                is not the model's.
+            TypeError: tokens are not an integer tensor, a memory has a different dtype, or a
+                tensor is not on the model's device.
         """
         states, keep = self._states(tokens, cache, memory, positions, segments)
         x = self.norm(states[-1])

@@ -229,7 +229,7 @@ class LorentzMultiheadAttention(HeldTerms):
                 the lengths.
             mask: HyperCore's Boolean mask: True hides a pair, unlike in gnomon.attention. Its shape
                 is (Lq, Lk), (B, Lk), (B, Lq, Lk), (B, 1, Lk), (B, H, Lk) or (B, 1 or H, Lq, Lk).
-            rot_pos: complex numbers of modulus 1 (L, (out_channels - 1) / 2), which rotate space
+            rot_pos: complex tensor (L, (out_channels - 1) / 2) of modulus 1, which rotates space
                 coordinates (2 i, 2 i + 1).
             cache: key and value points of earlier tokens; those of this call are appended.
 
@@ -301,7 +301,7 @@ class LorentzMultiheadAttention(HeldTerms):
         if not rot_pos.is_complex() or rot_pos.dim() != 2:
             raise ValueError(
                 f"gnomon.{_NAME}: rot_pos has shape {list(rot_pos.shape)} and dtype "
-                f"{rot_pos.dtype}; expected complex numbers (L, (out_channels - 1) / 2)"
+                f"{rot_pos.dtype}; expected a complex tensor of shape (L, (out_channels - 1) / 2)"
             )
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         return RoPE(angles=rot_pos.angle().to(wide)[None, None])
