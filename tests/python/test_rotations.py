@@ -478,7 +478,7 @@ def test_coordinates_in_modules_caches_and_weights():
     every = module.attention_weights(x, rows=range(L), causal=True, positions=positions)
     assert torch.equal(weights, every[:, :, [2, 5, 6]])
     assert not every.triu(1).any()
-    with pytest.raises(ValueError, match="another number of axes"):
+    with pytest.raises(ValueError, match="different numbers of axes"):
         module(x[:, :1], causal=True, positions=positions[:, :1, 0], cache=cache)
 
 

@@ -12,8 +12,8 @@
 
 namespace gnomon {
 
-// Whether the kernel supports a call: dot products of tokens up to float32, masks by intervals, and
-// biases by offset and key.
+// Whether the kernel supports a call: tokens up to float32, interval masks, and offset and key
+// biases.
 bool HasFusedDerivatives(const OperatorArguments& a);
 
 // The results of the operators attention_jvp and attention_backward_jvp (argument_list.h); nullopt
