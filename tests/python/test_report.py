@@ -249,8 +249,8 @@ def test_any_task_is_reported(values):
     assert page.index("<h2>Verdicts</h2>") < page.index("<svg")
     for part in (
         "1 of 1 pairs differ",
-        "Accuracy, by size",
-        "Loss, nats, by size",
+        "Accuracy by size (pixels)",
+        "Loss (nats) by size (pixels)",
         f"trained at size {values[0]} on the same data",
         "patch 4",
         "images 60,000",

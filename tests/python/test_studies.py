@@ -196,7 +196,7 @@ def test_a_classifier_is_trained_once_and_named_without_its_place(folders):
     head = (made / "table.md").read_text().splitlines()[0]
     assert head.endswith("loss at 750-999 | Frechet distance at 0-999 |")
     report = (made / "report.html").read_text()
-    of_distance = report[report.index("<h3>Frechet distance, by timesteps</h3>") :]
+    of_distance = report[report.index("<h3>Frechet distance by timesteps</h3>") :]
     assert of_distance.split("</thead>")[0].count("<th>") == 2
 
     # On another machine with only the record.

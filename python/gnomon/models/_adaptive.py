@@ -31,7 +31,7 @@ class AdaptiveEmbedding(torch.nn.Module):
     All bands except the first also have a projection_n (dim, dim_n): the embedding of a token is
     its projected row. In the softmax, the head's weights are the rows of the first band and of
     clusters (bands - 1, dim), one per other band. The logits of a band divide its probability among
-    its tokens. Parameter names and initial distributions match the program's
+    its tokens. Parameter names and initial distributions match those of the gnomon command
     (models/adaptive_embedding.h).
 
     Sources: Baevski and Auli 2019, Adaptive Input Representations for Neural Language Modeling;

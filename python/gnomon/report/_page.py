@@ -103,6 +103,12 @@ def _svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
+def _with_unit(title: str) -> str:
+    """A title with its unit in parentheses: "loss, nats" becomes "loss (nats)"."""
+    name, _, unit = title.partition(", ")
+    return f"{name} ({unit})" if unit else name
+
+
 def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
@@ -143,7 +149,8 @@ def _table(results: dict[str, Any], metric: dict[str, Any], *, shows_cost: bool)
             f"</td>{cells}</tr>"
         )
     head = "".join(f"<th>{html.escape(str(conditions['values'][n]))}</th>" for n in places)
-    title = html.escape(f"{_capitalized(metric['title'])}, by {conditions['key']}")
+    by = "split" if conditions["key"] == "split" else _with_unit(conditions["title"])
+    title = html.escape(f"{_capitalized(_with_unit(metric['title']))} by {by}")
     costs = "<th>parameters</th><th>ms per step</th>" if shows_cost else ""
     return (
         f'<h3>{title}</h3><div class="scroll"><table><thead>'
