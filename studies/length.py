@@ -22,7 +22,7 @@ POSITIONS = (
     "relative",
 )
 LONGEST = 2048
-# The best combinations up to LONGEST, and those that help to explain them, are evaluated further.
+# The best combinations up to LONGEST, and those needed to explain them, are evaluated beyond it.
 BEST = (
     "hype:tau=learned:mu=learned",
     "rope+alibi:slopes=learned",

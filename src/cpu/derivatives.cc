@@ -1468,7 +1468,7 @@ class Pass {
     }
   }
 
-  // Adds the gradients of what the batch shares, in order.
+  // Adds up the gradients of tensors that all sequences of the batch share, in a fixed order.
   void Merge() const {
     for (const bool is_tangent : {false, true}) {
       const AttentionGradient<float>& gradient = Gradient(is_tangent);

@@ -102,17 +102,6 @@ HWY_INLINE DualVector Angle(DualVector x, DualVector y) {
   return {vectors::Angle(x.value, y.value), hn::IfThenElse(square == zero, zero, turn / square)};
 }
 
-// The derivatives of f, in arrays of at least one element.
-template <class Definition>
-struct DualDerivative {
-  HWY_INLINE DualDerivative() {}
-
-  DualVector g;
-  DualVector a[Definition::kRowScalars + 1];
-  DualVector b[Definition::kColumnScalars + 1];
-  DualVector t[Definition::kHeadScalars + 1];
-};
-
 // DualTable::slopes of a definition that is included in this namespace.
 template <class Definition>
 HWY_FLATTEN void Slopes(const PairArrays& pairs, const PairArrays& tangents, int64_t count,
@@ -138,7 +127,7 @@ HWY_FLATTEN void Slopes(const PairArrays& pairs, const PairArrays& tangents, int
     for (int s = 0; s < Definition::kRowScalars; ++s) a[s] = load(pairs.a, tangents.a, s);
     for (int s = 0; s < Definition::kColumnScalars; ++s) b[s] = load(pairs.b, tangents.b, s);
     for (int s = 0; s < Definition::kHeadScalars; ++s) t[s] = load(pairs.t, tangents.t, s);
-    DualDerivative<Definition> slope;
+    VectorDerivative<Definition, DualVector> slope;
     Definition::Gradient(g, a, b, t, slope);
     if constexpr (kHasProduct<Definition>) store(slope.g, slopes.g, slope_tangents.g, 0);
     for (int s = 0; s < Definition::kRowScalars; ++s) {

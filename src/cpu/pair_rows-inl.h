@@ -30,15 +30,15 @@ template <class Definition>
 constexpr bool kIsDistance = Definition::kInput == PairInput::kSquaredDistance;
 
 // The derivatives of f, in arrays of at least one element.
-template <class Definition>
+template <class Definition, class Number = VF>
 struct VectorDerivative {
   // Defaulted constructors are not compiled for the instruction set (g++, NEON).
   HWY_INLINE VectorDerivative() {}
 
-  VF g;
-  VF a[Definition::kRowScalars + 1];
-  VF b[Definition::kColumnScalars + 1];
-  VF t[Definition::kHeadScalars + 1];
+  Number g;
+  Number a[Definition::kRowScalars + 1];
+  Number b[Definition::kColumnScalars + 1];
+  Number t[Definition::kHeadScalars + 1];
 };
 
 // A row's scalars as vectors, and pointers to the column scalars. Passed to inlined functions only,

@@ -16,19 +16,24 @@ constexpr int64_t kBatch = 2;
 constexpr int64_t kLength = 7;
 constexpr int64_t kPairs = 8;
 
+// A call that rotates tokens by their positions, with a head of keys for each head.
+RotationCall CallOf(const torch::Tensor& x, const torch::Tensor& positions) {
+  return {.x = x,
+          .position = 0,
+          .firsts = std::nullopt,
+          .length = 0,
+          .of_keys = false,
+          .is_product = true,
+          .last_is_height = false,
+          .heads = x.size(1),
+          .key_heads = x.size(1),
+          .positions = TokenPositions{positions, positions}};
+}
+
 torch::Tensor Rotated(const std::string& spec, const torch::Tensor& x,
                       const torch::Tensor& positions) {
   const Component component = Component::Parse(spec);
-  const torch::Tensor integers = positions.to(torch::kLong);
-  return FindPosition(component).rotate(component, {},
-                                        {.x = x,
-                                         .position = 0,
-                                         .firsts = std::nullopt,
-                                         .length = 0,
-                                         .of_keys = false,
-                                         .is_product = true,
-                                         .last_is_height = false,
-                                         .positions = TokenPositions{integers, integers}});
+  return FindPosition(component).rotate(component, {}, CallOf(x, positions.to(torch::kLong)));
 }
 
 // Rotates pairs (n, n + kPairs) by angles (kBatch, kLength, kPairs).
@@ -90,17 +95,7 @@ TEST(RotationTest, MixedFrequenciesReadCoordinates) {
   const torch::Tensor frequencies = torch::randn({3, 2, kPairs}, torch::kDouble);
   const Component component = Component::Parse("rope_mixed:frequencies=tensor:layout=half");
   const torch::Tensor found =
-      FindPosition(component).rotate(component, {frequencies},
-                                     {.x = x,
-                                      .position = 0,
-                                      .firsts = std::nullopt,
-                                      .length = 0,
-                                      .of_keys = false,
-                                      .is_product = true,
-                                      .last_is_height = false,
-                                      .heads = 3,
-                                      .key_heads = 3,
-                                      .positions = TokenPositions{positions, positions}});
+      FindPosition(component).rotate(component, {frequencies}, CallOf(x, positions));
   for (int64_t head = 0; head < 3; ++head) {
     const torch::Tensor angles = torch::matmul(positions.to(torch::kDouble), frequencies[head]);
     EXPECT_TRUE(torch::allclose(found.narrow(1, head, 1), Turned(x.narrow(1, head, 1), angles)));
