@@ -1,9 +1,12 @@
 #include "training/files.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -74,11 +77,19 @@ TEST_F(FilesTest, LinksDevicesAndPipesStayWhatTheyAre) {
   EXPECT_TRUE(fs::is_symlink(link));
   EXPECT_EQ(Read(file), "through the link");
 
+  // A terminal of its own: for root, a wrong result would replace a device of the machine.
+  const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  ASSERT_TRUE(terminal >= 0 && ::grantpt(terminal) == 0 && ::unlockpt(terminal) == 0);
+  const fs::path device = ::ptsname(terminal);
   const fs::path to_device = folder_ / "device";
-  fs::create_symlink("/dev/null", to_device);
-  WriteFileAtomically(to_device, {"nothing"});
+  fs::create_symlink(device, to_device);
+  WriteFileAtomically(to_device, {"to the ", "device"});
+  std::string shown(64, ' ');
+  shown.resize(static_cast<size_t>(std::max<ssize_t>(0, ::read(terminal, shown.data(), 64))));
+  EXPECT_EQ(shown, "to the device");
   EXPECT_TRUE(fs::is_symlink(to_device));
-  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  EXPECT_TRUE(fs::is_character_file(device));
+  ::close(terminal);
 
   const fs::path pipe = folder_ / "pipe";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
