@@ -89,7 +89,7 @@ HWY_INLINE void TurnTokens(const PairRotation<T>& rotation, int64_t begin, int64
     const T* x = rotation.tokens.row(b, h, i);
     const T* cosines = rotation.cosines.row(b, h, i);
     const T* sines = rotation.sines.row(b, h, i);
-    T* to = rotation.turned + token * rotation.columns;
+    T* to = rotation.turned.row(b, h, i);
     if (rotation.block == 0) {
       TurnNeighbours<kBack>(x, cosines, sines, rotation.pairs, to);
     } else {

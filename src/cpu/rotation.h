@@ -24,7 +24,7 @@ struct PairRotation {
   View<const T> tokens;
   View<const T> cosines;
   View<const T> sines;
-  T* turned = nullptr;  // contiguous; may alias the tokens
+  View<T> turned;  // may be the tokens
 
   int64_t count() const { return batch * heads * rows; }
 };

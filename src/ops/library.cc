@@ -54,9 +54,9 @@ at::Tensor AttentionOfModule(const CallArguments& call, const at::Tensor& q, con
 at::Tensor AttentionOfTurnedKeys(const CallArguments& call, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v,
                                  const std::string& similarity, const std::string& position,
-                                 at::TensorList tensors) {
-  return ModuleAttention(q, k, v, *ModuleTerms::Of(similarity, position), tensors, call,
-                         /*of_turned_keys=*/true);
+                                 at::TensorList tensors, const OptionalTensor& new_keys) {
+  return ModuleAttentionOfTurnedKeys(q, k, v, *ModuleTerms::Of(similarity, position), tensors,
+                                     new_keys, call);
 }
 
 at::Tensor WeightsOfSpecs(const CallArguments& call, const at::Tensor& q, const at::Tensor& k,
@@ -337,10 +337,10 @@ void ForCompositions(const Add& add) {
       "Tensor[] tensors, " +
           call + ") -> Tensor",
       kFlat<AttentionOfModule>);
-  // The same for keys that module_turned_keys has rotated. Caches store these if
-  // module_turns_keys_once returns true.
-  add("module_attention_of_turned_keys(Tensor q, Tensor k, Tensor v, str similarity, "
-      "str position, Tensor[] tensors, " +
+  // The same for keys that module_turned_keys has rotated; new_keys are rotated here and overwrite
+  // the last rows of k. Caches store rotated keys if module_turns_keys_once returns true.
+  add("module_attention_of_turned_keys(Tensor q, Tensor(a!) k, Tensor v, str similarity, "
+      "str position, Tensor[] tensors, Tensor? new_keys, " +
           call + ") -> Tensor",
       kFlat<AttentionOfTurnedKeys>);
   add("module_turns_keys_once(str similarity, str position) -> bool",

@@ -422,16 +422,27 @@ def test_a_cache_grows_in_place_and_copies_of_it_part_ways(kind, guard):
     close(ours, expected)
 
 
-def test_a_cache_takes_nothing_from_a_call_that_raises():
-    module, cache = MultiheadAttention(8, 2), KVCache()
-    x = torch.randn(1, 3, 8)
-    module(x, causal=True, cache=cache)
-    with pytest.raises(ValueError, match="window has left = -1"):
-        module(x, window=(-1, 0), cache=cache)
-    module.out_proj = torch.nn.Linear(7, 8)
-    with pytest.raises(RuntimeError):
-        module(x, causal=True, cache=cache)
-    assert cache.length() == 3
+@pytest.mark.parametrize("position", [None, "rope"])
+@pytest.mark.parametrize("records", [False, True])
+def test_a_cache_takes_nothing_from_a_call_that_raises(position, records):
+    module, cache = MultiheadAttention(8, 2, position=position), KVCache()
+    x, other = torch.randn(1, 9, 8), torch.randn(1, 3, 8)
+    with torch.set_grad_enabled(records):
+        whole = module(x, causal=True)
+        for begin in (0, 3, 6):
+            known = cache.length()
+            torch.testing.assert_close(
+                module(x[:, begin : begin + 3], causal=True, cache=cache),
+                whole[:, begin : begin + 3],
+            )
+            assert cache.length() == known + 3
+            with pytest.raises(ValueError, match="window has left = -1"):
+                module(other, window=(-1, 0), cache=cache)
+            projection, module.out_proj = module.out_proj, torch.nn.Linear(7, 8)
+            with pytest.raises(RuntimeError):
+                module(other, causal=True, cache=cache)
+            module.out_proj = projection
+            assert cache.length() == known + 3
 
 
 def test_cross_attention():

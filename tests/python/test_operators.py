@@ -224,7 +224,14 @@ COMPOSITE_CHECKS = {
     ),
     "module_attention of keys that a cache has rotated": lambda q: (
         ops.module_attention_of_turned_keys,
-        (*(q, q, q, "dot", "rope", []), *call(causal=True)),
+        (*(q, q, q, "dot", "rope", [], None), *call(causal=True)),
+    ),
+    "module_attention of keys that it rotates": lambda q: (
+        ops.module_attention_of_turned_keys,
+        (
+            *(q.detach(), q.detach().clone(), q.detach(), "dot", "rope", []),
+            *(q.detach()[:, :, :2], *call(causal=True)),
+        ),
     ),
     "module_turned_keys": lambda q: (
         ops.module_turned_keys,

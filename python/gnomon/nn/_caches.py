@@ -36,11 +36,12 @@ class _Rows(NamedTuple):
     has_grown: bool = False
 
 
-def _extended(rows: _Rows | None, more: Tensor) -> _Rows:
+def _extended(rows: _Rows | None, more: Tensor, *, writes: bool = True) -> _Rows:
     """Returns rows followed by more, in place if possible.
 
     Memory grows geometrically from the second call on, so appending one token at a time does not
-    copy all tokens each time.
+    copy all tokens each time. If writes is False, the new rows may have any values, and the caller
+    writes them.
     """
     if rows is None:
         return _Rows(more)
@@ -56,8 +57,9 @@ def _extended(rows: _Rows | None, more: Tensor) -> _Rows:
         room = _Room(known.new_empty(sizes), total)
         room.tensor.narrow(2, 0, length).copy_(known)
     room.used = total
-    # .data: earlier views, which autograd may have saved, do not change.
-    room.tensor.data.narrow(2, length, more.shape[2]).copy_(more)
+    if writes:
+        # .data: earlier views, which autograd may have saved, do not change.
+        room.tensor.data.narrow(2, length, more.shape[2]).copy_(more)
     return _Rows(room.tensor.narrow(2, 0, total), room, has_grown=True)
 
 
@@ -149,17 +151,20 @@ class KVCache:
 
     def _append_turned(
         self, k: Tensor, v: Tensor, turn: Callable[[Tensor, int], Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Like _append, but returns rotated keys.
 
-        turn(keys, first) rotates keys whose first token has index `first`.
+        turn(keys, first) rotates keys whose first token has index `first`. If the third result is
+        not None, the caller still has to rotate these keys into the last rows of the first.
         """
         if self._turned is None:
             keys, values = self._append(k, v)
             self._turned = _Rows(turn(keys, 0))
-            return self._turned.tensor, values
+            return self._turned.tensor, values, None
         self._check(k, v)
-        self._turned = _extended(self._turned, turn(k, self.length()))
+        new = k if _grows_in_place(self._turned.tensor, k) else None
+        more = turn(k, self.length()) if new is None else k
+        self._turned = _extended(self._turned, more, writes=new is None)
         self._v = _extended(self._v, v)
         # Joining them at intervals bounds their number.
         many = 64
@@ -167,7 +172,7 @@ class KVCache:
         self._later_rows += k.shape[2]
         if len(self._later) > many:
             self._key_rows()
-        return self._turned.tensor, self._v.tensor
+        return self._turned.tensor, self._v.tensor, new
 
     def _draft(self) -> KVCache:
         """A copy for one call, committed by _keep after all steps that can fail."""

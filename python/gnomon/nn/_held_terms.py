@@ -260,7 +260,7 @@ class HeldTerms(torch.nn.Module):
             rows: rows of weights to return, or None.
         """
         q, k, v = heads
-        places, turns = None, False
+        places, turns, new_keys = None, False, None
         draft = None
         if cache is not None:
             if not isinstance(cache, KVCache):
@@ -270,7 +270,8 @@ class HeldTerms(torch.nn.Module):
             turns = rows is None and similarity is None and more is None
             turns = turns and self._turns_keys(k, places)
             if turns:
-                k, v = draft._append_turned(k, v, functools.partial(self._turned_keys, places))
+                turn = functools.partial(self._turned_keys, places)
+                k, v, new_keys = draft._append_turned(k, v, turn)
             else:
                 k, v = draft._append(k, v)
         held, of_keys = self._term_tensors(*tokens)
@@ -294,8 +295,12 @@ class HeldTerms(torch.nn.Module):
             call["dropout"] = dropout
         if aggregation != "mean":
             call["aggregation"] = aggregation
-        attend = ops.module_attention_of_turned_keys if turns else ops.module_attention
-        o = attend.default(q, k, v, *terms, *passed(call))
+        if turns:
+            o = ops.module_attention_of_turned_keys.default(
+                q, k, v, *terms, new_keys, *passed(call)
+            )
+        else:
+            o = ops.module_attention.default(q, k, v, *terms, *passed(call))
 
         def keep() -> None:
             if cache is None or draft is None:

@@ -109,6 +109,9 @@ struct RotationCall {
   // Replaces position, firsts and length.
   std::optional<TokenPositions> positions = std::nullopt;
   const char* operation = "gnomon.attention";  // of messages
+  // If defined, memory for the result, with the shape and dtype of x, whose rows have stride 1. An
+  // entry may ignore it.
+  at::Tensor to = {};
 };
 // Keys are returned with the heads of q if these rotate them differently; tensors are the entry's.
 using RotationFunction = at::Tensor (*)(const Component& component,

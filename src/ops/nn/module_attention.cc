@@ -150,7 +150,8 @@ const ModuleTerms::Position* FindLastingRotation(const ModuleTerms& terms) {
 bool TurnsKeysOnce(const ModuleTerms& terms) { return FindLastingRotation(terms) != nullptr; }
 
 at::Tensor TurnedKeys(const at::Tensor& k, const ModuleTerms& terms, int64_t heads,
-                      const c10::SymInt& first, const OptionalTensor& positions) {
+                      const c10::SymInt& first, const OptionalTensor& positions,
+                      const at::Tensor& to) {
   const WithoutAutocast guard;
   const ModuleTerms::Position* const rotation = FindLastingRotation(terms);
   TORCH_CHECK_VALUE(rotation != nullptr, "gnomon.module_turned_keys: position is ", terms.text(),
@@ -163,7 +164,8 @@ at::Tensor TurnedKeys(const at::Tensor& k, const ModuleTerms& terms, int64_t hea
                     .is_product = terms.similarity().is_product,
                     .last_is_height = false,
                     .heads = heads,
-                    .key_heads = SizeOf(k, 1)};
+                    .key_heads = SizeOf(k, 1),
+                    .to = to};
   if (positions) {
     const at::Tensor of_tokens = positions->dim() == 1 ? positions->unsqueeze(0) : *positions;
     call.positions = {of_tokens, of_tokens};
@@ -173,13 +175,35 @@ at::Tensor TurnedKeys(const at::Tensor& k, const ModuleTerms& terms, int64_t hea
 
 at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const ModuleTerms& terms, at::TensorList tensors,
-                           const CallArguments& arguments, bool of_turned_keys) {
+                           const CallArguments& arguments) {
+  const WithoutAutocast guard;
+  CheckTokens("gnomon.attention", q, k, v);
+  const ResolvedTerms resolved = ResolveModule(q, k, SizeOf(v, 3), terms, tensors, arguments);
+  return std::get<0>(Compose(q, k, v, resolved.similarity, resolved.positions, arguments));
+}
+
+at::Tensor ModuleAttentionOfTurnedKeys(const at::Tensor& q, const at::Tensor& k,
+                                       const at::Tensor& v, const ModuleTerms& terms,
+                                       at::TensorList tensors, const OptionalTensor& new_keys,
+                                       const CallArguments& arguments) {
   const WithoutAutocast guard;
   CheckTokens("gnomon.attention", q, k, v);
   ResolvedTerms resolved = ResolveModule(q, k, SizeOf(v, 3), terms, tensors, arguments);
   for (ResolvedPosition& position : resolved.positions) {
-    const bool rotates = position.entry->role() == PositionEntry::Role::kRotation;
-    position.of_turned_keys = of_turned_keys && rotates;
+    position.of_turned_keys = position.entry->role() == PositionEntry::Role::kRotation;
+  }
+  if (new_keys) {
+    const int64_t count = SizeOf(*new_keys, 2);
+    const int64_t first = SizeOf(k, 2) - count;
+    TORCH_CHECK_VALUE(first >= 0 && new_keys->scalar_type() == k.scalar_type(),
+                      "gnomon.module_attention_of_turned_keys: new_keys has ", count, " tokens of ",
+                      new_keys->scalar_type(), " and k has ", SizeOf(k, 2), " of ", k.scalar_type(),
+                      "; expected new_keys to be the last tokens of k, of the same dtype");
+    OptionalTensor positions = arguments.key_positions;
+    if (positions) positions = positions->narrow(-1, first, count);
+    const at::Tensor rows = k.narrow(2, first, count);
+    const at::Tensor turned = TurnedKeys(*new_keys, terms, SizeOf(q, 1), first, positions, rows);
+    if (!turned.is_same(rows)) rows.copy_(turned);
   }
   return std::get<0>(Compose(q, k, v, resolved.similarity, resolved.positions, arguments));
 }

@@ -41,13 +41,21 @@ std::vector<at::Tensor> SimilarityTensors(const at::Tensor& q, const ModuleTerms
 // rotation, so that a cache can store rotated keys.
 bool TurnsKeysOnce(const ModuleTerms& terms);
 // Keys (B, Hkv, L, D) after this position's rotation. They are consecutive from `first` on, or at
-// positions (L,) or (B, L).
+// positions (L,) or (B, L). The result may be in the memory of `to` (RotationCall).
 at::Tensor TurnedKeys(const at::Tensor& k, const ModuleTerms& terms, int64_t heads,
-                      const c10::SymInt& first, const OptionalTensor& positions);
+                      const c10::SymInt& first, const OptionalTensor& positions,
+                      const at::Tensor& to = {});
 
 at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const ModuleTerms& terms, at::TensorList tensors,
-                           const CallArguments& arguments, bool of_turned_keys = false);
+                           const CallArguments& arguments);
+
+// The same for keys that TurnedKeys has rotated. If new_keys (B, Hkv, n, D) are given, they are
+// rotated first and overwrite the last n rows of k, without a record for gradients.
+at::Tensor ModuleAttentionOfTurnedKeys(const at::Tensor& q, const at::Tensor& k,
+                                       const at::Tensor& v, const ModuleTerms& terms,
+                                       at::TensorList tensors, const OptionalTensor& new_keys,
+                                       const CallArguments& arguments);
 
 // Attention weights of some rows (AttentionWeights); values have value_dim columns.
 at::Tensor ModuleAttentionWeights(const at::Tensor& q, const at::Tensor& k,

@@ -174,7 +174,8 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
     if (HasGivenTable(position)) {
       is_whole = false;
     } else {
-      rest += (rest.empty() ? "" : "+") + position.component.Text();
+      if (!rest.empty()) rest += '+';
+      rest += position.component.Text();
     }
   }
   if (is_whole) {

@@ -144,7 +144,9 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
       return TurnedKeys(some, *terms_, options.num_heads(), first, of_some);
     });
   }
-  const torch::Tensor o = ModuleAttention(q, k, v, *terms_, terms.tensors, arguments, turns);
+  const torch::Tensor o = turns ? ModuleAttentionOfTurnedKeys(q, k, v, *terms_, terms.tensors,
+                                                              /*new_keys=*/{}, arguments)
+                                : ModuleAttention(q, k, v, *terms_, terms.tensors, arguments);
   if (call.cache) *call.cache = std::move(joined);
   torch::Tensor joined_heads = o.transpose(1, 2).flatten(2);
   if (options.gate()) joined_heads = joined_heads * gate_proj(query).sigmoid();

@@ -202,16 +202,23 @@ struct TurnedRows {
 // of a model share.
 class KnownTurns {
  public:
+  // What rotations depend on: the term, and numbers of the call.
+  struct Key {
+    std::string term;
+    std::array<int64_t, 6> numbers;
+    bool operator==(const Key&) const = default;
+  };
+
   // The requested rows of all that make() returns.
   template <class Make>
-  Turns Get(const std::string& key, const TurnedRows& rows, const Make& make) {
+  Turns Get(const Key& key, const TurnedRows& rows, const Make& make) {
     // Inference-mode tensors would be unusable in a later call that records gradients.
     const c10::InferenceMode outside(false);
     const at::NoGradGuard no_grad;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       for (Known& known : known_) {
-        if (known.key != key || !known.all.cosine.defined()) continue;
+        if (!known.all.cosine.defined() || known.key != key) continue;
         if (known.begin != rows.begin || known.rows != rows.rows) known.Keep(rows);
         return known.own;
       }
@@ -235,7 +242,7 @@ class KnownTurns {
       own = requested.OwnOf(all);
     }
 
-    std::string key;
+    Key key;
     Turns all;
     int64_t begin = 0;
     int64_t rows = 0;
@@ -313,11 +320,9 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   Turns turns;
   if (in_order) {
     const TurnedRows rows = TurnedRows::Of(*first, SizeOf(x, 2), grid || GoByLength(component));
-    std::string key = component.Text();
-    for (const int64_t number :
-         {rows.first, rows.count, columns, axes, length, static_cast<int64_t>(x.scalar_type())}) {
-      key += " " + std::to_string(number);
-    }
+    const KnownTurns::Key key{
+        component.Text(),
+        {rows.first, rows.count, columns, axes, length, static_cast<int64_t>(x.scalar_type())}};
     static KnownTurns known;
     turns = known.Get(key, rows, [&] {
       if (grid) return make_turns(CoordinatesOf(component, call, grid));
@@ -327,7 +332,7 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   } else {
     turns = make_turns(coordinates);
   }
-  const at::Tensor turned = RotatePairs(x, turns, half, columns);
+  const at::Tensor turned = RotatePairs(x, turns, half, columns, xpos ? at::Tensor() : call.to);
   if (!xpos) return turned;
   const at::Tensor& coordinate = coordinates[0];
   const at::Tensor middle =

@@ -76,14 +76,14 @@ void RunRotation(const at::Tensor& x_in, const Turns& turns, int64_t block, bool
   rotation.tokens = view(x);
   rotation.cosines = view(cosine);
   rotation.sines = view(sine);
-  rotation.turned = turned.data_ptr<T>();
+  rotation.turned = {turned.data_ptr<T>(), {turned.stride(0), turned.stride(1), turned.stride(2)}};
   constexpr int64_t kGrain = 1 << 14;  // numbers
   ParallelFor(rotation.count(), std::max<int64_t>(1, kGrain / std::max<int64_t>(1, x.size(3))),
               [&](int64_t begin, int64_t end) { RotatePairsOf(rotation, begin, end); });
 }
 
 at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back,
-                      bool in_place = false);
+                      const at::Tensor& to = {});
 
 // A contiguous tensor in memory that the thread reuses between calls. Fresh memory costs a page
 // fault per 4 KiB, which takes longer than the rotation.
@@ -124,21 +124,23 @@ class RotationFunction : public torch::autograd::Function<RotationFunction> {
     // Gradients that the kernel does not support are rotated with PyTorch operators.
     const at::Tensor d_x =
         TurnsInOnePass(d_turned[0], turns)
-            ? TurnTokens(d_turned[0], turns, block, back, IsOwn(d_turned[0]))
+            ? TurnTokens(d_turned[0], turns, block, back,
+                         IsOwn(d_turned[0]) ? d_turned[0] : at::Tensor())
             : RotatePairs(d_turned[0], {turns.cosine, back ? -turns.sine : turns.sine}, block != 0,
                           block != 0 ? block : 2 * turns.cosine.size(-1));
     return {d_x, {}, {}, {}, {}};
   }
 };
 
-// `block`: the columns that hold pairs of halves; 0: pairs are adjacent.
+// `block`: the columns that hold pairs of halves; 0: pairs are adjacent. The result is `to`, if
+// defined, which may be x.
 at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back,
-                      bool in_place) {
+                      const at::Tensor& to) {
   const at::Tensor turned = BelowAutograd([&] {
-    at::Tensor to = in_place ? x : InKeptMemory(x);
-    x.scalar_type() == at::kDouble ? RunRotation<double>(x, turns, block, back, to)
-                                   : RunRotation<float>(x, turns, block, back, to);
-    return to;
+    at::Tensor result = to.defined() ? to : InKeptMemory(x);
+    x.scalar_type() == at::kDouble ? RunRotation<double>(x, turns, block, back, result)
+                                   : RunRotation<float>(x, turns, block, back, result);
+    return result;
   });
   if (!RecordsGradients(std::array<bool, 1>{x.requires_grad()})) return turned;
   return ApplyFunction<RotationFunction>(x, turns, block, back, std::tuple(turned))[0];
@@ -195,9 +197,10 @@ Turns TurnsOf(const at::Tensor& angles, at::ScalarType type, double factor) {
   return {(angles.cos() * factor).to(type), (angles.sin() * factor).to(type)};
 }
 
-at::Tensor RotatePairs(const at::Tensor& x, const Turns& turns, bool half, int64_t block) {
+at::Tensor RotatePairs(const at::Tensor& x, const Turns& turns, bool half, int64_t block,
+                       const at::Tensor& to) {
   if (TurnsInOnePass(x, turns)) {
-    return TurnTokens(x, turns, half ? block : 0, /*back=*/false);
+    return TurnTokens(x, turns, half ? block : 0, /*back=*/false, to);
   }
   const int64_t dims = 2 * SizeOf(turns.cosine, -1);
   std::vector<at::Tensor> parts;

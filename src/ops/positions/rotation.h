@@ -35,8 +35,10 @@ Turns TurnsOf(const at::Tensor& angles, at::ScalarType type, double factor = 1);
 // Rotates the first 2 n columns of tokens (B, heads, L, D) by angles that broadcast to (B, heads,
 // L, n), and copies the others. Each block of `block` columns is rotated separately, in pairs (i, i
 // + block / 2) if `half`, else (2 i, 2 i + 1). On a CPU this needs no intermediate copies, unless
-// the call is traced, transformed, or differentiated with respect to the angles.
-at::Tensor RotatePairs(const at::Tensor& x, const Turns& turns, bool half, int64_t block);
+// the call is traced, transformed, or differentiated with respect to the angles. Such a call
+// returns `to`, if that is defined.
+at::Tensor RotatePairs(const at::Tensor& x, const Turns& turns, bool half, int64_t block,
+                       const at::Tensor& to = {});
 
 // Rotates the first columns of the call's tokens by angles (1 or B, heads, L, n), for one head, the
 // heads of k, or the heads of q. Keys are repeated if they have fewer heads.
