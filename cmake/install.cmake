@@ -104,10 +104,33 @@ if(TARGET gnomon_torch)
   )
 endif()
 
+# Adds a library's headers to the wheel: all in the folder of `header`.
+function(gnomon_bundle_headers library header)
+  get_target_property(places ${library} INTERFACE_INCLUDE_DIRECTORIES)
+  string(REGEX REPLACE "\\$<BUILD_INTERFACE:([^>]*)>" "\\1" places "${places}")
+  find_path(place ${header} PATHS ${places} NO_DEFAULT_PATH NO_CACHE REQUIRED)
+  get_filename_component(folder ${header} DIRECTORY)
+  install(
+    DIRECTORY ${place}/${folder}
+    DESTINATION gnomon/include
+    COMPONENT python
+    EXCLUDE_FROM_ALL
+    FILES_MATCHING
+    PATTERN "*.h"
+    PATTERN "*.hpp"
+    PATTERN contrib EXCLUDE
+    PATTERN tests EXCLUDE
+  )
+endfunction()
+
 # The component python: the contents of a wheel. Other installations exclude it.
-if(TARGET gnomon_program)
+if(TARGET gnomon_torch)
   set(GNOMON_LIBRARY_FOLDER "lib/torch-{release}")
-  set(GNOMON_HEADER_FOLDERS include include/gnomon/kernel)
+  set(GNOMON_HEADER_FOLDERS source/include source/src include)
+  set(GNOMON_SOURCE_FOLDER "")
+  if(GNOMON_CORE_LIBRARY)
+    set(GNOMON_SOURCE_FOLDER source)
+  endif()
   configure_file(cmake/_build.py.in ${PROJECT_BINARY_DIR}/generated/wheel/_build.py @ONLY)
   set(for_wheel COMPONENT python EXCLUDE_FROM_ALL)
   install(
@@ -121,37 +144,52 @@ if(TARGET gnomon_program)
     PATTERN __pycache__ EXCLUDE
   )
   install(FILES ${PROJECT_BINARY_DIR}/generated/wheel/_build.py DESTINATION gnomon ${for_wheel})
-  # The headers that gnomon.similarity.define compiles against.
-  set(headers gnomon/include)
-  install(DIRECTORY include/gnomon DESTINATION ${headers} ${for_wheel})
-  gnomon_install_sources(
-    ${headers}/gnomon/kernel
-    "${kernel_files};ops/catalogue/pair_function.h;ops/similarities/definition.h"
-    ${for_wheel}
+  # The sources that gnomon.build compiles; gnomon.similarity.define reads their headers.
+  install(FILES CMakeLists.txt DESTINATION gnomon/source ${for_wheel})
+  foreach(
+    folder
+    cli
+    cmake
+    include
+    models
+    src
+    tasks
+    text
+    training
   )
-  foreach(folder IN LISTS highway_headers)
     install(
-      DIRECTORY ${folder}/hwy
-      DESTINATION ${headers}
+      DIRECTORY ${folder}
+      DESTINATION gnomon/source
       ${for_wheel}
       FILES_MATCHING
+      PATTERN "*.cc"
+      PATTERN "*.cmake"
+      PATTERN "*.cuh"
       PATTERN "*.h"
-      PATTERN contrib EXCLUDE
-      PATTERN tests EXCLUDE
+      PATTERN "*.in"
+      PATTERN "*.md"
     )
   endforeach()
+  gnomon_bundle_headers(hwy::hwy hwy/highway.h)
+  gnomon_bundle_headers(nlohmann_json::nlohmann_json nlohmann/json.hpp)
+  if(TARGET CLI11::CLI11)
+    gnomon_bundle_headers(CLI11::CLI11 CLI/CLI.hpp)
+  endif()
   # The libraries of a PyTorch release must find each other, the core one folder up, and PyTorch in
   # the same site-packages.
-  set_target_properties(
-    gnomon_torch
-    gnomon_program
-    PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/..;$ORIGIN/../../../torch/lib"
-  )
-  install(
-    TARGETS gnomon_torch gnomon_program
-    LIBRARY DESTINATION gnomon/lib/torch-${GNOMON_TORCH_RELEASE}
-    ${for_wheel}
-  )
+  foreach(target gnomon_torch gnomon_program)
+    if(TARGET ${target})
+      set_target_properties(
+        ${target}
+        PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/..;$ORIGIN/../../../torch/lib"
+      )
+      install(
+        TARGETS ${target}
+        LIBRARY DESTINATION gnomon/lib/torch-${GNOMON_TORCH_RELEASE}
+        ${for_wheel}
+      )
+    endif()
+  endforeach()
   if(GNOMON_CORE_LIBRARY)
     install(FILES ${GNOMON_CORE_LIBRARY} DESTINATION gnomon/lib ${for_wheel})
   endif()

@@ -6,6 +6,14 @@
 # that the sources are always the same.
 include(FetchContent)
 
+# The headers in a wheel (python -m gnomon.build). Highway's library is loaded with the kernels.
+if(GNOMON_BUNDLED)
+  foreach(target hwy::hwy nlohmann_json::nlohmann_json CLI11::CLI11)
+    add_library(${target} INTERFACE IMPORTED)
+    target_include_directories(${target} SYSTEM INTERFACE ${GNOMON_BUNDLED})
+  endforeach()
+endif()
+
 macro(
   gnomon_require
   package
@@ -15,7 +23,9 @@ macro(
   conda
 )
   cmake_parse_arguments(required "CONFIG" "" "GIT" ${ARGN})
-  if(required_CONFIG)
+  if(TARGET ${package}::${package})
+    set(${package}_FOUND TRUE) # in GNOMON_BUNDLED
+  elseif(required_CONFIG)
     find_package(${package} QUIET CONFIG)
   else()
     find_package(${package} QUIET)

@@ -50,7 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str], group: str | None, rank: int, size: int) -> int:
-    run = library().gnomon_run_program
+    try:
+        run = library().gnomon_run_program
+    except ImportError as error:
+        print(f"gnomon: {error}", file=sys.stderr)
+        return 1
     run.restype = ctypes.c_int
     run.argtypes = [
         ctypes.c_int,

@@ -15,7 +15,13 @@ from gnomon._library import LIBRARIES
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    return ctypes.CDLL(str(LIBRARIES / "libgnomon_program.so"))
+    path = LIBRARIES / "libgnomon_program.so"
+    if not path.exists():
+        raise ImportError(
+            f"{path} does not exist: the gnomon command was not compiled for this PyTorch; run: "
+            "python -m gnomon.build --program"
+        )
+    return ctypes.CDLL(str(path))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ import email
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,7 +14,7 @@ import torch
 from test_cli import ROOT, TINY
 
 import gnomon
-from gnomon import _library
+from gnomon import _release, build
 
 pytestmark = pytest.mark.cpu("processes of its own")
 
@@ -82,16 +83,16 @@ def test_metadata(site):
     ],
 )
 def test_a_build_serves_every_patch_of_its_release(built_for, runs, refused, monkeypatch):
-    monkeypatch.setattr(_library._build, "TORCH_RELEASES", built_for)
+    monkeypatch.setattr(_release._build, "TORCH_RELEASES", built_for)
     for version in runs:
-        _library.check_release(version)
+        _release.check_release(version)
     for version in refused:
         message = (
             f"gnomon was built for PyTorch {', '.join(built_for)}, but this is PyTorch {version}; "
-            "rebuild it"
+            + ("install a newer PyTorch" if version in ("2.10.2", "2.1.1") else "rebuild it")
         )
         with pytest.raises(ImportError, match=re.escape(message)):
-            _library.check_release(version)
+            _release.check_release(version)
 
 
 def test_it_holds_every_module_and_its_types(site):
@@ -109,7 +110,6 @@ start = time.perf_counter()
 import torch
 middle = time.perf_counter()
 import gnomon
-from gnomon import _library
 end = time.perf_counter()
 q = torch.randn(1, 2, 9, 8, requires_grad=True)
 gamma = torch.ones(2, requires_grad=True)
@@ -121,7 +121,7 @@ print(gnomon.__file__, *set(loaded), (end - start) / (middle - start), sep="\\n"
 """
     package, library, ratio = run(site, "-c", program).splitlines()
     assert package == str(site / "gnomon" / "__init__.py")
-    folder = f"torch-{_library.RELEASE}"
+    folder = f"torch-{_release.release_of(torch.__version__)}"
     assert library == str(site / "gnomon" / "lib" / folder / "libgnomon_torch.so")
     assert float(ratio) < 1.3
 
@@ -155,9 +155,119 @@ print(subprocess.run(command, check=True, capture_output=True, text=True).stdout
     names = [name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", rule)[1:]]
     read = [pathlib.Path(os.path.normpath(name)) for name in names]
     assert site / "gnomon/include/hwy/highway.h" in read
-    assert site / "gnomon/include/gnomon/kernel/core/kernel_template.cc" in read
+    assert site / "gnomon/source/src/core/kernel_template.cc" in read
     known = (site, tmp_path, pathlib.Path(torch.__file__).parent)
     for path in read:
         if not any(path.is_relative_to(folder) for folder in known):
             assert not path.is_relative_to(ROOT), path
             assert "hwy" not in path.parts, path
+
+
+@pytest.fixture
+def other(site, tmp_path):
+    """That folder as a wheel for another PyTorch release, with kernels of its own library."""
+    other = tmp_path / "other"
+    shutil.copytree(site, other, ignore=shutil.ignore_patterns("torch-*"))
+    settings = other / "gnomon/_build.py"
+    text = settings.read_text(encoding="utf-8").replace('SOURCES = ""', 'SOURCES = "source"')
+    settings.write_text(text + 'TORCH_RELEASES = ["2.11", "2.99"]\n', encoding="utf-8")
+    (other / "gnomon/lib/libgnomon_core.so").touch()
+    return other
+
+
+def fails(site, *arguments, **environment):
+    """The last line of the errors of Python, which must fail."""
+    paths = {"PYTHONPATH": str(site), **environment}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, cwd=site, env={**os.environ, **paths}, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    return done.stderr.splitlines()
+
+
+def test_the_program_that_compiles_runs_where_the_package_does_not_load(other):
+    assert fails(other, "-c", "import gnomon")[-1] == (
+        "ImportError: gnomon was built for PyTorch 2.11, 2.99, but this is PyTorch "
+        f"{torch.__version__}; run: python -m gnomon.build"
+    )
+    assert fails(other, "-m", "gnomon.build", CXX="/no/such/c++") == [
+        "gnomon.build: cannot run /no/such/c++: a C++20 compiler is required; set the environment "
+        "variable CXX to choose one"
+    ]
+    assert "--program" in run(other, "-m", "gnomon.build", "--help")
+
+
+def test_a_library_that_does_not_load_says_what_to_do(other):
+    """PyTorch builds with the version of a release may have another ABI."""
+    (other / "gnomon/_build.py").open("a").write(
+        f'TORCH_RELEASES = ["{_release.release_of(torch.__version__)}"]\n'
+    )
+    line = fails(other, "-c", "import gnomon")[-1]
+    assert line.startswith("ImportError: gnomon's libraries do not fit this PyTorch (")
+    assert line.endswith("; run: python -m gnomon.build")
+
+
+@pytest.fixture
+def sources(site, tmp_path, monkeypatch):
+    """gnomon.build in this process, with the sources of the wheel."""
+    monkeypatch.setattr(_release, "SOURCES", site / "gnomon/source")
+    monkeypatch.setattr(_release, "built_folder", lambda: tmp_path / "cache/torch/key")
+    return tmp_path
+
+
+def refusal(capfd):
+    with pytest.raises(SystemExit):
+        build.main([])
+    (line,) = capfd.readouterr().err.splitlines()
+    return line.removeprefix("gnomon.build: ")
+
+
+def test_what_cannot_be_compiled_is_one_line(sources, monkeypatch, capfd):
+    (sources / "cache").touch()
+    assert refusal(capfd) == (
+        f"cannot write to {sources / 'cache/torch/key'}: Not a directory; set the environment "
+        "variable GNOMON_CACHE to choose another folder"
+    )
+    (sources / "cache").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.which", lambda name, path=None: None if name == "cmake" else name)
+        assert refusal(capfd) == "cmake is missing; run: pip install cmake ninja"
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "2.10.1+cpu")
+        assert refusal(capfd) == "PyTorch 2.10.1+cpu is too old: gnomon needs 2.11 or newer"
+    monkeypatch.setattr(_release, "SOURCES", None)
+    assert refusal(capfd).startswith("this installation has no sources; in gnomon's source tree")
+
+
+def test_it_holds_every_source(site):
+    def names(folder):
+        return {
+            str(path.relative_to(folder))
+            for part in ("cli", "cmake", "include", "models", "src", "tasks", "text", "training")
+            for path in (folder / part).rglob("*.*")
+            if path.suffix not in (".py", ".pyc")
+        }
+
+    assert names(site / "gnomon/source") == names(ROOT)
+
+
+def test_the_sources_compile_where_import_finds_the_result(sources, monkeypatch, capfd):
+    """CMake configures the build; instead of compiling, Ninja takes this tree's library."""
+    ninja = sources / "ninja"
+    library = BUILD / "lib/libgnomon_torch.so"
+    ninja.write_text(
+        f'''#!/bin/sh
+case "$*" in
+*gnomon_torch*) mkdir -p lib && cp "{library}" lib ;;
+*) exec "{build._tool("ninja")}" "$@" ;;
+esac
+'''
+    )
+    ninja.chmod(0o755)
+    tool = build._tool
+    monkeypatch.setattr(build, "_tool", lambda name: str(ninja) if name == "ninja" else tool(name))
+    assert build.main([]) == 0
+    assert f"for PyTorch {torch.__version__}, which takes a few minutes" in capfd.readouterr().out
+    assert [path.name for path in _release.built_folder().iterdir()] == [library.name]
+    assert _release.libraries() == _release.built_folder()

@@ -1,0 +1,140 @@
+"""Compiles the operators for the installed PyTorch: ``python -m gnomon.build``.
+
+A wheel of gnomon has libraries for PyTorch's releases. Nightly builds, PyTorch compiled from source
+and some conda packages need their own. This program compiles them from the sources in the wheel;
+the CPU kernels are those of the wheel. ``import gnomon`` finds the libraries in the cache folder
+(``GNOMON_CACHE``).
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+
+from gnomon import _build, _release
+from gnomon._command_line import Parser
+from gnomon._output import checked_output
+
+__all__ = ["main"]
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"gnomon.build: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _say(message: str) -> None:
+    print(f"gnomon.build: {message}", flush=True)
+
+
+def _tool(name: str) -> str:
+    """The path of a program: one that pip installed for this interpreter, or one on the PATH."""
+    places = (sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath))
+    found = shutil.which(name, path=os.pathsep.join(places))
+    if found is None:
+        _fail(f"{name} is missing; run: pip install cmake ninja")
+    return found
+
+
+def _compiler() -> str:
+    """The compiler, as for ``gnomon.similarity.define``."""
+    chosen = shlex.split(os.environ.get("CXX") or "c++")[0]
+    found = shutil.which(chosen)
+    if found is None:
+        _fail(
+            f"cannot run {chosen}: a C++20 compiler is required; set the environment variable CXX "
+            "to choose one"
+        )
+    return found
+
+
+def _configure(sources: pathlib.Path, tree: pathlib.Path, program: bool) -> list[str]:
+    """The CMake command; the libraries find the kernels by their absolute path."""
+    package = sources.parent
+    settings = {
+        "CMAKE_BUILD_RPATH": "$ORIGIN",
+        "CMAKE_CXX_COMPILER": _compiler(),
+        "CMAKE_CXX_FLAGS": "-w",
+        "CMAKE_MAKE_PROGRAM": _tool("ninja"),
+        "GNOMON_BUNDLED": package / "include",
+        "GNOMON_CORE_LIBRARY": package / "lib" / "libgnomon_core.so",
+        "GNOMON_PROGRAM": "ON" if program else "OFF",
+        "GNOMON_PYTHON": sys.executable,
+        "GNOMON_TESTS": "OFF",
+        "GNOMON_WHEEL": "ON",
+    }
+    command = [_tool("cmake"), "-S", str(sources), "-B", str(tree), "-G", "Ninja"]
+    return command + [f"-D{name}={value}" for name, value in settings.items()]
+
+
+def _compile(sources: pathlib.Path, folder: pathlib.Path, program: bool) -> None:
+    """Compiles in a temporary folder and moves the libraries to `folder`."""
+    targets = ["gnomon_torch", *(["gnomon_program"] if program else [])]
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as work:
+        tree = pathlib.Path(work)
+        configure = _configure(sources, tree, program)
+        done = subprocess.run(configure, capture_output=True, text=True, errors="replace")
+        if done.returncode != 0:
+            _fail(f"CMake cannot configure the build:\n{done.stderr.strip()}")
+        versions = f"gnomon {_build.VERSION} for PyTorch {torch.__version__}"
+        _say(f"compiling {versions}, which takes a few minutes")
+        build = [configure[0], "--build", str(tree), "--target", *targets]
+        if subprocess.run(build).returncode != 0:
+            _fail("the compiler failed; its messages are above")
+        # The operators come last, because their file is what `import gnomon` looks for.
+        for target in reversed(targets):
+            name = f"lib{target}.so"
+            os.replace(tree / "lib" / name, folder / name)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the program; returns its exit code."""
+    with checked_output(_fail):
+        parser = Parser(
+            fail=_fail,
+            prog="python -m gnomon.build",
+            description="Compiles gnomon's operators for the installed PyTorch.",
+        )
+        parser.add_argument(
+            "--program", action="store_true", help="also compile the gnomon command (needs zlib)"
+        )
+        options = parser.parse_args(arguments)
+    version = torch.__version__
+    if _release.SOURCES is None:
+        _fail(
+            "this installation has no sources; in gnomon's source tree, run `make build`, or "
+            "`pip install --no-build-isolation .`"
+        )
+    if _release.is_too_old(version):
+        _fail(f"PyTorch {version} is too old: gnomon needs 2.11 or newer")
+    folder = _release.built_folder()
+    start = time.monotonic()
+    try:
+        _compile(_release.SOURCES, folder, options.program)
+    except OSError as error:
+        _fail(
+            f"cannot write to {error.filename}: {error.strerror}; set the environment variable "
+            "GNOMON_CACHE to choose another folder"
+        )
+    _say(f"{folder} has the libraries after {time.monotonic() - start:.0f} seconds")
+    check = [sys.executable, "-c", "import gnomon"]
+    if subprocess.run(check).returncode != 0:
+        _fail("the libraries do not load; the reason is above")
+    _say("import gnomon works")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
