@@ -90,7 +90,7 @@ wheel: .venv/.setup-dev ## build dist/gnomon-*.whl for several PyTorch releases 
 
 .PHONY: demo
 demo: build ## compare positions and similarities on text (DATA=file or folder); writes to runs/
-	@scripts/demo $${DATA:+"$$DATA"}
+	@$(BIN)/python -m gnomon.demo $${DATA:+"$$DATA"}
 
 .PHONY: test
 test: .venv/.setup-test build ## build and run all tests for this machine's instruction set

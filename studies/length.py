@@ -59,7 +59,7 @@ BOOKS = Text(
         "three others"
     ),
 )
-PYTHON = Text("python", "Python's sources", "python.txt", ("scripts/python_text.py", "OUT"))
+PYTHON = Text("python", "Python's sources", "python.txt", ("-m", "gnomon.demo", "--text", "OUT"))
 
 
 def comparison(

@@ -59,7 +59,7 @@ class Comparison:
     data: str  # path in the data folder; empty if the task generates its data
     arguments: tuple[str, ...]
     # Command that creates the data as OUT, run in the data folder if they do not exist: a gnomon
-    # command, or a script of this repository.
+    # command, or a Python module.
     made_by: tuple[str, ...] = ()
     # The origin of the data, unless `gnomon data get` has them.
     data_from: str = ""
@@ -273,7 +273,7 @@ def data_path(comparison: Comparison, data: pathlib.Path) -> pathlib.Path:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         first, *words = (str(path) if word == "OUT" else word for word in comparison.made_by)
-        program = [str(PROGRAM)] if first == "gnomon" else [sys.executable, str(ROOT / first)]
+        program = [str(PROGRAM)] if first == "gnomon" else [sys.executable, first]
         done = subprocess.run([*program, *words], cwd=data, check=False)
         if done.returncode != 0:
             raise ValueError(f"cannot create {comparison.data} from the files in {data}")

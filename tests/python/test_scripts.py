@@ -1,13 +1,16 @@
-"""make demo and scripts/demo pass on the requested text, whatever its path."""
+"""The demo and the Makefile."""
 
 from __future__ import annotations
 
+import inspect
 import pathlib
 import re
 import shutil
 import subprocess
 
 import pytest
+
+from gnomon import demo
 
 pytestmark = pytest.mark.cpu("processes of its own")
 
@@ -16,15 +19,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def tree(tmp_path) -> pathlib.Path:
-    """A separate tree whose program only prints the path it is asked to read."""
+    """A separate tree whose interpreter only prints the path that the demo is asked to read."""
     tree = tmp_path / "a tree"
-    (tree / "scripts").mkdir(parents=True)
+    python = tree / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
     shutil.copy(ROOT / "Makefile", tree)
-    shutil.copy(ROOT / "scripts/demo", tree / "scripts")
-    program = tree / ".venv/bin/gnomon"
-    program.parent.mkdir(parents=True)
-    program.write_text('#!/bin/sh\n[ "$1 $2" = "compare --data" ] && printf "%s" "$3"\n')
-    program.chmod(0o755)
+    python.write_text('#!/bin/sh\n[ "$1 $2" = "-m gnomon.demo" ] && printf "%s" "$3"\n')
+    python.chmod(0o755)
     return tree
 
 
@@ -37,35 +38,49 @@ def test_make_demo_takes_any_path(tree, name):
     # Everything that the target needs exists.
     done = run(["make", "--silent", "--old-file=build", "demo", f"DATA={name}"], tree)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == str(tree / name)
+    assert done.stdout == name
 
 
-@pytest.mark.parametrize("name", ["text", "a b", "../text"])
-def test_demo_reads_the_named_text(tree, tmp_path, name):
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    done = run([tree / "scripts/demo", name], elsewhere)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{elsewhere}/{name}"
-    assert run([tree / "scripts/demo", tmp_path / name], elsewhere).stdout == str(tmp_path / name)
+@pytest.fixture
+def started(monkeypatch, tmp_path) -> list[str]:
+    """The words after `gnomon compare` of the process that the demo starts."""
+    words: list[str] = []
+
+    def start(program, command, environment):
+        assert command[:4] == [program, "-m", "gnomon", "compare"]
+        words.extend(command[4:])
+
+    monkeypatch.setattr("os.execve", start)
+    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "cache"))
+    return words
 
 
-@pytest.mark.parametrize(
-    ("words", "part"), [(["a", "b"], "got 2: a b"), ([""], "DATA is empty")], ids=str
-)
-def test_demo_rejects_ambiguous_paths(tree, words, part):
-    done = run([tree / "scripts/demo", *words], tree)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("demo: error: ")
-    assert part in line
+def test_the_demo_writes_its_text(started, tmp_path):
+    demo.main([])
+    text = tmp_path / "cache/demo/python.txt"
+    assert started[:2] == ["--data", str(text)]
+    assert inspect.getsource(pathlib) in text.read_text(encoding="utf-8", errors="replace")
 
 
-def test_demo_reports_missing_files(tree):
-    (tree / ".venv/bin/gnomon").unlink()
-    done = run([tree / "scripts/demo", "text"], tree)
-    assert done.returncode == 2
-    assert "make build" in done.stderr
+def test_the_demo_reads_the_named_text(started, tmp_path):
+    demo.main(["a b"])
+    assert started[:2] == ["--data", "a b"]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_demo_only_writes_the_text(started, tmp_path):
+    demo.main(["--text", str(tmp_path / "new/text")])
+    assert not started
+    assert (tmp_path / "new/text").stat().st_size > 1e6
+
+
+def test_the_demo_reports_a_folder_that_cannot_be_written(started, tmp_path, capsys):
+    (tmp_path / "cache").touch()
+    with pytest.raises(SystemExit):
+        demo.main([])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gnomon.demo: cannot write to {tmp_path / 'cache'}")
+    assert not started
 
 
 def test_the_makefile_quotes_absolute_paths():
