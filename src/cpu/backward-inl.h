@@ -546,9 +546,9 @@ class BackwardPass {
       part_turns_.Wait(sums, index / parts_);
       if (index == block.part) ClearTables(b, key_head, block.part);
     }
-    std::fill_n(block.d_keys,
-                kBackwardColumns * (padded_dim_ + padded_value_dim_ + column_numbers() + group_),
-                0.0f);
+    std::fill_n(block.d_keys, columns * padded_dim_, 0.0f);
+    std::fill_n(block.d_values, columns * padded_value_dim_, 0.0f);
+    std::fill_n(block.d_columns, kBackwardColumns * (column_numbers() + group_), 0.0f);
     // At each block of rows, process the heads of the group in sequence. Heads that share a pair
     // bias take turns on its gradient there.
     for (int64_t row_block = 0; row_block < row_blocks_; ++row_block) {

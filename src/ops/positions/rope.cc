@@ -246,7 +246,7 @@ class KnownTurns {
     Turns all;
     int64_t begin = 0;
     int64_t rows = 0;
-    Turns own;  // [begin, begin + rows)
+    Turns own = {};  // [begin, begin + rows)
   };
 
   std::mutex mutex_;
