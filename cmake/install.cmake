@@ -17,6 +17,7 @@ install(
 # The sources needed to compile a definition; the engine is in the library.
 set(
   kernel_files
+  base/derived_gradient-inl.h
   base/near_share.h
   core/counting.h
   core/definition_source.h

@@ -1,4 +1,5 @@
 // Student's t: weights proportional to (1 + |x_i - y_j|^2)^-gamma. f = log(1 + |x_i - y_j|^2).
+// Its gradient is derived from the value.
 struct StudentT {
   static constexpr const char* kTitle = "Student's t";
   static constexpr const char* kFormula = "-gamma log(1 + |q - k|^2)";
@@ -15,11 +16,5 @@ struct StudentT {
   template <class V>
   static V Value(V g, const V* /*a*/, const V* /*b*/, const V* /*t*/) {
     return Log1p(g);
-  }
-
-  template <class V, class D>
-  static void Gradient(V g, const V* /*a*/, const V* /*b*/, const V* /*t*/, D& d) {
-    const V one = Splat(g, 1.0f);
-    d.g = one / (one + g);
   }
 };

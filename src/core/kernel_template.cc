@@ -25,30 +25,50 @@ namespace {
 
 #include GNOMON_DEFINITION_FILE
 
+namespace derived {
+namespace vocabulary = ::gnomon::HWY_NAMESPACE::duals;
+#include "base/derived_gradient-inl.h"
+#include GNOMON_DEFINITION_FILE
+}  // namespace derived
+
 }  // namespace
 }  // namespace duals
 
 namespace {
 
+// The vocabulary of vectors has only Highway's.
+using hn::Abs;
+using hn::Sqrt;
+
 #include GNOMON_DEFINITION_FILE
 
-const PairTable* Table() { return &TableOf<GNOMON_DEFINITION>(); }
+namespace derived {
+namespace vocabulary = ::gnomon::HWY_NAMESPACE;
+#include "base/derived_gradient-inl.h"
+#include GNOMON_DEFINITION_FILE
+}  // namespace derived
+
+using Definition = derived::Complete<GNOMON_DEFINITION, derived::GNOMON_DEFINITION>::Type;
+using OfDuals =
+    duals::derived::Complete<duals::GNOMON_DEFINITION, duals::derived::GNOMON_DEFINITION>::Type;
+
+const PairTable* Table() { return &TableOf<Definition>(); }
 
 const DualTable* TableOfDuals() {
-  static const DualTable kTable = {Table(), duals::Slopes<duals::GNOMON_DEFINITION>};
+  static const DualTable kTable = {Table(), duals::Slopes<OfDuals>};
   return &kTable;
 }
 
 #ifdef GNOMON_INLINED
 void InlinedForward(const PairTable& table, const AttentionInput<float>& in,
                     const AttentionOutput<float>& out, const Executor& executor) {
-  ForwardPass<Inlined<GNOMON_DEFINITION>>(table, in, out, executor).Run();
+  ForwardPass<Inlined<Definition>>(table, in, out, executor).Run();
 }
 
 void InlinedBackward(const PairTable& table, const AttentionInput<float>& in,
                      const AttentionBackwardInput<float>& saved,
                      const AttentionGradient<float>& gradient, const Executor& executor) {
-  BackwardPass<Inlined<GNOMON_DEFINITION>>(table, in, saved, gradient, executor).Run();
+  BackwardPass<Inlined<Definition>>(table, in, saved, gradient, executor).Run();
 }
 #endif
 
@@ -71,6 +91,17 @@ namespace reference {
 namespace {
 
 #include GNOMON_DEFINITION_FILE
+
+namespace derived {
+namespace vocabulary {
+using namespace ::gnomon::reference;  // NOLINT: numbers
+using namespace ::gnomon;             // NOLINT: dual numbers
+}  // namespace vocabulary
+#include "base/derived_gradient-inl.h"
+#include GNOMON_DEFINITION_FILE
+}  // namespace derived
+
+using Definition = derived::Complete<GNOMON_DEFINITION, derived::GNOMON_DEFINITION>::Type;
 
 struct Range {
   double least;
@@ -150,7 +181,7 @@ void BackwardOfGraph(const GraphInput<float>& in, const GraphBackwardInput<float
 }  // namespace
 
 const PairFunction& GNOMON_PAIR_FUNCTION(GNOMON_DEFINITION)() {
-  using Definition = reference::GNOMON_DEFINITION;
+  using Definition = reference::Definition;
   using InDouble = reference::Functions<Definition>;
   static const PairFunction kFunction = {
       GNOMON_DEFINITION_NAME,

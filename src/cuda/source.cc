@@ -50,7 +50,14 @@ std::string KernelSource(const KernelName& kernel, std::string_view structure,
     for (const std::string_view part : parts) text.append(part);
   };
   add({"#include \"", kind.file, "\"\n\nnamespace gnomon::device {\nnamespace {\n\n"});
-  if (kind.pairs) add({"#include \"", file, "\"\n\nusing Definition = ", structure, ";\n\n"});
+  if (kind.pairs) {
+    const std::string include = "#include \"" + std::string(file) + "\"\n";
+    add({include,
+         "\nnamespace derived {\nnamespace vocabulary = gnomon::device;\n"
+         "#include \"base/derived_gradient-inl.h\"\n",
+         include, "}  // namespace derived\n\nusing Definition = derived::Complete<", structure,
+         ", derived::", structure, ">::Type;\n\n"});
+  }
   add({"struct Constants {\n"});
   int64_t warps = 1;
   for (const auto& [name, value] : kernel.constants) {
@@ -68,10 +75,19 @@ std::string KernelSource(const KernelName& kernel, std::string_view structure,
 }
 
 const std::vector<std::string>& KernelSourceFiles() {
-  static const std::vector<std::string> kFiles = {
-      "base/most_bias.h",  "base/near_share.h", "cuda/backward.cuh", "cuda/constants.h",
-      "cuda/forward.cuh",  "cuda/pair.cuh",     "cuda/parameters.h", "cuda/primitives.cuh",
-      "cuda/relative.cuh", "cuda/rows.cuh",     "cuda/tables.cuh",   "cuda/tiles.cuh"};
+  static const std::vector<std::string> kFiles = {"base/derived_gradient-inl.h",
+                                                  "base/most_bias.h",
+                                                  "base/near_share.h",
+                                                  "cuda/backward.cuh",
+                                                  "cuda/constants.h",
+                                                  "cuda/forward.cuh",
+                                                  "cuda/pair.cuh",
+                                                  "cuda/parameters.h",
+                                                  "cuda/primitives.cuh",
+                                                  "cuda/relative.cuh",
+                                                  "cuda/rows.cuh",
+                                                  "cuda/tables.cuh",
+                                                  "cuda/tiles.cuh"};
   return kFiles;
 }
 

@@ -84,7 +84,8 @@ constexpr Definition Describe(const char* name) {
 }
 
 const std::vector<Definition>& Definitions() {
-#define GNOMON_DESCRIBE(Struct, name) Describe<dual::Struct>(#name),
+#define GNOMON_DESCRIBE(Struct, name) \
+  Describe<dual::derived::Complete<dual::Struct, dual::derived::Struct>::Type>(#name),
   static const std::vector<Definition> definitions = {
       GNOMON_FOR_EACH_DEFINITION(GNOMON_DESCRIBE) GNOMON_FOR_EACH_TEST_DEFINITION(GNOMON_DESCRIBE)};
 #undef GNOMON_DESCRIBE
@@ -158,6 +159,10 @@ std::string Branch(const std::string& name, const Point& p) {
     return p.a[0] + p.b[0] + std::max(distance, turn) <= 2 ? nested : "outside";
   }
   if (name == "additive") return p.a[0] + p.b[0] > 0 ? "positive" : "negative";
+  if (name == "every_function") {
+    const std::string key = p.b[0] < 0.1F ? "low" : p.b[0] < 0.5 ? "middle" : "high";
+    return key + (p.a[0] < 0 ? ", negative" : "");
+  }
   if (name == "cosine_entailment" || name == "entailment") {
     const bool by_product = name == "cosine_entailment";
     const double other = p.a[0] + p.b[0] - p.g;
@@ -174,6 +179,7 @@ std::set<std::string> Branches(const std::string& name) {
   if (name.starts_with("umbral")) return {"crossing", "ancestor"};
   if (name.starts_with("penumbral")) return {"crossing", "ancestor", "outside"};
   if (name == "additive") return {"positive", "negative"};
+  if (name == "every_function") return {"low", "middle", "high"};
   if (name.ends_with("entailment")) return {"inside", "outside"};
   return {"everywhere"};
 }
@@ -246,7 +252,10 @@ INSTANTIATE_TEST_SUITE_P(
         Tie{"KeyAbove", "penumbral_log", {0.0625, {0.25, 0.1}, {0.5, 0.4}, {}}, "g"},
         Tie{"QueryAbove", "penumbral_square", {0.0625, {0.5, 0.4}, {0.25, 0.1}, {}}, "g"},
         Tie{"KeyAbove", "penumbral_square", {0.0625, {0.25, 0.1}, {0.5, 0.4}, {}}, "g"},
-        Tie{"AtZero", "additive", {0, {0.25}, {-0.25}, {0.2}}, "a0"}),
+        Tie{"AtZero", "additive", {0, {0.25}, {-0.25}, {0.2}}, "a0"},
+        Tie{"Maximum", "every_function", {0.3, {0.25}, {0.1F}, {0.2}}, "b0"},
+        Tie{"Minimum", "every_function", {0.3, {0.25}, {0.5}, {0.2}}, "b0"},
+        Tie{"AbsoluteValue", "every_function", {0.3, {0}, {0.3}, {0.2}}, "a0"}),
     [](const auto& test) { return std::string(test.param.definition) + test.param.description; });
 
 // Equal points: the distance is 0 with derivative 0, and nothing is NaN.

@@ -114,6 +114,12 @@ Dual<T> Angle(Dual<T> x, Dual<T> y) {
 
 #include "all_definitions-inl.h"
 
+namespace derived {
+namespace vocabulary = ::gnomon::testing::dual;
+#include "all_definitions-inl.h"
+#include "base/derived_gradient-inl.h"
+}  // namespace derived
+
 }  // namespace gnomon::testing::dual
 
 #endif  // GNOMON_TESTS_CORE_DUAL_NUMBER_H_

@@ -38,7 +38,7 @@ cuda::KernelName NameOf(const std::string& unit) {
   for (std::string line; std::getline(lines, line);) {
     name.constants.emplace_back(Between(line, "int ", " ="), std::stoll(Between(line, "= ", ";")));
   }
-  const std::string structure = Between(unit, "using Definition = ", ";");
+  const std::string structure = Between(unit, "derived::Complete<", ",");
   const std::string file = "definitions/" + Between(unit, "#include \"definitions/", "\"");
   for (const EmulatedKernelName& known : EmulatedKernelNames()) {
     if (known.structure != structure) continue;

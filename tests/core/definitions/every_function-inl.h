@@ -1,0 +1,20 @@
+// A smooth function, except at ties, of everything in the vocabulary. It has no gradient of its
+// own.
+struct EveryFunction {
+  static constexpr int kRowScalars = 1;
+  static constexpr int kColumnScalars = 1;
+  static constexpr int kHeadScalars = 1;
+  static constexpr PairInput kInput = PairInput::kSquaredDistance;
+
+  template <class V>
+  static V Value(V g, const V* a, const V* b, const V* t) {
+    const V one = Splat(g, 1.0f);
+    const V half = Splat(g, 0.5f);
+    // The slopes of both sides are equal at g = 1.
+    const V distance = Select(g > one, Sqrt(g), half * (one + g));
+    const V heights = Abs(a[0]) + Max(b[0], Splat(g, 0.1f)) + Min(b[0], half);
+    const V decay = Exp(Splat(g, 0.0f) - Rsqrt(one + g)) / (one + heights * heights);
+    return distance * Tanh(t[0]) + Log(one + heights * heights) * Log1p(g) + decay +
+           Angle(a[0], Abs(b[0]) + half);
+  }
+};
