@@ -179,6 +179,15 @@ check-format: .venv/.setup-dev ## fail if a file is not formatted
 check-types: .venv/.setup-dev build/build.ninja ## type-check the Python code
 	$(BIN)/mypy
 
+.PHONY: check-metadata
+check-metadata: .venv/.setup-dev ## validate pyproject.toml, CITATION.cff, workflows, issue forms and the Read the Docs file
+	$(BIN)/validate-pyproject pyproject.toml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.readthedocs .readthedocs.yaml
+
 # clang-tidy needs most of a minute for a file that includes torch/torch.h, so it checks only the core,
 # for one instruction set. One kernel stands in for all instances of the template.
 .PHONY: check

@@ -95,6 +95,17 @@ def test_a_build_serves_every_patch_of_its_release(built_for, runs, refused, mon
             _release.check_release(version)
 
 
+def test_versions_agree():
+    for file in ("CITATION.cff", "conda/recipe.yaml"):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert re.findall(r"^ *version: (\d.*)", text, re.MULTILINE) == [gnomon.__version__], file
+    releases = {
+        file: re.search(r"2\.11 [\d. ]+\d", (ROOT / file).read_text(encoding="utf-8"))[0]
+        for file in ("scripts/wheel", "pyproject.toml", ".github/workflows/wheels.yml")
+    }
+    assert len(set(releases.values())) == 1, releases
+
+
 def test_it_holds_every_module_and_its_types(site):
     def names(folder):
         return {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
