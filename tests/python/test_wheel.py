@@ -14,7 +14,7 @@ import torch
 from test_cli import ROOT, TINY
 
 import gnomon
-from gnomon import _release, build
+from gnomon import __main__, _program, _release, build
 
 pytestmark = pytest.mark.cpu("processes of its own")
 
@@ -249,6 +249,16 @@ def test_what_cannot_be_compiled_is_one_line(sources, monkeypatch, capfd):
         assert refusal(capfd) == "PyTorch 2.10.1+cpu is too old: gnomon needs 2.11 or newer"
     monkeypatch.setattr(_release, "SOURCES", None)
     assert refusal(capfd).startswith("this installation has no sources; in gnomon's source tree")
+
+
+def test_a_build_without_the_program_says_so(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(_program, "LIBRARIES", tmp_path)
+    monkeypatch.setattr(__main__, "library", _program.library.__wrapped__)
+    assert __main__.main(["list"]) == 1
+    assert capfd.readouterr().err == (
+        f"gnomon: {tmp_path}/libgnomon_program.so does not exist: the gnomon command was not "
+        "compiled for this PyTorch; run: python -m gnomon.build --program\n"
+    )
 
 
 def test_it_holds_every_source(site):
