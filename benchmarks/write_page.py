@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -72,8 +73,10 @@ COMPARED = "dot/none,dot/rope,dot/hype,umbral/hype,penumbral/hype"
 def conditions(record: dict[str, Any]) -> str:
     """The machine, versions and rounds from the output of `gnomon bench --json`."""
     machine, versions = record["machine"], record["versions"]
+    # AVX3 and its variants are Highway's names for AVX-512.
+    instructions = re.sub(r"^AVX3.*", "AVX-512", machine["instruction_set"])
     parts = [
-        f"{machine['cpu']}, {machine['threads']} threads, {machine['instruction_set']}",
+        f"{machine['cpu']}, {machine['threads']} threads, {instructions}",
         machine["system"],
         f"compiler {versions['compiler']}",
         f"gnomon {versions['gnomon']}",

@@ -35,10 +35,10 @@ STUDY = Study(
     ),
     answer=(
         "Only one difference is significant with three seeds: the forget gate has a lower loss "
-        "than ALiBi. RoPE with a forget gate has the lowest means (1.723 at 128 bytes and 1.708 "
-        "at 512; RoPE alone has 1.762 and 2.244), but QK-norm, sinks, output gates, "
-        "query-dependent biases and YaRN are not distinguishable from RoPE alone. Longer training "
-        "and larger models, for which several of them were designed, are not covered."
+        "than ALiBi. RoPE with a forget gate has the lowest mean losses: 1.723 at 128 bytes and "
+        "1.708 at 512, compared with 1.762 and 2.244 for RoPE alone. QK-norm, sinks, output "
+        "gates, query-dependent biases and YaRN are not distinguishable from RoPE alone. Longer "
+        "training and larger models, for which several of them were designed, were not tested."
     ),
     comparisons=(
         Comparison(
@@ -58,10 +58,10 @@ STUDY = Study(
             "QK-norm lowers the loss of RoPE, at the training length and beyond.",
             against("rope+qk_norm", "rope", SHORT, 256, LONG),
             why=(
-                "Beyond the training length, QK-norm has the lower mean loss (1.970 against 2.244 "
-                "at 512), although its loss still rises with length: it is 1.773 at 128, without "
-                "QK-norm 1.762. At the training length, the loss with QK-norm is higher for all "
-                "three seeds, by 0.003 to 0.022. Longer training and larger models were not tried."
+                "Beyond the training length, QK-norm lowers the mean loss (from 2.244 to 1.970 at "
+                "512 bytes), although the loss still rises with length. At the training length, "
+                "the loss with QK-norm is higher for all three seeds, by 0.003 to 0.022. Longer "
+                "training and larger models were not tried."
             ),
         ),
         Claim(
@@ -80,9 +80,9 @@ STUDY = Study(
             "An output gate lowers the loss of RoPE, at the training length and beyond.",
             against("rope+gate", "rope", SHORT, LONG),
             why=(
-                "At the training length, the loss with the gate is lower for two of three seeds. "
-                "At 512 it is lower for one seed, by 0.112, and higher for the others, by 0.011 "
-                "and 0.069. Longer training and larger models were not tried."
+                "At the training length, the gate lowers the loss for two of three seeds. At 512 "
+                "bytes, it lowers the loss for one seed, by 0.112, and raises it for the others, "
+                "by 0.011 and 0.069. Longer training and larger models were not tried."
             ),
         ),
         Claim(
@@ -113,9 +113,9 @@ STUDY = Study(
             "YaRN has a lower loss than RoPE beyond the training length.",
             against(YARN, "rope", LONG),
             why=(
-                "At 512, the loss with YaRN is higher for all three seeds, by 0.092 to 0.309. YaRN "
-                "is designed for a model that was trained without it; here it is used from the "
-                "start. Adding it after training was not measured."
+                "At 512 bytes, the loss with YaRN is higher for all three seeds, by 0.092 to "
+                "0.309. YaRN was designed to be added to a trained model, but here it is used from "
+                "the start. Adding it after training was not measured."
             ),
         ),
         Claim(
@@ -126,8 +126,9 @@ STUDY = Study(
     ),
     limits=(
         "The models are small (four layers with model dimension 128), read bytes, and are trained "
-        "for 600 steps of 16 windows. Norms and sinks are said to stabilise long runs of large "
-        "models, which this study does not test. All combinations use one learning rate."
+        "for 600 steps of 16 windows. The literature reports that norms and sinks stabilise long "
+        "training runs of large models, which this study does not test. All combinations use one "
+        "learning rate."
     ),
     sources=(
         "QK-norm: Henry et al. 2020; Dehghani et al. 2023. Sinks: Xiao et al. 2024; OpenAI 2025, "

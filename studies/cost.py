@@ -31,17 +31,17 @@ def comparison(
 STUDY = Study(
     title="The cost of a similarity",
     question=(
-        "Tseng et al. 2023 report that a model with cones trains at 0.9% to 21.9% lower "
-        "throughput than one with dot products, on a V100. How much longer does a training step "
+        "Tseng et al. 2023 report that on a V100, the training throughput with cones is 0.9% to "
+        "21.9% lower than with dot products. How much longer does a training step "
         "take on a CPU?"
     ),
     answer=(
-        "In Transformers a training step takes 1.03 to 1.11 times as long with umbral cones as "
+        "In Transformers, a training step takes 1.03 to 1.11 times as long with umbral cones as "
         "with the dot product, and 1.04 to 1.16 times as long with penumbral cones; the paper's "
-        "throughput corresponds to 1.01 to 1.28. Where attention dominates (graph attention, "
-        "hierarchies), the factor for cones is 1.23 to 1.27. For Laplacian and Gaussian "
-        "similarities it is 0.85 to 1.10, and for hyperbolic distances and entailment cones 1.06 "
-        "to 2.55, depending on task and processor."
+        "throughput corresponds to 1.01 to 1.28. If attention dominates, as in graph attention "
+        "and hierarchies, the factor for cones is 1.23 to 1.27. It is 0.85 to 1.10 for Laplacian "
+        "and Gaussian similarities, and 1.06 to 2.55 for hyperbolic distances and entailment "
+        "cones, depending on the task and the processor."
     ),
     comparisons=(
         comparison(
@@ -134,11 +134,11 @@ STUDY = Study(
     limits=(
         "The models are small, so the parts outside attention take a large share of each step; "
         "longer sequences or narrower MLPs show larger differences. Quality is not compared, "
-        "because training stops after 30 steps. Hierarchies have no attention; that task times the "
-        "scores of pairs of points. Where the range over the seeds is wide (volumes, music, "
-        "graphs), other programs were running and the ratio is unreliable. Cosine, additive and "
-        "Lorentz similarities and hyperbolic distances in the half-space and Klein models are not "
-        "timed. The timings come from two machines."
+        "because training stops after 30 steps. Hierarchies have no attention; for that task, the "
+        "step time is that of scoring pairs of points. If the range over the seeds is wide "
+        "(volumes, music, graphs), other programs were running, so the ratio is unreliable. "
+        "Cosine, additive and Lorentz similarities and hyperbolic distances in the half-space and "
+        "Klein models are not timed. The timings come from two machines."
     ),
     sources="Tseng et al. 2023, Coneheads, throughput table.",
     of_time=True,

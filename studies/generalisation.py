@@ -112,18 +112,18 @@ def at_random(right: str) -> tuple[Contrast, ...]:
 STUDY = Study(
     title="Synthetic problems beyond the training length",
     question=(
-        "Decoders are trained on problems of 1 to 40 symbols and evaluated on up to 500 "
+        "Decoders are trained on problems of 1 to 40 symbols and evaluated on up to 500 symbols "
         "(recall: 120). In the literature, positions drawn at random from a longer range are "
         "best (Ruoss et al. 2023), and no position at all is better than RoPE and absolute "
-        "positions (Kazemnejad et al. 2023), with ALiBi in between. Does this order appear "
-        "here, and where do learned HyPE biases and forget gates stand?"
+        "positions (Kazemnejad et al. 2023), with ALiBi in between. Does this order hold here, "
+        "and where do learned HyPE biases and forget gates fall in it?"
     ),
     answer=(
-        "Three seeds do not reproduce the published order: three of 108 differences are "
-        "significant, one of them in favour of no position over RoPE. At 500 symbols no model "
-        "sorts better than a predictor that repeats the previous symbol. Apart from bucket sort, "
-        "where that predictor has an accuracy of 0.99, no position keeps its accuracy from 40 "
-        "symbols at 500."
+        "Three seeds do not reproduce the published order. Only three of 108 differences are "
+        "significant; one of them shows that no position is better than RoPE. At 500 symbols, no "
+        "model sorts better than a predictor that repeats the previous symbol. Except in bucket "
+        "sort, where that predictor has an accuracy of 0.99, every model has a lower accuracy at "
+        "500 symbols than at 40."
     ),
     comparisons=(
         comparison("copy", MANY_SYMBOLS),
@@ -144,59 +144,65 @@ STUDY = Study(
             "No position is better than RoPE, at 100 and 500 symbols (recall: 80 and 120).",
             contrasts("dot/none", "dot/rope"),
             why=(
-                "Sorting, which both learn at 40 (0.84 each), confirms the claim at 100. In bucket "
-                "sort the means agree with it (0.99 and 0.97 at 40); at 500 RoPE has 0.79 to 0.99, "
-                "depending on the seed. Without positions copying and reversing are hardly learned "
-                "at 40 (0.18 and 0.11; RoPE 0.99 and 0.98), so their rows at 100 compare learning "
-                "rather than generalisation. At 500 both are near chance, 0.03. Without positions "
-                "no seed learns recall; with RoPE two of three do."
+                "Both models learn sorting at 40 symbols (accuracy 0.84), and at 100 symbols "
+                "sorting confirms the claim. In bucket sort, the means agree with it (0.99 and "
+                "0.97 at 40 symbols); at 500 symbols, RoPE has 0.79 to 0.99, depending on the "
+                "seed. Without positions, copying and reversing are hardly learned at 40 symbols "
+                "(0.18 and 0.11; RoPE has 0.99 and 0.98), so their rows at 100 symbols compare "
+                "learning rather than generalisation. At 500 symbols, both models are near chance "
+                "(0.03). No seed learns recall without positions; two of three do with RoPE."
             ),
         ),
         Claim(
             ("No position is better than sinusoids, at 100 and 500 symbols (recall: 80 and 120)."),
             contrasts("dot/none", "dot/sinusoidal"),
             why=(
-                "Both sort equally well at 40 (0.84; bucket sort 0.99). At longer lengths the "
-                "seeds with sinusoids vary: 0.19 to 0.25 in sorting at 500, 0.83 to 0.97 in bucket "
-                "sort at 100 and 0.79 to 0.97 at 500; without positions the ranges are 0.24 to "
-                "0.27, 0.97 to 1.00 and 0.99. Copying and reversing are hardly learned without "
-                "positions (0.18 and 0.11 at 40) and partly learned with sinusoids (0.41 and "
-                "0.54); at longer lengths all are near chance. No seed of either learns recall."
+                "At 40 symbols, both models have the same accuracy in sorting (0.84) and bucket "
+                "sort (0.99). At longer lengths, the seeds with sinusoids vary: 0.19 to 0.25 in "
+                "sorting at 500 symbols, 0.83 to 0.97 in bucket sort at 100 symbols, and 0.79 to "
+                "0.97 at 500. Without positions, the ranges are 0.24 to 0.27, 0.97 to 1.00 and "
+                "0.99. Copying and reversing are hardly learned without positions (0.18 and 0.11 "
+                "at 40 symbols) and partly learned with sinusoids (0.41 and 0.54). At longer "
+                "lengths, both models are near chance. No seed of either learns recall."
             ),
         ),
         Claim(
             "ALiBi is better than RoPE, at 100 and 500 symbols (recall: 80 and 120).",
             contrasts("dot/alibi", "dot/rope"),
             why=(
-                "Both learn to copy and sort at 40 (0.98 and 0.99; 0.85 and 0.84), and ALiBi loses "
-                "less at longer lengths. At 500 two of its seeds copy 0.27 of the symbols, the "
-                "third 0.04; RoPE is at chance, 0.03. RoPE reverses better at 40 (0.98 against "
-                "0.54), but not at 100. In bucket sort ALiBi loses more by 500 (0.50 against "
-                "0.88). With each, two of three seeds learn recall; at 120 they have 0.44 and 0.59 "
-                "with ALiBi, 0.39 and 0.32 with RoPE."
+                "At 40 symbols, both models learn to copy (ALiBi 0.98, RoPE 0.99) and to sort "
+                "(0.85 and 0.84), and at longer lengths ALiBi loses less accuracy. At 500 symbols, "
+                "two seeds of ALiBi copy 0.27 of the symbols and the third copies 0.04; RoPE is at "
+                "chance (0.03). RoPE reverses better at 40 symbols (0.98; ALiBi has 0.54), but not "
+                "at 100. In bucket sort, ALiBi has the lower accuracy at 500 symbols (0.50; RoPE "
+                "has 0.88). Two of three seeds learn recall with each. At 120 symbols, these have "
+                "0.44 and 0.59 with ALiBi, and 0.39 and 0.32 with RoPE."
             ),
         ),
         Claim(
             "No position is better than ALiBi, at 100 and 500 symbols (recall: 80 and 120).",
             contrasts("dot/none", "dot/alibi"),
             why=(
-                "Both learn to sort at 40 (0.84 and 0.85; bucket sort 0.99 and 0.98). In sorting, "
-                "the model without positions has the higher mean at 100 (0.65 against 0.61) and "
-                "ALiBi at 500 (0.51 against 0.26); in bucket sort ALiBi falls to half. Copying and "
-                "reversing are hardly learned without positions (0.18 and 0.11 at 40; ALiBi 0.98 "
-                "and 0.54). Without positions no seed learns recall; with ALiBi two of three do."
+                "At 40 symbols, both models learn to sort (0.84 without positions, 0.85 with "
+                "ALiBi) and bucket sort (0.99 and 0.98). In sorting, the model without positions "
+                "has the higher mean at 100 symbols (0.65; ALiBi has 0.61), and ALiBi has the "
+                "higher mean at 500 (0.51; the other has 0.26). In bucket sort, the accuracy of "
+                "ALiBi halves. Copying and reversing are hardly learned without positions (0.18 "
+                "and 0.11 at 40 symbols; ALiBi has 0.98 and 0.54). No seed learns recall without "
+                "positions; two of three do with ALiBi."
             ),
         ),
         Claim(
             "Random positions improve RoPE and sinusoids, at 100 and 500 symbols.",
             at_random(""),
             why=(
-                "With random positions RoPE learns copying and reversing more slowly (at 40 it has "
-                "0.83 instead of 0.99 and 0.67 instead of 0.98) but loses less at longer lengths: "
-                "at 100 the means are higher by 0.15 and 0.10. At 500 both problems are near "
-                "chance, 0.03: 0.05 to 0.08 with random positions, 0.03 to 0.04 without. In bucket "
-                "sort at 500 RoPE has 0.64 to 0.91 with random positions and 0.79 to 0.99 without; "
-                "sinusoids have 0.99 and 0.79 to 0.97."
+                "With random positions, RoPE learns copying and reversing more slowly (at 40 "
+                "symbols it has 0.83 instead of 0.99, and 0.67 instead of 0.98) but loses less "
+                "accuracy at longer lengths: at 100 symbols, the means are higher by 0.15 and "
+                "0.10. At 500 symbols, both problems are near chance (0.03): 0.05 to 0.08 with "
+                "random positions and 0.03 to 0.04 without. In bucket sort at 500 symbols, RoPE "
+                "has 0.64 to 0.91 with random positions and 0.79 to 0.99 without; sinusoids have "
+                "0.99 with random positions and 0.79 to 0.97 without."
             ),
         ),
         Claim(
@@ -205,10 +211,11 @@ STUDY = Study(
             at_random("dot/none"),
             why=(
                 "The means are higher in copying and reversing, which are hardly learned without "
-                "positions (0.18 and 0.11 at 40); at 500 all are near chance. All three sort "
-                "equally well at 40 (0.84) and at 100 (0.64, 0.64 and 0.65); at 500 random "
-                "positions are behind (0.21 and 0.22; no position 0.26). In bucket sort sinusoids "
-                "have 0.98 to 1.00, like no position; RoPE falls to 0.64 to 0.91 at 500."
+                "positions (0.18 and 0.11 at 40 symbols). At 500 symbols, all are near chance. All "
+                "three models have similar accuracies in sorting at 40 symbols (0.84) and at 100 "
+                "(0.64, 0.64 and 0.65); at 500, random positions have lower ones (0.21 and 0.22; "
+                "no position has 0.26). In bucket sort, sinusoids have 0.98 to 1.00, like no "
+                "position; RoPE has 0.64 to 0.91 at 500 symbols."
             ),
         ),
         Claim(
@@ -216,25 +223,28 @@ STUDY = Study(
             "symbols.",
             at_random("dot/alibi"),
             why=(
-                "Most means are higher in reversing and bucket sort. ALiBi is ahead in copying at "
-                "100 (0.89; random positions 0.51 and 0.24) and in sorting at 500 (0.51; 0.21 and "
-                "0.22). At 500 copying with random positions is near chance (0.08 and 0.05), as is "
-                "one of ALiBi's three seeds. At 40 ALiBi is better at copying (0.98; random "
-                "positions 0.83 and 0.56) and worse at reversing (0.54; 0.67 and 0.61)."
+                "With random positions, most means are higher in reversing and bucket sort. ALiBi "
+                "has the higher mean in copying at 100 symbols (0.89; random positions have 0.51 "
+                "and 0.24) and in sorting at 500 symbols (0.51; random positions have 0.21 and "
+                "0.22). At 500 symbols, copying with random positions is near chance (0.08 and "
+                "0.05), as is one of ALiBi's three seeds. At 40 symbols, ALiBi has the higher "
+                "accuracy in copying (0.98; random positions have 0.83 and 0.56) and the lower one "
+                "in reversing (0.54; random positions have 0.67 and 0.61)."
             ),
         ),
         Claim(
             "A learned HyPE bias improves RoPE, at 100 and 500 symbols (recall: 80 and 120).",
             contrasts("dot/rope+hype:tau=learned", "dot/rope"),
             why=(
-                "At 40 the accuracy is similar with and without the bias (copying 0.95 and 0.99, "
-                "reversing 0.96 and 0.98, sorting 0.91 and 0.84, bucket sort 0.97 each). At 500 it "
-                "is lower with the bias in sorting (0.03 and 0.17) and bucket sort (0.38 and "
-                "0.88); copying and reversing are near chance with both. The same two of three "
-                "seeds learn recall: at 120 they have 0.62 and 0.52 with the bias, 0.39 and 0.32 "
-                "without. The answer may depend on any part of the input, and a bias that grows "
-                "with distance hides distant tokens; whether that is the reason was not measured. "
-                "On texts the bias keeps the loss low beyond the training length ([Beyond the "
+                "At 40 symbols, the accuracies with and without the bias are similar: 0.95 and "
+                "0.99 in copying, 0.96 and 0.98 in reversing, 0.91 and 0.84 in sorting, and 0.97 "
+                "each in bucket sort. At 500 symbols, the bias lowers the accuracy in sorting "
+                "(from 0.17 to 0.03) and bucket sort (from 0.88 to 0.38); copying and reversing "
+                "are near chance with and without it. The same two of three seeds learn recall: at "
+                "120 symbols, they have 0.62 and 0.52 with the bias, and 0.39 and 0.32 without. "
+                "The answer may depend on any part of the input, and a bias that grows with "
+                "distance hides distant tokens; whether that is the reason was not measured. On "
+                "texts, the bias keeps the loss low beyond the training length ([Beyond the "
                 "training length](length.md))."
             ),
         ),
@@ -243,28 +253,29 @@ STUDY = Study(
             "120).",
             contrasts("dot/forget", "dot/none"),
             why=(
-                "With the gate, one of three seeds learns to copy at 40 (0.95; the others 0.21), "
-                "two learn to reverse (0.69 and 0.78) and two learn recall (1.00); without "
-                "positions none does. The two that learn recall lose nothing up to 120 symbols, "
-                "while the two with RoPE fall to 0.39 and 0.32 "
-                "(`studies/generalisation/recall.json` has each run). At 500 copying and reversing "
-                "are near chance with both. Both learn to sort at 40 (0.89 and 0.84; bucket sort "
-                "0.99); at 500 the gate has lost more: 0.22 against 0.26 in sorting and 0.37 "
-                "against 0.99 in bucket sort."
+                "With the gate, at 40 symbols, one of three seeds learns to copy (0.95; the others "
+                "have 0.21), two learn to reverse (0.69 and 0.78) and two learn recall (1.00). "
+                "Without positions, no seed learns any of these. The two that learn recall keep "
+                "their accuracy up to 120 symbols; the two that learn it with RoPE fall to 0.39 "
+                "and 0.32 (`studies/generalisation/recall.json` has each run). At 500 symbols, "
+                "copying and reversing are near chance with and without the gate. Both models "
+                "learn to sort at 40 symbols (0.89 with the gate, 0.84 without; 0.99 in bucket "
+                "sort). At 500 symbols, the gate has the lower accuracy: 0.22 in sorting (0.26 "
+                "without it) and 0.37 in bucket sort (0.99 without it)."
             ),
         ),
     ),
     limits=(
-        "The models are decoders with two layers and model dimension 64, trained for a few "
-        "thousand steps with one learning rate for all positions of a problem; the literature "
-        "trains larger models a hundred times as long. The column for 40 symbols shows how well a "
-        "problem is learned; if it is low, longer lengths are meaningless. Chance is 0.03 in "
-        "copying and reversing (32 symbols) and 0.02 in recall (64 values). Recall is evaluated on "
-        "at most 120 symbols, because there are 64 keys. Random positions, drawn below 2048, were "
-        "tried only in copying, reversing and sorting. Parity and modular addition are at chance "
-        "at 40 with every position (1/2 and 1/5), and the stack problem has an accuracy of about "
-        "two thirds, so no claim covers them. Recall is learned with some seeds and not with "
-        "others, which explains its spread. Accuracy counts single symbols, each predicted from "
+        "The models are decoders with two layers and model dimension 64. They are trained for a "
+        "few thousand steps with one learning rate per problem; the literature trains larger "
+        "models a hundred times as long. The column for 40 symbols shows how well a problem is "
+        "learned; if that accuracy is low, those at longer lengths are meaningless. Chance is 0.03 "
+        "in copying and reversing (32 symbols) and 0.02 in recall (64 values). Recall is evaluated "
+        "on at most 120 symbols, because there are 64 keys. Random positions, drawn below 2048, "
+        "were tried only in copying, reversing and sorting. At 40 symbols, parity and modular "
+        "addition are at chance with every position (1/2 and 1/5), and the stack problem has an "
+        "accuracy of about two thirds, so no claim covers them. Some seeds learn recall and others "
+        "do not, which explains its spread. Accuracy counts single symbols, each predicted from "
         "the correct symbols before it; a separate table shows the accuracy of whole answers."
     ),
     sources=(

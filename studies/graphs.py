@@ -48,13 +48,13 @@ STUDY = Study(
         "over 20 seeds?"
     ),
     answer=(
-        "None of the published differences holds: no similarity is better than the additive "
-        "score over 20 seeds. Umbral cones, the hyperbolic distances, the Laplacian and the "
+        "None of the published differences is confirmed: over 20 seeds, no similarity is better "
+        "than the additive score. Umbral cones, the hyperbolic distances, the Laplacian and the "
         "Lorentz product are equivalent to it within 0.005. Cosine similarity and entailment "
         "cones are worse, by 0.019 and 0.044."
     ),
     comparisons=(
-        cora("cora", "Cora, the standard split", SIMILARITIES),
+        cora("cora", "Cora, similarities in the paper", SIMILARITIES),
         cora("cora-others", "Cora, similarities not in the paper", OTHERS),
     ),
     claims=(
@@ -65,10 +65,10 @@ STUDY = Study(
                 for cone in ("penumbral", "umbral")
             ),
             why=(
-                "The published accuracies come from single runs and differ from the additive "
-                "score's by 0.003 to 0.008. Over 20 seeds the standard deviation of an accuracy is "
-                "0.004 to 0.007 (entailment cones aside), so a single run cannot show such a "
-                "difference."
+                "The published accuracies come from single runs and differ from that of the "
+                "additive score by 0.003 to 0.008. Over 20 seeds, the standard deviation of the "
+                "accuracy is 0.004 to 0.007 (except for entailment cones), so a single run cannot "
+                "show such a difference."
             ),
         ),
         Claim(
@@ -77,7 +77,7 @@ STUDY = Study(
                 Contrast(f"{name}/none", "test", OWN, "test", "accuracy")
                 for name in ("dot", "hyperbolic:model=half_space")
             ),
-            why="The published differences are again within the variation between seeds.",
+            why="The published differences are again smaller than the variation between seeds.",
         ),
         Claim(
             "The Laplacian is worse than the additive score.",
@@ -106,7 +106,7 @@ STUDY = Study(
                 Contrast(f"{cone}/none", "test", "dot/none", "test", "accuracy")
                 for cone in ("penumbral", "umbral")
             ),
-            why=("The published lead is 0.001 to 0.002."),
+            why=("The published differences are 0.001 to 0.002."),
         ),
     ),
     margins={"accuracy": 0.005},

@@ -52,11 +52,11 @@ BOOKS = Text(
     "Novels",
     "classic-books",
     data_from=(
-        "files of github.com/mlschmitt/classic-books-markdown at 9448827: in `train` The Wealth "
+        "files of github.com/mlschmitt/classic-books-markdown at 9448827 (in `train`: The Wealth "
         "of Nations, Framley Parsonage, Little Dorrit, The Pickwick Papers, Wives and Daughters, "
-        "The Mill on the Floss, Demonology and Devil-lore, Le Morte d'Arthur and Vanity Fair, in "
-        "`valid` The Octopus, Ben-Hur and The Headless Horseman, in `test`, which is not read, "
-        "three others"
+        "The Mill on the Floss, Demonology and Devil-lore, Le Morte d'Arthur and Vanity Fair; in "
+        "`valid`: The Octopus, Ben-Hur and The Headless Horseman; in `test`, which is not used: "
+        "three others)"
     ),
 )
 PYTHON = Text("python", "Python's sources", "python.txt", ("-m", "gnomon.demo", "--text", "OUT"))
@@ -85,7 +85,7 @@ def beyond(text: Text, seeds: int) -> Comparison:
 
 def further(text: Text) -> Comparison:
     named = dataclasses.replace(
-        text, name=f"{text.name}-{FURTHER}", title=f"{text.title}, up to {FURTHER}"
+        text, name=f"{text.name}-{FURTHER}", title=f"{text.title}, long windows"
     )
     # Long windows have few last bytes.
     more = ("--evaluation-bytes", "131072")
@@ -95,15 +95,16 @@ def further(text: Text) -> Comparison:
 STUDY = Study(
     title="Beyond the training length",
     question=(
-        "Small language models are trained on windows of 128 bytes and evaluated on up to 2048, "
-        "some of them on up to 8192. Which position has the lowest loss at the training length? "
-        "Which keeps it, or gains from the longer context, beyond that length?"
+        "Small language models are trained on windows of 128 bytes and evaluated on windows of up "
+        "to 2048 bytes, some of them of up to 8192 bytes. Which position has the lowest loss at "
+        "the training length? Beyond that length, which keeps its loss or gains from the longer "
+        "context?"
     ),
     answer=(
         "Learning the bias matters most: a learned HyPE bias is better than fixed HyPE or ALiBi "
         "at every length, and equivalent to ALiBi with learned slopes in four of twelve "
         "comparisons. RoPE with a forget gate has the lowest mean loss of six positions in all "
-        "six runs at every length, but only one of twelve differences is significant after "
+        "six runs at every length, but only one of twelve differences is significant after Holm's "
         "correction. Most other claims, including that RoPE with a learned HyPE bias does not get "
         "worse beyond the training length, are undecided with three to five seeds."
     ),
@@ -125,13 +126,14 @@ STUDY = Study(
             tuple(Contrast(HYPE, n, HYPE, 128, "last") for n in (256, 1024, LONGEST, FURTHER)),
             left_is="not worse",
             why=(
-                "The mean loss at 2048 equals that at 128 within 0.001, or is lower. These rows "
-                "use only the last 32 bytes of each window. They have most of the context, but "
-                "longer windows contain fewer and different ones. From 128 to 2048 their loss "
-                "rises by 0.021, 0.081 and 0.053 on the three texts; with fixed ALiBi by 0.012, "
-                "0.030 and 0.057, with Transformer-XL by 0.009, 0.068 and 0.059, and with RoPE "
-                "alone by 1.6 to 1.8. Up to 8192 the mean loss rises in one of six runs, from "
-                "1.742 to 1.769, as with learned ALiBi; with a learned `mu` it falls in all six."
+                "The mean loss over all bytes is at most 0.001 higher at 2048 bytes than at 128. "
+                "These rows use only the last 32 bytes of each window, which have most of the "
+                "context. Longer windows leave fewer such bytes, and different ones. From 128 to "
+                "2048 bytes, the loss on them rises by 0.021, 0.081 and 0.053 on the three texts. "
+                "It rises by 0.012, 0.030 and 0.057 with fixed ALiBi, by 0.009, 0.068 and 0.059 "
+                "with Transformer-XL, and by 1.6 to 1.8 with RoPE alone. Up to 8192 bytes, the "
+                "mean loss rises in one of six runs, from 1.742 to 1.769, as with learned ALiBi. "
+                "With a learned `mu` it falls in all six."
             ),
         ),
         Claim(
@@ -142,11 +144,11 @@ STUDY = Study(
                 for n in (128, LONGEST, FURTHER)
             ),
             why=(
-                "Compared with a bias with a learned `mu`, Transformer-XL is ahead on Python's "
-                "sources up to 2048, by 0.004 to 0.009, and behind on novels at 8192, by the same "
-                "amount. From 2048 to 8192 its loss rises in all six runs, by 0.0035 to 0.0065. "
-                "The losses of the other positions fall or stay the same, except for one seed on "
-                "novels if only tau or ALiBi's slopes are learned."
+                "Compared with a bias with a learned `mu`, the loss of Transformer-XL is 0.004 to "
+                "0.009 lower on Python's sources up to 2048 bytes, and higher by the same amount "
+                "on novels at 8192 bytes. From 2048 to 8192 bytes, its loss rises in all six runs, "
+                "by 0.0035 to 0.0065. The losses of the other positions fall or stay the same, "
+                "with one exception: one seed on novels if only tau or ALiBi's slopes are learned."
             ),
         ),
         Claim(
@@ -170,18 +172,18 @@ STUDY = Study(
             ),
             left_is="not worse",
             why=(
-                "With the default `mu` HyPE differs little from ALiBi, fixed or learned, so the "
-                "lead over fixed ALiBi comes from learning. Against KERPLE the mean loss is higher "
-                "by 0.004 to 0.017 on each text."
+                "With the default `mu`, HyPE differs little from ALiBi, whether fixed or learned, "
+                "so its advantage over fixed ALiBi comes from learning. Its mean loss is 0.004 to "
+                "0.017 higher than KERPLE's on each text."
             ),
         ),
         Claim(
             "With RoPE, learning HyPE's tau and mu is better than learning tau alone.",
             tuple(Contrast(HYPE_WITH_MU, n, HYPE, n) for n in (128, LONGEST, FURTHER)),
             why=(
-                "On novels, learning mu in addition is ahead for all three seeds, by 0.001 to "
-                "0.004 at 128 and 0.002 to 0.040 at 8192; the largest value is from the seed whose "
-                "loss rises with tau alone."
+                "On novels, also learning mu lowers the loss for all three seeds, by 0.001 to "
+                "0.004 at 128 bytes and by 0.002 to 0.040 at 8192. The largest difference belongs "
+                "to the seed whose loss rises if tau alone is learned."
             ),
         ),
         Claim(
@@ -200,19 +202,19 @@ STUDY = Study(
                 for n in (128, LONGEST, FURTHER)
             ),
             why=(
-                "ALiBi's slopes are fixed in `rope+alibi`. With learned slopes ALiBi differs from "
-                "a learned HyPE bias with the default `mu` by less than 0.002 in the mean, so the "
-                "lead over fixed slopes comes from learning."
+                "ALiBi's slopes are fixed in `rope+alibi`. With learned slopes, ALiBi's mean loss "
+                "differs by less than 0.002 from that of a learned HyPE bias with the default "
+                "`mu`, so the advantage over fixed slopes comes from learning."
             ),
         ),
     ),
     limits=(
         "The models are small (four layers with model dimension 128, 0.8 to 0.9 million "
         "parameters), read bytes, and are trained for 600 steps of 16 windows, far from "
-        "convergence. At other sizes the order of the positions may differ; in the literature, "
-        "breakdowns beyond the training length carry over to larger models. All combinations use "
-        "one learning rate. Shakespeare's plays are not evaluated at 8192, because their "
-        "validation split has only thirteen such windows."
+        "convergence. At other sizes the order of the positions may differ. In the literature, "
+        "larger models also break down beyond their training length. All combinations use "
+        "one learning rate. Shakespeare's plays are not evaluated at 8192 bytes, because their "
+        "validation split contains only thirteen windows of that length."
     ),
     sources=(
         "RoPE: Su et al. 2021. ALiBi: Press et al. 2022. T5: Raffel et al. 2020. KERPLE: Chi et "

@@ -23,8 +23,8 @@ STUDY = Study(
     answer=(
         "Relative keys, RoPE and distance biases are all better than sinusoids, by 0.4 to 0.65 "
         "nats. RoPE, alone or with a learned HyPE bias, and Transformer-XL are better than "
-        "relative keys. Transformer-XL, relative keys and all distance biases also gain from "
-        "windows four times as long as in training."
+        "relative keys. The losses of Transformer-XL, relative keys and all distance biases "
+        "fall on windows four times as long as in training."
     ),
     comparisons=(
         Comparison(
@@ -67,8 +67,9 @@ STUDY = Study(
             tuple(Contrast(f"dot/{BOTH}", n, "dot/rope", n) for n in (TRAINED, LONG)),
             left_is="not worse",
             why=(
-                "On windows of 1024, RoPE with a learned HyPE bias is ahead for all three seeds, "
-                "by 0.26 to 0.76 nats, but RoPE's seeds vary from 0.88 to 1.37."
+                "On windows of 1024 events, the loss of RoPE with a learned HyPE bias is lower for "
+                "all three seeds, by 0.26 to 0.76 nats, but the losses of RoPE alone vary from "
+                "0.88 to 1.37 between seeds."
             ),
         ),
         Claim(
@@ -95,9 +96,9 @@ STUDY = Study(
             (Contrast("dot/rope", LONG, "dot/rope", TRAINED),),
             left_is="worse",
             why=(
-                "RoPE's loss rises for all three seeds, by 0.70, 0.21 and 0.55 nats, a "
-                "spread too large for significance. On windows of 512 it rises by 0.13, 0.02 and "
-                "0.03."
+                "RoPE's loss rises for all three seeds, by 0.70, 0.21 and 0.55 nats. This spread "
+                "is too large for significance. On windows of 512 events, it rises by 0.13, 0.02 "
+                "and 0.03 nats."
             ),
         ),
     ),

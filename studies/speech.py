@@ -39,8 +39,8 @@ STUDY = Study(
     answer=(
         "All claims are undecided with three seeds, because the error rates on long recordings "
         "vary too much between seeds. RoPE with a learned HyPE bias has the lowest mean error "
-        "rate on 3 digits and on 24 (2.3% and 2.4%). With RoPE alone it rises from 2.9% to 18%, "
-        "with CAPE from 7.8% to 20% and with sinusoids from 7.2% to 24%."
+        "rate on 3 digits (2.3%) and on 24 digits (2.4%). The error rate rises from 2.9% to 18% "
+        "with RoPE alone, from 7.8% to 20% with CAPE, and from 7.2% to 24% with sinusoids."
     ),
     comparisons=(
         Comparison(
@@ -63,9 +63,9 @@ STUDY = Study(
             tuple(against(cape, "sinusoidal") for cape in CAPES),
             why=(
                 "With its defaults, CAPE has the lower error rate for all three seeds, by 1.3 to "
-                "6.9 points, and about the same on 3 digits (7.8% and 7.2%). With a wider shift "
-                "and scale, CAPE has the lower error rate for two seeds and has learned less in "
-                "the same number of steps (12.8% on 3 digits)."
+                "6.9 percentage points. On 3 digits, the error rates are similar (7.8% with CAPE, "
+                "7.2% with sinusoids). With a wider shift and scale, CAPE has the lower error rate "
+                "for two seeds, but learns more slowly (12.8% on 3 digits)."
             ),
         ),
         Claim(
@@ -74,9 +74,9 @@ STUDY = Study(
             left_is="not worse",
             why=(
                 "With the defaults, CAPE's mean error rate rises from 7.8% to 19.8%, and it rises "
-                "for all three seeds. With a wider shift and scale it rises from 12.8% to 20.7%, "
-                "by 10.4, 10.8 and 2.7 points. Sinusoids rise from 7.2% to 23.6%, no position from "
-                "10.0% to 17.8%."
+                "for all three seeds. With a wider shift and scale it rises from 12.8% to 20.7%: "
+                "by 10.4, 10.8 and 2.7 percentage points. With sinusoids it rises from 7.2% to "
+                "23.6%, and without a position from 10.0% to 17.8%."
             ),
         ),
         Claim(
@@ -96,8 +96,9 @@ STUDY = Study(
             tuple(against(bias, "rope") for bias in BIASES),
             why=(
                 "Distance biases have the lower error rate for all three seeds, by 6.8 to 21.3 "
-                "points, but RoPE's error rates on 24 digits are 10.6%, 17.8% and 26.6%. On 3 "
-                "digits RoPE has the lower mean (2.9%; ALiBi 6.5%, learned HyPE 5.1%)."
+                "percentage points, but RoPE's error rates on 24 digits vary widely: 10.6%, 17.8% "
+                "and 26.6%. On 3 digits, RoPE has the lower mean: 2.9%, compared with 6.5% for "
+                "ALiBi and 5.1% for learned HyPE."
             ),
         ),
         Claim(
@@ -122,9 +123,8 @@ STUDY = Study(
             tuple(against(BOTH, other) for other in ("rope", *BIASES)),
             why=(
                 "RoPE with a learned HyPE bias has the lowest error rate for all three seeds, 1.8% "
-                "to 3.2%. The "
-                "others vary more: RoPE from 10.6% to 26.6%, ALiBi from 3.8% to 9.8%, learned HyPE "
-                "from 3.7% to 7.5%."
+                "to 3.2%. The others vary more: from 10.6% to 26.6% with RoPE, from 3.8% to 9.8% "
+                "with ALiBi, and from 3.7% to 7.5% with learned HyPE."
             ),
         ),
     ),

@@ -426,6 +426,43 @@ def has(results: dict[str, Any], label: str, at: Any) -> bool:
     return label in labels_of(results) and at in results["task"]["conditions"]["values"]
 
 
+#: For the keys of conditions and words in their titles, a condition as part of a row's title.
+PLACES = (
+    ("timesteps", "", "timesteps {}"),
+    ("split", "", "{} split"),
+    ("size", "", "{} pixels"),
+    ("length", "bytes", "{} bytes"),
+    ("length", "events", "{} events"),
+    ("length", "symbols", "{} symbols"),
+    # The utterances of the studies are spoken digits.
+    ("length", "utterances", "{} digits"),
+)
+SPLITS = {"train": "training", "valid": "validation"}
+
+
+def place_of(results: dict[str, Any], value: Any) -> str:
+    """A condition in words: "128 bytes", "test split"."""
+    conditions = results["task"]["conditions"]
+    for key, word, text in PLACES:
+        if conditions["key"] == key and word in conditions["title"]:
+            return text.format(SPLITS.get(value, value))
+    return f"{conditions['key']} {value}"
+
+
+def row_title(
+    comparison: Comparison, contrast: Contrast, results: dict[str, Any], measure: str
+) -> str:
+    """The title of a contrast: "Novels (128 bytes): `dot/rope` vs. `dot/none`"."""
+    left_at, right_at = (place_of(results, at) for at in (contrast.left_at, contrast.right_at))
+    is_same = contrast.left_at == contrast.right_at
+    where = ", ".join(filter(None, [measure, left_at if is_same else ""]))
+    title = comparison.title + (f" ({where})" if where else "")
+    if is_same:
+        return f"{title}: `{contrast.left}` vs. `{contrast.right}`"
+    right = "" if contrast.right == contrast.left else f"`{contrast.right}` at "
+    return f"{title}: `{contrast.left}` at {left_at} vs. {right}{right_at}"
+
+
 def contrast_rows(claim: Claim, found: Found, margins: dict[str, float]) -> list[Row]:
     """A row without an outcome for each contrast, and for each comparison that has it."""
     rows = []
@@ -442,14 +479,11 @@ def contrast_rows(claim: Claim, found: Found, margins: dict[str, float]) -> list
                 continue
             metric = metric_of(results, contrast)
             is_first = metric is results["task"]["metrics"][0]
-            measure = "" if is_first else f", {metric['title'].replace('Frechet', 'Fréchet')}"
-            right = f"`{contrast.right}` at {contrast.right_at}"
+            title = row_title(
+                comparison, contrast, results, "" if is_first else name_and_unit(metric["title"])[0]
+            )
             if beside is not comparison:
-                right = f"{beside.title}, {right}"
-            elif contrast.right == contrast.left:
-                right = f"itself at {contrast.right_at}"
-            left = f"`{contrast.left}` at {contrast.left_at}"
-            title = f"{comparison.title}{measure}: {left} against {right}"
+                title += f" ({inside_sentence(beside.title)})"
             margin = (MARGINS | margins).get(metric["key"])
             if margin is None:
                 raise ValueError(f"no margin for '{metric['key']}'; add it to MARGINS")
@@ -487,7 +521,7 @@ def describe_claim(claim: Claim, rows: list[Row]) -> list[str]:
     if rows:
         head = [
             *("", "difference", "95% CI", "p (Holm-adjusted)", "seeds"),
-            "verdict for the first combination",
+            "outcome for the first combination",
         ]
         parts.append(markdown_table(head, [row.cells() for row in rows]))
     if claim.why and said != NOT_RUN:
@@ -810,9 +844,9 @@ def describe_method(study: Study, found: Found, margins: dict[str, float]) -> st
     text = f"`gnomon compare` trained {trained}. " if found else ""
     if study.of_time:
         return text + (
-            "The step time of a run is the median CPU time of its training steps. A ratio compares "
-            "it with the first row of the table for the same seed. The tables show the median "
-            "time, and the median and range of the ratios, over the seeds."
+            "The step time of a run is the median CPU time of its training steps. It is divided by "
+            "the step time of the first row for the same seed. The tables show the median time, "
+            "and the median and range of these ratios, over the seeds."
         )
     of_margins = f" with {describe_margins(margins)}" if margins else ""
     return text + (
@@ -849,9 +883,9 @@ def write_page(name: str, study: Study) -> None:
             save(draw_effects(study, claims), PAGES / f"{name}-effects.svg")
             parts.append(f"![Differences with 95% confidence intervals]({name}-effects.svg)")
             parts.append(
-                "Each point is a difference in multiples of the metric's margin, with its 95% "
-                "confidence interval, in the order of the tables below. The shaded band marks "
-                "differences within the margin, which are treated as negligible."
+                "Each point is one row of the tables below: the difference divided by the metric's "
+                "margin, with its 95% confidence interval. Differences within the margin (shaded) "
+                "are treated as negligible."
             )
     parts += ["## Method", describe_method(study, found, margins)]
     parts += ["## Limits", study.limits]
@@ -861,12 +895,12 @@ def write_page(name: str, study: Study) -> None:
         parts.append("## Appendix: claims")
         if found and missing:
             begun = "; ".join(comparison.title for comparison, _ in found)
-            parts.append(f"These verdicts so far use only: {begun}.")
+            parts.append(f"So far, these verdicts use only: {begun}.")
     for claim, rows in zip(study.claims, claims, strict=True):
         parts += describe_claim(claim, rows)
     parts.append("## Appendix: results")
     if missing:
-        parts.append("Not started: " + "; ".join(missing) + ".")
+        parts.append("These comparisons have not started: " + "; ".join(missing) + ".")
     for comparison, results in found:
         parts.append(f"### {comparison.title}")
         parts.append(describe(results, comparison))

@@ -53,7 +53,7 @@ OF_A_CALL = {
 }
 CAPTIONS = {
     "similarity": "Scores of one query (cross) with all keys in a plane",
-    "additive": "Scores of all queries (down) and keys (across), each with one column",
+    "additive": "Scores of all queries (down) and keys (across), each with head_dim 1",
     "bias": "Bias of query i (down) and key j (across)",
     "rotation": "Scores of equal tokens, query i (down) and key j (across)",
     "grid_bias": "Bias from a table, for a grid of 7 x 7 tokens",

@@ -132,12 +132,12 @@ def test_it_runs_is_recorded_goes_on_elsewhere_and_has_a_page(folders):
     studies.write_page("tiny", study)
     page = (folders / "pages/tiny.md").read_text()
     assert "All 6 runs are complete" in page
-    assert "Not started: Another text" in page
-    assert "These verdicts so far use only: One text." in page
+    assert "These comparisons have not started: Another text" in page
+    assert "So far, these verdicts use only: One text." in page
     assert "(tiny-effects.svg)" in page
     assert (folders / "pages/tiny-effects.svg").is_file()
     assert "Claim: RoPE is better.\n\nVerdict: **" in page
-    assert "| One text, last 32 bytes: `dot/rope` at 32 against itself at 16 |" in page
+    assert "| One text (loss on the last 32 bytes): `dot/rope` at 32 bytes vs. 16 bytes |" in page
     assert (folders / "pages/tiny-one.svg").read_text().startswith("<?xml")
     losses = {
         (run["combination"], run["seed"]): [at["loss"] for at in run["losses"]]
@@ -214,7 +214,7 @@ def results_of(pairs, *, higher_is_better=False):
         "settings": {"combinations": [{"label": "a"}, {"label": "b"}]},
         "task": {
             "metrics": [{"key": "m", "higher_is_better": higher_is_better}],
-            "conditions": {"values": ["test"]},
+            "conditions": {"key": "split", "title": "split", "values": ["test"]},
         },
         "runs": [
             {"combination": c, "seed": seed, "losses": [{"m": pair[c]}]}
@@ -334,8 +334,8 @@ def test_rows_name_other_metrics_and_claims_without_rows_are_reported():
     claim = Claim("A is better.", tuple(contrasts))
     [[_, said, table]] = described([claim], found, m=0.1, n=0.1)
     assert said == "Verdict: **holds in 2 of 3 rows** (2 better, 1 worse)."
-    assert table.count("| One text: `a` at test against `b` at test |") == 2
-    assert table.count("| One text, the n: `a` at test against `b` at test |") == 1
+    assert table.count("| One text (test split): `a` vs. `b` |") == 2
+    assert table.count("| One text (the n, test split): `a` vs. `b` |") == 1
     other = Claim("C is better.", (Contrast("c", "test", "b", "test"),), why="Who knows.")
     told = ["Claim: C is better.", "Verdict: **not run yet**."]
     assert described([other], found, m=0.1) == [told]
@@ -354,11 +354,11 @@ def test_a_contrast_may_be_of_two_comparisons():
     left = [run["losses"][0]["m"] for run in found[1][1]["runs"] if run["combination"] == 0]
     mean = sum(left) / len(left) - (5 + 6.1 + 7) / 3
     [row] = rows(left_in="other", right_in="plain")
-    assert row.title == "Other: `a` at test against Plain, `b` at test"
+    assert row.title == "Other (test split): `a` vs. `b` (plain)"
     assert row.mean == pytest.approx(mean)
     [row] = rows(left_in="plain", right_in="plain")
-    assert row.title == "Plain: `a` at test against `b` at test"
-    assert [row.title.split(":")[0] for row in rows()] == ["Plain", "Other"]
+    assert row.title == "Plain (test split): `a` vs. `b`"
+    assert [row.title.split()[0] for row in rows()] == ["Plain", "Other"]
     # Contrasts that have not started have no row.
     assert rows(left_in="plain", right_in="third") == rows(left_in="third") == []
 

@@ -299,7 +299,7 @@ def to_markdown(
         "transformers` warns once when a newer release is installed.",
         "",
         f"Written on {datetime.date.today()} with {_versions()}. `make sweep` installs the oldest "
-        "and the newest release, compares the model types that have no current outcome, and writes "
+        "and the newest release, compares the model types without a current result, and writes "
         "this page. `tests/sweep/sweep.py --help` explains how to compare single types.",
         "",
         f"| | {' | '.join(releases)} | with the attention interface | |",
@@ -321,7 +321,8 @@ def to_markdown(
     lines.append(f"| all | {' | '.join(map(str, totals))} | | |")
     lines += [
         "",
-        "The last number of a row and the lists below are of the newest release that has the type.",
+        "The last number of each row and the lists below refer to the newest release that has "
+        "the type.",
         "",
         *_shares(outcomes),
     ]
@@ -388,7 +389,7 @@ def _shares(outcomes: dict[str, dict[str, Any]]) -> list[str]:
     if sampling:
         line += (
             f" In {sampling} more, nothing differs and gnomon computes every softmax over keys; "
-            "their deformable attention, which samples an image at learned places instead of "
+            "their deformable attention, which samples an image at learned positions instead of "
             f"attending to keys, is left unchanged. Together: {share(equal + sampling)}."
         )
     if in_part:
@@ -411,7 +412,7 @@ _NOTES = (
     "What to do about the others:",
     "",
     "- Refused: the error gives the reason. Leave the model unchanged, or pass `use_gnomon` the "
-    "part that attends (`model.language_model`).",
+    "submodel that it supports (such as `model.language_model`).",
     "- Dense, fully or in part: the results are the model's own. To turn the warning into an error"
     ', call `warnings.filterwarnings("error", message="gnomon.integrations")`. '
     "`with_cone_attention` raises in this case.",
