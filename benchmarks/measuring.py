@@ -100,9 +100,16 @@ def interleaved(steps: Sequence[Step], rounds: int) -> list[list[float]]:
             step()
         return (time.perf_counter() - start) / repeats
 
+    def repeats_of(step: Step) -> int:
+        once = seconds(step, 1)
+        if once < LEAST_SECONDS:
+            # The first calls may be slow: they allocate memory, for example.
+            once = min(once, seconds(step, 8))
+        return max(1, round(LEAST_SECONDS / once))
+
     for step in steps:
         step()
-    repeats = [max(1, round(LEAST_SECONDS / seconds(step, 1))) for step in steps]
+    repeats = [repeats_of(step) for step in steps]
     return [
         [seconds(step, count) for step, count in zip(steps, repeats, strict=True)]
         for _ in range(rounds)

@@ -253,7 +253,7 @@ def window_step(gathered: bool, segmented: bool = False) -> Step:
 
 
 def decoding_step(position: str | None, dim: int = 32, keys: int = LENGTH) -> Step:
-    """Adds one token to a module with a cache, which is reset after 256 tokens."""
+    """Adds one token to a module with a cache, which is reset before its memory grows again."""
     module = gnomon.nn.MultiheadAttention(HEADS * dim, HEADS, position=position).eval()
     prompt, token = gnomon.nn.KVCache(), torch.randn(1, 1, HEADS * dim)
     with torch.no_grad():
@@ -262,7 +262,7 @@ def decoding_step(position: str | None, dim: int = 32, keys: int = LENGTH) -> St
 
     def decode() -> Tensor:
         nonlocal cache
-        if cache.length() == keys + 256:
+        if cache.length() == keys + 1000:
             cache = copy.copy(prompt)
         with torch.no_grad():
             return module(token, causal=True, cache=cache)

@@ -41,13 +41,13 @@ def _extended(rows: _Rows | None, more: Tensor, *, writes: bool = True) -> _Rows
 
     Memory grows geometrically from the second call on, so appending one token at a time does not
     copy all tokens each time. If writes is False, the new rows may have any values, and the caller
-    writes them.
+    writes them; it has found that the rows grow in place.
     """
     if rows is None:
         return _Rows(more)
     known, room = rows.tensor, rows.room
     length, total = known.shape[2], known.shape[2] + more.shape[2]
-    if not _grows_in_place(known, more):
+    if writes and not _grows_in_place(known, more):
         return _Rows(torch.cat([known, more], 2))
     if room is None or not _has_room(room, length, total):
         if not rows.has_grown:
@@ -106,7 +106,9 @@ class KVCache:
     def __init__(self) -> None:
         self._k: _Rows | None = None
         # Keys of later calls, not yet appended to _k; not read while the cache has rotated keys.
+        # Those of the latest calls are not yet joined.
         self._later: tuple[Tensor, ...] = ()
+        self._latest: tuple[Tensor, ...] = ()
         self._later_rows = 0
         self._turned: _Rows | None = None
         self._v: _Rows | None = None
@@ -124,7 +126,7 @@ class KVCache:
     @k.setter
     def k(self, k: Tensor | None) -> None:
         self._k = None if k is None else _Rows(k)
-        self._later, self._later_rows = (), 0
+        self._later, self._latest, self._later_rows = (), (), 0
         self._turned = None
 
     @property
@@ -137,9 +139,9 @@ class KVCache:
         self._v = None if v is None else _Rows(v)
 
     def _key_rows(self) -> _Rows | None:
-        if self._k is not None and self._later:
-            self._k = _extended(self._k, torch.cat(self._later, 2))
-            self._later, self._later_rows = (), 0
+        if self._k is not None and self._later_rows:
+            self._k = _extended(self._k, torch.cat([*self._later, *self._latest], 2))
+            self._later, self._latest, self._later_rows = (), (), 0
         return self._k
 
     def _append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,12 +168,11 @@ class KVCache:
         more = turn(k, self.length()) if new is None else k
         self._turned = _extended(self._turned, more, writes=new is None)
         self._v = _extended(self._v, v)
-        # Joining them at intervals bounds their number.
-        many = 64
-        self._later = (*self._later, k)
+        self._latest = (*self._latest, k)
         self._later_rows += k.shape[2]
-        if len(self._later) > many:
-            self._key_rows()
+        many = 64
+        if len(self._latest) == many:
+            self._later, self._latest = (*self._later, torch.cat(self._latest, 2)), ()
         return self._turned.tensor, self._v.tensor, new
 
     def _draft(self) -> KVCache:
@@ -181,8 +182,9 @@ class KVCache:
         return draft
 
     def _keep(self, draft: KVCache) -> None:
-        self._k, self._later, self._later_rows = draft._k, draft._later, draft._later_rows
-        self._turned, self._v = draft._turned, draft._v
+        self._k, self._turned, self._v = draft._k, draft._turned, draft._v
+        self._later, self._latest = draft._later, draft._latest
+        self._later_rows = draft._later_rows
         self.projections, self.positions = draft.projections, draft.positions
 
     def _check(self, k: Tensor, v: Tensor) -> None:

@@ -267,8 +267,8 @@ class HeldTerms(torch.nn.Module):
                 raise wrong_type(operator, "cache", cache, "a KVCache, or None")
             draft = cache._draft()
             places = place_tokens(operator, cache, *tokens, given)
-            turns = rows is None and similarity is None and more is None
-            turns = turns and self._turns_keys(k, places)
+            if rows is None and similarity is None and more is None:
+                turns = self._turns_keys(k, places)
             if turns:
                 turn = functools.partial(self._turned_keys, places)
                 k, v, new_keys = draft._append_turned(k, v, turn)

@@ -8,6 +8,7 @@
 #include "ops/attention/call_checks.h"
 #include "ops/attention/compose.h"
 #include "ops/attention/starts.h"
+#include "ops/operators/autograd.h"
 #include "ops/operators/kept_tensor.h"
 #include "ops/operators/tensors.h"
 
@@ -201,7 +202,7 @@ at::Tensor ModuleAttentionOfTurnedKeys(const at::Tensor& q, const at::Tensor& k,
                       "; expected new_keys to be the last tokens of k, of the same dtype");
     OptionalTensor positions = arguments.key_positions;
     if (positions) positions = positions->narrow(-1, first, count);
-    const at::Tensor rows = k.narrow(2, first, count);
+    const at::Tensor rows = BelowAutograd([&] { return k.narrow(2, first, count); });
     const at::Tensor turned = TurnedKeys(*new_keys, terms, SizeOf(q, 1), first, positions, rows);
     if (!turned.is_same(rows)) rows.copy_(turned);
   }

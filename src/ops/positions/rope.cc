@@ -13,6 +13,7 @@
 #include "ops/catalogue/registry.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/operators/attention_operators.h"
+#include "ops/operators/autograd.h"
 #include "ops/operators/tensors.h"
 #include "ops/positions/rope_frequencies.h"
 #include "ops/positions/rotation.h"
@@ -189,7 +190,9 @@ struct TurnedRows {
   }
   Turns OwnOf(const Turns& all) const {
     if (count == rows) return all;
-    return {all.cosine.narrow(-2, begin, rows), all.sine.narrow(-2, begin, rows)};
+    return BelowAutograd([&]() -> Turns {
+      return {all.cosine.narrow(-2, begin, rows), all.sine.narrow(-2, begin, rows)};
+    });
   }
 
   int64_t first = 0;
@@ -212,9 +215,6 @@ class KnownTurns {
   // The requested rows of all that make() returns.
   template <class Make>
   Turns Get(const Key& key, const TurnedRows& rows, const Make& make) {
-    // Inference-mode tensors would be unusable in a later call that records gradients.
-    const c10::InferenceMode outside(false);
-    const at::NoGradGuard no_grad;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       for (Known& known : known_) {
@@ -223,7 +223,7 @@ class KnownTurns {
         return known.own;
       }
     }
-    Known found{.key = key, .all = make()};
+    Known found{.key = key, .all = Outside(make)};
     found.Keep(rows);
     if (found.all.cosine.numel() <= kMostNumbers) {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -235,11 +235,19 @@ class KnownTurns {
  private:
   static constexpr int64_t kMostNumbers = 1 << 20;
 
+  // Tensors of inference mode would be unusable in a later call that records gradients.
+  template <class Make>
+  static Turns Outside(const Make& make) {
+    const c10::InferenceMode outside(false);
+    const at::NoGradGuard no_grad;
+    return make();
+  }
+
   struct Known {
     void Keep(const TurnedRows& requested) {
       begin = requested.begin;
       rows = requested.rows;
-      own = requested.OwnOf(all);
+      own = Outside([&] { return requested.OwnOf(all); });
     }
 
     Key key;

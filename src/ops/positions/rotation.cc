@@ -1,6 +1,7 @@
 #include "ops/positions/rotation.h"
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -85,9 +86,13 @@ void RunRotation(const at::Tensor& x_in, const Turns& turns, int64_t block, bool
 at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back,
                       const at::Tensor& to = {});
 
-// A contiguous tensor in memory that the thread reuses between calls. Fresh memory costs a page
-// fault per 4 KiB, which takes longer than the rotation.
+// A contiguous tensor, if large, in memory that the thread reuses between calls. Fresh memory costs
+// a page fault per 4 KiB, which takes longer than the rotation.
 at::Tensor InKeptMemory(const at::Tensor& like) {
+  constexpr int64_t kLarge = 1 << 13;
+  if (like.numel() < kLarge) {
+    return at::detail::empty_cpu(like.sizes(), like.scalar_type());
+  }
   const int64_t floats = like.numel() * (like.scalar_type() == at::kDouble ? 2 : 1);
   auto buffer = std::make_shared<Buffer>(floats);
   float* const data = buffer->data();
