@@ -1,12 +1,14 @@
 """Forward mode and second derivatives, timed against first-order passes. CPU time of one thread.
 
-    .venv/bin/python benchmarks/derivatives.py [--length N] [--rounds N] [--similarity S] [--math]
+    .venv/bin/python benchmarks/derivatives.py [--length N] [--rounds N] [--similarity S]
+        [--terms NAME] [--math]
 
 Reports median milliseconds, and the median ratio to the call that the derivative belongs to: a jvp
 to the forward pass, a gradient of a gradient to the backward pass, and a mean-flow step (a jvp in a
 loss, then its backward pass) to a forward and a backward pass. Calls alternate. With --math it
-reports PyTorch's composition (SDPBackend.MATH) as well. CPU time is hardly affected by other
-programs on the machine.
+reports PyTorch's composition (SDPBackend.MATH) as well. --terms adds further terms to the call;
+"relative keys" runs on the float64 reference. CPU time is hardly affected by other programs on the
+machine.
 """
 
 from __future__ import annotations
@@ -30,6 +32,28 @@ Attend = Callable[..., torch.Tensor]
 def math_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     with sdpa_kernel(SDPBackend.MATH):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def terms(name: str | None, length: int) -> dict[str, object]:
+    """Arguments of gnomon.attention."""
+    torch.manual_seed(1)
+    documents = torch.arange(length).div(256, rounding_mode="floor")[None]
+    return {
+        None: lambda: {},
+        "temperature": lambda: {"temperature": torch.rand(1, HEADS, length) + 0.5},
+        "soft cap": lambda: {"score_softcap": 20.0},
+        "dropout": lambda: {"dropout": 0.1, "seed": 0},
+        "segments": lambda: {"query_segments": documents, "key_segments": documents},
+        "mask": lambda: {"mask": torch.rand(1, 1, length, length) < 0.9},
+        "pair bias": lambda: {
+            "position": gnomon.position.PairBias(torch.randn(1, HEADS, length, length))
+        },
+        "relative keys": lambda: {
+            "position": gnomon.position.Relative(
+                torch.randn(2 * length - 1, HEAD_DIM) / 8, length - 1
+            )
+        },
+    }[name]()
 
 
 def calls(attend: Attend, length: int) -> dict[str, Callable[[], object]]:
@@ -72,10 +96,16 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--similarity")
+    parser.add_argument("--terms")
     parser.add_argument("--math", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    attend = functools.partial(gnomon.attention, similarity=options.similarity, causal=True)
+    attend = functools.partial(
+        gnomon.attention,
+        similarity=options.similarity,
+        causal=True,
+        **terms(options.terms, options.length),
+    )
     attends: dict[str, Attend] = {"gnomon": attend}
     if options.math:
         attends["math"] = math_of

@@ -26,7 +26,10 @@
 #include "base/visible_keys.h"
 #include "cpu/columns-inl.h"
 #include "cpu/derivatives.h"
+#include "cpu/dual_scores-inl.h"
+#include "cpu/dual_sums-inl.h"
 #include "cpu/dual_table.h"
+#include "cpu/dual_terms-inl.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/head_places.h"
 #include "cpu/packing-inl.h"
@@ -46,216 +49,6 @@ constexpr int64_t kKeysAtOnce = 256;
 // Keys whose gradients tasks add to in turn.
 constexpr int64_t kTurnKeys = kBackwardColumns;
 
-// The whole vectors that cover columns [begin, end).
-struct Columns {
-  int64_t begin;
-  int64_t end;
-  int64_t first() const { return begin / kLaneCount * kLaneCount; }
-  int64_t last() const { return RoundUp(end, kLaneCount); }
-};
-
-HWY_INLINE VF Within(const Columns& columns, int64_t j, VF value, VF otherwise) {
-  if (HWY_LIKELY(j >= columns.begin && j + kLaneCount <= columns.end)) return value;
-  RowView view;
-  view.span = {columns.begin, columns.end};
-  return Masked(value, otherwise, view, j);
-}
-
-HWY_INLINE float Total(VF sums) { return hn::GetLane(hn::SumOfLanes(DF(), sums)); }
-
-// Turns inner products into scores in log2 units, and their tangents into tangents of scores.
-// Returns the largest score. The biases are added if they are not null; `bias` is in log2 units.
-HWY_INLINE float SetScores(float* HWY_RESTRICT scores, float* HWY_RESTRICT tangents,
-                           const Columns& columns, float factor, float factor_tangent,
-                           const float* HWY_RESTRICT bias, const float* HWY_RESTRICT bias_tangent) {
-  const DF d;
-  const VF in_log2 = hn::Set(d, factor * kLog2E);
-  const VF c = hn::Set(d, factor);
-  const VF dc = hn::Set(d, factor_tangent);
-  const VF hidden = hn::Set(d, -kInfinity);
-  VF largest = hidden;
-  for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
-    const VF g = hn::Load(d, scores + j);
-    VF score = g * in_log2;
-    if (bias != nullptr) score = hn::MulAdd(g, in_log2, hn::LoadU(d, bias + j));
-    score = Within(columns, j, score, hidden);
-    largest = Max(largest, score);
-    VF tangent = hn::MulAdd(hn::Load(d, tangents + j), c, g * dc);
-    if (bias_tangent != nullptr) tangent = tangent + hn::LoadU(d, bias_tangent + j);
-    tangent = Within(columns, j, tangent, hn::Zero(d));
-    hn::Store(score, d, scores + j);
-    hn::Store(tangent, d, tangents + j);
-  }
-  return hn::GetLane(hn::MaxOfLanes(d, largest));
-}
-
-// The first column with a given score; -1 if there is none.
-HWY_INLINE int64_t FindScore(const float* scores, const Columns& columns, float score) {
-  const DF d;
-  const VF wanted = hn::Set(d, score);
-  for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
-    const intptr_t lane = hn::FindFirstTrue(d, hn::Load(d, scores + j) == wanted);
-    if (lane >= 0) return j + lane;
-  }
-  return -1;
-}
-
-// The sum of 2^(score - largest) over a row, and the mean of the tangents of its scores.
-struct RowTotals {
-  float weight;
-  float mean;
-};
-
-// Turns scores into weights, and the tangents of scores into those of weights.
-HWY_INLINE RowTotals SetWeights(float* HWY_RESTRICT scores, float* HWY_RESTRICT tangents,
-                                const Columns& columns, float largest) {
-  const DF d;
-  const VF shift = hn::Set(d, largest);
-  VF sum = hn::Zero(d);
-  VF sum_of_tangents = hn::Zero(d);
-  for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
-    const VF weight = Exp2(hn::Load(d, scores + j) - shift);
-    sum = sum + weight;
-    sum_of_tangents = hn::MulAdd(weight, hn::Load(d, tangents + j), sum_of_tangents);
-    hn::Store(weight, d, scores + j);
-  }
-  const float total = Total(sum);
-  const float mean = Total(sum_of_tangents) / total;
-  const VF inverse = hn::Set(d, 1.0f / total);
-  const VF m = hn::Set(d, mean);
-  for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
-    const VF weight = hn::Load(d, scores + j) * inverse;
-    hn::Store(weight, d, scores + j);
-    hn::Store(weight * (hn::Load(d, tangents + j) - m), d, tangents + j);
-  }
-  return {total, mean};
-}
-
-// A row of numbers and the row of their tangents.
-struct DualRow {
-  float* values;
-  float* tangents;
-};
-
-// Turns the gradients of weights into those of scores, whose sum over the row is d_lse up to
-// rounding.
-HWY_INLINE void SetScoreGradients(const DualRow& weights, const DualRow& gradients,
-                                  const Columns& columns, float d_lse, float d_lse_tangent) {
-  const DF d;
-  const float* HWY_RESTRICT p = weights.values;
-  const float* HWY_RESTRICT dp = weights.tangents;
-  float* HWY_RESTRICT g = gradients.values;
-  float* HWY_RESTRICT dg = gradients.tangents;
-  VF sum = hn::Zero(d);
-  VF sum_of_tangents = hn::Zero(d);
-  for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
-    const VF weight = hn::Load(d, p + j);
-    const VF gradient = hn::Load(d, g + j);
-    sum = hn::MulAdd(weight, gradient, sum);
-    const VF part = hn::MulAdd(weight, hn::Load(d, dg + j), sum_of_tangents);
-    sum_of_tangents = hn::MulAdd(hn::Load(d, dp + j), gradient, part);
-  }
-  const VF delta = hn::Set(d, Total(sum) - d_lse);
-  const VF delta_tangent = hn::Set(d, Total(sum_of_tangents) - d_lse_tangent);
-  for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
-    const VF weight = hn::Load(d, p + j);
-    const VF difference = hn::Load(d, g + j) - delta;
-    const VF tangent = weight * (hn::Load(d, dg + j) - delta_tangent);
-    hn::Store(weight * difference, d, g + j);
-    hn::Store(hn::MulAdd(hn::Load(d, dp + j), difference, tangent), d, dg + j);
-  }
-}
-
-// Corrects the gradient of the largest score such that the row's sum is exact. Otherwise slopes
-// that are large and nearly equal would multiply the rounding error of that sum.
-HWY_INLINE void BalanceRow(float* HWY_RESTRICT gradients, const Columns& columns, int64_t top,
-                           float sum) {
-  const DF d;
-  VF total = hn::Zero(d);
-  for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
-    total = total + hn::Load(d, gradients + j);
-  }
-  gradients[top] -= Total(total) - sum;
-}
-
-HWY_INLINE void AddRow(const float* HWY_RESTRICT from, int64_t count, float* HWY_RESTRICT to) {
-  for (int64_t n = 0; n < count; ++n) to[n] += from[n];
-}
-
-// The rows of each key head as transposed panels: a panel of the values, then one of the tangents.
-class DualPanels {
- public:
-  DualPanels(const Tokens& values, const Tokens& tangents, const HeadPlaces& places, int64_t rows,
-             int64_t columns)
-      : values_(values),
-        tangents_(tangents),
-        places_(places),
-        columns_(columns),
-        depth_(columns * (tangents.data != nullptr ? 2 : 1)),
-        panels_(DivideUp(rows, kWidth)),
-        data_(places.count * panels_ * depth_ * kWidth) {}
-
-  void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
-    float* const to = panel(b, h, p);
-    PackPanel(values_, b, h, p * kWidth, keys, columns_, to);
-    if (tangents_.data == nullptr) return;
-    PackPanel(tangents_, b, h, p * kWidth, keys, columns_, to + columns_ * kWidth);
-  }
-  float* panel(int64_t b, int64_t h, int64_t p) const {
-    return data_.data() + (places_.Of(b, h) * panels_ + p) * depth_ * kWidth;
-  }
-
- private:
-  Tokens values_;
-  Tokens tangents_;
-  HeadPlaces places_;
-  int64_t columns_;
-  int64_t depth_;
-  int64_t panels_;
-  Buffer data_;
-};
-
-// Sums over rows of a view with one row per key, in place or in memory padded to whole vectors.
-class KeySums {
- public:
-  KeySums(const View<float>& out, const AttentionShape& n, const HeadPlaces& places,
-          int64_t columns)
-      : out_(out),
-        places_(places),
-        keys_(n.keys),
-        columns_(columns),
-        padded_(PaddedColumns(columns)) {
-    if (out.data != nullptr && padded_ != columns) {
-      padded_sums_.Reset(places.count * keys_ * padded_);
-    }
-  }
-
-  bool wanted() const { return out_.data != nullptr; }
-  int64_t stride() const { return padded_sums_ ? padded_ : out_.stride[2]; }
-  float* row(int64_t b, int64_t h, int64_t j) const {
-    if (!padded_sums_) return out_.row(b, h, j);
-    return padded_sums_.data() + (places_.Of(b, h) * keys_ + j) * padded_;
-  }
-  void Clear(int64_t b, int64_t h) const {
-    if (!wanted()) return;
-    for (int64_t j = 0; j < keys_; ++j) {
-      std::fill_n(row(b, h, j), padded_sums_ ? padded_ : columns_, 0.0f);
-    }
-  }
-  void Finish(int64_t b, int64_t h) const {
-    if (!padded_sums_) return;
-    for (int64_t j = 0; j < keys_; ++j) std::copy_n(row(b, h, j), columns_, out_.row(b, h, j));
-  }
-
- private:
-  View<float> out_;
-  HeadPlaces places_;
-  int64_t keys_;
-  int64_t columns_;
-  int64_t padded_;
-  Buffer padded_sums_;
-};
-
 class Pass {
  public:
   Pass(const AttentionDerivatives& of, const Executor& executor)
@@ -265,6 +58,7 @@ class Pass {
         tangent_(of.tangent),
         executor_(executor),
         n_(in_.shape),
+        terms_(in_, tangent_),
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
         dim_(has_product() ? n_.dim : 0),
         padded_dim_(PaddedColumns(dim_)),
@@ -287,14 +81,16 @@ class Pass {
         d_v_tangent_(of.gradient_tangent.v, n_, head_tasks_.keys(), n_.value_dim),
         d_heads_(Size(2 * n_.batch * n_.heads * row_blocks_)),
         key_turns_(n_.batch * n_.key_heads * turn_blocks_),
-        head_turns_(n_.batch * n_.heads) {
-    if (wants_bias()) d_bias_.Reset(2 * n_.batch * n_.heads * offsets());
+        head_turns_(n_.batch * n_.heads),
+        pair_turns_(shares_pairs() ? row_blocks_ : 0) {
+    if (wants_bias()) d_bias_.Reset(2 * n_.batch * n_.heads * terms_.table_size());
     if (!is_distance()) return;
     norms_.Reset(2 * n_.batch * n_.key_heads * n_.keys);
     if (wants_y()) d_norms_.Reset(2 * n_.batch * n_.key_heads * n_.keys);
   }
 
   void Run() {
+    for (int64_t n = 0; shares_pairs() && n < row_blocks_; ++n) pair_turns_.Start(n, 0);
     const int64_t heads = n_.batch * n_.key_heads;
     const int64_t in_head = group_ * row_blocks_;
     const int64_t tasks = head_tasks_.whole() ? heads : heads * in_head;
@@ -312,21 +108,36 @@ class Pass {
       ParallelTasks(executor_, heads * panels(),
                     [&](int64_t task, int) { Pack(task / panels(), task % panels()); });
       ParallelTasks(executor_, heads, [&](int64_t head, int) { Start(head); });
-      // Interleave as many heads as there are workers, which then rarely wait for their turn.
-      const int64_t side_by_side = std::min<int64_t>(heads, WorkersFor(executor_, tasks));
-      ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
-        const int64_t first = task / (side_by_side * in_head) * side_by_side;
-        const int64_t width = std::min(side_by_side, heads - first);
-        const int64_t in_heads = task - first * in_head;
-        RunRows(first + in_heads % width, in_heads / width,
-                MakeScratch(memory.data() + worker * scratch_size()));
-      });
+      if (shares_pairs()) {
+        // Every row's heads in turn.
+        ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
+          const int64_t all = heads * group_;
+          RunRows(task % all / group_, task / all * group_ + task % group_,
+                  MakeScratch(memory.data() + worker * scratch_size()));
+        });
+      } else {
+        RunSideBySide(tasks, memory);
+      }
       ParallelTasks(executor_, heads, [&](int64_t head, int) { Finish(head); });
     }
     Merge();
   }
 
  private:
+  // Interleaves as many heads as there are workers, which then rarely wait for their turn.
+  void RunSideBySide(int64_t tasks, const Buffer& memory) {
+    const int64_t heads = n_.batch * n_.key_heads;
+    const int64_t in_head = group_ * row_blocks_;
+    const int64_t side_by_side = std::min<int64_t>(heads, WorkersFor(executor_, tasks));
+    ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
+      const int64_t first = task / (side_by_side * in_head) * side_by_side;
+      const int64_t width = std::min(side_by_side, heads - first);
+      const int64_t in_heads = task - first * in_head;
+      RunRows(first + in_heads % width, in_heads / width,
+              MakeScratch(memory.data() + worker * scratch_size()));
+    });
+  }
+
   // The gradients of a head's factor and scalars.
   struct HeadSums {
     double factor = 0;
@@ -355,9 +166,10 @@ class Pass {
     float* slopes;        // slopes of pairs as arrays; then their tangents
     float* d_columns;     // gradients of column scalars and squared norms; then their tangents
     float* norms;         // squared norms of the block's keys; then their tangents
+    float* plain;         // tangents of the rows' scores without temperature and cap, then these
   };
   int64_t window() const { return stride_ + block_; }
-  static constexpr size_t kParts = 16;
+  static constexpr size_t kParts = 17;
   // The most arrays of scalars of pairs.
   static constexpr int64_t kScalarArrays = 3 * kMostScalars;
   std::array<int64_t, kParts> Sizes() const {
@@ -369,15 +181,16 @@ class Pass {
             is_backward ? 2 * block_ * n_.value_dim : 0,
             is_backward ? 2 * block_ * padded_value_dim_ : 0,
             2 * block_ * std::max(padded_dim_, padded_value_dim_),
-            has_bias() ? stride_ : 0,
-            has_bias_tangent() ? stride_ : 0,
-            wants_bias() ? 2 * window() : 0,
+            terms_.has_values() ? stride_ : 0,
+            terms_.has_tangents() ? stride_ : 0,
+            wants_bias() && !terms_.has_layout() ? 2 * window() : 0,
             wants_key_bias() ? 2 * stride_ : 0,
             function_ != nullptr ? 2 * block_ * stride_ : 0,
             function_ != nullptr ? 2 * kScalarArrays * stride_ : 0,
             function_ != nullptr ? 2 * (kScalarArrays + 1) * stride_ : 0,
             function_ != nullptr ? 2 * (kMostScalars + 1) * stride_ : 0,
-            is_distance() ? 2 * stride_ : 0};
+            is_distance() ? 2 * stride_ : 0,
+            has_temper() ? 2 * block_ * stride_ : 0};
   }
   int64_t scratch_size() const {
     int64_t size = 0;
@@ -391,8 +204,9 @@ class Pass {
       parts[n] = memory;
       memory += RoundUp(sizes[n], kWidth);
     }
-    return {parts[0], parts[1], parts[2],  parts[3],  parts[4],  parts[5],  parts[6],  parts[7],
-            parts[8], parts[9], parts[10], parts[11], parts[12], parts[13], parts[14], parts[15]};
+    return {parts[0],  parts[1],  parts[2],  parts[3],  parts[4],  parts[5],
+            parts[6],  parts[7],  parts[8],  parts[9],  parts[10], parts[11],
+            parts[12], parts[13], parts[14], parts[15], parts[16]};
   }
 
   bool has_product() const { return function_ == nullptr || function_->pairs->has_product(); }
@@ -404,10 +218,8 @@ class Pass {
   bool has_y() const { return tangent_.y.data != nullptr; }
   bool has_v() const { return tangent_.v.data != nullptr; }
   bool has_d_o() const { return of_.d_o_tangent.data != nullptr; }
-  bool has_bias() const { return in_.bias.table != nullptr || in_.key_bias != nullptr; }
-  bool has_bias_tangent() const {
-    return tangent_.bias.table != nullptr || tangent_.key_bias != nullptr;
-  }
+  bool has_temper() const { return in_.temperature != nullptr || in_.softcap != 0; }
+  bool drops() const { return in_.dropout.rate != 0; }
   // Whether a gradient or its tangent is needed.
   template <class Member>
   bool Wants(const Member& member) const {
@@ -437,26 +249,33 @@ class Pass {
   bool wants_key_bias() const {
     return Wants([](const auto& gradient) { return gradient.key_bias != nullptr; });
   }
+  bool wants_pair_bias() const {
+    return Wants([](const auto& gradient) { return gradient.pair_bias.data != nullptr; });
+  }
+  bool wants_temperature() const {
+    return Wants([](const auto& gradient) { return gradient.temperature != nullptr; });
+  }
   bool wants_scores() const {
-    return wants_x() || wants_y() || wants_scalars() || wants_bias() || wants_key_bias();
+    return wants_x() || wants_y() || wants_scalars() || wants_bias() || wants_key_bias() ||
+           wants_pair_bias() || wants_temperature();
+  }
+  // Whether several heads add to the same gradients of pair biases.
+  bool shares_pairs() const {
+    return Wants([this](const auto& gradient) {
+      const View<float>& pairs = gradient.pair_bias;
+      return pairs.data != nullptr &&
+             ((pairs.stride[0] == 0 && n_.batch > 1) || (pairs.stride[1] == 0 && n_.heads > 1));
+    });
   }
   bool wants_any() const { return wants_scores() || wants_v(); }
 
   int64_t panels() const { return DivideUp(n_.keys, kWidth); }
-  int64_t offsets() const { return n_.queries + n_.keys - 1; }
 
-  KeyRange KeysOf(int64_t b, int64_t i) const {
-    KeyRange keys =
-        VisibleKeys(in_.mask, BatchKeys(in_.mask, n_.keys, b), QueryPosition(in_, b, i));
-    keys.begin = std::clamp<int64_t>(keys.begin, 0, n_.keys);
-    keys.end = std::clamp<int64_t>(keys.end, keys.begin, n_.keys);
-    return keys;
-  }
   // The range that contains all keys seen by rows [begin, end).
   KeyRange KeysOfRows(int64_t b, int64_t begin, int64_t end) const {
     KeyRange all{n_.keys, 0};
     for (int64_t i = begin; i < end; ++i) {
-      const KeyRange seen = KeysOf(b, i);
+      const KeyRange seen = terms_.Keys(b, i);
       if (seen.empty()) continue;
       all = {std::min(all.begin, seen.begin), std::max(all.end, seen.end)};
     }
@@ -522,7 +341,9 @@ class Pass {
     for (int64_t of_head = head * group_; of_head < (head + 1) * group_; ++of_head) {
       head_turns_.Start(of_head, 0);
       for (const bool is_tangent : {false, true}) {
-        if (wants_bias()) std::fill_n(BiasGradient(is_tangent, of_head), offsets(), 0.0f);
+        if (wants_bias()) {
+          std::fill_n(BiasGradient(is_tangent, of_head), terms_.table_size(), 0.0f);
+        }
         if (float* d_key_bias = Gradient(is_tangent).key_bias) {
           std::fill_n(d_key_bias + of_head * n_.keys, n_.keys, 0.0f);
         }
@@ -583,13 +404,16 @@ class Pass {
     int64_t end;
     KeyRange keys;
     int64_t first;   // column 0
+    int64_t number;  // among the blocks of the query head
     int64_t turn;    // among the blocks of the key head
     int64_t stride;  // of rows of scores
     float c;
     float dc;
-    // Per row: the column of the largest score, or -1; the squared norm and its tangent; the
-    // gradient of the squared norm and its tangent.
+    // Per row: the column of the largest score, or -1; the sum of the gradients of its scores
+    // without temperature and cap; the squared norm and its tangent; the gradient of the squared
+    // norm and its tangent.
     int64_t top[kRowBlock];
+    DualNumber sum[kRowBlock];
     float norm[kRowBlock];
     float norm_tangent[kRowBlock];
     float d_norm[kRowBlock];
@@ -609,8 +433,11 @@ class Pass {
     Block block;
     block.b = head / n_.key_heads;
     block.key_head = head % n_.key_heads;
-    block.h = block.key_head * group_ + index / row_blocks_;
-    block.begin = index % row_blocks_ * block_;
+    // Heads that share gradients of pairs add to them in turn.
+    const bool by_row = shares_pairs();
+    block.number = by_row ? index / group_ : index % row_blocks_;
+    block.h = block.key_head * group_ + (by_row ? index % group_ : index / row_blocks_);
+    block.begin = block.number * block_;
     block.end = std::min(block.begin + block_, n_.queries);
     block.keys = KeysOfRows(block.b, block.begin, block.end);
     block.first = block.keys.begin / kWidth * kWidth;
@@ -624,19 +451,21 @@ class Pass {
     if (function_ != nullptr) SetScalars(block, scratch);
     Columns columns[kRowBlock];
     for (int64_t r = 0; r < block.rows(); ++r) columns[r] = SetRow(block, r, scratch);
-    WriteOutputs(block, scratch);
-    if (wants_any()) {
-      PackGradients(block, scratch);
-      if (wants_scores()) {
-        MultiplyValues(block, scratch);
-        for (int64_t r = 0; r < block.rows(); ++r) {
-          SetScoreGradientRow(block, r, columns[r], scratch);
-        }
-        AddBiasGradients(block, scratch);
-        if (function_ != nullptr) SetProductGradients(block, columns, scratch);
+    if (wants_any()) PackGradients(block, scratch);
+    if (wants_scores()) {
+      MultiplyValues(block, scratch);
+      for (int64_t r = 0; r < block.rows(); ++r) {
+        SetScoreGradientRow(block, r, columns[r], scratch);
       }
-      if (wants_x() && has_product()) WriteQueryGradients(block, scratch);
+      AddBiasGradients(block, columns, scratch);
+      if (wants_pair_bias()) AddPairGradients(block, columns, scratch);
+      if (function_ != nullptr) SetProductGradients(block, columns, scratch);
     }
+    for (int64_t r = 0; drops() && r < block.rows(); ++r) {
+      DropRow(DropperOf(block, r), block.first, columns[r], DualOf(scratch.weights, block, r));
+    }
+    WriteOutputs(block, scratch);
+    if (wants_x() && has_product()) WriteQueryGradients(block, scratch);
     AddKeyGradients(block, scratch);
   }
 
@@ -652,6 +481,9 @@ class Pass {
       clear(of_.gradient_tangent.x, dim_);
       WriteStatistics(block, i, -kInfinity, 0, 0, -1);
       for (const bool is_tangent : {false, true}) {
+        if (float* d_temperature = Gradient(is_tangent).temperature) {
+          d_temperature[RowAt(block, i)] = 0;
+        }
         float* const d_scalars = Gradient(is_tangent).row_scalars;
         for (int s = 0; d_scalars != nullptr && s < row_scalars(); ++s) {
           RowScalar(d_scalars, s, block.head(n_))[i] = 0;
@@ -661,8 +493,12 @@ class Pass {
     for (const bool is_tangent : {false, true}) *HeadGradient(is_tangent, block) = {};
     if (!wants_any()) return;
     if (wants_scores()) {
-      head_turns_.Wait(block.head(n_), block.turn % row_blocks_);
-      head_turns_.Pass(block.head(n_), block.turn % row_blocks_);
+      head_turns_.Wait(block.head(n_), block.number);
+      head_turns_.Pass(block.head(n_), block.number);
+    }
+    if (wants_pair_bias()) {
+      const std::vector<Columns> none(block.row_count(), Columns{0, 0});
+      AddPairGradients(block, none.data(), {});
     }
     for (int64_t n = 0; n < turn_blocks_; ++n) {
       const int64_t sum = (block.b * n_.key_heads + block.key_head) * turn_blocks_ + n;
@@ -714,49 +550,55 @@ class Pass {
     }
   }
 
-  // Adds the biases of row i to bias and their tangents to bias_tangent, both relative to the
-  // block's first column. Returns pointers that are null if there are none.
-  DualRow SumBiases(const Block& block, int64_t i, const Columns& columns,
-                    const Scratch& scratch) const {
-    const int64_t of_offsets = n_.queries - 1 + block.first - i;
-    const int64_t of_keys = (block.b * n_.heads + block.h) * n_.keys + block.first;
-    const auto sum = [&](const AttentionInput<float>& from, float* to) {
-      if (from.bias.table == nullptr && from.key_bias == nullptr) return false;
-      std::fill(to + columns.first(), to + columns.last(), 0.0f);
-      const int64_t count = columns.end - columns.begin;
-      if (from.bias.table != nullptr) {
-        const float* const table =
-            from.bias.table + block.b * from.bias.batch_stride + block.h * offsets();
-        AddRow(table + of_offsets + columns.begin, count, to + columns.begin);
-      }
-      if (from.key_bias != nullptr) {
-        AddRow(from.key_bias + of_keys + columns.begin, count, to + columns.begin);
-      }
-      return true;
-    };
-    const bool has_values = sum(in_, scratch.bias);
-    const bool has_tangents = sum(tangent_, scratch.bias_tangent);
-    if (has_values) {
+  DualTerms::Row TermRow(const Block& block, int64_t r, const Columns& columns) const {
+    return {block.b, block.h, block.begin + r, block.first, columns};
+  }
+  // The row in arrays over (B, H, Lq).
+  int64_t RowAt(const Block& block, int64_t i) const { return block.head(n_) * n_.queries + i; }
+  // Row r of a block's array, which has the tangents first.
+  static DualRow DualOf(float* array, const Block& block, int64_t r) {
+    float* const tangents = array + r * block.stride;
+    return {tangents + block.rows() * block.stride, tangents};
+  }
+  Dropper DropperOf(const Block& block, int64_t r) const {
+    return {in_.dropout, block.b, block.h, block.begin + r};
+  }
+  Temper TemperOf(const Block& block, int64_t r) const {
+    const int64_t row = RowAt(block, block.begin + r);
+    return {in_.temperature != nullptr ? in_.temperature[row] : 1.0f,
+            tangent_.temperature != nullptr ? tangent_.temperature[row] : 0.0f,
+            static_cast<float>(in_.softcap)};
+  }
+
+  // The biases of a row, in log2 units, and their tangents; null if there are none.
+  DualRow SumBiases(const DualTerms::Row& row, const Scratch& scratch) const {
+    if (terms_.has_values()) {
       const DF d;
-      for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
+      terms_.SumBiases(row, scratch.bias);
+      for (int64_t j = row.columns.first(); j < row.columns.last(); j += kLaneCount) {
         hn::Store(BiasInLog2(hn::Load(d, scratch.bias + j)), d, scratch.bias + j);
       }
     }
-    return {has_values ? scratch.bias : nullptr, has_tangents ? scratch.bias_tangent : nullptr};
+    if (terms_.has_tangents()) terms_.SumTangents(row, scratch.bias_tangent);
+    return {terms_.has_values() ? scratch.bias : nullptr,
+            terms_.has_tangents() ? scratch.bias_tangent : nullptr};
   }
 
   // Turns row r's inner products into weights; returns the columns that it sees.
   Columns SetRow(Block& block, int64_t r, const Scratch& scratch) const {
     const int64_t i = block.begin + r;
-    float* const tangents = scratch.weights + r * block.stride;
-    float* const weights = tangents + block.rows() * block.stride;
-    const KeyRange seen = KeysOf(block.b, i);
+    const auto [weights, tangents] = DualOf(scratch.weights, block, r);
+    const KeyRange seen = terms_.Keys(block.b, i);
     Columns columns{seen.begin - block.first, seen.end - block.first};
     if (seen.empty()) columns = {0, 0};
     if (function_ != nullptr) SetValues(block, r, columns, {weights, tangents}, scratch);
-    const DualRow bias = SumBiases(block, i, columns, scratch);
-    const float largest =
+    const DualRow bias = SumBiases(TermRow(block, r, columns), scratch);
+    float largest =
         SetScores(weights, tangents, columns, block.c, block.dc, bias.values, bias.tangents);
+    if (has_temper()) {
+      largest = SetTemperedScores(weights, tangents, columns, TemperOf(block, r),
+                                  DualOf(scratch.plain, block, r));
+    }
     if (largest == -kInfinity) columns = {0, 0};
     RowTotals totals{0, 0};
     int64_t top = -1;
@@ -778,7 +620,7 @@ class Pass {
 
   void WriteStatistics(const Block& block, int64_t i, float largest, float weight, float mean,
                        int64_t top) const {
-    const int64_t row = (block.b * n_.heads + block.h) * n_.queries + i;
+    const int64_t row = RowAt(block, i);
     if (of_.lse_tangent != nullptr) of_.lse_tangent[row] = mean;
     if (of_.output.lse != nullptr) {
       of_.output.lse[row] =
@@ -884,25 +726,46 @@ class Pass {
     }
   }
 
-  void SetScoreGradientRow(const Block& block, int64_t r, const Columns& columns,
+  void SetScoreGradientRow(Block& block, int64_t r, const Columns& columns,
                            const Scratch& scratch) const {
-    const int64_t row = (block.b * n_.heads + block.h) * n_.queries + block.begin + r;
-    const auto dual = [&](float* tangents) {
-      tangents += r * block.stride;
-      return DualRow{tangents + block.rows() * block.stride, tangents};
-    };
-    const DualRow gradients = dual(scratch.gradients);
+    const int64_t row = RowAt(block, block.begin + r);
+    const DualRow gradients = DualOf(scratch.gradients, block, r);
+    if (drops()) DropRow(DropperOf(block, r), block.first, columns, gradients);
     const float d_lse = of_.d_lse != nullptr ? of_.d_lse[row] : 0.0f;
     const float d_lse_tangent = of_.d_lse_tangent != nullptr ? of_.d_lse_tangent[row] : 0.0f;
-    SetScoreGradients(dual(scratch.weights), gradients, columns, d_lse, d_lse_tangent);
+    SetScoreGradients(DualOf(scratch.weights, block, r), gradients, columns, d_lse, d_lse_tangent);
+    block.sum[r] = {};
     if (function_ != nullptr && block.top[r] >= 0) {
       BalanceRow(gradients.values, columns, block.top[r], d_lse);
       BalanceRow(gradients.tangents, columns, block.top[r], d_lse_tangent);
+      block.sum[r] = {d_lse, d_lse_tangent};
     }
+    if (has_temper()) SetPlainGradientRow(block, r, columns, scratch);
     for (float* numbers : {gradients.values, gradients.tangents}) {
       std::fill(numbers, numbers + columns.first(), 0.0f);
       std::fill(numbers + columns.last(), numbers + block.columns(), 0.0f);
     }
+  }
+
+  void SetPlainGradientRow(Block& block, int64_t r, const Columns& columns,
+                           const Scratch& scratch) const {
+    const Temper temper = TemperOf(block, r);
+    const TemperSums sums = SetPlainGradients(DualOf(scratch.gradients, block, r),
+                                              DualOf(scratch.plain, block, r), columns, temper);
+    const int64_t row = RowAt(block, block.begin + r);
+    if (float* d_temperature = of_.gradient.temperature) {
+      d_temperature[row] = sums.temperature.value;
+    }
+    if (float* d_temperature = of_.gradient_tangent.temperature) {
+      d_temperature[row] = sums.temperature.tangent;
+    }
+    const DualNumber sum = block.sum[r];
+    // Exact without a cap.
+    block.sum[r] =
+        temper.softcap != 0
+            ? sums.scores
+            : DualNumber{temper.temperature * sum.value,
+                         temper.temperature * sum.tangent + temper.temperature_tangent * sum.value};
   }
 
   void WriteQueryGradients(const Block& block, const Scratch& scratch) {
@@ -965,8 +828,7 @@ class Pass {
     return scratch.d_columns + (is_tangent * (kMostScalars + 1) + s) * stride_;
   }
   DualRow ArgumentsOf(const Block& block, int64_t r, const Scratch& scratch) const {
-    float* const tangents = scratch.g + r * block.stride;
-    return {tangents + block.rows() * block.stride, tangents};
+    return DualOf(scratch.g, block, r);
   }
 
   // Copies the scalars of the block's keys, and computes the squared norms of its queries.
@@ -1036,7 +898,7 @@ class Pass {
     }
     const VF norm = hn::Set(d, block.norm[r]);
     const VF norm_tangent = hn::Set(d, block.norm_tangent[r]);
-    const VF near = hn::Set(d, NearShare(block.c, block.norm[r]));
+    const VF near = hn::Set(d, NearShare(block.c * TemperOf(block, r).temperature, block.norm[r]));
     const VF least = hn::Set(d, std::numeric_limits<float>::min());
     for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
       const VF product = hn::Load(d, products.values + j);
@@ -1152,11 +1014,6 @@ class Pass {
       tangent = hn::MulAdd(dx, y, hn::MulAdd(x, dy, tangent));
     }
   };
-  struct DualNumber {
-    float value = 0;
-    float tangent = 0;
-  };
-
   // Turns the gradients of scores into those of inner products, and sums those of scalars, squared
   // norms and factors. Slopes are relative to those of the row's largest score (RowSoftmax).
   void SetProductGradients(Block& block, const Columns* columns, const Scratch& scratch) {
@@ -1175,9 +1032,7 @@ class Pass {
                              HeadSums& of_head_tangent, const Scratch& scratch) {
     const DF d;
     const VF zero = hn::Zero(d);
-    const int64_t row = block.head(n_) * n_.queries + block.begin + r;
-    float* const dp = scratch.gradients + r * block.stride;
-    const DualRow gradients = {dp + block.rows() * block.stride, dp};
+    const DualRow gradients = DualOf(scratch.gradients, block, r);
     const DualRow g = ArgumentsOf(block, r, scratch);
     const SlopeArrays slopes = Slopes(false, scratch);
     const SlopeArrays slope_tangents = Slopes(true, scratch);
@@ -1273,19 +1128,16 @@ class Pass {
         hn::Store(dg.tangent, d, gradients.tangents + j + n);
       }
     }
-    // A row's gradients of scores sum to that of lse.
-    const float d_lse = of_.d_lse != nullptr && block.top[r] >= 0 ? of_.d_lse[row] : 0.0f;
-    const float d_lse_tangent =
-        of_.d_lse_tangent != nullptr && block.top[r] >= 0 ? of_.d_lse_tangent[row] : 0.0f;
-    const float df = block.c * d_lse;
-    const float df_tangent = block.c * d_lse_tangent + block.dc * d_lse;
+    const DualNumber d_sum = block.sum[r];
+    const float df = block.c * d_sum.value;
+    const float df_tangent = block.c * d_sum.tangent + block.dc * d_sum.value;
     const auto whole = [&](const DualSum& sum, const DualNumber& top) HWY_ATTR {
       return DualNumber{Total(sum.value) + df * top.value,
                         Total(sum.tangent) + df_tangent * top.value + df * top.tangent};
     };
-    of_head.factor += Total(sum_f.value) + d_lse * top_f.value;
+    of_head.factor += Total(sum_f.value) + d_sum.value * top_f.value;
     of_head_tangent.factor +=
-        Total(sum_f.tangent) + d_lse_tangent * top_f.value + d_lse * top_f.tangent;
+        Total(sum_f.tangent) + d_sum.tangent * top_f.value + d_sum.value * top_f.tangent;
     for (int s = 0; s < head_scalars(); ++s) {
       of_head.t[s] += Total(sum_t[s].value);
       of_head_tangent.t[s] += Total(sum_t[s].tangent);
@@ -1389,45 +1241,85 @@ class Pass {
   }
   HeadSums* HeadGradient(bool is_tangent, const Block& block) {
     return &d_heads_[Size((is_tangent * n_.batch * n_.heads + block.head(n_)) * row_blocks_ +
-                          block.turn % row_blocks_)];
+                          block.number)];
   }
   // The sum of a head, counted across the batch.
   float* BiasGradient(bool is_tangent, int64_t head) const {
-    return d_bias_.data() + (is_tangent * n_.batch * n_.heads + head) * offsets();
+    return d_bias_.data() + (is_tangent * n_.batch * n_.heads + head) * terms_.table_size();
   }
 
-  // Sums the gradients of the scores over the rows: by offset, which are added to those of the
+  // Sums the gradients of the scores over the rows: by table entry, which are added to those of the
   // head, and by key, which stay in scratch memory.
-  void AddBiasGradients(const Block& block, const Scratch& scratch) {
+  void AddBiasGradients(const Block& block, const Columns* columns, const Scratch& scratch) {
     const int64_t rows = block.rows();
-    const int64_t columns = block.keys.end - block.first;
-    const int64_t head = block.b * n_.heads + block.h;
+    const int64_t count = block.keys.end - block.first;
+    const int64_t head = block.head(n_);
     const auto gradients = [&](bool is_tangent, int64_t r) {
-      return scratch.gradients + (r + (is_tangent ? 0 : rows)) * block.stride;
+      const DualRow row = DualOf(scratch.gradients, block, r);
+      return is_tangent ? row.tangents : row.values;
     };
     for (const bool is_tangent : {false, true}) {
       if (!wants_key_bias()) break;
       float* const sums = scratch.d_key_bias + is_tangent * stride_;
-      std::fill_n(sums, columns, 0.0f);
-      for (int64_t r = 0; r < rows; ++r) AddRow(gradients(is_tangent, r), columns, sums);
+      std::fill_n(sums, count, 0.0f);
+      for (int64_t r = 0; r < rows; ++r) AddRow(gradients(is_tangent, r), count, sums);
     }
-    const int64_t size = rows - 1 + columns;
+    const bool by_offset = wants_bias() && !terms_.has_layout();
+    const int64_t size = rows - 1 + count;
     for (const bool is_tangent : {false, true}) {
-      if (!wants_bias()) break;
+      if (!by_offset) break;
       float* const sums = scratch.d_bias + is_tangent * window();
       std::fill_n(sums, size, 0.0f);
       for (int64_t r = 0; r < rows; ++r) {
-        AddRow(gradients(is_tangent, r), columns, sums + rows - 1 - r);
+        AddRow(gradients(is_tangent, r), count, sums + rows - 1 - r);
       }
     }
-    const int64_t turn = block.turn % row_blocks_;
-    head_turns_.Wait(head, turn);
+    head_turns_.Wait(head, block.number);
     for (const bool is_tangent : {false, true}) {
-      if (!wants_bias()) break;
+      if (!by_offset) break;
       AddRow(scratch.d_bias + is_tangent * window(), size,
              BiasGradient(is_tangent, head) + n_.queries - block.end + block.first);
     }
-    head_turns_.Pass(head, turn);
+    if (wants_bias() && terms_.has_layout()) AddTableGradients(block, columns, scratch);
+    head_turns_.Pass(head, block.number);
+  }
+  void AddTableGradients(const Block& block, const Columns* columns, const Scratch& scratch) const {
+    std::vector<TableRun> runs;
+    for (int64_t r = 0; r < block.rows(); ++r) {
+      const DualRow row = DualOf(scratch.gradients, block, r);
+      terms_.FindRuns(TermRow(block, r, columns[r]), &runs);
+      for (const bool is_tangent : {false, true}) {
+        const float* const from = (is_tangent ? row.tangents : row.values) + columns[r].begin;
+        float* const to = BiasGradient(is_tangent, block.head(n_));
+        for (const TableRun& run : runs) {
+          for (int64_t n = 0; n < run.count; ++n) {
+            to[run.entry + n * run.step] += from[run.column + n];
+          }
+        }
+      }
+    }
+  }
+
+  // Writes the gradients of pair biases, or adds them to those of the heads before.
+  void AddPairGradients(const Block& block, const Columns* columns, const Scratch& scratch) {
+    const bool shares = shares_pairs();
+    if (shares) pair_turns_.Wait(block.number, block.head(n_));
+    for (const bool is_tangent : {false, true}) {
+      const View<float>& pairs = Gradient(is_tangent).pair_bias;
+      if (pairs.data == nullptr) continue;
+      const bool is_first =
+          (block.b == 0 || pairs.stride[0] != 0) && (block.h == 0 || pairs.stride[1] != 0);
+      for (int64_t r = 0; r < block.rows(); ++r) {
+        float* const to = pairs.row(block.b, block.h, block.begin + r);
+        if (is_first) std::fill_n(to, n_.keys, 0.0f);
+        const int64_t count = columns[r].end - columns[r].begin;
+        if (count == 0) continue;
+        const DualRow row = DualOf(scratch.gradients, block, r);
+        AddRow((is_tangent ? row.tangents : row.values) + columns[r].begin, count,
+               to + block.first + columns[r].begin);
+      }
+    }
+    if (shares) pair_turns_.Pass(block.number, block.head(n_));
   }
 
   // Adds the gradients of keys, values and key biases.
@@ -1483,9 +1375,10 @@ class Pass {
             for (int s = 0; s < head_scalars(); ++s) sums.t[s] += from.t[s];
           }
           if (gradient.bias.table == nullptr) continue;
-          float* const to = gradient.bias.table + b * gradient.bias.batch_stride + h * offsets();
-          if (b == 0 || gradient.bias.batch_stride != 0) std::fill_n(to, offsets(), 0.0f);
-          AddRow(BiasGradient(is_tangent, head), offsets(), to);
+          const int64_t size = terms_.table_size();
+          float* const to = gradient.bias.table + b * gradient.bias.batch_stride + h * size;
+          if (b == 0 || gradient.bias.batch_stride != 0) std::fill_n(to, size, 0.0f);
+          AddRow(BiasGradient(is_tangent, head), size, to);
         }
         if (gradient.factor != nullptr) gradient.factor[h] = static_cast<float>(sums.factor);
         for (int s = 0; gradient.head_scalars != nullptr && s < head_scalars(); ++s) {
@@ -1501,6 +1394,7 @@ class Pass {
   const AttentionInput<float>& tangent_;
   const Executor& executor_;
   const AttentionShape& n_;
+  DualTerms terms_;
   int64_t group_;
   int64_t dim_;
   int64_t padded_dim_;
@@ -1526,6 +1420,7 @@ class Pass {
   Buffer d_bias_;                  // per head; then the tangents
   Turns key_turns_;                // per key head and block of keys
   Turns head_turns_;               // per query head
+  Turns pair_turns_;               // per block of rows, if heads share gradients of pairs
 };
 
 void Differentiate(const AttentionDerivatives& of, const Executor& executor) {

@@ -12,10 +12,10 @@ namespace gnomon {
 struct AttentionDerivatives {
   // The pair function; null: the inner product.
   const DualTable* function = nullptr;
-  // Scores may have a bias by offset and a key bias; masks are one interval of keys per row. Other
-  // terms are not supported.
+  // Relative keys, values and queries are not supported.
   AttentionInput<float> input;
-  // The tangents of tokens, scalars, factor and biases, in the layout of the input.
+  // The tangents of tokens, scalars, factor, temperature and biases, in the layout of the input,
+  // except that pair biases may have other strides.
   AttentionInput<float> tangent;
 
   AttentionOutput<float> output;

@@ -13,6 +13,7 @@
 
 #include "base/dropout.h"
 #include "base/visible_keys.h"
+#include "cpu/dropout-inl.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
@@ -457,22 +458,9 @@ class Terms {
   // Multiplies a row of weights, or of their gradients, by dropout's mask.
   void Drop(const TileRow& row, float* weights) const {
     const DF d;
-    const DU du;
-    const DropoutRow keys = HashRow(in_.dropout.seed, row.b, row.h, row.i);
-    const VF scale = hn::Set(d, static_cast<float>(DropoutScale(in_.dropout)));
-    const auto threshold = hn::Set(du, DropoutThreshold(in_.dropout));
-    const auto first = hn::Set(du, kDropoutFirst);
+    const Dropper dropper(in_.dropout, row.b, row.h, row.i);
     for (int64_t n = 0; n < row.count; n += kLaneCount) {
-      // HashColumn for a vector of columns.
-      auto x = hn::Iota(du, static_cast<uint32_t>(row.begin + n)) + hn::Set(du, keys.first);
-      x = hn::Xor(x, hn::ShiftRight<16>(x)) * first;
-      x = (hn::Xor(x, hn::ShiftRight<15>(x)) + hn::Set(du, keys.second)) *
-          hn::Set(du, kDropoutSecond);
-      x = hn::Xor(x, hn::ShiftRight<16>(x)) * first;
-      x = hn::Xor(x, hn::ShiftRight<15>(x));
-      const auto dropped = hn::RebindMask(d, hn::Lt(x, threshold));
-      const VF weight = hn::LoadU(d, weights + n);
-      hn::StoreU(hn::IfThenZeroElse(dropped, weight * scale), d, weights + n);
+      hn::StoreU(dropper.Drop(row.begin + n, hn::LoadU(d, weights + n)), d, weights + n);
     }
   }
 

@@ -40,12 +40,34 @@ class TangentCall {
     tangent.head_scalars = Numbers("head_scalars");
     tangent.factor = Numbers("factor");
     tangent.bias = {Numbers("bias"), of_.input.bias.batch_stride, of_.input.bias.layout};
+    direction_ = TangentOf("bias_parameters");
+    if (direction_.defined()) {
+      direction_ = direction_.to(a.bias_parameters->scalar_type());
+      tangent.bias.table = Keep(call_.BiasTangent(direction_).contiguous()).const_data_ptr<float>();
+    }
     tangent.key_bias = Numbers("key_bias");
+    tangent.temperature = Numbers("temperature");
+    const at::Tensor pairs = TangentOf("pair_bias");
+    if (!pairs.defined()) return;
+    const at::Tensor& wide = Keep(WithRows(pairs.to(at::kFloat)));
+    tangent.pair_bias = {wide.const_data_ptr<float>(), PairStrides(wide)};
   }
 
   AttentionDerivatives& of() { return of_; }
   bool empty() const { return call_.empty(); }
   Bias<float> BiasGradient(float* table) const { return call_.BiasGradient(table); }
+
+  // For offset biases that the operator computes: an empty gradient of their table, and the
+  // gradient of the parameters with its tangent.
+  at::Tensor EmptyTable() const { return at::empty_like(call_.bias()); }
+  at::Tensor ParameterGradient(const at::Tensor& d_bias) const {
+    return call_.ParameterGradient(d_bias);
+  }
+  at::Tensor ParameterGradientTangent(const at::Tensor& d_bias,
+                                      const at::Tensor& d_bias_tangent) const {
+    return direction_.defined() ? call_.ParameterGradientTangent(d_bias, d_bias_tangent, direction_)
+                                : call_.ParameterGradient(d_bias_tangent);
+  }
 
   void Run() const {
     Translate([&] { DifferentiateAttention(of_, TorchExecutor()); });
@@ -59,17 +81,19 @@ class TangentCall {
   void SetTokens(std::string_view name, const at::Tensor& tokens, Tokens& to) {
     const at::Tensor tangent = TangentOf(name);
     if (!tangent.defined()) return;
-    to = TokenRows<float>(kept_.emplace_back(WithRows(tangent.to(tokens.scalar_type()))));
+    to = TokenRows<float>(Keep(WithRows(tangent.to(tokens.scalar_type()))));
   }
   const float* Numbers(std::string_view name) {
     const at::Tensor tangent = TangentOf(name);
     if (!tangent.defined()) return nullptr;
-    return kept_.emplace_back(tangent.to(at::kFloat).contiguous()).const_data_ptr<float>();
+    return Keep(tangent.to(at::kFloat).contiguous()).const_data_ptr<float>();
   }
+  const at::Tensor& Keep(at::Tensor tensor) { return kept_.emplace_back(std::move(tensor)); }
 
   KernelCall<float> call_;
   const Tangents& tangents_;
   std::deque<at::Tensor> kept_;
+  at::Tensor direction_;  // of the bias parameters
   AttentionDerivatives of_;
 };
 
@@ -104,7 +128,15 @@ class GradientTensors {
     to.factor = MutableData<float>(of("factor"));
     to.bias = call.BiasGradient(MutableData<float>(of("bias")));
     to.key_bias = MutableData<float>(of("key_bias"));
+    to.pair_bias = PairGradient<float>(of("pair_bias"));
+    to.temperature = MutableData<float>(of("temperature"));
+    wants_parameters_ = of("bias_parameters").numel() > 0;
     of.Done();
+  }
+
+  bool wants_parameters() const { return wants_parameters_; }
+  void SetParameters(const at::Tensor& gradient) {
+    tensors_[IndexOf<OperatorArguments>("bias_parameters")] = gradient;
   }
 
   void AddTo(std::vector<at::Tensor>& results) {
@@ -124,6 +156,7 @@ class GradientTensors {
 
   std::vector<at::Tensor> tensors_;
   std::vector<std::pair<std::string_view, at::Tensor>> wide_;
+  bool wants_parameters_ = false;
 };
 
 bool HasTable(std::string_view name) {
@@ -135,11 +168,8 @@ bool HasTable(std::string_view name) {
 }  // namespace
 
 bool HasFusedDerivatives(const OperatorArguments& a) {
-  return HasTable(a.function) && a.x.scalar_type() != at::kDouble && !a.pair_bias &&
-         !a.temperature && !a.relative_keys && !a.relative_values && !a.relative_queries &&
-         !a.bias_parameters && !a.key_bias_low && !a.mask && !a.query_positions &&
-         !a.key_positions && !a.query_segments && !a.key_segments && !a.grid && a.dropout == 0 &&
-         a.softcap == 0;
+  return HasTable(a.function) && a.x.scalar_type() != at::kDouble && !a.relative_keys &&
+         !a.relative_values && !a.relative_queries;
 }
 
 std::optional<AttentionOperator::JvpOutputs> FusedJvp(const OperatorArguments& a,
@@ -188,7 +218,23 @@ std::optional<std::vector<at::Tensor>> FusedBackwardJvp(
   of.d_lse_tangent = Data<float>(d_lse_tangent);
   GradientTensors gradients(a, needed.data(), call, of.gradient);
   GradientTensors gradient_tangents(a, needed.data() + kGradients, call, of.gradient_tangent);
+  at::Tensor d_table;
+  at::Tensor d_table_tangent;
+  const bool wants_table =
+      !call.empty() && (gradients.wants_parameters() || gradient_tangents.wants_parameters());
+  if (wants_table) {
+    d_table = call.EmptyTable();
+    d_table_tangent = call.EmptyTable();
+    of.gradient.bias = call.BiasGradient(MutableData<float>(d_table));
+    of.gradient_tangent.bias = call.BiasGradient(MutableData<float>(d_table_tangent));
+  }
   if (!call.empty()) call.Run();
+  if (wants_table && gradients.wants_parameters()) {
+    gradients.SetParameters(call.ParameterGradient(d_table));
+  }
+  if (wants_table && gradient_tangents.wants_parameters()) {
+    gradient_tangents.SetParameters(call.ParameterGradientTangent(d_table, d_table_tangent));
+  }
   gradients.AddTo(results);
   gradient_tangents.AddTo(results);
   for (const at::Tensor& result : results) {

@@ -12,8 +12,8 @@
 
 namespace gnomon {
 
-// Whether the kernel supports a call: tokens up to float32, interval masks, and offset and key
-// biases.
+// Whether the kernel supports a call: tokens up to float32, without relative keys, values and
+// queries.
 bool HasFusedDerivatives(const OperatorArguments& a);
 
 // The results of the operators attention_jvp and attention_backward_jvp (argument_list.h); nullopt

@@ -1,0 +1,102 @@
+// Rows of keys and values with their tangents, packed for products, and sums over rows by key.
+#if defined(GNOMON_SRC_CPU_DUAL_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_DUAL_SUMS_INL_H_
+#undef GNOMON_SRC_CPU_DUAL_SUMS_INL_H_
+#else
+#define GNOMON_SRC_CPU_DUAL_SUMS_INL_H_
+#endif
+
+#include <algorithm>
+
+#include "base/visible_keys.h"
+#include "cpu/columns-inl.h"
+#include "cpu/head_places.h"
+#include "cpu/packing-inl.h"
+#include "cpu/workspace.h"
+#include "gnomon/attention.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+// The rows of each key head as transposed panels: a panel of the values, then one of the tangents.
+class DualPanels {
+ public:
+  DualPanels(const Tokens& values, const Tokens& tangents, const HeadPlaces& places, int64_t rows,
+             int64_t columns)
+      : values_(values),
+        tangents_(tangents),
+        places_(places),
+        columns_(columns),
+        depth_(columns * (tangents.data != nullptr ? 2 : 1)),
+        panels_(DivideUp(rows, kWidth)),
+        data_(places.count * panels_ * depth_ * kWidth) {}
+
+  void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
+    float* const to = panel(b, h, p);
+    PackPanel(values_, b, h, p * kWidth, keys, columns_, to);
+    if (tangents_.data == nullptr) return;
+    PackPanel(tangents_, b, h, p * kWidth, keys, columns_, to + columns_ * kWidth);
+  }
+  float* panel(int64_t b, int64_t h, int64_t p) const {
+    return data_.data() + (places_.Of(b, h) * panels_ + p) * depth_ * kWidth;
+  }
+
+ private:
+  Tokens values_;
+  Tokens tangents_;
+  HeadPlaces places_;
+  int64_t columns_;
+  int64_t depth_;
+  int64_t panels_;
+  Buffer data_;
+};
+
+// Sums over rows of a view with one row per key, in place or in memory padded to whole vectors.
+class KeySums {
+ public:
+  KeySums(const View<float>& out, const AttentionShape& n, const HeadPlaces& places,
+          int64_t columns)
+      : out_(out),
+        places_(places),
+        keys_(n.keys),
+        columns_(columns),
+        padded_(PaddedColumns(columns)) {
+    if (out.data != nullptr && padded_ != columns) {
+      padded_sums_.Reset(places.count * keys_ * padded_);
+    }
+  }
+
+  bool wanted() const { return out_.data != nullptr; }
+  int64_t stride() const { return padded_sums_ ? padded_ : out_.stride[2]; }
+  float* row(int64_t b, int64_t h, int64_t j) const {
+    if (!padded_sums_) return out_.row(b, h, j);
+    return padded_sums_.data() + (places_.Of(b, h) * keys_ + j) * padded_;
+  }
+  void Clear(int64_t b, int64_t h) const {
+    if (!wanted()) return;
+    for (int64_t j = 0; j < keys_; ++j) {
+      std::fill_n(row(b, h, j), padded_sums_ ? padded_ : columns_, 0.0f);
+    }
+  }
+  void Finish(int64_t b, int64_t h) const {
+    if (!padded_sums_) return;
+    for (int64_t j = 0; j < keys_; ++j) std::copy_n(row(b, h, j), columns_, out_.row(b, h, j));
+  }
+
+ private:
+  View<float> out_;
+  HeadPlaces places_;
+  int64_t keys_;
+  int64_t columns_;
+  int64_t padded_;
+  Buffer padded_sums_;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif
