@@ -52,10 +52,9 @@ std::string KernelSource(const KernelName& kernel, std::string_view structure,
   add({"#include \"", kind.file, "\"\n\nnamespace gnomon::device {\nnamespace {\n\n"});
   if (kind.pairs) {
     const std::string include = "#include \"" + std::string(file) + "\"\n";
-    add({include,
-         "\nnamespace derived {\nnamespace vocabulary = gnomon::device;\n"
-         "#include \"base/derived_gradient-inl.h\"\n",
-         include, "}  // namespace derived\n\nusing Definition = derived::Complete<", structure,
+    add({include, "\nnamespace derived {\nnamespace vocabulary = gnomon::device;\n",
+         "#include \"base/derived_gradient-inl.h\"\n", include,
+         "}  // namespace derived\n\nusing Definition = derived::Complete<", structure,
          ", derived::", structure, ">::Type;\n\n"});
   }
   add({"struct Constants {\n"});
