@@ -525,7 +525,7 @@ void AddBench(CLI::App& app, Action* action) {
   add("--heads", &flags->heads, "Heads; default 8, with --model 4");
   add("--length", &flags->length, "Number of queries and of keys; default 2048, with --model 256");
   add("--dim", &flags->dim,
-      "Head dimension, any number; default 64. With --model: width of the model; default 128");
+      "Head dimension, any number; default 64. With --model: model dimension; default 128");
   AddNumber(command, "--repeats", &flags->repeats, 1, int64_t{1} << 30,
             "Number of rounds; the results are medians over them")
       ->capture_default_str();

@@ -57,8 +57,8 @@ int Run(CLI::App& command, const EvalFlags& flags, models::Task& task) {
   task.Settle(Command::kEval, /*is_resumed=*/true, training ? &training->options : nullptr);
   models::CheckRanges(task.Options(Command::kEval), "");
   if (task.data_help() != nullptr && flags.data.empty() && !training) {
-    throw Error(StrCat("eval: ", flags.model,
-                       " contains only a model, without its data; --data is required"));
+    throw Error(
+        StrCat("eval: ", flags.model, " contains only a model, without its data; pass --data"));
   }
   const std::string trained_on = training ? training->data_path : "";
   const std::string data = flags.data.empty() ? trained_on : flags.data;

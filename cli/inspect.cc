@@ -12,7 +12,7 @@ void AddInspect(CLI::App& app, Action* action) {
   CLI::App* command =
       app.add_subcommand("inspect",
                          "Draw encodings, their decay with distance, the attention of a trained "
-                         "model, or cones; `gnomon inspect --help` lists the pictures");
+                         "model, or cones; `gnomon inspect --help` lists the figures");
   command->set_help_flag();
   command->prefix_command();
   command->callback([action, command] {

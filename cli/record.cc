@@ -75,8 +75,10 @@ json DescribeVersions() {
 
 std::string MachineLine(c10::Device device) {
   if (!device.is_cpu()) return StrCat(DeviceName(device), ", torch ", TORCH_VERSION);
-  return StrCat(CpuModel(), ", ", at::get_num_threads(), " threads, ", CurrentTarget(), ", torch ",
-                TORCH_VERSION);
+  // AVX3 and its variants are Highway's names for AVX-512.
+  const std::string target = CurrentTarget();
+  return StrCat(CpuModel(), ", ", at::get_num_threads(), " threads, ",
+                target.starts_with("AVX3") ? "AVX-512" : target, ", torch ", TORCH_VERSION);
 }
 
 }  // namespace gnomon::cli

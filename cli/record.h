@@ -23,7 +23,7 @@ std::string LocalTime();
 // Includes the device of the models.
 nlohmann::json DescribeMachine(c10::Device device = c10::Device(c10::kCPU));
 nlohmann::json DescribeVersions();
-// "AMD EPYC, 2 threads, AVX3, torch 2.15.0"; of a GPU "NVIDIA H100 PCIe, torch 2.15.0".
+// "AMD EPYC, 2 threads, AVX-512, torch 2.15.0"; of a GPU "NVIDIA H100 PCIe, torch 2.15.0".
 std::string MachineLine(c10::Device device = c10::Device(c10::kCPU));
 
 }  // namespace gnomon::cli

@@ -30,7 +30,7 @@ RunFolder CreateRunFolder(const std::string& out, const std::string& name) {
       run.path = StrCat(stem, "-", n);
     }
   } else if (fs::exists(folder, error) && !fs::is_directory(folder, error)) {
-    throw Error(StrCat("the output folder ", folder.string(), " is not a folder"));
+    throw Error(StrCat("the output folder ", folder.string(), " is a file; choose another --out"));
   } else {
     fs::create_directories(folder, error);
   }
@@ -42,7 +42,9 @@ RunFolder CreateRunFolder(const std::string& out, const std::string& name) {
   run.lock = models::FolderLock(folder);
   const bool empty = fs::is_empty(folder, error);
   check();
-  if (!empty) throw Error(StrCat("the output folder ", folder.string(), " is not empty"));
+  if (!empty)
+    throw Error(
+        StrCat("the output folder ", folder.string(), " is not empty; choose another --out"));
   return run;
 }
 

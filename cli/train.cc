@@ -81,7 +81,7 @@ void CheckSameData(const models::Processes& processes, const models::Task& task,
 torch::Device DeviceOf(const TrainFlags& flags, const models::Processes& processes) {
   const torch::Device device = models::FindDevice(flags.device);
   if (!device.is_cpu() && processes.size() > 1) {
-    throw Error(StrCat("train: --device ", flags.device, " works with one process, but ",
+    throw Error(StrCat("train: --device ", flags.device, " works with only one process, but ",
                        processes.size(), " were started"));
   }
   return device;
@@ -208,7 +208,7 @@ int Run(CLI::App& command, TrainFlags* flags, models::Task& task,
   const int64_t steps = trainer.options().steps;
   const int64_t first = trainer.step();
   progress.Note(StrCat(models::CountParameters(trainer.learner().module()), " parameters, ",
-                       task.DescribeSize(), " to train on, steps ", first, " to ", steps));
+                       task.DescribeSize(), " to train on; steps ", first, " to ", steps));
   const std::string step_flags = task.StepFlags(Command::kTrain, trainer.options());
   const Stopwatch clock;
   double smooth = 0;

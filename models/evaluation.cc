@@ -260,7 +260,7 @@ std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
   const int64_t tokens = text.size();
   if (tokens <= longest) {
     throw Error(StrCat("evaluation: the text has ", tokens, " tokens, but windows of ", longest,
-                       " need ", longest + 1));
+                       " tokens need ", longest + 1, "; use a longer text or shorter windows"));
   }
   // The memory cannot exceed the text.
   memory = std::min(memory, tokens);

@@ -56,7 +56,7 @@ std::string OnGrid(const std::string& position, const TokenGrid& grid) {
     if (is_open) return WithGrid(component, grid, /*keeps_prefix=*/true);
     const std::optional<TokenGrid> own = TokenGrid::Find(component);
     TORCH_CHECK_VALUE(!own || *own == grid, "'", component.Text(), "' has the grid ", own->Text(),
-                      ", but the tokens have ", grid.Text(), "; expected shape=grid");
+                      ", but the tokens form the grid ", grid.Text(), "; use shape=grid");
     return component.Text();
   });
 }

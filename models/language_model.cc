@@ -95,11 +95,12 @@ torch::Tensor LanguageModelImpl::Embed(const torch::Tensor& tokens, LanguageMode
                                        const std::optional<BatchRows>& rows,
                                        const std::optional<torch::Tensor>& positions) {
   if (cache != nullptr && memory != nullptr) {
-    throw Error("language model: a cache and a memory are both given; expected at most one");
+    throw Error("language model: a cache and a memory are both given; pass only one of them");
   }
   if (memory != nullptr && memory->length() > 0 && memory->layers[0].size(0) != tokens.size(0)) {
-    throw Error(StrCat("language model: the memory has a batch of ", memory->layers[0].size(0),
-                       ", the tokens have ", tokens.size(0)));
+    throw Error(StrCat("language model: the memory has a batch size of ", memory->layers[0].size(0),
+                       ", but the tokens have a batch size of ", tokens.size(0),
+                       "; start a new memory for each batch size"));
   }
   torch::Tensor x = Rows(tokens);
   nn::TokenCall call = TokenCallOf(rows);
@@ -194,9 +195,9 @@ void CheckMemory(const LanguageModel& model, int64_t memory) {
   const std::optional<int64_t> longest = model->max_length();
   if (memory == 0 || !longest) return;
   throw Error(StrCat("memory is ", memory,
-                     ", and with a memory the positions continue through the text; expected a "
-                     "position without an end, but '",
-                     model->options().position, "' ends at ", *longest));
+                     ", so positions continue through the whole text, but the position '",
+                     model->options().position, "' ends at ", *longest,
+                     "; choose a position without a maximum length"));
 }
 
 std::vector<int64_t> Generate(LanguageModel& model, const TokenText& prompt,

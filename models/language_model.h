@@ -27,7 +27,7 @@ namespace gnomon::models {
   OPTION(std::vector<int64_t>, adaptive, {},                                                      \
          .help =                                                                                  \
              "Adaptive embeddings and softmax: first tokens of the rarer bands, comma-separated " \
-             "(2000,10000); each band has a quarter of the previous band's columns",              \
+             "(2000,10000); each band has a quarter of the previous band's dimension",            \
          .lowest = 1, .may_lack = true)                                                           \
   /* Rows of a learned table of absolute positions. */                                            \
   OPTION(int64_t, max_length, 512, .lowest = 1, .has_flag = false)

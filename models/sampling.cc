@@ -23,8 +23,8 @@ GenerationOptions ToGeneration(const SamplingOptions& sampling, const LanguageMo
   const int64_t needed = prompt + tokens - 1;
   const std::optional<int64_t> longest = model->max_length();
   if (longest && needed > *longest) {
-    throw Error(StrCat("generate: the position '", options.position, "' is defined for ", *longest,
-                       " ", kind, ", but --prompt and --tokens need ", needed));
+    throw Error(StrCat("generate: the position '", options.position, "' is defined for only ",
+                       *longest, " ", kind, ", but --prompt and --tokens need ", needed));
   }
   return {.tokens = tokens,
           .temperature = sampling.temperature,

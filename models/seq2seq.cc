@@ -40,7 +40,7 @@ nn::MultiheadAttention MakeCrossAttention(const TransformerOptions& options,
     return MakeBranch(options, position);
   } catch (const c10::Error& error) {
     throw Error(StrCat("the position '", position,
-                       "' of cross attention: ", error.what_without_backtrace()));
+                       "' of cross-attention: ", error.what_without_backtrace()));
   }
 }
 

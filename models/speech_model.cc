@@ -58,7 +58,7 @@ torch::Tensor MelBank(int64_t mels, int64_t rate, int64_t fourier) {
     if (!is_heard) {
       throw Error(StrCat("speech model: mels is ", mels, ", which is too many for the ",
                          frequencies, " frequencies of a window: filter ", m,
-                         " contains none of them"));
+                         " contains no frequency; use fewer filters or a longer window"));
     }
   }
   return bank;

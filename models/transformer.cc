@@ -18,7 +18,7 @@ std::vector<std::string> PatternOf(const std::string& position) {
     if (nn::attention_position(parts[n]) == parts[n] || parts[n] == "none") continue;
     throw Error(
         StrCat("position '", position, "': '", parts[n],
-               "' is added to embeddings, before all layers; expected it only in the first part"));
+               "' is added to the embeddings before all layers; put it only in the first item"));
   }
   return parts;
 }
@@ -27,9 +27,10 @@ std::vector<std::string> PatternOf(const std::string& position) {
 
 void CheckTransformer(const std::string& where, int64_t dim, int64_t heads, double dropout) {
   if (dim % heads != 0) {
-    throw Error(StrCat(where, ": dim ", dim, " is not a multiple of heads ", heads));
+    throw Error(StrCat(where, ": dim is ", dim, "; expected a multiple of heads, ", heads));
   }
-  if (dropout == 1) throw Error(StrCat(where, ": dropout is 1; expected [0, 1)"));
+  if (dropout == 1)
+    throw Error(StrCat(where, ": dropout is 1; expected at least 0, and less than 1"));
 }
 
 bool IsGated(const std::string& activation) {

@@ -19,7 +19,7 @@ namespace gnomon::models {
 
 // The options shared by all models with such layers.
 #define GNOMON_TRANSFORMER_SIZES(OPTION, dim_default, depth_default, heads_default, mlp_default) \
-  OPTION(int64_t, dim, dim_default, .help = "Width of the model", .lowest = 1)                   \
+  OPTION(int64_t, dim, dim_default, .help = "Model dimension", .lowest = 1)                      \
   OPTION(int64_t, depth, depth_default, .help = "Layers", .lowest = 1)                           \
   OPTION(int64_t, heads, heads_default, .help = "Attention heads per layer; must divide --dim",  \
          .lowest = 1)                                                                            \

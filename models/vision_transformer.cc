@@ -58,7 +58,7 @@ void CheckPatches(int64_t patch, const std::vector<int64_t>& size) {
   for (const int64_t length : size) {
     if (length % patch == 0) continue;
     throw Error(StrCat("--patch is ", patch, ", but the images are ", SizesText(size),
-                       "; expected a divisor of each of these"));
+                       "; expected a divisor of every side"));
   }
 }
 

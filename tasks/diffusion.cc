@@ -226,7 +226,7 @@ class DiffusionTask final : public Task {
   }
 
   std::string HoldOut() override {
-    return StrCat(data_.HoldOut("images"), " images of the training part");
+    return StrCat(data_.HoldOut("images"), " images of the training split");
   }
 
   std::string data_sha256() const override { return data_.sha256; }
@@ -363,8 +363,8 @@ const RegisterTask<DiffusionTask> registered;
 torch::Tensor DiffusionLearner::Probe() {
   const DiffusionModelOptions& options = model_->options();
   if (model_->max_length() && *model_->max_length() < model_->tokens()) {
-    throw Error(StrCat("defined up to length ", *model_->max_length(),
-                       ", which is shorter than the ", model_->tokens(), " patches of an image"));
+    throw Error(StrCat("the position is defined only up to length ", *model_->max_length(),
+                       ", but an image has ", model_->tokens(), " patches"));
   }
   return model_->forward(torch::ones({1, options.channels, options.size[0], options.size[1]}),
                          torch::zeros({1}, torch::kLong), torch::zeros({1}, torch::kLong));

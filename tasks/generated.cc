@@ -300,8 +300,8 @@ torch::Tensor GeneratedLearner::Probe() {
   const LanguageModelOptions& options = model_->options();
   const std::optional<int64_t> longest = model_->max_length();
   if (longest && *longest < options.max_length) {
-    throw Error(StrCat("defined up to length ", *longest, ", shorter than the ", options.max_length,
-                       " tokens of the longest rows"));
+    throw Error(StrCat("the position is defined only up to length ", *longest,
+                       ", but the longest rows have ", options.max_length, " tokens"));
   }
   // A length limit may come from a grid that needs all of its tokens at once.
   const int64_t length = longest ? options.max_length : std::min<int64_t>(8, options.max_length);

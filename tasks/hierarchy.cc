@@ -49,15 +49,15 @@ constexpr int64_t kBatchNumbers = int64_t{1} << 21;
   OPTION(int64_t, negatives, 50, .help = "Negative samples per pair", .lowest = 1)                \
   OPTION(std::string, corrupt, "both",                                                            \
          .help =                                                                                  \
-             "The part of a pair that a negative sample replaces: ancestor, descendant, or both " \
+             "The node of a pair that a negative sample replaces: ancestor, descendant, or both " \
              "(in turn)",                                                                         \
          .choices = {"ancestor", "descendant", "both"})
 
 #define GNOMON_HIERARCHY_SPLIT_OPTIONS(OPTION)                                                   \
   OPTION(double, held_out, 0.05,                                                                 \
          .help =                                                                                 \
-             "Fraction of implied pairs held out for validation, and the same for the test, if " \
-             "the data has no valid.pairs",                                                      \
+             "Fraction of the implied pairs to hold out for validation, and again for testing, " \
+             "if the data has no valid.pairs",                                                   \
          .highest = 0.5)                                                                         \
   OPTION(int64_t, split_seed, 0, .help = "Random seed for choosing the held-out pairs",          \
          .highest = static_cast<double>(kLargestSeed))
@@ -353,7 +353,7 @@ torch::Tensor HierarchyTask::ReadPairs(const Arrays& arrays, const std::string& 
                        "; expected (pairs, 2)"));
   }
   const torch::Tensor selves = pairs.select(1, 0).eq(pairs.select(1, 1)).nonzero();
-  if (selves.size(0) > 0) fail(selves[0][0].item<int64_t>(), "of a node and itself");
+  if (selves.size(0) > 0) fail(selves[0][0].item<int64_t>(), "of a node with itself");
   return pairs.contiguous();
 }
 
@@ -431,8 +431,8 @@ void HierarchyTask::ReadData(const std::string& path) {
 std::string HierarchyTask::HoldOut() {
   if (!parts_.contains("valid")) {
     throw Error(StrCat(path_,
-                       ": there are no valid pairs: too few pairs are implied by others for "
-                       "--held-out"));
+                       ": there are no validation pairs, because too few pairs are implied by "
+                       "others for --held-out"));
   }
   HoldOutValid(&evaluation_.splits);
   return StrCat(parts_.at("valid").size(), " validation pairs");

@@ -124,8 +124,8 @@ ImageData ReadImages(const std::string& path, const ImageKind& kind, bool has_tr
       return StrCat(SizesText(part.size()), " with ", Counted(part.channels(), "channel"));
     };
     Fail(path, StrCat("valid.", kind.array),
-         StrCat("has images of ", describe(data.valid), ", and 'train.", kind.array, "' has ",
-                describe(data.train), "; expected one size"));
+         StrCat("has images of ", describe(data.valid), ", but 'train.", kind.array, "' has ",
+                describe(data.train), "; expected the same size"));
   }
   return data;
 }

@@ -187,7 +187,7 @@ class ImageTask : public Task {
   std::string HoldOut() override {
     const int64_t count = data_.HoldOut(kind_.array);
     pixels_ = data_.DescribePixels();
-    return StrCat(count, " ", kind_.array, " of the training part");
+    return StrCat(count, " ", kind_.array, " of the training split");
   }
   std::string data_sha256() const override { return data_.sha256; }
   json DescribeData() const override {
@@ -219,8 +219,8 @@ class ImageTask : public Task {
     for (const std::vector<int64_t>& size : EvaluatedSizes()) {
       for (const int64_t length : size) {
         if (length % model_.patch == 0) continue;
-        throw Error(StrCat("--sizes: ", SizesText(size), " is not a multiple of the patch, ",
-                           model_.patch));
+        throw Error(
+            StrCat("--sizes: ", SizesText(size), " is not a multiple of --patch, ", model_.patch));
       }
       if (seen.insert(size).second) continue;
       throw Error(StrCat("--sizes: ", SizesText(size),
@@ -295,8 +295,8 @@ class ImageLearner final : public Learner {
     const VisionTransformerOptions& options = model_->options();
     const int64_t tokens = options.grid().tokens();
     if (model_->max_length() && *model_->max_length() < tokens) {
-      throw Error(StrCat("defined up to length ", *model_->max_length(), ", and there are ", tokens,
-                         " tokens"));
+      throw Error(StrCat("the position is defined only up to length ", *model_->max_length(),
+                         ", but an image has ", tokens, " tokens"));
     }
     std::vector<int64_t> shape = {1, options.channels};
     shape.insert(shape.end(), options.size.begin(), options.size.end());
@@ -378,7 +378,7 @@ class ImageLearner final : public Learner {
     const int64_t times = std::max<int64_t>(kSide / options.size.back(), 1);
     return Picture{
         .title = StrCat(
-            "The first ", task_.name(), " of the validation part. Red marks where ",
+            "The first ", task_.name(), " of the validation split. Red marks where ",
             options.pool == "class" ? "the class token attends" : "all tokens together attend",
             " in the last layer, averaged over the heads."),
         .png = EncodePng(Enlarged(pixels, times))};
@@ -457,8 +457,8 @@ class ImagesTask final : public ImageTask {
     return "a vision transformer that classifies images; accuracy at several sizes";
   }
   const char* data_help() const override {
-    return "A file of arrays PART.images (N x H x W, optionally with channels last) and "
-           "PART.labels (integers from 0) for the parts train and valid";
+    return "A file of arrays SPLIT.images (N x H x W, optionally with channels last) and "
+           "SPLIT.labels (integers from 0) for the splits train and valid";
   }
 };
 
@@ -470,8 +470,8 @@ class VolumesTask final : public ImageTask {
     return "a vision transformer that classifies volumes, images with three axes";
   }
   const char* data_help() const override {
-    return "A file of arrays PART.volumes (N x D x H x W, optionally with channels last) and "
-           "PART.labels (integers from 0) for the parts train and valid";
+    return "A file of arrays SPLIT.volumes (N x D x H x W, optionally with channels last) and "
+           "SPLIT.labels (integers from 0) for the splits train and valid";
   }
 };
 

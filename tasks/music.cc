@@ -65,8 +65,8 @@ struct MusicTrainingOptions {
   GNOMON_OPTIONS(GNOMON_MUSIC_TRAINING_OPTIONS)
 };
 
-#define GNOMON_MUSIC_EVALUATION_OPTIONS(OPTION)                                             \
-  OPTION(std::string, part, "valid", .help = "Part of the data to evaluate: valid or test", \
+#define GNOMON_MUSIC_EVALUATION_OPTIONS(OPTION)                                  \
+  OPTION(std::string, part, "valid", .help = "Split to evaluate: valid or test", \
          .choices = {"valid", "test"})
 
 struct MusicEvaluationOptions {
@@ -294,7 +294,7 @@ class MusicTask final : public Task {
   json DescribeEvaluation() const override { return {{"part", evaluation_.part}}; }
   std::string TrainedAs(const TrainingOptions& training) const override {
     return StrCat("trained at length ", rows_.lengths[0], " for ", training.steps, " steps of ",
-                  training.batch, " windows; all events of the part are predicted at each length");
+                  training.batch, " windows; all events of the split are predicted at each length");
   }
 
  private:
@@ -336,7 +336,7 @@ std::string MusicTask::HoldOut() {
   const Pieces all = std::exchange(train_, {});
   for (const int64_t row : rows.training) train_.Add(all.events[row]);
   for (const int64_t row : rows.held_out) held_out_.Add(all.events[row]);
-  return StrCat(Counted(std::ssize(held_out_.events), "piece"), " of the training part");
+  return StrCat(Counted(std::ssize(held_out_.events), "piece"), " of the training split");
 }
 
 class MusicLearner final : public Learner {
@@ -350,8 +350,8 @@ class MusicLearner final : public Learner {
     const LanguageModelOptions& options = model_->options();
     const std::optional<int64_t> most = model_->max_length();
     if (most && *most < options.max_length) {
-      throw Error(StrCat("defined up to length ", *most, ", shorter than the training length ",
-                         options.max_length));
+      throw Error(StrCat("the position is defined only up to length ", *most,
+                         ", which is less than the training length, ", options.max_length));
     }
     // A length limit may come from a grid that needs all of its tokens at once.
     const int64_t length = most ? options.max_length : std::min<int64_t>(8, options.max_length);

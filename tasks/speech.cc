@@ -81,8 +81,8 @@ std::vector<std::vector<int64_t>> ReadLists(const Arrays& arrays, const std::str
 void CheckSameRows(const Arrays& arrays, const std::string& name, size_t rows,
                    const std::string& other, size_t others) {
   if (rows == others) return;
-  throw Error(StrCat(arrays.path(), ": the array '", other, "' has ", others, " rows, and '", name,
-                     "' has ", rows));
+  throw Error(StrCat(arrays.path(), ": the array '", other, "' has ", others, " rows, but '", name,
+                     "' has ", rows, "; expected the same number"));
 }
 
 SpeechPart ReadPart(const Arrays& arrays, const std::string& part, int64_t highest_label) {
@@ -337,7 +337,7 @@ class SpeechTask final : public Task {
     const HeldOutRows rows = ChooseHeldOut(train_.size(), "utterances");
     held_out_ = Select(train_, rows.held_out);
     train_ = Select(train_, rows.training);
-    return StrCat(held_out_.size(), " utterances of the training part");
+    return StrCat(held_out_.size(), " utterances of the training split");
   }
 
   std::string data_sha256() const override { return sha256_; }
@@ -461,8 +461,10 @@ torch::Tensor SpeechLearner::Probe() {
   const SpeechModelOptions& options = model_->options();
   const std::optional<int64_t> most = model_->max_length();
   if (most && *most < options.max_length) {
-    throw Error(StrCat("defined up to length ", *most, ", shorter than the ", options.max_length,
-                       " tokens of the longest sequence that training can draw"));
+    throw Error(StrCat("the position is defined only up to length ", *most,
+                       ", but training sequences "
+                       "can have up to ",
+                       options.max_length, " tokens"));
   }
   // Sequences of different lengths, in a batch and alone.
   const auto sound = [&](int64_t tokens) {

@@ -114,7 +114,7 @@ void TextTask::CheckFits(const TrainingOptions& training, int64_t processes) con
 
 const char* TextTask::data_help() const {
   return "A text file or a folder of text files; the last tenth is used for validation unless the "
-         "folder has parts named train and valid";
+         "folder has files named train and valid";
 }
 
 void TextTask::SetText(TextData data) {
@@ -132,7 +132,7 @@ std::string TextTask::HoldOut() {
   held_out_ = data_.train.substr(cut);
   data_.train.resize(cut);
   Encode();
-  return StrCat("the last ", bytes, " bytes of the training part");
+  return StrCat("the last ", bytes, " bytes of the training split");
 }
 
 json TextTask::DescribeData() const {
@@ -200,7 +200,7 @@ void TextTask::CheckData(const TrainingOptions* training) const {
   CheckCutoffs(options_.model.adaptive, options_.model.vocabulary);
   const auto check = [&](const char* part, const TokenText& text, int64_t needed) {
     if (text.size() < needed) {
-      throw Error(StrCat("the text is too short: the ", part, " part of ", data_.path, " has ",
+      throw Error(StrCat("the text is too short: the ", part, " split of ", data_.path, " has ",
                          text.size(), " ", kind(), ", but the windows need ", needed));
     }
   };
@@ -279,8 +279,8 @@ torch::Tensor TextLearner::Probe() {
   const LanguageModelOptions& options = model_->options();
   const std::optional<int64_t> most = model_->max_length();
   if (most && *most < options.max_length) {
-    throw Error(StrCat("defined up to length ", *most, ", shorter than the training length ",
-                       options.max_length));
+    throw Error(StrCat("the position is defined only up to length ", *most,
+                       ", which is less than the training length, ", options.max_length));
   }
   CheckMemory(model_, std::max(memory_.max_length, task_.evaluated().memory));
   // A length limit may come from a grid that needs all of its tokens at once.
@@ -294,7 +294,8 @@ void TextLearner::CheckTraining() const {
   const int64_t needed = NeededTokens(window, training_.batch);
   const int64_t tokens = task_.tokens().train.size();
   if (tokens < needed) {
-    throw Error(StrCat("training: the text has ", tokens, " tokens, but training needs ", needed));
+    throw Error(
+        StrCat("training: the text has ", tokens, " tokens, but training needs at least ", needed));
   }
 }
 

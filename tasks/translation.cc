@@ -68,23 +68,23 @@ struct SmoothingOptions {
              "Length penalty alpha of the beam search: the log-probability of n tokens is " \
              "divided by ((5 + n) / 6)^alpha (Wu et al. 2016)",                             \
          .highest = 10, .may_change = true)
-#define GNOMON_DECODING_OPTIONS(OPTION, beam_default)                                             \
-  GNOMON_SEARCH_OPTIONS(OPTION, beam_default)                                                     \
-  OPTION(int64_t, evaluation_sentences, 0,                                                        \
-         .help = "Number of sentences to translate per part, taken from the start; default: all", \
-         .shows_default = false, .may_change = true)                                              \
-  OPTION(std::vector<std::string>, splits, {},                                                    \
-         .help =                                                                                  \
-             "Parts of the data to evaluate, comma-separated; default: valid and all parts "      \
-             "whose names begin with test",                                                       \
+#define GNOMON_DECODING_OPTIONS(OPTION, beam_default)                                              \
+  GNOMON_SEARCH_OPTIONS(OPTION, beam_default)                                                      \
+  OPTION(int64_t, evaluation_sentences, 0,                                                         \
+         .help = "Number of sentences to translate per split, taken from the start; default: all", \
+         .shows_default = false, .may_change = true)                                               \
+  OPTION(std::vector<std::string>, splits, {},                                                     \
+         .help =                                                                                   \
+             "Splits to evaluate, comma-separated; default: valid and all splits "                 \
+             "whose names begin with test",                                                        \
          .shows_default = false, .may_change = true)
 #define GNOMON_RUN_DECODING_OPTIONS(OPTION) GNOMON_DECODING_OPTIONS(OPTION, 4)
 #define GNOMON_COMPARISON_DECODING_OPTIONS(OPTION) GNOMON_DECODING_OPTIONS(OPTION, 1)
-#define GNOMON_EVALUATION_DECODING_OPTIONS(OPTION)                                                \
-  GNOMON_DECODING_OPTIONS(OPTION, 4)                                                              \
-  OPTION(                                                                                         \
-      std::string, translations, "",                                                              \
-      .help = "Folder for the translations, written to PART.LANGUAGE with one sentence per line", \
+#define GNOMON_EVALUATION_DECODING_OPTIONS(OPTION)                                                 \
+  GNOMON_DECODING_OPTIONS(OPTION, 4)                                                               \
+  OPTION(                                                                                          \
+      std::string, translations, "",                                                               \
+      .help = "Folder for the translations, written to SPLIT.LANGUAGE with one sentence per line", \
       .shows_default = false)
 
 #define GNOMON_TRANSLATION_OPTIONS(OPTION)                                                       \
@@ -403,7 +403,7 @@ std::string TranslationTask::HoldOut() {
                          .source = select(all.source, rows.held_out),
                          .target = select(all.target, rows.held_out)});
   Encode();
-  return StrCat(Counted(std::ssize(rows.held_out), "pair"), " of the training part");
+  return StrCat(Counted(std::ssize(rows.held_out), "pair"), " of the training split");
 }
 
 const ParallelPart& TranslationTask::TrainPart() const {
@@ -430,7 +430,7 @@ void TranslationTask::ChooseSplits() {
   for (auto split = splits.begin(); split != splits.end(); ++split) {
     if (text_.Find(*split) == nullptr) {
       names.insert(names.begin(), kTrainPart);
-      throw Error(StrCat("--splits: '", *split, "' is not a part of ", text_.path, ", which has ",
+      throw Error(StrCat("--splits: '", *split, "' is not a split of ", text_.path, ", which has ",
                          Join(names, ", ")));
     }
     if (std::find(splits.begin(), split, *split) != split) {
@@ -536,9 +536,9 @@ void TranslationTask::CheckData(const TrainingOptions* training) const {
   if (training == nullptr) return;
   const auto all = std::ssize(TrainPart().source);
   if (train_.size() >= training->batch) return;
-  throw Error(StrCat("the parallel text is too short: of the ", all, " pairs in ", text_.path, ", ",
-                     train_.size(), " have at most --max-length ", model_.max_length,
-                     " tokens, but --batch is ", training->batch));
+  throw Error(StrCat("the parallel text is too short: only ", train_.size(), " of the ", all,
+                     " pairs in ", text_.path, " have at most ", model_.max_length,
+                     " tokens (--max-length), but --batch is ", training->batch));
 }
 
 std::unique_ptr<Learner> TranslationTask::MakeLearner(const Terms& terms,
@@ -580,7 +580,7 @@ std::vector<Metric> TranslationTask::metrics() const {
 }
 
 Conditions TranslationTask::conditions() const {
-  Conditions conditions = {.key = "split", .title = "part of the data"};
+  Conditions conditions = {.key = "split", .title = "split"};
   for (const std::string& split : evaluated_.splits) conditions.values.emplace_back(split);
   return conditions;
 }
@@ -605,8 +605,8 @@ torch::Tensor TranslationLearner::Probe() {
   const Seq2SeqOptions& options = model_->options();
   const std::optional<int64_t> most = model_->max_length();
   if (most && *most < options.max_length) {
-    throw Error(
-        StrCat("defined up to length ", *most, ", shorter than --max-length ", options.max_length));
+    throw Error(StrCat("the position is defined only up to length ", *most,
+                       ", which is less than --max-length, ", options.max_length));
   }
   // Two sentences of different lengths, with more target than source tokens.
   const int64_t source = std::min<int64_t>(5, options.max_length);

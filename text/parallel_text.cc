@@ -69,7 +69,7 @@ PartFiles FindFiles(const fs::path& folder) {
   }
   if (parts.empty()) {
     throw Error(StrCat(folder.string(),
-                       " contains no parts; expected files train.LANGUAGE and valid.LANGUAGE for "
+                       " contains no splits; expected files train.LANGUAGE and valid.LANGUAGE for "
                        "two languages, optionally with .gz"));
   }
   return parts;
@@ -204,7 +204,7 @@ ParallelText ReadParallelText(const fs::path& folder, const std::string& source_
          {std::tuple(&text.source_language, source, target),
           std::tuple(&text.target_language, target, source)}) {
       if (file == files.end()) {
-        throw Error(StrCat(folder.string(), ": the part '", name, "' has ",
+        throw Error(StrCat(folder.string(), ": the split '", name, "' has ",
                            other->second.filename().string(), " but no file for '", *language,
                            "'"));
       }
@@ -218,7 +218,7 @@ ParallelText ReadParallelText(const fs::path& folder, const std::string& source_
     text.files += 2;
   }
   if (text.parts.empty()) {
-    throw Error(StrCat(folder.string(), " contains no part in '", text.source_language, "' and '",
+    throw Error(StrCat(folder.string(), " contains no split in '", text.source_language, "' and '",
                        text.target_language, "'"));
   }
   const auto rank = [](const ParallelPart& part) {

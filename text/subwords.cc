@@ -30,7 +30,7 @@ const SentencePieceModule* LoadModule() {
   void* const library = dlopen("libgnomon_sentencepiece.so", mode);
   if (library == nullptr) {
     throw Error(
-        StrCat("subwords need SentencePiece: install libsentencepiece-dev; if this program was "
+        StrCat("subwords need SentencePiece: install libsentencepiece-dev; if gnomon was "
                "built without it, run `touch CMakeLists.txt` and `make build` (",
                dlerror(), ")"));
   }

@@ -84,7 +84,8 @@ void Arrays::CheckRows(const std::string& first, const std::string& second) cons
   const int64_t rows = file_.tensors.at(first).size(0);
   const int64_t others = file_.tensors.at(second).size(0);
   if (rows == others) return;
-  Fail(second, StrCat("has ", others, " rows, but '", first, "' has ", rows));
+  Fail(second,
+       StrCat("has ", others, " rows, but '", first, "' has ", rows, "; expected the same number"));
 }
 
 std::vector<torch::Tensor> Arrays::Rows(const std::string& name, int64_t axes) const {

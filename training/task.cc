@@ -60,7 +60,7 @@ std::vector<std::string> Task::DefaultPositions() const {
 
 std::string Task::HoldOut() {
   throw Error(
-      StrCat("the task '", name(), "' has no held-out part; --tune and --until-flat need one"));
+      StrCat("the task '", name(), "' has no held-out data, which --tune and --until-flat need"));
 }
 
 std::string Task::StepFlags(Command /*command*/, const TrainingOptions& training) const {

@@ -211,8 +211,8 @@ class Task {
   virtual void CheckResumes(const nlohmann::json& /*data*/) const {}
   // Sets a part of the training data aside, the same for every run: by its loss a comparison tunes
   // options or ends a run, and neither training nor the reported evaluation uses it. Called between
-  // ReadData() and Prepare(). Returns its size, "1000 images of the training part"; throws Error if
-  // the data are insufficient, or if the task has no held-out part.
+  // ReadData() and Prepare(). Returns its size, "1000 images of the training split"; throws Error
+  // if the data are insufficient, or if the task has no held-out part.
   virtual std::string HoldOut();
   // Whether Learner::Evaluate() measures that part.
   void EvaluateHeldOut(bool is_held_out) { evaluates_held_out_ = is_held_out; }

@@ -60,8 +60,8 @@ class ThreadExecutor final : public Executor {
 // The input g of a pair function: nothing, x_i . y_j, or |x_i - y_j|^2.
 enum class PairInput { kNone, kInnerProduct, kSquaredDistance };
 
-// B batches; H query heads, of which H / Hkv share each key head; D columns of x and y (0 if the
-// pair function reads neither); Dv columns of v.
+// B batches; H query heads, of which H / Hkv share each key head; D is the head_dim of x and y (0
+// if the pair function reads neither); Dv is that of v.
 struct AttentionShape {
   int64_t batch = 0;
   int64_t heads = 0;
@@ -108,8 +108,8 @@ using TokensOf = std::conditional_t<std::is_same_v<T, float>, Tokens, View<const
 
 inline constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 
-// Chunks of `size` positions. A query sees its own chunk, `before` chunks before it and `after`
-// chunks after it.
+// Chunks of `size` positions. A query attends to its own chunk, `before` chunks before it and
+// `after` chunks after it.
 struct Chunks {
   int64_t size = 0;  // 0: no chunks
   int64_t before = 0;
@@ -117,8 +117,8 @@ struct Chunks {
 };
 
 // Query i is at position p_i = query_offset + i and key j at p_j = j, unless the input gives
-// positions. Query i sees key j iff p_i - left <= p_j <= p_i + right, key_starts[b] <= j <
-// key_lengths[b], both belong to the same segment and to chunks that see each other, and pairs is
+// positions. Query i attends to key j iff p_i - left <= p_j <= p_i + right, key_starts[b] <= j <
+// key_lengths[b], both are in the same segment, the chunk of i attends to that of j, and pairs is
 // not 0 there. Causal means right = 0.
 struct Mask {
   int64_t left = kUnbounded;
@@ -271,8 +271,8 @@ struct AttentionInput {
 
 template <class T>
 struct AttentionOutput {
-  View<T> o;         // (B, H, Lq, Dv); 0 in a row that sees no key
-  T* lse = nullptr;  // (B, H, Lq), contiguous; natural logarithm, -inf in a row that sees no key
+  View<T> o;         // (B, H, Lq, Dv); 0 for a query without keys
+  T* lse = nullptr;  // (B, H, Lq), contiguous; natural logarithm, -inf for a query without keys
   // (3, B, H, Lq), contiguous; null: not stored. Needed by the backward pass and for merging
   // results of parts of the keys. For each row: its largest score m in units of log2 (s_ij / ln 2),
   // the sum of 2^(s_ij / ln 2 - m), and the index of that score's key (-1: none or unknown). lse
@@ -304,7 +304,7 @@ struct AttentionGradient {
   T* factor = nullptr;
   Bias<T> bias;  // batch_stride and layout as in the input
   T* key_bias = nullptr;
-  // (B, H, Lq, Lk), every element is written, 0 where a query does not see the key. The stride
+  // (B, H, Lq, Lk), every element is written, 0 where a query ignores the key. The stride
   // along batch or heads may be 0: the gradient is then summed over them in a fixed order.
   View<T> pair_bias;
   View<T> relative_query;

@@ -24,7 +24,7 @@ typedef struct gnomon_attention {
   const float* head_scalars;   /* (S, heads) */
   const float* factor;         /* (heads): 1 / sqrt(dim), -gamma, ... */
   const float* bias;           /* (heads, queries + keys - 1) or null: entry j - i + queries - 1 */
-  int causal;                  /* nonzero: query i sees keys j <= i + query_offset */
+  int causal;                  /* nonzero: keys j <= i + query_offset */
   int64_t query_offset;
   int threads; /* maximum number of threads; 0 means 1 */
   /* (3, batch, heads, queries) or null: per-row results that the forward function stores for
@@ -44,7 +44,7 @@ typedef struct gnomon_attention_gradient {
 enum { GNOMON_OK = 0, GNOMON_INVALID_ARGUMENT = 1, GNOMON_FAILURE = 2 };
 
 /* Writes o (batch, heads, queries, value_dim) and lse (batch, heads, queries), the logarithm of
- * sum_j exp(s_ij). Rows that see no key have o = 0 and lse = -inf. */
+ * sum_j exp(s_ij). A query without keys has o = 0 and lse = -inf. */
 int gnomon_attention_forward(const gnomon_attention* input, float* o, float* lse);
 
 /* Reads o and lse as written by the forward function, and d_o with the shape of o. */

@@ -42,7 +42,7 @@ struct GraphInput {
   const T* factor = nullptr;          // c: (H)
   // (E, H), contiguous, added to the scores; -inf removes an edge. Null: none.
   const T* edge_bias = nullptr;
-  Dropout dropout;  // the mask depends on head, row and, in place of the column, the edge index
+  Dropout dropout;  // the mask depends on the head, the node and the index of the edge
 };
 
 template <class T>

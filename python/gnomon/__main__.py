@@ -1,6 +1,6 @@
-"""Command line: ``python -m gnomon`` runs the ``gnomon`` program in this interpreter.
+"""Command line: ``python -m gnomon`` runs the ``gnomon`` command in this interpreter.
 
-Several processes can train one model; the result is that of a single process:
+Several processes can train one model, with the same result as a single process:
 
     torchrun --nproc-per-node 2 -m gnomon train --data corpus/ --batch 16
 

@@ -127,8 +127,8 @@ def _check_device(operator: str, name: str, value: Tensor | None, like: Tensor) 
     check_layout(operator, name, value)
     if value.device != like.device:
         raise TypeError(
-            f"gnomon.{operator}: {name} is on {value.device} and q on {like.device}; expected the "
-            "same"
+            f"gnomon.{operator}: {name} is on {value.device}, but q is on {like.device}; expected "
+            "the same device"
         )
 
 
@@ -420,36 +420,37 @@ def attention(
         causal: p_j <= p_i only.
         window: (left, right), both inclusive: p_i - left <= p_j <= p_i + right; None is unbounded,
             and a single number n means (n, n).
-        key_lengths: (B,) integers: batch b sees only the columns before key_lengths[b]. Here and
+        key_lengths: (B,) integers: batch b attends only to the keys before key_lengths[b]. Here and
             below, a number or a 0-d tensor applies to all batches, and lists are accepted as
             tensors.
-        key_starts: (B,) integers: batch b sees only the columns from key_starts[b] on. Columns
-            outside may hold NaN; positions are not shifted.
-        query_segments: (B, Lq) integers within int32, or (Lq,) for all batches: a query sees only
-            the keys of its own segment (packed documents). Positions are not shifted.
+        key_starts: (B,) integers: batch b attends only to the keys from key_starts[b] on. Other
+            keys may contain NaN; positions are not shifted.
+        query_segments: (B, Lq) integers within int32, or (Lq,) for all batches: a query attends
+            only to the keys of its own segment (packed documents). Positions are not shifted.
         key_segments: (B, Lk) or (Lk,) integers; required with query_segments.
         query_offset: an integer of any sign, up to 2^53, or (B,) integers, one per batch. None
-            means 0 if Lq = Lk; otherwise, it is an error with causal, a window or a position.
+            means 0 if Lq = Lk. If the lengths differ, causal, a window or a position requires it.
         positions: (B, Lq) integers, or (Lq,) for all batches, of any sign and in any order: the
-            positions p_i of the queries. They replace query_offset and columns in masks and in
-            everything else that depends on positions. Use them for packed documents (with
+            positions p_i of the queries. They replace query_offset and the key index in masks and
+            in everything else that depends on positions. Use them for packed documents (with
             segments), trees, and random positions (Ruoss et al. 2023). On a grid, a position is a
             row-major index. The table of OffsetBias is then indexed by position, (H, 2 n - 1) with
             offset 0 in the middle. The positions of a batch must lie less than 2^30 apart and, with
             offset biases, have at most 2^22 differences. Shape (1 or B, Lq, axes) means
             coordinates, which only RoPE accepts. It rotates by them, in sections or with the same
-            number of coordinates per axis. Masks then still use query_offset and columns.
+            number of coordinates per axis. Masks then still use query_offset and the key index.
         key_positions: (B, Lk) or (Lk,) integers: the positions p_j of the keys; by default those of
             the queries. If Lq and Lk differ, positions and key_positions are both required.
-        scale: multiplies the dot product and content terms, by default 1/sqrt(D); an error if there
-            is neither.
-        chunks: (size, before, after): positions are divided into chunks of that size. A query sees
-            its own chunk, `before` chunks before it and `after` chunks after it. With Relative,
-            this is the relative local attention of the Music Transformer (Huang et al. 2019).
+        scale: multiplies the dot product and relative keys, by default 1/sqrt(D). Passing it in
+            a call without either raises an error.
+        chunks: (size, before, after): positions are divided into chunks of that size. A query
+            attends to its own chunk, `before` chunks before it and `after` chunks after it. With
+            Relative, this is the relative local attention of the Music Transformer (Huang et al.
+            2019).
         dropout: probability of dropping a weight, 0 to 1. Kept weights are multiplied by
             1 / (1 - dropout), and lse includes all weights.
         seed: dropout seed, by default drawn from PyTorch's generator. For a given seed, the mask
-            depends only on batch, head, row and column.
+            depends only on batch, head, query and key.
         aggregation: how values are combined:
             "mean" is sum_j p_ij v_j.
             "einstein_midpoint" is sum_j p_ij g_j v_j / sum_j p_ij g_j with
@@ -458,27 +459,27 @@ def attention(
             "lorentz_centroid" is m sqrt(c / |(m.m)_L|) with m = sum_j p_ij v_j, for values on the
             hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c (Law et al. 2019). The time coordinate
             of v and o comes first. c is taken from similarity.Lorentz, otherwise 1.
-        mask: Boolean, broadcasts to (B, H, Lq, Lk): True where query i sees key j, unless another
-            mask hides it. Fully masked blocks are skipped. If another argument can express the
-            mask, it is faster. For additive masks, use position.PairBias.
+        mask: Boolean, broadcasts to (B, H, Lq, Lk): True where query i attends to key j, unless
+            another mask hides it. Fully masked blocks are skipped. If another argument can express
+            the mask, it is faster. For additive masks, use position.PairBias.
         sink: (H,), (B, H, Lq) or one number: an additional score in each row's softmax, without a
             value (Agarwal et al. 2025, gpt-oss). 0 gives softmax plus one, and -inf means no sink.
             o is multiplied by sigmoid(lse - sink), and lse then includes the sink.
         temperature: a tensor that broadcasts to (B, H, Lq), or a number: multiplies s_ij, including
             biases but not the sink; trained if it requires grad. Scalable softmax (Nakanishi 2025)
-            is s log(n) for a row that sees n keys.
+            is s log(n) for a query that attends to n keys.
         score_softcap: a positive z: scores become z tanh(s_ij / z), with biases and temperature in
             s_ij. similarity.Dot(softcap=z) caps only the product, before biases, as Gemma 2 does.
-            The two agree without biases. CPU only, and not with terms for which the kernels omit a
-            part of the score that is the same for a whole row: Umbral, logarithms of cones,
-            Lorentz, Forget and aggregation="einstein_midpoint".
+            The two agree without biases. Runs on the CPU only. Not supported with terms for which
+            the kernels omit a summand that all scores of a query share: Umbral, logarithms of
+            cones, Lorentz, Forget and aggregation="einstein_midpoint".
         tolerance: the fraction of a row's sum of weights that may be omitted, at least 0 and below
             1. Key blocks are skipped, forward and backward, if their total weight is provably
             smaller. The proof uses the norms of q and k and needs biases that decrease with
             distance (ALiBi, HyPE, KERPLE, learned tables, Forget). It covers every similarity
-            except external ones without bounds. The default is the float32 rounding of the sum. 0
-            computes everything, as do float64 and few queries on a cache. NaN and infinity
-            propagate as without skipping.
+            except external ones without bounds. The default is the float32 rounding of the sum.
+            Nothing is skipped with 0, in float64, or with a few queries on a cache. NaN and
+            infinity propagate as without skipping.
         return_lse: also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij), with s as
             documented, including constants; differentiable.
 
@@ -487,9 +488,9 @@ def attention(
     forward-mode and second derivatives.
 
     Returns:
-        o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. A row that
-        sees no key gives 0, and lse = -inf. If q is the transpose of (B, Lq, H, D), so is o of
-        (B, Lq, H, Dv): o.transpose(1, 2).view(B, Lq, -1) copies nothing.
+        o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. A query
+        that attends to no key gives 0, and lse = -inf. If q is the transpose of (B, Lq, H, D), so
+        is o of (B, Lq, H, Dv): o.transpose(1, 2).view(B, Lq, -1) copies nothing.
 
     Raises:
         ValueError: an invalid shape or value.
@@ -538,7 +539,8 @@ def attention_weights(
         rows: a row, several rows or a slice, ``slice(None)`` for all; -1, the default, is the last.
 
     Returns:
-        (B, H, n, Lk) for n rows, in q's dtype; differentiable. A row that sees no key gives 0.
+        (B, H, n, Lk) for n rows, in q's dtype; differentiable. The weights of a query that
+        attends to no key are 0.
 
     Raises:
         ValueError: an invalid shape or value.

@@ -17,8 +17,8 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
         A dictionary with the lists "similarities" and "positions". Each entry describes one term
         by its name, title, formula (as text and in LaTeX, with a note), details, source and cost.
         Its role is "similarity" or the function of a position ("rotation", "bias", "content", ...).
-        Flags state whether it needs a grid, causal or the dot product. The entry also gives its
-        Python class name, its load_terms library and its parameters. Each parameter has a name,
+        Flags state whether it needs a grid, a causal mask or the dot product. The entry also gives
+        its Python class name, its load_terms library and its parameters. Each parameter has a name,
         kind, meaning, default, choices and range. It also states whether it may be a tensor, how a
         table is indexed, and whether it is a class argument. include/gnomon/catalogue.h documents
         the fields and roles.
@@ -44,7 +44,7 @@ def load_terms(path: str | os.PathLike[str]) -> list[str]:
 
     Afterwards, their names are valid in every specification: attention(), modules, grids,
     catalogue(). To pass tensors, use ``similarity.Specified("student_t:gamma=tensor", (gamma,))``
-    or ``position.Specified``. The command-line programs load such libraries with --terms.
+    or ``position.Specified``. The ``gnomon`` command loads such libraries with --terms.
 
     Args:
         path: the shared library, built with gnomon_add_terms() from gnomon's CMake package
@@ -56,8 +56,8 @@ def load_terms(path: str | os.PathLike[str]) -> list[str]:
 
     Raises:
         TypeError: path is not a path.
-        ValueError: the file does not exist, or was built for a different gnomon or PyTorch.
-            Also if it has no terms, or a term's name is in use. Nothing is added then.
+        ValueError: the file does not exist, was built for a different gnomon or PyTorch, or
+            has no terms; or the name of a term is in use. Nothing is added in these cases.
 
     Example:
         >>> names = gnomon.load_terms("build/libmy_terms.so")  # doctest: +SKIP

@@ -93,7 +93,8 @@ def graph_attention(
         similarity: an object from gnomon.similarity, or a specification; None means Dot(). Its
             tensors have q's dtype, or float32 if that is lower. They are (H,), or 0-d for all
             heads.
-        scale: multiplies the dot product, by default 1/sqrt(D); an error with another similarity.
+        scale: multiplies the dot product, by default 1/sqrt(D). Other similarities do not accept
+        it.
         sink: (H,), (N, H) or one number: an additional score in each node's softmax, without a
             value, as in attention; lse then includes it. -inf means no sink.
         edge_bias: (E, H), or (E,) for all heads, in q's dtype, or float32 if that is lower: added
@@ -169,8 +170,8 @@ def _with_sink(o: Tensor, lse: Tensor, sink: Tensor | float) -> tuple[Tensor, Te
 def csr(edge_index: Integers, num_nodes: int) -> tuple[Tensor, Tensor]:
     """Converts PyTorch Geometric's edge_index to the CSR format of graph_attention.
 
-    An edge (j, i) of edge_index is a message from j to i: node i sees j. Edges keep their order
-    within a row.
+    An edge (j, i) of edge_index is a message from j to i: node i attends to j. Edges keep their
+    order within a row.
 
     Args:
         edge_index: (2, E) integers, sources j and targets i.

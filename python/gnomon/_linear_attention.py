@@ -54,8 +54,8 @@ def linear_attention(
         causal: sums over j <= i; needs Lq = Lk.
         key_lengths: (B,) integers, or one for all batches: keys from key_lengths[b] on are ignored;
             they may hold NaN.
-        query_offset: position of the first query, for rope. None means 0 where Lq = Lk; otherwise,
-            with rope, it is an error.
+        query_offset: position of the first query, for rope. None means 0 if Lq = Lk. If the
+            lengths differ, rope requires it.
         num_features: number of "favor" features; by default the even number nearest to D ln D, at
             least 2.
         seed: seed of the "favor" projection, which is drawn in every call and is the same for the

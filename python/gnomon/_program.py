@@ -1,4 +1,4 @@
-"""The ``gnomon`` program as a library: its entry point and option lists."""
+"""The ``gnomon`` command as a library: its entry point and option lists."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def library() -> ctypes.CDLL:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """An option of the program: its name in files, kind, default and range.
+    """An option of the ``gnomon`` command: its name in files, kind, default and range.
 
     choices is empty if any text is valid. If the default is None, None may also be passed.
     """

@@ -40,9 +40,9 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """Drop-in replacement for torch.nn.functional.scaled_dot_product_attention.
 
-    The arguments and results are the same. To replace PyTorch's function in a whole program, assign
+    The arguments and results are the same. To replace PyTorch's function everywhere, assign
     ``torch.nn.functional.scaled_dot_product_attention = gnomon.scaled_dot_product_attention``.
-    For other similarities and positions, and for masks without a mask tensor, call attention.
+    For other similarities and positions, or to express masks without a tensor, call attention.
 
     Args:
         query: (..., H, L, E), at least two axes; bfloat16, float16, float32 or float64.
@@ -138,7 +138,7 @@ def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
         if tensor.dim() < 2:
             raise ValueError(
                 f"gnomon.{_NAME}: {name} has shape {list(tensor.shape)}; expected at least two "
-                "axes, (..., length, columns)"
+                "axes, (..., length, head_dim)"
             )
         if tensor.dtype != query.dtype or tensor.device != query.device:
             raise TypeError(
@@ -147,7 +147,7 @@ def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
             )
     if key.shape[-1] != query.shape[-1]:
         raise ValueError(
-            f"gnomon.{_NAME}: key has {key.shape[-1]} columns and query has {query.shape[-1]}; "
+            f"gnomon.{_NAME}: key has head_dim {key.shape[-1]}, but query has {query.shape[-1]}; "
             "expected the same"
         )
     if value.shape[-2] != key.shape[-2]:
@@ -165,7 +165,7 @@ def _leading_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) 
         if min(x.dim() for x in tokens) < 3:
             raise ValueError(
                 f"gnomon.{_NAME}: enable_gqa requires at least three axes, (..., heads, length, "
-                "columns)"
+                "head_dim)"
             )
         heads = [query.shape[-3]]
         for name, tensor in (("key", key), ("value", value)):

@@ -1,7 +1,7 @@
 """Event files for TensorBoard, as ``gnomon compare --tensorboard`` writes them.
 
-The program writes one JSON object per line to the standard input: the name of a run, a step and
-scalars by tag. Each run has its own folder of events.
+``gnomon compare`` writes one JSON object per line to the standard input: the name of a run, a step
+and scalars by tag. Each run has its own folder of events.
 """
 
 from __future__ import annotations

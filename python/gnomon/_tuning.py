@@ -1,6 +1,6 @@
 """Selects the values that ``gnomon compare --tune`` tries: ``python _tuning.py FOLDER``.
 
-It imports nothing of gnomon, so that a question does not wait for the import of PyTorch.
+It does not import gnomon, because importing PyTorch would delay each answer.
 
 Reads the results.json of a comparison and, with Optuna, selects the trials to run next. Prints them
 as JSON, or the chosen values once all trials are done. The output depends only on the record, so a
@@ -23,7 +23,7 @@ from typing import Any
 
 #: The default number of trials per combination, unless a grid is smaller.
 MOST_TRIALS = 12
-#: The number of trials per batch; the sampler knows the results of earlier batches.
+#: The number of trials per batch; the sampler uses the results of earlier batches.
 BATCH = 4
 #: The fractions of the steps after which a batch is halved.
 RUNGS = (0.25, 0.5, 1)

@@ -107,7 +107,7 @@ def varlen_attention(
     Sequence n consists of rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of q. Likewise,
     cu_seqlens_k gives its rows of k and v, as in flash-attn. Nothing is padded. Positions restart
     in each sequence: its keys are at 0, 1, ..., and its last query is at the position of its last
-    key. With causal=True and fewer queries than keys, the last query therefore sees all keys. This
+    key. With causal=True and fewer queries than keys, the last query attends to all keys. This
     is flash-attn's bottom-right alignment; scaled_dot_product_attention aligns to the top left.
 
     Args:
@@ -125,10 +125,10 @@ def varlen_attention(
     indexed by position, (H, 2 n - 1) with offset 0 in the middle.
 
     Outside torch.compile, the host reads cu_seqlens_q and cu_seqlens_k, and consecutive sequences
-    of equal length form a batch. All sequences form one call with segments and positions under
-    torch.compile, with dropout, and with tensors that have one entry per token. Such a call does
-    not support rotations that depend on its length. Short sequences without positions
-    also form one call on CPUs.
+    of equal length form a batch. Under torch.compile, with dropout, or with tensors that
+    have one entry per token, all sequences form one call with segments and positions. Such a call
+    does not support rotations that depend on its length. Short sequences without positions also
+    form one call on CPUs.
 
     Returns:
         o (total_q, H, Dv) in q's dtype, or (o, lse). The queries of a sequence without keys get 0,
@@ -150,14 +150,14 @@ def varlen_attention(
         if tokens.dim() != 3:
             raise ValueError(
                 f"gnomon.{_NAME}: {name} has shape {list(tokens.shape)}; expected three axes, "
-                "(total, heads, columns)"
+                "(total, heads, head_dim)"
             )
     ends_q = _ends("cu_seqlens_q", cu_seqlens_q, q)
     ends_k = ends_q if cu_seqlens_k is None else _ends("cu_seqlens_k", cu_seqlens_k, k)
     if ends_q.shape != ends_k.shape:
         raise ValueError(
             f"gnomon.{_NAME}: cu_seqlens_q has {ends_q.shape[0]} entries and cu_seqlens_k "
-            f"{ends_k.shape[0]}; expected the same number"
+            f"has {ends_k.shape[0]}; expected the same number"
         )
     return _attend(q, k, v, Packing(ends_q, ends_k, cu_seqlens_k is None), return_lse, arguments)
 
@@ -328,7 +328,7 @@ def nested_attention(
             )
     values, ends = [], []
     for name, tokens in (("q", q), ("k", k), ("v", v)):
-        axes = "(batch, heads, length, columns)"
+        axes = "(batch, heads, length, head_dim)"
         packed = tokens.transpose(1, 2) if tokens.is_nested and tokens.dim() == 4 else tokens
         its_values, its_ends = _unnested(operator, name, packed, 4, axes)
         values.append(its_values)
@@ -389,7 +389,7 @@ def nested_module(
                 f"gnomon.{operator}: {name} is not supported with nested tensors; supported: "
                 f"{', '.join(known)}"
             )
-    axes = "(batch, length, columns)"
+    axes = "(batch, length, embed_dim)"
     values, queries = _unnested(operator, "query", query, 3, axes)
     keys, of_keys, of_values = None, values, None
     key_ends = queries

@@ -1,8 +1,8 @@
 """Runs of a comparison on Dask workers, started by ``gnomon compare --workers`` and ``--cluster``.
 
-The program writes ``run COMBINATION SEED`` and ``stop`` to the standard input and reads ``done
-COMBINATION SEED`` and ``failed COMBINATION SEED MESSAGE`` from the standard output. Each run is a
-separate process, ``gnomon compare --resume FOLDER --only COMBINATION,SEED``, which stores its
+``gnomon compare`` writes ``run COMBINATION SEED`` and ``stop`` to the standard input and reads
+``done COMBINATION SEED`` and ``failed COMBINATION SEED MESSAGE`` from the standard output. Each run
+is a separate process, ``gnomon compare --resume FOLDER --only COMBINATION,SEED``, which stores its
 checkpoints and its result in the folder. A run that loses its worker therefore continues elsewhere,
 and nothing is lost if the scheduler or this process is killed.
 """

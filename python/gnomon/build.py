@@ -1,7 +1,7 @@
 """Compiles the operators for the installed PyTorch: ``python -m gnomon.build``.
 
-A wheel of gnomon has libraries for PyTorch's releases. Nightly builds, PyTorch compiled from source
-and some conda packages need their own. This program compiles them from the sources in the wheel;
+A gnomon wheel has libraries for PyTorch's releases. Nightly builds, PyTorch compiled from source
+and some conda packages need their own. This command compiles them from the sources in the wheel;
 the CPU kernels are those of the wheel. ``import gnomon`` finds the libraries in the cache folder
 (``GNOMON_CACHE``).
 """

@@ -1,7 +1,7 @@
 """The demo: ``python -m gnomon.demo`` compares four positions on text that Python contains.
 
 It trains small language models with three seeds each, evaluates them at lengths beyond the training
-length, and says which differences are significant. The result is a folder in ``runs/``.
+length, and reports which differences are significant. The result is a folder in ``runs/``.
 """
 
 from __future__ import annotations

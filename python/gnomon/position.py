@@ -260,8 +260,8 @@ class OffsetBias(Position):
 
     Entry n applies where column - row = n - (Lq - 1), whatever query_offset is; -inf masks a
     pair. In a module, the table is (H, 2 n - 1) and indexed by positions: entry m applies where
-    p_j - p_i = m - (n - 1). Calls with up to n tokens, including cached ones, read the part that
-    they need.
+    p_j - p_i = m - (n - 1). Calls with up to n tokens, including cached ones, read the entries
+    that they need.
 
     Shaw et al. 2018, Self-Attention with Relative Position Representations.
 
@@ -290,7 +290,7 @@ class Sandwich(Position):
 
     Args:
         factor: per-head factor.
-        dims: number of columns of the sinusoids, even.
+        dims: dimension of the sinusoids; must be even.
         base: base of the wavelengths.
 
     Example:
@@ -382,11 +382,11 @@ class Forget(Position):
     """Forget gate: -(log f[h, 0] + ... + log f[h, j]): with causal, each weight is multiplied by
     the gates f of all later keys, up to the query's own.
 
-    The sum stays accurate over long sequences: it is kept in float64, and each row subtracts the
-    sum at its own position (lse and sinks use the full sum). Gates of keys outside key_starts
-    and key_lengths count as 1. The sum runs over a key's own segment, in the order of positions.
-    A module computes the gates from its tokens, f = sigmoid(w_h x + b_h). It starts as ALiBi: w
-    is 0, and b is set so that log f is minus ALiBi's slope.
+    The sum stays accurate over long sequences: it is kept in float64, and each query subtracts
+    the sum at its own position (lse and sinks use the full sum). Gates of keys outside
+    key_starts and key_lengths count as 1. The sum runs over a key's own segment, in the order of
+    positions. A module computes the gates from its tokens, f = sigmoid(w_h x + b_h). It starts
+    as ALiBi: w is 0, and b is chosen so that log f is minus ALiBi's slope.
 
     Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 
@@ -490,7 +490,7 @@ class ContentBias(Position):
     """Content-conditioned bias: r_i.E[p_j - p_i + extent - 1], from past to future; 0 where |p_i -
     p_j| >= extent.
 
-    A module projects r_i, a few columns per head, from its tokens, and has one table for all
+    A module projects r_i, a short vector per head, from its tokens, and has one table for all
     heads. The term equals "relative" with far="zero" and a separate query.
 
     Shaw et al. 2018, Self-Attention with Relative Position Representations, where r is q; some
@@ -570,9 +570,9 @@ class Relative(Position):
     W[p_j - p_i + max_offset] for v_j; far: the nearest row, or none; with a separate query,
     r_i.E[...].
 
-    If your table runs from future to past, pass table.flip(-2). With a separate query, projected
-    from the tokens to a few columns, and a table that the heads share, this is the
-    content-conditioned bias of some 2026 models.
+    If your table runs from future to past, pass table.flip(-2). With a separate query, a short
+    projection of the tokens, and a table that the heads share, this is the content-conditioned
+    bias of some 2026 models.
 
     Shaw et al. 2018, Self-Attention with Relative Position Representations; Huang et al. 2019,
     Music Transformer.
@@ -581,12 +581,12 @@ class Relative(Position):
         table: (2 max_offset + 1, D), or max_offset + 1 rows for the past only, which requires
             causal; or (H, n, D), one table per head.
         max_offset: offset of the table's last row.
-        far: the row beyond max_offset: "clip" uses the nearest one (Shaw et al.), "zero" none
-            (Huang et al.).
+        far: for offsets beyond max_offset, "clip" uses the nearest row (Shaw et al.), and "zero"
+            adds nothing (Huang et al.).
         values: (n, Dv) with as many rows as the table, or (H, n, Dv); the row of the offset is
             added to v_j.
-        query: (B, H, Lq, Dr), multiplied by the rows instead of q; the table then has Dr columns,
-            and the products are not scaled.
+        query: (B, H, Lq, Dr), multiplied by the rows instead of q; the table then has rows of size
+            Dr, and the products are not scaled.
         scale: multiplies the products; 1 leaves them unscaled.
 
     Example:
@@ -732,13 +732,13 @@ class QKNorm(Position):
 
 @dataclass(frozen=True, eq=False)
 class LogTemperature(Position):
-    """Temperature by length: multiplies the scores of row i by 1 + scale log(1 + floor((p_i + 1) /
-    length)) (steps) or 1 + scale log(max(1, n_i / length)) (smooth), n_i the number of keys up
-    to its own.
+    """Temperature by length: multiplies the scores of query i by 1 + scale log(1 + floor((p_i + 1)
+    / length)) (steps) or 1 + scale log(max(1, n_i / length)) (smooth), n_i the number of keys up
+    to its own position.
 
     Keys outside key_starts and key_lengths and keys of other segments do not count; other masks
     make no difference, except that a window without keys ahead counts as a causal mask. The
-    positions (steps) are those of the call: padding before a row shifts them.
+    positions p_i (steps) are those of the call: padding before a query shifts them.
 
     Meta 2025, Llama 4 (steps); Inkling 2026 (smooth).
 
@@ -762,8 +762,8 @@ class LogTemperature(Position):
 
 @dataclass(frozen=True, eq=False)
 class ScalableSoftmax(Position):
-    """Scalable softmax: multiplies the scores of row i by s[h] log n_i, where n_i is the number of
-    keys up to its own.
+    """Scalable softmax: multiplies the scores of query i by s[h] log n_i, where n_i is the number
+    of keys up to its own position.
 
     Keys outside key_starts and key_lengths and keys of other segments do not count; other masks
     make no difference, except that a window without keys ahead counts as a causal mask.
@@ -786,9 +786,9 @@ class ScalableSoftmax(Position):
 
 @dataclass(frozen=True, eq=False)
 class Sink(Position):
-    """Sink: adds one more score s[h] to the softmax of each row, for a key without a value.
+    """Sink: adds one more score s[h] to each softmax, for a key without a value.
 
-    The same as the argument `sink` of a call, available by name in modules.
+    Does the same as the argument `sink` of a call; modules can use it by name.
 
     Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. 2023, Efficient
     Streaming Language Models with Attention Sinks.

@@ -62,7 +62,7 @@ class Dot(Similarity):
 
 @dataclass(frozen=True, eq=False)
 class Additive(Similarity):
-    """Additive: LeakyReLU(q + k), for one column.
+    """Additive: LeakyReLU(q + k), for head_dim 1.
 
     q and k (B, H, L, 1) are the two scores of graph attention (eq. 3 of the paper).
 

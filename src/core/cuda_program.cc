@@ -20,7 +20,7 @@ cuda::Program CudaProgram(const cuda::KernelName& kernel) {
     const DefinitionSource* text = FindDefinitionSource(function);
     if (text == nullptr) {
       throw Error("attention: pair function '" + kernel.definition +
-                  "' runs on the CPU only, because the program does not contain the source of its "
+                  "' runs on the CPU only, because this build does not contain the source of its "
                   "definition; add it with gnomon_add_similarity() or gnomon_add_terms()");
     }
     structure = text->struct_name;

@@ -252,7 +252,7 @@ TEST(CompiledErrorsTest, NameTheDefinition) {
   AddPairFunction(kFunction);
   EXPECT_NE(
       ErrorOfCompiling(kFunction).find("pair function 'unfinished' runs on the CPU only, because "
-                                       "the program does not contain the source of its definition; "
+                                       "this build does not contain the source of its definition; "
                                        "add it with gnomon_add_similarity() or gnomon_add_terms()"),
       std::string::npos)
       << ErrorOfCompiling(kFunction);

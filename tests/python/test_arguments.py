@@ -523,7 +523,7 @@ def test_one_number_for_a_window(call, causal, both):
 
 
 def test_a_wrong_window():
-    with pytest.raises(ValueError, match="window has left = -1; expected at least 0"):
+    with pytest.raises(ValueError, match="left of window is -1; expected at least 0"):
         attend(window=-1)
     with pytest.raises(TypeError, match=r"window is a float; expected \(left, right\), one number"):
         attend(window=1.5)
@@ -803,7 +803,7 @@ def test_sparse_tensors_are_refused_by_name(name, call):
             lambda: gnomon.attention_weights(
                 *make_tokens()[:2], sink=torch.zeros(H, device="meta")
             ),
-            "attention_weights: sink is on meta and q on cpu; expected the same",
+            "attention_weights: sink is on meta, but q is on cpu; expected the same device",
         ),
         (lambda: nn.CAPE(8, normalize={}), "normalize of cape is a dict; expected a number"),
         (lambda: nn.Sinusoidal(8, shape=torch.nn.Identity()), "shape of sinusoidal is an Identity"),

@@ -451,10 +451,10 @@ COMPARE = ["compare", "--data", "text.txt"]
         ([*TRAIN, "--position", "rope+rope"], ["two rotations"]),
         ([*TRAIN, "--position", "t5:buckets=-5"], ["t5:buckets=-5"]),
         ([*TRAIN, "--position", "alibi:slopes=1e300"], ["alibi:slopes=1e300"]),
-        ([*TRAIN, "--position", "learned:length=3"], ["defined up to length 3"]),
+        ([*TRAIN, "--position", "learned:length=3"], ["defined only up to length 3"]),
         ([*TRAIN, "--similarity", "laplacian:gamma=inf"], ["laplacian:gamma=inf"]),
         (["train", "--data", "/dev/zero"], ["/dev/zero is a device"]),
-        ([*TRAIN, "--heads", "3"], ["dim 128 is not a multiple of heads 3"]),
+        ([*TRAIN, "--heads", "3"], ["dim is 128; expected a multiple of heads, 3"]),
         ([*TRAIN, "--mlp", "1000000000000"], ["not enough memory", "--mlp 1000000000000"]),
         ([*TRAIN, "--steps", "0"], ["steps is 0"]),
         ([*TRAIN, "--steps", "10", "--warmup", "11"], ["warmup is 11", "steps"]),
@@ -462,8 +462,8 @@ COMPARE = ["compare", "--data", "text.txt"]
         ([*TRAIN, "--learning-rate", "nan"], ["--learning-rate is nan"]),
         ([*TRAIN, "--length", "100000"], ["too short", "100001"]),
         ([*TRAIN, "--out", "/proc/gnomon"], ["/proc/gnomon"]),
-        ([*TRAIN, "--out", "text.txt"], ["text.txt is not a folder"]),
-        ([*TRAIN, "--out", "."], ["is not empty"]),
+        ([*TRAIN, "--out", "text.txt"], ["text.txt is a file; choose another --out"]),
+        ([*TRAIN, "--out", "."], ["is not empty; choose another --out"]),
         ([*TRAIN, "--frobnicate", "1"], ["--frobnicate"]),
         ([*TRAIN, "--tokens", "letters"], ["letters", "bytes, words, subwords"]),
         ([*TRAIN, "--vocabulary", "100"], ["--vocabulary is 100", "there are always 256 bytes"]),
@@ -482,7 +482,7 @@ COMPARE = ["compare", "--data", "text.txt"]
         (["compare"], ["--data is required"]),
         (["compare", "--data", "empty.txt"], ["empty.txt is empty"]),
         ([*COMPARE, "--position", "none,alibbi"], ["alibbi", "alibi"]),
-        ([*COMPARE, "--position", "rope,learned:length=3"], ["defined up to length 3"]),
+        ([*COMPARE, "--position", "rope,learned:length=3"], ["defined only up to length 3"]),
         ([*COMPARE, "--run", "dot"], ["SIMILARITY/POSITION"]),
         ([*COMPARE, "--run", "dot/nothing"], ["nothing"]),
         ([*COMPARE, "--lengths", "16,16"], ["16 is given twice"]),
@@ -535,7 +535,7 @@ COMPARE = ["compare", "--data", "text.txt"]
         (["bench", "--length", "0"], ["--length"]),
         (["bench", "--model", "dot"], ["--model: 'dot' is not SIMILARITY/POSITION"]),
         (["bench", "--model", "dot/nothing"], ["nothing"]),
-        (["bench", "--model", "dot/none", "--heads", "3"], ["dim 128", "heads 3"]),
+        (["bench", "--model", "dot/none", "--heads", "3"], ["dim is 128", "heads, 3"]),
         (["bench", "--model", "dot/none", "--cases", "dot"], ["--model", "--cases"]),
         (["bench", "--depth", "2"], ["--depth requires --model"]),
     ],
@@ -559,7 +559,7 @@ def test_unwritable_folder(folder, tmp_path):
 def test_generation_beyond_a_learned_table(folder, tmp_path):
     succeed(*TRAIN, "--out", tmp_path / "run", "--steps", 1, "--length", 16,
             "--position", "learned", *TINY, cwd=folder)  # fmt: skip
-    assert "defined for 16 bytes" in refused(
+    assert "defined for only 16 bytes" in refused(
         "generate", "--model", tmp_path / "run", "--tokens", 17, cwd=folder
     )
     succeed("generate", "--model", tmp_path / "run", "--tokens", 16, cwd=folder)

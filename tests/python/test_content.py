@@ -549,7 +549,7 @@ def test_relative2d_goes_with_biases_on_the_same_grid():
             row = rows[dy + 2] + columns[h, dx + 3]
             scores[0, h, a, b] += q[0, h, a] @ row / 2 + bias[h, dy + 2, dx + 3]
     torch.testing.assert_close(ours, scores.softmax(-1) @ v)
-    with pytest.raises(ValueError, match="in the sequence or on one grid"):
+    with pytest.raises(ValueError, match="in the sequence, or all on one grid"):
         gnomon.attention(
             q, k, v, position=[Relative2D(rows, columns, 3, 4), ALiBi(torch.ones(2).double())]
         )
@@ -579,7 +579,7 @@ def test_compiles_in_one_graph(content):
 def test_two_content_terms_are_an_error():
     q = torch.randn(1, 2, 3, 4)
     rows = torch.randn(3, 4)
-    with pytest.raises(ValueError, match="two content terms; expected one"):
+    with pytest.raises(ValueError, match="contains two content terms; expected at most one"):
         gnomon.attention(q, q, q, position=[Relative(rows, 1), AbsoluteKeys(rows)])
 
 
@@ -600,7 +600,7 @@ WRONG = {
         lambda: attend(Relative(torch.randn(5, 3), 2))
     ),
     r"table of relative has shape \[3, 5, 4\]": lambda: attend(Relative(torch.randn(3, 5, 4), 2)),
-    r"values of relative has 3 rows and its table 5": (
+    r"values of relative has 3 rows, but its table has 5": (
         lambda: attend(Relative(torch.randn(5, 4), 2, values=torch.randn(3, 4)))
     ),
     r"values of relative has shape \[5, 3\]": (
@@ -613,7 +613,7 @@ WRONG = {
     r"keys of disentangled has 5 rows; expected an even number": (
         lambda: attend(Disentangled(torch.randn(5, 4), torch.randn(5, 4)))
     ),
-    r"queries of disentangled has 4 rows and its keys 6; expected the same": (
+    r"queries of disentangled has 4 rows, but its keys have 6; expected the same": (
         lambda: attend(Disentangled(torch.randn(6, 4), torch.randn(4, 4)))
     ),
     r"queries of disentangled has shape \[6, 3\]; expected \(n, 4\) or \(2, n, 4\)": (
@@ -651,7 +651,7 @@ WRONG = {
     r"rows of relative2d has 5 rows; expected 1 = 2 height - 1": (
         lambda: attend(Relative2D(torch.randn(5, 4), torch.randn(5, 4), 1, 3))
     ),
-    r"Lq = 3, Lk = 3; expected 6 tokens": (
+    r"Lq is 3 and Lk is 3; expected 6 tokens": (
         lambda: attend(Relative2D(torch.randn(3, 4), torch.randn(5, 4), 2, 3))
     ),
 }

@@ -500,7 +500,7 @@ def test_rows_of_a_layout(record):
         ("key bias of one part", "ValueError", ["shape [1, 2, 4]", "8 entries"]),
         ("mask of one part", "ValueError", ["mask has shape [4, 4]", "8 columns"]),
         ("absolute keys of one part", "ValueError", ["shape [4, 4]", "8 rows"]),
-        ("no offset", "ValueError", ["query_offset is None", "with 6 queries and 8 keys"]),
+        ("no offset", "ValueError", ["query_offset is None", "there are 6 queries and 8 keys"]),
         ("chunks across parts", "ValueError", ["begin at [0, 4]", "chunks, 3"]),
         ("segments alone", "ValueError", ["key_segments is given without the other"]),
         ("segments of another shape", "ValueError", ["key_segments has shape [1, 3]"]),
@@ -510,7 +510,7 @@ def test_rows_of_a_layout(record):
         ("other gradients", "ValueError", ["requires_grad of q, k, v", "in process 1"]),
         ("three axes", "ValueError", ["q has shape [2, 4, 4]"]),
         ("other values", "ValueError", ["[1, 2, 3, 4]", "(B, Hkv, Lk, Dv)"]),
-        ("other keys", "TypeError", ["k is torch.float64", "q torch.float32"]),
+        ("other keys", "TypeError", ["k is torch.float64", "q is torch.float32"]),
         ("no tensor", "TypeError", ["q is a NoneType"]),
         ("similarity", "TypeError", ["similarity is an int"]),
         ("position", "TypeError", ["position is an int"]),
@@ -537,7 +537,7 @@ def test_rows_are_refused(record):
 
 def test_invalid_attention_is_rejected_in_every_process(record):
     for its in record[1:]:
-        assert "window has left = -9" in its["answers"]["window"]
+        assert "left of window is -9" in its["answers"]["window"]
         assert "gamma" in its["answers"]["gamma"]
 
 

@@ -71,7 +71,7 @@ VALUE_ERRORS = {
     "a feature": (lambda: linear(feature="gelu"), 'feature is "gelu"; expected elu, relu or favor'),
     "the shape of a projection": (
         lambda: linear(feature="favor", projection=tokens(3, 3)),
-        r"projection has shape \[3, 3\]; expected \(features, D\), D = 8",
+        r"projection has shape \[3, 3\]; expected \(features, D\) with D = 8",
     ),
     "columns of k beside a bias": (
         lambda: augment(k=tokens(2, 4, 6, 7)),
@@ -117,13 +117,13 @@ VALUE_ERRORS = {
         r"query_offset has shape \[3\]; expected \(B,\) = \(2,\)",
     ),
     "three axes": (lambda: attend(q=tokens(2, 6, 8)), r"q has shape \[2, 6, 8\].*four axes"),
-    "no column": (lambda: attend(q=tokens(2, 4, 6, 0)), "q has shape.*at least one column"),
+    "no column": (lambda: attend(q=tokens(2, 4, 6, 0)), "q has shape.*expected head_dim >= 1"),
     "columns of k": (lambda: attend(k=tokens(2, 2, 6, 7)), r"k has shape \[2, 2, 6, 7\].*D = 8"),
     "batch of k": (lambda: attend(k=tokens(1, 2, 6, 8)), r"k has shape.*B = 2"),
     "length of v": (lambda: attend(v=tokens(2, 2, 5, 5)), r"v has shape.*as in k \[2, 2, 6, 8\]"),
     "heads": (
         lambda: attend(q=tokens(2, 3, 6, 8)),
-        "q has 3 heads and k 2; expected a multiple",
+        "q has 3 heads and k has 2; the number of heads of q must be a multiple",
     ),
     "gamma": (
         lambda: attend(similarity=similarity.Laplacian(torch.ones(2))),
@@ -139,7 +139,7 @@ VALUE_ERRORS = {
     ),
     "columns of additive": (
         lambda: attend(similarity=similarity.Additive()),
-        "q has D = 8; additive has 1",
+        "head_dim of q is 8; additive needs 1",
     ),
     "beta": (
         lambda: attend(similarity=similarity.Hyperbolic(torch.ones(3))),
@@ -155,7 +155,7 @@ VALUE_ERRORS = {
     ),
     "a hyperboloid in one dimension": (
         lambda: attend(*[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Hyperbolic(1.0)),
-        "q has D = 1; hyperbolic needs at least 2 columns",
+        "head_dim of q is 1; hyperbolic needs at least 2",
     ),
     "K": (
         lambda: attend(similarity=similarity.Entailment(1.0, K=0.0)),
@@ -175,11 +175,12 @@ VALUE_ERRORS = {
     ),
     "points that do not broadcast": (
         lambda: gnomon.cones.ancestor(torch.ones(3, 2), torch.ones(4, 2)),
-        r"cones.ancestor: u has shape \[3, 2\] and v \[4, 2\]; expected shapes that broadcast",
+        r"cones.ancestor: u has shape \[3, 2\] and v has shape \[4, 2\]; "
+        "expected shapes that broadcast",
     ),
     "points of a cone": (
         lambda: gnomon.cones.ancestor(HEADS, HEADS[:3]),
-        r"u has shape \[4\] and v \[3\]; expected \(..., D\) with D >= 2 for both",
+        r"u has shape \[4\] and v has shape \[3\]; expected \(..., D\) with D >= 2 for both",
     ),
     "a cone in one dimension": (
         lambda: attend(
@@ -188,7 +189,7 @@ VALUE_ERRORS = {
             v=tokens(1, 1, 2, 1),
             similarity=similarity.Umbral(1.0),
         ),
-        "q has D = 1; umbral needs at least 2 columns",
+        "head_dim of q is 1; umbral needs at least 2",
     ),
     "map": (
         lambda: attend(similarity=similarity.Umbral(1.0, map="xi")),
@@ -230,7 +231,7 @@ VALUE_ERRORS = {
         lambda: attend(position=position.OffsetBias(torch.ones(4, 12))),
         r"table of OffsetBias has shape \[4, 12\]; expected \(H, Lq \+ Lk - 1\) = \(4, 11\)",
     ),
-    "two RoPE": (lambda: attend(position=[position.RoPE()] * 2), "position has two rotations"),
+    "two RoPE": (lambda: attend(position=[position.RoPE()] * 2), "position contains two rotations"),
     "odd dims": (lambda: attend(position=position.RoPE(dims=3)), "RoPE has dims = 3"),
     "too many dims": (lambda: attend(position=position.RoPE(dims=10)), "dims = 10.*at most 8"),
     "dims and the height": (
@@ -249,8 +250,8 @@ VALUE_ERRORS = {
         lambda: attend(position=position.RoPE(layout="split")),
         "rope:layout=split; expected one of interleaved, half",
     ),
-    "left": (lambda: attend(window=(-1, 0)), "window has left = -1; expected at least 0, or None"),
-    "right": (lambda: attend(window=(None, -2)), "window has right = -2"),
+    "left": (lambda: attend(window=(-1, 0)), "left of window is -1; expected at least 0, or None"),
+    "right": (lambda: attend(window=(None, -2)), "right of window is -2"),
     "three numbers for a window": (
         lambda: attend(window=(1, 2, 3)),
         r"window is \(1, 2, 3\); expected \(left, right\)",
@@ -270,7 +271,7 @@ VALUE_ERRORS = {
     **{
         f"query_offset with {name}": (
             lambda arguments=arguments: attend(q=tokens(2, 4, 5, 8), **arguments),
-            f"query_offset is None, Lq = 5 and Lk = 6; {name} needs query_offset",
+            f"query_offset is None, but Lq = 5 and Lk = 6 differ; {name} needs query_offset",
         )
         for name, arguments in {
             "causal": {"causal": True},
@@ -298,7 +299,7 @@ VALUE_ERRORS = {
     ),
     "embed_dim": (
         lambda: nn.MultiheadAttention(10, 3),
-        "embed_dim is 10 and num_heads 3; expected a positive multiple",
+        "embed_dim is 10 and num_heads is 3; embed_dim must be a positive multiple",
     ),
     "kv_heads": (lambda: nn.MultiheadAttention(8, 4, kv_heads=3), "kv_heads is 3; .*divisor"),
     "qk_dim": (lambda: nn.MultiheadAttention(8, 4, qk_dim=0), "qk_dim is 0; expected at least 1"),
@@ -308,7 +309,7 @@ VALUE_ERRORS = {
     ),
     "qk_dim of additive": (
         lambda: nn.MultiheadAttention(8, 4, qk_dim=2, similarity="additive"),
-        "qk_dim is 2; additive has 1",
+        "qk_dim is 2; additive needs 1",
     ),
     "embeddings": (
         lambda: nn.MultiheadAttention(8, 4)(torch.zeros(2, 3, 7)),
@@ -316,7 +317,7 @@ VALUE_ERRORS = {
     ),
     "a table's end": (
         lambda: nn.LearnedAbsolute(8, 4)(torch.zeros(2, 5, 4), offset=4),
-        "positions 4 to 8; the table has 8 rows",
+        "positions range from 4 to 8, but the table has 8 rows",
     ),
     "an unknown position": (
         lambda: nn.MultiheadAttention(8, 4, position="rop"),
@@ -412,7 +413,7 @@ TYPE_ERRORS = {
     "integers": (lambda: attend(q=tokens(2, 4, 6, 8, dtype=torch.int64)), "q has dtype Long"),
     "two dtypes": (
         lambda: attend(k=tokens(2, 2, 6, 8, dtype=torch.float64)),
-        "k has dtype Double and q Float; expected the same",
+        "k has dtype Double, but q has Float; expected the same dtype",
     ),
     "segments that are no integers": (
         lambda: attend(query_segments=torch.zeros(2, 6), key_segments=torch.zeros(2, 6)),
@@ -428,7 +429,7 @@ TYPE_ERRORS = {
     ),
     "gamma's dtype": (
         lambda: attend(similarity=similarity.Gaussian(HEADS.double())),
-        "gamma of gaussian has dtype Double and q Float; expected Float",
+        "gamma of gaussian has dtype Double, but q has Float; expected Float",
     ),
     "a table's dtype": (
         lambda: attend(position=position.OffsetBias(torch.ones(4, 11).double())),
@@ -436,7 +437,7 @@ TYPE_ERRORS = {
     ),
     "two devices": (
         lambda: attend(v=tokens(2, 2, 6, 5, device="meta")),
-        "v is on meta and q on cpu; expected the same",
+        "v is on meta, but q is on cpu; expected the same device",
     ),
     "floating-point lengths": (
         lambda: attend(key_lengths=torch.ones(2)),
@@ -464,7 +465,7 @@ TYPE_ERRORS = {
     "a number for a table": (lambda: position.T5(1.0, True), "T5: table is a float; expected"),
     "cones of integers": (
         lambda: gnomon.cones.ancestor(HEADS.long(), HEADS.long()),
-        "cones.ancestor: u has dtype Long and v Long; expected the same floating-point type",
+        "cones.ancestor: u has dtype Long and v has Long; expected the same floating-point dtype",
     ),
     "a list for a point": (
         lambda: gnomon.cones.lowest_common_ancestor(HEADS, [0.0, 1.0]),
@@ -498,7 +499,11 @@ def wrong_tokens(call, names, shape, operator):
             ("complex", tokens(*shape, dtype=torch.complex64), rf"{name} has dtype ComplexFloat"),
             ("float8", tokens(*shape).to(FLOAT8), rf"{name} has dtype Float8_e4m3fn"),
             ("half", tokens(*shape, dtype=torch.half), rf"{other} has dtype"),
-            ("meta", tokens(*shape, device="meta"), rf"{other} is on .* and q on .*; expected the"),
+            (
+                "meta",
+                tokens(*shape, device="meta"),
+                rf"{other} is on .*, but q is on .*; expected the",
+            ),
             (
                 "sparse",
                 tokens(*shape).to_sparse(),
@@ -522,7 +527,7 @@ def wrong_parameters(call, operator, of):
         ),
         f"{operator}: {of} elsewhere": (
             lambda: call(HEADS.to("meta")),
-            rf"gnomon\.{operator}: {of} is on meta and q on cpu; expected the same",
+            rf"gnomon\.{operator}: {of} is on meta, but q is on cpu; expected the same device",
         ),
         f"{operator}: {of} is a word": (
             lambda: call("steep"),
@@ -548,7 +553,7 @@ TYPE_ERRORS |= {
     **{
         f"{name} elsewhere": (
             lambda name=name: attend(**{name: torch.zeros(2, dtype=torch.int64, device="meta")}),
-            f"gnomon.attention: {name} is on meta and q on cpu; expected the same",
+            f"gnomon.attention: {name} is on meta, but q is on cpu; expected the same device",
         )
         for name in ("key_lengths", "key_starts", "query_offset")
     },
@@ -566,7 +571,7 @@ TYPE_ERRORS |= {
     ),
     "nodes elsewhere": (
         lambda: graph(indptr=torch.zeros(4, dtype=torch.int64, device="meta")),
-        "indptr is on meta and q on cpu; expected the same",
+        "indptr is on meta, but q is on cpu; expected the same device",
     ),
     "nodes in words": (lambda: graph(indptr="0123"), "indptr is a str; expected a Tensor, a seq"),
     "a similarity's class in a graph": (
@@ -638,7 +643,7 @@ TYPE_ERRORS |= {
     ),
     "points on two devices": (
         lambda: gnomon.cones.ancestor(HEADS, HEADS.to("meta")),
-        "cones.ancestor: u is on cpu and v on meta; expected the same",
+        "cones.ancestor: u is on cpu, but v is on meta; expected the same device",
     ),
     "points of float8": (
         lambda: gnomon.cones.ancestor(HEADS.to(FLOAT8), HEADS.to(FLOAT8)),
@@ -664,7 +669,7 @@ TYPE_ERRORS |= {
     "a module's key": (lambda: module(X, X.half()), "key has dtype torch.float16 and the module"),
     "a module's device": (
         lambda: module(X, X, X.to("meta")),
-        "MultiheadAttention: value is on meta and the module on cpu; expected the same",
+        "MultiheadAttention: value is on meta, but the module is on cpu; expected the same device",
     ),
     "a module's list": (lambda: module([1]), "MultiheadAttention: query is a list; expected a Ten"),
     "a module's cache": (

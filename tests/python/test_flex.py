@@ -103,7 +103,7 @@ def test_flex_attention():
         flex_attention(q[:, :, :9], k, v, block_mask=block_mask)
     with pytest.raises(TypeError, match="block_mask is a function"):
         flex_attention(q, k, v, block_mask=mask_mod)
-    with pytest.raises(ValueError, match="expected Q_LEN and KV_LEN"):
+    with pytest.raises(ValueError, match="also pass Q_LEN and KV_LEN"):
         mask_arguments(mask_mod)
 
 

@@ -300,7 +300,9 @@ def test_transformer_xl_module_is_the_paper(causal):
         own = module.state_dict() | {"transformer_xl_r": torch.cat([r[:, 9:], r[:, :9]], 1)}
         learned.load_state_dict(own)
         torch.testing.assert_close(learned(x), expected)
-        with pytest.raises(ValueError, match="r of transformer_xl has 17 rows with bidirectional"):
+        with pytest.raises(
+            ValueError, match="r of transformer_xl has 17 rows and bidirectional is True"
+        ):
             learned(torch.cat([x, x], 1))
 
 

@@ -605,15 +605,23 @@ ERRORS = {
     "q is no tensor": ({"q": [1.0]}, TypeError, "q is a list; expected a Tensor"),
     "indptr is no list": ({"indptr": "0"}, TypeError, "indptr is a str; expected a Tensor"),
     "two axes": ({"q": torch.randn(3, 4)}, ValueError, "q has shape [3, 4]; expected three axes"),
-    "no column": ({"k": torch.randn(3, 4, 0)}, ValueError, "k has shape [3, 4, 0]; expected at"),
+    "no column": (
+        {"k": torch.randn(3, 4, 0)},
+        ValueError,
+        "k has shape [3, 4, 0]; expected head_dim >= 1",
+    ),
     "columns": ({"k": torch.randn(3, 4, 3)}, ValueError, "k has shape [3, 4, 3]; expected (Nk"),
     "keys": ({"v": torch.randn(2, 4, 2)}, ValueError, "v has shape [2, 4, 2]; expected (Nk"),
     "heads": (
         {"k": torch.randn(3, 3, 2), "v": torch.randn(3, 3, 2)},
         ValueError,
-        "q has 4 heads and k 3; expected a multiple",
+        "q has 4 heads and k has 3; the number of heads of q must be a multiple",
     ),
-    "dtype": ({"k": torch.randn(3, 4, 2).double()}, TypeError, "k has dtype Double and q Float"),
+    "dtype": (
+        {"k": torch.randn(3, 4, 2).double()},
+        TypeError,
+        "k has dtype Double, but q has Float",
+    ),
     "integers": ({"q": torch.ones(3, 4, 2).long()}, TypeError, "q has dtype Long; expected bf"),
     "floats": ({"indices": torch.zeros(3)}, TypeError, "indices has dtype Float; expected integ"),
     "bools": ({"indptr": torch.ones(4).bool()}, TypeError, "indptr has dtype Bool; expected int"),
@@ -667,7 +675,7 @@ ERRORS = {
     "a height alone": (
         {"q": torch.randn(3, 4, 1), "k": torch.randn(3, 4, 1), "similarity": Umbral(1.0)},
         ValueError,
-        "needs at least 2 columns",
+        "needs at least 2, because",
     ),
 }
 

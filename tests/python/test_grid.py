@@ -574,28 +574,29 @@ SLOPES = torch.ones(HEADS)
 ERRORS = {
     "too few tokens": (
         lambda: attend(Grid((3, 4), [ALiBi(SLOPES)] * 2), 11),
-        "alibi on the grid 3x4 and Lq = 11, Lk = 11; expected 12 tokens",
+        "alibi on the grid 3x4, but Lq is 11 and Lk is 11; expected 12 tokens",
     ),
     "no prefix": (
         lambda: attend(Grid((3, 4), [ALiBi(SLOPES)] * 2, prefix=1)),
-        "alibi on the grid 3x4 after 1 and Lq = 12, Lk = 12; expected 13 tokens",
+        "alibi on the grid 3x4 after 1, but Lq is 12 and Lk is 12; expected 13 tokens",
     ),
     "cross": (
         lambda: attend(GridBias(torch.zeros(HEADS, 5, 7)), 12, 24),
-        "grid_bias on the grid 3x4 and Lq = 12, Lk = 24",
+        "grid_bias on the grid 3x4, but Lq is 12 and Lk is 24",
     ),
     "offset": (
         lambda: attend(GridBias(torch.zeros(HEADS, 5, 7)), query_offset=1),
-        "query_offset is 1, Lq = 12 and position has grid_bias on the grid 3x4; expected queries",
+        "query_offset is 1 and Lq is 12, but position contains grid_bias on the grid 3x4; expected "
+        "queries",
     ),
     "two grids": (
         lambda: attend([Grid((3, 4), [ALiBi(SLOPES)] * 2), GridBias(torch.zeros(HEADS, 7, 5))]),
-        "position has alibi on the grid 3x4 and grid_bias on the grid 4x3; expected all biases "
-        "in the sequence or on one grid",
+        "position contains alibi on the grid 3x4 and grid_bias on the grid 4x3; expected all "
+        "biases in the sequence, or all on one grid",
     ),
     "a rotation on another grid": (
         lambda: attend([RoPE(shape=(4, 3)), GridBias(torch.zeros(HEADS, 5, 7))]),
-        "position has rope on the grid 4x3 and others on 3x4; expected one grid",
+        "position contains rope on the grid 4x3 and other terms on the grid 3x4; expected the same",
     ),
     "two prefixes": (
         lambda: attend(
@@ -605,8 +606,8 @@ ERRORS = {
     ),
     "a sequence": (
         lambda: attend([Grid((3, 4), [ALiBi(SLOPES)] * 2), HyPE(1.0, 0.1)]),
-        "alibi on the grid 3x4 and hype in the sequence; expected all biases in the sequence or "
-        "on one grid",
+        "alibi on the grid 3x4 and hype in the sequence; expected all biases in the sequence, "
+        "or all on one grid",
     ),
     "a sequence first": (
         lambda: attend([HyPE(1.0, 0.1), GridBias(torch.zeros(HEADS, 5, 7))]),
@@ -650,7 +651,7 @@ ERRORS = {
     ),
     "an axis too many": (
         lambda: MultiheadAttention(8, 2, position="alibi:shape=3x4:axis=2"),
-        "alibi:axis=2; expected an axis of the shape 3x4, from 0 to 1",
+        "alibi:axis is 2; expected an axis of the shape 3x4, from 0 to 1",
     ),
     "an axis needs a shape": (
         lambda: MultiheadAttention(8, 2, position="alibi:axis=0"),
@@ -672,7 +673,8 @@ ERRORS = {
         lambda: MultiheadAttention(8, 2, position="alibi:shape=3x4")(
             torch.zeros(1, 13, 8), causal=True, cache=KVCache()
         ),
-        "query_offset is 0, Lq = 13 and position has alibi on the grid 3x4; expected queries among",
+        "query_offset is 0 and Lq is 13, but position contains alibi on the grid 3x4; expected "
+        "queries among",
     ),
     "a table needs a shape": (
         lambda: MultiheadAttention(8, 2, position="grid_bias"),
@@ -692,11 +694,11 @@ ERRORS = {
     ),
     "tokens of a rotation": (
         lambda: attend(RoPE(shape=(3, 4)), query_offset=3),
-        "RoPE: tokens 3 to 14; the grid 3x4 has 12",
+        "RoPE: tokens range from 3 to 14, but the grid 3x4 has 12",
     ),
     "tokens to augment": (
         lambda: gnomon.hype_augment(*[torch.zeros(1, 1, 7, 4)] * 2, 1.0, 0.1, axes=(2, 3)),
-        "hype_augment: tokens 0 to 6; the grid 2x3 has 6",
+        "hype_augment: tokens range from 0 to 6, but the grid 2x3 has 6",
     ),
     "no axes": (
         lambda: Grid((), []),

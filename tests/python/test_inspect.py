@@ -437,8 +437,8 @@ WRONG = {
     "no decay": (["decay", "--position", "sinusoidal"], '"sinusoidal" adds no distance bias'),
     "no encoding": (["encoding", "--position", "alibi"], '"alibi" is not added to embeddings'),
     "learned": (["encoding", "--position", "learned"], "gnomon inspect tables"),
-    "length": (["encoding", "--length", "0"], "--length: 0; expected an integer from 1 to 4096"),
-    "distance": (["decay", "--distance", "0"], "--distance: 0"),
+    "length": (["encoding", "--length", "0"], "--length: '0' is not an integer from 1 to 4096"),
+    "distance": (["decay", "--distance", "0"], "--distance: '0' is not an integer"),
     "layout": (["rotation", "--layout", "splitt"], "splitt"),
     "model": (["attention", "--model", "absent"], "no such checkpoint file or run folder: absent"),
     "out": (["cones", "--out", "cones.svg"], "cones.svg; expected a file NAME.png"),
@@ -453,8 +453,8 @@ WRONG = {
     "radius": (["cones", "--r", "0"], "--r is 0"),
     "text": (["terms", "--text", "a"], "2 to 256"),
     "similarity": (["rank", "--similarity", "dott"], "did you mean dot?"),
-    "dims": (["rank", "--dims", "2,x"], "--dims: '2,x'; expected integers from 2"),
-    "one dimension": (["rank", "--dims", "1"], "--dims: '1'; expected integers from 2"),
+    "dims": (["rank", "--dims", "2,x"], "--dims: '2,x' is not a comma-separated list"),
+    "one dimension": (["rank", "--dims", "1"], "--dims: '1' is not a comma-separated list"),
     "depth": (["rank", "--depth", "30"], "a smaller tree"),
 }  # fmt: skip
 
@@ -481,9 +481,9 @@ def test_wrong_input(name, capsys, tmp_path, monkeypatch):
 def test_wrong_models(buckets, absolute, folder, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = ["--model", buckets]
-    assert "--layer: 2; expected 0 to 1" in refuses(["attention", *model, "--layer", 2], capsys)
-    assert "--head: -1; expected 0 to 1" in refuses(["attention", *model, "--head", -1], capsys)
-    assert "--text: 0 bytes" in refuses(["attention", *model, "--text", ""], capsys)
+    assert "--layer is 2; expected 0 to 1" in refuses(["attention", *model, "--layer", 2], capsys)
+    assert "--head is -1; expected 0 to 1" in refuses(["attention", *model, "--head", -1], capsys)
+    assert "--text has 0 bytes" in refuses(["attention", *model, "--text", ""], capsys)
     assert "contains no checkpoint" in refuses(["tables", "--model", tmp_path], capsys)
     mixed = ["decay", "--position", "rope_mixed"]
     assert "rope_mixed rotates by its learned frequencies" in refuses(mixed, capsys)

@@ -429,9 +429,13 @@ ERRORS = {
     "heads": (
         {"k": torch.randn(2, 3, 6, 8), "v": torch.randn(2, 3, 6, 8)},
         ValueError,
-        "q has 4 heads and k 3; expected a multiple",
+        "q has 4 heads and k has 3; the number of heads of q must be a multiple",
     ),
-    "dtype": ({"v": torch.randn(2, 4, 6, 8).double()}, TypeError, "v has dtype Double and q Float"),
+    "dtype": (
+        {"v": torch.randn(2, 4, 6, 8).double()},
+        TypeError,
+        "v has dtype Double, but q has Float",
+    ),
     "feature": ({"feature": "softmax"}, ValueError, 'feature is "softmax"; expected elu, relu or'),
     "no word": ({"feature": None}, TypeError, "feature is a NoneType; expected"),
     "rope": ({"rope": ALiBi(1.0)}, TypeError, "rope is an ALiBi; expected a gnomon.position.RoPE"),
@@ -439,17 +443,17 @@ ERRORS = {
     "causal lengths": (
         {"q": torch.randn(2, 4, 5, 8), "causal": True},
         ValueError,
-        "causal with Lq = 5 and Lk = 6; expected the same",
+        "causal is True, but Lq = 5 and Lk = 6 differ; pass as many queries as keys",
     ),
     "no offset": (
         {"q": torch.randn(2, 4, 5, 8), "rope": RoPE()},
         ValueError,
-        "query_offset is None, Lq = 5 and Lk = 6; rope requires query_offset",
+        "query_offset is None, but Lq = 5 and Lk = 6 differ; rope requires query_offset",
     ),
     "causal offset": (
         {"causal": True, "query_offset": 3},
         ValueError,
-        "query_offset is 3 with causal; expected None or 0",
+        "query_offset is 3, but causal is True; expected None or 0",
     ),
     "key_lengths": (
         {"key_lengths": torch.tensor([1])},
@@ -506,12 +510,12 @@ ERRORS = {
     "projection's columns": (
         {"feature": "favor", "projection": torch.randn(5, 7)},
         ValueError,
-        "projection has shape [5, 7]; expected (features, D), D = 8",
+        "projection has shape [5, 7]; expected (features, D) with D = 8",
     ),
     "projection's dtype": (
         {"feature": "favor", "projection": torch.randn(5, 8).double()},
         TypeError,
-        "projection has dtype Double and q Float",
+        "projection has dtype Double, but q has Float",
     ),
     "both": (
         {"feature": "favor", "projection": torch.randn(5, 8), "num_features": 5},

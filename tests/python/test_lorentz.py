@@ -349,7 +349,7 @@ def test_a_bias_moves_the_scores_and_with_them_sinks():
         ),
         (
             lambda q: gnomon.attention(q[..., :1], q[..., :1], q, similarity="lorentz:map=none"),
-            "lorentz needs at least 2 columns, the first of which is the time",
+            "lorentz needs at least 2, because the first coordinate is the time",
         ),
         (
             lambda q: gnomon.attention(q, q, q, similarity=Lorentz(torch.ones(3).double())),

@@ -204,7 +204,7 @@ def test_with_rms_norm_and_a_gated_mlp_it_is_llama(bias, kv_heads):
         (["--kv-heads", "3"], "kv_heads is 3; expected a divisor of num_heads = 4"),
         (["--kv-heads", "0"], "--kv-heads is 0; expected an integer from 1"),
         (["--qk-dim", "3", "--position", "rope"], "3"),
-        (["--qk-dim", "2", "--similarity", "additive"], "qk_dim is 2; additive has 1"),
+        (["--qk-dim", "2", "--similarity", "additive"], "qk_dim is 2; additive needs 1"),
         (["--qk-dim", "100000000000"], "--qk-dim 100000000000"),
         (["--position", "rope;nope"], "nope"),
         (

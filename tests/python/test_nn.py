@@ -436,7 +436,7 @@ def test_a_cache_takes_nothing_from_a_call_that_raises(position, records):
                 whole[:, begin : begin + 3],
             )
             assert cache.length() == known + 3
-            with pytest.raises(ValueError, match="window has left = -1"):
+            with pytest.raises(ValueError, match="left of window is -1"):
                 module(other, window=(-1, 0), cache=cache)
             projection, module.out_proj = module.out_proj, torch.nn.Linear(7, 8)
             with pytest.raises(RuntimeError):

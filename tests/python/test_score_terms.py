@@ -960,12 +960,12 @@ def test_compiled_mapped_and_repeatable():
         (
             {"position": [Gate(torch.ones(2, 2, 5, 4))] * 2},
             ValueError,
-            "position has two gates",
+            "position contains two gates",
         ),
         (
             {"position": [QKNorm(torch.ones(4), torch.ones(4))] * 2},
             ValueError,
-            "position has two QK-norms",
+            "position contains two QK-norms",
         ),
         ({"temperature": torch.zeros(2, 3, 5)}, ValueError, "temperature has shape"),
         ({"temperature": torch.zeros(5).double()}, TypeError, "temperature has dtype"),
@@ -973,7 +973,7 @@ def test_compiled_mapped_and_repeatable():
         (
             {"temperature": 1.0, "aggregation": "einstein_midpoint", "dropout": 0.5},
             NotImplementedError,
-            "dropout together with temperature and aggregation",
+            "dropout is not supported together with temperature and aggregation",
         ),
         (
             {
@@ -982,7 +982,7 @@ def test_compiled_mapped_and_repeatable():
                 "position": Relative(torch.zeros(3, 4), 1, values=torch.zeros(3, 4)),
             },
             NotImplementedError,
-            "relative values together with temperature and aggregation",
+            "relative values are not supported together with temperature and aggregation",
         ),
     ],
 )  # fmt: skip

@@ -181,7 +181,7 @@ WRONG = {
     "one axis": (ValueError, "query has shape", (draw(4), draw(4), draw(4))),
     "other types": (TypeError, "key is torch.float32", (draw(3, 4), torch.ones(3, 4), draw(3, 4))),
     "integers": (TypeError, "dtype", (draw(1, 1, 3, 4).int(),) * 3),
-    "other columns": (ValueError, "key has 5 columns", (draw(3, 4), draw(5, 5), draw(5, 4))),
+    "other columns": (ValueError, "key has head_dim 5", (draw(3, 4), draw(5, 5), draw(5, 4))),
     "other lengths": (ValueError, "value has length 6", (draw(3, 4), draw(5, 4), draw(6, 4))),
     "heads without enable_gqa": (
         ValueError, "enable_gqa=True", (draw(2, 6, 3, 4), draw(2, 3, 5, 4), draw(2, 3, 5, 4)),

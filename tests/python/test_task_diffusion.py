@@ -411,15 +411,15 @@ def test_drawing_again_makes_the_same_picture(folder, model):
     ("words", "sizes", "part"),
     [
         ([], {"patch": 5}, "--patch is 5, but the images are 8x12; expected a divisor"),
-        ([], {"heads": 3}, "dim 16 is not a multiple of heads 3"),
+        ([], {"heads": 3}, "dim is 16; expected a multiple of heads, 3"),
         (
             ["--position", "learned:length=3"],
             {},
-            "defined up to length 3, which is shorter than the 6",
+            "defined only up to length 3, but an image has 6 patches",
         ),
         (["--position", "rope:shape=2x2"], {}, "the grid 2x2, but the tokens have 2x3"),
         (["--position", "sinusoidal:shape=9x9"], {}, "the grid 9x9, but the tokens have 2x3"),
-        (["--position", "rope;learned"], {}, "'learned' is added to embeddings"),
+        (["--position", "rope;learned"], {}, "'learned' is added to the embeddings"),
         (["--label-dropout", 2], {}, "--label-dropout"),
         ([], {"dim": 2000000}, "not enough memory for --dim 2000000"),
         ([], {"batch": 10**11}, "not enough memory for --batch 100000000000"),
@@ -456,7 +456,7 @@ def test_wrong_data(folder, model):
     expected = "'valid.images' has 2.5 in image 5; expected bytes, or numbers from 0 to 1"
     assert line(bright) == f"gnomon: {bright}: the array {expected}"
     wide = changed(folder, "wide", valid_images=pixels[:, :, :8].clip(0, 1))
-    assert "'valid.images' has images of 8x8 with 3 channels, and 'train.images'" in line(wide)
+    assert "'valid.images' has images of 8x8 with 3 channels, but 'train.images'" in line(wide)
     seen = refused("eval", "--model", "model", "--data", wide, cwd=folder)
     assert (
         "'valid.images' has images of 8x8 with 3 channels, but the model needs 8x12 with 3" in seen

@@ -297,12 +297,12 @@ GENERATED = ["train", "--task", "generated"]
                                                         "symbols"),
         (["--lengths", "40,1000000000000"], "not enough memory for --lengths 1000000000000"),
         (["--batch", 10**11], "not enough memory for --batch 100000000000 and --lengths 40"),
-        (["--dim", 30], "dim 30 is not a multiple of heads 4"),
+        (["--dim", 30], "dim is 30; expected a multiple of heads, 4"),
         (["--data", "x"], "--data"),
         (["--random-positions", 79, "--position", "sinusoidal"],
          "--random-positions is 79; expected at least the longest training rows, 80 tokens"),
         (["--position", "learned:length=79"],
-         "defined up to length 79, shorter than the 80 tokens of the longest rows"),
+         "defined only up to length 79, but the longest rows have 80 tokens"),
     ],
 )  # fmt: skip
 def test_wrong_words_are_one_line(refused, words, part):
@@ -314,7 +314,7 @@ def test_random_positions_reject_unsupported_terms_by_name(refused):
         line = refused(*GENERATED, "--random-positions", 100, "--position", position)
         assert "'conv' reads neighbouring tokens and does not support random positions" in line
     line = refused(*GENERATED, "--random-positions", 100, "--position", "sinusoidal:shape=8x10")
-    assert "defined up to length 80, shorter than the 100 tokens" in line
+    assert "defined only up to length 80, but the longest rows have 100 tokens" in line
 
 
 @pytest.mark.parametrize(

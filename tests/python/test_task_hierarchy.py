@@ -220,7 +220,10 @@ def test_compare_of_every_similarity(folder, tmp_path):
     [
         ({"train.pairs": None}, "the array 'train.pairs' is missing"),
         ({"train.pairs": [[0, 1, 2]]}, "'train.pairs' has shape [1, 3]; expected (pairs, 2)"),
-        ({"train.pairs": [[1, 0], [2, 2]]}, "'train.pairs' has a pair of a node and itself at [1]"),
+        (
+            {"train.pairs": [[1, 0], [2, 2]]},
+            "'train.pairs' has a pair of a node with itself at [1]",
+        ),
         ({"train.pairs": [[1, 0], [0, 1]]}, "nodes 0 and 1 are ancestors of each other"),
         ({"valid.pairs": [[1, 31]]}, "'valid.pairs' has 31 at [0, 1]; expected 0 to 30"),
         ({"test.pairs": [[30, 0]]}, "'valid.pairs' is missing"),

@@ -421,11 +421,11 @@ def test_wrong_data_is_one_line(folder):
     )
     line = message(sound | {"valid.images": np.zeros((11, 8, 12), np.uint8)})
     assert line.endswith(
-        "the array 'valid.images' has images of 8x12 with 1 channel, and 'train.images' has 8x8 "
-        "with 1 channel; expected one size"
+        "the array 'valid.images' has images of 8x12 with 1 channel, but 'train.images' has 8x8 "
+        "with 1 channel; expected the same size"
     )
     line = message(sound | {"valid.images": np.zeros((11, 8, 8, 3), np.uint8)})
-    assert "expected one size" in line
+    assert "expected the same size" in line
     ragged = {"train.images": np.zeros((9, 8), np.uint8), "train.images_lengths": np.array([4, 5])}
     line = message(sound | ragged)
     assert "'train.images_lengths'" in line

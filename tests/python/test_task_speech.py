@@ -422,11 +422,11 @@ WRONG = {
     ),
     "few labels": (
         {"valid.labels": array([0, 1])},
-        "the array 'valid.labels' has 2 rows, and 'valid.audio' has 12",
+        "the array 'valid.labels' has 2 rows, but 'valid.audio' has 12",
     ),
     "few speakers": (
         {"valid.speakers": array([0, 1]), "valid.speakers_lengths": None},
-        "the array 'valid.speakers' has 2 rows, and 'valid.audio' has 12",
+        "the array 'valid.speakers' has 2 rows, but 'valid.audio' has 12",
     ),
     "no label of a row": (
         {"valid.labels": array([0] * 12), "valid.labels_lengths": array([1, 0, 2] + [1] * 9)},
@@ -475,8 +475,12 @@ def test_wrong_data_are_one_line_with_the_file_and_the_place(folder, tmp_path, n
             {"mels": 200},
             "mels is 200, which is too many for the 129 frequencies of a window: filter 0",
         ),
-        ([], {"heads": 3}, "dim 16 is not a multiple of heads 3"),
-        (["--position", "learned:length=9"], {}, "defined up to length 9, shorter than the "),
+        ([], {"heads": 3}, "dim is 16; expected a multiple of heads, 3"),
+        (
+            ["--position", "learned:length=9"],
+            {},
+            "defined only up to length 9, but training sequences can have ",
+        ),
         (["--position", "alibi:shape=4x5"], {}, "'alibi:shape=4x5': "),
         (["--position", "bogus"], {}, "bogus"),
         ([], {"dim": 2000000}, "not enough memory for --dim 2000000"),

@@ -621,7 +621,7 @@ def test_positions_that_end_are_measured_as_far_as_they_go(folder, tmp_path):
     dashes = {row.split("|")[1].strip(): row.count(" – ") for row in rows if "dot/" in row}
     assert dashes == {"dot/learned": 3, "dot/rope": 0}
     line = refused(*arguments, "--position", "learned:length=8", "--out", "no", cwd=tmp_path)
-    assert "defined up to length 8, shorter than --max-length 12" in line
+    assert "defined only up to length 8, which is less than --max-length, 12" in line
 
 
 def test_subwords_and_bytes(folder, tmp_path):
@@ -691,7 +691,7 @@ def damage_gzip(path: pathlib.Path) -> None:
         (lambda p: write(p, "valid.tgt", ["A", " \t", "C"]), "valid.tgt: line 2 is empty"),
         (lambda p: (p / "train.src").write_bytes(b"a\nb\nc\xff\n"), "train.src: line 3 is not UTF"),
         (lambda p: (p / "train.src").write_bytes(b""), "train.src is empty"),
-        (lambda p: (p / "valid.src").unlink(), "the part 'valid' has valid.tgt but no file for"),
+        (lambda p: (p / "valid.src").unlink(), "the split 'valid' has valid.tgt but no file for"),
         (
             lambda p: [f.unlink() for f in p.glob("train.*")],
             "contains no training data: train.src and",
@@ -702,7 +702,7 @@ def damage_gzip(path: pathlib.Path) -> None:
         ),
         (
             lambda p: [f.unlink() for f in p.iterdir()],
-            "contains no parts; expected files train.LANG",
+            "contains no splits; expected files train.LANG",
         ),
         (lambda p: write(p, "train.src.gz", ["a"]), "has both train.src and train.src.gz"),
         (lambda p: write(p, "dev.src", ["a"]), "has both "),
@@ -726,20 +726,20 @@ def test_wrong_data_are_one_line(tmp_path, spoil, part):
     [
         (["--data", "nowhere"], "no such data folder: nowhere"),
         (["--data", "data/train.src"], "is not a folder"),
-        (["--splits", "test"], "--splits: 'test' is not a part of data, which has train, valid"),
+        (["--splits", "test"], "--splits: 'test' is not a split of data, which has train, valid"),
         (["--splits", "valid,valid"], "--splits: valid is given twice"),
         (["--source-language", "de"], "choose two with --source-language and --target-language"),
         (["--source-language", "tgt", "--target-language", "tgt"], "are both 'tgt'"),
         (
             ["--source-language", "fr", "--target-language", "it"],
-            "contains no part in 'fr' and 'it'",
+            "contains no split in 'fr' and 'it'",
         ),
         (["--beam", 0], "--beam is 0"),
         (["--label-smoothing", 1], "--label-smoothing is 1"),
-        (["--max-length", 2, "--batch", 3], "--max-length 2 tokens, but --batch is 3"),
-        (["--cross-position", "sinusoidal"], "the position 'sinusoidal' of cross attention"),
+        (["--max-length", 2, "--batch", 3], "2 tokens (--max-length), but --batch is 3"),
+        (["--cross-position", "sinusoidal"], "the position 'sinusoidal' of cross-attention"),
         (["--cross-position", "bogus"], "bogus"),
-        (["--heads", 5], "dim 32 is not a multiple of heads 5"),
+        (["--heads", 5], "dim is 32; expected a multiple of heads, 5"),
         (["--dim", 10**7], "not enough memory for --dim 10000000"),
         (["--vocabulary", 2], "--vocabulary is 2"),
     ],

@@ -461,15 +461,18 @@ def test_without_positions_only_the_mask_gives_order():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Convolutional(10), "conv has groups = 16; expected a divisor.*10 columns"),
+        (
+            lambda: Convolutional(10),
+            "conv has groups = 16; expected a divisor of the embedding dimension, 10",
+        ),
         (lambda: Convolutional(8, 0, 1), "conv:kernel=0; expected an integer of at least 1"),
         (
             lambda: Convolutional(8, 5, 1, causal=True)(torch.zeros(1, 2, 8), 3),
-            "conv at position 3 reads the 3 tokens before it and has 0; pass the cache",
+            "conv needs the 3 tokens before position 3 but has 0; pass the cache",
         ),
         (
             lambda: Convolutional(8, 5, 1)(torch.zeros(1, 2, 8), 3),
-            "conv at position 3 reads tokens on both sides",
+            "conv reads tokens on both sides, but the call begins at position 3",
         ),
         (
             lambda: Convolutional(8, 5, 1).encode(torch.zeros(1, 2, 8), 0, torch.zeros(2, 2, 8)),
@@ -490,11 +493,12 @@ def test_without_positions_only_the_mask_gives_order():
         (lambda: CAPE(8, prefix=1), "cape:prefix=1 needs a shape"),
         (
             lambda: CAPE(8, shape=(2, 3))(torch.zeros(1, 7, 8)),
-            "cape: tokens 0 to 6; the grid 2x3 has 6",
+            "cape: tokens range from 0 to 6, but the grid 2x3 has 6",
         ),
         (
             lambda: CAPE(8, normalize=True)(torch.zeros(1, 7, 8), 2),
-            "cape:normalize at position 2; expected all tokens in one call",
+            "cape:normalize is set in a call that begins at position 2; pass all tokens in one "
+            "call",
         ),
         (
             lambda: TokenPosition("cape:normalize", 8, 16, causal=True),
@@ -502,7 +506,7 @@ def test_without_positions_only_the_mask_gives_order():
         ),
         (
             lambda: Sinusoidal(8, shape=(2, 3))(torch.zeros(1, 2, 8), 5),
-            "sinusoidal: positions 5 to 6; the grid 2x3 has 6 tokens",
+            "sinusoidal: positions range from 5 to 6, but the grid 2x3 has 6 tokens",
         ),
         (lambda: Sinusoidal(6, shape=(2, 3)), r"dim is 6; expected.*2 \* axes = 4"),
         (lambda: Sinusoidal(8)(torch.zeros(2, 8)), r"embeddings have shape \[2, 8\]"),
@@ -516,7 +520,7 @@ def test_without_positions_only_the_mask_gives_order():
             lambda: Sinusoidal(8)(torch.zeros(2, 3, 8), lengths=torch.tensor([3])),
             r"lengths have shape \[1\]; expected \(B,\) = \(2,\)",
         ),
-        (lambda: TokenEncoding("rope", 8), "position rope acts in attention"),
+        (lambda: TokenEncoding("rope", 8), "position rope acts inside attention"),
         (
             lambda: gnomon.grid_sinusoid((2, 0), 8),
             r"the shape of a grid is \[2, 0\]; expected positive",

@@ -272,7 +272,11 @@ WRONG = {
     "ends": ({"cu_seqlens_q": [0, 3, 9]}, ValueError, r"cu_seqlens_q is \[0, 3, 9\]; .* 0 to 8"),
     "falling ends": ({"cu_seqlens_q": [0, 5, 3, 8]}, ValueError, "non-decreasing numbers"),
     "ends of keys": ({"cu_seqlens_k": [1, 3, 8]}, ValueError, "cu_seqlens_k is"),
-    "numbers of sequences": ({"cu_seqlens_k": [0, 8]}, ValueError, "3 entries and cu_seqlens_k 2"),
+    "numbers of sequences": (
+        {"cu_seqlens_k": [0, 8]},
+        ValueError,
+        "3 entries and cu_seqlens_k has 2",
+    ),
     "floats": ({"cu_seqlens_q": torch.tensor([0.0, 8.0])}, ValueError, "integers"),
     "a padded batch": ({"q": torch.ones(1, 8, 2, 4)}, ValueError, r"expected three axes, \(total"),
     "max_seqlen_q": (
@@ -362,7 +366,7 @@ def test_nested_tensors_that_are_refused():
         gnomon.attention(x, x, x, mask=torch.ones(1, 1) > 0)
     with pytest.raises(TypeError, match="v is not nested; expected all nested"):
         gnomon.attention(x, x, plain)
-    with pytest.raises(ValueError, match=r"expected \(batch, heads, length, columns\)"):
+    with pytest.raises(ValueError, match=r"expected \(batch, heads, length, head_dim\)"):
         gnomon.attention(*[x.transpose(1, 2)] * 3)
     gaps = torch.nested.narrow(
         torch.randn(2, 9, H, 8), 1, torch.tensor([0, 1]), torch.tensor([3, 4]), layout=torch.jagged

@@ -560,12 +560,12 @@ MISTAKES = {
     "learned in a call": (
         lambda: gnomon.attention(*tokens(), position="alibi:slopes=learned"),
         ValueError,
-        "alibi:slopes=learned works only in modules; expected a tensor",
+        "alibi:slopes=learned works only in modules; here pass a tensor",
     ),
     "learned gamma in a call": (
         lambda: gnomon.attention(*tokens(), similarity="laplacian:gamma=learned"),
         ValueError,
-        "laplacian:gamma=learned works only in modules; expected a tensor",
+        "laplacian:gamma=learned works only in modules; here pass a tensor",
     ),
     "a word in a call": (
         lambda: gnomon.attention(*tokens(), position="alibi:slopes=small"),
@@ -575,7 +575,7 @@ MISTAKES = {
     "a table in a call": (
         lambda: gnomon.attention(*tokens(), position="t5"),
         ValueError,
-        "table of t5 is missing; expected a term with a tensor",
+        "table of t5 is missing; pass a term that contains the tensor",
     ),
     "a tensor that is not there": (
         lambda: gnomon.attention(*tokens(), position="alibi:slopes=tensor"),

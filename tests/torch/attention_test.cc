@@ -365,7 +365,7 @@ TEST_F(GridTest, ErrorsNameTheGrid) {
         attention(x, y, values,
                   AttentionOptions().position({position::Grid({2, 3}, {alibi, alibi})}));
       },
-      "alibi on the grid 2x3 and Lq = 8, Lk = 8; expected 6 tokens");
+      "alibi on the grid 2x3, but Lq is 8 and Lk is 8; expected 6 tokens");
   ExpectThrow<c10::ValueError>([&] { grid_sinusoid({int64_t{1} << 31, 4}, 4); },
                                "expected at most 2^32 tokens");
   ExpectThrow<c10::ValueError>([&] { grid_sinusoid({}, 4); }, "expected positive sizes");

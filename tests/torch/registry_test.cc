@@ -219,7 +219,7 @@ TEST(PositionEntryTest, ABiasThatGoesByTheLengthTakesNoPositions) {
   CallArguments placed;
   placed.positions = at::arange(3).unsqueeze(0);
   EXPECT_THAT(FaultInAttention(entry, placed),
-              HasSubstr("positions with mine, which depends on the length of the call"));
+              HasSubstr("mine depends on the length of the call and does not support positions"));
 }
 
 // A content term whose function reads all tensors of its entry.

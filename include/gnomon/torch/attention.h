@@ -52,41 +52,41 @@ struct AttentionOptions {
   // (left, right), both inclusive: p_i - left <= p_j <= p_i + right; nullopt is unbounded, and one
   // number sets both.
   TORCH_ARG(std::optional<Window>, window);
-  // (B,) integers, or () for all batches: batch b sees only columns with key_starts[b] <= j <
-  // key_lengths[b]. Columns outside may contain NaN; positions are not shifted.
+  // (B,) integers, or () for all batches: batch b attends only to keys key_starts[b] <= j <
+  // key_lengths[b]. Other keys may contain NaN; positions are not shifted.
   TORCH_ARG(std::optional<torch::Tensor>, key_starts);
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
-  // (B, Lq) and (B, Lk) integers within int32, or (Lq,) and (Lk,) for all batches: a query sees
-  // only keys of its own segment (packed documents). Both or neither.
+  // (B, Lq) and (B, Lk) integers within int32, or (Lq,) and (Lk,) for all batches: a query
+  // attends only to its own segment (packed documents). Set both or neither.
   TORCH_ARG(std::optional<torch::Tensor>, query_segments);
   TORCH_ARG(std::optional<torch::Tensor>, key_segments);
-  // Any sign. nullopt means 0 if Lq = Lk; otherwise it is an error in combination with causal, a
-  // window or a position.
+  // Any sign. nullopt means 0 if Lq = Lk. If the lengths differ, causal, a window or a position
+  // requires it.
   TORCH_ARG(std::optional<int64_t>, query_offset);
   // (B,) integers, or () for all batches: one offset per batch, instead of query_offset.
   TORCH_ARG(std::optional<torch::Tensor>, query_offsets);
   // (B, Lq) integers, or (Lq,) for all batches, of any sign and in any order: the positions p_i of
   // the queries, and (B, Lk) or (Lk,) for the positions p_j of the keys. They replace query_offset
-  // and the column indices in masks and in all other terms that depend on positions. If Lq = Lk,
+  // and the key indices in masks and in all other terms that depend on positions. If Lq = Lk,
   // the keys have the positions of the queries by default. On a grid, a position is an index in
   // row-major order. The table of OffsetBias is then indexed by position, (H, 2 n - 1) with offset
   // 0 in the middle. The positions of a batch must lie less than 2^30 apart and, with biases by
   // offset, have at most 2^22 different offsets.
   TORCH_ARG(std::optional<torch::Tensor>, positions);
   TORCH_ARG(std::optional<torch::Tensor>, key_positions);
-  // Multiplies the dot product and content terms, by default 1/sqrt(D); an error if the call has
-  // neither.
+  // Multiplies the dot product and relative keys, by default 1/sqrt(D). Setting it in a call that
+  // has neither throws.
   TORCH_ARG(std::optional<double>, scale);
-  // {size, before, after}: positions are divided into chunks of this size, and a query sees its own
-  // chunk and the given numbers of chunks before and after it. Together with Relative, this is the
+  // {size, before, after}: positions form chunks of this size, and a query attends to its own chunk
+  // and the given numbers of chunks before and after it. Together with Relative, this is the
   // relative local attention of Huang et al. 2019.
   TORCH_ARG(std::optional<std::vector<int64_t>>, chunks);
-  // (H,) or (B, H, Lq), or () for all: one more score in each row's softmax, for a key without a
+  // (H,) or (B, H, Lq), or () for all: one more score in each query's softmax, for a key without a
   // value (Agarwal et al. 2025, gpt-oss). o is multiplied by sigmoid(lse - sink), and lse then
   // includes the sink. -inf means no sink.
   TORCH_ARG(std::optional<torch::Tensor>, sink);
-  // Booleans that broadcast to (B, H, Lq, Lk): true where query i may see key j (other masks still
-  // apply). Fully masked blocks are skipped.
+  // Booleans that broadcast to (B, H, Lq, Lk): true where query i may attend to key j (other masks
+  // still apply). Fully masked blocks are skipped.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
   // A tensor that broadcasts to (B, H, Lq): multiplies all of s_ij, biases included, except the
   // sink (scalable softmax, Nakanishi 2025; Llama 4).
@@ -116,13 +116,13 @@ struct AttentionOptions {
 // q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv; bfloat16, float16,
 // float32 or, on the CPU only, float64. Returns o (B, H, Lq, Dv) in the dtype of q. On the CPU,
 // bfloat16 and float16 are widened as the kernels read them, and accumulated in float32; processors
-// with native bfloat16 multiplication use it, with weights rounded to bfloat16. Rows that see no
-// key are 0.
+// with native bfloat16 multiplication use it, with weights rounded to bfloat16. A query
+// without keys gives 0.
 torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                         const AttentionOptions& options = {});
 
 // Also returns lse (B, H, Lq), in float32 or float64: the natural logarithm of sum_j exp(s_ij),
-// with s as documented, including constants; differentiable. Rows that see no key have -inf.
+// with s as documented, including constants; differentiable. It is -inf for a query without keys.
 std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor& q,
                                                             const torch::Tensor& k,
                                                             const torch::Tensor& v,
@@ -130,7 +130,7 @@ std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor&
 
 // The attention weights p_ij (B, H, rows, Lk) for the given rows of q, in its dtype, without
 // dropout and aggregation. Differentiable. Rows count from 0, or backwards from -1 (the last).
-// Memory is proportional to the number of rows times Lk. Rows that see no key are 0.
+// Memory is proportional to the number of rows times Lk. A query without keys has weights 0.
 torch::Tensor attention_weights(const torch::Tensor& q, const torch::Tensor& k,
                                 const std::vector<int64_t>& rows = {-1},
                                 const AttentionOptions& options = {});
@@ -157,11 +157,11 @@ torch::Tensor sinusoid(const torch::Tensor& positions, int64_t dim,
 torch::Tensor grid_sinusoid(const std::vector<int64_t>& shape, int64_t dim,
                             const std::string& layout = "interleaved", int64_t prefix = 0);
 
-// Appends 2 * copies columns to q and k whose inner product is sqrt(D) times the odd HyPE bias, for
-// kernels without bias support: keep their scale at 1/sqrt(D), where D is the original head
+// Appends 2 * copies coordinates to q and k whose inner product is sqrt(D) times the odd HyPE bias,
+// for kernels without bias support: keep their scale at 1/sqrt(D), where D is the original head
 // dimension. tau and mu are (H,); k is expanded to the H heads of q (Angelotti 2023). axes is the
 // shape of a grid that the tokens lie on in row-major order; the bias is then the sum over its
-// axes, with 2 * copies columns each.
+// axes, with 2 * copies coordinates each.
 std::tuple<torch::Tensor, torch::Tensor> hype_augment(const torch::Tensor& q,
                                                       const torch::Tensor& k, const HeadValue& tau,
                                                       const HeadValue& mu, int64_t copies = 1,

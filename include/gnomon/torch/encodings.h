@@ -23,8 +23,7 @@ struct CAPEOptions {
   TORCH_ARG(std::optional<double>, global_scale);
   // normalize: whether the mean of the positions is subtracted first; sequences only.
   TORCH_ARG(bool, normalize) = false;
-  // shape: (height, width) of the grid, its numbers of rows and columns; tokens are in row-major
-  //   order.
+  // shape: (height, width) of the grid, that is, rows and columns; tokens are in row-major order.
   TORCH_ARG(std::vector<int64_t>, shape);
   // prefix: tokens before the grid, such as a class token.
   TORCH_ARG(int64_t, prefix) = 0;
@@ -38,8 +37,9 @@ struct CAPEOptions {
 // sequence; in evaluation, they do not change. E must be even.
 //
 // With a shape, (height, width), tokens lie on a grid, after `prefix` tokens to which nothing is
-// added. Columns n and E / 2 + n are then the cosine and the sine of pi 10^(n / (E / 2 - 1)) (x cos
-// n + y sin n), where x is a token's column and y its row, each scaled from -1 (first) to 1 (last).
+// added. Dimensions n and E / 2 + n are then the cosine and the sine of pi 10^(n / (E / 2 - 1)) (x
+// cos n + y sin n), where x is a token's column and y its row, each scaled from -1 (first) to 1
+// (last).
 //
 // Likhomanenko et al. 2021, CAPE: Encoding Relative Positions with Continuous Augmented Positional
 // Embeddings.
@@ -47,9 +47,10 @@ struct CAPEOptions {
 // dim: E, the embedding dimension.
 TokenEncoding CAPE(int64_t dim, const CAPEOptions& options = {});
 
-// Convolution: GELU(conv(x)), added to the embeddings x; a causal model sees only the left side.
+// Convolution: GELU(conv(x)), added to the embeddings x; in a causal model, over earlier tokens
+// only.
 //
-// A grouped convolution over the tokens. Token i sees `kernel` tokens starting at i - floor(kernel
+// A grouped convolution over the tokens. Token i reads `kernel` tokens starting at i - floor(kernel
 // / 2), or, in a causal model, the last `kernel` tokens up to itself. The weight is weight_g
 // weight_v / |weight_v|, normalised separately at each tap of the kernel.
 //
@@ -60,7 +61,7 @@ TokenEncoding CAPE(int64_t dim, const CAPEOptions& options = {});
 //
 // dim: E, the embedding dimension.
 // kernel: number of tokens that the kernel spans.
-// groups: number of groups of columns; must divide E.
+// groups: number of channel groups; must divide E.
 // causal: whether tokens must not depend on later ones.
 TokenEncoding Convolutional(int64_t dim, int64_t kernel = 128, int64_t groups = 16,
                             bool causal = false);
@@ -71,20 +72,20 @@ TokenEncoding Convolutional(int64_t dim, int64_t kernel = 128, int64_t groups = 
 //
 // Gehring et al. 2017, Convolutional Sequence to Sequence Learning.
 //
-// max_length: number of rows of the table, one per position.
+// max_length: number of positions, each with a row of the table.
 // dim: E, the embedding dimension.
 TokenEncoding LearnedAbsolute(int64_t max_length, int64_t dim);
 
-// Sinusoids: sin and cos of p 10000^(-2 i / E), added to the embeddings (E columns); on a grid, E /
-// axes columns per coordinate.
+// Sinusoids: sin and cos of p 10000^(-2 i / E), added to embeddings of dimension E; on a grid, E /
+// axes dimensions per axis.
 //
-// sinusoid returns the table. With a shape, grid_sinusoid returns it: tokens then lie on a grid,
-// after `prefix` tokens to which nothing is added.
+// The function sinusoid returns the table; with a shape, grid_sinusoid does. Tokens then lie on a
+// grid, after `prefix` tokens to which nothing is added.
 //
 // Vaswani et al. 2017, Attention Is All You Need.
 //
 // dim: E, the embedding dimension.
-// layout: order of sines and cosines in the columns, see sinusoid.
+// layout: order of sines and cosines in an embedding; see sinusoid.
 // shape: axis sizes of the grid that the tokens lie on, in row-major order.
 // prefix: tokens before the grid, such as a class token.
 TokenEncoding Sinusoidal(int64_t dim, const std::string& layout = "interleaved",

@@ -119,7 +119,7 @@ struct MultiheadAttentionOptions {
   TORCH_ARG(double, tolerance) = kDefaultTolerance;
 };
 
-// x / sqrt(mean x^2 + 1e-6), times a weight initialised to 1, over the last axis with `dim` columns
+// x / sqrt(mean x^2 + 1e-6), times a weight initialised to 1, over the last axis, of size `dim`
 // (Zhang and Sennrich 2019).
 class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
  public:
@@ -161,10 +161,10 @@ struct AttentionCall {
 // initialised to 0, with value = start * exp(5 theta) (AdamW would barely move a large tau itself),
 // such as "gamma_theta" or "beta_theta", and tables. Tables of biases are initialised to 0, such as
 // "t5_table" (buckets, H) and "grid_bias_table" (H, 2 height - 1, 2 width - 1). Tables of content
-// terms are initialised from N(0, 1 / columns), such as "relative_table" (2 max_offset + 1, D).
+// terms are initialised from N(0, 1 / D), such as "relative_table" (2 max_offset + 1, D).
 // "transformer_xl_u" and "transformer_xl_v" (H, D) are initialised to 0, and "transformer_xl_r" (H,
 // D, embed_dim) maps sinusoids to rows. Tensors that are projected from the tokens of each call
-// have a weight (H columns, embed_dim or kdim) and may have a bias (H columns):
+// have a weight (H n, embed_dim or kdim) and may have a bias (H n) for n numbers per head:
 // "forget_log_forget_weight" and "forget_log_forget_bias", "content_bias_query_weight". The initial
 // value of gamma or beta, the buffer "gamma_start" or "beta_start", gives the logits of N(0, 1)
 // tokens a standard deviation of 1. The options add q_norm, k_norm, gate_proj and the parameter
@@ -221,7 +221,7 @@ struct LorentzMultiheadAttentionOptions {
   LorentzMultiheadAttentionOptions(int64_t in_channels, int64_t out_channels, int64_t num_heads)
       : in_channels_(in_channels), out_channels_(out_channels), num_heads_(num_heads) {}
 
-  // Per head: tokens have num_heads * in_channels columns, and the points of each head have
+  // Per head: tokens have num_heads * in_channels channels, and the points of each head have
   // out_channels, including the time.
   TORCH_ARG(int64_t, in_channels);
   TORCH_ARG(int64_t, out_channels);

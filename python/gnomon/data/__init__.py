@@ -1,6 +1,6 @@
 """Converts data files to the arrays that tasks read: ``gnomon data``.
 
-A task reads one safetensors file whose tensors are named PART.NAME, such as "train.images" or
+A task reads one safetensors file whose tensors are named SPLIT.NAME, such as "train.images" or
 "valid.labels"; docs/tasks.md lists them. ``read_arrays`` reads them from a file in another format,
 and ``write`` stores them in one file.
 
@@ -66,7 +66,7 @@ def read_arrays(source: str, name: str) -> Arrays:
 
     Args:
         source: a path, optionally followed by a colon and a selection as above.
-        name: of the array in a part, such as "train.audio".
+        name: the array's name, such as "train.audio".
 
     Raises:
         ValueError: a file cannot be read, has an unknown format, or is damaged or truncated; the
@@ -101,7 +101,7 @@ def read_arrays(source: str, name: str) -> Arrays:
 def shared_labels(
     reads: Iterable[Mapping[str, Array]],
 ) -> Arrays:
-    """The labels that index names, with one list of names shared by all parts."""
+    """The labels that index names, with one list of names shared by all splits."""
     labels: Arrays = {}
     names = {}
     for arrays in reads:
@@ -134,7 +134,7 @@ _SIGNED = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
 def write(path: pathlib.Path | str, arrays: Mapping[str, Array]) -> Arrays:
-    """Writes arrays named PART.NAME to one safetensors file, and returns the stored arrays.
+    """Writes arrays named SPLIT.NAME to one safetensors file, and returns the stored arrays.
 
     uint16 is stored as int32; wider unsigned integers are stored as int64.
 

@@ -55,7 +55,7 @@ def _main(arguments: list[str]) -> int:
     parser = Parser(
         fail=_fail,
         prog="gnomon data",
-        description="Writes arrays named PART.NAME, as tasks read them, to a safetensors file.",
+        description="Writes arrays named SPLIT.NAME, as tasks read them, to a safetensors file.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -63,7 +63,7 @@ def _main(arguments: list[str]) -> int:
     parser.add_argument(
         "arrays",
         nargs="+",
-        metavar="PART.NAME=FILE",
+        metavar="SPLIT.NAME=FILE",
         help="an array and the file that contains it",
     )
     options = parser.parse_args(arguments)
@@ -73,7 +73,7 @@ def _main(arguments: list[str]) -> int:
         name, _, source = word.partition("=")
         if not re.fullmatch(r"\w+\.\w+", name) or not source:
             hint = did_you_mean(arguments[0], ["get"])
-            _fail(f"{word!r} is not PART.NAME=FILE" + (f"; {hint}" if hint else ""))
+            _fail(f"{word!r} is not SPLIT.NAME=FILE" + (f"; {hint}" if hint else ""))
         if _is_read(options.out, source):
             _fail(
                 f"OUT is {options.out}, which is also the source of {name}; expected another file"

@@ -65,7 +65,7 @@ def files_of(files: Iterable[tuple[str, Callable[[], bytes]]], name: str, patter
             raise WrongFileError(f"{file} {error}") from error
         if rows and row.kind != rows[0].kind:
             raise WrongFileError(
-                f"{file} {row.kind}, {names[0]} {rows[0].kind}; expected files of one kind"
+                f"{file} {row.kind}, but {names[0]} {rows[0].kind}; expected files of one kind"
             )
         rows.append(row)
         names.append(file)

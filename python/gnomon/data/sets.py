@@ -23,7 +23,7 @@ __all__ = ["SETS", "File", "NamedSet", "convert", "fetch", "get"]
 class NamedSet:
     """A data set: its source, its files and the files derived from them.
 
-    ``arrays`` maps each array PART.NAME of the converted file to FILE or FILE:KEY. ``texts``
+    ``arrays`` maps each array SPLIT.NAME of the converted file to FILE or FILE:KEY. ``texts``
     creates further text files from a folder.
     """
 

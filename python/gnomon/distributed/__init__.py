@@ -1,7 +1,7 @@
 """Attention over a sequence sharded across processes (context or sequence parallelism).
 
-Each process of a group holds a part of the queries, keys and values. The parts of keys and values
-travel in a ring (Liu et al. 2023, Ring Attention), and the partial results are merged. The result
+Each process of a group holds a part of the queries, keys and values. Keys and values are passed
+around a ring (Liu et al. 2023, Ring Attention), and the partial results are merged. The result
 is exact, forward and backward, and no process ever holds more than two parts of the sequence.
 
     import torch.distributed
@@ -79,7 +79,7 @@ def context_parallel_attention(
     return_lse: bool = False,
     **arguments: Unpack[ContextParallelArguments],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """gnomon.attention over the whole sequence, for the queries of this process.
+    """Computes gnomon.attention over the whole sequence, for the queries of this process.
 
     All processes of the group must make this call, and its backward pass if one of them does, in
     the same order. Their arguments must be the same except for q, k, v and the segments. Parts may
@@ -104,9 +104,9 @@ def context_parallel_attention(
             (H, sum of Lq + sum of Lk - 1). AbsoluteKeys has the sum of Lk rows, and KeyBias as many
             entries. PairBias and mask have the rows of this process and the columns of the whole
             sequence. A temperature has the rows of this process.
-        key_lengths: (B,) integers, in columns of the whole sequence, as are key_starts.
+        key_lengths: (B,) integers, in tokens of the whole sequence, as are key_starts.
         chunks: as in gnomon.attention; each part of k must begin at a multiple of the chunk size.
-        query_segments: (B, Lq) integers, of this process's part; key_segments (B, Lk).
+        query_segments: (B, Lq) integers for this process's queries; key_segments: (B, Lk).
         dropout: must be 0.
         group: a torch.distributed group; the default group if None.
         layout: "contiguous": the rows of process r follow those of process r - 1. "zigzag": with n
@@ -167,8 +167,8 @@ def context_parallel_attention(
         placed = call["causal"] or call["left"] is not None or call["right"] is not None
         if sum(parts.queries) != sum(parts.keys) and (positions or placed):
             raise ValueError(
-                f"gnomon.{NAME}: query_offset is None, with {sum(parts.queries)} queries and "
-                f"{sum(parts.keys)} keys; expected the position of the first query"
+                f"gnomon.{NAME}: query_offset is None, but there are {sum(parts.queries)} queries "
+                f"and {sum(parts.keys)} keys; pass the position of the first query"
             )
         call["query_offset"] = 0
     if call["key_segments"] is not None:
@@ -203,7 +203,7 @@ def context_parallel_attention(
 def context_parallel_rows(
     length: int, *, group: dist.ProcessGroup | None = None, layout: Layout = "contiguous"
 ) -> Tensor:
-    """The rows of a sequence of this length that belong to this process, in order: (n,), int64.
+    """Returns the rows (n,) of a sequence of this length that belong to this process, in order.
 
     Parts are as equal as possible.
 

@@ -47,14 +47,14 @@ def _error_in_tokens(q: Tensor, k: Tensor, v: Tensor) -> Exception | None:
     for name, tensor in {"q": q, "k": k, "v": v}.items():
         if tensor.dtype not in DTYPES or tensor.dtype != q.dtype or tensor.device != q.device:
             return TypeError(
-                f"gnomon.{NAME}: {name} is {tensor.dtype} on {tensor.device} and q {q.dtype} on "
-                f"{q.device}; expected the same device and dtype (bfloat16, float16, float32 or "
+                f"gnomon.{NAME}: {name} is {tensor.dtype} on {tensor.device}, but q is {q.dtype} "
+                f"on {q.device}; expected the same device and dtype (bfloat16, float16, float32 or "
                 "float64)"
             )
         if tensor.dim() != 4 or tensor.size(2) < 1:
             return ValueError(
                 f"gnomon.{NAME}: {name} has shape {list(tensor.shape)}; expected (batch, heads, "
-                "length, columns) with a length of at least 1"
+                "length, head_dim) with a length of at least 1"
             )
     if k.size(0) != q.size(0) or v.shape[:3] != k.shape[:3]:
         return ValueError(

@@ -122,7 +122,7 @@ class WholeSequence:
     call: dict[str, Any]
 
     def check_tables(self, heads: int) -> None:
-        """Checks the tables that are split into parts; the operator sees only the parts."""
+        """Checks the tables that are split into parts; the operator receives only the parts."""
         queries, keys = sum(self.parts.queries), sum(self.parts.keys)
         for term in self.positions:
             name, indices = _name_and_indices(term.spec)

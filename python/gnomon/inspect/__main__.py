@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws the picture that the arguments describe; exits with status 2 on failure."""
+    """Draws the figure that the arguments describe; exits with status 2 on failure."""
     with checked_output(_fail):
         return _main(sys.argv[1:] if arguments is None else arguments)
 
@@ -111,7 +111,7 @@ def _main(words: list[str]) -> int:
             raise unknown("picture", words[0], PICTURES)
         options = _parser().parse_args(words)
         if options.out.suffix != ".png":
-            raise ValueError(f"--out: {options.out}; expected a file NAME.png")
+            raise ValueError(f"--out is {options.out}; expected a file NAME.png")
         for library in options.terms:
             load_terms(library)
         with matplotlib.rc_context(STYLE):

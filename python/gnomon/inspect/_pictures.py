@@ -106,7 +106,7 @@ def integer(lowest: int, highest: int) -> Callable[[str], int]:
             value = lowest - 1
         if not lowest <= value <= highest:
             raise argparse.ArgumentTypeError(
-                f"{text}; expected an integer from {lowest} to {highest}"
+                f"'{text}' is not an integer from {lowest} to {highest}"
             )
         return value
 
@@ -122,7 +122,7 @@ def integers(lowest: int, highest: int) -> Callable[[str], list[int]]:
             return [one(part) for part in text.split(",")]
         except argparse.ArgumentTypeError as error:
             raise argparse.ArgumentTypeError(
-                f"'{text}'; expected integers from {lowest} to {highest}, comma-separated"
+                f"'{text}' is not a comma-separated list of integers from {lowest} to {highest}"
             ) from error
 
     return parse

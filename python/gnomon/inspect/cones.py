@@ -63,7 +63,7 @@ def points_of(pair: str) -> Tensor:
     right = points.numel() == 4 and bool((points.abs() <= LARGEST_NUMBER).all())
     if not right or not bool((points[1::2] >= LOWEST_HEIGHT).all()):
         raise ValueError(
-            f"--pair: '{pair}'; expected four numbers X,H,X,H with heights above 0, from "
+            f"--pair is '{pair}'; expected four numbers X,H,X,H with heights above 0, from "
             f"{LOWEST_HEIGHT:g} to {LARGEST_NUMBER:g}"
         )
     return points.reshape(2, 2)
@@ -130,7 +130,9 @@ def _draw_cone(axes: Any, cone: str, r: float, pairs: list[str]) -> dict[str, An
     for text in pairs:
         pair = points_of(text)
         if cone == "penumbral" and float(pair[:, 1].max()) > r:
-            raise ValueError(f"--pair: '{text}'; penumbral cones lie below the height r = {r:g}")
+            raise ValueError(
+                f"--pair is '{text}', but penumbral cones lie below the height r = {r:g}"
+            )
         top = gnomon.cones.lowest_common_ancestor(pair[0], pair[1], cone=cone, r=r)
         found.append((pair, top))
     everything = torch.cat([torch.cat([pair, top[None]]) for pair, top in found])

@@ -60,7 +60,7 @@ def learned_table(part: Component) -> str | None:
 
 
 def turned_columns(module: MultiheadAttention) -> int:
-    """The number of coordinates per head that RoPE rotates by default; excludes a cone's height."""
+    """The number of coordinates per head that RoPE rotates by default, without a cone's height."""
     return (
         (module.qk_dim - 1) // 2 * 2
         if ops.height_coordinate(module.similarity) is not None

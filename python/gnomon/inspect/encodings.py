@@ -71,7 +71,10 @@ def add_encoding_arguments(parser: argparse.ArgumentParser) -> None:
         "--length", type=integer(1, MOST_POSITIONS), default=128, help="positions (%(default)s)"
     )
     parser.add_argument(
-        "--dim", type=integer(2, MOST_COLUMNS), default=128, help="columns (%(default)s)"
+        "--dim",
+        type=integer(2, MOST_COLUMNS),
+        default=128,
+        help="dimension of the encoding (%(default)s)",
     )
 
 
@@ -202,14 +205,19 @@ def add_terms_arguments(parser: argparse.ArgumentParser) -> None:
         help="added to the tokens (default %(default)s)",
     )
     parser.add_argument(
-        "--dim", type=integer(2, MOST_COLUMNS), default=128, help="columns (%(default)s)"
+        "--dim",
+        type=integer(2, MOST_COLUMNS),
+        default=128,
+        help="dimension of the encoding (%(default)s)",
     )
-    parser.add_argument("--seed", type=seed, default=0, help="of the characters (%(default)s)")
+    parser.add_argument(
+        "--seed", type=seed, default=0, help="random seed of the characters (%(default)s)"
+    )
 
 
 def draw_terms(options: argparse.Namespace) -> Picture:
     if len(options.text) < 2 or len(options.text) > 256:
-        raise ValueError("--text: expected 2 to 256 characters")
+        raise ValueError(f"--text has {len(options.text)} characters; expected 2 to 256")
     length = len(options.text)
     generator = torch.Generator().manual_seed(options.seed)
     kinds = sorted(set(options.text))

@@ -67,12 +67,12 @@ def draw_attention(options: argparse.Namespace) -> Picture:
     texts = options.text or ["the cat sat on the mat", "the dog sat on the mat"]
     for text in texts:
         if not 1 <= len(text.encode()) <= LONGEST_TEXT:
-            raise ValueError(f"--text: {len(text.encode())} bytes; expected 1 to {LONGEST_TEXT}")
+            raise ValueError(f"--text has {len(text.encode())} bytes; expected 1 to {LONGEST_TEXT}")
     checkpoint = load_model(options.model)
     model, kind = checkpoint.model, checkpoint.tokenizer.kind
     if kind != "bytes":
         raise ValueError(
-            f"--model: {options.model} reads {kind}; expected a model that reads bytes"
+            f"--model is {options.model}, which reads {kind}; expected a model that reads bytes"
         )
     layers = _chosen("layer", options.layer, model.options["depth"])
     heads = _chosen("head", options.head, model.options["heads"])
@@ -130,7 +130,7 @@ def _chosen(name: str, index: int | None, count: int) -> list[int]:
     if index is None:
         return list(range(count))
     if not 0 <= index < count:
-        raise ValueError(f"--{name}: {index}; expected 0 to {count - 1}")
+        raise ValueError(f"--{name} is {index}; expected 0 to {count - 1}")
     return [index]
 
 

@@ -173,7 +173,7 @@ def draw(options: argparse.Namespace) -> Picture:
     dims = options.dims
     if (options.depth + 1) * options.branching**options.depth > 2000:
         raise ValueError(
-            f"--depth: {options.depth} with --branching {options.branching}; expected a smaller "
+            f"--depth is {options.depth} and --branching is {options.branching}; choose a smaller "
             "tree"
         )
     below = descendants(options.branching, options.depth)

@@ -26,7 +26,7 @@ class GnomonWindowAttention(WindowAttention):
         table = self.relative_position_bias_table.t()
         table = table.unflatten(1, [2 * length - 1 for length in self.window_size])
         if mask is not None:
-            # 0 where a query sees a key, elsewhere -100 or -inf.
+            # 0 where a query attends to a key, elsewhere -100 or -inf.
             seen = (mask == 0).unsqueeze(1)
             mask = seen.repeat(x.shape[0] // len(seen), 1, 1, 1)
         o = attend(

@@ -133,7 +133,7 @@ class LanguageModel(torch.nn.Module):
         max_length: number of rows of a learned absolute position table.
         norm: "layer", or "rms" (Zhang and Sennrich 2019).
         activation: of the MLP, "gelu" or "relu"; "swiglu" and "geglu" are gated (Shazeer 2020).
-        no_bias: if True, the projections of attention and of the MLP have no biases.
+        no_bias: whether to omit the biases of the attention and MLP projections.
         adaptive: the first token of each band of rarer tokens, in ascending order. Each band has a
             quarter of the previous one's dimension, in embeddings and softmax (Baevski and Auli
             2019; Grave et al. 2017). Tokens must be sorted by descending frequency. By default, all

@@ -262,7 +262,7 @@ class Attention(HeldTerms):
             if tuple(given.shape) != (q.shape[0], length, dim):
                 raise ValueError(
                     f"gnomon.{_NAME}: {name} has shape {list(given.shape)}; expected (B, L, "
-                    f"columns) = ({q.shape[0]}, {length}, {dim})"
+                    f"dim) = ({q.shape[0]}, {length}, {dim})"
                 )
         assert tokens is not None
         assert key_tokens is not None

@@ -42,8 +42,8 @@ def check_embeddings(
     weight = layer.weight
     if tokens.device != weight.device:
         raise TypeError(
-            f"gnomon.nn.{module}: {argument} is on {tokens.device} and the module on "
-            f"{weight.device}; expected the same"
+            f"gnomon.nn.{module}: {argument} is on {tokens.device}, but the module is "
+            f"on {weight.device}; expected the same device"
         )
     if tokens.dtype == weight.dtype:
         return

@@ -30,9 +30,9 @@ class CAPE(TokenEncoding):
     sequence; in evaluation, they do not change. E must be even.
 
     With a shape, (height, width), tokens lie on a grid, after `prefix` tokens to which nothing
-    is added. Columns n and E / 2 + n are then the cosine and the sine of pi 10^(n / (E / 2 - 1))
-    (x cos n + y sin n), where x is a token's column and y its row, each scaled from -1 (first)
-    to 1 (last).
+    is added. Dimensions n and E / 2 + n are then the cosine and the sine of pi 10^(n / (E / 2 -
+    1)) (x cos n + y sin n), where x is a token's column and y its row, each scaled from -1
+    (first) to 1 (last).
 
     Likhomanenko et al. 2021, CAPE: Encoding Relative Positions with Continuous Augmented
     Positional Embeddings.
@@ -44,7 +44,7 @@ class CAPE(TokenEncoding):
         global_scale: upper bound of the common factor of all positions; its inverse is the lower
             bound; default 1.03, on a grid 1.4.
         normalize: whether the mean of the positions is subtracted first; sequences only.
-        shape: (height, width) of the grid, its numbers of rows and columns; tokens are in row-major
+        shape: (height, width) of the grid, that is, rows and columns; tokens are in row-major
             order.
         prefix: tokens before the grid, such as a class token.
         device: device of the parameters; None is the default device.
@@ -86,10 +86,10 @@ class CAPE(TokenEncoding):
 
 
 class Convolutional(TokenEncoding):
-    """Convolution: GELU(conv(x)), added to the embeddings x; a causal model sees only the left
-    side.
+    """Convolution: GELU(conv(x)), added to the embeddings x; in a causal model, over earlier tokens
+    only.
 
-    A grouped convolution over the tokens. Token i sees `kernel` tokens starting at i -
+    A grouped convolution over the tokens. Token i reads `kernel` tokens starting at i -
     floor(kernel / 2), or, in a causal model, the last `kernel` tokens up to itself. The weight
     is weight_g weight_v / |weight_v|, normalised separately at each tap of the kernel.
 
@@ -101,7 +101,7 @@ class Convolutional(TokenEncoding):
     Args:
         dim: E, the embedding dimension.
         kernel: number of tokens that the kernel spans.
-        groups: number of groups of columns; must divide E.
+        groups: number of channel groups; must divide E.
         causal: whether tokens must not depend on later ones.
         device: device of the parameters; None is the default device.
         dtype: floating-point dtype of the parameters; None is the default dtype.
@@ -133,7 +133,7 @@ class LearnedAbsolute(TokenEncoding):
     Gehring et al. 2017, Convolutional Sequence to Sequence Learning.
 
     Args:
-        max_length: number of rows of the table, one per position.
+        max_length: number of positions, each with a row of the table.
         dim: E, the embedding dimension.
         device: device of the parameters; None is the default device.
         dtype: floating-point dtype of the parameters; None is the default dtype.
@@ -151,17 +151,17 @@ class LearnedAbsolute(TokenEncoding):
 
 
 class Sinusoidal(TokenEncoding):
-    """Sinusoids: sin and cos of p 10000^(-2 i / E), added to the embeddings (E columns); on a grid,
-    E / axes columns per coordinate.
+    """Sinusoids: sin and cos of p 10000^(-2 i / E), added to embeddings of dimension E; on a grid,
+    E / axes dimensions per axis.
 
-    sinusoid returns the table. With a shape, grid_sinusoid returns it: tokens then lie on a
-    grid, after `prefix` tokens to which nothing is added.
+    The function sinusoid returns the table; with a shape, grid_sinusoid does. Tokens then lie on
+    a grid, after `prefix` tokens to which nothing is added.
 
     Vaswani et al. 2017, Attention Is All You Need.
 
     Args:
         dim: E, the embedding dimension.
-        layout: order of sines and cosines in the columns, see sinusoid.
+        layout: order of sines and cosines in an embedding; see sinusoid.
         shape: axis sizes of the grid that the tokens lie on, in row-major order.
         prefix: tokens before the grid, such as a class token.
         device: device of the parameters; None is the default device.

@@ -54,8 +54,8 @@ class LorentzMultiheadAttention(HeldTerms):
             out_channels channels.
         normalize: whether the space coordinates of q and k are divided by their norm.
         position: see MultiheadAttention, also for parameter names such as "hype_tau_theta".
-            Rotations act on space coordinates, and biases are added to scores. A sink is an error,
-            because centroids do not depend on it.
+            Rotations act on space coordinates, and biases are added to scores. A sink raises an
+            error, because centroids do not depend on it.
         dropout: probability of dropping a weight, in training.
         max_length: see MultiheadAttention.
         device: device of parameters and buffers; the default device if None.
@@ -223,7 +223,7 @@ class LorentzMultiheadAttention(HeldTerms):
         """Attends from query_input (B, Lq, num_heads * in_channels) to source_input (B, Lk, ...).
 
         Args:
-            query_input: tokens; points, if all of their columns are those of one point.
+            query_input: tokens; these are points if all of their channels belong to one point.
             source_input: tokens of keys and values; query_input by default.
             output_attentions: also return the weights (B, H, Lq, Lk); their memory is not linear in
                 the lengths.

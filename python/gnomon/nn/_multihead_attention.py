@@ -204,7 +204,7 @@ class MultiheadAttention(HeldTerms):
         ends, key_lengths and key_starts are simpler. pair_bias (1 or B, 1 or H, Lq, Lk) is added to
         the scores of this call. The other arguments are those of gnomon.attention.
 
-        Jagged nested tensors (B, length, columns) are treated as separate sequences, as in
+        Jagged nested tensors (B, length, embed_dim) are treated as separate sequences, as in
         gnomon.varlen_attention; the result is then nested as well.
         """
         if isinstance(query, Tensor) and query.is_nested:

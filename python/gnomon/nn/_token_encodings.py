@@ -28,7 +28,7 @@ from gnomon.nn._held_terms import reset_children, set_start
 
 
 def attention_position(position: str) -> str:
-    """Returns the components of a position that act in attention, or "none".
+    """Returns the components of a position that act inside attention, or "none".
 
     A model with a configurable position passes it to TokenPosition, which uses the components added
     to embeddings. It passes the result of this function to MultiheadAttention, which rejects such
@@ -59,7 +59,7 @@ class TokenEncoding(torch.nn.Module):
     Args:
         spec: one component of the catalogue, "conv:kernel=64".
         dim: embedding dimension.
-        causal: whether tokens are prevented from seeing later ones.
+        causal: whether encodings must not depend on later tokens.
         device: device of the parameters; the default device if None.
         dtype: floating-point dtype of the parameters; the default dtype if None.
 
@@ -154,14 +154,15 @@ class TokenEncoding(torch.nn.Module):
 class TokenPosition(torch.nn.Module):
     """Adds the token encodings of a position to embeddings, such as sinusoidal or learned.
 
-    Components that act in attention are ignored. Each encoding reads the original embeddings, so
-    their order does not matter. Submodules are named "<name><n>"; n counts components of that name.
+    Components that act inside attention are ignored. Each encoding reads the original embeddings,
+    so their order does not matter. Submodules are named "<name><n>"; n counts components of that
+    name.
 
     Args:
         position: a specification, or anything else that MultiheadAttention accepts.
         dim: embedding dimension.
         max_length: rows of a learned table; "learned:length=N" in the specification overrides it.
-        causal: whether tokens are prevented from seeing later ones.
+        causal: whether encodings must not depend on later tokens.
         device: device of the parameters; the default device if None.
         dtype: floating-point dtype of the parameters; the default dtype if None.
 

@@ -33,7 +33,8 @@ class TensorReader {
                       " is missing");
     const at::Tensor& tensor = tensors_[next_++];
     TORCH_CHECK_TYPE(tensor.device() == q_.device(), operation_, ": ", name, " of ", component,
-                     " is on ", tensor.device(), " and q on ", q_.device(), "; expected the same");
+                     " is on ", tensor.device(), ", but q is on ", q_.device(),
+                     "; expected the same device");
     return AsParameter(tensor, q_, operation_, ": ", name, " of ", component);
   }
 
@@ -64,9 +65,8 @@ std::optional<double> FixedNumber(const char* operation, const Component& compon
                                   const std::string& name) {
   const std::optional<std::string> value = component.Find(name);
   if (!value || *value == "fixed") return std::nullopt;
-  TORCH_CHECK_VALUE(
-      *value != "learned", operation, ": ", component.name(), ":", name,
-      "=learned works only in modules; expected a tensor, which trains if it requires grad");
+  TORCH_CHECK_VALUE(*value != "learned", operation, ": ", component.name(), ":", name,
+                    "=learned works only in modules; here pass a tensor with requires_grad=True");
   return component.FindNumber(name);
 }
 
@@ -126,7 +126,7 @@ ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& s
       similarity.head_parameter = HeadNumber(q, *number);
     } else {
       const int64_t head_dim = SizeOf(q, -1);
-      similarity.entry->CheckColumns(component, head_dim, operation, ": q has D = ");
+      similarity.entry->CheckColumns(component, head_dim, operation, ": head_dim of q is ");
       similarity.head_parameter =
           HeadNumber(q, HeadParameterStart(*similarity.entry, component, head_dim));
     }
@@ -160,8 +160,8 @@ std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& p
       const bool is_tensor = component.IsTensor(parameter->name);
       if (!parameter->is_per_head()) {
         TORCH_CHECK_VALUE(is_tensor, "gnomon.attention: ", parameter->name, " of ", name,
-                          " is missing; expected a term with a tensor, since only modules hold "
-                          "tables of their own");
+                          " is missing; pass a term that contains the tensor, since only modules "
+                          "create their own tables");
         position.tensors.push_back(reader.Next(name, parameter->name));
       } else if (is_tensor) {
         position.tensors.push_back(reader.NextHeads(name, parameter->name));

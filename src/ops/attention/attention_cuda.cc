@@ -25,12 +25,13 @@ void CheckTypes(const OperatorArguments& a) {
   const at::ScalarType type = a.x.scalar_type();
   for (const OptionalTensor& tokens :
        {OptionalTensor(a.y), OptionalTensor(a.v), a.relative_query}) {
-    TORCH_CHECK_TYPE(!tokens || tokens->scalar_type() == type, kAttention, ": tokens of dtypes ",
-                     type, " and ", tokens->scalar_type(), " on a GPU; expected one dtype");
+    TORCH_CHECK_TYPE(!tokens || tokens->scalar_type() == type, kAttention,
+                     ": the tokens have dtypes ", type, " and ", tokens->scalar_type(),
+                     "; expected the same dtype on a GPU");
   }
   TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf,
-                              kAttention, ": ", type,
-                              " on a GPU; expected bfloat16, float16 or float32");
+                              kAttention, ": the tokens have dtype ", type,
+                              "; expected bfloat16, float16 or float32 on a GPU");
 }
 
 cuda::Input InputOf(const KernelCall<float>& call) {

@@ -67,8 +67,8 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
   const int64_t queries = SizeOf(q, 2);
   std::vector<int64_t> chosen;
   for (const int64_t row : rows) {
-    TORCH_CHECK_VALUE(row >= -queries && row < queries, kName, ": rows has ", row, "; expected ",
-                      -queries, " to ", queries - 1, ", for Lq = ", queries);
+    TORCH_CHECK_VALUE(row >= -queries && row < queries, kName, ": rows contains ", row,
+                      "; expected ", -queries, " to ", queries - 1, ", because Lq = ", queries);
     chosen.push_back(row < 0 ? row + queries : row);
   }
   CallArguments arguments = call;
@@ -96,8 +96,8 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
     CallArguments part = arguments;
     if (call.positions) {
       TORCH_CHECK_VALUE(call.key_positions || queries == SizeOf(k, 2), kName,
-                        ": key_positions is None, Lq = ", queries, " and Lk = ", SizeOf(k, 2),
-                        "; expected the positions of the keys");
+                        ": key_positions is None, but Lq = ", queries, " and Lk = ", SizeOf(k, 2),
+                        " differ; pass the positions of the keys");
       part.key_positions = call.key_positions.value_or(*call.positions);
     }
     // Only rotations read coordinates.

@@ -61,7 +61,7 @@ void CheckOptions(const CallArguments& arguments) {
   CheckChunks(arguments.chunks);
   for (const auto& [name, side] :
        {std::pair("left", &arguments.left), std::pair("right", &arguments.right)}) {
-    TORCH_CHECK_VALUE(!*side || **side >= 0, "gnomon.attention: window has ", name, " = ", **side,
+    TORCH_CHECK_VALUE(!*side || **side >= 0, "gnomon.attention: ", name, " of window is ", **side,
                       "; expected at least 0, or None for unbounded");
   }
 }
@@ -76,10 +76,10 @@ void CheckTokenType(const char* operation, const char* name, const at::Tensor& t
   const at::ScalarType dtype = tensor.scalar_type();
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble || IsLow(dtype), operation, ": ",
                    name, " has dtype ", dtype, "; expected bfloat16, float16, float32 or float64");
-  TORCH_CHECK_TYPE(dtype == q.scalar_type(), operation, ": ", name, " has dtype ", dtype, " and q ",
-                   q.scalar_type(), "; expected the same");
+  TORCH_CHECK_TYPE(dtype == q.scalar_type(), operation, ": ", name, " has dtype ", dtype,
+                   ", but q has ", q.scalar_type(), "; expected the same dtype");
   TORCH_CHECK_TYPE(tensor.device() == q.device(), operation, ": ", name, " is on ", tensor.device(),
-                   " and q on ", q.device(), "; expected the same");
+                   ", but q is on ", q.device(), "; expected the same device");
 }
 
 void CheckIntegerType(const char* operation, const char* name, const at::Tensor& tensor,
@@ -87,7 +87,7 @@ void CheckIntegerType(const char* operation, const char* name, const at::Tensor&
   TORCH_CHECK_TYPE(at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false), operation, ": ",
                    name, " has dtype ", tensor.scalar_type(), "; expected integers");
   TORCH_CHECK_TYPE(tensor.device() == q.device(), operation, ": ", name, " is on ", tensor.device(),
-                   " and q on ", q.device(), "; expected the same");
+                   ", but q is on ", q.device(), "; expected the same device");
 }
 
 OptionalTensor CheckIntegers(const char* operation, const char* name, const OptionalTensor& tensor,
@@ -114,9 +114,9 @@ void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k
   for (const auto& [name, tensor] : {std::pair("q", &q), std::pair("k", &k), std::pair("v", &v)}) {
     CheckTokenType(operation, name, *tensor, q);
     TORCH_CHECK_VALUE(tensor->dim() == 4, operation, ": ", name, " has shape ", tensor->sym_sizes(),
-                      "; expected four axes, (batch, heads, length, columns)");
+                      "; expected four axes, (batch, heads, length, head_dim)");
     TORCH_CHECK_VALUE(tensor->sym_size(3) >= 1, operation, ": ", name, " has shape ",
-                      tensor->sym_sizes(), "; expected at least one column");
+                      tensor->sym_sizes(), "; expected head_dim >= 1");
   }
   TORCH_CHECK_VALUE(k.sym_size(0) == q.sym_size(0) && k.sym_size(3) == q.sym_size(3), operation,
                     ": k has shape ", k.sym_sizes(),
@@ -127,8 +127,8 @@ void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k
                     operation, ": v has shape ", v.sym_sizes(),
                     "; expected (B, Hkv, Lk, Dv) as in k ", k.sym_sizes());
   TORCH_CHECK_VALUE(k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0, operation, ": q has ",
-                    q.sym_size(1), " heads and k ", k.sym_size(1),
-                    "; expected a multiple of the heads of k");
+                    q.sym_size(1), " heads and k has ", k.sym_size(1),
+                    "; the number of heads of q must be a multiple of that of k");
 }
 
 at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& tensor,

@@ -65,8 +65,8 @@ at::Tensor AsParameter(const at::Tensor& tensor, const at::Tensor& q, const Part
   const at::ScalarType computing = ComputingType(q);
   const at::ScalarType dtype = tensor.scalar_type();
   TORCH_CHECK_TYPE(dtype == computing || dtype == q.scalar_type(), what..., " has dtype ", dtype,
-                   " and q ", q.scalar_type(), "; expected ", computing,
-                   computing == q.scalar_type() ? "" : " or that of q");
+                   ", but q has ", q.scalar_type(), "; expected ", computing,
+                   computing == q.scalar_type() ? "" : " or the dtype of q");
   return InType(tensor, computing);
 }
 

@@ -35,8 +35,8 @@ const ResolvedPosition* FindOne(const std::vector<ResolvedPosition>& positions,
   const ResolvedPosition* found = nullptr;
   for (const ResolvedPosition& position : positions) {
     if (position.entry->role() != role) continue;
-    TORCH_CHECK_VALUE(found == nullptr, "gnomon.attention: position has two ", what,
-                      "; expected one");
+    TORCH_CHECK_VALUE(found == nullptr, "gnomon.attention: position contains two ", what,
+                      "; expected at most one");
     found = &position;
   }
   return found;
@@ -178,8 +178,9 @@ class Composition {
     call_.key_segments =
         CheckIntegers(kOperation, "key_segments", arguments_.key_segments, q_, range_.keys);
     range_.query_offsets = CheckIntegers(kOperation, "query_offset", arguments_.query_offsets, q_);
-    TORCH_CHECK_VALUE(!range_.query_offsets || !arguments_.query_offset,
-                      "gnomon.attention: query_offset and query_offsets are both given");
+    TORCH_CHECK_VALUE(
+        !range_.query_offsets || !arguments_.query_offset,
+        "gnomon.attention: query_offset and query_offsets are both given; pass one of them");
     places_ = Places::Find(q_, k_, arguments_);
     coordinates_ = Coordinates::Find(q_, k_, positions_, arguments_);
     grid_ = FindGrid(q_, k_, positions_, arguments_);
@@ -208,9 +209,10 @@ class Composition {
       if (!IsBias(position)) continue;
       if (places_ && !grid_) {
         TORCH_CHECK_NOT_IMPLEMENTED(
-            !position.entry->GoesByLength(*position.component), kOperation, ": positions with ",
+            !position.entry->GoesByLength(*position.component), kOperation, ": ",
             position.component->name(),
-            ", which depends on the length of the call; expected query_offset");
+            " depends on the length of the call and does not support positions; pass "
+            "query_offset instead");
         packed_.Add(*position.entry, *position.component, position.tensors);
         continue;
       }
@@ -411,7 +413,7 @@ class Composition {
         mask.scalar_type() == at::kBool, kOperation, ": mask has dtype ", mask.scalar_type(),
         "; expected bool; pass numbers that are added to the scores as position.PairBias");
     TORCH_CHECK_TYPE(mask.device() == q_.device(), kOperation, ": mask is on ", mask.device(),
-                     " and q on ", q_.device(), "; expected the same");
+                     ", but q is on ", q_.device(), "; expected the same device");
     call_.mask = BroadcastPairs("mask", mask, q_, k_);
   }
 
@@ -468,11 +470,11 @@ class Composition {
     weighs_values_ = call_.temperature.has_value();
     if (weighs_values_) {
       TORCH_CHECK_NOT_IMPLEMENTED(arguments_.dropout == 0, kOperation,
-                                  ": dropout together with temperature and aggregation = "
-                                  "einstein_midpoint is not supported");
+                                  ": dropout is not supported together with temperature and "
+                                  "aggregation=\"einstein_midpoint\"; set dropout to 0");
       TORCH_CHECK_NOT_IMPLEMENTED(!call_.relative_values, kOperation,
-                                  ": relative values together with temperature and aggregation = "
-                                  "einstein_midpoint are not supported");
+                                  ": relative values are not supported together with temperature "
+                                  "and aggregation=\"einstein_midpoint\"; leave one of them out");
       return WeighValues(value);
     }
     const at::Tensor log_factor = LogLorentzFactor(value, range_.heads);
@@ -664,7 +666,7 @@ at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarit
                       const at::Tensor& q, std::optional<double> scale) {
   const SimilarityEntry& entry = *similarity.entry;
   const int64_t head_dim = Concrete(q.sym_size(3));
-  entry.CheckColumns(*similarity.component, head_dim, operation, ": q has D = ");
+  entry.CheckColumns(*similarity.component, head_dim, operation, ": head_dim of q is ");
   if (scale) CheckScale(operation, *scale);
   TORCH_CHECK_VALUE(!scale || entry.catalogue.takes_scale, operation,
                     ": scale applies to similarities such as dot, not to ", entry.catalogue.name);

@@ -63,37 +63,37 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
       first = &position;
       grid = on;
     }
-    TORCH_CHECK_VALUE(on == grid, "gnomon.attention: position has ", place(*first, grid), " and ",
-                      place(position, on), "; expected all biases in the sequence or on one grid");
+    TORCH_CHECK_VALUE(on == grid, "gnomon.attention: position contains ", place(*first, grid),
+                      " and ", place(position, on),
+                      "; expected all biases in the sequence, or all on one grid");
   }
   if (!grid) return std::nullopt;
   // A rotation may use the sequence, but no other grid.
   for (const ResolvedPosition& position : positions) {
     if (position.entry->role() != PositionEntry::Role::kRotation) continue;
     const std::optional<TokenGrid> on = TokenGrid::Find(*position.component);
-    TORCH_CHECK_VALUE(!on || on == grid, "gnomon.attention: position has ",
+    TORCH_CHECK_VALUE(!on || on == grid, "gnomon.attention: position contains ",
                       position.component->name(), " on the grid ", on ? on->Text() : "",
-                      " and others on ", grid->Text(), "; expected one grid");
+                      " and other terms on the grid ", grid->Text(), "; expected the same grid");
   }
   // Positions given by the caller are indices of the grid.
   if (arguments.positions) return grid;
   TORCH_CHECK_VALUE(!arguments.query_offsets,
-                    "gnomon.attention: query_offset is a tensor and position has ",
-                    place(*first, grid), "; expected an integer, or None");
+                    "gnomon.attention: query_offset is a tensor, which does not work with ",
+                    place(*first, grid), "; pass an integer or None");
   if (!arguments.query_offset) {
     TORCH_CHECK_VALUE(q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),
-                      "gnomon.attention: position has ", place(*first, grid),
-                      " and Lq = ", q.sym_size(2), ", Lk = ", k.sym_size(2), "; expected ",
-                      grid->tokens(),
+                      "gnomon.attention: position contains ", place(*first, grid), ", but Lq is ",
+                      q.sym_size(2), " and Lk is ", k.sym_size(2), "; expected ", grid->tokens(),
                       " tokens in both, or query_offset, the index of the first query");
     return grid;
   }
   // The keys are the first tokens of the grid. Keys beyond it (memory keys) have no bias.
   const c10::SymInt& offset = *arguments.query_offset;
   TORCH_CHECK_VALUE(offset >= 0 && offset + q.sym_size(2) <= grid->tokens(),
-                    "gnomon.attention: query_offset is ", offset, ", Lq = ", q.sym_size(2),
-                    " and position has ", place(*first, grid), "; expected queries among its ",
-                    grid->tokens(), " tokens");
+                    "gnomon.attention: query_offset is ", offset, " and Lq is ", q.sym_size(2),
+                    ", but position contains ", place(*first, grid),
+                    "; expected queries among its ", grid->tokens(), " tokens");
   return grid;
 }
 

@@ -17,8 +17,8 @@ std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Te
                                                int64_t copies, const std::vector<int64_t>& axes,
                                                const c10::SymInt& query_offset) {
   TORCH_CHECK_VALUE(q.dim() == 4 && k.dim() == 4, "gnomon.hype_augment: q has shape ",
-                    q.sym_sizes(), " and k ", k.sym_sizes(),
-                    "; expected four axes, (batch, heads, length, columns)");
+                    q.sym_sizes(), " and k has shape ", k.sym_sizes(),
+                    "; expected four axes, (batch, heads, length, head_dim)");
   CheckTokenType("gnomon.hype_augment", "q", q, q);
   CheckTokenType("gnomon.hype_augment", "k", k, q);
   TORCH_CHECK_VALUE(k.sym_size(0) == q.sym_size(0) && k.sym_size(3) == q.sym_size(3),
@@ -29,7 +29,8 @@ std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Te
   const c10::SymInt heads = q.sym_size(1);
   const c10::SymInt key_heads = k.sym_size(1);
   TORCH_CHECK_VALUE(key_heads >= 1 && heads % key_heads == 0, "gnomon.hype_augment: q has ", heads,
-                    " heads and k ", key_heads, "; expected a multiple of the heads of k");
+                    " heads and k has ", key_heads,
+                    "; the number of heads of q must be a multiple of that of k");
   for (const auto& [name, value] : {std::pair("tau", &tau), std::pair("mu", &mu)}) {
     TORCH_CHECK_VALUE(value->dim() == 0 || (value->dim() == 1 && value->sym_size(0) == heads),
                       "gnomon.hype_augment: ", name, " has shape ", value->sym_sizes(),
@@ -37,7 +38,7 @@ std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Te
     TORCH_CHECK_TYPE(value->is_floating_point(), "gnomon.hype_augment: ", name, " has dtype ",
                      value->scalar_type(), "; expected a floating-point dtype");
     TORCH_CHECK_TYPE(value->device() == q.device(), "gnomon.hype_augment: ", name, " is on ",
-                     value->device(), " and q on ", q.device(), "; expected the same");
+                     value->device(), ", but q is on ", q.device(), "; expected the same device");
   }
   const at::ScalarType dtype = q.scalar_type();
   const double head_dim = static_cast<double>(q.sym_size(3).guard_int(__FILE__, __LINE__));

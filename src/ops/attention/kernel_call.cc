@@ -23,7 +23,7 @@ void ExpectRows(int64_t rows, int64_t expected) {
 }
 
 void ExpectPlaces(int64_t least, int64_t greatest, int64_t end, const char* what) {
-  TORCH_CHECK_VALUE(least >= 0 && greatest < end, "gnomon.attention: positions are from ", least,
+  TORCH_CHECK_VALUE(least >= 0 && greatest < end, "gnomon.attention: positions range from ", least,
                     " to ", greatest, "; expected 0 to ", end - 1, ", ", what);
 }
 
@@ -119,12 +119,12 @@ void KernelCall<T>::SetPositions(const OperatorArguments& a) {
                     "gnomon.attention: one of query_positions and key_positions is missing; "
                     "expected both or neither");
   TORCH_CHECK_VALUE(a.query_positions || !a.bias_parameters,
-                    "gnomon.attention: bias_parameters are given without positions");
+                    "gnomon.attention: bias_parameters is given without positions; pass both");
   if (!a.query_positions) return;
   has_positions_ = true;
   TORCH_CHECK_NOT_IMPLEMENTED(
       a.query_positions->is_cpu() && a.key_positions->is_cpu(),
-      "gnomon.attention: positions are not supported on a GPU; expected query_offset");
+      "gnomon.attention: positions are not supported on a GPU; pass query_offset instead");
   input_.query_positions = Numbers<int64_t>(a.query_positions);
   input_.key_positions = Numbers<int64_t>(a.key_positions);
   const AttentionShape& n = input_.shape;
@@ -303,12 +303,14 @@ void KernelCall<T>::SetBias(const OperatorArguments& a) {
   }
   const AttentionShape& n = input_.shape;
   if (a.bias_parameters) {
-    TORCH_CHECK_VALUE(!a.bias, "gnomon.attention: bias and bias_parameters are both given");
+    TORCH_CHECK_VALUE(
+        !a.bias, "gnomon.attention: bias and bias_parameters are both given; pass one of them");
     // The table and the sums of its gradient fit into memory up to this number.
     constexpr int64_t kMostOffsets = int64_t{1} << 22;
     TORCH_CHECK_VALUE(span_.last - span_.first < kMostOffsets,
-                      "gnomon.attention: positions have offsets p_j - p_i from ", span_.first,
-                      " to ", span_.last, "; expected at most 2^22 different offsets");
+                      "gnomon.attention: the offsets p_j - p_i of the positions range from ",
+                      span_.first, " to ", span_.last,
+                      "; expected a range of at most 2^22 offsets");
     bias_parameters_ = a.bias_parameters->contiguous();
     bias_terms_ = a.bias_terms;
     if (a.bias_shapes) bias_shapes_ = ConcreteAll(*a.bias_shapes);
@@ -322,7 +324,7 @@ void KernelCall<T>::SetBias(const OperatorArguments& a) {
   } else if (a.bias) {
     TORCH_CHECK_VALUE(
         a.grid || !has_positions_,
-        "gnomon.attention: bias is given with positions; expected bias_parameters, or a grid");
+        "gnomon.attention: bias is given with positions; pass bias_parameters or a grid instead");
     if (a.grid) bias_layout_ = MakeGrid(*a.grid, GridLayout::Kind::kTable);
     const int64_t entries =
         bias_layout_ ? bias_layout_->size() : std::max<int64_t>(n.queries + n.keys - 1, 0);
@@ -348,7 +350,7 @@ void KernelCall<T>::SetRelative(const OperatorArguments& a) {
   relative_layout_ = MakeRelativeLayout(a, *lengths_['m']);
   TORCH_CHECK_VALUE(
       !a.relative_queries || (a.relative_layout != "grid" && a.relative_layout != "keys"),
-      "gnomon.attention: relative_queries are given with relative_layout \"", a.relative_layout,
+      "gnomon.attention: relative_queries is given with relative_layout \"", a.relative_layout,
       "\"; expected a layout indexed by offset");
   Relative<T>& relative = input_.relative;
   relative.layout = relative_layout_.get();
@@ -381,7 +383,7 @@ std::unique_ptr<TableLayout> KernelCall<T>::MakeRelativeLayout(const OperatorArg
   if (name == "grid") {
     TORCH_CHECK_VALUE(
         a.grid,
-        "gnomon.attention: relative_layout is \"grid\" and grid is missing; expected a grid");
+        "gnomon.attention: relative_layout is \"grid\", but grid is missing; pass the grid");
     std::unique_ptr<GridLayout> layout = MakeGrid(*a.grid, GridLayout::Kind::kAxes);
     ExpectRows(rows, layout->size());
     return layout;
@@ -403,11 +405,12 @@ std::unique_ptr<TableLayout> KernelCall<T>::MakeRelativeLayout(const OperatorArg
     return std::make_unique<OffsetLayout>(most, most, name == "clip" ? Far::kClip : Far::kZero);
   }
   TORCH_CHECK_VALUE(name == "clip_past" || name == "zero_past" || name == "past",
-                    "gnomon.attention: unknown relative_layout \"", name, "\"");
+                    "gnomon.attention: relative_layout is \"", name,
+                    "\"; expected grid, keys, clip, zero, past, clip_past or zero_past");
   if (name == "past" && has_positions_) {
     TORCH_CHECK_VALUE(-span_.first < rows,
                       "gnomon.attention: the table of relative keys has rows for ", rows,
-                      " distances, but positions have p_i - p_j = ", -span_.first,
+                      " distances, but positions reach the distance p_i - p_j = ", -span_.first,
                       "; expected more rows than that");
   } else if (name == "past") {
     int64_t offset = input_.query_offset;
@@ -435,14 +438,15 @@ std::unique_ptr<GridLayout> KernelCall<T>::MakeGrid(c10::SymIntArrayRef grid,
                                           numbers[0], kind);
   });
   if (has_positions_) {
-    ExpectPlaces(least_, greatest_, layout->tokens(), "places of the grid");
+    ExpectPlaces(least_, greatest_, layout->tokens(), "the indices of the grid");
     return layout;
   }
   // Keys beyond the grid have no bias.
   const int64_t offset = input_.query_offset;
   TORCH_CHECK_VALUE(offset >= 0 && offset + n.queries <= layout->tokens(),
-                    "gnomon.attention: grid has ", layout->tokens(), " tokens, Lq = ", n.queries,
-                    " and query_offset is ", offset, "; expected queries among its tokens");
+                    "gnomon.attention: grid has ", layout->tokens(), " tokens, but Lq is ",
+                    n.queries, " and query_offset is ", offset,
+                    "; expected queries among its tokens");
   return layout;
 }
 

@@ -21,7 +21,7 @@ at::Tensor CheckedCoordinates(const char* name, const at::Tensor& given, const a
                         given.sym_size(1) == length && given.sym_size(2) >= 1,
                     OperatorArguments::kOperation, ": ", name, " has shape ", given.sym_sizes(),
                     "; expected (1 or B, length, axes) with B = ", q.sym_size(0),
-                    " and a length of ", length);
+                    " and length = ", length);
   return given.to(at::kLong);
 }
 
@@ -32,8 +32,9 @@ TokenPositions PositionsOf(const at::Tensor& queries, const at::Tensor& keys, bo
 // If the caller gives only the positions of the queries, the keys have the same.
 void CheckKeyPositions(const at::Tensor& q, const at::Tensor& k, const CallArguments& arguments) {
   TORCH_CHECK_VALUE(arguments.key_positions || q.sym_size(2) == k.sym_size(2),
-                    OperatorArguments::kOperation, ": key_positions is None, Lq = ", q.sym_size(2),
-                    " and Lk = ", k.sym_size(2), "; expected the positions of the keys");
+                    OperatorArguments::kOperation,
+                    ": key_positions is None, but Lq = ", q.sym_size(2),
+                    " and Lk = ", k.sym_size(2), " differ; pass the positions of the keys");
 }
 
 }  // namespace
@@ -71,8 +72,8 @@ c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_posit
                            : arguments.causal                  ? "causal"
                                                                : nullptr;
     TORCH_CHECK_VALUE(needs_it == nullptr,
-                      "gnomon.attention: query_offset is None, Lq = ", q.sym_size(2),
-                      " and Lk = ", k.sym_size(2), "; ", needs_it ? needs_it : "",
+                      "gnomon.attention: query_offset is None, but Lq = ", q.sym_size(2),
+                      " and Lk = ", k.sym_size(2), " differ; ", needs_it ? needs_it : "",
                       " needs query_offset, the position of the first query");
   }
   return 0;
@@ -86,7 +87,7 @@ std::optional<Coordinates> Coordinates::Find(const at::Tensor& q, const at::Tens
     TORCH_CHECK_VALUE(
         !DependsOnPlaces(position) || position.entry->role() == PositionEntry::Role::kRotation,
         OperatorArguments::kOperation, ": positions have several axes, which ",
-        position.component->name(), " does not support; expected (B, Lq)");
+        position.component->name(), " does not support; pass positions of shape (B, Lq)");
   }
   CheckKeyPositions(q, k, arguments);
   Coordinates coordinates;

@@ -142,7 +142,7 @@ bool CatalogueEntry::HasTable(CatalogueParameter::Index index) const {
 }
 
 std::string CatalogueEntry::use() const {
-  if (role == Role::kEmbedding) return "modules that act outside attention()";
+  if (role == Role::kEmbedding) return "modules that run before attention()";
   const bool is_of_call =
       std::any_of(parameters.begin(), parameters.end(), [](const CatalogueParameter& parameter) {
         return parameter.of_call && parameter.argument == CatalogueParameter::Argument::kRequired;

@@ -150,12 +150,12 @@ const Parameter* SimilarityEntry::points_parameter(const Component& component) c
 
 void SimilarityEntry::CheckColumns(const Component& component, int64_t head_dim,
                                    const char* operation, const char* what) const {
-  TORCH_CHECK_VALUE(!HasHeight(component) || head_dim >= 2, operation, what, head_dim, "; ",
-                    catalogue.name, " needs at least 2 columns, ",
-                    HeightIsFirst(component) ? "the first of which is the time"
-                                             : "the last of which is the height");
+  TORCH_CHECK_VALUE(
+      !HasHeight(component) || head_dim >= 2, operation, what, head_dim, "; ", catalogue.name,
+      " needs at least 2, because the ",
+      HeightIsFirst(component) ? "first coordinate is the time" : "last coordinate is the height");
   TORCH_CHECK_VALUE(columns == 0 || head_dim == columns, operation, what, head_dim, "; ",
-                    catalogue.name, " has ", columns);
+                    catalogue.name, " needs ", columns);
 }
 
 }  // namespace gnomon

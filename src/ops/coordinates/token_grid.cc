@@ -25,7 +25,7 @@ std::optional<TokenGrid> TokenGrid::Find(const Component& component) {
   }
   const TokenGrid grid(*shape, prefix);
   TORCH_CHECK_VALUE(!axis_text || (axis >= 0 && axis < grid.axes()), "gnomon: ", component.name(),
-                    ":axis=", axis, "; expected an axis of the shape ", SizesText(*shape),
+                    ":axis is ", axis, "; expected an axis of the shape ", SizesText(*shape),
                     ", from 0 to ", grid.axes() - 1);
   return grid;
 }
@@ -64,14 +64,14 @@ std::optional<int64_t> SmallestGrid(const std::vector<Component>& components) {
 std::vector<at::Tensor> TokenGrid::Coordinates(const char* what, const c10::SymInt& first,
                                                const c10::SymInt& count,
                                                const at::TensorOptions& options) const {
-  TORCH_CHECK_VALUE(first >= 0 && first + count <= tokens(), what, ": tokens ", first, " to ",
-                    first + count - 1, "; the grid ", Text(), " has ", tokens());
+  TORCH_CHECK_VALUE(first >= 0 && first + count <= tokens(), what, ": tokens range from ", first,
+                    " to ", first + count - 1, ", but the grid ", Text(), " has ", tokens());
   return Split(at::arange(first, first + count, options.dtype(at::kLong)));
 }
 
 std::vector<at::Tensor> TokenGrid::CoordinatesAt(const char* what, const at::Tensor& places) const {
   CheckPositions(what, places, tokens(),
-                 "places of the grid " + Text() + ", from 0 to " + std::to_string(tokens() - 1));
+                 "indices of the grid " + Text() + ", from 0 to " + std::to_string(tokens() - 1));
   return Split(places);
 }
 

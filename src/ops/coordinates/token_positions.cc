@@ -37,7 +37,7 @@ std::optional<int64_t> TokenPositions::FirstOfConsecutive() const {
 int64_t NumberOf(const at::Tensor& tensor, const char* what) {
   TORCH_CHECK_NOT_IMPLEMENTED(HasNumbers(tensor), what,
                               " depends on the values of positions, which are unknown in a traced "
-                              "or vmapped call; expected query_offset, or an eager call");
+                              "or vmapped call; pass query_offset, or call it eagerly");
   return tensor.item<int64_t>();
 }
 
@@ -46,7 +46,7 @@ void CheckPositions(const char* what, const at::Tensor& positions, int64_t end,
   if (!HasNumbers(positions) || positions.numel() == 0) return;
   const auto first = positions.min().item<int64_t>();
   const auto last = positions.max().item<int64_t>();
-  TORCH_CHECK_VALUE(first >= 0 && last < end, what, ": positions are from ", first, " to ", last,
+  TORCH_CHECK_VALUE(first >= 0 && last < end, what, ": positions range from ", first, " to ", last,
                     "; expected ", expected);
 }
 

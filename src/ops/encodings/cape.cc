@@ -31,11 +31,11 @@ class Encoder : public TokenEncoder {
     TORCH_CHECK_VALUE(!grid_ || grid_->axes() == 2, "gnomon.nn: cape: shape is ",
                       grid_ ? SizesText(grid_->shape()) : "", "; expected two axes");
     TORCH_CHECK_VALUE(!normalize_ || !grid_,
-                      "gnomon.nn: cape:normalize is set with a shape; leave it out, as the "
-                      "coordinates of a grid are already centred");
+                      "gnomon.nn: cape:normalize is set with a shape; leave it out, because "
+                      "the coordinates of a grid are already centred");
     TORCH_CHECK_VALUE(!normalize_ || !causal,
-                      "gnomon.nn: cape:normalize is set in a causal model; leave it out, as the "
-                      "mean of the positions would reveal the length of the sequence");
+                      "gnomon.nn: cape:normalize is set in a causal model; leave it out, because "
+                      "the mean of the positions would reveal the length of the sequence");
   }
 
   std::optional<int64_t> max_length() const override {
@@ -94,8 +94,9 @@ class Encoder : public TokenEncoder {
       positions = positions - (positions * weight).sum(1, /*keepdim=*/true) /
                                   weight.sum(1, /*keepdim=*/true).clamp_min(1);
     } else if (normalize_) {
-      TORCH_CHECK_VALUE(batch.offset == 0, "gnomon.nn: cape:normalize at position ", batch.offset,
-                        "; expected all tokens in one call, which the mean of the positions needs");
+      TORCH_CHECK_VALUE(
+          batch.offset == 0, "gnomon.nn: cape:normalize is set in a call that begins at position ",
+          batch.offset, "; pass all tokens in one call, because it subtracts their mean position");
       const at::Tensor last =
           batch.lengths ? OverTokens(*batch.lengths - 1).to(at::kDouble) : positions.slice(1, -1);
       positions = positions - last / 2;
@@ -161,12 +162,13 @@ const RegisterPosition cape({
          .note = "added to the embeddings. In training, Delta is uniform within global_shift, "
                  "epsilon within local_shift spacings and lambda within ln global_scale; in "
                  "evaluation they are 0",
-         .details = "In training, positions are shifted, jittered and scaled at random for each "
-                    "call and each sequence; in evaluation, they do not change. E must be "
-                    "even.\n\nWith a shape, (height, width), tokens lie on a grid, after `prefix` "
-                    "tokens to which nothing is added. Columns n and E / 2 + n are then the cosine "
-                    "and the sine of pi 10^(n / (E / 2 - 1)) (x cos n + y sin n), where x is a "
-                    "token's column and y its row, each scaled from -1 (first) to 1 (last).",
+         .details =
+             "In training, positions are shifted, jittered and scaled at random for each "
+             "call and each sequence; in evaluation, they do not change. E must be "
+             "even.\n\nWith a shape, (height, width), tokens lie on a grid, after `prefix` "
+             "tokens to which nothing is added. Dimensions n and E / 2 + n are then the cosine "
+             "and the sine of pi 10^(n / (E / 2 - 1)) (x cos n + y sin n), where x is a "
+             "token's column and y its row, each scaled from -1 (first) to 1 (last).",
          .source = "Likhomanenko et al. 2021, CAPE: Encoding Relative Positions with "
                    "Continuous Augmented Positional Embeddings",
          .role = CatalogueEntry::Role::kEmbedding,
@@ -188,7 +190,7 @@ const RegisterPosition cape({
              .AtLeast(1),
          Flag("normalize", "false")
              .Means("whether the mean of the positions is subtracted first; sequences only")},
-        Shape().Means("(height, width) of the grid, its numbers of rows and columns; tokens are in "
+        Shape().Means("(height, width) of the grid, that is, rows and columns; tokens are in "
                       "row-major order")),
     .encoder = Make,
 });

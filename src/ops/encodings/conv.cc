@@ -29,7 +29,7 @@ class Encoder : public TokenEncoder {
         groups_(component.Integer("groups")),
         causal_(causal) {
     TORCH_CHECK_VALUE(dim_ % groups_ == 0, "gnomon.nn: conv has groups = ", groups_,
-                      "; expected a divisor of the ", dim_, " columns of the embeddings");
+                      "; expected a divisor of the embedding dimension, ", dim_);
   }
 
   std::vector<ModuleTensor> Tensors() const override {
@@ -48,7 +48,7 @@ class Encoder : public TokenEncoder {
                     const TokenBatch& batch) const override {
     TORCH_CHECK_VALUE(!batch.positions,
                       "gnomon.nn: conv reads neighbouring tokens and does not accept positions; "
-                      "expected tokens in sequence order, without positions");
+                      "pass tokens in sequence order, without positions");
     if (Length(batch) == 0) return batch.embeddings;
     at::Tensor x = batch.embeddings;
     if (batch.lengths) x = at::where(IsToken(batch).unsqueeze(2), x, 0.0);
@@ -58,8 +58,8 @@ class Encoder : public TokenEncoder {
       // The preceding tokens within reach of the kernel, as far as available.
       const c10::SymInt known = batch.offset.max(0).min(history());
       const c10::SymInt given = batch.before ? batch.before->sym_size(1) : 0;
-      TORCH_CHECK_VALUE(given >= known, "gnomon.nn: conv at position ", batch.offset, " reads the ",
-                        known, " tokens before it and has ", given,
+      TORCH_CHECK_VALUE(given >= known, "gnomon.nn: conv needs the ", known,
+                        " tokens before position ", batch.offset, " but has ", given,
                         "; pass the cache that holds the preceding tokens");
       if (known > 0) {
         x = at::cat({batch.before->narrow_symint(1, given - known, known), x}, 1);
@@ -68,8 +68,9 @@ class Encoder : public TokenEncoder {
       right = 0;
     } else {
       TORCH_CHECK_VALUE(
-          batch.offset == 0, "gnomon.nn: conv at position ", batch.offset,
-          " reads tokens on both sides; expected all tokens in one call, or a causal model");
+          batch.offset == 0,
+          "gnomon.nn: conv reads tokens on both sides, but the call begins at position ",
+          batch.offset, "; pass all tokens in one call, or use a causal model");
     }
     const at::Tensor& direction = Take(tensors, 1, "weight_v of conv");
     const at::Tensor weight = direction * (tensors[0] / Norm(direction));
@@ -103,12 +104,12 @@ const RegisterPosition conv({
     .catalogue =
         {.name = "conv",
          .title = "convolution",
-         .formula =
-             "GELU(conv(x)), added to the embeddings x; a causal model sees only the left side",
+         .formula = "GELU(conv(x)), added to the embeddings x; in a causal model, over earlier "
+                    "tokens only",
          .latex = R"(\text{GELU}(\text{conv}(x)))",
-         .note = "added to the embeddings x; a causal model sees only the left side",
+         .note = "added to the embeddings x; in a causal model, over earlier tokens only",
          .details =
-             "A grouped convolution over the tokens. Token i sees `kernel` tokens starting at i - "
+             "A grouped convolution over the tokens. Token i reads `kernel` tokens starting at i - "
              "floor(kernel / 2), or, in a causal model, the last `kernel` tokens up to itself. The "
              "weight is weight_g weight_v / |weight_v|, normalised separately at each tap of the "
              "kernel.\n\nParameters: `weight_g` (1, 1, kernel), `weight_v` (E, E / groups, "
@@ -120,7 +121,7 @@ const RegisterPosition conv({
          .class_name = "Convolutional"},
     .parameters =
         {Integer("kernel", "128").Means("number of tokens that the kernel spans").AtLeast(1),
-         Integer("groups", "16").Means("number of groups of columns; must divide E").AtLeast(1)},
+         Integer("groups", "16").Means("number of channel groups; must divide E").AtLeast(1)},
     .encoder = Make,
 });
 

@@ -17,7 +17,7 @@ class Encoder : public TokenEncoder {
  public:
   Encoder(const Component& component, int64_t dim)
       : dim_(dim), length_(component.FindInteger("length").value_or(0)) {
-    TORCH_CHECK_VALUE(length_ >= 1, "gnomon.nn: learned has length ", length_,
+    TORCH_CHECK_VALUE(length_ >= 1, "gnomon.nn: length of learned is ", length_,
                       "; expected at least 1");
   }
 
@@ -33,12 +33,12 @@ class Encoder : public TokenEncoder {
     if (batch.positions) {
       const at::Tensor places = Positions(batch);
       CheckPositions("gnomon.nn: learned", places, length_,
-                     "rows of the table, from 0 to " + std::to_string(length_ - 1));
+                     "rows of the table, 0 to " + std::to_string(length_ - 1));
       return at::embedding(table, places);
     }
     TORCH_CHECK_VALUE(batch.offset >= 0 && batch.offset + Length(batch) <= length_,
-                      "gnomon.nn: learned: positions ", batch.offset, " to ",
-                      batch.offset + Length(batch) - 1, "; the table has ", length_, " rows");
+                      "gnomon.nn: learned: positions range from ", batch.offset, " to ",
+                      batch.offset + Length(batch) - 1, ", but the table has ", length_, " rows");
     return table.narrow_symint(0, batch.offset, Length(batch));
   }
 
@@ -64,7 +64,7 @@ const RegisterPosition learned({
     .parameters = {Length()
                        .Required()
                        .Called("max_length")
-                       .Means("number of rows of the table, one per position")},
+                       .Means("number of positions, each with a row of the table")},
     .encoder = Make,
 });
 

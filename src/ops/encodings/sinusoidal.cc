@@ -43,8 +43,8 @@ class Encoder : public TokenEncoder {
       return at::embedding(table(), places);
     }
     TORCH_CHECK_VALUE(batch.offset >= 0 && batch.offset + Length(batch) <= grid_->tokens(),
-                      "gnomon.nn: sinusoidal: positions ", batch.offset, " to ",
-                      batch.offset + Length(batch) - 1, "; the grid ", grid_->Text(), " has ",
+                      "gnomon.nn: sinusoidal: positions range from ", batch.offset, " to ",
+                      batch.offset + Length(batch) - 1, ", but the grid ", grid_->Text(), " has ",
                       grid_->tokens(), " tokens");
     return table().narrow_symint(0, batch.offset, Length(batch));
   }
@@ -63,18 +63,19 @@ const RegisterPosition sinusoidal({
     .catalogue =
         {.name = "sinusoidal",
          .title = "sinusoids",
-         .formula = "sin and cos of p 10000^(-2 i / E), added to the embeddings (E columns); on a "
-                    "grid, E / axes columns per coordinate",
+         .formula = "sin and cos of p 10000^(-2 i / E), added to embeddings of dimension E; on a "
+                    "grid, E / axes dimensions per axis",
          .latex = R"(\sin\left(p\, 10000^{-2i/E}\right), \quad \cos\left(p\, 10000^{-2i/E}\right))",
-         .note = "added to the embeddings (E columns); on a grid, E / axes columns per coordinate",
-         .details = "sinusoid returns the table. With a shape, grid_sinusoid returns it: tokens "
-                    "then lie on a grid, after `prefix` tokens to which nothing is added.",
+         .note = "added to embeddings of dimension E; on a grid, E / axes dimensions per axis",
+         .details =
+             "The function sinusoid returns the table; with a shape, grid_sinusoid does. Tokens "
+             "then lie on a grid, after `prefix` tokens to which nothing is added.",
          .source = "Vaswani et al. 2017, Attention Is All You Need",
          .role = CatalogueEntry::Role::kEmbedding,
          .cost = "0 + 0",
          .class_name = "Sinusoidal"},
     .parameters = OnGrid({Choice("layout", SinusoidLayouts())
-                              .Means("order of sines and cosines in the columns, see sinusoid")}),
+                              .Means("order of sines and cosines in an embedding; see sinusoid")}),
     .encoder = Make,
 });
 

@@ -47,7 +47,7 @@ ConeMap FindMap(std::string_view function, std::string_view map, double r) {
 void CheckTokens(const char* name, const at::Tensor& tokens) {
   TORCH_CHECK_VALUE(tokens.dim() == 4 && tokens.size(3) >= 2, "gnomon.cone_map: ", name,
                     " has shape ", tokens.sizes(),
-                    "; expected (batch, heads, length, columns) with at least 2 columns");
+                    "; expected (batch, heads, length, head_dim) with head_dim >= 2");
   TORCH_CHECK_TYPE(tokens.scalar_type() == at::kFloat || tokens.scalar_type() == at::kDouble,
                    "gnomon.cone_map: ", name, " has dtype ", tokens.scalar_type(),
                    "; expected float32 or float64");
@@ -127,7 +127,7 @@ MapOutputs ForwardCpu(const at::Tensor& q, const at::Tensor& k, std::string_view
   CheckTokens("q", q);
   CheckTokens("k", k);
   TORCH_CHECK_TYPE(q.scalar_type() == k.scalar_type(), "gnomon.cone_map: k has dtype ",
-                   k.scalar_type(), " and q ", q.scalar_type(), "; expected the same");
+                   k.scalar_type(), ", but q has ", q.scalar_type(), "; expected the same dtype");
   MapOutputs outputs = ForwardMeta<EmptyOnCpu>(q, k, function, map, r);
   auto& [x, row_scalars, y, column_scalars] = outputs;
   const ConeMap cone = FindMap(function, map, r);

@@ -21,19 +21,19 @@ Light Check(const char* name, const at::Tensor& u, const at::Tensor& v, const st
             std::optional<double> radius) {
   TORCH_CHECK_TYPE(u.is_floating_point() && !c10::isFloat8Type(u.scalar_type()) &&
                        v.scalar_type() == u.scalar_type(),
-                   "gnomon.cones.", name, ": u has dtype ", u.scalar_type(), " and v ",
-                   v.scalar_type(), "; expected the same floating-point type");
+                   "gnomon.cones.", name, ": u has dtype ", u.scalar_type(), " and v has ",
+                   v.scalar_type(), "; expected the same floating-point dtype");
   TORCH_CHECK_TYPE(u.device() == v.device(), "gnomon.cones.", name, ": u is on ", u.device(),
-                   " and v on ", v.device(), "; expected the same");
+                   ", but v is on ", v.device(), "; expected the same device");
   TORCH_CHECK_VALUE(
       u.dim() >= 1 && v.dim() >= 1 && u.sym_size(-1) >= 2 && v.sym_size(-1) == u.sym_size(-1),
-      "gnomon.cones.", name, ": u has shape ", u.sym_sizes(), " and v ", v.sym_sizes(),
+      "gnomon.cones.", name, ": u has shape ", u.sym_sizes(), " and v has shape ", v.sym_sizes(),
       "; expected (..., D) with D >= 2 for both; the last coordinate is the height");
   for (int64_t axis = 2; axis <= std::min(u.dim(), v.dim()); ++axis) {
     const c10::SymInt m = u.sym_size(-axis);
     const c10::SymInt n = v.sym_size(-axis);
     TORCH_CHECK_VALUE(m == n || m == 1 || n == 1, "gnomon.cones.", name, ": u has shape ",
-                      u.sym_sizes(), " and v ", v.sym_sizes(),
+                      u.sym_sizes(), " and v has shape ", v.sym_sizes(),
                       "; expected shapes that broadcast, apart from the last axis");
   }
   TORCH_CHECK_VALUE(cone == "umbral" || cone == "penumbral", "gnomon.cones.", name, ": cone is \"",

@@ -21,9 +21,9 @@ void CheckNodes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   for (const auto& [name, tensor] : {std::pair("q", &q), std::pair("k", &k), std::pair("v", &v)}) {
     CheckTokenType(kOperation, name, *tensor, q);
     TORCH_CHECK_VALUE(tensor->dim() == 3, kOperation, ": ", name, " has shape ",
-                      tensor->sym_sizes(), "; expected three axes, (nodes, heads, columns)");
+                      tensor->sym_sizes(), "; expected three axes, (nodes, heads, head_dim)");
     TORCH_CHECK_VALUE(tensor->sym_size(2) >= 1, kOperation, ": ", name, " has shape ",
-                      tensor->sym_sizes(), "; expected at least one column");
+                      tensor->sym_sizes(), "; expected head_dim >= 1");
   }
   TORCH_CHECK_VALUE(k.sym_size(2) == q.sym_size(2), kOperation, ": k has shape ", k.sym_sizes(),
                     "; expected (Nk, Hkv, D) with D = ", q.sym_size(2), " as in q ", q.sym_sizes());
@@ -31,8 +31,8 @@ void CheckNodes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
                     ": v has shape ", v.sym_sizes(), "; expected (Nk, Hkv, Dv) as in k ",
                     k.sym_sizes());
   TORCH_CHECK_VALUE(k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0, kOperation,
-                    ": q has ", q.sym_size(1), " heads and k ", k.sym_size(1),
-                    "; expected a multiple of the heads of k");
+                    ": q has ", q.sym_size(1), " heads and k has ", k.sym_size(1),
+                    "; the number of heads of q must be a multiple of that of k");
 }
 
 // (nodes, heads, columns) as one batch of sequences, and back.

@@ -257,11 +257,12 @@ at::Tensor Projection(const at::Tensor& q, const LinearArguments& arguments) {
   if (arguments.projection) {
     const at::Tensor& projection = *arguments.projection;
     TORCH_CHECK_TYPE(projection.device() == q.device(), kLinearAttention, ": projection is on ",
-                     projection.device(), " and q on ", q.device(), "; expected the same");
+                     projection.device(), ", but q is on ", q.device(),
+                     "; expected the same device");
     TORCH_CHECK_VALUE(
         projection.dim() == 2 && projection.sym_size(1) == head_dim && projection.sym_size(0) >= 1,
         kLinearAttention, ": projection has shape ", projection.sym_sizes(),
-        "; expected (features, D), D = ", head_dim);
+        "; expected (features, D) with D = ", head_dim);
     TORCH_CHECK_VALUE(!arguments.num_features && !arguments.seed, kLinearAttention,
                       ": projection and ", arguments.num_features ? "num_features" : "seed",
                       " are both given; expected one of them");
@@ -291,15 +292,15 @@ void CheckArguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
                       " applies only to the feature favor; feature is \"", arguments.feature, "\"");
   }
   TORCH_CHECK_VALUE(!arguments.causal || q.sym_size(2) == k.sym_size(2), kLinearAttention,
-                    ": causal with Lq = ", q.sym_size(2), " and Lk = ", k.sym_size(2),
-                    "; expected the same");
+                    ": causal is True, but Lq = ", q.sym_size(2), " and Lk = ", k.sym_size(2),
+                    " differ; pass as many queries as keys");
   TORCH_CHECK_VALUE(!arguments.rope || arguments.query_offset || q.sym_size(2) == k.sym_size(2),
-                    kLinearAttention, ": query_offset is None, Lq = ", q.sym_size(2),
+                    kLinearAttention, ": query_offset is None, but Lq = ", q.sym_size(2),
                     " and Lk = ", k.sym_size(2),
-                    "; rope requires query_offset, the position of the first query");
+                    " differ; rope requires query_offset, the position of the first query");
   TORCH_CHECK_VALUE(!arguments.causal || !arguments.query_offset || *arguments.query_offset == 0,
                     kLinearAttention, ": query_offset is ", arguments.query_offset.value_or(0),
-                    " with causal; expected None or 0");
+                    ", but causal is True; expected None or 0");
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
   TORCH_CHECK_VALUE(
       !positions.defined() || new_positions.defined(),
       "gnomon.nn.KVCache: the cache contains positions, but the new tokens have none; "
-      "expected positions of the new tokens");
+      "pass the positions of the new tokens");
   TORCH_CHECK_VALUE(projections.size() == new_projections.size(),
                     "gnomon.nn.KVCache: the cache holds ", projections.size(),
                     " projections, but the call has ", new_projections.size(),

@@ -27,8 +27,8 @@ CallArguments JoinCache(const char* module, const AttentionCall& call, const tor
   CallArguments arguments = ArgumentsOf(call);
   if (call.positions && !call.key_positions) {
     TORCH_CHECK_VALUE(query.size(1) == key.size(1), "gnomon.nn.", module,
-                      ": key_positions is nullopt, query has ", query.size(1), " tokens and key ",
-                      key.size(1), "; expected the positions of the keys");
+                      ": key_positions is nullopt, but query has ", query.size(1),
+                      " tokens and key has ", key.size(1), "; pass the positions of the keys");
     arguments.key_positions = call.positions;
   }
   if (call.cache == nullptr) return arguments;

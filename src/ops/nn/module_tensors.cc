@@ -23,8 +23,8 @@ at::Tensor ProjectionStart(const TokenProjection& projection, const Component& c
   const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
   if (part == TensorPart::kBias) return projection.bias_start(shape.heads).to(options);
   const int64_t columns = projection.columns(component, shape);
-  TORCH_CHECK_VALUE(columns >= 1, "gnomon.nn: a projection of ", component.name(), " has ", columns,
-                    " columns; expected at least 1");
+  TORCH_CHECK_VALUE(columns >= 1, "gnomon.nn: a projection of ", component.name(),
+                    " has dimension ", columns, " per head; expected at least 1");
   const int64_t rows = shape.heads * columns;
   const int64_t dim = projection.of_keys ? shape.key_tokens : shape.query_tokens;
   return projection.bias_start == nullptr ? RandomRows(/*stream=*/6, {rows}, dim)
@@ -167,7 +167,8 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
       tensors.push_back(std::move(tensor));
     }
   });
-  TORCH_CHECK_VALUE(next == given.size(), kName, ": ", given.size(), " tensors; expected ", next);
+  TORCH_CHECK_VALUE(next == given.size(), kName, ": got ", given.size(), " tensors; expected ",
+                    next);
   std::string rest;
   bool is_whole = true;
   for (const ModuleTerms::Position& position : terms.positions()) {

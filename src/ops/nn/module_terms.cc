@@ -100,7 +100,7 @@ void ModuleTerms::Place(Use& use, const std::string& name) {
 
 void ModuleTerms::CheckCount(at::TensorList tensors, bool of_call) const {
   const size_t expected = of_call ? count_of_call_ : count_;
-  TORCH_CHECK_VALUE(tensors.size() == expected, "gnomon.nn: ", tensors.size(), " tensors for ",
+  TORCH_CHECK_VALUE(tensors.size() == expected, "gnomon.nn: got ", tensors.size(), " tensors for ",
                     text_, "; expected ", expected);
 }
 
@@ -126,8 +126,8 @@ ModuleSizes SizesOfModule(const std::string& similarity, int64_t embed_dim, int6
                           std::optional<int64_t> kdim, std::optional<int64_t> vdim) {
   constexpr const char* kName = "gnomon.nn.MultiheadAttention: ";
   TORCH_CHECK_VALUE(num_heads >= 1 && embed_dim >= 1 && embed_dim % num_heads == 0, kName,
-                    "embed_dim is ", embed_dim, " and num_heads ", num_heads,
-                    "; expected a positive multiple of num_heads");
+                    "embed_dim is ", embed_dim, " and num_heads is ", num_heads,
+                    "; embed_dim must be a positive multiple of num_heads");
   const int64_t columns = FindSimilarity(Component::Parse(similarity)).columns;
   const ModuleSizes sizes{
       .key_heads = kv_heads.value_or(num_heads),

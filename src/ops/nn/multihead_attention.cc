@@ -157,8 +157,9 @@ torch::Tensor MultiheadAttentionImpl::attention_weights(const torch::Tensor& que
                                                         const torch::Tensor& key,
                                                         const std::vector<int64_t>& rows,
                                                         const AttentionCall& call) {
-  TORCH_CHECK_VALUE(call.cache == nullptr,
-                    "MultiheadAttention.attention_weights: a cache is given; call it without one");
+  TORCH_CHECK_VALUE(
+      call.cache == nullptr,
+      "MultiheadAttention.attention_weights: a cache is given, which it does not support; omit it");
   const torch::Tensor& keys = key.defined() ? key : query;
   CheckEmbeddings("MultiheadAttention", query, options.embed_dim());
   CheckEmbeddings("MultiheadAttention", keys, k_proj->options.in_features());

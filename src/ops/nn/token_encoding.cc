@@ -30,7 +30,7 @@ std::unique_ptr<TokenEncoder> MakeTokenEncoder(const Component& component, int64
   const PositionEntry& entry = FindPosition(component);
   TORCH_CHECK_VALUE(entry.role() == PositionEntry::Role::kEmbedding, "gnomon.nn: position ",
                     component.name(),
-                    " acts in attention; expected one that is added to the embeddings");
+                    " acts inside attention; expected one that is added to the embeddings");
   TORCH_CHECK_VALUE(dim >= 1, "gnomon.nn: ", component.name(), ": dim is ", dim,
                     "; expected at least 1");
   std::unique_ptr<TokenEncoder> encoder = entry.encoder(component, dim, causal);
@@ -60,8 +60,8 @@ at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
       batch.batch_size ? c10::SymInt(*batch.batch_size) : c10::SymInt(sequences);
   TORCH_CHECK_VALUE(batch.first_sequence >= 0 && sequences <= batch_size - batch.first_sequence,
                     "gnomon.nn: ", name, ": first_sequence is ", batch.first_sequence,
-                    " and batch_size ", batch_size, ", for embeddings of ", sequences,
-                    "; expected 0 to ", batch_size - sequences);
+                    " and batch_size is ", batch_size, " for ", sequences,
+                    " sequences; expected a first_sequence of 0 to ", batch_size - sequences);
   if (batch.lengths) {
     TORCH_CHECK_TYPE(at::isIntegralType(batch.lengths->scalar_type(), /*includeBool=*/false),
                      "gnomon.nn: ", name, ": lengths have dtype ", batch.lengths->scalar_type(),

@@ -18,9 +18,10 @@ namespace {
 // Adds each encoding to the embeddings.
 torch::Tensor AddEncodings(const std::vector<TokenEncodingImpl*>& encodings,
                            const torch::Tensor& embeddings, const TokenCall& call) {
-  TORCH_CHECK_VALUE(!call.cache || !call.lengths,
-                    "gnomon.nn: lengths and a cache are both given; expected lengths in a call of "
-                    "all tokens, without a cache");
+  TORCH_CHECK_VALUE(
+      !call.cache || !call.lengths,
+      "gnomon.nn: lengths and a cache are both given; pass lengths only in a call with "
+      "all tokens, without a cache");
   TORCH_CHECK_VALUE(!call.positions || !call.offset,
                     "gnomon.nn: positions and offset are both given; expected one of them");
   const int64_t offset = call.offset.value_or(call.cache ? call.cache->length() : 0);

@@ -28,8 +28,8 @@ at::Tensor FirstKeys(const Component& component, const at::Tensor& held,
                      const CallLengths& lengths) {
   if (lengths.farthest) return held;
   TORCH_CHECK_VALUE(lengths.keys <= SizeOf(held, -2), "gnomon.nn: ", component.name(),
-                    ":length=", SizeOf(held, -2), " and Lk = ", lengths.keys,
-                    "; expected at least as many");
+                    ":length is ", SizeOf(held, -2), ", but there are ", lengths.keys,
+                    " keys; expected a length of at least that");
   return held.slice(-2, 0, lengths.keys);
 }
 
@@ -38,7 +38,7 @@ const RegisterPosition absolute_keys({
                   .title = "absolute keys",
                   .formula = "q_i.R[j] scale: learned absolute positions inside attention",
                   .latex = R"(\frac{q_i \cdot R[j]}{\sqrt{D}})",
-                  .note = "learned absolute positions inside attention",
+                  .note = "where R is a learned table of absolute positions",
                   .source = "Ke et al. 2021, Rethinking Positional Encoding in Language "
                             "Pre-training",
                   .role = CatalogueEntry::Role::kContent,

@@ -22,7 +22,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   TORCH_CHECK_VALUE(
       query.dim() == 4 && query.sym_sizes().slice(0, 3) == call.q.sym_sizes().slice(0, 3),
       "gnomon.attention: query of content_bias has shape ", query.sym_sizes(),
-      "; expected (B, H, Lq, columns of the table) for q of shape ", call.q.sym_sizes());
+      "; expected (B, H, Lq, row size of the table) for q of shape ", call.q.sym_sizes());
   const at::Tensor keys = AsRows(component, "table", tensors[1], SizeOf(query, 3), call.heads);
   const int64_t extent = component.Integer("extent");
   const int64_t rows = SizeOf(keys, 1);
@@ -54,7 +54,7 @@ const RegisterPosition content_bias({
          .latex = R"(r_i \cdot E[p_j - p_i + n - 1])",
          .note = "where n is the extent, and the rows of E run from past to future; 0 at "
                  "offsets of n and beyond",
-         .details = "A module projects r_i, a few columns per head, from its tokens, and "
+         .details = "A module projects r_i, a short vector per head, from its tokens, and "
                     "has one table for all heads. The term equals \"relative\" with "
                     "far=\"zero\" and a separate query.",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position "
@@ -72,7 +72,7 @@ const RegisterPosition content_bias({
              .Means("offset of the table's last row, plus 1")
              .AtLeast(1)
              .AtMost(1 << 30),
-         Integer("columns", "16").Means("columns of a module's table").AtLeast(1).NoArgument(),
+         Integer("columns", "16").Means("row size of a module's table").AtLeast(1).NoArgument(),
          TablePerHead(),
          Flag("past", "false")
              .Means("whether a module's table has rows for the past only")

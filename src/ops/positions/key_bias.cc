@@ -9,7 +9,7 @@ const RegisterPosition key_bias({
                   .title = "key bias",
                   .formula = "bias[h, j], the same for all queries",
                   .latex = R"(\text{bias}[h, j])",
-                  .note = "the same for all queries",
+                  .note = "is the same for all queries",
                   .details =
                       "The bias is passed with each call, one number per key. -inf masks a key.",
                   .source = "Dai et al. 2019, Transformer-XL: Attentive Language Models beyond a "

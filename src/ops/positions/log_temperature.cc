@@ -23,17 +23,19 @@ const RegisterPosition log_temperature({
         {.name = "log_temperature",
          .title = "temperature by length",
          .formula =
-             "multiplies the scores of row i by 1 + scale log(1 + floor((p_i + 1) / length)) "
+             "multiplies the scores of query i by 1 + scale log(1 + floor((p_i + 1) / length)) "
              "(steps) or 1 + scale log(max(1, n_i / length)) (smooth), n_i the number of "
-             "keys up to its own",
+             "keys up to its own position",
          .latex = R"(\begin{aligned}\text{steps} && 1 + a \log(1 + \lfloor (p_i + 1) / n_0 )"
                   R"(\rfloor) \\ \text{smooth} && 1 + a \log \max(1, n_i / n_0)\end{aligned})",
-         .note = "multiplies the scores of row i, where a is the scale, n_0 is the length, and n_i "
-                 "is the number of keys up to the row's own",
-         .details = "Keys outside key_starts and key_lengths and keys of other segments do not "
-                    "count; other masks make no difference, except that a window without keys "
-                    "ahead counts as a causal mask. The positions (steps) are those of the call: "
-                    "padding before a row shifts them.",
+         .note =
+             "multiplies the scores of query i, where a is the scale, n_0 is the length, and n_i "
+             "is the number of keys up to the query's own position",
+         .details =
+             "Keys outside key_starts and key_lengths and keys of other segments do not "
+             "count; other masks make no difference, except that a window without keys "
+             "ahead counts as a causal mask. The positions p_i (steps) are those of the call: "
+             "padding before a query shifts them.",
          .source = "Meta 2025, Llama 4 (steps); Inkling 2026 (smooth)",
          .role = CatalogueEntry::Role::kTemperature,
          .cost = "1 + 0",

@@ -87,7 +87,7 @@ const RegisterPosition offset_bias({
          .details = "Entry n applies where column - row = n - (Lq - 1), whatever query_offset is; "
                     "-inf masks a pair. In a module, the table is (H, 2 n - 1) and indexed by "
                     "positions: entry m applies where p_j - p_i = m - (n - 1). Calls with up to n "
-                    "tokens, including cached ones, read the part that they need.",
+                    "tokens, including cached ones, read the entries that they need.",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations",
          .role = CatalogueEntry::Role::kBias,
          .cost = "1 + 0",

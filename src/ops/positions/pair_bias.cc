@@ -9,7 +9,7 @@ const RegisterPosition pair_bias({
                   .title = "pair bias",
                   .formula = "bias[b, h, i, j]",
                   .latex = R"(\text{bias}[b, h, i, j])",
-                  .note = "an array that is passed with each call",
+                  .note = "is an array that is passed with each call",
                   .details =
                       "Other libraries call this a float mask: it is added to the scores, and -inf "
                       "masks a pair. If batches or heads share it, its gradient is summed over "

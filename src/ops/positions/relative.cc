@@ -28,7 +28,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   TORCH_CHECK_VALUE(
       query.dim() == 4 && query.sym_sizes().slice(0, 3) == call.q.sym_sizes().slice(0, 3),
       "gnomon.attention: query of relative has shape ", query.sym_sizes(),
-      "; expected (B, H, Lq, columns of the table) for q of shape ", call.q.sym_sizes());
+      "; expected (B, H, Lq, row size of the table) for q of shape ", call.q.sym_sizes());
   const at::Tensor keys = AsRows(component, "table", tensors[0], SizeOf(query, 3), call.heads);
   const int64_t rows = SizeOf(keys, 1);
   const bool both = rows == 2 * most + 1;
@@ -45,7 +45,8 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   if (tensors.size() > (has_query ? 2 : 1)) {
     term.values = AsRows(component, "values", tensors[1], call.value_dim, call.heads);
     TORCH_CHECK_VALUE(SizeOf(term.values, 1) == rows, "gnomon.attention: values of relative has ",
-                      SizeOf(term.values, 1), " rows and its table ", rows, "; expected the same");
+                      SizeOf(term.values, 1), " rows, but its table has ", rows,
+                      "; expected the same number");
   }
   return WithOwnScale(component, std::move(term));
 }
@@ -82,7 +83,7 @@ Parameter Query() {
   Parameter query = Table("query", Index::kQueries, {.present = HasQuery})
                         .Means(
                             "(B, H, Lq, Dr), multiplied by the rows instead of q; the table then "
-                            "has Dr columns, and the products are not scaled")
+                            "has rows of size Dr, and the products are not scaled")
                         .Otherwise("q");
   query.argument = CatalogueParameter::Argument::kOptional;
   return query;
@@ -100,7 +101,7 @@ const RegisterPosition relative({
                  "m use the nearest row, or none. With values, W[p_j - p_i + m] is added to v_j. "
                  "With a separate query r, the term is r_i.E[p_j - p_i + m]",
          .details = "If your table runs from future to past, pass table.flip(-2). With a "
-                    "separate query, projected from the tokens to a few columns, and a table "
+                    "separate query, a short projection of the tokens, and a table "
                     "that the heads share, this is the content-conditioned bias of some 2026 "
                     "models.",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations; "
@@ -108,21 +109,22 @@ const RegisterPosition relative({
          .role = CatalogueEntry::Role::kContent,
          .cost = "1 + 0, plus q times the table; with values: 2 + 0",
          .class_name = "Relative"},
-    .parameters = {Table("table", Index::kNearOffsets, {.start = TableStart})
-                       .Means("(2 max_offset + 1, D), or max_offset + 1 rows for the past only, "
-                              "which requires causal; or (H, n, D), one table per head"),
-                   Integer("max_offset", "128")
-                       .Means("offset of the table's last row")
-                       .AtLeast(0)
-                       .AtMost((1 << 30) - 1)
-                       .Required(),
-                   Choice("far", {"clip", "zero"})
-                       .Means("the row beyond max_offset: \"clip\" uses the nearest one (Shaw et "
-                              "al.), \"zero\" none (Huang et al.)"),
-                   Values(), Query(), OwnScale(), TablePerHead(),
-                   Flag("past", "false")
-                       .Means("whether a module's table has rows for the past only")
-                       .NoArgument()},
+    .parameters =
+        {Table("table", Index::kNearOffsets, {.start = TableStart})
+             .Means("(2 max_offset + 1, D), or max_offset + 1 rows for the past only, "
+                    "which requires causal; or (H, n, D), one table per head"),
+         Integer("max_offset", "128")
+             .Means("offset of the table's last row")
+             .AtLeast(0)
+             .AtMost((1 << 30) - 1)
+             .Required(),
+         Choice("far", {"clip", "zero"})
+             .Means("for offsets beyond max_offset, \"clip\" uses the nearest row (Shaw et al.), "
+                    "and \"zero\" adds nothing (Huang et al.)"),
+         Values(), Query(), OwnScale(), TablePerHead(),
+         Flag("past", "false")
+             .Means("whether a module's table has rows for the past only")
+             .NoArgument()},
     .content = Content,
 });
 

@@ -77,9 +77,9 @@ RotationFrequencies LongRope(const Component& component, double base, int64_t di
   const auto read = [&](const char* name) {
     const std::optional<std::vector<double>> factors = component.FindNumbers(name);
     TORCH_CHECK_VALUE(factors && static_cast<int64_t>(factors->size()) == dims / 2,
-                      "gnomon.attention: RoPE has scaling=longrope and ", name, " of ",
+                      "gnomon.attention: RoPE has scaling=longrope, but ", name, " has ",
                       factors ? factors->size() : 0, " numbers; expected dims / 2 = ", dims / 2,
-                      " of them, joined by x");
+                      " numbers, joined by x");
     return *factors;
   };
   const std::vector<double> short_factor = read("short_factor");

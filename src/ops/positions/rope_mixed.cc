@@ -68,8 +68,8 @@ at::Tensor Start(const Component& component, const ModuleShape& n) {
   const int64_t free = n.head_dim - (n.has_height ? 1 : 0);
   const int64_t dims = component.FindInteger("dims").value_or(free - free % step);
   TORCH_CHECK_VALUE(dims >= step && dims % step == 0 && dims <= free, "gnomon: ", component.name(),
-                    " has dims = ", dims, " of ", free,
-                    " columns; expected a positive multiple of 2 * axes = ", step);
+                    " has dims = ", dims, "; expected a positive multiple of 2 * axes = ", step,
+                    ", at most ", free);
   const at::Tensor drawn = RandomRows(/*stream=*/1, {n.heads, axes}, axes);
   auto [directions, triangle] = at::linalg_qr(drawn);
   directions = directions * triangle.diagonal(0, -2, -1).sign().unsqueeze(-2);
@@ -99,7 +99,7 @@ std::vector<Parameter> Parameters() {
            .NoArgument(),
        Integer("axes", "")
            .Means("number of axes of the positions passed to a module")
-           .Otherwise("1, or those of the shape")
+           .Otherwise("1, or the number of axes of the shape")
            .AtLeast(1)
            .NoArgument()});
 }

@@ -157,13 +157,13 @@ std::vector<at::Tensor> CoordinatesOf(const Component& component, const Rotation
                                       const std::optional<TokenGrid>& grid) {
   const std::string what = "gnomon.attention: " + NameOf(component);
   TORCH_CHECK_VALUE(!grid || !call.firsts, what, " lies on the grid ", grid ? grid->Text() : "",
-                    " and query_offset is a tensor; expected an integer or None");
+                    ", but query_offset is a tensor; pass an integer or None");
   const at::TensorOptions options = call.x.options().dtype(at::kDouble);
   std::vector<at::Tensor> coordinates;
   if (grid) {
     TORCH_CHECK_VALUE(!call.positions || call.positions->of_tokens.dim() == 2, what,
                       " lies on the grid ", grid->Text(),
-                      " and positions have several axes; expected one of them");
+                      ", so positions cannot have several axes; use one of them");
     coordinates = call.positions
                       ? grid->CoordinatesAt(what.c_str(), call.positions->of_tokens.unsqueeze(1))
                       : grid->Coordinates(what.c_str(), call.position, call.x.sym_size(2), options);

@@ -61,7 +61,7 @@ const RegisterPosition sandwich({
                           Integer("dims", "128")
                               .AtLeast(2)
                               .AtMost(8192)
-                              .Means("number of columns of the sinusoids, even"),
+                              .Means("dimension of the sinusoids; must be even"),
                           PositiveNumber("base", "10000").Means("base of the wavelengths")}),
     .bias = Bias,
 });

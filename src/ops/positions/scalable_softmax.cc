@@ -22,11 +22,12 @@ at::Tensor Start(const Component& /*component*/, const ModuleShape& n) {
 const RegisterPosition scalable_softmax({
     .catalogue = {.name = "scalable_softmax",
                   .title = "scalable softmax",
-                  .formula = "multiplies the scores of row i by s[h] log n_i, where n_i is the "
-                             "number of keys up to its own",
+                  .formula = "multiplies the scores of query i by s[h] log n_i, where n_i is the "
+                             "number of keys up to its own position",
                   .latex = R"(s_h \log n_i \, s_{ij})",
-                  .note = "replaces the scores of row i, where n_i is the number of keys up to the "
-                          "row's own with a causal mask, and of all keys otherwise",
+                  .note =
+                      "replaces the scores of query i, where n_i is the number of keys up to the "
+                      "query's own position with a causal mask, and of all keys otherwise",
                   .details = "Keys outside key_starts and key_lengths and keys of other segments "
                              "do not count; other masks make no difference, except that a window "
                              "without keys ahead counts as a causal mask.",

@@ -14,11 +14,10 @@ const RegisterPosition sink({
     .catalogue =
         {.name = "sink",
          .title = "sink",
-         .formula =
-             "adds one more score s[h] to the softmax of each row, for a key without a value",
+         .formula = "adds one more score s[h] to each softmax, for a key without a value",
          .latex = R"(o_i = \frac{\sum_j e^{s_{ij}} v_j}{e^{s_h} + \sum_j e^{s_{ij}}})",
-         .note = "one more score in the softmax of each row, for a key without a value",
-         .details = "The same as the argument `sink` of a call, available by name in modules.",
+         .note = "adds one more score to each softmax, for a key without a value",
+         .details = "Does the same as the argument `sink` of a call; modules can use it by name.",
          .source = "Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. "
                    "2023, Efficient Streaming Language Models with Attention Sinks",
          .role = CatalogueEntry::Role::kSink,

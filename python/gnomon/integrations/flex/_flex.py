@@ -31,7 +31,7 @@ def flex_attention(
     enable_gqa: bool = False,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """PyTorch's flex_attention without score_mod, computed by gnomon.attention.
+    """Computes PyTorch's flex_attention without score_mod by gnomon.attention.
 
     Args:
         query: (B, H, Lq, D); key (B, Hkv, Lk, D) and value (B, Hkv, Lk, Dv) likewise.
@@ -92,7 +92,7 @@ def mask_arguments(
     KV_LEN: int | None = None,
     device: torch.device | str | None = None,
 ) -> dict[str, Any]:
-    """The arguments of gnomon.attention that are equivalent to a FlexAttention mask.
+    """Returns the arguments of gnomon.attention that are equivalent to a FlexAttention mask.
 
     The mask is evaluated once for all pairs and compared with each form, so the result is exact.
     causal, windows, lengths and starts of batches, documents and chunks, in any combination, become
@@ -129,7 +129,7 @@ def mask_arguments(
         mask_mod = mask.mask_mod
     elif callable(mask):
         if Q_LEN is None or KV_LEN is None:
-            raise ValueError(f"gnomon.{_MASK}: mask is a mask_mod; expected Q_LEN and KV_LEN")
+            raise ValueError(f"gnomon.{_MASK}: mask is a mask_mod; also pass Q_LEN and KV_LEN")
         batch, heads = B or 1, H or 1
         queries = check_integer(_MASK, "Q_LEN", Q_LEN)
         keys = check_integer(_MASK, "KV_LEN", KV_LEN)

@@ -26,7 +26,7 @@ array and append to it (DeepSeek V4) receive an array. A Boolean mask hides keys
 attention adds it to the scores (Grounding DINO).
 
 NotImplementedError is raised for output_attentions, paged caches, and unknown arguments of a
-layer's own eager implementation. Modules named attention that compute it in an unknown way are left
+layer's own eager implementation. Modules named attention that gnomon does not recognise are left
 unchanged, with a warning. torch.compile traces models that use the interface as one graph
 (fullgraph=True). Arrays are not inspected there: padding is hidden by segments, and array masks
 remain arrays. The graph breaks at intercepted modules. If a query attends to no key (left padding),

@@ -218,7 +218,7 @@ def use_gnomon(model: Model) -> Model:
     Modules that compute attention themselves are intercepted while they run: a softmax of a
     product, times values, becomes a call of the operator. If such a module does anything that the
     operator does not support, its attention stays dense, with a warning. The warning also covers
-    modules named attention that compute it in an unknown way.
+    modules named attention that gnomon does not recognise.
 
     Raises:
         TypeError: the model is not a transformers.PreTrainedModel or a PEFT model of one.
@@ -330,7 +330,7 @@ def _switch_parts(model: PreTrainedModel) -> None:
 
 
 def with_cone_attention(model: Model, similarity: str = "penumbral") -> Model:
-    """with_attention(model, similarity): cones instead of the dot product in all layers.
+    """Replaces the dot product with cones in all layers: with_attention(model, similarity).
 
     Example:
         >>> model = gnomon.integrations.transformers.with_cone_attention(  # doctest: +SKIP
