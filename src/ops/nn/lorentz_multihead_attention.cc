@@ -15,13 +15,13 @@ LorentzMultiheadAttentionImpl::LorentzMultiheadAttentionImpl(
     : options(options_) {
   constexpr const char* kName = "gnomon.nn.LorentzMultiheadAttention: ";
   TORCH_CHECK_VALUE(options.in_channels() >= 1 && options.num_heads() >= 1, kName,
-                    "in_channels is ", options.in_channels(), " and num_heads ",
-                    options.num_heads(), "; expected at least 1");
+                    "in_channels is ", options.in_channels(), " and num_heads is ",
+                    options.num_heads(), "; expected at least 1 for both");
   TORCH_CHECK_VALUE(options.out_channels() >= 2, kName, "out_channels is ", options.out_channels(),
                     "; expected at least 2");
   TORCH_CHECK_VALUE(options.use_weight() || options.in_channels() == options.out_channels(), kName,
-                    "use_weight is false, in_channels ", options.in_channels(),
-                    " and out_channels ", options.out_channels(), "; expected the same number");
+                    "use_weight is false, but in_channels is ", options.in_channels(),
+                    " and out_channels is ", options.out_channels(), "; expected equal numbers");
   TORCH_CHECK_VALUE(options.c() > 0, kName, "c is ", options.c(), "; expected a positive number");
   CheckDropoutRate("gnomon.nn.LorentzMultiheadAttention", options.dropout());
   reset();
