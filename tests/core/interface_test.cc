@@ -255,7 +255,8 @@ TEST(PairFunctionsTest, AreFoundByName) {
 
 // A library of definitions may have been compiled for a single instruction set.
 TEST(EngineTest, RefusesATableForAnotherInstructionSet) {
-  const PairTable table = {.target = int64_t{1} << 62};
+  PairTable table = {};
+  table.target = int64_t{1} << 62;
   const AttentionInput<float> in;
   const GraphInput<float> graph;
   const auto refuses = ::testing::ThrowsMessage<Error>(
