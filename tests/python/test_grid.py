@@ -690,7 +690,8 @@ ERRORS = {
     ),
     "few columns": (
         lambda: attend(RoPE(shape=(1, 1, 3, 4)), similarity=gnomon.similarity.Umbral(1.0)),
-        "RoPE over the grid 1x1x3x4 rotates a pair per axis and has 7 columns",
+        "RoPE over the grid 1x1x3x4 rotates at least one pair of coordinates per axis, and q has "
+        "head_dim 7 without the height; expected at least 8",
     ),
     "tokens of a rotation": (
         lambda: attend(RoPE(shape=(3, 4)), query_offset=3),

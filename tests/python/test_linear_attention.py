@@ -489,7 +489,7 @@ ERRORS = {
     "odd features to rotate": (
         {"feature": "favor", "num_features": 7, "rope": RoPE()},
         ValueError,
-        "RoPE rotates pairs and q has 7 columns; expected an even number",
+        "RoPE rotates pairs of coordinates, and q has head_dim 7; expected an even number",
     ),
     "too many columns to rotate": (
         {"rope": RoPE(dims=10)},

@@ -29,13 +29,13 @@ int64_t RotatedColumns(const Component& component, const RotationCall& call, int
   const int64_t step = 2 * axes;
   if (!component.Find("dims")) {
     TORCH_CHECK_VALUE(axes > 1 || grid || call.last_is_height || free % 2 == 0, call.operation,
-                      ": RoPE rotates pairs and q has ", free,
-                      " columns; expected an even number, or set dims to a smaller even number");
+                      ": RoPE rotates pairs of coordinates, and q has head_dim ", free,
+                      "; expected an even number, or set dims to a smaller even number");
     TORCH_CHECK_VALUE(free >= step || (axes == 1 && !grid), call.operation, ": RoPE over ",
                       grid ? "the grid " + grid->Text() : "positions of several axes",
-                      " rotates a pair per axis and has ", free, " columns",
-                      call.last_is_height ? " besides the height" : "",
-                      " available; expected at least ", step);
+                      " rotates at least one pair of coordinates per axis, and q has head_dim ",
+                      free, call.last_is_height ? " without the height" : "",
+                      "; expected at least ", step);
     return free - free % step;
   }
   const int64_t dims = component.Integer("dims");
