@@ -422,6 +422,51 @@ def test_a_cache_grows_in_place_and_copies_of_it_part_ways(kind, guard):
     close(ours, expected)
 
 
+@pytest.mark.parametrize("records", [False, True])
+def test_a_cache_of_rotated_keys_follows_modules_and_positions(records):
+    torch.manual_seed(0)
+    x = torch.randn(1, 8, 32, dtype=torch.float64)
+    close = torch.testing.assert_close
+    with torch.set_grad_enabled(records):
+        module = MultiheadAttention(32, 4, position="rope").double()
+        for position in ("rope:base=500", "rope:layout=half", "rope:dims=4", "rope", None):
+            other = MultiheadAttention(32, 4, position=position).double()
+            other.load_state_dict(module.state_dict())
+            cache = KVCache()
+            module(x[:, :5], causal=True, cache=cache)
+            for one in (module, other, module):
+                n = cache.length()
+                o = one(x[:, n : n + 1], causal=True, cache=cache)
+                close(o, one(x, causal=True)[:, n : n + 1])
+        for before, after in ((torch.arange(7), torch.arange(7) + 10), (torch.arange(7) * 3, None)):
+            cache = KVCache()
+            module(x[:, :6], causal=True, cache=cache, positions=before[:6])
+            module(x[:, 6:7], causal=True, cache=cache, positions=before[6:])
+            cache.positions = after
+            own = {} if after is None else {"positions": torch.tensor([17])}
+            whole = {} if after is None else {"positions": torch.arange(10, 18)}
+            o = module(x[:, 7:], causal=True, cache=cache, **own)
+            close(o, module(x, causal=True, **whole)[:, 7:])
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+def test_reading_a_cache_keeps_its_gradients(guard):
+    torch.manual_seed(0)
+    module = MultiheadAttention(32, 4, position="rope").double()
+    x = torch.randn(1, 80, 32, dtype=torch.float64, requires_grad=True)
+    cache = KVCache()
+    for n in range(70):
+        module(x[:, n : n + 1], causal=True, cache=cache)
+        if n in (1, 69):
+            with guard():
+                assert cache.k.shape[2] == n + 1
+    o = module(x[:, 70:], causal=True, cache=cache)
+    expected = module(x, causal=True)[:, 70:]
+    torch.testing.assert_close(o, expected)
+    gradients = [torch.autograd.grad(one.square().sum(), x)[0] for one in (o, expected)]
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("position", [None, "rope"])
 @pytest.mark.parametrize("records", [False, True])
 def test_a_cache_takes_nothing_from_a_call_that_raises(position, records):

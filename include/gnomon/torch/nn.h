@@ -47,15 +47,19 @@ struct KVCache {
               const std::vector<torch::Tensor>& new_projections = {},
               const torch::Tensor& new_positions = {});
   // All keys after a rotation that is the same in every call: turn(keys, first) rotates the keys of
-  // the tokens from `first` on. They are cached along with k and recomputed if k was assigned.
+  // the tokens from `first` on. They are cached along with k and recomputed if k or positions were
+  // assigned, or if `rotation`, a name of the caller's choice, has changed.
   torch::Tensor turned(
-      const std::function<torch::Tensor(const torch::Tensor& keys, int64_t first)>& turn);
+      const std::function<torch::Tensor(const torch::Tensor& keys, int64_t first)>& turn,
+      const std::string& rotation = "");
   // Drops all tokens except the last `length`.
   void keep_last(int64_t length);
   void reset();
 
  private:
   struct Room;
+  // Whether turned_ belongs to the first tokens of k.
+  bool HasTurned() const;
   static void Extend(const std::vector<torch::Tensor*>& kept,
                      const std::vector<torch::Tensor>& fresh, std::shared_ptr<Room>* room);
 
@@ -63,6 +67,8 @@ struct KVCache {
   std::shared_ptr<Room> room_;
   torch::Tensor turned_;
   torch::Tensor turned_of_;  // the k that turned_ was computed from
+  torch::Tensor turned_at_;  // the positions at that time
+  std::string rotation_;
   std::shared_ptr<Room> turned_room_;
 };
 

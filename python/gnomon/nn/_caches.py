@@ -63,6 +63,14 @@ def _extended(rows: _Rows | None, more: Tensor, *, writes: bool = True) -> _Rows
     return _Rows(room.tensor.narrow(2, 0, total), room, has_grown=True)
 
 
+def _joined(keys: Sequence[Tensor]) -> Tensor:
+    """The keys of several calls; records gradients if one of the calls did, whoever reads them."""
+    if not any(one.requires_grad for one in keys):
+        return torch.cat(list(keys), 2)
+    with torch.inference_mode(False), torch.enable_grad():
+        return torch.cat(list(keys), 2)
+
+
 def _grows_in_place(known: Tensor, more: Tensor) -> bool:
     """Whether nothing records or maps the operations of a cache."""
     return (
@@ -92,7 +100,8 @@ class KVCache:
     v are views of it: a call appends its tokens and copies no others.
 
     A module whose rotation is the same in all calls also stores the rotated keys here, until k is
-    read or set.
+    read or k or positions are set. Reading k in each step is slow: length() is cheaper than
+    k.shape[2]. A copy by copy.copy shares memory: set k and v rather than writing to them.
 
     Example:
         >>> layer = gnomon.nn.MultiheadAttention(64, 4, position="rope").eval()
@@ -111,9 +120,21 @@ class KVCache:
         self._latest: tuple[Tensor, ...] = ()
         self._later_rows = 0
         self._turned: _Rows | None = None
+        self._rotation: tuple[str, ...] = ()  # of the rotated keys
         self._v: _Rows | None = None
         self.projections: list[Tensor] = []
-        self.positions: Tensor | None = None
+        self._positions: Tensor | None = None
+
+    @property
+    def positions(self) -> Tensor | None:
+        """The token positions, or None."""
+        return self._positions
+
+    @positions.setter
+    def positions(self, positions: Tensor | None) -> None:
+        self._key_rows()
+        self._positions = positions
+        self._turned = None
 
     @property
     def k(self) -> Tensor | None:
@@ -140,7 +161,12 @@ class KVCache:
 
     def _key_rows(self) -> _Rows | None:
         if self._k is not None and self._later_rows:
-            self._k = _extended(self._k, torch.cat([*self._later, *self._latest], 2))
+            later = _joined([*self._later, *self._latest])
+            self._k = (
+                _Rows(_joined([self._k.tensor, later]))
+                if self._k.tensor.requires_grad or later.requires_grad
+                else _extended(self._k, later)
+            )
             self._later, self._latest, self._later_rows = (), (), 0
         return self._k
 
@@ -152,16 +178,22 @@ class KVCache:
         return self._k.tensor, self._v.tensor
 
     def _append_turned(
-        self, k: Tensor, v: Tensor, turn: Callable[[Tensor, int], Tensor]
+        self,
+        k: Tensor,
+        v: Tensor,
+        turn: Callable[[Tensor, int], Tensor],
+        rotation: tuple[str, ...],
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Like _append, but returns rotated keys.
 
-        turn(keys, first) rotates keys whose first token has index `first`. If the third result is
-        not None, the caller still has to rotate these keys into the last rows of the first.
+        turn(keys, first) rotates keys whose first token has index `first`; keys that another
+        `rotation` has rotated are not used. If the third result is
+        not None, it holds keys that are not yet rotated; the caller must rotate them and write them
+        to the last rows of the first result.
         """
-        if self._turned is None:
+        if self._turned is None or self._rotation != rotation:
             keys, values = self._append(k, v)
-            self._turned = _Rows(turn(keys, 0))
+            self._turned, self._rotation = _Rows(turn(keys, 0)), rotation
             return self._turned.tensor, values, None
         self._check(k, v)
         new = k if _grows_in_place(self._turned.tensor, k) else None
@@ -172,7 +204,7 @@ class KVCache:
         self._later_rows += k.shape[2]
         many = 64
         if len(self._latest) == many:
-            self._later, self._latest = (*self._later, torch.cat(self._latest, 2)), ()
+            self._later, self._latest = (*self._later, _joined(self._latest)), ()
         return self._turned.tensor, self._v.tensor, new
 
     def _draft(self) -> KVCache:
@@ -182,10 +214,11 @@ class KVCache:
         return draft
 
     def _keep(self, draft: KVCache) -> None:
-        self._k, self._turned, self._v = draft._k, draft._turned, draft._v
+        self._k, self._v = draft._k, draft._v
+        self._turned, self._rotation = draft._turned, draft._rotation
         self._later, self._latest = draft._later, draft._latest
         self._later_rows = draft._later_rows
-        self.projections, self.positions = draft.projections, draft.positions
+        self.projections, self._positions = draft.projections, draft._positions
 
     def _check(self, k: Tensor, v: Tensor) -> None:
         if self._k is None:
@@ -234,13 +267,13 @@ class KVCache:
         if self._k is None:
             return positions
         if positions is None:
-            if self.positions is not None:
+            if self._positions is not None:
                 raise ValueError(
                     "gnomon.nn.KVCache: the cache contains positions, but the new tokens have "
                     "none; expected positions of the new tokens"
                 )
             return None
-        known = self.positions
+        known = self._positions
         if known is None:
             known = torch.arange(self.length(), device=positions.device)
         if 3 in (known.dim(), positions.dim()):
@@ -268,7 +301,7 @@ class KVCache:
         of_keys = self.joined_projections(list(projections))
         places = self.joined_positions(positions, k.shape[0])
         k, v = self._append(k, v)
-        self.projections, self.positions = of_keys, places
+        self.projections, self._positions = of_keys, places
         return k, v
 
     def reset(self) -> None:

@@ -271,7 +271,8 @@ class HeldTerms(torch.nn.Module):
                 turns = self._turns_keys(k, places)
             if turns:
                 turn = functools.partial(self._turned_keys, places)
-                k, v, new_keys = draft._append_turned(k, v, turn)
+                rotation = (self.similarity, self.position)
+                k, v, new_keys = draft._append_turned(k, v, turn, rotation)
             else:
                 k, v = draft._append(k, v)
         held, of_keys = self._term_tensors(*tokens)
@@ -305,7 +306,7 @@ class HeldTerms(torch.nn.Module):
         def keep() -> None:
             if cache is None or draft is None:
                 return
-            draft.projections, draft.positions = projections, places
+            draft.projections, draft._positions = projections, places
             cache._keep(draft)
 
         return Attended(o, weights, keep)

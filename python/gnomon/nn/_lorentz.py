@@ -224,7 +224,7 @@ class LorentzMultiheadAttention(HeldTerms):
 
         Args:
             query_input: tokens; these are points if all of their channels belong to one point.
-            source_input: tokens of keys and values; query_input by default.
+            source_input: tokens from which keys and values are computed; query_input by default.
             output_attentions: also return the weights (B, H, Lq, Lk); their memory is not linear in
                 the lengths.
             mask: HyperCore's Boolean mask: True hides a pair, unlike in gnomon.attention. Its shape

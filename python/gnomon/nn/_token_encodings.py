@@ -138,11 +138,11 @@ class TokenEncoding(torch.nn.Module):
         """Returns embeddings (B, L, dim) plus their encoding.
 
         The first token is at position `offset`: by default the length of the cache before the call,
-        or 0 without a cache. Tokens from lengths on, (B,) integers or one for all, are padding that
-        no other token sees; this requires a call without a cache. The tokens of a call follow those
-        already in the cache. Random numbers in training come from the generator, by default
-        PyTorch's own. positions, integers (B, L) or (L,) for all batches, replace consecutive
-        positions from offset on.
+        or 0 without a cache. `lengths` holds (B,) integers or one for all: tokens at that index and
+        beyond are padding, which no other token attends to. It requires a call without a cache. The
+        tokens of a call follow those already in the cache. Random numbers in training come from the
+        generator, by default PyTorch's own. positions, integers (B, L) or (L,) for all batches,
+        replace consecutive positions from offset on.
         """
         return _add_encodings([self], embeddings, offset, lengths, cache, generator, positions)
 

@@ -107,6 +107,7 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
     positions = new_positions;
     return;
   }
+  const bool has_turned = HasTurned();
   TORCH_CHECK_VALUE(
       !positions.defined() || new_positions.defined(),
       "gnomon.nn.KVCache: the cache contains positions, but the new tokens have none; "
@@ -147,20 +148,27 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
   std::vector<torch::Tensor> fresh = {new_k, new_v};
   for (torch::Tensor& projection : projections) kept.push_back(&projection);
   fresh.insert(fresh.end(), new_projections.begin(), new_projections.end());
-  const bool has_turned = turned_of_.defined() && turned_of_.is_same(k);
   Extend(kept, fresh, &room_);
   turned_of_ = has_turned ? k : torch::Tensor();
+  turned_at_ = positions;
+}
+
+bool KVCache::HasTurned() const {
+  return turned_of_.defined() && turned_of_.is_same(k) && turned_at_.is_same(positions);
 }
 
 torch::Tensor KVCache::turned(
-    const std::function<torch::Tensor(const torch::Tensor& keys, int64_t first)>& turn) {
-  if (!turned_of_.defined() || !turned_of_.is_same(k)) {
+    const std::function<torch::Tensor(const torch::Tensor& keys, int64_t first)>& turn,
+    const std::string& rotation) {
+  if (!HasTurned() || rotation_ != rotation) {
     turned_ = turn(k, 0);
     turned_room_.reset();
   } else if (const int64_t known = turned_.size(2); known < k.size(2)) {
     Extend({&turned_}, {turn(k.narrow(2, known, k.size(2) - known), known)}, &turned_room_);
   }
   turned_of_ = k;
+  turned_at_ = positions;
+  rotation_ = rotation;
   return turned_;
 }
 
@@ -179,7 +187,7 @@ void KVCache::keep_last(int64_t length) {
 void KVCache::reset() {
   room_.reset();
   turned_room_.reset();
-  turned_ = turned_of_ = torch::Tensor();
+  turned_ = turned_of_ = turned_at_ = torch::Tensor();
   k = torch::Tensor();
   v = torch::Tensor();
   projections.clear();

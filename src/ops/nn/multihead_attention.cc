@@ -138,11 +138,12 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
                      (k.scalar_type() == at::kFloat || k.scalar_type() == at::kDouble) &&
                      (!places || places->dim() < 3);
   if (turns) {
-    k = joined.turned([&](const torch::Tensor& some, int64_t first) {
+    const auto turn = [&](const torch::Tensor& some, int64_t first) {
       const OptionalTensor of_some =
           places ? OptionalTensor(places->narrow(-1, first, some.size(2))) : std::nullopt;
       return TurnedKeys(some, *terms_, options.num_heads(), first, of_some);
-    });
+    };
+    k = joined.turned(turn, terms_->text());
   }
   const torch::Tensor o = turns ? ModuleAttentionOfTurnedKeys(q, k, v, *terms_, terms.tensors,
                                                               /*new_keys=*/{}, arguments)
