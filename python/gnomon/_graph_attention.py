@@ -160,8 +160,11 @@ def _with_sink(o: Tensor, lse: Tensor, sink: Tensor | float) -> tuple[Tensor, Te
     # Differences of infinities, and their gradients, would be NaN.
     nothing = -1e30
     finite, score = lse.clamp_min(nothing), score.clamp_min(nothing)
-    total = torch.logaddexp(finite, score)
-    keys = torch.sigmoid(finite - score)
+    margin = finite - score
+    log_sigmoid = torch.nn.functional.logsigmoid
+    # torch.logaddexp has second derivatives of NaN where one of the two is far above the other.
+    total = torch.where(margin >= 0, finite - log_sigmoid(margin), score - log_sigmoid(-margin))
+    keys = torch.sigmoid(margin)
     keys = torch.where(lse == -math.inf, 0.0, keys)
     total = torch.where(total <= nothing / 2, -math.inf, total)
     return (o * keys.unsqueeze(-1)).to(o.dtype), total

@@ -1,6 +1,7 @@
 """Gradients of gradients of compositions; those of the operators are in test_derivatives.py."""
 
 import functools
+import math
 import pathlib
 
 import pytest
@@ -99,3 +100,45 @@ def test_second_derivatives_over_processes(tmp_path: pathlib.Path):
             gradient.sum().backward()
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("sink", [-math.inf, -800.0, -100.0, 0.0, 0.5, 100.0, 800.0])
+def test_sinks_far_from_the_scores(sink, dtype):
+    """And beside a row that sees no key, whose lse is the sink."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 3, 4, dtype=dtype, requires_grad=True) for _ in range(3))
+    height = torch.tensor([sink], dtype=dtype, requires_grad=True)
+    mask = torch.tensor([[True, True, False], [False, False, False], [True, True, True]])
+    leaves = [q, k, v, height]
+
+    def ours():
+        return gnomon.attention(q, k, v, mask=mask, sink=height, return_lse=True)
+
+    def plain():
+        scores = (q @ k.mT / 2).masked_fill(~mask, -1e30)
+        with_sink = torch.cat([scores, height.expand(1, 1, 3, 1)], -1)
+        weights = torch.where(mask, with_sink.softmax(-1)[..., :-1], 0.0)
+        return weights @ v, with_sink.logsumexp(-1)
+
+    results = []
+    for call in (ours, plain):
+        o, lse = call()
+        seen = torch.where(lse.isfinite(), lse, 0.0) if sink == -math.inf else lse
+        if sink == -math.inf:
+            seen = seen[:, :, ::2]
+        first = torch.autograd.grad(
+            o.square().sum() + seen.square().sum(), leaves, create_graph=True
+        )
+        total = sum(one.square().sum() for one in first[:3])
+        results.append([*first, *torch.autograd.grad(total, leaves)])
+    for one, other in zip(*results, strict=True):
+        if sink != -math.inf or other.shape != height.shape:
+            torch.testing.assert_close(
+                one,
+                other,
+                rtol=2e-4 if dtype == torch.float32 else 1e-9,
+                atol=1e-4 if dtype == torch.float32 else 1e-9,
+            )
+        else:
+            assert one.isfinite().all()

@@ -21,10 +21,14 @@ std::tuple<at::Tensor, at::Tensor> AddSink(const at::Tensor& o, const at::Tensor
   // give NaN, also in the gradient.
   constexpr double kNothing = -1e30;
   const at::Tensor finite = lse.clamp_min(kNothing);
-  const at::Tensor total = at::logaddexp(finite, score);
   // The weight of the keys is 1 minus that of the sink. Computing the derivative of the sigmoid
   // from its value would lose the precision of a small sink weight.
-  const at::Tensor keys = at::log_sigmoid(finite - score).exp();
+  const at::Tensor margin = finite - score;
+  const at::Tensor log_keys = at::log_sigmoid(margin);
+  const at::Tensor keys = log_keys.exp();
+  // at::logaddexp has second derivatives of NaN where one of the two is far above the other.
+  const at::Tensor total =
+      at::where(margin >= 0, finite - log_keys, score - at::log_sigmoid(-margin));
   return {(o * keys.unsqueeze(3)).to(o.scalar_type()),
           at::where(total <= kNothing, -std::numeric_limits<double>::infinity(), total)};
 }
