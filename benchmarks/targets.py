@@ -450,7 +450,7 @@ def position_rows() -> Iterator[Row]:
     for segmented in (False, True):
         yield compare(
             f"GridBias, windows of 7 x 7{', segments' if segmented else ''}, forward + backward / "
-            "gathered into PairBias",
+            "the same bias gathered into PairBias",
             1.0,
             functools.partial(window_step, False, segmented),
             functools.partial(window_step, True, segmented),
@@ -548,7 +548,7 @@ def use_rows() -> Iterator[Row]:
         Limit(0.5),
     )
     yield Row(
-        "a training step of the language model, penumbral + HyPE / dot + nothing",
+        "a training step of the language model, penumbral with HyPE / dot without a position",
         measure_model,
         Limit(1.1),
     )
@@ -572,7 +572,7 @@ def machine_rows() -> Iterator[Row]:
         for causal in (False, True):
             name = with_backward(f"dot, {'causal' if causal else 'full'}", backward)
             yield Row(
-                f"{name}: two threads, times faster than one",
+                f"{name}: speedup of two threads over one",
                 functools.partial(measure_threads, causal, backward),
                 Limit(1.9, at_least=True),
             )

@@ -98,8 +98,8 @@ STUDY = Study(
                 "On patches of digits, the mean accuracies of RoPE (0.938) and sinusoids (0.911) "
                 "are higher than that of the learned table (0.851). Those of 2-D relative keys "
                 "(0.773) and of a learned HyPE bias (0.698) are lower. After convolutions the "
-                "differences are smaller: RoPE has 0.956, the table 0.946 and the bias 0.915. On "
-                "the volumes, all models overfit (see the limits)."
+                "differences are smaller: 0.956 with RoPE, 0.946 with the table and 0.915 with the "
+                "bias. On the volumes, all models overfit (see the limits)."
             ),
         ),
         Claim(
@@ -166,8 +166,8 @@ STUDY = Study(
             ),
             why=(
                 "At 44 pixels, the mean accuracies are 0.383 and 0.387 with the biases, 0.362 "
-                "without a position, and 0.518 with CAPE. At 28 pixels, CAPE has 0.726 and the "
-                "others have 0.70."
+                "without a position, and 0.518 with CAPE. At 28 pixels, CAPE reaches 0.726 and "
+                "the others 0.70."
             ),
         ),
         Claim(

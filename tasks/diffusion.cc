@@ -319,7 +319,8 @@ class DiffusionTask final : public Task {
     if (options.size != model_.size || options.channels != model_.channels) {
       throw Error(StrCat("--classifier: ", run_.classifier, " classifies images of ",
                          SizesText(options.size), " with ", Counted(options.channels, "channel"),
-                         "; expected ", SizesText(model_.size), " with ", model_.channels));
+                         "; expected ", SizesText(model_.size), " with ",
+                         Counted(model_.channels, "channel")));
     }
     classifier_.model->eval();
     Sha256 hash;

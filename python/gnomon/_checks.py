@@ -29,7 +29,7 @@ def kind_of(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value for a message, in one short line."""
+    """Formats a value on one short line, for messages."""
     if isinstance(value, Tensor):
         return f"a Tensor of shape {list(value.shape)}"
     text = " ".join(repr(value).split())

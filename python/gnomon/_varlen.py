@@ -120,9 +120,9 @@ def varlen_attention(
         return_lse: also return lse (H, total_q).
 
     The other arguments are those of attention. Tensors with one entry per token hold those of the
-    packed tokens, in a batch of one. KeyBias and Forget are (1, H, total_k), a query of Relative is
-    (1, H, total_q, Dr), and sink and temperature are (1, H, total_q). The table of OffsetBias is
-    indexed by position, (H, 2 n - 1) with offset 0 in the middle.
+    packed tokens, in a batch of one. KeyBias and Forget are (1, H, total_k), the query passed to
+    Relative is (1, H, total_q, Dr), and sink and temperature are (1, H, total_q). The table of
+    OffsetBias is indexed by position, (H, 2 n - 1) with offset 0 in the middle.
 
     Outside torch.compile, the host reads cu_seqlens_q and cu_seqlens_k, and consecutive sequences
     of equal length form a batch. Under torch.compile, with dropout, or with tensors that
@@ -173,7 +173,7 @@ class Packing(NamedTuple):
     def arguments(self, total_q: int, total_k: int, places: bool) -> dict[str, Tensor]:
         """Returns the arguments of attention that describe all sequences as one packed row.
 
-        Without places, positions are those of the packed tokens, which have the same differences.
+        If `places` is False, positions are indices of packed tokens: differences stay the same.
         """
         rows = torch.arange(total_q, device=self.queries.device)
         of_queries = torch.searchsorted(self.queries[1:], rows, right=True)

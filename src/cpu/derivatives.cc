@@ -1045,7 +1045,7 @@ class Pass {
                         slope_tangents);
       ClearHidden(columns, j, count, f, scratch);
     };
-    // f, its slopes by g and by the row's scalars, of the largest score.
+    // f at the largest score, and its derivatives with respect to g and the row's scalars.
     DualNumber top_f;
     DualNumber top_g;
     DualNumber top_a[kMostScalars];

@@ -427,10 +427,10 @@ class Terms {
     return hn::GetLane(hn::MaxOfLanes(d, largest));
   }
 
-  // Prepares a row for the backward functions, which add biases and know no cap. `scores` holds the
-  // uncapped scores and receives the bias that turns them into the capped ones, including `added`
-  // (the bias so far, or null). dP is replaced so that dP - delta has the slope of the cap as a
-  // factor.
+  // Prepares a row for the backward functions, which add biases but do not apply the cap. `scores`
+  // holds the uncapped scores and receives the bias that turns them into the capped ones, including
+  // `added` (the bias so far, or null). dP is replaced so that dP - delta has the slope of the cap
+  // as a factor.
   void CapGradients(int64_t columns, const float* added, float delta, float* scores,
                     float* d_weights) const {
     const DF d;
@@ -490,7 +490,7 @@ class Terms {
   }
 
   bool pair_bias() const { return in_.pair_bias.data != nullptr; }
-  // The number of existing columns in a row of whole vectors.
+  // The number of columns in a row, without its padding to whole vectors.
   int64_t ColumnsOf(const TileRow& row) const {
     return std::min(row.count, in_.shape.keys - row.begin);
   }

@@ -502,7 +502,7 @@ WRONG_INTEGERS = {
     "rows": ([[1, 2], [3]], ValueError, "key_lengths has rows of different lengths"),
     "too many": ([1, 2, 3], ValueError, r"has shape \[3\]; expected \(B,\) = \(2,\), or \(\)"),
     "a tensor of floats": (torch.tensor(4.0), TypeError, "key_lengths has dtype Float"),
-    "beyond the keys": (7, ValueError, r"key_lengths\[0\] is 7; expected 0 to Lk = 6"),
+    "beyond the keys": (7, ValueError, r"key_lengths\[0\] is 7; expected a value from 0 to Lk = 6"),
 }
 
 

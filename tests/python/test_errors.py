@@ -240,7 +240,7 @@ VALUE_ERRORS = {
     ),
     "odd head": (
         lambda: attend(*[tokens(1, 1, 2, 3)] * 3, position=position.RoPE()),
-        "q has 3 columns; expected an even number",
+        "q has head_dim 3; expected an even number",
     ),
     "base": (
         lambda: attend(position=position.RoPE(base=0.0)),
@@ -262,11 +262,11 @@ VALUE_ERRORS = {
     ),
     "too long": (
         lambda: attend(key_lengths=torch.tensor([6, 7])),
-        r"key_lengths\[1\] is 7; expected 0 to Lk = 6",
+        r"key_lengths\[1\] is 7; expected a value from 0 to Lk = 6",
     ),
     "negative start": (
         lambda: attend(key_starts=torch.tensor([-1, 0])),
-        r"key_starts\[0\] is -1; expected 0 to Lk = 6",
+        r"key_starts\[0\] is -1; expected a value from 0 to Lk = 6",
     ),
     **{
         f"query_offset with {name}": (

@@ -353,7 +353,7 @@ def test_dropout_compiles_in_one_graph():
 
 def test_absolute_keys_of_a_module_end_at_their_length():
     module = gnomon.nn.MultiheadAttention(8, 2, position="absolute_keys:length=5")
-    with pytest.raises(ValueError, match="length=5 and Lk = 6"):
+    with pytest.raises(ValueError, match="absolute_keys:length is 5, but there are 6 keys"):
         module(torch.randn(1, 6, 8))
     module = gnomon.nn.MultiheadAttention(8, 2, position="absolute_keys", max_length=6)
     assert module.absolute_keys_table.shape == (6, 4)
@@ -410,8 +410,9 @@ def test_offsets_of_batches_have_the_range_of_one(offset):
 @pytest.mark.cpu("what a GPU's tensor holds is not looked at")
 def test_linear_attention_checks_its_lengths():
     q, k, v = tokens(2, 1, 6, 4)
-    with pytest.raises(ValueError, match="expected 0 to Lk = 6"):
-        gnomon.linear_attention(q, k, v, key_lengths=torch.tensor([-1, 99]))
+    expected = r"key_lengths\[1\] is 99; expected a value from 0 to Lk = 6"
+    with pytest.raises(ValueError, match=expected):
+        gnomon.linear_attention(q, k, v, key_lengths=torch.tensor([6, 99]))
 
 
 SPECIFICATIONS = {

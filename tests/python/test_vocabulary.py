@@ -612,7 +612,7 @@ MISTAKES = {
             torch.ones(1, 2, 8)
         ),
         ValueError,
-        r"the table of OffsetBias over positions has shape \[2, 4\]; expected \(H, 2 n - 1\)",
+        r"OffsetBias, indexed by position, has shape \[2, 4\]; expected \(H, 2 n - 1\)",
     ),
     "rope of linear attention": (
         lambda: gnomon.linear_attention(*tokens(), rope="alibi"),

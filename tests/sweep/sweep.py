@@ -300,7 +300,7 @@ def to_markdown(
         "",
         f"Written on {datetime.date.today()} with {_versions()}. `make sweep` installs the oldest "
         "and the newest release, compares the model types without a current result, and writes "
-        "this page. `tests/sweep/sweep.py --help` explains how to compare single types.",
+        "this page. `tests/sweep/sweep.py --help` explains how to compare individual model types.",
         "",
         f"| | {' | '.join(releases)} | with the attention interface | |",
         f"|:--|{'--:|' * len(releases)}--:|:--|",
@@ -395,14 +395,14 @@ def _shares(outcomes: dict[str, dict[str, Any]]) -> list[str]:
     if in_part:
         line += (
             f" In {in_part} more, nothing differs and gnomon computes all attention that uses "
-            "the interface; the other layers stay dense. All together: "
+            "the interface; the other layers are left unchanged. All together: "
             f"{share(equal + sampling + in_part)}."
         )
     return [line]
 
 
 def _only_samples(why: str) -> bool:
-    """Whether all layers that stay dense are deformable attention."""
+    """Whether all layers that are left unchanged are deformable attention."""
     layers = re.search(r"with unsupported attention are left unchanged: (.*)", why)
     names = layers[1].split(", ") if layers else []
     return bool(names) and all(name.endswith("DeformableAttention") for name in names)

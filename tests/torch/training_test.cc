@@ -903,7 +903,7 @@ TEST_F(CheckpointTest, HostileCheckpointsAreErrors) {
   expect(with("/model/dim", int64_t{1} << 40), "model.embedding.weight");
   expect(with("/model/mlp", int64_t{1} << 40), "mlp_in.weight");
   expect(with("/model/depth", int64_t{1} << 40), "layers");
-  expect(with("/model/heads", 3), "not a multiple of heads");
+  expect(with("/model/heads", 3), "expected a multiple of heads");
   expect(with("/model/position", "bogus"), "bogus");
   expect(with("/model/position", "learned"), "is missing");
   expect(with("/training/steps", 0), "steps is 0");

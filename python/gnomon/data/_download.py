@@ -145,7 +145,9 @@ def _copy(answer: Any, out: Any, size: int | None) -> None:
         try:
             block = answer.read(_BLOCK)
         except (OSError, http.client.HTTPException) as error:
-            raise _NotReceivedError(f"after {received} bytes: {_reason(error)}") from error
+            raise _NotReceivedError(
+                f"the download failed after {received} bytes: {_reason(error)}"
+            ) from error
         if not block:
             break
         received += len(block)

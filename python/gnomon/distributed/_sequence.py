@@ -135,11 +135,11 @@ class WholeSequence:
                     )
                 if index == "keys" and (table.dim() < 2 or table.size(-2) != keys):
                     raise ValueError(
-                        f"{given}expected {keys} rows, the keys for the whole sequence"
+                        f"{given}expected {keys} rows, one for each key of the whole sequence"
                     )
                 if index == "key_entries" and (table.dim() < 1 or table.size(-1) != keys):
                     raise ValueError(
-                        f"{given}expected {keys} entries, the keys for the whole sequence"
+                        f"{given}expected {keys} entries, one for each key of the whole sequence"
                     )
                 if index == "pairs":
                     self._check_columns(table, given)

@@ -97,7 +97,7 @@ class LanguageModelMemory:
         return self.layers[0].shape[0] if self.layers else None
 
     def _remember(self, layer: int, x: Tensor) -> Tensor | None:
-        """The layer's previous inputs, before x is added to them."""
+        """The layer's previous inputs, before x is appended."""
         if layer == len(self.layers):
             before, kept = None, x.detach()
             self.layers.append(kept)

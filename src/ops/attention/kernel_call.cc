@@ -457,7 +457,7 @@ const int64_t* KernelCall<T>::KeyBounds(const char* name, const OptionalTensor& 
   const int64_t* values = Numbers<int64_t>(bounds);
   for (int64_t b = 0; bounds && b < bounds->numel(); ++b) {
     TORCH_CHECK_VALUE(values[b] >= 0 && values[b] <= most, "gnomon.attention: ", name, "[", b,
-                      "] is ", values[b], "; expected 0 to Lk = ", most);
+                      "] is ", values[b], "; expected a value from 0 to Lk = ", most);
   }
   return values;
 }

@@ -160,7 +160,7 @@ struct PositionEntry {
   // parts of OffsetRange other than the offsets, such as keys, queries or query_offset; null:
   // no.
   bool (*goes_by_length)(const Component& component) = nullptr;
-  // Sets defaults of a component that depend on its context. Null: none.
+  // Sets the context-dependent defaults of a component. Null: none.
   Component (*complete)(Component component, const ComponentUse& use) = nullptr;
   // For modules: the number of positions at which it is defined; null: unlimited, or those of its
   // grid.

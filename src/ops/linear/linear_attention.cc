@@ -316,8 +316,12 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
       key_lengths->numel() > 0) {
     const int64_t keys = SizeOf(k_in, 2);
     const at::Tensor outside = key_lengths->lt(0).logical_or(key_lengths->gt(keys));
-    TORCH_CHECK_VALUE(!outside.any().item<bool>(), kLinearAttention, ": key_lengths is ",
-                      *key_lengths, "; expected 0 to Lk = ", keys);
+    if (outside.any().item<bool>()) {
+      const auto b = outside.to(at::kInt).argmax().item<int64_t>();
+      TORCH_CHECK_VALUE(false, kLinearAttention, ": key_lengths[", b, "] is ",
+                        key_lengths->flatten()[b].item<int64_t>(),
+                        "; expected a value from 0 to Lk = ", keys);
+    }
   }
   const c10::SymInt offset = arguments.query_offset.value_or(0);
   Rotation rotation{std::nullopt, offset, (q_in.sym_size(2) + offset).max(k_in.sym_size(2))};

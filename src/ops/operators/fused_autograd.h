@@ -392,7 +392,7 @@ class RecordedOperator {
     return tensors;
   }
 
-  // A Function requires defined inputs: replaces undefined ones by tensors that need no gradient.
+  // Replaces undefined inputs with tensors that need no gradient: a Function requires defined ones.
   static void FillUndefined(Tensors& inputs) {
     for (at::Tensor& input : inputs) {
       if (!input.defined()) input = EmptyOnCpu({c10::SymInt(0)}, at::kFloat, input, false);

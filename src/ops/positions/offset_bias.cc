@@ -26,8 +26,8 @@ Component Complete(Component component, const ComponentUse& use) {
 at::Tensor CentredEntries(const at::Tensor& table, const OffsetRange& range) {
   const c10::SymInt columns = table.dim() == 2 ? table.sym_size(1) : c10::SymInt(0);
   TORCH_CHECK_VALUE(table.dim() == 2 && table.sym_size(0) == range.heads && columns % 2 == 1,
-                    "gnomon: the table of OffsetBias over positions has shape ", table.sym_sizes(),
-                    "; expected (H, 2 n - 1) with H = ", range.heads);
+                    "gnomon: the table of OffsetBias, indexed by position, has shape ",
+                    table.sym_sizes(), "; expected (H, 2 n - 1) with H = ", range.heads);
   const c10::SymInt most = (columns - 1) / 2;
   c10::SymInt first = range.query_offset;
   c10::SymInt last = range.query_offset;
