@@ -209,13 +209,14 @@ def test_pictures_refuse_an_empty_item(words, tmp_path, capsys, monkeypatch):
         assert stopped.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert option in line
-        assert f"'{items}'; expected" in line
+        expects = " is not a comma-separated list of" if option == "--dims" else "; expected"
+        assert f"'{items}'{expects}" in line
     assert not list(tmp_path.iterdir())
 
 
 def test_distances_that_no_picture_shows(folder, tmp_path):
     line = refused("inspect", "decay", "--distance", 100_000_000, cwd=folder)
-    assert "--distance: 100000000; expected an integer from 1 to 100000" in line
+    assert "--distance: '100000000' is not an integer from 1 to 100000" in line
     succeed("inspect", "decay", "--position", "rope,alibi", "--distance", 100_000, "--heads", 2,
             "--head-dim", 4, "--out", tmp_path / "far.png", cwd=folder)  # fmt: skip
 

@@ -361,7 +361,10 @@ def test_an_operator_launches_its_kernels(fakes, tmp_path):
     )
     lines = run(code, **fakes).splitlines()
     assert all(int(count) >= 2 for count in lines[:3])
-    assert lines[3].startswith("NotImplementedError: gnomon.attention: Double on a GPU; expected")
+    assert lines[3] == (
+        "NotImplementedError: gnomon.attention: the tokens have dtype Double; expected bfloat16, "
+        "float16 or float32 on a GPU"
+    )
     assert "head_dim: is 320, at most 256" in lines[4]
     assert lines[4].startswith("NotImplementedError")
     assert lines[5].startswith("ValueError: attention: unknown pair function 'no_such_function'")

@@ -361,7 +361,7 @@ def test_images_of_several_kinds_are_one_line_with_two_of_them(
     grey = picture(GREY)
     folder = put(tmp_path / "images", {"0.png": grey, "a.png": grey, second: content})
     assert refusal(capsys, tmp_path / "out", folder) == (
-        f"{second} {part}, 0.png {of(5, 7, '1 channel')}; expected files of one kind"
+        f"{second} {part}, but 0.png {of(5, 7, '1 channel')}; expected files of one kind"
     )
     (folder / second).rename(folder / "b.txt")
     assert len(read_arrays(str(folder), "a.x")["a.x"]) == 2

@@ -199,7 +199,10 @@ def test_with_rms_norm_and_a_gated_mlp_it_is_llama(bias, kv_heads):
     [
         (["--norm", "batch"], "'batch'; expected layer, rms"),
         (["--activation", "tanh"], "'tanh'; expected gelu, relu, swiglu, geglu"),
-        (["--position", "rope;sinusoidal"], "'sinusoidal' is added to embeddings"),
+        (
+            ["--position", "rope;sinusoidal"],
+            "'sinusoidal' is added to the embeddings before all layers",
+        ),
         (["--position", "rope;;none"], "position"),
         (["--kv-heads", "3"], "kv_heads is 3; expected a divisor of num_heads = 4"),
         (["--kv-heads", "0"], "--kv-heads is 0; expected an integer from 1"),

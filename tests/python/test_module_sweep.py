@@ -439,7 +439,7 @@ def test_a_tensor_without_numbers_cannot_be_reset():
         (
             lambda: TorchMultiheadAttention(7, 2),
             ValueError,
-            r"^gnomon\.nn\.TorchMultiheadAttention: embed_dim is 7 and num_heads 2",
+            r"^gnomon\.nn\.TorchMultiheadAttention: embed_dim is 7 and num_heads is 2",
         ),
         (
             lambda: LorentzMultiheadAttention(1.0, 4, 5, 2, position="transformer_xl"),

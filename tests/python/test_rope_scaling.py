@@ -274,13 +274,13 @@ def test_compiled_and_in_a_module(name):
         ("rope:scaling=linear:factor=-2", "expected a positive number"),
         (
             "rope:scaling=longrope:original_max_position_embeddings=8:long_factor=1x2",
-            r"short_factor of 0 numbers; expected dims / 2 = 8",
+            r"short_factor has 0 numbers; expected dims / 2 = 8",
         ),
         (
             # However short the text is.
             "rope:scaling=longrope:original_max_position_embeddings=99:short_factor=1x2x3x4x5x6x7x8"
             ":long_factor=1x2",
-            r"long_factor of 2 numbers; expected dims / 2 = 8",
+            r"long_factor has 2 numbers; expected dims / 2 = 8",
         ),
         (
             "rope:scaling=longrope:original_max_position_embeddings=8:long_factor=1x-2",

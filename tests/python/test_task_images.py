@@ -452,7 +452,9 @@ def test_wrong_data_is_one_line(folder):
     assert "rope:shape=net" in message(sound, "--position", "rope:shape=net")
     # More positions than tokens would not be an operator error.
     for grid in ("rope:shape=9x9", "rope:shape=2x2", "sinusoidal:shape=2x2:prefix=2"):
-        assert "the tokens have 2x2 after 1; expected" in message(sound, "--position", grid)
+        assert "the tokens form the grid 2x2 after 1; use shape=grid" in message(
+            sound, "--position", grid
+        )
     assert "learned" in message(sound, "--position", "learned:shape=grid")
     assert "'rope+relativ'" in message(sound, "--position", "rope+relativ")
     assert "twice" in message(sound, "--position", "rope:base=1:base=2")

@@ -329,7 +329,7 @@ def test_wrong_words_are_one_line(gnomon, refused, tmp_path):
         *generate, "--top-k", 131
     )
     assert "--tempo" in refused(*generate, "--tempo", 1)
-    assert "is defined for 20 events, but --prompt and --tokens need 21" in refused(
+    assert "is defined for only 20 events, but --prompt and --tokens need 21" in refused(
         *generate, "--tokens", 21
     )
     assert not pathlib.Path("x.mid").exists()

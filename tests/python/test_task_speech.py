@@ -536,8 +536,8 @@ def test_names_of_sounds_become_arrays(folder, tmp_path, capsys):
     for name, rate in [("a.wav", 8000), ("b.wav", 8000), ("c.wav", 16000)]:
         write_wav(other / name, np.zeros(9), rate)
     refusals = {
-        "": "c.wav has 16000 samples per second, a.wav has 8000 samples per second; expected files "
-        "of one kind",
+        "": "c.wav has 16000 samples per second, but a.wav has 8000 samples per second; expected "
+        "files of one kind",
         ":[ab].mp3": ".png, .wav whose name fully matches '[ab].mp3'",
         ":(": "'(' is not a regular expression",
         ":(?P<audio>a).wav": "has a group with the same name as the array train.audio",
