@@ -895,7 +895,7 @@ def write_page(name: str, study: Study) -> None:
         parts.append("## Appendix: claims")
         if found and missing:
             begun = "; ".join(comparison.title for comparison, _ in found)
-            parts.append(f"So far, these verdicts use only: {begun}.")
+            parts.append(f"Only these comparisons have results so far: {begun}.")
     for claim, rows in zip(study.claims, claims, strict=True):
         parts += describe_claim(claim, rows)
     parts.append("## Appendix: results")

@@ -133,7 +133,7 @@ def test_it_runs_is_recorded_goes_on_elsewhere_and_has_a_page(folders):
     page = (folders / "pages/tiny.md").read_text()
     assert "All 6 runs are complete" in page
     assert "These comparisons have not started: Another text" in page
-    assert "So far, these verdicts use only: One text." in page
+    assert "Only these comparisons have results so far: One text." in page
     assert "(tiny-effects.svg)" in page
     assert (folders / "pages/tiny-effects.svg").is_file()
     assert "Claim: RoPE is better.\n\nVerdict: **" in page

@@ -133,6 +133,39 @@ TEST(LorentzMultiheadAttentionTest, NamesItsParameters) {
                c10::ValueError);
 }
 
+// Rotated keys that a cache holds are those of the module and the positions of the call.
+TEST(KVCacheTest, RotatesKeysAgainForAnotherRotationOrPositions) {
+  torch::manual_seed(0);
+  const torch::NoGradGuard no_grad;
+  MultiheadAttention module(MultiheadAttentionOptions(16, 2).position("rope"));
+  MultiheadAttention other(MultiheadAttentionOptions(16, 2).position("rope:base=50"));
+  for (size_t n = 0; n < module->parameters().size(); ++n) {
+    other->parameters()[n].copy_(module->parameters()[n]);
+  }
+  const torch::Tensor x = torch::randn({1, 7, 16});
+  const torch::Tensor none;
+  KVCache cache;
+  module(x.narrow(1, 0, 4), none, none, AttentionCall{.causal = true, .cache = &cache});
+  int64_t n = 4;
+  for (MultiheadAttention& one : std::vector<MultiheadAttention>{module, other, module}) {
+    const torch::Tensor o =
+        one(x.narrow(1, n, 1), none, none, AttentionCall{.causal = true, .cache = &cache});
+    const torch::Tensor whole = one(x, none, none, AttentionCall{.causal = true});
+    EXPECT_TRUE(torch::allclose(o, whole.narrow(1, n++, 1), 1e-5, 1e-6));
+  }
+  const torch::Tensor places = torch::arange(7);
+  KVCache moved;
+  module(x.narrow(1, 0, 6), none, none,
+         AttentionCall{.causal = true, .positions = places.narrow(0, 0, 6), .cache = &moved});
+  moved.positions = moved.positions * 3;
+  const torch::Tensor o =
+      module(x.narrow(1, 6, 1), none, none,
+             AttentionCall{.causal = true, .positions = torch::full({1}, 18), .cache = &moved});
+  const torch::Tensor whole =
+      module(x, none, none, AttentionCall{.causal = true, .positions = places * 3});
+  EXPECT_TRUE(torch::allclose(o, whole.narrow(1, 6, 1), 1e-5, 1e-6));
+}
+
 TEST(KVCacheTest, CopiesGoOnByThemselves) {
   const torch::NoGradGuard no_grad;
   const auto draw = [](int64_t tokens) { return torch::randn({2, 3, tokens, 4}); };
