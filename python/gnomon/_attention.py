@@ -339,10 +339,10 @@ def lower_call(
 
 
 def passed(lowered: _Lowered) -> list[Any]:
-    """Orders the result of lower_call for the operators, up to the last given argument.
+    """Orders the result of lower_call for the operators, up to the last argument that was passed.
 
-    Each argument adds to the time of an operator call; all of them together take as long as
-    attention over a few tokens.
+    Each argument makes an operator call slower. Passing all of them takes as long as attention over
+    a few tokens.
     """
     if not lowered:
         return []
@@ -401,56 +401,62 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes softmax(similarity + position) v in linear memory, with exact gradients.
 
-    Unless positions are given, query row i has position p_i = query_offset + i, and key column j
-    has p_j = j.
+    The score of query i and key j is s_ij = similarity(q_i, k_j) + position(p_i, p_j), the weights
+    are p_ij = softmax_j(s_ij), and the output is o_i = sum_j p_ij v_j. Unless positions are passed,
+    query i has the position p_i = query_offset + i, and key j has the position p_j = j.
 
     Args:
-        q: (B, H, Lq, D), bfloat16, float16, float32 or float64; k and v must match. Runs on the
-            CPU or, except for float64, on an NVIDIA GPU. On the CPU, bfloat16 and float16 are
-            computed in float32 and rounded at the end. Processors with native bfloat16 products
-            use these instead, with weights rounded to bfloat16. Under torch.autocast, q, k and v
-            are first cast to its dtype, unless they are float64.
-        k: (B, Hkv, Lk, D), H a multiple of Hkv. Query head h reads key head h // (H / Hkv).
+        q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU or an NVIDIA GPU
+            (float64: CPU only). k and v must have the same dtype and device. On the CPU, bfloat16
+            and float16 inputs are computed in float32, and the result is rounded. CPUs with native
+            bfloat16 instructions multiply in bfloat16 instead, and also round the weights to
+            bfloat16. Under torch.autocast, q, k and v are first cast to its dtype, unless they are
+            float64.
+        k: (B, Hkv, Lk, D), where Hkv divides H. Query head h uses key head h // (H / Hkv).
         v: (B, Hkv, Lk, Dv).
         similarity: an object from gnomon.similarity, or a specification such as
             "penumbral:gamma=0.5"; None means Dot().
         position: an object from gnomon.position, a sum such as ``RoPE() + ALiBi(slopes)``, a
             specification such as "rope+alibi", or a list of these, which is summed. Parameters
             omitted from a specification have the initial values of gnomon.nn.MultiheadAttention.
-        causal: p_j <= p_i only.
-        window: (left, right), both inclusive: p_i - left <= p_j <= p_i + right; None is unbounded,
-            and a single number n means (n, n).
-        key_lengths: (B,) integers: batch b attends only to the keys before key_lengths[b]. Here and
-            below, a number or a 0-d tensor applies to all batches, and lists are accepted as
-            tensors.
-        key_starts: (B,) integers: batch b attends only to the keys from key_starts[b] on. Other
-            keys may contain NaN; positions are not shifted.
+        causal: whether queries attend only to keys at their own or an earlier position, p_j <= p_i.
+        window: (left, right): query i attends only to keys with p_i - left <= p_j <= p_i + right.
+            None in place of a number means no limit on that side; a single number n means (n, n).
+        key_lengths: (B,) integers: the queries of batch b attend only to the keys before
+            key_lengths[b]. Here and below, a number or a 0-d tensor applies to all batches, and
+            lists are accepted in place of tensors.
+        key_starts: (B,) integers: the queries of batch b attend only to the keys from key_starts[b]
+            on. The hidden keys may contain NaN. They still count in positions: key j keeps the
+            position j.
         query_segments: (B, Lq) integers within int32, or (Lq,) for all batches: a query attends
-            only to the keys of its own segment (packed documents). Positions are not shifted.
+            only to the keys of its own segment, such as one of several packed documents. Positions
+            do not restart in each segment; pass positions for that.
         key_segments: (B, Lk) or (Lk,) integers; required with query_segments.
-        query_offset: an integer of any sign, up to 2^53, or (B,) integers, one per batch. None
-            means 0 if Lq = Lk. If the lengths differ, causal, a window or a position requires it.
-        positions: (B, Lq) integers, or (Lq,) for all batches, of any sign and in any order: the
-            positions p_i of the queries. They replace query_offset and the key index in masks and
-            in everything else that depends on positions. Use them for packed documents (with
-            segments), trees, and random positions (Ruoss et al. 2023). On a grid, a position is a
-            row-major index. The table of OffsetBias is then indexed by position, (H, 2 n - 1) with
-            offset 0 in the middle. The positions of a batch must lie less than 2^30 apart and, with
-            offset biases, have at most 2^22 differences. Shape (1 or B, Lq, axes) means
-            coordinates, which only RoPE accepts. It rotates by them, in sections or with the same
-            number of coordinates per axis. Masks then still use query_offset and the key index.
+        query_offset: the position of the first query: an integer between -2^53 and 2^53, or (B,)
+            integers, one per batch. It defaults to 0 if Lq = Lk. If the lengths differ, calls with
+            causal, a window or a position must pass it.
+        positions: (B, Lq) integers, or (Lq,) for all batches: the positions p_i of the queries, in
+            any order; they may be negative. Masks and position terms then use them instead of
+            query_offset and the key index. Use them for packed documents (with segments), trees,
+            and random positions (Ruoss et al. 2023). On a grid, a position is a row-major index.
+            With positions, the table of OffsetBias has the shape (H, 2 n - 1) and is indexed by p_j
+            - p_i, with offset 0 in the middle. The positions of a batch must lie less than 2^30
+            apart; with offset biases, there may be at most 2^22 different offsets. A tensor (1 or
+            B, Lq, axes) contains coordinates, which only RoPE accepts: it rotates by them, in
+            sections or with the same number of pairs per axis. Masks then still use query_offset
+            and the key index.
         key_positions: (B, Lk) or (Lk,) integers: the positions p_j of the keys; by default those of
             the queries. If Lq and Lk differ, positions and key_positions are both required.
-        scale: multiplies the dot product and relative keys, by default 1/sqrt(D). Passing it in
-            a call without either raises an error.
+        scale: factor of the dot product and of relative keys; 1/sqrt(D) by default. It raises an
+            error in a call that has neither.
         chunks: (size, before, after): positions are divided into chunks of that size. A query
             attends to its own chunk, `before` chunks before it and `after` chunks after it. With
             Relative, this is the relative local attention of the Music Transformer (Huang et al.
             2019).
-        dropout: probability of dropping a weight, 0 to 1. Kept weights are multiplied by
-            1 / (1 - dropout), and lse includes all weights.
-        seed: dropout seed, by default drawn from PyTorch's generator. For a given seed, the mask
-            depends only on batch, head, query and key.
+        dropout: probability of dropping a weight, from 0 to 1. Kept weights are multiplied by 1 /
+            (1 - dropout); lse is computed before dropout.
+        seed: seed of the dropout mask; by default, it is drawn from PyTorch's generator. For a
+            given seed, whether a weight is dropped depends only on its batch, head, query and key.
         aggregation: how values are combined:
             "mean" is sum_j p_ij v_j.
             "einstein_midpoint" is sum_j p_ij g_j v_j / sum_j p_ij g_j with
@@ -459,38 +465,41 @@ def attention(
             "lorentz_centroid" is m sqrt(c / |(m.m)_L|) with m = sum_j p_ij v_j, for values on the
             hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c (Law et al. 2019). The time coordinate
             of v and o comes first. c is taken from similarity.Lorentz, otherwise 1.
-        mask: Boolean, broadcasts to (B, H, Lq, Lk): True where query i attends to key j, unless
-            another mask hides it. Fully masked blocks are skipped. If another argument can express
-            the mask, it is faster. For additive masks, use position.PairBias.
-        sink: (H,), (B, H, Lq) or one number: an additional score in each row's softmax, without a
-            value (Agarwal et al. 2025, gpt-oss). 0 gives softmax plus one, and -inf means no sink.
-            o is multiplied by sigmoid(lse - sink), and lse then includes the sink.
-        temperature: a tensor that broadcasts to (B, H, Lq), or a number: multiplies s_ij, including
-            biases but not the sink; trained if it requires grad. Scalable softmax (Nakanishi 2025)
-            is s log(n) for a query that attends to n keys.
-        score_softcap: a positive z: scores become z tanh(s_ij / z), with biases and temperature in
-            s_ij. similarity.Dot(softcap=z) caps only the product, before biases, as Gemma 2 does.
-            The two agree without biases. Runs on the CPU only. Not supported with terms for which
-            the kernels omit a summand that all scores of a query share: Umbral, logarithms of
-            cones, Lorentz, Forget and aggregation="einstein_midpoint".
-        tolerance: the fraction of a row's sum of weights that may be omitted, at least 0 and below
-            1. Key blocks are skipped, forward and backward, if their total weight is provably
-            smaller. The proof uses the norms of q and k and needs biases that decrease with
-            distance (ALiBi, HyPE, KERPLE, learned tables, Forget). It covers every similarity
-            except external ones without bounds. The default is the float32 rounding of the sum.
-            Nothing is skipped with 0, in float64, or with a few queries on a cache. NaN and
-            infinity propagate as without skipping.
-        return_lse: also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij), with s as
-            documented, including constants; differentiable.
+        mask: a Boolean tensor that broadcasts to (B, H, Lq, Lk): True where query i attends to key
+            j, unless another argument hides the key. Fully masked blocks are skipped. Arguments
+            such as causal, window and segments are faster if they can express the mask. For
+            additive masks, use position.PairBias.
+        sink: (H,), (B, H, Lq) or a number: the score of an additional key without a value in the
+            softmax of each query (Agarwal et al. 2025, gpt-oss). 0 adds 1 to the softmax
+            denominator, and -inf means no sink. The returned lse includes the sink.
+        temperature: a tensor that broadcasts to (B, H, Lq), or a number: factor of s_ij, including
+            biases but not the sink. A tensor that requires grad receives a gradient. For scalable
+            softmax (Nakanishi 2025), pass s log(n) for a query that attends to n keys.
+        score_softcap: a positive number z: the scores become z tanh(s_ij / z), where s_ij includes
+            biases and temperature. similarity.Dot(softcap=z) caps only the dot product, before
+            biases, as Gemma 2 does; without biases, both give the same result. CPU only. Not
+            supported with Umbral, the "log" scores of cones, Lorentz, Forget and
+            aggregation="einstein_midpoint": their kernels omit a constant per query, which cancels
+            in a softmax but not under a cap.
+        tolerance: the fraction of each query's total weight that may be skipped, at least 0 and
+            below 1. Blocks of keys are skipped, forward and backward, if a bound proves that their
+            total weight is below this fraction. The bound follows from the norms of q and k and
+            from biases that decrease with distance (ALiBi, HyPE, KERPLE, learned tables, Forget).
+            All built-in similarities have such bounds; user-defined ones may lack them. The default
+            is the rounding error of the sum in float32. Nothing is skipped if tolerance is 0, in
+            float64, or if a few queries attend to a cache. Skipping does not change how NaN and
+            infinity propagate.
+        return_lse: whether to also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij),
+            which is differentiable.
 
-    Tensors of similarity and position have q's dtype, or float32 if q's is lower. Instead of (H,),
-    a 0-d tensor applies to all heads. torch.func transforms work, including vmap. On CPUs, so do
-    forward-mode and second derivatives.
+    The tensors of similarity and position must have q's dtype, or float32 if q is bfloat16 or
+    float16. Where (H,) is expected, a 0-d tensor applies to all heads. torch.func transforms are
+    supported, including vmap. Forward-mode and second derivatives are supported on CPUs.
 
-    Returns:
-        o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. A query
-        that attends to no key gives 0, and lse = -inf. If q is the transpose of (B, Lq, H, D), so
-        is o of (B, Lq, H, Dv): o.transpose(1, 2).view(B, Lq, -1) copies nothing.
+    Returns: o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. For a query
+        that attends to no key, o is 0 and lse is -inf. If q is a transposed view of a tensor (B,
+        Lq, H, D), then o is a transposed view as well, so o.transpose(1, 2).view(B, Lq, -1) does
+        not copy.
 
     Raises:
         ValueError: an invalid shape or value.
@@ -529,14 +538,16 @@ def attention_weights(
 ) -> Tensor:
     """Returns the attention weights p_ij for some rows of q, for inspection.
 
-    Memory is proportional to the number of rows times Lk. Any similarity, position and mask is
-    supported, because the attention operator computes the weights. Grid positions and the table of
-    OffsetBias compute all rows first.
+    Memory is proportional to the number of rows times Lk. Every similarity, position and mask is
+    supported, because the weights come from the attention operator itself. With grid positions or
+    the table of OffsetBias, the weights of all rows are computed before the requested ones are
+    selected.
 
     Args:
         q: (B, H, Lq, D); q, k and the other arguments are as for attention.
         k: (B, Hkv, Lk, D).
-        rows: a row, several rows or a slice, ``slice(None)`` for all; -1, the default, is the last.
+        rows: the index of a query, several indices, or a slice such as ``slice(None)`` for all
+            queries; the default, -1, is the last query.
 
     Returns:
         (B, H, n, Lk) for n rows, in q's dtype; differentiable. The weights of a query that

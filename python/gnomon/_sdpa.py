@@ -40,9 +40,9 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """Drop-in replacement for torch.nn.functional.scaled_dot_product_attention.
 
-    The arguments and results are the same. To replace PyTorch's function everywhere, assign
-    ``torch.nn.functional.scaled_dot_product_attention = gnomon.scaled_dot_product_attention``.
-    For other similarities and positions, or to express masks without a tensor, call attention.
+    The arguments and results are those of PyTorch's function. To replace it everywhere, assign
+    ``torch.nn.functional.scaled_dot_product_attention = gnomon.scaled_dot_product_attention``. Use
+    gnomon.attention for other similarities and positions, and for masks that need no tensor.
 
     Args:
         query: (..., H, L, E), at least two axes; bfloat16, float16, float32 or float64.
@@ -52,15 +52,14 @@ def scaled_dot_product_attention(
             from torch.nn.attention.bias.
             A Boolean mask is True where a query attends to a key. A mask in query's dtype or
             float32 is added to the scores and receives a gradient.
-        dropout_p: probability of dropping a weight, 0 to 1. The mask depends on PyTorch's default
-            generator, as in PyTorch, but differs from PyTorch's mask.
-        is_causal: query i attends to keys 0 to i, even if L != S. Cannot be combined with
-            attn_mask.
-        scale: multiplies the scores, by default 1/sqrt(E).
-        enable_gqa: allows fewer heads (third axis from the end) in key and value than in query.
+        dropout_p: probability of dropping a weight, from 0 to 1. As in PyTorch, the seed comes from
+            the default generator, but the dropped weights are not the same ones.
+        is_causal: whether query i attends only to keys 0 to i, even if L != S. Cannot be combined
+            with attn_mask.
+        scale: factor of the scores; 1/sqrt(E) by default.
+        enable_gqa: whether key and value may have fewer heads (third axis from the end) than query.
 
-    Returns:
-        (..., H, L, Ev) in query's dtype. A query that attends to no key gives 0.
+    Returns: (..., H, L, Ev) in query's dtype. The output of a query that attends to no key is 0.
 
     Raises:
         ValueError: an invalid shape or value.

@@ -104,35 +104,36 @@ def varlen_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes attention() separately within each of several packed sequences.
 
-    Sequence n consists of rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of q. Likewise,
-    cu_seqlens_k gives its rows of k and v, as in flash-attn. Nothing is padded. Positions restart
-    in each sequence: its keys are at 0, 1, ..., and its last query is at the position of its last
-    key. With causal=True and fewer queries than keys, the last query attends to all keys. This
-    is flash-attn's bottom-right alignment; scaled_dot_product_attention aligns to the top left.
+    Sequence n consists of rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of q and of the
+    corresponding rows of k and v, given by cu_seqlens_k, as in flash-attn. No padding is needed.
+    Positions restart in each sequence: its keys have the positions 0, 1, ..., and its last query
+    has the position of its last key. With causal=True and fewer queries than keys, the last query
+    therefore attends to all keys. This is flash-attn's bottom-right alignment;
+    scaled_dot_product_attention aligns the mask to the top left.
 
     Args:
-        q: (total_q, H, D), as in attention except for the axes; k and v likewise.
-        k: (total_k, Hkv, D), H a multiple of Hkv, in the order of attention().
+        q: (total_q, H, D). Dtypes and devices of q, k and v are as in attention.
+        k: (total_k, Hkv, D), where Hkv divides H.
         v: (total_k, Hkv, Dv).
-        cu_seqlens_q: (n + 1,) non-decreasing integers from 0 to total_q: sequence boundaries.
-            Sequences may be empty.
+        cu_seqlens_q: (n + 1,) non-decreasing integers from 0 to total_q, the boundaries of the n
+            sequences. Sequences may be empty.
         cu_seqlens_k: the same for k and v, up to total_k; by default cu_seqlens_q.
-        return_lse: also return lse (H, total_q).
+        return_lse: whether to also return lse (H, total_q).
 
-    The other arguments are those of attention. Tensors with one entry per token hold those of the
-    packed tokens, in a batch of one. KeyBias and Forget are (1, H, total_k), the query passed to
-    Relative is (1, H, total_q, Dr), and sink and temperature are (1, H, total_q). The table of
-    OffsetBias is indexed by position, (H, 2 n - 1) with offset 0 in the middle.
+    The other arguments are those of attention. Tensors with one entry per token contain one entry
+    per packed token and a batch axis of size 1: KeyBias and Forget take (1, H, total_k), the query
+    passed to Relative is (1, H, total_q, Dr), and sink and temperature are (1, H, total_q). The
+    table of OffsetBias has the shape (H, 2 n - 1) and is indexed by p_j - p_i, with offset 0 in the
+    middle.
 
-    Outside torch.compile, the host reads cu_seqlens_q and cu_seqlens_k, and consecutive sequences
-    of equal length form a batch. Under torch.compile, with dropout, or with tensors that
-    have one entry per token, all sequences form one call with segments and positions. Such a call
-    does not support rotations that depend on its length. Short sequences without positions also
-    form one call on CPUs.
+    By default, the host reads cu_seqlens_q and cu_seqlens_k and computes consecutive sequences of
+    equal length as one batch. Under torch.compile, with dropout, or with tensors that have one
+    entry per token, all sequences are computed in a single call with segments and positions.
+    Rotations that depend on the length of the call are not supported there. On CPUs, short
+    sequences without positions are also computed in a single call.
 
-    Returns:
-        o (total_q, H, Dv) in q's dtype, or (o, lse). The queries of a sequence without keys get 0,
-        and lse = -inf.
+    Returns: o (total_q, H, Dv) in q's dtype, or (o, lse). For the queries of a sequence without
+        keys, o is 0 and lse is -inf.
 
     Raises:
         ValueError: an invalid shape or value.
@@ -173,7 +174,8 @@ class Packing(NamedTuple):
     def arguments(self, total_q: int, total_k: int, places: bool) -> dict[str, Tensor]:
         """Returns the arguments of attention that describe all sequences as one packed row.
 
-        If `places` is False, positions are indices of packed tokens: differences stay the same.
+        If `places` is False, positions are the indices of packed tokens, which preserves
+        differences within a sequence.
         """
         rows = torch.arange(total_q, device=self.queries.device)
         of_queries = torch.searchsorted(self.queries[1:], rows, right=True)

@@ -1,4 +1,4 @@
-"""Attention modules, configured by terms or specifications (include/gnomon/catalogue.h).
+"""Attention modules with a configurable similarity and position.
 
 Parameter names are the same as in C++ (include/gnomon/torch/nn.h).
 """

@@ -38,17 +38,17 @@ class ScaledArguments(MaskArguments, total=False):
 
 
 class Attention(HeldTerms):
-    """Module form of gnomon.attention, with the parameters of its similarity and position.
+    """Module form of gnomon.attention, which owns the parameters of its similarity and position.
 
-    Use it in models with their own projections, such as a fused QKV projection; it has no
-    projections of q, k, v or the output. MultiheadAttention documents parameter names
-    ("gamma_theta", "t5_table") and initial values.
+    It has no projections of q, k, v or the output. Use it in models that have their own, such as a
+    fused QKV projection. MultiheadAttention documents the names of the parameters ("gamma_theta",
+    "t5_table") and their initial values.
 
         attention = gnomon.nn.Attention(8, 64, similarity="penumbral", position="hype:tau=learned")
         o = attention(q, k, v, causal=True)
 
     Args:
-        num_heads: query heads.
+        num_heads: number of query heads.
         head_dim: head dimension of q and k.
         similarity: see MultiheadAttention.
         position: see MultiheadAttention.
@@ -56,7 +56,7 @@ class Attention(HeldTerms):
         dropout: probability of dropping a weight, in training.
         max_length: see MultiheadAttention.
         token_dim: embedding dimension of the tokens, for positions that project tokens ("forget",
-            "content_bias", "gate"). Each call then needs tokens. None means no tokens.
+            "content_bias", "gate"); each call must then pass tokens. None if no position does.
         key_token_dim: embedding dimension of the key tokens; token_dim by default.
         sink: see MultiheadAttention.
         tolerance: see gnomon.attention.
@@ -159,11 +159,13 @@ class Attention(HeldTerms):
         """Computes attention; returns o (B, H, Lq, Dv).
 
         Args:
-            q: queries (B, H, Lq, D), where H is num_heads and D is head_dim.
-            k: keys (B, Hkv, Lk, D), H a multiple of Hkv.
-            v: values (B, Hkv, Lk, Dv), where Dv is value_dim.
-            tokens: (B, Lq, token_dim), if the position projects tokens.
-            key_tokens: (B, Lk, key_token_dim), tokens by default.
+            q: queries (B, H, Lq, D), with H = num_heads and D = head_dim.
+            k: keys (B, Hkv, Lk, D), where Hkv divides H.
+            v: values (B, Hkv, Lk, Dv), with Dv = value_dim.
+            tokens: (B, Lq, token_dim), the embeddings of the queries' tokens; required if the
+                position projects tokens.
+            key_tokens: (B, Lk, key_token_dim), the embeddings of the keys' tokens; by default,
+                tokens.
             cache: see MultiheadAttention.
             key_padding_mask: see MultiheadAttention.
             pair_bias: see MultiheadAttention.
@@ -213,8 +215,8 @@ class Attention(HeldTerms):
     ) -> Tensor:
         """Returns the weights (B, H, n, Lk) of n rows of q (B, H, Lq, D), by default the last.
 
-        Like gnomon.attention_weights, with this module's similarity and position, and without
-        dropout. The other arguments are those of a call.
+        The weights are those of gnomon.attention_weights with this module's similarity and
+        position, without dropout. The other arguments are those of forward.
         """
         operator = f"{_NAME}.attention_weights"
         check_tensors(operator, q=q, k=k)

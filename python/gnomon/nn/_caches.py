@@ -29,7 +29,7 @@ class _Room:
 
 
 class _Rows(NamedTuple):
-    """A cached tensor (B, H, L, D), and its memory if that has spare rows."""
+    """A cached tensor (B, H, L, D), and its memory if the memory has spare rows."""
 
     tensor: Tensor
     room: _Room | None = None
@@ -39,9 +39,9 @@ class _Rows(NamedTuple):
 def _extended(rows: _Rows | None, more: Tensor, *, writes: bool = True) -> _Rows:
     """Returns rows followed by more, in place if possible.
 
-    Memory grows geometrically from the second call on, so appending one token at a time does not
-    copy all tokens each time. If writes is False, the new rows may have any values, and the caller
-    writes them; it has found that the rows grow in place.
+    Memory grows geometrically from the second call on, so appending one token does not copy all
+    others. If writes is False, the new rows are left uninitialised for the caller, who has checked
+    that the rows grow in place.
     """
     if rows is None:
         return _Rows(more)
@@ -64,7 +64,7 @@ def _extended(rows: _Rows | None, more: Tensor, *, writes: bool = True) -> _Rows
 
 
 def _joined(keys: Sequence[Tensor]) -> Tensor:
-    """The keys of several calls; records gradients if one of the calls did, whoever reads them."""
+    """The keys of several calls; records gradients if one of the calls did."""
     if not any(one.requires_grad for one in keys):
         return torch.cat(list(keys), 2)
     with torch.inference_mode(False), torch.enable_grad():
@@ -72,7 +72,7 @@ def _joined(keys: Sequence[Tensor]) -> Tensor:
 
 
 def _grows_in_place(known: Tensor, more: Tensor) -> bool:
-    """Whether nothing records or maps the operations of a cache."""
+    """Whether neither autograd nor a torch.func transform records the operations of a cache."""
     return (
         type(known) is Tensor
         and type(more) is Tensor
@@ -90,18 +90,21 @@ def _has_room(room: _Room, length: int, total: int) -> bool:
 
 
 class KVCache:
-    """Projected keys and values of all tokens so far, before any rotation or feature map.
+    """Stores the projected keys and values of all tokens so far, for generation.
 
-    k is (B, Hkv, L, D) and v is (B, Hkv, L, Dv), or None. projections holds other tensors
-    (B, H, L, ...) that a position computes from key tokens. positions (B, L) or (L,) are the token
-    positions if the calls pass them, otherwise None.
+    The attributes k (B, Hkv, L, D) and v (B, Hkv, L, Dv) are the keys and values before rotation,
+    or None if the cache is empty. projections contains other tensors (B, H, L, ...) that a position
+    computes from key tokens. positions, (B, L) or (L,), are the token positions if the calls pass
+    them, and otherwise None.
 
-    Under torch.no_grad() or torch.inference_mode(), memory grows geometrically (by half), and k and
-    v are views of it: a call appends its tokens and copies no others.
+    Under torch.no_grad() or torch.inference_mode(), the cache allocates spare memory (half of its
+    size), so that a call appends its tokens without copying earlier ones. k and v are views of this
+    memory.
 
-    A module whose rotation is the same in all calls also stores the rotated keys here, until k is
-    read or k or positions are set. Reading k in each step is slow: length() is cheaper than
-    k.shape[2]. A copy by copy.copy shares memory: set k and v rather than writing to them.
+    If a module's rotation is the same in all calls, the cache stores rotated keys until k is read,
+    or k or positions are set. Reading k in each step is therefore slow; use length() instead of
+    k.shape[2]. Copies made with copy.copy share memory with the original: replace their k and v
+    instead of writing into them.
 
     Example:
         >>> layer = gnomon.nn.MultiheadAttention(64, 4, position="rope").eval()
@@ -208,7 +211,7 @@ class KVCache:
         return self._turned.tensor, self._v.tensor, new
 
     def _draft(self) -> KVCache:
-        """A copy for one call, committed by _keep after all steps that can fail."""
+        """Returns a copy for one call; _keep commits it after all steps that can fail."""
         draft = KVCache()
         draft._keep(self)
         return draft
@@ -236,7 +239,7 @@ class KVCache:
             )
 
     def length(self) -> int:
-        """Number of cached tokens."""
+        """Returns the number of cached tokens."""
         known = 0 if self._k is None else self._k.tensor.shape[2]
         return known + self._later_rows
 
@@ -249,7 +252,7 @@ class KVCache:
         return torch.cat([known.tensor, k], 2), torch.cat([self.v, v], 2)
 
     def joined_projections(self, projections: list[Tensor]) -> list[Tensor]:
-        """Like joined, for projections."""
+        """Returns the cached projections followed by new ones, which are not stored."""
         if self._k is None:
             return projections
         if len(projections) != len(self.projections):
@@ -260,7 +263,7 @@ class KVCache:
         return [torch.cat(pair, 2) for pair in zip(self.projections, projections, strict=True)]
 
     def joined_positions(self, positions: Tensor | None, batch: int) -> Tensor | None:
-        """Like joined, for positions.
+        """Returns the cached positions followed by new ones, which are not stored.
 
         If only the new tokens have positions, the cached tokens are assumed to be consecutive.
         """
@@ -313,10 +316,10 @@ class KVCache:
 def place_tokens(
     operator: str, cache: KVCache, query: Tensor, key: Tensor, arguments: OrderArguments
 ) -> Tensor | None:
-    """Sets a call's position arguments to follow the cached tokens.
+    """Sets a call's position arguments so that its tokens follow the cached ones.
 
-    query (B, Lq, ...) and key (B, Lk, ...) hold only the call's own tokens. Returns the positions
-    of all keys, for the cache to keep, or None if there are none.
+    query (B, Lq, ...) and key (B, Lk, ...) contain only the call's own tokens. Returns the
+    positions of all keys, which the cache stores, or None if the call has no positions.
     """
     positions = check_optional_integers(operator, "positions", arguments.get("positions"), query)
     # Coordinates do not affect masks.
@@ -343,10 +346,10 @@ def place_tokens(
 
 
 class TokenCache:
-    """State of token encodings between calls.
+    """Stores the state of token encodings between calls, for generation.
 
-    embeddings (B, N, dim) are those of the last tokens, which the next ones read through a
-    convolution, or None.
+    The attribute embeddings (B, N, dim) contains the embeddings of the last tokens, if a
+    convolution reads them for the next tokens; otherwise, it is None.
 
     Example:
         >>> position = gnomon.nn.TokenPosition("sinusoidal", dim=64, max_length=128)
@@ -360,7 +363,7 @@ class TokenCache:
         self._length = 0
 
     def length(self) -> int:
-        """Number of tokens so far."""
+        """Returns the number of tokens so far."""
         return self._length
 
     def append(self, embeddings: Tensor, history: int) -> None:

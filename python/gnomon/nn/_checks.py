@@ -28,7 +28,7 @@ def check_factory(operator: str, device: Device, dtype: torch.dtype | None) -> d
 def check_embeddings(
     module: str, argument: str, tokens: Tensor, dim: int, layer: torch.nn.Module | None = None
 ) -> None:
-    """Checks the shape of tokens (B, L, dim), and their dtype against their layer's."""
+    """Checks the shape of tokens (B, L, dim), and that their dtype is that of the layer."""
     check_tensors(f"nn.{module}", **{argument: tokens})
     if tokens.dim() != 3 or tokens.shape[2] != dim:
         raise ValueError(

@@ -20,10 +20,10 @@ _AXES = ("first_axis", "second_axis")
 
 
 def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
-    """Interpolates a table of grid-offset biases, (H, 2 h - 1, 2 w - 1), for another grid.
+    """Interpolates a table of grid biases, (H, 2 h - 1, 2 w - 1), for a grid of another shape.
 
-    The largest offsets are mapped to the largest, and offset 0 to offset 0. Interpolation is
-    bicubic for two axes and linear for one or three.
+    Offset 0 stays at offset 0, and the largest offsets of the old grid become those of the new one.
+    Interpolation is bicubic for two axes and linear for one or three.
 
     Args:
         table: as for gnomon.position.GridBias, with one to three axes, in any floating-point dtype.
@@ -77,13 +77,14 @@ def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
 def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Module:
     """Adapts a model with grid positions to another grid shape in place; returns the model.
 
-    A model trained at one resolution then starts well at another. All specifications with a shape
-    in attention modules, TokenPosition and TokenEncoding get the new shape. Their tables are
-    interpolated as by resize_grid_table: biases ("grid_bias", "offset_bias" along an axis) and the
-    rows of "relative2d". Sequence positions are unchanged. Create a new optimizer afterwards.
+    Use it to fine-tune a model at another resolution. Positions with a shape, in attention modules,
+    TokenPosition and TokenEncoding, get the new shape. Their tables are interpolated as by
+    resize_grid_table: biases ("grid_bias", "offset_bias" along an axis) and the rows of
+    "relative2d". Sequence positions do not change. Create a new optimizer afterwards, because
+    tables are replaced.
 
     Args:
-        module: a MultiheadAttention, or a model that contains one or more.
+        module: an attention module, or a model that contains one or more.
         shape: axis lengths of the new grid; the number of axes cannot change.
 
     Raises:

@@ -18,9 +18,9 @@ from gnomon.nn._caches import KVCache, place_tokens
 
 
 class LearnedValue(NamedTuple):
-    """The effective value of a learned parameter, and its initial value.
+    """The current value of a learned parameter (value), and its initial value (start).
 
-    start is None if it is unknown: for tables, and for tensors passed in terms.
+    start is None if the initial value is unknown, as for tables and for tensors passed in terms.
 
     Example:
         >>> layer = gnomon.nn.MultiheadAttention(64, 4, similarity="gaussian")
@@ -33,7 +33,7 @@ class LearnedValue(NamedTuple):
 
 
 class Projection(torch.nn.Linear):
-    """Linear layer with initial weights N(0, gain^2 / in_features) and zero biases."""
+    """Linear layer with weights drawn from N(0, gain^2 / in_features) and zero biases."""
 
     gain = 1.0
 
@@ -76,7 +76,7 @@ def set_start(tensor: Tensor, start: Tensor) -> None:
 
 @contextlib.contextmanager
 def named_as(module: str, head_dim: str = "qk_dim") -> Iterator[None]:
-    """Replaces MultiheadAttention and its qk_dim, which shared operators name, in messages."""
+    """Replaces the names of MultiheadAttention and its qk_dim in messages of shared operators."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -119,7 +119,7 @@ class TermSizes(NamedTuple):
 
 
 class HeldTerms(torch.nn.Module):
-    """Module that holds the tensors of its similarity and its position, and a sink."""
+    """Base class of modules that own the tensors of a similarity and a position, and a sink."""
 
     #: The specifications; "<name>=tensor" marks a parameter passed as a tensor.
     similarity: str
@@ -143,7 +143,7 @@ class HeldTerms(torch.nn.Module):
     ) -> None:
         """Registers the tensors of the similarity and the position, and the sink if there is one.
 
-        given are the tensors that the specifications mention, in order.
+        given contains the tensors that the specifications mention, in order.
         """
         made = {"device": device, "dtype": dtype}
         sink = torch.nn.Parameter(torch.zeros(sizes.num_heads, **made)) if has_sink else None
@@ -188,7 +188,7 @@ class HeldTerms(torch.nn.Module):
         """Resets the sink and the tensors of the terms to their initial or passed values.
 
         Raises:
-            RuntimeError: a tensor was passed on the meta device, which has no numbers.
+            RuntimeError: a tensor was passed on the meta device, which stores no values.
         """
         if self.sink is not None:
             torch.nn.init.zeros_(self.sink)
@@ -249,15 +249,15 @@ class HeldTerms(torch.nn.Module):
             operator: the name in messages.
             heads: q (B, H, Lq, D), k (B, Hkv, Lk, D) and v (B, Hkv, Lk, Dv) of this call.
             tokens: (B, Lq, ...) and (B, Lk, ...), the tokens of the queries and the keys.
-            given: the caller's arguments, restricted to those of `allowed`, a TypedDict.
+            given: the caller's arguments; only those of `allowed`, a TypedDict, are accepted.
             own: arguments that the module sets.
             dropout: probability of dropping a weight.
             aggregation: how values are summed.
             cache: tokens of earlier calls, or None.
-            hidden: (B, Lk), including cached keys: True where a key is hidden from all queries.
+            hidden: (B, Lk), including cached keys: True where no query attends to a key.
             similarity: replaces the module's own.
             more: positions to add to the module's own.
-            rows: rows of weights to return, or None.
+            rows: the queries whose weights are returned, or None.
         """
         q, k, v = heads
         places, turns, new_keys = None, False, None
@@ -314,8 +314,8 @@ class HeldTerms(torch.nn.Module):
     def _turns_keys(self, k: Tensor, places: Tensor | None) -> bool:
         """Whether a cache stores the rotated keys of a call.
 
-        Low-precision keys would be rounded twice, and torch.compile would retrace for each number
-        of earlier calls.
+        Not in low precision, where keys would be rounded twice, nor under torch.compile, which
+        would recompile for each number of earlier calls.
         """
         return (
             self._turns_keys_once
@@ -373,11 +373,11 @@ class HeldTerms(torch.nn.Module):
 
     @torch.no_grad()
     def learned_values(self) -> dict[str, LearnedValue]:
-        """Returns the effective learned values of the similarity and the position, by name.
+        """Returns the current values of all learned parameters of the similarity and the position.
 
-        Names are "gamma", "alibi_slopes", "hype_tau", "t5_table" and so on. A per-head parameter
-        (H,) is returned as its value, start * exp(5 theta), not as theta. The tensors are copies
-        without gradients. If nothing is learned, the dictionary is empty.
+        The keys are "gamma", "alibi_slopes", "hype_tau", "t5_table" and so on. For a per-head
+        parameter (H,), the value is start * exp(5 theta) rather than theta. The tensors are copies
+        without gradients. The dictionary is empty if nothing is learned.
         """
         names, values, starts = ops.module_learned(
             self.similarity,
@@ -394,7 +394,8 @@ class HeldTerms(torch.nn.Module):
 def _pass_drawn(starts: Sequence[Tensor]) -> None:
     """Advances the CPU generator if initial values were drawn from it.
 
-    Drawing them does not change its state, so the next module would get the same values.
+    The operators draw them without changing its state, so the next module would get the same
+    values.
     """
     for start in starts:
         if start.numel() > 1 and not start.is_meta and bool((start != start.flatten()[0]).any()):
@@ -419,7 +420,7 @@ def _segments_of_padding(
     query_segments: object,
     key_segments: object,
 ) -> tuple[Tensor, Tensor]:
-    """Returns segments that make all queries attend to the keys not hidden by key_padding_mask."""
+    """Returns segments that hide the padded keys of key_padding_mask from all queries."""
     if query_segments is not None or key_segments is not None:
         raise ValueError(
             f"gnomon.{operator}: key_padding_mask and segments are both given; give padded keys "

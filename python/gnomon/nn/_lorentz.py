@@ -27,15 +27,14 @@ _NAME = "nn.LorentzMultiheadAttention"
 class LorentzMultiheadAttention(HeldTerms):
     """Multi-head attention on a hyperboloid: softmax(2 c + 2 (q.k)_L) and centroids of values.
 
-    It matches HyperCore's layer with attention_type "full" in arguments, parameters and results, so
-    state_dicts are interchangeable (He et al. 2025; Chen et al. 2022; Yang et al. 2024, Hypformer).
+    Arguments, parameters and results are those of HyperCore's layer with attention_type "full" (He
+    et al. 2025; Chen et al. 2022; Yang et al. 2024, Hypformer), so state_dicts are interchangeable.
 
-    Submodules Wq, Wk and Wv (no Wv without use_weight) compute the space coordinates of each head,
-    and final_linear those of the output. Time coordinates follow from them. The parameter scale
-    (1,) starts at sqrt(num_heads * out_channels). The parameter bias () is added to all scores,
-    which does not change the softmax.
-
-    Points have their time coordinate first. Memory is linear in the lengths.
+    The submodules Wq, Wk and, with use_weight, Wv compute the space coordinates of each head, and
+    final_linear computes those of the output. The time coordinate, which comes first, follows from
+    them. The parameter scale (1,) starts at sqrt(num_heads * out_channels). The parameter bias ()
+    is added to all scores, which does not change the softmax. Memory is linear in the sequence
+    lengths.
 
     Args:
         manifold: the hyperboloid (x.x)_L = -c, given as c or as an object with the attribute c,
@@ -46,7 +45,7 @@ class LorentzMultiheadAttention(HeldTerms):
         num_heads: heads of q, k and v.
         use_weight: whether values are projected; if False, tokens are the points of all heads, and
             in_channels must equal out_channels.
-        power_k: used only by attention_type "linear_focused".
+        power_k: ignored; HyperCore uses it only for attention_type "linear_focused".
         attention_type: "full". HyperCore's default, "linear_focused", is not a softmax and is not
             supported.
         trans_heads_concat: whether final_linear maps the points of all heads to one point with
@@ -54,8 +53,8 @@ class LorentzMultiheadAttention(HeldTerms):
             out_channels channels.
         normalize: whether the space coordinates of q and k are divided by their norm.
         position: see MultiheadAttention, also for parameter names such as "hype_tau_theta".
-            Rotations act on space coordinates, and biases are added to scores. A sink raises an
-            error, because centroids do not depend on it.
+            Rotations apply to the space coordinates, and biases are added to the scores. A sink
+            raises an error, because it would have no effect on centroids.
         dropout: probability of dropping a weight, in training.
         max_length: see MultiheadAttention.
         device: device of parameters and buffers; the default device if None.
@@ -223,14 +222,15 @@ class LorentzMultiheadAttention(HeldTerms):
         """Attends from query_input (B, Lq, num_heads * in_channels) to source_input (B, Lk, ...).
 
         Args:
-            query_input: tokens; these are points if all of their channels belong to one point.
-            source_input: tokens from which keys and values are computed; query_input by default.
-            output_attentions: also return the weights (B, H, Lq, Lk); their memory is not linear in
-                the lengths.
-            mask: HyperCore's Boolean mask: True hides a pair, unlike in gnomon.attention. Its shape
-                is (Lq, Lk), (B, Lk), (B, Lq, Lk), (B, 1, Lk), (B, H, Lk) or (B, 1 or H, Lq, Lk).
-            rot_pos: complex tensor (L, (out_channels - 1) / 2) of modulus 1, which rotates space
-                coordinates (2 i, 2 i + 1).
+            query_input: tokens, each the points of all heads or one point with all channels.
+            source_input: the tokens of keys and values; query_input by default.
+            output_attentions: whether to also return the weights (B, H, Lq, Lk), whose memory is
+                quadratic.
+            mask: a Boolean mask as in HyperCore: True hides a key from a query, the opposite of
+                mask in gnomon.attention. Its shape is (Lq, Lk), (B, Lk), (B, Lq, Lk), (B, 1, Lk),
+                (B, H, Lk) or (B, 1 or H, Lq, Lk).
+            rot_pos: complex tensor (L, (out_channels - 1) / 2) of modulus 1: entry i of a row
+                rotates the pair of space coordinates (2 i, 2 i + 1).
             cache: key and value points of earlier tokens; those of this call are appended.
 
         The other arguments are those of gnomon.attention.

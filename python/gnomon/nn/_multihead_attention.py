@@ -37,52 +37,53 @@ class MultiheadAttention(HeldTerms):
     zero biases. Inputs with unit variance then give q and k unit variance and logits a standard
     deviation of 1.
 
-    The similarity and the position have per-head parameters, tables and token projections:
+    The similarity and the position add parameters of these kinds:
 
     - Per-head parameters "<component>_<name>_theta" (H,), such as "gamma_theta" or "beta_theta",
       start at 0; their value is start * exp(5 theta).
     - Bias tables start at 0, such as "t5_table" (buckets, H) and "grid_bias_table"
       (H, 2 height - 1, 2 width - 1).
-    - Tables of content terms start from N(0, 1 / D) for rows of dimension D, such as
-      "relative_table" (2 max_offset + 1, D). "transformer_xl_u" and "transformer_xl_v" (H, D) start
-      at 0, and "transformer_xl_r" (H, D, embed_dim) maps sinusoids to rows.
-    - Projections of each call's tokens to n numbers per head have a weight (H * n, embed_dim or
-      kdim) and may have a bias (H * n): "forget_log_forget_weight" and "forget_log_forget_bias",
-      "content_bias_query_weight".
-    - The buffer "gamma_start" ("beta_start", "scale_start") holds the initial value of a
-      similarity's factor. It gives logits of N(0, 1) tokens a standard deviation of 1.
+    - Tables that are multiplied by q or k, such as "relative_table" (2 max_offset + 1, D), are
+      drawn from N(0, 1 / D), where D is the dimension of a row. "transformer_xl_u" and
+      "transformer_xl_v" (H, D) start at 0, and "transformer_xl_r" (H, D, embed_dim) maps sinusoids
+      to rows.
+    - Projections of the tokens to n numbers per head have a weight (H * n, embed_dim or kdim), such
+        as "forget_log_forget_weight" and "content_bias_query_weight", and may have a bias (H * n),
+        such as "forget_log_forget_bias".
+    - The buffer "gamma_start" ("beta_start", "scale_start") contains the initial value of a
+        similarity's factor, with which logits of N(0, 1) tokens have a standard deviation of 1.
 
-    A tensor in a term is stored as "<component>_<name>", in a similarity as "<name>", and used
-    unchanged. If it requires grad, it becomes a parameter (the same object if it is a
-    torch.nn.Parameter), otherwise a buffer. A table passed to OffsetBias is indexed by position,
-    for all lengths up to its own. The same holds for "offset_bias_table" (H, 2 length - 1) of
-    "offset_bias:length=512".
+    Tensors passed in a term, such as ALiBi(slopes), are used as they are. They are stored as
+    "<component>_<name>", or "<name>" for similarities: as a parameter if they require grad (the
+    same object if it is a torch.nn.Parameter), otherwise as a buffer. A table passed to OffsetBias
+    has the shape (H, 2 length - 1), is indexed by position, and serves all sequences up to that
+    length, like the "offset_bias_table" of "offset_bias:length=512".
 
     Args:
         embed_dim: embedding dimension of the input and the output.
-        num_heads: query heads; a divisor of embed_dim.
-        kv_heads: key and value heads, a divisor of num_heads; num_heads by default. Query head h
-            reads key head h // (num_heads / kv_heads).
-        qk_dim: head_dim of q and k; by default embed_dim / num_heads, or the only size that the
-            similarity accepts (1 for "additive").
+        num_heads: number of query heads; must divide embed_dim.
+        kv_heads: number of key and value heads; must divide num_heads, which is the default. Query
+            head h uses key head h // (num_heads / kv_heads).
+        qk_dim: head_dim of q and k. The default is embed_dim / num_heads, or 1 for the similarity
+            "additive", which accepts no other.
         similarity: a specification such as "penumbral:score=height2", or an object from
             gnomon.similarity.
         position: a specification such as "rope+hype:mu=0.001:tau=learned", an object from
             gnomon.position, or a sum such as "rope" + ALiBi(slopes); None means "none". A component
             that is added to embeddings raises an error; see TokenPosition and attention_position.
-            The shapes of (H,) tensors are checked here, those of tables in the first call.
+            The shapes of per-head tensors are checked here, and those of tables in the first call.
         dropout: probability of dropping a weight, in training.
         bias: whether the projections have biases.
-        max_length: rows of a learned position table ("absolute_keys"), unless the component has a
-            length.
+        max_length: number of rows of a learned position table ("absolute_keys"), unless the
+            specification sets a length.
         kdim: embedding dimension of key; embed_dim by default.
         vdim: embedding dimension of value; embed_dim by default.
-        qk_norm: whether the RMSNorms q_norm and k_norm normalise q and k of each head before any
-            other operation (Henry et al. 2020; Dehghani et al. 2023).
+        qk_norm: whether q and k of each head are normalised first, by the RMSNorm submodules q_norm
+            and k_norm (Henry et al. 2020; Dehghani et al. 2023).
         gate: whether the attention output is multiplied by sigmoid(gate_proj(query)) (Qiu et al.
             2025).
-        sink: whether each head has a learned sink, the parameter sink (H,), which starts at 0; see
-            gnomon.attention.
+        sink: whether each head has a learned sink, the parameter sink (H,), which is initialised to
+            0; see gnomon.attention.
         tolerance: see gnomon.attention.
         device: device of parameters and buffers; the default device if None.
         dtype: floating-point dtype of parameters and buffers; the default dtype if None.
@@ -174,7 +175,7 @@ class MultiheadAttention(HeldTerms):
     def reset_parameters(self) -> None:
         """Resets all parameters and buffers to initial values; draws new weights.
 
-        Tensors passed in terms are reset to the values they had when passed.
+        Tensors passed in terms are reset to their values at the time of construction.
         """
         reset_children(self)
         self._reset_terms()
@@ -191,21 +192,22 @@ class MultiheadAttention(HeldTerms):
         pair_bias: Tensor | None = None,
         **arguments: Unpack[MaskArguments],
     ) -> Tensor:
-        """Attends from query (B, Lq, embed_dim) to key (B, Lk, kdim) and value (B, Lk, vdim).
+        """Computes multi-head attention; returns (B, Lq, embed_dim).
 
-        key defaults to query, and value to key. Returns (B, Lq, embed_dim).
+        query is (B, Lq, embed_dim), key is (B, Lk, kdim) and value is (B, Lk, vdim). key defaults
+        to query, and value to key.
 
-        With a cache, the keys and values of this call are appended, and queries attend to all
-        cached keys. query_offset defaults to the cache's previous length. positions and
-        key_positions are those of this call's tokens; the cache stores them.
+        With a cache, the keys and values of this call are appended to it, and queries attend to all
+        cached keys. query_offset then defaults to the length of the cache before the call.
+        positions and key_positions are those of this call's tokens; the cache stores them.
 
-        key_padding_mask (B, Lk), as in torch.nn, is True where a key is hidden, or holds numbers
-        that are added to the scores (-inf hides a key). It includes cached keys. For padding at the
-        ends, key_lengths and key_starts are simpler. pair_bias (1 or B, 1 or H, Lq, Lk) is added to
-        the scores of this call. The other arguments are those of gnomon.attention.
+        key_padding_mask (B, Lk) is, as in torch.nn, True where a key is hidden, or contains numbers
+        that are added to the scores (-inf hides a key). With a cache, it covers the cached keys as
+        well. For padding at the ends, key_lengths and key_starts are simpler. pair_bias (1 or B, 1
+        or H, Lq, Lk) is added to the scores. The other arguments are those of gnomon.attention.
 
-        Jagged nested tensors (B, length, embed_dim) are treated as separate sequences, as in
-        gnomon.varlen_attention; the result is then nested as well.
+        In a jagged nested tensor (B, length, embed_dim), each component is a separate sequence, as
+        in gnomon.varlen_attention; the result is then nested as well.
         """
         if isinstance(query, Tensor) and query.is_nested:
             padded = {"cache": cache, "key_padding_mask": key_padding_mask, "pair_bias": pair_bias}
@@ -267,9 +269,9 @@ class MultiheadAttention(HeldTerms):
     ) -> Tensor:
         """Returns the weights (B, H, n, Lk) of n rows of query, by default the last.
 
-        query is (B, Lq, embed_dim). Like gnomon.attention_weights, with this module's projections,
-        similarity and position, and without dropout. key_padding_mask and pair_bias are as in a
-        call.
+        query is (B, Lq, embed_dim). The weights are those of gnomon.attention_weights with this
+        module's projections, similarity and position, without dropout. key_padding_mask and
+        pair_bias are as in forward.
         """
         operator = "nn.MultiheadAttention.attention_weights"
         key = query if key is None else key
@@ -327,22 +329,22 @@ class MultiheadAttention(HeldTerms):
         drop_in: bool = False,
         batch_first: bool | None = None,
     ) -> MultiheadAttention | TorchMultiheadAttention:
-        """Creates a module with copied weights of a torch.nn.MultiheadAttention.
+        """Creates a module with the weights of a torch.nn.MultiheadAttention.
 
         With the dot product and no position, its output in evaluation equals that of torch's module
-        up to rounding. dtype, device, dropout, mode and requires_grad are preserved. Queries that
-        attend to no key give 0, not NaN. A state_dict of torch's module can also be loaded into a
-        module with the same sizes.
+        up to rounding, except that queries that attend to no key give 0 instead of NaN. The weights
+        are copied; dtype, device, dropout, training mode and requires_grad are preserved.
+        load_state_dict also accepts the state_dict of a torch module of the same sizes.
 
         Args:
-            module: torch's module, or an instance of a subclass, whose own forward is ignored.
+            module: a torch.nn.MultiheadAttention. An overridden forward of a subclass is ignored.
             similarity: see MultiheadAttention.
             position: see MultiheadAttention.
-            drop_in: whether to return a TorchMultiheadAttention, which takes the same arguments and
-                returns the same results as torch's module, for code that calls the module.
-            batch_first: batch_first of a TorchMultiheadAttention, by default as in module. A
-                MultiheadAttention accepts only (B, L, ...). If module has batch_first=False, pass
-                True to confirm that calls will use this layout.
+            drop_in: whether to return a TorchMultiheadAttention, whose call has torch's arguments
+                and results, so that the code that calls the module need not change.
+            batch_first: with drop_in, batch_first of the new module; by default, that of module.
+                Without drop_in, the new module accepts only (B, L, ...): if module has
+                batch_first=False, pass True to confirm that you will change the layout in calls.
 
         Raises:
             TypeError: module has the wrong type.

@@ -30,9 +30,9 @@ from gnomon.nn._held_terms import reset_children, set_start
 def attention_position(position: str) -> str:
     """Returns the components of a position that act inside attention, or "none".
 
-    A model with a configurable position passes it to TokenPosition, which uses the components added
-    to embeddings. It passes the result of this function to MultiheadAttention, which rejects such
-    components.
+    Use it in models whose position is configurable. TokenPosition receives the full position and
+    applies the components that are added to embeddings. MultiheadAttention rejects those
+    components, so it receives the result of this function.
 
     Raises:
         ValueError: the specification is invalid.
@@ -52,12 +52,12 @@ attention_position._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class TokenEncoding(torch.nn.Module):
-    """Position component added to embeddings.
+    """A position component that is added to embeddings.
 
-    The subclasses document its trainable parameters.
+    Its subclasses, one for each component, document the trainable parameters.
 
     Args:
-        spec: one component of the catalogue, "conv:kernel=64".
+        spec: the specification of one component, such as "conv:kernel=64".
         dim: embedding dimension.
         causal: whether encodings must not depend on later tokens.
         device: device of the parameters; the default device if None.
@@ -108,7 +108,7 @@ class TokenEncoding(torch.nn.Module):
     ) -> Tensor:
         """Returns the encoding that forward adds; it broadcasts with the embeddings.
 
-        before (B, N, dim) holds the embeddings of the N tokens before the first one.
+        before (B, N, dim) contains the embeddings of the N tokens that precede this call.
         """
         encoding: Tensor = ops.encode_tokens(
             embeddings,
@@ -137,12 +137,12 @@ class TokenEncoding(torch.nn.Module):
     ) -> Tensor:
         """Returns embeddings (B, L, dim) plus their encoding.
 
-        The first token is at position `offset`: by default the length of the cache before the call,
-        or 0 without a cache. `lengths` holds (B,) integers or one for all: tokens at that index and
-        beyond are padding, which no other token attends to. It requires a call without a cache. The
-        tokens of a call follow those already in the cache. Random numbers in training come from the
-        generator, by default PyTorch's own. positions, integers (B, L) or (L,) for all batches,
-        replace consecutive positions from offset on.
+        The first token has the position `offset`, which is by default the length of the cache
+        before the call, or 0 without a cache. `lengths` contains (B,) integers, or one for all:
+        tokens from that index on are padding, which does not affect other tokens. It cannot be
+        combined with a cache. Random numbers in training come from `generator`, which is PyTorch's
+        default generator unless passed. `positions`, integers (B, L) or (L,) for all batches,
+        replace the consecutive positions that start at offset.
         """
         return _add_encodings([self], embeddings, offset, lengths, cache, generator, positions)
 
@@ -152,16 +152,16 @@ class TokenEncoding(torch.nn.Module):
 
 
 class TokenPosition(torch.nn.Module):
-    """Adds the token encodings of a position to embeddings, such as sinusoidal or learned.
+    """Adds the token encodings of a position, such as sinusoidal, to embeddings.
 
-    Components that act inside attention are ignored. Each encoding reads the original embeddings,
-    so their order does not matter. Submodules are named "<name><n>"; n counts components of that
-    name.
+    Components that act inside attention are ignored. Every encoding is computed from the original
+    embeddings, so their order does not matter. Submodules are named "<name><n>", where n counts the
+    components with that name.
 
     Args:
         position: a specification, or anything else that MultiheadAttention accepts.
         dim: embedding dimension.
-        max_length: rows of a learned table; "learned:length=N" in the specification overrides it.
+        max_length: number of rows of a learned table; "learned:length=N" overrides it.
         causal: whether encodings must not depend on later tokens.
         device: device of the parameters; the default device if None.
         dtype: floating-point dtype of the parameters; the default dtype if None.
@@ -214,7 +214,7 @@ class TokenPosition(torch.nn.Module):
         generator: torch.Generator | None = None,
         positions: Integers | None = None,
     ) -> Tensor:
-        """Adds the encodings to embeddings (B, L, dim); arguments are as in TokenEncoding."""
+        """Returns embeddings (B, L, dim) plus encodings; see TokenEncoding.forward."""
         check_embeddings("TokenPosition", "embeddings", embeddings, self.dim)
         return _add_encodings(
             list(self.children()), embeddings, offset, lengths, cache, generator, positions

@@ -40,23 +40,24 @@ class _Output(torch.nn.modules.linear.NonDynamicallyQuantizableLinear):
 class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
     """Drop-in replacement for torch.nn.MultiheadAttention with any similarity and position.
 
-    This subclass keeps torch's arguments, call signature, results and state_dict, for code that
-    calls torch.nn.MultiheadAttention (torch.nn.TransformerEncoderLayer, vision models). To convert
-    an existing module, use MultiheadAttention.from_torch(module, drop_in=True).
+    This subclass keeps torch's arguments, call signature, results and state_dict, so it works in
+    code written for torch.nn.MultiheadAttention, such as torch.nn.TransformerEncoderLayer and
+    vision models. To convert an existing module, use MultiheadAttention.from_torch(module,
+    drop_in=True).
 
     With the dot product and no position, the results equal torch's up to rounding, except that
-    queries that attend to no key give 0, not NaN. MultiheadAttention documents the parameter names
-    of the similarity and the position. torch.nn.TransformerEncoderLayer does not bypass this module
-    with its fused path.
+    queries that attend to no key give 0 instead of NaN. MultiheadAttention documents the parameter
+    names of the similarity and the position. torch.nn.TransformerEncoderLayer does not use its
+    fused path with this module.
 
     Args:
         embed_dim: embedding dimension of query and of the output.
-        num_heads: heads, a divisor of embed_dim.
+        num_heads: number of heads; must divide embed_dim.
         dropout: probability of dropping a weight, in training.
         bias: whether the projections have biases.
         add_bias_kv: must be False.
-        add_zero_attn: must be False. With the dot product, the position "sink" has the same
-            effect initially, and is learned.
+        add_zero_attn: must be False. With the dot product, use the position "sink" instead: it
+            initially has the same effect, but is learned.
         kdim: embedding dimension of key; embed_dim by default.
         vdim: embedding dimension of value; embed_dim by default.
         batch_first: whether tokens are (B, L, ...) rather than (L, B, ...).
@@ -66,7 +67,8 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         position: see MultiheadAttention.
 
     Raises:
-        ValueError: an invalid value, or a similarity whose head_dim is not that of the values.
+        ValueError: an invalid value, or a similarity that needs a head_dim other than embed_dim /
+            num_heads.
         TypeError: an argument of the wrong type.
         NotImplementedError: add_bias_kv or add_zero_attn is True.
 
@@ -145,7 +147,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         batch_first: bool | None,
         arguments: dict[str, Any],
     ) -> TorchMultiheadAttention:
-        """Creates a module with copied weights of torch's module."""
+        """Creates a module with a copy of the weights of torch's module."""
         own = cls(
             module.embed_dim,
             module.num_heads,
@@ -189,22 +191,21 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
 
         Args:
             query: (Lq, B, embed_dim), (B, Lq, embed_dim) with batch_first, or (Lq, embed_dim).
-            key: likewise, with dimension kdim.
-            value: likewise, with dimension vdim.
+            key: as query, with dimension kdim.
+            value: as query, with dimension vdim.
             key_padding_mask: (B, Lk), or (Lk,) without a batch: True where a key is hidden, or
                 numbers that are added to the scores.
-            need_weights: whether to return the weights, which need memory for all pairs; or the
-                rows whose weights to return: a number, several or a slice.
+            need_weights: whether to return the weights, whose memory is quadratic. To return them
+                for some queries only, pass an index, several indices or a slice.
             attn_mask: (Lq, Lk) or (B * num_heads, Lq, Lk): True where a key is hidden, or numbers
                 that are added to the scores.
             average_attn_weights: whether to average the weights over heads.
-            is_causal: declares that attn_mask is causal, so it is not read. As in torch, attn_mask
-                is still required.
+            is_causal: declares that attn_mask is a causal mask; its values are then not read. As in
+                torch, attn_mask is still required.
 
-        Returns:
-            The output, shaped like query, and the weights or None. The weights are (B, Lq, Lk),
-            or (B, num_heads, Lq, Lk) unless averaged, and exclude dropout. B is omitted for
-            unbatched input.
+        Returns: A tuple of the output, which has the shape of query, and the weights or None. The
+            weights are (B, Lq, Lk) if averaged, otherwise (B, num_heads, Lq, Lk), without dropout.
+            B is omitted for unbatched input.
 
         Raises:
             ValueError: an invalid shape.

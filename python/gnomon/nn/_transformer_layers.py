@@ -103,7 +103,7 @@ class _TransformerLayer(torch.nn.Module):
         similarity: Similarity | str = "dot",
         position: Position | Sequence[Position | str] | str | None = None,
     ) -> _Layer:
-        """Creates a layer with copied torch weights; see MultiheadAttention.from_torch."""
+        """Creates a layer with torch.nn's weights; see MultiheadAttention.from_torch."""
         if not isinstance(layer, cls._torch):
             expected = f"a torch.nn.{cls._torch.__name__}"
             raise wrong_type(f"nn.{cls.__name__}.from_torch", "layer", layer, expected)
@@ -157,7 +157,7 @@ class _TransformerLayer(torch.nn.Module):
         return out
 
     def _branch(self, n: int, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        """Adds a residual branch to x, with the norm before the branch or after the sum."""
+        """Adds a residual branch to x, and normalises the branch's input or the sum."""
         norm, dropout = self.get_submodule(f"norm{n}"), self.get_submodule(f"dropout{n}")
         if self.norm_first:
             return x + dropout(branch(norm(x)))
@@ -200,12 +200,14 @@ class TransformerEncoderLayer(_TransformerLayer):
     """torch.nn.TransformerEncoderLayer with any similarity and position in its attention.
 
     Arguments, call and submodule names are torch's. With the dot product and no position, the
-    result equals torch's up to rounding. state_dicts of torch's layer can be loaded, and
-    torch.nn.TransformerEncoder accepts this layer (enable_nested_tensor=False avoids its warning).
+    result equals torch's up to rounding. load_state_dict accepts the state_dict of torch's layer,
+    and torch.nn.TransformerEncoder accepts this layer (pass enable_nested_tensor=False to avoid its
+    warning).
 
-    Masks are as in torch: True where hidden, or numbers that are added to the scores. is_causal is
-    faster than a mask. A causal mask also sets it for positions that need it ("forget") or have a
-    different causal form ("t5"). A query that attends to no key gets 0 from attention, not NaN.
+    Masks are as in torch: True where a key is hidden, or numbers that are added to the scores.
+    is_causal is faster than a mask. For positions that require causal attention ("forget") or have
+    a different causal form ("t5"), a causal mask implies is_causal. The attention output of a query
+    that attends to no key is 0 instead of NaN.
 
     Args:
         similarity: see MultiheadAttention.
@@ -230,10 +232,10 @@ class TransformerEncoderLayer(_TransformerLayer):
     ) -> Tensor:
         """Applies the layer to src; the result has the same shape.
 
-        src is (L, B, d_model), (B, L, d_model) with batch_first, or (L, d_model). src_mask is
-        (L, L) or (B * nhead, L, L); src_key_padding_mask is (B, L). They are True where hidden, or
-        hold numbers that are added to the scores. is_causal declares src_mask causal; src_mask is
-        then optional.
+        src is (L, B, d_model), (B, L, d_model) with batch_first, or (L, d_model). src_mask is (L,
+        L) or (B * nhead, L, L); src_key_padding_mask is (B, L). Both are True where a key is
+        hidden, or contain numbers that are added to the scores. is_causal makes attention causal;
+        src_mask is then optional.
         """
         masks = {"src_mask": src_mask, "src_key_padding_mask": src_key_padding_mask}
         x = self._branch(
@@ -247,7 +249,8 @@ class TransformerEncoderLayer(_TransformerLayer):
 class TransformerDecoderLayer(_TransformerLayer):
     """torch.nn.TransformerDecoderLayer with any similarity and position in its attention.
 
-    See TransformerEncoderLayer. The position applies only to the self-attention of tgt.
+    See TransformerEncoderLayer for the differences. The position applies only to the self-attention
+    of tgt.
 
     Args:
         similarity: used in self-attention and cross-attention; see MultiheadAttention.
