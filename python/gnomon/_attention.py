@@ -496,10 +496,10 @@ def attention(
     float16. Where (H,) is expected, a 0-d tensor applies to all heads. torch.func transforms are
     supported, including vmap. Forward-mode and second derivatives are supported on CPUs.
 
-    Returns: o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. For a query
-        that attends to no key, o is 0 and lse is -inf. If q is a transposed view of a tensor (B,
-        Lq, H, D), then o is a transposed view as well, so o.transpose(1, 2).view(B, Lq, -1) does
-        not copy.
+    Returns:
+        o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. For a query that
+        attends to no key, o is 0 and lse is -inf. If q is a transposed view of a tensor (B, Lq, H,
+        D), then o is a transposed view as well, so o.transpose(1, 2).view(B, Lq, -1) does not copy.
 
     Raises:
         ValueError: an invalid shape or value.

@@ -1,4 +1,4 @@
-"""The library's similarities and positions as data (include/gnomon/catalogue.h)."""
+"""Descriptions of the library's similarities and positions (include/gnomon/catalogue.h)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
     """Returns all similarities and positions, in the order of ``gnomon list``.
 
     Returns:
-        A dictionary with the lists "similarities" and "positions". Each entry describes one term
-        by its name, title, formula (as text and in LaTeX, with a note), details, source and cost.
-        Its role is "similarity" or the function of a position ("rotation", "bias", "content", ...).
-        Flags state whether it needs a grid, a causal mask or the dot product. The entry also gives
-        its Python class name, its load_terms library and its parameters. Each parameter has a name,
-        kind, meaning, default, choices and range. It also states whether it may be a tensor, how a
-        table is indexed, and whether it is a class argument. include/gnomon/catalogue.h documents
-        the fields and roles.
+        A dictionary with the lists "similarities" and "positions". Each entry is a dictionary that
+        describes one term: its name, title, formula (as text and in LaTeX, with a note), details,
+        source and cost; its role, which is "similarity" or the kind of position ("rotation",
+        "bias", "content", ...); whether it needs a grid, a causal mask or the dot product; its
+        Python class; the library that load_terms loaded it from; and its parameters. A parameter
+        has a name, kind, meaning, default, choices and range. include/gnomon/catalogue.h documents
+        all fields.
 
     Example:
         >>> [entry["name"] for entry in gnomon.catalogue()["similarities"]][:3]
@@ -42,9 +41,9 @@ _ENTRIES = _entries_by_name()
 def load_terms(path: str | os.PathLike[str]) -> list[str]:
     """Loads an external library of similarities, positions and encodings into this process.
 
-    Afterwards, their names are valid in every specification: attention(), modules, grids,
-    catalogue(). To pass tensors, use ``similarity.Specified("student_t:gamma=tensor", (gamma,))``
-    or ``position.Specified``. The ``gnomon`` command loads such libraries with --terms.
+    Afterwards, their names are valid in every specification, and catalogue() lists them. To pass
+    tensors, use ``similarity.Specified("student_t:gamma=tensor", (gamma,))`` or
+    ``position.Specified``. The ``gnomon`` command loads such libraries with --terms.
 
     Args:
         path: the shared library, built with gnomon_add_terms() from gnomon's CMake package
@@ -52,12 +51,12 @@ def load_terms(path: str | os.PathLike[str]) -> list[str]:
             new process instead.
 
     Returns:
-        The names of its terms.
+        The names of the terms in the library.
 
     Raises:
         TypeError: path is not a path.
-        ValueError: the file does not exist, was built for a different gnomon or PyTorch, or
-            has no terms; or the name of a term is in use. Nothing is added in these cases.
+        ValueError: the file does not exist, was built for a different gnomon or PyTorch, or has no
+            terms, or the name of a term is in use. No terms are added then.
 
     Example:
         >>> names = gnomon.load_terms("build/libmy_terms.so")  # doctest: +SKIP
@@ -104,7 +103,7 @@ class Component(NamedTuple):
         return bool(self.grid) or self.entry.get("needs_grid", False)
 
     def tables(self, *indices: str) -> list[str]:
-        """Names of the table parameters indexed by one of these."""
+        """Names of the table parameters that are indexed in one of these ways."""
         return [
             parameter["name"]
             for parameter in self.entry.get("parameters", [])

@@ -91,40 +91,41 @@ def define(
     """Defines a similarity by a formula, registers its specification name and returns its class.
 
     The score is ``factor * f(g, ...)``, where g is the squared distance or the inner product of a
-    query and a key. define() compiles the kernels, which needs a C++20 compiler and takes a few
-    seconds. The library is cached, so this happens once. Gradients are derived from the formula; at
-    kinks they are the mean of both sides. The distance of identical tokens has gradient 0. ::
+    query and a key. define() compiles the kernels with a C++20 compiler in a few seconds, and
+    caches them for later processes. Gradients are derived from the formula. At a kink, such as that
+    of abs, the gradient is the mean of both sides; the gradient of the distance between identical
+    tokens is 0. ::
 
         StudentT = gnomon.similarity.define("student_t", "log1p(g)", factor="-gamma")
         gnomon.attention(q, k, v, similarity=StudentT(gamma))
         gnomon.nn.MultiheadAttention(512, 8, similarity="student_t")
 
     Args:
-        name: name in specifications and in the catalogue: lower-case letters and digits, separated
-            by underscores. The class name is the same in CamelCase, StudentT.
+        name: the name in specifications and in the catalogue, of lower-case letters, digits and
+            underscores, such as "student_t". The class name is the same in CamelCase, StudentT.
         formula: f, an expression of ``g`` and ``heads`` with numbers, + - * / ** and the functions
             abs, exp, log, log1p, max, min, sigmoid, softplus, sqrt and tanh. It is computed in
-            float32 (float64 for float64 tokens). The argument of exp is clamped to at most 88, that
-            of log to at least the smallest normal float, 1.2e-38.
+            float32, or in float64 for float64 tokens. The argument of exp is clamped to at most 88,
+            and that of log to at least 1.2e-38, the smallest normal float.
         input: the meaning of g: "squared_distance" or "inner_product".
-        heads: names of the per-head parameters in the formula and in the factor; they are the class
-            arguments. Modules train them; parameters in the formula start at 1.
-        factor: the multiplier of f: one of ``heads``, "gamma", or its negative, "-gamma". A module
-            initialises it so that scores of N(0, 1) tokens have standard deviation 1. "scale" means
-            1 / sqrt(D) or the call's argument ``scale``.
-        title: display name; by default the name.
+        heads: names of the per-head parameters in the formula and in the factor, which become the
+            arguments of the class. Modules train them. Those in the formula are initialised to 1.
+        factor: the multiplier of f: one of ``heads``, such as "gamma", or its negative, "-gamma". A
+            module initialises it so that scores of N(0, 1) tokens have a standard deviation of 1.
+            "scale" means the argument ``scale`` of a call, 1 / sqrt(D) by default.
+        title: the name in tables and figures; by default, name.
         source: the citation in the catalogue.
 
         Returns:
-            The class, with arguments ``heads``: numbers, or tensors of shape (H,) or (). Pass its
-            attribute ``library`` to ``gnomon compare --terms``. The same definition returns the
-            same class.
+            The class. Its arguments are those in ``heads``, which are numbers or tensors of shape
+            (H,) or (). Pass its attribute ``library`` to ``gnomon compare --terms``. Calling
+            define() again with the same arguments returns the same class.
 
         Raises:
             ValueError: an argument is invalid, the formula cannot be parsed, or the name belongs to
                 another similarity or position.
-            RuntimeError: the compiler is missing or fails. ``CXX`` in the environment selects the
-                compiler, c++ by default; ``GNOMON_CACHE`` selects the cache folder.
+            RuntimeError: the compiler is missing or fails. The environment variable ``CXX`` selects
+                the compiler (c++ by default), and ``GNOMON_CACHE`` the cache folder.
 
     Example:
         >>> Cauchy = gnomon.similarity.define("cauchy", "log1p(g)")  # doctest: +SKIP

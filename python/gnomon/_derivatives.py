@@ -27,10 +27,10 @@ class _Refusal(torch.autograd.Function):
 
 
 def first_derivatives_only(operator: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates the backward of an autograd.Function.
+    """Decorates the backward of an autograd.Function that has no second derivative.
 
-    Like torch.autograd.function.once_differentiable, but the error names the operator. It is also
-    raised if only saved tensors require grad.
+    Unlike with torch.autograd.function.once_differentiable, the error names the operator, and it is
+    also raised if only saved tensors require grad.
     """
 
     def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:

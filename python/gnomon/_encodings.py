@@ -1,4 +1,4 @@
-"""Standalone tables of positions, and HyPE as additional coordinates."""
+"""Functions that compute slopes, buckets and sinusoids, and HyPE as additional coordinates."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from gnomon._terms import check_shape
 def alibi_slopes(num_heads: int) -> Tensor:
     """Returns the ALiBi slopes (H,), in the default dtype.
 
-    For a power of two, slope h is 2^(-8 (h + 1) / H). Otherwise, the slopes for the largest power
-    of two below H come first, then every second slope of the next power (Press et al. 2022).
+    If H is a power of two, slope h is 2^(-8 (h + 1) / H). Otherwise, the slopes for the largest
+    power of two below H come first, followed by every second slope for the next power of two (Press
+    et al. 2022).
 
     Example:
         >>> gnomon.alibi_slopes(4)
@@ -58,12 +59,13 @@ def t5_bucket(
 
 
 def sinusoid(positions: Integers, dim: int, *, layout: str = "interleaved") -> Tensor:
-    """Returns sinusoids (..., dim) of positions (...), a tensor or a list of integers; dim is even.
+    """Returns the sinusoids (..., dim) of positions (...), a tensor or a list of integers.
 
-    The dtype is float64 for float64 positions, otherwise float32. The layout "interleaved" has
-    (sin, cos) pairs of p 10000^(-2 i / dim) (Vaswani et al. 2017). "split" has all sines, then all
-    cosines, with exponent -i / (dim / 2 - 1) (tensor2tensor). "split_xl" is the same with exponent
-    -2 i / dim (Dai et al. 2019).
+    dim must be even. The dtype is float64 for float64 positions, otherwise float32. With the layout
+    "interleaved", coordinates 2 i and 2 i + 1 are the sine and the cosine of p 10000^(-2 i / dim)
+    (Vaswani et al. 2017). With "split", all sines come before all cosines, and the exponent is -i /
+    (dim / 2 - 1) (tensor2tensor). "split_xl" is "split" with the exponent -2 i / dim (Dai et al.
+    2019).
 
     Example:
         >>> gnomon.sinusoid(range(4), dim=8).shape
@@ -81,8 +83,8 @@ def grid_sinusoid(
 ) -> Tensor:
     """Returns sinusoids (prefix + prod(shape), dim) of tokens on a grid in row-major order.
 
-    dim is split evenly over the axes; each part holds the sinusoids of one coordinate. The result
-    is float32, and zero for the prefix. See sinusoid for the layouts.
+    dim is divided evenly among the axes: each part contains the sinusoids of one coordinate. The
+    result is float32; the rows of the prefix are zero. sinusoid documents the layouts.
 
     Example:
         >>> gnomon.grid_sinusoid((7, 7), dim=64).shape
@@ -105,13 +107,13 @@ def hype_augment(
     axes: Sequence[int] | None = None,
     query_offset: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Appends 2 * copies coordinates to q and k, for kernels that accept no bias.
+    """Appends 2 * copies coordinates to q and k that add the HyPE bias to the dot product.
 
-    The inner product of the new coordinates is sqrt(D) times the odd HyPE bias. Keep the kernel's
-    scale at 1/sqrt(D), where D is the original head_dim. tau and mu are numbers or (H,); with mu
-    (H,), k is expanded to the H heads of q. axes is the shape of a grid with tokens in row-major
-    order. The bias is then the sum over its axes, with 2 * copies coordinates per axis (Angelotti
-    2023).
+    Use it with attention kernels that accept no bias. The inner product of the new coordinates is
+    sqrt(D) times the odd HyPE bias, where D is the original head_dim, so pass 1/sqrt(D) as the
+    kernel's scale. tau and mu are numbers or (H,); with mu (H,), k is expanded to the H heads of q.
+    axes is the shape of a grid with tokens in row-major order: the bias is then the sum over the
+    axes, with 2 * copies coordinates per axis (Angelotti 2023).
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)

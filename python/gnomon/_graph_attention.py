@@ -76,39 +76,38 @@ def graph_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes attention over the edges of a graph, with any similarity and exact gradients.
 
-    The output of node i is sum_e p_e v_j over its edges e = (i, j); p is the softmax of the
-    similarities of i and j. The graph is in compressed sparse row (CSR) format: node i sees the
-    keys indices[indptr[i]] ... indices[indptr[i + 1] - 1]. csr converts PyTorch Geometric's
-    edge_index to this format. Duplicate edges count twice. Memory is linear in the number of edges.
-    For graph attention networks (Velickovic et al. 2018), use Additive(), with target and source
-    scores (N, H, 1) as q and k.
+    The output of node i is sum_e p_e v_j over its edges e = (i, j), where the weights p_e are the
+    softmax of the similarities over these edges. The graph is in compressed sparse row (CSR)
+    format: node i attends to the nodes indices[indptr[i]], ..., indices[indptr[i + 1] - 1]. csr
+    converts PyTorch Geometric's edge_index to this format. An edge that is listed twice counts
+    twice. Memory is linear in the number of edges. For a graph attention network (GAT, Velickovic
+    et al. 2018), use Additive(), with target and source scores (N, H, 1) as q and k.
 
     Args:
-        q: (N, H, D), bfloat16, float16, float32 or float64; k and v must match. Runs on the CPU
-            or, except for float64, on an NVIDIA GPU.
-        k: (Nk, Hkv, D), H a multiple of Hkv; the same nodes as q, or others.
+        q: (N, H, D), bfloat16, float16, float32 or float64, on the CPU or an NVIDIA GPU (float64:
+            CPU only). k and v must have the same dtype and device.
+        k: (Nk, Hkv, D), where Hkv divides H; the same nodes as q, or others.
         v: (Nk, Hkv, Dv).
         indptr: (N + 1,) non-decreasing integers from 0 to E, a tensor or a list.
         indices: (E,) integers in [0, Nk).
         similarity: an object from gnomon.similarity, or a specification; None means Dot(). Its
-            tensors have q's dtype, or float32 if that is lower. They are (H,), or 0-d for all
-            heads.
-        scale: multiplies the dot product, by default 1/sqrt(D). Other similarities do not accept
-        it.
-        sink: (H,), (N, H) or one number: an additional score in each node's softmax, without a
-            value, as in attention; lse then includes it. -inf means no sink.
-        edge_bias: (E, H), or (E,) for all heads, in q's dtype, or float32 if that is lower: added
-            to the scores of the edges. -inf removes an edge.
-        dropout: probability of dropping a weight, 0 to 1. Kept weights are multiplied by
-            1 / (1 - dropout), and lse includes all weights.
-        seed: dropout seed, by default drawn from PyTorch's generator. For a given seed, the mask
-            depends only on the head, the node and the index of the edge.
-        return_lse: also return lse (N, H), the natural logarithm of the sum of exp(s) over a row's
-            edges; differentiable.
+            tensors must have q's dtype, or float32 if q is bfloat16 or float16, and the shape (H,),
+            or () for all heads.
+        scale: factor of the dot product; 1/sqrt(D) by default. Other similarities do not accept it.
+        sink: (H,), (N, H) or a number: the score of an additional key without a value in the
+            softmax of each node, as in attention. lse includes the sink. -inf means no sink.
+        edge_bias: (E, H), or (E,) for all heads, in q's dtype, or float32 if q is bfloat16 or
+            float16: added to the scores of the edges. -inf removes an edge.
+        dropout: probability of dropping a weight, from 0 to 1. Kept weights are multiplied by 1 /
+            (1 - dropout); lse is computed before dropout.
+        seed: seed of the dropout mask; by default, it is drawn from PyTorch's generator. For a
+            given seed, whether a weight is dropped depends only on its head, node and edge index.
+        return_lse: whether to also return lse (N, H), the natural logarithm of the sum of
+            exp(score) over a node's edges, which is differentiable.
 
     Returns:
-        o (N, H, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. A node without edges
-        gives 0, and lse = -inf.
+        o (N, H, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. For a node without
+        edges, o is 0 and lse is -inf.
 
     Raises:
         ValueError: an invalid shape or value.
@@ -120,7 +119,7 @@ def graph_attention(
         >>> indptr, indices = gnomon.csr(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
         >>> o = gnomon.graph_attention(x, x, x, indptr, indices, similarity="gaussian")
 
-        With features of the edges, and dropout:
+        With edge features and dropout:
 
         >>> edge_bias = torch.nn.Linear(5, 2)(torch.randn(len(indices), 5))
         >>> o = gnomon.graph_attention(x, x, x, indptr, indices, edge_bias=edge_bias, dropout=0.1)
@@ -173,12 +172,12 @@ def _with_sink(o: Tensor, lse: Tensor, sink: Tensor | float) -> tuple[Tensor, Te
 def csr(edge_index: Integers, num_nodes: int) -> tuple[Tensor, Tensor]:
     """Converts PyTorch Geometric's edge_index to the CSR format of graph_attention.
 
-    An edge (j, i) of edge_index is a message from j to i: node i attends to j. Edges keep their
-    order within a row.
+    In PyTorch Geometric, an edge (j, i) carries messages from j to i, so node i attends to node j.
+    The edges of a node keep their order.
 
     Args:
         edge_index: (2, E) integers, sources j and targets i.
-        num_nodes: number of targets.
+        num_nodes: number of target nodes.
 
     Returns:
         indptr (num_nodes + 1,) and indices (E,), int64.

@@ -16,16 +16,17 @@ from gnomon._terms import check_shape, to_spec
 
 @dataclass(frozen=True, eq=False)
 class Grid(Position):
-    """Sum of one bias per grid axis.
+    """Bias on a grid: the sum of one offset bias per axis.
 
-    Each entry of axes is an offset bias; it reads the coordinates along its axis instead of p_i and
-    p_j. shape is (height, width), or has any other number of axes. Tokens are in row-major order,
-    after `prefix` tokens (such as a class token) that have no bias, either as queries or as keys.
+    Each entry of axes is an offset bias, such as ALiBi; it depends on the coordinates along its
+    axis instead of p_i and p_j. shape is (height, width), or has any other number of axes. Tokens
+    are in row-major order, after `prefix` tokens (such as a class token) that have no bias, neither
+    as queries nor as keys.
 
-    Without query_offset, queries and keys are all tokens: Lq = Lk = prefix + prod(shape). With it,
-    row i is token query_offset + i and column j is token j; keys beyond the grid (memory keys) have
-    no bias. Memory keys in front of the tokens count as `prefix` tokens. With positions and
-    key_positions, these are the tokens.
+    Without query_offset, q and k contain all tokens: Lq = Lk = prefix + prod(shape). With it, query
+    i is token query_offset + i and key j is token j. Keys beyond the grid (memory keys) have no
+    bias; memory keys in front of the grid count as `prefix` tokens. positions and key_positions, if
+    passed, are the indices of the tokens.
 
     Example:
         >>> bias = gnomon.position.ALiBi(gnomon.alibi_slopes(8))

@@ -40,27 +40,28 @@ def linear_attention(
     """Computes attention with a feature map, linear in time and memory.
 
     The output is phi(q_i).(sum_j phi(k_j) v_j^T) / (phi(q_i).sum_j phi(k_j)). A causal call is
-    computed in chunks, with running sums of phi(k_j) v_j^T over earlier chunks.
+    computed in chunks, and carries the sums of phi(k_j) v_j^T from one chunk to the next.
 
     Args:
-        q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU or an NVIDIA GPU; k and
-            v must match.
-        k: (B, Hkv, Lk, D), H a multiple of Hkv, in the order of attention().
+        q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU or an NVIDIA GPU. k and
+            v must have the same dtype and device.
+        k: (B, Hkv, Lk, D), where Hkv divides H. Query head h uses key head h // (H / Hkv).
         v: (B, Hkv, Lk, Dv).
-        feature: phi. "elu": elu(x) + 1 (Katharopoulos et al. 2020); "relu"; "favor": positive
-            orthogonal random features exp(w.x - |x|^2 / 2), x divided by D^(1/4), which approximate
-            the softmax with scale 1/sqrt(D) (Choromanski et al. 2021).
-        rope: rotates the features in the numerator only (Su et al. 2021, eq. 19).
-        causal: sums over j <= i; needs Lq = Lk.
-        key_lengths: (B,) integers, or one for all batches: keys from key_lengths[b] on are ignored;
-            they may hold NaN.
-        query_offset: position of the first query, for rope. None means 0 if Lq = Lk. If the
-            lengths differ, rope requires it.
+        feature: the feature map phi. "elu": elu(x) + 1 (Katharopoulos et al. 2020); "relu": max(x,
+            0); "favor": positive orthogonal random features exp(w.x - |x|^2 / 2) of tokens divided
+            by D^(1/4), which approximate softmax attention with scale 1/sqrt(D) (Choromanski et al.
+            2021).
+        rope: whether RoPE rotates the features, in the numerator only (Su et al. 2021, eq. 19).
+        causal: whether query i attends only to keys 0 to i; requires Lq = Lk.
+        key_lengths: (B,) integers, or one for all batches: the keys from key_lengths[b] on are
+            ignored and may contain NaN.
+        query_offset: position of the first query, for rope. It defaults to 0 if Lq = Lk; otherwise
+            rope requires it.
         num_features: number of "favor" features; by default the even number nearest to D ln D, at
             least 2.
-        seed: seed of the "favor" projection, which is drawn in every call and is the same for the
-            same seed; None means 0.
-        projection: (features, D), replaces the drawn "favor" projection; see
+        seed: seed of the "favor" projection. Every call draws the projection again, and the same
+            seed gives the same one; None means 0.
+        projection: (num_features, D), a "favor" projection to use instead of drawing one; see
             gnomon.favor_projection.
 
     Returns:
@@ -106,8 +107,9 @@ def linear_attention(
 def favor_projection(num_features: int, head_dim: int, seed: int = 0) -> Tensor:
     """Returns the FAVOR+ projection (num_features, head_dim), in the default dtype.
 
-    Blocks of head_dim rows are orthogonal, and each row is distributed as N(0, 1) (Choromanski et
-    al. 2021, section 2.4). The same arguments give the same numbers on every machine.
+    The rows of each block of head_dim rows are orthogonal, and each row follows N(0, 1)
+    (Choromanski et al. 2021, section 2.4). The same arguments give the same numbers on every
+    machine.
 
     Raises:
         ValueError: num_features or head_dim is below 1.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def checked_output(fail: Callable[[str], object]) -> Iterator[None]:
-    """Calls fail with a message if the output printed inside cannot be written.
+    """Calls `fail` with a message if the output printed in this context cannot be written.
 
     The output is written at the end, because argparse ignores failed writes of --help.
     """

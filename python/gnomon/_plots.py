@@ -1,6 +1,6 @@
 """Colours and style of all figures.
 
-Imports matplotlib; only modules that draw may import this one.
+This module imports matplotlib, so only modules that draw figures may import it.
 """
 
 from __future__ import annotations

@@ -28,22 +28,22 @@ class Position(Term):
         )
 
     def __add__(self, other: Position | str) -> Sum:
-        """The sum of both."""
+        """Returns the sum of both."""
         if not isinstance(other, (Position, str)):
             return NotImplemented
         return Sum((self, other))
 
     def __radd__(self, other: str) -> Sum:
-        """The sum of both."""
+        """Returns the sum of both."""
         if not isinstance(other, str):
             return NotImplemented
         return Sum((other, self))
 
 
 class Specified(SpecifiedTerm, Position):
-    """Position given by a specification, which may be a sum, "rope+alibi:slopes=tensor".
+    """A position given by a specification, or a sum such as "rope+alibi:slopes=tensor".
 
-    tensors are the values of the parameters written as "name=tensor", in order.
+    tensors contains the values of the parameters written as "name=tensor", in order.
 
     Example:
         >>> slopes = gnomon.alibi_slopes(8)

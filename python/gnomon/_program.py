@@ -40,9 +40,9 @@ class Option:
     choices: list[str]
 
     def check(self, operator: str, value: object, of: str = "") -> Any:
-        """Returns the value as stored in JSON; TypeError and ValueError name the option.
+        """Returns the value as stored in JSON; errors name the option.
 
-        ``of`` names the option's holder: with "run", the message says "steps of run".
+        ``of`` is appended to the option in messages: with "run", they name "steps of run".
         """
         if value is None and self.default is None:
             return None

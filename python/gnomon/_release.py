@@ -73,5 +73,5 @@ def libraries() -> pathlib.Path:
 
 
 def is_building() -> bool:
-    """Whether Python imports this package in order to run ``python -m gnomon.build``."""
+    """Whether this process was started as ``python -m gnomon.build``."""
     return sys.argv[:1] == ["-m"] and any(word.endswith("gnomon.build") for word in sys.orig_argv)

@@ -59,7 +59,8 @@ def scaled_dot_product_attention(
         scale: factor of the scores; 1/sqrt(E) by default.
         enable_gqa: whether key and value may have fewer heads (third axis from the end) than query.
 
-    Returns: (..., H, L, Ev) in query's dtype. The output of a query that attends to no key is 0.
+    Returns:
+        (..., H, L, Ev) in query's dtype. The output of a query that attends to no key is 0.
 
     Raises:
         ValueError: an invalid shape or value.

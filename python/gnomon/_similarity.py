@@ -13,9 +13,9 @@ class Similarity(Term):
 
 
 class Specified(SpecifiedTerm, Similarity):
-    """Similarity given by a specification, "penumbral:gamma=tensor:score=height2".
+    """A similarity given by a specification, such as "penumbral:gamma=tensor:score=height2".
 
-    tensors are the values of the parameters written as "name=tensor".
+    tensors contains the values of the parameters written as "name=tensor", in order.
 
     Example:
         >>> gamma = torch.ones(8, requires_grad=True)

@@ -1,11 +1,11 @@
 """Selects the values that ``gnomon compare --tune`` tries: ``python _tuning.py FOLDER``.
 
-It does not import gnomon, because importing PyTorch would delay each answer.
+This program does not import gnomon, because importing PyTorch would delay each answer.
 
-Reads the results.json of a comparison and, with Optuna, selects the trials to run next. Prints them
-as JSON, or the chosen values once all trials are done. The output depends only on the record, so a
-resumed comparison and any number of workers try the same values. The studies are stored in
-FOLDER/tuning.journal, which optuna-dashboard can open.
+It reads the results.json of a comparison, selects the trials to run next with Optuna, and prints
+them as JSON. Once all trials have run, it prints the chosen values. The output depends only on the
+record, so a resumed comparison and any number of workers try the same values. The studies are
+stored in FOLDER/tuning.journal, which optuna-dashboard can open.
 
 All combinations have the same number of trials, which run in batches that are successively halved:
 all trials of a batch train for a quarter of the steps, the better half of them for half of the

@@ -132,8 +132,9 @@ def varlen_attention(
     Rotations that depend on the length of the call are not supported there. On CPUs, short
     sequences without positions are also computed in a single call.
 
-    Returns: o (total_q, H, Dv) in q's dtype, or (o, lse). For the queries of a sequence without
-        keys, o is 0 and lse is -inf.
+    Returns:
+        o (total_q, H, Dv) in q's dtype, or (o, lse). For the queries of a sequence without keys, o
+        is 0 and lse is -inf.
 
     Raises:
         ValueError: an invalid shape or value.

@@ -31,7 +31,7 @@ POLL_S = 0.2
 
 
 def _threads_of(words: list[str], processes: int | None) -> list[str]:
-    """The option --threads of a run, its worker's share of the cores, unless `words` has it."""
+    """The option --threads of a run: its worker's share of the cores, unless `words` sets it."""
     if "--threads" in words:
         return []
     from dask.system import CPU_COUNT

@@ -1,9 +1,9 @@
 """Compiles the operators for the installed PyTorch: ``python -m gnomon.build``.
 
-A gnomon wheel has libraries for PyTorch's releases. Nightly builds, PyTorch compiled from source
-and some conda packages need their own. This command compiles them from the sources in the wheel;
-the CPU kernels are those of the wheel. ``import gnomon`` finds the libraries in the cache folder
-(``GNOMON_CACHE``).
+A gnomon wheel contains libraries for released versions of PyTorch. Nightly builds, PyTorch compiled
+from source and some conda packages need libraries of their own. This command compiles them from the
+sources in the wheel and stores them in the cache folder (``GNOMON_CACHE``), where ``import gnomon``
+finds them. The CPU kernels of the wheel are used unchanged.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The partial order that cones define on the upper half-space, for figures and tests.
+"""The partial order of points that umbral and penumbral cones define (Tseng et al. 2023).
 
-Points are (..., D) with D >= 2; the last coordinate is the height (Tseng et al. 2023).
+Points (..., D), with D >= 2, lie in the upper half-space: the last coordinate is the height. Use
+these functions for figures and tests.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ def ancestor(u: Tensor, v: Tensor, *, cone: str = "penumbral", r: float | None =
     Args:
         u: (..., D), floating point.
         v: (..., D), in the same dtype; the leading axes broadcast.
-        cone: "penumbral", below the horosphere of height r, with heights clamped to [0, r], or
-            "umbral", of balls of radius r.
+        cone: "penumbral": cones below the horosphere of height r, with heights clamped to [0, r];
+            "umbral": the shadows of balls of radius r.
         r: by default 1 for penumbral and 0.1 for umbral cones.
 
     Returns:
-        Booleans (...).
+        Booleans (...), the shape to which the leading axes broadcast.
 
     Raises:
         ValueError: an invalid shape or value.
@@ -45,8 +46,9 @@ def lowest_common_ancestor(
 ) -> Tensor:
     """Returns the lowest point (..., D) whose cone contains both u and v.
 
-    The arguments are those of ancestor(). For penumbral cones, points too far apart have no such
-    point below the horosphere. The result is then the top of the geodesic through both, above r.
+    The arguments are those of ancestor(). If penumbral points are too far apart, no such point lies
+    below the horosphere; the result is then the top of the geodesic through both points, which is
+    higher than r.
 
     Example:
         >>> u, v = torch.tensor([[0.0, 0.2], [0.3, 0.2]])

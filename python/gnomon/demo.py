@@ -1,7 +1,7 @@
-"""The demo: ``python -m gnomon.demo`` compares four positions on text that Python contains.
+"""The demo: ``python -m gnomon.demo`` compares four positions on text from Python's library.
 
-It trains small language models with three seeds each, evaluates them at lengths beyond the training
-length, and reports which differences are significant. The result is a folder in ``runs/``.
+It trains small language models with three seeds per position, evaluates them at lengths beyond the
+training length, and reports which differences are significant. It writes a folder in ``runs/``.
 """
 
 from __future__ import annotations

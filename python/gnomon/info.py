@@ -1,6 +1,6 @@
 """Describes the installation: ``python -m gnomon.info``.
 
-Include its output in a bug report. With ``--json``, it is one JSON object.
+Include its output in bug reports. With ``--json``, it prints one JSON object.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Points in the hyperboloid (Lorentz, Minkowski) model of hyperbolic space.
+"""Functions for points on the hyperboloid, a model of hyperbolic space (the Lorentz model).
 
-Points are (..., D), time coordinate first: (x.x)_L = -x_0^2 + x_1^2 + ... = -c, with curvature
--1 / c. gnomon.similarity.Lorentz compares such points, and aggregation="lorentz_centroid"
-aggregates values on the hyperboloid.
+Points (..., D) have their time coordinate first and satisfy (x.x)_L = -x_0^2 + x_1^2 + ... = -c.
+The space has curvature -1 / c. gnomon.similarity.Lorentz compares such points, and
+aggregation="lorentz_centroid" averages values on the hyperboloid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def lift(x: Tensor, c: float | Tensor = 1.0) -> Tensor:
 
     Args:
         x: (..., D), floating point.
-        c: positive; a tensor broadcasts with (...), for example (H, 1) with x (B, H, L, D).
+        c: a positive number, or a tensor that broadcasts with (...), such as (H, 1) for x (B, H, L,
+            D).
 
     Returns:
         (..., D + 1), in x's dtype.
@@ -41,7 +42,9 @@ def lift(x: Tensor, c: float | Tensor = 1.0) -> Tensor:
 
 
 def centroid(points: Tensor, c: float | Tensor = 1.0) -> Tensor:
-    """Returns the point with the least sum of squared Lorentzian distances (Law et al. 2019).
+    """Returns the point with the smallest sum of squared Lorentzian distances to the given points.
+
+    The formula is that of Law et al. 2019.
 
     Args:
         points: (..., n, D), time coordinate first.

@@ -1,8 +1,8 @@
-"""Attention over a sequence sharded across processes (context or sequence parallelism).
+"""Attention over a sequence that is sharded across processes (context parallelism).
 
-Each process of a group holds a part of the queries, keys and values. Keys and values are passed
-around a ring (Liu et al. 2023, Ring Attention), and the partial results are merged. The result
-is exact, forward and backward, and no process ever holds more than two parts of the sequence.
+Each process of a group has one part of the queries, keys and values. Keys and values are passed
+around a ring (Liu et al. 2023, Ring Attention), and the partial results are merged. Outputs and
+gradients are exact, and no process ever stores more than two parts of the keys and values.
 
     import torch.distributed
     from gnomon.distributed import context_parallel_attention, context_parallel_rows
@@ -81,43 +81,44 @@ def context_parallel_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes gnomon.attention over the whole sequence, for the queries of this process.
 
-    All processes of the group must make this call, and its backward pass if one of them does, in
-    the same order. Their arguments must be the same except for q, k, v and the segments. Parts may
-    differ in length, also between q and k. Positions refer to the whole sequence, whose first key
-    has position 0.
+    All processes of the group must make the same calls in the same order; if one computes a
+    backward pass, all must. Their arguments must be the same except for q, k, v and the segments.
+    Parts may differ in length, also between q and k. Positions refer to the whole sequence, whose
+    first key has position 0.
 
-    Each process holds two parts of k and v, and of their gradients in the backward pass, which
-    recomputes the scores of each part. Memory is linear in the parts, except for tables and key
-    segments, which every process holds for the whole sequence. Communication of k and v overlaps
-    with computation on the previous part. With causal or a window, parts that no query of a process
-    attends to are skipped, and the ring ends once no process needs more. With causal and contiguous
-    parts, the first processes wait for the last one, whose queries attend to all keys. The zigzag
-    layout balances the work.
+    Each process stores two parts of k and v and, in the backward pass, of their gradients; scores
+    are recomputed. Memory is linear in the length of a part, except for tables and key segments,
+    which every process stores for the whole sequence. Communication overlaps with computation. With
+    causal or a window, a process skips parts to which none of its queries attends, and
+    communication ends once no process needs further parts. With causal and the contiguous layout,
+    the first processes wait for the last one, whose queries attend to all keys; the zigzag layout
+    balances the work.
 
     Args:
-        q: (B, H, Lq, D), this process's part, Lq at least 1; k and v likewise.
+        q: (B, H, Lq, D), the part of this process, with Lq at least 1; k and v are its parts
+            likewise.
         k: (B, Hkv, Lk, D).
         v: (B, Hkv, Lk, Dv).
-        similarity: as in gnomon.attention, as are causal, window, query_offset, scale, aggregation
-            and tolerance, which applies to each part of the keys.
-        position: of gnomon.position, for the whole sequence: the table of OffsetBias is
-            (H, sum of Lq + sum of Lk - 1). AbsoluteKeys has the sum of Lk rows, and KeyBias as many
-            entries. PairBias and mask have the rows of this process and the columns of the whole
-            sequence. A temperature has the rows of this process.
-        key_lengths: (B,) integers, in tokens of the whole sequence, as are key_starts.
+        similarity: as in gnomon.attention, like causal, window, query_offset, scale, aggregation
+            and tolerance. tolerance applies to each part of the keys.
+        position: a position for the whole sequence. With Nq queries and Nk keys in all processes,
+            the table of OffsetBias is (H, Nq + Nk - 1), AbsoluteKeys takes Nk rows, and KeyBias
+            takes Nk entries. PairBias and mask have rows for the queries of this process and
+            columns for all Nk keys. A temperature has entries for the queries of this process.
+        key_lengths: (B,) integers that count keys of the whole sequence, like key_starts.
         chunks: as in gnomon.attention; each part of k must begin at a multiple of the chunk size.
         query_segments: (B, Lq) integers for this process's queries; key_segments: (B, Lk).
         dropout: must be 0.
         group: a torch.distributed group; the default group if None.
         layout: "contiguous": the rows of process r follow those of process r - 1. "zigzag": with n
-            processes the sequence has 2 n pieces. Process r has piece r, followed by piece
-            2 n - 1 - r. Each is half of its rows; the first half is larger if their number is odd.
-            context_parallel_rows returns these rows.
-        return_lse: also return lse (B, H, Lq); differentiable.
+            processes the sequence has 2 n pieces. Process r has piece r, followed by piece 2 n - 1
+            - r; if the number of its rows is odd, the first piece has one row more.
+            context_parallel_rows returns the rows of a process.
+        return_lse: whether to also return lse (B, H, Lq), which is differentiable.
 
-    Gradients of q, k and v are complete. For tensors that every process has, each process computes
-    only the contribution of its queries: sum these gradients over the group (all_reduce). Such
-    tensors are those of similarity and position, and any weights applied to a process's part.
+    The gradients of q, k and v are complete. For tensors that all processes share, such as those of
+    similarity and position and the weights of projections, each process computes only the
+    contribution of its own queries: sum these gradients over the group (all_reduce).
 
     Returns:
         o (B, H, Lq, Dv) in q's dtype, or (o, lse), lse in float32 or float64.
@@ -125,10 +126,9 @@ def context_parallel_attention(
     Raises:
         ValueError: a shape or value is invalid, or processes disagree on a shape.
         TypeError: a dtype or device is wrong.
-        NotImplementedError: grids (RoPE with a shape, Grid, GridBias, Relative2D) and dropout,
-            which depend on rows of the whole sequence; frequencies of RoPE that depend on the
-            length of a call; Forget, which sums over keys; positions that are sinks, temperatures
-            or gates; and the arguments positions and key_positions.
+        NotImplementedError: grids (RoPE with a shape, Grid, GridBias, Relative2D), dropout, RoPE
+            scaling that depends on the length of a call, Forget, sinks, temperatures or gates
+            passed as positions, and the arguments positions and key_positions.
         RuntimeError: torch.distributed is not initialised.
 
     Example:
@@ -205,7 +205,7 @@ def context_parallel_rows(
 ) -> Tensor:
     """Returns the rows (n,) of a sequence of this length that belong to this process, in order.
 
-    Parts are as equal as possible.
+    The lengths of the parts differ by at most one.
 
     Raises:
         ValueError: the length is below the number of processes, the layout is unknown, or the

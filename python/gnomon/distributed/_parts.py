@@ -1,4 +1,4 @@
-"""The rows of a sequence that each process holds, and their communication."""
+"""The rows of a sequence that each process has, and their communication."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _error_in_tokens(q: Tensor, k: Tensor, v: Tensor) -> Exception | None:
 
 
 class Piece(NamedTuple):
-    """Consecutive rows of the sequence that a process holds."""
+    """Consecutive rows of the sequence that a process has."""
 
     begin: int  # in the sequence
     rows: slice  # of the process

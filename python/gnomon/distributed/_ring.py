@@ -15,8 +15,8 @@ from gnomon.distributed._sequence import WholeSequence
 class _Sums(NamedTuple):
     """The partial sums of rows: 2^(score - largest), with scores in units of log2.
 
-    Parts are merged by these sums rather than by lse, whose rounding would be an error in every
-    weight: e^0.06 if lse is a million.
+    Parts are merged by these sums rather than by lse, because the rounding error of lse would
+    multiply every weight: by e^0.06 if lse is a million.
     """
 
     largest: Tensor

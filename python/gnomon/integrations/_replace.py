@@ -33,24 +33,23 @@ def replace_attention(
 ) -> _Model:
     """Replaces the attention modules of a model with gnomon's and keeps their weights.
 
-        model = timm.create_model("vit_tiny_patch16_224")
-        replace_attention(model, "laplacian", position="sink")
+        model = timm.create_model("vit_tiny_patch16_224") replace_attention(model, "laplacian",
+        position="sink")
 
-    Each torch.nn.MultiheadAttention is replaced by
-    gnomon.nn.MultiheadAttention.from_torch(module, drop_in=True), which has the same signature.
-    For Attention and AttentionRope of timm.layers (ViT, DeiT and others), WindowAttention of Swin
-    and EvaAttention, only the class changes. Their parameters, including the fused qkv, keep their
-    names, so timm checkpoints still load.
-    With the dot product and no position, the outputs match the original model up to rounding. In
-    timm layers, the learned parameters are in the submodules "gnomon_similarity" and
-    "gnomon_position".
+    Each torch.nn.MultiheadAttention is replaced by gnomon.nn.MultiheadAttention.from_torch(module,
+    drop_in=True), which has the same signature. For timm's Attention and AttentionRope (ViT, DeiT
+    and others), WindowAttention (Swin) and EvaAttention, only the class of the module changes.
+    Their parameters, including the fused qkv, keep their names, so timm checkpoints still load. The
+    parameters of the similarity and the position are in the submodules "gnomon_similarity" and
+    "gnomon_position". With the dot product and no position, the outputs match the original model up
+    to rounding.
 
     Args:
         model: modified in place.
         similarity: a catalogue specification such as "penumbral".
         position: a specification such as "sink" or "grid_bias:shape=14x14:prefix=1", or a list of
-            specifications to sum; added to the model's own positions.
-        max_length: the maximum number of tokens, for positions with a learned row per token.
+            specifications to sum. It is added to the model's own positions.
+        max_length: the maximum number of tokens, for positions that learn a row per token.
 
     Returns:
         The model.

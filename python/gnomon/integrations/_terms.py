@@ -22,7 +22,7 @@ SIMILARITY, POSITION = "gnomon_similarity", "gnomon_position"
 
 
 def check_similarity(operator: str, spec: str) -> None:
-    """Raises if a similarity expects points; a model's projections are not points."""
+    """Raises if a similarity expects points; a model's projections are arbitrary vectors."""
     if option := ops.points_option(spec):
         (component,) = components_of(spec)
         raise ValueError(
@@ -99,7 +99,7 @@ class _Terms(torch.nn.Module):
         set_start(tensor, start.view(tensor.shape))
 
     def held(self) -> list[Tensor]:
-        """The tensors, in the order that the module operator expects."""
+        """Returns the tensors in the order that the module operator expects."""
         return [getattr(self, name) for name in self._names]
 
     def warn_if_frozen(self, q: Tensor) -> None:

@@ -2,9 +2,9 @@
 
     torch.onnx.export(model.eval(), (x,), "model.onnx")
 
-Requires the packages onnx and onnxscript. The exported file computes attention with matrix
-products and a softmax over an L x L array, so its memory is quadratic in the length. plain() lists
-the supported terms and converts a program from torch.export.export().
+Exporting requires the packages onnx and onnxscript. The exported file computes attention with
+matrix products and a softmax over an L x L array, so its memory is quadratic in the length. The
+docstring of plain() lists the supported terms.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ __all__ = ["plain"]
 
 
 def plain(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Converts a torch.export.export() program to use only PyTorch operators for attention.
+    """Replaces gnomon's operators in a torch.export.export() program with PyTorch operators.
 
-    Use it before torch.onnx.export(), or for other compilers. The operators are matrix products,
-    comparisons and a softmax over an L x L array. It supports the similarities dot, laplacian,
-    gaussian, additive, hyperbolic and lorentz, with every mask, rotations, and offset, key and pair
-    biases. ::
+    Use it before torch.onnx.export(), or for compilers that do not know gnomon's operators.
+    Attention becomes matrix products, comparisons and a softmax over an L x L array. The supported
+    similarities are dot, laplacian, gaussian, additive, hyperbolic and lorentz; the supported terms
+    are rotations, and offset, key and pair biases. All masks are supported. ::
 
         program = torch.export.export(model.eval(), (x,))
         torch.onnx.export(gnomon.integrations.onnx.plain(program), f="model.onnx")
 
     Args:
-        program: exported from a model in evaluation mode, without dropout.
+        program: the exported program of a model in evaluation mode, without dropout.
 
     Raises:
         NotImplementedError: another similarity, relative keys or values, a grid bias, dropout, or

@@ -203,7 +203,8 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
             is_causal: declares that attn_mask is a causal mask; its values are then not read. As in
                 torch, attn_mask is still required.
 
-        Returns: A tuple of the output, which has the shape of query, and the weights or None. The
+        Returns:
+            A tuple of the output, which has the shape of query, and the weights or None. The
             weights are (B, Lq, Lk) if averaged, otherwise (B, num_heads, Lq, Lk), without dropout.
             B is omitted for unbatched input.
 

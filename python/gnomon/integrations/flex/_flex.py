@@ -31,20 +31,19 @@ def flex_attention(
     enable_gqa: bool = False,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Computes PyTorch's flex_attention without score_mod by gnomon.attention.
+    """Computes PyTorch's flex_attention, without score_mod, with gnomon.attention.
 
     Args:
-        query: (B, H, Lq, D); key (B, Hkv, Lk, D) and value (B, Hkv, Lk, Dv) likewise.
+        query: (B, H, Lq, D). key is (B, Hkv, Lk, D), and value is (B, Hkv, Lk, Dv).
         score_mod: must be None; use a position of gnomon.attention instead.
-        block_mask: the visible pairs; mask_arguments converts it in the first call, and the result
-            is cached.
-        scale: multiplies the scores, by default 1/sqrt(D).
-        enable_gqa: key and value may have fewer heads than query.
-        return_lse: also return the log-sum-exp of the scores (B, H, Lq).
+        block_mask: a BlockMask, or None for no mask. mask_arguments converts it in the first call,
+            and the result is cached.
+        scale: factor of the scores; 1/sqrt(D) by default.
+        enable_gqa: whether key and value may have fewer heads than query.
+        return_lse: whether to also return the log-sum-exp of the scores (B, H, Lq).
 
     Returns:
-        (B, H, Lq, Dv), or a tuple of it and lse. A query that attends to no key has output 0 and
-        lse = -inf.
+        o (B, H, Lq, Dv), or (o, lse). For a query that attends to no key, o is 0 and lse is -inf.
 
     Raises:
         ValueError: a shape or value is invalid.
@@ -94,23 +93,25 @@ def mask_arguments(
 ) -> dict[str, Any]:
     """Returns the arguments of gnomon.attention that are equivalent to a FlexAttention mask.
 
-    The mask is evaluated once for all pairs and compared with each form, so the result is exact.
-    causal, windows, lengths and starts of batches, documents and chunks, in any combination, become
-    arguments without memory for pairs. Any other mask becomes the Boolean array ``mask``. Call this
-    once and keep the result. A causal mask with Lq != Lk also sets query_offset, which positions
-    use as well.
+    The mask is evaluated once for all pairs, and the arguments are checked against it, so they are
+    exactly equivalent. Causal masks, windows, per-batch lengths and starts, documents and chunks,
+    in any combination, become arguments that need no memory for pairs. Any other mask becomes the
+    Boolean array ``mask``. Call this function once and reuse the result. For a causal mask with Lq
+    != Lk, it also returns query_offset, which position terms use as well.
 
     Args:
         mask: a BlockMask, or a mask_mod of (b, h, q_idx, kv_idx).
-        B: as in create_block_mask, for a mask_mod: the number of batches it distinguishes, or None.
-        H: likewise for heads.
+        B: for a mask_mod, as in create_block_mask: the number of batches, or None if the mask is
+            the same for all.
+        H: the number of heads, or None, likewise.
         Q_LEN: the number of queries, for a mask_mod.
         KV_LEN: the number of keys, for a mask_mod.
-        device: of the tensors; by default the BlockMask's device, or torch's default.
+        device: the device of the tensors; by default that of the BlockMask, or torch's default
+            device.
 
     Returns:
-        The arguments of attention that describe the mask. They are those required of causal,
-        window, query_offset, key_starts, key_lengths, query_segments, key_segments and mask.
+        A dictionary of arguments of attention that express the mask: some of causal, window,
+        query_offset, key_starts, key_lengths, query_segments, key_segments and mask.
 
     Raises:
         ValueError: lengths are missing.

@@ -5,32 +5,34 @@
     register()
     model = AutoModelForCausalLM.from_config(config, attn_implementation="gnomon")
 
-Attention layers are supported in three ways:
+Models are supported in one of three ways:
 
-- Models that use transformers' AttentionInterface: Llama, Mistral, Qwen, GPT-2, BERT, ViT, Bart and
-  others. They keep their rotary positions, attention sinks (GPT-OSS) and soft caps (Gemma 2).
-- Attention layers that are replaced, without an L x L array of biases: T5 and MT5 (learned
-  buckets), BLOOM and MPT (ALiBi), DeBERTa v2 and v3 and SEW-D (disentangled attention), and Swin
-  (tables over shifted windows).
-- Modules that are intercepted while they run. They compute softmax(q k^T ...) v themselves (GPT-J,
-  GPT-Neo, CodeGen, Falcon, the first DeBERTa and others), or call PyTorch's
-  scaled_dot_product_attention or multi_head_attention_forward (WavLM, torch.nn.MultiheadAttention).
+- Their layers call transformers' AttentionInterface: Llama, Mistral, Qwen, GPT-2, BERT, ViT, Bart
+    and others. They keep their rotary positions, attention sinks (GPT-OSS) and soft caps (Gemma 2).
+- gnomon replaces the forward of their layers, so that biases need no L x L array: T5 and MT5
+    (learned buckets), BLOOM and MPT (ALiBi), DeBERTa v2 and v3 and SEW-D (disentangled attention),
+    and Swin (tables over shifted windows).
+- gnomon intercepts their modules while they run. These modules compute softmax(q k^T ...) v
+    themselves (GPT-J, GPT-Neo, CodeGen, Falcon, the first DeBERTa and others), or call PyTorch's
+    scaled_dot_product_attention or multi_head_attention_forward (WavLM,
+    torch.nn.MultiheadAttention).
 
-transformers' masks become gnomon's causal flag, window, key starts and lengths, segments and
-offset, without an L x L array. If a layer selects keys for each query (DeepSeek V3.2), the
-selection becomes a mask. Dropout of weights is applied in training. If a mask is an L x L array,
-its values are inspected. A band of keys around the queries, causal or a window, minus keys that no
-query attends to, becomes these arguments. Any other mask is used as an array. Array biases (BEiT,
-Swin v2, UMT5) are also used as arrays, with gradients. Layers that test whether their mask is an
-array and append to it (DeepSeek V4) receive an array. A Boolean mask hides keys, as in SDPA; eager
-attention adds it to the scores (Grounding DINO).
+transformers' masks become the arguments causal, window, key_starts, key_lengths, segments and
+query_offset, without an L x L array. If a mask is an L x L array, its values are inspected: causal
+masks and windows, also with padding, become these arguments, and any other mask is used as an
+array. If a layer selects keys for each query (DeepSeek V3.2), the selection becomes a mask. Array
+biases (BEiT, Swin v2, UMT5) are used as arrays, with gradients. Layers that test whether their mask
+is an array and append to it (DeepSeek V4) receive an array. A Boolean mask hides keys, as in SDPA,
+whereas eager attention adds it to the scores (Grounding DINO). Dropout is applied in training.
 
-NotImplementedError is raised for output_attentions, paged caches, and unknown arguments of a
-layer's own eager implementation. Modules named attention that gnomon does not recognise are left
-unchanged, with a warning. torch.compile traces models that use the interface as one graph
-(fullgraph=True). Arrays are not inspected there: padding is hidden by segments, and array masks
-remain arrays. The graph breaks at intercepted modules. If a query attends to no key (left padding),
-the output is 0; the eager implementation returns the mean of all values.
+output_attentions, paged caches, and unknown arguments of a layer's own eager implementation raise
+NotImplementedError. Modules named attention that gnomon does not recognise are left unchanged, with
+a warning. If a query attends to no key (left padding), the output is 0, whereas the eager
+implementation returns the mean of all values.
+
+torch.compile traces models that use the interface as one graph (fullgraph=True). There, values of
+arrays are not inspected: segments hide the padding, and array masks remain arrays. Intercepted
+modules cause graph breaks.
 """
 
 import warnings

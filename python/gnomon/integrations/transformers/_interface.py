@@ -183,9 +183,9 @@ _KNOWN = {"position_bias", "s_aux", "sinks", "softcap", "sliding_window"}
 
 @functools.cache
 def _extra_arguments(module_name: str) -> dict[str, object]:
-    """The unsupported arguments of the eager implementation in a module's source file.
+    """The unsupported arguments of the eager implementation in a module's source file, by name.
 
-    By name, with their defaults.
+    The values are the defaults of the arguments.
     """
     eager = getattr(sys.modules.get(module_name), "eager_attention_forward", None)
     return {} if eager is None else extra_arguments(eager, attention_forward, _KNOWN)
@@ -194,7 +194,7 @@ def _extra_arguments(module_name: str) -> dict[str, object]:
 def extra_arguments(
     theirs: Callable[..., Any], ours: Callable[..., Any], known: Iterable[str] = ()
 ) -> dict[str, object]:
-    """The arguments that a transformers function has in addition to ours, with their defaults."""
+    """The arguments of a transformers function that ours does not have, with their defaults."""
     names = {*inspect.signature(ours).parameters, *known}
     return {
         name: None if parameter.default is inspect.Parameter.empty else parameter.default
@@ -336,7 +336,7 @@ def call(
 
 
 def _check_offset(module: torch.nn.Module, own: Any, mask: Mask) -> None:
-    """Raises if a position of with_attention would not know the query positions."""
+    """Raises if a position of with_attention needs query positions that are unknown."""
     queries, keys = mask.shape[2:]
     is_plain = not mask.causal and mask.window == (None, None)
     if own.reads_positions and queries != keys and is_plain and _is_zero(mask.query_offset):
@@ -352,7 +352,7 @@ def _is_zero(offset: int | Tensor) -> bool:
 
 
 def _has_content(position: Position | None) -> bool:
-    """Whether it has products with its own vectors, which the scale multiplies."""
+    """Whether a position has products with its own vectors, which the scale multiplies."""
     entries = [entry_of(term._name) or {} for term in to_positions(OPERATOR, position)]
     return any(entry.get("role") == "content" for entry in entries)
 

@@ -186,8 +186,8 @@ class _Pattern:
 def _read(function: Callable[..., Any], pattern: _Pattern) -> _Pattern | None:
     """Adds the pattern of a function of transformers' masking_utils; None for other functions.
 
-    These functions are closures, and their captured variables describe them. A caller's function
-    could only be evaluated, for L x L values.
+    These functions are closures, and their captured variables describe them. Any other function
+    could only be evaluated for all L x L pairs.
     """
     if function is masking_utils.causal_mask_function:
         return replace(pattern, causal=True)
@@ -378,7 +378,7 @@ def given_or_plain(mask: Mask | Tensor | None, q: Tensor, k: Tensor, causal: boo
 
 
 def segments_of(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
-    """(B, L): the sequence index of each token, from the ends (n + 1,) of sequences in one row."""
+    """(B, L): the sequence index of each token, from the boundaries of packed sequences."""
     total = batch * length
     ends = ends.long()
     if not torch.compiler.is_compiling():
@@ -430,10 +430,10 @@ def seen_by(array: Tensor) -> Tensor | None:
 def read_array(seen: Tensor, shape: tuple[int, int, int, int]) -> Mask | None:
     """The mask of an array (1 or B, 1 or H, 1 or Lq, 1 or Lk); None if it is not a band of keys.
 
-    Also None if a graph is traced, because reading the array would break it.
+    Also None while a graph is traced, because reading the array would break the graph.
 
-    A band: of the keys that any query may attend to, each query attends to `left` keys before and
-    `right` keys after its position. The last query is aligned with the last key.
+    In a band, each query attends to `left` keys before and `right` keys after its position, among
+    the keys that any query attends to. The last query is aligned with the last key.
     """
     if torch.compiler.is_compiling():
         return None

@@ -1,10 +1,10 @@
 """Attention that a model computes itself, softmax(q k^T ...) v, intercepted as it runs.
 
-A module without transformers' interface runs unchanged, with a placeholder for each product that
-has three or more axes. Scaling, biases and masks map a product's placeholder to another one, and
-softmax maps it to a placeholder for weights. Weights times values become one operator call. Any
-other operation receives the actual array: the module then computes its usual attention, and a
-warning says that it stays dense.
+A module that does not use transformers' interface runs unchanged, but each matrix product with
+three or more axes returns a placeholder. Scaling, biases and masks turn it into another
+placeholder, and softmax turns it into a placeholder for weights. The product of weights and values
+is then one operator call. Any other operation receives the actual array: the module then computes
+its usual attention, and a warning states that its attention stays dense.
 """
 
 from __future__ import annotations

@@ -215,14 +215,14 @@ def use_gnomon(model: Model) -> Model:
 
     For a PEFT model, the base model is switched.
 
-    Modules that compute attention themselves are intercepted while they run: a softmax of a
-    product, times values, becomes a call of the operator. If such a module does anything that the
-    operator does not support, its attention stays dense, with a warning. The warning also covers
-    modules named attention that gnomon does not recognise.
+    Modules that compute attention themselves are intercepted while they run: the softmax of a
+    product, multiplied by values, becomes a call of gnomon's operator. If such a module does
+    anything that the operator does not support, its attention stays dense, with a warning. The same
+    warning lists modules named attention that gnomon does not recognise.
 
     Raises:
         TypeError: the model is not a transformers.PreTrainedModel or a PEFT model of one.
-        NotImplementedError: it has no supported attention. The model is unchanged.
+        NotImplementedError: the model has no supported attention. It is left unchanged.
 
     Example:
         >>> from transformers import AutoModelForCausalLM  # doctest: +SKIP
@@ -273,12 +273,12 @@ def attends(layer: torch.nn.Module) -> bool:
 def use_eager(model: Model) -> Model:
     """Undoes use_gnomon: the model uses transformers' eager attention again; returns the model.
 
-    For models of the AttentionInterface this is set_attn_implementation("eager"), which other
-    models do not support. use_gnomon may be called again.
+    For models that use the AttentionInterface, this is set_attn_implementation("eager"), which
+    other models do not support. use_gnomon may be called again afterwards.
 
     Raises:
         TypeError: the model is not a transformers.PreTrainedModel or a PEFT model of one.
-        ValueError: with_attention gave it a similarity or a position, which its own attention does
+        ValueError: with_attention has set a similarity or a position, which eager attention does
             not support.
 
     Example:
@@ -330,7 +330,7 @@ def _switch_parts(model: PreTrainedModel) -> None:
 
 
 def with_cone_attention(model: Model, similarity: str = "penumbral") -> Model:
-    """Replaces the dot product with cones in all layers: with_attention(model, similarity).
+    """Replaces the dot product with cones in all layers; see with_attention(model, similarity).
 
     Example:
         >>> model = gnomon.integrations.transformers.with_cone_attention(  # doctest: +SKIP
@@ -350,32 +350,32 @@ def with_attention(
         with_attention(model, "penumbral", position="alibi+sink")
 
     Each attention module gets a submodule "gnomon_similarity" with the parameter "gamma_theta" (H,)
-    and the buffer "gamma_start". For other similarities, gamma is beta or scale, the name of the
-    factor. As in gnomon.nn.MultiheadAttention, gamma = gamma_start * exp(5 theta). theta is
-    initialised to 0, where the logits of N(0, 1) tokens have a standard deviation of 1.
+    and the buffer "gamma_start"; some similarities call the factor beta or scale instead of gamma.
+    As in gnomon.nn.MultiheadAttention, gamma = gamma_start * exp(5 theta). theta is initialised to
+    0, where the logits of N(0, 1) tokens have a standard deviation of 1. The model's own scale of
+    the dot product does not apply to other similarities, except in layers that compute their own
+    products and scale queries or keys first: the similarity then receives scaled tokens.
 
-    A position is a submodule "gnomon_position" with the tensors of gnomon.nn.MultiheadAttention,
-    such as "t5_table". Submodules are trained and saved with the model. Its configuration names the
-    terms, so from_pretrained() loads them after register(). Calling this again reinitialises the
+    A position becomes a submodule "gnomon_position" with the same tensors as in
+    gnomon.nn.MultiheadAttention, such as "t5_table". It is added to the model's own positions,
+    rotations and biases. Cross-attention layers do not get one. If a similarity treats a coordinate
+    as a height (the last one for cones), the model's rotary positions do not rotate this coordinate
+    or the one paired with it, as in gnomon.position.RoPE.
+
+    The submodules are trained and saved with the model. The configuration names the terms, so
+    from_pretrained() restores them after register(). Calling this function again reinitialises the
     given terms and keeps the others.
 
-    The model's own scale of the dot product does not apply to other similarities. The exception is
-    a layer that computes its own products and scales queries or keys first: the similarity receives
-    them scaled.
-
-    A position is added to the model's own positions, rotations and biases. Cross-attention layers
-    do not get one. Rotary positions do not rotate the coordinate that is a height (the last one for
-    cones), nor its paired coordinate, as in gnomon.position.RoPE.
-
     In a PEFT model, the submodules become modules_to_save of its adapters, so they are trained and
-    save_pretrained() writes them. To load them, give the base model the same terms before
-    PeftModel.from_pretrained(). If the base model already has them, PEFT trains those named in its
+    save_pretrained() writes them. To load them, apply with_attention with the same terms to the
+    base model before PeftModel.from_pretrained(). If the base model already has them, PEFT trains
+    those named in its
     configuration: LoraConfig(..., modules_to_save=["gnomon_similarity", "gnomon_position"]).
 
     Args:
         model: a transformers model that use_gnomon supports, with a head dimension of at least 2.
         similarity: a catalogue specification such as "penumbral:score=height2"; None keeps the
-            current one. The model's configuration, which names it, becomes a copy.
+            current one. It is stored in the model's configuration, which is copied first.
         position: a specification such as "alibi", "t5+sink" or "hype:tau=learned", or a list of
             specifications to sum; None keeps the current one.
 
@@ -387,7 +387,8 @@ def with_attention(
             a model are not points; or a term does not support the head dimension.
         NotImplementedError: as in use_gnomon; a layer's heads or rotation are unknown; a position
             requires inputs other than queries and keys ("forget", "sinusoidal"); or adapters cannot
-            save the parameters. Unless raised in a forward pass, the model is unchanged.
+            save the parameters. The model is left unchanged, unless a forward pass raises the
+            error.
 
     Example:
         >>> model = gnomon.integrations.transformers.with_attention(  # doctest: +SKIP
