@@ -205,7 +205,7 @@ def check_string(operator: str, argument: str, value: object, expected: str = "a
 
 
 def is_number(value: object) -> bool:
-    """Also a tensor without axes."""
+    """Whether a value is a real number; 0-d tensors count, Booleans do not."""
     value = plain(value)
     if isinstance(value, bool):
         return False
@@ -250,7 +250,7 @@ def is_integer_type(dtype: torch.dtype) -> bool:
 
 
 def is_integer(value: object) -> bool:
-    """Also a tensor without axes."""
+    """Whether a value is an integer; 0-d tensors count, Booleans do not."""
     value = plain(value)
     if isinstance(value, (bool, float, SymFloat)):
         return False
@@ -286,7 +286,9 @@ def check_integer(operator: str, argument: str, value: object, expected: str = "
     else:
         raise wrong_type(operator, argument, value, expected)
     if isinstance(number, int) and not -(2**63) <= number < 2**63:
-        raise ValueError(f"gnomon.{operator}: {argument} is {number}; expected an int64")
+        raise ValueError(
+            f"gnomon.{operator}: {argument} is {number}; expected an integer within int64"
+        )
     return number
 
 

@@ -20,7 +20,7 @@ namespace gnomon {
 namespace {
 
 [[noreturn]] void Fail(const char* name, const std::string& problem) {
-  throw Error("attention: " + std::string(name) + ": " + problem);
+  throw Error("attention: " + std::string(name) + " " + problem);
 }
 
 void Require(bool condition, const char* name, const char* problem) {
@@ -37,10 +37,10 @@ void CheckPositions(const AttentionInput<T>& in) {
   const AttentionShape& n = in.shape;
   if (n.batch * n.queries * n.keys == 0) return;
   Require((in.query_positions == nullptr) == (in.key_positions == nullptr),
-          "query_positions, key_positions", "one of them is null; expected both or neither");
+          "one of query_positions and key_positions", "is null; expected both or neither");
   if (!HasPositions(in)) return;
   Require(in.bias.table == nullptr || in.bias.layout != nullptr, "bias",
-          "has no layout; expected one, as the call gives positions");
+          "has no layout; expected one, because the call has positions");
   // Beyond 2^53, float64 positions would be inexact.
   constexpr int64_t kLargest = int64_t{1} << 53;
   for (int64_t b = 0; b < n.batch; ++b) {
@@ -71,11 +71,12 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
     if (size < 0) Fail(name, "is " + std::to_string(size) + "; expected at least 0");
   }
   if (n.key_heads > 0 ? n.heads % n.key_heads != 0 : n.heads != 0) {
-    Fail("heads", std::to_string(n.heads) + " is not a multiple of key_heads " +
+    Fail("heads", "is " + std::to_string(n.heads) + "; expected a multiple of key_heads, " +
                       std::to_string(n.key_heads));
   }
   constexpr int64_t kMost = int64_t{1} << 30;
-  Require(n.queries < kMost && n.keys < kMost, "queries, keys", "more than 2^30");
+  Require(n.queries < kMost && n.keys < kMost, "the number of queries or keys",
+          "is too large; expected less than 2^30");
   const int64_t rows = n.batch * n.heads * n.queries;
   const int64_t columns = n.batch * n.key_heads * n.keys;
   if (f.input != PairInput::kNone) {
@@ -96,34 +97,33 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
   }
   Require(rows * columns == 0 ||
               (in.mask.query_segments == nullptr) == (in.mask.key_segments == nullptr),
-          "query_segments, key_segments", "one of them is null; expected both or neither");
+          "one of query_segments and key_segments", "is null; expected both or neither");
   CheckPositions(in);
   Require(in.factor != nullptr || n.heads == 0, "factor", "is null");
   const Relative<T>& relative = in.relative;
   Require(relative.layout != nullptr || (relative.keys == nullptr && relative.values == nullptr &&
                                          relative.queries == nullptr),
-          "relative", "has a table without a layout");
+          "relative", "has a table without a layout; expected both");
   if (relative.keys != nullptr) {
-    Require(relative.dim > 0, "relative", "dim is 0; expected at least 1");
+    Require(relative.dim > 0, "relative dim", "is 0; expected at least 1");
     RequireView(relative.query, "relative query", rows * relative.dim);
   }
   if (relative.queries != nullptr) {
-    Require(relative.key_dim > 0, "relative", "key_dim is 0; expected at least 1");
+    Require(relative.key_dim > 0, "relative key_dim", "is 0; expected at least 1");
     RequireView(relative.key, "relative key", columns * relative.key_dim);
     Require(dynamic_cast<const OffsetLayout*>(relative.layout) != nullptr, "relative",
             "has queries and a layout that is not indexed by offset; expected an OffsetLayout");
   }
   Require(rows * columns == 0 || (in.key_bias_low == nullptr) == (in.key_bias_base == nullptr),
-          "key_bias_low",
-          "one of key_bias_low and key_bias_base is null; expected both or neither");
+          "one of key_bias_low and key_bias_base", "is null; expected both or neither");
   Require(rows * columns == 0 || in.key_bias_low == nullptr || in.key_bias != nullptr,
           "key_bias_low", "is given without key_bias; expected both");
   if (!(in.softcap >= 0 && std::isfinite(in.softcap))) {
     Fail("softcap",
-         "is " + std::to_string(in.softcap) + "; expected a positive number, or 0: none");
+         "is " + std::to_string(in.softcap) + "; expected a positive number, or 0 for no cap");
   }
   if (!(in.tolerance >= 0 && in.tolerance < 1)) {
-    Fail("tolerance", "is " + std::to_string(in.tolerance) + "; expected at least 0, below 1");
+    Fail("tolerance", "is " + std::to_string(in.tolerance) + "; expected at least 0 and below 1");
   }
   if (!(in.dropout.rate >= 0 && in.dropout.rate <= 1)) {
     Fail("dropout", "is " + std::to_string(in.dropout.rate) + "; expected 0 to 1");
@@ -155,25 +155,25 @@ void CheckBackward(const PairFunction& f, const AttentionInput<T>& in,
   RequireView(saved.d_o, "d_o", rows * in.shape.value_dim);
   Require(saved.lse != nullptr || rows == 0, "lse", "is null");
   Require(grad.bias.table == nullptr || in.bias.table != nullptr, "d_bias",
-          "is given without the bias");
+          "is given without the bias; expected both");
   Require(grad.bias.table == nullptr || grad.bias.batch_stride == in.bias.batch_stride, "d_bias",
           "has a different batch_stride than the bias; expected the same");
   Require(grad.key_bias == nullptr || in.key_bias != nullptr, "d_key_bias",
-          "is given without the bias");
+          "is given without the bias; expected both");
   Require((grad.relative_query.data == nullptr && grad.relative_keys == nullptr) ||
               in.relative.keys != nullptr,
-          "d_relative_keys", "is given without relative keys");
+          "d_relative_keys", "is given without relative keys; expected both");
   Require((grad.relative_key.data == nullptr && grad.relative_queries == nullptr) ||
               in.relative.queries != nullptr,
-          "d_relative_queries", "is given without relative queries");
+          "d_relative_queries", "is given without relative queries; expected both");
   Require(grad.pair_bias.data == nullptr || in.pair_bias.data != nullptr, "d_pair_bias",
-          "is given without the bias");
+          "is given without the bias; expected both");
   Require(grad.pair_bias.data == nullptr || in.shape.queries < 2 || grad.pair_bias.stride[2] != 0,
           "d_pair_bias", "has rows that share memory; expected separate rows");
   Require(grad.temperature == nullptr || in.temperature != nullptr, "d_temperature",
-          "is given without temperature");
+          "is given without temperature; expected both");
   Require(grad.relative_values == nullptr || in.relative.values != nullptr, "d_relative_values",
-          "is given without relative values");
+          "is given without relative values; expected both");
 }
 
 template <class T, class Forward>

@@ -49,7 +49,7 @@ AttentionInput<float> Input(const gnomon_attention& c) {
 }
 
 const PairFunction& Function(const gnomon_attention& c) {
-  if (c.function == nullptr) throw Error("attention: function: is null");
+  if (c.function == nullptr) throw Error("attention: function is null");
   return FindPairFunction(c.function);
 }
 
@@ -75,7 +75,7 @@ int Guard(const Body& body) {
 
 int gnomon_attention_forward(const gnomon_attention* input, float* o, float* lse) {
   return gnomon::Guard([&] {
-    if (input == nullptr) throw gnomon::Error("attention: input: is null");
+    if (input == nullptr) throw gnomon::Error("attention: input is null");
     const gnomon::AttentionOutput<float> output = {
         .o = gnomon::Queries(*input, o, input->value_dim),
         .lse = lse,
@@ -88,8 +88,8 @@ int gnomon_attention_forward(const gnomon_attention* input, float* o, float* lse
 int gnomon_attention_backward(const gnomon_attention* input, const float* o, const float* lse,
                               const float* d_o, const gnomon_attention_gradient* gradient) {
   return gnomon::Guard([&] {
-    if (input == nullptr) throw gnomon::Error("attention: input: is null");
-    if (gradient == nullptr) throw gnomon::Error("attention: gradient: is null");
+    if (input == nullptr) throw gnomon::Error("attention: input is null");
+    if (gradient == nullptr) throw gnomon::Error("attention: gradient is null");
     const gnomon::AttentionBackwardInput<float> saved = {
         .o = gnomon::Queries(*input, o, input->value_dim),
         .lse = lse,

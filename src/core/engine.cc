@@ -19,11 +19,11 @@ namespace {
 
 void CheckTarget(const PairTable& table) {
   if (table.target == HWY_TARGET) return;
-  throw Error(
-      std::string("attention: the pair function was compiled for ") +
-      hwy::TargetName(table.target) + ", but the current instruction set is " +
-      hwy::TargetName(HWY_TARGET) +
-      "; compile it for the current one, or set GNOMON_TARGET to the one it was compiled for");
+  throw Error(std::string("attention: the pair function was compiled for ") +
+              hwy::TargetName(table.target) + ", but the current instruction set is " +
+              hwy::TargetName(HWY_TARGET) +
+              "; compile it for the current one, or set GNOMON_TARGET to " +
+              hwy::TargetName(table.target));
 }
 
 void Forward(const PairTable& table, const AttentionInput<float>& in,

@@ -76,7 +76,8 @@ void Check(const PairFunction& f, const GraphInput<T>& in) {
   RequireGiven(f.column_scalars == 0 || in.column_scalars != nullptr || columns == 0,
                "column_scalars");
   RequireGiven(f.head_scalars == 0 || in.head_scalars != nullptr || n.heads == 0, "head_scalars");
-  Require(in.dropout.rate >= 0 && in.dropout.rate <= 1, "dropout.rate", "is not from 0 to 1");
+  Require(in.dropout.rate >= 0 && in.dropout.rate <= 1, "dropout.rate",
+          "is invalid; expected 0 to 1");
 }
 
 template <class T>

@@ -675,31 +675,34 @@ std::string Unsupported(const PairFunction& function, const Input& in) {
   constexpr int64_t kMostColumns = 256;
   constexpr int64_t kMostKeys = int64_t{1} << 24;
   const auto wide = [](const char* name, int64_t columns) {
-    return std::string(name) + ": is " + std::to_string(columns) + ", at most 256";
+    return std::string(name) + " is " + std::to_string(columns) + "; expected at most 256";
   };
   const AttentionShape& n = in.shape;
   if (function.input != PairInput::kNone && n.dim > kMostColumns) return wide("head_dim", n.dim);
   if (n.value_dim > kMostColumns) return wide("head_dim of v", n.value_dim);
   // Statistics store key indices as floats.
   if (n.keys > kMostKeys) {
-    return "keys: are " + std::to_string(n.keys) + ", at most " + std::to_string(kMostKeys);
+    return "k has " + std::to_string(n.keys) + " keys; expected at most " +
+           std::to_string(kMostKeys);
   }
   LayoutParameters layout;
   if (in.bias.table != nullptr && in.bias.layout != nullptr &&
       !Describe(*in.bias.layout, &layout)) {
-    return "bias: its layout is not supported on CUDA";
+    return "bias has a layout that is not supported";
   }
   if (in.relative.layout != nullptr && !Describe(*in.relative.layout, &layout)) {
-    return "relative: its layout is not supported on CUDA";
+    return "relative has a layout that is not supported";
   }
   if (in.softcap != 0) {
-    return "score_softcap on a GPU; expected the tensors on the CPU, or similarity.Dot(softcap=), "
-           "which caps products before anything is added";
+    return "score_softcap is not supported on a GPU; expected tensors on the CPU, or "
+           "similarity.Dot(softcap=), which caps products before biases are added";
   }
-  if (in.query_positions != nullptr) return "positions on a GPU; expected query_offset";
+  if (in.query_positions != nullptr) {
+    return "positions are not supported on a GPU; expected query_offset";
+  }
   if (in.relative.queries != nullptr) {
-    return "relative queries (position to content) on a GPU; expected the tensors on the CPU, or a "
-           "position without them";
+    return "relative queries (position to content) are not supported on a GPU; expected tensors "
+           "on the CPU, or a position without them";
   }
   return "";
 }

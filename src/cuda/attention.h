@@ -81,7 +81,8 @@ void Forward(const PairFunction& function, const Input& input, const Output& out
 void Backward(const PairFunction& function, const Input& input, const Saved& saved,
               const Gradient& gradient, Backend& backend);
 
-// Empty, or the first unsupported argument and the reason ("head_dim: is 320, at most 256").
+// Empty, or the first unsupported argument and the reason ("head_dim is 320; expected at most
+// 256").
 std::string Unsupported(const PairFunction& function, const Input& input);
 
 }  // namespace gnomon::cuda

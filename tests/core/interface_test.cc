@@ -81,67 +81,67 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
     std::function<void(C&)> spoil;
   };
   const Case cases[] = {
-      {"attention: batch: is -1; expected at least 0", [](C& c) { c.in.shape.batch = -1; }},
-      {"attention: heads: is -2; expected at least 0", [](C& c) { c.in.shape.heads = -2; }},
-      {"attention: key_heads: is -1; expected at least 0", [](C& c) { c.in.shape.key_heads = -1; }},
-      {"attention: queries: is -7; expected at least 0", [](C& c) { c.in.shape.queries = -7; }},
-      {"attention: keys: is -1; expected at least 0", [](C& c) { c.in.shape.keys = -1; }},
-      {"attention: dim: is -1; expected at least 0", [](C& c) { c.in.shape.dim = -1; }},
-      {"attention: dim: is 0; expected at least 1", [](C& c) { c.in.shape.dim = 0; }},
-      {"attention: value_dim: is -1; expected at least 0", [](C& c) { c.in.shape.value_dim = -1; }},
-      {"attention: heads: 3 is not a multiple of key_heads 2",
+      {"attention: batch is -1; expected at least 0", [](C& c) { c.in.shape.batch = -1; }},
+      {"attention: heads is -2; expected at least 0", [](C& c) { c.in.shape.heads = -2; }},
+      {"attention: key_heads is -1; expected at least 0", [](C& c) { c.in.shape.key_heads = -1; }},
+      {"attention: queries is -7; expected at least 0", [](C& c) { c.in.shape.queries = -7; }},
+      {"attention: keys is -1; expected at least 0", [](C& c) { c.in.shape.keys = -1; }},
+      {"attention: dim is -1; expected at least 0", [](C& c) { c.in.shape.dim = -1; }},
+      {"attention: dim is 0; expected at least 1", [](C& c) { c.in.shape.dim = 0; }},
+      {"attention: value_dim is -1; expected at least 0", [](C& c) { c.in.shape.value_dim = -1; }},
+      {"attention: heads is 3; expected a multiple of key_heads, 2",
        [](C& c) {
          c.in.shape.heads = 3;
          c.in.shape.key_heads = 2;
        }},
-      {"attention: heads: 2 is not a multiple of key_heads 0",
+      {"attention: heads is 2; expected a multiple of key_heads, 0",
        [](C& c) { c.in.shape.key_heads = 0; }},
-      {"attention: queries, keys: more than 2^30",
+      {"attention: the number of queries or keys is too large; expected less than 2^30",
        [](C& c) { c.in.shape.queries = int64_t{1} << 31; }},
-      {"attention: queries, keys: more than 2^30",
+      {"attention: the number of queries or keys is too large; expected less than 2^30",
        [](C& c) { c.in.shape.keys = int64_t{1} << 40; }},
-      {"attention: x: is null", [](C& c) { c.in.x.data = nullptr; }},
-      {"attention: y: is null", [](C& c) { c.in.y.data = nullptr; }},
-      {"attention: v: is null", [](C& c) { c.in.v.data = nullptr; }},
-      {"attention: factor: is null", [](C& c) { c.in.factor = nullptr; }},
-      {"attention: query_segments, key_segments: one of them is null; expected both or neither",
+      {"attention: x is null", [](C& c) { c.in.x.data = nullptr; }},
+      {"attention: y is null", [](C& c) { c.in.y.data = nullptr; }},
+      {"attention: v is null", [](C& c) { c.in.v.data = nullptr; }},
+      {"attention: factor is null", [](C& c) { c.in.factor = nullptr; }},
+      {"attention: one of query_segments and key_segments is null; expected both or neither",
        [](C& c) {
          static constexpr int32_t kSegment = 0;
          c.in.mask.query_segments = &kSegment;
        }},
-      {"attention: relative: has a table without a layout",
+      {"attention: relative has a table without a layout; expected both",
        [](C& c) { c.in.relative.keys = c.memory.data(); }},
-      {"attention: relative: has a table without a layout",
+      {"attention: relative has a table without a layout; expected both",
        [](C& c) { c.in.relative.values = c.memory.data(); }},
-      {"attention: relative: dim is 0; expected at least 1",
+      {"attention: relative dim is 0; expected at least 1",
        [](C& c) {
          static const KeyLayout layout(1);
          c.in.relative.layout = &layout;
          c.in.relative.keys = c.memory.data();
        }},
-      {"attention: relative query: is null",
+      {"attention: relative query is null",
        [](C& c) {
          static const KeyLayout layout(1);
          c.in.relative.layout = &layout;
          c.in.relative.keys = c.memory.data();
          c.in.relative.dim = 1;
        }},
-      {"attention: relative: has a table without a layout",
+      {"attention: relative has a table without a layout; expected both",
        [](C& c) { c.in.relative.queries = c.memory.data(); }},
-      {"attention: relative: key_dim is 0; expected at least 1",
+      {"attention: relative key_dim is 0; expected at least 1",
        [](C& c) {
          static const OffsetLayout layout(0, 0, OffsetLayout::Far::kClip);
          c.in.relative.layout = &layout;
          c.in.relative.queries = c.memory.data();
        }},
-      {"attention: relative key: is null",
+      {"attention: relative key is null",
        [](C& c) {
          static const OffsetLayout layout(0, 0, OffsetLayout::Far::kClip);
          c.in.relative.layout = &layout;
          c.in.relative.queries = c.memory.data();
          c.in.relative.key_dim = 1;
        }},
-      {"attention: relative: has queries and a layout that is not indexed by offset; expected an "
+      {"attention: relative has queries and a layout that is not indexed by offset; expected an "
        "OffsetLayout",
        [](C& c) {
          static const KeyLayout layout(1);
@@ -150,23 +150,23 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
          c.in.relative.key.data = c.memory.data();
          c.in.relative.key_dim = 1;
        }},
-      {"attention: key_bias_low: one of key_bias_low and key_bias_base is null; expected both or "
+      {"attention: one of key_bias_low and key_bias_base is null; expected both or "
        "neither",
        [](C& c) { c.in.key_bias_base = c.memory.data(); }},
-      {"attention: key_bias_low: is given without key_bias; expected both",
+      {"attention: key_bias_low is given without key_bias; expected both",
        [](C& c) { c.in.key_bias_low = c.in.key_bias_base = c.memory.data(); }},
-      {"attention: dropout: is 1.500000; expected 0 to 1", [](C& c) { c.in.dropout.rate = 1.5; }},
-      {"attention: dropout: is nan; expected 0 to 1",
+      {"attention: dropout is 1.500000; expected 0 to 1", [](C& c) { c.in.dropout.rate = 1.5; }},
+      {"attention: dropout is nan; expected 0 to 1",
        [](C& c) { c.in.dropout.rate = std::nan(""); }},
-      {"attention: chunks: has -1; expected 0 to 2^30 - 1",
+      {"attention: chunks has -1; expected 0 to 2^30 - 1",
        [](C& c) { c.in.mask.chunks.before = -1; }},
-      {"attention: chunks: has 1073741824; expected 0 to 2^30 - 1",
+      {"attention: chunks has 1073741824; expected 0 to 2^30 - 1",
        [](C& c) { c.in.mask.chunks.size = int64_t{1} << 30; }},
-      {"attention: chunks: has 1073741824; expected 0 to 2^30 - 1",
+      {"attention: chunks has 1073741824; expected 0 to 2^30 - 1",
        [](C& c) { c.in.mask.chunks.after = int64_t{1} << 30; }},
-      {"attention: row_scalars: is null; penumbral needs 2",
+      {"attention: row_scalars is null; penumbral needs 2",
        [](C& c) { c.in.row_scalars = nullptr; }},
-      {"attention: column_scalars: is null; penumbral needs 2",
+      {"attention: column_scalars is null; penumbral needs 2",
        [](C& c) { c.in.column_scalars = nullptr; }},
   };
   for (const Case& test_case : cases) {
@@ -180,16 +180,16 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
 TYPED_TEST(ErrorTest, OutputsAreChecked) {
   Call<TypeParam> without_o("dot");
   without_o.out.o.data = nullptr;
-  EXPECT_EQ(Message([&] { without_o.Forward(); }), "attention: o: is null");
+  EXPECT_EQ(Message([&] { without_o.Forward(); }), "attention: o is null");
   Call<TypeParam> without_lse("dot");
   without_lse.out.lse = nullptr;
-  EXPECT_EQ(Message([&] { without_lse.Forward(); }), "attention: lse: is null");
+  EXPECT_EQ(Message([&] { without_lse.Forward(); }), "attention: lse is null");
 }
 
 TYPED_TEST(ErrorTest, HeadScalarsAreChecked) {
   Call<TypeParam> call("additive");
   call.in.head_scalars = nullptr;
-  EXPECT_EQ(Message([&] { call.Forward(); }), "attention: head_scalars: is null; additive needs 1");
+  EXPECT_EQ(Message([&] { call.Forward(); }), "attention: head_scalars is null; additive needs 1");
 }
 
 TYPED_TEST(ErrorTest, BackwardIsChecked) {
@@ -199,36 +199,36 @@ TYPED_TEST(ErrorTest, BackwardIsChecked) {
     std::function<void(C&)> spoil;
   };
   const Case cases[] = {
-      {"attention: o: is null", [](C& c) { c.saved.o.data = nullptr; }},
-      {"attention: d_o: is null", [](C& c) { c.saved.d_o.data = nullptr; }},
-      {"attention: lse: is null", [](C& c) { c.saved.lse = nullptr; }},
-      {"attention: d_bias: is given without the bias",
+      {"attention: o is null", [](C& c) { c.saved.o.data = nullptr; }},
+      {"attention: d_o is null", [](C& c) { c.saved.d_o.data = nullptr; }},
+      {"attention: lse is null", [](C& c) { c.saved.lse = nullptr; }},
+      {"attention: d_bias is given without the bias; expected both",
        [](C& c) { c.gradient.bias.table = c.memory.data(); }},
-      {"attention: d_bias: has a different batch_stride than the bias; expected the same",
+      {"attention: d_bias has a different batch_stride than the bias; expected the same",
        [](C& c) {
          c.in.bias.table = c.memory.data();
          c.gradient.bias = {c.memory.data(), 8, nullptr};
        }},
-      {"attention: d_key_bias: is given without the bias",
+      {"attention: d_key_bias is given without the bias; expected both",
        [](C& c) { c.gradient.key_bias = c.memory.data(); }},
-      {"attention: d_temperature: is given without temperature",
+      {"attention: d_temperature is given without temperature; expected both",
        [](C& c) { c.gradient.temperature = c.memory.data(); }},
-      {"attention: d_pair_bias: is given without the bias",
+      {"attention: d_pair_bias is given without the bias; expected both",
        [](C& c) { c.gradient.pair_bias = c.gradient.x; }},
-      {"attention: d_pair_bias: has rows that share memory; expected separate rows",
+      {"attention: d_pair_bias has rows that share memory; expected separate rows",
        [](C& c) {
          c.in.pair_bias = c.saved.o;
          c.gradient.pair_bias = {c.memory.data(), {8, 4, 0}};
        }},
-      {"attention: d_relative_keys: is given without relative keys",
+      {"attention: d_relative_keys is given without relative keys; expected both",
        [](C& c) { c.gradient.relative_keys = c.memory.data(); }},
-      {"attention: d_relative_keys: is given without relative keys",
+      {"attention: d_relative_keys is given without relative keys; expected both",
        [](C& c) { c.gradient.relative_query.data = c.memory.data(); }},
-      {"attention: d_relative_queries: is given without relative queries",
+      {"attention: d_relative_queries is given without relative queries; expected both",
        [](C& c) { c.gradient.relative_queries = c.memory.data(); }},
-      {"attention: d_relative_queries: is given without relative queries",
+      {"attention: d_relative_queries is given without relative queries; expected both",
        [](C& c) { c.gradient.relative_key.data = c.memory.data(); }},
-      {"attention: d_relative_values: is given without relative values",
+      {"attention: d_relative_values is given without relative values; expected both",
        [](C& c) { c.gradient.relative_values = c.memory.data(); }},
   };
   for (const Case& test_case : cases) {

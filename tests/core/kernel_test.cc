@@ -305,7 +305,7 @@ TEST(TokenTypeTest, XAndYAreOfOne) {
   } catch (const Error& error) {
     message = error.what();
   }
-  EXPECT_EQ(message, "attention: y: has a different type than x; expected the same type");
+  EXPECT_EQ(message, "attention: y has a different type than x; expected the same type");
 }
 
 TEST_P(PairFunctionTest, InfiniteBiasesMask) {

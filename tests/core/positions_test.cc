@@ -398,15 +398,15 @@ TEST(Positions, AreChecked) {
   };
   const Problem<float> p = RandomProblem(FindPairFunction("dot"), options);
   EXPECT_EQ(message(p, [](AttentionInput<float>& in) { in.key_positions = nullptr; }),
-            "attention: query_positions, key_positions: one of them is null; expected both or "
+            "attention: one of query_positions and key_positions is null; expected both or "
             "neither");
   options.bias = ProblemOptions::kSharedBias;
   EXPECT_EQ(message(RandomProblem(FindPairFunction("dot"), options), [](AttentionInput<float>&) {}),
-            "attention: bias: has no layout; expected one, as the call gives positions");
+            "attention: bias has no layout; expected one, because the call has positions");
   options.bias = ProblemOptions::kNoBias;
   options.key_positions[3] = int64_t{1} << 30;
   EXPECT_EQ(message(RandomProblem(FindPairFunction("dot"), options), [](AttentionInput<float>&) {}),
-            "attention: positions: of batch 0 are from 0 to 1073741824; expected values within "
+            "attention: positions of batch 0 are from 0 to 1073741824; expected values within "
             "+-2^53 and less than 2^30 apart");
 }
 

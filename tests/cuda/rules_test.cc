@@ -398,19 +398,19 @@ class UnknownLayout final : public TableLayout {
 TEST(RefusalTest, NamesTheArgument) {
   const PairFunction& dot = EmulatedPairFunction("dot");
   EXPECT_EQ(ErrorOf(RandomProblem(dot, {.shape = {1, 1, 1, 2, 3, 257, 8}})),
-            "attention on CUDA: head_dim: is 257, at most 256");
+            "attention on CUDA: head_dim is 257; expected at most 256");
   EXPECT_EQ(ErrorOf(RandomProblem(dot, {.shape = {1, 1, 1, 2, 3, 8, 300}})),
-            "attention on CUDA: head_dim of v: is 300, at most 256");
+            "attention on CUDA: head_dim of v is 300; expected at most 256");
   cuda::Input long_one;
   long_one.shape = {1, 1, 1, 1, (int64_t{1} << 24) + 1, 8, 8};
-  EXPECT_EQ(cuda::Unsupported(dot, long_one), "keys: are 16777217, at most 16777216");
+  EXPECT_EQ(cuda::Unsupported(dot, long_one), "k has 16777217 keys; expected at most 16777216");
   const UnknownLayout layout;
   EXPECT_EQ(ErrorOf(RandomProblem(dot, {.shape = {1, 1, 1, 2, 3, 8, 8},
                                         .bias = ProblemOptions::kSharedBias,
                                         .layout = &layout})),
-            "attention on CUDA: bias: its layout is not supported on CUDA");
+            "attention on CUDA: bias has a layout that is not supported");
   EXPECT_EQ(ErrorOf(RandomProblem(dot, {.shape = {1, 1, 1, 2, 3, 8, 8}, .relative = &layout})),
-            "attention on CUDA: relative: its layout is not supported on CUDA");
+            "attention on CUDA: relative has a layout that is not supported");
 }
 
 }  // namespace

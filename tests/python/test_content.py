@@ -590,7 +590,7 @@ def attend(position, causal=False, similarity=None, **keywords):
 
 
 WRONG = {
-    r"table of relative has 4 rows and max_offset is 2; expected 5, from past to future, or 3": (
+    r"table of relative has 4 rows, but max_offset is 2; expected 5, from past to future, or 3": (
         lambda: attend(Relative(torch.randn(4, 4), 2))
     ),
     r"3 rows, for the past only, but causal is False": (
@@ -606,7 +606,7 @@ WRONG = {
     r"values of relative has shape \[5, 3\]": (
         lambda: attend(Relative(torch.randn(5, 4), 2, values=torch.randn(5, 3)))
     ),
-    r"relative:far=near; expected clip or zero|far": (
+    r"relative:far=near is invalid; expected clip or zero|far": (
         lambda: attend(Relative(torch.randn(5, 4), 2, far="near"))
     ),
     r"max_offset": lambda: attend(Relative(torch.randn(5, 4), -1)),
@@ -625,7 +625,7 @@ WRONG = {
     r"max_distance of disentangled is 5 and its span \(half the rows .*\) is 8; .* above 5": (
         lambda: attend(Disentangled(torch.randn(16, 4), torch.randn(16, 4), max_distance=5))
     ),
-    r"transformer_xl requires causal=True, or bidirectional=true": (
+    r"transformer_xl requires causal=True, or bidirectional=True": (
         lambda: attend(TransformerXL(torch.randn(2, 4), torch.randn(2, 4), torch.randn(2, 3, 4)))
     ),
     r"transformer_xl works only with the similarity dot": (

@@ -291,20 +291,33 @@ def test_edge_biases_and_dropout(graph):
 
 def test_a_soft_cap_of_whole_scores_is_refused_by_name():
     q = torch.randn(1, 2, 9, 8)
-    with OnCuda(), pytest.raises(NotImplementedError, match=r"score_softcap on a GPU; expected"):
+    with (
+        OnCuda(),
+        pytest.raises(
+            NotImplementedError, match=r"score_softcap is not supported on a GPU; expected"
+        ),
+    ):
         gnomon.attention(q, q, q, score_softcap=2.0)
 
 
 def test_positions_of_the_callers_are_refused_by_name():
     q = torch.randn(1, 2, 9, 8)
     places = 2 * torch.arange(9).expand(1, 9)
-    with OnCuda(), pytest.raises(NotImplementedError, match=r"positions on a GPU; expected"):
+    with (
+        OnCuda(),
+        pytest.raises(NotImplementedError, match=r"positions are not supported on a GPU; expected"),
+    ):
         gnomon.attention(q, q, q, positions=places, position=ALiBi(torch.ones(2)))
 
 
 def test_position_to_content_is_refused_by_name():
     q, rows = torch.randn(1, 2, 9, 8), torch.randn(8, 8)
-    with OnCuda(), pytest.raises(NotImplementedError, match=r"position to content\) on a GPU"):
+    with (
+        OnCuda(),
+        pytest.raises(
+            NotImplementedError, match=r"position to content\) are not supported on a GPU"
+        ),
+    ):
         gnomon.attention(q, q, q, position=Disentangled(rows, rows))
 
 
@@ -339,7 +352,7 @@ def test_graph_features_missing_on_gpus_are_rejected_by_name():
     indptr, indices = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2])
     for x, message in (
         (torch.randn(3, 2, 4).double(), "graph_attention: .*Double on a GPU; expected"),
-        (torch.randn(3, 2, 264), "graph_attention: head_dim: is 264, at most 256"),
+        (torch.randn(3, 2, 264), "graph_attention: head_dim is 264; expected at most 256"),
     ):
         with pytest.raises(NotImplementedError, match=message):
             ops.graph_forward.default.redispatch(

@@ -89,7 +89,7 @@ VALUE_ERRORS = {
     "a scale of infinity": (lambda: attend(scale=float("inf")), "scale is inf; expected a finite"),
     "a scale beyond float32": (lambda: attend(scale=1e39), "scale is 1e\\+39; expected a finite"),
     "a far offset": (lambda: attend(query_offset=2**62), r"query_offset is.*expected -2\^53"),
-    "an offset beyond int64": (lambda: attend(query_offset=2**63), "query_offset is.*an int64"),
+    "an offset beyond int64": (lambda: attend(query_offset=2**63), "query_offset is.*within int64"),
     "segments of queries alone": (
         lambda: attend(query_segments=torch.zeros(2, 6, dtype=torch.int64)),
         "key_segments is None; expected both",
@@ -147,11 +147,11 @@ VALUE_ERRORS = {
     ),
     "a model": (
         lambda: attend(similarity=similarity.Hyperbolic(1.0, "torus")),
-        "hyperbolic:model=torus; expected one of hyperboloid, half_space, ball, klein",
+        "hyperbolic:model=torus is invalid; expected one of hyperboloid, half_space, ball, klein",
     ),
     "a map of another model": (
         lambda: attend(similarity=similarity.Hyperbolic(1.0, "ball", "psi")),
-        "hyperbolic:map=psi with model=ball; expected exp or none",
+        "hyperbolic:map=psi with model=ball is invalid; expected exp or none",
     ),
     "a hyperboloid in one dimension": (
         lambda: attend(*[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Hyperbolic(1.0)),
@@ -159,11 +159,11 @@ VALUE_ERRORS = {
     ),
     "K": (
         lambda: attend(similarity=similarity.Entailment(1.0, K=0.0)),
-        "entailment:K=0.0; expected a positive number",
+        "entailment:K=0.0 is invalid; expected a positive number",
     ),
     "map of entailment": (
         lambda: attend(similarity=similarity.Entailment(1.0, map="exp")),
-        "entailment:map=exp; expected one of ball, none",
+        "entailment:map=exp is invalid; expected one of ball, none",
     ),
     "a cone's name": (
         lambda: gnomon.cones.ancestor(HEADS, HEADS, cone="antumbral"),
@@ -193,15 +193,15 @@ VALUE_ERRORS = {
     ),
     "map": (
         lambda: attend(similarity=similarity.Umbral(1.0, map="xi")),
-        "umbral:map=xi; expected one of psi, exp, none",
+        "umbral:map=xi is invalid; expected one of psi, exp, none",
     ),
     "score": (
         lambda: attend(similarity=similarity.Penumbral(1.0, score="depth")),
-        "penumbral:score=depth; expected one of height, height2, log",
+        "penumbral:score=depth is invalid; expected one of height, height2, log",
     ),
     "r": (
         lambda: attend(similarity=similarity.Penumbral(1.0, r=-1.0)),
-        "penumbral:r=-1.0; expected a positive number",
+        "penumbral:r=-1.0 is invalid; expected a positive number",
     ),
     "an option in a word": (
         lambda: attend(similarity=similarity.Umbral(1.0, map="psi:r=3")),
@@ -213,11 +213,11 @@ VALUE_ERRORS = {
     ),
     "mode": (
         lambda: attend(position=position.HyPE(1.0, 0.1, mode="even")),
-        "hype:mode=even; expected one of abs, odd, cosh",
+        "hype:mode=even is invalid; expected one of abs, odd, cosh",
     ),
     "kind": (
         lambda: attend(position=position.Kerple(HEADS, HEADS, kind="exp")),
-        "kerple:kind=exp; expected one of log, power",
+        "kerple:kind=exp is invalid; expected one of log, power",
     ),
     "heads of T5": (
         lambda: attend(position=position.T5(torch.ones(32, 3), True)),
@@ -244,11 +244,11 @@ VALUE_ERRORS = {
     ),
     "base": (
         lambda: attend(position=position.RoPE(base=0.0)),
-        "rope:base=0.0; expected a positive",
+        "rope:base=0.0 is invalid; expected a positive",
     ),
     "layout": (
         lambda: attend(position=position.RoPE(layout="split")),
-        "rope:layout=split; expected one of interleaved, half",
+        "rope:layout=split is invalid; expected one of interleaved, half",
     ),
     "left": (lambda: attend(window=(-1, 0)), "left of window is -1; expected at least 0, or None"),
     "right": (lambda: attend(window=(None, -2)), "right of window is -2"),
@@ -369,11 +369,11 @@ VALUE_ERRORS = {
     ),
     "a word for a number": (
         lambda: nn.MultiheadAttention(8, 4, position="hype:mu=small"),
-        "hype:mu=small; expected learned, fixed or a number",
+        "hype:mu=small is invalid; expected learned, fixed or a number",
     ),
     "mu of zero": (
         lambda: nn.MultiheadAttention(8, 4, position="hype:mu=0"),
-        "hype:mu=0; expected a positive number",
+        "hype:mu=0 is invalid; expected a positive number",
     ),
     "an option twice": (
         lambda: nn.MultiheadAttention(8, 4, position="hype:mu=0.1:mu=0.2"),
@@ -385,15 +385,15 @@ VALUE_ERRORS = {
     ),
     "a rate below 0": (
         lambda: attend(position="kerple:r2=-1"),
-        r"kerple:r2=-1; expected learned, fixed or a number of at least 0",
+        r"kerple:r2=-1 is invalid; expected learned, fixed or a number of at least 0",
     ),
     "a number beyond floats": (
         lambda: attend(position="alibi:slopes=-1e60"),
-        r"alibi:slopes=-1e60; expected learned, fixed or a number that float32 can represent",
+        r"alibi:slopes=-1e60 is invalid; expected learned, fixed or a number that float32 can",
     ),
     "a table of no length": (
         lambda: nn.MultiheadAttention(8, 4, position="offset_bias:length=0"),
-        "offset_bias:length=0; expected an integer of at least 1",
+        "offset_bias:length=0 is invalid; expected an integer of at least 1",
     ),
 }
 

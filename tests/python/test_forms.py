@@ -301,7 +301,7 @@ def test_transformer_xl_module_is_the_paper(causal):
         learned.load_state_dict(own)
         torch.testing.assert_close(learned(x), expected)
         with pytest.raises(
-            ValueError, match="r of transformer_xl has 17 rows and bidirectional is True"
+            ValueError, match="r of transformer_xl has 17 rows, and bidirectional is True"
         ):
             learned(torch.cat([x, x], 1))
 

@@ -117,7 +117,7 @@ REFUSED = {
     "a state with bias_k": (
         lambda: nn.MultiheadAttention(32, 4).load_state_dict(theirs(add_bias_kv=True).state_dict()),
         NotImplementedError,
-        "the state contains bias_k of add_bias_kv",
+        "the state_dict contains bias_k of add_bias_kv",
     ),
     "a layer with add_zero_attn": (
         lambda: nn.TransformerEncoderLayer.from_torch(with_zero_attn()),
@@ -234,7 +234,7 @@ REFUSED = {
     "another number of axes": (
         lambda: nn.resize_grid(nn.MultiheadAttention(8, 2, position="alibi:shape=3x4"), (3,)),
         ValueError,
-        r"shape is \(3,\) and that of alibi:shape=3x4 is \(3, 4\); expected the same number",
+        r"shape is \(3,\), but alibi:shape=3x4 has the shape \(3, 4\); expected the same number",
     ),
 }
 

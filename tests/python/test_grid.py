@@ -627,7 +627,7 @@ ERRORS = {
     ),
     "length 0": (
         lambda: attend(Grid((3, 0), [ALiBi(SLOPES)] * 2)),
-        "alibi:shape=3x0; expected positive integers joined by x",
+        "alibi:shape=3x0 is invalid; expected positive integers joined by x",
     ),
     "a negative prefix": (
         lambda: attend(Grid((3, 4), [ALiBi(SLOPES)] * 2, prefix=-1)),

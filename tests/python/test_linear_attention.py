@@ -496,7 +496,11 @@ ERRORS = {
         ValueError,
         "RoPE has dims = 10; expected an even number, at most 8",
     ),
-    "base": ({"rope": RoPE(base=0.0)}, ValueError, "rope:base=0.0; expected a positive number"),
+    "base": (
+        {"rope": RoPE(base=0.0)},
+        ValueError,
+        "rope:base=0.0 is invalid; expected a positive number",
+    ),
     "num_features of 0": (
         {"feature": "favor", "num_features": 0},
         ValueError,
@@ -543,7 +547,7 @@ def test_errors(name):
         ((4, -1), ValueError, "head_dim is -1; expected at least 1"),
         ((4.0, 4), TypeError, "num_features is a float; expected an integer"),
         ((4, 4, None), TypeError, "seed is a NoneType; expected an integer"),
-        ((4, 4, 2**63), ValueError, f"seed is {2**63}; expected an int64"),
+        ((4, 4, 2**63), ValueError, f"seed is {2**63}; expected an integer within int64"),
     ],
 )
 def test_errors_of_the_projection(arguments, kind, message):

@@ -201,7 +201,7 @@ def test_weights_have_gradients():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda q, k: (q, k, 9), ValueError, "rows contains 9; expected -9 to 8, because Lq = 9"),
+        (lambda q, k: (q, k, 9), ValueError, "rows contains 9; expected -9 to 8, because Lq is 9"),
         (lambda q, k: (q, k, [0, -10]), ValueError, "rows contains -10"),
         (lambda q, k: (q, k, "last"), TypeError, "rows is a str; expected an integer, a sequence"),
         (lambda q, k: (q, k, 0.5), TypeError, "rows is a float; expected an integer, a sequence"),

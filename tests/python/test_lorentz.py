@@ -538,7 +538,9 @@ def test_the_layer_takes_positions():
     ]
     torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-5, rtol=1e-4)
     assert torch.equal(cache.positions, torch.arange(7))
-    with pytest.raises(ValueError, match=r"key_positions is None, query has 2 tokens and key 7"):
+    with pytest.raises(
+        ValueError, match=r"key_positions is None, but query has 2 tokens and key has 7"
+    ):
         layer(x[:, :2], x, positions=torch.arange(2), cache=KVCache())
     with pytest.raises(ValueError, match="the cache contains positions"):
         layer(x, causal=True, cache=cache)

@@ -624,7 +624,7 @@ def test_memory_is_linear():
         ({"positions": [0, 1]}, r"positions has shape \[2\]; expected \(B, length\) = \(1, 3\)"),
         (
             {"positions": [0, 1, 2**30]},
-            r"positions: of batch 0 are from 0 to 1073741824; expected values within \+-2\^53",
+            r"positions of batch 0 are from 0 to 1073741824; expected values within \+-2\^53",
         ),
         (
             {"positions": [0, 1, 2**22], "position": "alibi"},
@@ -652,7 +652,7 @@ def test_memory_is_linear():
                 "causal": True,
                 "position": position.TransformerXL(*[torch.zeros(2, 4)] * 2, torch.zeros(2, 9, 4)),
             },
-            "has rows for 9 distances, but positions reach the distance p_i - p_j = 9",
+            "has rows for 9 distances, but positions have the distance p_i - p_j = 9",
         ),
     ],
 )

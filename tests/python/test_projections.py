@@ -224,7 +224,7 @@ def test_a_call_needs_the_tensors(position):
 @pytest.mark.parametrize(
     ("rows", "extent", "causal", "message"),
     [
-        (16, 9, True, r"16 rows and extent is 9; expected 17, from past to future, or 9"),
+        (16, 9, True, r"16 rows, but extent is 9; expected 17, from past to future, or 9"),
         (9, 9, False, r"for the past only, but causal is False"),
     ],
 )

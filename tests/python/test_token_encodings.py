@@ -465,7 +465,10 @@ def test_without_positions_only_the_mask_gives_order():
             lambda: Convolutional(10),
             "conv has groups = 16; expected a divisor of the embedding dimension, 10",
         ),
-        (lambda: Convolutional(8, 0, 1), "conv:kernel=0; expected an integer of at least 1"),
+        (
+            lambda: Convolutional(8, 0, 1),
+            "conv:kernel=0 is invalid; expected an integer of at least 1",
+        ),
         (
             lambda: Convolutional(8, 5, 1, causal=True)(torch.zeros(1, 2, 8), 3),
             "conv needs the 3 tokens before position 3 but has 0; pass the cache",
@@ -481,15 +484,15 @@ def test_without_positions_only_the_mask_gives_order():
         (lambda: CAPE(7), "cape: dim is 7; expected a positive even"),
         (
             lambda: CAPE(8, global_shift=-1.0),
-            "cape:global_shift=-1.0; expected a number of at least 0",
+            "cape:global_shift=-1.0 is invalid; expected a number of at least 0",
         ),
         (
             lambda: CAPE(8, global_scale=0.5),
-            "cape:global_scale=0.5; expected a number of at least 1",
+            "cape:global_scale=0.5 is invalid; expected a number of at least 1",
         ),
         (lambda: CAPE(8, shape=(2, 3, 4)), "cape: shape is 2x3x4; expected two axes"),
         (lambda: CAPE(8, shape=(2, 3), normalize=True), "cape:normalize is set with a shape"),
-        (lambda: CAPE(8, shape=(2, 0)), "cape:shape=2x0; expected positive integers"),
+        (lambda: CAPE(8, shape=(2, 0)), "cape:shape=2x0 is invalid; expected positive integers"),
         (lambda: CAPE(8, prefix=1), "cape:prefix=1 needs a shape"),
         (
             lambda: CAPE(8, shape=(2, 3))(torch.zeros(1, 7, 8)),

@@ -570,7 +570,7 @@ MISTAKES = {
     "a word in a call": (
         lambda: gnomon.attention(*tokens(), position="alibi:slopes=small"),
         ValueError,
-        "alibi:slopes=small; expected learned, fixed or a number",
+        "alibi:slopes=small is invalid; expected learned, fixed or a number",
     ),
     "a table in a call": (
         lambda: gnomon.attention(*tokens(), position="t5"),
@@ -590,7 +590,7 @@ MISTAKES = {
     "a tensor for a number": (
         lambda: gnomon.attention(*tokens(), position="rope:base=tensor"),
         ValueError,
-        "rope:base=tensor; expected a positive number",
+        "rope:base=tensor is invalid; expected a positive number",
     ),
     "a tensor of no parameter": (
         lambda: nn.MultiheadAttention(8, 2, position="rope:nonsense=tensor"),

@@ -460,7 +460,7 @@ TEST_F(AttentionTest, ErrorsNameTheArgument) {
       [&] {
         attention(q, k, v, AttentionOptions().similarity(similarity::Umbral(1.0, 0.1, "xi")));
       },
-      "umbral:map=xi; expected one of psi, exp, none");
+      "umbral:map=xi is invalid; expected one of psi, exp, none");
   ExpectThrow<c10::ValueError>(
       [&] { attention(q.narrow(2, 0, 3), k, v, AttentionOptions().causal(true)); },
       "causal needs query_offset");

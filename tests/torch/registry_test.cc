@@ -469,7 +469,7 @@ TEST(PositionEntryTest, AnEncodingHasAnEncoder) {
         });
         nn::TokenEncoding("mine", 4);
       },
-      "gnomon.nn: mine returned no encoder");
+      "gnomon.nn: mine returned no encoder; return one from its factory");
 }
 
 TEST(RegisterTest, RefusesAPositionWithoutARole) {

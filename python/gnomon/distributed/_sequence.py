@@ -23,8 +23,8 @@ _T = TypeVar("_T", bound=Term)
 
 #: By role, the alternative to a term that cannot be computed from a part of the keys.
 _OF_WHOLE_ROWS = {
-    "sink": "which enters the sum over all parts; expected the argument sink",
-    "temperature": "which may depend on all keys of a row; expected the argument temperature",
+    "sink": "which would be added once for each part of the keys; pass the argument sink instead",
+    "temperature": "which may depend on all keys of a query; pass the argument temperature instead",
     "gate": (
         "which applies to the output of all parts; multiply the returned output by the gate instead"
     ),
@@ -34,8 +34,8 @@ _OF_WHOLE_ROWS = {
 def check_position(term: position_terms.Specified) -> None:
     if any(component.lies_on_a_grid for component in components_of(term.spec)):
         raise NotImplementedError(
-            f"gnomon.{NAME}: position is {term.spec}, which lies on a grid; expected positions "
-            "in the sequence"
+            f"gnomon.{NAME}: position is {term.spec}, which needs a grid; expected a position "
+            "of a sequence"
         )
     if any(component.entry.get("sums_over_keys") for component in components_of(term.spec)):
         raise NotImplementedError(
@@ -50,13 +50,13 @@ def check_position(term: position_terms.Specified) -> None:
     for component in components_of(term.spec):
         if rows := set(component.tables("tokens")) & set(component.tensors):
             raise NotImplementedError(
-                f"gnomon.{NAME}: position is {component.spec}, whose {min(rows)} has the rows "
-                "for the whole sequence; rotate q and k before the call"
+                f"gnomon.{NAME}: position is {component.spec}, whose {min(rows)} has a row for "
+                "each token of the whole sequence; rotate q and k before the call instead"
             )
     if ops.goes_by_length(term.spec):
         raise NotImplementedError(
-            f"gnomon.{NAME}: position is {term.spec}, which depends on the length of a call; "
-            "expected one that is the same in all parts"
+            f"gnomon.{NAME}: position is {term.spec}, which depends on the length of the "
+            "call; expected a rotation that does not"
         )
 
 
@@ -150,7 +150,9 @@ class WholeSequence:
     def _check_columns(self, pairs: Tensor, given: str) -> None:
         keys = sum(self.parts.keys)
         if pairs.dim() < 1 or pairs.size(-1) not in (1, keys):
-            raise ValueError(f"{given}expected {keys} columns, the keys for the whole sequence")
+            raise ValueError(
+                f"{given}expected {keys} columns, one for each key of the whole sequence"
+            )
 
     def check_chunks(self) -> None:
         chunks = self.call["chunks"]
@@ -160,7 +162,7 @@ class WholeSequence:
         if any(begin % chunks[0] != 0 for begin in begins):
             raise ValueError(
                 f"gnomon.{NAME}: the parts of k begin at {begins}; expected multiples of the "
-                f"size of chunks, {chunks[0]}"
+                f"chunk size, {chunks[0]}"
             )
 
     def sees(self, queries: Piece, keys: Piece) -> bool:

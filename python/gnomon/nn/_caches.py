@@ -331,8 +331,8 @@ def place_tokens(
         of_keys = positions
         if positions is not None and query.shape[1] != key.shape[1]:
             raise ValueError(
-                f"gnomon.{operator}: key_positions is None, query has {query.shape[1]} tokens "
-                f"and key {key.shape[1]}; expected the positions of the keys"
+                f"gnomon.{operator}: key_positions is None, but query has {query.shape[1]} tokens "
+                f"and key has {key.shape[1]}; pass the positions of the keys"
             )
     of_keys = check_optional_integers(operator, "key_positions", of_keys, query)
     # Left padding may be longer than the keys so far.

@@ -110,14 +110,15 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
     ]
     if not parts:
         raise ValueError(
-            f"gnomon.{name}: module has no position on a grid; expected a module with one"
+            f"gnomon.{name}: module has no position on a grid; expected a module with a position "
+            "such as grid_bias"
         )
     for part in parts:
         for component in components_of(_spec_of(part)):
             old = component.grid[1:]
             if old and len(old) != len(sizes):
                 raise ValueError(
-                    f"gnomon.{name}: shape is {tuple(sizes)} and that of {_spec_of(part)} is "
+                    f"gnomon.{name}: shape is {tuple(sizes)}, but {_spec_of(part)} has the shape "
                     f"{old}; expected the same number of axes"
                 )
     for part in parts:

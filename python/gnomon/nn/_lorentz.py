@@ -124,9 +124,8 @@ class LorentzMultiheadAttention(HeldTerms):
         position_spec, given = Sum(to_positions(_NAME, position))._lower()
         if any(part.entry.get("role") == "sink" for part in components_of(position_spec)):
             raise ValueError(
-                f"gnomon.{_NAME}: position has a sink, which multiplies a row's sum of values by a "
-                "number; a centroid does not depend on it, and the sink would not be trained; "
-                "expected a position without one"
+                f"gnomon.{_NAME}: position has a sink, which has no effect on centroids; expected "
+                "a position without one"
             )
         max_length = check_integer(_NAME, "max_length", max_length)
         self.dropout = check_number(_NAME, "dropout", dropout)

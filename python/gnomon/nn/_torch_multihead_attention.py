@@ -301,7 +301,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         """Handles the nested tensors that torch.nn.TransformerEncoder creates in inference."""
         if query is not key or key is not value or attn_mask is not None or key_padding_mask:
             raise NotImplementedError(
-                f"gnomon.{_NAME}: query is a nested tensor; expected the same tensor as key and "
+                f"gnomon.{_NAME}: query is a nested tensor; pass the same tensor as key and "
                 "value, and no masks"
             )
         rows = query.unbind()

@@ -68,7 +68,7 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
   std::vector<int64_t> chosen;
   for (const int64_t row : rows) {
     TORCH_CHECK_VALUE(row >= -queries && row < queries, kName, ": rows contains ", row,
-                      "; expected ", -queries, " to ", queries - 1, ", because Lq = ", queries);
+                      "; expected ", -queries, " to ", queries - 1, ", because Lq is ", queries);
     chosen.push_back(row < 0 ? row + queries : row);
   }
   CallArguments arguments = call;

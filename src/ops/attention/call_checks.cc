@@ -19,8 +19,9 @@ void CheckChunks(const std::optional<std::vector<int64_t>>& chunks) {
   const std::vector<int64_t>& n = *chunks;
   bool right = n.size() == 3 && n[0] >= 1;
   for (const int64_t number : n) right = right && number >= 0 && number < kMost;
-  TORCH_CHECK_VALUE(right, "gnomon.attention: chunks is ", at::IntArrayRef(n),
-                    "; expected (size, before, after), size at least 1, the others at least 0");
+  TORCH_CHECK_VALUE(
+      right, "gnomon.attention: chunks is ", at::IntArrayRef(n),
+      "; expected (size, before, after) with size at least 1 and the others at least 0");
 }
 
 }  // namespace
@@ -47,7 +48,7 @@ at::Tensor SeedOrDrawn(const OptionalTensor& seed) {
 
 void CheckTolerance(const char* operation, double tolerance) {
   TORCH_CHECK_VALUE(tolerance >= 0 && tolerance < 1, operation, ": tolerance is ", tolerance,
-                    "; expected at least 0, and less than 1");
+                    "; expected at least 0 and less than 1");
 }
 
 void CheckOptions(const CallArguments& arguments) {

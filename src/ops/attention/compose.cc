@@ -160,7 +160,7 @@ class Composition {
       const bool may_be_both = entry.Find("bidirectional") != nullptr;
       TORCH_CHECK_VALUE(may_be_both && position.component->Flag("bidirectional"), kOperation, ": ",
                         entry.name, " requires causal=True",
-                        may_be_both ? ", or bidirectional=true" : "");
+                        may_be_both ? ", or bidirectional=True" : "");
     }
     factor_ =
         HeadFactor(kOperation, similarity_, q_, is_for_content ? std::nullopt : arguments_.scale);

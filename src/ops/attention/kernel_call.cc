@@ -72,7 +72,8 @@ KernelCall<T>::KernelCall(const OperatorArguments& a) {
   input_.tolerance = a.tolerance;
   input_.softcap = a.softcap;
   if (a.dropout != 0) {
-    TORCH_CHECK_VALUE(a.seed, "gnomon.attention: dropout is ", a.dropout, ", which needs a seed");
+    TORCH_CHECK_VALUE(a.seed, "gnomon.attention: dropout is ", a.dropout,
+                      ", but there is no seed; pass one");
     input_.dropout = {a.dropout, static_cast<uint64_t>(a.seed->item<int64_t>())};
   }
 }
@@ -322,9 +323,9 @@ void KernelCall<T>::SetBias(const OperatorArguments& a) {
       bias_ = BiasOfTable(bias_);
     }
   } else if (a.bias) {
-    TORCH_CHECK_VALUE(
-        a.grid || !has_positions_,
-        "gnomon.attention: bias is given with positions; pass bias_parameters or a grid instead");
+    TORCH_CHECK_VALUE(a.grid || !has_positions_,
+                      "gnomon.attention: bias and positions are both given; pass bias_parameters "
+                      "or a grid instead of bias");
     if (a.grid) bias_layout_ = MakeGrid(*a.grid, GridLayout::Kind::kTable);
     const int64_t entries =
         bias_layout_ ? bias_layout_->size() : std::max<int64_t>(n.queries + n.keys - 1, 0);
@@ -397,7 +398,7 @@ std::unique_ptr<TableLayout> KernelCall<T>::MakeRelativeLayout(const OperatorArg
     return std::make_unique<KeyLayout>(rows);
   }
   TORCH_CHECK_VALUE(rows >= 1,
-                    "gnomon.attention: a relative table has no rows; expected at least 1");
+                    "gnomon.attention: a relative table has no rows; expected at least one");
   if (name == "clip" || name == "zero") {
     TORCH_CHECK_VALUE(rows % 2 == 1, "gnomon.attention: a relative table has ", rows,
                       " rows; expected an odd number");
@@ -410,8 +411,8 @@ std::unique_ptr<TableLayout> KernelCall<T>::MakeRelativeLayout(const OperatorArg
   if (name == "past" && has_positions_) {
     TORCH_CHECK_VALUE(-span_.first < rows,
                       "gnomon.attention: the table of relative keys has rows for ", rows,
-                      " distances, but positions reach the distance p_i - p_j = ", -span_.first,
-                      "; expected more rows than that");
+                      " distances, but positions have the distance p_i - p_j = ", -span_.first,
+                      "; expected more rows");
   } else if (name == "past") {
     int64_t offset = input_.query_offset;
     if (a.query_offsets && a.query_offsets->numel() > 0 && a.query_offsets->is_cpu()) {

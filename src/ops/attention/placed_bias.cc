@@ -46,7 +46,7 @@ at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
     next += 1 + sizes.size();
     const int64_t count = c10::multiply_integers(sizes);
     TORCH_CHECK_VALUE(at + count <= parameters.size(0), "gnomon.attention: bias_parameters has ",
-                      parameters.size(0), " numbers; expected more for ", terms);
+                      parameters.size(0), " numbers, which are too few for ", terms);
     at += count;
     return parameters.narrow(0, at - count, count).view(sizes);
   };
@@ -61,7 +61,8 @@ at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
     const at::Tensor term = entry->BiasByOffset(component, tensors, range);
     sum = sum.defined() ? sum + term : term;
   }
-  TORCH_CHECK_VALUE(sum.defined(), "gnomon.attention: bias_terms is empty");
+  TORCH_CHECK_VALUE(sum.defined(),
+                    "gnomon.attention: bias_terms is empty; expected at least one offset bias");
   return sum.unsqueeze(0).contiguous();
 }
 

@@ -156,7 +156,7 @@ Parameter TablePerHead() {
 std::optional<int64_t> LengthOf(const Component& component, int64_t otherwise) {
   const int64_t length = component.FindInteger("length").value_or(otherwise);
   TORCH_CHECK_VALUE(length > 0, "gnomon: ", component.name(), ":length=", length,
-                    "; expected an integer of at least 1");
+                    " is invalid; expected an integer of at least 1");
   return length;
 }
 

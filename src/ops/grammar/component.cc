@@ -234,7 +234,8 @@ bool Component::HasDefault(std::string_view key) const {
 
 void Component::Fail(std::string_view key, std::string_view value,
                      const std::string& expected) const {
-  TORCH_CHECK_VALUE(false, "gnomon: ", name_, ":", key, "=", value, "; expected ", expected);
+  TORCH_CHECK_VALUE(false, "gnomon: ", name_, ":", key, "=", value, " is invalid; expected ",
+                    expected);
 }
 
 std::string Component::Text() const {

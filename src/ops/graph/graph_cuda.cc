@@ -47,7 +47,7 @@ class EdgeAttention {
     indptr_ = a.indptr.contiguous();
 
     TORCH_CHECK_NOT_IMPLEMENTED(a.x.scalar_type() == at::kFloat, kGraphAttention, ": ",
-                                a.x.scalar_type(), " on a GPU; expected float32");
+                                "q has dtype ", a.x.scalar_type(), " on a GPU; expected float32");
     constexpr int64_t kMostEdges = std::numeric_limits<int>::max();
     TORCH_CHECK_NOT_IMPLEMENTED(*lengths_['E'] <= kMostEdges, kGraphAttention, ": indices has ",
                                 *lengths_['E'], " edges; expected at most ", kMostEdges,

@@ -177,7 +177,7 @@ void CheckModule(const char* module, double dropout, double tolerance, const Own
                         : own.gate && role == Role::kGate    ? "gate"
                         : own.qk_norm && role == Role::kNorm ? "qk_norm"
                                                              : nullptr;
-    TORCH_CHECK_VALUE(twice == nullptr, module, ": ", twice, " is set and position contains ",
+    TORCH_CHECK_VALUE(twice == nullptr, module, ": ", twice, " is set, and position contains ",
                       term.name(), "; expected one of them");
   }
 }

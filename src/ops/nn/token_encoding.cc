@@ -30,12 +30,12 @@ std::unique_ptr<TokenEncoder> MakeTokenEncoder(const Component& component, int64
   const PositionEntry& entry = FindPosition(component);
   TORCH_CHECK_VALUE(entry.role() == PositionEntry::Role::kEmbedding, "gnomon.nn: position ",
                     component.name(),
-                    " acts inside attention; expected one that is added to the embeddings");
+                    " acts inside attention; expected a position that is added to the embeddings");
   TORCH_CHECK_VALUE(dim >= 1, "gnomon.nn: ", component.name(), ": dim is ", dim,
                     "; expected at least 1");
   std::unique_ptr<TokenEncoder> encoder = entry.encoder(component, dim, causal);
   TORCH_CHECK_VALUE(encoder != nullptr, "gnomon.nn: ", component.name(),
-                    " returned no encoder; expected one");
+                    " returned no encoder; return one from its factory");
   return encoder;
 }
 

@@ -28,7 +28,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   const int64_t rows = SizeOf(keys, 1);
   const bool both = rows == 2 * extent - 1;
   TORCH_CHECK_VALUE(both || rows == extent, "gnomon.attention: table of content_bias has ", rows,
-                    " rows and extent is ", extent, "; expected ", 2 * extent - 1,
+                    " rows, but extent is ", extent, "; expected ", 2 * extent - 1,
                     ", from past to future, or ", extent, " for the past only");
   TORCH_CHECK_VALUE(both || call.causal, "gnomon.attention: table of content_bias has ", rows,
                     " rows, for the past only, but causal is False; expected ", 2 * extent - 1,

@@ -31,7 +31,7 @@ at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tenso
 
 at::Tensor MuStart(const Component& component, const ModuleShape& n) {
   const double mu = ParseNumber(component.Find("mu").value_or("")).value_or(kMu);
-  TORCH_CHECK_VALUE(mu > 0, "gnomon: hype:mu=", mu, "; expected a positive number");
+  TORCH_CHECK_VALUE(mu > 0, "gnomon: hype:mu=", mu, " is invalid; expected a positive number");
   return at::full({n.heads}, mu, at::TensorOptions().dtype(at::kDouble));
 }
 

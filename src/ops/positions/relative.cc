@@ -33,7 +33,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   const int64_t rows = SizeOf(keys, 1);
   const bool both = rows == 2 * most + 1;
   TORCH_CHECK_VALUE(both || rows == most + 1, "gnomon.attention: table of relative has ", rows,
-                    " rows and max_offset is ", most, "; expected ", 2 * most + 1,
+                    " rows, but max_offset is ", most, "; expected ", 2 * most + 1,
                     ", from past to future, or ", most + 1, " for the past only");
   TORCH_CHECK_VALUE(both || call.causal, "gnomon.attention: table of relative has ", rows,
                     " rows, for the past only, but causal is False; expected ", 2 * most + 1,

@@ -106,8 +106,8 @@ at::Tensor SectionAngles(const Component& component, const std::vector<int64_t>&
                          const std::vector<at::Tensor>& coordinates, const at::Tensor& of_pairs) {
   TORCH_CHECK_VALUE(coordinates.size() == 1 || coordinates.size() == sections.size(),
                     "gnomon.attention: RoPE has sections = ", SizesText(sections),
-                    " and positions of ", coordinates.size(), " axes; expected ", sections.size(),
-                    ", or one");
+                    ", but positions have ", coordinates.size(), " axes; expected ",
+                    sections.size(), ", or one");
   const std::vector<int64_t> axes = AxesOfPairs(component, sections, SizeOf(of_pairs, 0));
   if (coordinates.size() == 1) return coordinates[0].unsqueeze(-1) * of_pairs;
   // Axis by axis, because an index tensor would have to be created during tracing.
@@ -133,7 +133,7 @@ at::Tensor RowsAt(const at::Tensor& table, const RotationCall& call) {
     places = call.positions->of_tokens;
     TORCH_CHECK_VALUE(
         places.dim() == 2,
-        "gnomon.attention: RoPE has angles and positions have several axes; expected one of them");
+        "gnomon.attention: RoPE has angles, and positions have several axes; expected one of them");
   } else {
     places = call.firsts->to(at::kLong).reshape({-1, 1}) +
              at::arange(rows, call.firsts->options().dtype(at::kLong));
@@ -300,7 +300,7 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
                     " have a length of ", *last, "; expected at most ", kLongest, ", or float64");
   TORCH_CHECK_VALUE(!grid || !GoByLength(component),
                     "gnomon.attention: RoPE on a grid has scaling=", component.Choice("scaling"),
-                    ", which depends on the length; expected a scaling that does not");
+                    ", which depends on the length of the call; expected another scaling");
   if (dims == 0) return x;
 
   const int64_t columns = dims / axes;

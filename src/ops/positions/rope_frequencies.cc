@@ -102,7 +102,7 @@ RotationFrequencies Llama3(const Component& component, double base, int64_t dims
   const double low = component.Number("low_freq_factor");
   const double high = component.Number("high_freq_factor");
   TORCH_CHECK_VALUE(low < high, "gnomon.attention: RoPE has low_freq_factor ", low,
-                    " and high_freq_factor ", high, "; expected the first to be smaller");
+                    " and high_freq_factor ", high, "; expected low_freq_factor to be smaller");
   const at::Tensor frequencies = Plain(base, dims, options);
   const at::Tensor turns = frequencies * (original / (2 * std::numbers::pi));
   const at::Tensor kept = ((turns - low) / (high - low)).clamp(0, 1);

@@ -33,7 +33,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
     const int64_t count = SizeOf(rows, 1);
     TORCH_CHECK_VALUE(count % 2 == 1 && (!call.farthest || *call.farthest <= count / 2),
                       "gnomon.attention: r of transformer_xl has ", count,
-                      " rows and bidirectional is True; expected 2 n - 1 rows for distances ",
+                      " rows, and bidirectional is True; expected 2 n - 1 rows for distances ",
                       "below n",
                       call.farthest ? c10::str(" = ", *call.farthest + 1, " or more") : "");
   }

@@ -35,7 +35,7 @@ template <class Definition>
 void RegisterDefinition(const char* name, const char* class_name) {
   if constexpr (requires { Definition::kFormula; }) {
     static_assert(Definition::kRowScalars == 0 && Definition::kColumnScalars == 0,
-                  "unmapped tokens have no scalars: this similarity needs a token map");
+                  "unmapped tokens have no scalars; this similarity needs a token map");
     static_assert(IsFactor(Definition::kFactor),
                   "kFactor is \"scale\" or a name, such as \"gamma\" or \"-gamma\"");
     DefinitionText text{name,

@@ -98,7 +98,7 @@ Chart ChartOf(const Component& component) {
       expected += (n + 1 < maps.size() ? ", " : " or ") + maps[n];
     }
     TORCH_CHECK_VALUE(false, "gnomon: ", component.name(), ":map=", map, " with model=", model,
-                      "; expected ", expected);
+                      " is invalid; expected ", expected);
   }
   return {model, map};
 }

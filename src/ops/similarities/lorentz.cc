@@ -91,8 +91,8 @@ at::Tensor UnitCurvature(const Component& /*component*/, const ModuleShape& n) {
 at::Tensor NoBias(const Component& component, const ModuleShape& n) {
   TORCH_CHECK_VALUE(
       component.Find("bias") != "learned", "gnomon: ", component.name(),
-      ":bias=learned is not supported, since all scores of a row share the bias and only a sink "
-      "would give it a gradient; expected a number, or a tensor in attention()");
+      ":bias=learned is not supported, because a bias that all scores of a query share affects "
+      "only lse and sinks; expected a number, or a tensor in attention()");
   return at::zeros({n.heads}, at::kDouble);
 }
 

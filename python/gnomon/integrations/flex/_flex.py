@@ -58,7 +58,8 @@ def flex_attention(
     if score_mod is not None:
         raise NotImplementedError(
             f"gnomon.{_FLEX}: score_mod is not supported; use gnomon.attention with a term of "
-            "gnomon.position: OffsetBias adds a table of offset biases, and PairBias any values"
+            "gnomon.position: OffsetBias adds a table of offset biases, and PairBias adds any "
+            "values"
         )
     if not check_flag(_FLEX, "enable_gqa", enable_gqa) and query.shape[1] != key.shape[1]:
         raise ValueError(

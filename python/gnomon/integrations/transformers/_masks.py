@@ -369,8 +369,8 @@ def given_or_plain(mask: Mask | Tensor | None, q: Tensor, k: Tensor, causal: boo
     is_causal, causal = causal, causal and queries > 1
     if causal and queries != keys:
         raise NotImplementedError(
-            f"{OPERATOR}: {queries} causal queries of {keys} keys without a mask have no "
-            "positions; pass an attention_mask to the model"
+            f"{OPERATOR}: the positions of {queries} causal queries over {keys} keys are unknown "
+            "without a mask; pass attention_mask to the model"
         )
     shape = (q.shape[0], 1, queries, keys)
     offset = keys - 1 if queries == 1 and is_causal else 0

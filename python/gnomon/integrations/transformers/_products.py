@@ -712,7 +712,7 @@ def _check_packed(name: str, model: Any, _args: Any, kwargs: dict[str, Any], _ou
 
 
 # A compiler would trace the module's operations without placeholders, so break the graph here.
-@torch.compiler.disable(reason="gnomon sees a softmax that a module writes while it runs")
+@torch.compiler.disable(reason="gnomon recognises a softmax that a module computes while it runs")
 def _forward(
     forward: Callable[..., Any],
     module: torch.nn.Module,
@@ -735,7 +735,8 @@ def _forward(
         what = f"{OPERATOR}: {type(module).__name__} computes with its scores ({seen.needed_by})"
         if hasattr(module, SIMILARITY) or hasattr(module, POSITION):
             raise NotImplementedError(
-                f"{what}, and keeps the dot product and the positions that it has"
+                f"{what}, so it would keep the dot product and its own positions; pass a part of "
+                "the model without this module"
             )
         which = "some of its attention" if seen.calls else "its attention"
         warnings.warn(f"{what}: {which} stays dense", stacklevel=2)

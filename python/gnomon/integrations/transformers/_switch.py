@@ -435,8 +435,8 @@ def with_attention(
         made.append((layer, its, where))
     if position is not None and all(where is None for _, _, where in made):
         raise NotImplementedError(
-            f"{OPERATOR}: no layer of {type(base).__name__} attends to its own tokens, as a "
-            "position requires; pass a model with such layers"
+            f"{OPERATOR}: position needs self-attention, which no layer of {type(base).__name__} "
+            "has; pass a model with self-attention"
         )
     given = {SIMILARITY: similarity, POSITION: position}
     if any(
