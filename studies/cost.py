@@ -37,11 +37,11 @@ STUDY = Study(
     ),
     answer=(
         "In Transformers, a training step takes 1.03 to 1.11 times as long with umbral cones as "
-        "with the dot product, and 1.04 to 1.16 times as long with penumbral cones; the paper's "
-        "throughput corresponds to 1.01 to 1.28. If attention dominates, as in graph attention "
-        "and hierarchies, the factor for cones is 1.23 to 1.27. It is 0.85 to 1.10 for Laplacian "
-        "and Gaussian similarities, and 1.06 to 2.55 for hyperbolic distances and entailment "
-        "cones, depending on the task and the processor."
+        "with the dot product, and 1.04 to 1.16 times as long with penumbral cones; the "
+        "throughputs in the paper correspond to factors of 1.01 to 1.28. If attention dominates, "
+        "as in graph attention and hierarchies, the factor for cones is 1.23 to 1.27. It is 0.85 "
+        "to 1.10 for the Laplacian and Gaussian similarities, and 1.06 to 2.55 for hyperbolic "
+        "distances and entailment cones, depending on the task and the processor."
     ),
     comparisons=(
         comparison(
@@ -134,8 +134,8 @@ STUDY = Study(
     limits=(
         "The models are small, so the parts outside attention take a large share of each step; "
         "longer sequences or narrower MLPs show larger differences. Quality is not compared, "
-        "because training stops after 30 steps. Hierarchies have no attention; for that task, the "
-        "step time is that of scoring pairs of points. If the range over the seeds is wide "
+        "because training stops after 30 steps. The hierarchy task has no attention; its steps "
+        "only compute scores of pairs of points. If the range over the seeds is wide "
         "(volumes, music, graphs), other programs were running, so the ratio is unreliable. "
         "Cosine, additive and Lorentz similarities and hyperbolic distances in the half-space and "
         "Klein models are not timed. The timings come from two machines."

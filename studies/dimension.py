@@ -117,7 +117,8 @@ STUDY = Study(
                 for metric in ("mrr", "hits", "average_precision")
             ),
             why=(
-                "In two dimensions, neither the ball nor cones converge in this number of steps. "
+                "In two dimensions, neither the models with the ball nor those with cones converge "
+                "in this number of steps. "
                 "In four or more dimensions, the ball ranks more ancestors among the first ten "
                 "than the dot product does."
             ),
@@ -158,7 +159,8 @@ STUDY = Study(
             why=(
                 "Compared with the dot product, penumbral cones have a lower mean BLEU with head "
                 "dimension 4, the same with 16 and a higher one with 64, which is the opposite of "
-                "the published trend. Umbral cones have 3.5, 2.6 and 2.7 BLEU less. With more "
+                "the published trend. The mean BLEU of umbral cones is lower by 3.5, 2.6 and 2.7. "
+                "With more "
                 "heads and narrower values (`--heads 32` instead of `--heads 4 --qk-dim 4`), the "
                 "dot product has 20.1 BLEU, penumbral cones 18.5 and umbral cones 16.3 (three "
                 "seeds). With `--learning-rate 0.004` in addition, they have 24.5, 22.7 and 19.4; "

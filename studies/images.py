@@ -174,9 +174,10 @@ STUDY = Study(
             "RoPE with a learned HyPE bias is better than RoPE.",
             tuple(Contrast(f"dot/{BOTH}", n, f"dot/{ROPE}", n, "accuracy") for n in (28, 44)),
             why=(
-                "At 28 pixels, both have a mean accuracy of 0.938. At 44 pixels they are near "
-                "chance (0.1): the mean is 0.152 with the bias and 0.130 without it, and the bias "
-                "has the higher accuracy for two of three seeds. The records do not contain the "
+                "At 28 pixels, both have a mean accuracy of 0.938. At 44 pixels, they are near "
+                "chance (0.1): the mean is 0.152 with the bias and 0.130 without it, and the "
+                "accuracy with the bias is higher for two of three seeds. The records do not "
+                "contain the "
                 "learned tau, so they do not show whether the model uses the bias. On the volumes, "
                 "all models overfit."
             ),

@@ -96,15 +96,15 @@ STUDY = Study(
     title="Beyond the training length",
     question=(
         "Small language models are trained on windows of 128 bytes and evaluated on windows of up "
-        "to 2048 bytes, some of them of up to 8192 bytes. Which position has the lowest loss at "
-        "the training length? Beyond that length, which keeps its loss or gains from the longer "
-        "context?"
+        "to 2048 bytes, and some of them on windows of up to 8192 bytes. Which position has the "
+        "lowest loss at the training length? Beyond that length, with which position does the loss "
+        "stay the same, or fall because of the longer context?"
     ),
     answer=(
         "Learning the bias matters most: a learned HyPE bias is better than fixed HyPE or ALiBi "
         "at every length, and equivalent to ALiBi with learned slopes in four of twelve "
-        "comparisons. RoPE with a forget gate has the lowest mean loss of six positions in all "
-        "six runs at every length, but only one of twelve differences is significant after Holm's "
+        "comparisons. RoPE with a forget gate has the lowest loss of six positions in all six runs "
+        "and at every length, but only one of twelve differences is significant after Holm's "
         "correction. Most other claims, including that RoPE with a learned HyPE bias does not get "
         "worse beyond the training length, are undecided with three to five seeds."
     ),
@@ -128,7 +128,8 @@ STUDY = Study(
             why=(
                 "The mean loss over all bytes is at most 0.001 higher at 2048 bytes than at 128. "
                 "These rows use only the last 32 bytes of each window, which have most of the "
-                "context. Longer windows leave fewer such bytes, and different ones. From 128 to "
+                "context. If windows are longer, there are fewer such bytes, and they are "
+                "different ones. From 128 to "
                 "2048 bytes, the loss on them rises by 0.021, 0.081 and 0.053 on the three texts. "
                 "It rises by 0.012, 0.030 and 0.057 with fixed ALiBi, by 0.009, 0.068 and 0.059 "
                 "with Transformer-XL, and by 1.6 to 1.8 with RoPE alone. Up to 8192 bytes, the "

@@ -17,8 +17,8 @@ STUDY = Study(
     question=(
         "Huang et al. 2019 report that relative keys (Music Transformer) predict chorales "
         "better than sinusoids, because music repeats itself at a distance. Does this hold here? "
-        "Do RoPE and distance biases achieve the same? What happens on windows longer than those "
-        "in training?"
+        "Are RoPE and distance biases also better than sinusoids? What happens on windows longer "
+        "than those in training?"
     ),
     answer=(
         "Relative keys, RoPE and distance biases are all better than sinusoids, by 0.4 to 0.65 "
@@ -79,8 +79,8 @@ STUDY = Study(
         ),
         Claim(
             (
-                "Relative keys, Transformer-XL and distance biases, alone or with RoPE, gain from "
-                "windows four times the training length."
+                "With relative keys, Transformer-XL and distance biases, alone or with RoPE, the "
+                "loss falls on windows four times the training length."
             ),
             tuple(
                 Contrast(f"dot/{position}", LONG, f"dot/{position}", TRAINED)
@@ -92,7 +92,7 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "RoPE gets worse on windows four times the training length.",
+            "With RoPE, the loss rises on windows four times the training length.",
             (Contrast("dot/rope", LONG, "dot/rope", TRAINED),),
             left_is="worse",
             why=(

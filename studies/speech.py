@@ -37,7 +37,7 @@ STUDY = Study(
         "do convolutions, RoPE and distance biases behave?"
     ),
     answer=(
-        "All claims are undecided with three seeds, because the error rates on long recordings "
+        "With three seeds, all claims are undecided, because the error rates on long recordings "
         "vary too much between seeds. RoPE with a learned HyPE bias has the lowest mean error "
         "rate on 3 digits (2.3%) and on 24 digits (2.4%). The error rate rises from 2.9% to 18% "
         "with RoPE alone, from 7.8% to 20% with CAPE, and from 7.2% to 24% with sinusoids."

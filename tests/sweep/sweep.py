@@ -390,12 +390,13 @@ def _shares(outcomes: dict[str, dict[str, Any]]) -> list[str]:
         line += (
             f" In {sampling} more, nothing differs and gnomon computes every softmax over keys; "
             "their deformable attention, which samples an image at learned positions instead of "
-            f"attending to keys, is left unchanged. Together: {share(equal + sampling)}."
+            "attending to keys, is left unchanged. With these, the share is "
+            f"{share(equal + sampling)}."
         )
     if in_part:
         line += (
             f" In {in_part} more, nothing differs and gnomon computes all attention that uses "
-            "the interface; the other layers are left unchanged. All together: "
+            "the interface; the other layers are left unchanged. With all of these, the share is "
             f"{share(equal + sampling + in_part)}."
         )
     return [line]

@@ -732,7 +732,7 @@ def _forward(
     if seen.is_dense and not seen.calls:
         seen.needed_by = seen.needed_by or "softmax"
     if seen.needed_by and (seen.is_dense or not seen.calls):
-        what = f"{OPERATOR}: {type(module).__name__} computes with its scores ({seen.needed_by})"
+        what = f"{OPERATOR}: {type(module).__name__} applies {seen.needed_by} to its scores"
         if hasattr(module, SIMILARITY) or hasattr(module, POSITION):
             raise NotImplementedError(
                 f"{what}, so it would keep the dot product and its own positions; pass a part of "
