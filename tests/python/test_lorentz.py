@@ -613,7 +613,7 @@ def test_the_centroid_of_any_multiple(scale):
 
 @pytest.mark.parametrize("place", ["sink", "alibi+sink"])
 def test_modules_refuse_a_sink(place):
-    with pytest.raises(ValueError, match=r"position has a sink.*would not be trained"):
+    with pytest.raises(ValueError, match=r"position has a sink.*no effect on centroids"):
         gnomon.nn.LorentzMultiheadAttention(1.0, 4, 5, 2, position=place)
 
 

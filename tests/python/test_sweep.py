@@ -154,7 +154,7 @@ def test_shares_count_only_types_with_attention(sweep):
         "Of 3 types with the attention interface and a softmax over keys, 1 are equal (33.3%)."
     ) in page
     assert "In 1 more, nothing differs and gnomon computes all" in page
-    assert "All together: 66.7%." in page
+    assert "With all of these, the share is 66.7%." in page
     outcomes["sampling"] = outcome | {
         "type": "sampling",
         "class": "dense in part",
@@ -166,10 +166,10 @@ def test_shares_count_only_types_with_attention(sweep):
         "Of 4 types with the attention interface and a softmax over keys, 1 are equal (25.0%)."
     ) in page
     assert "In 1 more, nothing differs and gnomon computes every softmax over keys" in page
-    assert "Together: 50.0%." in page
-    assert "All together: 75.0%." in page
+    assert "With these, the share is 50.0%." in page
+    assert "With all of these, the share is 75.0%." in page
     outcomes["sampling"]["why"] = outcomes["sampling"]["why"].replace(": A", ": C, A")
-    assert "All together: 75.0%." in sweep.to_markdown(outcomes, 6)
+    assert "With all of these, the share is 75.0%." in sweep.to_markdown(outcomes, 6)
     assert "every softmax over keys" not in sweep.to_markdown(outcomes, 6)
 
 
