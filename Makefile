@@ -93,16 +93,22 @@ demo: build ## compare positions and similarities on text (DATA=file or folder);
 	@$(BIN)/python -m gnomon.demo $${DATA:+"$$DATA"}
 
 .PHONY: test
-test: .venv/.setup-test build ## build and run all tests for this machine's instruction set
+test: .venv/.setup-test build ## build and run the tests for this machine's instruction set
 	$(CMAKE) --build build
 	$(ctest) --test-dir build
-	$(pytest)
+	$(pytest) -m 'not long'
+
+.PHONY: test-long
+test-long: .venv/.setup-test build ## run the long tests that `make test` omits (two hours)
+	$(CMAKE) --build build --target gnomon_cuda_tests
+	GNOMON_CUDA_FORMS=all $(ctest) --test-dir build --tests-regex cuda_tests
+	$(pytest) -m long
 
 .PHONY: test-fast
 test-fast: .venv/.setup-test build ## run all tests except those that compile or start programs
 	$(CMAKE) --build build --target gnomon_core_tests gnomon_text_tests gnomon_torch_tests
 	$(ctest) --test-dir build --tests-regex '_tests'  --exclude-regex cuda
-	$(pytest) -m 'not slow'
+	$(pytest) -m 'not slow and not long'
 
 .PHONY: test-core
 test-core: .venv/.setup ## build and test only the core, for all instruction sets; needs no PyTorch
@@ -138,7 +144,7 @@ mutants-cuda: build/build.ninja ## mutation-test the CUDA kernels; their emulati
 	$(BIN)/python tests/cuda/planted_errors.py --only "$(ONLY)"
 
 .PHONY: nightly
-nightly: test-core sanitize sanitize-cuda test-arm test-oldest mutants mutants-cuda sweep ## run everything that `make test` omits (many hours)
+nightly: test-long test-core sanitize sanitize-cuda test-arm test-oldest mutants mutants-cuda sweep ## run everything that `make test` omits (many hours)
 
 # Compares only model types with no or outdated results, so an interrupted sweep can be resumed.
 .PHONY: sweep

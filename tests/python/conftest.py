@@ -36,6 +36,7 @@ def pytest_configure(config):
         "markers", "cpu(reason): applies only to the CPU; skipped on other devices"
     )
     config.addinivalue_line("markers", "slow: in a file that `make test-fast` skips")
+    config.addinivalue_line("markers", "long: skipped by `make test`; `make test-long` runs it")
     config.addinivalue_line(
         "markers",
         "real_device: needs one of PyTorch's own devices; skipped on `other` and `emulated`",

@@ -236,7 +236,7 @@ def test_missing_packages_are_named_before_anything_runs(folder, tmp_path, monke
     assert not out.exists()
 
 
-@pytest.mark.parametrize("workers", [[], ["--workers", 2]])
+@pytest.mark.parametrize("workers", [[], pytest.param(["--workers", 2], marks=pytest.mark.long)])
 def test_tensorboard_shows_the_curves_of_the_record(folder, tmp_path, workers):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     out = tmp_path / "run"
@@ -254,6 +254,7 @@ def test_tensorboard_shows_the_curves_of_the_record(folder, tmp_path, workers):
             assert point.value == pytest.approx(at["loss"], rel=1e-6)
 
 
+@pytest.mark.long
 def test_workers_on_two_hosts(folder, whole, tmp_path):
     """A scheduler and a worker on each of two hosts, simulated by network namespaces."""
     if shutil.which("ip") is None or os.geteuid() != 0:

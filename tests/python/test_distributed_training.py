@@ -155,11 +155,13 @@ def test_an_error_in_one_process_ends_all(folder):
     assert not (folder / "none").exists()
 
 
+@pytest.mark.long
 def test_commands_for_one_process_are_refused_once(folder):
     message = refused_by_two(["compare", "--data", "text.txt"], folder)
     assert "compare runs in one process, but 2 were started" in message
 
 
+@pytest.mark.long
 def test_the_module_is_the_program(folder):
     arguments = ["train", "--data", "absent.txt"]
     by_module = finish(start([sys.executable, "-m", "gnomon", *arguments], folder))

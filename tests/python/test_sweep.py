@@ -25,6 +25,7 @@ EQUAL = """
 OTHERS = {"mamba": "no attention"}
 
 
+@pytest.mark.long
 def test_a_sample_of_model_types(tmp_path):
     path = tmp_path / "outcomes.jsonl"
     command = [sys.executable, SWEEP / "sweep.py", path, *EQUAL, *OTHERS, "--jobs", "2"]

@@ -218,6 +218,7 @@ def test_training_ends_with_the_best_weights(folder, tmp_path, selection):
         assert best["loss"] < last["loss"]
 
 
+@pytest.mark.long
 def test_two_processes_match_one(folder):
     arguments = [*TRAIN, "--steps", 5, "--similarity", "umbral", "--batch", 7]
     run_one([*arguments, "--out", "one"], folder)

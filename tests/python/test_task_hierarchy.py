@@ -192,6 +192,7 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
         pass
 
 
+@pytest.mark.long
 def test_two_processes_match_one(folder):
     arguments = [*TRAIN, "--steps", 5, "--similarity", "penumbral", "--batch", 7]
     run_one([*arguments, "--out", "one"], folder)

@@ -163,6 +163,7 @@ def test_resumes_bitwise(gnomon, pieces, position):
         np.testing.assert_array_equal(resumed[name], tensor, err_msg=name)
 
 
+@pytest.mark.long
 def test_two_processes_match_one(tmp_path, pieces):
     arguments = [*TRAIN, "--lengths", 60, "--dropout", 0.2, "--position", "rope", "--steps", 4]
     run_one([*arguments, "--out", "one"], tmp_path)

@@ -356,6 +356,7 @@ def test_resuming_is_bitwise(folder):
     assert_resumes_bitwise(functools.partial(train, folder), folder, arguments)
 
 
+@pytest.mark.long
 def test_two_processes_give_the_result_of_one(folder):
     arguments = [
         "train", "--task", "speech", "--data", "words.safetensors", "--utterances", "3",

@@ -199,6 +199,7 @@ def test_runs_have_the_chosen_values(folder, whole, tmp_path):
     assert not (whole / "unfinished").exists()
 
 
+@pytest.mark.long
 def test_workers_tune_to_the_same_results(folder, whole, tmp_path):
     pytest.importorskip("distributed")
     out = tmp_path / "workers"
