@@ -1008,6 +1008,9 @@ class Pass {
   struct DualSum {
     VF value;
     VF tangent;
+    // GCC generates implicit constructors outside the region that selects the instruction set.
+    HWY_INLINE DualSum() {}
+    HWY_INLINE DualSum(VF x, VF dx) : value(x), tangent(dx) {}
     // Adds products with the numbers, relative to those of the top pair.
     HWY_INLINE void Add(VF x, VF dx, VF y, VF dy) {
       value = hn::MulAdd(x, y, value);
