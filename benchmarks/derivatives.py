@@ -1,14 +1,15 @@
-"""Forward mode and second derivatives, timed against first-order passes. CPU time of one thread.
+"""Forward mode and second derivatives, timed against first-order passes, and float64 against
+float32. CPU time of one thread.
 
     .venv/bin/python benchmarks/derivatives.py [--length N] [--rounds N] [--similarity S]
-        [--terms NAME] [--math]
+        [--terms NAME] [--math | --float64]
 
 Reports median milliseconds, and the median ratio to the call that the derivative belongs to: a jvp
 to the forward pass, a gradient of a gradient to the backward pass, and a mean-flow step (a jvp in a
 loss, then its backward pass) to a forward and a backward pass. Calls alternate. With --math it
 reports PyTorch's composition (SDPBackend.MATH) as well. --terms adds further terms to the call;
-"relative keys" runs on the float64 reference. CPU time is hardly affected by other programs on the
-machine.
+"relative keys" runs on the float64 reference. With --float64 it compares the first-order passes in
+float64 with those in float32 instead. CPU time is hardly affected by other programs on the machine.
 """
 
 from __future__ import annotations
@@ -56,6 +57,17 @@ def terms(name: str | None, length: int) -> dict[str, object]:
     }[name]()
 
 
+def first_order(attend: Attend, length: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    torch.manual_seed(0)
+    tokens = tuple(torch.randn(1, HEADS, length, HEAD_DIM, dtype=dtype) for _ in range(3))
+    leaves = tuple(x.clone().requires_grad_() for x in tokens)
+    d_o = torch.randn_like(attend(*tokens))
+    return {
+        "forward": functools.partial(attend, *tokens),
+        "forward + backward": lambda: torch.autograd.grad(attend(*leaves), leaves, d_o),
+    }
+
+
 def calls(attend: Attend, length: int) -> dict[str, Callable[[], object]]:
     torch.manual_seed(0)
     tokens = tuple(torch.randn(1, HEADS, length, HEAD_DIM) for _ in range(3))
@@ -97,7 +109,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--similarity")
     parser.add_argument("--terms")
-    parser.add_argument("--math", action="store_true")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--math", action="store_true")
+    other.add_argument("--float64", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     attend = functools.partial(
@@ -109,11 +123,18 @@ def main() -> None:
     attends: dict[str, Attend] = {"gnomon": attend}
     if options.math:
         attends["math"] = math_of
-    timed = {
-        (name, call_name): call
-        for name, attend in attends.items()
-        for call_name, call in calls(attend, options.length).items()
-    }
+    if options.float64:
+        timed = {
+            (name, call_name): call
+            for name, dtype in (("float32", torch.float32), ("float64", torch.float64))
+            for call_name, call in first_order(attend, options.length, dtype).items()
+        }
+    else:
+        timed = {
+            (name, call_name): call
+            for name, attend in attends.items()
+            for call_name, call in calls(attend, options.length).items()
+        }
     times: dict[tuple[str, str], list[float]] = {key: [] for key in timed}
     for call in timed.values():
         call()
@@ -124,10 +145,10 @@ def main() -> None:
             times[key].append((time.process_time() - start) * 1e3)
     for (name, call_name), own in times.items():
         line = f"{name:8} {call_name:24} {statistics.median(own):9.1f} ms"
-        if call_name in BASES:
-            base = times[name, BASES[call_name]]
-            ratio = statistics.median(a / b for a, b in zip(own, base, strict=True))
-            line += f"  {ratio:6.2f} x {BASES[call_name]}"
+        base_key = ("float32", call_name) if name == "float64" else (name, BASES.get(call_name, ""))
+        if base_key in times:
+            ratio = statistics.median(a / b for a, b in zip(own, times[base_key], strict=True))
+            line += f"  {ratio:6.2f} x {' '.join(base_key).removeprefix(f'{name} ')}"
         print(line, flush=True)
 
 

@@ -13,8 +13,8 @@ namespace {
 // Applies to all entries.
 constexpr const char* kSupport =
     "Every entry has forward and backward passes on the CPU. In attention(), float32, bfloat16 and "
-    "float16 use fused kernels with float32 accumulation; float64 uses the reference "
-    "implementation.";
+    "float16 use fused kernels with float32 accumulation, and float64 uses fused kernels of its "
+    "own.";
 constexpr const char* kCost =
     "Cost is the number of operations per query-key pair in the forward pass, in addition to the "
     "inner product, the scale and the exponential: simple operations (arithmetic, comparisons, "

@@ -29,6 +29,7 @@ set(
   cpu/dual_table.h
   cpu/pair_rows-inl.h
   cpu/pair_table.h
+  cpu/real.h
   cpu/vocabulary-inl.h
   reference/dual.h
   reference/reference.h

@@ -345,7 +345,8 @@ struct PairFunction {
   void (*forward)(const AttentionInput<float>&, const AttentionOutput<float>&, const Executor&);
   void (*backward)(const AttentionInput<float>&, const AttentionBackwardInput<float>&,
                    const AttentionGradient<float>&, const Executor&);
-  // fp64: plain loops, the reference of the tests.
+  // fp64: plain loops, the reference of the tests. AttentionForward and AttentionBackward run the
+  // library's own pair functions on the fused engine instead.
   void (*reference_forward)(const AttentionInput<double>&, const AttentionOutput<double>&,
                             const Executor&);
   void (*reference_backward)(const AttentionInput<double>&, const AttentionBackwardInput<double>&,

@@ -2,13 +2,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include "base/call_log.h"
 #include "base/pair_count.h"
 #include "base/visible_keys.h"
+#include "core/engine.h"
 #include "core/targets.h"
 #include "core/with_statistics.h"
 #include "gnomon/attention.h"
@@ -197,10 +200,22 @@ const Executor& ExecutorFor(const AttentionShape& n, const Executor& executor) {
   return products < kLeastProducts ? SerialExecutor() : executor;
 }
 
+// The engine's table for doubles; null: the reference computes the call. Tests compare the two.
+const PairTableOf<double>* DoubleTableOf(const PairFunction& function) {
+  const char* const value = std::getenv("GNOMON_FLOAT64");
+  if (value != nullptr && *value != '\0') {
+    if (std::string_view(value) == "reference") return nullptr;
+    throw Error("attention: GNOMON_FLOAT64 is '" + std::string(value) +
+                "'; expected reference, or nothing");
+  }
+  ChooseTargetOnce();
+  return FindDoubleTable(function);
+}
+
 // Runs a pass of the CPU engine or of the reference, and logs it if GNOMON_LOG asks for calls.
 template <class T, class Pass>
 void RunLogged(const char* operation, const PairFunction& function, const AttentionInput<T>& in,
-               const Pass& pass) {
+               const Pass& pass, bool is_reference = false) {
   if (!LogsCalls()) return pass();
   CallPlan plan;
   CallPlan* const outer = std::exchange(call_plan, &plan);
@@ -212,7 +227,7 @@ void RunLogged(const char* operation, const PairFunction& function, const Attent
   }
   call_plan = outer;
   std::string kind = std::string(operation) + ": " + DescribeCall(function, in);
-  if constexpr (!std::is_same_v<T, float>) {
+  if (is_reference) {
     kind += ", CPU reference";
   } else {
     kind += ", CPU " + CurrentTarget();
@@ -238,8 +253,14 @@ void AttentionForward(const PairFunction& function, const AttentionInput<float>&
 void AttentionForward(const PairFunction& function, const AttentionInput<double>& input,
                       const AttentionOutput<double>& output, const Executor& executor) {
   CheckForward(function, input, output);
-  RunLogged("forward", function, input,
-            [&] { function.reference_forward(input, output, executor); });
+  if (const PairTableOf<double>* const table = DoubleTableOf(function)) {
+    return RunLogged("forward", function, input, [&] {
+      EngineForward(*table, input, output, ExecutorFor(input.shape, executor));
+    });
+  }
+  RunLogged(
+      "forward", function, input, [&] { function.reference_forward(input, output, executor); },
+      /*is_reference=*/true);
 }
 
 void AttentionBackward(const PairFunction& function, const AttentionInput<float>& input,
@@ -257,16 +278,29 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<double
                        const AttentionBackwardInput<double>& saved,
                        const AttentionGradient<double>& gradient, const Executor& executor) {
   CheckBackward(function, input, saved, gradient);
+  if (const PairTableOf<double>* const table = DoubleTableOf(function)) {
+    const Executor& workers = ExecutorFor(input.shape, executor);
+    const auto forward = [table](const AttentionInput<double>& in,
+                                 const AttentionOutput<double>& out,
+                                 const Executor& with) { EngineForward(*table, in, out, with); };
+    const auto complete = Complete(forward, input, saved, workers);
+    return RunLogged("backward", function, input,
+                     [&] { EngineBackward(*table, input, complete.saved(), gradient, workers); });
+  }
   const auto complete = Complete(function.reference_forward, input, saved, executor);
-  RunLogged("backward", function, input,
-            [&] { function.reference_backward(input, complete.saved(), gradient, executor); });
+  RunLogged(
+      "backward", function, input,
+      [&] { function.reference_backward(input, complete.saved(), gradient, executor); },
+      /*is_reference=*/true);
 }
 
 void AttentionForward(const PairFunction& function, const AttentionInput<Dual>& input,
                       const AttentionOutput<Dual>& output, const Executor& executor) {
   CheckForward(function, input, output);
-  RunLogged("forward-mode derivative", function, input,
-            [&] { reference::Forward(reference::FindTable(function), input, output, executor); });
+  RunLogged(
+      "forward-mode derivative", function, input,
+      [&] { reference::Forward(reference::FindTable(function), input, output, executor); },
+      /*is_reference=*/true);
 }
 
 void AttentionBackward(const PairFunction& function, const AttentionInput<Dual>& input,
@@ -279,8 +313,10 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<Dual>&
     reference::Forward(table, in, out, workers);
   };
   const auto complete = Complete(forward, input, saved, executor);
-  RunLogged("second derivative", function, input,
-            [&] { reference::Backward(table, input, complete.saved(), gradient, executor); });
+  RunLogged(
+      "second derivative", function, input,
+      [&] { reference::Backward(table, input, complete.saved(), gradient, executor); },
+      /*is_reference=*/true);
 }
 
 }  // namespace gnomon

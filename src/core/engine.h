@@ -1,4 +1,5 @@
-// The engine: dense and graph attention in fp32, with the functions of a pair table.
+// The engine: dense attention in fp32 and fp64 and graph attention in fp32, with the functions of a
+// pair table.
 #ifndef GNOMON_SRC_CORE_ENGINE_H_
 #define GNOMON_SRC_CORE_ENGINE_H_
 
@@ -14,6 +15,14 @@ void EngineForward(const PairTable& table, const AttentionInput<float>& in,
 void EngineBackward(const PairTable& table, const AttentionInput<float>& in,
                     const AttentionBackwardInput<float>& saved,
                     const AttentionGradient<float>& gradient, const Executor& executor);
+// On the selected instruction set, or one below it.
+void EngineForward(const PairTableOf<double>& table, const AttentionInput<double>& in,
+                   const AttentionOutput<double>& out, const Executor& executor);
+void EngineBackward(const PairTableOf<double>& table, const AttentionInput<double>& in,
+                    const AttentionBackwardInput<double>& saved,
+                    const AttentionGradient<double>& gradient, const Executor& executor);
+// Null for pair functions that are not the library's own.
+const PairTableOf<double>* FindDoubleTable(const PairFunction& function);
 void EngineGraphForward(const PairTable& table, const GraphInput<float>& in,
                         const GraphOutput<float>& out, const Executor& executor);
 void EngineGraphBackward(const PairTable& table, const GraphInput<float>& in,

@@ -37,14 +37,14 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // Functions: ByTable or Inlined.
 template <class Functions>
 class BackwardPass {
  public:
-  BackwardPass(const PairTable& table, const AttentionInput<float>& in,
-               const AttentionBackwardInput<float>& saved, const AttentionGradient<float>& grad,
+  BackwardPass(const PairTable& table, const AttentionInput<Real>& in,
+               const AttentionBackwardInput<Real>& saved, const AttentionGradient<Real>& grad,
                const Executor& executor)
       : functions_(table),
         in_(in),
@@ -175,7 +175,7 @@ class BackwardPass {
   }
 
   // Processes a whole key head: packs it, runs its blocks of keys, and finishes its rows.
-  void WholeHead(int64_t head, int worker, float* scratch) {
+  void WholeHead(int64_t head, int worker, Real* scratch) {
     head_tasks_.Assign(head, worker);
     for (int64_t p = 0; p < key_panels(); ++p) PrepareKeys(head * key_panels() + p);
     const int64_t in_head = group_ * row_blocks_;
@@ -271,7 +271,7 @@ class BackwardPass {
       if (pairs_) {
         PairColumns(in_.x.row(b, h, i), 0, dim_, PairedQuery(b, h, i));
       }
-      const float sum = saved_.statistics[head_rows_ + row];
+      const Real sum = saved_.statistics[head_rows_ + row];
       if (sum == 0.0f) {
         // 2^(s - inf) = 0: a row without keys gets no weights and no gradients.
         largest_.data()[row] = kInfinity;
@@ -288,8 +288,8 @@ class BackwardPass {
       top_f_.data()[row] = 0;
       std::fill_n(TopSlopes(row), functions_.row_scalars() + 2, 0.0f);
       if (!(multiplies_scores() || balances_queries()) || top < 0) continue;
-      const float* const x = dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr;
-      const float* const y = dim_ > 0 ? keys.Row(b, h / group_, top) : nullptr;
+      const Real* const x = dim_ > 0 ? queries_.Head(b, h).row(i) : nullptr;
+      const Real* const y = dim_ > 0 ? keys.Row(b, h / group_, top) : nullptr;
       near[top_pairs.count()] = functions_.is_distance() && IsNear(x, y);
       rows_of_pairs[top_pairs.count()] = row;
       top_pairs.Add(b, h, i, h / group_, top, x, y);
@@ -300,8 +300,8 @@ class BackwardPass {
       if (multiplies_scores()) top_f_.data()[row] = top_pairs.f(n);
       if (!balances_queries()) continue;
       // A definition may have no slope at distance 0.
-      const auto finite = [](float slope) { return std::isfinite(slope) ? slope : 0.0f; };
-      float* const slopes = TopSlopes(row);
+      const auto finite = [](Real slope) { return std::isfinite(slope) ? slope : 0.0f; };
+      Real* const slopes = TopSlopes(row);
       if (functions_.has_product()) slopes[functions_.row_scalars() + 1] = finite(top_pairs.g(n));
       if (functions_.is_distance() && !near[n]) slopes[0] = slopes[functions_.row_scalars() + 1];
       for (int s = 0; s < functions_.row_scalars(); ++s) slopes[s + 1] = finite(top_pairs.a(s, n));
@@ -309,8 +309,8 @@ class BackwardPass {
   }
 
   // Whether the pair's gradient must be computed from the difference of its tokens.
-  bool IsNear(const float* x, const float* y) const {
-    const float norms = SquaredNorm(x, dim_) + SquaredNorm(y, dim_);
+  bool IsNear(const Real* x, const Real* y) const {
+    const Real norms = SquaredNorm(x, dim_) + SquaredNorm(y, dim_);
     return SquaredDistance(x, y, dim_) < norms * kLeastNear;
   }
 
@@ -318,24 +318,24 @@ class BackwardPass {
   // dominates, dP_ij - delta_i cancels for it, and the rounding errors must cancel as well: delta
   // is then that key's dP, computed as in the tiles, plus a correction for the difference between
   // o_i and the key's value.
-  float Delta(int64_t b, int64_t h, int64_t i, float sum, RowReader& values,
-              std::vector<TableRun>* runs) const {
-    const float* HWY_RESTRICT o = saved_.o.row(b, h, i);
-    const float* HWY_RESTRICT d_o = saved_.d_o.row(b, h, i);
+  Real Delta(int64_t b, int64_t h, int64_t i, Real sum, RowReader& values,
+             std::vector<TableRun>* runs) const {
+    const Real* HWY_RESTRICT o = saved_.o.row(b, h, i);
+    const Real* HWY_RESTRICT d_o = saved_.d_o.row(b, h, i);
     const int64_t key = TopOf((b * n_.heads + h) * n_.queries + i);
-    const float kept = key < 0 || sum >= 2.0f ? 0.0f : terms_.Kept(b, h, i, key);
+    const Real kept = key < 0 || sum >= 2.0f ? 0.0f : terms_.Kept(b, h, i, key);
     if (kept == 0.0f) return Sum(n_.value_dim, [o, d_o](int64_t e) { return o[e] * d_o[e]; });
-    const float* HWY_RESTRICT v = values.Row(b, h / group_, key);
-    float product = InnerProduct(d_o, v, n_.value_dim);
-    float others =
+    const Real* HWY_RESTRICT v = values.Row(b, h / group_, key);
+    Real product = InnerProduct(d_o, v, n_.value_dim);
+    Real others =
         Sum(n_.value_dim, [o, d_o, v, kept](int64_t e) { return d_o[e] * (o[e] - kept * v[e]); });
     if (terms_.values().exists()) {
       terms_.FindEntries(b, i, key, runs);
       for (const TableRun& run : *runs) {
-        const float* w =
+        const Real* w =
             in_.relative.values +
             (terms_.values().Index(h) * terms_.values().size() + run.entry) * n_.value_dim;
-        const float relative = InnerProduct(d_o, w, n_.value_dim);
+        const Real relative = InnerProduct(d_o, w, n_.value_dim);
         product += relative;
         others -= kept * relative;
       }
@@ -380,7 +380,7 @@ class BackwardPass {
   // Scratch memory of one worker for tile selection.
   struct Choice {
     RowBounds rows;
-    std::vector<float> bounds;
+    std::vector<Real> bounds;
   };
 
   // Selects the tiles that a block of queries can skip, given its known softmax sums.
@@ -407,15 +407,15 @@ class BackwardPass {
       return KeyRange{std::max(batch.begin, block * kBackwardColumns),
                       std::min(batch.end, (block + 1) * kBackwardColumns)};
     };
-    HWY_ALIGN float sums[kRowBlock] = {};
-    HWY_ALIGN float weights[kRowBlock] = {};
+    HWY_ALIGN Real sums[kRowBlock] = {};
+    HWY_ALIGN Real weights[kRowBlock] = {};
     const int64_t first_row = (place.b * n_.heads + place.h) * n_.queries + place.i;
     std::copy_n(saved_.statistics + first_row, place.queries, sums);
     std::copy_n(saved_.statistics + head_rows_ + first_row, place.queries, weights);
     // A row without keys contributes no gradients.
     Skipping::SumsOf(sums, weights, place.queries, kInfinity, sums);
-    const float gate = skipping_.Gate(place, sums);
-    float top = -kInfinity;
+    const Real gate = skipping_.Gate(place, sums);
+    Real top = -kInfinity;
     int64_t promising = 0;
     for (int64_t block = seen.begin; block < seen.end; ++block) {
       const KeyRange keys = keys_of(block);
@@ -431,7 +431,7 @@ class BackwardPass {
     choice.bounds.resize(Size(seen.end - seen.begin) * kRowBlock);
     for (int64_t block = seen.begin; block < seen.end; ++block) {
       const KeyRange keys = keys_of(block);
-      float* const bound = choice.bounds.data() + (block - seen.begin) * kRowBlock;
+      Real* const bound = choice.bounds.data() + (block - seen.begin) * kRowBlock;
       if (skipping_.PassesGate(place, gate, keys.begin, keys.end)) {
         skipping_.Bound(rows, skipping_.KeysOf(place.b, place.h / group_, keys.begin, keys.end),
                         keys.begin, keys.end, &top, bound);
@@ -484,25 +484,25 @@ class BackwardPass {
   struct Block {
     int64_t b;
     int64_t index;
-    int64_t first;        // first key
-    int64_t part;         // index of the partial table sums
-    float* tile;          // kRowBlock x kBackwardColumns: inner products, then weights
-    float* gradient;      // kRowBlock x kBackwardColumns: dP, then the inner products' gradients
-    float* d_keys;        // kBackwardColumns x padded_dim_
-    float* d_values;      // kBackwardColumns x padded_value_dim_
-    float* d_columns;     // column_numbers() x kBackwardColumns
-    float* d_key_biases;  // kBackwardColumns for each head of the group
-    float* d_pairs;       // kRowBlock x kBackwardColumns: gradients of the pair bias
-    float* d_rows;        // row_sums_ x kRowBlock: the tile's contribution to row sums
-    float* added;         // scratch for one row: terms added to its scores
-    float* d_added;       // gradients of `added`
-    float* plain;         // added terms before the row's temperature
-    float* capped;        // one row's uncapped scores, then the biases that cap them
-    float* key_window;    // kRowBlock rows: products with relative keys, then their gradients
-    float* value_window;  // kRowBlock rows: products of dO with relative values, then weights
-    float* of_keys;       // products with relative queries, then gradients, laid out as the tile
-    float* key_parts;     // scratch for of_keys
-    float* d_of_keys;     // kBackwardColumns rows: gradients of the rows of content_keys_
+    int64_t first;       // first key
+    int64_t part;        // index of the partial table sums
+    Real* tile;          // kRowBlock x kBackwardColumns: inner products, then weights
+    Real* gradient;      // kRowBlock x kBackwardColumns: dP, then the inner products' gradients
+    Real* d_keys;        // kBackwardColumns x padded_dim_
+    Real* d_values;      // kBackwardColumns x padded_value_dim_
+    Real* d_columns;     // column_numbers() x kBackwardColumns
+    Real* d_key_biases;  // kBackwardColumns for each head of the group
+    Real* d_pairs;       // kRowBlock x kBackwardColumns: gradients of the pair bias
+    Real* d_rows;        // row_sums_ x kRowBlock: the tile's contribution to row sums
+    Real* added;         // scratch for one row: terms added to its scores
+    Real* d_added;       // gradients of `added`
+    Real* plain;         // added terms before the row's temperature
+    Real* capped;        // one row's uncapped scores, then the biases that cap them
+    Real* key_window;    // kRowBlock rows: products with relative keys, then their gradients
+    Real* value_window;  // kRowBlock rows: products of dO with relative values, then weights
+    Real* of_keys;       // products with relative queries, then gradients, laid out as the tile
+    Real* key_parts;     // scratch for of_keys
+    Real* d_of_keys;     // kBackwardColumns rows: gradients of the rows of content_keys_
     TileMask mask;
     std::vector<Band> bands;
     TableWindow keys_window;
@@ -510,7 +510,7 @@ class BackwardPass {
     std::vector<NearPair> near_pairs;  // of the tile; columns as in the tile
   };
 
-  void KeyBlock(int64_t b, int64_t key_head, int64_t index, float* scratch) {
+  void KeyBlock(int64_t b, int64_t key_head, int64_t index, Real* scratch) {
     const int64_t first = index * kBackwardColumns;
     const int64_t columns = std::min(kBackwardColumns, n_.keys - first);
     Block block{};
@@ -579,16 +579,16 @@ class BackwardPass {
       }
     }
     if (sums_tables()) part_turns_.Pass(sums, index / parts_);
-    const float* d_keys = block.d_keys;
-    const float* d_values = block.d_values;
-    const float* d_columns = block.d_columns;
+    const Real* d_keys = block.d_keys;
+    const Real* d_values = block.d_values;
+    const Real* d_columns = block.d_columns;
     for (int64_t j = 0; j < columns; ++j) {
       if (grad_.y.data != nullptr && dim_ > 0) {
-        float* d_y = grad_.y.row(b, key_head, first + j);
+        Real* d_y = grad_.y.row(b, key_head, first + j);
         std::copy_n(d_keys + j * padded_dim_, dim_, d_y);
         if (functions_.is_distance()) {
           // Also 0 for a key without queries, whose entry is unset.
-          const float d_norm = d_columns[functions_.column_scalars() * kBackwardColumns + j];
+          const Real d_norm = d_columns[functions_.column_scalars() * kBackwardColumns + j];
           if (d_norm != 0) AddNormGradient(d_norm, keys_.Head(b, key_head).row(first + j), d_y);
         }
       }
@@ -643,8 +643,8 @@ class BackwardPass {
     const int64_t b = block.b;
     const int64_t first = block.first;
     const int64_t key_head = h / group_;
-    float* HWY_RESTRICT tile = block.tile;
-    float* HWY_RESTRICT gradient = block.gradient;
+    Real* HWY_RESTRICT tile = block.tile;
+    Real* HWY_RESTRICT gradient = block.gradient;
     TileMask& mask = block.mask;
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
     const KeyRange near = segments_.Narrowed(batch, b, first_row, first_row + rows);
@@ -735,8 +735,8 @@ class BackwardPass {
     const int64_t b = block.b;
     const int64_t key_head = h / group_;
     const int64_t row = first_row + band.first_row;
-    float* const tile = block.tile + band.first_row * kBackwardColumns;
-    const float* x = nullptr;
+    Real* const tile = block.tile + band.first_row * kBackwardColumns;
+    const Real* x = nullptr;
     int64_t x_stride = panel_rows_;
     if (pairs_) {
       x = PairedQuery(b, h, row);
@@ -753,7 +753,7 @@ class BackwardPass {
     }
     for (int64_t c = begin; c < band.end;) {
       const size_t vectors = VectorsOfPanel(c, band.end);
-      const float* const panel =
+      const Real* const panel =
           key_panels_.panel(b, key_head, (block.first + c) / kWidth) + c % kWidth;
       if (pairs_) {
         MultiplyPairs(band.rows(), vectors, Size(panel_rows_), x, Size(x_stride), panel, kPanel,
@@ -828,8 +828,8 @@ class BackwardPass {
     const int64_t turn = (sum * row_blocks_ + first_row / kRowBlock) * blocks_ + block.index;
     pair_turns_.Wait(turn, place);
     for (int64_t r = 0; r < rows; ++r) {
-      const float* HWY_RESTRICT from = block.d_pairs + r * kBackwardColumns;
-      float* HWY_RESTRICT to = grad_.pair_bias.row(block.b, h, first_row + r) + block.first;
+      const Real* HWY_RESTRICT from = block.d_pairs + r * kBackwardColumns;
+      Real* HWY_RESTRICT to = grad_.pair_bias.row(block.b, h, first_row + r) + block.first;
       if (place == 0) {
         std::fill_n(to, begin, 0.0f);
         std::copy(from + begin, from + end, to + begin);
@@ -861,9 +861,9 @@ class BackwardPass {
     int64_t begin = 0;
     int64_t end = 0;
     bool masked = false;
-    float* d_key_bias = nullptr;
+    Real* d_key_bias = nullptr;
     auto scalars = scalars_.At(b, h / group_, first);
-    std::array<float*, kMostScalars + 1> d_scalars{};
+    std::array<Real*, kMostScalars + 1> d_scalars{};
     for (int64_t r = 0;; ++r) {
       if (r == band.last_row) {
         if (next_band == block.bands.end()) break;
@@ -886,7 +886,7 @@ class BackwardPass {
                                delta_.data()[in_heads], top_f_.data()[in_heads],
                                TopSlopes(in_heads)};
       // A row without keys has zero gradients at any temperature.
-      const float temperature = softmax.inverse_sum == 0.0f ? 0.0f : terms_.Temperature(b, h, i);
+      const Real temperature = softmax.inverse_sum == 0.0f ? 0.0f : terms_.Temperature(b, h, i);
       const TileRow at{b,
                        h,
                        i,
@@ -896,7 +896,7 @@ class BackwardPass {
                        first + band.end,
                        mask.paired,
                        temperature};
-      const float factor = in_.factor[h] * temperature;
+      const Real factor = in_.factor[h] * temperature;
       PairRow row = LoadRow(functions_, in_, b, h, h / group_, i, first + begin, factor,
                             norms_ ? norms_.data()[head * n_.queries + i] : 0,
                             PanelsOf(b, h / group_, first, begin));
@@ -917,21 +917,21 @@ class BackwardPass {
       }
       view.FindOpen(kLaneCount);
       const int64_t open = masked ? OpenColumns(view, at.count) : at.count;
-      float* const weights = block.tile + r * kBackwardColumns + begin;
-      float* const d_scores = block.gradient + r * kBackwardColumns + begin;
+      Real* const weights = block.tile + r * kBackwardColumns + begin;
+      Real* const d_scores = block.gradient + r * kBackwardColumns + begin;
       if (terms_.values().exists()) {
         terms_.AddValueProducts(at, values_window.Row(r), values_window, d_scores, &block.runs);
       }
       if (terms_.drops()) terms_.Drop(at, d_scores);
       RowSums sums;
       // Sums of ds and of the weights, for the terms added to the scores.
-      float sum_added = 0;
-      float mean_added = 0;
+      Real sum_added = 0;
+      Real mean_added = 0;
       if (terms_.to_scores() || at.paired || terms_.caps()) {
-        const float* products = terms_.keys().exists() ? keys_window.Row(r) : nullptr;
-        float* const of_keys_row =
+        const Real* products = terms_.keys().exists() ? keys_window.Row(r) : nullptr;
+        Real* const of_keys_row =
             of_keys().exists() ? block.of_keys + r * kBackwardColumns + begin : nullptr;
-        const float* added =
+        const Real* added =
             terms_.ScoreRow(at, products, keys_window, of_keys_row, block.added, &block.runs,
                             grad_.temperature != nullptr ? block.plain : nullptr);
         ScoreGradients to;
@@ -950,7 +950,7 @@ class BackwardPass {
           terms_.CapGradients(at.count, added, softmax.delta, block.capped, d_scores);
           added = block.capped;
         }
-        float* d_added = terms_.GradientRow(at, to, block.d_added);
+        Real* d_added = terms_.GradientRow(at, to, block.d_added);
         functions_.template Gradients<true>(weights, d_scores, at.count, open, row, scalars.data(),
                                             d_scalars.data(), factor, added, d_added, softmax,
                                             balances(), view, sums_of_heads, sums);
@@ -986,7 +986,7 @@ class BackwardPass {
         block.d_rows[(row_numbers() + 1) * kRowBlock + r] = sums.mean;
       }
       if (!tempered) continue;
-      const float sum_f = SumOfLanes(of_row.factor);
+      const Real sum_f = SumOfLanes(of_row.factor);
       const VF factor_before = hn::Load(d, totals.factor);
       const VF of_factor = hn::Load(d, of_row.factor);
       hn::Store(hn::MulAdd(of_factor, hn::Set(d, temperature), factor_before), d, totals.factor);
@@ -1035,16 +1035,16 @@ class BackwardPass {
         }
         if (grad_.factor != nullptr) sums.factor += Balance(head);
       }
-      if (grad_.factor != nullptr) grad_.factor[h] = static_cast<float>(sums.factor);
+      if (grad_.factor != nullptr) grad_.factor[h] = static_cast<Real>(sums.factor);
       for (int s = 0; grad_.head_scalars != nullptr && s < functions_.head_scalars(); ++s) {
-        grad_.head_scalars[s * n_.heads + h] = static_cast<float>(sums.t[s]);
+        grad_.head_scalars[s * n_.heads + h] = static_cast<Real>(sums.t[s]);
       }
     }
     // Like the factor's gradient, this is a sum of ds times scores.
     for (int64_t row = 0; grad_.temperature != nullptr && row < head_rows_; ++row) {
       const double top_s =
           static_cast<double>(in_.factor[row / n_.queries % n_.heads]) * top_f_.data()[row];
-      grad_.temperature[row] = static_cast<float>(
+      grad_.temperature[row] = static_cast<Real>(
           RowSum(row_numbers() + 2)[row] + Balance(row, top_s, RowSum(row_numbers() + 3)[row]));
     }
     MergeTables(terms_.keys(), d_relative_keys_);
@@ -1059,9 +1059,9 @@ class BackwardPass {
                     0.0f);
       }
       for (int64_t b = 0; b < n_.batch; ++b) {
-        float* to = grad_.bias.table + b * grad_.bias.batch_stride + h * bias.size();
+        Real* to = grad_.bias.table + b * grad_.bias.batch_stride + h * bias.size();
         for (int64_t part = 0; part < parts_; ++part) {
-          const float* from = BiasGradient(part, b * n_.heads + h);
+          const Real* from = BiasGradient(part, b * n_.heads + h);
           for (int64_t e = 0; e < bias.size(); ++e) to[e] += from[e];
         }
       }
@@ -1090,7 +1090,7 @@ class BackwardPass {
     if (terms_.caps()) return 0;
     return static_cast<double>(RowSum(row_numbers())[row]) - DLse(row);
   }
-  float DLse(int64_t row) const { return saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f; }
+  Real DLse(int64_t row) const { return saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f; }
   // The key of the row's largest score, or -1 if unknown. With a soft cap the sum of ds is unknown,
   // so nothing is balanced.
   int64_t TopOf(int64_t row) const {
@@ -1102,22 +1102,26 @@ class BackwardPass {
   // over all later keys and would accumulate the errors of all rows.
   void BalanceKeyBiases() const {
     ParallelTasks(executor_, n_.batch * n_.heads, [&](int64_t head, int) {
-      float* const to = grad_.key_bias + head * n_.keys;
+      Real* const to = grad_.key_bias + head * n_.keys;
       for (int64_t i = 0; i < n_.queries; ++i) {
         const int64_t row = head * n_.queries + i;
         const int64_t top = TopOf(row);
         const double imbalance = Imbalance(row);
         if (top < 0 || imbalance == 0) continue;
         to[top] -=
-            static_cast<float>(imbalance) * terms_.Temperature(head / n_.heads, head % n_.heads, i);
+            static_cast<Real>(imbalance) * terms_.Temperature(head / n_.heads, head % n_.heads, i);
       }
     });
   }
 
   // The dot product over columns with non-zero weight; elsewhere the factors may be infinite.
-  static float SumOfSeen(int64_t columns, const float* HWY_RESTRICT weights, const float* x,
-                         const float* HWY_RESTRICT y) {
-    return Sum(columns, [=](int64_t n) { return weights[n] == 0.0f ? 0.0f : x[n] * y[n]; });
+  static Real SumOfSeen(int64_t columns, const Real* HWY_RESTRICT weights, const Real* x,
+                        const Real* HWY_RESTRICT y) {
+    return Sum(columns, [=](int64_t n) {
+      // A separate product, as g++ 12 with AVX-512 sums conditional products of doubles wrongly.
+      const Real product = x[n] * y[n];
+      return weights[n] == 0.0f ? Real{0} : product;
+    });
   }
 
   bool finishes_rows() const {
@@ -1131,14 +1135,14 @@ class BackwardPass {
         std::copy_n(RelativeQueryGradient(row), in_.relative.dim,
                     grad_.relative_query.row(b, h, i));
       }
-      float* to = nullptr;
+      Real* to = nullptr;
       if (wants_queries()) {
         to = grad_.x.row(b, h, i);
         if (d_queries_) std::copy_n(QueryGradient(b, h, i), dim_, to);
       }
       if (balances_queries() && TopOf(row) >= 0) BalanceQuery(b, h, i, to);
       if (to == nullptr || !functions_.is_distance()) continue;
-      const float d_norm = RowSum(functions_.row_scalars())[row];
+      const Real d_norm = RowSum(functions_.row_scalars())[row];
       if (d_norm != 0) AddNormGradient(d_norm, queries_.Head(b, h).row(i), to);
     }
   }
@@ -1150,18 +1154,18 @@ class BackwardPass {
   // rounding error would swamp the query's gradient. If the sums use slope differences, they omit
   // dlse times the common slope, which is added here. If they use the slopes themselves, the excess
   // is subtracted from the highest-weighted pair. `d_x` may be null.
-  void BalanceQuery(int64_t b, int64_t h, int64_t i, float* d_x) const {
+  void BalanceQuery(int64_t b, int64_t h, int64_t i, Real* d_x) const {
     const int64_t row = RowOf(b, h, i);
-    const float* const slopes = TopSlopes(row);
-    const float factor = in_.factor[h] * terms_.Temperature(b, h, i);
-    if (const float df = DLse(row) * factor; df != 0.0f) {
+    const Real* const slopes = TopSlopes(row);
+    const Real factor = in_.factor[h] * terms_.Temperature(b, h, i);
+    if (const Real df = DLse(row) * factor; df != 0.0f) {
       for (int s = 0; s < functions_.row_scalars(); ++s) RowSum(s)[row] += df * slopes[s + 1];
       if (functions_.is_distance()) RowSum(functions_.row_scalars())[row] += df * slopes[0];
     }
-    const auto imbalance = static_cast<float>(Imbalance(row));
+    const auto imbalance = static_cast<Real>(Imbalance(row));
     if (!functions_.has_product() || d_x == nullptr || imbalance == 0.0f) return;
-    const float* const y = keys_.Head(b, h / group_).row(TopOf(row));
-    const float dg = -imbalance * factor * slopes[functions_.row_scalars() + 1];
+    const Real* const y = keys_.Head(b, h / group_).row(TopOf(row));
+    const Real dg = -imbalance * factor * slopes[functions_.row_scalars() + 1];
     if (!functions_.is_distance()) return AddScaled(dg, y, dim_, d_x);
     // The slope by the squared norm multiplies x.
     if (slopes[0] != 0.0f) return AddScaled(-2 * dg, y, dim_, d_x);
@@ -1202,36 +1206,36 @@ class BackwardPass {
   }
   bool wants_queries() const { return grad_.x.data != nullptr && dim_ > 0; }
   bool balances_queries() const { return wants_queries() || wants_row_scalars(); }
-  float* QueryGradient(int64_t b, int64_t h, int64_t i) const {
+  Real* QueryGradient(int64_t b, int64_t h, int64_t i) const {
     if (!d_queries_) return grad_.x.row(b, h, i);
     return d_queries_.data() + (head_tasks_.queries().Of(b, h) * n_.queries + i) * padded_dim_;
   }
   int64_t query_stride() const { return d_queries_ ? padded_dim_ : grad_.x.stride[2]; }
-  float* PairedQuery(int64_t b, int64_t h, int64_t i) const {
+  Real* PairedQuery(int64_t b, int64_t h, int64_t i) const {
     return paired_queries_.data() + (head_tasks_.queries().Of(b, h) * n_.queries + i) * panel_rows_;
   }
   // `row` counts across all heads.
-  float* RelativeQueryGradient(int64_t row) const {
+  Real* RelativeQueryGradient(int64_t row) const {
     return d_relative_queries_.data() + row * terms_.keys().padded();
   }
   // The slopes of a row, which counts across all heads: RowSoftmax::top_slopes, then the slope by
   // g.
-  float* TopSlopes(int64_t row) const {
+  Real* TopSlopes(int64_t row) const {
     return top_slopes_.data() + row * (functions_.row_scalars() + 2);
   }
-  float* RowSum(int s) const { return d_rows_.data() + s * head_rows_; }
+  Real* RowSum(int s) const { return d_rows_.data() + s * head_rows_; }
   // d|x|^2/dx = 2x.
-  void AddNormGradient(float d_norm, const float* x, float* d_x) const {
+  void AddNormGradient(Real d_norm, const Real* x, Real* d_x) const {
     for (int64_t e = 0; e < dim_; ++e) d_x[e] += 2 * d_norm * x[e];
   }
-  float* BiasGradient(int64_t part, int64_t head) const {
+  Real* BiasGradient(int64_t part, int64_t head) const {
     return d_bias_.data() + (head * parts_ + part) * terms_.bias().stride();
   }
 
   Functions functions_;
-  const AttentionInput<float>& in_;
-  const AttentionBackwardInput<float>& saved_;
-  const AttentionGradient<float>& grad_;
+  const AttentionInput<Real>& in_;
+  const AttentionBackwardInput<Real>& saved_;
+  const AttentionGradient<Real>& grad_;
   const Executor& executor_;
   const AttentionShape& n_;
   int64_t group_;
@@ -1283,7 +1287,7 @@ class BackwardPass {
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

@@ -14,32 +14,32 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // Calls body(tag, k) for n numbers in vectors that start at number k. The last vectors are shorter,
 // so that nothing beyond n is accessed; a row of 8 numbers takes one vector of 8.
 template <size_t kCount = kLanes, class Body>
 HWY_INLINE void ForVectors(int64_t n, const Body& body, int64_t k = 0) {
-  const hn::CappedTag<float, kCount> d;
+  const hn::CappedTag<Real, kCount> d;
   for (; k + static_cast<int64_t>(kCount) <= n; k += static_cast<int64_t>(kCount)) body(d, k);
   if constexpr (kCount > 1) {
     if (k < n) ForVectors<kCount / 2>(n, body, k);
   }
 }
 
-HWY_INLINE void CopyNumbers(const float* from, int64_t n, float* to) {
+HWY_INLINE void CopyNumbers(const Real* from, int64_t n, Real* to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR { hn::StoreU(hn::LoadU(d, from + k), d, to + k); });
 }
 
 // to += from.
-HWY_INLINE void AddNumbers(const float* from, int64_t n, float* to) {
+HWY_INLINE void AddNumbers(const Real* from, int64_t n, Real* to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
     hn::StoreU(hn::LoadU(d, to + k) + hn::LoadU(d, from + k), d, to + k);
   });
 }
 
 // to += factor from.
-HWY_INLINE void AddScaled(float factor, const float* from, int64_t n, float* to) {
+HWY_INLINE void AddScaled(Real factor, const Real* from, int64_t n, Real* to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
     hn::StoreU(hn::MulAdd(hn::Set(d, factor), hn::LoadU(d, from + k), hn::LoadU(d, to + k)), d,
                to + k);
@@ -47,8 +47,8 @@ HWY_INLINE void AddScaled(float factor, const float* from, int64_t n, float* to)
 }
 
 // to += factor (x - y).
-HWY_INLINE void AddScaledDifference(float factor, const float* x, const float* y, int64_t n,
-                                    float* to) {
+HWY_INLINE void AddScaledDifference(Real factor, const Real* x, const Real* y, int64_t n,
+                                    Real* to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
     const auto difference = hn::LoadU(d, x + k) - hn::LoadU(d, y + k);
     hn::StoreU(hn::MulAdd(hn::Set(d, factor), difference, hn::LoadU(d, to + k)), d, to + k);
@@ -57,10 +57,10 @@ HWY_INLINE void AddScaledDifference(float factor, const float* x, const float* y
 
 // The inner product of two rows, or the squared norm of their difference.
 template <bool kDistance, size_t kCount = kLanes>
-HWY_INLINE float SumOfProducts(const float* x, const float* y, int64_t n) {
-  const hn::CappedTag<float, kCount> d;
+HWY_INLINE Real SumOfProducts(const Real* x, const Real* y, int64_t n) {
+  const hn::CappedTag<Real, kCount> d;
   constexpr auto kStep = static_cast<int64_t>(kCount);
-  float total = 0;
+  Real total = 0;
   int64_t k = 0;
   if (n >= kStep) {
     auto sum = hn::Zero(d);
@@ -103,13 +103,12 @@ HWY_INLINE void WithColumns(int64_t columns, const Body& body) {
 }
 
 // to += factor from, for every query head.
-inline void AddScaledHeads(int64_t key_heads, int64_t group, const float* factors,
-                           const float* from, HeadSteps from_steps, int64_t columns, float* to,
-                           HeadSteps to_steps) {
+inline void AddScaledHeads(int64_t key_heads, int64_t group, const Real* factors, const Real* from,
+                           HeadSteps from_steps, int64_t columns, Real* to, HeadSteps to_steps) {
   WithColumns(columns, [=](auto n) HWY_ATTR {
-    const float* factor = factors;
-    const float* source = from;
-    float* sum = to;
+    const Real* factor = factors;
+    const Real* source = from;
+    Real* sum = to;
     for (int64_t key_head = 0; key_head < key_heads; ++key_head) {
       for (int64_t g = 0; g < group; ++g) {
         AddScaled(*factor++, source, n, sum);
@@ -124,12 +123,12 @@ inline void AddScaledHeads(int64_t key_heads, int64_t group, const float* factor
 
 // SumOfProducts of x, per query head, and y, per key head.
 template <bool kDistance>
-inline void HeadProducts(int64_t key_heads, int64_t group, const float* x, int64_t x_step,
-                         const float* y, int64_t y_step, int64_t columns, float* products) {
+inline void HeadProducts(int64_t key_heads, int64_t group, const Real* x, int64_t x_step,
+                         const Real* y, int64_t y_step, int64_t columns, Real* products) {
   WithColumns(columns, [=](auto n) HWY_ATTR {
-    const float* query = x;
-    const float* key = y;
-    float* to = products;
+    const Real* query = x;
+    const Real* key = y;
+    Real* to = products;
     for (int64_t key_head = 0; key_head < key_heads; ++key_head, key += y_step) {
       for (int64_t g = 0; g < group; ++g, query += x_step) {
         *to++ = SumOfProducts<kDistance>(query, key, n);
@@ -139,7 +138,7 @@ inline void HeadProducts(int64_t key_heads, int64_t group, const float* x, int64
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

@@ -12,19 +12,19 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // Multiplies the weights of columns, from a first one on, by dropout's mask.
 class Dropper {
  public:
   HWY_INLINE Dropper(const Dropout& dropout, int64_t b, int64_t h, int64_t i)
       : row_(HashRow(dropout.seed, b, h, i)),
-        scale_(static_cast<float>(DropoutScale(dropout))),
+        scale_(static_cast<Real>(DropoutScale(dropout))),
         threshold_(DropoutThreshold(dropout)) {}
 
   HWY_INLINE VF Drop(int64_t column, VF weights) const {
     const DF d;
-    const DU du;
+    const hn::Rebind<uint32_t, DF> du;
     const auto first = hn::Set(du, kDropoutFirst);
     auto x = hn::Iota(du, static_cast<uint32_t>(column)) + hn::Set(du, row_.first);
     x = hn::Xor(x, hn::ShiftRight<16>(x)) * first;
@@ -32,18 +32,23 @@ class Dropper {
         hn::Set(du, kDropoutSecond);
     x = hn::Xor(x, hn::ShiftRight<16>(x)) * first;
     x = hn::Xor(x, hn::ShiftRight<15>(x));
-    const auto dropped = hn::RebindMask(d, hn::Lt(x, hn::Set(du, threshold_)));
+#ifdef GNOMON_DOUBLE
+    const auto hash = hn::PromoteTo(DU(), x);
+#else
+    const auto hash = x;
+#endif
+    const auto dropped = hn::RebindMask(d, hn::Lt(hash, hn::Set(DU(), threshold_)));
     return hn::IfThenZeroElse(dropped, weights * hn::Set(d, scale_));
   }
 
  private:
   DropoutRow row_;
-  float scale_;
+  Real scale_;
   uint32_t threshold_;
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

@@ -48,13 +48,13 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // Whether rows [begin, end) of one head hold a non-finite number.
 inline bool HasNonFinite(const Tokens& tokens, int64_t b, int64_t h, int64_t begin, int64_t end,
                          int64_t columns) {
   RowReader rows(tokens, columns);
-  float sum = 0;
+  Real sum = 0;
   for (int64_t i = begin; i < end; ++i) {
     // 0 for finite numbers, otherwise NaN.
     sum += Sum(columns, [row = rows.Row(b, h, i)](int64_t e) { return row[e] * 0.0f; });
@@ -66,8 +66,8 @@ inline bool HasNonFinite(const Tokens& tokens, int64_t b, int64_t h, int64_t beg
 template <class Functions>
 class ForwardPass {
  public:
-  ForwardPass(const PairTable& table, const AttentionInput<float>& in,
-              const AttentionOutput<float>& out, const Executor& executor)
+  ForwardPass(const PairTable& table, const AttentionInput<Real>& in,
+              const AttentionOutput<Real>& out, const Executor& executor)
       : functions_(table),
         in_(in),
         out_(out),
@@ -123,7 +123,7 @@ class ForwardPass {
   struct Keys {
     int64_t first;  // a multiple of kWidth
     // Columns [p * kWidth, (p + 1) * kWidth) of the tile start at p * panel_rows_ * kWidth.
-    const float* panels;
+    const Real* panels;
     Rows values;                      // from key `first` on; possibly as pairs
     RowsInPlace values_in_place;      // from key `first` on, if values are not packed
     ColumnScalars::Pointers scalars;  // from key `first` on
@@ -138,12 +138,12 @@ class ForwardPass {
     int64_t heads;
     int64_t i;
     int64_t queries;
-    Strided x;                 // the rows' tokens
-    float* sum;                // kRowBlock x value_columns_: accumulated weights times values
-    float largest[kRowBlock];  // largest score, in log2 units
-    float weight[kRowBlock];   // sum of 2^(score - largest)
-    int64_t top[kRowBlock];    // the key of the largest score
-    float norm[kRowBlock];     // squared norm of the query, for a distance
+    Strided x;                // the rows' tokens
+    Real* sum;                // kRowBlock x value_columns_: accumulated weights times values
+    Real largest[kRowBlock];  // largest score, in log2 units
+    Real weight[kRowBlock];   // sum of 2^(score - largest)
+    int64_t top[kRowBlock];   // the key of the largest score
+    Real norm[kRowBlock];     // squared norm of the query, for a distance
 
     int64_t rows() const { return heads * queries; }
     RowPlace place() const { return {b, h, heads, i, queries}; }
@@ -166,12 +166,12 @@ class ForwardPass {
 
   // The scratch memory of a worker.
   struct Scratch {
-    float* tile;           // kRowBlock x kForwardColumns
-    float* added;          // one row: terms added to its scores
-    float* key_products;   // window of products with the relative keys
-    float* entry_weights;  // window of weights, summed per entry of the relative values
-    float* of_keys;        // the tile's products with relative queries, kForwardColumns per row
-    float* key_parts;      // scratch for of_keys
+    Real* tile;           // kRowBlock x kForwardColumns
+    Real* added;          // one row: terms added to its scores
+    Real* key_products;   // window of products with the relative keys
+    Real* entry_weights;  // window of weights, summed per entry of the relative values
+    Real* of_keys;        // the tile's products with relative queries, kForwardColumns per row
+    Real* key_parts;      // scratch for of_keys
     std::vector<TableRun> runs;
   };
   int64_t scratch_size() const {
@@ -179,7 +179,7 @@ class ForwardPass {
     return (kRowBlock + 1) * kForwardColumns + 2 * terms_.window_size() +
            (of_keys.exists() ? kRowBlock * kForwardColumns : 0) + of_keys.scratch_size();
   }
-  Scratch MakeScratch(float* memory) const {
+  Scratch MakeScratch(Real* memory) const {
     Scratch scratch{};
     scratch.tile = memory;
     scratch.added = scratch.tile + kRowBlock * kForwardColumns;
@@ -198,9 +198,7 @@ class ForwardPass {
   int64_t block_size() const {
     return kRowBlock * (value_columns_ + (copies_queries() ? panel_rows_ : 0));
   }
-  bool copies_queries() const {
-    return pairs_ || heads_in_block_ > 1 || in_.x.type != TokenType::kFloat32;
-  }
+  bool copies_queries() const { return pairs_ || heads_in_block_ > 1 || TypeOf(in_.x) != kOwnType; }
   // The number of blocks of queries per key head.
   int64_t blocks() const {
     return DivideUp(group_, heads_in_block_) * DivideUp(n_.queries, kRowBlock);
@@ -212,8 +210,8 @@ class ForwardPass {
     return {begin, std::min(begin + kRowBlock, n_.queries)};
   }
   // Block `index` of a key head, restricted to `queries`.
-  void SetBlock(int64_t b, int64_t key_head, int64_t index, KeyRange queries_of_block,
-                float* memory, Block& block) const {
+  void SetBlock(int64_t b, int64_t key_head, int64_t index, KeyRange queries_of_block, Real* memory,
+                Block& block) const {
     const int64_t first_head = index / DivideUp(n_.queries, kRowBlock) * heads_in_block_;
     block.b = b;
     block.h = key_head * group_ + first_head;
@@ -232,11 +230,11 @@ class ForwardPass {
     if (!copies_queries()) {
       block.x = {queries.Row(b, block.h, block.i), Size(in_.x.stride[2]), 1};
     }
-    float* const copy = memory + kRowBlock * value_columns_;
+    Real* const copy = memory + kRowBlock * value_columns_;
     block.ForRows([&](int64_t r, int64_t h, int64_t i) HWY_ATTR {
       if (pairs_) PairColumns(in_.x.row(b, h, i), 0, dim_, copy + r * panel_rows_);
       if (pairs_ && !functions_.is_distance()) return;
-      const float* x = queries.Row(b, h, i);
+      const Real* x = queries.Row(b, h, i);
       if (copies_queries() && !pairs_) {
         std::copy_n(x, dim_, copy + r * dim_);
       }
@@ -267,7 +265,7 @@ class ForwardPass {
     const Buffer memory(size * WorkersFor(executor_, tasks));
     std::vector<Plan> plans(skipping_.active() ? Size(WorkersFor(executor_, tasks)) : 0);
     ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
-      float* const own = memory.data() + worker * size;
+      Real* const own = memory.data() + worker * size;
       Plan* const plan = plans.empty() ? nullptr : &plans[Size(worker)];
       if (!head_tasks_.whole()) return RunBlock(task / in_head, task % in_head, own, plan);
       head_tasks_.Assign(task, worker);
@@ -278,7 +276,7 @@ class ForwardPass {
 
   // Runs block `index` of a key head's queries. Each segment runs separately, so that its tiles do
   // not depend on the other segments.
-  void RunBlock(int64_t head, int64_t index, float* memory, Plan* plan) const {
+  void RunBlock(int64_t head, int64_t index, Real* memory, Plan* plan) const {
     const KeyRange queries = QueriesOf(index);
     for (int64_t begin = queries.begin; begin < queries.end;) {
       const int64_t end =
@@ -289,7 +287,7 @@ class ForwardPass {
       begin = end;
     }
   }
-  void RunRows(int64_t head, int64_t index, KeyRange queries, float* memory, Plan* plan) const {
+  void RunRows(int64_t head, int64_t index, KeyRange queries, Real* memory, Plan* plan) const {
     const int64_t b = head / n_.key_heads;
     Scratch scratch = MakeScratch(memory);
     Block block;
@@ -327,10 +325,10 @@ class ForwardPass {
   // ends at the block's own positions, or half a tile later, so that all rows see most of it.
   struct Plan {
     std::vector<KeyRange> tiles;
-    std::vector<float> largest;  // largest bias per tile
+    std::vector<Real> largest;  // largest bias per tile
     std::vector<int64_t> order;
-    std::vector<float> bounds;  // kRowBlock per tile, in processing order
-    float top[kRowBlock];       // largest bias per head
+    std::vector<Real> bounds;  // kRowBlock per tile, in processing order
+    Real top[kRowBlock];       // largest bias per head
     RowBounds rows;
     // If the first tiles form a part of their own: their number (0: nothing is skipped), and the
     // range of keys visible to all rows.
@@ -362,9 +360,9 @@ class ForwardPass {
     std::fill_n(plan.top, block.heads, -kInfinity);
     for (; first < end; first += kForwardColumns) {
       const KeyRange tile{std::max(first, begin), std::min(first + kForwardColumns, end)};
-      float largest = -kInfinity;
+      Real largest = -kInfinity;
       for (int64_t h = 0; h < block.heads; ++h) {
-        const float bias = skipping_.OffsetBias(place, h, tile.begin, std::min(tile.end, n_.keys));
+        const Real bias = skipping_.OffsetBias(place, h, tile.begin, std::min(tile.end, n_.keys));
         plan.top[h] = std::max(plan.top[h], bias);
         largest = std::max(largest, bias);
       }
@@ -375,8 +373,8 @@ class ForwardPass {
     const auto distance = [own](int64_t n) { return n < own ? own - n : n - own; };
     // Whether tile n precedes tile m.
     const auto before = [&](int64_t n, int64_t m) {
-      const float of_n = plan.largest[Size(n)];
-      const float of_m = plan.largest[Size(m)];
+      const Real of_n = plan.largest[Size(n)];
+      const Real of_m = plan.largest[Size(m)];
       return of_n != of_m ? of_n > of_m : distance(n) < distance(m);
     };
     int64_t low = 0;
@@ -390,16 +388,16 @@ class ForwardPass {
 
   // Sets the bounds of all tiles after the first; +inf where a row sees only part of a tile.
   // Returns false if no tile can be skipped.
-  bool SetBounds(const Block& block, KeyRange batch, const TileMask& seen, const float* sums,
+  bool SetBounds(const Block& block, KeyRange batch, const TileMask& seen, const Real* sums,
                  Plan& plan) const {
     bool any = false;
     const RowPlace place = block.place();
-    const float gate = skipping_.Gate(place, sums);
+    const Real gate = skipping_.Gate(place, sums);
     // Both ends of a row's range are monotonic in its position.
     const KeyRange open{seen.rows[block.queries - 1].begin, seen.rows[0].end};
     plan.bounds.resize(plan.order.size() * kRowBlock);
     for (size_t n = 1; n < plan.order.size(); ++n) {
-      float* const bound = plan.bounds.data() + n * kRowBlock;
+      Real* const bound = plan.bounds.data() + n * kRowBlock;
       const KeyRange tile = plan.tiles[Size(plan.order[n])];
       const KeyRange keys{std::max(tile.begin, batch.begin), std::min(tile.end, batch.end)};
       if (keys.begin < open.begin || keys.end > open.end ||
@@ -448,7 +446,7 @@ class ForwardPass {
     for (int64_t n = 0; n < tiles; ++n) {
       const bool anew = n == kSumsAnew && tiles > 2 * kSumsAnew && leaves_out;
       if (n == 1 || anew) {
-        HWY_ALIGN float sums[kRowBlock] = {};
+        HWY_ALIGN Real sums[kRowBlock] = {};
         Skipping::SumsOf(block.largest, block.weight, block.rows(), -kInfinity, sums);
         if (n == 1) leaves_out = SetBounds(block, batch, seen, sums, plan);
         if (leaves_out) {
@@ -507,7 +505,7 @@ class ForwardPass {
     return keys;
   }
 
-  float* PairedValues(int64_t b, int64_t key_head, int64_t first) const {
+  Real* PairedValues(int64_t b, int64_t key_head, int64_t first) const {
     const int64_t head = head_tasks_.keys().Of(b, key_head);
     return paired_values_.data() + (head * keys_.count() * kWidth + first) / 2 * value_columns_;
   }
@@ -564,7 +562,7 @@ class ForwardPass {
   }
 
   // All blocks of a key head, with their sums in `memory`.
-  std::unique_ptr<Block[]> AllBlocks(int64_t b, int64_t key_head, float* memory) const {
+  std::unique_ptr<Block[]> AllBlocks(int64_t b, int64_t key_head, Real* memory) const {
     // Left uninitialised: for few rows, clearing would take as long as the computation.
     std::unique_ptr<Block[]> all(new Block[Size(blocks())]);
     for (int64_t n = 0; n < blocks(); ++n) {
@@ -576,13 +574,13 @@ class ForwardPass {
   int64_t packed_size() const {
     return kForwardColumns * ((in_place_ ? 0 : panel_rows_ + value_columns_) + column_numbers());
   }
-  float* SumsIn(float* packed) const { return packed + packed_size(); }
+  Real* SumsIn(Real* packed) const { return packed + packed_size(); }
 
   // Adds the first tile of each block of a key head (two if it holds few keys), and derives from
   // its weights what rows can skip in the other parts.
-  void AddFirstPart(int64_t b, int64_t key_head, float* memory) {
+  void AddFirstPart(int64_t b, int64_t key_head, Real* memory) {
     Scratch scratch = MakeScratch(memory);
-    float* const packed = memory + scratch_size();
+    Real* const packed = memory + scratch_size();
     const std::unique_ptr<Block[]> all = AllBlocks(b, key_head, SumsIn(packed));
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
     for (int64_t n = 0; n < blocks(); ++n) {
@@ -606,7 +604,7 @@ class ForwardPass {
           Keys keys = PackTile(b, key_head, tile.begin, batch, packed);
           AddTile(block, mask, keys, scratch);
         }
-        HWY_ALIGN float sums[kRowBlock] = {};
+        HWY_ALIGN Real sums[kRowBlock] = {};
         Skipping::SumsOf(block.largest, block.weight, block.rows(), -kInfinity, sums);
         skipping_.SetRows(block.place(), &plan.rows);
         skipping_.SetEqualLimits(tiles, sums, &plan.rows);
@@ -633,7 +631,7 @@ class ForwardPass {
     if (!bounds.keys) {
       bounds.keys = skipping_.BoundKeys(block.b, key_head, tile, /*values=*/false);
     }
-    HWY_ALIGN float bound[kRowBlock] = {};
+    HWY_ALIGN Real bound[kRowBlock] = {};
     skipping_.Bound(plan.rows, *bounds.keys, tile.begin, tile.end, plan.top, bound);
     const uint64_t left_out = Skipping::LeftOut(plan.rows, bound);
     if (left_out == 0) return 0;
@@ -645,9 +643,9 @@ class ForwardPass {
   }
 
   void AddPart(int64_t b, int64_t key_head, int64_t part, int64_t first_tile, int64_t last_tile,
-               float* memory) const {
+               Real* memory) const {
     Scratch scratch = MakeScratch(memory);
-    float* const packed = memory + scratch_size();
+    Real* const packed = memory + scratch_size();
     const std::unique_ptr<Block[]> all = AllBlocks(b, key_head, SumsIn(packed));
     const Plan* const plans =
         plans_.empty() ? nullptr : plans_.data() + (b * n_.key_heads + key_head) * blocks();
@@ -687,7 +685,7 @@ class ForwardPass {
     }
   }
 
-  Keys PackTile(int64_t b, int64_t key_head, int64_t first, KeyRange batch, float* packed) const {
+  Keys PackTile(int64_t b, int64_t key_head, int64_t first, KeyRange batch, Real* packed) const {
     Keys keys{};
     keys.first = first;
     const int64_t end = std::min(first + kForwardColumns, n_.keys);
@@ -697,7 +695,7 @@ class ForwardPass {
       PackTokens(b, key_head, first, end, batch, packed, &keys);
     }
     if (column_numbers() > 0) {
-      float* const scalars = packed + packed_size() - kForwardColumns * column_numbers();
+      Real* const scalars = packed + packed_size() - kForwardColumns * column_numbers();
       scalars_.scalars().Pack(b, key_head, batch, first, first + RoundUp(end - first, kLaneCount),
                               scalars, kForwardColumns);
       keys.scalars = scalars_.scalars().At(scalars, kForwardColumns);
@@ -707,20 +705,20 @@ class ForwardPass {
 
   // Packs keys [first, end) and their values.
   void PackTokens(int64_t b, int64_t key_head, int64_t first, int64_t end, KeyRange batch,
-                  float* packed, Keys* keys) const {
+                  Real* packed, Keys* keys) const {
     const auto pack = pairs_ ? PackPairs : PackPanel;
     for (int64_t p = 0; dim_ > 0 && first + p * kWidth < end; ++p) {
       pack(in_.y, b, key_head, first + p * kWidth, batch, dim_, packed + p * panel_rows_ * kWidth);
     }
     if (dim_ > 0) keys->panels = packed;
-    float* const values = packed + kForwardColumns * panel_rows_;
+    Real* const values = packed + kForwardColumns * panel_rows_;
     const KeyRange seen{std::max(first, batch.begin), std::min(end, batch.end)};
     if (pairs_) {
       PairRows(in_.v, b, key_head, first, first + RoundUp(end - first, kLaneCount), batch,
                n_.value_dim, values);
       keys->values = {values, value_columns_};
-    } else if (value_columns_ == n_.value_dim && in_.v.type == TokenType::kFloat32) {
-      keys->values = {static_cast<const float*>(in_.v.row(b, key_head, first)), in_.v.stride[2]};
+    } else if (value_columns_ == n_.value_dim && TypeOf(in_.v) == kOwnType) {
+      keys->values = {static_cast<const Real*>(in_.v.row(b, key_head, first)), in_.v.stride[2]};
     } else {
       CopyPadded(in_.v, b, key_head, seen.begin, seen.end, n_.value_dim,
                  values + (seen.begin - first) * value_columns_);
@@ -764,9 +762,9 @@ class ForwardPass {
     const RowSpan seen = mask.Seen(first_row, last_row);
     if (seen.end <= seen.begin) return;
     const size_t rows = Size(last_row - first_row);
-    float* tile = scratch.tile + first_row * kForwardColumns;
-    float* sum = block.sum + first_row * value_columns_;
-    const float* x = block.x.data + first_row * static_cast<int64_t>(block.x.row);
+    Real* tile = scratch.tile + first_row * kForwardColumns;
+    Real* sum = block.sum + first_row * value_columns_;
+    const Real* x = block.x.data + first_row * static_cast<int64_t>(block.x.row);
     // Rounds to whole vectors.
     const RowSpan span{seen.begin / kLaneCount * kLaneCount, RoundUp(seen.end, kLaneCount)};
     if (dim_ > 0 && in_place_) {
@@ -776,7 +774,7 @@ class ForwardPass {
     }
     for (int64_t c = span.begin; keys.panels != nullptr && c < span.end;) {
       const size_t vectors = VectorsOfPanel(c, span.end);
-      const float* panel = keys.panels + c / kWidth * kWidth * panel_rows_ + c % kWidth;
+      const Real* panel = keys.panels + c / kWidth * kWidth * panel_rows_ + c % kWidth;
       if (pairs_) {
         MultiplyPairs(rows, vectors, Size(panel_rows_), x, block.x.row, panel, kPanel, tile + c,
                       Size(kForwardColumns));
@@ -806,8 +804,8 @@ class ForwardPass {
   }
 
   // Adds weights (0 where masked) times values, from the tile's first key on.
-  void AddValues(float* tile, size_t rows, RowSpan seen, RowSpan span, const Keys& keys,
-                 float* sum) const {
+  void AddValues(Real* tile, size_t rows, RowSpan seen, RowSpan span, const Keys& keys,
+                 Real* sum) const {
     if (pairs_values_) return AddPairedValues(tile, rows, span, keys.values, sum);
     const size_t count = Size(seen.end - seen.begin);
     if (in_place_) {
@@ -820,8 +818,8 @@ class ForwardPass {
                 Size(keys.values.stride), sum, Size(value_columns_));
   }
 
-  void AddInPlace(size_t rows, size_t count, const float* weights, RowsInPlace values,
-                  float* sum) const {
+  void AddInPlace(size_t rows, size_t count, const Real* weights, RowsInPlace values,
+                  Real* sum) const {
     if constexpr (kMostRowsInPlace > 0) {
       MultiplyAddRows(rows, count, Size(n_.value_dim), weights, Size(kForwardColumns), values, sum,
                       Size(value_columns_));
@@ -829,12 +827,12 @@ class ForwardPass {
   }
 
   // The same with weights and values as bfloat16 pairs. Rounds the weights in place.
-  void AddPairedValues(float* tile, size_t rows, RowSpan span, Rows values, float* sum) const {
+  void AddPairedValues(Real* tile, size_t rows, RowSpan span, Rows values, Real* sum) const {
     // Rounds pairs of vectors in place, without overwriting unread weights.
     const int64_t begin = span.begin / (2 * kLaneCount) * (2 * kLaneCount);
     const int64_t end = RoundUp(span.end, 2 * kLaneCount);
     for (int64_t r = 0; r < static_cast<int64_t>(rows); ++r) {
-      float* row = tile + r * kForwardColumns;
+      Real* row = tile + r * kForwardColumns;
       RoundToPairs(row + begin, Size(end - begin), row + begin / 2);
     }
     MultiplyAddPairs(rows, Size(value_columns_) / kLanes, Size(span.end - span.begin) / 2,
@@ -865,7 +863,7 @@ class ForwardPass {
                         mask.paired,
                         terms_.Temperature(block.b, h, query + r - first_row),
                         mask.placed};
-      float* const tile = scratch.tile + r * kForwardColumns + span.begin;
+      Real* const tile = scratch.tile + r * kForwardColumns + span.begin;
       AddWeights(block, r, row, masked, mask.rows[r], span.begin,
                  terms_.keys().exists() ? products.Row(r - first_row) : nullptr, products, keys,
                  scratch);
@@ -884,17 +882,17 @@ class ForwardPass {
   // call per vector would cost more, but the compiler may consider the definition too large to
   // inline.
   HWY_FLATTEN void AddWeights(Block& block, int64_t r, const TileRow& at, bool masked,
-                              RowSpan visible, int64_t begin, const float* key_products,
+                              RowSpan visible, int64_t begin, const Real* key_products,
                               const TableWindow& window, const Keys& keys, Scratch& scratch) const {
     const int64_t columns = at.count;
-    float* tile = scratch.tile + r * kForwardColumns + begin;
-    const float row_factor = in_.factor[at.h] * at.temperature;
+    Real* tile = scratch.tile + r * kForwardColumns + begin;
+    const Real row_factor = in_.factor[at.h] * at.temperature;
     const PairRow row =
         LoadRow(functions_, in_, block.b, at.h, at.h / group_, at.i, at.begin, row_factor,
                 block.norm[r], {pairs_ ? nullptr : keys.panels, dim_, begin});
     ColumnScalars::Pointers scalars = keys.scalars;
     for (int s = 0; s < column_numbers(); ++s) scalars[Size(s)] += begin;
-    const float factor = row_factor * kLog2E;
+    const Real factor = row_factor * kLog2E;
     RowView view;
     view.span = {visible.begin - begin, visible.end - begin};
     if (segments_.Mixed(block.b, at.i)) {
@@ -910,12 +908,12 @@ class ForwardPass {
     view.FindOpen(kLaneCount);
     const bool masks_any = at.paired || terms_.masks(block.b, at.h);
     const int64_t open = !masked ? columns : masks_any ? 0 : OpenColumns(view, columns);
-    float top;
+    Real top;
     if (terms_.to_scores() || at.paired) {
-      const float* const of_keys = terms_.position_to_content().exists()
-                                       ? scratch.of_keys + r * kForwardColumns + begin
-                                       : nullptr;
-      const float* bias =
+      const Real* const of_keys = terms_.position_to_content().exists()
+                                      ? scratch.of_keys + r * kForwardColumns + begin
+                                      : nullptr;
+      const Real* bias =
           terms_.ScoreRow(at, key_products, window, of_keys, scratch.added, &scratch.runs);
       top = functions_.template Scores<true>(tile, columns, open, row, scalars.data(), factor, bias,
                                              view);
@@ -927,13 +925,13 @@ class ForwardPass {
     const bool rises = top > block.largest[r];
     // The first time, the sums are still 0.
     if (rises && block.largest[r] != -kInfinity) {
-      const float shrink = std::exp2(block.largest[r] - top);
+      const Real shrink = std::exp2(block.largest[r] - top);
       block.weight[r] *= shrink;
       ScaleRow(block.sum + r * value_columns_, value_columns_, shrink);
     }
     if (rises) block.largest[r] = top;
     // All scores so far are -inf (or NaN). Any finite shift gives weights of 0 (or NaN).
-    const float shift = block.largest[r] == -kInfinity ? 0.0f : block.largest[r];
+    const Real shift = block.largest[r] == -kInfinity ? 0.0f : block.largest[r];
     block.weight[r] += RowWeights(tile, columns, shift);
     // The backward pass needs the key of the largest score.
     if (rises && out_.statistics != nullptr) block.top[r] = at.begin + FindOne(tile, columns);
@@ -965,14 +963,14 @@ class ForwardPass {
     // With pairs, each row of the copy holds two values.
     const int64_t in_row = pairs_values_ ? 2 : 1;
     const auto rows = Size(DivideUp(kForwardColumns, in_row));
-    std::vector<float> copy(rows * Size(value_columns_));
+    std::vector<Real> copy(rows * Size(value_columns_));
     Keys copied = keys;
     copied.values = {copy.data(), value_columns_};
     copied.values_in_place = {copy.data(), value_columns_};
     const auto copy_row = [&](int64_t row) {
-      float* const to = copy.data() + row * value_columns_;
+      Real* const to = copy.data() + row * value_columns_;
       if (in_place_) {
-        Widen(keys.values_in_place.row(row), in_.v.type, 0, n_.value_dim, to);
+        Widen(keys.values_in_place.row(row), TypeOf(in_.v), 0, n_.value_dim, to);
       } else {
         std::copy_n(keys.values.row(row), value_columns_, to);
       }
@@ -984,7 +982,7 @@ class ForwardPass {
       for (const int64_t j : spoiled) copy_row(j / in_row);
       for (const int64_t j : spoiled) {
         if (Sees(block, mask, r, j, keys, scratch)) continue;
-        float* hidden = copy.data() + j / in_row * value_columns_;
+        Real* hidden = copy.data() + j / in_row * value_columns_;
         for (int64_t e = 0; e < value_columns_; ++e) {
           hidden[e] = pairs_values_ ? WithoutHalf(hidden[e], j % 2 != 0) : 0.0f;
         }
@@ -1013,15 +1011,15 @@ class ForwardPass {
     const int64_t begin = keys.first + j / kLaneCount * kLaneCount;
     const TileRow row{block.b,     h,   i, begin, kLaneCount, keys.first + j, keys.first + j + 1,
                       mask.paired, 1.0f};
-    const float* bias = terms_.ScoreRow(row, nullptr, {}, nullptr, scratch.added, &scratch.runs);
+    const Real* bias = terms_.ScoreRow(row, nullptr, {}, nullptr, scratch.added, &scratch.runs);
     return bias[j % kLaneCount] != -kInfinity;
   }
 
   // Writes a row's results from its sums. log2_weight may be anything if the weight is 0.
-  void WriteRow(int64_t b, int64_t h, int64_t i, const float* sum, float weight, float log2_weight,
-                float largest, int64_t top) const {
-    const float scale = weight == 0.0f ? 0.0f : 1.0f / weight;
-    float* o = out_.o.row(b, h, i);
+  void WriteRow(int64_t b, int64_t h, int64_t i, const Real* sum, Real weight, Real log2_weight,
+                Real largest, int64_t top) const {
+    const Real scale = weight == 0.0f ? 0.0f : 1.0f / weight;
+    Real* o = out_.o.row(b, h, i);
     for (int64_t e = 0; e < n_.value_dim; ++e) o[e] = sum[e] * scale;
     const int64_t row = (b * n_.heads + h) * n_.queries + i;
     out_.lse[row] = weight == 0.0f ? -kInfinity : (largest + log2_weight) * kLn2;
@@ -1034,7 +1032,7 @@ class ForwardPass {
 
   void Finish(const Block& block) const {
     const DF d;
-    HWY_ALIGN float log2_weight[kRowBlock];
+    HWY_ALIGN Real log2_weight[kRowBlock];
     for (int64_t r = 0; r < block.rows(); r += kLaneCount) {
       hn::Store(Log(hn::LoadU(d, block.weight + r)) * hn::Set(d, kLog2E), d, log2_weight + r);
     }
@@ -1046,14 +1044,14 @@ class ForwardPass {
 
   // A row's partial result for one part of the keys: its sums, weight, largest score and the key of
   // that score.
-  float* Partial(int64_t part, int64_t b, int64_t h, int64_t i) const {
+  Real* Partial(int64_t part, int64_t b, int64_t h, int64_t i) const {
     return partial_.data() +
            (((part * n_.batch + b) * n_.heads + h) * n_.queries + i) * (value_columns_ + 3);
   }
 
   void Save(const Block& block, int64_t part) const {
     block.ForRows([&](int64_t r, int64_t h, int64_t i) {
-      float* to = Partial(part, block.b, h, i);
+      Real* to = Partial(part, block.b, h, i);
       std::copy_n(block.sum + r * value_columns_, value_columns_, to);
       to[value_columns_] = block.weight[r];
       to[value_columns_ + 1] = block.largest[r];
@@ -1067,20 +1065,20 @@ class ForwardPass {
       const int64_t b = head / n_.heads;
       const int64_t h = head % n_.heads;
       for (int64_t i = 0; i < n_.queries; ++i) {
-        float largest = -kInfinity;
-        float top = -1;
+        Real largest = -kInfinity;
+        Real top = -1;
         for (int64_t part = 0; part < parts_; ++part) {
-          const float* from = Partial(part, b, h, i) + value_columns_;
+          const Real* from = Partial(part, b, h, i) + value_columns_;
           if (!(from[1] > largest)) continue;
           largest = from[1];
           top = from[2];
         }
-        const float shift = largest == -kInfinity ? 0.0f : largest;
-        float* const sum = Partial(0, b, h, i);
-        float weight = 0;
+        const Real shift = largest == -kInfinity ? 0.0f : largest;
+        Real* const sum = Partial(0, b, h, i);
+        Real weight = 0;
         for (int64_t part = 0; part < parts_; ++part) {
-          const float* from = Partial(part, b, h, i);
-          const float shrink = std::exp2(from[value_columns_ + 1] - shift);
+          const Real* from = Partial(part, b, h, i);
+          const Real shrink = std::exp2(from[value_columns_ + 1] - shift);
           weight += shrink * from[value_columns_];
           for (int64_t e = 0; e < n_.value_dim; ++e) {
             sum[e] = (part == 0 ? 0.0f : sum[e]) + shrink * from[e];
@@ -1097,8 +1095,8 @@ class ForwardPass {
   }
 
   Functions functions_;
-  const AttentionInput<float>& in_;
-  const AttentionOutput<float>& out_;
+  const AttentionInput<Real>& in_;
+  const AttentionOutput<Real>& out_;
   const Executor& executor_;
   const AttentionShape& n_;
   int64_t group_;
@@ -1126,7 +1124,7 @@ class ForwardPass {
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

@@ -6,11 +6,12 @@
 #define GNOMON_SRC_CPU_GEMM_INL_H_
 #endif
 
+#include "cpu/vocabulary-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // A microkernel holds kMicroRows x kMicroVectors accumulators: 24 of 32 registers, or 12 of 16.
 constexpr size_t kMicroRows = 6;
@@ -20,7 +21,7 @@ constexpr size_t kMicroVectors = 4;
 constexpr size_t kMicroVectors = 2;
 #endif
 // Columns of a packed panel.
-constexpr size_t kPanel = kMicroVectors * HWY_LANES(float);
+constexpr size_t kPanel = kMicroVectors * HWY_LANES(Real);
 
 // Multiply sums this many products at a time and then adds those sums, which loses fewer digits
 // than one long sum.
@@ -28,20 +29,20 @@ constexpr size_t kProductDepth = 64;
 
 // A matrix read through strides: element (i, j) at data[i * row + j * column].
 struct Strided {
-  const float* data;
+  const Real* data;
   size_t row;
   size_t column;
 };
 
 // C (m x n) = A (m x k) B (k x n), or C += A B. n is given in whole vectors. Rows of B and C are
 // contiguous, ldb and ldc floats apart.
-void Multiply(size_t m, size_t n_vectors, size_t k, Strided a, const float* b, size_t ldb, float* c,
+void Multiply(size_t m, size_t n_vectors, size_t k, Strided a, const Real* b, size_t ldb, Real* c,
               size_t ldc);
-void MultiplyAdd(size_t m, size_t n_vectors, size_t k, Strided a, const float* b, size_t ldb,
-                 float* c, size_t ldc);
+void MultiplyAdd(size_t m, size_t n_vectors, size_t k, Strided a, const Real* b, size_t ldb,
+                 Real* c, size_t ldc);
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

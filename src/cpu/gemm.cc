@@ -19,13 +19,13 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 namespace {
 
 // One register block of rows x vectors, over all of k.
 template <int kRows, int kVectors, bool kAdd>
-HWY_INLINE void Micro(size_t k, Strided a, const float* HWY_RESTRICT b, size_t ldb,
-                      float* HWY_RESTRICT c, size_t ldc) {
+HWY_INLINE void Micro(size_t k, Strided a, const Real* HWY_RESTRICT b, size_t ldb,
+                      Real* HWY_RESTRICT c, size_t ldc) {
   const DF d;
   VF sum[kRows][kVectors];
   GNOMON_UNROLL
@@ -33,7 +33,7 @@ HWY_INLINE void Micro(size_t k, Strided a, const float* HWY_RESTRICT b, size_t l
     GNOMON_UNROLL
     for (int v = 0; v < kVectors; ++v) sum[i][v] = hn::Zero(d);
   }
-  const float* HWY_RESTRICT column = a.data;
+  const Real* HWY_RESTRICT column = a.data;
   for (size_t p = 0; p < k; ++p) {
     VF right[kVectors];
     GNOMON_UNROLL
@@ -51,7 +51,7 @@ HWY_INLINE void Micro(size_t k, Strided a, const float* HWY_RESTRICT b, size_t l
   for (int i = 0; i < kRows; ++i) {
     GNOMON_UNROLL
     for (int v = 0; v < kVectors; ++v) {
-      float* to = c + i * ldc + v * kLanes;
+      Real* to = c + i * ldc + v * kLanes;
       hn::StoreU(kAdd ? hn::LoadU(d, to) + sum[i][v] : sum[i][v], d, to);
     }
   }
@@ -59,7 +59,7 @@ HWY_INLINE void Micro(size_t k, Strided a, const float* HWY_RESTRICT b, size_t l
 
 // All rows of one block of columns.
 template <int kVectors, bool kAdd>
-HWY_NOINLINE void Block(size_t m, size_t k, Strided a, const float* b, size_t ldb, float* c,
+HWY_NOINLINE void Block(size_t m, size_t k, Strided a, const Real* b, size_t ldb, Real* c,
                         size_t ldc) {
   while (m >= kMicroRows) {
     Micro<kMicroRows, kVectors, kAdd>(k, a, b, ldb, c, ldc);
@@ -84,8 +84,8 @@ HWY_NOINLINE void Block(size_t m, size_t k, Strided a, const float* b, size_t ld
 }
 
 template <bool kAdd>
-HWY_INLINE void Product(size_t m, size_t n_vectors, size_t k, Strided a, const float* b, size_t ldb,
-                        float* c, size_t ldc) {
+HWY_INLINE void Product(size_t m, size_t n_vectors, size_t k, Strided a, const Real* b, size_t ldb,
+                        Real* c, size_t ldc) {
   for (; n_vectors >= kMicroVectors; n_vectors -= kMicroVectors) {
     Block<kMicroVectors, kAdd>(m, k, a, b, ldb, c, ldc);
     b += kPanel;
@@ -100,7 +100,7 @@ HWY_INLINE void Product(size_t m, size_t n_vectors, size_t k, Strided a, const f
 
 }  // namespace
 
-void Multiply(size_t m, size_t n_vectors, size_t k, Strided a, const float* b, size_t ldb, float* c,
+void Multiply(size_t m, size_t n_vectors, size_t k, Strided a, const Real* b, size_t ldb, Real* c,
               size_t ldc) {
   Product<false>(m, n_vectors, std::min(k, kProductDepth), a, b, ldb, c, ldc);
   for (size_t p = kProductDepth; p < k; p += kProductDepth) {
@@ -109,20 +109,21 @@ void Multiply(size_t m, size_t n_vectors, size_t k, Strided a, const float* b, s
   }
 }
 
-void MultiplyAdd(size_t m, size_t n_vectors, size_t k, Strided a, const float* b, size_t ldb,
-                 float* c, size_t ldc) {
+void MultiplyAdd(size_t m, size_t n_vectors, size_t k, Strided a, const Real* b, size_t ldb,
+                 Real* c, size_t ldc) {
   Product<true>(m, n_vectors, k, a, b, ldb, c, ldc);
 }
 
+#ifndef GNOMON_DOUBLE
 namespace {
 
 // Multiplies blocks that fit the L1 cache until `stop`; returns the number of operations.
 double CountFlops(const std::atomic<bool>& stop) {
   constexpr size_t kRows = 8 * kMicroRows;
   constexpr size_t kDepth = 64;
-  const std::vector<float> a(kRows * kDepth, 1e-3f);
-  const std::vector<float> b(kDepth * kPanel, 1e-3f);
-  std::vector<float> c(kRows * kPanel);
+  const std::vector<Real> a(kRows * kDepth, 1e-3f);
+  const std::vector<Real> b(kDepth * kPanel, 1e-3f);
+  std::vector<Real> c(kRows * kPanel);
   double flops = 0;
   while (!stop.load(std::memory_order_relaxed)) {
     for (int repeat = 0; repeat < 64; ++repeat) {
@@ -135,12 +136,13 @@ double CountFlops(const std::atomic<bool>& stop) {
 }
 
 }  // namespace
+#endif
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 
-#if HWY_ONCE
+#if HWY_ONCE && !defined(GNOMON_DOUBLE)
 namespace gnomon {
 namespace {
 HWY_EXPORT(CountFlops);

@@ -19,7 +19,7 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // For each query, the interval from the first to the last key of its segment. With packed documents
 // the interval holds only keys of that segment; otherwise the row compares its keys' segments.
@@ -360,7 +360,7 @@ struct TileMask {
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

@@ -26,36 +26,79 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // Tile sizes: rows, and columns in the forward and the backward pass.
 constexpr int64_t kRowBlock = 48;
-constexpr int64_t kForwardColumns = kMicroVectors == 4 ? 256 : 128;
-constexpr int64_t kBackwardColumns = kMicroVectors == 4 ? 192 : 96;
+constexpr int64_t kForwardColumns = (kMicroVectors == 4 ? 1024 : 512) / sizeof(Real);
+constexpr int64_t kBackwardColumns = (kMicroVectors == 4 ? 768 : 384) / sizeof(Real);
 constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
 constexpr int64_t kLaneCount = static_cast<int64_t>(kLanes);
 static_assert(kRowBlock % kLaneCount == 0);
 
+// The type of tokens that are read without conversion, as Real.
+constexpr TokenType kOwnType = TokenType::kFloat32;
+inline int64_t BytesOf(TokenType type) {
+  return type == kOwnType ? static_cast<int64_t>(sizeof(Real)) : 2;
+}
+
+#ifdef GNOMON_DOUBLE
+using Buffer = DoubleBuffer;
+
+// Like gnomon::Tokens, for tokens of one type.
+struct Tokens {
+  static constexpr TokenType type = kOwnType;
+  const void* data = nullptr;
+  std::array<int64_t, 3> stride = {0, 0, 0};
+
+  Tokens(View<const Real> view) : data(view.data), stride(view.stride) {}  // NOLINT: implicit
+  Tokens(const void* numbers, std::array<int64_t, 3> strides) : data(numbers), stride(strides) {}
+
+  const void* row(int64_t b, int64_t h, int64_t i) const {
+    return static_cast<const Real*>(data) + (b * stride[0] + h * stride[1] + i * stride[2]);
+  }
+};
+
+// Doubles are not multiplied as pairs of bfloat16 numbers, so nothing calls these.
+inline bool MultipliesPairs(const AttentionInput<Real>& /*in*/, int64_t /*dim*/) { return false; }
+inline Real WithoutHalf(Real pair, bool /*second*/) { return pair; }
+inline void RoundToPairs(const Real* /*from*/, size_t /*count*/, Real* /*to*/) {}
+inline void MultiplyPairs(size_t, size_t, size_t, const Real*, size_t, const Real*, size_t, Real*,
+                          size_t) {}
+inline void MultiplyAddPairs(size_t, size_t, size_t, const Real*, size_t, const Real*, size_t,
+                             Real*, size_t) {}
+inline void MultiplyPairRows(size_t, size_t, size_t, const Real*, size_t, const void*, int64_t,
+                             Real*, size_t) {}
+#else
 // Whether inner products use bfloat16 pairs (cpu/bfloat16.h has the same vector length). Both
 // passes agree, so that they compute identical scores.
-inline bool MultipliesPairs(const AttentionInput<float>& in, int64_t dim) {
+inline bool MultipliesPairs(const AttentionInput<Real>& in, int64_t dim) {
   return HWY_ARCH_X86 && kLanes == 16 && dim > 0 && in.x.type == TokenType::kBFloat16 &&
          in.v.type == TokenType::kBFloat16 && HasBfloat16Products();
 }
+#endif
+
+inline TokenType TypeOf(const Tokens& tokens) { return tokens.type; }
 
 HWY_INLINE size_t Size(int64_t n) { return static_cast<size_t>(n); }
 
 // Biases in log2 units. Finite biases stay finite.
+#ifdef GNOMON_DOUBLE
+constexpr Real kMostFinite = 1e306;
+#else
+constexpr Real kMostFinite = kMostBias;
+#endif
 HWY_INLINE VF BiasInLog2(VF bias) {
   const DF d;
-  const VF finite = Min(hn::Set(d, kMostBias), Max(hn::Set(d, -kMostBias), bias));
+  const VF finite = Min(hn::Set(d, kMostFinite), Max(hn::Set(d, -kMostFinite), bias));
   return Select(hn::Abs(bias) < hn::Set(d, kInfinity), finite, bias) * hn::Set(d, kLog2E);
 }
-HWY_INLINE float FiniteBias(float bias) {
-  return std::isinf(bias) ? bias : std::clamp(bias, -kMostBias, kMostBias);
+HWY_INLINE Real FiniteBias(Real bias) {
+  return std::isinf(bias) ? bias : std::clamp(bias, -kMostFinite, kMostFinite);
 }
-HWY_INLINE float BiasInLog2(float bias) { return FiniteBias(bias) * kLog2E; }
+HWY_INLINE Real BiasInLog2(Real bias) { return FiniteBias(bias) * kLog2E; }
 
+#ifndef GNOMON_DOUBLE
 // Widens a vector of 16-bit numbers to floats.
 HWY_INLINE VF Widened(hn::Vec<hn::Rebind<uint16_t, DF>> bits, TokenType type) {
   const DF d;
@@ -71,12 +114,19 @@ HWY_INLINE VF Widened(hn::Vec<hn::Rebind<uint16_t, DF>> bits, TokenType type) {
   return hn::IfThenElse(hn::RebindMask(d, hn::And(wide, exponent) == exponent),
                         hn::BitCast(d, none), number);
 }
+#endif
 
-// Numbers [first, first + count) of a row of tokens, as floats.
+// Numbers [first, first + count) of a row of tokens, as Real.
+#ifdef GNOMON_DOUBLE
+inline void Widen(const void* row, TokenType /*type*/, int64_t first, int64_t count,
+                  Real* HWY_RESTRICT to) {
+  std::copy_n(static_cast<const Real*>(row) + first, count, to);
+}
+#else
 inline void Widen(const void* row, TokenType type, int64_t first, int64_t count,
-                  float* HWY_RESTRICT to) {
-  if (type == TokenType::kFloat32) {
-    std::copy_n(static_cast<const float*>(row) + first, count, to);
+                  Real* HWY_RESTRICT to) {
+  if (type == kOwnType) {
+    std::copy_n(static_cast<const Real*>(row) + first, count, to);
     return;
   }
   const DF d;
@@ -88,22 +138,23 @@ inline void Widen(const void* row, TokenType type, int64_t first, int64_t count,
   }
   if (n == count) return;
   uint16_t last[kLanes] = {};
-  float wide[kLanes];
+  Real wide[kLanes];
   std::copy_n(from + n, count - n, last);
   hn::StoreU(Widened(hn::LoadU(d16, last), type), d, wide);
   std::copy_n(wide, count - n, to + n);
 }
+#endif
 
-// Reads rows as floats: in place, or widened into a buffer that is reused for the next row.
+// Reads rows as Real: in place, or widened into a buffer that is reused for the next row.
 class RowReader {
  public:
   RowReader(const Tokens& tokens, int64_t columns) : tokens_(tokens), columns_(columns) {
-    if (tokens.type != TokenType::kFloat32) wide_.resize(Size(columns));
+    if (tokens.type != kOwnType) wide_.resize(Size(columns));
   }
 
-  const float* Row(int64_t b, int64_t h, int64_t i) {
+  const Real* Row(int64_t b, int64_t h, int64_t i) {
     const void* const row = tokens_.row(b, h, i);
-    if (wide_.empty()) return static_cast<const float*>(row);
+    if (wide_.empty()) return static_cast<const Real*>(row);
     Widen(row, tokens_.type, 0, columns_, wide_.data());
     return wide_.data();
   }
@@ -111,7 +162,7 @@ class RowReader {
  private:
   Tokens tokens_;
   int64_t columns_;
-  std::vector<float> wide_;
+  std::vector<Real> wide_;
 };
 
 // The number of vectors that cover the first `columns` columns of a panel.
@@ -142,10 +193,10 @@ HWY_INLINE auto Sum(int64_t count, const Term& term) {
 }
 
 // One element of the matrix product (gemm.cc), with identical rounding: term by term.
-inline float InnerProduct(const float* x, const float* y, int64_t columns) {
-  const hn::CappedTag<float, 1> d;
+inline Real InnerProduct(const Real* x, const Real* y, int64_t columns) {
+  const hn::CappedTag<Real, 1> d;
   constexpr auto kDepth = static_cast<int64_t>(kProductDepth);
-  float total = 0;
+  Real total = 0;
   for (int64_t first = 0; first < columns; first += kDepth) {
     auto sum = hn::Zero(d);
     for (int64_t e = first; e < std::min(first + kDepth, columns); ++e) {
@@ -157,7 +208,34 @@ inline float InnerProduct(const float* x, const float* y, int64_t columns) {
 }
 
 // Rounded only once: squared distances are differences of these, which amplify their errors.
-inline float SquaredNorm(const float* row, int64_t columns) {
+#ifdef GNOMON_DOUBLE
+inline Real SquaredNorm(const Real* row, int64_t columns) {
+  const DF d;
+  // The sums and their rounding errors.
+  VF sum = hn::Zero(d);
+  VF lost = hn::Zero(d);
+  const auto add = [&](VF x) HWY_ATTR {
+    const VF square = x * x;
+    const VF next = sum + square;
+    const VF added = next - sum;
+    lost = lost + ((sum - (next - added)) + (square - added));
+    lost = lost + hn::MulSub(x, x, square);
+    sum = next;
+  };
+  int64_t e = 0;
+  for (; e + kLaneCount <= columns; e += kLaneCount) add(hn::LoadU(d, row + e));
+  if (e < columns) {
+    HWY_ALIGN Real last[kLanes] = {};
+    std::copy_n(row + e, columns - e, last);
+    add(hn::Load(d, last));
+  }
+  const Real total = hn::GetLane(hn::SumOfLanes(d, sum));
+  // Infinity minus infinity would give NaN.
+  if (!std::isfinite(total)) return total;
+  return total + hn::GetLane(hn::SumOfLanes(d, lost));
+}
+#else
+inline Real SquaredNorm(const Real* row, int64_t columns) {
   const hn::ScalableTag<double> d;
   const hn::Rebind<float, decltype(d)> d_half;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -172,28 +250,29 @@ inline float SquaredNorm(const float* row, int64_t columns) {
   }
   double sum = hn::GetLane(hn::SumOfLanes(d, even + odd));
   for (; e < columns; ++e) sum += static_cast<double>(row[e]) * row[e];
-  return static_cast<float>(sum);
+  return static_cast<Real>(sum);
 }
+#endif
 
-inline float SquaredDistance(const float* x, const float* y, int64_t columns) {
+inline Real SquaredDistance(const Real* x, const Real* y, int64_t columns) {
   return Sum(columns, [x, y](int64_t e) {
-    const float difference = x[e] - y[e];
+    const Real difference = x[e] - y[e];
     return difference * difference;
   });
 }
 
 // The rows of a matrix as a right operand. Padded to whole vectors.
 struct Rows {
-  const float* data = nullptr;
+  const Real* data = nullptr;
   int64_t stride = 0;
-  const float* row(int64_t i) const { return data + i * stride; }
+  const Real* row(int64_t i) const { return data + i * stride; }
 };
 
 HWY_INLINE int64_t PaddedColumns(int64_t columns) { return RoundUp(columns, kLaneCount); }
 
 // Copies rows [begin, end) of one head, zero-padded to whole vectors.
 inline void CopyPadded(const Tokens& tokens, int64_t b, int64_t h, int64_t begin, int64_t end,
-                       int64_t columns, float* to) {
+                       int64_t columns, Real* to) {
   const int64_t padded = PaddedColumns(columns);
   for (int64_t i = begin; i < end; ++i, to += padded) {
     Widen(tokens.row(b, h, i), tokens.type, 0, columns, to);
@@ -201,7 +280,7 @@ inline void CopyPadded(const Tokens& tokens, int64_t b, int64_t h, int64_t begin
   }
 }
 
-// The rows of tokens of a (batch, head) pair, in place or as a float copy padded to whole vectors
+// The rows of tokens of a (batch, head) pair, in place or as a copy padded to whole vectors
 // if the columns or the type require one.
 class PaddedRows {
  public:
@@ -212,7 +291,7 @@ class PaddedRows {
         rows_(rows),
         columns_(columns),
         padded_(PaddedColumns(columns)) {
-    if (padded_ != columns || tokens.type != TokenType::kFloat32) {
+    if (padded_ != columns || tokens.type != kOwnType) {
       copy_.Reset(places.count * rows * padded_);
     }
   }
@@ -226,11 +305,11 @@ class PaddedRows {
 
   Rows Head(int64_t b, int64_t h) const {
     if (copies()) return {Copy(b, h), padded_};
-    return {static_cast<const float*>(tokens_.row(b, h, 0)), tokens_.stride[2]};
+    return {static_cast<const Real*>(tokens_.row(b, h, 0)), tokens_.stride[2]};
   }
 
  private:
-  float* Copy(int64_t b, int64_t h) const {
+  Real* Copy(int64_t b, int64_t h) const {
     return copy_.data() + places_.Of(b, h) * rows_ * padded_;
   }
 
@@ -242,12 +321,21 @@ class PaddedRows {
   Buffer copy_;
 };
 
+#ifdef GNOMON_DOUBLE
+// Transposes rows: to[d * kStride + n] = from[n][d].
+template <int64_t kRows, int64_t kStride>
+HWY_INLINE void Transpose(const Real* const* from, int64_t columns, Real* HWY_RESTRICT to) {
+  for (int64_t d = 0; d < columns; ++d) {
+    for (int64_t n = 0; n < kRows; ++n) to[d * kStride + n] = from[n][d];
+  }
+}
+#else
 // Transposes four rows: to[d * kStride + n] = from[n][d].
 template <int64_t kStride>
-HWY_INLINE void TransposeFour(const float* const* from, int64_t columns, float* HWY_RESTRICT to) {
+HWY_INLINE void TransposeFour(const Real* const* from, int64_t columns, Real* HWY_RESTRICT to) {
   int64_t d = 0;
 #if HWY_TARGET != HWY_SCALAR
-  const hn::Full128<float> d4;
+  const hn::Full128<Real> d4;
   for (; d + 4 <= columns; d += 4) {
     const auto row0 = hn::LoadU(d4, from[0] + d);
     const auto row1 = hn::LoadU(d4, from[1] + d);
@@ -257,7 +345,7 @@ HWY_INLINE void TransposeFour(const float* const* from, int64_t columns, float* 
     const auto lower23 = hn::InterleaveLower(d4, row2, row3);
     const auto upper01 = hn::InterleaveUpper(d4, row0, row1);
     const auto upper23 = hn::InterleaveUpper(d4, row2, row3);
-    float* at = to + d * kStride;
+    Real* at = to + d * kStride;
     hn::StoreU(hn::ConcatLowerLower(d4, lower23, lower01), d4, at);
     hn::StoreU(hn::ConcatUpperUpper(d4, lower23, lower01), d4, at + kStride);
     hn::StoreU(hn::ConcatLowerLower(d4, upper23, upper01), d4, at + 2 * kStride);
@@ -272,7 +360,7 @@ HWY_INLINE void TransposeFour(const float* const* from, int64_t columns, float* 
 #if HWY_TARGET != HWY_SCALAR
 // The same for kLanes rows, with vectors of two or four 128-bit blocks.
 template <int64_t kBlocks, int64_t kStride>
-HWY_INLINE void TransposeLanes(const float* const* from, int64_t columns, float* HWY_RESTRICT to) {
+HWY_INLINE void TransposeLanes(const Real* const* from, int64_t columns, Real* HWY_RESTRICT to) {
   const DF d;
   const hn::RepartitionToWide<hn::RebindToUnsigned<DF>> d64;
   int64_t first = 0;
@@ -294,7 +382,7 @@ HWY_INLINE void TransposeLanes(const float* const* from, int64_t columns, float*
       block[3][g] = hn::BitCast(d, hn::InterleaveUpper(d64, upper01, upper23));
     }
     for (int64_t c = 0; c < 4; ++c) {
-      float* const at = to + (first + c) * kStride;
+      Real* const at = to + (first + c) * kStride;
       const VF* const of = block[c];
       if constexpr (kBlocks == 2) {
         hn::StoreU(hn::ConcatLowerLower(d, of[1], of[0]), d, at);
@@ -312,8 +400,8 @@ HWY_INLINE void TransposeLanes(const float* const* from, int64_t columns, float*
     }
   }
   for (int64_t g = 0; g < kBlocks && first < columns; ++g) {
-    const float* const rest[4] = {from[4 * g] + first, from[4 * g + 1] + first,
-                                  from[4 * g + 2] + first, from[4 * g + 3] + first};
+    const Real* const rest[4] = {from[4 * g] + first, from[4 * g + 1] + first,
+                                 from[4 * g + 2] + first, from[4 * g + 3] + first};
     TransposeFour<kStride>(rest, columns - first, to + first * kStride + 4 * g);
   }
 }
@@ -321,7 +409,7 @@ HWY_INLINE void TransposeLanes(const float* const* from, int64_t columns, float*
 
 // Transposes kRows rows (1, 4, or kLanes): to[d * kStride + n] = from[n][d].
 template <int64_t kRows, int64_t kStride>
-HWY_INLINE void Transpose(const float* const* from, int64_t columns, float* HWY_RESTRICT to) {
+HWY_INLINE void Transpose(const Real* const* from, int64_t columns, Real* HWY_RESTRICT to) {
   if constexpr (kRows == 1) {
     for (int64_t e = 0; e < columns; ++e) to[e * kStride] = from[0][e];
   } else if constexpr (kRows == 4) {
@@ -332,13 +420,14 @@ HWY_INLINE void Transpose(const float* const* from, int64_t columns, float* HWY_
 #endif
   }
 }
+#endif
 
 // Calls pack(rows, to) for groups of kLanes, four and one rows of `keys`: `rows` is an array of row
 // pointers, and `to` is the place of the first row in the panel of rows [first, first + kWidth) of
 // one head. Clears unused places of the panel, up to the last vector that holds a used one.
 template <class Pack>
 HWY_INLINE void FillPanel(const Tokens& tokens, int64_t b, int64_t h, int64_t first, KeyRange keys,
-                          int64_t panel_rows, float* HWY_RESTRICT to, const Pack& pack) {
+                          int64_t panel_rows, Real* HWY_RESTRICT to, const Pack& pack) {
   const int64_t begin = std::clamp<int64_t>(keys.begin - first, 0, kWidth);
   const int64_t end = std::clamp<int64_t>(keys.end - first, begin, kWidth);
   for (int64_t j = 0; j < panel_rows; ++j) {
@@ -364,18 +453,18 @@ constexpr int64_t kPackedColumns = 64;
 // Packs rows of one head as a transposed panel: column j of row first + n goes to to[j * kWidth +
 // n].
 inline void PackPanel(const Tokens& tokens, int64_t b, int64_t h, int64_t first, KeyRange keys,
-                      int64_t columns, float* HWY_RESTRICT to) {
+                      int64_t columns, Real* HWY_RESTRICT to) {
   FillPanel(tokens, b, h, first, keys, columns, to,
             [=, type = tokens.type]<size_t kCount>(const std::array<const void*, kCount>& rows,
-                                                   float* HWY_RESTRICT at) HWY_ATTR {
+                                                   Real* HWY_RESTRICT at) HWY_ATTR {
               constexpr auto kRows = static_cast<int64_t>(kCount);
-              const float* from[kCount];
-              if (type == TokenType::kFloat32) {
-                for (size_t r = 0; r < kCount; ++r) from[r] = static_cast<const float*>(rows[r]);
+              const Real* from[kCount];
+              if (type == kOwnType) {
+                for (size_t r = 0; r < kCount; ++r) from[r] = static_cast<const Real*>(rows[r]);
                 Transpose<kRows, kWidth>(from, columns, at);
                 return;
               }
-              float wide[kCount][kPackedColumns];
+              Real wide[kCount][kPackedColumns];
               for (size_t r = 0; r < kCount; ++r) from[r] = wide[r];
               for (int64_t j = 0; j < columns; j += kPackedColumns) {
                 const int64_t count = std::min(kPackedColumns, columns - j);
@@ -387,30 +476,30 @@ inline void PackPanel(const Tokens& tokens, int64_t b, int64_t h, int64_t first,
 
 // Columns [first, first + count) of a bfloat16 row, first even, as pairs (cpu/bfloat16.h),
 // zero-padded if the count is odd.
-HWY_INLINE void PairColumns(const void* row, int64_t first, int64_t count, float* to) {
+HWY_INLINE void PairColumns(const void* row, int64_t first, int64_t count, Real* to) {
   const auto* const numbers = static_cast<const uint16_t*>(row) + first;
-  std::memcpy(to, numbers, Size(count / 2) * sizeof(float));
+  std::memcpy(to, numbers, Size(count / 2) * sizeof(Real));
   if (count % 2 != 0) to[count / 2] = PairOf(numbers[count - 1], 0);
 }
 
 // Packs a panel of column pairs.
 inline void PackPairs(const Tokens& tokens, int64_t b, int64_t h, int64_t first, KeyRange keys,
-                      int64_t columns, float* HWY_RESTRICT to) {
+                      int64_t columns, Real* HWY_RESTRICT to) {
   FillPanel(tokens, b, h, first, keys, DivideUp(columns, 2), to,
-            [=]<size_t kCount>(const std::array<const void*, kCount>& rows, float* HWY_RESTRICT at)
+            [=]<size_t kCount>(const std::array<const void*, kCount>& rows, Real* HWY_RESTRICT at)
                 HWY_ATTR {
                   constexpr auto kRows = static_cast<int64_t>(kCount);
-                  const float* from[kCount];
+                  const Real* from[kCount];
                   // Whole vectors can be loaded from any address, single floats only from aligned
                   // ones.
                   if (kRows > 1 && columns % 8 == 0) {
                     for (size_t r = 0; r < kCount; ++r) {
-                      from[r] = static_cast<const float*>(rows[r]);
+                      from[r] = static_cast<const Real*>(rows[r]);
                     }
                     Transpose<kRows, kWidth>(from, columns / 2, at);
                     return;
                   }
-                  float paired[kCount][kPackedColumns / 2];
+                  Real paired[kCount][kPackedColumns / 2];
                   for (size_t r = 0; r < kCount; ++r) from[r] = paired[r];
                   for (int64_t j = 0; j < columns; j += kPackedColumns) {
                     const int64_t count = std::min(kPackedColumns, columns - j);
@@ -423,7 +512,7 @@ inline void PackPairs(const Tokens& tokens, int64_t b, int64_t h, int64_t first,
 // Packs rows [begin, end) of one head, begin even, as pairs: column j of rows begin + 2 n and begin
 // + 2 n + 1 goes to to[n * padded + j], zero-padded to whole vectors. Rows outside `keys` are 0.
 inline void PairRows(const Tokens& tokens, int64_t b, int64_t h, int64_t begin, int64_t end,
-                     KeyRange keys, int64_t columns, float* HWY_RESTRICT to) {
+                     KeyRange keys, int64_t columns, Real* HWY_RESTRICT to) {
   const int64_t padded = PaddedColumns(columns);
   for (int64_t i = begin; i < end; i += 2, to += padded) {
     const bool first = i >= keys.begin && i < keys.end;
@@ -459,7 +548,7 @@ class Panels {
 
   int64_t count() const { return panels_; }
 
-  const float* panel(int64_t b, int64_t h, int64_t p) const { return At(b, h, p); }
+  const Real* panel(int64_t b, int64_t h, int64_t p) const { return At(b, h, p); }
 
   void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
     const auto pack = pairs_ ? PackPairs : PackPanel;
@@ -467,7 +556,7 @@ class Panels {
   }
 
  private:
-  float* At(int64_t b, int64_t h, int64_t p) const {
+  Real* At(int64_t b, int64_t h, int64_t p) const {
     return data_.data() + (places_.Of(b, h) * panels_ + p) * panel_rows_ * kWidth;
   }
 
@@ -481,7 +570,7 @@ class Panels {
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

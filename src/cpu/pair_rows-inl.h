@@ -20,9 +20,20 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
-static_assert(kLanes <= kMostLanes);
+static_assert(kLanes <= kMostLanes<Real>);
+
+using NearPair = NearPairOf<Real>;
+using TilePanels = TilePanelsOf<Real>;
+using PairRow = PairRowOf<Real>;
+using RowSoftmax = RowSoftmaxOf<Real>;
+using RowSums = RowSumsOf<Real>;
+using TileSums = TileSumsOf<Real>;
+using PairArrays = PairArraysOf<Real>;
+using SlopeArrays = SlopeArraysOf<Real>;
+using RangeArrays = RangeArraysOf<Real>;
+using PairTable = PairTableOf<Real>;
 
 template <class Definition>
 constexpr bool kHasProduct = Definition::kInput != PairInput::kNone;
@@ -45,7 +56,7 @@ struct VectorDerivative {
 // so that its members stay in registers.
 template <class Definition>
 struct RowVectors {
-  HWY_INLINE RowVectors(const PairRow& from, const float* const* column_scalars) : row(from) {
+  HWY_INLINE RowVectors(const PairRow& from, const Real* const* column_scalars) : row(from) {
     const DF d;
     constexpr int kCount = Definition::kColumnScalars + (kIsDistance<Definition> ? 1 : 0);
     for (int s = 0; s < kCount; ++s) columns[s] = column_scalars[s];
@@ -63,7 +74,7 @@ struct RowVectors {
   }
 
   const PairRow& row;
-  const float* columns[Definition::kColumnScalars + 1];
+  const Real* columns[Definition::kColumnScalars + 1];
   VF a[Definition::kRowScalars + 1];
   VF t[Definition::kHeadScalars + 1];
   VF norm;
@@ -93,22 +104,22 @@ struct DistancesByNorms {
   hn::Mask<DF> right;
 };
 template <class Definition>
-HWY_INLINE DistancesByNorms ByNorms(const float* HWY_RESTRICT products, int64_t j,
+HWY_INLINE DistancesByNorms ByNorms(const Real* HWY_RESTRICT products, int64_t j,
                                     const RowVectors<Definition>& row) {
   const DF d;
   const VF product = hn::Load(d, products + j);
   const VF norms = row.Norms(j);
   // For small tokens, rounding may give a negative result.
   const VF distances = Max(hn::Zero(d), norms - (product + product));
-  const VF least = hn::Set(d, std::numeric_limits<float>::min());
+  const VF least = hn::Set(d, std::numeric_limits<Real>::min());
   return {distances, distances > hn::MulSub(norms, row.near, least)};
 }
 
 // Squared distances of columns [j, j + kLanes), computed by the engine for the lanes in `wanted`.
 HWY_INLINE VF NearDistances(const PairRow& row, int64_t j, hn::Mask<DF> wanted) {
   const DF d;
-  HWY_ALIGN float asked[kLanes];
-  HWY_ALIGN float distances[kLanes];
+  HWY_ALIGN Real asked[kLanes];
+  HWY_ALIGN Real distances[kLanes];
   hn::Store(hn::IfThenElseZero(wanted, hn::Set(d, 1.0f)), d, asked);
   row.near_distances(row, j, asked, distances);
   return hn::Load(d, distances);
@@ -116,7 +127,7 @@ HWY_INLINE VF NearDistances(const PairRow& row, int64_t j, hn::Mask<DF> wanted) 
 
 // g of columns [j, j + kLanes) of a row, from its inner products.
 template <class Definition>
-HWY_INLINE VF LoadInput(const float* HWY_RESTRICT products, int64_t j,
+HWY_INLINE VF LoadInput(const Real* HWY_RESTRICT products, int64_t j,
                         const RowVectors<Definition>& row) {
   const DF d;
   if constexpr (kIsDistance<Definition>) {
@@ -140,7 +151,7 @@ inline HWY_NOINLINE VF TakeNearPairs(const PairRow& row, int64_t j, VF norms, VF
   // A definition may have no slope at infinity.
   const VF d_distances = hn::IfThenElse(df == zero, zero, df * slope);
   const auto near = distances < norms * hn::Set(d, kLeastNear);
-  HWY_ALIGN float taken[kLanes];
+  HWY_ALIGN Real taken[kLanes];
   hn::Store(hn::IfThenElse(near, d_distances, zero), d, taken);
   for (size_t lane = 0; lane < kLanes; ++lane) {
     if (taken[lane] == 0.0f) continue;
@@ -159,10 +170,10 @@ HWY_INLINE auto Visible(const RowView& view, int64_t j) {
                                lane < hn::Set(di, static_cast<int32_t>(view.span.end)));
   auto visible = in_span;
   if (view.segments != nullptr) {
-    visible = hn::And(visible, hn::LoadU(di, view.segments + j) == hn::Set(di, view.segment));
+    visible = hn::And(visible, LoadInts(view.segments + j) == hn::Set(di, view.segment));
   }
   if (view.positions == nullptr) return visible;
-  const VI at = hn::LoadU(di, view.positions + j);
+  const VI at = LoadInts(view.positions + j);
   return hn::And(visible, hn::And(at > hn::Set(di, view.low - 1), at < hn::Set(di, view.high)));
 }
 
@@ -174,9 +185,9 @@ HWY_INLINE VF Masked(VF value, VF hidden, const RowView& view, int64_t j) {
 // Replaces the inner products of columns [begin, end), whole vectors, by scores in log2 units;
 // returns the largest.
 template <class Definition, bool kBias, bool kMasked>
-HWY_INLINE float RowScores(float* HWY_RESTRICT tile, int64_t begin, int64_t end,
-                           const RowVectors<Definition>& row, float factor,
-                           const float* HWY_RESTRICT bias, const RowView& view) {
+HWY_INLINE Real RowScores(Real* HWY_RESTRICT tile, int64_t begin, int64_t end,
+                          const RowVectors<Definition>& row, Real factor,
+                          const Real* HWY_RESTRICT bias, const RowView& view) {
   const DF d;
   const VF c = hn::Set(d, factor);
   const VF hidden = hn::Set(d, -kInfinity);
@@ -206,11 +217,11 @@ HWY_INLINE float RowScores(float* HWY_RESTRICT tile, int64_t begin, int64_t end,
 
 // The same for all columns; the first `open` need no mask.
 template <class Definition, bool kBias>
-HWY_INLINE float TileRowScores(float* HWY_RESTRICT tile, int64_t columns, int64_t open,
-                               const PairRow& row, const float* const* column_scalars, float factor,
-                               const float* bias, const RowView& view) {
+HWY_INLINE Real TileRowScores(Real* HWY_RESTRICT tile, int64_t columns, int64_t open,
+                              const PairRow& row, const Real* const* column_scalars, Real factor,
+                              const Real* bias, const RowView& view) {
   const RowVectors<Definition> vectors(row, column_scalars);
-  const float largest =
+  const Real largest =
       RowScores<Definition, kBias, false>(tile, 0, open, vectors, factor, bias, view);
   if (open == columns) return largest;
   return std::max(largest, RowScores<Definition, kBias, true>(tile, open, columns, vectors, factor,
@@ -228,17 +239,17 @@ HWY_INLINE void AddSums(const RowSums& other, int row_scalars, RowSums& sums) {
 // Scores equal those of RowScores bitwise: different rounding of large scores would change the
 // weights. Without kNear, distances from norms are assumed accurate.
 template <class Definition, bool kBias>
-HWY_NOINLINE RowSums NearRowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient,
+HWY_NOINLINE RowSums NearRowGradient(Real* HWY_RESTRICT tile, Real* HWY_RESTRICT gradient,
                                      int64_t begin, int64_t end, const PairRow& row,
-                                     const float* const* column_scalars, float* const* d_columns,
-                                     float factor, const float* HWY_RESTRICT bias, float* d_bias,
+                                     const Real* const* column_scalars, Real* const* d_columns,
+                                     Real factor, const Real* HWY_RESTRICT bias, Real* d_bias,
                                      const RowSoftmax& softmax, bool balances, const RowView& view,
                                      TileSums& totals);
 template <class Definition, bool kBias, bool kMasked, bool kNear = false>
-HWY_INLINE RowSums RowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient,
-                               int64_t begin, int64_t end, const PairRow& of_row,
-                               const float* const* column_scalars, float* const* d_columns,
-                               float factor, const float* HWY_RESTRICT bias, float* d_bias,
+HWY_INLINE RowSums RowGradient(Real* HWY_RESTRICT tile, Real* HWY_RESTRICT gradient, int64_t begin,
+                               int64_t end, const PairRow& of_row,
+                               const Real* const* column_scalars, Real* const* d_columns,
+                               Real factor, const Real* HWY_RESTRICT bias, Real* d_bias,
                                const RowSoftmax& softmax, bool balances, const RowView& view,
                                TileSums& totals) {
   const DF d;
@@ -252,7 +263,7 @@ HWY_INLINE RowSums RowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gra
   const RowVectors<Definition> row(of_row, column_scalars);
   constexpr int kColumns = Definition::kColumnScalars + (kIsDistance<Definition> ? 1 : 0);
   // Local copies, so that stores cannot alias them.
-  float* to_columns[Definition::kColumnScalars + 1];
+  Real* to_columns[Definition::kColumnScalars + 1];
   for (int s = 0; s < kColumns; ++s) to_columns[s] = d_columns[s];
   VF sum_factor = hn::Load(d, totals.factor);
   VF sum_score = zero;
@@ -314,7 +325,7 @@ HWY_INLINE RowSums RowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gra
       // |x - y|^2 = |x|^2 + |y|^2 - 2 x.y
       hn::Store(dg * hn::Set(d, -2.0f), d, gradient + j);
       sum_norm = hn::MulAdd(df, beyond_top, sum_norm);
-      float* to = to_columns[Definition::kColumnScalars] + j;
+      Real* to = to_columns[Definition::kColumnScalars] + j;
       hn::StoreU(hn::LoadU(d, to) + dg, d, to);
     } else {
       hn::Store(dg, d, gradient + j);
@@ -326,7 +337,7 @@ HWY_INLINE RowSums RowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gra
       sum_t[s] = hn::MulAdd(df, slope.t[s], sum_t[s]);
     }
     for (int s = 0; s < Definition::kColumnScalars; ++s) {
-      float* to = to_columns[s] + j;
+      Real* to = to_columns[s] + j;
       hn::StoreU(hn::MulAdd(df, slope.b[s], hn::LoadU(d, to)), d, to);
     }
   }
@@ -354,10 +365,10 @@ HWY_INLINE RowSums RowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gra
 
 // Continues from the first near column. A separate loop keeps function calls out of the fast one.
 template <class Definition, bool kBias>
-HWY_NOINLINE RowSums NearRowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRICT gradient,
+HWY_NOINLINE RowSums NearRowGradient(Real* HWY_RESTRICT tile, Real* HWY_RESTRICT gradient,
                                      int64_t begin, int64_t end, const PairRow& row,
-                                     const float* const* column_scalars, float* const* d_columns,
-                                     float factor, const float* HWY_RESTRICT bias, float* d_bias,
+                                     const Real* const* column_scalars, Real* const* d_columns,
+                                     Real factor, const Real* HWY_RESTRICT bias, Real* d_bias,
                                      const RowSoftmax& softmax, bool balances, const RowView& view,
                                      TileSums& totals) {
   return RowGradient<Definition, kBias, true, true>(tile, gradient, begin, end, row, column_scalars,
@@ -367,11 +378,11 @@ HWY_NOINLINE RowSums NearRowGradient(float* HWY_RESTRICT tile, float* HWY_RESTRI
 
 // The same for all columns; the first `open` need no mask.
 template <class Definition, bool kBias>
-HWY_INLINE void TileRowGradient(float* tile, float* gradient, int64_t columns, int64_t open,
-                                const PairRow& row, const float* const* column_scalars,
-                                float* const* d_columns, float factor, const float* bias,
-                                float* d_bias, const RowSoftmax& softmax, bool balances,
-                                const RowView& view, TileSums& totals, RowSums& sums) {
+HWY_INLINE void TileRowGradient(Real* tile, Real* gradient, int64_t columns, int64_t open,
+                                const PairRow& row, const Real* const* column_scalars,
+                                Real* const* d_columns, Real factor, const Real* bias, Real* d_bias,
+                                const RowSoftmax& softmax, bool balances, const RowView& view,
+                                TileSums& totals, RowSums& sums) {
   sums =
       RowGradient<Definition, kBias, false>(tile, gradient, 0, open, row, column_scalars, d_columns,
                                             factor, bias, d_bias, softmax, balances, view, totals);
@@ -386,9 +397,9 @@ HWY_INLINE void TileRowGradient(float* tile, float* gradient, int64_t columns, i
 // compiler may consider the definition too large to inline.
 template <class Definition>
 struct TableFunctions {
-  static HWY_FLATTEN float Scores(float* tile, int64_t columns, int64_t open, const PairRow& row,
-                                  const float* const* column_scalars, float factor,
-                                  const float* bias, const RowView& view) {
+  static HWY_FLATTEN Real Scores(Real* tile, int64_t columns, int64_t open, const PairRow& row,
+                                 const Real* const* column_scalars, Real factor, const Real* bias,
+                                 const RowView& view) {
     if (bias != nullptr) {
       return TileRowScores<Definition, true>(tile, columns, open, row, column_scalars, factor, bias,
                                              view);
@@ -397,10 +408,10 @@ struct TableFunctions {
                                             nullptr, view);
   }
 
-  static HWY_FLATTEN void Gradients(float* tile, float* gradient, int64_t columns, int64_t open,
-                                    const PairRow& row, const float* const* column_scalars,
-                                    float* const* d_columns, float factor, const float* bias,
-                                    float* d_bias, const RowSoftmax& softmax, bool balances,
+  static HWY_FLATTEN void Gradients(Real* tile, Real* gradient, int64_t columns, int64_t open,
+                                    const PairRow& row, const Real* const* column_scalars,
+                                    Real* const* d_columns, Real factor, const Real* bias,
+                                    Real* d_bias, const RowSoftmax& softmax, bool balances,
                                     const RowView& view, TileSums& totals, RowSums& sums) {
     if (bias != nullptr) {
       return TileRowGradient<Definition, true>(tile, gradient, columns, open, row, column_scalars,
@@ -434,14 +445,14 @@ struct TableFunctions {
     VF t[Definition::kHeadScalars + 1];
   };
 
-  static HWY_FLATTEN void Values(const PairArrays& pairs, int64_t count, float* f) {
+  static HWY_FLATTEN void Values(const PairArrays& pairs, int64_t count, Real* f) {
     for (int64_t n = 0; n < count; n += kLanes) {
       const PairVectors p(pairs, n);
       hn::Store(Definition::Value(p.g, p.a, p.b, p.t), DF(), f + n);
     }
   }
 
-  static HWY_FLATTEN void Slopes(const PairArrays& pairs, int64_t count, const float* scale,
+  static HWY_FLATTEN void Slopes(const PairArrays& pairs, int64_t count, const Real* scale,
                                  const SlopeArrays& slopes) {
     const DF d;
     for (int64_t n = 0; n < count; n += kLanes) {
@@ -462,8 +473,8 @@ struct TableFunctions {
     }
   }
 
-  static HWY_FLATTEN void Bounds(const RangeArrays& ranges, int64_t count, float* least,
-                                 float* most) {
+  static HWY_FLATTEN void Bounds(const RangeArrays& ranges, int64_t count, Real* least,
+                                 Real* most) {
     const DF d;
     VectorRange b[Definition::kColumnScalars + 1];
     for (int s = 0; s < Definition::kColumnScalars; ++s) {
@@ -515,7 +526,7 @@ const PairTable& TableOf() {
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

@@ -14,8 +14,10 @@ namespace gnomon {
 
 // Maximum number of scalars per row, column or head.
 constexpr int kMostScalars = 3;
-// Floats in the longest vector.
-constexpr int kMostLanes = 16;
+// Bytes and numbers of the longest vector.
+constexpr int kMostBytes = 64;
+template <class T>
+constexpr int kMostLanes = kMostBytes / sizeof(T);
 
 // The visible part of one row of a tile, relative to the tile's first column.
 struct RowSpan {
@@ -43,38 +45,41 @@ struct RowView {
 
 // A pair whose token gradients are a multiple of the tokens' difference, kept separate so that sums
 // over other pairs do not round it. d_distance is the gradient of its squared distance.
-struct NearPair {
+template <class T>
+struct NearPairOf {
   int32_t row;     // in the tile
   int32_t column;  // relative to the row's scalars
-  float d_distance;
+  T d_distance;
 };
 
 // A tile's keys as consecutive transposed panels; null if they are not packed, or packed as pairs.
-struct TilePanels {
-  const float* data;
+template <class T>
+struct TilePanelsOf {
+  const T* data;
   int64_t columns;  // of a token
   int64_t first;    // the tile column that indices are relative to
 };
 
 // The inputs of one row: its scalars and, for distances only, its token and the location of the
 // keys. Members are uninitialised because rows of a tile are short.
-struct PairRow {
-  float a[kMostScalars];
-  float t[kMostScalars];
-  float norm;  // squared, of the token
-  float near;  // NearShare
+template <class T>
+struct PairRowOf {
+  T a[kMostScalars];
+  T t[kMostScalars];
+  T norm;  // squared, of the token
+  T near;  // NearShare
   // Computes squared distances of the row from columns [j, j + lanes) as sums of squared
   // differences, in lanes where `wanted` is not 0.
-  void (*near_distances)(const PairRow& row, int64_t j, const float* wanted, float* distances);
+  void (*near_distances)(const PairRowOf<T>& row, int64_t j, const T* wanted, T* distances);
   const void* x;
   const void* y;  // first column
-  TilePanels panels;
+  TilePanelsOf<T> panels;
   int64_t y_stride;  // in bytes
   TokenType type;
   int64_t dim;
   int64_t keys;  // number of keys, from the first column on
   // Receives the near pairs of the backward pass, as those of row `index`.
-  std::vector<NearPair>* near_pairs;
+  std::vector<NearPairOf<T>>* near_pairs;
   int32_t index;
 };
 
@@ -83,60 +88,67 @@ struct PairRow {
 // have no large terms, however large f is. The same holds for its slopes, by the squared distance
 // and by each row scalar: sums of df use only slope differences, since a row's ds sum to its dlse
 // and so the common part of the slopes is known without rounding.
-struct RowSoftmax {
-  float largest;
-  float inverse_sum;
-  float delta;
-  float top_f;
-  const float* top_slopes;
+template <class T>
+struct RowSoftmaxOf {
+  T largest;
+  T inverse_sum;
+  T delta;
+  T top_f;
+  const T* top_slopes;
 };
 
 // What the backward pass accumulates over one row of a tile, besides the tile's arrays. Gradients
 // are relative to the top slopes.
-struct RowSums {
-  float score = 0;  // ds
-  float mean = 0;   // p (f - top_f)
-  float norm = 0;   // gradient of the squared norm, for a distance
-  float a[kMostScalars] = {};
+template <class T>
+struct RowSumsOf {
+  T score = 0;  // ds
+  T mean = 0;   // p (f - top_f)
+  T norm = 0;   // gradient of the squared norm, for a distance
+  T a[kMostScalars] = {};
 };
 
 // What it accumulates over all rows of a tile, in vectors that are reduced once.
-struct TileSums {
-  alignas(4 * kMostLanes) float factor[kMostLanes];  // ds (f - top_f)
-  alignas(4 * kMostLanes) float t[kMostScalars][kMostLanes];
+template <class T>
+struct TileSumsOf {
+  alignas(kMostBytes) T factor[kMostLanes<T>];  // ds (f - top_f)
+  alignas(kMostBytes) T t[kMostScalars][kMostLanes<T>];
 };
 
 // Consecutive pairs, in arrays padded to whole vectors: scalar s of pair n is a[s * stride + n]. g
 // is null if the definition does not use it.
-struct PairArrays {
-  const float* g;
-  const float* a;
-  const float* b;
-  const float* t;
+template <class T>
+struct PairArraysOf {
+  const T* g;
+  const T* a;
+  const T* b;
+  const T* t;
   int64_t stride;
 };
 // The derivatives of f, in the same layout; may alias the inputs. g is not written if the
 // definition does not use it.
-struct SlopeArrays {
-  float* g;
-  float* a;
-  float* b;
-  float* t;
+template <class T>
+struct SlopeArraysOf {
+  T* g;
+  T* a;
+  T* b;
+  T* t;
 };
 
 // Ranges of g for several rows, with the rows' scalars laid out as in PairArrays. Scalar s of all
 // keys lies between b_least[s] and b_most[s].
-struct RangeArrays {
-  const float* g_least;
-  const float* g_most;
-  const float* a;
-  const float* t;
+template <class T>
+struct RangeArraysOf {
+  const T* g_least;
+  const T* g_most;
+  const T* a;
+  const T* t;
   int64_t stride;
-  const float* b_least;
-  const float* b_most;
+  const T* b_least;
+  const T* b_most;
 };
 
-struct PairTable {
+template <class T>
+struct PairTableOf {
   int64_t target;  // the instruction set, in Highway's numbering
   PairInput input;
   int row_scalars;
@@ -146,9 +158,8 @@ struct PairTable {
   // Forward pass of one row: replaces inner products by scores in log2 units, for `columns`
   // columns, whole vectors, the first `open` of which need no mask. Scores are f times the factor,
   // plus the bias if it is not null. Returns the largest score.
-  float (*scores)(float* tile, int64_t columns, int64_t open, const PairRow& row,
-                  const float* const* column_scalars, float factor, const float* bias,
-                  const RowView& view);
+  T (*scores)(T* tile, int64_t columns, int64_t open, const PairRowOf<T>& row,
+              const T* const* column_scalars, T factor, const T* bias, const RowView& view);
 
   // Backward pass of the same row. Input: inner products in `tile`, dP in `gradient`. Output:
   // weights p in `tile`, gradients of the inner products in `gradient`. Adds gradients of the
@@ -156,22 +167,33 @@ struct PairTable {
   // `d_bias` if it is not null. `balances` requests the sums for balancing the row's rounding.
   // `totals` accumulates the gradients of the factor and the head scalars over all rows; `sums`
   // holds the row's sums.
-  void (*gradients)(float* tile, float* gradient, int64_t columns, int64_t open, const PairRow& row,
-                    const float* const* column_scalars, float* const* d_columns, float factor,
-                    const float* bias, float* d_bias, const RowSoftmax& softmax, bool balances,
-                    const RowView& view, TileSums& totals, RowSums& sums);
+  void (*gradients)(T* tile, T* gradient, int64_t columns, int64_t open, const PairRowOf<T>& row,
+                    const T* const* column_scalars, T* const* d_columns, T factor, const T* bias,
+                    T* d_bias, const RowSoftmaxOf<T>& softmax, bool balances, const RowView& view,
+                    TileSumsOf<T>& totals, RowSumsOf<T>& sums);
 
   // f of `count` pairs, which may overwrite g; and its derivatives times `scale`.
-  void (*values)(const PairArrays& pairs, int64_t count, float* f);
-  void (*slopes)(const PairArrays& pairs, int64_t count, const float* scale,
-                 const SlopeArrays& slopes);
+  void (*values)(const PairArraysOf<T>& pairs, int64_t count, T* f);
+  void (*slopes)(const PairArraysOf<T>& pairs, int64_t count, const T* scale,
+                 const SlopeArraysOf<T>& slopes);
 
   // Bounds of f for `count` rows; null if the definition has none.
-  void (*bounds)(const RangeArrays& ranges, int64_t count, float* least, float* most);
+  void (*bounds)(const RangeArraysOf<T>& ranges, int64_t count, T* least, T* most);
 
   bool has_product() const { return input != PairInput::kNone; }
   bool is_distance() const { return input == PairInput::kSquaredDistance; }
 };
+
+using NearPair = NearPairOf<float>;
+using TilePanels = TilePanelsOf<float>;
+using PairRow = PairRowOf<float>;
+using RowSoftmax = RowSoftmaxOf<float>;
+using RowSums = RowSumsOf<float>;
+using TileSums = TileSumsOf<float>;
+using PairArrays = PairArraysOf<float>;
+using SlopeArrays = SlopeArraysOf<float>;
+using RangeArrays = RangeArraysOf<float>;
+using PairTable = PairTableOf<float>;
 
 }  // namespace gnomon
 

@@ -23,12 +23,12 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 class PositionToContent {
  public:
   // add_product: whether Gradients computes those of the keys.
-  PositionToContent(const AttentionInput<float>& in, bool add_product)
+  PositionToContent(const AttentionInput<Real>& in, bool add_product)
       : in_(in),
         layout_(MirroredLayout(in)),
         offsets_(MirroredOffsets(in)),
@@ -55,14 +55,14 @@ class PositionToContent {
   // and column c of the tile go to tile[r * kStride + c]; other columns of the same vectors are 0.
   template <int64_t kStride>
   void Products(int64_t b, int64_t h, int64_t query, int64_t rows, int64_t first, int64_t begin,
-                int64_t end, float* HWY_RESTRICT tile, float* memory,
+                int64_t end, Real* HWY_RESTRICT tile, Real* memory,
                 std::vector<TableRun>* runs) const {
-    float* const columns = memory + kKeys * window_stride_;
-    const float factor = in_.relative.factor * kLog2E;
+    Real* const columns = memory + kKeys * window_stride_;
+    const Real factor = in_.relative.factor * kLog2E;
     ForKeys(b, query, rows, first, begin, end, memory, [&](const Part& part) HWY_ATTR {
       std::fill_n(columns, kKeys * kRowBlock, 0.0f);
       if (part.count() > 0) {
-        const View<const float>& k = in_.relative.key;
+        const View<const Real>& k = in_.relative.key;
         table_.Multiply(h, part.count(),
                         {k.row(b, KeyHead(h), part.keys.begin), Size(k.stride[2]), 1}, part.window);
       }
@@ -72,7 +72,7 @@ class PositionToContent {
                      columns + (part.skipped + n) * kRowBlock, runs);
       }
       for (int64_t n = 0; n < kKeys; n += kGroup) {
-        const float* from[kGroup];
+        const Real* from[kGroup];
         for (int64_t m = 0; m < kGroup; ++m) from[m] = columns + (n + m) * kRowBlock;
         Transpose<kGroup, kStride>(from, rows, tile + part.column + n);
       }
@@ -84,16 +84,16 @@ class PositionToContent {
   // `d_table`, if wanted. `keys` holds the rows of the key head.
   template <int64_t kStride>
   void Gradients(int64_t b, int64_t h, int64_t query, int64_t rows, int64_t first, int64_t begin,
-                 int64_t end, const float* HWY_RESTRICT d_scores, float* d_keys,
-                 const RowTableGradient& d_table, int64_t table_part, Rows keys, float* memory,
+                 int64_t end, const Real* HWY_RESTRICT d_scores, Real* d_keys,
+                 const RowTableGradient& d_table, int64_t table_part, Rows keys, Real* memory,
                  std::vector<TableRun>* runs) const {
-    float* const columns = memory + kKeys * window_stride_;
+    Real* const columns = memory + kKeys * window_stride_;
     ForKeys(b, query, rows, first, begin, end, memory, [&](const Part& part) HWY_ATTR {
       if (part.count() == 0) return;
       // Whole vectors of rows are read.
       if (rows % kLaneCount != 0) std::fill_n(columns, kKeys * kRowBlock, 0.0f);
       const auto transpose = [&]<int64_t kRows>(int64_t r) HWY_ATTR {
-        const float* from[kRows];
+        const Real* from[kRows];
         for (int64_t n = 0; n < kRows; ++n) from[n] = d_scores + (r + n) * kStride + part.column;
         Transpose<kRows, kRowBlock>(from, kKeys, columns + r);
       };
@@ -137,7 +137,7 @@ class PositionToContent {
   // Calls body(part) for each part of a tile, rounded to whole vectors of columns.
   template <class Body>
   void ForKeys(int64_t b, int64_t query, int64_t rows, int64_t first, int64_t begin, int64_t end,
-               float* memory, const Body& body) const {
+               Real* memory, const Body& body) const {
     for (int64_t column = begin / kKeys * kKeys; column < end; column += kKeys) {
       Part part{};
       part.column = column;
@@ -158,21 +158,21 @@ class PositionToContent {
   const OffsetLayout* layout() const { return layout_ ? &*layout_ : nullptr; }
 
   // The table's layout mirrored, indexed by p_i - p_j.
-  static std::optional<OffsetLayout> MirroredLayout(const AttentionInput<float>& in) {
+  static std::optional<OffsetLayout> MirroredLayout(const AttentionInput<Real>& in) {
     if (in.relative.queries == nullptr) return std::nullopt;
     const auto& layout = dynamic_cast<const OffsetLayout&>(*in.relative.layout);
     return OffsetLayout(layout.future(), layout.past(), layout.far());
   }
   // The positions of the first keys, relative to query 0.
-  static std::vector<int64_t> MirroredOffsets(const AttentionInput<float>& in) {
+  static std::vector<int64_t> MirroredOffsets(const AttentionInput<Real>& in) {
     std::vector<int64_t> offsets;
     if (in.relative.queries == nullptr) return offsets;
     for (int64_t b = 0; b < in.shape.batch; ++b) offsets.push_back(-QueryOffset(in, b));
     return offsets;
   }
-  static AttentionInput<float> Mirrored(const AttentionInput<float>& in,
-                                        const std::vector<int64_t>& offsets) {
-    AttentionInput<float> mirrored;
+  static AttentionInput<Real> Mirrored(const AttentionInput<Real>& in,
+                                       const std::vector<int64_t>& offsets) {
+    AttentionInput<Real> mirrored;
     mirrored.shape = in.shape;
     std::swap(mirrored.shape.queries, mirrored.shape.keys);
     mirrored.query_offsets = offsets.data();
@@ -181,17 +181,17 @@ class PositionToContent {
     return mirrored;
   }
 
-  const AttentionInput<float>& in_;
+  const AttentionInput<Real>& in_;
   std::optional<OffsetLayout> layout_;
   std::vector<int64_t> offsets_;
-  AttentionInput<float> mirrored_;
+  AttentionInput<Real> mirrored_;
   TableReader reader_;
   RowTable table_;
   int64_t window_stride_ = 0;
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

@@ -17,7 +17,7 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // The user's positions, relative to the smallest key position of each batch so that they fit 32
 // bits. Key positions are padded to whole vectors, with the range of each panel; queries have the
@@ -35,7 +35,7 @@ class Positions {
     }
   };
 
-  explicit Positions(const AttentionInput<float>& in)
+  explicit Positions(const AttentionInput<Real>& in)
       : exists_(HasPositions(in)),
         queries_(in.shape.queries),
         stride_(RoundUp(in.shape.keys, kWidth)),
@@ -161,7 +161,7 @@ class PlacedEntries {
  public:
   // layout: null for no table. There are no entries if tokens are consecutive, or if the layout
   // does not use differences.
-  PlacedEntries(const AttentionInput<float>& in, const TableLayout* layout)
+  PlacedEntries(const AttentionInput<Real>& in, const TableLayout* layout)
       : queries_(in.shape.queries), stride_(RoundUp(in.shape.keys, kWidth)) {
     if (layout == nullptr || !HasPositions(in) || layout->size() >= kMostApart) return;
     terms_ = layout->Differences();
@@ -198,8 +198,8 @@ class PlacedEntries {
 
   // to[n] += factor * the entries of query i with columns begin + n, n = 0 ... count - 1, in whole
   // vectors. Entry e is entries[e - origin]; only entries of the window exist.
-  void Gather(int64_t b, int64_t i, int64_t begin, int64_t count, const float* HWY_RESTRICT entries,
-              int64_t origin, TableRange window, float factor, float* HWY_RESTRICT to) const {
+  void Gather(int64_t b, int64_t i, int64_t begin, int64_t count, const Real* HWY_RESTRICT entries,
+              int64_t origin, TableRange window, Real factor, Real* HWY_RESTRICT to) const {
     const DF d;
     const VF f = hn::Set(d, factor);
     ForVectors(b, i, begin, count, window, [&](int64_t n, const Place& at) HWY_ATTR {
@@ -216,29 +216,29 @@ class PlacedEntries {
   }
 
   // The transpose: adds factor * from[n] to the entries.
-  void Scatter(int64_t b, int64_t i, int64_t begin, int64_t count, const float* HWY_RESTRICT from,
-               float factor, float* HWY_RESTRICT entries, int64_t origin, TableRange window) const {
+  void Scatter(int64_t b, int64_t i, int64_t begin, int64_t count, const Real* HWY_RESTRICT from,
+               Real factor, Real* HWY_RESTRICT entries, int64_t origin, TableRange window) const {
     const DF d;
     const DI di;
     const VF f = hn::Set(d, factor);
     ForVectors(b, i, begin, count, window, [&](int64_t n, const Place& at) HWY_ATTR {
       VF terms = hn::LoadU(d, from + n) * f;
       if (at.consecutive) {
-        float* const row = entries + (at.first - origin);
+        Real* const row = entries + (at.first - origin);
         hn::StoreU(hn::LoadU(d, row) + terms, d, row);
         return;
       }
       if (!at.clip) {
         terms = hn::IfThenElseZero(hn::RebindMask(d, at.Reads()), terms);
       }
-      const int32_t one = hn::GetLane(at.entry);
+      const auto one = hn::GetLane(at.entry);
       if (hn::AllTrue(di, at.entry == hn::Set(di, one))) {
         // For distant tokens, all lanes read the same last entry.
         entries[one - origin] += hn::GetLane(hn::SumOfLanes(d, terms));
         return;
       }
-      HWY_ALIGN int32_t entry[kLanes];
-      HWY_ALIGN float term[kLanes];
+      HWY_ALIGN hn::TFromD<DI> entry[kLanes];
+      HWY_ALIGN Real term[kLanes];
       hn::Store(at.entry - hn::Set(di, static_cast<int32_t>(origin)), di, entry);
       hn::Store(terms, d, term);
       // Lane by lane, because two lanes may share an entry.
@@ -268,7 +268,7 @@ class PlacedEntries {
                          at.first >= std::max(window.begin, terms_[term].begin) &&
                          at.first + kLaneCount <= std::min(window.end, terms_[term].end);
         if (!at.consecutive) {
-          at.difference = hn::LoadU(di, keys + n) - of_query;
+          at.difference = LoadInts(keys + n) - of_query;
           at.entry = hn::Min(hn::Max(at.difference, lowest), highest);
         }
         body(n, at);
@@ -276,8 +276,7 @@ class PlacedEntries {
     }
   }
 
-  void AddCodes(const AttentionInput<float>& in, const TableLayout& layout, int64_t b,
-                size_t term) {
+  void AddCodes(const AttentionInput<Real>& in, const TableLayout& layout, int64_t b, size_t term) {
     const AttentionShape& n = in.shape;
     const KeyRange batch = BatchKeys(in.mask, n.keys, b);
     std::vector<std::optional<int64_t>> codes;
@@ -355,7 +354,7 @@ class PlacedEntries {
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

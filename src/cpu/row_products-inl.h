@@ -24,12 +24,12 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // Key heads with at most this many rows, over all their queries' heads, are multiplied by keys in
 // place. The limit is lower for bfloat16 pairs (cpu/bfloat16.h), which are half as expensive to
-// pack. Single-lane vectors would gain nothing.
-constexpr int64_t kMostRowsInPlace = HWY_TARGET == HWY_SCALAR ? 0 : 8;
+// pack. Single-lane vectors would gain nothing. Doubles are always packed.
+constexpr int64_t kMostRowsInPlace = HWY_TARGET == HWY_SCALAR || sizeof(Real) == 8 ? 0 : 8;
 constexpr int64_t kMostPairRowsInPlace = kMostRowsInPlace / 2;
 
 // The decision for a call. Both passes agree, so that they compute identical scores.
@@ -42,33 +42,33 @@ inline bool MultipliesInPlace(const AttentionShape& n, bool pairs) {
 struct RowsInPlace {
   const void* data = nullptr;
   int64_t stride = 0;  // in bytes
-  TokenType type = TokenType::kFloat32;
+  TokenType type = kOwnType;
 
   RowsInPlace() = default;
-  RowsInPlace(const float* rows, int64_t row_stride)
-      : data(rows), stride(row_stride * static_cast<int64_t>(sizeof(float))) {}
+  RowsInPlace(const Real* rows, int64_t row_stride)
+      : data(rows), stride(row_stride * static_cast<int64_t>(sizeof(Real))) {}
   RowsInPlace(const Tokens& tokens, int64_t b, int64_t h, int64_t first)
       : data(tokens.row(b, h, first)),
-        stride(tokens.stride[2] * (tokens.type == TokenType::kFloat32 ? 4 : 2)),
+        stride(tokens.stride[2] * BytesOf(tokens.type)),
         type(tokens.type) {}
 
   const void* row(int64_t i) const { return static_cast<const char*>(data) + i * stride; }
 };
 
 // C (m x n) = A (m x columns) B^T, with n rows of B and rows of A lda floats apart.
-void MultiplyRows(size_t m, size_t n, size_t columns, const float* a, size_t lda, RowsInPlace b,
-                  float* c, size_t ldc);
+void MultiplyRows(size_t m, size_t n, size_t columns, const Real* a, size_t lda, RowsInPlace b,
+                  Real* c, size_t ldc);
 // C (m x columns) += A (m x n) B. Rows of C may be written up to a whole vector; the numbers past
 // the last column are preserved.
-void MultiplyAddRows(size_t m, size_t n, size_t columns, const float* a, size_t lda, RowsInPlace b,
-                     float* c, size_t ldc);
+void MultiplyAddRows(size_t m, size_t n, size_t columns, const Real* a, size_t lda, RowsInPlace b,
+                     Real* c, size_t ldc);
 
 // Products of m rows of x (bfloat16 pairs if `pairs`, cpu/bfloat16.h) with keys first + [begin,
 // end) of one head, stored in columns [begin, end) of a tile. Columns outside `keys` become 0;
 // their tokens may hold anything.
 HWY_INLINE void MultiplyKeys(const Tokens& y, int64_t b, int64_t h, KeyRange keys, int64_t dim,
                              bool pairs, int64_t first, int64_t begin, int64_t end, size_t m,
-                             const float* x, size_t ldx, float* tile, size_t ldt) {
+                             const Real* x, size_t ldx, Real* tile, size_t ldt) {
   const int64_t from = std::clamp(keys.begin - first, begin, end);
   const int64_t to = std::clamp(keys.end - first, from, end);
   if (from > begin || to < end) {
@@ -90,7 +90,7 @@ HWY_INLINE void MultiplyKeys(const Tokens& y, int64_t b, int64_t h, KeyRange key
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

@@ -26,7 +26,7 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // The pair function of a pass, called through a table.
 class ByTable {
@@ -42,17 +42,17 @@ class ByTable {
 
   // Selects the variant with or without a bias.
   template <bool kBias, class... Arguments>
-  float Scores(Arguments&&... arguments) const {
+  Real Scores(Arguments&&... arguments) const {
     return table_.scores(arguments...);
   }
   template <bool kBias, class... Arguments>
   void Gradients(Arguments&&... arguments) const {
     table_.gradients(arguments...);
   }
-  void Values(const PairArrays& pairs, int64_t count, float* f) const {
+  void Values(const PairArrays& pairs, int64_t count, Real* f) const {
     table_.values(pairs, count, f);
   }
-  void Slopes(const PairArrays& pairs, int64_t count, const float* scale,
+  void Slopes(const PairArrays& pairs, int64_t count, const Real* scale,
               const SlopeArrays& slopes) const {
     table_.slopes(pairs, count, scale, slopes);
   }
@@ -75,17 +75,17 @@ class Inlined {
   static constexpr int head_scalars() { return Definition::kHeadScalars; }
 
   template <bool kBias, class... Arguments>
-  HWY_INLINE float Scores(Arguments&&... arguments) const {
+  HWY_INLINE Real Scores(Arguments&&... arguments) const {
     return TileRowScores<Definition, kBias>(arguments...);
   }
   template <bool kBias, class... Arguments>
   HWY_INLINE void Gradients(Arguments&&... arguments) const {
     TileRowGradient<Definition, kBias>(arguments...);
   }
-  static void Values(const PairArrays& pairs, int64_t count, float* f) {
+  static void Values(const PairArrays& pairs, int64_t count, Real* f) {
     TableFunctions<Definition>::Values(pairs, count, f);
   }
-  static void Slopes(const PairArrays& pairs, int64_t count, const float* scale,
+  static void Slopes(const PairArrays& pairs, int64_t count, const Real* scale,
                      const SlopeArrays& slopes) {
     TableFunctions<Definition>::Slopes(pairs, count, scale, slopes);
   }
@@ -97,15 +97,15 @@ class Inlined {
 // The column scalars of keys, followed for distances by the squared norms of the keys.
 class ColumnScalars {
  public:
-  using Pointers = std::array<const float*, kMostScalars + 1>;
+  using Pointers = std::array<const Real*, kMostScalars + 1>;
 
-  ColumnScalars(const AttentionInput<float>& in, const PairTable& table)
+  ColumnScalars(const AttentionInput<Real>& in, const PairTable& table)
       : in_(in), of_keys_(table.column_scalars), squares_(table.is_distance()) {}
 
   int count() const { return of_keys_ + (squares_ ? 1 : 0); }
 
   // Writes scalar s of key begin + n to to[s * stride + n]; 0 outside `keys`.
-  void Pack(int64_t b, int64_t h, KeyRange keys, int64_t begin, int64_t end, float* to,
+  void Pack(int64_t b, int64_t h, KeyRange keys, int64_t begin, int64_t end, Real* to,
             int64_t stride) const {
     const int64_t head = b * in_.shape.key_heads + h;
     const int64_t heads = in_.shape.batch * in_.shape.key_heads;
@@ -123,14 +123,14 @@ class ColumnScalars {
     }
   }
 
-  Pointers At(const float* packed, int64_t stride) const {
+  Pointers At(const Real* packed, int64_t stride) const {
     Pointers at{};
     for (int s = 0; s < count(); ++s) at[Size(s)] = packed + s * stride;
     return at;
   }
 
  private:
-  const AttentionInput<float>& in_;
+  const AttentionInput<Real>& in_;
   int of_keys_;
   bool squares_;
 };
@@ -138,7 +138,7 @@ class ColumnScalars {
 // The column scalars of every key head, padded to whole panels.
 class PackedScalars {
  public:
-  PackedScalars(const AttentionInput<float>& in, const PairTable& table, const HeadPlaces& places,
+  PackedScalars(const AttentionInput<Real>& in, const PairTable& table, const HeadPlaces& places,
                 int64_t keys)
       : scalars_(in, table), places_(places), padded_(RoundUp(keys, kWidth)) {
     if (scalars_.count() > 0) data_.Reset(scalars_.count() * places.count * padded_);
@@ -157,7 +157,7 @@ class PackedScalars {
   }
 
  private:
-  float* Head(int64_t b, int64_t h) const {
+  Real* Head(int64_t b, int64_t h) const {
     return data_.data() + places_.Of(b, h) * scalars_.count() * padded_;
   }
 
@@ -168,7 +168,7 @@ class PackedScalars {
 };
 
 // The first element of tile column j in panels of keys.
-HWY_INLINE const float* ColumnOf(const TilePanels& panels, int64_t j) {
+HWY_INLINE const Real* ColumnOf(const TilePanels& panels, int64_t j) {
   const int64_t c = panels.first + j;
   return panels.data + c / kWidth * kWidth * panels.columns + c % kWidth;
 }
@@ -182,7 +182,7 @@ class SquaredDifferences {
 
   // Adds `columns` columns, a multiple of kParts except in the last call. Key columns are at keys[e
   // * stride].
-  HWY_INLINE void Add(const float* HWY_RESTRICT x, const float* HWY_RESTRICT keys, int64_t stride,
+  HWY_INLINE void Add(const Real* HWY_RESTRICT x, const Real* HWY_RESTRICT keys, int64_t stride,
                       int64_t columns) {
     int64_t e = 0;
     for (; e + kParts <= columns; e += kParts) {
@@ -196,7 +196,7 @@ class SquaredDifferences {
  private:
   static constexpr int64_t kParts = 4;
 
-  static HWY_INLINE void AddColumn(float x, const float* keys, VF& part) {
+  static HWY_INLINE void AddColumn(Real x, const Real* keys, VF& part) {
     const DF d;
     const VF difference = hn::Set(d, x) - hn::LoadU(d, keys);
     part = hn::MulAdd(difference, difference, part);
@@ -210,24 +210,24 @@ class SquaredDifferences {
 HWY_INLINE VF UnlessInfinite(const PairRow& row, VF distances) {
   const DF d;
   if (HWY_LIKELY(hn::AllFalse(d, distances == hn::Set(d, kInfinity)))) return distances;
-  float wide[kPackedColumns];
+  Real wide[kPackedColumns];
   bool infinite = false;
   for (int64_t e = 0; e < row.dim; e += kPackedColumns) {
     const int64_t columns = std::min(kPackedColumns, row.dim - e);
     Widen(row.x, row.type, e, columns, wide);
-    infinite = infinite || std::any_of(wide, wide + columns, [](float x) { return std::isinf(x); });
+    infinite = infinite || std::any_of(wide, wide + columns, [](Real x) { return std::isinf(x); });
   }
   return infinite ? hn::Set(d, kNan) : distances;
 }
 
 // Implements PairRow::near_distances; independent of the keys' layout. Limited to existing keys,
 // because a NaN row also requests those past the last one.
-inline HWY_NOINLINE void DistancesByDifferences(const PairRow& row, int64_t j, const float* wanted,
-                                                float* distances) {
+inline HWY_NOINLINE void DistancesByDifferences(const PairRow& row, int64_t j, const Real* wanted,
+                                                Real* distances) {
   const DF d;
   SquaredDifferences sums;
-  if (row.panels.data != nullptr && row.type == TokenType::kFloat32) {
-    sums.Add(static_cast<const float*>(row.x), ColumnOf(row.panels, j), kWidth, row.dim);
+  if (row.panels.data != nullptr && row.type == kOwnType) {
+    sums.Add(static_cast<const Real*>(row.x), ColumnOf(row.panels, j), kWidth, row.dim);
     hn::Store(UnlessInfinite(row, sums.Sum()), d, distances);
     return;
   }
@@ -237,10 +237,10 @@ inline HWY_NOINLINE void DistancesByDifferences(const PairRow& row, int64_t j, c
     const bool reads = wanted[lane] != 0 && column < row.keys;
     keys[lane] = reads ? static_cast<const char*>(row.y) + column * row.y_stride : row.x;
   }
-  HWY_ALIGN float query[kPackedColumns];
-  HWY_ALIGN float wide[kLanes][kPackedColumns];
-  HWY_ALIGN float packed[kPackedColumns * kLanes];
-  const float* from[kLanes];
+  HWY_ALIGN Real query[kPackedColumns];
+  HWY_ALIGN Real wide[kLanes][kPackedColumns];
+  HWY_ALIGN Real packed[kPackedColumns * kLanes];
+  const Real* from[kLanes];
   for (size_t lane = 0; lane < kLanes; ++lane) from[lane] = wide[lane];
   for (int64_t e = 0; e < row.dim; e += kPackedColumns) {
     const int64_t columns = std::min(kPackedColumns, row.dim - e);
@@ -257,9 +257,9 @@ inline HWY_NOINLINE void DistancesByDifferences(const PairRow& row, int64_t j, c
 // Prepares a row for its keys if the definition is a distance: the row's factor, its token's
 // squared norm, and the panels of the first column.
 template <class Functions>
-HWY_INLINE PairRow LoadRow(const Functions& functions, const AttentionInput<float>& in, int64_t b,
+HWY_INLINE PairRow LoadRow(const Functions& functions, const AttentionInput<Real>& in, int64_t b,
                            int64_t h, int64_t key_head, int64_t i, int64_t first_column,
-                           float factor = 0, float norm = 0, const TilePanels& panels = {}) {
+                           Real factor = 0, Real norm = 0, const TilePanels& panels = {}) {
   const AttentionShape& n = in.shape;
   PairRow row;
   for (int s = 0; s < functions.row_scalars(); ++s) {
@@ -272,13 +272,13 @@ HWY_INLINE PairRow LoadRow(const Functions& functions, const AttentionInput<floa
     row.near_distances = DistancesByDifferences;
     row.x = in.x.row(b, h, i);
     row.y = in.y.row(b, key_head, first_column);
-    row.y_stride = in.y.stride[2] * (in.y.type == TokenType::kFloat32 ? 4 : 2);
+    row.type = TypeOf(in.y);
+    row.y_stride = in.y.stride[2] * BytesOf(row.type);
     row.keys = n.keys - first_column;
     row.panels = panels;
-    row.type = in.y.type;
     row.dim = n.dim;
     row.norm = norm;
-    row.near = NearShare(factor, norm);
+    row.near = NearShare(static_cast<float>(factor), static_cast<float>(norm));
   }
   return row;
 }
@@ -287,14 +287,14 @@ HWY_INLINE PairRow LoadRow(const Functions& functions, const AttentionInput<floa
 template <class Functions>
 class LonePairs {
  public:
-  LonePairs(const Functions& functions, const AttentionInput<float>& in)
+  LonePairs(const Functions& functions, const AttentionInput<Real>& in)
       : functions_(functions), in_(in) {}
 
   int64_t count() const { return count_; }
 
   // Adds the pair of row i and a key with tokens x and y, null for a definition without a product.
-  void Add(int64_t b, int64_t h, int64_t i, int64_t key_head, int64_t key, const float* x,
-           const float* y) {
+  void Add(int64_t b, int64_t h, int64_t i, int64_t key_head, int64_t key, const Real* x,
+           const Real* y) {
     const AttentionShape& n = in_.shape;
     if (functions_.is_distance()) {
       g_[count_] = SquaredDistance(x, y, n.dim);
@@ -319,19 +319,19 @@ class LonePairs {
     if (count_ == 0) return;
     FillVectors();
     functions_.Values(Arrays(), count_, f_);
-    HWY_ALIGN float one[kRowBlock];
+    HWY_ALIGN Real one[kRowBlock];
     std::fill_n(one, RoundUp(count_, kLaneCount), 1.0f);
     functions_.Slopes(Arrays(), count_, one, {g_, a_[0], b_[0], t_[0]});
   }
-  float f(int64_t n) const { return f_[n]; }
-  float g(int64_t n) const { return g_[n]; }
-  float a(int s, int64_t n) const { return a_[s][n]; }
+  Real f(int64_t n) const { return f_[n]; }
+  Real g(int64_t n) const { return g_[n]; }
+  Real a(int s, int64_t n) const { return a_[s][n]; }
 
  private:
   PairArrays Arrays() const { return {g_, a_[0], b_[0], t_[0], kRowBlock}; }
   // Pads to whole vectors.
   void FillVectors() {
-    const auto fill = [this](float* numbers) {
+    const auto fill = [this](Real* numbers) {
       std::fill(numbers + count_, numbers + RoundUp(count_, kLaneCount), 1.0f);
     };
     fill(g_);
@@ -341,13 +341,13 @@ class LonePairs {
   }
 
   const Functions& functions_;
-  const AttentionInput<float>& in_;
+  const AttentionInput<Real>& in_;
   int64_t count_ = 0;
-  HWY_ALIGN float f_[kRowBlock];
-  HWY_ALIGN float g_[kRowBlock];
-  HWY_ALIGN float a_[kMostScalars][kRowBlock];
-  HWY_ALIGN float b_[kMostScalars][kRowBlock];
-  HWY_ALIGN float t_[kMostScalars][kRowBlock];
+  HWY_ALIGN Real f_[kRowBlock];
+  HWY_ALIGN Real g_[kRowBlock];
+  HWY_ALIGN Real a_[kMostScalars][kRowBlock];
+  HWY_ALIGN Real b_[kMostScalars][kRowBlock];
+  HWY_ALIGN Real t_[kMostScalars][kRowBlock];
 };
 
 // The number of leading columns, in whole vectors, that are fully visible to a row.
@@ -356,7 +356,7 @@ HWY_INLINE int64_t OpenColumns(const RowView& view, int64_t columns) {
 }
 
 // Replaces scores by weights 2^(score - largest); returns their sum.
-HWY_INLINE float RowWeights(float* HWY_RESTRICT tile, int64_t columns, float largest) {
+HWY_INLINE Real RowWeights(Real* HWY_RESTRICT tile, int64_t columns, Real largest) {
   const DF d;
   const VF shift = hn::Set(d, largest);
   VF sum = hn::Zero(d);
@@ -369,7 +369,7 @@ HWY_INLINE float RowWeights(float* HWY_RESTRICT tile, int64_t columns, float lar
 }
 
 // The first weight equal to 1, which is that of the largest score; `columns` if there is none.
-inline HWY_NOINLINE int64_t FindOne(const float* tile, int64_t columns) {
+inline HWY_NOINLINE int64_t FindOne(const Real* tile, int64_t columns) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);
   for (int64_t j = 0; j < columns; j += kLaneCount) {
@@ -379,14 +379,14 @@ inline HWY_NOINLINE int64_t FindOne(const float* tile, int64_t columns) {
   return columns;
 }
 
-// The key of the largest score, as stored in the row statistics: -1 if there is none, or if a float
+// The key of the largest score, as stored in the row statistics: -1 if there is none, or if a Real
 // cannot represent it.
-HWY_INLINE float TopKey(float weight, int64_t key) {
+HWY_INLINE Real TopKey(Real weight, int64_t key) {
   constexpr int64_t kMost = int64_t{1} << 24;
-  return weight > 0.0f && key < kMost ? static_cast<float>(key) : -1.0f;
+  return weight > 0.0f && key < kMost ? static_cast<Real>(key) : -1.0f;
 }
 
-HWY_INLINE void ScaleRow(float* row, int64_t columns, float factor) {
+HWY_INLINE void ScaleRow(Real* row, int64_t columns, Real factor) {
   const DF d;
   const VF f = hn::Set(d, factor);
   for (int64_t j = 0; j < columns; j += kLanes) hn::StoreU(hn::LoadU(d, row + j) * f, d, row + j);
@@ -397,12 +397,12 @@ HWY_INLINE void ClearSums(int head_scalars, TileSums& sums) {
   hn::Store(zero, DF(), sums.factor);
   for (int s = 0; s < head_scalars; ++s) hn::Store(zero, DF(), sums.t[s]);
 }
-HWY_INLINE float SumOfLanes(const float* lanes) {
+HWY_INLINE Real SumOfLanes(const Real* lanes) {
   return hn::GetLane(hn::SumOfLanes(DF(), hn::Load(DF(), lanes)));
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

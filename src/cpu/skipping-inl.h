@@ -35,20 +35,22 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // Safety margins for the rounding of the quantities compared with a bound: a relative share of the
 // summed numbers, and a fraction of a bit.
-constexpr float kBoundShare = 1.0f / 65536;
-constexpr float kBoundSlack = 1.0f / 64;
+constexpr Real kBoundShare = 1.0f / 65536;
+constexpr Real kBoundSlack = 1.0f / 64;
 // Offset biases that fall below their maximum by less than this minus log2 of the tolerance hardly
 // ever let a tile be skipped, so bounds are not computed for them.
-constexpr float kLeastFall = -8.0f;
+constexpr Real kLeastFall = -8.0f;
+// Doubles are for calls that want full accuracy.
+constexpr bool kSkips = sizeof(Real) == 4;
 
 // The largest number in each part of a table, in log2 units.
 class LargestBias {
  public:
-  LargestBias(const AttentionInput<float>& in, bool wanted)
+  LargestBias(const AttentionInput<Real>& in, bool wanted)
       : in_(in),
         heads_(in.shape.heads),
         size_(in.shape.queries + in.shape.keys - 1),
@@ -63,10 +65,10 @@ class LargestBias {
   bool exists() const { return exists_; }
   int64_t tasks() const { return exists() ? tables_ : 0; }
   void Fill(int64_t n) {
-    const float* table = in_.bias.table + n / heads_ * in_.bias.batch_stride + n % heads_ * size_;
-    float* to = largest_.data() + n * cells_;
-    float most = -kInfinity;
-    float least = kInfinity;
+    const Real* table = in_.bias.table + n / heads_ * in_.bias.batch_stride + n % heads_ * size_;
+    Real* to = largest_.data() + n * cells_;
+    Real most = -kInfinity;
+    Real least = kInfinity;
     for (int64_t c = 0; c < cells_; ++c) {
       const int64_t begin = c * kCell;
       to[c] = OfCell(table + begin, std::min(kCell, size_ - begin));
@@ -78,15 +80,15 @@ class LargestBias {
   }
 
   // How far a head's table falls below its largest number, ignoring masked entries.
-  float Fall(int64_t b, int64_t h) const { return exists() ? fall_[Size(Table(b, h))] : 0.0f; }
+  Real Fall(int64_t b, int64_t h) const { return exists() ? fall_[Size(Table(b, h))] : 0.0f; }
 
   // An upper bound of entries [begin, end): -inf if all are -inf, +inf if only some are or there is
   // no bound.
-  float Most(int64_t b, int64_t h, int64_t begin, int64_t end) const {
-    const float* cells = largest_.data() + Table(b, h) * cells_;
+  Real Most(int64_t b, int64_t h, int64_t begin, int64_t end) const {
+    const Real* cells = largest_.data() + Table(b, h) * cells_;
     const int64_t last = (end - 1) / kCell;
-    float most = -kInfinity;
-    float least = kInfinity;
+    Real most = -kInfinity;
+    Real least = kInfinity;
     for (int64_t c = begin / kCell; c <= last; ++c) {
       most = std::max(most, cells[c]);
       least = std::min(least, cells[c]);
@@ -97,7 +99,7 @@ class LargestBias {
  private:
   static constexpr int64_t kCell = 16;
 
-  static float OfCell(const float* entries, int64_t count) {
+  static Real OfCell(const Real* entries, int64_t count) {
     if (count == kCell) {
       const DF d;
       VF most = hn::LoadU(d, entries);
@@ -112,7 +114,7 @@ class LargestBias {
         return BiasInLog2(hn::GetLane(hn::MaxOfLanes(d, most)));
       }
     }
-    float most = -kInfinity;
+    Real most = -kInfinity;
     bool some = false;
     bool any = false;
     for (int64_t n = 0; n < count; ++n) {
@@ -129,22 +131,22 @@ class LargestBias {
     return (in_.bias.batch_stride == 0 ? 0 : b * heads_) + h;
   }
 
-  const AttentionInput<float>& in_;
+  const AttentionInput<Real>& in_;
   int64_t heads_;
   int64_t size_;
   bool exists_;
   int64_t cells_ = 0;
   int64_t tables_ = 0;
   Buffer largest_;
-  std::vector<float> fall_;
+  std::vector<Real> fall_;
 };
 
 // Bounds of all keys of a tile: norms, scalars, and whether these and the values are finite.
 struct KeyBounds {
-  float least_norm = kInfinity;
-  float most_norm = 0;  // +inf: some are non-finite
-  float least[kMostScalars];
-  float most[kMostScalars];
+  Real least_norm = kInfinity;
+  Real most_norm = 0;  // +inf: some are non-finite
+  Real least[kMostScalars];
+  Real most[kMostScalars];
 
   KeyBounds() {
     std::fill_n(least, kMostScalars, kInfinity);
@@ -152,12 +154,12 @@ struct KeyBounds {
   }
   bool finite() const { return most_norm < kInfinity; }
 
-  void AddNorm(float norm) {
+  void AddNorm(Real norm) {
     least_norm = std::min(least_norm, norm);
     // NaN fails this comparison as well.
     most_norm = norm < kInfinity ? std::max(most_norm, norm) : kInfinity;
   }
-  void AddScalar(int s, float scalar) {
+  void AddScalar(int s, Real scalar) {
     if (!std::isfinite(scalar)) most_norm = kInfinity;
     least[s] = std::min(least[s], scalar);
     most[s] = std::max(most[s], scalar);
@@ -185,14 +187,14 @@ struct RowPlace {
 // Per-row inputs of the bounds.
 struct RowBounds {
   RowPlace place;
-  HWY_ALIGN float norm[kRowBlock];
-  HWY_ALIGN float a[kMostScalars][kRowBlock];
-  HWY_ALIGN float t[kMostScalars][kRowBlock];
-  HWY_ALIGN float factor[kRowBlock];  // in log2 units
-  HWY_ALIGN float temperature[kRowBlock];
-  HWY_ALIGN float own[kRowBlock];    // upper bound of the row's own terms: relative keys, bias base
-  HWY_ALIGN float doubt[kRowBlock];  // NaN if the row skips nothing, otherwise 0
-  HWY_ALIGN float limit[kRowBlock];  // tiles with bounds up to this are skipped
+  HWY_ALIGN Real norm[kRowBlock];
+  HWY_ALIGN Real a[kMostScalars][kRowBlock];
+  HWY_ALIGN Real t[kMostScalars][kRowBlock];
+  HWY_ALIGN Real factor[kRowBlock];  // in log2 units
+  HWY_ALIGN Real temperature[kRowBlock];
+  HWY_ALIGN Real own[kRowBlock];    // upper bound of the row's own terms: relative keys, bias base
+  HWY_ALIGN Real doubt[kRowBlock];  // NaN if the row skips nothing, otherwise 0
+  HWY_ALIGN Real limit[kRowBlock];  // tiles with bounds up to this are skipped
 };
 
 class Skipping {
@@ -204,15 +206,15 @@ class Skipping {
   using Keys = KeyBounds;
   using Rows = RowBounds;
 
-  Skipping(const AttentionInput<float>& in, const PairTable& table)
+  Skipping(const AttentionInput<Real>& in, const PairTable& table)
       : in_(in),
         table_(table),
         n_(in.shape),
         dim_(table.has_product() ? n_.dim : 0),
-        active_(Active(in, table)),
+        active_(kSkips && Active(in, table)),
         bias_(in, active_) {
     if (!active_) return;
-    tolerance_ = static_cast<float>(std::log2(in.tolerance));
+    tolerance_ = static_cast<Real>(std::log2(in.tolerance));
     cells_ = DivideUp(n_.keys, kCell);
     key_tasks_ = DivideUp(cells_, kTaskCells);
     const int64_t heads = n_.batch * n_.key_heads;
@@ -223,10 +225,10 @@ class Skipping {
   }
 
   // Whether any tile of the call may be skipped.
-  bool active() const { return active_; }
+  bool active() const { return kSkips && active_; }
   // The same for one head: offset biases that hardly fall allow no skipping.
   bool Active(int64_t b, int64_t h) const {
-    return active_ && (in_.key_bias != nullptr || bias_.Fall(b, h) > kLeastFall - tolerance_);
+    return active() && (in_.key_bias != nullptr || bias_.Fall(b, h) > kLeastFall - tolerance_);
   }
   bool Active(const RowPlace& place) const {
     bool active = false;
@@ -272,7 +274,7 @@ class Skipping {
       }
     }
     for (int s = 0; s < table_.column_scalars; ++s) {
-      const float* scalars = in_.column_scalars + (s * n_.batch * n_.key_heads + head) * n_.keys;
+      const Real* scalars = in_.column_scalars + (s * n_.batch * n_.key_heads + head) * n_.keys;
       for (int64_t j = range.begin; j < range.end; ++j) keys.AddScalar(s, scalars[j]);
     }
     return keys;
@@ -292,7 +294,7 @@ class Skipping {
   }
 
   // The largest offset bias of a head's rows with keys [first, end).
-  float OffsetBias(const RowPlace& place, int64_t head, int64_t first, int64_t end) const {
+  Real OffsetBias(const RowPlace& place, int64_t head, int64_t first, int64_t end) const {
     if (!bias_.exists()) return 0.0f;
     const int64_t entry = n_.queries - 1 + first - (place.i + place.queries - 1);
     return bias_.Most(place.b, place.h + head, entry, entry + place.queries - 1 + end - first);
@@ -303,11 +305,11 @@ class Skipping {
   //
   // The contribution of the pair function is bounded below by 0. If a tile's biases alone exceed
   // the tolerance for every row, no row skips the tile, and its keys need not be examined.
-  float Gate(const RowPlace& place, const float* least_sums) const {
+  Real Gate(const RowPlace& place, const Real* least_sums) const {
     if (in_.temperature != nullptr || in_.relative.keys != nullptr) return kInfinity;
-    float most = -kInfinity;
+    Real most = -kInfinity;
     for (int64_t r = 0; r < place.rows(); ++r) {
-      float sum = least_sums[r];
+      Real sum = least_sums[r];
       if (in_.key_bias_base != nullptr) {
         const int64_t head = place.b * n_.heads + place.h + r / place.queries;
         sum += in_.key_bias_base[head * n_.queries + place.i + r % place.queries] * kLog2E;
@@ -317,23 +319,23 @@ class Skipping {
     return most + tolerance_;
   }
   // Whether a tile's biases are below the gate of its rows.
-  bool PassesGate(const RowPlace& place, float gate, int64_t first, int64_t end) const {
+  bool PassesGate(const RowPlace& place, Real gate, int64_t first, int64_t end) const {
     if (gate == kInfinity) return true;
     for (int64_t h = 0; h < place.heads; ++h) {
-      float bias = OffsetBias(place, h, first, end);
+      Real bias = OffsetBias(place, h, first, end);
       if (in_.key_bias != nullptr) {
         bias += LargestKeyBias(place.b, place.h + h, first, end);
       }
       // A tile hidden by all biases passes as well.
-      if (!(bias > gate - std::log2(static_cast<float>(end - first)))) return true;
+      if (!(bias > gate - std::log2(static_cast<Real>(end - first)))) return true;
     }
     return false;
   }
 
   // log2 of the rows' weight sums, from their largest scores and sums of 2^(score - largest).
   // `empty` is the value for rows without weights.
-  static void SumsOf(const float* largest, const float* weight, int64_t rows, float empty,
-                     float* sums) {
+  static void SumsOf(const Real* largest, const Real* weight, int64_t rows, Real empty,
+                     Real* sums) {
     const DF d;
     for (int64_t r = 0; r < rows; r += kLaneCount) {
       const VF w = hn::LoadU(d, weight + r);
@@ -345,8 +347,8 @@ class Skipping {
   // Upper bounds of log2 of each row's weight sum over keys [first, end), for whole vectors of
   // rows; NaN or +inf if there is none. `top` holds the largest offset bias of each head's rows.
   // Tiles with nearly that bias are not worth bounding.
-  void Bound(const Rows& rows, const Keys& keys, int64_t first, int64_t end, const float* top,
-             float* bound) const {
+  void Bound(const Rows& rows, const Keys& keys, int64_t first, int64_t end, const Real* top,
+             Real* bound) const {
     if (table_.bounds != nullptr) BoundRows(rows, keys, first, end, top, bound);
   }
 
@@ -354,12 +356,12 @@ class Skipping {
   // check this before examining keys.
   bool MayLeaveOut(const Rows& rows, int64_t first, int64_t end) const {
     const RowPlace& place = rows.place;
-    const float log_count = std::log2(static_cast<float>(end - first));
+    const Real log_count = std::log2(static_cast<Real>(end - first));
     for (int64_t r = 0; r < place.rows(); ++r) {
       const int64_t h = r / place.queries;
-      const float key =
+      const Real key =
           in_.key_bias == nullptr ? 0.0f : LargestKeyBias(place.b, place.h + h, first, end);
-      const float sum = OffsetBias(place, h, first, end) + key + rows.own[r];
+      const Real sum = OffsetBias(place, h, first, end) + key + rows.own[r];
       if (sum * rows.temperature[r] + log_count <= rows.limit[r] || sum == -kInfinity) return true;
     }
     return false;
@@ -368,13 +370,13 @@ class Skipping {
   // Sets the rows' thresholds. The weights of row r are known to sum to at least 2^least[r]. Of
   // `tiles` tiles, with bounds at bounds + n * kRowBlock, those with the smallest bounds are
   // skipped as long as their total stays within the tolerance. Tiles skipped earlier stay skipped.
-  HWY_FLATTEN void SetLimits(const float* bounds, int64_t tiles, const float* least_sums,
+  HWY_FLATTEN void SetLimits(const Real* bounds, int64_t tiles, const Real* least_sums,
                              Rows* rows) const {
     // The threshold is the tolerance times the first of these powers of 1/2 for which all smaller
     // bounds sum to at most the tolerance. The last power always satisfies this.
     constexpr int kChoices = 6;
-    constexpr float kFractions[kChoices] = {0, 1, 2, 3, 4, 6};
-    const float last = std::ceil(std::log2(static_cast<float>(std::max<int64_t>(2, tiles))));
+    constexpr Real kFractions[kChoices] = {0, 1, 2, 3, 4, 6};
+    const Real last = std::ceil(std::log2(static_cast<Real>(std::max<int64_t>(2, tiles))));
     const DF d;
     const VF zero = hn::Zero(d);
     const VF one = hn::Set(d, 1.0f);
@@ -411,16 +413,16 @@ class Skipping {
   }
 
   // The same with unknown bounds of the `tiles` tiles: each gets an equal share of the tolerance.
-  void SetEqualLimits(int64_t tiles, const float* least_sums, Rows* rows) const {
-    const float share =
-        tolerance_ - kBoundSlack - std::log2(static_cast<float>(std::max<int64_t>(1, tiles)));
+  void SetEqualLimits(int64_t tiles, const Real* least_sums, Rows* rows) const {
+    const Real share =
+        tolerance_ - kBoundSlack - std::log2(static_cast<Real>(std::max<int64_t>(1, tiles)));
     for (int64_t r = 0; r < rows->place.rows(); ++r) {
       rows->limit[r] = least_sums[r] + rows->doubt[r] + share;
     }
   }
 
   // Bit r: whether row r skips a tile with these bounds.
-  static uint64_t LeftOut(const Rows& rows, const float* bound) {
+  static uint64_t LeftOut(const Rows& rows, const Real* bound) {
     const DF d;
     uint64_t bits = 0;
     for (int64_t r = 0; r < rows.place.rows(); r += kLaneCount) {
@@ -439,7 +441,7 @@ class Skipping {
  private:
   static constexpr int64_t kTaskCells = 16;
 
-  static bool Active(const AttentionInput<float>& in, const PairTable& table) {
+  static bool Active(const AttentionInput<Real>& in, const PairTable& table) {
     const bool bounded = table.bounds != nullptr && in.pair_bias.data == nullptr &&
                          (in.bias.table == nullptr || in.bias.layout == nullptr) &&
                          in.relative.queries == nullptr &&
@@ -453,17 +455,17 @@ class Skipping {
   }
 
   HWY_FLATTEN void BoundRows(const Rows& rows, const Keys& keys, int64_t first, int64_t end,
-                             const float* top, float* bound) const {
+                             const Real* top, Real* bound) const {
     const DF d;
-    HWY_ALIGN float added[kRowBlock];
-    HWY_ALIGN float size[kRowBlock];
+    HWY_ALIGN Real added[kRowBlock];
+    HWY_ALIGN Real size[kRowBlock];
     const RowPlace& place = rows.place;
-    const float log_count = std::log2(static_cast<float>(end - first)) + kBoundSlack;
+    const Real log_count = std::log2(static_cast<Real>(end - first)) + kBoundSlack;
     bool any = false;
     for (int64_t h = 0; h < place.heads; ++h) {
-      const float offset = OffsetBias(place, h, first, end);
-      float key = 0;
-      float sum = offset;
+      const Real offset = OffsetBias(place, h, first, end);
+      Real key = 0;
+      Real sum = offset;
       if (in_.key_bias != nullptr) {
         key = LargestKeyBias(place.b, place.h + h, first, end);
         sum = offset == -kInfinity || key == -kInfinity ? -kInfinity : offset + key;
@@ -482,10 +484,10 @@ class Skipping {
     }
     std::fill(added + place.rows(), added + count, kInfinity);
     std::fill(size + place.rows(), size + count, 0.0f);
-    HWY_ALIGN float g_least[kRowBlock];
-    HWY_ALIGN float g_most[kRowBlock];
-    HWY_ALIGN float f_least[kRowBlock];
-    HWY_ALIGN float f_most[kRowBlock];
+    HWY_ALIGN Real g_least[kRowBlock];
+    HWY_ALIGN Real g_most[kRowBlock];
+    HWY_ALIGN Real f_least[kRowBlock];
+    HWY_ALIGN Real f_most[kRowBlock];
     for (int64_t r = 0; r < count; r += kLaneCount) {
       const VectorRange g = InputOf(hn::Load(d, rows.norm + r), keys);
       hn::Store(g.least, d, g_least + r);
@@ -510,7 +512,7 @@ class Skipping {
     }
   }
 
-  static float Norm(const float* HWY_RESTRICT row, int64_t columns) {
+  static Real Norm(const Real* HWY_RESTRICT row, int64_t columns) {
     return std::sqrt(Sum(columns, [row](int64_t e) { return row[e] * row[e]; }));
   }
 
@@ -538,8 +540,8 @@ class Skipping {
     const int64_t h = place.h + r / place.queries;
     const int64_t i = place.i + r % place.queries;
     const int64_t row = (b * n_.heads + h) * n_.queries + i;
-    float sum = 0;  // NaN if anything is non-finite
-    const auto take = [&sum](float number) {
+    Real sum = 0;  // NaN if anything is non-finite
+    const auto take = [&sum](Real number) {
       sum += number * 0.0f;
       return number;
     };
@@ -551,11 +553,11 @@ class Skipping {
       rows->t[s][r] = take(in_.head_scalars[s * n_.heads + h]);
     }
     rows->factor[r] = take(in_.factor[h]) * kLog2E;
-    const float temperature = in_.temperature == nullptr ? 1.0f : take(in_.temperature[row]);
+    const Real temperature = in_.temperature == nullptr ? 1.0f : take(in_.temperature[row]);
     rows->temperature[r] = temperature;
-    float own = in_.key_bias_base == nullptr ? 0.0f : -take(in_.key_bias_base[row]);
+    Real own = in_.key_bias_base == nullptr ? 0.0f : -take(in_.key_bias_base[row]);
     if (in_.relative.keys != nullptr) {
-      const float norm = Norm(in_.relative.query.row(b, h, i), in_.relative.dim);
+      const Real norm = Norm(in_.relative.query.row(b, h, i), in_.relative.dim);
       own += take(norm * relative_norm_[Size(in_.relative.key_heads ? h : 0)]) *
              std::fabs(in_.relative.factor);
     }
@@ -568,16 +570,16 @@ class Skipping {
 
   int64_t KeyBiasRows() const { return in_.key_bias == nullptr ? 0 : n_.batch * n_.heads; }
   void FillKeyBias(int64_t row) {
-    const float* bias = in_.key_bias + row * n_.keys;
-    const float* low = in_.key_bias_low == nullptr ? nullptr : in_.key_bias_low + row * n_.keys;
+    const Real* bias = in_.key_bias + row * n_.keys;
+    const Real* low = in_.key_bias_low == nullptr ? nullptr : in_.key_bias_low + row * n_.keys;
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, row / n_.heads);
     for (int64_t c = 0; c < cells_; ++c) {
-      float most = -kInfinity;
-      float least = kInfinity;
+      Real most = -kInfinity;
+      Real least = kInfinity;
       bool bounded = true;
       const int64_t end = std::min(batch.end, (c + 1) * kCell);
       for (int64_t j = std::max(batch.begin, c * kCell); j < end; ++j) {
-        const float sum = low == nullptr ? bias[j] : bias[j] + low[j];
+        const Real sum = low == nullptr ? bias[j] : bias[j] + low[j];
         bounded = bounded && sum < kInfinity;
         most = std::max(most, sum);
         least = std::min(least, sum);
@@ -587,10 +589,10 @@ class Skipping {
       key_bias_[Size(row * cells_ + c)] = BiasInLog2(most);
     }
   }
-  float LargestKeyBias(int64_t b, int64_t h, int64_t first, int64_t end) const {
-    const float* cells = key_bias_.data() + (b * n_.heads + h) * cells_;
-    float most = -kInfinity;
-    float least = kInfinity;
+  Real LargestKeyBias(int64_t b, int64_t h, int64_t first, int64_t end) const {
+    const Real* cells = key_bias_.data() + (b * n_.heads + h) * cells_;
+    Real most = -kInfinity;
+    Real least = kInfinity;
     for (int64_t c = first / kCell; c * kCell < end; ++c) {
       most = std::max(most, cells[c]);
       least = std::min(least, cells[c]);
@@ -610,32 +612,32 @@ class Skipping {
   int64_t RelativeTables() const { return in_.relative.key_heads ? n_.heads : 1; }
   void FillRelative(int64_t table) {
     const int64_t size = in_.relative.layout->size();
-    float most = 0;
+    Real most = 0;
     for (int64_t e = 0; e < size; ++e) {
-      const float norm =
+      const Real norm =
           Norm(in_.relative.keys + (table * size + e) * in_.relative.dim, in_.relative.dim);
       most = norm < kInfinity ? std::max(most, norm) : kInfinity;
     }
-    relative_norm_[Size(table)] = most * static_cast<float>(in_.relative.layout->MostEntries());
+    relative_norm_[Size(table)] = most * static_cast<Real>(in_.relative.layout->MostEntries());
   }
 
-  const AttentionInput<float>& in_;
+  const AttentionInput<Real>& in_;
   const PairTable& table_;
   const AttentionShape& n_;
   int64_t dim_;
   bool active_;
   LargestBias bias_;
-  float tolerance_ = 0;  // in log2 units
-  int64_t cells_ = 0;    // per head
+  Real tolerance_ = 0;  // in log2 units
+  int64_t cells_ = 0;   // per head
   int64_t key_tasks_ = 0;
   mutable std::vector<Keys> keys_;  // per cell
   mutable std::unique_ptr<std::once_flag[]> looked_at_;
-  std::vector<float> key_bias_;
-  std::vector<float> relative_norm_;
+  std::vector<Real> key_bias_;
+  std::vector<Real> relative_norm_;
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

@@ -22,7 +22,7 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // Columns [begin, begin + count) of one row of a tile, in whole vectors. Tables are read only for
 // keys [first, last), which a window covers.
@@ -35,18 +35,18 @@ struct TileRow {
   int64_t first;
   int64_t last;
   bool paired;  // whether the user's pair mask hides some keys
-  float temperature;
+  Real temperature;
   bool placed = false;  // whether positions hide some keys
 };
 
 // to[column - first] += factor * the entries listed in the runs. Entry e is entries[e - origin].
-inline void Gather(const std::vector<TableRun>& runs, const float* HWY_RESTRICT entries,
-                   int64_t origin, float factor, int64_t first, float* HWY_RESTRICT to) {
+inline void Gather(const std::vector<TableRun>& runs, const Real* HWY_RESTRICT entries,
+                   int64_t origin, Real factor, int64_t first, Real* HWY_RESTRICT to) {
   for (const TableRun& run : runs) {
-    const float* HWY_RESTRICT from = entries + (run.entry - origin);
-    float* HWY_RESTRICT at = to + (run.column - first);
+    const Real* HWY_RESTRICT from = entries + (run.entry - origin);
+    Real* HWY_RESTRICT at = to + (run.column - first);
     if (run.step == 0) {
-      const float term = factor * *from;
+      const Real term = factor * *from;
       for (int64_t n = 0; n < run.count; ++n) at[n] += term;
     } else {
       for (int64_t n = 0; n < run.count; ++n) at[n] += factor * from[n];
@@ -55,11 +55,11 @@ inline void Gather(const std::vector<TableRun>& runs, const float* HWY_RESTRICT 
 }
 
 // The transpose of Gather: adds factor * from[column - first] to the entries.
-inline void Scatter(const std::vector<TableRun>& runs, const float* HWY_RESTRICT from,
-                    int64_t first, float factor, float* HWY_RESTRICT entries, int64_t origin) {
+inline void Scatter(const std::vector<TableRun>& runs, const Real* HWY_RESTRICT from, int64_t first,
+                    Real factor, Real* HWY_RESTRICT entries, int64_t origin) {
   for (const TableRun& run : runs) {
-    const float* HWY_RESTRICT at = from + (run.column - first);
-    float* HWY_RESTRICT to = entries + (run.entry - origin);
+    const Real* HWY_RESTRICT at = from + (run.column - first);
+    Real* HWY_RESTRICT to = entries + (run.entry - origin);
     if (run.step == 0) {
       *to += factor * Sum(run.count, [at](int64_t n) { return at[n]; });
     } else {
@@ -73,9 +73,9 @@ struct TableWindow {
   TableRange range{0, 0};
   int64_t origin = 0;  // the entry of column 0, aligned to a vector
   int64_t stride = 0;
-  float* data = nullptr;
+  Real* data = nullptr;
 
-  float* Row(int64_t r) const { return data + r * stride; }
+  Real* Row(int64_t r) const { return data + r * stride; }
   void ClearRow(int64_t r) const { std::fill_n(Row(r), range.end - origin, 0.0f); }
   // The entries as a left operand, by rows or transposed.
   Strided Entries() const { return {data + (range.begin - origin), Size(stride), 1}; }
@@ -86,7 +86,7 @@ struct TableWindow {
 class TableReader {
  public:
   // layout: null for no table.
-  TableReader(const AttentionInput<float>& in, const TableLayout* layout)
+  TableReader(const AttentionInput<Real>& in, const TableLayout* layout)
       : in_(in), layout_(layout), placed_(in, layout) {}
 
   const PlacedEntries& placed() const { return placed_; }
@@ -101,7 +101,7 @@ class TableReader {
 
   // The window in `memory` of `rows` queries from `query` on with keys [begin, end).
   TableWindow Window(int64_t b, int64_t query, int64_t rows, int64_t begin, int64_t end,
-                     int64_t stride, float* memory) const {
+                     int64_t stride, Real* memory) const {
     TableWindow window;
     if (placed_.exists()) {
       window.range = placed_.Window(b, query, rows, begin, end, layout_->size());
@@ -118,8 +118,8 @@ class TableReader {
   }
 
   // to[n] += factor * the entries that a row's columns read, all within the window.
-  void Read(const TileRow& row, const float* entries, int64_t origin, TableRange window,
-            float factor, float* to, std::vector<TableRun>* runs) const {
+  void Read(const TileRow& row, const Real* entries, int64_t origin, TableRange window, Real factor,
+            Real* to, std::vector<TableRun>* runs) const {
     if (placed_.exists()) {
       return placed_.Gather(row.b, row.i, row.begin, row.count, entries, origin, window, factor,
                             to);
@@ -128,7 +128,7 @@ class TableReader {
     Gather(*runs, entries, origin, factor, row.begin, to);
   }
   // The transpose.
-  void Add(const TileRow& row, const float* from, float factor, float* entries, int64_t origin,
+  void Add(const TileRow& row, const Real* from, Real factor, Real* entries, int64_t origin,
            TableRange window, std::vector<TableRun>* runs) const {
     if (placed_.exists()) {
       return placed_.Scatter(row.b, row.i, row.begin, row.count, from, factor, entries, origin,
@@ -155,7 +155,7 @@ class TableReader {
   }
 
  private:
-  const AttentionInput<float>& in_;
+  const AttentionInput<Real>& in_;
   const TableLayout* layout_;
   PlacedEntries placed_;
 };
@@ -170,7 +170,7 @@ class RowTable {
     bool in_place = false;
   };
 
-  RowTable(const float* table, bool heads, const AttentionShape& n, int64_t size, int64_t columns,
+  RowTable(const Real* table, bool heads, const AttentionShape& n, int64_t size, int64_t columns,
            Uses uses)
       : heads_(heads),
         size_(table != nullptr ? size : 0),
@@ -208,15 +208,15 @@ class RowTable {
       const int64_t within = e % kWidth;
       const size_t vectors =
           std::min(Vectors(window.range.end - e), kMicroVectors - Size(within) / kLanes);
-      HWY_NAMESPACE::Multiply(Size(rows), vectors, Size(columns_), a,
-                              panels_.panel(0, Index(h), e / kWidth) + within, kPanel,
-                              window.data + (e - window.origin), Size(window.stride));
+      GNOMON_KERNELS::Multiply(Size(rows), vectors, Size(columns_), a,
+                               panels_.panel(0, Index(h), e / kWidth) + within, kPanel,
+                               window.data + (e - window.origin), Size(window.stride));
       e += static_cast<int64_t>(vectors) * kLaneCount;
     }
   }
 
   // to (rows x padded()) += the window times the table rows.
-  void AddProduct(int64_t h, int64_t rows, const TableWindow& window, float* to) const {
+  void AddProduct(int64_t h, int64_t rows, const TableWindow& window, Real* to) const {
     const Rows table = rows_.Head(0, Index(h));
     MultiplyAdd(Size(rows), Size(padded_) / kLanes, Size(window.range.end - window.range.begin),
                 window.Entries(), table.row(window.range.begin), Size(table.stride), to,
@@ -229,8 +229,8 @@ class RowTable {
   // Sets entries of the window outside its range to 0.
   void MultiplyInPlace(int64_t h, int64_t rows, Strided a, const TableWindow& window) const {
     if (window.range.end <= window.origin) return;
-    const Tokens table(View<const float>{table_, {0, size_ * columns_, columns_}});
-    HWY_NAMESPACE::MultiplyKeys(
+    const Tokens table(View<const Real>{table_, {0, size_ * columns_, columns_}});
+    GNOMON_KERNELS::MultiplyKeys(
         table, 0, Index(h), {window.range.begin, window.range.end}, columns_,
         /*pairs=*/false, window.origin, 0, RoundUp(window.range.end - window.origin, kLaneCount),
         Size(rows), a.data, a.row, window.data, Size(window.stride));
@@ -240,7 +240,7 @@ class RowTable {
   int64_t size_;
   int64_t tables_;
   Uses uses_;
-  const float* table_;
+  const Real* table_;
   Panels panels_;
   PaddedRows rows_;
   int64_t columns_;
@@ -251,13 +251,13 @@ class RowTable {
 // Gradients of a RowTable: one partial sum per part of the work, and the total.
 class RowTableGradient {
  public:
-  RowTableGradient(const RowTable& table, float* to, int64_t parts)
+  RowTableGradient(const RowTable& table, Real* to, int64_t parts)
       : table_(table), to_(to), parts_(parts) {
     if (to != nullptr) partial_.Reset(parts * table.size() * table.padded());
   }
 
   bool wanted() const { return to_ != nullptr; }
-  float* Part(int64_t part) const {
+  Real* Part(int64_t part) const {
     return partial_.data() + part * table_.size() * table_.padded();
   }
   void ClearPart(int64_t part) const {
@@ -275,11 +275,11 @@ class RowTableGradient {
   template <class Belongs>
   void Merge(int64_t h, const Belongs& belongs) const {
     const int64_t columns = table_.columns();
-    float* to = to_ + h * table_.size() * columns;
+    Real* to = to_ + h * table_.size() * columns;
     std::fill_n(to, table_.size() * columns, 0.0f);
     for (int64_t part = 0; part < parts_; ++part) {
       if (!belongs(part)) continue;
-      const float* from = Part(part);
+      const Real* from = Part(part);
       for (int64_t e = 0; e < table_.size(); ++e) {
         for (int64_t d = 0; d < columns; ++d) {
           to[e * columns + d] += from[e * table_.padded() + d];
@@ -290,13 +290,13 @@ class RowTableGradient {
 
  private:
   const RowTable& table_;
-  float* to_;
+  Real* to_;
   int64_t parts_;
   Buffer partial_;
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

@@ -27,14 +27,14 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // The biases in log2 units, padded to whole panels. Biases with a layout are expanded row by row,
 // if there are few: a batch of small windows on a grid would otherwise read the same short runs in
 // every row of every head.
 class BiasTable {
  public:
-  explicit BiasTable(const AttentionInput<float>& in)
+  explicit BiasTable(const AttentionInput<Real>& in)
       : bias_(in.bias),
         heads_(in.shape.heads),
         queries_(in.shape.queries),
@@ -60,11 +60,11 @@ class BiasTable {
   bool exists() const { return bias_.table != nullptr; }
   // Whether a row's biases are contiguous, by column.
   bool has_rows() const { return has_rows_; }
-  const float* Row(const TileRow& row) const {
+  const Real* Row(const TileRow& row) const {
     return rows_.data() + (Index(row.b, row.h) * queries_ + row.i) * row_stride_ + row.begin;
   }
   // Adds a row's gradients to the `stride()` entries of a table.
-  void AddRow(const TileRow& row, const float* from, float* entries) const {
+  void AddRow(const TileRow& row, const Real* from, Real* entries) const {
     const DF d;
     const size_t end = end_of_runs_[Size(row.i)];
     for (size_t n = row.i == 0 ? 0 : end_of_runs_[Size(row.i - 1)]; n < end; ++n) {
@@ -72,8 +72,8 @@ class BiasTable {
       const int64_t first = std::max(run.column, row.first);
       const int64_t count = std::min(run.column + run.count, row.last) - first;
       if (count <= 0) continue;
-      const float* HWY_RESTRICT at = from + (first - row.begin);
-      float* HWY_RESTRICT to = entries + run.entry + (first - run.column) * run.step;
+      const Real* HWY_RESTRICT at = from + (first - row.begin);
+      Real* HWY_RESTRICT to = entries + run.entry + (first - run.column) * run.step;
       if (run.step == 0) {
         *to += Sum(count, [at](int64_t e) { return at[e]; });
         continue;
@@ -93,8 +93,8 @@ class BiasTable {
 
   // Fills table n of tables().
   void Fill(int64_t n) {
-    const float* from = bias_.table + (n / heads_) * bias_.batch_stride + (n % heads_) * size_;
-    float* to = scaled_.data() + n * stride_;
+    const Real* from = bias_.table + (n / heads_) * bias_.batch_stride + (n % heads_) * size_;
+    Real* to = scaled_.data() + n * stride_;
     std::fill_n(to + size_, stride_ - size_, 0.0f);
     bool masks = false;
     for (int64_t e = 0; e < size_; ++e) {
@@ -104,7 +104,7 @@ class BiasTable {
     masks_[Size(n)] = masks ? 1 : 0;
     size_t next = 0;
     for (int64_t i = 0; has_rows_ && i < queries_; ++i) {
-      float* row = rows_.data() + (n * queries_ + i) * row_stride_;
+      Real* row = rows_.data() + (n * queries_ + i) * row_stride_;
       std::fill_n(row, row_stride_, 0.0f);
       for (; next < end_of_runs_[Size(i)]; ++next) {
         const TableRun& run = runs_[next];
@@ -116,7 +116,7 @@ class BiasTable {
   // Whether a head's table masks anything with -inf.
   bool masks(int64_t b, int64_t h) const { return exists() && masks_[Size(Index(b, h))] != 0; }
 
-  const float* Table(int64_t b, int64_t h) const { return scaled_.data() + Index(b, h) * stride_; }
+  const Real* Table(int64_t b, int64_t h) const { return scaled_.data() + Index(b, h) * stride_; }
 
   // By offset, the entries of a row are contiguous; returns the first one.
   int64_t FirstEntry(const TileRow& row) const { return queries_ - 1 + row.begin - row.i; }
@@ -126,7 +126,7 @@ class BiasTable {
     return (bias_.batch_stride == 0 ? 0 : b * heads_) + h;
   }
 
-  Bias<const float> bias_;
+  Bias<const Real> bias_;
   int64_t heads_;
   int64_t queries_;
   int64_t size_ = 0;
@@ -145,7 +145,7 @@ class BiasTable {
 // base.
 class KeyBias {
  public:
-  explicit KeyBias(const AttentionInput<float>& in)
+  explicit KeyBias(const AttentionInput<Real>& in)
       : bias_(in.key_bias),
         low_(in.key_bias_low),
         base_(in.key_bias_base),
@@ -167,43 +167,43 @@ class KeyBias {
   // Fills row n of rows(); keys outside the batch's range may hold anything.
   void Fill(int64_t n, const Mask& mask) {
     const KeyRange keys = BatchKeys(mask, keys_, n / heads_);
-    float* to = scaled_.data() + n * stride_;
+    Real* to = scaled_.data() + n * stride_;
     std::fill_n(to, stride_, 0.0f);
     bool masks = false;
     for (int64_t j = keys.begin; j < keys.end; ++j) {
-      const float bias = FiniteBias(bias_[n * keys_ + j]);
+      const Real bias = FiniteBias(bias_[n * keys_ + j]);
       to[j] = has_base() ? bias : bias * kLog2E;
       masks = masks || to[j] == -kInfinity;
     }
     masks_[Size(n)] = masks ? 1 : 0;
     if (!has_base()) return;
-    float* low = lows_.data() + n * stride_;
+    Real* low = lows_.data() + n * stride_;
     std::fill_n(low, stride_, 0.0f);
     for (int64_t j = keys.begin; j < keys.end; ++j) low[j] = low_[n * keys_ + j];
   }
 
   bool masks(int64_t b, int64_t h) const { return exists() && masks_[Size(b * heads_ + h)] != 0; }
-  const float* Row(int64_t b, int64_t h) const {
+  const Real* Row(int64_t b, int64_t h) const {
     return scaled_.data() + (b * heads_ + h) * stride_;
   }
 
   // Adds the key biases to a row of a tile.
-  void AddTo(const TileRow& row, float* HWY_RESTRICT to) const {
-    const float* HWY_RESTRICT from = Row(row.b, row.h) + row.begin;
+  void AddTo(const TileRow& row, Real* HWY_RESTRICT to) const {
+    const Real* HWY_RESTRICT from = Row(row.b, row.h) + row.begin;
     if (!has_base()) {
       for (int64_t n = 0; n < row.count; ++n) to[n] += from[n];
       return;
     }
     const int64_t head = row.b * heads_ + row.h;
-    const float* HWY_RESTRICT low = lows_.data() + head * stride_ + row.begin;
-    const float base = base_[head * queries_ + row.i];
+    const Real* HWY_RESTRICT low = lows_.data() + head * stride_ + row.begin;
+    const Real base = base_[head * queries_ + row.i];
     for (int64_t n = 0; n < row.count; ++n) to[n] += ((from[n] - base) + low[n]) * kLog2E;
   }
 
  private:
-  const float* bias_;
-  const float* low_;
-  const float* base_;
+  const Real* bias_;
+  const Real* low_;
+  const Real* base_;
   int64_t queries_;
   int64_t keys_;
   int64_t stride_;
@@ -216,12 +216,12 @@ class KeyBias {
 
 // Destinations of a row's score gradients; null if not needed.
 struct ScoreGradients {
-  float* bias = nullptr;      // a table of BiasTable::stride() floats
-  float* key_bias = nullptr;  // starts at the row's first column
-  float* pairs = nullptr;     // likewise; overwritten, not accumulated
-  float* of_keys = nullptr;   // likewise; of products with relative queries
-  float* relative = nullptr;  // the row's part of a TableWindow
-  bool temperature = false;   // whether to compute that of the row's temperature
+  Real* bias = nullptr;      // a table of BiasTable::stride() floats
+  Real* key_bias = nullptr;  // starts at the row's first column
+  Real* pairs = nullptr;     // likewise; overwritten, not accumulated
+  Real* of_keys = nullptr;   // likewise; of products with relative queries
+  Real* relative = nullptr;  // the row's part of a TableWindow
+  bool temperature = false;  // whether to compute that of the row's temperature
 
   int count() const {
     return (bias != nullptr ? 1 : 0) + (key_bias != nullptr ? 1 : 0) + (pairs != nullptr ? 1 : 0) +
@@ -234,7 +234,7 @@ class Terms {
  public:
   // tile_columns is the tile width of the pass. The other arguments say how the pass uses relative
   // keys and values, and whether it computes gradients of the rows that relative queries multiply.
-  Terms(const AttentionInput<float>& in, int64_t tile_columns, RowTable::Uses keys,
+  Terms(const AttentionInput<Real>& in, int64_t tile_columns, RowTable::Uses keys,
         RowTable::Uses values, bool key_gradient)
       : in_(in),
         bias_(in),
@@ -267,7 +267,7 @@ class Terms {
   bool caps() const { return in_.softcap != 0; }
   // Whether rows have a temperature, which multiplies their scores.
   bool has_temperature() const { return in_.temperature != nullptr; }
-  float Temperature(int64_t b, int64_t h, int64_t i) const {
+  Real Temperature(int64_t b, int64_t h, int64_t i) const {
     if (!has_temperature()) return 1.0f;
     return in_.temperature[(b * in_.shape.heads + h) * in_.shape.queries + i];
   }
@@ -299,7 +299,7 @@ class Terms {
 
   // The window in `memory` of `rows` queries from `query` on with keys [begin, end).
   TableWindow Window(int64_t b, int64_t query, int64_t rows, int64_t begin, int64_t end,
-                     float* memory) const {
+                     Real* memory) const {
     if (!relative()) return {};
     return row_reader_.Window(b, query, rows, begin, end, window_stride_, memory);
   }
@@ -307,7 +307,7 @@ class Terms {
   // Products of `rows` queries from `query` on with the relative keys of the window.
   void MultiplyKeys(int64_t b, int64_t h, int64_t query, int64_t rows,
                     const TableWindow& window) const {
-    const View<const float>& q = in_.relative.query;
+    const View<const Real>& q = in_.relative.query;
     keys_.Multiply(h, rows, {q.row(b, h, query), Size(q.stride[2]), 1}, window);
   }
 
@@ -316,10 +316,10 @@ class Terms {
   // otherwise summed in `scratch`. `products` is the row's part of the window of MultiplyKeys,
   // `of_keys` its part of position_to_content(); null for biases only. `plain`, if not null,
   // receives the terms without the temperature.
-  const float* ScoreRow(const TileRow& row, const float* products, const TableWindow& window,
-                        const float* of_keys, float* scratch, std::vector<TableRun>* runs,
-                        float* plain = nullptr) const {
-    const float* const biases = BiasRow(row);
+  const Real* ScoreRow(const TileRow& row, const Real* products, const TableWindow& window,
+                       const Real* of_keys, Real* scratch, std::vector<TableRun>* runs,
+                       Real* plain = nullptr) const {
+    const Real* const biases = BiasRow(row);
     const bool of_pairs = pair_bias() || row.paired;
     const bool as_it_is = !has_temperature() && !key_bias_.has_base();
     if (products == nullptr && of_keys == nullptr && !of_pairs && as_it_is &&
@@ -345,7 +345,7 @@ class Terms {
       for (int64_t n = 0; n < row.count; ++n) scratch[n] += of_keys[n];
     }
     if (pair_bias()) {
-      const float* HWY_RESTRICT from = in_.pair_bias.row(row.b, row.h, row.i) + row.begin;
+      const Real* HWY_RESTRICT from = in_.pair_bias.row(row.b, row.h, row.i) + row.begin;
       AddPairBias(from, ColumnsOf(row), scratch);
     }
     if (plain != nullptr) std::copy_n(scratch, row.count, plain);
@@ -362,11 +362,11 @@ class Terms {
   // The array to which a row's score gradients, including the temperature, are added: the
   // destination itself if a single contiguous row needs them, otherwise zeroed `scratch` for
   // SpreadGradient; null if nothing needs them.
-  float* GradientRow(const TileRow& row, const ScoreGradients& to, float* scratch) const {
+  Real* GradientRow(const TileRow& row, const ScoreGradients& to, Real* scratch) const {
     if (to.count() == 0) return nullptr;
     if (to.count() == 1 && !has_temperature()) {
       if (to.key_bias != nullptr) return to.key_bias;
-      if (float* const written = to.pairs != nullptr ? to.pairs : to.of_keys) {
+      if (Real* const written = to.pairs != nullptr ? to.pairs : to.of_keys) {
         std::fill_n(written, row.count, 0.0f);
         return written;
       }
@@ -378,12 +378,12 @@ class Terms {
     return scratch;
   }
   void SpreadGradient(const TileRow& row, const ScoreGradients& to, const TableWindow& window,
-                      float* scratch, std::vector<TableRun>* runs) const {
+                      Real* scratch, std::vector<TableRun>* runs) const {
     if (has_temperature()) {
       for (int64_t n = 0; n < row.count; ++n) scratch[n] *= row.temperature;
     }
     if (const std::optional<int64_t> first = to.bias != nullptr ? FirstBias(row) : std::nullopt) {
-      float* table = to.bias + *first;
+      Real* table = to.bias + *first;
       for (int64_t n = 0; n < row.count; ++n) table[n] += scratch[n];
     } else if (to.bias != nullptr && bias_.has_rows()) {
       bias_.AddRow(row, scratch, to.bias);
@@ -402,19 +402,19 @@ class Terms {
   }
 
   // Adds a row's products with relative values to its output.
-  void AddValueProducts(const TileRow& row, const float* products, const TableWindow& window,
-                        float* to, std::vector<TableRun>* runs) const {
+  void AddValueProducts(const TileRow& row, const Real* products, const TableWindow& window,
+                        Real* to, std::vector<TableRun>* runs) const {
     row_reader_.Read(row, products, window.origin, window.range, 1.0f, to, runs);
   }
   // Sums a row's weights per table entry.
-  void AddWeights(const TileRow& row, const float* weights, float* entries,
-                  const TableWindow& window, std::vector<TableRun>* runs) const {
+  void AddWeights(const TileRow& row, const Real* weights, Real* entries, const TableWindow& window,
+                  std::vector<TableRun>* runs) const {
     row_reader_.Add(row, weights, 1.0f, entries, window.origin, window.range, runs);
   }
 
   // Applies the soft cap to a row of scores in units of log2; returns the largest. Hidden scores
   // (-inf) stay hidden.
-  float CapScores(int64_t columns, float* scores) const {
+  Real CapScores(int64_t columns, Real* scores) const {
     const DF d;
     const VF hidden = hn::Set(d, -kInfinity);
     VF largest = hidden;
@@ -431,8 +431,8 @@ class Terms {
   // holds the uncapped scores and receives the bias that turns them into the capped ones, including
   // `added` (the bias so far, or null). dP is replaced so that dP - delta has the slope of the cap
   // as a factor.
-  void CapGradients(int64_t columns, const float* added, float delta, float* scores,
-                    float* d_weights) const {
+  void CapGradients(int64_t columns, const Real* added, Real delta, Real* scores,
+                    Real* d_weights) const {
     const DF d;
     const VF hidden = hn::Set(d, -kInfinity);
     const VF least = hn::Set(d, delta);
@@ -456,7 +456,7 @@ class Terms {
   }
 
   // Multiplies a row of weights, or of their gradients, by dropout's mask.
-  void Drop(const TileRow& row, float* weights) const {
+  void Drop(const TileRow& row, Real* weights) const {
     const DF d;
     const Dropper dropper(in_.dropout, row.b, row.h, row.i);
     for (int64_t n = 0; n < row.count; n += kLaneCount) {
@@ -465,11 +465,11 @@ class Terms {
   }
 
   // The dropout factor of a pair's weight.
-  float Kept(int64_t b, int64_t h, int64_t i, int64_t j) const {
+  Real Kept(int64_t b, int64_t h, int64_t i, int64_t j) const {
     if (!drops()) return 1.0f;
     const uint32_t hash = HashColumn(HashRow(in_.dropout.seed, b, h, i), static_cast<uint32_t>(j));
     return hash < DropoutThreshold(in_.dropout) ? 0.0f
-                                                : static_cast<float>(DropoutScale(in_.dropout));
+                                                : static_cast<Real>(DropoutScale(in_.dropout));
   }
 
   // The entries of the relative tables that a pair reads.
@@ -479,13 +479,13 @@ class Terms {
 
  private:
   // In log2 units.
-  float Softcap() const { return static_cast<float>(in_.softcap) * kLog2E; }
+  Real Softcap() const { return static_cast<Real>(in_.softcap) * kLog2E; }
   HWY_INLINE VF Cap(VF score) const {
     const DF d;
     return hn::Set(d, Softcap()) * Tanh(score * hn::Set(d, 1.0f / Softcap()));
   }
 
-  static int64_t TableSize(const AttentionInput<float>& in) {
+  static int64_t TableSize(const AttentionInput<Real>& in) {
     return in.relative.layout != nullptr ? in.relative.layout->size() : 0;
   }
 
@@ -495,7 +495,7 @@ class Terms {
     return std::min(row.count, in_.shape.keys - row.begin);
   }
 
-  static void AddPairBias(const float* from, int64_t columns, float* HWY_RESTRICT scores) {
+  static void AddPairBias(const Real* from, int64_t columns, Real* HWY_RESTRICT scores) {
     const DF d;
     int64_t n = 0;
     for (; n + kLaneCount <= columns; n += kLaneCount) {
@@ -505,23 +505,21 @@ class Terms {
   }
 
   // Sets scores to -inf where the user's mask hides a pair.
-  void HidePairs(const TileRow& row, float* scores) const {
+  void HidePairs(const TileRow& row, Real* scores) const {
     const DF d;
-    const hn::Rebind<uint8_t, DF> bytes;
     const uint8_t* seen = pair_mask_.Row(row.b, row.h, row.i) + row.begin;
     const int64_t columns = ColumnsOf(row);
     const VF hidden = hn::Set(d, -kInfinity);
     int64_t n = 0;
     for (; n + kLaneCount <= columns; n += kLaneCount) {
-      const VI sees = hn::PromoteTo(DI(), hn::LoadU(bytes, seen + n));
-      const auto hides = hn::RebindMask(d, sees == hn::Zero(DI()));
+      const auto hides = hn::RebindMask(d, LoadInts(seen + n) == hn::Zero(DI()));
       hn::StoreU(hn::IfThenElse(hides, hidden, hn::LoadU(d, scores + n)), d, scores + n);
     }
     for (; n < columns; ++n) scores[n] = seen[n] != 0 ? scores[n] : -kInfinity;
   }
 
   // The biases of a row, if they are contiguous.
-  const float* BiasRow(const TileRow& row) const {
+  const Real* BiasRow(const TileRow& row) const {
     if (bias_.has_rows()) return bias_.Row(row);
     const std::optional<int64_t> first = FirstBias(row);
     return first ? bias_.Table(row.b, row.h) + *first : nullptr;
@@ -536,7 +534,7 @@ class Terms {
                              bias_.stride());
   }
 
-  const AttentionInput<float>& in_;
+  const AttentionInput<Real>& in_;
   BiasTable bias_;
   KeyBias key_bias_;
   PairMask pair_mask_;
@@ -549,7 +547,7 @@ class Terms {
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

@@ -7,28 +7,31 @@
 #define GNOMON_SRC_CPU_VOCABULARY_INL_H_
 #endif
 
+#include <cstdint>
 #include <limits>
 
+#include "cpu/real.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-using DF = hn::ScalableTag<float>;
+using Real = GNOMON_REAL;
+using DF = hn::ScalableTag<Real>;
 using DI = hn::RebindToSigned<DF>;
 using DU = hn::RebindToUnsigned<DF>;
 using VF = hn::Vec<DF>;
 using VI = hn::Vec<DI>;
-constexpr size_t kLanes = HWY_LANES(float);
-constexpr float kLog2E = 1.44269504088896341f;
-constexpr float kLn2 = 0.693147180559945309f;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr size_t kLanes = HWY_LANES(Real);
+constexpr auto kLog2E = static_cast<Real>(1.4426950408889634074);
+constexpr auto kLn2 = static_cast<Real>(0.69314718055994530942);
+constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
 
-HWY_INLINE VF Splat(VF /*like*/, float value) { return hn::Set(DF(), value); }
+HWY_INLINE VF Splat(VF /*like*/, Real value) { return hn::Set(DF(), value); }
 
 template <class M>
 HWY_INLINE VF Select(M mask, VF yes, VF no) {
@@ -61,6 +64,38 @@ struct Minimum {
 constexpr Maximum Max{};
 constexpr Minimum Min{};
 
+#ifdef GNOMON_DOUBLE
+// 1/sqrt(a) for normal a > 0, within 3e-16 of the value.
+HWY_INLINE VF Rsqrt(VF a) { return Splat(a, 1.0) / hn::Sqrt(a); }
+
+// The natural logarithm of normal a > 0, relative error 2e-16; infinity and NaN are returned
+// unchanged.
+HWY_INLINE VF Log(VF a) {
+  const DF d;
+  const DI di;
+  // a = 2^exponent (1 + f), 1 + f in [sqrt(1/2), sqrt(2)).
+  const VI bits = hn::BitCast(di, a);
+  const VI exponent = hn::ShiftRight<52>(bits - hn::Set(di, 0x3fe6a09e667f3bcd));
+  const VF f = hn::BitCast(d, bits - hn::ShiftLeft<52>(exponent)) - hn::Set(d, 1.0);
+  const VF e = hn::ConvertTo(d, exponent);
+  // log(1 + f) = f - (f^2 / 2 - s (f^2 / 2 + z p(z))), s = f / (2 + f), z = s^2, p minimax.
+  const VF s = f / (hn::Set(d, 2.0) + f);
+  const VF z = s * s;
+  VF p = hn::Set(d, 0.1479819860511658591);
+  p = hn::MulAdd(p, z, hn::Set(d, 0.1531383769920937332));
+  p = hn::MulAdd(p, z, hn::Set(d, 0.1818357216161805012));
+  p = hn::MulAdd(p, z, hn::Set(d, 0.2222219843214978396));
+  p = hn::MulAdd(p, z, hn::Set(d, 0.2857142874366239149));
+  p = hn::MulAdd(p, z, hn::Set(d, 0.3999999999940941908));
+  p = hn::MulAdd(p, z, hn::Set(d, 0.6666666666666735130));
+  const VF half = hn::Set(d, 0.5) * f * f;
+  // ln 2 in two parts; the first has few enough bits that its product is exact.
+  const VF low = hn::MulAdd(s, hn::MulAdd(z, p, half), e * hn::Set(d, 1.90821492927058770e-10));
+  const VF log = e * hn::Set(d, 0.693147180369123816490) - ((half - low) - f);
+  return hn::IfThenElse(a < hn::Set(d, kInfinity), log, a);
+}
+
+#else
 // 1/sqrt(a) for normal a > 0, within 3e-7 of the value.
 HWY_INLINE VF Rsqrt(VF a) {
 #if HWY_TARGET == HWY_SCALAR
@@ -99,18 +134,126 @@ HWY_INLINE VF Log(VF a) {
   // ln 2 in two parts; the first has few enough bits that its product is exact.
   p = hn::MulAdd(f * f, p, e * hn::Set(d, 1.42860677e-6f));
   const VF log = hn::MulAdd(e, hn::Set(d, 0.693145752f), f + p);
-  return hn::IfThenElse(a < hn::Set(d, std::numeric_limits<float>::infinity()), log, a);
+  return hn::IfThenElse(a < hn::Set(d, std::numeric_limits<Real>::infinity()), log, a);
 }
 
-// log(1 + a) for a >= 0, relative error 3e-7 even where 1 + a rounds to 1.
+#endif
+
+// log(1 + a) for a >= 0, relative error 3e-7 (4e-16) even where 1 + a rounds to 1.
 HWY_INLINE VF Log1p(VF a) {
   const VF one = Splat(a, 1.0f);
   const VF sum = one + a;
   // The rounding error of the sum, to first order; negligible for large sums.
-  const VF lost = Select(a < Splat(a, 1e9f), a - (sum - one), Splat(a, 0.0f));
+  const VF lost = Select(a < Splat(a, sizeof(Real) == 4 ? Real{1e9f} : Real{1e18f}),
+                         a - (sum - one), Splat(a, 0.0f));
   return Log(sum) + lost / sum;
 }
 
+#ifdef GNOMON_DOUBLE
+// 2^a for a <= 1023, relative error 2e-16. Exactly 1 at 0, so that the largest score of a row has
+// weight 1, and exactly 0 below -1022.5. NaN gives NaN.
+HWY_INLINE VF Exp2(VF a) {
+  const DF d;
+  const DI di;
+  a = Max(hn::Set(d, -1023.0), a);
+  // Adding 1.5 * 2^52 rounds to an integer in the low bits; 1023 more makes it the biased exponent.
+  const VF magic = hn::Set(d, 6755399441056767.0);
+  const VF shifted = a + magic;
+  const VF r = a - (shifted - magic);
+  const VF scale = hn::BitCast(d, hn::ShiftLeft<52>(hn::BitCast(di, shifted)));
+  // 1 + r p(r), minimax on [-1/2, 1/2].
+  VF p = hn::Set(d, 4.4549605981865186e-10);
+  p = hn::MulAdd(p, r, hn::Set(d, 7.0725859492692234e-09));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0178062445845774e-07));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.3215442587921689e-06));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.5252733829836119e-05));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.0001540353044173605));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.0013333558146416936));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.0096181291076068882));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.055504108664821597));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.24022650695910097));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.69314718055994529));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0));
+  return p * scale;
+}
+
+// e^a for a <= 709, relative error 2e-16; exactly 1 at 0, and 0 below -709. NaN gives NaN.
+HWY_INLINE VF Exp(VF a) {
+  const DF d;
+  const DI di;
+  a = Max(hn::Set(d, -709.0), a);
+  const VF magic = hn::Set(d, 6755399441056767.0);
+  const VF shifted = hn::MulAdd(a, hn::Set(d, 1.4426950408889634074), magic);
+  const VF n = shifted - magic;
+  // ln 2 in two parts; the first has few enough bits that its product is exact.
+  const VF r =
+      (a - n * hn::Set(d, 0.693147180369123816490)) - n * hn::Set(d, 1.90821492927058770e-10);
+  const VF scale = hn::BitCast(d, hn::ShiftLeft<52>(hn::BitCast(di, shifted)));
+  // 1 + (r + r^2 p(r)), minimax on [-ln(2) / 2, ln(2) / 2].
+  VF p = hn::Set(d, 2.510065503606659e-08);
+  p = hn::MulAdd(p, r, hn::Set(d, 2.7620438948634417e-07));
+  p = hn::MulAdd(p, r, hn::Set(d, 2.755726789174553e-06));
+  p = hn::MulAdd(p, r, hn::Set(d, 2.4801520557017829e-05));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.00019841269863420349));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.0013888888917690603));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.0083333333333299887));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.041666666666623171));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.16666666666666669));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.50000000000000011));
+  const VF below = hn::MulAdd(r * r, p, r);
+  return (hn::Set(d, 1.0) + below) * scale;
+}
+
+// The hyperbolic tangent, relative error 4e-16; infinity and NaN give 1 and NaN.
+HWY_INLINE VF Tanh(VF a) {
+  const DF d;
+  const VF one = hn::Set(d, 1.0);
+  // From 22 on it rounds to 1.
+  const VF size = Min(hn::Set(d, 22.0), hn::Abs(a));
+  const VF z = size * size;
+  // tanh(x) = x + x^3 p(x^2) / q(x^2) below 0.625 (Cephes).
+  VF p = hn::Set(d, -0.964399179425052238628);
+  p = hn::MulAdd(p, z, hn::Set(d, -99.2877231001918586564));
+  p = hn::MulAdd(p, z, hn::Set(d, -1614.68768441708447952));
+  VF q = z + hn::Set(d, 112.811678491632931402);
+  q = hn::MulAdd(q, z, hn::Set(d, 2235.48839060100448583));
+  q = hn::MulAdd(q, z, hn::Set(d, 4844.06305325125486048));
+  const VF low = hn::MulAdd(size * z, p / q, size);
+  const VF power = Exp(size + size);
+  const VF high = one - hn::Set(d, 2.0) / (power + one);
+  return hn::CopySign(Select(size < hn::Set(d, 0.625), low, high), a);
+}
+
+// The angle between (x, y), y >= 0, and the x axis: 0 to pi, error 5e-16; 0 at the origin.
+HWY_INLINE VF Angle(VF x, VF y) {
+  const DF d;
+  const VF zero = hn::Zero(d);
+  const VF adjacent = hn::Abs(x);
+  const auto steep = y > adjacent;
+  const VF low = Select(steep, adjacent, y);
+  const VF high = Select(steep, y, adjacent);
+  // Reduces the argument of atan(low / high) below tan(pi / 8).
+  const auto wide = low > high * hn::Set(d, 0.41421356237309504880);
+  const VF divisor = Select(wide, high + low, high);
+  const VF r = Select(wide, low - high, low) / Select(divisor == zero, hn::Set(d, 1.0), divisor);
+  const VF z = r * r;
+  // atan(r) = r + r z p(z) / q(z) (Cephes).
+  VF p = hn::Set(d, -0.8750608600031904122785);
+  p = hn::MulAdd(p, z, hn::Set(d, -16.15753718733365076637));
+  p = hn::MulAdd(p, z, hn::Set(d, -75.00855792314704667340));
+  p = hn::MulAdd(p, z, hn::Set(d, -122.8866684490136173410));
+  p = hn::MulAdd(p, z, hn::Set(d, -64.85021904942025371773));
+  VF q = z + hn::Set(d, 24.85846490142306297962);
+  q = hn::MulAdd(q, z, hn::Set(d, 165.0270098316988542046));
+  q = hn::MulAdd(q, z, hn::Set(d, 432.8810604912902668951));
+  q = hn::MulAdd(q, z, hn::Set(d, 485.3903996359136964868));
+  q = hn::MulAdd(q, z, hn::Set(d, 194.5506571482613964425));
+  VF angle = hn::MulAdd(r * z, p / q, r);
+  angle = angle + Select(wide, hn::Set(d, 0.78539816339744830962), zero);
+  angle = Select(steep, hn::Set(d, 1.57079632679489661923) - angle, angle);
+  return Select(x < zero, hn::Set(d, 3.14159265358979323846) - angle, angle);
+}
+#else
 // 2^a for a <= 128, relative error 2e-7. Exactly 1 at 0, so that the largest score of a row has
 // weight 1, and exactly 0 below -126.5. NaN gives NaN.
 HWY_INLINE VF Exp2(VF a) {
@@ -194,9 +337,27 @@ HWY_INLINE VF Angle(VF x, VF y) {
   angle = Select(steep, hn::Set(d, 1.57079633f) - angle, angle);
   return Select(x < zero, hn::Set(d, 3.14159265f) - angle, angle);
 }
+#endif
+
+// Integers as wide as the numbers, from numbers of 32 or 8 bits.
+HWY_INLINE VI LoadInts(const int32_t* from) {
+#ifdef GNOMON_DOUBLE
+  return hn::PromoteTo(DI(), hn::LoadU(hn::Rebind<int32_t, DF>(), from));
+#else
+  return hn::LoadU(DI(), from);
+#endif
+}
+HWY_INLINE VI LoadInts(const uint8_t* from) {
+  const auto bytes = hn::LoadU(hn::Rebind<uint8_t, DF>(), from);
+#ifdef GNOMON_DOUBLE
+  return hn::PromoteTo(DI(), hn::PromoteTo(hn::Rebind<int32_t, DF>(), bytes));
+#else
+  return hn::PromoteTo(DI(), bytes);
+#endif
+}
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

@@ -38,6 +38,20 @@ class Buffer {
   Block block_;
 };
 
+// The same for doubles.
+class DoubleBuffer {
+ public:
+  DoubleBuffer() = default;
+  explicit DoubleBuffer(int64_t size) : floats_(2 * size) {}
+
+  void Reset(int64_t size) { floats_.Reset(2 * size); }
+  double* data() const { return reinterpret_cast<double*>(floats_.data()); }
+  explicit operator bool() const { return static_cast<bool>(floats_); }
+
+ private:
+  Buffer floats_;
+};
+
 inline int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t RoundUp(int64_t a, int64_t b) { return DivideUp(a, b) * b; }
 

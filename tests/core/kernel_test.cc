@@ -559,7 +559,11 @@ TEST_P(PairFunctionTest, ResultsAreTheSameForAnyNumberOfWorkers) {
       {.shape = {1, 4, 1, 50, 500, 3, 80}, .left = 200, .query_offset = 400},
   };
   for (const ProblemOptions& options : problems) {
-    ExpectSameForAnyNumberOfWorkers(RandomProblem(function(), options));
+    const Problem<float> problem = RandomProblem(function(), options);
+    ExpectSameForAnyNumberOfWorkers(problem);
+    Problem<double> doubles = problem.InDouble();
+    doubles.is_fused = true;
+    ExpectSameForAnyNumberOfWorkers(doubles);
   }
 }
 

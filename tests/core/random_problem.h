@@ -8,12 +8,14 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <ostream>
 #include <random>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -287,6 +289,22 @@ class TokenArray {
   Array<uint16_t> bits_;
 };
 
+// While it exists, calls in fp64 run on the reference if `applies`.
+class ScopedReference {
+ public:
+  explicit ScopedReference(bool applies) : applies_(applies) {
+    if (applies) setenv("GNOMON_FLOAT64", "reference", /*overwrite=*/1);
+  }
+  ~ScopedReference() {
+    if (applies_) unsetenv("GNOMON_FLOAT64");
+  }
+  ScopedReference(const ScopedReference&) = delete;
+  ScopedReference& operator=(const ScopedReference&) = delete;
+
+ private:
+  bool applies_;
+};
+
 template <class T>
 struct Problem {
   const PairFunction& function;
@@ -299,6 +317,8 @@ struct Problem {
   Array<uint8_t> pair_mask = {};
   mutable TokenArray x_tokens = {}, y_tokens = {}, v_tokens = {};
   T relative_factor = T(0.75);
+  // Doubles only: computed by the engine instead of the reference.
+  bool is_fused = false;
   bool pass_d_lse = true;
 
   int64_t bias_size() const {
@@ -420,6 +440,7 @@ struct Problem {
   Results<T> Forward(const Executor& executor = SerialExecutor()) const {
     Array<T> o(d_o.size(), options.padded, kNan);
     std::vector<T> lse(d_lse.size(), kNan);
+    const ScopedReference scope(std::is_same_v<T, double> && !is_fused);
     AttentionForward(function, Input(), {o.view(), lse.data()}, executor);
     return {{"o", o.TakeOutput()}, {"lse", lse}};
   }
@@ -430,6 +451,7 @@ struct Problem {
     std::vector<T> lse(d_lse.size(), kNan);
     std::vector<T> statistics(options.keeps_statistics ? 3 * lse.size() : 0, kNan);
     const AttentionInput<T> in = Input();
+    const ScopedReference scope(std::is_same_v<T, double> && !is_fused);
     AttentionForward(function, in, {o.view(), lse.data(), statistics.data()}, executor);
     AttentionBackwardInput<T> saved;
     saved.o = static_cast<const Array<T>&>(o).view();
@@ -644,8 +666,8 @@ inline Problem<float> NearTokensProblem(const PairFunction& f, ProblemOptions op
 // The largest difference, relative to the largest number of `expected` but at least `least`,
 // because sums of cancelling terms have few accurate digits. Infinity if NaN or infinities
 // disagree.
-template <class T>
-double Difference(const std::vector<float>& actual, const std::vector<T>& expected,
+template <class T, class Expected>
+double Difference(const std::vector<T>& actual, const std::vector<Expected>& expected,
                   double least = 1e-2) {
   if (actual.size() != expected.size()) return kInfinity;
   double largest = least;
@@ -661,8 +683,8 @@ double Difference(const std::vector<float>& actual, const std::vector<T>& expect
   return difference / largest;
 }
 
-inline void ExpectClose(const Results<float>& actual, const Results<double>& expected,
-                        double tolerance) {
+template <class T>
+void ExpectClose(const Results<T>& actual, const Results<double>& expected, double tolerance) {
   ASSERT_EQ(actual.size(), expected.size());
   // A head's gradients are sums over its rows, with terms of about 1.
   const double rows = static_cast<double>(expected.at("lse").size()) /
@@ -674,10 +696,11 @@ inline void ExpectClose(const Results<float>& actual, const Results<double>& exp
 }
 
 // Bitwise; NaN equals NaN.
-inline void ExpectSame(const Results<float>& actual, const Results<float>& expected) {
-  const auto bits = [](const std::vector<float>& values) {
+template <class T>
+void ExpectSame(const Results<T>& actual, const Results<T>& expected) {
+  const auto bits = [](const std::vector<T>& values) {
     const auto* bytes = reinterpret_cast<const char*>(values.data());
-    return std::string(bytes, bytes + values.size() * sizeof(float));
+    return std::string(bytes, bytes + values.size() * sizeof(T));
   };
   for (const auto& [name, values] : actual) {
     EXPECT_TRUE(bits(values) == bits(expected.at(name))) << name << " differs";
@@ -706,14 +729,24 @@ void OnEveryTarget(const Body& body) {
   }
 }
 
+// Rounding errors of doubles relative to those of floats.
+constexpr double kRoundingOfDoubles = 0x1p-29;
+
 inline void ExpectKernelsMatchReference(const Problem<float>& problem, double tolerance = 2e-5) {
-  const Results<double> expected = problem.InDouble().Run();
-  OnEveryTarget([&] { ExpectClose(problem.Run(), expected, tolerance); });
+  Problem<double> doubles = problem.InDouble();
+  const Results<double> expected = doubles.Run();
+  doubles.is_fused = true;
+  OnEveryTarget([&] {
+    ExpectClose(problem.Run(), expected, tolerance);
+    SCOPED_TRACE("doubles");
+    ExpectClose(doubles.Run(), expected, tolerance * kRoundingOfDoubles);
+  });
 }
 
-inline void ExpectSameForAnyNumberOfWorkers(const Problem<float>& problem) {
+template <class T>
+void ExpectSameForAnyNumberOfWorkers(const Problem<T>& problem) {
   OnEveryTarget([&] {
-    const Results<float> serial = problem.Run();
+    const Results<T> serial = problem.Run();
     for (const int workers : {1, 2, 3, 5}) {
       SCOPED_TRACE(workers);
       ExpectSame(problem.Run(ThreadExecutor(workers)), serial);

@@ -370,10 +370,12 @@ def test_alibi_over_all_axes_is_the_city_block_distance():
     torch.testing.assert_close(ours, expected)
 
 
-@pytest.mark.parametrize("kernel", ["fused", "reference"])
-def test_a_grid_as_large_as_an_image(kernel):
+@pytest.mark.parametrize("kernel", ["float32", "float64", "reference"])
+def test_a_grid_as_large_as_an_image(kernel, monkeypatch):
     """More tokens than a tile has rows or columns."""
-    dtype = torch.float32 if kernel == "fused" else torch.float64
+    dtype = torch.float32 if kernel == "float32" else torch.float64
+    if kernel == "reference":
+        monkeypatch.setenv("GNOMON_FLOAT64", "reference")
     torch.manual_seed(0)
     height, width, prefix = 17, 23, 1
     length = prefix + height * width

@@ -68,8 +68,8 @@ def test_calls():
         f"first with {sizes} 1, keys 512",
         f"gnomon: {dot}, bias, CPU {target}, splits and packs the keys by tasks, skips negligible "
         f"tiles; first with {sizes} 100, keys 512",
-        f"gnomon: forward: umbral, float64, head_dim 16, CPU reference; first with {sizes} 512, "
-        "keys 512",
+        f"gnomon: forward: umbral, float64, head_dim 16, CPU {target}, packs all keys first; first "
+        f"with {sizes} 512, keys 512",
         f"gnomon: graph forward: dot, float32, head_dim 4, CPU {target}; first with heads 1, "
         "nodes 2, edges 2",
     ]

@@ -1,0 +1,73 @@
+// The tables of the library's pair functions for doubles. Definitions of others have none: their
+// libraries need not contain this.
+#include "cpu/double.h"
+// Must follow double.h:
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/double_tables.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// Must follow foreach_target.h:
+#include "cpu/pair_rows-inl.h"
+#include "definition_list.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace GNOMON_KERNELS {
+namespace {
+
+// The vocabulary of vectors has only Highway's.
+using hn::Abs;
+using hn::Sqrt;
+
+#include "definition_files.h"
+
+namespace derived {
+namespace vocabulary = ::gnomon::GNOMON_KERNELS;
+#include "base/derived_gradient-inl.h"
+#include "definition_files.h"
+}  // namespace derived
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace GNOMON_KERNELS
+
+namespace HWY_NAMESPACE {
+namespace {
+
+// In the order of PairFunctions().
+const PairTableOf<double>* Table(size_t n) {
+  using namespace GNOMON_KERNELS;  // NOLINT: the definitions
+#define GNOMON_ENTRY(Struct, name) &TableOf<derived::Complete<Struct, derived::Struct>::Type>(),
+  static const PairTableOf<double>* const kTables[] = {GNOMON_FOR_EACH_DEFINITION(GNOMON_ENTRY)};
+#undef GNOMON_ENTRY
+  return kTables[n];
+}
+
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include <algorithm>
+#include <vector>
+
+#include "core/engine.h"
+
+namespace gnomon {
+namespace {
+
+HWY_EXPORT(Table);
+
+}  // namespace
+
+const PairTableOf<double>* FindDoubleTable(const PairFunction& function) {
+  const std::vector<const PairFunction*>& own = PairFunctions();
+  const auto found = std::find(own.begin(), own.end(), &function);
+  if (found == own.end()) return nullptr;
+  return HWY_DYNAMIC_DISPATCH(Table)(static_cast<size_t>(found - own.begin()));
+}
+
+}  // namespace gnomon
+#endif

@@ -1,0 +1,14 @@
+// The numbers of the kernels: float or, in sources that define GNOMON_DOUBLE, double. Both have the
+// same headers, so each has a namespace of its own.
+#ifndef GNOMON_SRC_CPU_REAL_H_
+#define GNOMON_SRC_CPU_REAL_H_
+
+#ifdef GNOMON_DOUBLE
+#define GNOMON_KERNELS HWY_CONCAT(HWY_NAMESPACE, Double)
+#define GNOMON_REAL double
+#else
+#define GNOMON_KERNELS HWY_NAMESPACE
+#define GNOMON_REAL float
+#endif
+
+#endif  // GNOMON_SRC_CPU_REAL_H_
