@@ -106,7 +106,8 @@ test-long: .venv/.setup-test build ## run the long tests that `make test` omits 
 
 .PHONY: test-fast
 test-fast: .venv/.setup-test build ## run all tests except those that compile or start programs
-	$(CMAKE) --build build --target gnomon_core_tests gnomon_text_tests gnomon_torch_tests
+	$(CMAKE) --build build --target gnomon_core_tests gnomon_text_tests gnomon_torch_tests \
+		gnomon_lab_tests
 	$(ctest) --test-dir build --tests-regex '_tests'  --exclude-regex cuda
 	$(pytest) -m 'not slow and not long'
 

@@ -1,18 +1,19 @@
-# Installs three components with `cmake --install`: core (headers, the static library, the sources
-# needed to compile a definition), torch and program.
+# Installs two components with `cmake --install`: core (headers, the static library, the sources
+# needed to compile a definition) and torch. The lab installs the component program.
 
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gnomon)
 set(include_dir ${CMAKE_INSTALL_INCLUDEDIR})
 
-# catalogue.h lists similarities and positions of the PyTorch library, so it is installed with that.
+# Headers about similarities and positions of the PyTorch library, which are installed with that.
 install(
   DIRECTORY include/gnomon
   DESTINATION ${include_dir}
   COMPONENT core
   PATTERN torch EXCLUDE
   PATTERN catalogue.h EXCLUDE
+  PATTERN specification.h EXCLUDE
 )
 # The sources needed to compile a definition; the engine is in the library.
 set(
@@ -78,7 +79,11 @@ install(
 
 if(TARGET gnomon_torch)
   install(DIRECTORY include/gnomon/torch DESTINATION ${include_dir}/gnomon COMPONENT torch)
-  install(FILES include/gnomon/catalogue.h DESTINATION ${include_dir}/gnomon COMPONENT torch)
+  install(
+    FILES include/gnomon/catalogue.h include/gnomon/specification.h
+    DESTINATION ${include_dir}/gnomon
+    COMPONENT torch
+  )
   install(
     TARGETS gnomon_torch
     EXPORT gnomonTorchTargets
@@ -148,22 +153,13 @@ if(TARGET gnomon_torch)
   install(FILES ${PROJECT_BINARY_DIR}/generated/wheel/_build.py DESTINATION gnomon ${for_wheel})
   # The sources that gnomon.build compiles; gnomon.similarity.define reads their headers.
   install(FILES CMakeLists.txt DESTINATION gnomon/source ${for_wheel})
-  foreach(
-    folder
-    cli
-    cmake
-    include
-    models
-    src
-    tasks
-    text
-    training
-  )
+  foreach(folder cmake include lab src)
     install(
       DIRECTORY ${folder}
       DESTINATION gnomon/source
       ${for_wheel}
       FILES_MATCHING
+      PATTERN "CMakeLists.txt"
       PATTERN "*.cc"
       PATTERN "*.cmake"
       PATTERN "*.cuh"
@@ -174,47 +170,22 @@ if(TARGET gnomon_torch)
   endforeach()
   gnomon_bundle_headers(hwy::hwy hwy/highway.h)
   gnomon_bundle_headers(nlohmann_json::nlohmann_json nlohmann/json.hpp)
-  if(TARGET CLI11::CLI11)
-    gnomon_bundle_headers(CLI11::CLI11 CLI/CLI.hpp)
-  endif()
   # The libraries of a PyTorch release must find each other, the core one folder up, and PyTorch in
   # the same site-packages.
-  foreach(target gnomon_torch gnomon_program)
-    if(TARGET ${target})
-      set_target_properties(
-        ${target}
-        PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/..;$ORIGIN/../../../torch/lib"
-      )
-      install(
-        TARGETS ${target}
-        LIBRARY DESTINATION gnomon/lib/torch-${GNOMON_TORCH_RELEASE}
-        ${for_wheel}
-      )
-    endif()
-  endforeach()
+  set(GNOMON_WHEEL_RPATH "$ORIGIN;$ORIGIN/..;$ORIGIN/../../../torch/lib")
+  set_target_properties(gnomon_torch PROPERTIES INSTALL_RPATH "${GNOMON_WHEEL_RPATH}")
+  install(
+    TARGETS gnomon_torch
+    LIBRARY DESTINATION gnomon/lib/torch-${GNOMON_TORCH_RELEASE}
+    ${for_wheel}
+  )
   if(GNOMON_CORE_LIBRARY)
     install(FILES ${GNOMON_CORE_LIBRARY} DESTINATION gnomon/lib ${for_wheel})
-  endif()
-  if(TARGET gnomon_sentencepiece)
-    install(TARGETS gnomon_sentencepiece LIBRARY DESTINATION gnomon/lib ${for_wheel})
   endif()
   get_target_property(highway hwy::hwy TYPE)
   if(TARGET hwy)
     install(TARGETS hwy LIBRARY DESTINATION gnomon/lib ${for_wheel})
   elseif(highway STREQUAL SHARED_LIBRARY)
     install(IMPORTED_RUNTIME_ARTIFACTS hwy::hwy LIBRARY DESTINATION gnomon/lib ${for_wheel})
-  endif()
-endif()
-
-if(TARGET gnomon)
-  # PyTorch's folder stays in the run path because gnomon::torch_sdk adds it.
-  file(RELATIVE_PATH library_dir /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
-  set_target_properties(gnomon PROPERTIES INSTALL_RPATH "$ORIGIN/${library_dir}")
-  install(TARGETS gnomon DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
-  if(TARGET gnomon_sentencepiece)
-    install(
-      TARGETS gnomon_sentencepiece
-      LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT program
-    )
   endif()
 endif()

@@ -14,7 +14,7 @@
 #include <system_error>
 #include <utility>
 
-#include "base/sha256.h"
+#include "gnomon/sha256.h"
 
 namespace gnomon::cuda {
 namespace {

@@ -1,4 +1,4 @@
-"""Includes and imports point one way (CONTRIBUTING.md, Repository layout)."""
+"""Includes and imports point one way (CONTRIBUTING.md, Folders)."""
 
 import ast
 import re
@@ -31,7 +31,8 @@ WITHIN_OPS = {
     "linear": {"operators", "catalogue", "attention"},
     "nn": {"operators", "grammar", "coordinates", "catalogue", "attention"},
 }
-BELOW_OPS = CORE | {"include/gnomon/torch"}
+PUBLIC = HEADERS | {"include/gnomon/torch"}
+BELOW_OPS = CORE | PUBLIC
 OPS = BELOW_OPS | {"src/ops"} | {f"src/ops/{room}" for room in WITHIN_OPS}
 ROOMS = {
     **{
@@ -47,23 +48,16 @@ ROOMS = {
     "src/cuda": KERNELS,
     "src/core": CORE,
     "src/ops": OPS,
-    "training": OPS,
-    "text": OPS | {"training"},
-    "models": OPS | {"training", "text"},
-    "tasks": OPS | {"training", "text", "models"},
-    "cli": OPS | {"training", "text", "models", "tasks"},
+    # The lab is an application of the library: it sees the public headers.
+    "lab/training": PUBLIC,
+    "lab/text": PUBLIC | {"lab/training"},
+    "lab/models": PUBLIC | {"lab/training", "lab/text"},
+    "lab/tasks": PUBLIC | {"lab/training", "lab/text", "lab/models"},
+    "lab/cli": PUBLIC | {"lab/training", "lab/text", "lab/models", "lab/tasks"},
 }
 # PyTorch headers, and the folders that may include them.
 TORCH = re.compile(r"(ATen|c10|torch)/")
-ON_TORCH = (
-    "include/gnomon/torch",
-    "src/ops",
-    "training",
-    "text",
-    "models",
-    "tasks",
-    "cli",
-)
+ON_TORCH = ("include/gnomon/torch", "src/ops", "lab")
 INCLUDE = re.compile(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -79,7 +73,7 @@ def wrong_includes(root: Path, files: list[str]) -> list[str]:
         if room is None or not file.endswith((".cc", ".h", ".cu", ".cuh")):
             continue
         for header in INCLUDE.findall((root / file).read_text()):
-            where = [f"{folder}{header}" for folder in ("", "src/", "include/")]
+            where = [f"{folder}{header}" for folder in ("", "src/", "include/", "lab/")]
             target = next((room_of(path) for path in where if (root / path).is_file()), None)
             allowed = target is None or target == room or target in ROOMS[room]
             if TORCH.match(header) and not room.startswith(ON_TORCH):
@@ -128,11 +122,14 @@ def test_includes_point_one_way():
         ("src/ops/operators/a.cc", "ops/graph/b.h"),
         ("src/ops/positions/a.cc", "ops/attention/b.h"),
         ("src/ops/nn/a.cc", "ops/positions/b.h"),
-        ("training/a.cc", "text/b.h"),
-        ("training/a.cc", "tasks/b.h"),
-        ("text/a.cc", "models/b.h"),
-        ("models/a.cc", "tasks/b.h"),
-        ("tasks/a.cc", "cli/b.h"),
+        ("lab/training/a.cc", "text/b.h"),
+        ("lab/training/a.cc", "tasks/b.h"),
+        ("lab/training/a.cc", "base/b.h"),
+        ("lab/text/a.cc", "models/b.h"),
+        ("lab/models/a.cc", "tasks/b.h"),
+        ("lab/models/a.cc", "ops/nn/b.h"),
+        ("lab/tasks/a.cc", "cli/b.h"),
+        ("lab/cli/a.cc", "core/b.h"),
     ],
 )
 def test_a_planted_include_is_seen(tmp_path, file, header):
@@ -148,14 +145,12 @@ def test_includes_of_lower_rooms_are_fine(tmp_path):
     for room in ROOMS:
         (tmp_path / room).mkdir(parents=True, exist_ok=True)
         (tmp_path / room / "b.h").write_text("")
-    file = "cli/a.cc"
+    file = "lab/cli/a.cc"
     headers = [
         "torch/torch.h",
         "tasks/b.h",
         "models/b.h",
-        "ops/b.h",
-        "ops/nn/b.h",
-        "core/b.h",
+        "gnomon/b.h",
         "gnomon/torch/b.h",
         "cli/b.h",
     ]

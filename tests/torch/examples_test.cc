@@ -11,8 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "models/language_model.h"
-
 namespace gnomon {
 namespace {
 
@@ -90,22 +88,13 @@ TEST(ContributingTest, TwoFilesAreASimilarityWithAMap) {
   EXPECT_TRUE(torch::allclose(ours[1], theirs[1]));
 }
 
-TEST(ContributingTest, BothAreThereInModulesAndModels) {
+TEST(ContributingTest, BothAreThereInModules) {
   nn::MultiheadAttention module(
       nn::MultiheadAttentionOptions(8, 2).similarity("student_t").position("root:slopes=learned"));
   const auto names = module->named_parameters().keys();
   EXPECT_THAT(names, Contains("gamma_theta"));
   EXPECT_THAT(names, Contains("root_slopes_theta"));
-  models::LanguageModelOptions options;
-  options.dim = 16;
-  options.depth = 1;
-  options.heads = 2;
-  options.mlp = 16;
-  options.max_length = 8;
-  options.similarity = "student_t";
-  options.position = "rope+root";
-  models::LanguageModel model(options);
-  EXPECT_TRUE(model->forward(torch::randint(256, {1, 8})).isfinite().all().item<bool>());
+  EXPECT_TRUE(module->forward(torch::randn({1, 8, 8})).isfinite().all().item<bool>());
 }
 
 }  // namespace

@@ -318,6 +318,10 @@ class TokenPositionImpl : public torch::nn::Cloneable<TokenPositionImpl> {
 };
 TORCH_MODULE(TokenPosition);
 
+// The first encoding of a position that reads preceding tokens, such as "conv:kernel=64", without
+// the module; nullopt if there is none.
+std::optional<std::string> encoding_with_history(const TokenPositionOptions& options);
+
 }  // namespace gnomon::nn
 
 #endif  // GNOMON_TORCH_NN_H_

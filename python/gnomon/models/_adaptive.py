@@ -32,7 +32,7 @@ class AdaptiveEmbedding(torch.nn.Module):
     its projected row. In the softmax, the head's weights are the rows of the first band and of
     clusters (bands - 1, dim), one per other band. The logits of a band divide its probability among
     its tokens. Parameter names and initial distributions match those of the gnomon command
-    (models/adaptive_embedding.h).
+    (lab/models/adaptive_embedding.h).
 
     Sources: Baevski and Auli 2019, Adaptive Input Representations for Neural Language Modeling;
     Grave et al. 2017, Efficient Softmax Approximation for GPUs.

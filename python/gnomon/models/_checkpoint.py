@@ -21,7 +21,7 @@ from gnomon.models._tokenizer import Tokenizer
 
 CHECKPOINT_NAME = "checkpoint.safetensors"
 
-# Version of the file layout in training/checkpoint.cc.
+# Version of the file layout in lab/training/checkpoint.cc.
 _FORMAT = 1
 _CONFIG = "gnomon"
 _MODEL = "model."
@@ -42,8 +42,8 @@ class TrainingState:
     """The training state that ``gnomon train --resume`` needs besides the model.
 
     Attributes:
-        options: training options, named as in training/training_options.h, and window options from
-            tasks/text.h.
+        options: training options, named as in lab/training/training_options.h, and window options
+            from lab/tasks/text.h.
         step: number of completed steps.
         optimizer: the moments of AdamW, "exp_avg.<parameter>" and "exp_avg_sq.<parameter>".
         memory: "layers.<n>" and "embeddings" of the model's memory, if it has one.

@@ -116,7 +116,7 @@ class LanguageModel(torch.nn.Module):
     """The decoder-only Transformer of ``gnomon train``.
 
     Pre-norm (Vaswani et al. 2017; Radford et al. 2019), tied embeddings, GELU. Parameter names and
-    initial distributions match those of the gnomon command (models/language_model.h).
+    initial distributions match those of the gnomon command (lab/models/language_model.h).
 
     Args:
         vocabulary: vocabulary size.

@@ -51,7 +51,7 @@ class Tokenizer:
             self._check_words()
 
     def _check_words(self) -> None:
-        """Same checks as in text/tokens.cc."""
+        """Same checks as in lab/text/tokens.cc."""
         *lines, rest = self.vocabulary.split(b"\n")
         seen = set()
         for number, word in enumerate([*lines, rest] if rest else lines, 1):

@@ -9,8 +9,6 @@
 #include <cmath>
 #include <limits>
 
-#include "base/did_you_mean.h"
-
 namespace gnomon {
 namespace {
 

@@ -3,7 +3,7 @@
 #ifndef GNOMON_OPS_GRAMMAR_COMPONENT_H_
 #define GNOMON_OPS_GRAMMAR_COMPONENT_H_
 
-#include <gnomon/catalogue.h>
+#include <gnomon/specification.h>
 
 #include <cstdint>
 #include <memory>
@@ -14,9 +14,6 @@
 #include <vector>
 
 namespace gnomon {
-
-// The entry with this name, a similarity or a position; null: none. Defined in registry.cc.
-const CatalogueEntry* FindCatalogueEntry(const std::string& name);
 
 // One "name:key=value:flag" and its entry, which defines the valid keys, their defaults and their
 // values.

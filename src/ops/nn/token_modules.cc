@@ -113,4 +113,12 @@ torch::Tensor TokenPositionImpl::forward(const torch::Tensor& embeddings, const 
   return AddEncodings(encodings, embeddings, call);
 }
 
+std::optional<std::string> encoding_with_history(const TokenPositionOptions& options) {
+  for (const Component& component : TokenEncodings(options.position(), options.max_length())) {
+    const auto encoder = MakeTokenEncoder(component, options.dim(), options.causal());
+    if (encoder->history() > 0) return component.Text();
+  }
+  return std::nullopt;
+}
+
 }  // namespace gnomon::nn

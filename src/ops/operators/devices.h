@@ -1,23 +1,12 @@
-// The devices on which the operators run.
 #ifndef GNOMON_OPS_OPERATORS_DEVICES_H_
 #define GNOMON_OPS_OPERATORS_DEVICES_H_
 
-#include <c10/core/Device.h>
-
-#include <string>
+#include <gnomon/torch/devices.h>
 
 namespace gnomon {
 
-// Why tensors on the device are rejected, including what is expected; empty if they are accepted.
-// Accepted devices are the CPU, CUDA, meta, and any external backend that has registered kernels
-// for the operators.
-std::string WhyRefused(c10::Device device);
-
 // Whether the device's kernels need all tokens of a call to share one dtype.
 bool WantsOneType(c10::Device device);
-
-// The driver's name for a GPU; the type and index of any other device.
-std::string DeviceName(c10::Device device);
 
 }  // namespace gnomon
 

@@ -1,0 +1,46 @@
+# Flags and functions for this project's own code: the library, its tests, and the lab.
+
+add_library(gnomon_flags INTERFACE)
+target_compile_options(
+  gnomon_flags
+  INTERFACE
+    -Wall
+    -Wextra
+    -Wpedantic
+    -Wshadow
+    -Wnon-virtual-dtor
+    -Woverloaded-virtual
+    $<$<BOOL:${GNOMON_WERROR}>:-Werror>
+)
+
+# Compiles `target` with a precompiled torch/torch.h, which all such targets share.
+function(gnomon_stands_on_torch target)
+  if(NOT TARGET gnomon_torch_pch)
+    set(source ${PROJECT_BINARY_DIR}/generated/torch_pch.cc)
+    file(CONFIGURE OUTPUT ${source} CONTENT "")
+    add_library(gnomon_torch_pch OBJECT ${source})
+    target_link_libraries(gnomon_torch_pch PRIVATE gnomon::torch_sdk gnomon_flags gnomon::headers)
+    target_precompile_headers(gnomon_torch_pch PRIVATE <torch/torch.h>)
+    # Compiling a file that includes torch/torch.h takes up to 1.5 GB of memory.
+    cmake_host_system_information(RESULT memory_mb QUERY TOTAL_PHYSICAL_MEMORY)
+    math(EXPR torch_jobs "${memory_mb} / 2500")
+    if(torch_jobs LESS 1)
+      set(torch_jobs 1)
+    endif()
+    set_property(GLOBAL APPEND PROPERTY JOB_POOLS torch=${torch_jobs})
+  endif()
+  target_link_libraries(${target} PRIVATE gnomon_flags)
+  target_precompile_headers(${target} REUSE_FROM gnomon_torch_pch)
+  set_target_properties(${target} PROPERTIES JOB_POOL_COMPILE torch)
+endfunction()
+
+# Instantiating what PyTorch's headers define takes longer than compiling most files; batches of
+# eight files share that cost. Files that define the same names (terms, tasks) have own namespaces.
+function(gnomon_compiles_together target)
+  # Relative paths in unity files allow a compiler cache to match them in another clone.
+  set_target_properties(
+    ${target}
+    PROPERTIES UNITY_BUILD ${GNOMON_UNITY} UNITY_BUILD_BATCH_SIZE 8 UNITY_BUILD_RELOCATABLE ON
+  )
+  set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()

@@ -1,0 +1,40 @@
+// Specifications of similarities and positions as data, for programs that read or change them.
+// Their grammar is in gnomon/catalogue.h. Does not depend on PyTorch.
+#ifndef GNOMON_SPECIFICATION_H_
+#define GNOMON_SPECIFICATION_H_
+
+#include <gnomon/catalogue.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace gnomon {
+
+// One component: "name:key=value:flag".
+struct SpecifiedTerm {
+  std::string name;
+  std::vector<std::pair<std::string, std::string>> options = {};  // the value of a flag is "true"
+
+  // The value of an option, without defaults.
+  std::optional<std::string> Find(std::string_view key) const;
+  // The text that ParseSpecification reads it from.
+  std::string Text() const;
+};
+
+// The components of a similarity, or of a sum of positions. Throws c10::ValueError for a syntax
+// error; names and values are not checked.
+std::vector<SpecifiedTerm> ParseSpecification(std::string_view text);
+
+// The entry of a similarity or position, valid until the program ends; null if there is none.
+const CatalogueEntry* FindCatalogueEntry(const std::string& name);
+
+// Completes the message for an unknown name with the most similar known ones, at most three: "did
+// you mean rope?", "did you mean rope or rope_mixed?"; empty if no name is similar.
+std::string DidYouMean(std::string_view name, const std::vector<std::string>& known);
+
+}  // namespace gnomon
+
+#endif  // GNOMON_SPECIFICATION_H_

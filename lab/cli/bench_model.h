@@ -1,0 +1,30 @@
+// Training steps of the language model with several similarities and positions.
+#ifndef GNOMON_CLI_BENCH_MODEL_H_
+#define GNOMON_CLI_BENCH_MODEL_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tasks/text.h"
+#include "training/training_options.h"
+
+namespace gnomon::cli {
+
+// The defaults are those of `gnomon train`.
+struct ModelBench {
+  std::vector<std::string> models;  // SIMILARITY/POSITION
+  lab::TextOptions text;            // similarity and position are taken from `models`
+  lab::TrainingOptions training;
+  torch::Device device = torch::kCPU;
+  int64_t repeats = 1;
+  bool as_json = false;
+};
+
+// Times one step of each in turn, and prints the medians and their ratios to the first. Returns the
+// exit code.
+int BenchModels(const ModelBench& bench);
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_BENCH_MODEL_H_

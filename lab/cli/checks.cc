@@ -1,0 +1,77 @@
+#include "cli/checks.h"
+
+#include <exception>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cli/shortage.h"
+#include "gnomon/attention.h"
+#include "training/strings.h"
+
+namespace gnomon::cli {
+
+using lab::StrCat;
+
+namespace {
+
+// The prefix of messages about terms.
+std::string Named(const lab::Terms& terms) {
+  return StrCat("similarity '", terms.similarity, "', position '", terms.position, "': ");
+}
+
+// The message of an operator, without the prefix that the program adds.
+std::string Said(const c10::Error& error) {
+  constexpr std::string_view kProgram = "gnomon: ";
+  const std::string text = error.what_without_backtrace();
+  return text.starts_with(kProgram) ? text.substr(kProgram.size()) : text;
+}
+
+}  // namespace
+
+lab::Terms CompleteTerms(const lab::Task& task, const lab::Terms& terms) {
+  try {
+    return task.Complete(terms);
+  } catch (const c10::Error& error) {
+    throw Error(Named(terms) + Said(error));
+  }
+}
+
+std::unique_ptr<lab::Learner> CheckTerms(lab::Task& task, const lab::Terms& terms,
+                                         const lab::TrainingOptions& training, lab::Command command,
+                                         torch::Device device) {
+  task.CheckModelFits();
+  try {
+    std::unique_ptr<lab::Learner> learner = lab::NewLearner(task, terms, training, device);
+    const torch::NoGradGuard no_grad;
+    if (!torch::isfinite(learner->Probe()).all().item<bool>()) {
+      throw Error("produces non-finite values");
+    }
+    return learner;
+  } catch (const Error& error) {
+    throw Error(Named(terms) + error.what());
+  } catch (const std::exception& error) {
+    if (const std::optional<std::string> shortage = DescribeShortage(error)) {
+      throw Error(StrCat(Named(terms), "not enough memory at ", task.StepFlags(command, training),
+                         *shortage));
+    }
+    const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
+    throw Error(Named(terms) + (torch_error == nullptr ? StrCat("cannot be built: ", error.what())
+                                                       : Said(*torch_error)));
+  }
+}
+
+lab::Checkpoint LoadModel(const std::string& path, lab::Task& task, torch::Device device) {
+  lab::Checkpoint checkpoint = lab::LoadCheckpoint(lab::CheckpointFile(path), task, device);
+  if (device.is_cpu()) return checkpoint;
+  // It may have been trained on another device.
+  try {
+    const torch::NoGradGuard no_grad;
+    checkpoint.learner->Probe();
+  } catch (const c10::NotImplementedError& error) {
+    throw Error(StrCat(path, " on ", device.str(), ": ", error.what_without_backtrace()));
+  }
+  return checkpoint;
+}
+
+}  // namespace gnomon::cli

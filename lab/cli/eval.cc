@@ -1,0 +1,125 @@
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/checks.h"
+#include "cli/commands.h"
+#include "cli/flags.h"
+#include "cli/interrupts.h"
+#include "cli/progress.h"
+#include "cli/results.h"
+#include "cli/shortage.h"
+#include "gnomon/attention.h"
+#include "training/checkpoint.h"
+#include "training/device.h"
+#include "training/strings.h"
+#include "training/task.h"
+
+namespace gnomon::cli {
+namespace {
+
+using lab::Command;
+using lab::StrCat;
+
+struct EvalFlags {
+  std::string model;
+  std::string data;
+  std::string device = "cpu";
+  int64_t threads = 0;
+  bool as_json = false;
+};
+
+void PrintTable(const lab::Task& task, const std::vector<lab::Measurement>& measurements) {
+  std::string head = StrCat("| ", task.conditions().key, " |");
+  std::string rule = "|--:|";
+  for (const lab::Metric& metric : task.metrics()) {
+    head += StrCat(" ", metric.title, " |");
+    rule += "--:|";
+  }
+  std::cout << head << " " << task.examples() << " |\n" << rule << "--:|\n";
+  for (const lab::Measurement& at : measurements) {
+    std::cout << "| " << FormatCondition(at.condition);
+    for (const std::optional<double>& value : at.values) std::cout << " | " << FormatLoss(value);
+    std::cout << " | " << at.examples << " |\n";
+  }
+}
+
+int Run(CLI::App& command, const EvalFlags& flags, lab::Task& task) {
+  SetThreads(flags.threads);
+  lab::Checkpoint checkpoint = LoadModel(flags.model, task, lab::FindDevice(flags.device));
+  // The evaluation may have options with the same names as the training.
+  SetAgain(command, task.Options(Command::kEval));
+  const std::optional<lab::TrainingState>& training = checkpoint.training;
+  task.Settle(Command::kEval, /*is_resumed=*/true, training ? &training->options : nullptr);
+  lab::CheckRanges(task.Options(Command::kEval), "");
+  if (task.data_help() != nullptr && flags.data.empty() && !training) {
+    throw Error(
+        StrCat("eval: ", flags.model, " contains only a model, without its data; pass --data"));
+  }
+  const std::string trained_on = training ? training->data_path : "";
+  const std::string data = flags.data.empty() ? trained_on : flags.data;
+  task.ReadData(data);
+  task.CheckData(nullptr);
+  // Unknown for a model without training state.
+  nlohmann::json same_data;
+  if (training) same_data = task.data_sha256() == training->data_sha256;
+  CatchInterrupts();
+  std::vector<lab::Measurement> measurements;
+  NamingOptions(task.EvaluationFlags(Command::kEval), [&] {
+    measurements = checkpoint.learner->Evaluate([] { return !Interrupted(); });
+  });
+  if (measurements.empty()) return kInterrupted;
+  for (const lab::Measurement& at : measurements) {
+    if (!at.values.empty() && at.values[0] && std::isnan(*at.values[0])) {
+      throw Error(StrCat("the loss of ", flags.model,
+                         " is NaN: the checkpoint contains non-finite weights"));
+    }
+  }
+  if (same_data == false) {
+    std::cerr << "gnomon: "
+              << OneLine(StrCat("note: the ", task.data_noun(), " at ", data,
+                                " is not the data that the model was trained on, ",
+                                flags.data.empty() ? "which has changed since" : trained_on))
+              << std::endl;
+  }
+  if (flags.as_json) {
+    nlohmann::json record = task.DescribeData();
+    record.update(task.DescribeEvaluation());
+    std::string noun = task.data_noun();
+    std::replace(noun.begin(), noun.end(), ' ', '_');
+    record["trained_on_this_" + noun] = same_data;
+    record["step"] = training ? nlohmann::json(training->step) : nullptr;
+    record["losses"] = nlohmann::json::array();
+    for (const lab::Measurement& at : measurements) {
+      record["losses"].push_back(ToJson(task, at));
+    }
+    std::cout << record.dump(2) << "\n";
+    return 0;
+  }
+  PrintTable(task, measurements);
+  return 0;
+}
+
+}  // namespace
+
+void AddEval(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* action) {
+  CLI::App* command = app.add_subcommand("eval", "Evaluate a trained model on held-out data");
+  auto flags = std::make_shared<EvalFlags>();
+  command->add_option("--model", flags->model, "A checkpoint file, or the folder of a run")
+      ->required();
+  AddDataFlag(command, *task, &flags->data,
+              "; default: the model's own data, if the checkpoint contains its training state");
+  AddFlags(command, task->Options(Command::kEval));
+  command->add_flag("--json", flags->as_json, "Print JSON");
+  AddDeviceFlag(command, &flags->device, "to evaluate the model");
+  AddThreadsFlag(command, &flags->threads);
+  command->callback([action, command, flags, task] {
+    *action = [command, flags, task] { return Run(*command, *flags, *task); };
+  });
+}
+
+}  // namespace gnomon::cli

@@ -1,0 +1,77 @@
+// Options as command-line flags.
+#ifndef GNOMON_CLI_FLAGS_H_
+#define GNOMON_CLI_FLAGS_H_
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "training/options.h"
+#include "training/task.h"
+#include "training/training_options.h"
+
+namespace gnomon::cli {
+
+using lab::kLargestSeed;
+using lab::kMany;
+
+// The integer that a word represents; none if it is not an integer.
+std::optional<int64_t> ParseInteger(const std::string& word);
+
+// Accepts only decimal integers from `lowest` to `highest`; throws Error naming the option.
+CLI::Validator WholeNumber(const std::string& name, int64_t lowest, int64_t highest);
+
+// Adds an option that accepts a number from `lowest` to `highest`; any other word, including NaN,
+// throws an Error that names the option.
+template <class Value>
+CLI::Option* AddNumber(CLI::App* command, const std::string& name, Value* value, int64_t lowest,
+                       int64_t highest, const std::string& help) {
+  return command->add_option(name, *value, help)->transform(WholeNumber(name, lowest, highest));
+}
+CLI::Option* AddReal(CLI::App* command, const std::string& name, double* value, double lowest,
+                     double highest, const std::string& help);
+
+// Adds an option that accepts comma-separated items, or integers from `lowest` to `highest`, and
+// shows the current values as the default. Empty or repeated items, and words that are not such
+// integers, throw an Error that names the option and the word.
+CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<std::string>* items,
+                     const std::string& help);
+CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<int64_t>* numbers,
+                     int64_t lowest, int64_t highest, const std::string& help);
+
+// Adds a flag for each option of a list that has one, in the group of its section; the current
+// values are the defaults.
+void AddFlags(CLI::App* command, const lab::OptionList& list);
+
+// Sets the given options again, after a file has set all options.
+void SetAgain(CLI::App& command, const lab::OptionList& list);
+
+// --task, only for --help: ChooseTask() has already read it.
+void AddTaskFlag(CLI::App* command, std::string* name);
+
+// The default of --warmup, which depends on --steps.
+void SetWarmup(const CLI::App& command, lab::TrainingOptions* options);
+
+// --data, if the task reads data; `more` is appended to its help.
+void AddDataFlag(CLI::App* command, const lab::Task& task, std::string* path,
+                 const std::string& more = "");
+
+// --device; `what` describes its use.
+void AddDeviceFlag(CLI::App* command, std::string* device, const std::string& what);
+
+// --threads.
+void AddThreadsFlag(CLI::App* command, int64_t* threads);
+// 0 keeps PyTorch's default, the number of cores.
+void SetThreads(int64_t threads);
+
+// Throws Error if an option was given along with --resume that is neither a machine option nor a
+// changeable option of `list`.
+void CheckResumes(const CLI::App& command, const lab::OptionList& list = {});
+// The command line that resumes the run in a folder, with the given machine options.
+std::string ResumeLine(const CLI::App& command, const std::string& folder);
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_FLAGS_H_

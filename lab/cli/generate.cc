@@ -1,0 +1,84 @@
+#include <iostream>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/checks.h"
+#include "cli/commands.h"
+#include "cli/flags.h"
+#include "cli/interrupts.h"
+#include "cli/shortage.h"
+#include "gnomon/attention.h"
+#include "training/checkpoint.h"
+#include "training/device.h"
+#include "training/strings.h"
+#include "training/task.h"
+
+namespace gnomon::cli {
+namespace {
+
+using lab::StrCat;
+
+struct GenerateFlags {
+  std::string model;
+  std::string out;
+  std::string device = "cpu";
+  int64_t threads = 0;
+};
+
+// Throws Error if the task does not support generation.
+void CheckGenerates(const lab::Task& task) {
+  if (task.generation_help() != nullptr) return;
+  std::vector<std::string> names;
+  for (const std::unique_ptr<lab::Task>& other : lab::AllTasks()) {
+    if (other->generation_help() != nullptr) names.emplace_back(other->name());
+  }
+  throw Error(StrCat("generate: the task '", task.name(),
+                     "' does not support generation; tasks that do: ", lab::Join(names, ", ")));
+}
+
+int Run(const GenerateFlags& flags, lab::Task& task) {
+  SetThreads(flags.threads);
+  const lab::Checkpoint checkpoint = LoadModel(flags.model, task, lab::FindDevice(flags.device));
+  CheckGenerates(task);
+  lab::CheckRanges(task.GenerationOptions(), "");
+  if (task.generated_file() != nullptr && flags.out.empty()) {
+    throw Error("generate: --out is required");
+  }
+  // A learner may first wait for standard input, where Ctrl-C should end the program.
+  bool is_caught = false;
+  const auto proceed = [&is_caught] {
+    if (!is_caught) CatchInterrupts();
+    is_caught = true;
+    return !Interrupted();
+  };
+  NamingOptions(task.GenerationFlags(), [&] {
+    checkpoint.learner->Generate(
+        {.path = flags.out,
+         .print = [](std::string_view text) { std::cout << text << std::flush; },
+         .proceed = proceed});
+  });
+  return Interrupted() ? kInterrupted : 0;
+}
+
+}  // namespace
+
+void AddGenerate(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* action) {
+  const char* help = task->generation_help();
+  CLI::App* command = app.add_subcommand(
+      "generate", help == nullptr ? "Generate output from a trained model" : help);
+  auto flags = std::make_shared<GenerateFlags>();
+  command->add_option("--model", flags->model, "A checkpoint file, or the folder of a run")
+      ->required();
+  if (task->generated_file() != nullptr) {
+    command->add_option("--out", flags->out, task->generated_file());
+  }
+  AddFlags(command, task->GenerationOptions());
+  AddDeviceFlag(command, &flags->device, "to run the model");
+  AddThreadsFlag(command, &flags->threads);
+  command->callback(
+      [action, flags, task] { *action = [flags, task] { return Run(*flags, *task); }; });
+}
+
+}  // namespace gnomon::cli

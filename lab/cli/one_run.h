@@ -1,0 +1,50 @@
+// A single run of a comparison: trains and evaluates one combination with one seed.
+#ifndef GNOMON_CLI_ONE_RUN_H_
+#define GNOMON_CLI_ONE_RUN_H_
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+
+#include "cli/results.h"
+#include "training/task.h"
+
+namespace gnomon::cli {
+
+struct OneRun {
+  const CompareSettings& settings;
+  lab::Task& task;
+  torch::Device device = torch::kCPU;
+  std::filesystem::path folder;  // folder of the comparison
+  int64_t combination = 0;
+  int64_t seed = 0;
+  int64_t checkpoint_every = 0;  // steps
+  const Trial* trial = nullptr;  // the tuning trial to run instead of a seed
+
+  // The folder with the checkpoint of the unfinished run, and with a worker's result.
+  std::filesystem::path own_folder() const;
+  std::filesystem::path result_file() const;
+};
+
+// The parent folder of all own folders.
+std::filesystem::path UnfinishedRuns(const std::filesystem::path& folder);
+
+// Callbacks for the progress of a run.
+struct RunEvents {
+  std::function<void(int64_t step)> started = [](int64_t) {};  // above 0 if the run resumes
+  std::function<void(int64_t step, double loss)> step = [](int64_t, double) {};
+  std::function<void(int64_t step, double loss)> point = [](int64_t, double) {};  // of the curve
+  std::function<void()> evaluating = [] {};
+};
+
+// Trains and evaluates, resuming from the run's checkpoint if there is one. Returns nothing after
+// Ctrl-C, which writes a checkpoint. The caller removes the checkpoint. A trial is trained for its
+// number of steps, measured only on the held-out data, and writes a checkpoint to continue from.
+std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events);
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_ONE_RUN_H_

@@ -1,0 +1,121 @@
+// The record of a comparison: results.json (docs/results.md) and table.md.
+#ifndef GNOMON_CLI_RESULTS_H_
+#define GNOMON_CLI_RESULTS_H_
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/tuning.h"
+#include "training/options.h"
+#include "training/task.h"
+#include "training/training_options.h"
+
+namespace gnomon::cli {
+
+inline constexpr const char* kResultsName = "results.json";
+
+// Parses "SIMILARITY/POSITION" from an option; throws Error if the format is different.
+lab::Terms ParseTerms(const std::string& option, const std::string& text);
+
+// A seed added for the combinations of undecided pairs.
+struct AddedSeed {
+  int64_t seed = 0;
+  std::vector<int64_t> combinations;
+};
+
+// When --until-flat ends a run: the best held-out value improves by less than `margin`, relative to
+// its size, over `share` of the steps.
+struct UntilFlat {
+  double margin = 0.005;
+  double share = 0.2;
+};
+
+// Held-out values of one run by step. `total` is the number of steps that it may take.
+bool IsFlat(const UntilFlat& how, const std::vector<int64_t>& steps,
+            const std::vector<double>& values, int64_t total, bool higher_is_better);
+
+struct CompareSettings {
+  std::vector<lab::Terms> combinations;
+  std::vector<int64_t> seeds;  // initial seeds, used for all combinations
+  // The smallest relevant difference, in the unit of the first metric.
+  std::optional<double> margin;
+  // The minimum and maximum number of seeds if they are added on demand; and the added seeds.
+  std::optional<std::pair<int64_t, int64_t>> seed_range;
+  std::vector<AddedSeed> added;
+  std::optional<UntilFlat> until_flat;
+  std::optional<Tuning> tuning;
+  lab::TrainingOptions training;  // the seed is set per run
+
+  // Whether a part of the training data is held out.
+  bool holds_out() const { return until_flat || tuning; }
+  // All runs as (combination, seed), in execution order.
+  std::vector<std::pair<int64_t, int64_t>> Runs() const;
+};
+
+// The metrics, conditions and units of a configured task, for the report.
+nlohmann::json DescribeTask(const lab::Task& task);
+// The task of a record; none if there is no valid record.
+std::optional<std::string> TaskOfRecord(const std::filesystem::path& file);
+
+// Converts the settings and the task's options.
+nlohmann::json ToJson(const CompareSettings& settings, lab::Task& task);
+// Also sets the task's options. Throws Error if a field is missing or invalid.
+CompareSettings CompareFromJson(const nlohmann::json& object, lab::Task& task);
+
+nlohmann::json ToJson(const lab::Task& task, const lab::Measurement& measurement);
+// "128" or "test".
+std::string FormatCondition(const nlohmann::json& condition);
+
+// The outcome of one combination with one seed.
+struct RunResult {
+  int64_t combination = 0;
+  int64_t seed = 0;
+  bool diverged = false;  // the loss became infinite or NaN, so there are no measurements
+  int64_t parameters = 0;
+  double ms_per_step = 0;  // median
+  // The quartiles of the step time, and the share of CPU time used by other programs, if known.
+  std::optional<std::pair<double, double>> ms_quartiles;
+  std::optional<double> others;
+  // Median CPU time of all threads, which other programs affect less.
+  std::optional<double> processor_ms_per_step;
+  double seconds = 0;  // training and evaluation together
+  std::vector<int64_t> curve_steps;
+  std::vector<double> curve_losses;  // mean training loss since the previous step of the curve
+  std::vector<lab::Measurement> measurements;  // one per condition
+  // With --until-flat: the number of steps, whether the held-out value became flat before all steps
+  // were used up, and the held-out values before the final decay.
+  struct Ended {
+    int64_t step = 0;
+    bool is_flat = false;
+    std::vector<int64_t> steps;
+    std::vector<double> values;
+  };
+  std::optional<Ended> ended;
+  // Of a trial, whose results are not reported: the held-out value; none if it diverged.
+  std::optional<double> tried;
+  // For the first seed's runs, if the task draws a picture: its title and its path within the
+  // folder.
+  std::optional<std::pair<std::string, std::string>> picture;
+};
+
+nlohmann::json ToJson(const lab::Task& task, const RunResult& run);
+// Throws Error if a field is missing, invalid, or inconsistent with these settings.
+RunResult RunFromJson(const lab::Task& task, const CompareSettings& settings,
+                      const nlohmann::json& object);
+
+// Mean and sample standard deviation over the available seeds, per combination.
+nlohmann::json Summarize(const lab::Task& task, const CompareSettings& settings,
+                         const std::vector<RunResult>& runs);
+
+// Formats a summary as a Markdown table.
+std::string FormatTable(const lab::Task& task, const CompareSettings& settings,
+                        const nlohmann::json& summary);
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_RESULTS_H_

@@ -1,0 +1,27 @@
+// The output folder of a run.
+#ifndef GNOMON_CLI_RUN_FOLDER_H_
+#define GNOMON_CLI_RUN_FOLDER_H_
+
+#include <filesystem>
+#include <string>
+
+#include "training/files.h"
+
+namespace gnomon::cli {
+
+// The folder of a running run, locked against other processes.
+struct RunFolder {
+  std::filesystem::path path;
+  lab::FolderLock lock;
+};
+
+// Creates the folder of a new run, `out` or by default runs/<date>-<time>-<name>. Throws Error if
+// it cannot be written, is not empty, or is in use by another run.
+RunFolder CreateRunFolder(const std::string& out, const std::string& name);
+
+// The default run name for a data path: its last component.
+std::string NameOfData(const std::string& path);
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_RUN_FOLDER_H_

@@ -1,0 +1,39 @@
+// Training curves and results for TensorBoard (python/gnomon/_tensorboard.py).
+#ifndef GNOMON_CLI_SCALARS_H_
+#define GNOMON_CLI_SCALARS_H_
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+
+#include "cli/python.h"
+#include "cli/results.h"
+#include "training/task.h"
+
+namespace gnomon::cli {
+
+// Throws Error if TensorBoard is missing.
+void CheckScalars(const CLI::App& command);
+
+// Writes events to FOLDER/tensorboard, with one folder per run. Does nothing unless `is_wanted`.
+class Scalars {
+ public:
+  Scalars(bool is_wanted, const lab::Task& task, const CompareSettings& settings,
+          const std::filesystem::path& folder);
+
+  void Loss(int64_t combination, int64_t seed, int64_t step, double loss);
+  // The run's metrics at its last step.
+  void Result(const RunResult& result);
+
+ private:
+  void Write(int64_t combination, int64_t seed, int64_t step, const nlohmann::json& scalars);
+
+  const lab::Task& task_;
+  const CompareSettings& settings_;
+  std::unique_ptr<PythonChild> child_;
+};
+
+}  // namespace gnomon::cli
+
+#endif  // GNOMON_CLI_SCALARS_H_

@@ -1,0 +1,53 @@
+#include "cli/shortage.h"
+
+#include <c10/util/Exception.h>
+#include <new>
+#include <stdexcept>
+
+#include "gnomon/attention.h"
+#include "training/strings.h"
+
+namespace gnomon::cli {
+namespace {
+
+using lab::StrCat;
+
+}  // namespace
+
+std::optional<std::string> DescribeShortage(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+      dynamic_cast<const std::length_error*>(&error) != nullptr) {
+    return "";
+  }
+  const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
+  if (torch_error == nullptr) return std::nullopt;
+  const std::string message = torch_error->what_without_backtrace();
+  // From the message of PyTorch's allocator.
+  constexpr std::string_view kWanted = "tried to allocate ";
+  const size_t wanted = message.find(kWanted);
+  if (wanted != std::string::npos) {
+    const size_t begin = wanted + kWanted.size();
+    const size_t end = message.find_first_not_of("0123456789", begin);
+    return StrCat(": it would allocate ", message.substr(begin, end - begin), " bytes");
+  }
+  // The message for a size that exceeds 64 bits.
+  for (const char* part :
+       {"multiplication overflow", "calculation overflow", "not enough memory"}) {
+    if (message.find(part) != std::string::npos) return "";
+  }
+  return std::nullopt;
+}
+
+void NamingOptions(const std::string& options, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    const std::optional<std::string> shortage = DescribeShortage(error);
+    if (!shortage) throw;
+    throw Error(StrCat("not enough memory for ", options, *shortage));
+  }
+}
+
+}  // namespace gnomon::cli

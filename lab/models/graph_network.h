@@ -1,0 +1,99 @@
+// Graph attention networks (Velickovic et al. 2018) with any similarity of the catalogue.
+#ifndef GNOMON_MODELS_GRAPH_NETWORK_H_
+#define GNOMON_MODELS_GRAPH_NETWORK_H_
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/learned_similarity.h"
+#include "models/sparse_matrix.h"
+#include "training/options.h"
+
+namespace gnomon::lab {
+
+// Nodes, their edges and features.
+struct Graph {
+  int64_t nodes = 0;
+  // The nodes that each node attends to, including itself, in ascending order without duplicates.
+  torch::Tensor indptr;
+  torch::Tensor indices;
+  SparseMatrix edges;  // (E, nodes): 1 in the column of the node that the edge comes from
+  // (nodes, features), one of the two.
+  SparseMatrix sparse_features;
+  torch::Tensor dense_features;
+
+  Graph To(torch::Device device) const;
+};
+
+// Creates a graph without features. For each row (i, j) of edges (E, 2), node j attends to node i,
+// and also i to j unless edges are directed.
+Graph MakeGraph(int64_t nodes, const torch::Tensor& edges, bool is_directed);
+
+#define GNOMON_GRAPH_NETWORK_OPTIONS(OPTION)                                                     \
+  /* As the data have them; 0: not known yet. */                                                 \
+  OPTION(int64_t, features, 0, .has_flag = false)                                                \
+  OPTION(int64_t, classes, 0, .has_flag = false)                                                 \
+  OPTION(int64_t, depth, 2, .help = "Layers of attention", .lowest = 1)                          \
+  OPTION(int64_t, heads, 8, .help = "Heads of each hidden layer, concatenated", .lowest = 1)     \
+  OPTION(int64_t, hidden, 8, .help = "Dimension of each hidden head", .lowest = 1)               \
+  OPTION(int64_t, out_heads, 1, .help = "Heads of the output layer, averaged", .lowest = 1)      \
+  OPTION(double, dropout, 0.6,                                                                   \
+         .help = "Dropout probability on the input of each layer, below 1, while training",      \
+         .highest = 1)                                                                           \
+  OPTION(double, attention_dropout, 0.6,                                                         \
+         .help = "Dropout probability on the attention weights, below 1, while training",        \
+         .highest = 1)                                                                           \
+  OPTION(bool, directed, false,                                                                  \
+         .help =                                                                                 \
+             "Treat edges as directed: with an edge I J, node J attends to node I, but not the " \
+             "reverse")
+
+struct GraphNetworkOptions {
+  GNOMON_OPTIONS(GNOMON_GRAPH_NETWORK_OPTIONS)
+};
+
+// One layer over values h = x W of `heads` heads (eqs. 1 to 4). Each node averages the values of
+// the nodes that it attends to, with weights softmax(s(h_i Q, h_j K)), and adds a bias. For the
+// additive similarity, Q and K are the two halves of the paper's vector a; for others, they have as
+// many columns as the values.
+class GraphAttentionLayerImpl : public torch::nn::Module {
+ public:
+  GraphAttentionLayerImpl(int64_t inputs, int64_t heads, int64_t columns,
+                          const std::string& similarity, double dropout);
+  // h (nodes, heads * columns); returns (nodes, heads, columns).
+  torch::Tensor forward(const Graph& graph, const torch::Tensor& h);
+
+  torch::Tensor weight;        // (inputs, heads, columns)
+  torch::Tensor query_weight;  // (heads, columns, columns of q)
+  torch::Tensor key_weight;    // (heads, columns, columns of k)
+  torch::Tensor bias;          // (heads, columns)
+
+ private:
+  LearnedSimilarity similarity_{nullptr};
+  double dropout_;
+};
+TORCH_MODULE(GraphAttentionLayer);
+
+// Layers with ELU and dropout between them. Weights are initialised uniformly as in Glorot and
+// Bengio (2010), by Torch's default generator.
+class GraphNetworkImpl : public torch::nn::Module {
+ public:
+  GraphNetworkImpl(const GraphNetworkOptions& options, const std::string& similarity);
+  torch::Device device() const { return layers_[0]->bias.device(); }
+  // Logits (nodes, classes) of a graph on the model's device.
+  torch::Tensor forward(const Graph& graph);
+  // Half the sum of the squares of all weights, excluding biases and factors of similarities.
+  torch::Tensor Penalty() const;
+
+ private:
+  GraphNetworkOptions options_;
+  std::vector<GraphAttentionLayer> layers_;
+};
+TORCH_MODULE(GraphNetwork);
+
+}  // namespace gnomon::lab
+
+#endif  // GNOMON_MODELS_GRAPH_NETWORK_H_

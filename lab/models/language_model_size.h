@@ -1,0 +1,25 @@
+// Lower bounds of the memory that a language model needs.
+#ifndef GNOMON_MODELS_LANGUAGE_MODEL_SIZE_H_
+#define GNOMON_MODELS_LANGUAGE_MODEL_SIZE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "models/language_model.h"
+#include "training/task.h"
+
+namespace gnomon::lab {
+
+// Throws an Error that names the flags if the weights exceed the machine's memory.
+void CheckWeightsFit(const LanguageModelOptions& model);
+
+// The same for a training step on `rows` rows of `length` tokens, which `flags` set.
+void CheckStepFits(const LanguageModelOptions& model, int64_t rows, int64_t length,
+                   const std::string& flags);
+
+// Checks that the tensors of a file have the sizes given by the options.
+void CheckStoredSizes(const LanguageModelOptions& model, const StoredSizes& file);
+
+}  // namespace gnomon::lab
+
+#endif  // GNOMON_MODELS_LANGUAGE_MODEL_SIZE_H_

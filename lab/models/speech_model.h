@@ -1,0 +1,105 @@
+// Speech to labels by CTC (Graves et al. 2006): log-mel features, two convolutions that reduce four
+// frames to one token, and a Transformer encoder with any similarity and any position.
+#ifndef GNOMON_MODELS_SPEECH_MODEL_H_
+#define GNOMON_MODELS_SPEECH_MODEL_H_
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "models/transformer.h"
+#include "training/options.h"
+#include "training/terms.h"
+
+namespace gnomon::lab {
+
+// The lowest and highest number of samples per second.
+inline constexpr int64_t kLowestRate = 1000;
+inline constexpr int64_t kHighestRate = 1'000'000;
+
+#define GNOMON_SPEECH_MODEL_OPTIONS(OPTION)                                                      \
+  /* What the data tell, 0 before they are read: samples per second, and labels. */              \
+  OPTION(int64_t, rate, 0, .highest = kHighestRate, .has_flag = false)                           \
+  OPTION(int64_t, symbols, 0, .has_flag = false)                                                 \
+  OPTION(int64_t, mels, 40, .help = "Mel filters", .lowest = 1, .highest = 1024)                 \
+  OPTION(int64_t, window, 25, .help = "Window of a feature frame, in milliseconds", .lowest = 1, \
+         .highest = 1000)                                                                        \
+  OPTION(int64_t, hop, 10,                                                                       \
+         .help = "Hop between frames, in milliseconds; a token covers four frames", .lowest = 1, \
+         .highest = 1000)                                                                        \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 128, 4, 4, 512)                                               \
+  /* Rows of a learned table of absolute positions: the tokens of the longest sequence that      \
+     training can draw. */                                                                       \
+  OPTION(int64_t, max_length, 1, .lowest = 1, .has_flag = false)
+
+struct SpeechModelOptions {
+  GNOMON_OPTIONS(GNOMON_SPEECH_MODEL_OPTIONS)
+};
+
+// The number of frames for a number of samples, and of tokens for a number of frames.
+int64_t CountFrames(const SpeechModelOptions& options, int64_t samples);
+int64_t CountTokens(int64_t frames);
+// The distance between successive tokens.
+int64_t SamplesPerToken(const SpeechModelOptions& options);
+
+// Computes logarithms of mel-scaled power spectra. The short-time Fourier transform has Hann
+// windows centred on every hop, with zeros beyond the ends. The filters are triangles, evenly
+// spaced on the mel scale 2595 log10(1 + f / 700) (O'Shaughnessy 1987). Each filter's output is
+// normalised to mean 0 and variance 1 over the sound.
+class LogMel {
+ public:
+  // Throws Error if a filter is too narrow for the frequency resolution of a window.
+  explicit LogMel(const SpeechModelOptions& options);
+  // samples: (S,), S >= 1. Returns (frames, mels).
+  torch::Tensor operator()(const torch::Tensor& samples) const;
+
+ private:
+  int64_t hop_ = 0;       // samples
+  torch::Tensor window_;  // (samples per window,)
+  torch::Tensor bank_;    // (frequencies, mels)
+};
+
+struct SpeechOutput {
+  // (B, tokens, 1 + symbols): index 0 is the blank, index 1 + n is label n.
+  torch::Tensor log_probabilities;
+  torch::Tensor lengths;  // (B,): number of tokens; the rest of a row is padding
+};
+
+class SpeechModelImpl : public torch::nn::Module {
+ public:
+  // Throws gnomon::Error or c10::Error if an option or a term is invalid.
+  SpeechModelImpl(const SpeechModelOptions& options, const Terms& terms);
+
+  // sounds: tensors (S,) of any lengths, padded to `frames` frames or to the longest sound. Padding
+  // does not affect the output of a row.
+  SpeechOutput forward(const std::vector<torch::Tensor>& sounds, int64_t frames = 0,
+                       const std::optional<BatchRows>& rows = std::nullopt);
+
+  const SpeechModelOptions& options() const { return options_; }
+  // The maximum number of tokens for which the position is defined; none if unlimited.
+  std::optional<int64_t> max_length() const { return encoder_->max_length(); }
+
+ private:
+  SpeechModelOptions options_;
+  LogMel features_;
+  torch::nn::Conv1d front_in_{nullptr};
+  torch::nn::Conv1d front_out_{nullptr};
+  torch::nn::LayerNorm front_norm_{nullptr};
+  Encoder encoder_{nullptr};
+  torch::nn::Linear head_{nullptr};
+};
+TORCH_MODULE(SpeechModel);
+
+// Returns the labels of each row: the most likely class of each token, with repetitions merged and
+// blanks removed (best path decoding, Graves et al. 2006, section 3.2).
+std::vector<std::vector<int64_t>> DecodeGreedily(const SpeechOutput& output);
+
+// The minimum number of insertions, deletions and substitutions from one to the other
+// (Levenshtein).
+int64_t EditDistance(const std::vector<int64_t>& from, const std::vector<int64_t>& to);
+
+}  // namespace gnomon::lab
+
+#endif  // GNOMON_MODELS_SPEECH_MODEL_H_

@@ -1,0 +1,17 @@
+// The device of models.
+#ifndef GNOMON_TRAINING_DEVICE_H_
+#define GNOMON_TRAINING_DEVICE_H_
+
+#include <c10/core/Device.h>
+
+#include <string>
+
+namespace gnomon::lab {
+
+// "cpu", "cuda" or "cuda:1" as a device. Throws Error if the name is invalid, if there is no such
+// device, or if gnomon does not support it.
+c10::Device FindDevice(const std::string& name);
+
+}  // namespace gnomon::lab
+
+#endif  // GNOMON_TRAINING_DEVICE_H_

@@ -1,0 +1,68 @@
+// The processes that train one model together, each on its rows of every batch.
+#ifndef GNOMON_TRAINING_PROCESSES_H_
+#define GNOMON_TRAINING_PROCESSES_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "training/batch_rows.h"
+
+namespace gnomon::lab {
+
+// Collectives, which all processes call in the same order, on contiguous tensors of the same shape
+// and dtype. This class implements a single process.
+class Processes {
+ public:
+  Processes() = default;
+  virtual ~Processes() = default;
+  Processes(const Processes&) = delete;
+  Processes& operator=(const Processes&) = delete;
+
+  virtual int64_t rank() const { return 0; }
+  virtual int64_t size() const { return 1; }
+
+  // The sum over all processes, in place; bitwise identical in all of them.
+  virtual void AllReduce(const at::Tensor& /*tensor*/) const {}
+  // The tensors (...) of all processes in rank order, (size, ...).
+  virtual at::Tensor AllGather(const at::Tensor& tensor) const;
+  // Broadcasts the tensor of process 0, in place.
+  virtual void Broadcast(const at::Tensor& /*tensor*/) const {}
+
+  // Whether the condition is true in any process.
+  bool Any(bool here) const;
+  // Broadcasts the text of process 0.
+  std::string BroadcastText(const std::string& text) const;
+};
+
+using ProcessesPtr = std::shared_ptr<const Processes>;
+
+// A process group of torch.distributed, identified by its registered name.
+class ProcessGroup final : public Processes {
+ public:
+  ProcessGroup(std::string name, int64_t rank, int64_t size)
+      : name_(std::move(name)), rank_(rank), size_(size) {}
+
+  int64_t rank() const override { return rank_; }
+  int64_t size() const override { return size_; }
+  void AllReduce(const at::Tensor& tensor) const override;
+  at::Tensor AllGather(const at::Tensor& tensor) const override;
+  void Broadcast(const at::Tensor& tensor) const override;
+
+ private:
+  std::string name_;
+  int64_t rank_;
+  int64_t size_;
+};
+
+// The rows of a batch that process `rank` of `size` computes: shares are consecutive in rank order
+// and differ by at most one row.
+int64_t FirstRow(int64_t batch, int64_t rank, int64_t size);
+int64_t CountRows(int64_t batch, int64_t rank, int64_t size);
+
+}  // namespace gnomon::lab
+
+#endif  // GNOMON_TRAINING_PROCESSES_H_

@@ -1,0 +1,29 @@
+// The terms of attention.
+#ifndef GNOMON_TRAINING_TERMS_H_
+#define GNOMON_TRAINING_TERMS_H_
+
+#include <string>
+
+#include "training/options.h"
+
+namespace gnomon::lab {
+
+#define GNOMON_TERM_OPTIONS(OPTION)                                                              \
+  OPTION(std::string, similarity, "dot", .help = "Similarity specification; see `gnomon list`")  \
+  OPTION(                                                                                        \
+      std::string, position, "none",                                                             \
+      .help =                                                                                    \
+          "Position specification; see `gnomon list`. Several, separated by semicolons, form a " \
+          "pattern that the layers repeat, such as \"rope;rope;none\" (except in compare, "      \
+          "commas also work)")
+
+struct Terms {
+  GNOMON_OPTIONS(GNOMON_TERM_OPTIONS)
+
+  std::string label() const { return similarity + "/" + position; }
+  bool operator==(const Terms&) const = default;
+};
+
+}  // namespace gnomon::lab
+
+#endif  // GNOMON_TRAINING_TERMS_H_
