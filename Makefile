@@ -104,6 +104,16 @@ test-long: .venv/.setup-test build ## run the long tests that `make test` omits 
 	GNOMON_CUDA_FORMS=all $(ctest) --test-dir build --tests-regex cuda_tests
 	$(pytest) -m long
 
+# The lab as a project of its own: it compiles with the public headers of the installed library.
+.PHONY: test-lab
+test-lab: build ## build the lab with the installed library, in build-lab
+	rm -rf build-lab/prefix
+	$(CMAKE) --install build --prefix build-lab/prefix
+	$(CMAKE) -S lab -B build-lab/tree -G Ninja -DCMAKE_MAKE_PROGRAM="$(NINJA)" \
+		-DCMAKE_PREFIX_PATH="$(CURDIR)/build-lab/prefix" -DGNOMON_PYTHON="$(CURDIR)/$(BIN)/python"
+	$(CMAKE) --build build-lab/tree
+	build-lab/tree/bin/gnomon list >/dev/null
+
 .PHONY: test-fast
 test-fast: .venv/.setup-test build ## run all tests except those that compile or start programs
 	$(CMAKE) --build build --target gnomon_core_tests gnomon_text_tests gnomon_torch_tests \
@@ -145,7 +155,7 @@ mutants-cuda: build/build.ninja ## mutation-test the CUDA kernels; their emulati
 	$(BIN)/python tests/cuda/planted_errors.py --only "$(ONLY)"
 
 .PHONY: nightly
-nightly: test-long test-core sanitize sanitize-cuda test-arm test-oldest mutants mutants-cuda sweep ## run everything that `make test` omits (many hours)
+nightly: test-long test-core test-lab sanitize sanitize-cuda test-arm test-oldest mutants mutants-cuda sweep ## run everything that `make test` omits (many hours)
 
 # Compares only model types with no or outdated results, so an interrupted sweep can be resumed.
 .PHONY: sweep

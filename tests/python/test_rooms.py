@@ -1,6 +1,7 @@
 """Includes and imports point one way (CONTRIBUTING.md, Folders)."""
 
 import ast
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -95,6 +96,17 @@ def test_includes_point_one_way():
     files = [file for file in listed.stdout.splitlines() if (ROOT / file).is_file()]
     assert {room_of(file) for file in files} >= set(ROOMS)
     assert wrong_includes(ROOT, files) == []
+
+
+def test_the_compiler_of_the_lab_sees_no_private_header():
+    build = ROOT / "build"
+    commands = json.loads((build / "compile_commands.json").read_text())
+    of_lab = [entry for entry in commands if entry["output"].startswith("lab/")]
+    assert len(of_lab) > 10
+    for entry in of_lab:
+        folders = re.findall(r"-(?:I|isystem) ?(\S+)", entry["command"])
+        assert str(ROOT / "include") in folders
+        assert not {str(ROOT / "src"), str(build / "generated")} & set(folders), entry["output"]
 
 
 @pytest.mark.parametrize(
