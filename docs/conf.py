@@ -181,7 +181,7 @@ def analyze_without_overloads(self, analyze=ModuleAnalyzer.analyze):
 ModuleAnalyzer.analyze = analyze_without_overloads
 
 # Packages with private files are a single module to users, so their pages treat the files as one.
-for package in (gnomon.nn, gnomon.models):
+for package in (gnomon.nn, gnomon.lab.models):
     name, path = package.__name__, inspect.getfile(package)
     sources = [file.read_text() for file in sorted(pathlib.Path(path).parent.glob("*.py"))]
     ModuleAnalyzer.cache["module", name] = ModuleAnalyzer.for_string("\n".join(sources), name, path)

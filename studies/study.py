@@ -29,10 +29,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from gnomon import report
-from gnomon.report import confidence_interval, verdicts
-from gnomon.report._plots import SHADES, verdict_handles
-from gnomon.report._statistics import (
+from gnomon.lab import report
+from gnomon.lab.report import confidence_interval, verdicts
+from gnomon.lab.report._plots import SHADES, verdict_handles
+from gnomon.lab.report._statistics import (
     BETTER,
     EQUIVALENT,
     FEW_SEEDS,

@@ -6,7 +6,7 @@
 
 namespace gnomon::cli {
 
-// Python draws the pictures (python/gnomon/inspect); it receives all words after the command,
+// Python draws the pictures (python/gnomon/lab/inspect); it receives all words after the command,
 // including --help.
 void AddInspect(CLI::App& app, Action* action) {
   CLI::App* command =

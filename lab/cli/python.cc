@@ -166,7 +166,7 @@ std::string AskPythonFile(const std::string& file, std::vector<std::string> word
   constexpr const char* kRun = R"(
 import importlib.util, pathlib, runpy, sys
 package = importlib.util.find_spec("gnomon") or sys.exit("No module named 'gnomon'")
-runpy.run_path(str(pathlib.Path(package.origin).with_name(sys.argv.pop(1))), run_name="__main__")
+runpy.run_path(str(pathlib.Path(package.origin).parent / sys.argv.pop(1)), run_name="__main__")
 )";
   words.insert(words.begin(), {"-c", kRun, file});
   return OutputOfPython(std::move(words));

@@ -9,7 +9,7 @@ namespace {
 using lab::StrCat;
 using nlohmann::json;
 
-constexpr const char* kModule = "gnomon._tensorboard";
+constexpr const char* kModule = "gnomon.lab._tensorboard";
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Training curves and results for TensorBoard (python/gnomon/_tensorboard.py).
+// Training curves and results for TensorBoard (python/gnomon/lab/_tensorboard.py).
 #ifndef GNOMON_CLI_SCALARS_H_
 #define GNOMON_CLI_SCALARS_H_
 

@@ -25,7 +25,7 @@ using lab::OptionList;
 using lab::StrCat;
 using nlohmann::json;
 
-constexpr const char* kTuningFile = "_tuning.py";
+constexpr const char* kTuningFile = "lab/_tuning.py";
 
 // The name of an option in --tune.
 std::string NameOf(const Option& option) { return option.flag().substr(2); }

@@ -1,5 +1,5 @@
 // Tuning of a comparison's options on held-out data (--tune) with Optuna
-// (python/gnomon/_tuning.py).
+// (python/gnomon/lab/_tuning.py).
 #ifndef GNOMON_CLI_TUNING_H_
 #define GNOMON_CLI_TUNING_H_
 

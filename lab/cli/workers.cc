@@ -13,7 +13,7 @@ namespace {
 
 using lab::StrCat;
 
-constexpr const char* kModule = "gnomon._workers";
+constexpr const char* kModule = "gnomon.lab._workers";
 constexpr int64_t kMostWorkers = 4096;
 
 std::vector<std::string> ChildWords(const WorkerFlags& flags, const std::filesystem::path& folder,

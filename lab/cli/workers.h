@@ -1,5 +1,5 @@
 // Worker processes for the runs of a comparison, on this machine or on a cluster, started by Dask
-// (python/gnomon/_workers.py).
+// (python/gnomon/lab/_workers.py).
 #ifndef GNOMON_CLI_WORKERS_H_
 #define GNOMON_CLI_WORKERS_H_
 

@@ -1,13 +1,16 @@
 """Exact, linear-memory attention with any similarity and any position."""
 
+import importlib
+from types import ModuleType
+
 from gnomon import (
     _flops,
+    _lab,
     _library,
     _vmap,
     cones,
     distributed,
     lorentz,
-    models,
     nn,
     position,
     similarity,
@@ -31,6 +34,14 @@ _vmap.register()
 
 __version__ = _library.VERSION
 
+
+def __getattr__(name: str) -> ModuleType:
+    """The lab's packages, which are imported when they are first used."""
+    if name == "lab" or name in _lab.NAMES:
+        return importlib.import_module(f"gnomon.{name}")
+    raise AttributeError(f"module 'gnomon' has no attribute {name!r}")
+
+
 __all__ = [
     "alibi_slopes",
     "attention",
@@ -46,7 +57,6 @@ __all__ = [
     "linear_attention",
     "load_terms",
     "lorentz",
-    "models",
     "nn",
     "position",
     "scaled_dot_product_attention",

@@ -1,70 +1,14 @@
-"""Command line: ``python -m gnomon`` runs the ``gnomon`` command in this interpreter.
+"""Command line: ``python -m gnomon`` runs the ``gnomon`` command (``gnomon.lab.__main__``)."""
 
-Several processes can train one model, with the same result as a single process:
-
-    torchrun --nproc-per-node 2 -m gnomon train --data corpus/ --batch 16
-
-torch.distributed connects the processes through the environment variables that torchrun sets (RANK,
-WORLD_SIZE, MASTER_ADDR, MASTER_PORT). On the CPU it uses gloo. All commands other than train
-require a single process.
-"""
-
-from __future__ import annotations
-
-import ctypes
-import os
-import signal
 import sys
 from collections.abc import Sequence
 
-import torch.distributed
-
-from gnomon._program import library
+from gnomon import _lab
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line, by default that of this process.
-
-    Returns the exit code: 0 for success, 1 for an internal failure, 2 for invalid input, 130 after
-    Ctrl-C.
-    """
-    words = ["gnomon", *(sys.argv[1:] if arguments is None else arguments)]
-    # The interpreter that draws reports and pictures.
-    os.environ.setdefault("GNOMON_PYTHON", sys.executable)
-    # Python's own handlers run between bytecode instructions, so never during the native call.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if "RANK" not in os.environ or os.environ.get("WORLD_SIZE") == "1":
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        return _run(words, None, 0, 1)
-    try:
-        torch.distributed.init_process_group()
-    except (ValueError, RuntimeError) as error:
-        print(f"gnomon: torch.distributed: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    try:
-        name = torch.distributed.group.WORLD.group_name
-        size = torch.distributed.get_world_size()
-        return _run(words, name, torch.distributed.get_rank(), size)
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def _run(words: list[str], group: str | None, rank: int, size: int) -> int:
-    try:
-        run = library().gnomon_run_program
-    except ImportError as error:
-        print(f"gnomon: {error}", file=sys.stderr)
-        return 1
-    run.restype = ctypes.c_int
-    run.argtypes = [
-        ctypes.c_int,
-        ctypes.POINTER(ctypes.c_char_p),
-        ctypes.c_char_p,
-        ctypes.c_int,
-        ctypes.c_int,
-    ]
-    argv = (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words), None)
-    return run(len(words), argv, None if group is None else group.encode(), rank, size)
+    """Runs a command line, by default that of this process; returns the exit code."""
+    return _lab.run("__main__", arguments)
 
 
 if __name__ == "__main__":

@@ -117,6 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "this installation has no sources; in gnomon's source tree, run `make build`, or "
             "`pip install --no-build-isolation .`"
         )
+    if options.program and not (_release.SOURCES / "lab").exists():
+        _fail("--program needs the sources of the lab; run: pip install 'gnomon[lab]'")
     if _release.is_too_old(version):
         _fail(f"PyTorch {version} is too old: gnomon needs 2.11 or newer")
     folder = _release.built_folder()

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from test_cli import copy_with_steps, refused, succeed
 
-from gnomon.models import LanguageModel, load_checkpoint, save_checkpoint
-from gnomon.models._adaptive import AdaptiveEmbedding
+from gnomon.lab.models import LanguageModel, load_checkpoint, save_checkpoint
+from gnomon.lab.models._adaptive import AdaptiveEmbedding
 
 pytestmark = pytest.mark.cpu("the program, which takes --device")
 

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 import gnomon
 from gnomon import _attention, nn, position, similarity
-from gnomon.models import LanguageModel
+from gnomon.lab.models import LanguageModel
 
 B, H, L, D = 2, 4, 6, 8
 

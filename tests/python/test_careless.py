@@ -34,7 +34,7 @@ from test_cli import (
 )
 
 from gnomon.__main__ import main
-from gnomon.inspect.__main__ import main as inspect
+from gnomon.lab.inspect.__main__ import main as inspect
 
 pytestmark = pytest.mark.cpu("the program, which takes --device")
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from gnomon.data import read_arrays, write
-from gnomon.data.__main__ import main
+from gnomon.lab.data import read_arrays, write
+from gnomon.lab.data.__main__ import main
 
 pytestmark = pytest.mark.cpu("the program, which takes --device")
 

@@ -18,8 +18,8 @@ from safetensors.numpy import load_file
 from test_cli import succeed
 from test_data import idx, read, wav
 
-from gnomon.data import read_arrays
-from gnomon.data.__main__ import main
+from gnomon.lab.data import read_arrays
+from gnomon.lab.data.__main__ import main
 
 pytestmark = pytest.mark.cpu("the program, which takes --device")
 

@@ -30,9 +30,9 @@ import pytest
 from safetensors.numpy import load_file
 from test_data import idx, wav
 
-from gnomon.data import _planetoid
-from gnomon.data.__main__ import main
-from gnomon.data.sets import SETS, File, NamedSet, convert, get
+from gnomon.lab.data import _planetoid
+from gnomon.lab.data.__main__ import main
+from gnomon.lab.data.sets import SETS, File, NamedSet, convert, get
 
 pytestmark = pytest.mark.cpu("the program, which takes --device")
 

@@ -93,7 +93,7 @@ MODULES = {
     "cones": gnomon.cones,
     "lorentz": gnomon.lorentz,
     "distributed": gnomon.distributed,
-    "models": gnomon.models,
+    "models": gnomon.lab.models,
 }
 
 
@@ -110,7 +110,7 @@ def test_an_api_page_lists_every_public_name(page):
     assert sorted(listed) == sorted(public_objects(module))
 
 
-@pytest.mark.parametrize("package", [gnomon.nn, gnomon.models], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("package", [gnomon.nn, gnomon.lab.models], ids=lambda one: one.__name__)
 def test_public_names_of_a_package_can_be_pickled(package):
     for name in public_objects(package):
         assert getattr(package, name).__module__ == package.__name__

@@ -8,7 +8,7 @@ import torch
 
 import gnomon
 from gnomon import nn, position, similarity
-from gnomon.models import LanguageModel
+from gnomon.lab.models import LanguageModel
 
 pytestmark = pytest.mark.cpu("what is found before a device matters")
 

@@ -15,11 +15,11 @@ from test_cli import gnomon as gnomon_program
 from test_cli import refused, succeed
 
 import gnomon
-from gnomon.inspect import model_pictures, rank
-from gnomon.inspect.__main__ import PICTURES, main
-from gnomon.inspect._model import load_model
-from gnomon.inspect._probe import weights
-from gnomon.inspect.decay import turned_columns
+from gnomon.lab.inspect import model_pictures, rank
+from gnomon.lab.inspect.__main__ import PICTURES, main
+from gnomon.lab.inspect._model import load_model
+from gnomon.lab.inspect._probe import weights
+from gnomon.lab.inspect.decay import turned_columns
 from gnomon.nn import MultiheadAttention
 
 pytestmark = pytest.mark.cpu("the program")

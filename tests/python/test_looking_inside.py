@@ -7,7 +7,7 @@ import torch
 
 import gnomon
 from gnomon import nn
-from gnomon._program import options as program_options
+from gnomon.lab._program import options as program_options
 from gnomon.position import (
     T5,
     AbsoluteKeys,

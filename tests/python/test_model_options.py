@@ -10,7 +10,7 @@ from test_cli import refused, succeed
 from test_devices import FILE, TASKS
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gnomon.models import LanguageModel, LanguageModelCache, load_checkpoint, save_checkpoint
+from gnomon.lab.models import LanguageModel, LanguageModelCache, load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.cpu("the program, which takes --device")
 

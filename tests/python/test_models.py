@@ -11,10 +11,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_cli import copy_with_steps, refused, succeed
 
-from gnomon import _safetensors
-from gnomon._program import options as program_options
-from gnomon.inspect.__main__ import main as inspect
-from gnomon.models import (
+from gnomon.lab import _safetensors
+from gnomon.lab._program import options as program_options
+from gnomon.lab.inspect.__main__ import main as inspect
+from gnomon.lab.models import (
     LanguageModel,
     LanguageModelCache,
     LanguageModelMemory,

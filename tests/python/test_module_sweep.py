@@ -9,7 +9,7 @@ import torch.distributed.fsdp
 
 import gnomon
 from gnomon import position, similarity
-from gnomon.models import LanguageModel
+from gnomon.lab.models import LanguageModel
 from gnomon.nn import (
     Attention,
     LorentzMultiheadAttention,

@@ -21,7 +21,7 @@ from operator_checks import peak_memory
 
 import gnomon
 from gnomon import position
-from gnomon.models import LanguageModel, LanguageModelCache
+from gnomon.lab.models import LanguageModel, LanguageModelCache
 from gnomon.nn import KVCache, MultiheadAttention, TokenPosition
 
 B, H, D, DV = 2, 4, 8, 5

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from gnomon import _plots, report
+from gnomon.lab import _plots, report
 
 pytestmark = pytest.mark.cpu("the program, which takes --device")
 

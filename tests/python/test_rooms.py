@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gnomon import _lab
+
 pytestmark = pytest.mark.cpu("files alone")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,19 +177,21 @@ def test_includes_of_lower_rooms_are_fine(tmp_path):
 BESIDE = "gnomon"
 PACKAGES = {
     "gnomon.nn": set(),
-    "gnomon.models": {"gnomon.nn"},
-    "gnomon._plots": set(),
-    "gnomon.inspect": {"gnomon.nn", "gnomon.models", "gnomon._plots"},
     "gnomon.integrations": {"gnomon.nn"},
-    "gnomon.data": set(),
     "gnomon.distributed": set(),
-    "gnomon.report": {"gnomon._plots"},
+    # The lab, which no other folder imports.
+    "gnomon.lab.models": {"gnomon.nn", "gnomon.lab"},
+    "gnomon.lab._plots": set(),
+    "gnomon.lab.inspect": {"gnomon.nn", "gnomon.lab.models", "gnomon.lab._plots"},
+    "gnomon.lab.data": {"gnomon.lab"},
+    "gnomon.lab.report": {"gnomon.lab._plots"},
+    "gnomon.lab": set(),
 }
 # The folder that combines all others.
-ENTRIES = {"gnomon.__init__", "gnomon.__main__"}
+ENTRIES = {"gnomon.__init__", *(f"gnomon.{name}" for name in _lab.NAMES)}
 # Libraries that only some folders need, so that the others work without them.
 OPTIONAL = {
-    "matplotlib": {"gnomon.inspect", "gnomon.report", "gnomon._plots"},
+    "matplotlib": {"gnomon.lab.inspect", "gnomon.lab.report", "gnomon.lab._plots"},
     "transformers": {"gnomon.integrations"},
 }
 
@@ -227,8 +231,8 @@ def wrong_imports(root: Path) -> list[str]:
 
 def test_imports_point_one_way():
     assert wrong_imports(ROOT / "python") == []
-    folders = {path.name for path in (ROOT / "python/gnomon").iterdir() if path.is_dir()}
-    assert {f"gnomon.{name}" for name in folders - {"__pycache__"}} <= set(PACKAGES)
+    folders = {path.parent.name for path in (ROOT / "python/gnomon").glob("*/__init__.py")}
+    assert {f"gnomon.{name}" for name in folders} <= set(PACKAGES)
 
 
 @pytest.mark.parametrize(
@@ -240,13 +244,18 @@ def test_imports_point_one_way():
             "gnomon.nn.MultiheadAttention",
         ),
         ("position.py", "from gnomon import nn", "gnomon.nn"),
-        ("distributed.py", "import gnomon.models", "gnomon.models"),
-        ("nn/_caches.py", "from gnomon.models import LanguageModel", "gnomon.models.LanguageModel"),
-        ("nn/_caches.py", "from ..models import LanguageModel", "gnomon.models.LanguageModel"),
-        ("nn/__init__.py", "from .. import models", "gnomon.models"),
-        ("models/__init__.py", "from gnomon.inspect import decay", "gnomon.inspect.decay"),
+        ("distributed.py", "import gnomon.lab.models", "gnomon.lab.models"),
+        ("_attention.py", "from gnomon.lab import demo", "gnomon.lab.demo"),
+        ("nn/_caches.py", "from gnomon.lab.models import Tokenizer", "gnomon.lab.models.Tokenizer"),
+        ("nn/_caches.py", "from ..lab.models import Tokenizer", "gnomon.lab.models.Tokenizer"),
+        ("nn/__init__.py", "from .. import lab", "gnomon.lab"),
+        (
+            "lab/models/__init__.py",
+            "from gnomon.lab.inspect import rank",
+            "gnomon.lab.inspect.rank",
+        ),
         ("nn/_caches.py", "import matplotlib.pyplot", "matplotlib.pyplot"),
-        ("models/__init__.py", "def f():\n    import transformers", "transformers"),
+        ("lab/models/__init__.py", "def f():\n    import transformers", "transformers"),
     ],
 )
 def test_a_planted_import_is_seen(tmp_path, file, line, name):

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from gnomon import demo
+from gnomon.lab import demo
 
 pytestmark = pytest.mark.cpu("processes of its own")
 

@@ -18,7 +18,7 @@ from test_cli import ROOT, assert_resumes_bitwise, refused, runs_of_the_catalogu
 from test_distributed_training import assert_same, run_one, run_two
 from test_task_images import Checkpoint
 
-from gnomon.data.__main__ import main
+from gnomon.lab.data.__main__ import main
 
 pytestmark = pytest.mark.cpu("the program, which takes --device")
 

@@ -23,8 +23,8 @@ from test_cli import (
 from test_distributed_training import assert_same, run_two
 from torch.nn import functional
 
-from gnomon.data.__main__ import main as make_data
-from gnomon.report import __main__ as report_program
+from gnomon.lab.data.__main__ import main as make_data
+from gnomon.lab.report import __main__ as report_program
 
 pytestmark = pytest.mark.cpu("the program, which takes --device")
 

@@ -16,7 +16,7 @@ from test_cli import copy_with_steps
 from test_distributed_training import FILE, assert_same, run_one, run_two
 from test_task_generated import as_gpt2
 
-from gnomon.data.__main__ import main as make_data
+from gnomon.lab.data.__main__ import main as make_data
 
 pytestmark = pytest.mark.cpu("the program, which takes --device")
 

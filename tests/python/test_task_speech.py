@@ -17,8 +17,8 @@ from safetensors.numpy import load_file, save_file
 from test_cli import ROOT, assert_resumes_bitwise, refused, succeed
 from test_distributed_training import assert_same, run_one, run_two
 
-from gnomon.data import read_arrays
-from gnomon.data.__main__ import main
+from gnomon.lab.data import read_arrays
+from gnomon.lab.data.__main__ import main
 
 pytestmark = pytest.mark.cpu("the program, which takes --device")
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gnomon
 from gnomon import nn, position, similarity
-from gnomon.models import LanguageModel
+from gnomon.lab.models import LanguageModel
 
 SAMPLES, B, H, HKV, L, D = 3, 2, 4, 2, 7, 6
 

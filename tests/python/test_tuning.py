@@ -27,8 +27,8 @@ from safetensors.numpy import load_file, save_file
 from test_cli import PROGRAM, SECONDS, TINY, interrupt, refused, succeed
 from test_compare import outcome
 
-from gnomon import _tuning
-from gnomon.report._decided import edges
+from gnomon.lab import _tuning
+from gnomon.lab.report._decided import edges
 
 pytest.importorskip("optuna")
 pytestmark = pytest.mark.cpu("the program, which takes --device")

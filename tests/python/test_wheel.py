@@ -14,7 +14,8 @@ import torch
 from test_cli import ROOT, TINY
 
 import gnomon
-from gnomon import __main__, _program, _release, build
+from gnomon import _release, build
+from gnomon.lab import __main__, _program
 
 pytestmark = pytest.mark.cpu("processes of its own")
 

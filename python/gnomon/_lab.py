@@ -1,0 +1,41 @@
+"""Short names and commands of the lab (``gnomon.lab``), which may not be installed."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+_PACKAGE = "gnomon.lab"
+#: Packages of the lab that are also attributes of ``gnomon``.
+NAMES = ("data", "inspect", "models", "report")
+
+
+def load(name: str) -> ModuleType:
+    """Imports a module of the lab: "report" for ``gnomon.lab.report``."""
+    try:
+        return importlib.import_module(f"{_PACKAGE}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != _PACKAGE:
+            raise
+        raise ModuleNotFoundError(
+            f"{_PACKAGE} is not installed; run: pip install 'gnomon[lab]'", name=error.name
+        ) from None
+
+
+def alias(name: str) -> None:
+    """Makes ``gnomon.NAME``, the module that is being imported, another name of the lab's."""
+    sys.modules[name] = load(name.removeprefix("gnomon."))
+
+
+def run(name: str, arguments: Sequence[str] | None = None) -> int:
+    """Calls ``main`` of a module of the lab; returns the exit code."""
+    try:
+        program = load(name)
+    except ModuleNotFoundError as error:
+        if error.name != _PACKAGE:
+            raise
+        print(f"gnomon: {error}", file=sys.stderr)
+        return 1
+    return program.main(arguments)

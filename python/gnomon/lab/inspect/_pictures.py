@@ -1,0 +1,154 @@
+"""Helpers for all pictures: their data files, heat maps, option types, unknown names."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pathlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from gnomon._checks import did_you_mean
+from gnomon._files import replacing
+from gnomon.lab._plots import STYLE
+
+#: Significant digits in a picture's data file.
+DIGITS = 7
+
+SIGNED = "RdBu_r"
+
+
+@dataclass
+class Picture:
+    """A figure and its data."""
+
+    figure: Figure
+    numbers: dict[str, Any]
+
+    def save(self, path: pathlib.Path) -> None:
+        """Writes the picture to `path` and its data to the same path with the suffix .json."""
+        text = json.dumps(_plain(self.numbers), indent=1, allow_nan=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with matplotlib.rc_context(STYLE), replacing(path) as part:
+            self.figure.savefig(part, dpi=150, format="png")
+        with replacing(path.with_suffix(".json")) as part:
+            part.write_text(text + "\n", encoding="utf-8")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A new figure; width and height in inches."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def heat_map(axes: Any, values: Tensor, **options: Any) -> Any:
+    """Draws a matrix with its first row on top; returns the image, for a colour bar."""
+    axes.grid(visible=False)
+    return axes.imshow(values.detach().numpy(), interpolation="nearest", **options)
+
+
+def colour_of_head(head: int, heads: int) -> Any:
+    """The colour of a head, from dark to light by index."""
+    return matplotlib.colormaps["viridis"](head / max(heads - 1, 1) * 0.9)
+
+
+def shades(values: Tensor) -> dict[str, Any]:
+    """Options of a heat map: a diverging colour map if values have both signs."""
+    if bool((values >= 0).all()):
+        return {"cmap": "viridis", "vmin": float(values.min()), "vmax": float(values.max())}
+    return signed(values)
+
+
+def signed(values: Tensor) -> dict[str, Any]:
+    """Options of a heat map that shows 0 in white."""
+    largest = float(values.abs().max()) or 1.0
+    return {"cmap": SIGNED, "vmin": -largest, "vmax": largest}
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
+    """The error for an unknown name."""
+    known = list(known)
+    hint = did_you_mean(name, known)
+    told = f"{hint} Known: " if hint else "known: "
+    return ValueError(f'unknown {kind} "{name}"; {told}{", ".join(known)}')
+
+
+def _plain(value: Any) -> Any:
+    """Converts to JSON: tensors to lists, non-finite values to null."""
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    return value
+
+
+def symbol(character: str) -> str:
+    """A visible symbol for a character, as a row or column label."""
+    return "␣" if character == " " else character
+
+
+def integer(lowest: int, highest: int) -> Callable[[str], int]:
+    """An option type: an integer within bounds."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = lowest - 1
+        if not lowest <= value <= highest:
+            raise argparse.ArgumentTypeError(
+                f"'{text}' is not an integer from {lowest} to {highest}"
+            )
+        return value
+
+    return parse
+
+
+def integers(lowest: int, highest: int) -> Callable[[str], list[int]]:
+    """An option type: comma-separated integers within bounds."""
+    one = integer(lowest, highest)
+
+    def parse(text: str) -> list[int]:
+        try:
+            return [one(part) for part in text.split(",")]
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(
+                f"'{text}' is not a comma-separated list of integers from {lowest} to {highest}"
+            ) from error
+
+    return parse
+
+
+def named(text: str) -> str:
+    """An option type: non-empty text."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty word")
+    return text
+
+
+def items(text: str) -> list[str]:
+    """An option type: comma-separated words, none of them empty."""
+    words = named(text).split(",")
+    if "" in words:
+        raise argparse.ArgumentTypeError(
+            f"empty item in '{text}'; expected items joined by single commas"
+        )
+    return words
+
+
+def path(text: str) -> pathlib.Path:
+    """An option type: the path of a file or folder."""
+    return pathlib.Path(named(text))
+
+
+#: The type of --seed.
+seed = integer(0, 2**53)

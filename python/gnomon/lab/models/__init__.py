@@ -1,0 +1,30 @@
+"""The language model of the command line, and its checkpoints.
+
+Checkpoints from ``gnomon train`` can be loaded here. ``gnomon eval``, ``generate`` and ``inspect``
+read checkpoints saved here. ``gnomon train --resume`` also needs their training state.
+``gnomon.models`` is a short name of this package.
+"""
+
+from gnomon._names import publish
+from gnomon.lab.models._checkpoint import (
+    Checkpoint,
+    TrainingState,
+    load_checkpoint,
+    save_checkpoint,
+)
+from gnomon.lab.models._language_model import LanguageModel
+from gnomon.lab.models._memory import LanguageModelCache, LanguageModelMemory
+from gnomon.lab.models._tokenizer import Tokenizer
+
+__all__ = [
+    "Checkpoint",
+    "LanguageModel",
+    "LanguageModelCache",
+    "LanguageModelMemory",
+    "Tokenizer",
+    "TrainingState",
+    "load_checkpoint",
+    "save_checkpoint",
+]
+
+publish(__name__, __all__)

@@ -1,0 +1,102 @@
+"""The door between the library and the lab: what `import gnomon` loads, short names, commands."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from test_cli import ROOT
+
+import gnomon
+from gnomon import _lab
+
+pytestmark = pytest.mark.cpu("processes of its own")
+
+
+def run(program, **options):
+    return subprocess.run(
+        [sys.executable, *program], capture_output=True, text=True, check=False, **options
+    )
+
+
+def test_import_loads_nothing_of_the_lab():
+    program = """
+import json, sys, time
+start = time.perf_counter()
+import torch
+middle = time.perf_counter()
+import gnomon
+end = time.perf_counter()
+libraries = {line.split("/")[-1].strip() for line in open("/proc/self/maps") if ".so" in line}
+own = sorted(name for name in sys.modules if name.split(".")[0] == "gnomon")
+print(json.dumps([own, sorted(sys.modules), sorted(libraries), (end - middle) / (middle - start)]))
+"""
+    done = run(["-c", program])
+    assert done.returncode == 0, done.stderr
+    own, modules, libraries, ratio = json.loads(done.stdout)
+    assert not [name for name in own if name.startswith("gnomon.lab")]
+    assert not {f"gnomon.{name}" for name in _lab.NAMES} & set(own)
+    assert not {"matplotlib", "numpy.random", "optuna", "dask"} & (set(modules) - TORCH)
+    assert "libgnomon_torch.so" in libraries
+    assert "libgnomon_program.so" not in libraries
+    assert ratio < 0.25
+
+
+#: Modules that PyTorch imports by itself.
+TORCH = set(
+    json.loads(run(["-c", "import json, sys, torch; print(json.dumps(list(sys.modules)))"]).stdout)
+)
+
+
+@pytest.mark.parametrize("name", _lab.NAMES)
+def test_short_names_are_the_modules_of_the_lab(name):
+    if name in ("inspect", "report"):
+        pytest.importorskip("matplotlib")
+    program = f"""
+import gnomon
+attribute = gnomon.{name}
+import gnomon.{name}
+from gnomon import {name}
+import gnomon.lab.{name} as module
+assert attribute is gnomon.{name} is {name} is module
+"""
+    done = run(["-c", program])
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_attribute_is_an_error():
+    with pytest.raises(AttributeError, match="module 'gnomon' has no attribute 'trainer'"):
+        _ = gnomon.trainer
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """The package without the lab, as in the library's wheel."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "gnomon").mkdir()
+    for path in (ROOT / "python/gnomon").iterdir():
+        if path.name not in ("lab", "__pycache__"):
+            (folder / "gnomon" / path.name).symlink_to(path)
+    return folder
+
+
+@pytest.mark.parametrize("command", ["", ".data", ".demo", ".inspect", ".report"])
+def test_without_the_lab_a_command_says_what_to_install(bare, command):
+    done = run(["-m", f"gnomon{command}", "--help"], cwd=bare)
+    assert done.returncode == 1
+    assert done.stderr == ("gnomon: gnomon.lab is not installed; run: pip install 'gnomon[lab]'\n")
+
+
+def test_without_the_lab_the_library_works(bare):
+    program = """
+import gnomon, torch
+q = torch.randn(1, 2, 3, 4)
+assert gnomon.attention(q, q, q).isfinite().all()
+try:
+    gnomon.models
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    done = run(["-c", program], cwd=bare)
+    assert done.stdout == "gnomon.lab is not installed; run: pip install 'gnomon[lab]'\n"
+    assert run(["-m", "gnomon.info"], cwd=bare).returncode == 0
