@@ -111,8 +111,8 @@ if(TARGET gnomon_torch)
   )
 endif()
 
-# Adds a library's headers to the wheel: all in the folder of `header`.
-function(gnomon_bundle_headers library header)
+# Adds a library's headers to a component of the wheels: all in the folder of `header`.
+function(gnomon_bundle_headers component library header)
   get_target_property(places ${library} INTERFACE_INCLUDE_DIRECTORIES)
   string(REGEX REPLACE "\\$<BUILD_INTERFACE:([^>]*)>" "\\1" places "${places}")
   find_path(place ${header} PATHS ${places} NO_DEFAULT_PATH NO_CACHE REQUIRED)
@@ -120,7 +120,7 @@ function(gnomon_bundle_headers library header)
   install(
     DIRECTORY ${place}/${folder}
     DESTINATION gnomon/include
-    COMPONENT python
+    COMPONENT ${component}
     EXCLUDE_FROM_ALL
     FILES_MATCHING
     PATTERN "*.h"
@@ -130,7 +130,26 @@ function(gnomon_bundle_headers library header)
   )
 endfunction()
 
-# The component python: the contents of a wheel. Other installations exclude it.
+# Adds sources to a component of the wheels, for gnomon.build.
+function(gnomon_bundle_sources component folder)
+  install(
+    DIRECTORY ${folder}
+    DESTINATION gnomon/source
+    COMPONENT ${component}
+    EXCLUDE_FROM_ALL
+    FILES_MATCHING
+    PATTERN "CMakeLists.txt"
+    PATTERN "*.cc"
+    PATTERN "*.cmake"
+    PATTERN "*.cuh"
+    PATTERN "*.h"
+    PATTERN "*.in"
+    PATTERN "*.md"
+    PATTERN licenses EXCLUDE
+  )
+endfunction()
+
+# The component python: the contents of the library's wheel. Other installations exclude it.
 if(TARGET gnomon_torch)
   set(GNOMON_LIBRARY_FOLDER "lib/torch-{release}")
   set(GNOMON_HEADER_FOLDERS source/include source/src include)
@@ -148,28 +167,17 @@ if(TARGET gnomon_torch)
     PATTERN "*.py"
     PATTERN py.typed
     PATTERN _build.py EXCLUDE
+    PATTERN lab EXCLUDE
     PATTERN __pycache__ EXCLUDE
   )
   install(FILES ${PROJECT_BINARY_DIR}/generated/wheel/_build.py DESTINATION gnomon ${for_wheel})
   # The sources that gnomon.build compiles; gnomon.similarity.define reads their headers.
   install(FILES CMakeLists.txt DESTINATION gnomon/source ${for_wheel})
-  foreach(folder cmake include lab src)
-    install(
-      DIRECTORY ${folder}
-      DESTINATION gnomon/source
-      ${for_wheel}
-      FILES_MATCHING
-      PATTERN "CMakeLists.txt"
-      PATTERN "*.cc"
-      PATTERN "*.cmake"
-      PATTERN "*.cuh"
-      PATTERN "*.h"
-      PATTERN "*.in"
-      PATTERN "*.md"
-    )
+  foreach(folder cmake include src)
+    gnomon_bundle_sources(python ${folder})
   endforeach()
-  gnomon_bundle_headers(hwy::hwy hwy/highway.h)
-  gnomon_bundle_headers(nlohmann_json::nlohmann_json nlohmann/json.hpp)
+  gnomon_bundle_headers(python hwy::hwy hwy/highway.h)
+  gnomon_bundle_headers(python nlohmann_json::nlohmann_json nlohmann/json.hpp)
   # The libraries of a PyTorch release must find each other, the core one folder up, and PyTorch in
   # the same site-packages.
   set(GNOMON_WHEEL_RPATH "$ORIGIN;$ORIGIN/..;$ORIGIN/../../../torch/lib")

@@ -22,24 +22,38 @@ pytestmark = pytest.mark.cpu("processes of its own")
 BUILD = ROOT / "build"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """A folder as installed by pip, without compiling anything again."""
-    site = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--quiet", "--no-deps"]
+def unpack(project, component, folder):
+    """Fills a folder as pip does with the wheel of a project, without compiling anything again."""
+    command = [sys.executable, "-m", "pip", "wheel", str(project), "--quiet", "--no-deps"]
     command += [
         "--no-build-isolation",
         "--disable-pip-version-check",
         "--config-settings=wheel.cmake=false",
     ]
-    subprocess.run([*command, "-w", str(site)], check=True)
-    (wheel,) = site.glob("*.whl")
+    subprocess.run([*command, "-w", str(folder)], check=True)
+    (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as content:
-        content.extractall(site)
+        content.extractall(folder)
     wheel.unlink()
     cmake = pathlib.Path(sys.executable).with_name("cmake")
-    install = [str(cmake), "--install", str(BUILD), "--component", "python", "--prefix", str(site)]
-    subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
+    install = [cmake, "--install", BUILD, "--component", component, "--prefix", folder]
+    subprocess.run(list(map(str, install)), check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The files of the library's wheel."""
+    folder = tmp_path_factory.mktemp("library")
+    unpack(ROOT, "python", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(library, tmp_path_factory):
+    """A folder in which both wheels are installed."""
+    site = tmp_path_factory.mktemp("both") / "site"
+    shutil.copytree(library, site)
+    unpack(ROOT / "lab", "lab", site)
     return site
 
 
@@ -52,9 +66,14 @@ def run(site, *arguments):
     ).stdout
 
 
-def test_metadata(site):
-    (folder,) = site.glob("*.dist-info")
-    metadata = email.message_from_string((folder / "METADATA").read_text(encoding="utf-8"))
+def metadata_of(folder, name):
+    text = (folder / f"{name}-{gnomon.__version__}.dist-info/METADATA").read_text(encoding="utf-8")
+    return email.message_from_string(text)
+
+
+def test_metadata(library):
+    (folder,) = library.glob("*.dist-info")
+    metadata = metadata_of(library, "gnomon")
     assert metadata["Name"] == "gnomon"
     assert metadata["Version"] == gnomon.__version__
     assert metadata["Requires-Python"] == ">=3.10"
@@ -64,10 +83,35 @@ def test_metadata(site):
     assert needed == [f"torch=={minor}.*", "typing_extensions"]
     assert (folder / "WHEEL").read_text().count("Tag: py3-none-") == 1
     assert set(metadata.get_all("Provides-Extra")) == {
-        *("data", "report", "transformers", "tune", "workers")
+        *("data", "lab", "report", "transformers", "tune", "workers")
     }
     scripts = (folder / "entry_points.txt").read_text(encoding="utf-8")
     assert scripts.split("\n")[:2] == ["[console_scripts]", "gnomon = gnomon.__main__:main"]
+
+
+def test_metadata_of_the_lab(site):
+    metadata = metadata_of(site, "gnomon_lab")
+    assert metadata["Name"] == "gnomon-lab"
+    assert metadata.get_all("Requires-Dist") == [f"gnomon=={gnomon.__version__}"]
+    licenses = {"LICENSE", "licenses/CLI11.txt", "licenses/nlohmann-json.txt"}
+    assert licenses <= set(metadata.get_all("License-File"))
+    for file in metadata.get_all("License-File"):
+        folder = site / f"gnomon_lab-{gnomon.__version__}.dist-info/licenses"
+        assert (folder / file).read_bytes() == (ROOT / file).read_bytes()
+
+
+def test_the_wheels_share_no_file_and_the_library_has_nothing_of_the_lab(library, site, tmp_path):
+    def names(folder):
+        files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+        return {str(file) for file in files if not file.parts[0].endswith(".dist-info")}
+
+    unpack(ROOT / "lab", "lab", tmp_path)
+    assert not names(library) & names(tmp_path)
+    assert names(library) | names(tmp_path) == names(site)
+    for name in names(library):
+        assert not re.search(r"(^|/)(lab|CLI)/|libgnomon_program", name), name
+    done = fails(library, "-m", "gnomon", "list")
+    assert done == ["gnomon: gnomon.lab is not installed; run: pip install 'gnomon[lab]'"]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +312,7 @@ def test_it_holds_every_source(site):
             str(path.relative_to(folder))
             for part in ("cmake", "include", "lab", "src")
             for path in (folder / part).rglob("*.*")
-            if path.suffix not in (".py", ".pyc")
+            if path.suffix not in (".py", ".pyc", ".toml")
         }
 
     assert names(site / "gnomon/source") == names(ROOT)
