@@ -83,9 +83,9 @@ study: build ## run or resume a study and write its page (NAME=length DATA=folde
 install: build ## install for C and C++: headers, libraries, program (PREFIX=/usr/local NATIVE=OFF)
 	$(CMAKE) --install build --prefix "$(PREFIX)"
 
-# RELEASES="2.14 2.15": the PyTorch releases that the wheel supports; all of them by default.
+# RELEASES="2.14 2.15": the PyTorch releases that the wheels support; all of them by default.
 .PHONY: wheel
-wheel: .venv/.setup-dev ## build dist/gnomon-*.whl for several PyTorch releases (an hour)
+wheel: .venv/.setup-dev ## build the wheels in dist/ for several PyTorch releases (an hour)
 	@JOBS=$(JOBS) scripts/wheel $(RELEASES)
 
 .PHONY: demo
@@ -198,7 +198,7 @@ check-types: .venv/.setup-dev build/build.ninja ## type-check the Python code
 
 .PHONY: check-metadata
 check-metadata: .venv/.setup-dev ## validate pyproject.toml, CITATION.cff, workflows, issue forms and the Read the Docs file
-	$(BIN)/validate-pyproject pyproject.toml
+	$(BIN)/validate-pyproject pyproject.toml lab/pyproject.toml
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml

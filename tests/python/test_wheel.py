@@ -146,7 +146,10 @@ def test_versions_agree():
         assert re.findall(r"^ *version: (\d.*)", text, re.MULTILINE) == [gnomon.__version__], file
     releases = {
         file: re.search(r"2\.11 [\d. ]+\d", (ROOT / file).read_text(encoding="utf-8"))[0]
-        for file in ("scripts/wheel", "pyproject.toml", ".github/workflows/wheels.yml")
+        for file in (
+            *("scripts/wheel", "pyproject.toml", "lab/pyproject.toml"),
+            ".github/workflows/wheels.yml",
+        )
     }
     assert len(set(releases.values())) == 1, releases
 
