@@ -6,8 +6,8 @@
 
 namespace gnomon::cli {
 
-// Python reads the formats (python/gnomon/lab/data); it receives all words after the command, including
-// --help.
+// Python reads the formats (python/gnomon/lab/data); it receives all words after the command,
+// including --help.
 void AddData(CLI::App& app, Action* action) {
   CLI::App* command = app.add_subcommand(
       "data",
