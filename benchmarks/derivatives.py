@@ -7,9 +7,9 @@ float32. CPU time of one thread.
 Reports median milliseconds, and the median ratio to the call that the derivative belongs to: a jvp
 to the forward pass, a gradient of a gradient to the backward pass, and a mean-flow step (a jvp in a
 loss, then its backward pass) to a forward and a backward pass. Calls alternate. With --math it
-reports PyTorch's composition (SDPBackend.MATH) as well. --terms adds further terms to the call;
-"relative keys" runs on the float64 reference. With --float64 it compares the first-order passes in
-float64 with those in float32 instead. CPU time is hardly affected by other programs on the machine.
+reports PyTorch's composition (SDPBackend.MATH) as well. --terms adds further terms to the call.
+With --float64 it compares the first-order passes in float64 with those in float32 instead. CPU time
+is hardly affected by other programs on the machine.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@
 #include "base/visible_keys.h"
 #include "cpu/columns-inl.h"
 #include "cpu/derivatives.h"
+#include "cpu/dual_relative-inl.h"
 #include "cpu/dual_scores-inl.h"
 #include "cpu/dual_sums-inl.h"
 #include "cpu/dual_table.h"
@@ -68,6 +69,16 @@ class Pass {
         row_blocks_(DivideUp(n_.queries, block_)),
         turn_blocks_(DivideUp(n_.keys, kTurnKeys)),
         head_tasks_(n_, executor, group_ * row_blocks_),
+        relative_(in_, tangent_, block_, stride_),
+        relative_queries_(in_.relative.query, head_tasks_.queries(),
+                          relative_.keys().exists() ? n_.queries : 0, in_.relative.dim),
+        relative_query_tangents_(tangent_.relative.query, head_tasks_.queries(),
+                                 tangent_.relative.query.data != nullptr ? n_.queries : 0,
+                                 in_.relative.dim),
+        d_relative_keys_(n_, relative_.keys(), of.gradient.relative_keys,
+                         of.gradient_tangent.relative_keys),
+        d_relative_values_(n_, relative_.values(), of.gradient.relative_values,
+                           of.gradient_tangent.relative_values),
         key_panels_(in_.y, tangent_.y, head_tasks_.keys(), n_.keys, dim_),
         keys_(in_.y, head_tasks_.keys(), wants_x() ? n_.keys : 0, dim_),
         key_tangents_(tangent_.y, head_tasks_.keys(), wants_x() && has_y() ? n_.keys : 0, dim_),
@@ -82,7 +93,8 @@ class Pass {
         d_heads_(Size(2 * n_.batch * n_.heads * row_blocks_)),
         key_turns_(n_.batch * n_.key_heads * turn_blocks_),
         head_turns_(n_.batch * n_.heads),
-        pair_turns_(shares_pairs() ? row_blocks_ : 0) {
+        pair_turns_(shares_pairs() ? row_blocks_ : 0),
+        table_turns_(n_.batch * n_.heads) {
     if (wants_bias()) d_bias_.Reset(2 * n_.batch * n_.heads * terms_.table_size());
     if (!is_distance()) return;
     norms_.Reset(2 * n_.batch * n_.key_heads * n_.keys);
@@ -95,6 +107,7 @@ class Pass {
     const int64_t in_head = group_ * row_blocks_;
     const int64_t tasks = head_tasks_.whole() ? heads : heads * in_head;
     const Buffer memory(scratch_size() * WorkersFor(executor_, tasks));
+    ParallelTasks(executor_, relative_.tasks(), [&](int64_t task, int) { relative_.Fill(task); });
     if (head_tasks_.whole()) {
       ParallelTasks(executor_, heads, [&](int64_t head, int worker) {
         head_tasks_.Assign(head, worker);
@@ -167,9 +180,14 @@ class Pass {
     float* d_columns;     // gradients of column scalars and squared norms; then their tangents
     float* norms;         // squared norms of the block's keys; then their tangents
     float* plain;         // tangents of the rows' scores without temperature and cap, then these
+    // Windows of tables, with their tangents: products with relative keys, then gradients of
+    // scores; gradients of outputs times relative values, then weights.
+    float* key_window;
+    float* value_window;
+    float* table_rows;  // a window; then gradients of relative queries and their tangents
   };
   int64_t window() const { return stride_ + block_; }
-  static constexpr size_t kParts = 17;
+  static constexpr size_t kParts = 20;
   // The most arrays of scalars of pairs.
   static constexpr int64_t kScalarArrays = 3 * kMostScalars;
   std::array<int64_t, kParts> Sizes() const {
@@ -181,8 +199,8 @@ class Pass {
             is_backward ? 2 * block_ * n_.value_dim : 0,
             is_backward ? 2 * block_ * padded_value_dim_ : 0,
             2 * block_ * std::max(padded_dim_, padded_value_dim_),
-            terms_.has_values() ? stride_ : 0,
-            terms_.has_tangents() ? stride_ : 0,
+            has_bias() ? stride_ : 0,
+            has_bias_tangent() ? stride_ : 0,
             wants_bias() && !terms_.has_layout() ? 2 * window() : 0,
             wants_key_bias() ? 2 * stride_ : 0,
             function_ != nullptr ? 2 * block_ * stride_ : 0,
@@ -190,7 +208,10 @@ class Pass {
             function_ != nullptr ? 2 * (kScalarArrays + 1) * stride_ : 0,
             function_ != nullptr ? 2 * (kMostScalars + 1) * stride_ : 0,
             is_distance() ? 2 * stride_ : 0,
-            has_temper() ? 2 * block_ * stride_ : 0};
+            has_temper() ? 2 * block_ * stride_ : 0,
+            relative_.keys().exists() ? 2 * block_ * relative_.stride() : 0,
+            relative_.values().exists() ? 2 * block_ * relative_.stride() : 0,
+            block_ * std::max(relative_.stride(), 2 * relative_.keys().values().padded())};
   }
   int64_t scratch_size() const {
     int64_t size = 0;
@@ -204,9 +225,9 @@ class Pass {
       parts[n] = memory;
       memory += RoundUp(sizes[n], kWidth);
     }
-    return {parts[0],  parts[1],  parts[2],  parts[3],  parts[4],  parts[5],
-            parts[6],  parts[7],  parts[8],  parts[9],  parts[10], parts[11],
-            parts[12], parts[13], parts[14], parts[15], parts[16]};
+    return {parts[0],  parts[1],  parts[2],  parts[3],  parts[4],  parts[5],  parts[6],
+            parts[7],  parts[8],  parts[9],  parts[10], parts[11], parts[12], parts[13],
+            parts[14], parts[15], parts[16], parts[17], parts[18], parts[19]};
   }
 
   bool has_product() const { return function_ == nullptr || function_->pairs->has_product(); }
@@ -220,6 +241,10 @@ class Pass {
   bool has_d_o() const { return of_.d_o_tangent.data != nullptr; }
   bool has_temper() const { return in_.temperature != nullptr || in_.softcap != 0; }
   bool drops() const { return in_.dropout.rate != 0; }
+  bool has_bias() const { return terms_.has_values() || relative_.keys().exists(); }
+  bool has_bias_tangent() const {
+    return terms_.has_tangents() || (relative_.keys().exists() && relative_.has_key_tangents());
+  }
   // Whether a gradient or its tangent is needed.
   template <class Member>
   bool Wants(const Member& member) const {
@@ -255,9 +280,19 @@ class Pass {
   bool wants_temperature() const {
     return Wants([](const auto& gradient) { return gradient.temperature != nullptr; });
   }
+  bool wants_relative_query() const {
+    return Wants([](const auto& gradient) { return gradient.relative_query.data != nullptr; });
+  }
+  bool wants_relative_keys() const {
+    return Wants([](const auto& gradient) { return gradient.relative_keys != nullptr; });
+  }
+  bool wants_relative_values() const {
+    return Wants([](const auto& gradient) { return gradient.relative_values != nullptr; });
+  }
   bool wants_scores() const {
     return wants_x() || wants_y() || wants_scalars() || wants_bias() || wants_key_bias() ||
-           wants_pair_bias() || wants_temperature();
+           wants_pair_bias() || wants_temperature() || wants_relative_query() ||
+           wants_relative_keys();
   }
   // Whether several heads add to the same gradients of pair biases.
   bool shares_pairs() const {
@@ -267,7 +302,7 @@ class Pass {
              ((pairs.stride[0] == 0 && n_.batch > 1) || (pairs.stride[1] == 0 && n_.heads > 1));
     });
   }
-  bool wants_any() const { return wants_scores() || wants_v(); }
+  bool wants_any() const { return wants_scores() || wants_v() || wants_relative_values(); }
 
   int64_t panels() const { return DivideUp(n_.keys, kWidth); }
 
@@ -340,6 +375,9 @@ class Pass {
     }
     for (int64_t of_head = head * group_; of_head < (head + 1) * group_; ++of_head) {
       head_turns_.Start(of_head, 0);
+      table_turns_.Start(of_head, 0);
+      d_relative_keys_.Clear(of_head);
+      d_relative_values_.Clear(of_head);
       for (const bool is_tangent : {false, true}) {
         if (wants_bias()) {
           std::fill_n(BiasGradient(is_tangent, of_head), terms_.table_size(), 0.0f);
@@ -419,6 +457,9 @@ class Pass {
     float d_norm[kRowBlock];
     float d_norm_tangent[kRowBlock];
     std::vector<NearDual> near;
+    DualWindow keys_window;
+    DualWindow values_window;
+    std::vector<TableRun> runs;
 
     int64_t head(const AttentionShape& n) const { return b * n.heads + h; }
     int64_t key_head_of(const AttentionShape& n) const { return b * n.key_heads + key_head; }
@@ -448,6 +489,7 @@ class Pass {
     block.dc = tangent_.factor != nullptr ? tangent_.factor[block.h] : 0.0f;
     if (block.keys.empty()) return RunEmpty(block);
     MultiplyQueries(block, scratch);
+    if (relative_.exists()) SetWindows(block, scratch);
     if (function_ != nullptr) SetScalars(block, scratch);
     Columns columns[kRowBlock];
     for (int64_t r = 0; r < block.rows(); ++r) columns[r] = SetRow(block, r, scratch);
@@ -459,13 +501,16 @@ class Pass {
       }
       AddBiasGradients(block, columns, scratch);
       if (wants_pair_bias()) AddPairGradients(block, columns, scratch);
+      if (relative_.keys().exists()) SetRelativeGradients(block, columns, scratch);
       if (function_ != nullptr) SetProductGradients(block, columns, scratch);
     }
     for (int64_t r = 0; drops() && r < block.rows(); ++r) {
       DropRow(DropperOf(block, r), block.first, columns[r], DualOf(scratch.weights, block, r));
     }
+    if (relative_.values().exists()) SetRelativeWeights(block, columns, scratch);
     WriteOutputs(block, scratch);
     if (wants_x() && has_product()) WriteQueryGradients(block, scratch);
+    if (wants_tables()) AddTableRows(block, scratch);
     AddKeyGradients(block, scratch);
   }
 
@@ -479,6 +524,8 @@ class Pass {
       clear(of_.o_tangent, n_.value_dim);
       clear(of_.gradient.x, dim_);
       clear(of_.gradient_tangent.x, dim_);
+      clear(of_.gradient.relative_query, in_.relative.dim);
+      clear(of_.gradient_tangent.relative_query, in_.relative.dim);
       WriteStatistics(block, i, -kInfinity, 0, 0, -1);
       for (const bool is_tangent : {false, true}) {
         if (float* d_temperature = Gradient(is_tangent).temperature) {
@@ -495,6 +542,10 @@ class Pass {
     if (wants_scores()) {
       head_turns_.Wait(block.head(n_), block.number);
       head_turns_.Pass(block.head(n_), block.number);
+    }
+    if (wants_tables()) {
+      table_turns_.Wait(block.head(n_), block.number);
+      table_turns_.Pass(block.head(n_), block.number);
     }
     if (wants_pair_bias()) {
       const std::vector<Columns> none(block.row_count(), Columns{0, 0});
@@ -570,18 +621,109 @@ class Pass {
             static_cast<float>(in_.softcap)};
   }
 
-  // The biases of a row, in log2 units, and their tangents; null if there are none.
-  DualRow SumBiases(const DualTerms::Row& row, const Scratch& scratch) const {
-    if (terms_.has_values()) {
+  // The biases of row r, in log2 units, and their tangents; null if there are none.
+  DualRow SumBiases(Block& block, int64_t r, const Columns& columns, const Scratch& scratch) const {
+    const DualTerms::Row row = TermRow(block, r, columns);
+    const bool is_relative = relative_.keys().exists();
+    const float factor = in_.relative.factor;
+    if (has_bias()) {
       const DF d;
       terms_.SumBiases(row, scratch.bias);
+      if (is_relative) {
+        relative_.Read(row, block.keys_window.values, r, factor, scratch.bias, &block.runs);
+      }
       for (int64_t j = row.columns.first(); j < row.columns.last(); j += kLaneCount) {
         hn::Store(BiasInLog2(hn::Load(d, scratch.bias + j)), d, scratch.bias + j);
       }
     }
-    if (terms_.has_tangents()) terms_.SumTangents(row, scratch.bias_tangent);
-    return {terms_.has_values() ? scratch.bias : nullptr,
-            terms_.has_tangents() ? scratch.bias_tangent : nullptr};
+    if (has_bias_tangent()) {
+      terms_.SumTangents(row, scratch.bias_tangent);
+      if (is_relative) {
+        relative_.Read(row, block.keys_window.tangents, r, factor, scratch.bias_tangent,
+                       &block.runs);
+      }
+    }
+    return {has_bias() ? scratch.bias : nullptr,
+            has_bias_tangent() ? scratch.bias_tangent : nullptr};
+  }
+
+  bool wants_tables() const { return d_relative_keys_.wanted() || d_relative_values_.wanted(); }
+
+  // Sets the windows of the tables, and multiplies the queries by the relative keys.
+  void SetWindows(Block& block, const Scratch& scratch) const {
+    const auto window = [&](float* memory) {
+      return relative_.Window(block.b, block.begin, block.end, block.keys, memory);
+    };
+    if (relative_.values().exists()) block.values_window = window(scratch.value_window);
+    if (!relative_.keys().exists()) return;
+    block.keys_window = window(scratch.key_window);
+    relative_.MultiplyKeys(block.b, block.h, block.begin, block.rows(), block.keys_window,
+                           scratch.table_rows);
+  }
+
+  // Replaces the window of products with relative keys by sums of score gradients, and writes the
+  // gradients of relative queries.
+  void SetRelativeGradients(Block& block, const Columns* columns, const Scratch& scratch) const {
+    const int64_t rows = block.rows();
+    const DualWindow& window = block.keys_window;
+    for (int64_t r = 0; r < rows; ++r) {
+      const DualTerms::Row row = TermRow(block, r, columns[r]);
+      const DualRow gradients = DualOf(scratch.gradients, block, r);
+      const float factor = in_.relative.factor;
+      window.ClearRow(r);
+      relative_.Add(row, gradients.values, factor, window.values, r, &block.runs);
+      relative_.Add(row, gradients.tangents, factor, window.tangents, r, &block.runs);
+    }
+    if (!wants_relative_query()) return;
+    const int64_t padded = relative_.keys().values().padded();
+    float* const sums = scratch.table_rows;
+    float* const tangents = sums + rows * padded;
+    std::fill_n(sums, 2 * rows * padded, 0.0f);
+    relative_.keys().AddProducts(block.h, rows, window, sums, tangents);
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto write = [&](const View<float>& view, const float* from) {
+        if (view.data == nullptr) return;
+        std::copy_n(from + r * padded, in_.relative.dim,
+                    view.row(block.b, block.h, block.begin + r));
+      };
+      write(of_.gradient.relative_query, sums);
+      write(of_.gradient_tangent.relative_query, tangents);
+    }
+  }
+
+  // Replaces the window of products with relative values by sums of weights.
+  void SetRelativeWeights(Block& block, const Columns* columns, const Scratch& scratch) const {
+    const DualWindow& window = block.values_window;
+    for (int64_t r = 0; r < block.rows(); ++r) {
+      const DualTerms::Row row = TermRow(block, r, columns[r]);
+      const DualRow weights = DualOf(scratch.weights, block, r);
+      window.ClearRow(r);
+      relative_.Add(row, weights.values, 1.0f, window.values, r, &block.runs);
+      relative_.Add(row, weights.tangents, 1.0f, window.tangents, r, &block.runs);
+    }
+  }
+
+  // Adds the gradients of the tables.
+  void AddTableRows(const Block& block, const Scratch& scratch) {
+    const int64_t head = block.head(n_);
+    const int64_t rows = block.rows();
+    table_turns_.Wait(head, block.number);
+    if (d_relative_keys_.wanted()) {
+      relative_queries_.Fill(block.b, block.h, block.begin, block.end);
+      Rows tangents;
+      if (tangent_.relative.query.data != nullptr) {
+        relative_query_tangents_.Fill(block.b, block.h, block.begin, block.end);
+        tangents = relative_query_tangents_.Head(block.b, block.h);
+      }
+      d_relative_keys_.Add(head, rows, block.keys_window, relative_queries_.Head(block.b, block.h),
+                           tangents, block.begin);
+    }
+    if (d_relative_values_.wanted()) {
+      const Rows d_o{scratch.stacked_d_o, padded_value_dim_};
+      const Rows d_o_tangents{d_o.row(rows), padded_value_dim_};
+      d_relative_values_.Add(head, rows, block.values_window, d_o, d_o_tangents, 0);
+    }
+    table_turns_.Pass(head, block.number);
   }
 
   // Turns row r's inner products into weights; returns the columns that it sees.
@@ -592,7 +734,7 @@ class Pass {
     Columns columns{seen.begin - block.first, seen.end - block.first};
     if (seen.empty()) columns = {0, 0};
     if (function_ != nullptr) SetValues(block, r, columns, {weights, tangents}, scratch);
-    const DualRow bias = SumBiases(TermRow(block, r, columns), scratch);
+    const DualRow bias = SumBiases(block, r, columns, scratch);
     float largest =
         SetScores(weights, tangents, columns, block.c, block.dc, bias.values, bias.tangents);
     if (has_temper()) {
@@ -665,6 +807,10 @@ class Pass {
     } else {
       MultiplyByKeys(block, weights, rows, values, n_.value_dim, sums);
     }
+    if (relative_.values().exists()) {
+      relative_.values().AddProducts(block.h, rows, block.values_window, has_o ? sums : nullptr,
+                                     has_tangent ? tangents : nullptr);
+    }
     for (int64_t r = 0; r < rows; ++r) {
       const auto write = [&](const View<float>& view, const float* from) {
         if (view.data == nullptr) return;
@@ -724,12 +870,26 @@ class Pass {
       MultiplyTangents(block.row_count(), vectors, n_.value_dim, scratch.d_o, has_d_o(), panel,
                        has_v(), tangents + j - block.first, block.stride);
     }
+    if (!relative_.values().exists()) return;
+    const auto of_d_o = [&](int64_t first) -> Strided {
+      return {scratch.d_o + first, Size(2 * n_.value_dim), 1};
+    };
+    relative_.values().Multiply(
+        block.h, block.rows(),
+        {of_d_o(n_.value_dim), has_d_o() ? of_d_o(0) : Strided{nullptr, 0, 0}}, block.values_window,
+        scratch.table_rows);
   }
 
   void SetScoreGradientRow(Block& block, int64_t r, const Columns& columns,
                            const Scratch& scratch) const {
     const int64_t row = RowAt(block, block.begin + r);
     const DualRow gradients = DualOf(scratch.gradients, block, r);
+    if (relative_.values().exists()) {
+      const DualTerms::Row of_row = TermRow(block, r, columns);
+      relative_.Read(of_row, block.values_window.values, r, 1.0f, gradients.values, &block.runs);
+      relative_.Read(of_row, block.values_window.tangents, r, 1.0f, gradients.tangents,
+                     &block.runs);
+    }
     if (drops()) DropRow(DropperOf(block, r), block.first, columns, gradients);
     const float d_lse = of_.d_lse != nullptr ? of_.d_lse[row] : 0.0f;
     const float d_lse_tangent = of_.d_lse_tangent != nullptr ? of_.d_lse_tangent[row] : 0.0f;
@@ -1365,6 +1525,8 @@ class Pass {
 
   // Adds up the gradients of tensors that all sequences of the batch share, in a fixed order.
   void Merge() const {
+    d_relative_keys_.Merge();
+    d_relative_values_.Merge();
     for (const bool is_tangent : {false, true}) {
       const AttentionGradient<float>& gradient = Gradient(is_tangent);
       for (int64_t h = 0; h < n_.heads; ++h) {
@@ -1407,6 +1569,11 @@ class Pass {
   int64_t row_blocks_;
   int64_t turn_blocks_;
   HeadTasks head_tasks_;
+  DualRelative relative_;
+  PaddedRows relative_queries_;
+  PaddedRows relative_query_tangents_;
+  DualTableGradient d_relative_keys_;
+  DualTableGradient d_relative_values_;
   DualPanels key_panels_;
   PaddedRows keys_;
   PaddedRows key_tangents_;
@@ -1424,6 +1591,7 @@ class Pass {
   Turns key_turns_;                // per key head and block of keys
   Turns head_turns_;               // per query head
   Turns pair_turns_;               // per block of rows, if heads share gradients of pairs
+  Turns table_turns_;              // per query head
 };
 
 void Differentiate(const AttentionDerivatives& of, const Executor& executor) {

@@ -12,10 +12,10 @@ namespace gnomon {
 struct AttentionDerivatives {
   // The pair function; null: the inner product.
   const DualTable* function = nullptr;
-  // Relative keys, values and queries are not supported.
+  // Relative queries are not supported.
   AttentionInput<float> input;
-  // The tangents of tokens, scalars, factor, temperature and biases, in the layout of the input,
-  // except that pair biases may have other strides.
+  // The tangents of tokens, scalars, factor, temperature, biases and relative tables, in the layout
+  // of the input, except that pair biases may have other strides.
   AttentionInput<float> tangent;
 
   AttentionOutput<float> output;

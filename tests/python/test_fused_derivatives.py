@@ -31,6 +31,7 @@ KEY_POSITIONS = 2 * torch.randperm(KEYS, generator=generator_of(12)).expand(BATC
 DIFFERENCES = (POSITIONS[0, :, None] - KEY_POSITIONS[0]).abs()
 COLUMNS = torch.arange(KEYS)
 ROWS = torch.arange(QUERIES)
+RELATIVE = random(13, DIM, seed=13) / 2
 GRID_BIAS = torch.full((HEADS,), 0.3, dtype=torch.float64)
 
 
@@ -42,6 +43,12 @@ def grid_distance():
     """Of places of a grid of 5 x 11, along both axes together."""
     rows, keys = ROWS[:, None], COLUMNS
     return (rows // 11 - keys // 11).abs() + (rows % 11 - keys % 11).abs()
+
+
+def offsets(clip=True):
+    """Of keys from queries that start at 9, as rows of RELATIVE; 13 where there is none."""
+    rows = COLUMNS - ROWS[:, None] - 9 + 6
+    return rows.clamp(0, 12) if clip else torch.where((rows < 0) | (rows > 12), 13, rows)
 
 
 # The arguments of gnomon.attention from one more tensor, those of plain(), and the tensor.
@@ -104,6 +111,49 @@ TERMS = {
         lambda t: {"bias": t},
         random(1, 1, QUERIES, KEYS, seed=6),
     ),
+    "relative keys": (
+        lambda t: {"position": position.Relative(t, 6), "query_offset": 9, "causal": True},
+        lambda t: {"relative": t[offsets()], "visible": ROWS[:, None] + 9 >= COLUMNS},
+        random(13, DIM, seed=7) / 2,
+    ),
+    "relative keys of heads, to a distance": (
+        lambda t: {
+            "position": position.Relative(t, 6, far="zero"),
+            "query_offset": 9,
+            "key_lengths": [KEYS, 0],
+        },
+        lambda t: {
+            "relative": torch.nn.functional.pad(t, (0, 0, 0, 1))[:, offsets(clip=False)],
+            "visible": torch.tensor([KEYS, 0])[:, None, None, None] > COLUMNS,
+        },
+        random(HEADS, 13, DIM, seed=8) / 2,
+    ),
+    "relative keys and values, dropout": (
+        lambda t: {
+            "position": position.Relative(RELATIVE.to(t.dtype), 6, values=t),
+            "query_offset": 9,
+            "dropout": 0.4,
+            "seed": 7,
+        },
+        lambda t: {
+            "relative": RELATIVE.to(t.dtype)[offsets()],
+            "values": t[offsets()],
+            "dropout": 0.4,
+            "seed": 7,
+        },
+        random(13, 3, seed=9),
+    ),
+    "relative keys at positions": (
+        lambda t: {
+            "position": position.Relative(t, 6),
+            "positions": POSITIONS,
+            "key_positions": KEY_POSITIONS,
+        },
+        lambda t: {
+            "relative": t[(KEY_POSITIONS[0] - POSITIONS[0, :, None]).clamp(-6, 6) + 6],
+        },
+        random(13, DIM, seed=7) / 2,
+    ),
     "grid": (
         lambda t: {
             "position": position.Grid((5, 11), [position.ALiBi(t), position.ALiBi(t)]),
@@ -125,7 +175,7 @@ def kept(dropout, seed):
 
 
 def plain(q, k, v, name, temperature=None, softcap=0.0, bias=None, alibi=False, visible=None,
-          dropout=0.0, seed=0):  # fmt: skip
+          dropout=0.0, seed=0, relative=None, values=None):  # fmt: skip
     k, v = (x.repeat_interleave(HEADS // KEY_HEADS, 1) for x in (k, v))
     if name is None:
         scores = q @ k.mT / math.sqrt(DIM)
@@ -137,6 +187,8 @@ def plain(q, k, v, name, temperature=None, softcap=0.0, bias=None, alibi=False, 
         bias = -slopes[:, None, None] * (ROWS[:, None] + 9 - COLUMNS).abs()
     if bias is not None:
         scores = scores + bias
+    if relative is not None:
+        scores = scores + (q[..., None, :] * relative).sum(-1) / math.sqrt(DIM)
     if temperature is not None:
         scores = scores * temperature[..., None]
     if softcap:
@@ -147,7 +199,10 @@ def plain(q, k, v, name, temperature=None, softcap=0.0, bias=None, alibi=False, 
     weights = scores.softmax(-1).masked_fill(empty[..., None], 0.0)
     if dropout:
         weights = weights * kept(dropout, seed).to(weights.dtype)
-    return weights @ v, scores.logsumexp(-1).masked_fill(empty, -math.inf)
+    o = weights @ v
+    if values is not None:
+        o = o + (weights[..., None] * values).sum(-2)
+    return o, scores.logsumexp(-1).masked_fill(empty, -math.inf)
 
 
 def inputs_of(name, scale):
@@ -245,6 +300,42 @@ def test_shared_pair_bias_of_several_blocks_of_rows(heads):
         torch.testing.assert_close(results[0][n].double(), x, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("heads", [(), (HEADS,)])
+def test_relative_tables_of_several_blocks_of_rows(heads):
+    """Longer than a block, with more tasks than workers, and with rows and entries of their own."""
+    shapes = {
+        "q": (2, HEADS, 300, 4),
+        "k": (2, KEY_HEADS, 300, 4),
+        "v": (2, KEY_HEADS, 300, 3),
+        "keys": (*heads, 201, 4),
+        "values": (*heads, 201, 3),
+    }
+    inputs = {n: random(*shape, seed=i).float() / 2 for i, (n, shape) in enumerate(shapes.items())}
+
+    def call(x):
+        return gnomon.attention(
+            *(x[n] for n in "qkv"),
+            position=position.Relative(x["keys"], 100, values=x["values"]),
+            window=(120, 40),
+            return_lse=True,
+        )
+
+    expected = of_formula(call, {n: x.double() for n, x in inputs.items()})
+    threads = torch.get_num_threads()
+    try:
+        results = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(of_formula(call, inputs))
+    finally:
+        torch.set_num_threads(threads)
+    for n, x in expected.items():
+        assert all(torch.equal(results[0][n], other[n]) for other in results[1:]), n
+        torch.testing.assert_close(results[0][n].double(), x, rtol=1e-4, atol=1e-4)
+    # The reference computes in float64.
+    assert not torch.equal(results[0]["keys"], expected["keys"].float())
+
+
 def test_packed_documents_cost_their_own_pairs():
     """A row of a packed document reads only the keys of the document."""
     length = 4096
@@ -273,6 +364,7 @@ def test_packed_documents_cost_their_own_pairs():
         "temperature=t, score_softcap=3.0, window=(8, 8)",
         "dropout=0.1, seed=3, window=(8, 8)",
         "query_segments=s, key_segments=s, temperature=t",
+        "position=gnomon.position.Relative(q[0, 0, :5], 2, values=q[0, 0, :5]), temperature=t",
     ],
 )
 def test_memory_of_terms_is_linear_in_the_length(arguments):

@@ -47,6 +47,12 @@ class TangentCall {
     }
     tangent.key_bias = Numbers("key_bias");
     tangent.temperature = Numbers("temperature");
+    const at::Tensor queries = TangentOf("relative_query");
+    if (queries.defined()) {
+      tangent.relative.query = Rows<float>(Keep(WithRows(queries.to(at::kFloat))));
+    }
+    tangent.relative.keys = Numbers("relative_keys");
+    tangent.relative.values = Numbers("relative_values");
     const at::Tensor pairs = TangentOf("pair_bias");
     if (!pairs.defined()) return;
     const at::Tensor& wide = Keep(WithRows(pairs.to(at::kFloat)));
@@ -130,6 +136,9 @@ class GradientTensors {
     to.key_bias = MutableData<float>(of("key_bias"));
     to.pair_bias = PairGradient<float>(of("pair_bias"));
     to.temperature = MutableData<float>(of("temperature"));
+    to.relative_query = MutableRows<float>(of("relative_query"));
+    to.relative_keys = MutableData<float>(of("relative_keys"));
+    to.relative_values = MutableData<float>(of("relative_values"));
     wants_parameters_ = of("bias_parameters").numel() > 0;
     of.Done();
   }
@@ -168,8 +177,7 @@ bool HasTable(std::string_view name) {
 }  // namespace
 
 bool HasFusedDerivatives(const OperatorArguments& a) {
-  return HasTable(a.function) && a.x.scalar_type() != at::kDouble && !a.relative_keys &&
-         !a.relative_values && !a.relative_queries;
+  return HasTable(a.function) && a.x.scalar_type() != at::kDouble && !a.relative_queries;
 }
 
 std::optional<AttentionOperator::JvpOutputs> FusedJvp(const OperatorArguments& a,

@@ -1,0 +1,229 @@
+// Relative keys and values with their tangents, for blocks of rows of one head.
+#if defined(GNOMON_SRC_CPU_DUAL_RELATIVE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_DUAL_RELATIVE_INL_H_
+#undef GNOMON_SRC_CPU_DUAL_RELATIVE_INL_H_
+#else
+#define GNOMON_SRC_CPU_DUAL_RELATIVE_INL_H_
+#endif
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/columns-inl.h"
+#include "cpu/dual_scores-inl.h"
+#include "cpu/dual_terms-inl.h"
+#include "cpu/packing-inl.h"
+#include "cpu/tables-inl.h"
+#include "cpu/vocabulary-inl.h"
+#include "gnomon/attention.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gnomon {
+namespace HWY_NAMESPACE {
+
+// Rows of numbers and of their tangents, the latter null for tangents of 0.
+struct DualOperand {
+  Strided values;
+  Strided tangents;
+};
+
+// A window of table entries per row, and that of the tangents.
+struct DualWindow {
+  TableWindow values;
+  TableWindow tangents;
+
+  void ClearRow(int64_t r) const {
+    values.ClearRow(r);
+    tangents.ClearRow(r);
+  }
+};
+
+// A table of rows with its tangent.
+class DualRowTable {
+ public:
+  DualRowTable(const AttentionShape& n, const float* table, const float* tangent, bool heads,
+               int64_t size, int64_t columns)
+      : values_(table, heads, n, size, columns, {.multiply = true, .add_product = true}),
+        tangents_(tangent, heads, n, size, columns, {.multiply = true, .add_product = true}) {}
+
+  bool exists() const { return values_.exists(); }
+  const RowTable& values() const { return values_; }
+
+  int64_t tasks() const { return Tasks(values_) + Tasks(tangents_); }
+  void Fill(int64_t task) const {
+    if (task < Tasks(values_)) return values_.Fill(task);
+    tangents_.Fill(task - Tasks(values_));
+  }
+
+  // The products of rows with the window's entries. Overwrites `scratch`, a window as well.
+  void Multiply(int64_t h, int64_t rows, const DualOperand& x, const DualWindow& window,
+                float* scratch) const {
+    values_.Multiply(h, rows, x.values, window.values);
+    if (x.tangents.data != nullptr) {
+      values_.Multiply(h, rows, x.tangents, window.tangents);
+    } else {
+      for (int64_t r = 0; r < rows; ++r) window.tangents.ClearRow(r);
+    }
+    if (!tangents_.exists()) return;
+    TableWindow more = window.tangents;
+    more.data = scratch;
+    tangents_.Multiply(h, rows, x.values, more);
+    const int64_t count = window.tangents.range.end - window.tangents.origin;
+    for (int64_t r = 0; r < rows; ++r) AddNumbers(more.Row(r), count, window.tangents.Row(r));
+  }
+
+  // Adds the products of a window with the table to rows of values().padded() columns, and their
+  // tangents to others. Null: not needed.
+  void AddProducts(int64_t h, int64_t rows, const DualWindow& window, float* to,
+                   float* to_tangents) const {
+    if (to != nullptr) values_.AddProduct(h, rows, window.values, to);
+    if (to_tangents == nullptr) return;
+    values_.AddProduct(h, rows, window.tangents, to_tangents);
+    if (tangents_.exists()) tangents_.AddProduct(h, rows, window.values, to_tangents);
+  }
+
+ private:
+  static int64_t Tasks(const RowTable& table) { return table.exists() ? table.tasks() : 0; }
+
+  RowTable values_;
+  RowTable tangents_;
+};
+
+// The gradients of a DualRowTable and their tangents: sums per query head, and their totals.
+class DualTableGradient {
+ public:
+  DualTableGradient(const AttentionShape& n, const DualRowTable& table, float* to,
+                    float* to_tangent)
+      : n_(n),
+        table_(table.values()),
+        values_(table.values(), to, n.batch * n.heads),
+        tangents_(table.values(), to_tangent, n.batch * n.heads) {}
+
+  bool wanted() const { return values_.wanted() || tangents_.wanted(); }
+  // `head` counts across the batch.
+  void Clear(int64_t head) const {
+    values_.ClearPart(head);
+    tangents_.ClearPart(head);
+  }
+  // Adds the transposed window times rows, which start at `first`.
+  void Add(int64_t head, int64_t rows, const DualWindow& window, Rows x, Rows x_tangents,
+           int64_t first) const {
+    if (values_.wanted()) values_.Add(head, rows, window.values, x, first);
+    if (!tangents_.wanted()) return;
+    tangents_.Add(head, rows, window.tangents, x, first);
+    if (x_tangents.data != nullptr) tangents_.Add(head, rows, window.values, x_tangents, first);
+  }
+  void Merge() const {
+    for (const RowTableGradient* gradient : {&values_, &tangents_}) {
+      for (int64_t h = 0; gradient->wanted() && h < table_.tables(); ++h) {
+        gradient->Merge(h, [&](int64_t head) { return !table_.heads() || head % n_.heads == h; });
+      }
+    }
+  }
+
+ private:
+  const AttentionShape& n_;
+  const RowTable& table_;
+  RowTableGradient values_;
+  RowTableGradient tangents_;
+};
+
+// The terms of the tables in the rows of a block: what pairs read, and its transpose.
+class DualRelative {
+ public:
+  // Blocks have at most `rows` rows and `columns` columns.
+  DualRelative(const AttentionInput<float>& in, const AttentionInput<float>& tangent, int64_t rows,
+               int64_t columns)
+      : in_(in),
+        tangent_(tangent),
+        reader_(in, in.relative.layout),
+        keys_(in.shape, in.relative.keys, tangent.relative.keys, in.relative.key_heads, Size(in),
+              in.relative.dim),
+        values_(in.shape, in.relative.values, tangent.relative.values, in.relative.value_heads,
+                Size(in), in.shape.value_dim) {
+    if (exists()) stride_ = reader_.WindowStride(rows, columns);
+  }
+
+  bool exists() const { return keys_.exists() || values_.exists(); }
+  bool has_key_tangents() const {
+    return tangent_.relative.keys != nullptr || tangent_.relative.query.data != nullptr;
+  }
+  const DualRowTable& keys() const { return keys_; }
+  const DualRowTable& values() const { return values_; }
+  // Floats per row of a window.
+  int64_t stride() const { return stride_; }
+
+  int64_t tasks() const { return keys_.tasks() + values_.tasks(); }
+  void Fill(int64_t task) const {
+    if (task < keys_.tasks()) return keys_.Fill(task);
+    values_.Fill(task - keys_.tasks());
+  }
+
+  // The window in `memory`, which holds 2 rows per row, of queries [begin, end) with `keys`.
+  DualWindow Window(int64_t b, int64_t begin, int64_t end, KeyRange keys, float* memory) const {
+    const int64_t rows = end - begin;
+    DualWindow window;
+    window.values = reader_.Window(b, begin, rows, keys.begin, keys.end, stride_, memory);
+    window.tangents = window.values;
+    window.tangents.data = memory + rows * stride_;
+    return window;
+  }
+
+  // Products of queries, from `query` on, with the relative keys.
+  void MultiplyKeys(int64_t b, int64_t h, int64_t query, int64_t rows, const DualWindow& window,
+                    float* scratch) const {
+    const auto rows_of = [&](const View<const float>& view) -> Strided {
+      if (view.data == nullptr) return {nullptr, 0, 0};
+      return {view.row(b, h, query), HWY_NAMESPACE::Size(view.stride[2]), 1};
+    };
+    keys_.Multiply(h, rows, {rows_of(in_.relative.query), rows_of(tangent_.relative.query)}, window,
+                   scratch);
+  }
+
+  // Adds factor times what a row's pairs read to `to`, whose columns are those of the block; or
+  // the transpose.
+  void Read(const DualTerms::Row& row, const TableWindow& window, int64_t r, float factor,
+            float* to, std::vector<TableRun>* runs) const {
+    if (row.count() <= 0) return;
+    reader_.Read(TileRowOf(row), window.Row(r), window.origin, window.range, factor,
+                 to + row.columns.first(), runs);
+  }
+  void Add(const DualTerms::Row& row, const float* from, float factor, const TableWindow& window,
+           int64_t r, std::vector<TableRun>* runs) const {
+    if (row.count() <= 0) return;
+    reader_.Add(TileRowOf(row), from + row.columns.first(), factor, window.Row(r), window.origin,
+                window.range, runs);
+  }
+
+ private:
+  static int64_t Size(const AttentionInput<float>& in) {
+    return in.relative.layout != nullptr ? in.relative.layout->size() : 0;
+  }
+  static TileRow TileRowOf(const DualTerms::Row& row) {
+    const Columns& columns = row.columns;
+    return {row.b,
+            row.h,
+            row.i,
+            row.first + columns.first(),
+            columns.last() - columns.first(),
+            row.first + columns.begin,
+            row.first + columns.end,
+            false,
+            1.0f};
+  }
+
+  const AttentionInput<float>& in_;
+  const AttentionInput<float>& tangent_;
+  TableReader reader_;
+  DualRowTable keys_;
+  DualRowTable values_;
+  int64_t stride_ = 0;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace gnomon
+HWY_AFTER_NAMESPACE();
+
+#endif
