@@ -12,6 +12,7 @@ from docutils.utils.math import latex2mathml
 from sphinx.pycode import ModuleAnalyzer
 
 import gnomon
+import gnomon.lab.models
 
 project = "gnomon"
 author = "the gnomon developers"

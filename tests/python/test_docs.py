@@ -18,6 +18,7 @@ from test_cli import ROOT, succeed
 from test_content import CONTENT
 
 import gnomon
+import gnomon.lab.models
 
 pytestmark = pytest.mark.cpu("files alone")
 

@@ -111,8 +111,8 @@ def mask_arguments(
             device.
 
     Returns:
-        A dictionary of arguments of attention that express the mask: some of causal, window,
-        query_offset, key_starts, key_lengths, query_segments, key_segments and mask.
+        A dictionary of arguments of attention that express the mask (some of causal, window,
+        query_offset, key_starts, key_lengths, query_segments, key_segments and mask).
 
     Raises:
         ValueError: lengths are missing.
