@@ -21,6 +21,7 @@ import argparse
 import itertools
 import keyword
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -81,14 +82,14 @@ EXAMPLES = {
 #: The docstring of each Python module, and the names that it imports from other modules.
 MODULES = {
     "similarity": (
-        """Similarities: the score s_ij of a query and a key before the softmax.
+        """Similarities, which compute the score s_ij of a query and a key.
 
-gamma and beta are numbers, or tensors with shape (H,), one value per query head, or (), one value
-for all heads. Tensors may require grad.
+Per-head parameters such as gamma are numbers, tensors (H,) with one value per query head, or
+tensors () with one value for all heads. Tensors that require grad receive gradients.
 
 A specification string such as "penumbral:score=height2" is accepted wherever a similarity is
-expected. If it omits gamma or beta, they take the initial values of a module, which give the scores
-of N(0, 1) tokens a standard deviation of 1. define() creates a similarity from a formula.
+expected. If it omits a per-head parameter, the initial value of a module is used, which gives the
+scores of N(0, 1) tokens a standard deviation of 1. define() creates a similarity from a formula.
 """,
         {
             "gnomon._define": ["DefinedSimilarity", "define"],
@@ -96,15 +97,16 @@ of N(0, 1) tokens a standard deviation of 1. define() creates a similarity from 
         },
     ),
     "position": (
-        """Positions: how the positions p_i of a query and p_j of a key change the scores.
+        """Positions: terms that depend on the position p_i of a query and the position p_j of a key.
 
-``RoPE() + ALiBi(slopes)`` is the sum of both, and so is a list of them. A sum may contain at most
-one rotation, one content term ({content}), one QK-norm, one sink and one gate, and any number of
-biases. Content terms read q as passed. A term is learned if its tensor requires grad. Where (H,),
-one value per query head, is expected, a number or a tensor () applies to all heads.
+``RoPE() + ALiBi(slopes)`` is the sum of two terms; a list of terms is also summed. A sum may
+contain at most one rotation, one content term ({content}), one QK-norm, one sink and one gate, and
+any number of biases. Content terms use unrotated queries. Tensors that require grad receive
+gradients. Where a tensor (H,), one value per query head, is expected, a number or a 0-d tensor
+applies to all heads.
 
 A specification string such as "rope+alibi" is accepted wherever a position is expected, also in a
-sum: ``"rope" + ALiBi(slopes)``. Parameters that it omits take the initial values of a module.
+sum: ``"rope" + ALiBi(slopes)``. Parameters that it omits have the initial values of a module.
 """,
         {
             "gnomon._grid": ["Grid"],
@@ -282,10 +284,21 @@ def encoding_arguments(entry: dict[str, Any]) -> list[Argument]:
 
 
 def paragraphs_of(entry: dict[str, Any]) -> list[str]:
-    """The description of a term: its formula, details and source."""
+    """The description of a term: its summary, details and source."""
     details = entry["details"].split("\n\n") if entry["details"] else []
     title = entry["title"][0].upper() + entry["title"][1:]
-    return [f"{title}: {entry['formula']}.", *details, entry["source"] + "."]
+    return [f"{title}: {summary_of(entry)}.", *details, entry["source"] + "."]
+
+
+def summary_of(entry: dict[str, Any]) -> str:
+    """The formula of a term as a clause."""
+    formula: str = entry["formula"]
+    if entry["role"] == "similarity":
+        return f"the score is {formula}"
+    if entry["role"] != "content" and not entry["role"].endswith("bias"):
+        return formula
+    summand, *explanation = re.split(r"(, where |; )", formula, maxsplit=1)
+    return f"adds {summand} to the score{''.join(explanation)}"
 
 
 def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
@@ -420,9 +433,9 @@ def future_first(
     fields = ", ".join(argument.python for argument in arguments)
     yield "    @classmethod"
     yield f"    def from_future_first(cls, {fields}) -> {class_name}:"
-    yield '        """Creates the term from tables stored in the opposite order.'
+    yield '        """Creates the term from tables whose rows run from future to past.'
     yield ""
-    yield "        Row n holds offset p_j - p_i = max_offset - n."
+    yield "        Row n belongs to the offset p_j - p_i = max_offset - n."
     yield '        """'
     for table in tables:
         inner = "        "
@@ -441,7 +454,7 @@ def query_minus_key(class_name: str, arguments: list[Argument]) -> Iterator[str]
     (table,) = (argument.name for argument in arguments if argument.index == "grid")
     yield "    @classmethod"
     yield f"    def from_query_minus_key(cls, {fields}) -> {class_name}:"
-    yield '        """Converts a table indexed by y_i - y_j + height - 1 etc., as in Swin.'
+    yield '        """Creates the term from a table indexed by query minus key, as in Swin.'
     yield ""
     yield "        Example:"
     yield "            >>> table = torch.zeros(13 * 13, 4)  # Swin's, windows of 7x7, 4 heads"

@@ -52,14 +52,14 @@ OF_A_CALL = {
     "pair_bias": "gnomon.position.PairBias(torch.randn(1, 1, 49, 49))",
 }
 CAPTIONS = {
-    "similarity": "Scores of one query (cross) with all keys in a plane",
-    "additive": "Scores of all queries (down) and keys (across), each with head_dim 1",
-    "bias": "Bias of query i (down) and key j (across)",
-    "rotation": "Scores of equal tokens, query i (down) and key j (across)",
-    "grid_bias": "Bias from a table, for a grid of 7 x 7 tokens",
-    "forget": "Bias from random gates, query i (down) and key j (across)",
-    "content": "Scores of random queries (down) at each key (across), for zero keys",
-    "embedding": "Inner products of the encodings of positions i and j",
+    "similarity": "Scores of one query (the cross) with the keys at each point of a plane",
+    "additive": "Scores of queries (rows) and keys (columns) with head_dim 1",
+    "bias": "Bias for query i (row) and key j (column)",
+    "rotation": "Scores of query i (row) and key j (column) if all tokens are equal",
+    "grid_bias": "Bias from a table for a grid of 7 x 7 tokens (rows: queries; columns: keys)",
+    "forget": "Bias from random gates for query i (row) and key j (column)",
+    "content": "Term for random queries (rows) at each key position (columns)",
+    "embedding": "Inner products of the encodings of positions i (row) and j (column)",
 }
 
 
@@ -158,11 +158,14 @@ def card(entry: dict[str, Any], kind: str) -> str:
     if picture.exists():
         caption = CAPTIONS.get(name) or CAPTIONS[entry["role"]]
         lines += ["", f"![{caption}](gallery/{name}.png)", "", f"*{caption}.*"]
-    lines += ["", f"$$\n{entry['latex']}\n$$" if entry["latex"] else f"{entry['formula']}."]
+    if entry["latex"]:
+        lines += ["", entry["lead"], "", f"$$\n{entry['latex']}\n$$"]
+    else:
+        lines += ["", f"{entry['formula'][0].upper()}{entry['formula'][1:]}."]
     if entry["note"]:
         lines += ["", f"{entry['note']}."]
     lines += ["", f"```python\n{code(entry, kind)}\n```"]
-    lines += ["", f"Cost: {entry['cost']}. {entry['source']}."]
+    lines += ["", f"Cost: {entry['cost']}. Source: {entry['source']}."]
     return "\n".join(lines)
 
 

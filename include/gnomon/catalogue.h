@@ -97,8 +97,8 @@ struct CatalogueEntry {
   std::string name;
   std::string title;  // display name, such as "RoPE"
   std::string formula;
-  // For documentation pages: the formula in LaTeX, and a note that completes it. If both are empty,
-  // `formula` consists of words.
+  // For documentation pages: the formula in LaTeX, and sentences that explain its symbols. If both
+  // are empty, `formula` consists of words.
   std::string latex = "";
   std::string note = "";
   // Further information for callers: paragraphs separated by empty lines, and list items, each on a
@@ -127,6 +127,8 @@ struct CatalogueEntry {
   std::string library = "";
 
   const CatalogueParameter* Find(const std::string& parameter) const;
+  // For documentation pages: the beginning of the sentence that ends with the formula in LaTeX.
+  const char* lead() const;
   // Whether it has a table with this index.
   bool HasTable(CatalogueParameter::Index index) const;
   // "attention(), modules; dot and causal".

@@ -1,3 +1,4 @@
+#include <cctype>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -46,7 +47,7 @@ void PrintText(const char* title, const std::vector<CatalogueEntry>& entries) {
     }
     std::cout << "      cost: " << entry.cost << "\n      used in: " << entry.use();
     if (!entry.tokens().empty()) std::cout << "; tokens: " << entry.tokens();
-    std::cout << "\n      " << entry.source << "\n";
+    std::cout << "\n      source: " << entry.source << "\n";
   }
   std::cout << "\n";
 }
@@ -72,11 +73,16 @@ void PrintMarkdown(const char* title, const std::vector<CatalogueEntry>& entries
   }
   for (const CatalogueEntry& entry : entries) {
     std::cout << "\n### " << entry.name << "\n\n";
-    if (!entry.latex.empty()) std::cout << "$$\n" << entry.latex << "\n$$\n\n";
-    const std::string& words = entry.latex.empty() ? entry.formula : entry.note;
-    if (!words.empty()) std::cout << words << ".\n\n";
+    if (entry.latex.empty()) {
+      std::string words = entry.formula;
+      words[0] = static_cast<char>(std::toupper(words[0]));
+      std::cout << words << ".\n\n";
+    } else {
+      std::cout << entry.lead() << "\n\n$$\n" << entry.latex << "\n$$\n\n";
+    }
+    if (!entry.note.empty()) std::cout << entry.note << ".\n\n";
     if (!entry.details.empty()) std::cout << entry.details << "\n\n";
-    std::cout << entry.source << ".\n";
+    std::cout << "Source: " << entry.source << ".\n";
     const std::vector<CatalogueParameter> options = Options(entry);
     if (options.empty()) continue;
     std::cout << "\n| parameter | values | default | meaning |\n|---|---|---|---|\n";

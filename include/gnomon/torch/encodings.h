@@ -29,9 +29,10 @@ struct CAPEOptions {
   TORCH_ARG(int64_t, prefix) = 0;
 };
 
-// CAPE: sinusoids of p, added to the embeddings; in training, of (p + D + e_p) exp(l) with D ~
-// U(+-global_shift), e_p ~ U(+-local_shift) spacings and l ~ U(+-ln global_scale); normalize: p -
-// mean(p); on a grid, waves of (x, y) in [-1, 1]^2, where x is the column and y the row.
+// CAPE: adds sinusoids of the position p to the embeddings; in training, p is replaced by (p + D +
+// e_p) exp(l) with random D ~ U(+-global_shift), e_p ~ U(+-local_shift) spacings and l ~ U(+-ln
+// global_scale). With normalize, the mean of p is subtracted first. On a grid, the sinusoids are
+// waves over (x, y) in [-1, 1]^2, where x is the column and y the row.
 //
 // In training, positions are shifted, jittered and scaled at random for each call and each
 // sequence; in evaluation, they do not change. E must be even.
@@ -47,8 +48,8 @@ struct CAPEOptions {
 // dim: E, the embedding dimension.
 TokenEncoding CAPE(int64_t dim, const CAPEOptions& options = {});
 
-// Convolution: GELU(conv(x)), added to the embeddings x; in a causal model, over earlier tokens
-// only.
+// Convolution: adds GELU(conv(x)) to the embeddings x; in a causal model, the convolution reads no
+// later tokens.
 //
 // A grouped convolution over the tokens. Token i reads `kernel` tokens starting at i - floor(kernel
 // / 2), or, in a causal model, the last `kernel` tokens up to itself. The weight is weight_g
@@ -66,7 +67,7 @@ TokenEncoding CAPE(int64_t dim, const CAPEOptions& options = {});
 TokenEncoding Convolutional(int64_t dim, int64_t kernel = 128, int64_t groups = 16,
                             bool causal = false);
 
-// Learned positions: a learned table, added to the embeddings.
+// Learned positions: adds the rows of a learned table to the embeddings.
 //
 // Parameter: `table` (max_length, E), initialised from N(0, 0.02^2) (Radford et al. 2019).
 //
@@ -76,8 +77,8 @@ TokenEncoding Convolutional(int64_t dim, int64_t kernel = 128, int64_t groups = 
 // dim: E, the embedding dimension.
 TokenEncoding LearnedAbsolute(int64_t max_length, int64_t dim);
 
-// Sinusoids: sin and cos of p 10000^(-2 i / E), added to embeddings of dimension E; on a grid, E /
-// axes dimensions per axis.
+// Sinusoids: adds sin and cos of p 10000^(-2 i / E) to embeddings of dimension E; on a grid, each
+// axis has E / axes dimensions.
 //
 // The function sinusoid returns the table; with a shape, grid_sinusoid does. Tokens then lie on a
 // grid, after `prefix` tokens to which nothing is added.

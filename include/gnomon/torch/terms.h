@@ -16,16 +16,16 @@ namespace gnomon {
 
 namespace similarity {
 
-// Dot product: q.k / sqrt(D), or c tanh(q.k / (c sqrt(D))) under a soft cap c.
+// Dot product: the score is q.k / sqrt(D), or c tanh(q.k / (c sqrt(D))) under a soft cap c.
 //
 // The argument scale of attention() replaces 1/sqrt(D).
 //
 // Vaswani et al. 2017, Attention Is All You Need; Riviere et al. 2024, Gemma 2 (the soft cap).
 //
-// softcap: c: scores lie between -c and c; masks and biases are applied after it.
+// softcap: the soft cap c: scores lie between -c and c; masks and biases are applied afterwards.
 Similarity Dot(std::optional<double> softcap = std::nullopt);
 
-// Additive: LeakyReLU(q + k), for head_dim 1.
+// Additive: the score is LeakyReLU(q + k), where q and k have head_dim 1.
 //
 // q and k (B, H, L, 1) are the two scores of graph attention (eq. 3 of the paper).
 //
@@ -34,7 +34,7 @@ Similarity Dot(std::optional<double> softcap = std::nullopt);
 // slope: slope of the LeakyReLU below 0.
 Similarity Additive(double slope = 0.2);
 
-// Cosine: scale q.k / (|q| |k|).
+// Cosine: the score is scale q.k / (|q| |k|).
 //
 // Scores lie between -scale and scale, however large the tokens are. Tokens with a norm below 1e-6
 // are divided by 1e-6 instead of their norm.
@@ -44,11 +44,12 @@ Similarity Additive(double slope = 0.2);
 // scale: per-head factor, 1 / tau in the paper.
 Similarity Cosine(HeadValue scale);
 
-// Entailment cones: -gamma max(0, Xi - psi), where Xi is the angle between k and the axis of q's
-// cone in the Poincare ball, and psi = arcsin(K (1 - |q|^2) / |q|) is the cone's aperture.
+// Entailment cones: the score is -gamma max(0, Xi - psi), where Xi is the angle between k and the
+// axis of q's cone in the Poincare ball, and psi = arcsin(K (1 - |q|^2) / |q|) is the cone's
+// aperture.
 //
-// Measures how far k lies outside the entailment cone of q (eqs. 26 and 28 of the paper). Where the
-// aperture is undefined, it is pi / 2.
+// The score measures how far k lies outside the entailment cone of q (eqs. 26 and 28 of the paper).
+// Near the origin, where the aperture is undefined, it is set to pi / 2.
 //
 // Ganea et al. 2018, Hyperbolic Entailment Cones.
 //
@@ -58,17 +59,17 @@ Similarity Cosine(HeadValue scale);
 //   and points outside are projected onto its boundary.
 Similarity Entailment(HeadValue gamma, double K = 0.1, const std::string& map = "ball");
 
-// Gaussian: -gamma |q - k|^2.
+// Gaussian: the score is -gamma |q - k|^2.
 //
 // Chen et al. 2021, Skyformer.
 //
 // gamma: per-head factor.
 Similarity Gaussian(HeadValue gamma);
 
-// Hyperbolic distance: -beta d, where d is the distance in hyperbolic space.
+// Hyperbolic distance: the score is -beta d, where d is the distance in hyperbolic space.
 //
 // The model determines the available maps (the first is the default) and what the map "none"
-// expects. A token consists of x and its last coordinate z.
+// expects. Below, z is the last coordinate of a token, and x contains the others.
 //
 // - "hyperboloid": "pseudopolar" gives the point at distance z from the origin in the direction of
 //   x; "exp" is the exponential map at the origin, applied to D-dimensional tangents; "none"
@@ -78,8 +79,8 @@ Similarity Gaussian(HeadValue gamma);
 // - "ball" (the Poincare ball) and "klein": "exp"; "none" expects points of the unit ball, and
 //   projects points outside onto its boundary
 //
-// Needs D >= 2, except for the two balls and for "exp" on the hyperboloid. Mapped points are at
-// most a distance of 30 from the origin.
+// D must be at least 2, except for the two balls and for "exp" on the hyperboloid. The distance of
+// mapped points from the origin is at most 30.
 //
 // Gulcehre et al. 2019, Hyperbolic Attention Networks.
 //
@@ -89,27 +90,27 @@ Similarity Gaussian(HeadValue gamma);
 Similarity Hyperbolic(HeadValue beta, const std::string& model = "hyperboloid",
                       const std::optional<std::string>& map = std::nullopt);
 
-// Laplacian: -gamma |q - k|.
+// Laplacian: the score is -gamma |q - k|.
 //
 // Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 //
 // gamma: per-head factor.
 Similarity Laplacian(HeadValue gamma);
 
-// Lorentzian distance: scale (2 c + 2 (q.k)_L) + bias, (x.y)_L = -x_0 y_0 + x_1 y_1 + ..., of
-// points of the hyperboloid (x.x)_L = -c.
+// Lorentzian distance: the score is scale (2 c + 2 (q.k)_L) + bias, where (x.y)_L = -x_0 y_0 + x_1
+// y_1 + ..., for points of the hyperboloid (x.x)_L = -c.
 //
-// The negative squared Lorentzian distance, which hyperbolic language models use as scores (HELM,
-// Hypformer). RoPE rotates only the spatial coordinates. Points are at most sqrt(c) sinh(30) away
-// from the axis. To average values on the hyperboloid, use aggregation = "lorentz_centroid", which
-// takes c from this similarity. If c is a tensor and several query heads share a key head, the keys
-// are repeated.
+// Apart from scale and bias, this is the negative squared Lorentzian distance, which hyperbolic
+// language models use as a score (HELM, Hypformer). RoPE rotates only the spatial coordinates,
+// whose norm is at most sqrt(c) sinh(30). To average values on the hyperboloid, use aggregation =
+// "lorentz_centroid", which takes c from this similarity. If c is a tensor and several query heads
+// share a key head, the keys are copied for each of them.
 //
 // Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; Chen et al. 2022,
 // Fully Hyperbolic Neural Networks.
 //
 // scale: per-head factor.
-// c: the curvature of each head's space is -1 / c; must be positive.
+// c: per-head constant of the hyperboloid, positive; the curvature is -1 / c.
 // bias: added to all scores of a head; affects only lse and sinks, and has no gradient without
 //   them. Modules accept a fixed number.
 // map: "space": a token x becomes the point (sqrt(c + |x|^2), x); "exp": the exponential map at
@@ -118,11 +119,12 @@ Similarity Laplacian(HeadValue gamma);
 Similarity Lorentz(HeadValue scale, HeadValue c = 1.0, HeadValue bias = 0.0,
                    const std::string& map = "space");
 
-// Penumbral cones: -gamma h, -gamma h^2 or gamma log(r / h), where h is the height of the lowest
-// common ancestor of penumbral cones below the horosphere of height r.
+// Penumbral cones: the score is -gamma h, -gamma h^2 or gamma log(r / h), where h is the height of
+// the lowest common ancestor of q and k for penumbral cones below the horosphere of height r.
 //
-// Needs D >= 2: the last coordinate z of a token determines its height; the others are x. The
-// authors' released code uses score = "height2", with 1e-6 added in a few places.
+// D must be at least 2: the last coordinate z of a token determines its height, and x contains the
+// others. The code that the authors released uses score = "height2", with 1e-6 added in a few
+// places.
 //
 // Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 //
@@ -134,11 +136,12 @@ Similarity Lorentz(HeadValue scale, HeadValue c = 1.0, HeadValue bias = 0.0,
 Similarity Penumbral(HeadValue gamma, double r = 1.0, const std::string& map = "xi",
                      const std::string& score = "height");
 
-// Umbral cones: -gamma h or -gamma log h, where h is the height of the lowest common ancestor of
-// umbral cones of radius r.
+// Umbral cones: the score is -gamma h or -gamma log h, where h is the height of the lowest common
+// ancestor of q and k for umbral cones of radius r.
 //
-// Needs D >= 2: the last coordinate z of a token determines its height; the others are x. Balls of
-// radius r cast the cones. The authors' released code uses r = 1 and divides z by D beforehand.
+// D must be at least 2: the last coordinate z of a token determines its height, and x contains the
+// others. A cone is the shadow of a ball of radius r. The code that the authors released uses r = 1
+// and divides z by D first.
 //
 // Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 //
@@ -154,13 +157,14 @@ Similarity Umbral(HeadValue gamma, double r = 0.1, const std::string& map = "psi
 
 namespace position {
 
-// RoPE: q and k rotated by p base^(-2 i / dims); on a grid, dims / axes coordinates per axis.
+// RoPE: rotates pair i of the coordinates of q and k by the angle p base^(-2 i / dims); on a grid,
+// each axis rotates dims / axes coordinates.
 //
-// The first dims coordinates are rotated in pairs, before the similarity's token map. With a shape,
+// The first dims coordinates are rotated, before the similarity maps the tokens. With a shape,
 // tokens lie on a grid, after `prefix` tokens that are not rotated. The rotated coordinates are
-// then divided evenly among the axes: each axis rotates its share by its own coordinate, with dims
-// / axes in place of dims. If there are fewer tokens than grid cells, they fill the grid from the
-// start (as during generation).
+// then divided evenly among the axes: the share of an axis is rotated by the token's position along
+// that axis, with dims / axes in place of dims. If there are fewer tokens than grid cells, as
+// during generation, they fill the grid from the start.
 //
 // Su et al. 2021, RoFormer.
 //
@@ -173,17 +177,18 @@ namespace position {
 // scaling: how frequencies are scaled for sequences longer than in training, with the parameter
 //   names of transformers: "yarn:factor=4:original_max_position_embeddings=2048"; dynamic and
 //   longrope depend on the length of the call (its last position plus 1).
-// xpos: whether the products of pairs decay with distance; dot only, up to length 65536 (Sun et al.
-//   2023).
-// sections: for positions with several axes: number of pairs that each axis rotates, dims / 2 in
-//   total, with the frequencies of a sequence (Qwen2-VL: temporal, height and width).
+// xpos: whether the products of rotated pairs decay with distance (Sun et al. 2023); only with the
+//   dot product, and up to 65,536 tokens.
+// sections: number of pairs that each axis rotates, for positions with several axes (Qwen2-VL:
+//   time, height and width). The numbers add up to dims / 2, and the frequencies are those of a
+//   sequence.
 // section_order: "contiguous": one section after the other; "interleaved": pairs are assigned to
 //   the axes in turn until their sections are full, and the first axis gets the rest (Qwen3-VL).
 // angles: (1 or B, 1 or H, L, dims / 2), in radians, learned if it requires grad: pair n of the
 //   token at position p is rotated by angles[..., p, n] instead of p times a frequency. The number
 //   of heads may also be that of k.
-// key_angles: angles of the keys, (1 or B, 1 or H, Lk, dims / 2), if q and k are different tokens;
-//   the rows of angles then belong to the queries, whatever their positions.
+// key_angles: angles of the keys, (1 or B, 1 or H, Lk, dims / 2), if q and k are different tokens.
+//   Row n of angles then belongs to query n, and row n of key_angles to key n.
 Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
               std::optional<int64_t> dims = std::nullopt, const std::vector<int64_t>& shape = {},
               int64_t prefix = 0, const std::optional<std::string>& scaling = std::nullopt,
@@ -192,14 +197,15 @@ Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
               std::optional<torch::Tensor> angles = std::nullopt,
               std::optional<torch::Tensor> key_angles = std::nullopt);
 
-// Mixed RoPE: q and k rotated by t_h x + u_h y, with frequencies per head and axis.
+// Mixed RoPE: rotates each pair of the coordinates of q and k by the angle t_h x + u_h y, with
+// frequencies t and u per head.
 //
-// Each pair of coordinates is rotated, before the similarity's token map, by the position along all
-// axes at once, so diagonals are treated like the axes themselves. With a shape, tokens lie on a
-// grid, after `prefix` tokens that are not rotated; without one, the axes are those of the
-// positions that the caller passes, or the sequence. In a module, the frequencies are learned.
-// Initially, each head has one direction per axis, at right angles to each other and rotated at
-// random, with frequencies base^(-n / n_max) along each.
+// The angle of a pair depends on the position along all axes at once, so that diagonal offsets are
+// treated like offsets along an axis. The rotation precedes the similarity's map of the tokens.
+// With a shape, tokens lie on a grid, after `prefix` tokens that are not rotated; without one, the
+// axes are those of the positions that the caller passes, or the sequence. In a module, the
+// frequencies are learned. Initially, each head has orthogonal directions, one per axis, that are
+// rotated at random, with the frequencies base^(-n / n_max) along each.
 //
 // Heo et al. 2024, Rotary Position Embedding for Vision Transformer.
 //
@@ -211,48 +217,53 @@ Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
 Position RoPEMixed(torch::Tensor frequencies, const std::string& layout = "interleaved",
                    const std::vector<int64_t>& shape = {}, int64_t prefix = 0);
 
-// ALiBi: -slopes_h |p_i - p_j|.
+// ALiBi: adds -slopes_h |p_i - p_j| to the score.
 //
 // Press et al. 2022, Train Short, Test Long.
 //
 // slopes: per-head slope; alibi_slopes returns the paper's values.
 Position ALiBi(HeadValue slopes);
 
-// HyPE: -tau_h sinh(mu_h |p_i - p_j|); odd: of p_i - p_j; cosh: tau_h (1 - cosh(...)).
+// HyPE: adds -tau_h sinh(mu_h |p_i - p_j|) (abs), -tau_h sinh(mu_h (p_i - p_j)) (odd) or tau_h (1 -
+// cosh(mu_h (p_i - p_j))) (cosh) to the score.
 //
-// With a causal mask, "abs" and "odd" are the same. Without one, "odd" favours later keys, the last
-// one most of all. The argument of sinh and cosh is clamped to +-80; beyond that, the gradient of
-// mu is zero.
+// With a causal mask, "abs" and "odd" are the same. Without one, "odd" increases the scores of the
+// keys after the query. The argument of sinh and cosh is clamped to +-80; beyond that, the gradient
+// of mu is zero.
 //
 // Angelotti 2023, HyPE: Attention with Hyperbolic Biases for Relative Positional Encoding.
 //
 // tau: per-head amplitude.
-// mu: per-head rate, per token.
+// mu: per-head rate per token.
 // mode: "abs": -tau_h sinh(mu_h |p_i - p_j|); "odd": -tau_h sinh(mu_h (p_i - p_j)), the form of the
 //   paper; "cosh": tau_h (1 - cosh(mu_h (p_i - p_j))).
 Position HyPE(HeadValue tau, HeadValue mu, const std::string& mode = "abs");
 
-// KERPLE: log: -r1_h log(1 + r2_h |p_i - p_j|); power: -r1_h |p_i - p_j|^r2_h.
+// KERPLE: adds -r1_h log(1 + r2_h |p_i - p_j|) (log) or -r1_h |p_i - p_j|^r2_h (power) to the
+// score.
 //
 // Chi et al. 2022, KERPLE: Kernelized Relative Positional Embedding.
 //
 // r1: per-head factor.
-// r2: per-head rate per token (log) or exponent (power).
+// r2: per-head rate per token (log) or per-head exponent (power).
 // kind: "log": -r1_h log(1 + r2_h |p_i - p_j|); "power": -r1_h |p_i - p_j|^r2_h.
 Position Kerple(HeadValue r1, HeadValue r2, const std::string& kind = "log");
 
-// Offset bias: attention(): table[h, j - i + Lq - 1]; modules: table[h, p_j - p_i + length - 1].
+// Offset bias: adds table[h, j - i + Lq - 1] (attention) or table[h, p_j - p_i + length - 1]
+// (modules) to the score.
 //
-// Entry n applies where column - row = n - (Lq - 1), whatever query_offset is; -inf masks a pair.
-// In a module, the table is (H, 2 n - 1) and indexed by positions: entry m applies where p_j - p_i
-// = m - (n - 1). Calls with up to n tokens, including cached ones, read the entries that they need.
+// In attention(), entry n applies to query i and key j with j - i = n - (Lq - 1), independently of
+// query_offset. -inf masks a pair. In a module, the table is (H, 2 n - 1) and indexed by positions:
+// entry m applies to pairs with p_j - p_i = m - (n - 1). It serves all calls with up to n tokens,
+// including cached ones.
 //
 // Shaw et al. 2018, Self-Attention with Relative Position Representations.
 //
 // table: (H, Lq + Lk - 1).
 Position OffsetBias(torch::Tensor table);
 
-// Sandwich: factor_h sum over i = 1 .. dims / 2 of (cos(base^(-2 i / dims) (p_i - p_j)) - 1).
+// Sandwich: adds factor_h times the sum over n = 1 .. dims / 2 of (cos(base^(-2 n / dims) (p_i -
+// p_j)) - 1) to the score.
 //
 // Chi et al. 2023, Dissecting Transformer Length Extrapolation via the Lens of Receptive Field
 // Analysis.
@@ -262,19 +273,19 @@ Position OffsetBias(torch::Tensor table);
 // base: base of the wavelengths.
 Position Sandwich(HeadValue factor, int64_t dims = 128, double base = 10000.0);
 
-// T5: table[bucket(p_j - p_i), h].
+// T5: adds table[bucket(p_j - p_i), h] to the score.
 //
 // t5_bucket returns the bucket of a relative position.
 //
 // Raffel et al. 2020, Exploring the Limits of Transfer Learning.
 //
 // table: (buckets, H).
-// bidirectional: whether keys ahead of the query have their own buckets.
+// bidirectional: whether keys after the query have buckets of their own.
 // max_distance: distance from which all offsets share one bucket.
 Position T5(torch::Tensor table, bool bidirectional, int64_t max_distance = 128);
 
-// Grid bias: table[h, dy + height - 1, dx + width - 1], dy = y_j - y_i and dx = x_j - x_i; any
-// number of axes.
+// Grid bias: adds table[h, dy + height - 1, dx + width - 1] to the score, where dy = y_j - y_i and
+// dx = x_j - x_i, or the same over any number of axes.
 //
 // Tokens lie on a grid in row-major order, after `prefix` tokens that have no bias, as in Grid.
 // Swin indexes its tables by the opposite differences: flip them along both axes, as
@@ -286,14 +297,14 @@ Position T5(torch::Tensor table, bool bidirectional, int64_t max_distance = 128)
 // prefix: tokens before the grid, such as a class token.
 Position GridBias(torch::Tensor table, int64_t prefix = 0);
 
-// Forget gate: -(log f[h, 0] + ... + log f[h, j]): with causal, each weight is multiplied by the
-// gates f of all later keys, up to the query's own.
+// Forget gate: adds -(log f[h, 0] + ... + log f[h, j]) to the score; with a causal mask, each
+// weight is thereby multiplied by the gates f of all later keys, up to the query's own.
 //
-// The sum stays accurate over long sequences: it is kept in float64, and each query subtracts the
-// sum at its own position (lse and sinks use the full sum). Gates of keys outside key_starts and
-// key_lengths count as 1. The sum runs over a key's own segment, in the order of positions. A
-// module computes the gates from its tokens, f = sigmoid(w_h x + b_h). It starts as ALiBi: w is 0,
-// and b is chosen so that log f is minus ALiBi's slope.
+// The sum is accurate for long sequences, because it is computed in float64 and each query
+// subtracts the sum at its own position (lse and sinks use the full sum). Gates of keys outside
+// key_starts and key_lengths count as 1. With segments, the sum runs over the key's own segment, in
+// the order of positions. A module computes the gates from its tokens, f = sigmoid(w_h x + b_h). It
+// is initialised as ALiBi: w is 0, and b is such that log f is minus ALiBi's slope.
 //
 // Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 //
@@ -302,9 +313,9 @@ Position GridBias(torch::Tensor table, int64_t prefix = 0);
 //   gate then have no weight next to keys after it.
 Position Forget(torch::Tensor log_forget);
 
-// Key bias: bias[h, j], the same for all queries.
+// Key bias: adds bias[h, j] to the score; it is the same for all queries.
 //
-// The bias is passed with each call, one number per key. -inf masks a key.
+// The bias, one number per key, is passed with each call. -inf masks a key.
 //
 // Dai et al. 2019, Transformer-XL: Attentive Language Models beyond a Fixed-Length Context (the
 // term u.k_j).
@@ -312,29 +323,28 @@ Position Forget(torch::Tensor log_forget);
 // bias: (1 or B, 1 or H, Lk).
 Position KeyBias(torch::Tensor bias);
 
-// Pair bias: bias[b, h, i, j].
+// Pair bias: adds bias[b, h, i, j] to the score.
 //
-// Other libraries call this a float mask: it is added to the scores, and -inf masks a pair. If
-// batches or heads share it, its gradient is summed over them in a fixed order. A bias that all
-// queries or all keys share needs no memory per pair. In float32, finite values are clamped to
-// +-1e37, so that a row that contains only the smallest float32 weighs all keys equally. A value
-// shared by all keys of a row, (Lq, 1), changes no weight.
+// PyTorch calls this a float mask. -inf masks a pair. If batches or heads share the bias, its
+// gradient is summed over them in a fixed order. A bias (Lq, 1) or (1, Lk) is not expanded to all
+// pairs; the former does not change the weights. In float32, finite values are clamped to +-1e37,
+// so that a query whose biases are all the smallest float32 attends to all keys equally.
 //
 // Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer.
 //
 // bias: (1 or B, 1 or H, Lq, Lk), or a shape that broadcasts to it.
 Position PairBias(torch::Tensor bias);
 
-// Absolute keys: q_i.R[j] scale: learned absolute positions inside attention.
+// Absolute keys: adds q_i.R[j] scale to the score, where R is a table of absolute positions.
 //
 // Ke et al. 2021, Rethinking Positional Encoding in Language Pre-training.
 //
 // table: (Lk, D), or (H, Lk, D).
-// scale: multiplies the products; 1 leaves them unscaled.
+// scale: factor of the products; 1 leaves them unscaled.
 Position AbsoluteKeys(torch::Tensor table, std::optional<double> scale = std::nullopt);
 
-// Content-conditioned bias: r_i.E[p_j - p_i + extent - 1], from past to future; 0 where |p_i - p_j|
-// >= extent.
+// Content-conditioned bias: adds r_i.E[p_j - p_i + extent - 1] to the score, where the rows of E
+// run from past to future; nothing is added where |p_i - p_j| >= extent.
 //
 // A module projects r_i, a short vector per head, from its tokens, and has one table for all heads.
 // The term equals "relative" with far="zero" and a separate query.
@@ -348,11 +358,11 @@ Position AbsoluteKeys(torch::Tensor table, std::optional<double> scale = std::nu
 // extent: offset of the table's last row, plus 1.
 Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent = 1024);
 
-// Disentangled attention: (q_i.K[r] + k_j.Q[r]) scale, r = clamp(bucket(p_i - p_j) + n, 0, 2 n - 1)
-// of 2 n rows.
+// Disentangled attention: adds (q_i.K[r] + k_j.Q[r]) scale to the score, where r = clamp(bucket(p_i
+// - p_j) + n, 0, 2 n - 1) is one of 2 n rows.
 //
-// The content-to-position and position-to-content terms of DeBERTa. The tables are its embeddings
-// of relative positions, projected as keys and as queries, with n = position_buckets and
+// These are the content-to-position and position-to-content terms of DeBERTa. The tables are its
+// embeddings of relative positions, projected as keys and as queries, with n = position_buckets and
 // max_distance = max_relative_positions (without buckets, n = max_relative_positions and
 // max_distance = 0). With scale = 1 / sqrt(3 D), attention equals DeBERTa's. CPU only.
 //
@@ -361,14 +371,15 @@ Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent = 
 //
 // keys: (2 n, D), or (H, 2 n, D), one table per head; multiplied by the queries.
 // queries: a table of the same shape, multiplied by the keys.
-// max_distance: distance from which all offsets share the last bucket, above n / 2 + 1 with n even;
-//   0: one row per offset, and the nearest row beyond.
-// scale: multiplies the products; 1 leaves them unscaled.
+// max_distance: distance from which all offsets share the last bucket; must exceed n / 2 + 1, with
+//   n even. 0 means one row per offset, and the nearest row for offsets beyond the table.
+// scale: factor of the products; 1 leaves them unscaled.
 Position Disentangled(torch::Tensor keys, torch::Tensor queries, int64_t max_distance = 0,
                       std::optional<double> scale = std::nullopt);
 
-// Relative keys: q_i.E[p_j - p_i + max_offset] scale, from past to future; with values, v_j + W[p_j
-// - p_i + max_offset] for v_j; far: the nearest row, or none; with a separate query, r_i.E[...].
+// Relative keys: adds q_i.E[p_j - p_i + max_offset] scale to the score, where the rows of E run
+// from past to future; offsets beyond max_offset use the nearest row, or none. With values, W[p_j -
+// p_i + max_offset] is added to v_j; with a separate query, r_i replaces q_i.
 //
 // If your table runs from future to past, pass table.flip(-2). With a separate query, a short
 // projection of the tokens, and a table that the heads share, this is the content-conditioned bias
@@ -380,20 +391,20 @@ Position Disentangled(torch::Tensor keys, torch::Tensor queries, int64_t max_dis
 // table: (2 max_offset + 1, D), or max_offset + 1 rows for the past only, which requires causal; or
 //   (H, n, D), one table per head.
 // max_offset: offset of the table's last row.
-// far: for offsets beyond max_offset, "clip" uses the nearest row (Shaw et al.), and "zero" adds
-//   nothing (Huang et al.).
+// far: the row beyond max_offset: "clip" uses the nearest one (Shaw et al.), "zero" none (Huang et
+//   al.).
 // values: (n, Dv) with as many rows as the table, or (H, n, Dv); the row of the offset is added to
 //   v_j.
 // query: (B, H, Lq, Dr), multiplied by the rows instead of q; the table then has rows of size Dr,
 //   and the products are not scaled.
-// scale: multiplies the products; 1 leaves them unscaled.
+// scale: factor of the products; 1 leaves them unscaled.
 Position Relative(torch::Tensor table, int64_t max_offset, const std::string& far = "clip",
                   std::optional<torch::Tensor> values = std::nullopt,
                   std::optional<torch::Tensor> query = std::nullopt,
                   std::optional<double> scale = std::nullopt);
 
-// 2-D relative keys: q_i.(R[dy + height - 1] + C[dx + width - 1]) scale, dy = y_j - y_i and dx =
-// x_j - x_i.
+// 2-D relative keys: adds q_i.(R[dy + height - 1] + C[dx + width - 1]) scale to the score, where dy
+// = y_j - y_i and dx = x_j - x_i.
 //
 // R is the table of rows and C the table of columns. Tokens lie on a grid in row-major order, after
 // `prefix` tokens without this term, as in Grid.
@@ -406,27 +417,28 @@ Position Relative(torch::Tensor table, int64_t max_offset, const std::string& fa
 // height: height of the grid.
 // width: width of the grid.
 // prefix: tokens before the grid, such as a class token.
-// scale: multiplies the products; 1 leaves them unscaled.
+// scale: factor of the products; 1 leaves them unscaled.
 Position Relative2D(torch::Tensor rows, torch::Tensor columns, int64_t height, int64_t width,
                     int64_t prefix = 0, std::optional<double> scale = std::nullopt);
 
-// Transformer-XL: (u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, with r = W_R sinusoid, or learned.
+// Transformer-XL: adds (u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale to the score, where r = W_R
+// sinusoid, or a learned table.
 //
-// Works only with dot, and requires causal unless bidirectional (as in Conformers, Gulati et al.
-// 2020).
+// It works only with the dot product, and requires a causal mask unless it is bidirectional (as in
+// Conformers, Gulati et al. 2020).
 //
 // Dai et al. 2019, Transformer-XL.
 //
-// u: (H, D), added to the query for the content product.
-// v: (H, D), added to the query for the distance product.
+// u: (H, D), added to the query in its product with the key.
+// v: (H, D), added to the query in its product with r.
 // r: (H, n, D): row n belongs to the distance p_i - p_j = n, with at least Lq + query_offset rows;
 //   bidirectional: (H, 2 n - 1, D), for the distances from 1 - n to n - 1.
 // bidirectional: whether r also has rows for keys ahead of the query.
-// scale: multiplies the products; 1 leaves them unscaled.
+// scale: factor of the products; 1 leaves them unscaled.
 Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r,
                        bool bidirectional = false, std::optional<double> scale = std::nullopt);
 
-// QK-norm: q / rms(q) * w_q and k / rms(k) * w_k, applied before all other terms.
+// QK-norm: replaces q by q / rms(q) * w_q and k by k / rms(k) * w_k, before all other terms.
 //
 // Henry et al. 2020, Query-Key Normalization for Transformers; Dehghani et al. 2023, Scaling Vision
 // Transformers to 22 Billion Parameters.
@@ -437,26 +449,28 @@ Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r,
 Position QKNorm(torch::Tensor q_weight, torch::Tensor k_weight, double epsilon = 1e-06);
 
 // Temperature by length: multiplies the scores of query i by 1 + scale log(1 + floor((p_i + 1) /
-// length)) (steps) or 1 + scale log(max(1, n_i / length)) (smooth), n_i the number of keys up to
-// its own position.
+// length)) (steps) or 1 + scale log(max(1, n_i / length)) (smooth), where n_i is the number of keys
+// up to the query's own position.
 //
-// Keys outside key_starts and key_lengths and keys of other segments do not count; other masks make
-// no difference, except that a window without keys ahead counts as a causal mask. The positions p_i
-// (steps) are those of the call: padding before a query shifts them.
+// Only keys within key_starts and key_lengths, and in the query's own segment, are counted. Other
+// masks make no difference, except that a window without keys after the query counts as a causal
+// mask. With "steps", padding before a query counts in its position p_i.
 //
 // Meta 2025, Llama 4 (steps); Inkling 2026 (smooth).
 //
 // scale: growth rate of the temperature.
 // length: length up to which the temperature is 1.
-// kind: whether the temperature grows in steps of `length` or with each key.
+// kind: "steps": the temperature grows in steps of `length` positions; "smooth": it grows with each
+//   key.
 Position LogTemperature(double scale = 0.1, double length = 8192.0,
                         const std::string& kind = "steps");
 
 // Scalable softmax: multiplies the scores of query i by s[h] log n_i, where n_i is the number of
-// keys up to its own position.
+// keys up to the query's own position.
 //
-// Keys outside key_starts and key_lengths and keys of other segments do not count; other masks make
-// no difference, except that a window without keys ahead counts as a causal mask.
+// Only keys within key_starts and key_lengths, and in the query's own segment, are counted. Other
+// masks make no difference, except that a window without keys after the query counts as a causal
+// mask.
 //
 // Nakanishi 2025, Scalable-Softmax Is Superior for Attention.
 //
@@ -465,15 +479,15 @@ Position ScalableSoftmax(HeadValue s);
 
 // Sink: adds one more score s[h] to each softmax, for a key without a value.
 //
-// Does the same as the argument `sink` of a call; modules can use it by name.
+// It has the same effect as the argument `sink` of a call, and can be part of a module's position.
 //
 // Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. 2023, Efficient
 // Streaming Language Models with Attention Sinks.
 //
-// score: (H,), () or (B, H, Lq); modules learn it, starting from 0.
+// score: (H,), () or (B, H, Lq); in modules, it is learned and initialised to 0.
 Position Sink(torch::Tensor score);
 
-// Output gate: o_i * g_i, the output of each head times the gate of its query.
+// Output gate: multiplies the output o_i of each head by the gate g_i of its query.
 //
 // A module computes the gates from its query tokens, g = sigmoid(W x).
 //

@@ -90,6 +90,7 @@ nlohmann::json ToJson(const std::vector<CatalogueEntry>& entries) {
     list.push_back({{"name", entry.name},
                     {"title", entry.title},
                     {"formula", entry.formula},
+                    {"lead", entry.lead()},
                     {"latex", entry.latex},
                     {"note", entry.note},
                     {"details", entry.details},
@@ -134,6 +135,34 @@ const CatalogueParameter* CatalogueEntry::Find(const std::string& parameter) con
     if (candidate.name == parameter) return &candidate;
   }
   return nullptr;
+}
+
+const char* CatalogueEntry::lead() const {
+  switch (role) {
+    case Role::kSimilarity:
+      return "The score of a query q and a key k is";
+    case Role::kNone:
+      return "";
+    case Role::kEmbedding:
+      return "The following encoding is added to the embeddings:";
+    case Role::kRotation:
+      return "Each pair of coordinates of q and k is rotated by an angle:";
+    case Role::kBias:
+    case Role::kGridBias:
+    case Role::kKeyBias:
+    case Role::kPairBias:
+    case Role::kContent:
+      return "The following term is added to the score of query i and key j:";
+    case Role::kNorm:
+      return "Before all other terms, q and k are replaced by";
+    case Role::kTemperature:
+      return "The scores of query i are multiplied by";
+    case Role::kSink:
+      return "The output of query i becomes";
+    case Role::kGate:
+      return "The output of each head is replaced by";
+  }
+  return "";
 }
 
 bool CatalogueEntry::HasTable(CatalogueParameter::Index index) const {

@@ -154,14 +154,15 @@ const RegisterPosition cape({
     .catalogue =
         {.name = "cape",
          .title = "CAPE",
-         .formula = "sinusoids of p, added to the embeddings; in training, of (p + D + e_p) exp(l) "
-                    "with D ~ U(+-global_shift), e_p ~ U(+-local_shift) spacings and l ~ U(+-ln "
-                    "global_scale); normalize: p - mean(p); on a grid, waves of (x, y) in [-1, "
-                    "1]^2, where x is the column and y the row",
+         .formula = "adds sinusoids of the position p to the embeddings; in training, p is "
+                    "replaced by (p + D + e_p) exp(l) with random D ~ U(+-global_shift), e_p ~ "
+                    "U(+-local_shift) spacings and l ~ U(+-ln global_scale). With normalize, the "
+                    "mean of p is subtracted first. On a grid, the sinusoids are waves over (x, y) "
+                    "in [-1, 1]^2, where x is the column and y the row",
          .latex = R"(\text{sinusoids of}\quad (p + \Delta + \epsilon_p)\, e^{\lambda})",
-         .note = "added to the embeddings. In training, Delta is uniform within global_shift, "
-                 "epsilon within local_shift spacings and lambda within ln global_scale; in "
-                 "evaluation they are 0",
+         .note = "p is the position. In training, Delta is drawn within global_shift, epsilon "
+                 "within local_shift spacings and lambda within ln global_scale, all uniformly; in "
+                 "evaluation, they are 0",
          .details =
              "In training, positions are shifted, jittered and scaled at random for each "
              "call and each sequence; in evaluation, they do not change. E must be "

@@ -104,10 +104,11 @@ const RegisterPosition conv({
     .catalogue =
         {.name = "conv",
          .title = "convolution",
-         .formula = "GELU(conv(x)), added to the embeddings x; in a causal model, over earlier "
-                    "tokens only",
+         .formula = "adds GELU(conv(x)) to the embeddings x; in a causal model, the convolution "
+                    "reads no later tokens",
          .latex = R"(\text{GELU}(\text{conv}(x)))",
-         .note = "added to the embeddings x; in a causal model, over earlier tokens only",
+         .note =
+             "x contains the embeddings. In a causal model, the convolution reads no later tokens",
          .details =
              "A grouped convolution over the tokens. Token i reads `kernel` tokens starting at i - "
              "floor(kernel / 2), or, in a causal model, the last `kernel` tokens up to itself. The "

@@ -54,7 +54,7 @@ std::unique_ptr<TokenEncoder> Make(const Component& component, int64_t dim, bool
 const RegisterPosition learned({
     .catalogue = {.name = "learned",
                   .title = "learned positions",
-                  .formula = "a learned table, added to the embeddings",
+                  .formula = "adds the rows of a learned table to the embeddings",
                   .details = "Parameter: `table` (max_length, E), initialised from N(0, 0.02^2) "
                              "(Radford et al. 2019).",
                   .source = "Gehring et al. 2017, Convolutional Sequence to Sequence Learning",

@@ -63,10 +63,11 @@ const RegisterPosition sinusoidal({
     .catalogue =
         {.name = "sinusoidal",
          .title = "sinusoids",
-         .formula = "sin and cos of p 10000^(-2 i / E), added to embeddings of dimension E; on a "
-                    "grid, E / axes dimensions per axis",
+         .formula = "adds sin and cos of p 10000^(-2 i / E) to embeddings of dimension E; on a "
+                    "grid, each axis has E / axes dimensions",
          .latex = R"(\sin\left(p\, 10000^{-2i/E}\right), \quad \cos\left(p\, 10000^{-2i/E}\right))",
-         .note = "added to embeddings of dimension E; on a grid, E / axes dimensions per axis",
+         .note = "p is the position, and E is the embedding dimension. On a grid, each axis has E "
+                 "/ axes dimensions",
          .details =
              "The function sinusoid returns the table; with a shape, grid_sinusoid does. Tokens "
              "then lie on a grid, after `prefix` tokens to which nothing is added.",

@@ -36,13 +36,13 @@ at::Tensor FirstKeys(const Component& component, const at::Tensor& held,
 const RegisterPosition absolute_keys({
     .catalogue = {.name = "absolute_keys",
                   .title = "absolute keys",
-                  .formula = "q_i.R[j] scale: learned absolute positions inside attention",
+                  .formula = "q_i.R[j] scale, where R is a table of absolute positions",
                   .latex = R"(\frac{q_i \cdot R[j]}{\sqrt{D}})",
-                  .note = "where R is a learned table of absolute positions",
+                  .note = "R is a learned table of absolute positions",
                   .source = "Ke et al. 2021, Rethinking Positional Encoding in Language "
                             "Pre-training",
                   .role = CatalogueEntry::Role::kContent,
-                  .cost = "1 + 0, plus q times the table",
+                  .cost = "1 + 0, plus the product of q and the table",
                   .class_name = "AbsoluteKeys"},
     .parameters = {Table("table", Index::kKeys, {.start = Start, .expand = FirstKeys})
                        .Means("(Lk, D), or (H, Lk, D)"),

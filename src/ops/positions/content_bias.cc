@@ -46,22 +46,21 @@ at::Tensor TableStart(const Component& component, const ModuleShape& n) {
 constexpr TokenProjection kQuery = {.columns = ColumnsOf};
 
 const RegisterPosition content_bias({
-    .catalogue =
-        {.name = "content_bias",
-         .title = "content-conditioned bias",
-         .formula =
-             "r_i.E[p_j - p_i + extent - 1], from past to future; 0 where |p_i - p_j| >= extent",
-         .latex = R"(r_i \cdot E[p_j - p_i + n - 1])",
-         .note = "where n is the extent, and the rows of E run from past to future; 0 at "
-                 "offsets of n and beyond",
-         .details = "A module projects r_i, a short vector per head, from its tokens, and "
-                    "has one table for all heads. The term equals \"relative\" with "
-                    "far=\"zero\" and a separate query.",
-         .source = "Shaw et al. 2018, Self-Attention with Relative Position "
-                   "Representations, where r is q; some 2026 models project r",
-         .role = CatalogueEntry::Role::kContent,
-         .cost = "1 + 0, plus r times the table",
-         .class_name = "ContentBias"},
+    .catalogue = {.name = "content_bias",
+                  .title = "content-conditioned bias",
+                  .formula = "r_i.E[p_j - p_i + extent - 1], where the rows of E run from past to "
+                             "future; nothing is added where |p_i - p_j| >= extent",
+                  .latex = R"(r_i \cdot E[p_j - p_i + n - 1])",
+                  .note = "n is the extent, and the rows of E run from past to future. Nothing is "
+                          "added at offsets of n and beyond",
+                  .details = "A module projects r_i, a short vector per head, from its tokens, and "
+                             "has one table for all heads. The term equals \"relative\" with "
+                             "far=\"zero\" and a separate query.",
+                  .source = "Shaw et al. 2018, Self-Attention with Relative Position "
+                            "Representations, where r is q; some 2026 models project r",
+                  .role = CatalogueEntry::Role::kContent,
+                  .cost = "1 + 0, plus the product of r and the table",
+                  .class_name = "ContentBias"},
     .parameters =
         {Table("query", Index::kQueries, {.projection = kQuery})
              .Means("(B, H, Lq, Dr), the vectors r_i"),

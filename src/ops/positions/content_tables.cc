@@ -23,7 +23,7 @@ at::Tensor AsRows(const Component& component, const char* name, const at::Tensor
 
 Parameter OwnScale() {
   return Number("scale", "")
-      .Means("multiplies the products; 1 leaves them unscaled")
+      .Means("factor of the products; 1 leaves them unscaled")
       .Otherwise("the scale of the call");
 }
 

@@ -80,22 +80,22 @@ const RegisterPosition disentangled({
     .catalogue =
         {.name = "disentangled",
          .title = "disentangled attention",
-         .formula = "(q_i.K[r] + k_j.Q[r]) scale, r = clamp(bucket(p_i - p_j) + n, 0, 2 n - 1) of "
-                    "2 n rows",
+         .formula = "(q_i.K[r] + k_j.Q[r]) scale, where r = clamp(bucket(p_i - p_j) + n, 0, 2 n - "
+                    "1) is one of 2 n rows",
          .latex = R"(\frac{q_i \cdot K[r] + k_j \cdot Q[r]}{\sqrt{D}})",
-         .note = "where r = clamp(bucket(p_i - p_j) + n, 0, 2 n - 1), and the rows run from future "
-                 "to past. Without max_distance, each offset has its own bucket; with it, "
-                 "buckets hold one offset each up to n / 2, and widen logarithmically from there "
-                 "to max_distance",
-         .details = "The content-to-position and position-to-content terms of DeBERTa. The tables "
-                    "are its embeddings of relative positions, projected as keys and as queries, "
-                    "with n = position_buckets and max_distance = max_relative_positions (without "
-                    "buckets, n = max_relative_positions and max_distance = 0). With scale = 1 / "
-                    "sqrt(3 D), attention equals DeBERTa's. CPU only.",
+         .note = "r = clamp(bucket(p_i - p_j) + n, 0, 2 n - 1), and the rows of K and Q run from "
+                 "future to past. Without max_distance, each offset has its own bucket. With it, "
+                 "each offset up to n / 2 has its own bucket, and larger buckets widen "
+                 "logarithmically up to max_distance",
+         .details = "These are the content-to-position and position-to-content terms of DeBERTa. "
+                    "The tables are its embeddings of relative positions, projected as keys and as "
+                    "queries, with n = position_buckets and max_distance = max_relative_positions "
+                    "(without buckets, n = max_relative_positions and max_distance = 0). With "
+                    "scale = 1 / sqrt(3 D), attention equals DeBERTa's. CPU only.",
          .source = "He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention; "
                    "DeBERTaV3 for logarithmic buckets",
          .role = CatalogueEntry::Role::kContent,
-         .cost = "2 + 0, plus q and k times the tables",
+         .cost = "2 + 0, plus the products of q and k with the tables",
          .class_name = "Disentangled"},
     .parameters =
         {Table("keys", Index::kBucketRows, {.start = KeysStart})
@@ -103,8 +103,9 @@ const RegisterPosition disentangled({
          Table("queries", Index::kBucketRows, {.start = QueriesStart})
              .Means("a table of the same shape, multiplied by the keys"),
          Integer("max_distance", "0")
-             .Means("distance from which all offsets share the last bucket, above n / 2 + 1 with n "
-                    "even; 0: one row per offset, and the nearest row beyond")
+             .Means("distance from which all offsets share the last bucket; must exceed n / 2 + 1, "
+                    "with n even. 0 means one row per offset, and the nearest row for offsets "
+                    "beyond the table")
              .AtLeast(0)
              .AtMost(1 << 20),
          Integer("span", "256")

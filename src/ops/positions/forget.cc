@@ -51,17 +51,18 @@ const RegisterPosition forget({
     .catalogue =
         {.name = "forget",
          .title = "forget gate",
-         .formula = "-(log f[h, 0] + ... + log f[h, j]): with causal, each weight is "
-                    "multiplied by the gates f of all later keys, up to the query's own",
+         .formula = "-(log f[h, 0] + ... + log f[h, j]); with a causal mask, each weight is "
+                    "thereby multiplied by the gates f of all later keys, up to the query's own",
          .latex = R"(-\sum_{l \le j} \log f_{h l})",
-         .note = "with a causal mask, each weight is thereby multiplied by the gates of "
-                 "all later keys, up to the query's own",
-         .details = "The sum stays accurate over long sequences: it is kept in float64, and each "
-                    "query subtracts the sum at its own position (lse and sinks use the full sum). "
-                    "Gates of keys outside key_starts and key_lengths count as 1. The sum runs "
-                    "over a key's own segment, in the order of positions. A module computes the "
-                    "gates from its tokens, f = sigmoid(w_h x + b_h). It starts as ALiBi: w is "
-                    "0, and b is chosen so that log f is minus ALiBi's slope.",
+         .note = "f is the gate. With a causal mask, each weight is thereby multiplied by the "
+                 "gates of all later keys, up to the query's own",
+         .details =
+             "The sum is accurate for long sequences, because it is computed in float64 and each "
+             "query subtracts the sum at its own position (lse and sinks use the full sum). Gates "
+             "of keys outside key_starts and key_lengths count as 1. With segments, the sum runs "
+             "over the key's own segment, in the order of positions. A module computes the gates "
+             "from its tokens, f = sigmoid(w_h x + b_h). It is initialised as ALiBi: w is 0, and b "
+             "is such that log f is minus ALiBi's slope.",
          .source = "Lin et al. 2025, Forgetting Transformer: Softmax Attention with a "
                    "Forget Gate",
          .role = CatalogueEntry::Role::kKeyBias,

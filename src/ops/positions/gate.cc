@@ -13,9 +13,9 @@ constexpr TokenProjection kGate = {.columns = ColumnsOf, .finish = at::sigmoid};
 const RegisterPosition gate({
     .catalogue = {.name = "gate",
                   .title = "output gate",
-                  .formula = "o_i * g_i, the output of each head times the gate of its query",
+                  .formula = "multiplies the output o_i of each head by the gate g_i of its query",
                   .latex = R"(g_i \odot o_i)",
-                  .note = "replaces the output of each head; the weights do not change",
+                  .note = "g_i is the gate of the query. The attention weights do not change",
                   .details = "A module computes the gates from its query tokens, g = sigmoid(W x).",
                   .source = "Qiu et al. 2025, Gated Attention for Large Language Models: "
                             "Non-linearity, Sparsity, and Attention-Sink-Free",

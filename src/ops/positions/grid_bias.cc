@@ -21,10 +21,10 @@ const RegisterPosition grid_bias({
     .catalogue =
         {.name = "grid_bias",
          .title = "grid bias",
-         .formula = "table[h, dy + height - 1, dx + width - 1], dy = y_j - y_i and dx = "
-                    "x_j - x_i; any number of axes",
+         .formula = "table[h, dy + height - 1, dx + width - 1], where dy = y_j - y_i and dx = x_j "
+                    "- x_i, or the same over any number of axes",
          .latex = R"(\text{table}[h, y_j - y_i + \text{height} - 1, x_j - x_i + \text{width} - 1])",
-         .note = "or the same over any number of axes",
+         .note = "A grid with any other number of axes works in the same way",
          .details = "Tokens lie on a grid in row-major order, after `prefix` tokens that have no "
                     "bias, as in Grid. Swin indexes its tables by the opposite differences: flip "
                     "them along both axes, as from_query_minus_key does in Python.",

@@ -44,13 +44,13 @@ const RegisterPosition hype({
     .catalogue =
         {.name = "hype",
          .title = "HyPE",
-         .formula = "-tau_h sinh(mu_h |p_i - p_j|); odd: of p_i - p_j; cosh: tau_h (1 - "
-                    "cosh(...))",
+         .formula = "-tau_h sinh(mu_h |p_i - p_j|) (abs), -tau_h sinh(mu_h (p_i - p_j)) (odd) or "
+                    "tau_h (1 - cosh(mu_h (p_i - p_j))) (cosh)",
          .latex =
              R"(\begin{aligned}\text{abs} && -\tau_h \sinh(\mu_h |p_i - p_j|) \\ \text{odd} && -\tau_h \sinh(\mu_h (p_i - p_j)) \\ \text{cosh} && \tau_h \left(1 - \cosh(\mu_h (p_i - p_j))\right)\end{aligned})",
          .details = "With a causal mask, \"abs\" and \"odd\" are the same. Without one, \"odd\" "
-                    "favours later keys, the last one most of all. The argument of sinh and cosh "
-                    "is clamped to +-80; beyond that, the gradient of mu is zero.",
+                    "increases the scores of the keys after the query. The argument of sinh and "
+                    "cosh is clamped to +-80; beyond that, the gradient of mu is zero.",
          .source = "Angelotti 2023, HyPE: Attention with Hyperbolic Biases for Relative "
                    "Positional Encoding",
          .role = CatalogueEntry::Role::kBias,
@@ -61,7 +61,7 @@ const RegisterPosition hype({
                     .Means("per-head amplitude")
                     .Otherwise("ALiBi's slopes / mu"),
                 PerHead("mu", NumberText(kMu).c_str(), {.start = MuStart})
-                    .Means("per-head rate, per token"),
+                    .Means("per-head rate per token"),
                 Choice("mode", {"abs", "odd", "cosh"})
                     .Means("\"abs\": -tau_h sinh(mu_h |p_i - p_j|); \"odd\": -tau_h sinh(mu_h "
                            "(p_i - p_j)), the form of the paper; \"cosh\": tau_h (1 - cosh(mu_h "

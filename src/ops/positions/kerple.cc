@@ -37,7 +37,7 @@ const RegisterPosition kerple({
     .catalogue =
         {.name = "kerple",
          .title = "KERPLE",
-         .formula = "log: -r1_h log(1 + r2_h |p_i - p_j|); power: -r1_h |p_i - p_j|^r2_h",
+         .formula = "-r1_h log(1 + r2_h |p_i - p_j|) (log) or -r1_h |p_i - p_j|^r2_h (power)",
          .latex =
              R"(\begin{aligned}\text{log} && -r_{1h} \log(1 + r_{2h} |p_i - p_j|) \\ \text{power} && -r_{1h}\, |p_i - p_j|^{r_{2h}}\end{aligned})",
          .source = "Chi et al. 2022, KERPLE: Kernelized Relative Positional Embedding",
@@ -47,7 +47,7 @@ const RegisterPosition kerple({
     .parameters = OnAxis({PerHead("r1", "learned", {.start = R1Start}).Means("per-head factor"),
                           PerHead("r2", "learned", {.start = R2Start})
                               .AtLeast(0)
-                              .Means("per-head rate per token (log) or exponent (power)"),
+                              .Means("per-head rate per token (log) or per-head exponent (power)"),
                           Choice("kind", {"log", "power"})
                               .Means("\"log\": -r1_h log(1 + r2_h |p_i - p_j|); \"power\": -r1_h "
                                      "|p_i - p_j|^r2_h")}),

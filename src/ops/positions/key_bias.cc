@@ -7,11 +7,11 @@ namespace {
 const RegisterPosition key_bias({
     .catalogue = {.name = "key_bias",
                   .title = "key bias",
-                  .formula = "bias[h, j], the same for all queries",
+                  .formula = "bias[h, j]; it is the same for all queries",
                   .latex = R"(\text{bias}[h, j])",
-                  .note = "is the same for all queries",
+                  .note = "The bias of a key is the same for all queries",
                   .details =
-                      "The bias is passed with each call, one number per key. -inf masks a key.",
+                      "The bias, one number per key, is passed with each call. -inf masks a key.",
                   .source = "Dai et al. 2019, Transformer-XL: Attentive Language Models beyond a "
                             "Fixed-Length Context (the term u.k_j)",
                   .role = CatalogueEntry::Role::kKeyBias,

@@ -24,18 +24,16 @@ const RegisterPosition log_temperature({
          .title = "temperature by length",
          .formula =
              "multiplies the scores of query i by 1 + scale log(1 + floor((p_i + 1) / length)) "
-             "(steps) or 1 + scale log(max(1, n_i / length)) (smooth), n_i the number of "
-             "keys up to its own position",
+             "(steps) or 1 + scale log(max(1, n_i / length)) (smooth), where n_i is the number of "
+             "keys up to the query's own position",
          .latex = R"(\begin{aligned}\text{steps} && 1 + a \log(1 + \lfloor (p_i + 1) / n_0 )"
                   R"(\rfloor) \\ \text{smooth} && 1 + a \log \max(1, n_i / n_0)\end{aligned})",
-         .note =
-             "multiplies the scores of query i, where a is the scale, n_0 is the length, and n_i "
-             "is the number of keys up to the query's own position",
-         .details =
-             "Keys outside key_starts and key_lengths and keys of other segments do not "
-             "count; other masks make no difference, except that a window without keys "
-             "ahead counts as a causal mask. The positions p_i (steps) are those of the call: "
-             "padding before a query shifts them.",
+         .note = "a is the scale, n_0 is the length, and n_i is the number of keys up to the "
+                 "query's own position",
+         .details = "Only keys within key_starts and key_lengths, and in the query's own segment, "
+                    "are counted. Other masks make no difference, except that a window without "
+                    "keys after the query counts as a causal mask. With \"steps\", padding before "
+                    "a query counts in its position p_i.",
          .source = "Meta 2025, Llama 4 (steps); Inkling 2026 (smooth)",
          .role = CatalogueEntry::Role::kTemperature,
          .cost = "1 + 0",
@@ -44,7 +42,8 @@ const RegisterPosition log_temperature({
         {PositiveNumber("scale", "0.1").Means("growth rate of the temperature"),
          PositiveNumber("length", "8192").Means("length up to which the temperature is 1"),
          Choice("kind", {"steps", "smooth"})
-             .Means("whether the temperature grows in steps of `length` or with each key")},
+             .Means("\"steps\": the temperature grows in steps of `length` positions; \"smooth\": "
+                    "it grows with each key")},
     .temperature = Temperature,
 });
 

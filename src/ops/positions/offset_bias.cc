@@ -80,14 +80,15 @@ const RegisterPosition offset_bias({
     .catalogue =
         {.name = "offset_bias",
          .title = "offset bias",
-         .formula = "attention(): table[h, j - i + Lq - 1]; modules: table[h, p_j - p_i + "
-                    "length - 1]",
+         .formula =
+             "table[h, j - i + Lq - 1] (attention) or table[h, p_j - p_i + length - 1] (modules)",
          .latex = R"(\text{table}[h, j - i + L_q - 1])",
-         .note = "in attention(); modules use table[h, p_j - p_i + length - 1]",
-         .details = "Entry n applies where column - row = n - (Lq - 1), whatever query_offset is; "
-                    "-inf masks a pair. In a module, the table is (H, 2 n - 1) and indexed by "
-                    "positions: entry m applies where p_j - p_i = m - (n - 1). Calls with up to n "
-                    "tokens, including cached ones, read the entries that they need.",
+         .note = "This index applies to attention(); modules use table[h, p_j - p_i + length - 1]",
+         .details =
+             "In attention(), entry n applies to query i and key j with j - i = n - (Lq - 1), "
+             "independently of query_offset. -inf masks a pair. In a module, the table is (H, 2 n "
+             "- 1) and indexed by positions: entry m applies to pairs with p_j - p_i = m - (n - "
+             "1). It serves all calls with up to n tokens, including cached ones.",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations",
          .role = CatalogueEntry::Role::kBias,
          .cost = "1 + 0",

@@ -5,22 +5,21 @@ namespace pair_bias {
 namespace {
 
 const RegisterPosition pair_bias({
-    .catalogue = {.name = "pair_bias",
-                  .title = "pair bias",
-                  .formula = "bias[b, h, i, j]",
-                  .latex = R"(\text{bias}[b, h, i, j])",
-                  .note = "is an array that is passed with each call",
-                  .details =
-                      "Other libraries call this a float mask: it is added to the scores, and -inf "
-                      "masks a pair. If batches or heads share it, its gradient is summed over "
-                      "them in a fixed order. A bias that all queries or all keys share needs no "
-                      "memory per pair. In float32, finite values are clamped to +-1e37, so that a "
-                      "row that contains only the smallest float32 weighs all keys equally. A "
-                      "value shared by all keys of a row, (Lq, 1), changes no weight.",
-                  .source = "Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer",
-                  .role = CatalogueEntry::Role::kPairBias,
-                  .cost = "2 + 0",
-                  .class_name = "PairBias"},
+    .catalogue =
+        {.name = "pair_bias",
+         .title = "pair bias",
+         .formula = "bias[b, h, i, j]",
+         .latex = R"(\text{bias}[b, h, i, j])",
+         .note = "The bias is an array that is passed with each call",
+         .details = "PyTorch calls this a float mask. -inf masks a pair. If batches or heads share "
+                    "the bias, its gradient is summed over them in a fixed order. A bias (Lq, 1) "
+                    "or (1, Lk) is not expanded to all pairs; the former does not change the "
+                    "weights. In float32, finite values are clamped to +-1e37, so that a query "
+                    "whose biases are all the smallest float32 attends to all keys equally.",
+         .source = "Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer",
+         .role = CatalogueEntry::Role::kPairBias,
+         .cost = "2 + 0",
+         .class_name = "PairBias"},
     .parameters = {Table("bias", Index::kPairs, {})
                        .Means("(1 or B, 1 or H, Lq, Lk), or a shape that broadcasts to it")},
 });

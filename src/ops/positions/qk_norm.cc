@@ -27,10 +27,11 @@ const RegisterPosition qk_norm({
     .catalogue =
         {.name = "qk_norm",
          .title = "QK-norm",
-         .formula = "q / rms(q) * w_q and k / rms(k) * w_k, applied before all other terms",
+         .formula =
+             "replaces q by q / rms(q) * w_q and k by k / rms(k) * w_k, before all other terms",
          .latex = R"(\frac{w_q \odot q_i}{\sqrt{|q_i|^2 / D + \epsilon}},\quad )"
                   R"(\frac{w_k \odot k_j}{\sqrt{|k_j|^2 / D + \epsilon}})",
-         .note = "replace q and k, before all other terms",
+         .note = "w_q and w_k are learned weights",
          .source = "Henry et al. 2020, Query-Key Normalization for Transformers; Dehghani et al. "
                    "2023, Scaling Vision Transformers to 22 Billion Parameters",
          .role = CatalogueEntry::Role::kNorm,

@@ -93,13 +93,14 @@ const RegisterPosition relative({
     .catalogue =
         {.name = "relative",
          .title = "relative keys",
-         .formula = "q_i.E[p_j - p_i + max_offset] scale, from past to future; with values, v_j + "
-                    "W[p_j - p_i + max_offset] for v_j; far: the nearest row, or none; with a "
-                    "separate query, r_i.E[...]",
+         .formula =
+             "q_i.E[p_j - p_i + max_offset] scale, where the rows of E run from past to future; "
+             "offsets beyond max_offset use the nearest row, or none. With values, W[p_j - p_i + "
+             "max_offset] is added to v_j; with a separate query, r_i replaces q_i",
          .latex = R"(\frac{q_i \cdot E[p_j - p_i + m]}{\sqrt{D}})",
-         .note = "where m is max_offset, and the rows of E run from past to future; offsets beyond "
-                 "m use the nearest row, or none. With values, W[p_j - p_i + m] is added to v_j. "
-                 "With a separate query r, the term is r_i.E[p_j - p_i + m]",
+         .note = "m is max_offset, and the rows of E run from past to future. Offsets beyond m use "
+                 "the nearest row, or none. With values, W[p_j - p_i + m] is added to v_j. With a "
+                 "separate query r, the term is r_i.E[p_j - p_i + m]",
          .details = "If your table runs from future to past, pass table.flip(-2). With a "
                     "separate query, a short projection of the tokens, and a table "
                     "that the heads share, this is the content-conditioned bias of some 2026 "
@@ -107,7 +108,7 @@ const RegisterPosition relative({
          .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations; "
                    "Huang et al. 2019, Music Transformer",
          .role = CatalogueEntry::Role::kContent,
-         .cost = "1 + 0, plus q times the table; with values: 2 + 0",
+         .cost = "1 + 0, plus the product of q and the table; with values: 2 + 0",
          .class_name = "Relative"},
     .parameters =
         {Table("table", Index::kNearOffsets, {.start = TableStart})

@@ -69,16 +69,17 @@ const RegisterPosition relative2d({
     .catalogue =
         {.name = "relative2d",
          .title = "2-D relative keys",
-         .formula = "q_i.(R[dy + height - 1] + C[dx + width - 1]) scale, dy = y_j - y_i "
-                    "and dx = x_j - x_i",
+         .formula = "q_i.(R[dy + height - 1] + C[dx + width - 1]) scale, where dy = y_j - y_i and "
+                    "dx = x_j - x_i",
          .latex =
              R"(\frac{q_i \cdot \left(R[y_j - y_i + \text{height} - 1] + C[x_j - x_i + \text{width} - 1]\right)}{\sqrt{D}})",
+         .note = "y is the row of a token on the grid, and x is its column",
          .details = "R is the table of rows and C the table of columns. Tokens lie on a grid in "
                     "row-major order, after `prefix` tokens without this term, as in Grid.",
          .source = "Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. "
                    "2021, Bottleneck Transformers",
          .role = CatalogueEntry::Role::kContent,
-         .cost = "2 + 0, plus q times the table",
+         .cost = "2 + 0, plus the product of q and the table",
          .needs_grid = true,
          .class_name = "Relative2D"},
     .parameters = Parameters(),

@@ -379,17 +379,17 @@ std::vector<Parameter> Parameters() {
                   "if the last coordinate is a height; on a grid, the largest multiple of 2 * axes")
            .Otherwise("all (all but the height)")});
   for (Parameter& parameter : FrequencyParameters()) parameters.push_back(std::move(parameter));
-  parameters.push_back(Flag("xpos", "false")
-                           .Means("whether the products of pairs decay with distance; dot only, up "
-                                  "to length 65536 (Sun et al. 2023)"));
+  parameters.push_back(
+      Flag("xpos", "false")
+          .Means("whether the products of rotated pairs decay with distance (Sun et al. 2023); "
+                 "only with the dot product, and up to 65,536 tokens"));
   Parameter sections = Shape();
   sections.name = "sections";
-  parameters.push_back(
-      sections
-          .Means(
-              "for positions with several axes: number of pairs that each axis rotates, dims / 2 "
-              "in total, with the frequencies of a sequence (Qwen2-VL: temporal, height and width)")
-          .Otherwise("equal shares, each axis with its own frequencies"));
+  parameters.push_back(sections
+                           .Means("number of pairs that each axis rotates, for positions with "
+                                  "several axes (Qwen2-VL: time, height and width). The numbers "
+                                  "add up to dims / 2, and the frequencies are those of a sequence")
+                           .Otherwise("equal shares, each axis with its own frequencies"));
   parameters.push_back(Choice("section_order", {"contiguous", "interleaved"})
                            .Means("\"contiguous\": one section after the other; \"interleaved\": "
                                   "pairs are assigned to the axes in turn until their sections are "
@@ -402,8 +402,8 @@ std::vector<Parameter> Parameters() {
              "positions times frequencies"));
   parameters.push_back(
       Angles("key_angles", HasKeyAngles,
-             "angles of the keys, (1 or B, 1 or H, Lk, dims / 2), if q and k are different tokens; "
-             "the rows of angles then belong to the queries, whatever their positions",
+             "angles of the keys, (1 or B, 1 or H, Lk, dims / 2), if q and k are different tokens. "
+             "Row n of angles then belongs to query n, and row n of key_angles to key n",
              "angles"));
   return parameters;
 }
@@ -412,17 +412,17 @@ const RegisterPosition rope({
     .catalogue =
         {.name = "rope",
          .title = "RoPE",
-         .formula =
-             "q and k rotated by p base^(-2 i / dims); on a grid, dims / axes coordinates per axis",
+         .formula = "rotates pair i of the coordinates of q and k by the angle p base^(-2 i / "
+                    "dims); on a grid, each axis rotates dims / axes coordinates",
          .latex = R"(\theta_i = p\; \text{base}^{-2i/\text{dims}})",
-         .note = "is the angle by which pair i of the coordinates of q and k is rotated; on a "
-                 "grid, each axis rotates dims / axes coordinates",
-         .details =
-             "The first dims coordinates are rotated in pairs, before the similarity's token map. "
-             "With a shape, tokens lie on a grid, after `prefix` tokens that are not rotated. The "
-             "rotated coordinates are then divided evenly among the axes: each axis rotates its "
-             "share by its own coordinate, with dims / axes in place of dims. If there are fewer "
-             "tokens than grid cells, they fill the grid from the start (as during generation).",
+         .note = "p is the position of the token, and i is the index of the pair. On a grid, each "
+                 "axis rotates dims / axes coordinates",
+         .details = "The first dims coordinates are rotated, before the similarity maps the "
+                    "tokens. With a shape, tokens lie on a grid, after `prefix` tokens that are "
+                    "not rotated. The rotated coordinates are then divided evenly among the axes: "
+                    "the share of an axis is rotated by the token's position along that axis, with "
+                    "dims / axes in place of dims. If there are fewer tokens than grid cells, as "
+                    "during generation, they fill the grid from the start.",
          .source = "Su et al. 2021, RoFormer",
          .role = CatalogueEntry::Role::kRotation,
          .cost = "0 + 0",

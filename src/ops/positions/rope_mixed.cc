@@ -108,17 +108,19 @@ const RegisterPosition rope_mixed({
     .catalogue =
         {.name = "rope_mixed",
          .title = "mixed RoPE",
-         .formula = "q and k rotated by t_h x + u_h y, with frequencies per head and axis",
+         .formula = "rotates each pair of the coordinates of q and k by the angle t_h x + u_h y, "
+                    "with frequencies t and u per head",
          .latex = R"(\theta_{h n} = \sum_a t_{h a n}\, p_a)",
-         .note = "is the angle by which pair n of the coordinates of q and k is rotated; p_a is a "
-                 "token's coordinate along axis a of a grid",
-         .details = "Each pair of coordinates is rotated, before the similarity's token map, by "
-                    "the position along all axes at once, so diagonals are treated like the "
-                    "axes themselves. With a shape, tokens lie on a grid, after `prefix` tokens "
-                    "that are not rotated; without one, the axes are those of the positions that "
-                    "the caller passes, or the sequence. In a module, the frequencies are learned. "
-                    "Initially, each head has one direction per axis, at right angles to each "
-                    "other and rotated at random, with frequencies base^(-n / n_max) along each.",
+         .note =
+             "n is the index of the pair, and p_a is the token's coordinate along axis a of a grid",
+         .details =
+             "The angle of a pair depends on the position along all axes at once, so that diagonal "
+             "offsets are treated like offsets along an axis. The rotation precedes the "
+             "similarity's map of the tokens. With a shape, tokens lie on a grid, after `prefix` "
+             "tokens that are not rotated; without one, the axes are those of the positions that "
+             "the caller passes, or the sequence. In a module, the frequencies are learned. "
+             "Initially, each head has orthogonal directions, one per axis, that are rotated at "
+             "random, with the frequencies base^(-n / n_max) along each.",
          .source = "Heo et al. 2024, Rotary Position Embedding for Vision Transformer",
          .role = CatalogueEntry::Role::kRotation,
          .cost = "0 + 0",

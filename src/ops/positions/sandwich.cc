@@ -45,8 +45,8 @@ const RegisterPosition sandwich({
     .catalogue =
         {.name = "sandwich",
          .title = "Sandwich",
-         .formula = "factor_h sum over i = 1 .. dims / 2 of "
-                    "(cos(base^(-2 i / dims) (p_i - p_j)) - 1)",
+         .formula = "factor_h times the sum over n = 1 .. dims / 2 of (cos(base^(-2 n / dims) (p_i "
+                    "- p_j)) - 1)",
          .latex =
              R"(\text{factor}_h \sum_{n=1}^{\text{dims}/2} )"
              R"(\left(\cos\!\left(\text{base}^{-2n/\text{dims}} (p_i - p_j)\right) - 1\right))",

@@ -23,14 +23,13 @@ const RegisterPosition scalable_softmax({
     .catalogue = {.name = "scalable_softmax",
                   .title = "scalable softmax",
                   .formula = "multiplies the scores of query i by s[h] log n_i, where n_i is the "
-                             "number of keys up to its own position",
-                  .latex = R"(s_h \log n_i \, s_{ij})",
-                  .note =
-                      "replaces the scores of query i, where n_i is the number of keys up to the "
-                      "query's own position with a causal mask, and of all keys otherwise",
-                  .details = "Keys outside key_starts and key_lengths and keys of other segments "
-                             "do not count; other masks make no difference, except that a window "
-                             "without keys ahead counts as a causal mask.",
+                             "number of keys up to the query's own position",
+                  .latex = R"(s_h \log n_i)",
+                  .note = "n_i is the number of keys up to the query's own position with a causal "
+                          "mask, and of all keys otherwise",
+                  .details = "Only keys within key_starts and key_lengths, and in the query's own "
+                             "segment, are counted. Other masks make no difference, except that a "
+                             "window without keys after the query counts as a causal mask.",
                   .source = "Nakanishi 2025, Scalable-Softmax Is Superior for Attention",
                   .role = CatalogueEntry::Role::kTemperature,
                   .cost = "1 + 0",

@@ -11,20 +11,22 @@ at::Tensor Start(const Component& /*component*/, const ModuleShape& n) {
 }
 
 const RegisterPosition sink({
-    .catalogue =
-        {.name = "sink",
-         .title = "sink",
-         .formula = "adds one more score s[h] to each softmax, for a key without a value",
-         .latex = R"(o_i = \frac{\sum_j e^{s_{ij}} v_j}{e^{s_h} + \sum_j e^{s_{ij}}})",
-         .note = "adds one more score to each softmax, for a key without a value",
-         .details = "Does the same as the argument `sink` of a call; modules can use it by name.",
-         .source = "Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. "
-                   "2023, Efficient Streaming Language Models with Attention Sinks",
-         .role = CatalogueEntry::Role::kSink,
-         .cost = "0 + 0",
-         .class_name = "Sink"},
-    .parameters = {Table("score", Index::kNone, {.start = Start})
-                       .Means("(H,), () or (B, H, Lq); modules learn it, starting from 0")},
+    .catalogue = {.name = "sink",
+                  .title = "sink",
+                  .formula = "adds one more score s[h] to each softmax, for a key without a value",
+                  .latex = R"(o_i = \frac{\sum_j e^{s_{ij}} v_j}{e^{s_h} + \sum_j e^{s_{ij}}})",
+                  .note = "s_h is the score of an additional key without a value",
+                  .details = "It has the same effect as the argument `sink` of a call, and can be "
+                             "part of a module's position.",
+                  .source =
+                      "Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. "
+                      "2023, Efficient Streaming Language Models with Attention Sinks",
+                  .role = CatalogueEntry::Role::kSink,
+                  .cost = "0 + 0",
+                  .class_name = "Sink"},
+    .parameters =
+        {Table("score", Index::kNone, {.start = Start})
+             .Means("(H,), () or (B, H, Lq); in modules, it is learned and initialised to 0")},
 });
 
 }  // namespace

@@ -72,7 +72,7 @@ const RegisterPosition t5({
         OnAxis({Table("table", Index::kBuckets, {.start = Start}).Means("(buckets, H)"),
                 Integer("buckets", "32").Means("rows of a module's table").AtLeast(2).NoArgument(),
                 Flag("bidirectional", "")
-                    .Means("whether keys ahead of the query have their own buckets")
+                    .Means("whether keys after the query have buckets of their own")
                     .Otherwise("true, unless causal in a sequence")
                     .Required(),
                 Integer("max_distance", "128")

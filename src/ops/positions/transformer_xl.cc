@@ -96,25 +96,24 @@ Parameter DistancesParameter() {
 }
 
 const RegisterPosition transformer_xl({
-    .catalogue =
-        {.name = "transformer_xl",
-         .title = "Transformer-XL",
-         .formula =
-             "(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, with r = W_R sinusoid, or learned",
-         .latex = R"(\frac{u_h \cdot k_j + (q_i + v_h) \cdot r_h[p_i - p_j]}{\sqrt{D}})",
-         .note = "where r is a linear map of sinusoids of the distance, or a learned table",
-         .details = "Works only with dot, and requires causal unless bidirectional (as in "
-                    "Conformers, Gulati et al. 2020).",
-         .source = "Dai et al. 2019, Transformer-XL",
-         .role = CatalogueEntry::Role::kContent,
-         .cost = "2 + 0, plus q times the table",
-         .needs_causal = true,
-         .needs_dot = true,
-         .class_name = "TransformerXL"},
+    .catalogue = {.name = "transformer_xl",
+                  .title = "Transformer-XL",
+                  .formula = "(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, where r = W_R "
+                             "sinusoid, or a learned table",
+                  .latex = R"(\frac{u_h \cdot k_j + (q_i + v_h) \cdot r_h[p_i - p_j]}{\sqrt{D}})",
+                  .note = "r is a linear map of sinusoids of the distance, or a learned table",
+                  .details = "It works only with the dot product, and requires a causal mask "
+                             "unless it is bidirectional (as in Conformers, Gulati et al. 2020).",
+                  .source = "Dai et al. 2019, Transformer-XL",
+                  .role = CatalogueEntry::Role::kContent,
+                  .cost = "2 + 0, plus the product of q and the table",
+                  .needs_causal = true,
+                  .needs_dot = true,
+                  .class_name = "TransformerXL"},
     .parameters = {Table("u", Index::kNone, {.start = VectorStart})
-                       .Means("(H, D), added to the query for the content product"),
+                       .Means("(H, D), added to the query in its product with the key"),
                    Table("v", Index::kNone, {.start = VectorStart})
-                       .Means("(H, D), added to the query for the distance product"),
+                       .Means("(H, D), added to the query in its product with r"),
                    DistancesParameter(),
                    Flag("bidirectional", "false")
                        .Means("whether r also has rows for keys ahead of the query"),

@@ -22,9 +22,9 @@ const RegisterSimilarity additive({
     .catalogue =
         {.name = "additive",
          .title = "additive",
-         .formula = "LeakyReLU(q + k), for head_dim 1",
+         .formula = "LeakyReLU(q + k), where q and k have head_dim 1",
          .latex = R"(\text{LeakyReLU}(q + k))",
-         .note = "where q and k have head_dim 1",
+         .note = "q and k must have head_dim 1",
          .details =
              "q and k (B, H, L, 1) are the two scores of graph attention (eq. 3 of the paper).",
          .source = "Velickovic et al. 2018, Graph Attention Networks",

@@ -50,10 +50,11 @@ const RegisterSimilarity entailment({
              "the Poincare ball, and psi = arcsin(K (1 - |q|^2) / |q|) is the cone's aperture",
          .latex =
              R"(-\gamma_h \max(0, \Xi - \psi), \qquad \psi = \arcsin\left(K\, \frac{1 - |q|^2}{|q|}\right))",
-         .note = "where Xi is the angle between k and the axis of q's cone in the Poincare ball, "
-                 "and psi is the cone's aperture",
-         .details = "Measures how far k lies outside the entailment cone of q (eqs. 26 and 28 of "
-                    "the paper). Where the aperture is undefined, it is pi / 2.",
+         .note = "Xi is the angle between k and the axis of q's cone in the Poincare ball, and psi "
+                 "is the aperture of the cone",
+         .details = "The score measures how far k lies outside the entailment cone of q (eqs. 26 "
+                    "and 28 of the paper). Near the origin, where the aperture is undefined, it is "
+                    "set to pi / 2.",
          .source = "Ganea et al. 2018, Hyperbolic Entailment Cones",
          .class_name = "Entailment"},
     .parameters =

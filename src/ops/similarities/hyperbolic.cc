@@ -147,10 +147,11 @@ const RegisterSimilarity hyperbolic({
          .title = "hyperbolic distance",
          .formula = "-beta d, where d is the distance in hyperbolic space",
          .latex = R"(-\beta_h\, d(q, k))",
-         .note = "where d is the distance in hyperbolic space",
+         .note = "d is the distance in hyperbolic space",
          .details =
              "The model determines the available maps (the first is the default) and what the map "
-             "\"none\" expects. A token consists of x and its last coordinate z.\n\n- "
+             "\"none\" expects. Below, z is the last coordinate of a token, and x contains the "
+             "others.\n\n- "
              "\"hyperboloid\": \"pseudopolar\" gives the point at distance z from the origin in "
              "the direction of x; \"exp\" is the exponential map at the origin, applied to "
              "D-dimensional tangents; \"none\" expects points (x, t), and sets the time t to "
@@ -158,8 +159,9 @@ const RegisterSimilarity hyperbolic({
              "gives the height sigmoid(z) and X = x sigmoid(z); \"none\" expects (X, height), with "
              "heights clamped to e^-30 .. e^30\n- \"ball\" (the Poincare ball) and \"klein\": "
              "\"exp\"; \"none\" expects points of the unit ball, and projects points outside onto "
-             "its boundary\n\nNeeds D >= 2, except for the two balls and for \"exp\" on the "
-             "hyperboloid. Mapped points are at most a distance of 30 from the origin.",
+             "its boundary\n\nD must be at least 2, except for the two balls and for \"exp\" on "
+             "the "
+             "hyperboloid. The distance of mapped points from the origin is at most 30.",
          .source = "Gulcehre et al. 2019, Hyperbolic Attention Networks",
          .class_name = "Hyperbolic"},
     .parameters = {PerHead("beta", "learned").Means("per-head factor"),

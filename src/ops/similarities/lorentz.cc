@@ -107,7 +107,7 @@ Parameter OptionalHeads(const char* name, const char* default_value,
 std::vector<Parameter> Parameters() {
   Parameter curvature =
       OptionalHeads("c", "1", UnitCurvature)
-          .Means("the curvature of each head's space is -1 / c; must be positive");
+          .Means("per-head constant of the hyperboloid, positive; the curvature is -1 / c");
   curvature.lowest = 0;
   curvature.above = true;
   return {PerHead("scale", "learned").Means("per-head factor"), curvature,
@@ -126,18 +126,17 @@ const RegisterSimilarity lorentz({
     .catalogue =
         {.name = "lorentz",
          .title = "Lorentzian distance",
-         .formula =
-             "scale (2 c + 2 (q.k)_L) + bias, (x.y)_L = -x_0 y_0 + x_1 y_1 + ..., of points of "
-             "the hyperboloid (x.x)_L = -c",
+         .formula = "scale (2 c + 2 (q.k)_L) + bias, where (x.y)_L = -x_0 y_0 + x_1 y_1 + ..., for "
+                    "points of the hyperboloid (x.x)_L = -c",
          .latex = R"(s_h \left(2 c_h + 2 \langle q, k \rangle_L\right) + b_h)",
-         .note = "where the product is -q_0 k_0 + q_1 k_1 + ..., and the product of a point with "
-                 "itself is -c",
-         .details =
-             "The negative squared Lorentzian distance, which hyperbolic language models use as "
-             "scores (HELM, Hypformer). RoPE rotates only the spatial coordinates. Points are at "
-             "most sqrt(c) sinh(30) away from the axis. To average values on the hyperboloid, use "
-             "aggregation = \"lorentz_centroid\", which takes c from this similarity. If c is a "
-             "tensor and several query heads share a key head, the keys are repeated.",
+         .note = "The product of q and k is -q_0 k_0 + q_1 k_1 + ..., and the product of a point "
+                 "with itself is -c",
+         .details = "Apart from scale and bias, this is the negative squared Lorentzian distance, "
+                    "which hyperbolic language models use as a score (HELM, Hypformer). RoPE "
+                    "rotates only the spatial coordinates, whose norm is at most sqrt(c) sinh(30). "
+                    "To average values on the hyperboloid, use aggregation = \"lorentz_centroid\", "
+                    "which takes c from this similarity. If c is a tensor and several query heads "
+                    "share a key head, the keys are copied for each of them.",
          .source = "Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; "
                    "Chen et al. 2022, Fully Hyperbolic Neural Networks",
          .class_name = "Lorentz"},

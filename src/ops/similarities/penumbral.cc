@@ -31,15 +31,16 @@ const RegisterSimilarity penumbral({
     .catalogue =
         {.name = "penumbral",
          .title = "penumbral cones",
-         .formula = "-gamma h, -gamma h^2 or gamma log(r / h), where h is the height of the lowest "
-                    "common ancestor of penumbral cones below the horosphere of height r",
+         .formula =
+             "-gamma h, -gamma h^2 or gamma log(r / h), where h is the height of the lowest common "
+             "ancestor of q and k for penumbral cones below the horosphere of height r",
          .latex =
              R"(-\gamma_h\, \text{height}, \quad -\gamma_h\, \text{height}^2 \quad\text{or}\quad \gamma_h \log\frac{r}{\text{height}})",
-         .note = "where height is the height of the lowest common ancestor of penumbral cones "
+         .note = "The height is that of the lowest common ancestor of q and k for penumbral cones "
                  "below the horosphere of height r",
-         .details = "Needs D >= 2: the last coordinate z of a token determines its height; the "
-                    "others are x. The authors' released code uses score = \"height2\", with "
-                    "1e-6 added in a few places.",
+         .details = "D must be at least 2: the last coordinate z of a token determines its height, "
+                    "and x contains the others. The code that the authors released uses score = "
+                    "\"height2\", with 1e-6 added in a few places.",
          .source = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention",
          .class_name = "Penumbral"},
     .parameters = {PerHead("gamma", "learned").Means("per-head factor"),
