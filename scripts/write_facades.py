@@ -97,7 +97,7 @@ scores of N(0, 1) tokens a standard deviation of 1. define() creates a similarit
         },
     ),
     "position": (
-        """Positions: terms that depend on the position p_i of a query and the position p_j of a key.
+        """Positions: terms that depend on the positions p_i of a query and p_j of a key.
 
 ``RoPE() + ALiBi(slopes)`` is the sum of two terms; a list of terms is also summed. A sum may
 contain at most one rotation, one content term ({content}), one QK-norm, one sink and one gate, and

@@ -172,7 +172,7 @@ class TableLayout {
                             int64_t /*end*/) const {
     return {0, size()};
   }
-  // Maximum size of Window() for so many queries and keys.
+  // Maximum size of Window() for this many queries and keys.
   virtual int64_t LargestWindow(int64_t /*queries*/, int64_t /*keys*/) const { return size(); }
   // Maximum number of entries that one pair reads; 0: unknown.
   virtual int64_t MostEntries() const { return 0; }
@@ -257,10 +257,10 @@ struct AttentionInput {
   Mask mask;
   int64_t query_offset = 0;
   const int64_t* query_offsets = nullptr;  // (B): instead of query_offset
-  // Share of a row's sum of weights that may be omitted: tiles whose weights provably sum to less,
-  // all of them together, are not computed. 0 computes everything, and so does fp64. Proofs require
-  // biases that decrease with distance and pair functions with bounds. Non-finite values are never
-  // omitted.
+  // Share of a row's sum of weights that may be omitted: tiles are not computed if all their
+  // weights together provably sum to less. 0 computes everything, and so does fp64. The proofs
+  // require biases that decrease with distance and pair functions with bounds. Non-finite values
+  // are never omitted.
   double tolerance = kDefaultTolerance;
   // (B, Lq) and (B, Lk), contiguous, both or neither: the positions of queries and keys, in any
   // order, instead of query_offset + i and j. Positions of one batch must lie less than 2^30 apart,

@@ -1,4 +1,4 @@
-"""Positions: terms that depend on the position p_i of a query and the position p_j of a key.
+"""Positions: terms that depend on the positions p_i of a query and p_j of a key.
 
 ``RoPE() + ALiBi(slopes)`` is the sum of two terms; a list of terms is also summed. A sum may
 contain at most one rotation, one content term (AbsoluteKeys, ContentBias, Disentangled, Relative,

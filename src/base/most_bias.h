@@ -5,8 +5,8 @@
 
 namespace gnomon {
 
-// Keeps sums of several biases finite in log2 units and with temperatures up to 10. Many programs
-// hide keys with the lowest finite number.
+// With this limit, sums of several biases stay finite in log2 units and with temperatures up to 10.
+// Programs often hide keys with the lowest finite number.
 constexpr float kMostBias = 1e37f;
 
 }  // namespace gnomon

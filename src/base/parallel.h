@@ -41,7 +41,7 @@ class Turns {
  public:
   explicit Turns(int64_t sums) : next_(new std::atomic<int64_t>[static_cast<size_t>(sums)]) {}
 
-  // Call before any task: sets the number that comes first.
+  // Sets the number of the first task. Call it before any task starts.
   void Start(int64_t sum, int64_t number) {
     next_[static_cast<size_t>(sum)].store(number, std::memory_order_relaxed);
   }

@@ -17,7 +17,7 @@ struct Mask {
   bool value;
 };
 
-// Results do not matter, because no branch depends on them.
+// The results are arbitrary, because no branch depends on them.
 inline Number Simple(double value) {
   ++count.simple;
   return {value};

@@ -132,8 +132,8 @@ class BackwardPass {
         WholeHead(head, worker, memory.data() + worker * scratch);
       });
     } else {
-      // Interleave as many heads as there are workers. No worker then waits for its turn, and each
-      // head's rows stay in cache.
+      // Interleaves as many heads as there are workers, so that no worker waits for its turn and
+      // each head's rows stay in cache.
       const int64_t side_by_side = std::min<int64_t>(heads, WorkersFor(executor_, tasks));
       ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
         const int64_t first = task / (side_by_side * blocks_) * side_by_side;
@@ -162,8 +162,8 @@ class BackwardPass {
     double t[kMostScalars] = {};
   };
 
-  // The number of partial table sums per key head: enough to balance the load, few enough to stay
-  // small beside the inputs.
+  // The number of partial table sums per key head: enough to balance the load, but few enough that
+  // their memory is small compared with the inputs.
   static int64_t Parts(const AttentionShape& n, int64_t blocks) {
     constexpr int64_t kTasks = 16;
     const int64_t heads = std::max<int64_t>(1, n.batch * n.key_heads);

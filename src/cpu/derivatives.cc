@@ -1,7 +1,7 @@
 // Forward-mode derivatives of attention and of its gradients.
 //
-// A task is a block of query rows of one head with all keys that they see. It holds the weights and
-// their tangents of all these pairs, so that both are computed once for the outputs and the
+// A task is a block of query rows of one head with all keys that they see. It stores the weights of
+// all these pairs and their tangents, so that both are computed only once for the outputs and the
 // gradients. Tasks add to the gradients of keys, values and biases in turn, so results do not
 // depend on the number of workers.
 //
@@ -161,7 +161,7 @@ class Pass {
   static constexpr int64_t kScores = int64_t{1} << 19;
   static constexpr auto kStep = static_cast<int64_t>(kMicroRows);
 
-  // Scratch memory of a worker. Rows that are multiplied together lie together.
+  // Scratch memory of a worker. Rows that are multiplied together are adjacent.
   struct Scratch {
     float* weights;       // tangents of the rows' weights, then the weights
     float* gradients;     // the same of the scores' gradients
@@ -188,7 +188,7 @@ class Pass {
   };
   int64_t window() const { return stride_ + block_; }
   static constexpr size_t kParts = 20;
-  // The most arrays of scalars of pairs.
+  // The maximum number of arrays of pair scalars.
   static constexpr int64_t kScalarArrays = 3 * kMostScalars;
   std::array<int64_t, kParts> Sizes() const {
     const bool is_backward = wants_any();
@@ -483,7 +483,7 @@ class Pass {
     block.keys = KeysOfRows(block.b, block.begin, block.end);
     block.first = block.keys.begin / kWidth * kWidth;
     block.turn = index;
-    // Rows in different sets of a cache.
+    // Padded so that rows map to different cache sets.
     block.stride = RoundUp(block.keys.end - block.first, kWidth) + kLaneCount;
     block.c = in_.factor[block.h];
     block.dc = tangent_.factor != nullptr ? tangent_.factor[block.h] : 0.0f;
@@ -1073,7 +1073,7 @@ class Pass {
                        g, scratch);
     }
   }
-  // The same of columns [begin, end), from the differences of tokens.
+  // The same for columns [begin, end), from the differences of tokens.
   void SetByDifferences(const Block& block, int64_t r, int64_t begin, int64_t end, const DualRow& g,
                         const Scratch& scratch) const {
     KeyReader keys(*this, block);
@@ -1148,8 +1148,8 @@ class Pass {
     }
   }
 
-  // Slopes of hidden pairs may be anything; replaces those of pairs [0, count) from column j on by
-  // 0, and `f` too.
+  // Sets the slopes of hidden pairs, which are arbitrary, and their `f` to 0, for pairs [0, count)
+  // from column j on.
   void ClearHidden(const Columns& columns, int64_t j, int64_t count, float* f,
                    const Scratch& scratch) const {
     const auto clear = [&](int64_t begin, int64_t end) {

@@ -11,8 +11,8 @@
 //   Key heads with few queries (short sequences, decoding): a task is a range of keys with all
 //   queries. It packs its keys one tile at a time, in cache, and partial results are merged.
 //
-//   So few queries that packing would cost as much as the products: keys and values are read in
-//   place.
+//   Key heads with so few queries that packing would cost as much as the products: keys and values
+//   are read in place.
 //
 // Row sums are split by shape alone and merged in fixed order, so results do not depend on the
 // number of workers.
@@ -50,7 +50,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
 
-// Whether rows [begin, end) of one head hold a non-finite number.
+// Whether rows [begin, end) of one head contain a non-finite number.
 inline bool HasNonFinite(const Tokens& tokens, int64_t b, int64_t h, int64_t begin, int64_t end,
                          int64_t columns) {
   RowReader rows(tokens, columns);

@@ -640,7 +640,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
               gradient[c] *= -2.0f;
-              // A row that sees nothing, or is seen by nothing, may hold anything.
+              // Queries without visible keys, and keys that no query sees, may contain any values.
               if (sum_w[r] != 0 && column + c < p.dim) {
                 gradient[c] += 2.0f * sum_w[r] *
                                LoadElement<C>(from_x.data, rows[r] * from_x.stride + column + c);

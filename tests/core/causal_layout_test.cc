@@ -142,8 +142,8 @@ TEST(CausalLayoutTest, IsTheFormulaForBatchesKeyHeadsAndStrides) {
   }
 }
 
-// There, elu + 1 is e^a, which is 0 below about -88 and at -inf. A query whose visible features are
-// all zero gives 0, also before the first non-zero key.
+// For negative a, elu(a) + 1 is e^a, which is 0 below about -88 and at -inf. If all visible
+// features of a query are zero, its output is 0, also before the first non-zero key.
 TEST(CausalLayoutTest, FeaturesThatVanish) {
   constexpr float kLeast = -kInfinity;
   const std::vector<float> values = {-1, -20, -60, -85, -104, -150, -1e3, -1e9, -3e38, kLeast, 0};

@@ -252,7 +252,7 @@ TEST(DerivativesTest, DoNotDependOnTheNumberOfWorkers) {
   ExpectSame(RunKernel(p, ThreadExecutor(3)), RunKernel(p));
 }
 
-// The results that are asked for are the same if no others are.
+// Results do not depend on which other results are requested.
 TEST(DerivativesTest, AreTheSameOneByOne) {
   const Directed p =
       RandomDirected({.shape = {1, 2, 1, 100, 100, 8, 12}, .right = 0, .key_bias = true});
@@ -287,7 +287,7 @@ TEST(DerivativesTest, AreTheSameOneByOne) {
   expect("d_key_bias'", [&](auto& to, float* data) { to.gradient_tangent.key_bias = data; });
 }
 
-// A tangent that is absent is 0.
+// A missing tangent counts as 0.
 TEST(DerivativesTest, TreatAbsentTangentsAsZero) {
   Directed p = RandomDirected({.shape = {1, 2, 1, 60, 70, 8, 12}, .key_bias = true});
   const auto zeros = [](Array<float>& array) { array.ForEach([](float& x) { x = 0; }); };

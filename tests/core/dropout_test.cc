@@ -88,7 +88,8 @@ TEST(DropoutHashTest, HangsOnAllOfThePlaceAndOfTheSeed) {
   }
 }
 
-// The weights that the kernels and the reference keep, read off with unit vectors as values.
+// The weights that the kernels and the reference keep: with unit vectors as values, the outputs are
+// the weights.
 class DropoutMaskTest : public ::testing::Test {
  protected:
   static constexpr int64_t kTokens = 70;

@@ -94,7 +94,8 @@ double UmbralHeight(const Token& a, const Token& b, double radius) {
   });
 }
 
-// If no apex below the light suffices, the light is raised until one that touches it does.
+// If no apex below the light has both tokens in its cone, the light is raised until an apex at its
+// height does.
 double PenumbralHeight(const Token& a, const Token& b, double light) {
   return LowestCommonAncestor(a, b, [&](const Token& p, const Token& t) {
     return Smallest(0, 20,

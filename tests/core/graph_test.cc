@@ -519,7 +519,8 @@ TEST(Graph, OneEdgeOutweighsARowThatChunksShare) {
   }
 }
 
-// Distances come from differences: near pairs lose no precision to the size of their norms.
+// Distances of near pairs are computed from differences, so large norms do not reduce their
+// precision.
 TEST(Graph, DistancesOfNearPairsAreExact) {
   const PairFunction& laplacian = FindPairFunction("laplacian");
   constexpr int64_t kDim = 24;

@@ -323,7 +323,8 @@ TEST_P(PairFunctionTest, InfiniteBiasesMask) {
     }
     ExpectKernelsMatchReference(p);
     const Results<float> r = p.Run();
-    // Head 1 sees nothing; head 2 sees its first key in the last rows only.
+    // In head 1, no key is visible; in head 2, the first visible key is visible to the last rows
+    // only.
     for (const int64_t i : {0, 48}) {
       EXPECT_EQ(r.at("lse")[static_cast<size_t>(49 + i)], -kInfinity);
       EXPECT_EQ(r.at("o")[static_cast<size_t>((49 + i) * 17)], 0);
@@ -518,7 +519,7 @@ TEST(NearTokensTest, MayHaveNormsThatOverflow) {
         p.options.key_lengths = {90};
         for (int64_t e = 0; e < 24; ++e) p.y.at(0, 0, 89, e) = e % 2 == 0 ? 1e19f : -3e19f;
         for (const auto& [result, values] : p.Run()) {
-          // The gradient of the factor is minus infinity by itself.
+          // The gradient of the factor is minus infinity, as expected.
           if (result == "d_factor") continue;
           EXPECT_LE(Difference(values, without.at(result)), 1e-6) << result;
         }

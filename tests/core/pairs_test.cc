@@ -222,7 +222,7 @@ TEST(PairMaskTest, TilesOfWhichNothingIsSeenAreSkipped) {
   FillMask(p, [](int64_t i, int64_t j) { return i / 192 == j / 192; });
   const double blocks = seconds();
   FillMask(p, [](int64_t, int64_t) { return true; });
-  // A twelfth of the pairs, but the inputs take time as well.
+  // One twelfth of the pairs is visible, but reading the inputs takes time as well.
   EXPECT_LE(blocks, seconds() / 2);
 }
 

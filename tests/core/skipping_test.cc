@@ -124,7 +124,7 @@ TEST_P(BoundedFunctionTest, ValuesLieWithinTheBounds) {
     }
     if (bounds[1] - bounds[0] < 8) ++tight;
   }
-  // Bounds that are always loose would be useless.
+  // Bounds must sometimes be tight, because loose bounds would never allow skipping.
   EXPECT_GT(tight, 400);
 }
 
@@ -575,7 +575,7 @@ TEST(SkippingTest, LeavesNothingOut) {
       ProblemOf(dot, {"", {.shape = square, .bias = kShared, .temperature = true}});
   for (float& temperature : negative.temperature) temperature *= -1;
   EXPECT_EQ(share(negative), 1);
-  // A cap lifts scores that biases lower.
+  // A soft cap raises low scores, so biases cannot prove that they are negligible.
   EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .bias = kShared, .softcap = 20}})), 1);
   for (const PairFunction* f : TestPairFunctions()) {
     EXPECT_EQ(f->bounds, nullptr);
@@ -584,7 +584,8 @@ TEST(SkippingTest, LeavesNothingOut) {
   }
 }
 
-// A distant key with a large norm is computed, and no other tile because of it.
+// The tile of a distant key with a large norm is computed, but it does not cause other tiles to be
+// computed.
 TEST(SkippingTest, ComputesAKeyOfALargeNorm) {
   Problem<float> p = ProblemOf(
       FindPairFunction("dot"),

@@ -68,8 +68,8 @@ void ForEachPairOfCells(int64_t height, int64_t width, const Body& body) {
   }
 }
 
-// A head's logits are its biases only: the weights must be their softmax, and the gradient of the
-// biases that of the softmax, summed over the pairs of each (dy, dx).
+// The logits of a head are its biases alone. The weights must be the softmax of the biases, and the
+// gradient of the biases must be that of the softmax, summed over the pairs of each (dy, dx).
 TEST(GridBiasTest, IsATableOfDifferencesOfCells) {
   constexpr int64_t kHeight = 3;
   constexpr int64_t kWidth = 5;

@@ -5,10 +5,9 @@
 //   - bytes are used while an asynchronous copy is in flight, or a block ends before the copy does;
 //   - lanes or threads meet at different places, or some never arrive;
 //   - ldmatrix or a copy is misaligned, or a copy is too large.
-// It does not detect misconceptions about PTX that it shares with the kernels, such as the order of
-// numbers in fragments. It emulates neither weak memory ordering nor performance.
-#ifndef GNOMON_TESTS_CUDA_EMULATION_H_
-#define GNOMON_TESTS_CUDA_EMULATION_H_
+// It cannot detect wrong assumptions about PTX that it shares with the kernels, such as the order
+// of numbers in fragments. It emulates neither weak memory ordering nor performance. ifndef
+// GNOMON_TESTS_CUDA_EMULATION_H_ define GNOMON_TESTS_CUDA_EMULATION_H_
 
 #define GNOMON_CUDA_EMULATION
 #define GNOMON_DEVICE inline

@@ -77,7 +77,8 @@ TEST_F(FilesTest, LinksDevicesAndPipesStayWhatTheyAre) {
   EXPECT_TRUE(fs::is_symlink(link));
   EXPECT_EQ(Read(file), "through the link");
 
-  // A terminal of its own: for root, a wrong result would replace a device of the machine.
+  // The test opens a terminal of its own, because with root privileges an error could replace a
+  // device of the machine.
   const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
   ASSERT_TRUE(terminal >= 0 && ::grantpt(terminal) == 0 && ::unlockpt(terminal) == 0);
   const fs::path device = ::ptsname(terminal);

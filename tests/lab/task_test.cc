@@ -109,7 +109,7 @@ TEST_F(TaskTest, IsTrainedResumedAndEvaluatedByTheProgram) {
   ASSERT_EQ(Run({"eval", "--model", At("run")}), 0) << errors_;
   EXPECT_THAT(output_, HasSubstr("| length | accuracy | examples |"));
 
-  // A finished run has nothing left to do.
+  // Resuming a finished run does nothing.
   ASSERT_EQ(Run({"train", "--resume", At("run"), "--checkpoint-every", "7"}), 0) << errors_;
   EXPECT_THAT(errors_, HasSubstr("steps 40 to 40"));
 

@@ -85,7 +85,7 @@ def test_losses_are_those_of_the_logits(adaptive):
         logits = model(tokens)
         expected = torch.nn.functional.cross_entropy(logits.mT, targets, reduction="none")
         torch.testing.assert_close(model.losses(tokens, targets), expected)
-        # Two documents in a row, which do not see each other.
+        # Two documents in a row, whose tokens do not attend to each other.
         places = {"positions": [0, 1, 2, 3, 0, 1, 2, 3, 4], "segments": [0] * 4 + [1] * 5}
         apart = torch.cat(
             [

@@ -60,7 +60,7 @@ def draw(*shapes):
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
-# Drawn once, because vmap does not allow drawing.
+# Drawn once, because random numbers are not allowed under vmap.
 TOKENS = draw((B, H, L, D), (B, 2, L, D), (B, 2, L, D))
 NODES = draw((L, H, D), (L, 2, D), (L, 2, D))
 INDICES = torch.randint(L, (3 * L,), generator=generator_of(0))
@@ -429,7 +429,7 @@ def test_numbers_in_tensors_without_axes(name, dtype):
     ours, expected = call(torch.tensor(number, dtype=dtype)), call(number)
     assert type(ours) is type(expected)
     assert torch.equal(ours, expected) if isinstance(ours, torch.Tensor) else ours == expected
-    # Such a tensor becomes a number, which would lose its gradient.
+    # The tensor is converted to a number, so its gradient would be lost.
     with pytest.raises(
         ValueError, match=(f"{argument} requires grad, but is not trainable; expected a number")
     ):
@@ -664,7 +664,7 @@ def with_module(q, k, v, **wrong):
         (with_module, "key_length", "did you mean key_lengths?"),
         (with_module, "is_causal", "expected causal="),
         (gnomon.attention_weights, "row", "did you mean rows?"),
-        # Named even where a required argument is missing as well.
+        # The error names the unknown argument even if a required argument is missing as well.
         (gnomon.graph_attention, "indptrs", "did you mean indptr?"),
         (gnomon.graph_attention, "edge_biases", "did you mean edge_bias?"),
         (gnomon.graph_attention, "zzz", "expected one of q, k, v, indptr, .*, return_lse"),

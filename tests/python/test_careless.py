@@ -141,7 +141,7 @@ def test_a_number_in_a_list_is_named_as_it_was_typed(folder, refuse):
         for given in (["eval", "--model", "model"], ["compare", "--data", "text.txt"]):
             line = refuse(*given, f"--lengths=16,{word}")
             assert f"--lengths has {word}; expected integers from 1 to" in line
-    # Counted in tens, whatever the first digit.
+    # Numbers are decimal, even with a leading zero.
     out = succeed("eval", "--model", "model", "--json", "--lengths", "010,+16", "--bytes", 64,
                   cwd=folder)  # fmt: skip
     assert [at["length"] for at in json.loads(out)["losses"]] == [10, 16]
@@ -439,7 +439,7 @@ def test_resume_reports_the_same_results(folder, tmp_path):
             tmp_path / "part", cwd=folder)  # fmt: skip
     file = tmp_path / "part" / FILE
     assert config_of(file)["run"] == {"checkpoint_every": 3, "evaluation_bytes": 100}
-    # Uses the existing weights: the same loss again, not the default's.
+    # The command uses the existing weights, so the loss is the same again.
     again = succeed("train", "--resume", tmp_path / "whole", cwd=folder)
     assert again == whole
     # New values apply from then on.
@@ -498,7 +498,7 @@ def test_eval_json_reports_whether_the_text_differs(folder, model, tmp_path):
 
     assert told("--model", "model") is True
     assert told("--model", "model", "--data", "other.txt") is False
-    # A model alone does not know the text.
+    # A file that contains only a model does not record the text.
     config = {name: config_of(model / FILE)[name] for name in ("format", "model", "tokens")}
     tensors = {n: t for n, t in load_file(model / FILE).items() if n.startswith("model.")}
     save_file(tensors, tmp_path / FILE, metadata={"gnomon": json.dumps(config)})

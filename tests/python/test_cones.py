@@ -73,7 +73,8 @@ def test_lowest_common_ancestor_is_the_lowest_of_a_search(cone, r):
     assert 5 < nested.sum() < 55
     higher = raised(lca, 1e-9)
     for n in torch.nonzero(shared)[:, 0].tolist():
-        # It contains both, as does every point above it, and nothing lower does.
+        # The cone of this point contains both points, as do the cones of all points above it, and
+        # no lower cone does.
         for child in (u[n], v[n]):
             assert ancestor(higher[n], child, cone=cone, r=r)
             assert in_shadow(higher[n], child, cone, r)
@@ -113,7 +114,7 @@ def test_too_far_for_a_shadow_is_the_top_of_the_geodesic():
     foot[:, -1] = 0
     for point in (u, v):
         torch.testing.assert_close((point - foot).norm(dim=-1), top[:, -1])
-    # It lies on the line between them.
+    # The ancestor lies on the line between the two points.
     along = (foot - u)[:, :-1] / (v - u)[:, :-1]
     torch.testing.assert_close(along[:, 0], along[:, 1])
 

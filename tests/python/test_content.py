@@ -512,7 +512,7 @@ def test_translation_equivariance(content):
     o, lse = case.ours(inputs)
     moved = inputs | {name: inputs[name].roll(3, 2) for name in ("q", "k", "v")}
     o_moved, lse_moved = case.ours(moved)
-    # Rows that see neither end nor the tokens rolled around.
+    # Rows that attend neither to the ends nor to the tokens that wrapped around.
     torch.testing.assert_close(o_moved[:, :, 8:15], o[:, :, 5:12])
     torch.testing.assert_close(lse_moved[:, :, 8:15], lse[:, :, 5:12])
 

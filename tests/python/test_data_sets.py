@@ -359,7 +359,7 @@ def test_a_graph_of_planetoid_becomes_text(tmp_path, monkeypatch):
     assert read("val.index") == [[node] for node in range(6, 506)]
     assert read("test.index") == [[node] for node in range(506, 510)]
     assert len(made) == 6
-    # A pickle must not call anything else.
+    # Loading a pickle must not call any other function.
     (tmp_path / "ind.some.graph").write_bytes(pickle.dumps(os.getcwd, protocol=3))
     with pytest.raises(ValueError, match=r"ind\.some\.graph: .*posix\.getcwd"):
         convert(SETS["sample"], tmp_path)
@@ -456,7 +456,7 @@ def test_tasks_read_the_converted_sets(name, tmp_path):
     for file in folder.iterdir():
         (tmp_path / file.name).symlink_to(file)
     if name == "fsdd":
-        # As GitHub packs it: in a folder with other files.
+        # GitHub packs the file in a folder with other files.
         with (
             tarfile.open(folder / "fsdd-recordings.tar") as sounds,
             tarfile.open(tmp_path / "fsdd.tar.gz", "w:gz", compresslevel=1) as packed,

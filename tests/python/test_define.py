@@ -344,7 +344,7 @@ for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5), (torch.b
             torch.testing.assert_close(
                 a.double(), b, rtol=0, atol=tolerance * max(1, float(b.detach().abs().max())))
 
-# Tiles that bounds prove to weigh nothing are left out.
+# Tiles with provably negligible weight are skipped.
 x = torch.randn(1, 2, 512, 8)
 all_tiles, few = (
     gnomon.attention(
@@ -366,8 +366,8 @@ mapped = torch.vmap(lambda q: gnomon.attention(q, q, q, similarity=StudentT(1.0,
 one = gnomon.attention(q[1], q[1], q[1], similarity="student_t:gamma=1:nu=1")
 torch.testing.assert_close(mapped[1], one)
 
-# All functions, of an inner product, beside the scale and a number of heads. No name of the
-# kernels' own is in the way.
+# A formula of an inner product with all functions, the scale and per-head parameters. Their names
+# do not clash with names in the kernels.
 formula = (
     "tanh(t * g) + exp(-abs(g)) + softplus(g) - sigmoid(g) + max(g, 0.1) ** 1.7 - min(g, 2) / 3"
     " - sqrt(1 + g * g) + log1p(min(g, 0.5) / 9) + log(1 + g * g)"
@@ -401,7 +401,7 @@ for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
                 a.double(), b, rtol=0, atol=tolerance * max(1, float(b.detach().abs().max())))
 gnomon.nn.MultiheadAttention(8, 2, similarity="value")(torch.randn(1, 5, 8)).sum().backward()
 
-# What belongs to products of q and k does not go with another function that takes the scale.
+# Terms that require the dot product do not work with another similarity that takes the scale.
 q = torch.randn(1, 4, 9, 8)
 for position, told in (
     ("rope:xpos", "expected the similarity dot"),

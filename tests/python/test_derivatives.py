@@ -352,7 +352,7 @@ def test_large_scores(similarity, scale):
             errors.setdefault(name, []).append(error)
     for name, pairs in errors.items():
         ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
-        # The plain formula does not apply where it overflows.
+        # The unfused formula is not compared where it overflows.
         if math.isnan(theirs) or theirs > 1:
             continue
         assert ours <= max(LEAST, TIMES * theirs), name

@@ -48,7 +48,7 @@ torch.set_num_threads(1)
 
 def same(here, beyond, message=None):
     assert beyond.device == there, message
-    # Sums may be taken in another order, and be rounded to the next number.
+    # The order of summation may differ, which changes the last bits of a sum.
     largest = max(1.0, here.detach().abs().max().item())
     off = max(bound, torch.finfo(here.dtype).eps) if here.is_floating_point() else 0
     torch.testing.assert_close(beyond.detach().cpu(), here.detach(), rtol=0, atol=off * largest,
@@ -123,7 +123,7 @@ def check(name, module, inputs, *calls):
         try:
             beyond = twin(*(x.to(there) for x in inputs), **moved(call))
         except NotImplementedError as error:
-            # What GPUs have no kernels for says so.
+            # Features without GPU kernels raise an error that says so.
             assert there.type == "cuda" and "on a GPU; expected" in str(error), (name, error)
             continue
         same(here, beyond, name)
@@ -254,7 +254,7 @@ def test_every_token_encoding(run):
             if entry["role"] != "embedding":
                 continue
             for more in ("", ":shape=3x4") if entry["name"] in ("sinusoidal", "cape") else ("",):
-                # A GPU's generator gives positions of its own.
+                # The generator of a GPU draws different positions.
                 for training in (False, True) if name != "cuda" else (False,):
                     module = gnomon.nn.TokenPosition(entry["name"] + more, 32, max_length=16)
                     module.train(training)
@@ -595,7 +595,7 @@ def test_a_task_gives_the_same_results_on_a_device(task, run, there, tmp_path):
         for folder, device in (("here", "cpu"), ("there", "{there}")):
             on = ["--device", device]
             program("train", *words, *training, "--steps", 4, "--out", folder, *on)
-            # The model of the CPU, on both.
+            # The model from the CPU is used on both devices.
             told[folder] = [json.loads(program("eval", "--model", "here", "--json", *on))]
             if generation is not None:
                 made = [word.replace("FOLDER", folder) for word in generation]

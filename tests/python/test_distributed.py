@@ -90,7 +90,7 @@ def packed() -> Tensor:
     return torch.tensor([0] * 4 + [1] * 6 + [2] * 3).expand(B, -1)
 
 
-# The arguments of each call on the whole sequence, causal where it matters.
+# The arguments of each call on the whole sequence, causal where that changes the result.
 CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "dot": lambda draw: {"scale": 0.7},
     "dot causal": lambda draw: {"causal": True},

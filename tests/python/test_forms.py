@@ -18,8 +18,8 @@ def tokens(*shape: int, count: int = 3, dtype: torch.dtype = torch.float64) -> l
     return [torch.randn(*shape, dtype=dtype) for _ in range(count)]
 
 
-# Relative local attention (Huang et al. 2019): blocks see themselves and the previous block;
-# implemented here by splitting the sequence.
+# Relative local attention (Huang et al. 2019): queries attend to their own block and the previous
+# one; implemented here by splitting the sequence.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("similarity", ["dot", "penumbral"])
 def test_chunks_are_blocks_that_see_the_one_before(similarity, dtype):
@@ -199,7 +199,7 @@ def test_einstein_midpoint(similarity, dtype):
     formulas.check(ours, theirs, inputs, dtype)
 
 
-# The midpoint does not depend on the origin: boosting all values boosts it.
+# The midpoint does not depend on the origin: a boost of all values boosts the midpoint.
 def test_einstein_midpoint_goes_with_isometries():
     q, k, v = tokens(1, 1, 9, 4)
     v = v / (1 + v.norm(dim=-1, keepdim=True))

@@ -556,7 +556,7 @@ def test_a_module_is_its_grid(causal):
     slopes = gnomon.alibi_slopes(2).double()
     nothing = OffsetBias(torch.zeros(2, 7, dtype=torch.float64))
     position = [
-        # Along an axis, a token sees both directions, causal or not.
+        # Along an axis, a token attends in both directions, causal or not.
         Grid((3, 4), [T5(module.t5_table, bidirectional=True), nothing]),
         Grid((3, 4), [ALiBi(slopes), ALiBi(slopes)]),
         GridBias(module.grid_bias_table),

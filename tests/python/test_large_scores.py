@@ -45,7 +45,7 @@ def gradients(attend, inputs, dtype, with_lse):
         torch.randn(x.shape, generator=generator, dtype=torch.float64).to(dtype) for x in (o, lse)
     )
     outputs = {o: d_o, lse: d_lse.masked_fill(lse == -math.inf, 0.0)} if with_lse else {o: d_o}
-    # Only lse sees the common part of a row's scores.
+    # Only lse depends on the common part of a row's scores.
     found = torch.autograd.grad(
         list(outputs), list(leaves.values()), list(outputs.values()), materialize_grads=True
     )
@@ -61,7 +61,7 @@ def errors(ours, theirs, inputs, with_lse):
     found = {}
     for name, expected in truth.items():
         assert actual[name].isfinite().all(), name
-        # The reference does not apply where it overflows.
+        # The reference is not used where it overflows.
         if not (expected.isfinite().all() and plain[name].isfinite().all()):
             continue
         # Values and output gradients are N(0, 1): much smaller results are rounding errors.
@@ -76,8 +76,8 @@ def too_large(draws, least):
     for name in draws[0]:
         pairs = [draw[name] for draw in draws if name in draw]
         error, plain = (statistics.median(column) for column in zip(*pairs, strict=True))
-        # The reference also does not apply if it has no correct digit, as with tokens of height
-        # e^30.
+        # The reference is not used either if none of its digits are correct, as with tokens of
+        # height e^30.
         if plain > 1:
             continue
         allowed = max(least, TIMES * plain)

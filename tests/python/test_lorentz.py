@@ -323,7 +323,7 @@ def test_lift_and_centroid():
             call()
 
 
-# Sinks see terms that the softmax ignores.
+# Sinks depend on terms that cancel in the softmax.
 def test_a_bias_moves_the_scores_and_with_them_sinks():
     q, k, v = draw(B, H, L, D), draw(B, H, L, D), draw(B, H, L, 3)
     bias = draw(H).requires_grad_()

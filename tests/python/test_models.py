@@ -103,7 +103,7 @@ def test_there_and_back(name, folder, tmp_path):
     expected = evaluated(folder, trained, data)
     assert loss_of(model, tokens).item() == pytest.approx(expected, rel=2e-6)
 
-    # A training step in Python, whose result the program reads.
+    # A training step in Python; the command then reads its result.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loss_of(model, tokens).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -493,7 +493,7 @@ def test_writers_of_one_file_do_not_meet(tmp_path, monkeypatch):
     opened = []
 
     def fsync(number: int) -> None:
-        # The other writer has progressed as far: both have written their complete files.
+        # Both writers have written their complete files.
         opened.append(sorted(p.name for p in tmp_path.iterdir()))
         if len(opened) == 1:
             save_checkpoint(path, model)

@@ -939,7 +939,7 @@ def test_consecutive_positions_are_columns(terms):
             torch.testing.assert_close(own, expected, rtol=2e-5, atol=2e-5)
         else:
             assert torch.equal(own, expected)
-    # A single token at another position is enough.
+    # A single token at a different position is enough to change the result.
     moved = restarts.clone()
     moved[140] += 3
     assert not torch.equal(run(positions=moved, **segments)[0], run(**segments)[0])

@@ -156,7 +156,7 @@ def test_disentangled_attention(name):
         q, k, v, scale=(3 * 8) ** -0.5, key_lengths=lengths,
         position=gnomon.position.Disentangled(heads(keys), heads(queries), max_distance),
     ).transpose(1, 2).flatten(2)  # fmt: skip
-    # Rows that see nothing have other values there.
+    # There, rows that attend to no key have different values.
     theirs, ours = theirs[seen], ours[seen]
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
     d_o = torch.randn_like(ours)
@@ -319,7 +319,7 @@ def test_sinusoids_of_mae():
     embeddings.initialize_weights()
     theirs = embeddings.position_embeddings[0]
     ours = gnomon.grid_sinusoid((5, 5), dim, layout="split_xl", prefix=1)
-    # Theirs has the columns of x first.
+    # In their code, the columns of x come first.
     expected = torch.cat([theirs[:, dim // 2 :], theirs[:, : dim // 2]], 1)
     torch.testing.assert_close(ours, expected, atol=1e-6, rtol=0)
 

@@ -128,7 +128,7 @@ def test_seeds_are_added_only_for_undecided_pairs():
     draw = np.random.default_rng(0)
     near, far = draw.normal(0, 1, (2, 5)), draw.normal(0, 1e-3, 5) + 100
     values = np.stack([near[0], near[1], far])
-    # The distant one differs from both, and the close ones are not distinguishable.
+    # The distant combination differs from both others, which are not distinguishable.
     assert report.undecided(compared(values, [5, 9], 0.01)) == [0, 1]
     # A combination without results has no pair.
     values[1] = np.nan
@@ -158,7 +158,7 @@ def test_the_best_is_marked_where_seeds_can_tell():
     assert report.best(results_of([[3.0, 2.0, 1.0], [2.9, 1.9, 0.9]]), "loss", 0) == 1
     # The means differ equally, but the pairs do not agree.
     assert report.best(results_of([[3.0, 2.0, 1.0], [2.6, 2.2, 0.9]]), "loss", 0) is None
-    # A single one that is not distinguishable from the best is enough.
+    # One other combination that is not distinguishable from the best is enough.
     losses = [[3.0, 2.0, 1.0], [2.9, 1.9, 0.9], [2.91, 1.88, 0.92]]
     assert report.best(results_of(losses), "loss", 0) is None
     # One or two seeds, or a single combination, are not enough for a test.

@@ -59,7 +59,7 @@ def case_of(similarity: str = "dot") -> Case:
 
 def random_mask(shape: tuple[int, ...]) -> torch.Tensor:
     mask = torch.rand(shape) < 0.6
-    # A row that sees nothing.
+    # A row that attends to no key.
     if mask.dim() == 4 and shape[2] > 2:
         mask[0, 0, 2] = False
     return mask
@@ -539,7 +539,7 @@ def test_gradients_at_large_scores(similarity, scale):
     for name, expected in exact.items():
         size = expected.abs().max().clamp_min(1e-30)
         error, allowed = (float((x[name] - expected).abs().max() / size) for x in (found, plain))
-        # The formula may break down where gnomon does not.
+        # The formula may be inaccurate where gnomon is not.
         limit = 1e-5 if math.isnan(allowed) else max(4 * allowed, 1e-5)
         assert error <= limit, (name, error, allowed)
 

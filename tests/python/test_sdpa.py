@@ -130,7 +130,7 @@ def test_rows_that_see_nothing_are_zero():
     for mask in (torch.zeros(5, 5, dtype=torch.bool), torch.full((5, 5), -math.inf).double()):
         found = results(gnomon.scaled_dot_product_attention, (q, k, v, mask), {})
         assert not any(x.any() for x in found)
-    # The lowest finite number hides a key only in rows that see other keys.
+    # The lowest finite number hides a key only in rows that attend to other keys.
     least = torch.full((5, 5), torch.finfo(torch.float64).min, dtype=torch.float64)
     check(q, k, v, least)
     check(q, k, v, least.tril(-1))

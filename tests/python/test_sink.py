@@ -86,7 +86,7 @@ def test_rows_without_keys_and_sinks_without_effect():
     gradients = torch.autograd.grad(o.square().sum() + finite.sum(), (q, k, v, sink))
     assert all(gradient.isfinite().all() for gradient in gradients)
     assert all((gradient[0] == 0).all() for gradient in gradients[:3])
-    # If a row sees nothing, lse is the sink: five rows of one head.
+    # If a row attends to no key, lse is the sink; here these are five rows of one head.
     (d_sink,) = torch.autograd.grad(
         gnomon.attention(q, k, v, key_lengths=lengths, sink=sink, return_lse=True)[1][0, 1].sum(),
         sink,

@@ -301,7 +301,7 @@ def test_distances_of_a_comparison_are_by_one_classifier(folder):
     compare(folder, "judged", *words)
     record = json.loads((folder / "judged/results.json").read_text())
     assert len(record["data"]["classifier_sha256"]) == 64
-    # The default asks for more than exist.
+    # The default exceeds the number of validation images, so all of them are used.
     assert record["settings"]["frechet_images"] == 24
     head = (folder / "judged/table.md").read_text().splitlines()[0]
     assert head.endswith("loss at 750-999 | Frechet distance at 0-999 |")
@@ -370,7 +370,7 @@ def test_the_catalogue_goes_in_by_name(folder):
     runs = list(dict.fromkeys([*runs, "dot/sinusoidal:shape=grid;rope:shape=grid"]))
     flags = [flag for run in runs for flag in ("--run", run)]
     made = compare(folder, "all", *flags, "--steps", 1)
-    # Each first run has generated what it can.
+    # Each of the first runs has generated what it can.
     for n, run in enumerate(made):
         picture = Image.open(folder / "all" / run["picture"]["file"])
         assert run["picture"]["file"] == f"picture-{n}.png"

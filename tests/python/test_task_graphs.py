@@ -168,7 +168,7 @@ def test_the_gradient_against_torch_geometric(folder, tmp_path, dense):
         del stored["graph.words"], stored["graph.words_lengths"]
         stored["graph.features"] = features_of(data).numpy()
     save_file(stored, tmp_path / "graph.safetensors")
-    # A rate at which nothing is dropped.
+    # A dropout rate so small that no weight is dropped.
     never = ["--dropout", 1e-12, "--attention-dropout", 1e-12]
     succeed(*TRAIN, "--out", "run", "--steps", 1, "--similarity", "additive", "--l2", 0.1,
             "--selection", "last", "--directed", "--clip", 1e9, *never, cwd=tmp_path)  # fmt: skip
@@ -237,7 +237,7 @@ def test_compare_of_every_similarity(folder, tmp_path):
     assert len(record["runs"]) == len(names) + 2
     assert all(0 <= run["losses"][0]["accuracy"] <= 1 for run in record["runs"])
     assert record["data"]["edges"] == edges_of(sample()).shape[1] + NODES
-    # A finished run has nothing left to do.
+    # Resuming a finished run does nothing.
     assert succeed("compare", "--resume", tmp_path / "run", cwd=folder).startswith(table[:60])
 
 

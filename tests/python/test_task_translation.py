@@ -143,7 +143,7 @@ def bleu_cases() -> list[dict]:
     for _ in range(300):
         references = [line(generator.choice([0, 3, 12])) for _ in range(generator.randint(1, 3))]
         hypotheses = [
-            # Something else, or most of the reference.
+            # Either unrelated words or most of the reference.
             line(8)
             if generator.random() < 0.3
             else "".join(c for c in reference if generator.random() > 0.07)
@@ -353,7 +353,7 @@ def test_the_first_interrupt_ends_a_wait_for_sentences(folder, model):
     try:
         wait = pathlib.Path(f"/proc/{process.pid}/wchan")
         deadline = time.monotonic() + 60
-        # It has read the model, and waits for standard input.
+        # The command has read the model and waits for standard input.
         while "pipe" not in (told := wait.read_text()):
             if told == "0" and process.poll() is None and os.geteuid() != 0:
                 pytest.skip("the kernel does not say what a process waits for")

@@ -450,7 +450,8 @@ def test_without_positions_only_the_mask_gives_order():
     order = torch.tensor([3, 1, 4, 0, 5, 2, 7, 6, 8])
     # Input and output are sets.
     torch.testing.assert_close(first(x[:, order]), first(x)[:, order])
-    # Under a causal mask, the last token sees a set with one layer, and an order with two.
+    # Under a causal mask, the last token depends on the order of the others only if there are two
+    # layers.
     one = first(x, causal=True)[:, -1]
     torch.testing.assert_close(first(x[:, order], causal=True)[:, -1], one)
     two = second(first(x, causal=True), causal=True)[:, -1]

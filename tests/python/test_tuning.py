@@ -187,7 +187,7 @@ def test_runs_have_the_chosen_values(folder, whole, tmp_path):
     for combination, position in enumerate(("none", "rope")):
         rate = tuning["chosen"][combination]["learning-rate"]
         assert f"dot/{position}: learning-rate" in table
-        # The same run with the value given, and the same data.
+        # The same run on the same data, with the value passed as an option.
         out = tmp_path / position
         words = [str(word) for word in COPY]
         words[words.index("--position") + 1] = position

@@ -87,7 +87,7 @@ TEST_F(AttentionTest, ContentTermsByName) {
              attention(q, k + keys, v));
   const torch::Tensor u = Normal({4, 6});
   const torch::Tensor r = Normal({4, 9, 6});
-  // Without distances only u remains, which shifts every query.
+  // Without the distance terms only u remains, which is added to every query.
   ExpectNear(attention(q, k, v,
                        AttentionOptions()
                            .position({position::TransformerXL(u, u, torch::zeros_like(r))})

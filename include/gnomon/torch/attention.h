@@ -52,51 +52,51 @@ struct AttentionOptions {
   // (left, right), both inclusive: p_i - left <= p_j <= p_i + right; nullopt is unbounded, and one
   // number sets both.
   TORCH_ARG(std::optional<Window>, window);
-  // (B,) integers, or () for all batches: batch b attends only to keys key_starts[b] <= j <
-  // key_lengths[b]. Other keys may contain NaN; positions are not shifted.
+  // (B,) integers, or () for all batches: the queries of batch b attend only to keys key_starts[b]
+  // <= j < key_lengths[b]. Other keys may contain NaN. Key j keeps the position j.
   TORCH_ARG(std::optional<torch::Tensor>, key_starts);
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
   // (B, Lq) and (B, Lk) integers within int32, or (Lq,) and (Lk,) for all batches: a query
   // attends only to its own segment (packed documents). Set both or neither.
   TORCH_ARG(std::optional<torch::Tensor>, query_segments);
   TORCH_ARG(std::optional<torch::Tensor>, key_segments);
-  // Any sign. nullopt means 0 if Lq = Lk. If the lengths differ, causal, a window or a position
-  // requires it.
+  // The position of the first query, which may be negative. nullopt means 0 if Lq = Lk. If the
+  // lengths differ, calls with causal, a window or a position must set it.
   TORCH_ARG(std::optional<int64_t>, query_offset);
   // (B,) integers, or () for all batches: one offset per batch, instead of query_offset.
   TORCH_ARG(std::optional<torch::Tensor>, query_offsets);
-  // (B, Lq) integers, or (Lq,) for all batches, of any sign and in any order: the positions p_i of
-  // the queries, and (B, Lk) or (Lk,) for the positions p_j of the keys. They replace query_offset
-  // and the key indices in masks and in all other terms that depend on positions. If Lq = Lk,
-  // the keys have the positions of the queries by default. On a grid, a position is an index in
-  // row-major order. The table of OffsetBias is then indexed by position, (H, 2 n - 1) with offset
-  // 0 in the middle. The positions of a batch must lie less than 2^30 apart and, with biases by
-  // offset, have at most 2^22 different offsets.
+  // (B, Lq) integers, or (Lq,) for all batches: the positions p_i of the queries, in any order;
+  // they may be negative. key_positions, (B, Lk) or (Lk,), are the positions p_j of the keys. They
+  // replace query_offset and the key indices in masks and in all terms that depend on positions. If
+  // Lq = Lk, the keys have the positions of the queries by default. On a grid, a position is an
+  // index in row-major order. The table of OffsetBias is then indexed by position, (H, 2 n - 1)
+  // with offset 0 in the middle. The positions of a batch must lie less than 2^30 apart and, with
+  // biases by offset, have at most 2^22 different offsets.
   TORCH_ARG(std::optional<torch::Tensor>, positions);
   TORCH_ARG(std::optional<torch::Tensor>, key_positions);
-  // Multiplies the dot product and relative keys, by default 1/sqrt(D). Setting it in a call that
-  // has neither throws.
+  // Factor of the dot product and of relative keys, by default 1/sqrt(D). A call that has neither
+  // throws if it is set.
   TORCH_ARG(std::optional<double>, scale);
   // {size, before, after}: positions form chunks of this size, and a query attends to its own chunk
   // and the given numbers of chunks before and after it. Together with Relative, this is the
   // relative local attention of Huang et al. 2019.
   TORCH_ARG(std::optional<std::vector<int64_t>>, chunks);
-  // (H,) or (B, H, Lq), or () for all: one more score in each query's softmax, for a key without a
-  // value (Agarwal et al. 2025, gpt-oss). o is multiplied by sigmoid(lse - sink), and lse then
-  // includes the sink. -inf means no sink.
+  // (H,) or (B, H, Lq), or () for all: the score of an additional key without a value in each
+  // query's softmax (Agarwal et al. 2025, gpt-oss). The returned lse includes the sink. -inf means
+  // no sink.
   TORCH_ARG(std::optional<torch::Tensor>, sink);
   // Booleans that broadcast to (B, H, Lq, Lk): true where query i may attend to key j (other masks
   // still apply). Fully masked blocks are skipped.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
-  // A tensor that broadcasts to (B, H, Lq): multiplies all of s_ij, biases included, except the
-  // sink (scalable softmax, Nakanishi 2025; Llama 4).
+  // A tensor that broadcasts to (B, H, Lq): a factor of s_ij, including biases but not the sink
+  // (scalable softmax, Nakanishi 2025; Llama 4).
   TORCH_ARG(std::optional<torch::Tensor>, temperature);
   // z > 0: scores become z tanh(s_ij / z), with biases and temperature in s_ij, before masks and
   // the sink. The soft cap of similarity::Dot applies to the product only (Gemma 2). CPU only.
   TORCH_ARG(std::optional<double>, score_softcap);
   // The probability of dropping a weight; the others are multiplied by 1 / (1 - dropout), and lse
-  // includes all weights. The dropped weights depend only on the seed and on the batch, head, row
-  // and column of a pair; without a seed, PyTorch's generator draws one.
+  // is computed before dropout. The dropped weights depend only on the seed and on the batch, head,
+  // row and column of a pair; without a seed, PyTorch's generator draws one.
   TORCH_ARG(double, dropout) = 0;
   TORCH_ARG(std::optional<int64_t>, seed);
   // "mean", sum_j p_ij v_j; "einstein_midpoint", sum_j p_ij g_j v_j / sum_j p_ij g_j with g_j = 1 /
@@ -105,9 +105,9 @@ struct AttentionOptions {
   // with m = sum_j p_ij v_j, of values on the hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c, time
   // first (Law et al. 2019), where c is taken from similarity::Lorentz, otherwise 1.
   TORCH_ARG(std::string, aggregation) = "mean";
-  // At least 0 and below 1: the share of a row's sum of weights that may be omitted. Blocks of keys
-  // whose weights provably sum to less than this, all of them together, are not computed, neither
-  // in the forward nor in the backward pass. Such proofs require biases that decrease with
+  // At least 0 and below 1: the share of each query's total weight that may be skipped. Blocks of
+  // keys are not computed, neither in the forward nor in the backward pass, if all their weights
+  // together provably sum to less than this share. Such proofs require biases that decrease with
   // distance. The default, 2^-24, is the rounding error of float32; 0 computes everything, and so
   // does float64. Non-finite values are never omitted.
   TORCH_ARG(double, tolerance) = kDefaultTolerance;
@@ -122,7 +122,7 @@ torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const to
                         const AttentionOptions& options = {});
 
 // Also returns lse (B, H, Lq), in float32 or float64: the natural logarithm of sum_j exp(s_ij),
-// with s as documented, including constants; differentiable. It is -inf for a query without keys.
+// which is differentiable. It is -inf for a query without keys.
 std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor& q,
                                                             const torch::Tensor& k,
                                                             const torch::Tensor& v,

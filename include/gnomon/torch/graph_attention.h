@@ -23,8 +23,8 @@ struct GraphAttentionOptions {
   TORCH_ARG(std::optional<double>, scale);
   // (E, H), or (E,) for all heads: added to the scores of the edges; -inf removes an edge.
   TORCH_ARG(std::optional<torch::Tensor>, edge_bias);
-  // Probability of dropping a weight. Kept weights are multiplied by 1 / (1 - dropout), and lse
-  // includes all weights. The mask depends only on the seed, the head, the node and the index of
+  // Probability of dropping a weight. Kept weights are multiplied by 1 / (1 - dropout), and lse is
+  // computed before dropout. The mask depends only on the seed, the head, the node and the index of
   // the edge. Without a seed, PyTorch's generator draws one.
   TORCH_ARG(double, dropout) = 0;
   TORCH_ARG(std::optional<int64_t>, seed);

@@ -19,7 +19,7 @@ struct LinearAttentionOptions {
   TORCH_ARG(std::string, feature) = "elu";
   // A position::RoPE over the features, which rotates only the numerator (Su et al. 2021, eq. 19).
   TORCH_ARG(std::optional<Position>, rope);
-  // Sums over j <= i. Needs Lq = Lk.
+  // Whether query i attends only to keys j <= i; requires Lq = Lk.
   TORCH_ARG(bool, causal) = false;
   // (B,) integers, or () for all batches: keys from key_lengths[b] on are ignored and may contain
   // NaN.

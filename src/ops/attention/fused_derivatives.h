@@ -17,8 +17,8 @@ namespace gnomon {
 bool HasFusedDerivatives(const OperatorArguments& a);
 
 // The results of the operators attention_jvp and attention_backward_jvp (argument_list.h); nullopt
-// if they are not finite, because NaN or infinity in a hidden key also reaches rows that do not see
-// it.
+// if they are not finite, because this kernel propagates NaN or infinity in a hidden key also to
+// rows that do not see it.
 std::optional<AttentionOperator::JvpOutputs> FusedJvp(const OperatorArguments& a,
                                                       const Tangents& tangents);
 std::optional<std::vector<at::Tensor>> FusedBackwardJvp(

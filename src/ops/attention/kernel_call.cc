@@ -211,7 +211,7 @@ std::optional<std::vector<int64_t>> KernelCall<T>::OffsetsOfPositions() const {
         offset = own;
       }
     }
-    // Any value works for a batch that sees nothing.
+    // For a batch without visible keys, any value works.
     offsets.push_back(offset.value_or(offsets.empty() ? 0 : offsets.back()));
   }
   return offsets;

@@ -44,8 +44,8 @@ using KeyBiasFunction = at::Tensor (*)(const Component& component,
                                        const KeyBiasCall& call);
 
 // Returns an array that broadcasts to (B, H, Lq, Lk), computed per pair from the entry's tensors
-// only. It does not know the tokens' positions; if a call is computed in parts, the tensors contain
-// some rows and keys. A function that reads other pairs sets sums_over_keys.
+// only. It does not receive the tokens' positions. If a call is computed in parts, the tensors
+// contain only some rows and keys. A function that reads other pairs sets sums_over_keys.
 using PairBiasFunction = at::Tensor (*)(const Component& component,
                                         const std::vector<at::Tensor>& tensors);
 

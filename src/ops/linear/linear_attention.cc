@@ -332,7 +332,7 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
                       kLinearAttention, ": rope is ", rotation.rope->Text(),
                       "; expected RoPE over positions in the sequence, without tensors");
   }
-  // Low precision is rounded at both ends and nowhere between.
+  // In low precision, only inputs and outputs are rounded.
   const at::ScalarType computing = ComputingType(q_in);
   const at::Tensor q = q_in.to(computing);
   at::Tensor k = WithoutHidden(k_in.to(computing), std::nullopt, key_lengths);
