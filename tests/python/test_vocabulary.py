@@ -462,7 +462,7 @@ def test_the_offset_bias_of_a_module():
     cache = nn.KVCache()
     parts = [module(x[:, a:b], causal=True, cache=cache) for a, b in ((0, 5), (5, 6), (6, 16))]
     torch.testing.assert_close(torch.cat(parts, 1), module(x, causal=True))
-    # Each batch at its own offset.
+    # Each batch has its own offset.
     late = module(x[:, :3], x, query_offset=torch.tensor([4, 9]))
     for batch, offset in enumerate((4, 9)):
         one = module(x[batch : batch + 1, :3], x[batch : batch + 1], query_offset=offset)

@@ -120,9 +120,11 @@ class Parts:
         group: dist.ProcessGroup | None,
         layout: Layout,
     ) -> Parts:
-        """Gathers the shapes of all processes; collective. Any process's error is raised in all.
+        """Gathers the shapes of all processes; collective.
 
-        tensors: the tensors of the terms.
+        If one process has an error, all processes raise it.
+
+        tensors: the tensors of the similarity and the position.
         """
         rank, size = place_in(NAME, group)
         mine = [-1] * 14

@@ -50,8 +50,8 @@ int64_t AxesOf(const Component& component) {
   const std::optional<TokenGrid> grid = TokenGrid::Find(component);
   const std::optional<int64_t> axes = component.FindInteger("axes");
   TORCH_CHECK_VALUE(!grid || !axes || *axes == grid->axes(), "gnomon: ", component.name(),
-                    ":axes=", axes.value_or(0), " but its shape has ", grid ? grid->axes() : 0,
-                    "; expected the same");
+                    ":axes=", axes.value_or(0), " is invalid; expected ", grid ? grid->axes() : 0,
+                    ", as many axes as its shape has");
   return grid ? grid->axes() : axes.value_or(1);
 }
 
