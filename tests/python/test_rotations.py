@@ -396,7 +396,7 @@ def test_a_module_turns_by_the_coordinates_of_its_calls():
 
 
 def test_bounds_of_mixed_frequencies():
-    with pytest.raises(ValueError, match="axes=3 but its shape has 2"):
+    with pytest.raises(ValueError, match="axes=3 is invalid; expected 2"):
         gnomon.nn.MultiheadAttention(32, 4, position="rope_mixed:shape=2x2:axes=3")
     with pytest.raises(ValueError, match=r"dims = 6; expected a positive multiple of .* at most 8"):
         gnomon.nn.MultiheadAttention(32, 4, position="rope_mixed:shape=2x2:dims=6")
