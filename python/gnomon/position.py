@@ -76,7 +76,7 @@ class RoPE(Position):
         prefix: tokens before the grid, such as a class token.
         scaling: how frequencies are scaled for sequences longer than in training, with the
             parameter names of transformers: "yarn:factor=4:original_max_position_embeddings=2048";
-            dynamic and longrope depend on the length of the call (its last position plus 1).
+            the frequencies of dynamic and longrope depend on the last position of the call.
         xpos: whether the products of rotated pairs decay with distance (Sun et al. 2023); only with
             the dot product, and up to 65,536 tokens.
         sections: number of pairs that each axis rotates, for positions with several axes (Qwen2-VL:
@@ -690,7 +690,7 @@ class TransformerXL(Position):
         v: (H, D), added to the query in its product with r.
         r: (H, n, D): row n belongs to the distance p_i - p_j = n, with at least Lq + query_offset
             rows; bidirectional: (H, 2 n - 1, D), for the distances from 1 - n to n - 1.
-        bidirectional: whether r also has rows for keys ahead of the query.
+        bidirectional: whether r also has rows for keys after the query.
         scale: factor of the products; 1 leaves them unscaled.
 
     Example:

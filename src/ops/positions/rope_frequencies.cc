@@ -154,8 +154,8 @@ std::vector<Parameter> FrequencyParameters() {
                                          "llama3", "proportional"});
   scaling.meaning =
       "how frequencies are scaled for sequences longer than in training, with the parameter names "
-      "of transformers: \"yarn:factor=4:original_max_position_embeddings=2048\"; dynamic and "
-      "longrope depend on the length of the call (its last position plus 1)";
+      "of transformers: \"yarn:factor=4:original_max_position_embeddings=2048\"; the frequencies "
+      "of dynamic and longrope depend on the last position of the call";
   const std::vector<std::string> all(scaling.choices.begin() + 1, scaling.choices.end());
   const auto detail = [&](Parameter parameter, const std::vector<std::string>& read_by,
                           const std::string& meaning, const char* otherwise = "") {
@@ -174,20 +174,25 @@ std::vector<Parameter> FrequencyParameters() {
              "1 with longrope and proportional, else required"),
       detail(PositiveNumber("original_max_position_embeddings", ""),
              {"dynamic", "yarn", "longrope", "llama3"}, "the training length", "required"),
-      detail(PositiveNumber("attention_factor", ""), {"yarn", "longrope"}, "multiplies q and k",
+      detail(PositiveNumber("attention_factor", ""), {"yarn", "longrope"}, "factor of q and k",
              "derived from factor"),
-      detail(PositiveNumber("beta_fast", "32"), {"yarn"}, "rotations at the fast end of the ramp"),
-      detail(PositiveNumber("beta_slow", "1"), {"yarn"}, "rotations at the slow end of the ramp"),
+      detail(PositiveNumber("beta_fast", "32"), {"yarn"},
+             "pairs with at least this many rotations within the training length keep their "
+             "frequency"),
+      detail(PositiveNumber("beta_slow", "1"), {"yarn"},
+             "for pairs with at most this many rotations within the training length, the frequency "
+             "is divided by the factor"),
       detail(Flag("truncate", "true"), {"yarn"},
-             "whether the ends of the ramp are rounded to whole pairs"),
+             "whether the range of pairs between these limits is rounded to whole pairs"),
       detail(PositiveNumber("mscale", ""), {"yarn"},
-             "weight in the numerator of the attention factor", "none"),
+             "coefficient in the numerator of the attention factor", "none"),
       detail(PositiveNumber("mscale_all_dim", ""), {"yarn"},
-             "weight in the denominator of the attention factor", "none"),
+             "coefficient in the denominator of the attention factor", "none"),
       detail(PositiveNumber("low_freq_factor", "1"), {"llama3"},
-             "rotations below which a pair is slow"),
+             "for pairs with fewer rotations within the training length, the frequency is divided "
+             "by the factor"),
       detail(PositiveNumber("high_freq_factor", "4"), {"llama3"},
-             "rotations above which a pair is fast"),
+             "pairs with more rotations within the training length keep their frequency"),
       detail(PositiveNumber("partial_rotary_factor", "1"), {"proportional"},
              "share of pairs that are rotated"),
       detail(Numbers("short_factor"), {"longrope"}, "factor per pair, up to the training length",

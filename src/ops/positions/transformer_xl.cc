@@ -110,14 +110,14 @@ const RegisterPosition transformer_xl({
                   .needs_causal = true,
                   .needs_dot = true,
                   .class_name = "TransformerXL"},
-    .parameters = {Table("u", Index::kNone, {.start = VectorStart})
-                       .Means("(H, D), added to the query in its product with the key"),
-                   Table("v", Index::kNone, {.start = VectorStart})
-                       .Means("(H, D), added to the query in its product with r"),
-                   DistancesParameter(),
-                   Flag("bidirectional", "false")
-                       .Means("whether r also has rows for keys ahead of the query"),
-                   OwnScale(), Length().Means("number of distances in a module's learned r")},
+    .parameters =
+        {Table("u", Index::kNone, {.start = VectorStart})
+             .Means("(H, D), added to the query in its product with the key"),
+         Table("v", Index::kNone, {.start = VectorStart})
+             .Means("(H, D), added to the query in its product with r"),
+         DistancesParameter(),
+         Flag("bidirectional", "false").Means("whether r also has rows for keys after the query"),
+         OwnScale(), Length().Means("number of distances in a module's learned r")},
     .content = Content,
     .max_length = MaxLength,
 });
