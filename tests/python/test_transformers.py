@@ -523,7 +523,7 @@ def test_without_a_mask_the_flag_of_the_call_counts():
     module = torch.nn.Module()
     for causal in (True, False):
         expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        # Eager attention ignores the module's own.
+        # Eager attention ignores the module's own flag.
         module.is_causal = not causal
         found = [attend(module, q, k, v, None, is_causal=causal)[0]]
         if not causal:

@@ -139,7 +139,7 @@ def _parse(content: bytearray) -> tuple[dict[str, Tensor], dict[str, str]]:
             raise ValueError(f"the tensors overlap or leave a gap at byte {min(first, end)}")
         end = last
     if end != len(data):
-        raise ValueError(f"the tensors take {end} bytes, but the file holds {len(data)}")
+        raise ValueError(f"the tensors take {end} bytes, but the file contains {len(data)}")
     return tensors, metadata
 
 

@@ -189,10 +189,10 @@ class KVCache:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Like _append, but returns rotated keys.
 
-        turn(keys, first) rotates keys whose first token has index `first`; keys that another
-        `rotation` has rotated are not used. If the third result is
-        not None, it holds keys that are not yet rotated; the caller must rotate them and write them
-        to the last rows of the first result.
+        turn(keys, first) rotates keys whose first token has index `first`. Stored keys that another
+        `rotation` has rotated are rotated anew. If the third result is not None, it contains keys
+        that are not yet rotated; the caller must rotate them and write them to the last rows of the
+        first result.
         """
         if self._turned is None or self._rotation != rotation:
             keys, values = self._append(k, v)
@@ -257,8 +257,8 @@ class KVCache:
             return projections
         if len(projections) != len(self.projections):
             raise ValueError(
-                f"gnomon.nn.KVCache: the cache holds {len(self.projections)} projections, but the "
-                f"call has {len(projections)}; expected the same number"
+                f"gnomon.nn.KVCache: the cache contains {len(self.projections)} projections, but "
+                f"the call has {len(projections)}; expected the same number"
             )
         return [torch.cat(pair, 2) for pair in zip(self.projections, projections, strict=True)]
 

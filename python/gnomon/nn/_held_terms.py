@@ -314,8 +314,8 @@ class HeldTerms(torch.nn.Module):
     def _turns_keys(self, k: Tensor, places: Tensor | None) -> bool:
         """Whether a cache stores the rotated keys of a call.
 
-        Not in low precision, where keys would be rounded twice, nor under torch.compile, which
-        would recompile for each number of earlier calls.
+        It does not in low precision, where keys would be rounded twice, nor under torch.compile,
+        which would recompile for each number of earlier calls.
         """
         return (
             self._turns_keys_once

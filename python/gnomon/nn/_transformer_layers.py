@@ -130,7 +130,7 @@ class _TransformerLayer(torch.nn.Module):
         masks: dict[str, Tensor | None],
         is_causal: bool,
     ) -> Tensor:
-        """Computes attention; masks holds the pair mask and the key mask, by argument name."""
+        """Computes attention; masks maps argument names to the pair mask and the key mask."""
         (pairs, pairs_mask), (_, key_mask) = masks.items()
         key = x if memory is None else memory
         if pairs_mask is not None and not is_causal and attention._reads_order:

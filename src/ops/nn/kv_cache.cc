@@ -113,7 +113,7 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
       "gnomon.nn.KVCache: the cache contains positions, but the new tokens have none; "
       "pass the positions of the new tokens");
   TORCH_CHECK_VALUE(projections.size() == new_projections.size(),
-                    "gnomon.nn.KVCache: the cache holds ", projections.size(),
+                    "gnomon.nn.KVCache: the cache contains ", projections.size(),
                     " projections, but the call has ", new_projections.size(),
                     "; expected the same number");
   if (new_positions.defined()) {
