@@ -296,7 +296,7 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 // Under autocast, operators keep the dtypes of their tensors, except those that cast explicitly.
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
-// Otherwise they would copy conjugated tensors in order to copy them.
+// Without these, copying a conjugated tensor would first make a copy of it.
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }

@@ -126,7 +126,8 @@ struct Mask {
   Chunks chunks = {};
   const int64_t* key_starts = nullptr;   // (B); null: 0
   const int64_t* key_lengths = nullptr;  // (B); null: Lk
-  // (B, Lq) and (B, Lk), contiguous, arbitrary integers: packed documents. Both or neither.
+  // (B, Lq) and (B, Lk), contiguous, arbitrary integers: the documents of packed tokens. Both are
+  // set or neither.
   const int32_t* query_segments = nullptr;
   const int32_t* key_segments = nullptr;
   // (B, H, Lq, Lk), the caller's own array of pairs, with stride 0 along axes that share it. Fully

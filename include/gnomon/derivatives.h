@@ -1,6 +1,7 @@
 // Forward-mode derivatives of attention and of its gradients, on plain views. The tangents of the
 // results are those in the direction of the tangents of the inputs. Those of the backward pass are
-// products with second derivatives. In fp64 by plain loops, with memory linear in the lengths.
+// products with second derivatives. Plain loops compute them in fp64, with memory linear in the
+// lengths.
 #ifndef GNOMON_DERIVATIVES_H_
 #define GNOMON_DERIVATIVES_H_
 

@@ -37,7 +37,7 @@ class OffsetLayout final : public TableLayout {
   Far far_;
 };
 
-// Entry n belongs to the key at position n, whatever the query.
+// Entry n belongs to the key at position n, for every query.
 class KeyLayout final : public TableLayout {
  public:
   explicit KeyLayout(int64_t keys) : keys_(keys) {}

@@ -283,8 +283,8 @@ INSTANTIATE_TEST_SUITE_P(All, DistanceZeroTest,
 TEST(PenumbralTest, IsFiniteAtItsOtherKinks) {
   for (const char* name : {"penumbral", "penumbral_log", "penumbral_square"}) {
     const Definition& definition = Find(name);
-    // Distance 1 with alpha = beta = 1/2; coinciding points at height 0, and at the height of the
-    // light.
+    // One pair has distance 1, with alpha = beta = 1/2. The others are equal points, at height 0
+    // and at the height of the light.
     const Point points[] = {
         {1, {0.5, 0.75}, {0.5, 0.75}, {}},
         {0, {0, 0}, {0, 0}, {}},
@@ -326,7 +326,7 @@ TEST(HyperbolicTest, IsExactForNearAndFarPoints) {
     Point derivative = definition.gradient(over);
     EXPECT_NEAR(derivative.b[0] / height - derivative.b[1] * root * height, 1,
                 tolerance);  // d f / d log v
-    // Heights 1: cosh f = 1 + s / 2, f = 2 arsinh(sqrt(s) / 2).
+    // If both heights are 1, then cosh f = 1 + s / 2, and f = 2 arsinh(sqrt(s) / 2).
     const double side = 2 * std::sinh(distance / 2);
     const Point beside = {side * side, {1, root, root}, {1, root, root}, {}};
     EXPECT_NEAR(definition.value(beside, {}).value / distance, 1, 1e-13);

@@ -226,7 +226,7 @@ TEST(DerivativesTest, AreAccurateForNearTokens) {
     SCOPED_TRACE(name);
     const PairFunction& function = FindPairFunction(name);
     Directed p = {NearTokensProblem(function, options, 64), RandomProblem(function, other)};
-    // Tangents of about the tokens' differences.
+    // The tangents are about as large as the differences of tokens.
     for (Array<float>* tokens : {&p.along.x, &p.along.y}) {
       tokens->ForEach([](float& element) { element /= 64; });
     }

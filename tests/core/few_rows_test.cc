@@ -200,7 +200,7 @@ TEST_P(FewRowsTest, OfBfloat16KeepTheirWeights) {
   }
 }
 
-// Numbers at the end of a page; the next page must not be read.
+// Stores numbers at the end of a page whose next page must not be read.
 class AtPageEnd {
  public:
   AtPageEnd(const void* numbers, size_t bytes) {

@@ -298,7 +298,8 @@ TEST_P(GraphFunctionTest, WithoutTheGradientOfLse) {
   ExpectSame(RunGraph(problem, graph), without);
 }
 
-// Whole, empty and split rows; every seventh edge removed, and one row with only removed edges.
+// Some rows are whole, some empty, some split. Every seventh edge is removed, as are all edges of
+// one row.
 TEST_P(GraphFunctionTest, BiasesAndDropoutMatchReference) {
   auto [problem, graph] = MakeProblem(function(), {"", 40, 30, 6, 2, 9, 11, 1500});
   std::mt19937 engine(3);

@@ -336,7 +336,7 @@ TEST_P(PairFunctionTest, InfiniteBiasesMask) {
 }
 
 TEST_P(PairFunctionTest, RowsWithoutKeysAreZero) {
-  // Queries before the first key, then beyond the window.
+  // All queries are before the first key, or all keys are outside the windows.
   for (const int64_t offset : {-100, 300}) {
     const Problem<float> p = RandomProblem(
         function(),
@@ -356,7 +356,7 @@ TEST_P(PairFunctionTest, FactorsMayBeZeroOrOfEitherSign) {
   ExpectKernelsMatchReference(p);
 }
 
-// Logits of several hundred: the largest weight is nearly 1.
+// With logits of several hundred, the largest weight is nearly 1.
 TEST_P(PairFunctionTest, LogitsMayBeLarge) {
   Problem<float> p = RandomProblem(function(), {.shape = {1, 2, 2, 49, 300, 17, 17}});
   for (float& factor : p.factor) factor *= 512;
@@ -554,7 +554,8 @@ TEST_P(PairFunctionTest, GradientOfLseIsOptional) {
 
 TEST_P(PairFunctionTest, ResultsAreTheSameForAnyNumberOfWorkers) {
   const ProblemOptions problems[] = {
-      // One head, whose keys are divided among workers; many heads; a group with one key head.
+      // There is one head, whose keys are divided among workers, then many heads, then a group with
+      // one key head.
       {.shape = {1, 1, 1, 300, 900, 17, 17}, .bias = ProblemOptions::kSharedBias},
       {.shape = {3, 4, 4, 100, 100, 17, 17}, .right = 0, .bias = ProblemOptions::kSharedBias},
       {.shape = {1, 4, 1, 50, 500, 3, 80}, .left = 200, .query_offset = 400},
@@ -615,8 +616,8 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
         {.shape = shape},
     };
     for (const ProblemOptions& options : all) Expect(options, 70, spoil);
-    // In the first and the last panel, and in the first, a later and the last tile, with many
-    // queries and with few.
+    // The key is in the first or the last panel, and in the first, a later or the last tile. There
+    // are many queries, or few.
     if (&function() != &FindPairFunction("dot")) return;
     for (const int64_t key : {0, 63, 64, 129, 255, 256, 299}) {
       for (ProblemOptions options : all) {

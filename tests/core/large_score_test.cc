@@ -99,7 +99,7 @@ TEST_P(LargeScoreTest, WeightsAreTheSameInBothDirections) {
   }
 }
 
-// Many tiles, parts of the keys, shared key heads, bfloat16: weights sum to 1.
+// Weights sum to 1 with many tiles, parts of the keys, shared key heads and bfloat16.
 TEST_P(LargeScoreTest, WeightsAddUpToOne) {
   const ProblemOptions all[] = {
       {.shape = {1, 1, 1, 8, 700, 9, 700}},
@@ -300,7 +300,7 @@ TEST_P(StatisticsTest, AreTheLargestScoreTheSumAndTheKey) {
     p.y.at(0, 0, j, 0) = j == 421 ? 40.0f : 0.0f;
     p.key_bias[static_cast<size_t>(j)] = 0;
   }
-  // Key 421 dominates, all keys are equal, and all others dominate.
+  // In turn, key 421 dominates, all keys are equal, and all other keys dominate.
   for (int64_t i = 0; i < queries; ++i) p.x.at(0, 0, i, 0) = static_cast<float>(1 - i % 3);
   const auto statistics_of = [&](const auto& problem) {
     auto statistics = problem.key_bias;

@@ -28,7 +28,7 @@ void FillMask(Problem<float>& p, auto sees) {
 TEST(PairBiasTest, IsTheSameForAnyNumberOfWorkers) {
   for (const bool batch : {false, true}) {
     for (const bool heads : {false, true}) {
-      // Heads in groups; one head per key head; many keys for few heads.
+      // The heads form groups, or each has its own key head, or there are few heads and many keys.
       for (const AttentionShape& shape :
            {AttentionShape{3, 6, 2, 100, 500, 16, 16}, AttentionShape{2, 4, 4, 100, 200, 16, 16},
             AttentionShape{1, 2, 1, 60, 1500, 16, 16}}) {
@@ -203,7 +203,7 @@ TEST(PairMaskTest, RowsThatSeeNothingAreZero) {
   }
 }
 
-// Blocks on the diagonal see themselves: most tiles must be skipped.
+// Each block of tokens attends only to itself, so most tiles must be skipped.
 TEST(PairMaskTest, TilesOfWhichNothingIsSeenAreSkipped) {
   constexpr int64_t kLength = 2304;
   Problem<float> p = RandomProblem(

@@ -100,7 +100,7 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPlaces) {
   const OffsetLayout one(0, 0, OffsetLayout::Far::kClip);
   std::vector<ProblemOptions> problems = {
       {.shape = {2, 4, 2, 100, 300, 17, 19}, .relative = &shaw, .relative_key_dim = 17},
-      // On their own, with per-head tables.
+      // There is no other term; the tables are per head.
       {.shape = {1, 2, 1, 130, 270, 16, 33},
        .right = 0,
        .query_offset = 140,
@@ -128,7 +128,8 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPlaces) {
        .relative_key_dim = 40,
        .relative_heads = true,
        .dropout = 0.3},
-      // Few rows: parts of the keys, several heads per block, and keys read in place.
+      // Few rows are computed in parts of the keys, with several heads per block, or with keys read
+      // in place.
       {.shape = {2, 4, 1, 21, 700, 8, 8}, .relative = &shaw, .relative_key_dim = 8},
       {.shape = {1, 4, 2, 3, 130, 8, 8},
        .query_offset = 100,
@@ -149,7 +150,7 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPlaces) {
   }
 }
 
-// With explicit positions. The positions of hidden keys do not matter.
+// Tests explicit positions; those of hidden keys do not matter.
 TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPositions) {
   const OffsetLayout clip(40, 40, OffsetLayout::Far::kClip);
   const OffsetLayout zero(30, 4, OffsetLayout::Far::kZero);

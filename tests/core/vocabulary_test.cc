@@ -123,7 +123,7 @@ TEST(VocabularyTest, Log1p) {
 
 TEST(VocabularyTest, Exp) {
   std::vector<float> x = Numbers();
-  // From 87 to -87, and far below.
+  // The numbers lie between -87 and 87; WithSpecials adds others.
   for (size_t i = 0; i < x.size(); ++i) {
     const float number = std::fmod(x[i], 87.0f);
     x[i] = i % 2 == 0 ? number : -number;

@@ -51,9 +51,9 @@ class StallingExecutor final : public Executor {
   }
 };
 
-// Few heads and many keys: blocks of keys take turns to add to the rows and, beyond the number of
-// partial sums, to the tables. With chunks, no two blocks share a visible row, so only the tables
-// determine their order.
+// With few heads and many keys, blocks of keys take turns to add to the rows and, if there are more
+// blocks than partial sums, to the tables. With chunks, no two blocks share a visible row, so only
+// the tables determine their order.
 TEST(LateWorkersTest, ChangeNoBit) {
   static const OffsetLayout layout(40, 40, OffsetLayout::Far::kClip);
   const ProblemOptions all[] = {

@@ -193,7 +193,7 @@ void Main() {
   try {
     block.kernel(*block.parameters);
     if (!Self().copies.empty()) {
-      Fail("the block ends before a copy that is on its way", Place::current());
+      Fail("the block ends before an asynchronous copy does", Place::current());
     }
   } catch (...) {
     block.error = std::current_exception();
@@ -210,7 +210,7 @@ void Arrive(Meeting& meeting, Place place, const Last& last) {
     meeting.place = place;
   } else if (meeting.place.line() != place.line() ||
              std::strcmp(meeting.place.file_name(), place.file_name()) != 0) {
-    Fail("others have met at " + At(meeting.place), place);
+    Fail("other threads wait at " + At(meeting.place), place);
   }
   Fiber& self = Self();
   self.held_before = meeting.held;
@@ -231,7 +231,7 @@ Shadow* ShadowOf(const void* at, int bytes, Place place) {
     Fail("byte " + std::to_string(offset) + " of " + std::to_string(size) + " of shared memory",
          place);
   }
-  if (offset % std::min(bytes, 16) != 0) Fail("an address that is not aligned", place);
+  if (offset % std::min(bytes, 16) != 0) Fail("the address is not aligned", place);
   return block.shadow.data() + offset / 2;
 }
 
@@ -242,10 +242,11 @@ void CheckRead(const void* from, int bytes, Place place) {
   const int self = state.thread;
   const int epoch = block.epoch;
   for (Shadow* s = first; s < first + bytes / 2; ++s) {
-    if (s->on_its_way >= 0) Fail("reads what a copy is on its way to", place);
+    if (s->on_its_way >= 0) Fail("reads memory that an asynchronous copy still writes", place);
     if (!s->written) Fail("reads unwritten memory", place);
     if (s->write_epoch == epoch && s->writer != self) {
-      Fail("reads what thread " + std::to_string(s->writer) + " writes before the same barrier",
+      Fail("reads memory that thread " + std::to_string(s->writer) +
+               " writes before the same barrier",
            place);
     }
     s->reader = s->read_epoch == epoch && s->reader != self ? -2 : self;
@@ -257,13 +258,14 @@ namespace {
 
 void CheckOverwrite(const Shadow& s, Place place) {
   const int self = state.thread;
-  if (s.on_its_way >= 0) Fail("writes where a copy is on its way to", place);
+  if (s.on_its_way >= 0) Fail("writes memory that an asynchronous copy still writes", place);
   if (s.write_epoch == block.epoch && s.writer != self) {
-    Fail("writes what thread " + std::to_string(s.writer) + " writes before the same barrier",
-         place);
+    Fail(
+        "writes memory that thread " + std::to_string(s.writer) + " writes before the same barrier",
+        place);
   }
   if (s.read_epoch == block.epoch && s.reader != self) {
-    Fail("writes what others read before the same barrier", place);
+    Fail("writes memory that other threads read before the same barrier", place);
   }
 }
 
@@ -280,9 +282,9 @@ void CheckWrite(const void* to, int bytes, Place place) {
 }
 
 void Copy(void* to, const void* from, int bytes, int size, Place place) {
-  if (bytes < 0 || bytes > size) Fail("a copy of " + std::to_string(bytes) + " bytes", place);
+  if (bytes < 0 || bytes > size) Fail("copies " + std::to_string(bytes) + " bytes", place);
   if (bytes > 0 && reinterpret_cast<uintptr_t>(from) % static_cast<uintptr_t>(size) != 0) {
-    Fail("a copy from an address that is not aligned", place);
+    Fail("copies from an address that is not aligned", place);
   }
   Shadow* const first = ShadowOf(to, size, place);
   for (Shadow* s = first; s < first + size / 2; ++s) {
@@ -330,7 +332,7 @@ Slot Meet(const Slot& in, Work work, int argument, Place place) {
     meeting.work = work;
     meeting.argument = argument;
   } else if (meeting.work != work || meeting.argument != argument) {
-    Fail("others do something else together", place);
+    Fail("other threads make another call together", place);
   }
   meeting.in[side][lane] = in;
   Arrive(meeting, place, [&] { work(meeting.in[side], meeting.out[side], argument); });
@@ -569,7 +571,7 @@ void RunBlock(const cuda::LaunchShape& shape, EmulatedOrder order) {
     const device::Meeting& warp = block.warps[static_cast<size_t>(t / device::kLanes)];
     throw std::runtime_error(
         "emulation: " + device::At(warp.arrived > 0 ? warp.place : block.all.place) +
-        ": threads wait for others that do not come");
+        ": threads wait for others that never arrive");
   }
 }
 

@@ -6,8 +6,9 @@
 //   - lanes or threads meet at different places, or some never arrive;
 //   - ldmatrix or a copy is misaligned, or a copy is too large.
 // It cannot detect wrong assumptions about PTX that it shares with the kernels, such as the order
-// of numbers in fragments. It emulates neither weak memory ordering nor performance. ifndef
-// GNOMON_TESTS_CUDA_EMULATION_H_ define GNOMON_TESTS_CUDA_EMULATION_H_
+// of numbers in fragments. It emulates neither weak memory ordering nor performance.
+#ifndef GNOMON_TESTS_CUDA_EMULATION_H_
+#define GNOMON_TESTS_CUDA_EMULATION_H_
 
 #define GNOMON_CUDA_EMULATION
 #define GNOMON_DEVICE inline

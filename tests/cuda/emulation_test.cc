@@ -79,7 +79,7 @@ TEST(EmulationTest, SeesAMissingBarrier) {
               LoadShared<int>(At(4 * (Thread() ^ 32)));
             }),
             "");
-  // Between a read and the next write.
+  // There is no barrier between a read and the next write.
   EXPECT_NE(Seen([] {
               StoreShared<int>(At(4 * Thread()), 1);
               Barrier();
@@ -110,11 +110,11 @@ TEST(EmulationTest, SeesAddressesThatAreNotAligned) {
   EXPECT_EQ(Seen([] {
               if (Thread() == 7) StoreShared<int>(At(6), 1);
             }),
-            "an address that is not aligned");
+            "the address is not aligned");
   EXPECT_EQ(Seen([] {
               if (Thread() == 7) CopyAsync16(At(16), kNumbers + 1, 16);
             }),
-            "a copy from an address that is not aligned");
+            "copies from an address that is not aligned");
 }
 
 TEST(EmulationTest, SeesCopiesThatAreNotWaitedFor) {
@@ -127,7 +127,7 @@ TEST(EmulationTest, SeesCopiesThatAreNotWaitedFor) {
               Barrier();
               LoadShared<int>(At(4 * Thread()));
             }),
-            "reads what a copy is on its way to");
+            "reads memory that an asynchronous copy still writes");
   // One group too few.
   EXPECT_EQ(Seen([&] {
               copy();
@@ -135,7 +135,7 @@ TEST(EmulationTest, SeesCopiesThatAreNotWaitedFor) {
               Barrier();
               LoadShared<int>(At(4 * Thread()));
             }),
-            "reads what a copy is on its way to");
+            "reads memory that an asynchronous copy still writes");
   // A group that is not committed.
   EXPECT_EQ(Seen([&] {
               CopyAsync4(At(4 * Thread()), kNumbers, true);
@@ -143,9 +143,9 @@ TEST(EmulationTest, SeesCopiesThatAreNotWaitedFor) {
               Barrier();
               LoadShared<int>(At(4 * Thread()));
             }),
-            "reads what a copy is on its way to");
-  EXPECT_EQ(Seen(copy), "the block ends before a copy that is on its way");
-  // Waited for by another thread.
+            "reads memory that an asynchronous copy still writes");
+  EXPECT_EQ(Seen(copy), "the block ends before an asynchronous copy does");
+  // A thread waits only for its own copies.
   EXPECT_NE(Seen([&] {
               copy();
               CopyWait<0>();
@@ -158,12 +158,12 @@ TEST(EmulationTest, SeesThreadsThatGoDifferentWays) {
   EXPECT_EQ(Seen([] {
               if (Thread() < 60) Barrier();
             }),
-            "threads wait for others that do not come");
+            "threads wait for others that never arrive");
   EXPECT_EQ(Seen([] {
               if (Thread() % 32 != 3) Shuffle(1, 0);
             }),
-            "threads wait for others that do not come");
-  // At two places; within a macro, all lines would count as one.
+            "threads wait for others that never arrive");
+  // The calls are at two places; within a macro, all lines would count as one.
   const auto apart = [] {
     if (Thread() % 32 < 16) {
       Shuffle(1, 0);

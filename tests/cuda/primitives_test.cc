@@ -576,7 +576,7 @@ TEST_P(PrimitivesTest, AProductOfRegisters) {
   for (size_t n = 0; n < out.size(); ++n) ASSERT_EQ(FloatOf(out[n]), expected[n]) << n;
 }
 
-// Products of tiles, with integers and with arbitrary numbers, often enough to reveal the order of
+// Computes enough products of tiles, of integers and of arbitrary numbers, to reveal the order of
 // summation.
 TEST_P(PrimitivesTest, ProductsOfTiles) {
   constexpr size_t kRows = calls::kTileRows;

@@ -65,7 +65,7 @@ TEST_P(RulesTest, GradientOfLseIsOptional) {
 }
 
 TEST_P(RulesTest, RowsWithoutKeysAreZero) {
-  // Queries before the first key, then beyond the window.
+  // All queries are before the first key, or all keys are outside the windows.
   for (const int64_t offset : {-100, 300}) {
     for (const Element element : kElements) {
       const Problem<float> p = ProblemOf(
@@ -98,7 +98,7 @@ TEST_P(RulesTest, InfiniteBiasesMask) {
   EXPECT_EQ(r.at("d_factor")[1], 0);
 }
 
-// Logits of several hundred: the largest weight is nearly 1.
+// With logits of several hundred, the largest weight is nearly 1.
 TEST_P(RulesTest, LogitsMayBeLarge) {
   Problem<float> p = ProblemOf(function(), {.shape = {1, 2, 2, 29, 70, 17, 16}}, Element::kFloat32);
   for (float& factor : p.factor) factor *= 512;
@@ -263,7 +263,7 @@ TEST_P(RulesTest, HiddenColumnsMayHoldAnything) {
   }
 }
 
-// On both sides of the threshold for near tokens, and far below it.
+// The distances are on both sides of the threshold for near tokens, and far below it.
 TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
   for (const char* name : {"laplacian", "gaussian"}) {
     for (int fraction = 1; fraction <= 4096; fraction *= 8) {

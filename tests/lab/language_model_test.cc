@@ -333,7 +333,7 @@ TEST(LanguageModelTest, LossesOfTheLastTokens) {
         }
       }
     }
-    // Without a cache as well.
+    // The result is the same without a cache.
     EXPECT_LT(Distance(model->losses(tokens.narrow(1, 0, 24), tokens.narrow(1, 20, 5)),
                        all.narrow(1, 19, 5)),
               5e-5);
@@ -374,7 +374,7 @@ TEST(MemoryTest, SegmentsOfOneTokenAreAWindowInEveryLayer) {
   LanguageModel model = WithTables(SmallModel("dot", "rope+t5"));
   const torch::Tensor got =
       torch::cat(BySegments(model, tokens, std::vector<int64_t>(kTokens, 1), kMemory), 1);
-  // Layer by layer and token by token: each token sees its window in the layer below.
+  // Layer by layer and token by token: each token attends to its window in the layer below.
   const torch::Tensor table = model->named_parameters()["embedding.weight"];
   torch::Tensor x = torch::embedding(table, tokens) * std::sqrt(32.0);
   const auto modules = model->named_modules("", /*include_self=*/false);

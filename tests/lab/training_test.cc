@@ -410,7 +410,7 @@ TEST(EvaluateTest, IsTheMeanOverBytesAndDashesBeyondTheTable) {
   // Windows of 16 and 32 are no longer than the evaluated last bytes.
   EXPECT_DOUBLE_EQ(*losses[0].loss, *losses[0].last);
 
-  // The straightforward way: one window and one byte at a time.
+  // Computes the same in the simplest way, one window and one byte at a time.
   const torch::NoGradGuard no_grad;
   double sum = 0;
   for (const int64_t start : EvaluationStarts(200, 32, 64, 128)) {
@@ -472,7 +472,7 @@ TEST(EvaluateTest, MemoryIsFilledBeforeEachStretch) {
       double last = 0;
       const int64_t tail = std::min<int64_t>(at.length, 32);
       for (const int64_t stretch : EvaluationStarts(403, kLongest, kLongest, kBudget)) {
-        // Whole windows before the stretch, as far as the text extends.
+        // Reads whole windows before the stretch, as far as the text extends.
         const int64_t windows = std::min((memory + at.length - 1) / at.length, stretch / at.length);
         const int64_t read_from = stretch - windows * at.length;
         for (int64_t begin = stretch; begin < stretch + kLongest; begin += at.length) {

@@ -15,7 +15,7 @@ import pytest
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 # Programs started by tests use several threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# Otherwise about one run in thirty of MKL's multithreaded products has different bits.
+# Without this, about one run in thirty of MKL's multithreaded products has different bits.
 os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 
 import torch

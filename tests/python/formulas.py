@@ -31,7 +31,7 @@ class Similarity:
     has_height: bool = False
     # Whether the height or time is the first coordinate.
     height_is_first: bool = False
-    # Maps N(0, 1) numbers to q and k, if the map is "none" or they would be far apart.
+    # Turns N(0, 1) numbers into q and k, if the map is "none" or the points would be far apart.
     prepare: Callable[[Tensor], Tensor] = lambda x: x
     # The only supported number of columns of q and k; 0: any.
     columns: int = 0
@@ -585,7 +585,7 @@ def rotate(
         dims = 2 * ((x.shape[-1] - has_height) // 2)
     turned, rest = x[..., :dims], x[..., dims:]
     angle = positions[..., None] * base ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
-    # In the precision of the tokens: otherwise the scores would become float64.
+    # The factors have the precision of the tokens; otherwise the scores would become float64.
     turn = torch.polar(torch.ones_like(angle), angle).to(x.dtype.to_complex())
     if layout == "half":
         pairs = torch.complex(turned[..., : dims // 2], turned[..., dims // 2 :]) * turn

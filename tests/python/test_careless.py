@@ -253,7 +253,7 @@ PRINTING = {
                 *TINY],
     "eval": ["eval", "--model", "model"],
     "eval --json": ["eval", "--model", "model", "--json"],
-    # Ends at the first lost byte, not the last.
+    # The program must end at the first lost byte, not the last.
     "generate": ["generate", "--model", "model", "--tokens", 10**9],
     "bench": ["bench", "--length", 16, "--repeats", 1, "--cases", "dot"],
     "bench --json": ["bench", "--length", 16, "--repeats", 1, "--cases", "dot", "--json"],
@@ -272,7 +272,7 @@ def test_a_full_disk_behind_the_standard_output(folder, model, tmp_path, name):
     last = done.stderr.splitlines()[-1]
     assert last == "gnomon: cannot write to the standard output: No space left on device"
     if name in ("train", "compare"):
-        # The files that should remain on disk are there.
+        # The files on disk are kept.
         assert (tmp_path / "full" / (FILE if name == "train" else "table.md")).exists()
 
 
@@ -482,7 +482,7 @@ def test_eval_says_that_the_text_is_another(folder, model, tmp_path):
     (tmp_path / "copy.txt").write_bytes((folder / "text.txt").read_bytes())
     copy = gnomon("eval", "--model", "model", "--data", tmp_path / "copy.txt", cwd=folder)
     assert copy.stderr == ""
-    # The text has changed in place.
+    # The text of a run changes in place.
     run = tmp_path / "run"
     succeed("train", "--data", "copy.txt", "--out", run, "--steps", 1, "--length", 16, *TINY,
             cwd=tmp_path)  # fmt: skip

@@ -129,7 +129,7 @@ def test_components():
     assert bias.tensors == ["slopes"]
     assert not bias.lies_on_a_grid
     assert unknown.entry == {}
-    # In the operator's order, whatever the order of the text.
+    # Tensors are in the order of the operator, not of the specification.
     (relative,) = components_of("relative:values=tensor:max_offset=3:table=tensor")
     assert relative.tensors == ["table", "values"]
     assert relative.tables("near_offsets") == ["table", "values"]

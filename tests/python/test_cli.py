@@ -254,7 +254,7 @@ def test_compare_of_encodings_and_grids(folder, tmp_path):
     )  # fmt: skip
     rows = (tmp_path / "run" / "table.md").read_text().splitlines()
     dashes = {row.split("|")[1].strip(): row.count(" – ") for row in rows if "dot/" in row}
-    # Two per length: the loss, and that of the last bytes.
+    # There are two per length: the loss, and the loss of the last bytes.
     assert dashes == {
         "dot/conv:kernel=5:groups=4": 0,
         "dot/cape": 0,
@@ -400,7 +400,7 @@ def test_the_libraries_of_subwords_and_of_torch_keep_apart(folder, tmp_path):
     """Two libraries define FLAGS_minloglevel: if bound together, one overwrites memory after it."""
     arguments = ["train", "--data", folder / "text.txt", "--out", tmp_path / "run", "--steps", 1,
                  "--length", 16, "--tokens", "subwords", "--vocabulary", 300, *TINY]  # fmt: skip
-    # A file, because TorchScript reads the source.
+    # The script is a file, because TorchScript reads its source.
     script = tmp_path / "script.py"
     script.write_text(f"""
 import ctypes, pathlib
@@ -756,7 +756,7 @@ def runs_of_the_catalogue(cwd: pathlib.Path) -> tuple[list[str], list[dict[str, 
     support."""
     catalogue = json.loads(succeed("list", "--json", cwd=cwd))
     similarities = [f"{entry['name']}/none" for entry in catalogue["similarities"]]
-    # Those for calls only need tensors.
+    # Positions that only calls accept need tensors.
     return similarities, [e for e in catalogue["positions"] if e["use"] != "attention()"]
 
 

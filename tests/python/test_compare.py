@@ -93,7 +93,7 @@ def test_killed_workers_and_runs_change_nothing(folder, whole, tmp_path):
     try:
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
-            # Only runs with a checkpoint, so that each kill loses some work but not all.
+            # Kills a process only once a checkpoint exists, so that some work is lost, but not all.
             if min(killed.values()) >= 2 or not list(out.glob("unfinished/*/checkpoint.*")):
                 continue
             below = {pid: command_of(pid) for pid in descendants(process.pid)}
@@ -156,7 +156,7 @@ def test_a_run_continues_from_its_checkpoint(folder, tmp_path):
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert not checkpoint.exists()
 
-    # An unreadable checkpoint is named.
+    # The message names an unreadable checkpoint.
     checkpoint.parent.mkdir(parents=True)
     checkpoint.write_bytes(b"\0" * 100)
     record = tmp_path / "parts/results.json"

@@ -141,7 +141,7 @@ def test_gradients_of_dropout(similarity, dtype):
             causal=True, dropout=0.4, seed=9, return_lse=True,
         )  # fmt: skip
 
-    # The mask, from a call with unit vectors as values.
+    # A call with unit vectors as values reveals the mask.
     with torch.no_grad():
         double = {name: x.double() for name, x in inputs.items()}
         unit = torch.eye(20, dtype=torch.float64).expand(2, 2, 20, 20)

@@ -99,7 +99,7 @@ def test_a_state_of_torch_loads(widths):
     own.load_state_dict(model.state_dict())
     x, key, value = (torch.randn(2, 5, n) for n in (32, module.kdim, module.vdim))
     torch.testing.assert_close(own["layer"](x, key, value), module(x, key, value)[0])
-    # Its own mask still applies.
+    # The layer still loads a state of its own.
     copy.deepcopy(own).load_state_dict(own.state_dict())
 
 
@@ -296,7 +296,7 @@ def test_a_drop_in_is_called_as_torch_s_module(pairs, keys, widths, batch_first)
         "average_attn_weights": False,
     }
     torch.testing.assert_close(own(*one, **arguments), module(*one, **arguments))
-    # A few rows of the weights.
+    # Only some rows of the weights are requested.
     weights = module(query, key, value)[1]
     for rows, chosen in ((-1, [4]), ([0, 3], [0, 3]), (slice(1, 3), [1, 2])):
         torch.testing.assert_close(own(query, key, value, need_weights=rows)[1], weights[:, chosen])

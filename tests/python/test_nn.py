@@ -219,7 +219,7 @@ def test_logits_spread_by_about_one(similarity, head_dim):
         projection(x).unflatten(2, (2, module.qk_dim)).transpose(1, 2)
         for projection in (module.q_proj, module.k_proj)
     )
-    # One-hot values in the key turn the output into the weights, and these into the logits.
+    # With one-hot values, the output consists of the weights, whose logarithms are the logits.
     v = torch.eye(200, dtype=torch.float64).expand(4, 2, 200, 200)
     weights = gnomon.attention(q, k, v, similarity=at_its_start(module))
     spread = weights.clamp_min(1e-300).log().var(-1).mean().sqrt().item()
@@ -357,11 +357,11 @@ def test_a_cache_of_rotated_keys_follows_modifications(kind):
     last(plain.k, split_heads(module.k_proj(x[:, :8]), 2))
     for other in (cache, draft, plain):
         last(module(x[:, 8:], causal=True, cache=other), module(x, causal=True)[:, 8:])
-    # Truncated, with a reordered batch.
+    # A cache may be truncated, and its batch reordered.
     cache.k, cache.v = cache.k[:, :, :5].flip(0), cache.v[:, :, :5].flip(0)
     assert cache.length() == 5
     last(module(x[:, 5:].flip(0), causal=True, cache=cache).flip(0), whole[:, 5:])
-    # With positions for the call, after consecutive ones.
+    # Calls may pass positions.
     places = torch.arange(12) * 2
     cache = KVCache()
     module(x[:, :5], causal=True, cache=cache, positions=places[:5])
@@ -388,7 +388,8 @@ def test_a_cache_grows_in_place_and_copies_of_it_part_ways(kind, guard):
             o = module(x[:, n : n + 1], causal=True, cache=cache)
             close(o, whole[:, n : n + 1])
             places.append(cache.v.data_ptr())
-        # A copy, the prefill's successor, and one for each capacity increase by half.
+        # The addresses are those of the copy, of the tensor after the prefill, and of one tensor
+        # whenever the capacity grows by half.
         assert len(set(places)) < 9
         read = cache.v
         before = read.clone()

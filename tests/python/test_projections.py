@@ -32,7 +32,7 @@ def module_of(position, **options):
     torch.manual_seed(3)
     module = MultiheadAttention(DIM, HEADS, position=position, **options).double()
     with torch.no_grad():
-        # Away from the initial gates, which are equal for all tokens.
+        # The initial gates are equal for all tokens, so the parameters are changed.
         for name, parameter in module.named_parameters():
             if "forget" in name or "content_bias" in name or "gate" in name:
                 parameter += 0.3 * torch.randn_like(parameter)
@@ -114,7 +114,7 @@ def test_content_bias_is_relative_with_a_separate_query(past, per_head):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     other = Relative(table, 8, far="zero", query=r)
     torch.testing.assert_close(found, by_hand(module, x, x, other, causal=past), rtol=0, atol=1e-12)
-    # Compared with the formula as well.
+    # The result is also compared with the formula.
     offsets = torch.arange(L) - torch.arange(L)[:, None]
     rows = (offsets + 8).clamp(0, table.shape[-2] - 1)
     near = (offsets.abs() < 9) & (offsets <= 0 if past else torch.ones(L, L, dtype=torch.bool))

@@ -177,7 +177,7 @@ def test_alibi_of_bloom_and_mpt(heads):
     slopes = gnomon.alibi_slopes(heads)
     ours = gnomon.attention(q, k, v, position=gnomon.position.ALiBi(slopes), causal=True)
     mask = torch.full((length, length), -torch.inf).triu(1)
-    # Both add slope * column, which differs from ours by a constant per row.
+    # Bloom and MPT add slope * column, which differs from our bias by a constant per row.
     bloom = build_alibi_tensor(torch.ones(1, length), heads, torch.float32).view(1, heads, 1, -1)
     biases = [bloom]
     if heads != 12:  # MPT orders slopes differently unless their number is a power of two

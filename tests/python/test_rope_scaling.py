@@ -257,7 +257,7 @@ def test_compiled_and_in_a_module(name):
     x = torch.randn(2, length, 2 * D)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, causal=True), module(x, causal=True))
-    # Two tokens at a time; terms that depend on the length see it grow.
+    # Generates two tokens at a time, so the length that some terms depend on grows.
     if name in ("yarn", "llama3"):
         cache = gnomon.nn.KVCache()
         parts = [module(part, causal=True, cache=cache) for part in x.split(2, 1)]
@@ -277,7 +277,7 @@ def test_compiled_and_in_a_module(name):
             r"short_factor has 0 numbers; expected dims / 2 = 8",
         ),
         (
-            # However short the text is.
+            # The message does not depend on the length of the text.
             "rope:scaling=longrope:original_max_position_embeddings=99:short_factor=1x2x3x4x5x6x7x8"
             ":long_factor=1x2",
             r"long_factor has 2 numbers; expected dims / 2 = 8",
@@ -352,6 +352,6 @@ def test_numbers_that_a_scaling_does_not_read_are_refused(spec, name):
     q = torch.randn(1, 2, 5, 8)
     with pytest.raises(ValueError, match=f"rope has {name}.*ignores it"):
         gnomon.attention(q, q, q, position=spec, causal=True)
-    # Also when a module is built.
+    # Building a module raises the same error.
     with pytest.raises(ValueError, match=f"rope has {name}.*ignores it"):
         gnomon.nn.MultiheadAttention(16, 2, position=spec)

@@ -373,7 +373,7 @@ def test_biases_of_keys(batch, heads, dtype):
         lambda p: [KeyBias(p["keys"]), KeyBias(p["more"]), Forget(p["log_forget"])], nothing,
         lambda p: (p["keys"] + p["more"] - p["log_forget"].cumsum(2)).unsqueeze(2), dtype,
     )  # fmt: skip
-    # Alone, nothing else determines the number of rows.
+    # If a key bias is the only term, nothing else determines the number of rows.
     q, k, v = (
         x.to(dtype) for x in (normal(B, H, LQ, 4), normal(B, HKV, LK, 4), normal(B, HKV, LK, 3))
     )
@@ -752,7 +752,7 @@ def test_rows_and_batches_that_see_nothing():
     assert (o[0] == 0).all()
     expected = gnomon.attention(q[1:], k[1:], v[1:], position=Forget(gates[1:]))
     torch.testing.assert_close(o[1:], expected)
-    # log(n) for a row that sees n keys.
+    # The factor is log(n) for a row that attends to n keys.
     mask = torch.ones(40, 40, dtype=torch.bool).tril(-1)
     temperature = mask.sum(1).float().log()
     leaves = [x.clone().requires_grad_() for x in (q, k, v, temperature)]

@@ -49,7 +49,8 @@ def test_finite_tokens_give_finite_results(similarity, dtype):
         assert result.isfinite().all(), name
 
 
-# The relative change of each token coordinate, and the distance from the origin.
+# `share` is the relative change of each token coordinate, and `radius` the distance from the
+# origin.
 @pytest.mark.parametrize("share", [1e-1, 1e-3, 1e-5])
 @pytest.mark.parametrize("radius", [1e-3, 0.5, 3.0, 8.0])
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_near_tokens_have_their_distance_in_float32(similarity, radius, share):
     exact_leaves = [x.double().requires_grad_() for x in (q, k)]
     exact = scores_of_pairs(similarity, *exact_leaves)
     exact_gradients = torch.autograd.grad(exact.sum(), exact_leaves)
-    # The effect of rounding the coordinates: sideways, or at the edge of a ball.
+    # `resolution` is the effect of rounding the coordinates, sideways or at the edge of a ball.
     resolution = torch.finfo(torch.float32).eps * math.cosh(radius)
     if similarity.model == "klein":
         resolution *= math.cosh(radius)

@@ -111,7 +111,7 @@ def test_it_runs_is_recorded_goes_on_elsewhere_and_has_a_page(folders):
     record = json.loads(text)
     assert record["status"] == "finished"
     assert len(record["runs"]) == 6
-    # The page does not name the machine's paths.
+    # The record does not contain paths of the machine.
     assert str(folders) not in text
     assert record["data"]["path"] == "text.txt"
     assert record["sessions"][0]["command"] == studies.command(comparison)
@@ -350,7 +350,7 @@ def test_a_contrast_may_be_of_two_comparisons():
         contrasts = (Contrast("a", "test", "b", "test", **of),)
         return studies.contrast_rows(Claim("", contrasts), found, {"m": 0.1})
 
-    # b of plain instead of a's own: 5 - 1 etc.
+    # The right side is b of "plain" instead of b of "other": 5 instead of 1, and so on.
     left = [run["losses"][0]["m"] for run in found[1][1]["runs"] if run["combination"] == 0]
     mean = sum(left) / len(left) - (5 + 6.1 + 7) / 3
     [row] = rows(left_in="other", right_in="plain")

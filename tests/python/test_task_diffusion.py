@@ -370,7 +370,7 @@ def test_the_catalogue_goes_in_by_name(folder):
     runs = list(dict.fromkeys([*runs, "dot/sinusoidal:shape=grid;rope:shape=grid"]))
     flags = [flag for run in runs for flag in ("--run", run)]
     made = compare(folder, "all", *flags, "--steps", 1)
-    # Each of the first runs has generated what it can.
+    # Each run has generated a picture.
     for n, run in enumerate(made):
         picture = Image.open(folder / "all" / run["picture"]["file"])
         assert run["picture"]["file"] == f"picture-{n}.png"

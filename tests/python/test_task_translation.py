@@ -143,7 +143,7 @@ def bleu_cases() -> list[dict]:
     for _ in range(300):
         references = [line(generator.choice([0, 3, 12])) for _ in range(generator.randint(1, 3))]
         hypotheses = [
-            # Either unrelated words or most of the reference.
+            # A hypothesis consists of unrelated words, or of most of the reference.
             line(8)
             if generator.random() < 0.3
             else "".join(c for c in reference if generator.random() > 0.07)

@@ -419,7 +419,7 @@ def test_dropout_of_weights(family):
         whole = output_of(ours, inputs, rows)
         for model in (theirs, ours):
             drop(model, 1.0)
-        # All weights are dropped; what remains is equal up to the last digits.
+        # With all weights dropped, the outputs are equal up to the last digits.
         expected = output_of(theirs, inputs, rows)
         torch.testing.assert_close(output_of(ours, inputs, rows), expected, atol=2e-5, rtol=2e-5)
         assert not torch.allclose(whole, expected, atol=1e-3)
@@ -1160,7 +1160,7 @@ def test_autocast(family):
         expected, found = (output_of(m, inputs, rows) for m in (theirs, ours))
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found, expected, atol=0.05 * float(expected.abs().max()), rtol=0)
-    # Both round at different places; neither may be farther from the exact result.
+    # The two models round at different places, but their errors must be similar.
     exact = copy.deepcopy(theirs)
     for model, out in ((theirs, expected), (ours, found), (exact, output_of(exact, inputs, rows))):
         model.zero_grad()
@@ -1498,7 +1498,7 @@ def test_another_similarity_beside_disentangled_positions(kinds, shares):
     scale_factor = 1 + len(kinds)
     bias = part.disentangled_attention_bias(q, k, None, embeddings, scale_factor)
     if len(kinds) < 2:
-        # Such a layer scales its keys first.
+        # A layer without such terms scales its keys first.
         k = k / (8 * scale_factor) ** 0.5
     gamma = learned.gamma_start * (5 * learned.gamma_theta).exp()
     scores = (bias - torch.cdist(q, k) * gamma.repeat(2)[:, None, None]).view(2, 4, 13, 13)
@@ -1592,7 +1592,7 @@ def rotates_no_height(model, ids, height=-1):
             model(torch.full_like(ids, 7))
     finally:
         _terms.attention = _cones_attend
-    # In the first layer, whose tokens have no other position.
+    # Checks the first layer, whose tokens have no other position.
     return all(
         torch.allclose(x[..., height], x[..., :1, height].expand_as(x[..., height]), atol=1e-5)
         for x in found[0]
@@ -1600,7 +1600,7 @@ def rotates_no_height(model, ids, height=-1):
 
 
 ROTATING = {
-    # Adjacent pairs.
+    # The pairs are adjacent.
     "cohere": lambda: transformers.CohereConfig(**SIZES, pad_token_id=0),
     "glm": lambda: transformers.GlmConfig(
         **SIZES,
@@ -1610,7 +1610,7 @@ ROTATING = {
         pad_token_id=0,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
     ),
-    # Complex numbers.
+    # The pairs are complex numbers.
     "llama4": lambda: transformers.Llama4TextConfig(
         **SIZES,
         intermediate_size=48,
@@ -1621,7 +1621,7 @@ ROTATING = {
         pad_token_id=0,
         use_qk_norm=False,
     ),
-    # A part of the layer.
+    # A part of the layer rotates the tokens.
     "kyutai": lambda: transformers.KyutaiSpeechToTextConfig(
         **SIZES,
         ffn_dim=48,
@@ -1633,10 +1633,11 @@ ROTATING = {
         audio_pad_token_id=4,
         pad_token_id=0,
     ),
-    # Whole heads with adjacent pairs (its own rotation layer before transformers 5.24).
+    # Whole heads are rotated, in adjacent pairs (by a rotation layer of the model before
+    # transformers 5.24).
     "gptj": lambda: transformers.GPTJConfig(**SIZES, **TOKENS, rotary_dim=8),
     "codegen": lambda: transformers.CodeGenConfig(**SIZES, **TOKENS, rotary_dim=8),
-    # One number per pair.
+    # The tables have one number per pair.
     "gpt_oss": lambda: transformers.GptOssConfig(
         **SIZES,
         intermediate_size=48,
@@ -1647,7 +1648,7 @@ ROTATING = {
         pad_token_id=0,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     ),
-    # Only the end of each head.
+    # Only the end of each head is rotated.
     "deepseek_v3": lambda: transformers.DeepseekV3Config(
         **SIZES,
         intermediate_size=48,

@@ -250,7 +250,7 @@ def test_no_sample(name):
     assert shapes(vmap(function)(*empty)) == none_of(vmap(function)(*inputs))
     each = vmap(grad(loss_of(function), tuple(range(len(inputs)))))
     assert shapes(each(*empty)) == none_of(each(*inputs))
-    # Samples of queries only, no outer samples, and a gradient through them.
+    # Only the queries have samples; there are no outer samples.
     first = [x[0] for x in inputs[1:]]
     twice = vmap(vmap(lambda q: function(q, *first)))(empty[0][:, None])
     assert shapes(twice) == [

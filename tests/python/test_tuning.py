@@ -317,7 +317,7 @@ def test_runs_end_when_they_are_flat(folder, tmp_path):
     assert [row["not_converged"] for row in record["summary"]] == [0, 0]
     assert "All runs became flat" in (tmp_path / "flat/report.html").read_text()
 
-    # The best value never becomes worse.
+    # With a margin of 0, no run becomes flat, because the best value never becomes worse.
     succeed(*words, "--flat-margin", 0, "--out", tmp_path / "budget", cwd=folder)
     record = record_of(tmp_path / "budget")
     for run in record["runs"]:

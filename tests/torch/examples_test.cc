@@ -63,7 +63,7 @@ TEST(ContributingTest, ADefinitionIsASimilarity) {
   const torch::Tensor expected = torch::matmul(scores.softmax(-1), q);
   EXPECT_TRUE(torch::allclose(o, expected));
   EXPECT_TRUE(torch::allclose(GradientOf(o, gamma), GradientOf(expected, gamma)));
-  // The kernels for this machine as well.
+  // In float32, the kernels for this machine run.
   const torch::Tensor single =
       attention(q.to(torch::kFloat), q.to(torch::kFloat), q.to(torch::kFloat),
                 AttentionOptions().similarity("student_t:gamma=0.5"));

@@ -335,8 +335,8 @@ TEST(SimilarityEntryTest, ScoresWithoutASpreadHaveNoStart) {
               HasSubstr("the scores of mine for N(0, 1) tokens have a standard deviation of 0"));
 }
 
-// Runs in its own process, whose catalogue then includes them: the errors of `body` for terms that
-// it registers.
+// Tests the errors of `body`, which registers terms. Runs it in a process of its own, because the
+// terms stay in the catalogue.
 template <class Body>
 void ExpectApart(const Body& body, const char* said) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
