@@ -12,10 +12,10 @@ import torch
 from gnomon import _build
 from gnomon._files import cache_folder
 
-#: The operators of one PyTorch release.
+#: The file that contains the operators for one PyTorch release.
 OPERATORS = "libgnomon_torch.so"
 _HERE = pathlib.Path(__file__).parent
-#: The sources in a wheel; a source tree has none here, because its build is `make build`.
+#: The folder of the sources in a wheel. A source tree is built with `make build` instead.
 SOURCES = _HERE / _build.SOURCES if _build.SOURCES else None
 
 

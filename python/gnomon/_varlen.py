@@ -255,7 +255,7 @@ def _attend(
         )
         call = given if queries == keys else given | {"query_offset": keys - queries}
         o, lse = attention(a, b, c, return_lse=True, **call)
-        # Views: torch.cat copies them once.
+        # These are views, which torch.cat copies once.
         outputs.extend(o.transpose(1, 2).unbind(0))
         if return_lse:
             sums.append(lse.transpose(0, 1).flatten(1))

@@ -122,7 +122,7 @@ class Pass {
                     [&](int64_t task, int) { Pack(task / panels(), task % panels()); });
       ParallelTasks(executor_, heads, [&](int64_t head, int) { Start(head); });
       if (shares_pairs()) {
-        // Every row's heads in turn.
+        // The tasks of all heads of a block of rows follow each other.
         ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
           const int64_t all = heads * group_;
           RunRows(task % all / group_, task / all * group_ + task % group_,

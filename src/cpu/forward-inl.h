@@ -878,9 +878,9 @@ class ForwardPass {
     }
   }
 
-  // Turns the inner products of row r, from tile column `begin` on, into weights. Flat: a function
-  // call per vector would cost more, but the compiler may consider the definition too large to
-  // inline.
+  // Turns the inner products of row r, from tile column `begin` on, into weights. Flattened,
+  // because the compiler may consider the definition too large to inline, and a function call per
+  // vector would cost time.
   HWY_FLATTEN void AddWeights(Block& block, int64_t r, const TileRow& at, bool masked,
                               RowSpan visible, int64_t begin, const Real* key_products,
                               const TableWindow& window, const Keys& keys, Scratch& scratch) const {

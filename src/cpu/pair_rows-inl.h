@@ -393,8 +393,8 @@ HWY_INLINE void TileRowGradient(Real* tile, Real* gradient, int64_t columns, int
           Definition::kRowScalars, sums);
 }
 
-// The functions of a definition's table. Flat: a function call per vector would cost more, but the
-// compiler may consider the definition too large to inline.
+// The functions of a definition's table. Flattened, because the compiler may consider the
+// definition too large to inline, and a function call per vector would cost time.
 template <class Definition>
 struct TableFunctions {
   static HWY_FLATTEN Real Scores(Real* tile, int64_t columns, int64_t open, const PairRow& row,

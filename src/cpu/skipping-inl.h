@@ -326,7 +326,7 @@ class Skipping {
       if (in_.key_bias != nullptr) {
         bias += LargestKeyBias(place.b, place.h + h, first, end);
       }
-      // A tile hidden by all biases passes as well.
+      // A bias of -inf, which masks the whole tile, passes as well.
       if (!(bias > gate - std::log2(static_cast<Real>(end - first)))) return true;
     }
     return false;

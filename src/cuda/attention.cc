@@ -413,7 +413,7 @@ class Plan {
     return std::min(blocks, Up(2 * kBlocks, std::max<int64_t>(1, n_.batch * n_.key_heads)));
   }
 
-  // For all slices of the pass over queries.
+  // Prepares the sums for all slices of the pass over queries.
   void PrepareSums(const Constants& c, const Gradient& gradient) {
     if (gradient.pair_bias.data != nullptr) {
       Constants clear = OfRows();

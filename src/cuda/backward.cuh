@@ -139,7 +139,7 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
           if (column >= p.dim) continue;
           const float difference = LoadElement<C>(others.data, theirs + column) -
                                    LoadElement<C>(from.data, mine + column);
-          // Selection again, for the same reason.
+          // Uses selection for the same reason as above.
           const float sum = Fma(w, difference, is_first ? out[d][c] : out[d][2 + c]);
           out[d][c] = is_first ? sum : out[d][c];
           out[d][2 + c] = is_first ? out[d][2 + c] : sum;

@@ -72,7 +72,8 @@ class _Terms(torch.nn.Module):
             similarity, position, num_heads, head_dim, value_dim, max_length, 0, 0, []
         )
         self._names = tuple(names)
-        #: Stored as numbers: a tensor that the checkpoint lacks is uninitialised after loading.
+        #: These are numbers, because a tensor that the checkpoint lacks would be uninitialised
+        #: after loading.
         self._begin: dict[str, list[float]] = {}
         for name, start, is_learned in zip(names, starts, learned, strict=True):
             self._begin[name] = start.double().flatten().tolist()

@@ -82,7 +82,7 @@ def run(
                 asked = True
             time.sleep(POLL_S)
         reader.join()
-    # Ctrl-C before the program catches it.
+    # The signal ended the program before it could catch Ctrl-C.
     code = INTERRUPTED if child.returncode == -signal.SIGINT and asked else child.returncode
     return code, lines[-1].strip() if lines else ""
 

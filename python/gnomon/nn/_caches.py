@@ -58,7 +58,8 @@ def _extended(rows: _Rows | None, more: Tensor, *, writes: bool = True) -> _Rows
         room.tensor.narrow(2, 0, length).copy_(known)
     room.used = total
     if writes:
-        # .data: earlier views, which autograd may have saved, do not change.
+        # Writes to .data, because the rows of earlier views, which autograd may have saved, do not
+        # change.
         room.tensor.data.narrow(2, length, more.shape[2]).copy_(more)
     return _Rows(room.tensor.narrow(2, 0, total), room, has_grown=True)
 
@@ -117,8 +118,8 @@ class KVCache:
 
     def __init__(self) -> None:
         self._k: _Rows | None = None
-        # Keys of later calls, not yet appended to _k; not read while the cache has rotated keys.
-        # Those of the latest calls are not yet joined.
+        # Keys of later calls that are not yet appended to _k, because they are not read while the
+        # cache has rotated keys. Those in _latest are not yet joined.
         self._later: tuple[Tensor, ...] = ()
         self._latest: tuple[Tensor, ...] = ()
         self._later_rows = 0

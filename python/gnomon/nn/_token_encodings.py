@@ -189,7 +189,7 @@ class TokenPosition(torch.nn.Module):
         self.dim = dim
         count: dict[str, int] = {}
         names, specs, end = ops.token_encodings(position, max_length)
-        # Positions in attention may also have a maximum, such as ALiBi on a grid.
+        # Positions that act in attention may also limit the length, such as ALiBi on a grid.
         ends: list[int] = [] if end is None else [end]
         for name, spec in zip(names, specs, strict=True):
             n = count[name] = count.get(name, -1) + 1

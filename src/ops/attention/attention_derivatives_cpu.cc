@@ -26,7 +26,7 @@ View<const Dual> ConstRows(const at::Tensor& duals) {
   return {rows.data, rows.stride};
 }
 
-// The same for (1 or B, 1 or H, Lq, Lk), with strides of 0 along shared axes.
+// A view of duals (1 or B, 1 or H, Lq, Lk), with strides of 0 along shared axes.
 View<Dual> DualPairs(const at::Tensor& duals) {
   View<Dual> pairs = DualRows(duals);
   if (pairs.data == nullptr) return pairs;

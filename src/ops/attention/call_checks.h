@@ -23,29 +23,29 @@ void CheckDropout(const char* operation, double rate, const OptionalTensor& seed
 at::Tensor SeedOrDrawn(const OptionalTensor& seed);
 void CheckTolerance(const char* operation, double tolerance);
 
-// Dropout, tolerance, chunks and window.
+// Checks dropout, tolerance, chunks and the window.
 void CheckOptions(const CallArguments& arguments);
 
-// q, k and v of attention.
+// Checks q, k and v of attention.
 void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k,
                  const at::Tensor& v);
 
-// A token tensor of any operator: a floating-point dtype and a supported device, both equal to
-// those of q.
+// Checks that a token tensor of any operator has a floating-point dtype and a supported device,
+// both equal to those of q.
 void CheckTokenType(const char* operation, const char* name, const at::Tensor& tensor,
                     const at::Tensor& q);
 
-// Integers, on the device of q.
+// Checks that a tensor contains integers and is on the device of q.
 void CheckIntegerType(const char* operation, const char* name, const at::Tensor& tensor,
                       const at::Tensor& q);
 
-// An integer tensor of q's batch, (B,) or (B, length), as int64. Without a batch axis, it applies
-// to the whole batch.
+// Checks an integer tensor for the batch of q, (B,) or (B, length), and returns it as int64. A
+// tensor without a batch axis applies to the whole batch.
 OptionalTensor CheckIntegers(const char* operation, const char* name, const OptionalTensor& tensor,
                              const at::Tensor& q, const OptionalSymInt& length = std::nullopt);
 
-// A tensor broadcast to the given sizes, without copies. Where it has fewer axes or size 1, batch
-// and heads stay shared.
+// Broadcasts a tensor to the given sizes without copying it. If it lacks the axis of the batch or
+// of the heads, or has size 1 there, the batch or the heads share its values.
 at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& tensor,
                      std::vector<c10::SymInt> sizes);
 
@@ -58,8 +58,8 @@ at::Tensor BroadcastPairs(const char* name, const at::Tensor& pairs, const at::T
 at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
                          const OptionalTensor& key_lengths);
 
-// A parameter in the computing type. Its dtype must be the computing type or that of q, otherwise
-// c10::TypeError is thrown, with a message that begins with `what`.
+// Converts a parameter to the computing type. Throws c10::TypeError, with a message that begins
+// with `what`, unless its dtype is the computing type or that of q.
 template <class... Parts>
 at::Tensor AsParameter(const at::Tensor& tensor, const at::Tensor& q, const Parts&... what) {
   const at::ScalarType computing = ComputingType(q);

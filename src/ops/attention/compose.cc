@@ -479,7 +479,8 @@ class Composition {
     }
     const at::Tensor log_factor = LogLorentzFactor(value, range_.heads);
     if (call_.key_bias_low) {
-      // Added to a long sum, it would lose precision; the low part has no gradient.
+      // The factor is added to the low part, because it would lose precision in a long sum; the
+      // second line adds its gradient.
       call_.key_bias_low = *call_.key_bias_low + log_factor.detach();
       AddBias(call_.key_bias, log_factor - log_factor.detach());
     } else {

@@ -38,7 +38,7 @@ void AddRowBias(at::Tensor& o, at::Tensor& lse, at::Tensor& statistics, const at
   constexpr double kNothing = -std::numeric_limits<double>::infinity();
   const at::Tensor sees_nothing = (row_bias == kNothing).logical_or(lse == kNothing);
   const at::Tensor bias = at::where(sees_nothing, 0.0, row_bias);
-  // NaN and +inf make the whole row NaN.
+  // A bias of NaN or +inf makes the whole row NaN.
   o = (o + 0 * bias.unsqueeze(3)).masked_fill(sees_nothing.unsqueeze(3), 0);
   if (!wants_lse) return;
   const at::Tensor added = temperature ? bias * *temperature : bias;

@@ -46,7 +46,7 @@ MappedTokens SimilarityEntry::Mapped(const Component& component, const at::Tenso
   try {
     if (tokens.function != nullptr) function = &FindPairFunction(tokens.function);
   } catch (const Error&) {
-    // Treated like a missing function.
+    // An unknown name is an error, like a missing one.
   }
   TORCH_CHECK_VALUE(function != nullptr, "gnomon.attention: the map of ", name,
                     " returns the pair function \"",

@@ -36,7 +36,7 @@ std::vector<std::string> RegisterAllOrNone(const std::string& library,
 
 const PositionEntry* FindPositionEntry(const std::string& name);
 
-// In the order of the catalogue.
+// All entries, in the order of the catalogue.
 std::vector<const SimilarityEntry*> AllSimilarities();
 std::vector<const PositionEntry*> AllPositions();
 

@@ -85,7 +85,7 @@ class Encoder : public TokenEncoder {
   }
 
  private:
-  // Over all axes except the kernel's.
+  // The norm over all axes except that of the kernel.
   static at::Tensor Norm(const at::Tensor& weight) {
     return at::linalg_vector_norm(weight, 2, at::IntArrayRef{0, 1}, /*keepdim=*/true);
   }

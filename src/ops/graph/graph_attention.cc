@@ -35,7 +35,7 @@ void CheckNodes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
                     "; the number of heads of q must be a multiple of that of k");
 }
 
-// (nodes, heads, columns) as one batch of sequences, and back.
+// Converts (nodes, heads, columns) to one batch of sequences, and back.
 at::Tensor AsBatch(const at::Tensor& nodes) { return nodes.transpose(0, 1).unsqueeze(0); }
 at::Tensor AsNodes(const at::Tensor& batch) { return batch.squeeze(0).transpose(0, 1); }
 
@@ -53,7 +53,7 @@ at::Tensor OfEdgesAndHeads(const at::Tensor& edge_bias, const at::Tensor& q,
   return (of_all_heads ? bias.unsqueeze(1) : bias).expand_symint({edges, heads});
 }
 
-// (S, 1, heads, nodes) without the batch.
+// Removes the batch axis of (S, 1, heads, nodes).
 OptionalTensor WithoutBatch(const at::Tensor& scalars) {
   if (!scalars.defined()) return std::nullopt;
   return scalars.squeeze(1);

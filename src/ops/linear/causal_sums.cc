@@ -251,7 +251,7 @@ at::Tensor SumsAutograd(const at::Tensor& x, const at::Tensor& y, const at::Tens
   at::Tensor output =
       BelowAutograd([&] { return CallCausalSums(primals[0], primals[1], primals[2], reverse); });
   if (RecordsGradients(Needed(x, y, z))) {
-    // In a tuple, so that autograd does not treat it as an input.
+    // The tuple hides the output from autograd, which would treat it as an input.
     output = ApplyFunction<SumsFunction>(primals[0], primals[1], primals[2], reverse,
                                          std::tuple(output, variable_list{x, y, z}));
   }

@@ -202,10 +202,10 @@ at::Tensor ExponentSums(const at::Tensor& query_in, const at::Tensor& key_in,
   const at::Tensor key = PadRows(key_in, added, kNothing);
   const at::Tensor value = PadRows(value_in, added);
 
-  // A query and its own key: no rotation between them.
+  // Each query with its own key, between which there is no rotation.
   at::Tensor sums =
       (query + ForQueries(key, heads)).exp().sum(3, /*keepdim=*/true) * ForQueries(value, heads);
-  // The right halves of blocks of 2 `half` rows, with their left halves.
+  // Queries in the right half of each block of 2 `half` rows, with the keys in its left half.
   for (int64_t half = 1; half < rows; half *= 2) {
     const c10::SymInt blocks = chunks * (rows / (2 * half));
     const auto side = [&](const at::Tensor& x, int64_t which) {

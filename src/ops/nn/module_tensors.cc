@@ -139,14 +139,14 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
   shape.has_height = entry.HasHeight(terms.component());
   entry.CheckColumns(terms.component(), shape.head_dim, kName, ": qk_dim is ");
   for (const ModuleTerms::Position& position : terms.positions()) {
-    TokenGrid::Find(position.component);  // throws if the grid is invalid
+    TokenGrid::Find(position.component);  // throws an error for an invalid grid
   }
   const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
   terms.ForEachUse([&](const Component& term, const Use& use) {
     const Parameter& parameter = *use.parameter;
     if (parameter.is_per_head() && !use.is_given && !use.keeps_start &&
         use.setting != Setting::kNumber) {
-      StartOf(parameter, term, shape);  // throws if it cannot be learned
+      StartOf(parameter, term, shape);  // throws an error for a value that cannot be learned
     }
     for (const TensorPart part : use.parts) {
       ModuleTensor tensor{TensorName(use.name, part), {}, /*learned=*/true};

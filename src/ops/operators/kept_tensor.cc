@@ -19,7 +19,8 @@ template <class Key>
 using KeptTensors =
     Kept<std::tuple<Key, at::ScalarType, c10::DeviceType, c10::DeviceIndex>, at::Tensor>;
 
-// Caches only if q holds data: traced or transformed calls have their own tensors.
+// Caches tensors only if the values of q can be read; traced or transformed calls have tensors of
+// their own.
 template <class Key, class Make>
 at::Tensor Keep(KeptTensors<Key>* known, const Key& key, const at::Tensor& q, const Make& make) {
   return known->Get({key, ComputingType(q), q.device().type(), q.device().index()}, [&] {

@@ -110,7 +110,7 @@ at::Tensor SectionAngles(const Component& component, const std::vector<int64_t>&
                     sections.size(), ", or one");
   const std::vector<int64_t> axes = AxesOfPairs(component, sections, SizeOf(of_pairs, 0));
   if (coordinates.size() == 1) return coordinates[0].unsqueeze(-1) * of_pairs;
-  // Axis by axis, because an index tensor would have to be created during tracing.
+  // Stacks the axes, because indexing would create an index tensor during tracing.
   std::vector<at::Tensor> of_axes;
   for (const int64_t axis : axes) of_axes.push_back(coordinates[static_cast<size_t>(axis)]);
   return at::stack(of_axes, -1) * of_pairs;

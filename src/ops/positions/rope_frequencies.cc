@@ -115,7 +115,7 @@ RotationFrequencies Proportional(const Component& component, double base, int64_
   const double share = component.Number("partial_rotary_factor");
   TORCH_CHECK_VALUE(share <= 1, "gnomon.attention: RoPE has partial_rotary_factor ", share,
                     "; expected at most 1");
-  // Rounded as the published code does.
+  // Rounds as the published code does.
   const double turning = std::floor(share * static_cast<double>(dims) / 2);
   const at::Tensor turns = at::arange(dims / 2, options) < turning;
   return {Plain(base, dims, options) * turns / NumberOr(component, "factor", 1)};

@@ -95,7 +95,8 @@ def _asks_for_weights(layer: torch.nn.Module, kwargs: Mapping[str, Any]) -> bool
 
 
 def _mpt_block_forward(_layer: Any, *_args: object, **_kwargs: object) -> NoReturn:
-    # The attention layer does not know that weights were requested.
+    # The block raises the error, because its attention layer does not know that weights were
+    # requested.
     raise refusal("output_attentions")
 
 
@@ -197,7 +198,7 @@ def _is_disentangled(layer: Any, kwargs: Mapping[str, Any]) -> bool:
     part = layer.self
     if layer.config._attn_implementation != NAME or not part.relative_attention:
         return False
-    # Explicit distances and query states are specific to the caller.
+    # Distances and query states that the caller passes differ from those of the term.
     if any(kwargs.get(name) is not None for name in ("relative_pos", "query_states")):
         return False
     if not {"c2p", "p2c"} <= {*part.pos_att_type}:

@@ -89,7 +89,7 @@ def keep_heights(layer: torch.nn.Module) -> None:
     """Excludes the height coordinate from a layer's rotation."""
     if not _ROTATES.search(source_of(type(layer))):
         return
-    # The class has it unwrapped: an intercepted layer has a wrapper around its own forward.
+    # The signature is that of the class, because an intercepted layer wraps its own forward method.
     names = tuple(inspect.signature(type(layer).forward).parameters)[1:]
     setattr(layer, _LAYOUT, _layout_of(type(layer)))
     layer.register_forward_pre_hook(functools.partial(_keep_heights, names), with_kwargs=True)

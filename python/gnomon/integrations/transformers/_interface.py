@@ -170,7 +170,7 @@ def _chosen(
 
 def _sink(module: torch.nn.Module, arguments: Mapping[str, Any]) -> Tensor | None:
     """The sink scores, (H,) or (B, H, Lq)."""
-    # Some eager implementations read it from the module.
+    # Some eager implementations read the sinks from the module.
     for sink in (arguments.get("s_aux"), arguments.get("sinks"), getattr(module, "sinks", None)):
         if isinstance(sink, Tensor):
             return sink.squeeze(-1) if sink.dim() == 4 else sink
@@ -300,7 +300,7 @@ def call(
     if mask is None or (mask.is_none and mask.shape[2:] != shape[2:]):
         mask = Mask(shape, device=q.device)
     if mask.shape[2:] == (1, shape[3]) and not mask.causal and mask.window == (None, None):
-        # One row shared by all.
+        # All queries share the only row of the mask.
         mask = replace(mask, shape=shape)
     if mask.shape[2:] != shape[2:]:
         raise NotImplementedError(

@@ -28,7 +28,8 @@ class Mask:
     """
 
     shape: tuple[int, int, int, int]
-    #: Of the first query; a tensor of one number if a graph is traced with static caches.
+    #: The position of the first query; a tensor of one number if a graph is traced with static
+    #: caches.
     query_offset: int | Tensor = 0
     causal: bool = False
     window: Window = (None, None)
@@ -43,7 +44,7 @@ class Mask:
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
 
-    #: Together with shape, read by transformers from masks that generate() made earlier.
+    #: transformers reads this and the shape from masks that generate() made earlier.
     ndim: ClassVar[int] = 4
 
     def is_seen(self) -> Tensor:
@@ -296,7 +297,8 @@ def to_mask(
         return replace(mask, is_none=is_plain)
     if attention_mask.dim() == 3:
         return replace(mask, seen=_seen_by_rows(attention_mask, mask, first_key))
-    # With several codebooks (MusicGen) there are more rows, and only the first ones count.
+    # With several codebooks (MusicGen), attention_mask has more rows, of which only the first
+    # batch_size are used.
     visible = attention_mask[:batch_size, first_key : first_key + kv_length].bool()
     visible = torch.nn.functional.pad(visible, (0, kv_length - visible.shape[1]))
     narrowed = without_padding(mask, visible)

@@ -146,7 +146,7 @@ class _Standing(Tensor):
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        # Outside the module that created it.
+        # Reached only outside the module that created the tensor.
         return _apply(_Seen(torch.nn.Module()), function, args, kwargs or {})
 
     @classmethod

@@ -255,7 +255,8 @@ def _unknown(model: torch.nn.Module) -> list[str]:
             type(layer).__name__
             for layer in model.modules()
             if is_named_attention(type(layer))
-            # A module without a forward pass is never called (Funnel's attention structure).
+            # A module without a forward method is never called (as in Funnel's attention
+            # structure).
             and type(layer).forward is not torch.nn.Module.forward
             and not any(attends(part) for part in layer.modules())
         }
@@ -301,7 +302,7 @@ def _has_terms(model: torch.nn.Module) -> bool:
 def _set_implementation(model: PreTrainedModel, name: str) -> None:
     """Unlike set_attn_implementation(), also sets it for models without the interface."""
     for part in model.modules():
-        # Layers may have a copy of their model's (X-CLIP).
+        # Layers may have a copy of the configuration of their model (X-CLIP).
         if isinstance(config := getattr(part, "config", None), PreTrainedConfig):
             config._attn_implementation = name
 
@@ -324,7 +325,7 @@ def _switch_parts(model: PreTrainedModel) -> None:
             kind = type(layer)
             if has_own_softmax(kind) and not has_interface(kind) and not isinstance(layer, ADAPTED):
                 see_products(layer, owner.config, NAME)
-            # A model has generate(), which inspects masks since 5.24 and does not change them.
+            # A model itself is not changed, because since 5.24 generate() only inspects masks.
             elif attends(layer) and has_interface(kind) and asks_for_an_array(kind):
                 give_arrays(layer)
 
@@ -498,5 +499,5 @@ def _add_to_adapters(model: Any, layers: list[torch.nn.Module]) -> None:
             setattr(layer, field, wrapper)
     for config in model.peft_config.values():
         config.modules_to_save = sorted({*(config.modules_to_save or ()), *fields})
-    # The base model's, which has become a copy.
+    # The configuration of the base model has become a copy.
     model.config = model.get_base_model().config
