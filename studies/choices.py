@@ -90,10 +90,10 @@ STUDY = Study(
             against("forget", "alibi", SHORT, LONG),
         ),
         Claim(
-            "RoPE lowers the loss of the forget gate.",
+            "RoPE lowers the loss of a model with the forget gate.",
             against("rope+forget", "forget", SHORT, LONG),
             why=(
-                "RoPE lowers the loss of the forget gate for all three seeds, by 0.010 to 0.031 "
+                "RoPE lowers this loss for all three seeds, by 0.010 to 0.031 "
                 "over both lengths, but three seeds are too few for significance."
             ),
         ),

@@ -22,7 +22,7 @@ SIMILARITY, POSITION = "gnomon_similarity", "gnomon_position"
 
 
 def check_similarity(operator: str, spec: str) -> None:
-    """Raises if a similarity expects points; a model's projections are arbitrary vectors."""
+    """Raises an error if a similarity expects points, which projections do not produce."""
     if option := ops.points_option(spec):
         (component,) = components_of(spec)
         raise ValueError(
@@ -33,7 +33,7 @@ def check_similarity(operator: str, spec: str) -> None:
 
 
 def check_position(operator: str, spec: str) -> None:
-    """Raises if a position requires inputs other than a layer's queries and keys."""
+    """Raises an error if a position requires inputs other than a layer's queries and keys."""
     for component in components_of(spec):
         if component.entry.get("role") == "embedding":
             raise NotImplementedError(

@@ -73,7 +73,7 @@ const RegisterPosition t5({
                 Integer("buckets", "32").Means("rows of a module's table").AtLeast(2).NoArgument(),
                 Flag("bidirectional", "")
                     .Means("whether keys after the query have buckets of their own")
-                    .Otherwise("true, unless causal in a sequence")
+                    .Otherwise("true, except with a causal mask on a sequence")
                     .Required(),
                 Integer("max_distance", "128")
                     .Means("distance from which all offsets share one bucket")

@@ -72,7 +72,7 @@ def crosses(name: str, layer: torch.nn.Module) -> bool:
 
 
 def check_rotation(layer: torch.nn.Module) -> None:
-    """Raises if a layer rotates queries and keys other than by its arguments."""
+    """Raises an error if a layer rotates queries and keys other than by its arguments."""
     if not _ROTATES.search(source_of(type(layer))):
         return
     names = inspect.signature(type(layer).forward).parameters

@@ -46,7 +46,7 @@ def refusal(argument: str) -> NotImplementedError:
 
 
 def refuse(arguments: Mapping[str, object]) -> None:
-    """Raises if one of these arguments requests an unsupported feature."""
+    """Raises an error if one of these arguments requests an unsupported feature."""
     for name in _REFUSED:
         value = arguments.get(name)
         if name == "cache" and not _is_paged(value):
@@ -205,7 +205,7 @@ def extra_arguments(
 
 
 def _check_known(module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
-    """Raises if a layer passes arguments that would be ignored here."""
+    """Raises an error if a layer passes arguments that would be ignored here."""
     if torch.compiler.is_compiling():
         return
     refuse_extra(module, arguments, _extra_arguments(type(module).__module__))
@@ -214,7 +214,7 @@ def _check_known(module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
 def refuse_extra(
     module: torch.nn.Module, arguments: Mapping[str, Any], extra: Mapping[str, object]
 ) -> None:
-    """Raises if an extra argument is set; `extra` maps their names to their defaults."""
+    """Raises an error if an extra argument is set; `extra` maps their names to their defaults."""
     for name, default in extra.items():
         if asks_for_something(arguments.get(name), default):
             raise NotImplementedError(
@@ -235,7 +235,7 @@ def attend(
     documents: tuple[Tensor, Tensor] | None = None,
     **arguments: Any,
 ) -> Tensor:
-    """Calls call() with a mask that may be an array, and with call()'s arguments.
+    """Computes attention with a mask that may be an array; the other arguments are those of call().
 
     Args:
         chosen: True for the keys that a query may attend to.
@@ -336,7 +336,7 @@ def call(
 
 
 def _check_offset(module: torch.nn.Module, own: Any, mask: Mask) -> None:
-    """Raises if a position of with_attention needs query positions that are unknown."""
+    """Raises an error if a position of with_attention needs query positions that are unknown."""
     queries, keys = mask.shape[2:]
     is_plain = not mask.causal and mask.window == (None, None)
     if own.reads_positions and queries != keys and is_plain and _is_zero(mask.query_offset):
@@ -360,7 +360,7 @@ def _has_content(position: Position | None) -> bool:
 def _check_arrays(
     module: torch.nn.Module, shape: tuple[int, ...], arrays: tuple[Tensor | None, ...]
 ) -> None:
-    """Raises if an array does not broadcast to (B, H, Lq, Lk)."""
+    """Raises an error if an array does not broadcast to (B, H, Lq, Lk)."""
     for array in arrays:
         if array is None:
             continue

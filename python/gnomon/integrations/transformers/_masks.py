@@ -70,7 +70,7 @@ class Mask:
         return seen if self.seen is None else seen & self.seen
 
     def array(self) -> Tensor:
-        """(B, 1, Lq, Lk), to be added to scores; as Booleans, True for its nonzero entries."""
+        """What is added to the scores, (B, 1, Lq, Lk); if Boolean, True where it is not 0."""
         hidden = ~self.is_seen()
         if self.dtype == torch.bool:
             return hidden

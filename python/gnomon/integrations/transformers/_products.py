@@ -701,7 +701,7 @@ def _refuse(name: str, model: Any, _args: Any, kwargs: dict[str, Any]) -> None:
 
 
 def _check_packed(name: str, model: Any, _args: Any, kwargs: dict[str, Any], _output: Any) -> None:
-    """Raises if a model received packed sequences but no layer read their ends."""
+    """Raises an error if a model received packed sequences but no layer read their ends."""
     before = model.__dict__.pop(_READS, None)
     if before == _interface.packed_reads and model.config._attn_implementation == name:
         raise NotImplementedError(

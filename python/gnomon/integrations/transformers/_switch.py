@@ -469,7 +469,7 @@ def _length_of(model: PreTrainedModel) -> int:
 
 
 def _check_adapters(model: Any) -> None:
-    """Raises if an adapter of a PEFT model has no `modules_to_save`."""
+    """Raises an error if an adapter of a PEFT model has no `modules_to_save`."""
     for name, config in model.peft_config.items():
         if not hasattr(config, "modules_to_save"):
             raise NotImplementedError(

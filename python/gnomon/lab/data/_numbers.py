@@ -52,7 +52,7 @@ def read_npy(content: bytes) -> Array:
 
 
 def _check_mark(content: bytes, mark: bytes, suffix: str) -> None:
-    """Raises if a file does not start with the signature of its format."""
+    """Raises an error if a file does not start with the signature of its format."""
     if not content:
         raise WrongFileError("is empty")
     if len(content) < len(mark) and mark.startswith(content):
