@@ -302,14 +302,16 @@ def summary_of(entry: dict[str, Any]) -> str:
 
 
 def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
-    return textwrap.wrap(
-        text,
+    # No line begins with an operator, which would look like the item of a list.
+    lines = textwrap.wrap(
+        re.sub(" ([-+*]) ", "\N{NO-BREAK SPACE}\\1 ", text),
         width,
         initial_indent=first,
         subsequent_indent=rest,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def wrap_paragraph(text: str, width: int) -> list[str]:

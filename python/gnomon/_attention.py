@@ -439,16 +439,15 @@ def attention(
             any order; they may be negative. Masks and position terms then use them instead of
             query_offset and the key index. Use them for packed documents (with segments), trees,
             and random positions (Ruoss et al. 2023). On a grid, a position is a row-major index.
-            With positions, the table of OffsetBias has the shape (H, 2 n - 1) and is indexed by p_j
-            - p_i, with offset 0 in the middle. The positions of a batch must lie less than 2^30
-            apart; with offset biases, there may be at most 2^22 different offsets. A tensor (1 or
-            B, Lq, axes) contains coordinates, which only RoPE accepts: it rotates by them, in
-            sections or with the same number of pairs per axis. Masks then still use query_offset
-            and the key index.
+            With positions, the table of OffsetBias has the shape (H, 2 n - 1), and its middle entry
+            belongs to p_j = p_i. The positions of a batch must lie less than 2^30 apart; with
+            offset biases, there may be at most 2^22 different offsets. A tensor (1 or B, Lq, axes)
+            contains coordinates, which only RoPE accepts: it rotates by them, in sections or with
+            the same number of pairs per axis. Masks then still use query_offset and the key index.
         key_positions: (B, Lk) or (Lk,) integers: the positions p_j of the keys; by default those of
             the queries. If Lq and Lk differ, positions and key_positions are both required.
-        scale: factor of the dot product and of relative keys; 1/sqrt(D) by default. It raises an
-            error in a call that has neither.
+        scale: factor of the dot product and of relative keys; 1/sqrt(D) by default. A call with
+            neither of them raises an error if scale is passed.
         chunks: (size, before, after): positions are divided into chunks of that size. A query
             attends to its own chunk, `before` chunks before it and `after` chunks after it. With
             Relative, this is the relative local attention of the Music Transformer (Huang et al.

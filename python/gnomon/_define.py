@@ -116,16 +116,16 @@ def define(
         title: the name in tables and figures; by default, name.
         source: the citation in the catalogue.
 
-        Returns:
-            The class. Its arguments are those in ``heads``, which are numbers or tensors of shape
-            (H,) or (). Pass its attribute ``library`` to ``gnomon compare --terms``. Calling
-            define() again with the same arguments returns the same class.
+    Returns:
+        The class. Its arguments are those in ``heads``, which are numbers or tensors of shape
+        (H,) or (). Pass its attribute ``library`` to ``gnomon compare --terms``. Calling
+        define() again with the same arguments returns the same class.
 
-        Raises:
-            ValueError: an argument is invalid, the formula cannot be parsed, or the name belongs to
-                another similarity or position.
-            RuntimeError: the compiler is missing or fails. The environment variable ``CXX`` selects
-                the compiler (c++ by default), and ``GNOMON_CACHE`` the cache folder.
+    Raises:
+        ValueError: an argument is invalid, the formula cannot be parsed, or the name belongs to
+            another similarity or position.
+        RuntimeError: the compiler is missing or fails. The environment variable ``CXX`` selects
+            the compiler (c++ by default), and ``GNOMON_CACHE`` the cache folder.
 
     Example:
         >>> Cauchy = gnomon.similarity.define("cauchy", "log1p(g)")  # doctest: +SKIP

@@ -96,8 +96,8 @@ def graph_attention(
         scale: factor of the dot product; 1/sqrt(D) by default. Other similarities do not accept it.
         sink: (H,), (N, H) or a number: the score of an additional key without a value in the
             softmax of each node, as in attention. lse includes the sink. -inf means no sink.
-        edge_bias: (E, H), or (E,) for all heads, in q's dtype, or float32 if q is bfloat16 or
-            float16: added to the scores of the edges. -inf removes an edge.
+        edge_bias: (E, H), or (E,) for all heads: numbers that are added to the scores of the edges;
+            -inf removes an edge. The dtype is that of q, or float32 if q is bfloat16 or float16.
         dropout: probability of dropping a weight, from 0 to 1. Kept weights are multiplied by 1 /
             (1 - dropout); lse is computed before dropout.
         seed: seed of the dropout mask; by default, it is drawn from PyTorch's generator. For a

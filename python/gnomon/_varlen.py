@@ -123,14 +123,13 @@ def varlen_attention(
     The other arguments are those of attention. Tensors with one entry per token contain one entry
     per packed token and a batch axis of size 1: KeyBias and Forget take (1, H, total_k), the query
     passed to Relative is (1, H, total_q, Dr), and sink and temperature are (1, H, total_q). The
-    table of OffsetBias has the shape (H, 2 n - 1) and is indexed by p_j - p_i, with offset 0 in the
-    middle.
+    table of OffsetBias has the shape (H, 2 n - 1), and its middle entry belongs to p_j = p_i.
 
     By default, the host reads cu_seqlens_q and cu_seqlens_k and computes consecutive sequences of
     equal length as one batch. Under torch.compile, with dropout, or with tensors that have one
-    entry per token, all sequences are computed in a single call with segments and positions.
-    Rotations that depend on the length of the call are not supported there. On CPUs, short
-    sequences without positions are also computed in a single call.
+    entry per token, all sequences are computed in a single call with segments and positions. Such a
+    call does not support rotations that depend on its length. On CPUs, short sequences without
+    positions are also computed in a single call.
 
     Returns:
         o (total_q, H, Dv) in q's dtype, or (o, lse). For the queries of a sequence without keys, o

@@ -111,8 +111,8 @@ def context_parallel_attention(
         dropout: must be 0.
         group: a torch.distributed group; the default group if None.
         layout: "contiguous": the rows of process r follow those of process r - 1. "zigzag": with n
-            processes the sequence has 2 n pieces. Process r has piece r, followed by piece 2 n - 1
-            - r; if the number of its rows is odd, the first piece has one row more.
+            processes the sequence has 2 n pieces. Process r has the pieces r and 2 n - 1 - r, in
+            this order; if the number of its rows is odd, the first piece has one row more.
             context_parallel_rows returns the rows of a process.
         return_lse: whether to also return lse (B, H, Lq), which is differentiable.
 

@@ -33,8 +33,8 @@ def replace_attention(
 ) -> _Model:
     """Replaces the attention modules of a model with gnomon's and keeps their weights.
 
-        model = timm.create_model("vit_tiny_patch16_224") replace_attention(model, "laplacian",
-        position="sink")
+        model = timm.create_model("vit_tiny_patch16_224")
+        replace_attention(model, "laplacian", position="sink")
 
     Each torch.nn.MultiheadAttention is replaced by gnomon.nn.MultiheadAttention.from_torch(module,
     drop_in=True), which has the same signature. For timm's Attention and AttentionRope (ViT, DeiT

@@ -161,7 +161,7 @@ class LorentzMultiheadAttention(HeldTerms):
     def reset_parameters(self) -> None:
         """Resets all parameters and buffers to initial values; draws new weights.
 
-        A manifold object keeps its c, unless it has reset_parameters().
+        The c of a manifold object is kept, unless the object has a method reset_parameters().
         """
         reset_children(self)
         set_start(self.scale, torch.tensor([(self.num_heads * self.out_channels) ** 0.5]))

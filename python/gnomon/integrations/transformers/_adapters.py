@@ -46,7 +46,7 @@ ADAPTED = (T5Attention, MT5Attention, BloomAttention, MptAttention, SwinAttentio
 
 
 def replace_forwards() -> None:
-    """Replaces the forwards of these classes with functions that call the originals by default."""
+    """Replaces the forward methods of these classes; the new ones call the originals by default."""
     for layer in (T5Attention, MT5Attention):
         _replace(layer, "forward", _t5_forward, _has_our_config)
     _replace(BloomAttention, "forward", _bloom_forward, _has_our_mask)

@@ -370,8 +370,8 @@ def with_attention(
     In a PEFT model, the submodules become modules_to_save of its adapters, so they are trained and
     save_pretrained() writes them. To load them, apply with_attention with the same terms to the
     base model before PeftModel.from_pretrained(). If the base model already has them, PEFT trains
-    those named in its
-    configuration: LoraConfig(..., modules_to_save=["gnomon_similarity", "gnomon_position"]).
+    those named in its configuration: LoraConfig(..., modules_to_save=["gnomon_similarity",
+    "gnomon_position"]).
 
     Args:
         model: a transformers model that use_gnomon supports, with a head dimension of at least 2.
