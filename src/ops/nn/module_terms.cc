@@ -72,7 +72,7 @@ ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& posit
       return std::make_shared<const Component>(
           entry.Complete(term, {.has_tables_of_positions = true, .looks_ahead = looks_ahead}));
     };
-    // On a grid axis, tokens see both directions even in a causal call.
+    // On a grid axis, a token attends in both directions, even in a causal call.
     const bool lies_on_grid = term.Find("shape").has_value();
     positions_.push_back({&entry, term, std::move(uses), called(lies_on_grid), called(true)});
   }
