@@ -45,19 +45,20 @@ std::unique_ptr<lab::Learner> CheckTerms(lab::Task& task, const lab::Terms& term
     std::unique_ptr<lab::Learner> learner = lab::NewLearner(task, terms, training, device);
     const torch::NoGradGuard no_grad;
     if (!torch::isfinite(learner->Probe()).all().item<bool>()) {
-      throw Error("produces non-finite values");
+      throw Error("the model produces non-finite values");
     }
     return learner;
   } catch (const Error& error) {
     throw Error(Named(terms) + error.what());
   } catch (const std::exception& error) {
     if (const std::optional<std::string> shortage = DescribeShortage(error)) {
-      throw Error(StrCat(Named(terms), "not enough memory at ", task.StepFlags(command, training),
+      throw Error(StrCat(Named(terms), "not enough memory for ", task.StepFlags(command, training),
                          *shortage));
     }
     const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
-    throw Error(Named(terms) + (torch_error == nullptr ? StrCat("cannot be built: ", error.what())
-                                                       : Said(*torch_error)));
+    throw Error(Named(terms) + (torch_error == nullptr
+                                    ? StrCat("the model cannot be built: ", error.what())
+                                    : Said(*torch_error)));
   }
 }
 

@@ -217,7 +217,7 @@ int Run(CLI::App& command, TrainFlags* flags, lab::Task& task, const lab::Proces
       RunInEveryProcess(*processes, [&] {
         throw Error(StrCat("training diverged: the loss is ", loss, " at step ", trainer.step(),
                            "; ", work.checkpoint.string(),
-                           " holds the last good checkpoint; try a lower --learning-rate"));
+                           " contains the last good checkpoint; try a lower --learning-rate"));
       });
     }
     const int64_t done = trainer.step() - first;

@@ -19,7 +19,7 @@ std::vector<std::string> PatternOf(const std::string& position) {
   for (size_t n = 1; n < parts.size(); ++n) {
     if (nn::attention_position(parts[n]) == parts[n] || parts[n] == "none") continue;
     throw Error(
-        StrCat("position '", position, "': '", parts[n],
+        StrCat("the layer position '", parts[n],
                "' is added to the embeddings before all layers; put it only in the first item"));
   }
   return parts;

@@ -184,8 +184,8 @@ torch::Tensor Rows(const Pieces& pieces, const std::vector<Window>& windows, int
   return rows;
 }
 
-// Losses (B, L) of all but the first event of each row, 0 in padding. Events cannot see later ones,
-// so the padding values do not matter.
+// Losses (B, L) of all but the first event of each row, 0 in padding. Events do not attend to later
+// ones, so the padding values do not matter.
 torch::Tensor EventLosses(LanguageModel& model, const torch::Tensor& rows,
                           const std::optional<BatchRows>& batch) {
   const int64_t length = rows.size(1) - 1;

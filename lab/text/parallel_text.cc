@@ -123,7 +123,7 @@ std::string ReadFile(const fs::path& path) {
   while ((count = gzread(file.get(), part.data(), part.size())) > 0) {
     bytes.append(part.data(), count);
     if (bytes.size() > kMostBytes) {
-      throw Error(StrCat(name, " holds more than 4 GiB of text"));
+      throw Error(StrCat(name, " contains more than 4 GiB of text"));
     }
   }
   if (path.extension() == ".gz" && !bytes.empty() && gzdirect(file.get()) == 1) {

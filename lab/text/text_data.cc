@@ -67,7 +67,7 @@ std::string ReadPart(const fs::path& path, int64_t* files) {
     bytes += ReadFile(file);
     ++*files;
     if (bytes.size() > kMostBytes) {
-      throw Error(StrCat("the data folder ", path.string(), " holds more than 4 GiB of text"));
+      throw Error(StrCat("the data folder ", path.string(), " contains more than 4 GiB of text"));
     }
   }
   return bytes;

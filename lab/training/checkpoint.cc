@@ -170,7 +170,7 @@ Checkpoint BuildCheckpoint(const SafeTensors& file, Task& task, torch::Device de
     }
   }
   if (used != file.tensors.size()) {
-    throw Error(StrCat("it holds ", file.tensors.size(), " tensors, but its model has ", used));
+    throw Error(StrCat("it contains ", file.tensors.size(), " tensors, but its model has ", used));
   }
   return checkpoint;
 }

@@ -110,7 +110,7 @@ class Reader {
       end = last;
     }
     if (end != DataSize()) {
-      Fail(StrCat("the tensors take ", end, " bytes but the file holds ", DataSize()));
+      Fail(StrCat("the tensors take ", end, " bytes, but the file contains ", DataSize()));
     }
     return content;
   }

@@ -51,7 +51,7 @@ void StoredSizes::Expect(const std::string& name, const std::vector<int64_t>& sh
 
 void StoredSizes::ExpectLayers(int64_t depth) const {
   if (depth <= static_cast<int64_t>(tensors_.size())) return;
-  throw Error(StrCat("it holds fewer tensors than ", depth, " layers"));
+  throw Error(StrCat("it contains fewer tensors than ", depth, " layers have"));
 }
 
 std::vector<std::string> Task::DefaultPositions() const {

@@ -129,7 +129,7 @@ TEST_F(SafeTensorsTest, HostileHeaders) {
   ExpectError(tensor("\"F32\"", "[2]", "[8,0]"), 8, "has the bytes 8 to 0");
   ExpectError(tensor("\"F32\"", "[3]", "[0,8]"), 8, "takes 12");
   ExpectError(tensor("\"F32\"", "[1]", "[4,8]"), 8, "do not belong to any tensor");
-  ExpectError(tensor("\"F32\"", "[1]", "[0,4]"), 8, "the file holds 8");
+  ExpectError(tensor("\"F32\"", "[1]", "[0,4]"), 8, "the file contains 8");
   ExpectError(tensor("\"Q4\"", "[1]", "[0,4]"), 4, "unknown dtype \"Q4\"");
   ExpectError(tensor("7", "[1]", "[0,4]"), 4, "unknown dtype 7");
   ExpectError(tensor("\"F32\"", "[-1]", "[0,4]"), 4, "not a list of non-negative integers");

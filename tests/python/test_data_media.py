@@ -145,9 +145,15 @@ WAV = wav(np.arange(9), 2)
         (WAV[:40], "is truncated: it ends before its samples"),
         (WAV[:12] + WAV[36:], "is not a valid WAV file: it has no fmt chunk"),
         (WAV[:-3], "is truncated: it has 15 bytes of samples, and its header says 18"),
-        (wav(np.arange(0), 2), "holds no samples"),
-        (WAV[:22] + b"\0\0" + WAV[24:], "has 0 channels in 2 bytes"),
-        (WAV[:32] + b"\0\0" + WAV[34:], "has 1 channels in 0 bytes"),
+        (wav(np.arange(0), 2), "contains no samples"),
+        (
+            WAV[:22] + b"\0\0" + WAV[24:],
+            "is not a valid WAV file: its frames have 0 channels in 2 bytes",
+        ),
+        (
+            WAV[:32] + b"\0\0" + WAV[34:],
+            "is not a valid WAV file: its frames have 1 channels in 0 bytes",
+        ),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from gnomon.lab import _safetensors
-from gnomon.lab.data._arrays import Array, Arrays, WrongFileError, rows_of, texts_of
+from gnomon.lab.data._arrays import Array, Arrays, WrongFileError, fault_of, rows_of, texts_of
 from gnomon.lab.data._folders import archive, files_of, folder, one_file
 from gnomon.lab.data._media import IMAGES, SOUNDS
 from gnomon.lab.data._numbers import (
@@ -87,15 +87,15 @@ def read_arrays(source: str, name: str) -> Arrays:
     except OSError as error:
         # gzip's own errors are OSErrors without an errno.
         fault = error.strerror or f"is damaged: {error}"
-        raise ValueError(f"{error.filename or path}: {fault}") from error
+        raise ValueError(fault_of(error.filename or path, fault)) from error
     except EOFError as error:
-        raise ValueError(f"{path}: is truncated: its gzip data ends early") from error
+        raise ValueError(f"{path} is truncated: its gzip data ends early") from error
     except zlib.error as error:
-        raise ValueError(f"{path}: is damaged: {error}") from error
+        raise ValueError(f"{path} is damaged: {error}") from error
     except tarfile.TarError as error:
-        raise ValueError(f"{path}: is truncated or not a valid tar file: {error}") from error
+        raise ValueError(f"{path} is truncated or not a valid tar file: {error}") from error
     except WrongFileError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(fault_of(path, error)) from error
 
 
 def shared_labels(

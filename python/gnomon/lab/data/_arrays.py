@@ -15,13 +15,19 @@ class WrongFileError(ValueError):
     """An error in a file's contents, for a message that names the file."""
 
 
+def fault_of(path: object, fault: object) -> str:
+    """The message about a file: "x is empty", but "x: line 2 has a number beyond 64 bits"."""
+    has_subject = not str(fault).startswith(("contains ", "has ", "is "))
+    return f"{path}: {fault}" if has_subject else f"{path} {fault}"
+
+
 class RaggedError(WrongFileError):
     """Lists of different lengths within a row."""
 
 
 def rows_of(rows: list[Array], name: str) -> Arrays:
     if not rows:
-        raise WrongFileError("holds no rows")
+        raise WrongFileError("contains no rows")
     if len({row.shape for row in rows}) == 1:
         return {name: np.stack(rows)}
     return ragged(rows, name)

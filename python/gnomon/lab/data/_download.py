@@ -15,6 +15,7 @@ from typing import Any
 
 from gnomon._files import replacing
 from gnomon._library import VERSION
+from gnomon.lab.data._arrays import fault_of
 
 _BLOCK = 1 << 20
 _TIMEOUT = 60.0  # seconds without data
@@ -100,7 +101,7 @@ def obtain(file: File, folder: pathlib.Path, tell: Callable[[str], None]) -> boo
     if path.exists():
         fault = file.fault(path)
         if fault:
-            raise ValueError(f"{path}: {fault}; remove it to download the file again")
+            raise ValueError(f"{fault_of(path, fault)}; remove it to download the file again")
         return False
     faults = []
     for url in file.urls:

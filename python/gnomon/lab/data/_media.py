@@ -46,7 +46,7 @@ def read_row(content: bytes, suffix: str) -> Row:
     with np.errstate(all="ignore"):  # for non-finite floats
         samples, rate = (_wav(content) if content[:4] == b"RIFF" else None) or _decoded(content)
         if not len(samples):
-            raise WrongFileError("holds no samples")
+            raise WrongFileError("contains no samples")
         mono = samples.mean(axis=1).astype(np.float32)
     if not np.isfinite(mono).all():
         place = np.isfinite(mono).argmin()
@@ -85,7 +85,9 @@ def _wav(content: bytes) -> tuple[Array, int] | None:
     if kind == _EXTENSIBLE and head_size >= 26:
         (kind,) = struct.unpack_from("<H", content, head + 24)
     if channels == 0 or block == 0 or block % channels:
-        raise WrongFileError(f"has {channels} channels in {block} bytes")
+        raise WrongFileError(
+            f"is not a valid WAV file: its frames have {channels} channels in {block} bytes"
+        )
     width = block // channels
     data = np.frombuffer(content, np.uint8, size - size % block, start)
     if kind == _FLOAT and width in (4, 8):

@@ -189,6 +189,6 @@ def read_names(content: bytes, key: str, name: str) -> Arrays:
     except csv.Error as error:
         raise WrongFileError(f"line {lines.line_num}: {error}") from error
     if not rows:
-        raise WrongFileError("holds no rows")
+        raise WrongFileError("contains no rows")
     numbers = numbered([word for row in rows for word in row], name)
     return numbers | {name: numbers[name].reshape(len(rows), -1)}

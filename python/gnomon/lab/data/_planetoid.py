@@ -70,7 +70,7 @@ def texts(folder: pathlib.Path, name: str) -> dict[str, str]:
             try:
                 return _Unpickler(file, encoding="latin1").load()
             except (pickle.UnpicklingError, EOFError) as error:
-                raise ValueError(f"{path}: is not a valid graph file: {error}") from error
+                raise ValueError(f"{path} is not a valid graph file: {error}") from error
 
     # Rows of allx and ally are the first nodes; rows of tx and ty are the nodes of test.index.
     tested = [int(line) for line in (folder / f"ind.{name}.test.index").read_text().split()]

@@ -140,7 +140,7 @@ def items(text: str) -> list[str]:
     words = named(text).split(",")
     if "" in words:
         raise argparse.ArgumentTypeError(
-            f"empty item in '{text}'; expected items joined by single commas"
+            f"'{text}' has an empty item; expected items joined by single commas"
         )
     return words
 

@@ -466,7 +466,7 @@ def _to_specs(similarity: object, position: object) -> tuple[str, str]:
             if attention_position(part) != part:
                 raise ValueError(
                     f"gnomon.{operator}: position is {position!r}, where {part!r} is added to "
-                    "embeddings, before all layers; expected it only in the first part"
+                    "embeddings, before all layers; pass it only in the first part"
                 )
         return specs[0][0], ";".join(part for _, part in specs)
     terms: dict[str, Similarity | Position] = {
