@@ -294,9 +294,9 @@ RunResult RunFromJson(const lab::Task& task, const CompareSettings& settings, co
   }
   const bool known =
       run.combination >= 0 && run.combination < static_cast<int64_t>(settings.combinations.size());
-  if (!known) throw Error(StrCat("one of its runs: unknown combination ", run.combination));
+  if (!known) throw Error(StrCat("one of its runs has the unknown combination ", run.combination));
   if (run.measurements.size() != (run.diverged ? 0 : conditions.values.size())) {
-    throw Error(StrCat("one of its runs: ", run.measurements.size(), " losses; expected ",
+    throw Error(StrCat("one of its runs has ", run.measurements.size(), " losses; expected ",
                        run.diverged ? 0 : conditions.values.size()));
   }
   return run;

@@ -269,8 +269,8 @@ def test_numbers_that_no_file_holds(tmp_path, capsys, array, part):
     ("words", "part"),
     [
         (["out"], "required"),
-        (["out", "images=x"], "'images=x' is not SPLIT.NAME=FILE"),
-        (["out", "a.b="], "is not SPLIT.NAME=FILE"),
+        (["out", "images=x"], "'images=x' is invalid; expected SPLIT.NAME=FILE"),
+        (["out", "a.b="], "is invalid; expected SPLIT.NAME=FILE"),
         (["out", "a.b=absent"], "absent: No such file"),
         (["out", "a.b=x.txt", "a.b=x.txt"], "a.b is given twice"),
         (["out", "a.b=x.txt:key"], "contains one array; leave out 'key'"),

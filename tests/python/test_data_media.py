@@ -75,7 +75,9 @@ def refusal(capsys, out: pathlib.Path, source: object) -> str:
     assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert not out.exists()
-    return line.removeprefix(f"gnomon: data: {source}: ")
+    prefix = f"gnomon: data: {source}"
+    assert line.startswith((f"{prefix} ", f"{prefix}: "))
+    return line.removeprefix(prefix).removeprefix(":").removeprefix(" ")
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3])

@@ -74,8 +74,8 @@ struct AttentionOptions {
   // biases by offset, have at most 2^22 different offsets.
   TORCH_ARG(std::optional<torch::Tensor>, positions);
   TORCH_ARG(std::optional<torch::Tensor>, key_positions);
-  // Factor of the dot product and of relative keys, by default 1/sqrt(D). A call that has neither
-  // throws if it is set.
+  // Factor of the dot product and of relative keys, by default 1/sqrt(D). It must not be set in
+  // a call that has neither.
   TORCH_ARG(std::optional<double>, scale);
   // {size, before, after}: positions form chunks of this size, and a query attends to its own chunk
   // and the given numbers of chunks before and after it. Together with Relative, this is the

@@ -73,7 +73,8 @@ def _main(arguments: list[str]) -> int:
         name, _, source = word.partition("=")
         if not re.fullmatch(r"\w+\.\w+", name) or not source:
             hint = did_you_mean(arguments[0], ["get"])
-            _fail(f"{word!r} is not SPLIT.NAME=FILE" + (f"; {hint}" if hint else ""))
+            expected = f"{hint} Expected" if hint else "expected"
+            _fail(f"{word!r} is invalid; {expected} SPLIT.NAME=FILE")
         if _is_read(options.out, source):
             _fail(
                 f"OUT is {options.out}, which is also the source of {name}; expected another file"

@@ -3,7 +3,8 @@
 After Tseng et al. 2023, section 7.7. A cone in two dimensions can contain any set of descendants
 and gives them equal scores. A half-plane can also separate a set, but with a margin that shrinks
 with the number of nodes. The margin that Adam reaches is a lower bound of the best margin. With
-cones in two dimensions, nodes rarely pass each other on the only axis besides the height.
+cones in two dimensions, there is only one axis besides the height, and nodes rarely pass each other
+on it during the optimisation.
 """
 
 from __future__ import annotations
