@@ -75,9 +75,7 @@ def refusal(capsys, out: pathlib.Path, source: object) -> str:
     assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert not out.exists()
-    prefix = f"gnomon: data: {source}"
-    assert line.startswith((f"{prefix} ", f"{prefix}: "))
-    return line.removeprefix(prefix).removeprefix(":").removeprefix(" ")
+    return re.sub(f"^gnomon: data: {re.escape(str(source))}:? ", "", line)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3])
