@@ -679,7 +679,7 @@ def describe(results: dict[str, Any], comparison: Comparison) -> str:
         shown = f"{shlex.join(made)}\n$ {shown}"
     digest = results["data"].get("sha256")
     lines = [
-        f"{state} {total} runs are complete. They used {counts} "
+        f"{state} {total} runs are complete. Each used {counts} "
         f"thread{'' if threads == [1] else 's'} of {enumerate_words(names, 'or')}.",
         f"\n```console\n$ {shown}\n```",
     ]
@@ -917,7 +917,7 @@ def write_page(name: str, study: Study) -> None:
             parts.append(f"{caption(results, metric)}:\n\n{table}")
     if not study.of_time:
         parts.append(
-            "Tables show the mean ± standard deviation over the seeds. A bold value is "
+            "The tables show the mean ± standard deviation over the seeds. A bold value is "
             "significantly better than all others in its column (paired t tests, corrected). In "
             "the figures, bands and whiskers are standard deviations, and a dashed line or shaded "
             "area marks the training condition."
