@@ -42,7 +42,7 @@ class Option:
     def check(self, operator: str, value: object, of: str = "") -> Any:
         """Returns the value as stored in JSON; errors name the option.
 
-        ``of`` is appended to the option in messages: with "run", they name "steps of run".
+        With ``of="run"``, messages name the option as "steps of run".
         """
         if value is None and self.default is None:
             return None

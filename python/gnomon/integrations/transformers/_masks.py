@@ -363,7 +363,7 @@ def _hiding(mask: Mask, visible: Tensor) -> Mask:
 
 
 def given_or_plain(mask: Mask | Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Mask | Tensor:
-    """The mask, or the default mask of a causal or other layer if there is none."""
+    """The mask; if it is None, a mask that is causal or hides nothing, depending on the layer."""
     if mask is not None:
         return mask
     queries, keys = q.shape[2], k.shape[2]

@@ -214,7 +214,7 @@ def _verdict_table(results: dict[str, Any], place: int) -> str:
 
 
 def counts(results: dict[str, Any]) -> list[str]:
-    """The number of pairs with each verdict, a sentence for each condition."""
+    """Sentences, one per condition, that state how many pairs have each verdict."""
     conditions = results["task"]["conditions"]
     lines = []
     for place in measured_at(results, metrics(results)[0]["key"]):
