@@ -288,8 +288,8 @@ class OffsetBias(Position):
 
 @dataclass(frozen=True, eq=False)
 class Sandwich(Position):
-    """Sandwich: adds factor_h times the sum over n = 1 .. dims / 2 of (cos(base^(-2 n / dims) (p_i
-    - p_j)) - 1) to the score.
+    """Sandwich: adds factor_h times the sum over n = 1 .. dims / 2 of (cos(base^(-2 n / dims)
+    (p_i - p_j)) - 1) to the score.
 
     Chi et al. 2023, Dissecting Transformer Length Extrapolation via the Lens of Receptive Field
     Analysis.
@@ -590,8 +590,8 @@ class Relative(Position):
         table: (2 max_offset + 1, D), or max_offset + 1 rows for the past only, which requires
             causal; or (H, n, D), one table per head.
         max_offset: offset of the table's last row.
-        far: the row beyond max_offset: "clip" uses the nearest one (Shaw et al.), "zero" none
-            (Huang et al.).
+        far: for offsets beyond max_offset, "clip" uses the nearest row (Shaw et al.), and "zero"
+            adds nothing (Huang et al.).
         values: (n, Dv) with as many rows as the table, or (H, n, Dv); the row of the offset is
             added to v_j.
         query: (B, H, Lq, Dr), multiplied by the rows instead of q; the table then has rows of size

@@ -358,8 +358,8 @@ Position AbsoluteKeys(torch::Tensor table, std::optional<double> scale = std::nu
 // extent: offset of the table's last row, plus 1.
 Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent = 1024);
 
-// Disentangled attention: adds (q_i.K[r] + k_j.Q[r]) scale to the score, where r = clamp(bucket(p_i
-// - p_j) + n, 0, 2 n - 1) is one of 2 n rows.
+// Disentangled attention: adds (q_i.K[r] + k_j.Q[r]) scale to the score, where r =
+// clamp(bucket(p_i - p_j) + n, 0, 2 n - 1) is one of 2 n rows.
 //
 // These are the content-to-position and position-to-content terms of DeBERTa. The tables are its
 // embeddings of relative positions, projected as keys and as queries, with n = position_buckets and
@@ -391,8 +391,8 @@ Position Disentangled(torch::Tensor keys, torch::Tensor queries, int64_t max_dis
 // table: (2 max_offset + 1, D), or max_offset + 1 rows for the past only, which requires causal; or
 //   (H, n, D), one table per head.
 // max_offset: offset of the table's last row.
-// far: the row beyond max_offset: "clip" uses the nearest one (Shaw et al.), "zero" none (Huang et
-//   al.).
+// far: for offsets beyond max_offset, "clip" uses the nearest row (Shaw et al.), and "zero" adds
+//   nothing (Huang et al.).
 // values: (n, Dv) with as many rows as the table, or (H, n, Dv); the row of the offset is added to
 //   v_j.
 // query: (B, H, Lq, Dr), multiplied by the rows instead of q; the table then has rows of size Dr,
