@@ -114,7 +114,7 @@ def test_numbers_defaults_and_mistakes_are_those_of_the_entry():
     )
     limited = gnomon.attention(q, q, q, similarity="adaptive:gamma=1:limit=0.5")
     assert not torch.equal(limited, gnomon.attention(q, q, q, similarity="adaptive:gamma=1"))
-    with pytest.raises(ValueError, match="limit=-1; expected a positive number"):
+    with pytest.raises(ValueError, match="limit=-1 is invalid; expected a positive number"):
         gnomon.attention(q, q, q, similarity="adaptive:limit=-1")
     with pytest.raises(ValueError, match=r"students_t.*student_t"):
         gnomon.attention(q, q, q, similarity="students_t")

@@ -633,7 +633,7 @@ ERRORS = {
     ),
     "a negative prefix": (
         lambda: attend(Grid((3, 4), [ALiBi(SLOPES)] * 2, prefix=-1)),
-        "prefix=-1; expected an integer of at least 0",
+        "prefix=-1 is invalid; expected an integer of at least 0",
     ),
     "an even table": (
         lambda: attend(GridBias(torch.zeros(HEADS, 5, 6))),

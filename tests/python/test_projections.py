@@ -153,7 +153,7 @@ def test_a_cache_of_another_module_is_refused():
     cache = KVCache()
     MultiheadAttention(DIM, HEADS)(torch.randn(B, 3, DIM), cache=cache, causal=True)
     module = MultiheadAttention(DIM, HEADS, position="forget")
-    with pytest.raises(ValueError, match="holds 0 projections, but the call has 1"):
+    with pytest.raises(ValueError, match="contains 0 projections, but the call has 1"):
         module(torch.randn(B, 1, DIM), cache=cache, causal=True)
     assert cache.length() == 3
 

@@ -140,7 +140,7 @@ def test_mixed_frequencies_and_equal_parts():
     ("arguments", "message"),
     [
         ({"position": "alibi"}, "alibi does not support"),
-        ({"position": "rope:sections=4x4"}, "positions of 3 axes; expected 2, or one"),
+        ({"position": "rope:sections=4x4"}, "positions have 3 axes; expected 2, or one"),
         ({"position": "rope:shape=3x3"}, "positions cannot have several axes"),
         (
             {"position": "rope:sections=2x3x3", "key_positions": torch.zeros(B, L, 2).long()},

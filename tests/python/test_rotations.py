@@ -504,7 +504,7 @@ def test_terms_that_do_not_support_coordinates():
     for wrong in (positions[:, :-1], positions[:1].expand(3, -1, -1)):
         with pytest.raises(ValueError, match="positions has shape"):
             gnomon.attention(**x, position=rope, positions=wrong)
-    with pytest.raises(ValueError, match="positions of 2 axes"):
+    with pytest.raises(ValueError, match="positions have 2 axes"):
         gnomon.attention(**x, position=rope, positions=positions[..., :2])
     with pytest.raises(ValueError, match="key_positions has shape"):
         gnomon.attention(**x, position=rope, positions=positions, key_positions=positions[..., :2])
