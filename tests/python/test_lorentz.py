@@ -337,7 +337,10 @@ def test_a_bias_moves_the_scores_and_with_them_sinks():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda q: gnomon.attention(q, q, q, similarity=Lorentz(1.0, 0.0)), r"c=0\.0 is invalid; expected"),
+        (
+            lambda q: gnomon.attention(q, q, q, similarity=Lorentz(1.0, 0.0)),
+            r"c=0\.0 is invalid; expected",
+        ),
         (lambda q: gnomon.attention(q, q, q, similarity="lorentz:c=-1"), "a positive number"),
         (
             lambda q: gnomon.attention(q, q, q, similarity=Lorentz(1.0, torch.tensor(-1.0).to(q))),
