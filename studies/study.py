@@ -745,7 +745,7 @@ def draw_times(found: Found) -> Any:
     """The step time relative to the first combination, one point per comparison."""
     from matplotlib.figure import Figure
 
-    from gnomon._plots import colour, marker
+    from gnomon.lab._plots import colour, marker
 
     figure = Figure(figsize=(9.6, 5.4), layout="constrained")
     axes = figure.add_subplot()
@@ -860,7 +860,7 @@ def describe_method(study: Study, found: Found, margins: dict[str, float]) -> st
 def write_page(name: str, study: Study) -> None:
     import matplotlib
 
-    from gnomon._plots import STYLE
+    from gnomon.lab._plots import STYLE
 
     PAGES.mkdir(parents=True, exist_ok=True)
     found: Found = []
