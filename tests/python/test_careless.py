@@ -209,7 +209,11 @@ def test_pictures_refuse_an_empty_item(words, tmp_path, capsys, monkeypatch):
         assert stopped.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert option in line
-        expects = " is not a comma-separated list of" if option == "--dims" else "; expected"
+        expects = (
+            " is not a comma-separated list of"
+            if option == "--dims"
+            else " has an empty item; expected"
+        )
         assert f"'{items}'{expects}" in line
     assert not list(tmp_path.iterdir())
 
