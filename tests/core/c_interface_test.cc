@@ -106,8 +106,8 @@ TEST(CInterfaceTest, SaysWhatIsWrong) {
   EXPECT_THAT(spoiled([](auto& c) { c.function = nullptr; }), HasSubstr("function is null"));
   EXPECT_THAT(spoiled([](auto& c) { c.function = "dott"; }),
               HasSubstr("unknown pair function 'dott'"));
-  EXPECT_THAT(spoiled([](auto& c) { c.key_heads = 3; }), HasSubstr("not a multiple"));
-  EXPECT_THAT(spoiled([](auto& c) { c.queries = -1; }), HasSubstr("queries: is -1"));
+  EXPECT_THAT(spoiled([](auto& c) { c.key_heads = 3; }), HasSubstr("expected a multiple"));
+  EXPECT_THAT(spoiled([](auto& c) { c.queries = -1; }), HasSubstr("queries is -1"));
   EXPECT_THAT(spoiled([](auto& c) { c.row_scalars = nullptr; }), HasSubstr("row_scalars is null"));
   EXPECT_EQ(gnomon_attention_backward(&call, o.data(), lse.data(), o.data(), nullptr),
             GNOMON_INVALID_ARGUMENT);
