@@ -9,13 +9,13 @@ namespace {
 using lab::StrCat;
 using nlohmann::json;
 
-constexpr const char* kModule = "gnomon.lab._tensorboard";
+constexpr const char* kTensorboardModule = "gnomon.lab._tensorboard";
 
 }  // namespace
 
 void CheckScalars(const CLI::App& command) {
   try {
-    AskPython(kModule, {"--check"});
+    AskPython(kTensorboardModule, {"--check"});
   } catch (const Error& error) {
     throw Error(StrCat(command.get_name(), ": --tensorboard: ", error.what()));
   }
@@ -26,7 +26,7 @@ Scalars::Scalars(bool is_wanted, const lab::Task& task, const CompareSettings& s
     : task_(task), settings_(settings) {
   if (!is_wanted) return;
   child_ = std::make_unique<PythonChild>(
-      kModule, std::vector<std::string>{(folder / "tensorboard").string()});
+      kTensorboardModule, std::vector<std::string>{(folder / "tensorboard").string()});
 }
 
 void Scalars::Write(int64_t combination, int64_t seed, int64_t step, const json& scalars) {

@@ -13,7 +13,7 @@ namespace {
 
 using lab::StrCat;
 
-constexpr const char* kModule = "gnomon.lab._workers";
+constexpr const char* kWorkersModule = "gnomon.lab._workers";
 constexpr int64_t kMostWorkers = 4096;
 
 std::vector<std::string> ChildWords(const WorkerFlags& flags, const std::filesystem::path& folder,
@@ -44,7 +44,7 @@ void WorkerFlags::Check(const CLI::App& command) const {
     throw Error("--workers cannot be combined with --cluster, which has its own workers");
   }
   try {
-    AskPython(kModule, {"--check"});
+    AskPython(kWorkersModule, {"--check"});
   } catch (const Error& error) {
     throw Error(StrCat(command.get_name(), ": ", count > 0 ? "--workers" : "--cluster", ": ",
                        error.what()));
@@ -53,7 +53,7 @@ void WorkerFlags::Check(const CLI::App& command) const {
 
 Workers::Workers(const WorkerFlags& flags, const std::filesystem::path& folder,
                  const std::vector<std::string>& words)
-    : child_(kModule, ChildWords(flags, folder, words)) {}
+    : child_(kWorkersModule, ChildWords(flags, folder, words)) {}
 
 bool Workers::Run(const std::vector<std::pair<int64_t, int64_t>>& runs,
                   const std::function<void(int64_t, int64_t)>& done,
