@@ -59,11 +59,11 @@ class RoPE(Position):
     """RoPE: rotates pair i of the coordinates of q and k by the angle p base^(-2 i / dims); on a
     grid, each axis rotates dims / axes coordinates.
 
-    The first dims coordinates are rotated, before the similarity maps the tokens. With a shape,
-    tokens lie on a grid, after `prefix` tokens that are not rotated. The rotated coordinates are
-    then divided evenly among the axes: the share of an axis is rotated by the token's position
-    along that axis, with dims / axes in place of dims. If there are fewer tokens than grid
-    cells, as during generation, they fill the grid from the start.
+    The first dims coordinates are rotated, before the similarity maps the tokens. If a shape is
+    given, the first `prefix` tokens are not rotated, and the remaining tokens lie on a grid. The
+    rotated coordinates are then divided evenly among the axes. The share of an axis is rotated
+    by the token's position along that axis, with dims / axes in place of dims. If there are
+    fewer tokens than grid cells, as during generation, they fill the grid from the start.
 
     Su et al. 2021, RoFormer.
 
@@ -148,10 +148,11 @@ class RoPEMixed(Position):
 
     The angle of a pair depends on the position along all axes at once, so that diagonal offsets
     are treated like offsets along an axis. The rotation precedes the similarity's map of the
-    tokens. With a shape, tokens lie on a grid, after `prefix` tokens that are not rotated;
-    without one, the axes are those of the positions that the caller passes, or the sequence. In
-    a module, the frequencies are learned. Initially, each head has orthogonal directions, one
-    per axis, that are rotated at random, with the frequencies base^(-n / n_max) along each.
+    tokens. If a shape is given, the first `prefix` tokens are not rotated, and the remaining
+    tokens lie on a grid. Otherwise, the axes are those of the caller's positions, or the
+    sequence. In a module, the frequencies are learned. Initially, each head has orthogonal
+    directions, one per axis, that are rotated at random, with the frequencies base^(-n / n_max)
+    along each.
 
     Heo et al. 2024, Rotary Position Embedding for Vision Transformer.
 
@@ -579,9 +580,9 @@ class Relative(Position):
     from past to future; offsets beyond max_offset use the nearest row, or none. With values,
     W[p_j - p_i + max_offset] is added to v_j; with a separate query, r_i replaces q_i.
 
-    If your table runs from future to past, pass table.flip(-2). With a separate query, a short
-    projection of the tokens, and a table that the heads share, this is the content-conditioned
-    bias of some 2026 models.
+    If your table runs from future to past, pass table.flip(-2). If the separate query is a
+    low-dimensional projection of the tokens and all heads share one table, this is a
+    content-conditioned bias (see content_bias).
 
     Shaw et al. 2018, Self-Attention with Relative Position Representations; Huang et al. 2019,
     Music Transformer.
@@ -741,9 +742,10 @@ class QKNorm(Position):
 
 @dataclass(frozen=True, eq=False)
 class LogTemperature(Position):
-    """Temperature by length: multiplies the scores of query i by 1 + scale log(1 + floor((p_i + 1)
-    / length)) (steps) or 1 + scale log(max(1, n_i / length)) (smooth), where n_i is the number
-    of keys up to the query's own position.
+    """Length-dependent temperature: multiplies the scores of query i by a factor. With kind =
+    "steps", it is 1 + scale log(1 + floor((p_i + 1) / length)). With kind = "smooth", it is 1 +
+    scale log(max(1, n_i / length)), where n_i is the number of keys up to the query's own
+    position.
 
     Only keys within key_starts and key_lengths, and in the query's own segment, are counted.
     Other masks make no difference, except that a window without keys after the query counts as a

@@ -87,8 +87,8 @@ class Additive(Similarity):
 class Cosine(Similarity):
     """Cosine: the score is scale q.k / (|q| |k|).
 
-    Scores lie between -scale and scale, however large the tokens are. Tokens with a norm below
-    1e-6 are divided by 1e-6 instead of their norm.
+    Scores lie between -scale and scale, regardless of the norms of q and k. Tokens with a norm
+    below 1e-6 are divided by 1e-6 instead of their norm.
 
     Liu et al. 2022, Swin Transformer V2: Scaling Up Capacity and Resolution, section 3.3.
 
@@ -258,8 +258,8 @@ class Lorentz(Similarity):
 @dataclass(frozen=True, eq=False)
 class Penumbral(Similarity):
     """Penumbral cones: the score is -gamma h, -gamma h^2 or gamma log(r / h), where h is the height
-    of the lowest common ancestor of q and k for penumbral cones below the horosphere of height
-    r.
+    of the lowest common ancestor of q and k under penumbral cones, whose light source is the
+    horosphere of height r.
 
     D must be at least 2: the last coordinate z of a token determines its height, and x contains
     the others. The code that the authors released uses score = "height2", with 1e-6 added in a
@@ -293,7 +293,7 @@ class Penumbral(Similarity):
 @dataclass(frozen=True, eq=False)
 class Umbral(Similarity):
     """Umbral cones: the score is -gamma h or -gamma log h, where h is the height of the lowest
-    common ancestor of q and k for umbral cones of radius r.
+    common ancestor of q and k under umbral cones of radius r.
 
     D must be at least 2: the last coordinate z of a token determines its height, and x contains
     the others. A cone is the shadow of a ball of radius r. The code that the authors released

@@ -36,8 +36,8 @@ Similarity Additive(double slope = 0.2);
 
 // Cosine: the score is scale q.k / (|q| |k|).
 //
-// Scores lie between -scale and scale, however large the tokens are. Tokens with a norm below 1e-6
-// are divided by 1e-6 instead of their norm.
+// Scores lie between -scale and scale, regardless of the norms of q and k. Tokens with a norm below
+// 1e-6 are divided by 1e-6 instead of their norm.
 //
 // Liu et al. 2022, Swin Transformer V2: Scaling Up Capacity and Resolution, section 3.3.
 //
@@ -120,7 +120,8 @@ Similarity Lorentz(HeadValue scale, HeadValue c = 1.0, HeadValue bias = 0.0,
                    const std::string& map = "space");
 
 // Penumbral cones: the score is -gamma h, -gamma h^2 or gamma log(r / h), where h is the height of
-// the lowest common ancestor of q and k for penumbral cones below the horosphere of height r.
+// the lowest common ancestor of q and k under penumbral cones, whose light source is the horosphere
+// of height r.
 //
 // D must be at least 2: the last coordinate z of a token determines its height, and x contains the
 // others. The code that the authors released uses score = "height2", with 1e-6 added in a few
@@ -137,7 +138,7 @@ Similarity Penumbral(HeadValue gamma, double r = 1.0, const std::string& map = "
                      const std::string& score = "height");
 
 // Umbral cones: the score is -gamma h or -gamma log h, where h is the height of the lowest common
-// ancestor of q and k for umbral cones of radius r.
+// ancestor of q and k under umbral cones of radius r.
 //
 // D must be at least 2: the last coordinate z of a token determines its height, and x contains the
 // others. A cone is the shadow of a ball of radius r. The code that the authors released uses r = 1
@@ -160,11 +161,11 @@ namespace position {
 // RoPE: rotates pair i of the coordinates of q and k by the angle p base^(-2 i / dims); on a grid,
 // each axis rotates dims / axes coordinates.
 //
-// The first dims coordinates are rotated, before the similarity maps the tokens. With a shape,
-// tokens lie on a grid, after `prefix` tokens that are not rotated. The rotated coordinates are
-// then divided evenly among the axes: the share of an axis is rotated by the token's position along
-// that axis, with dims / axes in place of dims. If there are fewer tokens than grid cells, as
-// during generation, they fill the grid from the start.
+// The first dims coordinates are rotated, before the similarity maps the tokens. If a shape is
+// given, the first `prefix` tokens are not rotated, and the remaining tokens lie on a grid. The
+// rotated coordinates are then divided evenly among the axes. The share of an axis is rotated by
+// the token's position along that axis, with dims / axes in place of dims. If there are fewer
+// tokens than grid cells, as during generation, they fill the grid from the start.
 //
 // Su et al. 2021, RoFormer.
 //
@@ -201,9 +202,9 @@ Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
 // frequencies t and u per head.
 //
 // The angle of a pair depends on the position along all axes at once, so that diagonal offsets are
-// treated like offsets along an axis. The rotation precedes the similarity's map of the tokens.
-// With a shape, tokens lie on a grid, after `prefix` tokens that are not rotated; without one, the
-// axes are those of the positions that the caller passes, or the sequence. In a module, the
+// treated like offsets along an axis. The rotation precedes the similarity's map of the tokens. If
+// a shape is given, the first `prefix` tokens are not rotated, and the remaining tokens lie on a
+// grid. Otherwise, the axes are those of the caller's positions, or the sequence. In a module, the
 // frequencies are learned. Initially, each head has orthogonal directions, one per axis, that are
 // rotated at random, with the frequencies base^(-n / n_max) along each.
 //
@@ -381,9 +382,9 @@ Position Disentangled(torch::Tensor keys, torch::Tensor queries, int64_t max_dis
 // from past to future; offsets beyond max_offset use the nearest row, or none. With values, W[p_j -
 // p_i + max_offset] is added to v_j; with a separate query, r_i replaces q_i.
 //
-// If your table runs from future to past, pass table.flip(-2). With a separate query, a short
-// projection of the tokens, and a table that the heads share, this is the content-conditioned bias
-// of some 2026 models.
+// If your table runs from future to past, pass table.flip(-2). If the separate query is a
+// low-dimensional projection of the tokens and all heads share one table, this is a
+// content-conditioned bias (see content_bias).
 //
 // Shaw et al. 2018, Self-Attention with Relative Position Representations; Huang et al. 2019, Music
 // Transformer.
@@ -448,9 +449,9 @@ Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r,
 // epsilon: added to the mean square.
 Position QKNorm(torch::Tensor q_weight, torch::Tensor k_weight, double epsilon = 1e-06);
 
-// Temperature by length: multiplies the scores of query i by 1 + scale log(1 + floor((p_i + 1) /
-// length)) (steps) or 1 + scale log(max(1, n_i / length)) (smooth), where n_i is the number of keys
-// up to the query's own position.
+// Length-dependent temperature: multiplies the scores of query i by a factor. With kind = "steps",
+// it is 1 + scale log(1 + floor((p_i + 1) / length)). With kind = "smooth", it is 1 + scale
+// log(max(1, n_i / length)), where n_i is the number of keys up to the query's own position.
 //
 // Only keys within key_starts and key_lengths, and in the query's own segment, are counted. Other
 // masks make no difference, except that a window without keys after the query counts as a causal

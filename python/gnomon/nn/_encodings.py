@@ -30,10 +30,10 @@ class CAPE(TokenEncoding):
     In training, positions are shifted, jittered and scaled at random for each call and each
     sequence; in evaluation, they do not change. E must be even.
 
-    With a shape, (height, width), tokens lie on a grid, after `prefix` tokens to which nothing
-    is added. Dimensions n and E / 2 + n are then the cosine and the sine of pi 10^(n / (E / 2 -
-    1)) (x cos n + y sin n), where x is a token's column and y its row, each scaled from -1
-    (first) to 1 (last).
+    If the shape (height, width) is given, the first `prefix` tokens get no encoding, and the
+    remaining tokens lie on a grid. Dimensions n and E / 2 + n are then the cosine and the sine
+    of pi 10^(n / (E / 2 - 1)) (x cos n + y sin n), where x is a token's column and y its row,
+    each scaled from -1 (first) to 1 (last).
 
     Likhomanenko et al. 2021, CAPE: Encoding Relative Positions with Continuous Augmented
     Positional Embeddings.
@@ -155,8 +155,8 @@ class Sinusoidal(TokenEncoding):
     """Sinusoids: adds sin and cos of p 10000^(-2 i / E) to embeddings of dimension E; on a grid,
     each axis has E / axes dimensions.
 
-    The function sinusoid returns the table; with a shape, grid_sinusoid does. Tokens then lie on
-    a grid, after `prefix` tokens to which nothing is added.
+    The function sinusoid returns the table. If a shape is given, grid_sinusoid returns it: the
+    first `prefix` tokens get no encoding, and the remaining tokens lie on the grid.
 
     Vaswani et al. 2017, Attention Is All You Need.
 

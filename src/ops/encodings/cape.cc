@@ -160,16 +160,16 @@ const RegisterPosition cape({
                     "mean of p is subtracted first. On a grid, the sinusoids are waves over (x, y) "
                     "in [-1, 1]^2, where x is the column and y the row",
          .latex = R"(\text{sinusoids of}\quad (p + \Delta + \epsilon_p)\, e^{\lambda})",
-         .note = "p is the position. In training, Delta is drawn within global_shift, epsilon "
-                 "within local_shift spacings and lambda within ln global_scale, all uniformly; in "
-                 "evaluation, they are 0",
+         .note = "p is the position. In training, the other three are drawn uniformly: Delta "
+                 "within +-global_shift, epsilon within +-local_shift (in units of the position "
+                 "spacing) and lambda within +-ln(global_scale). In evaluation, they are 0",
          .details =
              "In training, positions are shifted, jittered and scaled at random for each "
              "call and each sequence; in evaluation, they do not change. E must be "
-             "even.\n\nWith a shape, (height, width), tokens lie on a grid, after `prefix` "
-             "tokens to which nothing is added. Dimensions n and E / 2 + n are then the cosine "
-             "and the sine of pi 10^(n / (E / 2 - 1)) (x cos n + y sin n), where x is a "
-             "token's column and y its row, each scaled from -1 (first) to 1 (last).",
+             "even.\n\nIf the shape (height, width) is given, the first `prefix` tokens get no "
+             "encoding, and the remaining tokens lie on a grid. Dimensions n and E / 2 + n are "
+             "then the cosine and the sine of pi 10^(n / (E / 2 - 1)) (x cos n + y sin n), where x "
+             "is a token's column and y its row, each scaled from -1 (first) to 1 (last).",
          .source = "Likhomanenko et al. 2021, CAPE: Encoding Relative Positions with "
                    "Continuous Augmented Positional Embeddings",
          .role = CatalogueEntry::Role::kEmbedding,

@@ -21,11 +21,12 @@ at::Tensor Temperature(const Component& component, const std::vector<at::Tensor>
 const RegisterPosition log_temperature({
     .catalogue =
         {.name = "log_temperature",
-         .title = "temperature by length",
+         .title = "length-dependent temperature",
          .formula =
-             "multiplies the scores of query i by 1 + scale log(1 + floor((p_i + 1) / length)) "
-             "(steps) or 1 + scale log(max(1, n_i / length)) (smooth), where n_i is the number of "
-             "keys up to the query's own position",
+             "multiplies the scores of query i by a factor. With kind = \"steps\", it is 1 + scale "
+             "log(1 + floor((p_i + 1) / length)). With kind = \"smooth\", it is 1 + scale "
+             "log(max(1, n_i / length)), where n_i is the number of keys up to the query's own "
+             "position",
          .latex = R"(\begin{aligned}\text{steps} && 1 + a \log(1 + \lfloor (p_i + 1) / n_0 )"
                   R"(\rfloor) \\ \text{smooth} && 1 + a \log \max(1, n_i / n_0)\end{aligned})",
          .note = "a is the scale, n_0 is the length, and n_i is the number of keys up to the "

@@ -101,10 +101,9 @@ const RegisterPosition relative({
          .note = "m is max_offset, and the rows of E run from past to future. Offsets beyond m use "
                  "the nearest row, or none. With values, W[p_j - p_i + m] is added to v_j. With a "
                  "separate query r, the term is r_i.E[p_j - p_i + m]",
-         .details = "If your table runs from future to past, pass table.flip(-2). With a "
-                    "separate query, a short projection of the tokens, and a table "
-                    "that the heads share, this is the content-conditioned bias of some 2026 "
-                    "models.",
+         .details = "If your table runs from future to past, pass table.flip(-2). If the "
+                    "separate query is a low-dimensional projection of the tokens and all heads "
+                    "share one table, this is a content-conditioned bias (see content_bias).",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations; "
                    "Huang et al. 2019, Music Transformer",
          .role = CatalogueEntry::Role::kContent,

@@ -418,11 +418,12 @@ const RegisterPosition rope({
          .note = "p is the position of the token, and i is the index of the pair. On a grid, each "
                  "axis rotates dims / axes coordinates",
          .details = "The first dims coordinates are rotated, before the similarity maps the "
-                    "tokens. With a shape, tokens lie on a grid, after `prefix` tokens that are "
-                    "not rotated. The rotated coordinates are then divided evenly among the axes: "
-                    "the share of an axis is rotated by the token's position along that axis, with "
-                    "dims / axes in place of dims. If there are fewer tokens than grid cells, as "
-                    "during generation, they fill the grid from the start.",
+                    "tokens. If a shape is given, the first `prefix` tokens are not rotated, and "
+                    "the remaining tokens lie on a grid. The rotated coordinates are then divided "
+                    "evenly among the axes. The share of an axis is rotated by the token's "
+                    "position along that axis, with dims / axes in place of dims. If there are "
+                    "fewer tokens than grid cells, as during generation, they fill the grid from "
+                    "the start.",
          .source = "Su et al. 2021, RoFormer",
          .role = CatalogueEntry::Role::kRotation,
          .cost = "0 + 0",

@@ -116,9 +116,10 @@ const RegisterPosition rope_mixed({
          .details =
              "The angle of a pair depends on the position along all axes at once, so that diagonal "
              "offsets are treated like offsets along an axis. The rotation precedes the "
-             "similarity's map of the tokens. With a shape, tokens lie on a grid, after `prefix` "
-             "tokens that are not rotated; without one, the axes are those of the positions that "
-             "the caller passes, or the sequence. In a module, the frequencies are learned. "
+             "similarity's map of the tokens. If a shape is given, the first `prefix` tokens are "
+             "not rotated, and the remaining tokens lie on a grid. Otherwise, the axes are those "
+             "of the caller's positions, or the sequence. In a module, the frequencies are "
+             "learned. "
              "Initially, each head has orthogonal directions, one per axis, that are rotated at "
              "random, with the frequencies base^(-n / n_max) along each.",
          .source = "Heo et al. 2024, Rotary Position Embedding for Vision Transformer",

@@ -18,8 +18,8 @@ const RegisterSimilarity cosine({
                   .formula = "scale q.k / (|q| |k|)",
                   .latex = R"(s_h \frac{q \cdot k}{|q| |k|})",
                   .details =
-                      "Scores lie between -scale and scale, however large the tokens are. Tokens "
-                      "with a norm below 1e-6 are divided by 1e-6 instead of their norm.",
+                      "Scores lie between -scale and scale, regardless of the norms of q and k. "
+                      "Tokens with a norm below 1e-6 are divided by 1e-6 instead of their norm.",
                   .source = "Liu et al. 2022, Swin Transformer V2: Scaling Up Capacity and "
                             "Resolution, section 3.3",
                   .class_name = "Cosine"},

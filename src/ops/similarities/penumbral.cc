@@ -33,11 +33,13 @@ const RegisterSimilarity penumbral({
          .title = "penumbral cones",
          .formula =
              "-gamma h, -gamma h^2 or gamma log(r / h), where h is the height of the lowest common "
-             "ancestor of q and k for penumbral cones below the horosphere of height r",
+             "ancestor of q and k under penumbral cones, whose light source is the horosphere of "
+             "height r",
          .latex =
              R"(-\gamma_h\, \text{height}, \quad -\gamma_h\, \text{height}^2 \quad\text{or}\quad \gamma_h \log\frac{r}{\text{height}})",
-         .note = "The height is that of the lowest common ancestor of q and k for penumbral cones "
-                 "below the horosphere of height r",
+         .note = "In the formula, height is the height of the lowest common ancestor of q and k. "
+                 "Ancestry is defined by penumbral cones, whose light source is the horosphere of "
+                 "height r; no point lies above it",
          .details = "D must be at least 2: the last coordinate z of a token determines its height, "
                     "and x contains the others. The code that the authors released uses score = "
                     "\"height2\", with 1e-6 added in a few places.",

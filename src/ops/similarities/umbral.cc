@@ -28,10 +28,10 @@ const RegisterSimilarity umbral({
         {.name = "umbral",
          .title = "umbral cones",
          .formula = "-gamma h or -gamma log h, where h is the height of the lowest common ancestor "
-                    "of q and k for umbral cones of radius r",
+                    "of q and k under umbral cones of radius r",
          .latex = R"(-\gamma_h\, \text{height} \quad\text{or}\quad -\gamma_h \log \text{height})",
-         .note = "The height is that of the lowest common ancestor of q and k for umbral cones of "
-                 "radius r",
+         .note = "In the formula, height is the height of the lowest common ancestor of q and k. "
+                 "Ancestry is defined by umbral cones of radius r",
          .details = "D must be at least 2: the last coordinate z of a token determines its height, "
                     "and x contains the others. A cone is the shadow of a ball of radius r. The "
                     "code that the authors released uses r = 1 and divides z by D first.",
