@@ -36,12 +36,12 @@ STUDY = Study(
         "take on a CPU?"
     ),
     answer=(
-        "In Transformers, a training step takes 1.03 to 1.11 times as long with umbral cones as "
-        "with the dot product, and 1.04 to 1.16 times as long with penumbral cones; the "
-        "throughputs in the paper correspond to factors of 1.01 to 1.28. If attention dominates, "
-        "as in graph attention and hierarchies, the factor for cones is 1.23 to 1.27. It is 0.85 "
-        "to 1.10 for the Laplacian and Gaussian similarities, and 1.06 to 2.55 for hyperbolic "
-        "distances and entailment cones, depending on the task and the processor."
+        "In transformer models, a training step takes 3 to 16% longer with cones than with the dot "
+        "product. The paper's throughputs correspond to 1 to 28%. If the scores dominate, as in "
+        "graph attention and hierarchies, a step with cones takes 1.23 to 1.27 times as long as "
+        "one with the dot product. The factor is 0.85 to 1.10 for the Laplacian and Gaussian "
+        "similarities. For hyperbolic distances and entailment cones, it is 1.06 to 2.55, "
+        "depending on the task and the processor."
     ),
     comparisons=(
         comparison(

@@ -168,7 +168,7 @@ STUDY = Study(
                 "0.97 at 500. Without positions, the ranges are 0.24 to 0.27, 0.97 to 1.00 and "
                 "0.99. Copying and reversing are hardly learned without positions (0.18 and 0.11 "
                 "at 40 symbols) and partly learned with sinusoids (0.41 and 0.54). At longer "
-                "lengths, both models are near chance. No seed of either learns recall."
+                "lengths, both models are near chance. Neither model learns recall with any seed."
             ),
         ),
         Claim(

@@ -103,7 +103,7 @@ STUDY = Study(
         ),
     ),
     limits=(
-        "The data are only 229 chorales for four voices, the model has a third of a million "
+        "The data is only 229 chorales for four voices, the model has a third of a million "
         "parameters, and training takes a few minutes. Longer training on so few pieces would test "
         "regularisation rather than positions."
     ),

@@ -129,7 +129,7 @@ STUDY = Study(
         ),
     ),
     limits=(
-        "The data have ten words and six speakers, who are all in the training set; digits are "
+        "The data has ten words and six speakers, who are all in the training set; digits are "
         "joined without pauses; the model is trained for a few minutes. The variation between "
         "seeds is so large that three seeds show only large differences. Claims use the error "
         "rate."

@@ -789,7 +789,7 @@ def inside_sentence(title: str) -> str:
 
 
 def describe_runs(titles: list[str], combinations: int, runs: str) -> str:
-    """What was trained in the same way: "8 combinations on each of novels and plays (3 seeds)"."""
+    """Describes runs of the same kind: "8 combinations on each of novels and plays (3 seeds)"."""
     trained = f"{combinations} combinations on"
     if len(titles) == 1:
         name, _, rest = inside_sentence(titles[0]).partition(", ")
@@ -810,7 +810,7 @@ def describe_runs(titles: list[str], combinations: int, runs: str) -> str:
 
 
 def describe_margins(margins: dict[str, float]) -> str:
-    """Margins in their metrics' units: "a margin of 0.01 nats per byte"."""
+    """Describes margins in their metrics' units: "a margin of 0.01 nats per byte"."""
     names_of: dict[str, list[str]] = {}
     for title, margin in margins.items():
         name, unit = name_and_unit(title)
@@ -828,7 +828,7 @@ def describe_margins(margins: dict[str, float]) -> str:
 
 
 def describe_method(study: Study, found: Found, margins: dict[str, float]) -> str:
-    """One paragraph about the runs and the margins of the tests."""
+    """Describes the runs, as a list if there are several kinds, and the margins of the tests."""
     groups: dict[tuple[int, int, int], list[str]] = {}
     for comparison, results in found:
         settings = results["settings"]
@@ -840,8 +840,9 @@ def describe_method(study: Study, found: Found, margins: dict[str, float]) -> st
         )
         for (combinations, seeds, steps), titles in groups.items()
     ]
-    trained = "; ".join(runs[:-1]) + "; and " + runs[-1] if len(runs) > 2 else " and ".join(runs)
-    text = f"`gnomon compare` trained {trained}. " if found else ""
+    text = "".join(f"`gnomon compare` trained {group}. " for group in runs)
+    if len(runs) > 1:
+        text = "`gnomon compare` trained:\n\n" + "".join(f"- {group}\n" for group in runs) + "\n"
     if study.of_time:
         return text + (
             "The step time of a run is the median CPU time of its training steps. It is divided by "
