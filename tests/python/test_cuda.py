@@ -362,7 +362,7 @@ def test_an_operator_launches_its_kernels(fakes, tmp_path):
     lines = run(code, **fakes).splitlines()
     assert all(int(count) >= 2 for count in lines[:3])
     assert lines[3] == (
-        "NotImplementedError: gnomon.attention: the tokens have dtype Double; expected bfloat16, "
+        "NotImplementedError: gnomon.attention: q, k and v have dtype Double; expected bfloat16, "
         "float16 or float32 on a GPU"
     )
     assert "head_dim is 320; expected at most 256" in lines[4]

@@ -250,7 +250,7 @@ def test_models_that_are_refused():
         assert type(model.blocks[0].attn) is timm.layers.attention.Attention
     with pytest.raises(TypeError, match="model is an int"):
         replace_attention(3)
-    with pytest.raises(TypeError, match="expected a model that contains some"):
+    with pytest.raises(TypeError, match="expected a model that contains such modules"):
         replace_attention(torch.nn.MultiheadAttention(8, 2))
     with pytest.raises(
         NotImplementedError, match=("Sequential contains no supported attention module")

@@ -70,8 +70,8 @@ def replace_attention(
         raise wrong_type(OPERATOR, "model", model, "a torch.nn.Module")
     if isinstance(model, torch.nn.MultiheadAttention):
         raise TypeError(
-            f"gnomon.{OPERATOR}: model is a torch.nn.MultiheadAttention; expected a model that "
-            "contains some; to convert a single module, use "
+            f"gnomon.{OPERATOR}: model is itself a torch.nn.MultiheadAttention; expected a model "
+            "that contains such modules. To convert a single module, use "
             "gnomon.nn.MultiheadAttention.from_torch"
         )
     if not isinstance(similarity, str):

@@ -26,11 +26,11 @@ void CheckTypes(const OperatorArguments& a) {
   for (const OptionalTensor& tokens :
        {OptionalTensor(a.y), OptionalTensor(a.v), a.relative_query}) {
     TORCH_CHECK_TYPE(!tokens || tokens->scalar_type() == type, kAttention,
-                     ": the tokens have dtypes ", type, " and ", tokens->scalar_type(),
+                     ": the inputs have dtypes ", type, " and ", tokens->scalar_type(),
                      "; expected the same dtype on a GPU");
   }
   TORCH_CHECK_NOT_IMPLEMENTED(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf,
-                              kAttention, ": the tokens have dtype ", type,
+                              kAttention, ": q, k and v have dtype ", type,
                               "; expected bfloat16, float16 or float32 on a GPU");
 }
 

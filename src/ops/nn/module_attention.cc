@@ -197,9 +197,9 @@ at::Tensor ModuleAttentionOfTurnedKeys(const at::Tensor& q, const at::Tensor& k,
     const int64_t count = SizeOf(*new_keys, 2);
     const int64_t first = SizeOf(k, 2) - count;
     TORCH_CHECK_VALUE(first >= 0 && new_keys->scalar_type() == k.scalar_type(),
-                      "gnomon.module_attention_of_turned_keys: new_keys has ", count, " tokens of ",
-                      new_keys->scalar_type(), " and k has ", SizeOf(k, 2), " of ", k.scalar_type(),
-                      "; expected new_keys to be the last tokens of k, of the same dtype");
+                      "gnomon.module_attention_of_turned_keys: new_keys has ", count, " tokens (",
+                      new_keys->scalar_type(), ") and k has ", SizeOf(k, 2), " (", k.scalar_type(),
+                      "); expected new_keys to be the last tokens of k, with the same dtype");
     OptionalTensor positions = arguments.key_positions;
     if (positions) positions = positions->narrow(-1, first, count);
     const at::Tensor rows = BelowAutograd([&] { return k.narrow(2, first, count); });

@@ -61,9 +61,9 @@ if release_of(transformers.__version__) < OLDEST:
     )
 if release_of(transformers.__version__) > NEWEST:
     warnings.warn(
-        f"gnomon.integrations.transformers: transformers is {transformers.__version__}; tested "
-        f"with {OLDEST_NAME} to {NEWEST_NAME}. Compare the outputs of your model before and after "
-        "use_gnomon()",
+        f"gnomon.integrations.transformers: transformers {transformers.__version__} is installed, "
+        f"but gnomon was tested only with {OLDEST_NAME} to {NEWEST_NAME}. Compare your model's "
+        "outputs before and after use_gnomon()",
         stacklevel=2,
     )
 

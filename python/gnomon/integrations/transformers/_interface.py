@@ -341,9 +341,9 @@ def _check_offset(module: torch.nn.Module, own: Any, mask: Mask) -> None:
     is_plain = not mask.causal and mask.window == (None, None)
     if own.reads_positions and queries != keys and is_plain and _is_zero(mask.query_offset):
         raise NotImplementedError(
-            f"{OPERATOR}: {type(module).__name__} attends from {queries} queries to {keys} keys "
-            f"without positions of the queries, which the position {own.module_spec!r} needs; "
-            "call with_attention on the parts of the model that attend to their own tokens"
+            f"{OPERATOR}: {type(module).__name__} has {queries} queries and {keys} keys but no "
+            f"query positions, which the position {own.module_spec!r} requires; call "
+            "with_attention only on the submodules that use self-attention"
         )
 
 
