@@ -1,4 +1,4 @@
-// Ctrl-C as a flag that running work checks.
+// Turns Ctrl-C into a flag that running tasks poll.
 #ifndef GNOMON_CLI_INTERRUPTS_H_
 #define GNOMON_CLI_INTERRUPTS_H_
 

@@ -1,4 +1,4 @@
-// Determines the task of a command line, which its flags depend on.
+// Determines the task from the command line; the available flags depend on it.
 #ifndef GNOMON_CLI_TASK_CHOICE_H_
 #define GNOMON_CLI_TASK_CHOICE_H_
 

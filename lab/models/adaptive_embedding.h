@@ -16,9 +16,10 @@ void CheckCutoffs(const std::vector<int64_t>& cutoffs, int64_t vocabulary);
 
 // Tokens are ordered by frequency and split into bands at the cutoffs. Band n has a table tables.n
 // (tokens, columns) with dim / 4^n columns, at least one. All bands except the first have
-// projections.n (dim, columns). A token's embedding is its projected row. As output layer, the rows
-// of the first band, and a row of `clusters` (bands - 1, dim) for each other band, give the logits
-// of the head. The rows of a band distribute its probability among its tokens.
+// projections.n (dim, columns). A token's embedding is its projected row. As an output
+// layer, the head's logits come from the rows of the first band and from one row of `clusters`
+// (bands - 1, dim) for each further band. The rows of a band distribute its probability among its
+// tokens.
 class AdaptiveEmbeddingImpl : public torch::nn::Module {
  public:
   // Initial embeddings have variance 1 / dim, and unit inputs give unit logits. Checks the cutoffs.

@@ -58,7 +58,7 @@ class OrderArguments(TypedDict, total=False):
 
 
 class MaskArguments(OrderArguments, total=False):
-    """OrderArguments and a mask of pairs."""
+    """OrderArguments plus a pairwise mask."""
 
     mask: Tensor | None
 
@@ -485,9 +485,9 @@ def attention(
             total weight is below this fraction. The bound follows from the norms of q and k and
             from biases that decrease with distance (ALiBi, HyPE, KERPLE, learned tables, Forget).
             All built-in similarities have such bounds; user-defined ones may lack them. The default
-            is the rounding error of the sum in float32. Nothing is skipped if tolerance is 0, in
-            float64, or if a few queries attend to a cache. Skipping does not change how NaN and
-            infinity propagate.
+            is the rounding error of the sum in float32. Nothing is skipped if tolerance is 0, if
+            the inputs are float64, or in decoding (few queries, many cached keys). Skipping does
+            not change how NaN and infinity propagate.
         return_lse: whether to also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij),
             which is differentiable.
 

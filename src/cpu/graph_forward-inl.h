@@ -52,7 +52,8 @@ class GraphForwardPass {
 
  private:
   using Part = EdgeChunks::Part;
-  // g, reused for scores and weights; the scalars; the row's largest score.
+  // Number of scratch arrays: one for g (reused for scores, then weights), the row and column
+  // scalars, and one for the row maximum.
   int arrays() const { return 2 + table_.row_scalars + table_.column_scalars; }
 
   // Partial results of a row: per head, the largest score in log2 units, the sum of the weights,

@@ -296,7 +296,7 @@ class PlacedEntries {
       const std::optional<int64_t>& code = codes[Size(j - batch.begin)];
       if (code) to[j] = static_cast<int32_t>(*code - least);
     }
-    // Extrapolates to hidden keys, which rows read as parts of whole vectors.
+    // Hidden keys get extrapolated codes, because whole-vector loads also read them.
     for (int64_t j = batch.begin; !batch.empty() && j-- > 0;) to[j] = Next(to[j + 1], -1);
     for (int64_t j = std::max<int64_t>(batch.end, 1); !batch.empty() && j < stride_; ++j) {
       to[j] = Next(to[j - 1], 1);

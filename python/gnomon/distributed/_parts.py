@@ -1,4 +1,4 @@
-"""The rows of a sequence that each process has, and their communication."""
+"""Assigns the rows of a sequence to processes and exchanges them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,10 @@ SIMILARITY, POSITION = "gnomon_similarity", "gnomon_position"
 
 
 def check_similarity(operator: str, spec: str) -> None:
-    """Raises an error if a similarity expects points, which projections do not produce."""
+    """Raises an error if a similarity expects points on a manifold.
+
+    A model's linear projections do not produce such points.
+    """
     if option := ops.points_option(spec):
         (component,) = components_of(spec)
         raise ValueError(

@@ -64,8 +64,9 @@ class Attention(HeldTerms):
         dtype: floating-point dtype of parameters and buffers; the default dtype if None.
 
     Raises:
-        ValueError: an invalid value, or a position that projects tokens without token_dim.
-        TypeError: an argument of the wrong type.
+        ValueError: a value is invalid, or token_dim is missing although the position projects
+            tokens.
+        TypeError: an argument has the wrong type.
 
     Example:
         >>> layer = gnomon.nn.Attention(8, 32, similarity="gaussian", position="alibi")

@@ -53,11 +53,11 @@ class MultiheadAttention(HeldTerms):
     - The buffer "gamma_start" ("beta_start", "scale_start") contains the initial value of a
         similarity's factor, with which logits of N(0, 1) tokens have a standard deviation of 1.
 
-    Tensors passed in a term, such as ALiBi(slopes), are used as they are. They are stored as
-    "<component>_<name>", or "<name>" for similarities: as a parameter if they require grad (the
-    same object if it is a torch.nn.Parameter), otherwise as a buffer. A table passed to OffsetBias
-    has the shape (H, 2 length - 1), is indexed by position, and serves all sequences up to that
-    length, like the "offset_bias_table" of "offset_bias:length=512".
+    Terms can contain tensors, as in ALiBi(slopes). Each tensor is registered under
+    "<component>_<name>" ("<name>" for similarities). It becomes a parameter if it requires grad
+    and a buffer otherwise. A torch.nn.Parameter is registered as is, not copied. A table passed to
+    OffsetBias has the shape (H, 2 length - 1), is indexed by position, and serves all sequences up
+    to that length, like the "offset_bias_table" of "offset_bias:length=512".
 
     Args:
         embed_dim: embedding dimension of the input and the output.

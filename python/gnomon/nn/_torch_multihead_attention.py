@@ -195,8 +195,8 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
             value: as query, with dimension vdim.
             key_padding_mask: (B, Lk), or (Lk,) without a batch: True where a key is hidden, or
                 numbers that are added to the scores.
-            need_weights: whether to return the weights, whose memory is quadratic. To return them
-                for some queries only, pass an index, several indices or a slice.
+            need_weights: whether to also return the weights, which takes quadratic memory. To
+                return them for some queries only, pass an index, several indices or a slice.
             attn_mask: (Lq, Lk) or (B * num_heads, Lq, Lk): True where a key is hidden, or numbers
                 that are added to the scores.
             average_attn_weights: whether to average the weights over heads.

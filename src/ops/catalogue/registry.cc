@@ -208,7 +208,8 @@ std::string LackOf(const PositionEntry& entry) {
   return "";
 }
 
-// A member that the entry's role does not use, such as "a function `bias`"; empty: none.
+// Returns a member that the entry's role does not use, such as "a function `bias`", or an empty
+// string.
 std::string ExcessOf(const SimilarityEntry& /*entry*/) { return ""; }
 std::string ExcessOf(const PositionEntry& entry) {
   const auto is_unused = [&](const auto function, Role role) {

@@ -205,7 +205,7 @@ at::Tensor ExponentSums(const at::Tensor& query_in, const at::Tensor& key_in,
   // Each query with its own key, between which there is no rotation.
   at::Tensor sums =
       (query + ForQueries(key, heads)).exp().sum(3, /*keepdim=*/true) * ForQueries(value, heads);
-  // Queries in the right half of each block of 2 `half` rows, with the keys in its left half.
+  // In each block of 2 * half rows, queries in the right half attend to keys in the left half.
   for (int64_t half = 1; half < rows; half *= 2) {
     const c10::SymInt blocks = chunks * (rows / (2 * half));
     const auto side = [&](const at::Tensor& x, int64_t which) {

@@ -146,7 +146,7 @@ std::vector<at::Tensor> OutputTangentsOf(const Arguments& arguments, bool is_nee
   return tangents;
 }
 
-// The results of jvp: those of the forward operator, which the backward operator can use, with
+// Returns the jvp outputs: the forward outputs, which the backward operator can reuse, and their
 // tangents.
 template <class Arguments>
 typename FusedOperator<Arguments>::JvpOutputs JvpOutputsOf(const Arguments& arguments,
