@@ -36,7 +36,7 @@ __version__ = _library.VERSION
 
 
 def __getattr__(name: str) -> ModuleType:
-    """The lab's packages, which are imported when they are first used."""
+    """Returns the lab's packages, which are imported when they are first used."""
     if name == "lab" or name in _lab.NAMES:
         return importlib.import_module(f"gnomon.{name}")
     raise AttributeError(f"module 'gnomon' has no attribute {name!r}")

@@ -74,7 +74,7 @@ def entry_of(name: str) -> dict[str, Any] | None:
 
 
 def reads_axes(entry: dict[str, Any]) -> bool:
-    """Whether the entry is an offset bias that can act along a grid axis."""
+    """Returns whether the entry is an offset bias that can act along a grid axis."""
     parameters = entry.get("parameters", [])
     return entry.get("role") == "bias" and any(p["name"] == "axis" for p in parameters)
 

@@ -21,7 +21,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def kind_of(value: object) -> str:
-    """The value's type with its article, "an int"; "the class T" for a class."""
+    """Returns the value's type with its article, "an int"; "the class T" for a class."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     name = type(value).__name__
@@ -41,7 +41,7 @@ def wrong_type(operator: str, argument: str, value: object, expected: str) -> Ty
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ "did you mean rope?", or "" if no known name is close."""
+    """Returns "did you mean rope?", or "" if no known name is close."""
     close = difflib.get_close_matches(name, list(known))
     return f"did you mean {' or '.join(close)}?" if close else ""
 
@@ -205,7 +205,7 @@ def check_string(operator: str, argument: str, value: object, expected: str = "a
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a real number; 0-d tensors count, Booleans do not."""
+    """Returns whether a value is a real number; 0-d tensors count, Booleans do not."""
     value = plain(value)
     if isinstance(value, bool):
         return False
@@ -250,7 +250,7 @@ def is_integer_type(dtype: torch.dtype) -> bool:
 
 
 def is_integer(value: object) -> bool:
-    """Whether a value is an integer; 0-d tensors count, Booleans do not."""
+    """Returns whether a value is an integer; 0-d tensors count, Booleans do not."""
     value = plain(value)
     if isinstance(value, (bool, float, SymFloat)):
         return False

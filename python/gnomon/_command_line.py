@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         self._fail(f"{message}{self._suggestion(message)} (see {self.prog} --help)")
 
     def _suggestion(self, message: str) -> str:
-        """The closest known option of the first unknown one, as an addition to a message."""
+        """Returns a message part that names the option closest to the first unknown one."""
         known = [option for action in self._actions for option in action.option_strings]
         for word in self._words:
             option = word.partition("=")[0]

@@ -235,7 +235,7 @@ def _wrong(argument: str, value: object, expected: str) -> ValueError:
 
 
 def _command() -> list[str]:
-    """The compiler command, without file names."""
+    """Returns the compiler command, without file names."""
     here = pathlib.Path(__file__).parent
     headers = [here / folder for folder in _build.HEADERS]
     return [

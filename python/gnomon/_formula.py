@@ -53,7 +53,7 @@ class Graph:
         return self._add("number", float(value))
 
     def value_of(self, node: int) -> float | None:
-        """Value of a number node; None for other nodes."""
+        """Returns the value of a number node; None for other nodes."""
         operation = self.operations[node]
         return operation[1] if operation[0] == "number" else None
 
@@ -178,7 +178,7 @@ class Graph:
         return self.divide(self.number(1), result) if exponent < 0 else result
 
     def is_positive(self, node: int, above: bool = False) -> bool:
-        """Whether the node is known to be at least 0, or above 0."""
+        """Returns whether the node is known to be at least 0, or above 0."""
         kind, *of = self.operations[node]
         if kind == "number":
             return of[0] > 0 if above else of[0] >= 0
@@ -206,7 +206,7 @@ class Graph:
         return False
 
     def reached_from(self, nodes: Sequence[int]) -> list[int]:
-        """These nodes and all their operands, in order."""
+        """Returns these nodes and all their operands, in order."""
         found: set[int] = set()
         stack = list(nodes)
         while stack:
@@ -234,7 +234,7 @@ class Graph:
         return [gradient.get(leaf, self.number(0)) for leaf in leaves]
 
     def _slopes(self, node: int, d: int) -> list[tuple[int, int]]:
-        """The gradient of each operand of an operation with gradient d."""
+        """Returns the gradient of each operand of an operation with gradient d."""
         kind, *of = self.operations[node]
         zero, one, half = self.number(0), self.number(1), self.number(0.5)
         if kind == "+":

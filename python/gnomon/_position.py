@@ -18,7 +18,7 @@ class Position(Term):
     _module = "position"
 
     def _is_bias(self) -> bool:
-        """Whether this is a single offset bias, which can act along a grid axis."""
+        """Returns whether this is a single offset bias, which can act along a grid axis."""
         if hasattr(self, "_name"):
             entry = entry_of(self._name)
             return entry is not None and reads_axes(entry)

@@ -45,12 +45,12 @@ def check_release(version: str) -> str:
 
 
 def is_too_old(version: str) -> bool:
-    """Whether gnomon's sources do not compile against this PyTorch."""
+    """Returns whether gnomon's sources do not compile against this PyTorch."""
     return tuple(map(int, version.split(".")[:2])) < (2, 11)
 
 
 def built_folder() -> pathlib.Path:
-    """The folder in which ``gnomon.build`` keeps libraries for this PyTorch and this package."""
+    """Returns the folder in which ``gnomon.build`` keeps the libraries for this PyTorch."""
     core = (_HERE / "lib" / "libgnomon_core.so").stat()
     key = repr(
         (
@@ -73,5 +73,5 @@ def libraries() -> pathlib.Path:
 
 
 def is_building() -> bool:
-    """Whether this process was started as ``python -m gnomon.build``."""
+    """Returns whether this process was started as ``python -m gnomon.build``."""
     return sys.argv[:1] == ["-m"] and any(word.endswith("gnomon.build") for word in sys.orig_argv)

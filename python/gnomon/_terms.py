@@ -68,7 +68,7 @@ def check_shape(what: str, shape: object) -> list[int]:
 
 
 def _fits(value: object, kinds: str) -> bool:
-    """Whether a value matches an annotation such as "int | None"."""
+    """Returns whether a value matches an annotation such as "int | None"."""
     for kind in kinds.split(" | "):
         if kind == "None":
             fits = value is None

@@ -268,7 +268,7 @@ def _attend(
 
 
 def _applies_to_each(positions: list[Position], given: Mapping[str, Any]) -> bool:
-    """Whether these arguments can be passed unchanged to one call per sequence."""
+    """Returns whether these arguments can be passed unchanged to one call per sequence."""
     if given.get("dropout", 0.0) != 0 and given.get("dropout") is not None:
         return False
     for name in ("sink", "temperature"):
@@ -287,7 +287,7 @@ def _applies_to_each(positions: list[Position], given: Mapping[str, Any]) -> boo
 
 
 def _depend_on_offsets(positions: list[Position]) -> bool:
-    """Whether positions are known to depend only on p_j - p_i, which packing preserves.
+    """Returns whether positions are known to depend only on p_j - p_i, which packing preserves.
 
     GPUs have no kernels for token positions, and CPU kernels are faster without them.
     """

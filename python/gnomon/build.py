@@ -39,7 +39,7 @@ def _say(message: str) -> None:
 
 
 def _tool(name: str) -> str:
-    """The path of a program: one that pip installed for this interpreter, or one on the PATH."""
+    """Returns the path of a program, installed for this interpreter by pip or on the PATH."""
     places = (sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath))
     found = shutil.which(name, path=os.pathsep.join(places))
     if found is None:
@@ -48,7 +48,7 @@ def _tool(name: str) -> str:
 
 
 def _compiler() -> str:
-    """The compiler, as for ``gnomon.similarity.define``."""
+    """Returns the compiler, as for ``gnomon.similarity.define``."""
     chosen = shlex.split(os.environ.get("CXX") or "c++")[0]
     found = shutil.which(chosen)
     if found is None:
@@ -60,7 +60,7 @@ def _compiler() -> str:
 
 
 def _configure(sources: pathlib.Path, tree: pathlib.Path, program: bool) -> list[str]:
-    """The CMake command; the libraries find the kernels by their absolute path."""
+    """Returns the CMake command; the libraries find the kernels by their absolute path."""
     package = sources.parent
     settings = {
         "CMAKE_BUILD_RPATH": "$ORIGIN",

@@ -36,7 +36,7 @@ def check_initialised(operator: str) -> None:
 
 
 def place_in(operator: str, group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """The rank in the group, and its size."""
+    """Returns the rank in the group, and its size."""
     rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError(f"gnomon.{operator}: this process is not in the group")
@@ -80,7 +80,7 @@ class Piece(NamedTuple):
 
 
 def _pieces(lengths: Sequence[int], layout: Layout) -> list[list[Piece]]:
-    """The non-empty pieces of each process."""
+    """Returns the non-empty pieces of each process."""
     if layout == "contiguous":
         begins = [sum(lengths[:part]) for part in range(len(lengths))]
         return [
@@ -184,7 +184,7 @@ class Parts:
         )
 
     def gather_segments(self, key_segments: Tensor, k: Tensor) -> Tensor:
-        """The key segments of the whole sequence, (B, sum of Lk); collective."""
+        """Returns the key segments of the whole sequence, (B, sum of Lk); collective."""
         if key_segments.is_floating_point() or key_segments.dtype == torch.bool:
             raise TypeError(
                 f"gnomon.{NAME}: key_segments has dtype {key_segments.dtype}; expected integers"
@@ -209,7 +209,7 @@ class Parts:
         return whole.t().contiguous()
 
     def source(self, step: int) -> int:
-        """The process whose keys this process has at a step of the ring."""
+        """Returns the process whose keys this process has at a step of the ring."""
         return (self.rank - step) % self.size
 
     def send_around(self, tensor: Tensor, length: int, hops: int = 1) -> Passage:

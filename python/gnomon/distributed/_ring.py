@@ -31,11 +31,11 @@ class _Sums(NamedTuple):
         return _Sums(largest, self._by(largest) + other._by(largest))
 
     def _by(self, largest: Tensor) -> Tensor:
-        """The weight rescaled to another maximum score; 0 if the row has attended to nothing."""
+        """Returns the weight, rescaled to another maximum; 0 if the row attended to nothing."""
         return torch.where(self.weight == 0, 0.0, self.weight * (self.largest - largest).exp2())
 
     def share_of(self, total: _Sums) -> Tensor:
-        """(B, H, Lq, 1): the fraction of the total; 0 for a row that has attended to nothing."""
+        """Returns (B, H, Lq, 1): the fraction of the total; 0 if a row attended to nothing."""
         share = self._by(total.largest) / total.weight
         return torch.where(self.weight == 0, 0.0, share).unsqueeze(3)
 

@@ -66,7 +66,7 @@ _CUT = ("offsets", "keys", "key_entries", "pairs")
 
 @functools.cache
 def _name_and_indices(spec: str) -> tuple[str, tuple[str | None, ...]]:
-    """The name, and for each tensor its index kind if in _CUT."""
+    """Returns the name, and for each tensor its index kind if in _CUT."""
     (component,) = components_of(spec)
     indices = {table: index for index in _CUT for table in component.tables(index)}
     return component.name, tuple(indices.get(tensor) for tensor in component.tensors)
@@ -74,7 +74,7 @@ def _name_and_indices(spec: str) -> tuple[str, tuple[str | None, ...]]:
 
 @functools.cache
 def _axis(argument: str, letter: str, axes: int) -> int | None:
-    """The axis of a call's argument that has the queries or keys, counted from the end."""
+    """Returns the axis of a call's argument that has the queries or keys, counted from the end."""
     axis: int | None = ops.axis_of_call(argument, letter, axes)
     return axis
 
@@ -91,7 +91,7 @@ def _with_rows(term: position_terms.Specified, whole: int, rows: slice) -> posit
 
 
 def _with_tensors(term: _T, tensors: list[Tensor]) -> _T:
-    """The term with new tensors, which are popped from the start of the list."""
+    """Returns the term with new tensors, which are popped from the start of the list."""
     own = tuple(tensors.pop(0) for _ in term._own_tensors())
     return dataclasses.replace(cast(Any, term), tensors=own)
 
@@ -166,7 +166,7 @@ class WholeSequence:
             )
 
     def sees(self, queries: Piece, keys: Piece) -> bool:
-        """Whether any of the queries may attend to any of the keys."""
+        """Returns whether any of the queries may attend to any of the keys."""
         if self.call["query_offsets"] is not None:
             return True
         left, right = self.call["left"], self.call["right"]
@@ -186,7 +186,7 @@ class WholeSequence:
         ]
 
     def last_step(self) -> int:
-        """The last step of the ring at which any process attends to its current keys."""
+        """Returns the last step of the ring at which any process attends to its current keys."""
         size = self.parts.size
         return max(
             step
@@ -203,7 +203,7 @@ class WholeSequence:
         v: Tensor,
         tensors: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """o, lse and statistics of a piece of this process's queries over a piece of keys."""
+        """Computes o, lse and statistics of a piece of own queries over a piece of keys."""
         parts = self.parts
         mine = parts.queries[parts.rank]
         first_query, first_key, end = rows.begin, columns.begin, columns.end

@@ -125,7 +125,7 @@ def replace_attention(
 
 
 def _timm_classes() -> dict[type[torch.nn.Module], type[torch.nn.Module]]:
-    """The replacements for timm classes; empty if timm has not been imported."""
+    """Returns the replacements for timm classes; empty if timm has not been imported."""
     classes: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}
     if "timm.layers.attention" in sys.modules:
         from gnomon.integrations import _timm
@@ -154,7 +154,7 @@ def _terms_of(
 
 
 def _stays(layer: torch.nn.Module, known: set[torch.nn.Module]) -> bool:
-    """Whether an attention module neither is nor contains a replaced module."""
+    """Returns whether an attention module neither is nor contains a replaced module."""
     kind = type(layer)
     if kind.__module__.startswith("gnomon."):
         return False

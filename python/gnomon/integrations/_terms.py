@@ -150,13 +150,13 @@ class LearnedSimilarity(_Terms):
         self.takes_scale: bool = component.entry["takes_scale"]
 
     def forward(self, q: Tensor) -> Similarity:
-        """The similarity with the current parameters, for queries q (B, H, L, D) of any dtype."""
+        """Returns the similarity with its current parameters, for q (B, H, L, D) of any dtype."""
         self.warn_if_frozen(q)
         values = ops.module_similarity(q, self.module_spec, self.held())
         return Specified(self.spec, tuple(values))
 
     def extra_repr(self) -> str:
-        """The specification, for print()."""
+        """Returns the specification, for print()."""
         return repr(self.spec)
 
 
@@ -183,7 +183,7 @@ class LearnedPosition(_Terms):
         self.reads_positions: bool = not roles <= {"sink", "norm"}
 
     def extra_repr(self) -> str:
-        """The specification, for print()."""
+        """Returns the specification, for print()."""
         return repr(self.module_spec)
 
 
@@ -197,7 +197,7 @@ def attend(
     arguments: AttentionArguments,
     softcap: float | None = None,
 ) -> Tensor:
-    """gnomon.attention with the similarity and position of a layer and additional positions.
+    """Calls gnomon.attention with the similarity and position of a layer and additional positions.
 
     softcap applies to the dot product.
     """

@@ -62,7 +62,7 @@ def attended(
     mask: Tensor | None,
     is_causal: bool,
 ) -> Tensor:
-    """The output of a layer for q, k and v (B, L, H, D)."""
+    """Returns the output of a layer for q, k and v (B, L, H, D)."""
     q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
     q, k = layer.q_norm(q), layer.k_norm(k)
     if rope is not None:

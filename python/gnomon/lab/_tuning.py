@@ -31,14 +31,14 @@ JOURNAL = "tuning.journal"
 
 
 def grid_size(options: list[dict[str, Any]]) -> int | None:
-    """The number of points if all options have lists of values."""
+    """Returns the number of points if all options have lists of values."""
     if not all("values" in option for option in options):
         return None
     return math.prod(len(option["values"]) for option in options)
 
 
 def batches(options: list[dict[str, Any]], most: int | None) -> list[range]:
-    """The trial numbers of each batch."""
+    """Returns the trial numbers of each batch."""
     if not options:
         return []
     size = grid_size(options)
@@ -54,7 +54,7 @@ def rungs(steps: int) -> list[int]:
 
 
 def value_at(trial: dict[str, Any], step: int) -> float | None:
-    """The held-out value after that many steps; infinite for a trial that diverged, or None."""
+    """Returns the held-out value after that many steps; infinite if the trial diverged, or None."""
     for at in trial["held_out"]:
         if at["value"] is None:
             return math.inf
@@ -66,7 +66,7 @@ def value_at(trial: dict[str, Any], step: int) -> float | None:
 def unfinished(
     batch: list[dict[str, Any]], steps: int, sign: int
 ) -> list[tuple[dict[str, Any], int]]:
-    """The trials of a batch to continue, and their steps; sign is -1 if more is better."""
+    """Returns the trials of a batch to continue, and their steps; sign is -1 if more is better."""
     alive = batch
     for rung in rungs(steps):
         waiting = [trial for trial in alive if value_at(trial, rung) is None]
@@ -87,7 +87,7 @@ def _rank(trial: dict[str, Any], step: int, sign: int) -> float:
 
 
 def chosen(trials: list[dict[str, Any]], steps: int, sign: int) -> dict[str, Any] | None:
-    """The values of the best trial that trained for all steps."""
+    """Returns the values of the best trial that trained for all steps."""
     ranked = sorted((_rank(trial, steps, sign), trial["number"]) for trial in trials)
     if not ranked or math.isinf(ranked[0][0]):
         return None
@@ -135,7 +135,7 @@ class Studies:
         steps: int,
         count: int,
     ) -> Any:
-        """The values of `count` more trials."""
+        """Returns the values of `count` more trials."""
         import optuna
         from optuna.trial import TrialState, create_trial
 
@@ -170,7 +170,7 @@ class Studies:
 
 
 def plan(record: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-    """The trials to run next, or the chosen values."""
+    """Returns the trials to run next, or the chosen values."""
     settings = record["settings"]
     tuning = settings["tuning"]
     steps = settings["training"]["steps"]

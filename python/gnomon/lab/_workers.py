@@ -42,7 +42,7 @@ def _threads_of(words: list[str], processes: int | None) -> list[str]:
 
 
 def _environment(words: list[str]) -> dict[str, str]:
-    """The environment of a run: one GPU for each local worker if several are visible."""
+    """Returns the environment of a run: one GPU for each local worker if several are visible."""
     environment = dict(os.environ, GNOMON_PARENT=str(os.getpid()))
     if "cuda" in words:
         import torch

@@ -65,7 +65,7 @@ def _extended(rows: _Rows | None, more: Tensor, *, writes: bool = True) -> _Rows
 
 
 def _joined(keys: Sequence[Tensor]) -> Tensor:
-    """The keys of several calls; records gradients if one of the calls did."""
+    """Returns the keys of several calls; records gradients if one of the calls did."""
     if not any(one.requires_grad for one in keys):
         return torch.cat(list(keys), 2)
     with torch.inference_mode(False), torch.enable_grad():
@@ -73,7 +73,7 @@ def _joined(keys: Sequence[Tensor]) -> Tensor:
 
 
 def _grows_in_place(known: Tensor, more: Tensor) -> bool:
-    """Whether neither autograd nor a torch.func transform records the operations of a cache."""
+    """Returns whether neither autograd nor torch.func records the cache's operations."""
     return (
         type(known) is Tensor
         and type(more) is Tensor

@@ -312,7 +312,7 @@ class HeldTerms(torch.nn.Module):
         return Attended(o, weights, keep)
 
     def _turns_keys(self, k: Tensor, places: Tensor | None) -> bool:
-        """Whether a cache stores the rotated keys of a call.
+        """Returns whether a cache stores the rotated keys of a call.
 
         It does not in low precision, where keys would be rounded twice, nor under torch.compile,
         which would recompile for each number of earlier calls.

@@ -85,7 +85,7 @@ def to_masks(
 
 
 def _is_bool(operator: str, name: str, mask: Any) -> bool:
-    """Whether a mask is Boolean rather than additive."""
+    """Returns whether a mask is Boolean rather than additive."""
     if not isinstance(mask, Tensor):
         raise wrong_type(operator, name, mask, "a Tensor, or None")
     check_layout(operator, name, mask)
@@ -98,7 +98,7 @@ def _is_bool(operator: str, name: str, mask: Any) -> bool:
 
 
 def is_causal_mask(pairs: Tensor) -> bool:
-    """Whether a mask (Lq, Lk) or (B * H, Lq, Lk) hides exactly the keys after each query."""
+    """Returns whether a mask (Lq, Lk) or (B * H, Lq, Lk) hides exactly each query's later keys."""
     if pairs.dim() not in (2, 3):
         return False
     hidden = pairs if pairs.dtype == torch.bool else pairs == -torch.inf

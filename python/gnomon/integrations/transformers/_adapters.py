@@ -101,7 +101,7 @@ def _mpt_block_forward(_layer: Any, *_args: object, **_kwargs: object) -> NoRetu
 
 
 def _one_cache(cache: Any, past_key_values: Any) -> Any:
-    """The key-value cache, by its name or by its name before transformers 5.24."""
+    """Returns the key-value cache, by its name or by its name before transformers 5.24."""
     return past_key_values if cache is None else cache
 
 
@@ -194,7 +194,7 @@ def _bloom_forward(
 
 
 def _is_disentangled(layer: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether the scores match a term; otherwise the layer is intercepted as it runs."""
+    """Returns whether the scores match a term; otherwise the layer is intercepted as it runs."""
     part = layer.self
     if layer.config._attn_implementation != NAME or not part.relative_attention:
         return False

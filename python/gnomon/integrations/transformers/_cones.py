@@ -27,7 +27,7 @@ _ROTATES = re.compile(r"\bapply_\w*rot\w*\(|\brotary_emb\(")
 
 
 def shape_of_heads(layer: torch.nn.Module) -> tuple[int, int]:
-    """The number of query heads and their head dimension."""
+    """Returns the number of query heads and their head dimension."""
     config = getattr(layer, "config", None)
 
     def find(*names: str) -> int | None:
@@ -56,7 +56,7 @@ def shape_of_heads(layer: torch.nn.Module) -> tuple[int, int]:
 
 
 def width_of_values(layer: torch.nn.Module, head_dim: int) -> int:
-    """The head dimension of the values."""
+    """Returns the head dimension of the values."""
     for holder in (layer, getattr(layer, "config", None)):
         if isinstance(width := getattr(holder, "v_head_dim", None), int):
             return width
@@ -64,7 +64,7 @@ def width_of_values(layer: torch.nn.Module, head_dim: int) -> int:
 
 
 def crosses(name: str, layer: torch.nn.Module) -> bool:
-    """Whether a layer of this name attends to tokens other than its queries' own."""
+    """Returns whether a layer of this name attends to tokens other than its queries' own."""
     if getattr(layer, "is_cross_attention", False) is True:
         return True
     words = ".".join([*name.split(".")[-2:], type(layer).__name__])
@@ -98,7 +98,7 @@ def keep_heights(layer: torch.nn.Module) -> None:
 
 
 def _rotary_parts(layer: torch.nn.Module) -> list[torch.nn.Module]:
-    """The modules of a layer that return cosines and sines."""
+    """Returns the modules of a layer that return cosines and sines."""
     return [part for part in layer.children() if "Rotary" in type(part).__name__]
 
 
@@ -197,7 +197,7 @@ def _layout_of(kind: type[torch.nn.Module]) -> str | None:
 
 
 def _rotates_a_part(layer: torch.nn.Module) -> bool:
-    """Whether the configuration rotates only a part of a head's coordinates."""
+    """Returns whether the configuration rotates only a part of a head's coordinates."""
     config = getattr(layer, "config", None)
     for holder in (layer, config):
         for name in ("partial_rotary_factor", "rotary_pct", "rotary_percentage", "rotary_dim"):
@@ -210,7 +210,7 @@ def _rotates_a_part(layer: torch.nn.Module) -> bool:
 
 
 def _rotates_the_end(layer: torch.nn.Module) -> bool:
-    """Whether the rotated coordinates are the last ones of a head, as in latent attention."""
+    """Returns whether a head's last coordinates are rotated, as in latent attention."""
     return any(
         getattr(holder, "qk_rope_head_dim", None) is not None
         for holder in (layer, getattr(layer, "config", None))

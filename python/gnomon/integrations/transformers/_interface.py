@@ -57,12 +57,12 @@ def refuse(arguments: Mapping[str, object]) -> None:
 
 
 def _is_paged(cache: object) -> bool:
-    """Whether it is a cache of generate_batch(), which attends over several sequences at once."""
+    """Returns whether it is a cache of generate_batch(), which holds several sequences."""
     return any(kind.__name__ == "PagedAttentionCache" for kind in type(cache).__mro__)
 
 
 def asks_for_something(value: object, default: object = None) -> bool:
-    """Whether an argument is set: None, False and the default are not."""
+    """Returns whether an argument is set: None, False and the default are not."""
     if value is None or value is False or value is default:
         return False
     if isinstance(value, (list, tuple)):
@@ -74,7 +74,7 @@ def asks_for_something(value: object, default: object = None) -> bool:
 
 
 def weights_are_collected() -> bool:
-    """Whether the caller of a running forward pass requested attention weights.
+    """Returns whether the caller of a running forward pass requested attention weights.
 
     Some models (GPT-2) do not pass this request to their attention.
     """
@@ -124,7 +124,7 @@ packed_reads = 0
 def documents_of(
     arguments: Mapping[str, Any], q: Tensor, k: Tensor
 ) -> tuple[Tensor, Tensor] | None:
-    """The segments of packed sequences from cu_seq_lens_q and cu_seq_lens_k; None without them."""
+    """Returns the segments of packed sequences, or None without cu_seq_lens_q and cu_seq_lens_k."""
     global packed_reads
     ends = [arguments.get(f"cu_seq_lens_{which}") for which in "qk"]
     if ends == [None, None]:
@@ -169,7 +169,7 @@ def _chosen(
 
 
 def _sink(module: torch.nn.Module, arguments: Mapping[str, Any]) -> Tensor | None:
-    """The sink scores, (H,) or (B, H, Lq)."""
+    """Returns the sink scores, (H,) or (B, H, Lq)."""
     # Some eager implementations read the sinks from the module.
     for sink in (arguments.get("s_aux"), arguments.get("sinks"), getattr(module, "sinks", None)):
         if isinstance(sink, Tensor):
@@ -194,7 +194,7 @@ def _extra_arguments(module_name: str) -> dict[str, object]:
 def extra_arguments(
     theirs: Callable[..., Any], ours: Callable[..., Any], known: Iterable[str] = ()
 ) -> dict[str, object]:
-    """The arguments of a transformers function that ours does not have, with their defaults."""
+    """Returns the arguments, with defaults, that only the transformers function has."""
     names = {*inspect.signature(ours).parameters, *known}
     return {
         name: None if parameter.default is inspect.Parameter.empty else parameter.default
@@ -352,7 +352,7 @@ def _is_zero(offset: int | Tensor) -> bool:
 
 
 def _has_content(position: Position | None) -> bool:
-    """Whether a position has products with its own vectors, which the scale multiplies."""
+    """Returns whether a position has products with its own vectors, which the scale multiplies."""
     entries = [entry_of(term._name) or {} for term in to_positions(OPERATOR, position)]
     return any(entry.get("role") == "content" for entry in entries)
 

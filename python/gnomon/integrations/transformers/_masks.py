@@ -48,7 +48,7 @@ class Mask:
     ndim: ClassVar[int] = 4
 
     def is_seen(self) -> Tensor:
-        """(B, 1, Lq, Lk), True if a query attends to a key."""
+        """Returns (B, 1, Lq, Lk), True if a query attends to a key."""
         _, _, queries, keys = self.shape
         key = torch.arange(keys, device=self.device)
         query = torch.arange(queries, device=self.device)[:, None] + self.query_offset
@@ -70,7 +70,7 @@ class Mask:
         return seen if self.seen is None else seen & self.seen
 
     def array(self) -> Tensor:
-        """What is added to the scores, (B, 1, Lq, Lk); if Boolean, True where it is not 0."""
+        """Returns the mask as an array (B, 1, Lq, Lk): additive, or True where a key is hidden."""
         hidden = ~self.is_seen()
         if self.dtype == torch.bool:
             return hidden
@@ -90,7 +90,7 @@ class Mask:
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Mask | Tensor:
-        """The mask in another floating-point or Boolean dtype, or on another device."""
+        """Returns the mask in another floating-point or Boolean dtype, or on another device."""
         dtype = kwargs.get("dtype", next((a for a in args if isinstance(a, torch.dtype)), None))
         device = kwargs.get("device", next((a for a in args if _is_device(a)), self.device))
         like = next((a for a in args if isinstance(a, Tensor)), None)
@@ -325,7 +325,7 @@ def _seen_by_rows(attention_mask: Tensor, mask: Mask, first_key: int) -> Tensor:
 
 
 def _offset(offset: int | Tensor) -> int | Tensor:
-    """The offset; static caches use tensors, whose values a traced graph does not read."""
+    """Returns the offset; static caches use tensors, whose values a traced graph does not read."""
     if isinstance(offset, Tensor) and torch.compiler.is_compiling():
         return offset
     return int(offset)
@@ -363,7 +363,7 @@ def _hiding(mask: Mask, visible: Tensor) -> Mask:
 
 
 def given_or_plain(mask: Mask | Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Mask | Tensor:
-    """The mask; if it is None, a mask that is causal or hides nothing, depending on the layer."""
+    """Returns the mask, or if it is None, a causal or empty mask, depending on the layer."""
     if mask is not None:
         return mask
     queries, keys = q.shape[2], k.shape[2]
@@ -380,7 +380,7 @@ def given_or_plain(mask: Mask | Tensor | None, q: Tensor, k: Tensor, causal: boo
 
 
 def segments_of(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
-    """(B, L): the sequence index of each token, from the boundaries of packed sequences."""
+    """Returns (B, L): the sequence index of each token, from the boundaries of packed sequences."""
     total = batch * length
     ends = ends.long()
     if not torch.compiler.is_compiling():
@@ -460,7 +460,7 @@ def read_array(seen: Tensor, shape: tuple[int, int, int, int]) -> Mask | None:
 
 
 def both(mask: Mask, other: Mask) -> Mask | None:
-    """The intersection of masks of the same shape; None if this class cannot represent it."""
+    """Returns the intersection of masks of one shape; None if this class cannot represent it."""
     if mask.query_segments is not None:
         mask, other = other, mask
     if mask.query_segments is not None:
@@ -483,7 +483,7 @@ def both(mask: Mask, other: Mask) -> Mask | None:
 
 
 def _least(numbers: tuple[int | None, ...]) -> int | None:
-    """The minimum of bounds; None means unbounded."""
+    """Returns the minimum of bounds; None means unbounded."""
     return min((number for number in numbers if number is not None), default=None)
 
 

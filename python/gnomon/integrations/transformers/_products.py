@@ -81,7 +81,7 @@ class _Product:
         return replace(self, hidden=hidden if self.hidden is None else self.hidden | hidden)
 
     def reshaped(self, lead: Sequence[int]) -> _Product:
-        """The product with other leading axes of the same total size."""
+        """Returns the product with other leading axes of the same total size."""
 
         def lead_of(tensor: Tensor) -> Tensor:
             rows, columns = tensor.shape[-2:] if tensor.dim() > 1 else (1, tensor.shape[-1])
@@ -241,12 +241,12 @@ def _is_array(value: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """The value of a Python number."""
+    """Returns the value of a Python number."""
     return float(value) if isinstance(value, (int, float)) else None
 
 
 def _is_low(value: Any) -> bool:
-    """Whether a score of this value hides a key."""
+    """Returns whether a score of this value hides a key."""
     if _is_array(value):
         return value.numel() == 1 and not value.requires_grad and float(value) <= LOWEST
     number = _number(value)
@@ -357,7 +357,7 @@ def _div(seen: _Seen, function: Any, a: Any, b: Any, **kwargs: Any) -> Any:
 
 
 def _fits(tensor: Tensor, product: _Product) -> bool:
-    """Whether it broadcasts to the product's shape."""
+    """Returns whether it broadcasts to the product's shape."""
     try:
         return torch.broadcast_shapes(tensor.shape, product.shape) == product.shape
     except RuntimeError:
@@ -365,7 +365,7 @@ def _fits(tensor: Tensor, product: _Product) -> bool:
 
 
 def _takes(product: _Product, mask: Mask) -> bool:
-    """Whether it is the first mask and has the product's shape."""
+    """Returns whether it is the first mask and has the product's shape."""
     return product.mask is None and mask.shape == (*product.shape[:1], 1, *product.shape[2:])
 
 
@@ -517,7 +517,7 @@ def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
     batch = math.prod(lead) // heads if heads else 0
 
     def in_four(tensor: Tensor, whole: bool) -> Tensor:
-        """(B, H, rows, columns); unless whole, batch or heads may have size 1."""
+        """Returns (B, H, rows, columns); unless whole, batch or heads may have size 1."""
         rows = tensor.shape[-2:] if tensor.dim() > 1 else (1, *tensor.shape)
         if len(lead) == 2 and not whole:
             return tensor.reshape(*(1,) * (4 - tensor.dim()), *tensor.shape[:-2], *rows)
@@ -628,7 +628,7 @@ def _multi_head(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Any:
-    """The function of torch.nn.MultiheadAttention; returns (L, B, E) without weights."""
+    """Replaces the function of torch.nn.MultiheadAttention; returns (L, B, E) without weights."""
     more = (bias_k, bias_v, static_k, static_v)
     if query.dim() != 3 or add_zero_attn or any(part is not None for part in more):
         return NotImplemented

@@ -23,7 +23,7 @@ _SOURCES: dict[type[torch.nn.Module], str] = {}
 
 
 def source_of(module_class: type[torch.nn.Module]) -> str:
-    """The source of a class and its base classes, without PyTorch's."""
+    """Returns the source of a class and its base classes, without PyTorch's."""
     if module_class in _SOURCES:
         return _SOURCES[module_class]
     sources = []
@@ -37,7 +37,7 @@ def source_of(module_class: type[torch.nn.Module]) -> str:
 
 @functools.cache
 def _classes_of_module(module_name: str) -> dict[str, str]:
-    """The sources of a module's classes by qualified name; empty if there is none.
+    """Returns the sources of a module's classes by qualified name; empty if there is none.
 
     inspect.getsource would parse the whole module for each class.
     """
@@ -65,17 +65,17 @@ def _classes_of_module(module_name: str) -> dict[str, str]:
 
 
 def has_interface(module_class: type[torch.nn.Module]) -> bool:
-    """Whether a module attends through transformers' AttentionInterface."""
+    """Returns whether a module attends through transformers' AttentionInterface."""
     return "get_interface(" in source_of(module_class)
 
 
 def is_named_attention(module_class: type[torch.nn.Module]) -> bool:
-    """Whether the name of a module or of one of its parts indicates attention."""
+    """Returns whether the name of a module or of one of its parts indicates attention."""
     return "ttention" in module_class.__name__
 
 
 def has_own_softmax(module_class: type[torch.nn.Module]) -> bool:
-    """Whether a module has its own softmax and products, or calls PyTorch's attention functions."""
+    """Returns whether a module computes attention itself or with PyTorch's functions."""
     if not is_named_attention(module_class):
         return False
     if issubclass(module_class, torch.nn.MultiheadAttention):
@@ -87,5 +87,5 @@ def has_own_softmax(module_class: type[torch.nn.Module]) -> bool:
 
 
 def asks_for_an_array(module_class: type[torch.nn.Module]) -> bool:
-    """Whether a module tests whether its mask is an array, to compute with it."""
+    """Returns whether a module tests whether its mask is an array, to compute with it."""
     return _ASKS.search(source_of(module_class)) is not None

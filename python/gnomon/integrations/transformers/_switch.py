@@ -194,7 +194,7 @@ def _name_in_tables(model: PreTrainedModel, *_args: Any, **_kwargs: Any) -> None
 
 
 def _base_of(model: object) -> PreTrainedModel:
-    """The transformers model itself; for a PEFT model, its base model."""
+    """Returns the transformers model itself; for a PEFT model, its base model."""
     base = model
     if not isinstance(model, PreTrainedModel) and callable(
         get_base := getattr(model, "get_base_model", None)
@@ -249,7 +249,7 @@ def use_gnomon(model: Model) -> Model:
 
 
 def _unknown(model: torch.nn.Module) -> list[str]:
-    """The classes of modules named attention that do not use the operator."""
+    """Returns the classes of modules named attention that do not use the operator."""
     return sorted(
         {
             type(layer).__name__
@@ -264,7 +264,7 @@ def _unknown(model: torch.nn.Module) -> list[str]:
 
 
 def attends(layer: torch.nn.Module) -> bool:
-    """Whether a module itself, not a module around it, calls the operator."""
+    """Returns whether a module itself, not a module around it, calls the operator."""
     kind = type(layer)
     if isinstance(layer, PreTrainedModel):
         return False
@@ -462,7 +462,7 @@ def with_attention(
 
 
 def _length_of(model: PreTrainedModel) -> int:
-    """The maximum number of tokens, for tables with a row per token."""
+    """Returns the maximum number of tokens, for tables with a row per token."""
     config = model.config.get_text_config()
     length = getattr(config, "max_position_embeddings", None)
     return length if isinstance(length, int) else 512

@@ -9,6 +9,6 @@ OLDEST_NAME, NEWEST_NAME = (f"{major}.{minor}" for major, minor in (OLDEST, NEWE
 
 
 def release_of(version: str) -> tuple[int, int]:
-    """The first two numbers of a version such as "5.24.0.dev0"."""
+    """Returns the first two numbers of a version such as "5.24.0.dev0"."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)

@@ -101,7 +101,7 @@ def read_arrays(source: str, name: str) -> Arrays:
 def shared_labels(
     reads: Iterable[Mapping[str, Array]],
 ) -> Arrays:
-    """The labels that index names, with one list of names shared by all splits."""
+    """Returns the labels that index names, with one list of names shared by all splits."""
     labels: Arrays = {}
     names = {}
     for arrays in reads:
@@ -164,7 +164,7 @@ def write(path: pathlib.Path | str, arrays: Mapping[str, Array]) -> Arrays:
 
 
 def is_data(path: pathlib.Path) -> bool:
-    """Whether write() created a file."""
+    """Returns whether write() created a file."""
     try:
         return _safetensors.read_metadata(path) == _MARK
     except ValueError:
@@ -172,7 +172,7 @@ def is_data(path: pathlib.Path) -> bool:
 
 
 def _split(source: str) -> tuple[pathlib.Path, str]:
-    """The path and the text after a colon, unless a file has the whole name."""
+    """Returns the path and the text after a colon, unless a file has the whole name."""
     if ":" not in source or pathlib.Path(source).exists():
         return pathlib.Path(source), ""
     # A pattern may contain colons.

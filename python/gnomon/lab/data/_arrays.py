@@ -16,7 +16,7 @@ class WrongFileError(ValueError):
 
 
 def fault_of(path: object, fault: object) -> str:
-    """The message about a file: "x is empty", but "x: line 2 has a number beyond 64 bits"."""
+    """Returns a message about a file: "x is empty", "x: line 2 has a number beyond 64 bits"."""
     has_subject = not str(fault).startswith(("contains ", "has ", "is "))
     return f"{path}: {fault}" if has_subject else f"{path} {fault}"
 

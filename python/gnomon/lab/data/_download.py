@@ -44,7 +44,7 @@ class File:
         return f"{self._what('sha256')} {self.sha256}"
 
     def fault(self, path: pathlib.Path) -> str:
-        """The mismatch of the file at this path; empty if it is the expected file.
+        """Returns the mismatch of the file at this path; empty if it is the expected file.
 
         Raises:
             OSError: it cannot be read.
@@ -160,5 +160,5 @@ def _copy(answer: Any, out: Any, size: int | None) -> None:
 
 
 def _reason(error: object) -> str:
-    """The reason for a failed connection, without the leading errno."""
+    """Returns the reason for a failed connection, without the leading errno."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

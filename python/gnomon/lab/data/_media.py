@@ -160,7 +160,7 @@ _PNG, _JPEG, _BMP = b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"BM"
 
 
 def _is_truncated_image(content: bytes) -> bool:
-    """Whether an unreadable image starts with a valid header but ends too early."""
+    """Returns whether an unreadable image starts with a valid header but ends too early."""
     if any(mark.startswith(content) for mark in (_PNG, _JPEG, _BMP)):
         return True
     if content.startswith(_PNG):

@@ -42,7 +42,7 @@ class Picture:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A new figure; width and height in inches."""
+    """Returns a new figure; width and height in inches."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -53,7 +53,7 @@ def heat_map(axes: Any, values: Tensor, **options: Any) -> Any:
 
 
 def colour_of_head(head: int, heads: int) -> Any:
-    """The colour of a head, from dark to light by index."""
+    """Returns the colour of a head, from dark to light by index."""
     return matplotlib.colormaps["viridis"](head / max(heads - 1, 1) * 0.9)
 
 
@@ -71,7 +71,7 @@ def signed(values: Tensor) -> dict[str, Any]:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
-    """The error for an unknown name."""
+    """Returns the error for an unknown name."""
     known = list(known)
     hint = did_you_mean(name, known)
     told = f"{hint} Known: " if hint else "known: "
@@ -92,7 +92,7 @@ def _plain(value: Any) -> Any:
 
 
 def symbol(character: str) -> str:
-    """A visible symbol for a character, as a row or column label."""
+    """Returns a visible symbol for a character, as a row or column label."""
     return "␣" if character == " " else character
 
 

@@ -31,7 +31,7 @@ class _Zeros(_FirstColumns):
 def _with_projections(
     module: MultiheadAttention, **projections: torch.nn.Module
 ) -> MultiheadAttention:
-    """A module that shares its parameters but has other projections."""
+    """Returns a module that shares its parameters but has other projections."""
     probe = copy.copy(module)
     probe._modules = {**module._modules, **projections}
     return probe
@@ -46,7 +46,7 @@ def weights(
     causal: bool = False,
     query_offset: int | None = None,
 ) -> Tensor:
-    """The attention weights (H, Lq, Lk) of query (1, Lq, embed_dim) over key (1, Lk, embed_dim)."""
+    """Returns the weights (H, Lq, Lk) of query (1, Lq, embed_dim) over key (1, Lk, embed_dim)."""
     key = query if key is None else key
     width = module.embed_dim // module.num_heads
     probe = _with_projections(
@@ -75,7 +75,7 @@ def weights(
 
 @torch.no_grad()
 def biases(module: MultiheadAttention, distance: int) -> Tensor:
-    """The position's bias for a key 0 .. distance tokens back, (H, distance + 1).
+    """Returns the position's bias for a key 0 .. distance tokens back, (H, distance + 1).
 
     Biases are relative to distance 0, because softmax is invariant to a constant. Tokens are zeros,
     so rotations have no effect.

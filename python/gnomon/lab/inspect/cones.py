@@ -70,7 +70,7 @@ def points_of(pair: str) -> Tensor:
 
 
 def shadow(point: Tensor, field: Tensor, cone: str, r: float) -> Tensor:
-    """Whether each point of `field` (..., 2) lies in the cone of a point."""
+    """Returns whether each point of `field` (..., 2) lies in the cone of a point."""
     return gnomon.cones.ancestor(point, field, cone=cone, r=r)
 
 

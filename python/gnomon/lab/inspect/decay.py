@@ -52,7 +52,7 @@ def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
 
 
 def learned_table(part: Component) -> str | None:
-    """The table that defines a rotation's angles, as learned by a module."""
+    """Returns the table that defines a rotation's angles, as learned by a module."""
     for parameter in part.entry["parameters"]:
         if parameter["kind"] == "table" and parameter["argument"] == "required":
             return str(parameter["name"])
@@ -60,7 +60,7 @@ def learned_table(part: Component) -> str | None:
 
 
 def turned_columns(module: MultiheadAttention) -> int:
-    """The number of coordinates per head that RoPE rotates by default, without a cone's height."""
+    """Returns how many coordinates per head RoPE rotates by default, without a cone's height."""
     return (
         (module.qk_dim - 1) // 2 * 2
         if ops.height_coordinate(module.similarity) is not None
@@ -151,7 +151,7 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _start_of(trained: MultiheadAttention) -> MultiheadAttention:
-    """The module with its initial values."""
+    """Returns the module with its initial values."""
     return MultiheadAttention(
         trained.embed_dim,
         trained.num_heads,

@@ -34,7 +34,7 @@ MOST_COLUMNS = 65536
 
 
 def encode(spec: str, length: int, dim: int) -> tuple[Tensor, list[int] | None]:
-    """The table that a position adds to embeddings, (L, dim), and the shape of its grid, if any."""
+    """Returns a position's table (L, dim) for embeddings, and the shape of its grid, if any."""
     module = TokenPosition(spec, dim, length).double().eval()
     encodings = list(module.children())
     if not encodings:
@@ -53,7 +53,7 @@ def encode(spec: str, length: int, dim: int) -> tuple[Tensor, list[int] | None]:
 
 
 def _grid_of(spec: str) -> list[int] | None:
-    """The shape of the grid that contains all positions, if any."""
+    """Returns the shape of the grid that contains all positions, if any."""
     for component in components_of(spec):
         if component.grid and component.grid[0] == 0:
             return list(component.grid[1:])
@@ -110,7 +110,7 @@ def draw_encoding(options: argparse.Namespace) -> Picture:
 
 
 def shift_matrix(shift: int, dim: int, layout: str) -> tuple[Tensor, float]:
-    """The matrix T_k with P(p + k) = T_k P(p) for all p, and the maximum error.
+    """Returns the matrix T_k with P(p + k) = T_k P(p) for all p, and the maximum error.
 
     It is a least-squares solution from the sinusoids.
     """

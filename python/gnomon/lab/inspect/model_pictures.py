@@ -37,7 +37,7 @@ FARTHEST = 256
 
 
 def attention_of(model: LanguageModel, text: str) -> Tensor:
-    """The attention weights of all layers and heads over the bytes of a text, (layers, H, L, L)."""
+    """Returns the attention weights (layers, H, L, L) of a model over the bytes of a text."""
     tokens = torch.tensor(list(text.encode()))
     with torch.no_grad():
         states = model.layer_inputs(tokens[None])
@@ -236,7 +236,7 @@ class LearnedTable(NamedTuple):
 
 
 def learned_tables(model: torch.nn.Module) -> list[LearnedTable]:
-    """The learned tables of a model's positions, in the order of its modules."""
+    """Returns the learned tables of a model's positions, in the order of its modules."""
     tables = []
     for place, module in model.named_modules():
         known: dict[str, tuple[str, str]] = {}
@@ -291,6 +291,6 @@ def _table_of_buckets(position: str) -> ModuleTensor:
 
 
 def cosines(rows: Tensor) -> Tensor:
-    """Pairwise cosines of rows."""
+    """Returns pairwise cosines of rows."""
     unit = torch.nn.functional.normalize(rows, dim=1)
     return unit @ unit.T

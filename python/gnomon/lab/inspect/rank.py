@@ -37,7 +37,7 @@ RISING = 0.05
 
 
 def descendants(branching: int, depth: int) -> Tensor:
-    """Whether node j of a complete tree (root first) is node i or below it, (N, N)."""
+    """Returns whether node j of a complete tree (root first) is node i or below it, (N, N)."""
     nodes = sum(branching**level for level in range(depth + 1))
     below = torch.eye(nodes, dtype=torch.bool)
     for node in range(1, nodes):
@@ -60,7 +60,7 @@ def scores(similarity: Similarity | str, q: Tensor, k: Tensor) -> Tensor:
 
 
 def margins(s: Tensor, below: Tensor) -> Tensor:
-    """The margin (...) by which scores (..., N, N) separate descendants from other nodes.
+    """Returns the margin (...) by which scores (..., N, N) separate descendants from other nodes.
 
     For each node i that has other nodes, take the lowest s_ij of a descendant j minus the highest
     s_ij of another node. The margin is the minimum over i, divided by the standard deviation of all
@@ -81,7 +81,7 @@ def _spread(s: Tensor) -> Tensor:
 def train(
     similarity: Similarity | str, dim: int, below: Tensor, *, steps: int, restarts: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """The margins (restarts,) that Adam reaches with queries and keys of `dim` coordinates.
+    """Returns the margins (restarts,) that Adam reaches with queries and keys of `dim` coordinates.
 
     The second result has the margins before the last quarter of the steps. If they are lower, more
     steps would improve the margins.

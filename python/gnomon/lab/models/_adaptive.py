@@ -15,7 +15,7 @@ _REDUCTION = 4
 
 
 def table_sizes(vocabulary: int, dim: int, cutoffs: Sequence[int]) -> list[tuple[int, int]]:
-    """The shape (tokens, dimension) of each band's table."""
+    """Returns the shape (tokens, dimension) of each band's table."""
     bounds = [0, *cutoffs, vocabulary]
     return [
         (end - begin, max(dim // _REDUCTION**band, 1))
@@ -118,7 +118,7 @@ class AdaptiveEmbedding(torch.nn.Module):
         return torch.cat(parts, -1)
 
     def losses(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Negative log-probabilities of the targets (...), without computing all others."""
+        """Returns the negative log-probabilities of the targets (...) only."""
         rows, flat = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
         in_head = flat.clone()
         for band in self._bands():

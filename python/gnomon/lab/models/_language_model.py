@@ -221,7 +221,7 @@ class LanguageModel(torch.nn.Module):
         return self.token_position.max_length
 
     def learned_values(self) -> dict[str, LearnedValue]:
-        """The learned values of all attention layers, "blocks.0.attention.gamma" and so on.
+        """Returns the learned values of all attention layers, "blocks.0.attention.gamma" and so on.
 
         See gnomon.nn.MultiheadAttention.learned_values.
         """
@@ -244,7 +244,7 @@ class LanguageModel(torch.nn.Module):
         positions: Integers | None = None,
         segments: Integers | None = None,
     ) -> list[Tensor]:
-        """The inputs of all blocks and the output of the last, (B, L, dim); see forward."""
+        """Returns the inputs of all blocks and the output of the last, (B, L, dim); see forward."""
         states, keep = self._states(tokens, cache, memory, positions, segments)
         keep()
         return states
@@ -257,7 +257,7 @@ class LanguageModel(torch.nn.Module):
         positions: Integers | None,
         segments: Integers | None,
     ) -> tuple[list[Tensor], Callable[[], None]]:
-        """The layer_inputs, and a function that commits the cache and the memory.
+        """Returns the layer_inputs, and a function that commits the cache and the memory.
 
         They stay unchanged until it is called, after all steps that can fail.
         """
@@ -451,7 +451,7 @@ class LanguageModel(torch.nn.Module):
                 )
 
     def extra_repr(self) -> str:
-        """The arguments, for print()."""
+        """Returns the arguments, for print()."""
         return ", ".join(
             f"{name}={value!r}" for name, value in self._options.items() if value is not None
         )
@@ -486,7 +486,7 @@ def _to_specs(similarity: object, position: object) -> tuple[str, str]:
 
 
 def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The checked options of a LanguageModel, as numbers that JSON can store."""
+    """Returns the checked options of a LanguageModel, as numbers that JSON can store."""
     operator = "models.LanguageModel"
     checked = {
         name: option.check(operator, options[name])

@@ -31,7 +31,7 @@ class LanguageModelCache:
         self.layers = [KVCache() for _ in range(depth)]
 
     def _draft(self) -> LanguageModelCache:
-        """A copy for one call, committed by _keep after all steps that can fail."""
+        """Returns a copy for one call, committed by _keep after all steps that can fail."""
         draft = copy.copy(self)
         draft.tokens = copy.copy(self.tokens)
         draft.layers = [copy.copy(layer) for layer in self.layers]
@@ -43,7 +43,7 @@ class LanguageModelCache:
             layer.__dict__.update(changed.__dict__)
 
     def _batch(self) -> int | None:
-        """The batch size of its tokens; None if it is empty."""
+        """Returns the batch size of its tokens; None if it is empty."""
         v = self.layers[0].v if self.layers else None
         return None if v is None else v.shape[0]
 
@@ -73,7 +73,7 @@ class LanguageModelMemory:
         self.tokens = TokenCache()
 
     def length(self) -> int:
-        """The number of tokens in the memory."""
+        """Returns the number of tokens in the memory."""
         return self.layers[0].shape[1] if self.layers else 0
 
     def reset(self) -> None:
@@ -82,7 +82,7 @@ class LanguageModelMemory:
         self.tokens.reset()
 
     def _draft(self) -> LanguageModelMemory:
-        """A copy for one call, committed by _keep after all steps that can fail."""
+        """Returns a copy for one call, committed by _keep after all steps that can fail."""
         draft = copy.copy(self)
         draft.tokens = copy.copy(self.tokens)
         draft.layers = list(self.layers)
@@ -93,11 +93,11 @@ class LanguageModelMemory:
         self.layers = draft.layers
 
     def _batch(self) -> int | None:
-        """The batch size of its segments; None before the first one."""
+        """Returns the batch size of its segments; None before the first one."""
         return self.layers[0].shape[0] if self.layers else None
 
     def _remember(self, layer: int, x: Tensor) -> Tensor | None:
-        """The layer's previous inputs, before x is appended."""
+        """Returns the layer's previous inputs, before x is appended."""
         if layer == len(self.layers):
             before, kept = None, x.detach()
             self.layers.append(kept)

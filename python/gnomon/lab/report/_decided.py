@@ -25,7 +25,7 @@ def _tried(option: dict[str, Any]) -> str:
 
 
 def _cost(trials: list[dict[str, Any]]) -> tuple[int, float]:
-    """The total steps and seconds of some trials."""
+    """Returns the total steps and seconds of some trials."""
     steps = sum(trial["held_out"][-1]["step"] for trial in trials if trial["held_out"])
     return steps, sum(trial["seconds"] for trial in trials)
 
@@ -35,7 +35,7 @@ EDGE = 0.05
 
 
 def edges(options: list[dict[str, Any]], values: dict[str, Any]) -> list[str]:
-    """The options whose value is at the edge of the search range."""
+    """Returns the options whose value is at the edge of the search range."""
     found = []
     for option in options:
         value = values.get(option["name"])
@@ -59,7 +59,7 @@ def edges(options: list[dict[str, Any]], values: dict[str, Any]) -> list[str]:
 
 
 def tuning_section(results: dict[str, Any]) -> str:
-    """The trials, their cost and the chosen values; empty if nothing was tuned."""
+    """Returns the trials, their cost and the chosen values; empty if nothing was tuned."""
     tuning = results["settings"].get("tuning")
     if not tuning:
         return ""
@@ -113,7 +113,7 @@ def tuning_section(results: dict[str, Any]) -> str:
 
 
 def ends(results: dict[str, Any]) -> str:
-    """A warning about the runs that had not converged at their last step, if any."""
+    """Returns a warning about the runs that had not converged at their last step, if any."""
     how = results["settings"].get("until_flat")
     runs = [run for run in results["runs"] if run.get("stopped_at") is not None]
     if not how or not runs:

@@ -84,7 +84,7 @@ BUSY = 0.1
 
 
 def busy(results: dict[str, Any]) -> str:
-    """A warning if other programs used a part of the machine, or an empty string."""
+    """Returns a warning if other programs used a part of the machine, or an empty string."""
     shares = [r["others"] for r in results["runs"] if r.get("others") is not None]
     if not shares or max(shares) <= BUSY:
         return ""
@@ -104,7 +104,7 @@ def _svg(figure: Figure) -> str:
 
 
 def _with_unit(title: str) -> str:
-    """A title with its unit in parentheses: "loss, nats" becomes "loss (nats)"."""
+    """Returns a title with its unit in parentheses: "loss, nats" becomes "loss (nats)"."""
     name, _, unit = title.partition(", ")
     return f"{name} ({unit})" if unit else name
 
@@ -160,7 +160,7 @@ def _table(results: dict[str, Any], metric: dict[str, Any], *, shows_cost: bool)
 
 
 def table(results: dict[str, Any]) -> str:
-    """The summary as HTML: a table for each metric."""
+    """Returns the summary as HTML: a table for each metric."""
     parts = [
         _table(results, metric, shows_cost=n == 0) for n, metric in enumerate(metrics(results))
     ]
@@ -179,7 +179,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _verdict_cell(pair: Pair, sign: int) -> str:
-    """The verdict on the row's combination; sign is -1 if it is the right one of the pair."""
+    """Returns the verdict on the row's combination; sign is -1 if it is the pair's right one."""
     verdict = pair.verdict
     if sign < 0:
         verdict = {BETTER: WORSE, WORSE: BETTER}.get(verdict, verdict)
@@ -233,7 +233,7 @@ def counts(results: dict[str, Any]) -> list[str]:
 
 
 def verdict_section(results: dict[str, Any]) -> str:
-    """The figure of effects, the number of pairs with each verdict, and tables of all pairs."""
+    """Returns the figure of effects, the count of each verdict, and tables of all pairs."""
     settings = results["settings"]
     margin = settings.get("margin")
     first = metrics(results)[0]["title"]
@@ -278,7 +278,7 @@ def _describe(options: dict[str, Any], without: tuple[str, ...] = ()) -> str:
 
 
 def _parts(options: dict[str, Any], without: tuple[str, ...]) -> Iterator[str]:
-    """The description of each option; unset options are omitted, objects become their fields."""
+    """Describes each option; unset options are omitted, and objects become their fields."""
     for name, value in options.items():
         if name in without or value is None or value in ("", []):
             continue
@@ -293,7 +293,7 @@ def _parts(options: dict[str, Any], without: tuple[str, ...]) -> Iterator[str]:
 
 
 def _describe_data(record: dict[str, Any]) -> str:
-    """An object of a record, without the fields that have a row of their own."""
+    """Returns an object of a record, without the fields that have a row of their own."""
     shown = {
         name: f"{value:,}" if isinstance(value, int) else value
         for name, value in record.items()
@@ -303,7 +303,7 @@ def _describe_data(record: dict[str, Any]) -> str:
 
 
 def settings(results: dict[str, Any]) -> str:
-    """The settings that are needed to reproduce the comparison."""
+    """Returns the settings that are needed to reproduce the comparison."""
     options = results["settings"]
     data = results["data"]
     task = results["task"]
@@ -360,7 +360,7 @@ def _trained_at(results: dict[str, Any]) -> str:
 
 
 def pictures(results: dict[str, Any], folder: pathlib.Path) -> str:
-    """The task's pictures of each combination's first run; empty if there are none."""
+    """Returns the task's pictures of each combination's first run; empty if there are none."""
     names = labels(results)
     figures = []
     titles: list[str] = []
@@ -387,7 +387,7 @@ def pictures(results: dict[str, Any], folder: pathlib.Path) -> str:
 
 
 def render(results: dict[str, Any], folder: pathlib.Path | None = None) -> str:
-    """The whole page; folder contains the pictures named in the record."""
+    """Returns the whole page; folder contains the pictures named in the record."""
     options = results["settings"]
     total = len(options["combinations"]) * len(options["seeds"])
     done = len(results["runs"])

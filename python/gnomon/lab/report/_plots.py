@@ -53,7 +53,7 @@ def _figure(height: float = 4.4) -> Figure:
 
 
 def draw_training(results: dict[str, Any]) -> Figure:
-    """Training loss by step: the mean over the seeds, lightly smoothed."""
+    """Draws the training loss by step: the mean over the seeds, lightly smoothed."""
     figure = _figure()
     axes = figure.add_subplot()
     names = labels(results)
@@ -80,7 +80,7 @@ def draw_training(results: dict[str, Any]) -> Figure:
 
 
 def _are_points(values: list[Any]) -> bool:
-    """Whether the conditions can be joined by a line, i.e. are several numbers."""
+    """Returns whether the conditions can be joined by a line, i.e. are several numbers."""
     return len(values) > 1 and all(isinstance(value, int | float) for value in values)
 
 
@@ -179,13 +179,13 @@ SHADES = {BETTER: "#0072B2", WORSE: "#D55E00", EQUIVALENT: "#009E73", UNDECIDED:
 
 
 def has_verdicts(results: dict[str, Any]) -> bool:
-    """Whether some pair of combinations has enough seeds for a verdict."""
+    """Returns whether some pair of combinations has enough seeds for a verdict."""
     places = measured_at(results, metrics(results)[0]["key"])
     return any(pair.verdict != FEW_SEEDS for place in places for pair in pairs(results, place))
 
 
 def verdict_handles(used: set[str]) -> list[Line2D]:
-    """Legend entries of verdicts, in the order of SHADES."""
+    """Returns legend entries of verdicts, in the order of SHADES."""
     return [
         Line2D([], [], marker="o", linestyle="none", color=shade, label=verdict)
         for verdict, shade in SHADES.items()
@@ -233,14 +233,14 @@ def draw_effects(results: dict[str, Any]) -> Figure:
 
 
 def _quartiles(results: dict[str, Any], combination: int) -> tuple[float, float]:
-    """The lowest and highest quartile over the runs, or medians if there are no quartiles."""
+    """Returns the lowest and highest quartile (without quartiles, medians) over the runs."""
     runs = [r for r in results["runs"] if r["combination"] == combination]
     each = [r.get("ms_quartiles") or [r["ms_per_step"]] * 2 for r in runs]
     return min(low for low, _ in each), max(high for _, high in each)
 
 
 def draw_cost(results: dict[str, Any]) -> Figure:
-    """Time of one training step, as bars with their spread."""
+    """Draws the time of one training step, as bars with their spread."""
     names = labels(results)
     rows = [r for r in results["summary"] if r["ms_per_step"]["mean"] is not None]
     figure = _figure(0.9 + 0.34 * max(len(rows), 1))

@@ -55,7 +55,7 @@ def _metric(key: str, title: str, *, is_compared: bool = True) -> dict[str, Any]
 
 
 def metrics(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The metrics that comparisons show."""
+    """Returns the metrics that comparisons show."""
     return [metric for metric in results["task"]["metrics"] if metric["is_compared"]]
 
 
@@ -75,7 +75,7 @@ def measured_at(results: dict[str, Any], key: str) -> list[int]:
 
 
 def labels(results: dict[str, Any]) -> list[str]:
-    """One label per combination, without the parts that all combinations share.
+    """Returns one label per combination, without the parts that all combinations share.
 
     Labels are titles ("RoPE + learned HyPE"), or specifications if the record has no titles or two
     titles are equal.
@@ -91,7 +91,7 @@ def labels(results: dict[str, Any]) -> list[str]:
 
 
 def in_common(results: dict[str, Any]) -> str:
-    """A sentence about the parts that labels() omits."""
+    """Returns a sentence about the parts that labels() omits."""
     combinations = results["settings"]["combinations"]
     if len(combinations) < 2:
         return ""

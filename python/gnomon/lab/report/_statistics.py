@@ -20,7 +20,7 @@ UNDECIDED, FEW_SEEDS = "not distinguishable", "too few seeds"
 
 
 def p_value(differences: Sequence[float]) -> float:
-    """Two-sided p-value of Student's paired t-test.
+    """Returns the two-sided p-value of Student's paired t-test.
 
     Returns 1 for fewer than two differences.
     """
@@ -71,7 +71,7 @@ def _one_sided(differences: Sequence[float]) -> float:
 
 
 def equivalence_p_value(differences: Sequence[float], margin: float) -> float:
-    """P-value of two one-sided tests (TOST): small if the mean lies within ±`margin`.
+    """Returns the p-value of two one-sided tests (TOST): small if the mean lies within ±`margin`.
 
     1 for fewer than two differences.
     """
@@ -102,7 +102,7 @@ def verdicts(
     higher_is_better: Sequence[bool],
     looks: int = 1,
 ) -> list[tuple[str, float]]:
-    """The verdict of each list of paired differences (left minus right) on its left side.
+    """Returns the verdict of each list of paired differences (left minus right) on its left side.
 
     The verdict is *better* or *worse* if the mean differs significantly from 0 and is at least its
     margin. It is *equivalent* if the mean lies within the margin, and *not distinguishable*
@@ -133,7 +133,7 @@ def verdicts(
 
 
 def _values(results: dict[str, Any], key: str, condition: int) -> dict[int, dict[int, float]]:
-    """The measured values of each combination by seed."""
+    """Returns the measured values of each combination by seed."""
     by_seed: dict[int, dict[int, float]] = {}
     for run in results["runs"]:
         if run["losses"] and run["losses"][condition][key] is not None:
@@ -158,7 +158,7 @@ class Pair:
 
 
 def pairs(results: dict[str, Any], condition: int) -> list[Pair]:
-    """Every pair of combinations with common seeds, by the task's first metric.
+    """Returns every pair of combinations with common seeds, by the task's first metric.
 
     `condition` is an index of the task's conditions, whose pairs are one family of tests. The
     margin and the number of looks are those of the record.
@@ -186,7 +186,7 @@ def pairs(results: dict[str, Any], condition: int) -> list[Pair]:
 
 
 def undecided(results: dict[str, Any]) -> list[int]:
-    """The combinations of pairs that are not distinguishable yet under some condition."""
+    """Returns the combinations of pairs that are not distinguishable yet under some condition."""
     found: set[int] = set()
     for condition in measured_at(results, metrics(results)[0]["key"]):
         for pair in pairs(results, condition):
