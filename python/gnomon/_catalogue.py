@@ -15,12 +15,12 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
 
     Returns:
         A dictionary with the lists "similarities" and "positions". Each entry is a dictionary that
-        describes one term: its name, title, formula (as text and in LaTeX, with a note), details,
-        source and cost; its role, which is "similarity" or the kind of position ("rotation",
-        "bias", "content", ...); whether it needs a grid, a causal mask or the dot product; its
-        Python class; the library that load_terms loaded it from; and its parameters. A parameter
-        has a name, kind, meaning, default, choices and range. include/gnomon/catalogue.h documents
-        all fields.
+        describes one term. It contains its name, title, formula (as text and in LaTeX, with a
+        note), details, source, cost, Python class and parameters, and the library that load_terms
+        loaded it from. Its role is "similarity" or the kind of position ("rotation", "bias",
+        "content", ...). Other fields say whether it needs a grid, a causal mask or the dot product.
+        A parameter has a name, kind, meaning, default, choices and range.
+        include/gnomon/catalogue.h documents all fields.
 
     Example:
         >>> [entry["name"] for entry in gnomon.catalogue()["similarities"]][:3]

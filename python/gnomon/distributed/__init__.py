@@ -116,9 +116,10 @@ def context_parallel_attention(
             context_parallel_rows returns the rows of a process.
         return_lse: whether to also return lse (B, H, Lq), which is differentiable.
 
-    The gradients of q, k and v are complete. For tensors that all processes share, such as those of
-    similarity and position and the weights of projections, each process computes only the
-    contribution of its own queries: sum these gradients over the group (all_reduce).
+    The gradients of q, k and v are complete. Other tensors are shared by all processes, such as
+    those of similarity and position and the weights of projections. For these, each process
+    computes only the contribution of its own queries; sum the gradients over the group
+    (all_reduce).
 
     Returns:
         o (B, H, Lq, Dv) in q's dtype, or (o, lse), lse in float32 or float64.

@@ -7,9 +7,9 @@ them as JSON. Once all trials have run, it prints the chosen values. The output 
 record, so a resumed comparison and any number of workers try the same values. The studies are
 stored in FOLDER/tuning.journal, which optuna-dashboard can open.
 
-All combinations have the same number of trials, which run in batches that are successively halved:
-all trials of a batch train for a quarter of the steps, the better half of them for half of the
-steps, and the better half of those for all steps.
+All combinations have the same number of trials, which run in batches that are successively halved.
+All trials of a batch train for a quarter of the steps. The better half continues to half of the
+steps, and the better half of those to all steps.
 """
 
 from __future__ import annotations

@@ -353,9 +353,9 @@ def with_attention(
     Each attention module gets a submodule "gnomon_similarity" with the parameter "gamma_theta" (H,)
     and the buffer "gamma_start"; some similarities call the factor beta or scale instead of gamma.
     As in gnomon.nn.MultiheadAttention, gamma = gamma_start * exp(5 theta). theta is initialised to
-    0, where the logits of N(0, 1) tokens have a standard deviation of 1. The model's own scale of
-    the dot product does not apply to other similarities, except in layers that compute their own
-    products and scale queries or keys first: the similarity then receives scaled tokens.
+    0, where the logits of N(0, 1) tokens have a standard deviation of 1. The model's own scale
+    applies only to the dot product. Layers that compute their own products may scale queries or
+    keys first; a similarity then receives scaled tokens.
 
     A position becomes a submodule "gnomon_position" with the same tensors as in
     gnomon.nn.MultiheadAttention, such as "t5_table". It is added to the model's own positions,
