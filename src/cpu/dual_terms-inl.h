@@ -21,8 +21,8 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// What hides a pair besides its row's interval, and the biases of scores. Rows are relative to the
-// block's first key.
+// The masks other than a row's interval, and the biases of scores. Rows are relative to the block's
+// first key.
 class DualTerms {
  public:
   // A row of a query head, and the columns that it may see; `first` is the key of column 0.

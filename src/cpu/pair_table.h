@@ -97,7 +97,7 @@ struct RowSoftmaxOf {
   const T* top_slopes;
 };
 
-// What the backward pass accumulates over one row of a tile, besides the tile's arrays. Gradients
+// Sums of the backward pass over one row of a tile, besides the tile's arrays. Gradients
 // are relative to the top slopes.
 template <class T>
 struct RowSumsOf {
@@ -107,7 +107,7 @@ struct RowSumsOf {
   T a[kMostScalars] = {};
 };
 
-// What it accumulates over all rows of a tile, in vectors that are reduced once.
+// Sums over all rows of a tile, in vectors that are reduced once.
 template <class T>
 struct TileSumsOf {
   alignas(kMostBytes) T factor[kMostLanes<T>];  // ds (f - top_f)

@@ -6,10 +6,10 @@
 // running sum is a lower bound of its total. A row skips tiles whose bounded weight is below a
 // threshold, chosen so that all skipped tiles together stay below the tolerance.
 //
-// What a row skips depends only on the row itself, the keys it sees, and offset biases; partially
-// visible tiles are always computed. A row's result is therefore bitwise independent of hidden
-// tokens. Non-finite keys and values are never skipped, and a non-finite row skips nothing, so NaN
-// and infinity propagate as they would without skipping.
+// The tiles that a row skips depend only on the row itself, the keys that it attends to, and offset
+// biases; partially visible tiles are always computed. A row's result is therefore bitwise
+// independent of hidden tokens. Non-finite keys and values are never skipped, and a non-finite row
+// skips nothing, so NaN and infinity propagate as they would without skipping.
 #if defined(GNOMON_SRC_CPU_SKIPPING_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_SKIPPING_INL_H_
 #undef GNOMON_SRC_CPU_SKIPPING_INL_H_

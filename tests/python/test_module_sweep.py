@@ -286,7 +286,7 @@ def test_device_and_dtype(make):
 
 
 def make_class(make):
-    """What torch.nn.utils.skip_init requires of a module class."""
+    """Makes a class that meets the requirements of torch.nn.utils.skip_init."""
 
     class Made(torch.nn.Module):
         def __new__(cls, device=None, dtype=None):

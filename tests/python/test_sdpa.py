@@ -313,7 +313,7 @@ def test_autocast():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often gnomon is called in place of PyTorch."""
+    """Counts the calls of gnomon in place of PyTorch."""
     count = []
 
     def replacement(*tensors, **arguments):

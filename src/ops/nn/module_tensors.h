@@ -30,7 +30,7 @@ struct TensorOrigin {
 };
 std::vector<TensorOrigin> TensorOrigins(const ModuleTerms& terms);
 
-// What a module has learned, detached: a per-head value as used in the scores with its initial
+// A learned value of a module, detached: a per-head value as used in the scores with its initial
 // value, a table, or a user-given tensor.
 struct LearnedTensor {
   std::string name;

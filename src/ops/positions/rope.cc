@@ -205,7 +205,7 @@ struct TurnedRows {
 // of a model share.
 class KnownTurns {
  public:
-  // What rotations depend on: the term, and numbers of the call.
+  // The inputs that determine rotations: the term, and numbers of the call.
   struct Key {
     std::string term;
     std::array<int64_t, 6> numbers;
