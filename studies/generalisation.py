@@ -114,8 +114,8 @@ STUDY = Study(
     question=(
         "Decoders are trained on problems of 1 to 40 symbols and evaluated on up to 500 symbols "
         "(recall: 120). In the literature, positions drawn at random from a longer range are best "
-        "(Ruoss et al. 2023), and models without positions are better than models with RoPE or "
-        "absolute positions (Kazemnejad et al. 2023), with ALiBi in between. Does this order hold "
+        "(Ruoss et al. 2023). Models without positions are better than models with RoPE or "
+        "absolute positions (Kazemnejad et al. 2023); ALiBi is in between. Does this order hold "
         "here, and where do learned HyPE biases and forget gates fall in it?"
     ),
     answer=(
@@ -204,8 +204,8 @@ STUDY = Study(
             "Random positions improve RoPE and sinusoids, at 100 and 500 symbols.",
             at_random(""),
             why=(
-                "With random positions, RoPE learns copying and reversing more slowly (at 40 "
-                "symbols it has 0.83 instead of 0.99, and 0.67 instead of 0.98) but loses less "
+                "With random positions, RoPE learns copying and reversing more slowly: at 40 "
+                "symbols, it has 0.83 instead of 0.99, and 0.67 instead of 0.98. It loses less "
                 "accuracy at longer lengths: at 100 symbols, the means are higher by 0.15 and "
                 "0.10. At 500 symbols, both problems are near chance (0.03): 0.05 to 0.08 with "
                 "random positions and 0.03 to 0.04 without. In bucket sort at 500 symbols, RoPE "

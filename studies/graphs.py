@@ -112,7 +112,7 @@ STUDY = Study(
     margins={"accuracy": 0.005},
     limits=(
         "The study uses one graph, one split, and the settings of Velickovic et al. 2018 for all "
-        "similarities (two layers, eight heads of dimension 8, dropout 0.6), except that training "
+        "similarities (two layers, eight heads of dimension 8, dropout 0.6). However, training "
         "takes 300 steps and keeps the weights with the best validation accuracy. The seed "
         "determines the initial weights and the dropout. Other splits may give different results, "
         "because there are only 140 training nodes."

@@ -68,8 +68,8 @@ STUDY = Study(
             left_is="not worse",
             why=(
                 "On windows of 1024 events, the loss of RoPE with a learned HyPE bias is lower for "
-                "all three seeds, by 0.26 to 0.76 nats, but the losses of RoPE alone vary from "
-                "0.88 to 1.37 between seeds."
+                "all three seeds, by 0.26 to 0.76 nats. However, the losses of RoPE alone vary "
+                "from 0.88 to 1.37 between seeds."
             ),
         ),
         Claim(
