@@ -402,10 +402,11 @@ def test_one_run_at_a_time_works_in_a_folder(folder, tmp_path, command):
         for arguments in (begin, [command, "--resume", run]):
             line = refused(*arguments, cwd=folder)
             assert f"another process is using the folder {run}" in line
-        # Neither the lock nor a partial file remains.
+        # Neither the lock nor a partial file remains. A run of a minute has a checkpoint.
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.1)
-        assert {p.name.split(".")[0] for p in run.iterdir()} <= {"checkpoint", "results", "table"}
+        left = {p.name.split(".")[0] for p in run.iterdir()}
+        assert left <= {"checkpoint", "results", "table", "unfinished"}
     finally:
         process.kill()
         process.wait()

@@ -547,7 +547,7 @@ def test_names_of_sounds_become_arrays(folder, tmp_path, capsys):
         with pytest.raises(SystemExit):
             main([str(tmp_path / "out"), f"train.audio={other}{pattern}"])
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"gnomon: data: {other}: ")
+        assert line.startswith(f"gnomon: data: {other}")
         assert part in line
     (other / "b.wav").write_bytes((other / "b.wav").read_bytes()[:-3])
     with pytest.raises(SystemExit):

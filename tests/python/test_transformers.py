@@ -534,7 +534,7 @@ def test_without_a_mask_the_flag_of_the_call_counts():
     last = attend(module, q[:, :, -1:], k, v, None, is_causal=True)[0]
     expected = torch.nn.functional.scaled_dot_product_attention(q[:, :, -1:], k, v)
     torch.testing.assert_close(last.transpose(1, 2), expected, atol=1e-5, rtol=1e-5)
-    with pytest.raises(NotImplementedError, match="3 causal queries of 5 keys"):
+    with pytest.raises(NotImplementedError, match="3 causal queries over 5 keys"):
         attend(module, q[:, :, :3], k, v, None, is_causal=True)
     mask = transformers.AttentionMaskInterface()[integration.NAME](1, 5, 6)
     with pytest.raises(
