@@ -136,6 +136,9 @@ def test_arguments(arguments, way):
         return looped(*tokens, QUERIES, KEYS, lambda n: arguments)
 
     inputs = packed_inputs(case)
+    if "aggregation" in arguments:
+        # Points of the unit ball: gradients of points that are clamped to it are ill-conditioned.
+        inputs["v"] = 0.5 * inputs["v"] / inputs["v"].norm(dim=-1).max()
     same(ours, theirs, {name: inputs[name] for name in ("q", "k", "v")})
 
 
