@@ -7,7 +7,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 CMAKE := $(BIN)/cmake
 NINJA := $(CURDIR)/$(BIN)/ninja
-JOBS ?= $(shell nproc)
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 # PYTHON=/path/to/python: the interpreter to create .venv from; its PyTorch is used if it has one.
 PYTHON ?=
 export PYTHON
@@ -144,6 +144,33 @@ test-arm: .venv/.setup build-arm/.setup ## build the core for 64-bit Arm and run
 		-DCMAKE_TOOLCHAIN_FILE="$(CURDIR)/cmake/aarch64.cmake"
 	$(CMAKE) --build build-arm/tree --target gnomon_core_tests gnomon_core_recipe
 	GTEST_FILTER=-FirstChoiceTest.* $(ctest) --test-dir build-arm/tree --label-regex core
+
+build-arm/.setup-python: build-arm/.setup
+	@scripts/setup arm-python
+	@touch $@
+
+# qemu cannot run the tests that start processes or compile (slow), and the other tests take hours, so
+# FILES selects some.
+FILES ?= attention operators positions
+.PHONY: test-arm-python
+test-arm-python: .venv/.setup build-arm/.setup-python ## build for 64-bit Arm and run Python tests under qemu (FILES="attention operators")
+	@test -e build-arm/python/build.ninja || $(configure) -B build-arm/python -DGNOMON_WHEEL=ON \
+		-DGNOMON_TESTS=OFF -DCMAKE_TOOLCHAIN_FILE="$(CURDIR)/cmake/aarch64.cmake" \
+		-DGNOMON_TORCH_PACKAGE="$(CURDIR)/build-arm/site/torch" -DGNOMON_SENTENCEPIECE=OFF
+	$(CMAKE) --build build-arm/python --target gnomon_torch gnomon_program
+	for part in python lab; do $(CMAKE) --install build-arm/python --component $$part --prefix build-arm/installed; done
+	scripts/arm-python -m pytest -p no:cacheprovider -m 'not slow and not long' $(FILES:%=tests/python/test_%.py)
+
+build-macos/.setup: scripts/setup
+	@scripts/setup macos
+	@touch $@
+
+.PHONY: check-macos
+check-macos: .venv/.setup build-macos/.setup ## compile the library for macOS (arm64) and link it with PyTorch's Mac wheel
+	@test -e build-macos/tree/build.ninja || $(configure) -B build-macos/tree -DGNOMON_WHEEL=ON \
+		-DGNOMON_TESTS=OFF -DCMAKE_TOOLCHAIN_FILE="$(CURDIR)/cmake/macos.cmake" \
+		-DGNOMON_TORCH_PACKAGE="$(CURDIR)/build-macos/site/torch"
+	$(CMAKE) --build build-macos/tree --target gnomon_torch
 
 .PHONY: mutants
 mutants: .venv/.setup ## mutation-test a copy of the core; tests must detect 90% (ONLY=name)

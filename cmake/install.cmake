@@ -180,7 +180,7 @@ if(TARGET gnomon_torch)
   gnomon_bundle_headers(python nlohmann_json::nlohmann_json nlohmann/json.hpp)
   # The libraries of a PyTorch release must find each other, the core one folder up, and PyTorch in
   # the same site-packages.
-  set(GNOMON_WHEEL_RPATH "$ORIGIN;$ORIGIN/..;$ORIGIN/../../../torch/lib")
+  set(GNOMON_WHEEL_RPATH "${GNOMON_ORIGIN};${GNOMON_ORIGIN}/..;${GNOMON_ORIGIN}/../../../torch/lib")
   set_target_properties(gnomon_torch PROPERTIES INSTALL_RPATH "${GNOMON_WHEEL_RPATH}")
   install(
     TARGETS gnomon_torch

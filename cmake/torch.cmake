@@ -74,8 +74,11 @@ function(gnomon_find_torch python version error)
   # -fPIC everywhere allows libraries and executables to share one precompiled header.
   target_compile_options(gnomon::torch_sdk INTERFACE -fPIC)
   target_link_directories(gnomon::torch_sdk INTERFACE ${folder}/lib)
-  # --no-as-needed: libtorch's registrations are needed even if none of its symbols is used.
-  target_link_options(gnomon::torch_sdk INTERFACE LINKER:--no-as-needed)
+  # --no-as-needed: libtorch's registrations are needed even if none of its symbols is used. Apple's
+  # linker always keeps libraries.
+  if(NOT APPLE)
+    target_link_options(gnomon::torch_sdk INTERFACE LINKER:--no-as-needed)
+  endif()
   # PyTorch's folder comes first in the run path, so that its libgomp is loaded. In a wheel, the path
   # is relative to the library.
   if(NOT GNOMON_WHEEL)

@@ -24,6 +24,7 @@ from gnomon._checks import wrong_type
 from gnomon._files import cache_folder
 from gnomon._formula import FUNCTIONS, definition_of
 from gnomon._library import LIBRARIES, TERMS_SYMBOL
+from gnomon._release import OPERATORS, library_name
 from gnomon._similarity import Similarity
 
 _LONGEST = 60
@@ -249,9 +250,20 @@ def _command() -> list[str]:
     ]
 
 
+def _link_options() -> list[str]:
+    """The libraries that define the symbols; only macOS's linker needs all of them."""
+    options = ["-lgnomon_torch"]
+    if sys.platform == "darwin":
+        core = LIBRARIES.parent / library_name("gnomon_core")
+        if core.exists():
+            options += [f"-L{core.parent}", "-lgnomon_core", f"-Wl,-rpath,{core.parent}"]
+        options += [f"-Wl,-rpath,{LIBRARIES}", "-undefined", "dynamic_lookup"]
+    return options
+
+
 def _library_of(name: str, source: str) -> pathlib.Path:
     """Path of the compiled library, which is specific to one build of gnomon."""
-    build = (LIBRARIES / "libgnomon_torch.so").stat()
+    build = (LIBRARIES / OPERATORS).stat()
     key = repr((source, _command(), build.st_size, build.st_mtime_ns))
     return (
         cache_folder() / "terms" / f"lib{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
@@ -267,7 +279,7 @@ def _compile(name: str, struct: str, text: str, source: str, library: pathlib.Pa
             (place / f"{struct}-inl.h").write_text(text, encoding="utf-8")
             (place / "terms.cc").write_text(source, encoding="utf-8")
             command += [f"-I{place}", str(place / "terms.cc"), "-o", str(place / library.name)]
-            command += ["-lgnomon_torch"]
+            command += _link_options()
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
             if done.returncode != 0:
                 told = "\n".join(done.stderr.strip().splitlines()[:20])

@@ -12,8 +12,14 @@ import torch
 from gnomon import _build
 from gnomon._files import cache_folder
 
+
+def library_name(name: str) -> str:
+    """The file name of a shared library on this platform."""
+    return f"lib{name}{'.dylib' if sys.platform == 'darwin' else '.so'}"
+
+
 #: The file that contains the operators for one PyTorch release.
-OPERATORS = "libgnomon_torch.so"
+OPERATORS = library_name("gnomon_torch")
 _HERE = pathlib.Path(__file__).parent
 #: The folder of the sources in a wheel. A source tree is built with `make build` instead.
 SOURCES = _HERE / _build.SOURCES if _build.SOURCES else None
@@ -51,7 +57,7 @@ def is_too_old(version: str) -> bool:
 
 def built_folder() -> pathlib.Path:
     """Returns the folder in which ``gnomon.build`` keeps the libraries for this PyTorch."""
-    core = (_HERE / "lib" / "libgnomon_core.so").stat()
+    core = (_HERE / "lib" / library_name("gnomon_core")).stat()
     key = repr(
         (
             *(_build.VERSION, str(_HERE), core.st_size, core.st_mtime_ns),

@@ -63,12 +63,12 @@ def _configure(sources: pathlib.Path, tree: pathlib.Path, program: bool) -> list
     """Returns the CMake command; the libraries find the kernels by their absolute path."""
     package = sources.parent
     settings = {
-        "CMAKE_BUILD_RPATH": "$ORIGIN",
+        "CMAKE_BUILD_RPATH": "@loader_path" if sys.platform == "darwin" else "$ORIGIN",
         "CMAKE_CXX_COMPILER": _compiler(),
         "CMAKE_CXX_FLAGS": "-w",
         "CMAKE_MAKE_PROGRAM": _tool("ninja"),
         "GNOMON_BUNDLED": package / "include",
-        "GNOMON_CORE_LIBRARY": package / "lib" / "libgnomon_core.so",
+        "GNOMON_CORE_LIBRARY": package / "lib" / _release.library_name("gnomon_core"),
         "GNOMON_PROGRAM": "ON" if program else "OFF",
         "GNOMON_PYTHON": sys.executable,
         "GNOMON_TESTS": "OFF",
@@ -95,7 +95,7 @@ def _compile(sources: pathlib.Path, folder: pathlib.Path, program: bool) -> None
             _fail("the compiler failed; its messages are above")
         # The operators come last, because their file is what `import gnomon` looks for.
         for target in reversed(targets):
-            name = f"lib{target}.so"
+            name = _release.library_name(target)
             os.replace(tree / "lib" / name, folder / name)
 
 

@@ -9,13 +9,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gnomon import _release
 from gnomon._checks import check_flag, check_integer, check_number, check_string, wrong_type
 from gnomon._library import LIBRARIES
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    path = LIBRARIES / "libgnomon_program.so"
+    path = LIBRARIES / _release.library_name("gnomon_program")
     if not path.exists():
         raise ImportError(
             f"{path} does not exist: the gnomon command was not compiled for this PyTorch; run: "
