@@ -181,8 +181,8 @@ class DualRelative {
                    scratch);
   }
 
-  // Adds factor times what a row's pairs read to `to`, whose columns are those of the block; or
-  // the transpose.
+  // Adds `factor` times the table entries of a row's pairs to `to`, which has the block's columns.
+  // Add is the transpose: it adds numbers of the pairs to the entries.
   void Read(const DualTerms::Row& row, const TableWindow& window, int64_t r, float factor,
             float* to, std::vector<TableRun>* runs) const {
     if (row.count() <= 0) return;

@@ -42,7 +42,7 @@ print(json.dumps([own, sorted(sys.modules), sorted(libraries), (end - middle) / 
     assert ratio < 0.25
 
 
-#: Modules that PyTorch imports by itself.
+#: The modules that `import torch` loads.
 TORCH = set(
     json.loads(run(["-c", "import json, sys, torch; print(json.dumps(list(sys.modules)))"]).stdout)
 )

@@ -8,7 +8,8 @@
 
 namespace gnomon {
 
-// Why tensors on the device are rejected, including what is expected; empty if they are accepted.
+// Returns why tensors on this device are rejected and which devices are accepted, or an empty string
+// if it is accepted.
 // Accepted devices are the CPU, CUDA, meta, and any external backend that has registered kernels
 // for the operators.
 std::string WhyRefused(c10::Device device);

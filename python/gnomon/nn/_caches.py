@@ -190,10 +190,10 @@ class KVCache:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Like _append, but returns rotated keys.
 
-        turn(keys, first) rotates keys whose first token has index `first`. Stored keys that another
-        `rotation` has rotated are rotated anew. If the third result is not None, it contains keys
-        that are not yet rotated; the caller must rotate them and write them to the last rows of the
-        first result.
+        turn(keys, first) rotates keys whose first token has index `first`. If the stored keys were
+        rotated with another `rotation`, all of them are rotated again from the original keys. If
+        the third result is not None, it contains keys that are not yet rotated; the caller must
+        rotate them and write them to the last rows of the first result.
         """
         if self._turned is None or self._rotation != rotation:
             keys, values = self._append(k, v)
