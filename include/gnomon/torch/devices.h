@@ -8,8 +8,7 @@
 
 namespace gnomon {
 
-// Returns why tensors on this device are rejected and which devices are accepted, or an empty string
-// if it is accepted.
+// Returns why tensors on this device are rejected and what is expected; empty if they are accepted.
 // Accepted devices are the CPU, CUDA, meta, and any external backend that has registered kernels
 // for the operators.
 std::string WhyRefused(c10::Device device);
