@@ -77,10 +77,10 @@ STUDY = Study(
                 for cone in ("penumbral", "umbral")
             ),
             why=(
-                "After 600 steps, the mean losses are 0.0565 with the dot product, 0.0566 with "
-                "penumbral cones and 0.0565 with umbral cones. Each kind of cone has a lower loss "
-                "than the dot product for one of three seeds. After 1200 steps, both kinds have a "
-                "higher loss for all three seeds, by 0.0001 to 0.0008."
+                "After 600 steps, the mean losses with cones and with the dot product differ by at "
+                "most 0.0001. Each kind of cone has a lower loss than the dot product for one of "
+                "three seeds. After 1200 steps, both kinds have a higher loss for all three seeds, "
+                "by 0.0001 to 0.0008."
             ),
         ),
         Claim(
@@ -101,11 +101,11 @@ STUDY = Study(
                 for cone in ("penumbral", "umbral")
             ),
             why=(
-                "The mean distances are 35.0 with the dot product, 34.6 with penumbral cones and "
-                "34.4 with umbral cones. With cones they are 1.2% and 1.7% lower; the paper "
-                "reports 1.7% and 1.9%. For the first seed, both are higher than with the dot "
-                "product. For one similarity, seeds differ by 3 to 4, so three seeds cannot show a "
-                "difference of this size."
+                "The mean distance is 35.0 with the dot product. It is 1.2% lower with penumbral "
+                "cones and 1.7% lower with umbral cones; the paper reports 1.7% and 1.9%. For the "
+                "first seed, both kinds of cones have a higher distance than the dot product. For "
+                "each similarity, the distances of the three seeds differ by 3 to 4, so three "
+                "seeds cannot show a difference of this size."
             ),
         ),
         Claim(
@@ -119,12 +119,11 @@ STUDY = Study(
                 for position in ("relative2d:shape=grid", ROPE, HYPE, f"{ROPE}+{HYPE}")
             ),
             why=(
-                "RoPE has the lowest mean loss: 0.0534, compared with 0.0565 for sinusoids and "
-                "0.0549 for the learned table. Its loss is lower than that of sinusoids for all "
-                "three seeds, by 0.0012 to 0.0048, but this spread is too large for significance. "
-                "RoPE with a learned HyPE bias has a mean loss of 0.0536 with a smaller spread. "
-                "The bias alone, which is symmetric in the offset, has 0.0582; whether the "
-                "symmetry is the reason was not measured."
+                "RoPE has the lowest mean loss (0.0534; sinusoids have 0.0565). Its loss is lower "
+                "than that of sinusoids for all three seeds, by 0.0012 to 0.0048, but this spread "
+                "is too large for significance. RoPE with a learned HyPE bias has a mean loss of "
+                "0.0536 with a smaller spread. The bias alone has 0.0582. It is symmetric in the "
+                "offset, but whether the symmetry is the reason was not measured."
             ),
         ),
         Claim(
@@ -146,8 +145,9 @@ STUDY = Study(
     limits=(
         "The noise prediction loss does not measure image quality. The Fréchet distance uses 500 "
         "images and the features of a digit classifier, so it cannot be compared with the paper's, "
-        "which uses Inception features. The data are digits of 28 x 28 pixels in 49 patches; the "
-        "model is small, and after 600 or 1200 steps its images are not yet digits."
+        "which uses Inception features. The data consists of digits of 28 x 28 pixels in 49 "
+        "patches. The model is small, and after 600 or 1200 steps its images are not yet "
+        "recognisable as digits."
     ),
     sources="Peebles and Xie 2023, DiT; Ho et al. 2020; Tseng et al. 2023, Coneheads.",
 )

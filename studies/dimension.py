@@ -70,9 +70,9 @@ def translation(columns: int) -> Comparison:
 STUDY = Study(
     title="Few dimensions",
     question=(
-        "Tseng et al. 2023 report that cones need fewer dimensions than the dot product: with a "
-        "head dimension of 16 they match 128. Do cones beat the dot product in few dimensions, and "
-        "does their lead shrink as dimensions are added?"
+        "Tseng et al. 2023 report that cones need fewer dimensions than the dot product: cones "
+        "with a head dimension of 16 match the dot product with 128. Do cones beat the dot product "
+        "in few dimensions, and does their lead shrink as dimensions are added?"
     ),
     answer=(
         "This is not reproduced: in few dimensions, penumbral and umbral cones are worse than the "
@@ -105,9 +105,8 @@ STUDY = Study(
                 "is 0.62) and overfits in 4 or more dimensions. In 4 dimensions with one seed, "
                 "`gnomon train --task hierarchy --data mammals.safetensors --position none --dim 4 "
                 "--steps 600 --similarity penumbral` was also tried with other options. `--steps "
-                "2400` raises the mean reciprocal rank to 0.12. It is 0.01 to 0.03 with "
-                "`--learning-rate` 0.01, 0.03 and 0.1, and 0.04 to 0.05 with map=exp, score=log "
-                "and r=4."
+                "2400` raises the mean reciprocal rank to 0.12. With learning rates of 0.01 to "
+                "0.1, and with map=exp, score=log and r=4, it is at most 0.05."
             ),
         ),
         Claim(
@@ -142,11 +141,10 @@ STUDY = Study(
                 for cone in ("penumbral", "umbral")
             ),
             why=(
-                "In the paper, cones raise the accuracy of DeiT-Ti on ImageNet after 300 epochs by "
-                "0.6 to 1.1 percentage points with a head dimension of 64, and by 0.4 to 1.0 "
-                "points with 16. Here, reducing the head dimension to 4 lowers the accuracy with "
-                "cones but not with the dot product. Other learning rates and longer runs were not "
-                "tried."
+                "In the paper, cones raise the accuracy of DeiT-Ti on ImageNet by 0.4 to 1.1 "
+                "percentage points with head dimensions of 16 and 64. Here, reducing the head "
+                "dimension to 4 lowers the accuracy with cones but not with the dot product. Other "
+                "learning rates and longer runs were not tried."
             ),
         ),
         Claim(
@@ -159,11 +157,12 @@ STUDY = Study(
             why=(
                 "Compared with the dot product, penumbral cones have a lower mean BLEU with head "
                 "dimension 4, the same with 16 and a higher one with 64, which is the opposite of "
-                "the published trend. The mean BLEU of umbral cones is lower by 3.5, 2.6 and 2.7. "
-                "One of a cone's four dimensions is its height; whether that is the reason was not "
-                "tested. With more heads and narrower values (`--heads 32` instead of `--heads 4 "
-                "--qk-dim 4`), raising the learning rate from 0.002 to 0.004 improves all three "
-                "similarities, but the order stays the same. The BLEU scores are:\n\n"
+                "the published trend. Umbral cones have a lower mean BLEU with all three head "
+                "dimensions, by 2.6 to 3.5. One of a cone's four dimensions is its height; whether "
+                "that is the reason was not tested. With more heads and narrower values (`--heads "
+                "32` instead of `--heads 4 --qk-dim 4`), raising the learning rate from 0.002 to "
+                "0.004 improves all three similarities, but the order stays the same. The BLEU "
+                "scores are:\n\n"
                 "| learning rate | dot product | penumbral cones | umbral cones | seeds |\n"
                 "| :-- | --: | --: | --: | --: |\n"
                 "| 0.001 | 12.7 | 12.7 | 11.6 | 1 |\n"

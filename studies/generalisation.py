@@ -146,13 +146,13 @@ STUDY = Study(
             "(recall: 80 and 120).",
             contrasts("dot/none", "dot/rope"),
             why=(
-                "Both models learn to sort at 40 symbols (accuracy 0.84), and sorting 100 symbols "
-                "confirms the claim. In bucket sort, the means agree with it (0.99 and 0.97 at 40 "
-                "symbols); at 500 symbols, RoPE has an accuracy of 0.79 to 0.99, depending on the "
-                "seed. Without positions, copying and reversing are hardly learned at 40 symbols "
-                "(0.18 and 0.11; RoPE has 0.99 and 0.98), so their rows at 100 symbols compare "
-                "learning rather than generalisation. At 500 symbols, both models are near chance "
-                "(0.03). No seed learns recall without positions; two of three do with RoPE."
+                "Both models learn to sort 40 symbols (accuracy 0.84), and the results on 100 "
+                "symbols confirm the claim. In bucket sort, the means also agree with the claim; "
+                "at 500 symbols, RoPE's accuracy varies from 0.79 to 0.99 between seeds. Without "
+                "positions, copying and reversing are hardly learned at 40 symbols (0.18 and "
+                "0.11). Their rows at 100 symbols therefore compare learning rather than "
+                "generalisation. At 500 symbols, both models are near chance in these two problems "
+                "(0.03). No seed learns recall without positions; with RoPE, two of three seeds do."
             ),
         ),
         Claim(
@@ -163,26 +163,25 @@ STUDY = Study(
             contrasts("dot/none", "dot/sinusoidal"),
             why=(
                 "At 40 symbols, both models have the same accuracy in sorting (0.84) and bucket "
-                "sort (0.99). At longer lengths, the seeds with sinusoids vary: 0.19 to 0.25 in "
-                "sorting at 500 symbols, 0.83 to 0.97 in bucket sort at 100 symbols, and 0.79 to "
-                "0.97 at 500. Without positions, the ranges are 0.24 to 0.27, 0.97 to 1.00 and "
-                "0.99. Copying and reversing are hardly learned without positions (0.18 and 0.11 "
-                "at 40 symbols) and partly learned with sinusoids (0.41 and 0.54). At longer "
-                "lengths, both models are near chance. Neither model learns recall with any seed."
+                "sort (0.99). At longer lengths, the accuracy with sinusoids varies more between "
+                "seeds. In bucket sort at 500 symbols, it is 0.79 to 0.97 with sinusoids; without "
+                "positions, it is 0.99 for every seed. At 40 symbols, copying and reversing are "
+                "hardly learned without positions (0.18 and 0.11) and partly learned with "
+                "sinusoids (0.41 and 0.54). At longer lengths, both models are near chance in "
+                "these two problems. No seed of either model learns recall."
             ),
         ),
         Claim(
             "ALiBi is better than RoPE, at 100 and 500 symbols (recall: 80 and 120).",
             contrasts("dot/alibi", "dot/rope"),
             why=(
-                "At 40 symbols, both models learn to copy (ALiBi 0.98, RoPE 0.99) and to sort "
-                "(0.85 and 0.84), and at longer lengths ALiBi loses less accuracy. In copying at "
-                "500 symbols, the accuracy of ALiBi is 0.27 for two seeds and 0.04 for the third; "
-                "RoPE is at chance (0.03). RoPE reverses better at 40 symbols (0.98; ALiBi has "
-                "0.54), but not "
-                "at 100. In bucket sort, ALiBi has the lower accuracy at 500 symbols (0.50; RoPE "
-                "has 0.88). With each position, two of three seeds learn recall. At 120 symbols, "
-                "their accuracies are 0.44 and 0.59 with ALiBi, and 0.39 and 0.32 with RoPE."
+                "At 40 symbols, both models learn to copy and to sort, and at longer lengths ALiBi "
+                "loses less accuracy. In copying at 500 symbols, ALiBi has an accuracy of 0.27 for "
+                "two seeds; its third seed and RoPE are near chance (0.03). RoPE reverses better "
+                "at 40 symbols (0.98; ALiBi has 0.54), but not at 100. In bucket sort at 500 "
+                "symbols, ALiBi has the lower accuracy (0.50; RoPE has 0.88). With each position, "
+                "two of three seeds learn recall. At 120 symbols, these seeds have higher "
+                "accuracies with ALiBi than with RoPE."
             ),
         ),
         Claim(
@@ -190,14 +189,13 @@ STUDY = Study(
             "(recall: 80 and 120).",
             contrasts("dot/none", "dot/alibi"),
             why=(
-                "At 40 symbols, both models learn to sort (0.84 without positions, 0.85 with "
-                "ALiBi) and bucket sort (0.99 and 0.98). In sorting, the model without positions "
-                "has the higher mean at 100 symbols (0.65; ALiBi has 0.61), and ALiBi has the "
-                "higher mean at 500 (0.51; the other has 0.26). In bucket sort, the accuracy with "
-                "ALiBi falls by half. Copying and reversing are hardly learned without positions "
-                "(0.18 "
-                "and 0.11 at 40 symbols; ALiBi has 0.98 and 0.54). No seed learns recall without "
-                "positions; two of three do with ALiBi."
+                "At 40 symbols, both models learn sorting and bucket sort. In sorting 100 symbols, "
+                "the model without positions has the higher mean (0.65; ALiBi has 0.61). In "
+                "sorting 500 symbols, ALiBi has the higher mean (0.51; the model without positions "
+                "has 0.26). In bucket sort, the accuracy with ALiBi falls by half from 40 to 500 "
+                "symbols. Copying and reversing are hardly learned without positions (0.18 and "
+                "0.11 at 40 symbols). No seed learns recall without positions; with ALiBi, two of "
+                "three seeds do."
             ),
         ),
         Claim(
@@ -205,12 +203,11 @@ STUDY = Study(
             at_random(""),
             why=(
                 "With random positions, RoPE learns copying and reversing more slowly: at 40 "
-                "symbols, it has 0.83 instead of 0.99, and 0.67 instead of 0.98. It loses less "
-                "accuracy at longer lengths: at 100 symbols, the means are higher by 0.15 and "
-                "0.10. At 500 symbols, both problems are near chance (0.03): 0.05 to 0.08 with "
-                "random positions and 0.03 to 0.04 without. In bucket sort at 500 symbols, RoPE "
-                "has 0.64 to 0.91 with random positions and 0.79 to 0.99 without; sinusoids have "
-                "0.99 with random positions and 0.79 to 0.97 without."
+                "symbols, its accuracy in copying is 0.83 instead of 0.99. It loses less accuracy "
+                "at longer lengths: at 100 symbols, its means are higher by 0.15 in copying and by "
+                "0.10 in reversing. At 500 symbols, both problems are near chance (0.03) with and "
+                "without random positions. In bucket sort at 500 symbols, random positions lower "
+                "RoPE's mean accuracy and raise that of sinusoids to 0.99."
             ),
         ),
         Claim(
@@ -218,12 +215,13 @@ STUDY = Study(
             "symbols.",
             at_random("dot/none"),
             why=(
-                "The means are higher in copying and reversing, which are hardly learned without "
-                "positions (0.18 and 0.11 at 40 symbols). At 500 symbols, all are near chance. All "
-                "three models have similar accuracies in sorting at 40 symbols (0.84) and at 100 "
-                "(0.64, 0.64 and 0.65); at 500, random positions have lower ones (0.21 and 0.22; "
-                "no position has 0.26). In bucket sort, sinusoids have 0.98 to 1.00, like no "
-                "position; RoPE has 0.64 to 0.91 at 500 symbols."
+                "Random positions have the higher means in copying and reversing, which are hardly "
+                "learned without positions (0.18 and 0.11 at 40 symbols). At 500 symbols, all "
+                "three models are near chance in these two problems. In sorting, all three models "
+                "have similar accuracies at 40 and 100 symbols; at 500 symbols, random positions "
+                "have the lower means. In bucket sort, sinusoids with random positions are as "
+                "accurate as no position. RoPE's accuracy at 500 symbols is 0.64 to 0.91, "
+                "depending on the seed."
             ),
         ),
         Claim(
@@ -231,29 +229,26 @@ STUDY = Study(
             "symbols.",
             at_random("dot/alibi"),
             why=(
-                "With random positions, most means are higher in reversing and bucket sort. ALiBi "
-                "has the higher mean in copying at 100 symbols (0.89; random positions have 0.51 "
-                "and 0.24) and in sorting at 500 symbols (0.51; random positions have 0.21 and "
-                "0.22). At 500 symbols, copying with random positions is near chance (0.08 and "
-                "0.05), as is one of ALiBi's three seeds. At 40 symbols, ALiBi has the higher "
-                "accuracy in copying (0.98; random positions have 0.83 and 0.56) and the lower one "
-                "in reversing (0.54; random positions have 0.67 and 0.61)."
+                "In reversing and bucket sort, random positions have the higher mean in most rows. "
+                "ALiBi has the higher mean in copying at 100 symbols and in sorting at 500 "
+                "symbols. At 500 symbols, copying with random positions is near chance (0.08 and "
+                "0.05), as is one of ALiBi's three seeds. At 40 symbols, ALiBi is more accurate in "
+                "copying (0.98; RoPE with random positions has 0.83). It is less accurate in "
+                "reversing (0.54; RoPE with random positions has 0.67)."
             ),
         ),
         Claim(
             "A learned HyPE bias improves RoPE, at 100 and 500 symbols (recall: 80 and 120).",
             contrasts("dot/rope+hype:tau=learned", "dot/rope"),
             why=(
-                "At 40 symbols, the accuracies with and without the bias are similar: 0.95 and "
-                "0.99 in copying, 0.96 and 0.98 in reversing, 0.91 and 0.84 in sorting, and 0.97 "
-                "each in bucket sort. At 500 symbols, the bias lowers the accuracy in sorting "
-                "(from 0.17 to 0.03) and bucket sort (from 0.88 to 0.38); copying and reversing "
-                "are near chance with and without it. The same two of three seeds learn recall: at "
-                "120 symbols, they have 0.62 and 0.52 with the bias, and 0.39 and 0.32 without. "
-                "The answer may depend on any part of the input, and a bias that grows with "
-                "distance hides distant tokens; whether that is the reason was not measured. On "
-                "texts, the bias keeps the loss low beyond the training length ([Beyond the "
-                "training length](length.md))."
+                "At 40 symbols, the accuracies with and without the bias are similar. At 500 "
+                "symbols, the bias lowers the accuracy in sorting and in bucket sort (from 0.88 to "
+                "0.38); copying and reversing are near chance with and without it. The same two of "
+                "three seeds learn recall with and without the bias; at 120 symbols, both seeds "
+                "are more accurate with it. In these problems, the answer may depend on any part "
+                "of the input, and a bias that grows with distance hides distant tokens. Whether "
+                "that explains the lower accuracies was not measured. On texts, the bias keeps the "
+                "loss low beyond the training length ([Beyond the training length](length.md))."
             ),
         ),
         Claim(
@@ -261,15 +256,15 @@ STUDY = Study(
             "120).",
             contrasts("dot/forget", "dot/none"),
             why=(
-                "With the gate, at 40 symbols, one of three seeds learns to copy (0.95; the others "
-                "have 0.21), two learn to reverse (0.69 and 0.78) and two learn recall (1.00). "
-                "Without positions, no seed learns any of these. The two that learn recall keep "
-                "their accuracy up to 120 symbols; the two that learn it with RoPE fall to 0.39 "
-                "and 0.32 (`studies/generalisation/recall.json` has each run). At 500 symbols, "
-                "copying and reversing are near chance with and without the gate. Both models "
-                "learn to sort at 40 symbols (0.89 with the gate, 0.84 without; 0.99 in bucket "
-                "sort). At 500 symbols, the gate has the lower accuracy: 0.22 in sorting (0.26 "
-                "without it) and 0.37 in bucket sort (0.99 without it)."
+                "With the gate, one of three seeds learns to copy 40 symbols (accuracy 0.95). Two "
+                "seeds learn to reverse them (0.69 and 0.78), and two learn recall (1.00). Without "
+                "positions, no seed learns any of these three problems. The two seeds that learn "
+                "recall with the gate keep their accuracy up to 120 symbols. The two that learn it "
+                "with RoPE fall to 0.39 and 0.32 (`studies/generalisation/recall.json` contains "
+                "all runs). At 500 symbols, copying and reversing are near chance with and without "
+                "the gate. Both models learn sorting and bucket sort at 40 symbols. At 500 "
+                "symbols, the gate has the lower accuracy in both problems: in bucket sort, it has "
+                "0.37 and no position has 0.99."
             ),
         ),
     ),
@@ -278,14 +273,14 @@ STUDY = Study(
         "few thousand steps with one learning rate per problem; the literature trains larger "
         "models a hundred times as long. The column for 40 symbols shows how well a problem is "
         "learned; if that accuracy is low, the accuracies at longer lengths are meaningless. "
-        "Chance is 0.03 "
-        "in copying and reversing (32 symbols) and 0.02 in recall (64 values). Recall is evaluated "
-        "on at most 120 symbols, because there are 64 keys. Random positions, drawn below 2048, "
-        "were tried only in copying, reversing and sorting. At 40 symbols, parity and modular "
-        "addition are at chance with every position (1/2 and 1/5), and the stack problem has an "
-        "accuracy of about two thirds, so no claim covers them. Some seeds learn recall and others "
-        "do not, which explains its spread. Accuracy counts single symbols, each predicted from "
-        "the correct symbols before it; a separate table shows the accuracy of whole answers."
+        "Chance is 0.03 in copying and reversing (32 symbols) and 0.02 in recall (64 values). "
+        "Recall is evaluated on at most 120 symbols, because there are 64 keys. Random positions, "
+        "drawn below 2048, were tried only in copying, reversing and sorting. At 40 symbols, "
+        "parity and modular addition are at chance with every position (1/2 and 1/5), and the "
+        "stack problem has an accuracy of about two thirds, so no claim covers them. Some seeds "
+        "learn recall and others do not, which explains the large spread of its accuracies. "
+        "Accuracy counts single symbols, each predicted from the correct symbols before it; a "
+        "separate table shows the accuracy of whole answers."
     ),
     sources=(
         "Deletang et al. 2023, Neural Networks and the Chomsky Hierarchy; Ruoss et al. 2023, "

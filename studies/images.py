@@ -97,9 +97,9 @@ STUDY = Study(
             why=(
                 "On patches of digits, the mean accuracies of RoPE (0.938) and sinusoids (0.911) "
                 "are higher than that of the learned table (0.851). Those of 2-D relative keys "
-                "(0.773) and of a learned HyPE bias (0.698) are lower. After convolutions the "
-                "differences are smaller: 0.956 with RoPE, 0.946 with the table and 0.915 with the "
-                "bias. On the volumes, all models overfit (see the limits)."
+                "(0.773) and of a learned HyPE bias (0.698) are lower. After convolutions, the "
+                "differences between RoPE, the table and the bias are smaller. On the volumes, all "
+                "models overfit (see the limits)."
             ),
         ),
         Claim(
@@ -109,10 +109,10 @@ STUDY = Study(
                 for other in (SINUSOIDS, "none")
             ),
             why=(
-                "On patches, the mean accuracies are 0.938 with RoPE, 0.911 with sinusoids and "
-                "0.700 without a position. After convolutions they are 0.956 with RoPE and 0.908 "
-                "without a position. On the volumes all models overfit: the means are 0.768 with "
-                "RoPE and 0.763 without a position, and the seeds range from 0.732 to 0.782."
+                "On patches, the mean accuracy is 0.938 with RoPE and 0.911 with sinusoids; "
+                "without a position, it is 0.700. After convolutions, it is 0.956 with RoPE and "
+                "0.908 without a position. On the volumes, all models overfit, and the means with "
+                "RoPE and without a position differ by 0.005."
             ),
         ),
         Claim(
@@ -122,10 +122,10 @@ STUDY = Study(
             ),
             tuple(Contrast(f"dot/{MIXED}", at, f"dot/{ROPE}", at, "accuracy") for at in (28, 44)),
             why=(
-                "At 28 pixels, both have a mean accuracy of 0.94. On larger digits, the mean is "
-                "higher with mixed RoPE (0.43 compared with 0.38 at 36 pixels, 0.17 compared with "
-                "0.13 at 44), but at each size it is lower for one of three seeds. The paper "
-                "trains far larger models, on ImageNet."
+                "At 28 pixels, both have a mean accuracy of 0.94. On larger digits, mixed RoPE has "
+                "the higher mean (0.43 compared with 0.38 at 36 pixels), but at each size its "
+                "accuracy is lower for one of three seeds. The paper trains far larger models, on "
+                "ImageNet."
             ),
         ),
         Claim(
@@ -138,9 +138,9 @@ STUDY = Study(
                 for bias in ("grid_bias:shape=grid", ALIBI, HYPE)
             ),
             why=(
-                "On patches, all four have a mean accuracy of 0.70, and the seeds range from 0.69 "
-                "to 0.71. Distance biases are symmetric, but the table, which has one bias per "
-                "offset, has no higher mean. On the volumes, all models overfit."
+                "On patches, the three biases and no position all have a mean accuracy of 0.70. "
+                "Distance biases are symmetric in the offset. The table has a separate bias for "
+                "each offset, but its mean is no higher. On the volumes, all models overfit."
             ),
         ),
         Claim(
@@ -165,32 +165,30 @@ STUDY = Study(
                 )
             ),
             why=(
-                "At 44 pixels, the mean accuracies are 0.383 and 0.387 with the biases, 0.362 "
-                "without a position, and 0.518 with CAPE. At 28 pixels, CAPE reaches 0.726 and "
-                "the others 0.70."
+                "At 44 pixels, CAPE has a mean accuracy of 0.518; the biases and no position have "
+                "at most 0.387. At 28 pixels, CAPE has a mean accuracy of 0.726; the others have "
+                "0.70."
             ),
         ),
         Claim(
             "RoPE with a learned HyPE bias is better than RoPE.",
             tuple(Contrast(f"dot/{BOTH}", n, f"dot/{ROPE}", n, "accuracy") for n in (28, 44)),
             why=(
-                "At 28 pixels, both have a mean accuracy of 0.938. At 44 pixels, they are near "
-                "chance (0.1): the mean is 0.152 with the bias and 0.130 without it, and the "
-                "accuracy with the bias is higher for two of three seeds. The records do not "
-                "contain the "
-                "learned tau, so they do not show whether the model uses the bias. On the volumes, "
-                "all models overfit."
+                "At 28 pixels, both have a mean accuracy of 0.938. At 44 pixels, both are near "
+                "chance (0.1), and the accuracy with the bias is higher for two of three seeds. "
+                "The records do not contain the learned tau, so they do not show whether the model "
+                "uses the bias. On the volumes, all models overfit."
             ),
         ),
     ),
     limits=(
         "Digits are easy; the models are small, training is short, and all combinations use the "
         "same learning rate. The larger images are the same digits, enlarged. On the volumes "
-        "(1,188 for training, 298 for testing), every model overfits: mean training losses end at "
-        "0.001 to 0.022 nats and test losses at 1.25 to 1.51. Predicting the class frequencies "
-        "would give a loss of 0.54. Always predicting the first class has an accuracy of "
-        "0.768; the models have 0.748 to 0.776. The area under the ROC curve, which MedMNIST also "
-        "reports, is not measured. Whether HyPE helps on volumes remains open."
+        "(1,188 for training, 298 for testing), every model overfits: the mean training losses end "
+        "at 0.022 nats or less, and the mean test losses at 1.25 nats or more. Predicting the "
+        "class frequencies would give a loss of 0.54. Always predicting the first class would give "
+        "an accuracy of 0.768; the models have 0.748 to 0.776. The area under the ROC curve, which "
+        "MedMNIST also reports, is not measured. Whether HyPE helps on volumes remains open."
     ),
     sources=(
         "Dosovitskiy et al. 2021; Touvron et al. 2021, DeiT; Ramachandran et al. 2019; Srinivas "

@@ -96,14 +96,14 @@ STUDY = Study(
             (Contrast("dot/rope", LONG, "dot/rope", TRAINED),),
             left_is="worse",
             why=(
-                "RoPE's loss rises for all three seeds, by 0.70, 0.21 and 0.55 nats. This spread "
-                "is too large for significance. On windows of 512 events, it rises by 0.13, 0.02 "
-                "and 0.03 nats."
+                "RoPE's loss rises for all three seeds, by 0.21 to 0.70 nats. This spread is too "
+                "large for significance. On windows of 512 events, the loss rises by 0.02 to 0.13 "
+                "nats."
             ),
         ),
     ),
     limits=(
-        "The data is only 229 chorales for four voices, the model has a third of a million "
+        "The data contains only 229 chorales for four voices. The model has a third of a million "
         "parameters, and training takes a few minutes. Longer training on so few pieces would test "
         "regularisation rather than positions."
     ),
