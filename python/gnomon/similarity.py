@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Dot(Similarity):
-    """Dot product: the score is q.k / sqrt(D), or c tanh(q.k / (c sqrt(D))) under a soft cap c.
+    """Dot product: the score is q.k / sqrt(D), or c tanh(q.k / (c sqrt(D))) with a soft cap c.
 
     The argument scale of attention() replaces 1/sqrt(D).
 
@@ -65,7 +65,8 @@ class Dot(Similarity):
 class Additive(Similarity):
     """Additive: the score is LeakyReLU(q + k), where q and k have head_dim 1.
 
-    q and k (B, H, L, 1) are the two scores of graph attention (eq. 3 of the paper).
+    q and k, of shape (B, H, L, 1), are the two per-node scores of graph attention (eq. 3 of the
+    paper).
 
     Velickovic et al. 2018, Graph Attention Networks.
 
@@ -119,8 +120,8 @@ class Entailment(Similarity):
 
     Args:
         gamma: per-head factor.
-        K: constant of the aperture.
-        map: "ball": tokens x become tanh(|x| / 2) x / |x|; "none": tokens are points of the unit
+        K: constant in the formula of the aperture.
+        map: "ball": a token x becomes tanh(|x| / 2) x / |x|; "none": tokens are points of the unit
             ball, and points outside are projected onto its boundary.
 
     Example:
@@ -168,12 +169,12 @@ class Hyperbolic(Similarity):
       of x; "exp" is the exponential map at the origin, applied to D-dimensional tangents; "none"
       expects points (x, t), and sets the time t to sqrt(1 + |x|^2)
     - "half_space": "psi" and "exp" as for umbral cones; "xi" gives the height sigmoid(z) and X =
-      x sigmoid(z); "none" expects (X, height), with heights clamped to e^-30 .. e^30
+      x sigmoid(z); "none" expects (X, height), and clamps heights to [e^-30, e^30]
     - "ball" (the Poincare ball) and "klein": "exp"; "none" expects points of the unit ball, and
       projects points outside onto its boundary
 
-    D must be at least 2, except for the two balls and for "exp" on the hyperboloid. The distance
-    of mapped points from the origin is at most 30.
+    D must be at least 2, except for the models "ball" and "klein", and for the map "exp" of the
+    hyperboloid. The distance of mapped points from the origin is at most 30.
 
     Gulcehre et al. 2019, Hyperbolic Attention Networks.
 
@@ -222,10 +223,10 @@ class Lorentz(Similarity):
     x_1 y_1 + ..., for points of the hyperboloid (x.x)_L = -c.
 
     Apart from scale and bias, this is the negative squared Lorentzian distance, which hyperbolic
-    language models use as a score (HELM, Hypformer). RoPE rotates only the spatial coordinates,
-    whose norm is at most sqrt(c) sinh(30). To average values on the hyperboloid, use aggregation
-    = "lorentz_centroid", which takes c from this similarity. If c is a tensor and several query
-    heads share a key head, the keys are copied for each of them.
+    language models such as HELM and Hypformer use as a score. RoPE rotates only the spatial
+    coordinates, whose norm is at most sqrt(c) sinh(30). To average values on the hyperboloid,
+    use aggregation = "lorentz_centroid", which takes c from this similarity. If c is a tensor
+    and several query heads share a key head, the keys are copied for each query head.
 
     Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; Chen et al.
     2022, Fully Hyperbolic Neural Networks.
@@ -234,7 +235,7 @@ class Lorentz(Similarity):
         scale: per-head factor.
         c: per-head constant of the hyperboloid, positive; the curvature is -1 / c.
         bias: added to all scores of a head; affects only lse and sinks, and has no gradient without
-            them. Modules accept a fixed number.
+            them. Modules accept only a number.
         map: "space": a token x becomes the point (sqrt(c + |x|^2), x); "exp": the exponential map
             at (sqrt(c), 0), with tangents clamped to length 30 sqrt(c) and scores that grow as
             e^(|q| + |k|); "none": tokens are points (t, x), and the time t is set to sqrt(c +
@@ -262,8 +263,7 @@ class Penumbral(Similarity):
     horosphere of height r.
 
     D must be at least 2: the last coordinate z of a token determines its height, and x contains
-    the others. The code that the authors released uses score = "height2", with 1e-6 added in a
-    few places.
+    the others. The authors' code uses score = "height2", with 1e-6 added in a few places.
 
     Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 
@@ -271,8 +271,8 @@ class Penumbral(Similarity):
         gamma: per-head factor.
         r: height of the horosphere.
         map: "xi": height r sigmoid(z), X = x r sigmoid(z); "exp": the exponential map of the
-            half-space at (0, ..., 0, 1), heights clamped to r; "none": (X, height) = (x, z), z
-            clamped to [0, r].
+            half-space at (0, ..., 0, 1), with heights clamped to r; "none": (X, height) = (x, z),
+            with z clamped to [0, r].
         score: "height": -gamma h; "height2": -gamma h^2; "log": gamma log(r / h).
 
     Example:
@@ -296,15 +296,15 @@ class Umbral(Similarity):
     common ancestor of q and k under umbral cones of radius r.
 
     D must be at least 2: the last coordinate z of a token determines its height, and x contains
-    the others. A cone is the shadow of a ball of radius r. The code that the authors released
-    uses r = 1 and divides z by D first.
+    the others. A cone is the shadow of a ball of radius r. The authors' code uses r = 1 and
+    divides z by D first.
 
     Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 
     Args:
         gamma: per-head factor.
         r: radius of the balls.
-        map: "psi": height e^z, X = x e^z, z clamped to +-30; "exp": the exponential map of the
+        map: "psi": height e^z, X = x e^z, with z clamped to +-30; "exp": the exponential map of the
             half-space at (0, ..., 0, 1), with tangents clamped to length 30; "none": (X, height) =
             (x, z).
         score: "height": -gamma h; "log": -gamma log h.

@@ -14,33 +14,34 @@
 namespace gnomon::nn {
 
 struct CAPEOptions {
-  // global_shift: bound of the common shift of all positions; default 5, on a grid 0.5.
+  // global_shift: bound of the shift shared by all positions; default 5, or 0.5 on a grid.
   TORCH_ARG(std::optional<double>, global_shift);
-  // local_shift: bound of the shift of each position, in position spacings; default 0.5.
+  // local_shift: bound of each position's own shift, in units of the position spacing; default
+  //   0.5.
   TORCH_ARG(std::optional<double>, local_shift);
-  // global_scale: upper bound of the common factor of all positions; its inverse is the lower
-  //   bound; default 1.03, on a grid 1.4.
+  // global_scale: upper bound of the factor shared by all positions, whose lower bound is the
+  //   inverse; default 1.03, or 1.4 on a grid.
   TORCH_ARG(std::optional<double>, global_scale);
-  // normalize: whether the mean of the positions is subtracted first; sequences only.
+  // normalize: whether the mean of the positions is subtracted first; for sequences only.
   TORCH_ARG(bool, normalize) = false;
-  // shape: (height, width) of the grid, that is, rows and columns; tokens are in row-major order.
+  // shape: (height, width) of the grid, in rows and columns; tokens are in row-major order.
   TORCH_ARG(std::vector<int64_t>, shape);
-  // prefix: tokens before the grid, such as a class token.
+  // prefix: number of tokens before the grid, such as a class token.
   TORCH_ARG(int64_t, prefix) = 0;
 };
 
 // CAPE: adds sinusoids of the position p to the embeddings; in training, p is replaced by (p + D +
 // e_p) exp(l) with random D ~ U(+-global_shift), e_p ~ U(+-local_shift) spacings and l ~ U(+-ln
 // global_scale). With normalize, the mean of p is subtracted first. On a grid, the sinusoids are
-// waves over (x, y) in [-1, 1]^2, where x is the column and y the row.
+// waves over (x, y) in [-1, 1]^2, where x is the column and y is the row.
 //
 // In training, positions are shifted, jittered and scaled at random for each call and each
 // sequence; in evaluation, they do not change. E must be even.
 //
 // If the shape (height, width) is given, the first `prefix` tokens get no encoding, and the
 // remaining tokens lie on a grid. Dimensions n and E / 2 + n are then the cosine and the sine of pi
-// 10^(n / (E / 2 - 1)) (x cos n + y sin n), where x is a token's column and y its row, each scaled
-// from -1 (first) to 1 (last).
+// 10^(n / (E / 2 - 1)) (x cos n + y sin n), where x is a token's column and y is its row, each
+// scaled from -1 (first) to 1 (last).
 //
 // Likhomanenko et al. 2021, CAPE: Encoding Relative Positions with Continuous Augmented Positional
 // Embeddings.
@@ -51,9 +52,9 @@ TokenEncoding CAPE(int64_t dim, const CAPEOptions& options = {});
 // Convolution: adds GELU(conv(x)) to the embeddings x; in a causal model, the convolution reads no
 // later tokens.
 //
-// A grouped convolution over the tokens. Token i reads `kernel` tokens starting at i - floor(kernel
-// / 2), or, in a causal model, the last `kernel` tokens up to itself. The weight is weight_g
-// weight_v / |weight_v|, normalised separately at each tap of the kernel.
+// The encoding is a grouped convolution over the tokens. Token i reads `kernel` tokens starting at
+// i - floor(kernel / 2), or, in a causal model, the last `kernel` tokens up to itself. The weight
+// is weight_g weight_v / |weight_v|, normalised separately at each kernel tap.
 //
 // Parameters: `weight_g` (1, 1, kernel), `weight_v` (E, E / groups, kernel), initialised from N(0,
 // 4 / (kernel E)), and `bias` (E), initialised to 0.
@@ -73,22 +74,22 @@ TokenEncoding Convolutional(int64_t dim, int64_t kernel = 128, int64_t groups = 
 //
 // Gehring et al. 2017, Convolutional Sequence to Sequence Learning.
 //
-// max_length: number of positions, each with a row of the table.
+// max_length: number of positions, that is, of table rows.
 // dim: E, the embedding dimension.
 TokenEncoding LearnedAbsolute(int64_t max_length, int64_t dim);
 
 // Sinusoids: adds sin and cos of p 10000^(-2 i / E) to embeddings of dimension E; on a grid, each
 // axis has E / axes dimensions.
 //
-// The function sinusoid returns the table. If a shape is given, grid_sinusoid returns it: the first
-// `prefix` tokens get no encoding, and the remaining tokens lie on the grid.
+// The function sinusoid returns the table. If a shape is given, grid_sinusoid returns the table:
+// the first `prefix` tokens get no encoding, and the remaining tokens lie on the grid.
 //
 // Vaswani et al. 2017, Attention Is All You Need.
 //
 // dim: E, the embedding dimension.
 // layout: order of sines and cosines in an embedding; see sinusoid.
-// shape: axis sizes of the grid that the tokens lie on, in row-major order.
-// prefix: tokens before the grid, such as a class token.
+// shape: axis sizes of the grid, which the tokens fill in row-major order.
+// prefix: number of tokens before the grid, such as a class token.
 TokenEncoding Sinusoidal(int64_t dim, const std::string& layout = "interleaved",
                          const std::vector<int64_t>& shape = {}, int64_t prefix = 0);
 

@@ -16,7 +16,7 @@ namespace gnomon {
 
 namespace similarity {
 
-// Dot product: the score is q.k / sqrt(D), or c tanh(q.k / (c sqrt(D))) under a soft cap c.
+// Dot product: the score is q.k / sqrt(D), or c tanh(q.k / (c sqrt(D))) with a soft cap c.
 //
 // The argument scale of attention() replaces 1/sqrt(D).
 //
@@ -27,7 +27,8 @@ Similarity Dot(std::optional<double> softcap = std::nullopt);
 
 // Additive: the score is LeakyReLU(q + k), where q and k have head_dim 1.
 //
-// q and k (B, H, L, 1) are the two scores of graph attention (eq. 3 of the paper).
+// q and k, of shape (B, H, L, 1), are the two per-node scores of graph attention (eq. 3 of the
+// paper).
 //
 // Velickovic et al. 2018, Graph Attention Networks.
 //
@@ -54,8 +55,8 @@ Similarity Cosine(HeadValue scale);
 // Ganea et al. 2018, Hyperbolic Entailment Cones.
 //
 // gamma: per-head factor.
-// K: constant of the aperture.
-// map: "ball": tokens x become tanh(|x| / 2) x / |x|; "none": tokens are points of the unit ball,
+// K: constant in the formula of the aperture.
+// map: "ball": a token x becomes tanh(|x| / 2) x / |x|; "none": tokens are points of the unit ball,
 //   and points outside are projected onto its boundary.
 Similarity Entailment(HeadValue gamma, double K = 0.1, const std::string& map = "ball");
 
@@ -75,12 +76,12 @@ Similarity Gaussian(HeadValue gamma);
 //   x; "exp" is the exponential map at the origin, applied to D-dimensional tangents; "none"
 //   expects points (x, t), and sets the time t to sqrt(1 + |x|^2)
 // - "half_space": "psi" and "exp" as for umbral cones; "xi" gives the height sigmoid(z) and X = x
-//   sigmoid(z); "none" expects (X, height), with heights clamped to e^-30 .. e^30
+//   sigmoid(z); "none" expects (X, height), and clamps heights to [e^-30, e^30]
 // - "ball" (the Poincare ball) and "klein": "exp"; "none" expects points of the unit ball, and
 //   projects points outside onto its boundary
 //
-// D must be at least 2, except for the two balls and for "exp" on the hyperboloid. The distance of
-// mapped points from the origin is at most 30.
+// D must be at least 2, except for the models "ball" and "klein", and for the map "exp" of the
+// hyperboloid. The distance of mapped points from the origin is at most 30.
 //
 // Gulcehre et al. 2019, Hyperbolic Attention Networks.
 //
@@ -101,10 +102,10 @@ Similarity Laplacian(HeadValue gamma);
 // y_1 + ..., for points of the hyperboloid (x.x)_L = -c.
 //
 // Apart from scale and bias, this is the negative squared Lorentzian distance, which hyperbolic
-// language models use as a score (HELM, Hypformer). RoPE rotates only the spatial coordinates,
-// whose norm is at most sqrt(c) sinh(30). To average values on the hyperboloid, use aggregation =
-// "lorentz_centroid", which takes c from this similarity. If c is a tensor and several query heads
-// share a key head, the keys are copied for each of them.
+// language models such as HELM and Hypformer use as a score. RoPE rotates only the spatial
+// coordinates, whose norm is at most sqrt(c) sinh(30). To average values on the hyperboloid, use
+// aggregation = "lorentz_centroid", which takes c from this similarity. If c is a tensor and
+// several query heads share a key head, the keys are copied for each query head.
 //
 // Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; Chen et al. 2022,
 // Fully Hyperbolic Neural Networks.
@@ -112,7 +113,7 @@ Similarity Laplacian(HeadValue gamma);
 // scale: per-head factor.
 // c: per-head constant of the hyperboloid, positive; the curvature is -1 / c.
 // bias: added to all scores of a head; affects only lse and sinks, and has no gradient without
-//   them. Modules accept a fixed number.
+//   them. Modules accept only a number.
 // map: "space": a token x becomes the point (sqrt(c + |x|^2), x); "exp": the exponential map at
 //   (sqrt(c), 0), with tangents clamped to length 30 sqrt(c) and scores that grow as e^(|q| + |k|);
 //   "none": tokens are points (t, x), and the time t is set to sqrt(c + |x|^2).
@@ -124,15 +125,15 @@ Similarity Lorentz(HeadValue scale, HeadValue c = 1.0, HeadValue bias = 0.0,
 // of height r.
 //
 // D must be at least 2: the last coordinate z of a token determines its height, and x contains the
-// others. The code that the authors released uses score = "height2", with 1e-6 added in a few
-// places.
+// others. The authors' code uses score = "height2", with 1e-6 added in a few places.
 //
 // Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 //
 // gamma: per-head factor.
 // r: height of the horosphere.
 // map: "xi": height r sigmoid(z), X = x r sigmoid(z); "exp": the exponential map of the half-space
-//   at (0, ..., 0, 1), heights clamped to r; "none": (X, height) = (x, z), z clamped to [0, r].
+//   at (0, ..., 0, 1), with heights clamped to r; "none": (X, height) = (x, z), with z clamped to
+//   [0, r].
 // score: "height": -gamma h; "height2": -gamma h^2; "log": gamma log(r / h).
 Similarity Penumbral(HeadValue gamma, double r = 1.0, const std::string& map = "xi",
                      const std::string& score = "height");
@@ -141,14 +142,14 @@ Similarity Penumbral(HeadValue gamma, double r = 1.0, const std::string& map = "
 // ancestor of q and k under umbral cones of radius r.
 //
 // D must be at least 2: the last coordinate z of a token determines its height, and x contains the
-// others. A cone is the shadow of a ball of radius r. The code that the authors released uses r = 1
-// and divides z by D first.
+// others. A cone is the shadow of a ball of radius r. The authors' code uses r = 1 and divides z by
+// D first.
 //
 // Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 //
 // gamma: per-head factor.
 // r: radius of the balls.
-// map: "psi": height e^z, X = x e^z, z clamped to +-30; "exp": the exponential map of the
+// map: "psi": height e^z, X = x e^z, with z clamped to +-30; "exp": the exponential map of the
 //   half-space at (0, ..., 0, 1), with tangents clamped to length 30; "none": (X, height) = (x, z).
 // score: "height": -gamma h; "log": -gamma log h.
 Similarity Umbral(HeadValue gamma, double r = 0.1, const std::string& map = "psi",
@@ -158,14 +159,14 @@ Similarity Umbral(HeadValue gamma, double r = 0.1, const std::string& map = "psi
 
 namespace position {
 
-// RoPE: rotates pair i of the coordinates of q and k by the angle p base^(-2 i / dims); on a grid,
-// each axis rotates dims / axes coordinates.
+// RoPE: rotates coordinate pair i of q and k by the angle p base^(-2 i / dims); on a grid, each
+// axis rotates dims / axes coordinates.
 //
-// The first dims coordinates are rotated, before the similarity maps the tokens. If a shape is
-// given, the first `prefix` tokens are not rotated, and the remaining tokens lie on a grid. The
-// rotated coordinates are then divided evenly among the axes. The share of an axis is rotated by
-// the token's position along that axis, with dims / axes in place of dims. If there are fewer
-// tokens than grid cells, as during generation, they fill the grid from the start.
+// The rotation applies to the first dims coordinates, before the similarity maps the tokens. If a
+// shape is given, the first `prefix` tokens are not rotated, and the remaining tokens lie on a
+// grid. The rotated coordinates are then divided evenly among the axes. Each part is rotated by the
+// token's position along the corresponding axis, with dims / axes in place of dims. If there are
+// fewer tokens than grid cells, as during generation, they fill the grid from the start.
 //
 // Su et al. 2021, RoFormer.
 //
@@ -173,23 +174,25 @@ namespace position {
 // layout: "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2).
 // dims: number of rotated coordinates; default D, or the largest even number <= D - 1 if the last
 //   coordinate is a height; on a grid, the largest multiple of 2 * axes.
-// shape: axis sizes of the grid that the tokens lie on, in row-major order.
-// prefix: tokens before the grid, such as a class token.
-// scaling: how frequencies are scaled for sequences longer than in training, with the parameter
-//   names of transformers: "yarn:factor=4:original_max_position_embeddings=2048"; the frequencies
-//   of dynamic and longrope depend on the last position of the call.
-// xpos: whether the products of rotated pairs decay with distance (Sun et al. 2023); only with the
-//   dot product, and up to 65,536 tokens.
+// shape: axis sizes of the grid, which the tokens fill in row-major order.
+// prefix: number of tokens before the grid, such as a class token.
+// scaling: how frequencies are scaled for sequences longer than the training length, with
+//   parameters named as in transformers: "yarn:factor=4:original_max_position_embeddings=2048". The
+//   frequencies of dynamic and longrope depend on the last position of the call.
+// xpos: whether the products of rotated pairs decay with distance (Sun et al. 2023); only for the
+//   dot product and up to 65,536 tokens.
 // sections: number of pairs that each axis rotates, for positions with several axes (Qwen2-VL:
-//   time, height and width). The numbers add up to dims / 2, and the frequencies are those of a
-//   sequence.
+//   time, height and width). The numbers add up to dims / 2, and the frequencies are the same as on
+//   a sequence.
 // section_order: "contiguous": one section after the other; "interleaved": pairs are assigned to
-//   the axes in turn until their sections are full, and the first axis gets the rest (Qwen3-VL).
-// angles: (1 or B, 1 or H, L, dims / 2), in radians, learned if it requires grad: pair n of the
-//   token at position p is rotated by angles[..., p, n] instead of p times a frequency. The number
-//   of heads may also be that of k.
-// key_angles: angles of the keys, (1 or B, 1 or H, Lk, dims / 2), if q and k are different tokens.
-//   Row n of angles then belongs to query n, and row n of key_angles to key n.
+//   the axes in turn until their sections are full; the first axis gets the remaining pairs
+//   (Qwen3-VL).
+// angles: (1 or B, 1 or H, L, dims / 2), in radians; may require grad. Pair n of the token at
+//   position p is rotated by angles[..., p, n] instead of p times a frequency. H may also be the
+//   number of key heads.
+// key_angles: angles of the keys, (1 or B, 1 or H, Lk, dims / 2), if q and k are computed from
+//   different tokens. Row n of angles then belongs to query n, and row n of key_angles belongs to
+//   key n.
 Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
               std::optional<int64_t> dims = std::nullopt, const std::vector<int64_t>& shape = {},
               int64_t prefix = 0, const std::optional<std::string>& scaling = std::nullopt,
@@ -198,23 +201,24 @@ Position RoPE(double base = 10000.0, const std::string& layout = "interleaved",
               std::optional<torch::Tensor> angles = std::nullopt,
               std::optional<torch::Tensor> key_angles = std::nullopt);
 
-// Mixed RoPE: rotates each pair of the coordinates of q and k by the angle t_h x + u_h y, with
-// frequencies t and u per head.
+// Mixed RoPE: rotates each coordinate pair of q and k by the angle t_h x + u_h y, with per-head
+// frequencies t and u.
 //
 // The angle of a pair depends on the position along all axes at once, so that diagonal offsets are
-// treated like offsets along an axis. The rotation precedes the similarity's map of the tokens. If
-// a shape is given, the first `prefix` tokens are not rotated, and the remaining tokens lie on a
-// grid. Otherwise, the axes are those of the caller's positions, or the sequence. In a module, the
-// frequencies are learned. Initially, each head has orthogonal directions, one per axis, that are
-// rotated at random, with the frequencies base^(-n / n_max) along each.
+// treated like offsets along an axis. The rotation is applied before the similarity maps the
+// tokens. If a shape is given, the first `prefix` tokens are not rotated, and the remaining tokens
+// lie on a grid. Without a shape, the axes are those of the positions that the caller passes; by
+// default, the sequence is the only axis. In a module, the frequencies are learned. Initially, each
+// head has one direction per axis. These directions are orthogonal and rotated at random, and the
+// frequencies along each direction are base^(-n / n_max).
 //
 // Heo et al. 2024, Rotary Position Embedding for Vision Transformer.
 //
-// frequencies: (H, axes, dims / 2), radians per step along each axis; H may also be 1 for all
-//   heads, or the number of key heads.
+// frequencies: (H, axes, dims / 2), radians per step along each axis; H may also be 1 (shared by
+//   all heads) or the number of key heads.
 // layout: "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2).
-// shape: axis sizes of the grid that the tokens lie on, in row-major order.
-// prefix: tokens before the grid, such as a class token.
+// shape: axis sizes of the grid, which the tokens fill in row-major order.
+// prefix: number of tokens before the grid, such as a class token.
 Position RoPEMixed(torch::Tensor frequencies, const std::string& layout = "interleaved",
                    const std::vector<int64_t>& shape = {}, int64_t prefix = 0);
 
@@ -253,10 +257,10 @@ Position Kerple(HeadValue r1, HeadValue r2, const std::string& kind = "log");
 // Offset bias: adds table[h, j - i + Lq - 1] (attention) or table[h, p_j - p_i + length - 1]
 // (modules) to the score.
 //
-// In attention(), entry n applies to query i and key j with j - i = n - (Lq - 1), independently of
+// In attention(), entry n applies to query i and key j with j - i = n - (Lq - 1), regardless of
 // query_offset. -inf masks a pair. In a module, the table is (H, 2 n - 1) and indexed by positions:
-// entry m applies to pairs with p_j - p_i = m - (n - 1). It serves all calls with up to n tokens,
-// including cached ones.
+// entry m applies to pairs with p_j - p_i = m - (n - 1). The same table is used in all calls with
+// up to n tokens, including cached ones.
 //
 // Shaw et al. 2018, Self-Attention with Relative Position Representations.
 //
@@ -281,40 +285,40 @@ Position Sandwich(HeadValue factor, int64_t dims = 128, double base = 10000.0);
 // Raffel et al. 2020, Exploring the Limits of Transfer Learning.
 //
 // table: (buckets, H).
-// bidirectional: whether keys after the query have buckets of their own.
-// max_distance: distance from which all offsets share one bucket.
+// bidirectional: whether keys after the query have separate buckets.
+// max_distance: offsets at or beyond this distance share one bucket.
 Position T5(torch::Tensor table, bool bidirectional, int64_t max_distance = 128);
 
 // Grid bias: adds table[h, dy + height - 1, dx + width - 1] to the score, where dy = y_j - y_i and
-// dx = x_j - x_i, or the same over any number of axes.
+// dx = x_j - x_i, or the same for any number of axes.
 //
-// Tokens lie on a grid in row-major order, after `prefix` tokens that have no bias, as in Grid.
-// Swin indexes its tables by the opposite differences: flip them along both axes, as
+// As in Grid, tokens lie on a grid in row-major order, after `prefix` tokens that have no bias.
+// Swin indexes its tables by query minus key coordinates: flip them along both axes, as
 // from_query_minus_key does in Python.
 //
 // Liu et al. 2021, Swin Transformer.
 //
-// table: (H, 2 height - 1, 2 width - 1), or the same with any number of axes.
-// prefix: tokens before the grid, such as a class token.
+// table: (H, 2 height - 1, 2 width - 1), or the same for any number of axes.
+// prefix: number of tokens before the grid, such as a class token.
 Position GridBias(torch::Tensor table, int64_t prefix = 0);
 
-// Forget gate: adds -(log f[h, 0] + ... + log f[h, j]) to the score; with a causal mask, each
-// weight is thereby multiplied by the gates f of all later keys, up to the query's own.
+// Forget gate: adds -(log f[h, 0] + ... + log f[h, j]) to the score; with a causal mask, this
+// multiplies each weight by the gates f of all later keys, up to the query's own.
 //
 // The sum is accurate for long sequences, because it is computed in float64 and each query
 // subtracts the sum at its own position (lse and sinks use the full sum). Gates of keys outside
-// key_starts and key_lengths count as 1. With segments, the sum runs over the key's own segment, in
-// the order of positions. A module computes the gates from its tokens, f = sigmoid(w_h x + b_h). It
-// is initialised as ALiBi: w is 0, and b is such that log f is minus ALiBi's slope.
+// key_starts and key_lengths are treated as 1. With segments, the sum runs over the key's own
+// segment, in the order of positions. A module computes the gates from its tokens, f = sigmoid(w_h
+// x + b_h). The initial values match ALiBi: w is 0, and b makes log f equal to minus ALiBi's slope.
 //
 // Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 //
-// log_forget: (1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0, such as logsigmoid
-//   of a projection of its token. Values below -1e6, including -inf, count as -1e6: keys before the
-//   gate then have no weight next to keys after it.
+// log_forget: (1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0, for example
+//   logsigmoid of a projection of its token. Values below -1e6, including -inf, are clamped to
+//   -1e6: keys before the gate then have no weight relative to keys after it.
 Position Forget(torch::Tensor log_forget);
 
-// Key bias: adds bias[h, j] to the score; it is the same for all queries.
+// Key bias: adds bias[h, j] to the score; the bias is the same for all queries.
 //
 // The bias, one number per key, is passed with each call. -inf masks a key.
 //
@@ -327,9 +331,10 @@ Position KeyBias(torch::Tensor bias);
 // Pair bias: adds bias[b, h, i, j] to the score.
 //
 // PyTorch calls this a float mask. -inf masks a pair. If batches or heads share the bias, its
-// gradient is summed over them in a fixed order. A bias (Lq, 1) or (1, Lk) is not expanded to all
-// pairs; the former does not change the weights. In float32, finite values are clamped to +-1e37,
-// so that a query whose biases are all the smallest float32 attends to all keys equally.
+// gradient is summed over them in a fixed order. A bias of shape (Lq, 1) or (1, Lk) is not expanded
+// to all pairs; the former shape does not change the weights. In float32, finite values are clamped
+// to +-1e37, so that a query whose biases all equal the lowest float32 value attends to all keys
+// equally.
 //
 // Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer.
 //
@@ -354,7 +359,7 @@ Position AbsoluteKeys(torch::Tensor table, std::optional<double> scale = std::nu
 // models project r.
 //
 // query: (B, H, Lq, Dr), the vectors r_i.
-// table: (2 extent - 1, Dr), or extent rows for the past only, which requires causal; or (H, n,
+// table: (2 extent - 1, Dr), or (extent, Dr) for the past only, which requires causal; or (H, n,
 //   Dr), one table per head.
 // extent: offset of the table's last row, plus 1.
 Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent = 1024);
@@ -362,18 +367,19 @@ Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent = 
 // Disentangled attention: adds (q_i.K[r] + k_j.Q[r]) scale to the score, where r =
 // clamp(bucket(p_i - p_j) + n, 0, 2 n - 1) is one of 2 n rows.
 //
-// These are the content-to-position and position-to-content terms of DeBERTa. The tables are its
-// embeddings of relative positions, projected as keys and as queries, with n = position_buckets and
-// max_distance = max_relative_positions (without buckets, n = max_relative_positions and
-// max_distance = 0). With scale = 1 / sqrt(3 D), attention equals DeBERTa's. CPU only.
+// These are the content-to-position and position-to-content terms of DeBERTa. The tables are
+// DeBERTa's relative position embeddings, projected as keys and as queries, with n =
+// position_buckets and max_distance = max_relative_positions (without buckets, n =
+// max_relative_positions and max_distance = 0). With scale = 1 / sqrt(3 D), the result equals
+// DeBERTa's attention. CPU only.
 //
 // He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention; DeBERTaV3 for
 // logarithmic buckets.
 //
 // keys: (2 n, D), or (H, 2 n, D), one table per head; multiplied by the queries.
 // queries: a table of the same shape, multiplied by the keys.
-// max_distance: distance from which all offsets share the last bucket; must exceed n / 2 + 1, with
-//   n even. 0 means one row per offset, and the nearest row for offsets beyond the table.
+// max_distance: offsets at or beyond this distance share the last bucket; must exceed n / 2 + 1,
+//   and n must be even. 0 means one row per offset; offsets beyond the table use its nearest row.
 // scale: factor of the products; 1 leaves them unscaled.
 Position Disentangled(torch::Tensor keys, torch::Tensor queries, int64_t max_distance = 0,
                       std::optional<double> scale = std::nullopt);
@@ -389,13 +395,13 @@ Position Disentangled(torch::Tensor keys, torch::Tensor queries, int64_t max_dis
 // Shaw et al. 2018, Self-Attention with Relative Position Representations; Huang et al. 2019, Music
 // Transformer.
 //
-// table: (2 max_offset + 1, D), or max_offset + 1 rows for the past only, which requires causal; or
+// table: (2 max_offset + 1, D), or (max_offset + 1, D) for the past only, which requires causal; or
 //   (H, n, D), one table per head.
 // max_offset: offset of the table's last row.
 // far: for offsets beyond max_offset, "clip" uses the nearest row (Shaw et al.), and "zero" adds
 //   nothing (Huang et al.).
-// values: (n, Dv) with as many rows as the table, or (H, n, Dv); the row of the offset is added to
-//   v_j.
+// values: (n, Dv) with as many rows as the table, or (H, n, Dv); the row for the pair's offset is
+//   added to v_j.
 // query: (B, H, Lq, Dr), multiplied by the rows instead of q; the table then has rows of size Dr,
 //   and the products are not scaled.
 // scale: factor of the products; 1 leaves them unscaled.
@@ -407,8 +413,8 @@ Position Relative(torch::Tensor table, int64_t max_offset, const std::string& fa
 // 2-D relative keys: adds q_i.(R[dy + height - 1] + C[dx + width - 1]) scale to the score, where dy
 // = y_j - y_i and dx = x_j - x_i.
 //
-// R is the table of rows and C the table of columns. Tokens lie on a grid in row-major order, after
-// `prefix` tokens without this term, as in Grid.
+// R is the row table, and C is the column table. As in Grid, tokens lie on a grid in row-major
+// order, after `prefix` tokens that do not have this term.
 //
 // Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. 2021, Bottleneck
 // Transformers.
@@ -417,13 +423,13 @@ Position Relative(torch::Tensor table, int64_t max_offset, const std::string& fa
 // columns: (2 width - 1, D), or (H, n, D).
 // height: height of the grid.
 // width: width of the grid.
-// prefix: tokens before the grid, such as a class token.
+// prefix: number of tokens before the grid, such as a class token.
 // scale: factor of the products; 1 leaves them unscaled.
 Position Relative2D(torch::Tensor rows, torch::Tensor columns, int64_t height, int64_t width,
                     int64_t prefix = 0, std::optional<double> scale = std::nullopt);
 
-// Transformer-XL: adds (u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale to the score, where r = W_R
-// sinusoid, or a learned table.
+// Transformer-XL: adds (u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale to the score, where r is W_R
+// times a sinusoid, or a learned table.
 //
 // It works only with the dot product, and requires a causal mask unless it is bidirectional (as in
 // Conformers, Gulati et al. 2020).
@@ -432,14 +438,14 @@ Position Relative2D(torch::Tensor rows, torch::Tensor columns, int64_t height, i
 //
 // u: (H, D), added to the query in its product with the key.
 // v: (H, D), added to the query in its product with r.
-// r: (H, n, D): row n belongs to the distance p_i - p_j = n, with at least Lq + query_offset rows;
-//   bidirectional: (H, 2 n - 1, D), for the distances from 1 - n to n - 1.
+// r: (H, n, D), n >= Lq + query_offset: row m belongs to the distance p_i - p_j = m. If
+//   bidirectional, (H, 2 n - 1, D), for the distances from 1 - n to n - 1.
 // bidirectional: whether r also has rows for keys after the query.
 // scale: factor of the products; 1 leaves them unscaled.
 Position TransformerXL(torch::Tensor u, torch::Tensor v, torch::Tensor r,
                        bool bidirectional = false, std::optional<double> scale = std::nullopt);
 
-// QK-norm: replaces q by q / rms(q) * w_q and k by k / rms(k) * w_k, before all other terms.
+// QK-norm: replaces q with q / rms(q) * w_q, and k with k / rms(k) * w_k, before all other terms.
 //
 // Henry et al. 2020, Query-Key Normalization for Transformers; Dehghani et al. 2023, Scaling Vision
 // Transformers to 22 Billion Parameters.
@@ -454,8 +460,8 @@ Position QKNorm(torch::Tensor q_weight, torch::Tensor k_weight, double epsilon =
 // log(max(1, n_i / length)), where n_i is the number of keys up to the query's own position.
 //
 // Only keys within key_starts and key_lengths, and in the query's own segment, are counted. Other
-// masks make no difference, except that a window without keys after the query counts as a causal
-// mask. With "steps", padding before a query counts in its position p_i.
+// masks make no difference, except that a window that excludes keys after the query is treated as a
+// causal mask. With "steps", padding before a query is included in its position p_i.
 //
 // Meta 2025, Llama 4 (steps); Inkling 2026 (smooth).
 //
@@ -470,8 +476,8 @@ Position LogTemperature(double scale = 0.1, double length = 8192.0,
 // keys up to the query's own position.
 //
 // Only keys within key_starts and key_lengths, and in the query's own segment, are counted. Other
-// masks make no difference, except that a window without keys after the query counts as a causal
-// mask.
+// masks make no difference, except that a window that excludes keys after the query is treated as a
+// causal mask.
 //
 // Nakanishi 2025, Scalable-Softmax Is Superior for Attention.
 //

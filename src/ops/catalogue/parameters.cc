@@ -118,14 +118,15 @@ Parameter Table(const char* name, Index index, const TensorUse& tensor) {
 
 Parameter Shape() {
   return Of(Kind::kShape, "shape", "")
-      .Means("axis sizes of the grid that the tokens lie on, in row-major order")
+      .Means("axis sizes of the grid, which the tokens fill in row-major order")
       .Otherwise("none: a sequence");
 }
 
 std::vector<Parameter> OnGrid(std::vector<Parameter> parameters, const Parameter& shape) {
   parameters.push_back(shape);
-  parameters.push_back(
-      Integer("prefix", "0").Means("tokens before the grid, such as a class token").AtLeast(0));
+  parameters.push_back(Integer("prefix", "0")
+                           .Means("number of tokens before the grid, such as a class token")
+                           .AtLeast(0));
   return parameters;
 }
 
@@ -133,7 +134,7 @@ std::vector<Parameter> OnAxis(std::vector<Parameter> parameters) {
   parameters = OnGrid(std::move(parameters), Shape().NoArgument());
   parameters.back() = parameters.back().NoArgument();
   parameters.push_back(Integer("axis", "")
-                           .Means("the grid axis whose coordinates are used")
+                           .Means("grid axis whose coordinates replace the positions")
                            .Otherwise("all, summed")
                            .NoArgument());
   return parameters;

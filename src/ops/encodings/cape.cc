@@ -158,18 +158,18 @@ const RegisterPosition cape({
                     "replaced by (p + D + e_p) exp(l) with random D ~ U(+-global_shift), e_p ~ "
                     "U(+-local_shift) spacings and l ~ U(+-ln global_scale). With normalize, the "
                     "mean of p is subtracted first. On a grid, the sinusoids are waves over (x, y) "
-                    "in [-1, 1]^2, where x is the column and y the row",
+                    "in [-1, 1]^2, where x is the column and y is the row",
          .latex = R"(\text{sinusoids of}\quad (p + \Delta + \epsilon_p)\, e^{\lambda})",
          .note = "p is the position. In training, the other three are drawn uniformly: Delta "
                  "within +-global_shift, epsilon within +-local_shift (in units of the position "
                  "spacing) and lambda within +-ln(global_scale). In evaluation, they are 0",
          .details =
-             "In training, positions are shifted, jittered and scaled at random for each "
-             "call and each sequence; in evaluation, they do not change. E must be "
-             "even.\n\nIf the shape (height, width) is given, the first `prefix` tokens get no "
-             "encoding, and the remaining tokens lie on a grid. Dimensions n and E / 2 + n are "
-             "then the cosine and the sine of pi 10^(n / (E / 2 - 1)) (x cos n + y sin n), where x "
-             "is a token's column and y its row, each scaled from -1 (first) to 1 (last).",
+             "In training, positions are shifted, jittered and scaled at random for each call and "
+             "each sequence; in evaluation, they do not change. E must be even.\n\nIf the shape "
+             "(height, width) is given, the first `prefix` tokens get no encoding, and the "
+             "remaining tokens lie on a grid. Dimensions n and E / 2 + n are then the cosine and "
+             "the sine of pi 10^(n / (E / 2 - 1)) (x cos n + y sin n), where x is a token's column "
+             "and y is its row, each scaled from -1 (first) to 1 (last).",
          .source = "Likhomanenko et al. 2021, CAPE: Encoding Relative Positions with "
                    "Continuous Augmented Positional Embeddings",
          .role = CatalogueEntry::Role::kEmbedding,
@@ -177,22 +177,23 @@ const RegisterPosition cape({
          .class_name = "CAPE"},
     .parameters = OnGrid(
         {Number("global_shift", "")
-             .Means("bound of the common shift of all positions; default 5, on a grid 0.5")
+             .Means("bound of the shift shared by all positions; default 5, or 0.5 on a grid")
              .Otherwise("5 (grid: 0.5)")
              .AtLeast(0),
          Number("local_shift", "")
-             .Means("bound of the shift of each position, in position spacings; default 0.5")
+             .Means("bound of each position's own shift, in units of the position spacing; default "
+                    "0.5")
              .Otherwise("0.5")
              .AtLeast(0),
          Number("global_scale", "")
-             .Means("upper bound of the common factor of all positions; its inverse is the lower "
-                    "bound; default 1.03, on a grid 1.4")
+             .Means("upper bound of the factor shared by all positions, whose lower bound is the "
+                    "inverse; default 1.03, or 1.4 on a grid")
              .Otherwise("1.03 (grid: 1.4)")
              .AtLeast(1),
          Flag("normalize", "false")
-             .Means("whether the mean of the positions is subtracted first; sequences only")},
-        Shape().Means("(height, width) of the grid, that is, rows and columns; tokens are in "
-                      "row-major order")),
+             .Means("whether the mean of the positions is subtracted first; for sequences only")},
+        Shape().Means("(height, width) of the grid, in rows and columns; tokens are in row-major "
+                      "order")),
     .encoder = Make,
 });
 

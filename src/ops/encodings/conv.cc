@@ -110,11 +110,12 @@ const RegisterPosition conv({
          .note =
              "x contains the embeddings. In a causal model, the convolution reads no later tokens",
          .details =
-             "A grouped convolution over the tokens. Token i reads `kernel` tokens starting at i - "
-             "floor(kernel / 2), or, in a causal model, the last `kernel` tokens up to itself. The "
-             "weight is weight_g weight_v / |weight_v|, normalised separately at each tap of the "
-             "kernel.\n\nParameters: `weight_g` (1, 1, kernel), `weight_v` (E, E / groups, "
-             "kernel), initialised from N(0, 4 / (kernel E)), and `bias` (E), initialised to 0.",
+             "The encoding is a grouped convolution over the tokens. Token i reads `kernel` tokens "
+             "starting at i - floor(kernel / 2), or, in a causal model, the last `kernel` tokens "
+             "up to itself. The weight is weight_g weight_v / |weight_v|, normalised separately at "
+             "each kernel tap.\n\nParameters: `weight_g` (1, 1, kernel), `weight_v` (E, E / "
+             "groups, kernel), initialised from N(0, 4 / (kernel E)), and `bias` (E), initialised "
+             "to 0.",
          .source = "Baevski et al. 2020, wav2vec 2.0",
          .role = CatalogueEntry::Role::kEmbedding,
          .cost = "0 + 0",

@@ -64,7 +64,7 @@ const RegisterPosition learned({
     .parameters = {Length()
                        .Required()
                        .Called("max_length")
-                       .Means("number of positions, each with a row of the table")},
+                       .Means("number of positions, that is, of table rows")},
     .encoder = Make,
 });
 

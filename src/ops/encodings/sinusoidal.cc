@@ -70,8 +70,8 @@ const RegisterPosition sinusoidal({
                  "/ axes dimensions",
          .details =
              "The function sinusoid returns the table. If a shape is given, grid_sinusoid returns "
-             "it: the first `prefix` tokens get no encoding, and the remaining tokens lie on the "
-             "grid.",
+             "the table: the first `prefix` tokens get no encoding, and the remaining tokens lie "
+             "on the grid.",
          .source = "Vaswani et al. 2017, Attention Is All You Need",
          .role = CatalogueEntry::Role::kEmbedding,
          .cost = "0 + 0",

@@ -65,7 +65,7 @@ const RegisterPosition content_bias({
         {Table("query", Index::kQueries, {.projection = kQuery})
              .Means("(B, H, Lq, Dr), the vectors r_i"),
          Table("table", Index::kNearOffsets, {.start = TableStart})
-             .Means("(2 extent - 1, Dr), or extent rows for the past only, which requires causal; "
+             .Means("(2 extent - 1, Dr), or (extent, Dr) for the past only, which requires causal; "
                     "or (H, n, Dr), one table per head"),
          Integer("extent", "1024")
              .Means("offset of the table's last row, plus 1")

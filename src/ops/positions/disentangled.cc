@@ -85,13 +85,14 @@ const RegisterPosition disentangled({
          .latex = R"(\frac{q_i \cdot K[r] + k_j \cdot Q[r]}{\sqrt{D}})",
          .note = "r = clamp(bucket(p_i - p_j) + n, 0, 2 n - 1), and the rows of K and Q run from "
                  "future to past. Without max_distance, each offset has its own bucket. With it, "
-                 "each offset up to n / 2 has its own bucket, and larger buckets widen "
-                 "logarithmically up to max_distance",
+                 "each offset up to n / 2 has its own bucket, and the buckets for larger offsets "
+                 "widen logarithmically up to max_distance",
          .details = "These are the content-to-position and position-to-content terms of DeBERTa. "
-                    "The tables are its embeddings of relative positions, projected as keys and as "
-                    "queries, with n = position_buckets and max_distance = max_relative_positions "
-                    "(without buckets, n = max_relative_positions and max_distance = 0). With "
-                    "scale = 1 / sqrt(3 D), attention equals DeBERTa's. CPU only.",
+                    "The tables are DeBERTa's relative position embeddings, projected as keys and "
+                    "as queries, with n = position_buckets and max_distance = "
+                    "max_relative_positions (without buckets, n = max_relative_positions and "
+                    "max_distance = 0). With scale = 1 / sqrt(3 D), the result equals DeBERTa's "
+                    "attention. CPU only.",
          .source = "He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention; "
                    "DeBERTaV3 for logarithmic buckets",
          .role = CatalogueEntry::Role::kContent,
@@ -103,9 +104,9 @@ const RegisterPosition disentangled({
          Table("queries", Index::kBucketRows, {.start = QueriesStart})
              .Means("a table of the same shape, multiplied by the keys"),
          Integer("max_distance", "0")
-             .Means("distance from which all offsets share the last bucket; must exceed n / 2 + 1, "
-                    "with n even. 0 means one row per offset, and the nearest row for offsets "
-                    "beyond the table")
+             .Means("offsets at or beyond this distance share the last bucket; must exceed n / 2 + "
+                    "1, and n must be even. 0 means one row per offset; offsets beyond the table "
+                    "use its nearest row")
              .AtLeast(0)
              .AtMost(1 << 20),
          Integer("span", "256")

@@ -51,18 +51,18 @@ const RegisterPosition forget({
     .catalogue =
         {.name = "forget",
          .title = "forget gate",
-         .formula = "-(log f[h, 0] + ... + log f[h, j]); with a causal mask, each weight is "
-                    "thereby multiplied by the gates f of all later keys, up to the query's own",
+         .formula = "-(log f[h, 0] + ... + log f[h, j]); with a causal mask, this multiplies each "
+                    "weight by the gates f of all later keys, up to the query's own",
          .latex = R"(-\sum_{l \le j} \log f_{h l})",
          .note = "f is the gate. With a causal mask, each weight is thereby multiplied by the "
                  "gates of all later keys, up to the query's own",
          .details =
              "The sum is accurate for long sequences, because it is computed in float64 and each "
              "query subtracts the sum at its own position (lse and sinks use the full sum). Gates "
-             "of keys outside key_starts and key_lengths count as 1. With segments, the sum runs "
-             "over the key's own segment, in the order of positions. A module computes the gates "
-             "from its tokens, f = sigmoid(w_h x + b_h). It is initialised as ALiBi: w is 0, and b "
-             "is such that log f is minus ALiBi's slope.",
+             "of keys outside key_starts and key_lengths are treated as 1. With segments, the sum "
+             "runs over the key's own segment, in the order of positions. A module computes the "
+             "gates from its tokens, f = sigmoid(w_h x + b_h). The initial values match ALiBi: w "
+             "is 0, and b makes log f equal to minus ALiBi's slope.",
          .source = "Lin et al. 2025, Forgetting Transformer: Softmax Attention with a "
                    "Forget Gate",
          .role = CatalogueEntry::Role::kKeyBias,
@@ -72,9 +72,10 @@ const RegisterPosition forget({
     .parameters =
         {Table("log_forget", Index::kKeyEntries, {.projection = kGate})
              .Means(
-                 "(1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0, such as "
-                 "logsigmoid of a projection of its token. Values below -1e6, including -inf, "
-                 "count as -1e6: keys before the gate then have no weight next to keys after it")},
+                 "(1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0, for example "
+                 "logsigmoid of a projection of its token. Values below -1e6, including -inf, are "
+                 "clamped to -1e6: keys before the gate then have no weight relative to keys after "
+                 "it")},
     .key_bias = Bias,
 });
 

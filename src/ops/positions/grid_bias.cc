@@ -22,12 +22,12 @@ const RegisterPosition grid_bias({
         {.name = "grid_bias",
          .title = "grid bias",
          .formula = "table[h, dy + height - 1, dx + width - 1], where dy = y_j - y_i and dx = x_j "
-                    "- x_i, or the same over any number of axes",
+                    "- x_i, or the same for any number of axes",
          .latex = R"(\text{table}[h, y_j - y_i + \text{height} - 1, x_j - x_i + \text{width} - 1])",
          .note = "A grid with any other number of axes works in the same way",
-         .details = "Tokens lie on a grid in row-major order, after `prefix` tokens that have no "
-                    "bias, as in Grid. Swin indexes its tables by the opposite differences: flip "
-                    "them along both axes, as from_query_minus_key does in Python.",
+         .details = "As in Grid, tokens lie on a grid in row-major order, after `prefix` tokens "
+                    "that have no bias. Swin indexes its tables by query minus key coordinates: "
+                    "flip them along both axes, as from_query_minus_key does in Python.",
          .source = "Liu et al. 2021, Swin Transformer",
          .role = CatalogueEntry::Role::kGridBias,
          .cost = "1 + 0",
@@ -35,7 +35,7 @@ const RegisterPosition grid_bias({
          .class_name = "GridBias"},
     .parameters =
         OnGrid({Table("table", Index::kGrid, {.start = Start})
-                    .Means("(H, 2 height - 1, 2 width - 1), or the same with any number of axes")},
+                    .Means("(H, 2 height - 1, 2 width - 1), or the same for any number of axes")},
                Shape().NoArgument()),
 });
 

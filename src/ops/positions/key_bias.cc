@@ -7,7 +7,7 @@ namespace {
 const RegisterPosition key_bias({
     .catalogue = {.name = "key_bias",
                   .title = "key bias",
-                  .formula = "bias[h, j]; it is the same for all queries",
+                  .formula = "bias[h, j]; the bias is the same for all queries",
                   .latex = R"(\text{bias}[h, j])",
                   .note = "The bias of a key is the same for all queries",
                   .details =

@@ -32,9 +32,9 @@ const RegisterPosition log_temperature({
          .note = "a is the scale, n_0 is the length, and n_i is the number of keys up to the "
                  "query's own position",
          .details = "Only keys within key_starts and key_lengths, and in the query's own segment, "
-                    "are counted. Other masks make no difference, except that a window without "
-                    "keys after the query counts as a causal mask. With \"steps\", padding before "
-                    "a query counts in its position p_i.",
+                    "are counted. Other masks make no difference, except that a window that "
+                    "excludes keys after the query is treated as a causal mask. With \"steps\", "
+                    "padding before a query is included in its position p_i.",
          .source = "Meta 2025, Llama 4 (steps); Inkling 2026 (smooth)",
          .role = CatalogueEntry::Role::kTemperature,
          .cost = "1 + 0",

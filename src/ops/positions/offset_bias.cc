@@ -86,9 +86,9 @@ const RegisterPosition offset_bias({
          .note = "This index applies to attention(); modules use table[h, p_j - p_i + length - 1]",
          .details =
              "In attention(), entry n applies to query i and key j with j - i = n - (Lq - 1), "
-             "independently of query_offset. -inf masks a pair. In a module, the table is (H, 2 n "
-             "- 1) and indexed by positions: entry m applies to pairs with p_j - p_i = m - (n - "
-             "1). It serves all calls with up to n tokens, including cached ones.",
+             "regardless of query_offset. -inf masks a pair. In a module, the table is (H, 2 n - "
+             "1) and indexed by positions: entry m applies to pairs with p_j - p_i = m - (n - 1). "
+             "The same table is used in all calls with up to n tokens, including cached ones.",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations",
          .role = CatalogueEntry::Role::kBias,
          .cost = "1 + 0",

@@ -12,10 +12,11 @@ const RegisterPosition pair_bias({
          .latex = R"(\text{bias}[b, h, i, j])",
          .note = "The bias is an array that is passed with each call",
          .details = "PyTorch calls this a float mask. -inf masks a pair. If batches or heads share "
-                    "the bias, its gradient is summed over them in a fixed order. A bias (Lq, 1) "
-                    "or (1, Lk) is not expanded to all pairs; the former does not change the "
-                    "weights. In float32, finite values are clamped to +-1e37, so that a query "
-                    "whose biases are all the smallest float32 attends to all keys equally.",
+                    "the bias, its gradient is summed over them in a fixed order. A bias of shape "
+                    "(Lq, 1) or (1, Lk) is not expanded to all pairs; the former shape does not "
+                    "change the weights. In float32, finite values are clamped to +-1e37, so that "
+                    "a query whose biases all equal the lowest float32 value attends to all keys "
+                    "equally.",
          .source = "Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer",
          .role = CatalogueEntry::Role::kPairBias,
          .cost = "2 + 0",

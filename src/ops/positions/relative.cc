@@ -68,8 +68,8 @@ at::Tensor ValuesStart(const Component& component, const ModuleShape& n) {
 Parameter Values() {
   Parameter values = Flag("values", "false")
                          .Means(
-                             "(n, Dv) with as many rows as the table, or (H, n, Dv); the row of "
-                             "the offset is added to v_j");
+                             "(n, Dv) with as many rows as the table, or (H, n, Dv); the row for "
+                             "the pair's offset is added to v_j");
   values.takes_tensor = true;
   values.index = Index::kNearOffsets;
   values.tensor = {.start = ValuesStart, .of_values = true, .present = HasValues};
@@ -111,8 +111,8 @@ const RegisterPosition relative({
          .class_name = "Relative"},
     .parameters =
         {Table("table", Index::kNearOffsets, {.start = TableStart})
-             .Means("(2 max_offset + 1, D), or max_offset + 1 rows for the past only, "
-                    "which requires causal; or (H, n, D), one table per head"),
+             .Means("(2 max_offset + 1, D), or (max_offset + 1, D) for the past only, which "
+                    "requires causal; or (H, n, D), one table per head"),
          Integer("max_offset", "128")
              .Means("offset of the table's last row")
              .AtLeast(0)

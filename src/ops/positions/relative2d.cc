@@ -74,8 +74,8 @@ const RegisterPosition relative2d({
          .latex =
              R"(\frac{q_i \cdot \left(R[y_j - y_i + \text{height} - 1] + C[x_j - x_i + \text{width} - 1]\right)}{\sqrt{D}})",
          .note = "y is the row of a token on the grid, and x is its column",
-         .details = "R is the table of rows and C the table of columns. Tokens lie on a grid in "
-                    "row-major order, after `prefix` tokens without this term, as in Grid.",
+         .details = "R is the row table, and C is the column table. As in Grid, tokens lie on a "
+                    "grid in row-major order, after `prefix` tokens that do not have this term.",
          .source = "Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. "
                    "2021, Bottleneck Transformers",
          .role = CatalogueEntry::Role::kContent,

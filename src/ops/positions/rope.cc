@@ -382,28 +382,30 @@ std::vector<Parameter> Parameters() {
   parameters.push_back(
       Flag("xpos", "false")
           .Means("whether the products of rotated pairs decay with distance (Sun et al. 2023); "
-                 "only with the dot product, and up to 65,536 tokens"));
+                 "only for the dot product and up to 65,536 tokens"));
   Parameter sections = Shape();
   sections.name = "sections";
   parameters.push_back(sections
                            .Means("number of pairs that each axis rotates, for positions with "
                                   "several axes (Qwen2-VL: time, height and width). The numbers "
-                                  "add up to dims / 2, and the frequencies are those of a sequence")
-                           .Otherwise("equal shares, each axis with its own frequencies"));
+                                  "add up to dims / 2, and the frequencies are the same as on a "
+                                  "sequence")
+                           .Otherwise("equal numbers, each axis with its own frequencies"));
   parameters.push_back(Choice("section_order", {"contiguous", "interleaved"})
                            .Means("\"contiguous\": one section after the other; \"interleaved\": "
                                   "pairs are assigned to the axes in turn until their sections are "
-                                  "full, and the first axis gets the rest (Qwen3-VL)"));
+                                  "full; the first axis gets the remaining pairs (Qwen3-VL)"));
   parameters.push_back(
       Angles("angles", HasAngles,
-             "(1 or B, 1 or H, L, dims / 2), in radians, learned if it requires grad: pair n of "
-             "the token at position p is rotated by angles[..., p, n] instead of p times a "
-             "frequency. The number of heads may also be that of k",
+             "(1 or B, 1 or H, L, dims / 2), in radians; may require grad. Pair n of the token at "
+             "position p is rotated by angles[..., p, n] instead of p times a frequency. H may "
+             "also be the number of key heads",
              "positions times frequencies"));
   parameters.push_back(
       Angles("key_angles", HasKeyAngles,
-             "angles of the keys, (1 or B, 1 or H, Lk, dims / 2), if q and k are different tokens. "
-             "Row n of angles then belongs to query n, and row n of key_angles to key n",
+             "angles of the keys, (1 or B, 1 or H, Lk, dims / 2), if q and k are computed from "
+             "different tokens. Row n of angles then belongs to query n, and row n of key_angles "
+             "belongs to key n",
              "angles"));
   return parameters;
 }
@@ -412,18 +414,18 @@ const RegisterPosition rope({
     .catalogue =
         {.name = "rope",
          .title = "RoPE",
-         .formula = "rotates pair i of the coordinates of q and k by the angle p base^(-2 i / "
-                    "dims); on a grid, each axis rotates dims / axes coordinates",
+         .formula = "rotates coordinate pair i of q and k by the angle p base^(-2 i / dims); on a "
+                    "grid, each axis rotates dims / axes coordinates",
          .latex = R"(\theta_i = p\; \text{base}^{-2i/\text{dims}})",
          .note = "p is the position of the token, and i is the index of the pair. On a grid, each "
                  "axis rotates dims / axes coordinates",
-         .details = "The first dims coordinates are rotated, before the similarity maps the "
-                    "tokens. If a shape is given, the first `prefix` tokens are not rotated, and "
-                    "the remaining tokens lie on a grid. The rotated coordinates are then divided "
-                    "evenly among the axes. The share of an axis is rotated by the token's "
-                    "position along that axis, with dims / axes in place of dims. If there are "
-                    "fewer tokens than grid cells, as during generation, they fill the grid from "
-                    "the start.",
+         .details = "The rotation applies to the first dims coordinates, before the similarity "
+                    "maps the tokens. If a shape is given, the first `prefix` tokens are not "
+                    "rotated, and the remaining tokens lie on a grid. The rotated coordinates are "
+                    "then divided evenly among the axes. Each part is rotated by the token's "
+                    "position along the corresponding axis, with dims / axes in place of dims. If "
+                    "there are fewer tokens than grid cells, as during generation, they fill the "
+                    "grid from the start.",
          .source = "Su et al. 2021, RoFormer",
          .role = CatalogueEntry::Role::kRotation,
          .cost = "0 + 0",

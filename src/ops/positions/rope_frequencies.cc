@@ -153,9 +153,9 @@ std::vector<Parameter> FrequencyParameters() {
   Parameter scaling = Choice("scaling", {"none", "linear", "ntk", "dynamic", "yarn", "longrope",
                                          "llama3", "proportional"});
   scaling.meaning =
-      "how frequencies are scaled for sequences longer than in training, with the parameter names "
-      "of transformers: \"yarn:factor=4:original_max_position_embeddings=2048\"; the frequencies "
-      "of dynamic and longrope depend on the last position of the call";
+      "how frequencies are scaled for sequences longer than the training length, with parameters "
+      "named as in transformers: \"yarn:factor=4:original_max_position_embeddings=2048\". The "
+      "frequencies of dynamic and longrope depend on the last position of the call";
   const std::vector<std::string> all(scaling.choices.begin() + 1, scaling.choices.end());
   const auto detail = [&](Parameter parameter, const std::vector<std::string>& read_by,
                           const std::string& meaning, const char* otherwise = "") {
@@ -183,7 +183,7 @@ std::vector<Parameter> FrequencyParameters() {
              "for pairs with at most this many rotations within the training length, the frequency "
              "is divided by the factor"),
       detail(Flag("truncate", "true"), {"yarn"},
-             "whether the range of pairs between these limits is rounded to whole pairs"),
+             "whether the limits set by beta_fast and beta_slow are rounded to whole pairs"),
       detail(PositiveNumber("mscale", ""), {"yarn"},
              "coefficient in the numerator of the attention factor", "none"),
       detail(PositiveNumber("mscale_all_dim", ""), {"yarn"},
@@ -194,11 +194,10 @@ std::vector<Parameter> FrequencyParameters() {
       detail(PositiveNumber("high_freq_factor", "4"), {"llama3"},
              "pairs with more rotations within the training length keep their frequency"),
       detail(PositiveNumber("partial_rotary_factor", "1"), {"proportional"},
-             "share of pairs that are rotated"),
-      detail(Numbers("short_factor"), {"longrope"}, "factor per pair, up to the training length",
-             "required"),
-      detail(Numbers("long_factor"), {"longrope"}, "factor per pair, beyond the training length",
-             "required"),
+             "fraction of pairs that are rotated"),
+      detail(Numbers("short_factor"), {"longrope"},
+             "factor per pair for calls up to the training length", "required"),
+      detail(Numbers("long_factor"), {"longrope"}, "factor per pair for longer calls", "required"),
   };
 }
 

@@ -88,14 +88,14 @@ at::Tensor Start(const Component& component, const ModuleShape& n) {
 std::vector<Parameter> Parameters() {
   return OnGrid(
       {Table("frequencies", Index::kNone, {.start = Start})
-           .Means("(H, axes, dims / 2), radians per step along each axis; H may also be 1 for all "
-                  "heads, or the number of key heads"),
+           .Means("(H, axes, dims / 2), radians per step along each axis; H may also be 1 (shared "
+                  "by all heads) or the number of key heads"),
        Choice("layout", {"interleaved", "half"})
            .Means("\"interleaved\": pairs (2 i, 2 i + 1); \"half\": pairs (i, i + dims / 2)"),
        PositiveNumber("base", "10").Means("base of a module's initial frequencies").NoArgument(),
        Integer("dims", "")
            .Means("number of coordinates that a module rotates")
-           .Otherwise("the largest multiple of 2 * axes, not counting a height")
+           .Otherwise("the largest multiple of 2 * axes that fits, excluding a height")
            .NoArgument(),
        Integer("axes", "")
            .Means("number of axes of the positions passed to a module")
@@ -108,20 +108,20 @@ const RegisterPosition rope_mixed({
     .catalogue =
         {.name = "rope_mixed",
          .title = "mixed RoPE",
-         .formula = "rotates each pair of the coordinates of q and k by the angle t_h x + u_h y, "
-                    "with frequencies t and u per head",
+         .formula = "rotates each coordinate pair of q and k by the angle t_h x + u_h y, with "
+                    "per-head frequencies t and u",
          .latex = R"(\theta_{h n} = \sum_a t_{h a n}\, p_a)",
          .note =
              "n is the index of the pair, and p_a is the token's coordinate along axis a of a grid",
          .details =
              "The angle of a pair depends on the position along all axes at once, so that diagonal "
-             "offsets are treated like offsets along an axis. The rotation precedes the "
-             "similarity's map of the tokens. If a shape is given, the first `prefix` tokens are "
-             "not rotated, and the remaining tokens lie on a grid. Otherwise, the axes are those "
-             "of the caller's positions, or the sequence. In a module, the frequencies are "
-             "learned. "
-             "Initially, each head has orthogonal directions, one per axis, that are rotated at "
-             "random, with the frequencies base^(-n / n_max) along each.",
+             "offsets are treated like offsets along an axis. The rotation is applied before the "
+             "similarity maps the tokens. If a shape is given, the first `prefix` tokens are not "
+             "rotated, and the remaining tokens lie on a grid. Without a shape, the axes are those "
+             "of the positions that the caller passes; by default, the sequence is the only axis. "
+             "In a module, the frequencies are learned. Initially, each head has one direction per "
+             "axis. These directions are orthogonal and rotated at random, and the frequencies "
+             "along each direction are base^(-n / n_max).",
          .source = "Heo et al. 2024, Rotary Position Embedding for Vision Transformer",
          .role = CatalogueEntry::Role::kRotation,
          .cost = "0 + 0",

@@ -25,11 +25,12 @@ const RegisterPosition scalable_softmax({
                   .formula = "multiplies the scores of query i by s[h] log n_i, where n_i is the "
                              "number of keys up to the query's own position",
                   .latex = R"(s_h \log n_i)",
-                  .note = "n_i is the number of keys up to the query's own position with a causal "
-                          "mask, and of all keys otherwise",
+                  .note = "With a causal mask, n_i is the number of keys up to the query's own "
+                          "position; otherwise, it is the number of all keys",
                   .details = "Only keys within key_starts and key_lengths, and in the query's own "
                              "segment, are counted. Other masks make no difference, except that a "
-                             "window without keys after the query counts as a causal mask.",
+                             "window that excludes keys after the query is treated as a causal "
+                             "mask.",
                   .source = "Nakanishi 2025, Scalable-Softmax Is Superior for Attention",
                   .role = CatalogueEntry::Role::kTemperature,
                   .cost = "1 + 0",

@@ -72,11 +72,11 @@ const RegisterPosition t5({
         OnAxis({Table("table", Index::kBuckets, {.start = Start}).Means("(buckets, H)"),
                 Integer("buckets", "32").Means("rows of a module's table").AtLeast(2).NoArgument(),
                 Flag("bidirectional", "")
-                    .Means("whether keys after the query have buckets of their own")
+                    .Means("whether keys after the query have separate buckets")
                     .Otherwise("true, except with a causal mask on a sequence")
                     .Required(),
                 Integer("max_distance", "128")
-                    .Means("distance from which all offsets share one bucket")
+                    .Means("offsets at or beyond this distance share one bucket")
                     .AtLeast(1)}),
     .bias = Bias,
     .complete = Complete,

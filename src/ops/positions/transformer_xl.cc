@@ -85,9 +85,9 @@ std::optional<int64_t> MaxLength(const Component& component, int64_t otherwise) 
 Parameter DistancesParameter() {
   Parameter r = Choice("r", {"sinusoidal", "learned"})
                     .Means(
-                        "(H, n, D): row n belongs to the distance p_i - p_j = n, with at least Lq "
-                        "+ query_offset rows; bidirectional: (H, 2 n - 1, D), for the distances "
-                        "from 1 - n to n - 1")
+                        "(H, n, D), n >= Lq + query_offset: row m belongs to the distance p_i - "
+                        "p_j = m. If bidirectional, (H, 2 n - 1, D), for the distances from 1 - n "
+                        "to n - 1")
                     .Required();
   r.takes_tensor = true;
   r.index = Index::kDistances;
@@ -98,7 +98,7 @@ Parameter DistancesParameter() {
 const RegisterPosition transformer_xl({
     .catalogue = {.name = "transformer_xl",
                   .title = "Transformer-XL",
-                  .formula = "(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, where r = W_R "
+                  .formula = "(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, where r is W_R times a "
                              "sinusoid, or a learned table",
                   .latex = R"(\frac{u_h \cdot k_j + (q_i + v_h) \cdot r_h[p_i - p_j]}{\sqrt{D}})",
                   .note = "r is a linear map of sinusoids of the distance, or a learned table",

@@ -26,7 +26,8 @@ const RegisterSimilarity additive({
          .latex = R"(\text{LeakyReLU}(q + k))",
          .note = "q and k must have head_dim 1",
          .details =
-             "q and k (B, H, L, 1) are the two scores of graph attention (eq. 3 of the paper).",
+             "q and k, of shape (B, H, L, 1), are the two per-node scores of graph attention (eq. "
+             "3 of the paper).",
          .source = "Velickovic et al. 2018, Graph Attention Networks",
          .class_name = "Additive"},
     .parameters = {Number("slope", "0.2").Means("slope of the LeakyReLU below 0")},

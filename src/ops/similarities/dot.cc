@@ -21,7 +21,7 @@ const RegisterSimilarity dot({
     .catalogue =
         {.name = "dot",
          .title = "dot product",
-         .formula = "q.k / sqrt(D), or c tanh(q.k / (c sqrt(D))) under a soft cap c",
+         .formula = "q.k / sqrt(D), or c tanh(q.k / (c sqrt(D))) with a soft cap c",
          .latex =
              R"(\frac{q \cdot k}{\sqrt{D}} \quad\text{or}\quad c \tanh\frac{q \cdot k}{c \sqrt{D}})",
          .details = "The argument scale of attention() replaces 1/sqrt(D).",

@@ -59,11 +59,11 @@ const RegisterSimilarity entailment({
          .class_name = "Entailment"},
     .parameters =
         {PerHead("gamma", "learned").Means("per-head factor"),
-         PositiveNumber("K", "0.1").Means("constant of the aperture"),
+         PositiveNumber("K", "0.1").Means("constant in the formula of the aperture"),
          Choice("map", {"ball", "none"})
              .Points("none")
-             .Means("\"ball\": tokens x become tanh(|x| / 2) x / |x|; \"none\": tokens are points "
-                    "of the unit ball, and points outside are projected onto its boundary")},
+             .Means("\"ball\": a token x becomes tanh(|x| / 2) x / |x|; \"none\": tokens are "
+                    "points of the unit ball, and points outside are projected onto its boundary")},
     .map = Map,
 });
 

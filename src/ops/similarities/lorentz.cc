@@ -113,7 +113,7 @@ std::vector<Parameter> Parameters() {
   return {PerHead("scale", "learned").Means("per-head factor"), curvature,
           OptionalHeads("bias", "0", NoBias)
               .Means("added to all scores of a head; affects only lse and sinks, and has no "
-                     "gradient without them. Modules accept a fixed number"),
+                     "gradient without them. Modules accept only a number"),
           Choice("map", {"space", "exp", "none"})
               .Points("none")
               .Means("\"space\": a token x becomes the point (sqrt(c + |x|^2), x); \"exp\": the "
@@ -132,11 +132,12 @@ const RegisterSimilarity lorentz({
          .note = "The product of q and k is -q_0 k_0 + q_1 k_1 + ..., and the product of a point "
                  "with itself is -c",
          .details = "Apart from scale and bias, this is the negative squared Lorentzian distance, "
-                    "which hyperbolic language models use as a score (HELM, Hypformer). RoPE "
-                    "rotates only the spatial coordinates, whose norm is at most sqrt(c) sinh(30). "
-                    "To average values on the hyperboloid, use aggregation = \"lorentz_centroid\", "
-                    "which takes c from this similarity. If c is a tensor and several query heads "
-                    "share a key head, the keys are copied for each of them.",
+                    "which hyperbolic language models such as HELM and Hypformer use as a score. "
+                    "RoPE rotates only the spatial coordinates, whose norm is at most sqrt(c) "
+                    "sinh(30). To average values on the hyperboloid, use aggregation = "
+                    "\"lorentz_centroid\", which takes c from this similarity. If c is a tensor "
+                    "and several query heads share a key head, the keys are copied for each query "
+                    "head.",
          .source = "Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; "
                    "Chen et al. 2022, Fully Hyperbolic Neural Networks",
          .class_name = "Lorentz"},

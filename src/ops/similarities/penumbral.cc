@@ -41,8 +41,8 @@ const RegisterSimilarity penumbral({
                  "Ancestry is defined by penumbral cones, whose light source is the horosphere of "
                  "height r; no point lies above it",
          .details = "D must be at least 2: the last coordinate z of a token determines its height, "
-                    "and x contains the others. The code that the authors released uses score = "
-                    "\"height2\", with 1e-6 added in a few places.",
+                    "and x contains the others. The authors' code uses score = \"height2\", with "
+                    "1e-6 added in a few places.",
          .source = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention",
          .class_name = "Penumbral"},
     .parameters = {PerHead("gamma", "learned").Means("per-head factor"),
@@ -50,8 +50,9 @@ const RegisterSimilarity penumbral({
                    Choice("map", {"xi", "exp", "none"})
                        .Points("none")
                        .Means("\"xi\": height r sigmoid(z), X = x r sigmoid(z); \"exp\": the "
-                              "exponential map of the half-space at (0, ..., 0, 1), heights "
-                              "clamped to r; \"none\": (X, height) = (x, z), z clamped to [0, r]"),
+                              "exponential map of the half-space at (0, ..., 0, 1), with heights "
+                              "clamped to r; \"none\": (X, height) = (x, z), with z clamped to [0, "
+                              "r]"),
                    Choice("score", {"height", "height2", "log"})
                        .Means("\"height\": -gamma h; \"height2\": -gamma h^2; \"log\": gamma "
                               "log(r / h)")},

@@ -34,7 +34,7 @@ const RegisterSimilarity umbral({
                  "Ancestry is defined by umbral cones of radius r",
          .details = "D must be at least 2: the last coordinate z of a token determines its height, "
                     "and x contains the others. A cone is the shadow of a ball of radius r. The "
-                    "code that the authors released uses r = 1 and divides z by D first.",
+                    "authors' code uses r = 1 and divides z by D first.",
          .source = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention",
          .class_name = "Umbral"},
     .parameters =
@@ -42,9 +42,9 @@ const RegisterSimilarity umbral({
          PositiveNumber("r", "0.1").Means("radius of the balls"),
          Choice("map", {"psi", "exp", "none"})
              .Points("none")
-             .Means("\"psi\": height e^z, X = x e^z, z clamped to +-30; \"exp\": the exponential "
-                    "map of the half-space at (0, ..., 0, 1), with tangents clamped to length 30; "
-                    "\"none\": (X, height) = (x, z)"),
+             .Means("\"psi\": height e^z, X = x e^z, with z clamped to +-30; \"exp\": the "
+                    "exponential map of the half-space at (0, ..., 0, 1), with tangents clamped to "
+                    "length 30; \"none\": (X, height) = (x, z)"),
          Choice("score", {"height", "log"}).Means("\"height\": -gamma h; \"log\": -gamma log h")},
     .map = Map,
     .functions = {{"height", "umbral"}, {"log", "umbral_log"}},
