@@ -4,7 +4,7 @@ from study import MAMMALS, MNIST, Claim, Comparison, Contrast, Study
 
 SIMILARITIES = ("dot", "penumbral", "umbral", "hyperbolic:model=ball", "entailment")
 DIMENSIONS = (2, 4, 8, 16, 64)
-# The head dimension of queries and keys; values keep theirs.
+# Head dimensions of queries and keys; values keep their head dimension.
 COLUMNS = (4, 16, 64)
 
 

@@ -20,7 +20,7 @@ LENGTHS = "40,100,200,500"
 
 
 def repeats(symbols: int) -> Callable[[str], tuple[str, str, dict[int, float]]]:
-    """A predictor of sorted rows that repeats the previous symbol, which the models see.
+    """A baseline for sorting that repeats the previous symbol, which the models also see.
 
     It is wrong once per distinct symbol. The expected number of distinct symbols in n draws from V
     is V (1 - (1 - 1/V)^n).
@@ -70,7 +70,7 @@ def comparison(
 
 
 # With this many symbols, most occur only a few times in an input, so a symbol determines the next
-# one, as in text. With two symbols it does not, and 1500 steps are not enough to learn to copy.
+# one, as in text. With two symbols, it does not, and 1500 steps are too few to learn copying.
 MANY_SYMBOLS = ("--symbols", "32")
 # Enough keys for an input of 120 symbols.
 KEYS = ("--symbols", "64")

@@ -87,7 +87,7 @@ def further(text: Text) -> Comparison:
     named = dataclasses.replace(
         text, name=f"{text.name}-{FURTHER}", title=f"{text.title}, long windows"
     )
-    # Long windows have few last bytes.
+    # The longer the windows, the fewer last bytes a text has.
     more = ("--evaluation-bytes", "131072")
     return comparison(named, BEST, (128, LONGEST, FURTHER), 3, more)
 

@@ -1,4 +1,4 @@
-"""Studies: comparisons that answer a question, and the page with the answer.
+"""Runs the comparisons of a study and writes its page.
 
 A study is a file in this folder that defines ``STUDY``. ``python studies/study.py NAME DATA`` runs
 or resumes its unfinished comparisons, and writes
@@ -46,7 +46,7 @@ RUNS = ROOT / "runs/studies"
 RECORDS = ROOT / "studies"
 PAGES = ROOT / "docs/studies"
 PROGRAM = ROOT / ".venv/bin/gnomon"
-#: How a comparison's arguments refer to the run of its classifier.
+#: The name of the classifier's run in a comparison's arguments.
 CLASSIFIER = "classifier"
 
 
@@ -54,14 +54,14 @@ CLASSIFIER = "classifier"
 class Comparison:
     """A call of ``gnomon compare``."""
 
-    name: str  # of its record
+    name: str  # the name of its record
     title: str  # "Shakespeare's plays, bytes"
     data: str  # path in the data folder; empty if the task generates its data
     arguments: tuple[str, ...]
-    # Command that creates the data as OUT, run in the data folder if they do not exist: a gnomon
-    # command, or a Python module.
+    # Command that creates the data as OUT, a gnomon command or a Python module. It runs in the data
+    # folder if the data does not exist.
     made_by: tuple[str, ...] = ()
-    # The origin of the data, unless `gnomon data get` has them.
+    # The origin of the data, unless `gnomon data get` downloads it.
     data_from: str = ""
     # Additional `gnomon train` arguments for the run "classifier".
     classifier: tuple[str, ...] = ()
@@ -71,27 +71,27 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Contrast:
-    """A contrast of two sides, each a combination's label and a condition."""
+    """Compares two sides, each given by the label of a combination and a condition."""
 
     left: str
     left_at: Any
     right: str
     right_at: Any
     metric: str | None = None  # default: the task's first metric
-    # Names of the comparisons; if empty, each comparison that has both sides.
+    # Names of the comparisons of the two sides; if empty, every comparison that has both sides.
     left_in: str = ""
     right_in: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim of a source or a pilot run that is tested here."""
+    """A claim from a paper or a pilot run that is tested here."""
 
     text: str  # understandable without the previous claims
     contrasts: tuple[Contrast, ...]
     # The claimed outcome of the left sides: better, worse or not worse.
     left_is: str = "better"
-    # Evidence from the records about the reasons.
+    # An explanation, with evidence from the records.
     why: str = ""
 
 
@@ -106,7 +106,7 @@ class Study:
     sources: str = ""
     # Equivalence margins of these metrics; other metrics use MARGINS.
     margins: dict[str, float] = dataclasses.field(default_factory=dict)
-    # If True, it compares the time of a training step instead of metrics, and has no claims.
+    # If True, the study compares the time of training steps instead of metrics, and has no claims.
     of_time: bool = False
 
 
@@ -219,7 +219,7 @@ def classifier_command(comparison: Comparison) -> list[str]:
 
 
 def shorten(results: dict[str, Any], comparison: Comparison) -> dict[str, Any]:
-    """A compact record, without information about its origin except the machine."""
+    """Returns a compact record with the paths and commands that a reader would use."""
     record = json.loads(json.dumps(results))
     record["name"] = comparison.name
     if record["data"].get("path"):
@@ -246,7 +246,7 @@ def dump(record: dict[str, Any]) -> str:
 
 
 def publish(name: str, comparison: Comparison) -> None:
-    """Copies the comparison's record so far."""
+    """Copies the comparison's record, which may be incomplete, to ``studies/NAME``."""
     source = RUNS / name / comparison.name / "results.json"
     if not source.is_file():
         return
@@ -263,7 +263,7 @@ def publish(name: str, comparison: Comparison) -> None:
 
 
 def data_path(comparison: Comparison, data: pathlib.Path) -> pathlib.Path:
-    """The path of its data, which are created if possible."""
+    """Returns the path of the comparison's data; creates missing data if possible."""
     path = data / comparison.data
     if path.exists():
         return path
@@ -348,7 +348,7 @@ def run(name: str, comparison: Comparison, data: pathlib.Path, threads: int) -> 
 
 
 def labels_of(results: dict[str, Any]) -> list[str]:
-    """The labels of the combinations; grids have the requested name instead of the data's shape."""
+    """Returns the labels of the combinations, with ``shape=grid`` instead of the data's shape."""
     shape = re.compile(r"\bshape=\d+(x\d+)*")
     return [
         re.sub(r":prefix=\d+", "", shape.sub("shape=grid", combination["label"]))
@@ -374,7 +374,7 @@ def by_seed(results: dict[str, Any], label: str, at: Any, metric: str) -> dict[i
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A contrast in the comparisons that have it."""
+    """A row of a claim's table: one contrast in one comparison."""
 
     title: str
     metric: dict[str, Any]
@@ -411,7 +411,7 @@ def metric_of(results: dict[str, Any], contrast: Contrast) -> dict[str, Any]:
 def differences_of(
     results: dict[str, Any], contrast: Contrast, of_right: dict[str, Any] | None = None
 ) -> list[float]:
-    """Left minus right for each common seed; the right side has its own results if given."""
+    """Left minus right for each common seed; ``of_right`` has the right side's results if given."""
     key = metric_of(results, contrast)["key"]
     left = by_seed(results, contrast.left, contrast.left_at, key)
     right = by_seed(of_right or results, contrast.right, contrast.right_at, key)
@@ -426,7 +426,7 @@ def has(results: dict[str, Any], label: str, at: Any) -> bool:
     return label in labels_of(results) and at in results["task"]["conditions"]["values"]
 
 
-#: For the keys of conditions and words in their titles, a condition as part of a row's title.
+#: The key of a condition, a word in its title, and the condition's form in the title of a row.
 PLACES = (
     ("timesteps", "", "timesteps {}"),
     ("split", "", "{} split"),
@@ -464,7 +464,7 @@ def row_title(
 
 
 def contrast_rows(claim: Claim, found: Found, margins: dict[str, float]) -> list[Row]:
-    """A row without an outcome for each contrast, and for each comparison that has it."""
+    """Returns a row without an outcome for each contrast in each comparison that has it."""
     rows = []
     by_name = {comparison.name: (comparison, results) for comparison, results in found}
     for comparison, results in found:
@@ -550,7 +550,7 @@ def summary_table(
     rows = []
     for row in results["summary"]:
         name = report.labels(results)[row["combination"]]
-        # If titles are ambiguous, names are parts of labels.
+        # If titles are ambiguous, report.labels() returns parts of labels.
         cells = [f"`{row['label']}`" if name in row["label"] else f"{name} `{row['label']}`"]
         for n, winner in zip(places, winners, strict=True):
             value = row["losses"][n][metric["key"]]
@@ -580,7 +580,7 @@ def summary_table(
 
 
 def time_ratios(results: dict[str, Any]) -> list[tuple[str, list[float]]]:
-    """Labels, and sorted ratios of the step time to that of the first combination."""
+    """Each combination's label, and its sorted step times relative to the first combination."""
     times: list[dict[int, float]] = [{} for _ in results["settings"]["combinations"]]
     for run in results["runs"]:
         times[run["combination"]][run["seed"]] = run["processor_ms_per_step"]
@@ -630,7 +630,7 @@ def cpu(machine: dict[str, Any]) -> str:
     return f"{article} {name} CPU ({instructions})"
 
 
-#: For the titles of conditions in the records, their words in a table's caption.
+#: The title of a condition in the records, and its name in the caption of a table.
 CONDITIONS = {
     "evaluation length, bytes": "evaluation length (bytes)",
     "events per window": "window length (events)",
@@ -694,7 +694,7 @@ def save(figure: Any, path: pathlib.Path) -> None:
 
 
 def draw_effects(study: Study, claims: list[list[Row]]) -> Any:
-    """Each difference and its 95% confidence interval, divided by the margin; right is better."""
+    """Draws the differences and their 95% intervals, divided by the margins; right is better."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 

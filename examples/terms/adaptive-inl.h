@@ -1,4 +1,4 @@
-// A Gaussian with a width per query: f = a_i |x_i - y_j|^2, a the query's precision. c = -gamma.
+// A Gaussian whose width depends on the query: f = a_i |x_i - y_j|^2, where a_i is the precision.
 struct Adaptive {
   static constexpr int kRowScalars = 1;
   static constexpr int kColumnScalars = 0;
