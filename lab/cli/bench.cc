@@ -1,6 +1,6 @@
-// Times against torch's scaled_dot_product_attention (SDPA), in one process and interleaved: each
-// round runs every case once, so that changes of the clock frequency affect all of them. On a GPU,
-// events measure the times, and each of SDPA's kernels is a case.
+// Times the operators against PyTorch's scaled_dot_product_attention (SDPA) in one process. Each
+// round runs every case once, so that changes in clock frequency affect all cases. On a GPU, CUDA
+// events measure the times, and each SDPA kernel is a separate case.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ constexpr int64_t kT5Buckets = 32;
 constexpr int64_t kShawOffset = 16;
 
 struct BenchFlags {
-  // Sizes of the operator or of a model, each with its own defaults.
+  // Sizes of the operator's inputs or of a model, which have different defaults.
   std::optional<int64_t> batch;
   std::optional<int64_t> heads;
   std::optional<int64_t> length;
@@ -65,15 +65,15 @@ struct Shape {
   std::vector<int64_t> sizes() const { return {batch, heads, length, dim}; }
 };
 
-// Normal numbers, the same on each device.
+// Normally distributed numbers, identical on all devices.
 Tensor Normal(const std::vector<int64_t>& sizes, const torch::TensorOptions& options) {
   return torch::randn(sizes).to(options);
 }
 
-// SDPA's kernels on a GPU.
+// The SDPA kernels on a GPU.
 constexpr const char* kSdpaKernels[] = {"cudnn", "flash", "efficient"};
 
-// While this object exists, SDPA uses only that kernel; null: its own choice.
+// While this object exists, SDPA uses only this kernel; if it is null, SDPA chooses one.
 class OneSdpaKernel {
  public:
   explicit OneSdpaKernel(const char* name) { Use(name); }
@@ -92,13 +92,13 @@ class OneSdpaKernel {
   }
 };
 
-// The computation of a case, and the inputs of its gradient.
+// A benchmark case: its computation, and the inputs whose gradients it computes.
 struct Case {
   std::string name;
   std::string note;
   std::vector<Tensor> inputs;
   std::function<Tensor(bool causal)> run;
-  bool is_sdpa = false;  // without a mask
+  bool is_sdpa = false;  // SDPA without a mask
 };
 
 struct Mode {
@@ -114,7 +114,7 @@ constexpr Mode kModes[] = {{"forward, full", false, false},
 
 Tensor Leaf(const Tensor& tensor) { return tensor.detach().clone().requires_grad_(true); }
 
-// All cases use the same q, k and v, each with its own leaves.
+// All cases use the same q, k and v, but each has its own leaf tensors.
 class Cases {
  public:
   explicit Cases(const Shape& shape) : shape_(shape) {
@@ -140,7 +140,7 @@ class Cases {
     }
   }
 
-  // All cases, unless some were selected.
+  // The selected cases and the references, or all cases if none were selected.
   std::vector<Case> Chosen(const std::vector<std::string>& asked_for) const {
     if (asked_for.empty()) return cases_;
     std::vector<Case> chosen;
@@ -153,7 +153,7 @@ class Cases {
     }
     for (const Case& one : cases_) {
       const bool asked = std::find(asked_for.begin(), asked_for.end(), one.name) != asked_for.end();
-      // The references of all ratios.
+      // SDPA and dot always run, because all ratios are relative to them.
       if (asked || one.is_sdpa || one.name == "dot") chosen.push_back(one);
     }
     return chosen;
@@ -187,7 +187,7 @@ class Cases {
                       }});
   }
 
-  // Whether an SDPA kernel supports tokens of these sizes and this type.
+  // Whether an SDPA kernel supports these token sizes and this dtype.
   bool Takes(const char* kernel) const {
     try {
       const torch::NoGradGuard no_grad;
@@ -199,7 +199,7 @@ class Cases {
     }
   }
 
-  // Full and causal.
+  // The masks of the full and the causal case.
   static std::pair<Tensor, Tensor> AlibiMasks(const Shape& shape) {
     const Tensor positions = torch::arange(shape.length, torch::kFloat).to(shape.tokens.device());
     const Tensor relative = positions.unsqueeze(0) - positions.unsqueeze(1);
@@ -241,7 +241,8 @@ class Cases {
     }
   }
 
-  // Relative keys: clipped as in Shaw et al. 2018, and a row for every offset.
+  // Two tables of relative keys: one clipped as in Shaw et al. 2018, one with a row for every
+  // offset.
   void AddRelative() {
     for (const int64_t most : {kShawOffset, shape_.length - 1}) {
       const bool is_clipped = most == kShawOffset;
@@ -252,9 +253,9 @@ class Cases {
     }
   }
 
-  // Only the operator, on tokens mapped in advance.
+  // Times only the operator: the tokens are mapped in advance.
   void AddMapped(const std::string& spec, const Tensor& gamma) {
-    // Calls map low-precision tokens in float32.
+    // Calls map low-precision tokens in float32, so the operator alone is not comparable to a call.
     if (q_.scalar_type() != torch::kFloat) return;
     const MappedAttention mapped(spec, q_, k_, v_, gamma);
     cases_.push_back({spec + " (operator)", "on mapped tokens", mapped.inputs(), mapped});
@@ -267,7 +268,7 @@ class Cases {
   std::vector<Case> cases_;
 };
 
-// The output and, backward, the gradients of all inputs.
+// Returns the output, and the gradients of all inputs if there is a backward pass.
 std::vector<Tensor> RunOnce(const Case& one, const Mode& mode, const Tensor& d_o) {
   if (!mode.backward) {
     const torch::NoGradGuard no_grad;
@@ -297,16 +298,16 @@ nlohmann::json PeakMebibytes(const Case& one, const Mode& mode, const Tensor& d_
   return static_cast<double>(std::max<int64_t>(*peak - results, 0)) / (1 << 20);
 }
 
-// The share of unmasked pairs that is computed; the rest is skipped within the tolerance. Null if
-// no fused kernel runs.
+// The fraction of unmasked pairs that is computed; the rest is skipped within the tolerance. Null
+// if no fused kernel runs.
 nlohmann::json ComputedShare(const Case& one, const Mode& mode, const Tensor& d_o) {
   const PairCounts count = CountPairs([&] { RunOnce(one, mode, d_o); });
   if (count.seen == 0) return {};
   return static_cast<double>(count.computed) / static_cast<double>(count.seen);
 }
 
-// Floating-point operations of the two GEMMs of the forward pass and the five of the backward pass;
-// half of them if half of the pairs are masked.
+// Floating-point operations of the GEMMs (two forward, five backward); half as many with a causal
+// mask.
 double CountFlops(const Shape& shape, const Mode& mode) {
   const auto pairs = static_cast<double>(shape.batch * shape.heads) *
                      static_cast<double>(shape.length) * static_cast<double>(shape.length);
@@ -314,8 +315,8 @@ double CountFlops(const Shape& shape, const Mode& mode) {
   return 2 * pairs * static_cast<double>(shape.dim) * gemms * (mode.causal ? 0.5 : 1.0);
 }
 
-// Floating-point operations per second of a matrix product: the kernels' own on the CPU; on other
-// devices PyTorch's, in the tokens' type and as large as the scores.
+// GEMM throughput in floating-point operations per second. On the CPU, this measures our own GEMM;
+// on other devices PyTorch's, with the dtype of the tokens and the size of the scores.
 double MeasurePeak(const Tensor& like) {
   if (like.is_cpu()) return MeasurePeakFlops(kPeakSeconds);
   const int64_t rows = std::min<int64_t>(like.size(2), 8192);
@@ -344,13 +345,13 @@ void PrintMode(const nlohmann::json& mode) {
   std::cout << std::flush;
 }
 
-// The record of one mode without its memory; none if Ctrl-C came first.
+// The record of one mode without the memory figures; none after Ctrl-C.
 std::optional<nlohmann::json> TimeMode(const std::vector<Case>& cases, const Mode& mode,
                                        const Shape& shape, int64_t repeats, const Tensor& d_o,
                                        Progress* progress) {
   std::vector<std::vector<double>> seconds(cases.size());
   std::vector<double> peaks;
-  // The first round only warms up.
+  // The first round is a warm-up.
   for (int64_t round = 0; round <= repeats; ++round) {
     for (size_t c = 0; c < cases.size(); ++c) {
       if (Interrupted()) return std::nullopt;
@@ -410,7 +411,7 @@ int BenchOperator(const Shape& shape, const BenchFlags& flags) {
       record["modes"].push_back(*timed);
     }
   }
-  // After all timings, which it would affect.
+  // This would affect timings, so memory is measured last.
   GiveBackFreedMemory();
   for (size_t m = 0; m < record["modes"].size(); ++m) {
     for (size_t c = 0; c < cases.size() && !Interrupted(); ++c) {
@@ -478,22 +479,23 @@ int Run(const BenchFlags& flags) {
 void AddBench(CLI::App& app, Action* action) {
   CLI::App* command = app.add_subcommand(
       "bench",
-      "Time the operator against PyTorch's scaled_dot_product_attention, interleaved in one "
+      "Time the operators against PyTorch's scaled_dot_product_attention, interleaved in one "
       "process. Prints ratios of medians, forward and backward; the share of the machine's GEMM "
-      "peak (as if all pairs were computed); the peak memory of a call in MiB, without inputs, "
-      "output and gradients; and the share of pairs that are computed (the rest are skipped as "
+      "peak (as if all pairs were computed); the peak memory of a call in MiB, excluding inputs, "
+      "output and gradients; and the fraction of pairs that are computed (the rest are skipped as "
       "negligible). With --model, time training steps of the language model instead.");
   auto flags = std::make_shared<BenchFlags>();
   const auto add = [&](const char* name, std::optional<int64_t>* value, const char* help) {
     return AddNumber(command, name, value, 1, kMany, help);
   };
-  add("--batch", &flags->batch, "Batch size; default 1, with --model 16");
-  add("--heads", &flags->heads, "Heads; default 8, with --model 4");
-  add("--length", &flags->length, "Number of queries and of keys; default 2048, with --model 256");
+  add("--batch", &flags->batch, "Batch size; default 1, or 16 with --model");
+  add("--heads", &flags->heads, "Number of heads; default 8, or 4 with --model");
+  add("--length", &flags->length,
+      "Number of queries and of keys; default 2048, or 256 with --model");
   add("--dim", &flags->dim,
-      "Head dimension, any number; default 64. With --model: model dimension; default 128");
+      "Head dimension; default 64. With --model: model dimension; default 128");
   AddNumber(command, "--repeats", &flags->repeats, 1, int64_t{1} << 30,
-            "Number of rounds; the results are medians over them")
+            "Number of rounds; the results are medians over all rounds")
       ->capture_default_str();
   CLI::Option* dtype =
       command
@@ -510,7 +512,7 @@ void AddBench(CLI::App& app, Action* action) {
           "with each in turn, and print their ratios to the first")
           ->excludes(cases)
           ->excludes(dtype);
-  add("--depth", &flags->depth, "With --model: layers; default 4")->needs(model);
+  add("--depth", &flags->depth, "With --model: number of layers; default 4")->needs(model);
   add("--mlp", &flags->mlp, "With --model: hidden units of each layer's MLP; default 512")
       ->needs(model);
   command->add_flag("--json", flags->as_json, "Print JSON");

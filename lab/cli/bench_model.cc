@@ -26,7 +26,7 @@ using nlohmann::json;
 
 constexpr int64_t kTextBytes = int64_t{1} << 16;
 
-// Times do not depend on the contents of the text.
+// Random text suffices, because times do not depend on the content.
 std::string RandomText(int64_t bytes) {
   std::mt19937 generator(0);
   std::string text(static_cast<size_t>(bytes), '\0');
@@ -38,7 +38,7 @@ double TimeStep(lab::Trainer* trainer) {
   const Stopwatch clock;
   const double loss = trainer->Step();
   const double taken = clock.seconds();
-  // Such a step stops before the backward pass.
+  // A step with a non-finite loss omits the backward pass, so its time would be meaningless.
   if (!std::isfinite(loss)) throw std::runtime_error("the loss is not finite");
   return taken;
 }
@@ -87,7 +87,7 @@ int BenchModels(const ModelBench& bench) {
   }
   std::vector<std::vector<double>> seconds(trainers.size());
   Progress progress;
-  // The first round only warms up.
+  // The first round is a warm-up.
   for (int64_t round = 0; round <= bench.repeats; ++round) {
     for (size_t m = 0; m < trainers.size(); ++m) {
       if (Interrupted()) return kInterrupted;

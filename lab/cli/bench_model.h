@@ -1,4 +1,4 @@
-// Training steps of the language model with several similarities and positions.
+// Times training steps of the language model with several similarities and positions.
 #ifndef GNOMON_CLI_BENCH_MODEL_H_
 #define GNOMON_CLI_BENCH_MODEL_H_
 
@@ -21,8 +21,8 @@ struct ModelBench {
   bool as_json = false;
 };
 
-// Times one step of each in turn, and prints the medians and their ratios to the first. Returns the
-// exit code.
+// Times one training step of each model in turn. Prints the medians and their ratios to the first
+// model's. Returns the exit code.
 int BenchModels(const ModelBench& bench);
 
 }  // namespace gnomon::cli

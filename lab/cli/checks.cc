@@ -20,7 +20,7 @@ std::string Named(const lab::Terms& terms) {
   return StrCat("similarity '", terms.similarity, "', position '", terms.position, "': ");
 }
 
-// The message of an operator, without the prefix that the program adds.
+// An operator's message, without the "gnomon: " prefix, which the program adds to every message.
 std::string Said(const c10::Error& error) {
   constexpr std::string_view kProgram = "gnomon: ";
   const std::string text = error.what_without_backtrace();
@@ -65,7 +65,7 @@ std::unique_ptr<lab::Learner> CheckTerms(lab::Task& task, const lab::Terms& term
 lab::Checkpoint LoadModel(const std::string& path, lab::Task& task, torch::Device device) {
   lab::Checkpoint checkpoint = lab::LoadCheckpoint(lab::CheckpointFile(path), task, device);
   if (device.is_cpu()) return checkpoint;
-  // It may have been trained on another device.
+  // The model may have been trained on a different device.
   try {
     const torch::NoGradGuard no_grad;
     checkpoint.learner->Probe();

@@ -11,17 +11,17 @@
 
 namespace gnomon::cli {
 
-// The task's Complete(); throws Error if a term is invalid. The data has been read.
+// Calls the task's Complete(); throws Error if a term is invalid. The data must have been read.
 lab::Terms CompleteTerms(const lab::Task& task, const lab::Terms& terms);
 
-// Builds a model and runs it on a small input, so that invalid options or specifications are
-// reported before any work; throws Error with the operator's message. Returns the learner.
+// Builds a model and runs it on a small input, to report invalid options or specifications before
+// any work starts. Throws Error with the operator's message. Returns the learner.
 std::unique_ptr<lab::Learner> CheckTerms(lab::Task& task, const lab::Terms& terms,
                                          const lab::TrainingOptions& training, lab::Command command,
                                          torch::Device device = torch::kCPU);
 
-// The checkpoint at `path` on a device, after a test run there: throws Error if the file is invalid
-// or the device does not support the model.
+// Loads the checkpoint at `path` onto a device and tests it there. Throws Error if the file is
+// invalid or the device does not support the model.
 lab::Checkpoint LoadModel(const std::string& path, lab::Task& task, torch::Device device);
 
 }  // namespace gnomon::cli

@@ -1,4 +1,4 @@
-// The commands of the program, one file each.
+// The program's commands; each is implemented in its own file.
 #ifndef GNOMON_CLI_COMMANDS_H_
 #define GNOMON_CLI_COMMANDS_H_
 
@@ -19,7 +19,7 @@ inline constexpr int kInterrupted = 130;
 // The action that the command line selects; returns an exit code.
 using Action = std::function<int()>;
 
-// Each adds a subcommand that sets *action when it is chosen.
+// Each function adds a subcommand, which sets *action if the command line selects it.
 void AddTrain(CLI::App& app, const std::shared_ptr<lab::Task>& task,
               const lab::ProcessesPtr& processes, Action* action);
 void AddEval(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* action);

@@ -55,17 +55,18 @@ constexpr int64_t kMostSeeds = 1000;
       .flag = "similarity")                                                                        \
   OPTION(std::vector<std::string>, runs, {},                                                       \
          .help =                                                                                   \
-             "SIMILARITY/POSITION: one additional combination, repeatable; without --position "    \
+             "SIMILARITY/POSITION: one additional combination; repeatable. Without --position "    \
              "and --similarity, only these are run",                                               \
          .flag = "run", .has_commas = false)                                                       \
   OPTION(std::string, seeds, "1",                                                                  \
          .help =                                                                                   \
-             "Number of seeds; FEWEST..MOST adds seeds while a pair of combinations is "           \
+             "Number of seeds; FEWEST..MOST adds seeds while any pair of combinations is "         \
              "undecided, and needs --margin")                                                      \
   OPTION(int64_t, first_seed, 0, .help = "The first seed",                                         \
          .highest = static_cast<double>(kLargestSeed - kMostSeeds), .flag = "seed")
 
-// The flags. A record stores the resulting combinations and seeds (CompareSettings).
+// The flags that select runs. A record stores the resulting combinations and seeds
+// (CompareSettings).
 struct RunChoices {
   GNOMON_OPTIONS(GNOMON_RUN_CHOICES)
 };
@@ -97,19 +98,20 @@ struct Comparison {
   torch::Device device = torch::kCPU;
   std::string data;
   fs::path folder;
-  lab::FolderLock lock;  // lock of the folder
+  lab::FolderLock lock;  // locks the folder
   int64_t checkpoint_every = 0;
   std::vector<RunResult> runs;
-  json record;  // without the runs and their summary, which Save() adds
+  json record;  // without the runs and the summary, which Save() adds
 
-  // For a trial, `seed` is TrialSeed() of its number.
+  // For a trial, `seed` is TrialSeed(number).
   OneRun At(int64_t combination, int64_t seed) {
     Trial* const trial = seed < 0 ? settings.tuning->Find(combination, -1 - seed) : nullptr;
     return {settings, *task, device, folder, combination, seed, checkpoint_every, trial};
   }
 };
 
-// Identifies a trial in place of a seed in the list of runs; seeds are never negative.
+// Represents a trial in the list of runs, where other runs have their seed. Seeds are never
+// negative, so the two cannot be confused.
 int64_t TrialSeed(int64_t number) { return -1 - number; }
 
 void Save(Comparison* work, const char* status) {
@@ -126,7 +128,8 @@ void Save(Comparison* work, const char* status) {
                            {FormatTable(task, work->settings, record["summary"])});
 }
 
-// The cross product of positions and similarities, or, if only single runs are given, those.
+// All pairs of a position and a similarity, followed by the single runs. Returns only the single
+// runs if nothing else is given.
 std::vector<lab::Terms> Combinations(const RunChoices& choices, bool product) {
   std::vector<lab::Terms> all;
   if (product) {
@@ -164,7 +167,7 @@ std::pair<int64_t, int64_t> ParseSeeds(const std::string& text) {
   return {*fewest, *most};
 }
 
-// All checks run before the first combination is trained. The data has been read.
+// Checks all combinations before the first one is trained. The data must have been read.
 void CheckAll(Comparison* work) {
   for (const lab::Terms& terms : work->settings.combinations) {
     lab::TrainingOptions training = work->settings.training;
@@ -173,7 +176,7 @@ void CheckAll(Comparison* work) {
   }
 }
 
-// Checks every value of --tune separately, and the ends of every range, in each combination.
+// Checks every --tune value, or both ends of its range, in each combination; one option at a time.
 void CheckTuned(const Comparison& work) {
   const CompareSettings& settings = work.settings;
   for (const TunedOption& option : settings.tuning->options) {
@@ -195,7 +198,7 @@ void CheckTuned(const Comparison& work) {
   }
 }
 
-// Including the assets.
+// Checks the data and its assets.
 void CheckData(const Comparison& work) {
   work.task->CheckData(&work.settings.training);
   work.task->CheckFits(work.settings.training, /*processes=*/1);
@@ -208,7 +211,8 @@ std::string Sha256Of(const std::string& bytes) {
   return hash.Hex();
 }
 
-// The original assets of the comparison: another library version may learn different ones.
+// Loads the comparison's original assets, because a different library version may learn different
+// ones.
 void ResumeAssets(const Comparison& work) {
   std::vector<std::string> assets;
   for (const lab::Asset& asset : work.task->Assets()) {
@@ -282,7 +286,7 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, lab
   lab::CheckRanges(task.Options(Command::kCompare), "");
   task.ReadData(flags.data);
   const std::string held_out = settings.holds_out() ? task.HoldOut() : "";
-  // Values filled in from the data may make two combinations identical.
+  // Completing the specifications from the data may make two combinations identical.
   std::vector<lab::Terms> completed;
   for (const lab::Terms& terms : settings.combinations) {
     lab::Terms complete = CompleteTerms(task, terms);
@@ -350,7 +354,7 @@ Comparison ResumedComparison(const CompareFlags& flags, lab::Task& task) {
   work.device = lab::FindDevice(flags.device);
   work.folder = flags.resume;
   const fs::path file = work.folder / kResultsName;
-  // Workers leave the folder to the comparison that they work for.
+  // A worker does not lock or clean up the folder; the command that started it does.
   const bool is_worker = !flags.only.empty();
   if (!is_worker && fs::is_directory(work.folder)) work.lock = lab::FolderLock(work.folder);
   work.record = ReadRecord(file);
@@ -382,7 +386,7 @@ Comparison ResumedComparison(const CompareFlags& flags, lab::Task& task) {
   } catch (const Error& error) {
     throw Error(StrCat("cannot resume ", file.string(), ": ", error.what()));
   }
-  // The comparison has already checked everything.
+  // The command that started this worker has already checked everything.
   if (is_worker) return work;
   CheckAll(&work);
   CheckData(work);
@@ -391,7 +395,7 @@ Comparison ResumedComparison(const CompareFlags& flags, lab::Task& task) {
   return work;
 }
 
-// Estimates the remaining time of a session from its finished steps.
+// Estimates a session's remaining time from the steps that it has finished.
 class Schedule {
  public:
   explicit Schedule(int64_t total) : total_(total) {}
@@ -412,7 +416,7 @@ bool IsDone(const std::vector<RunResult>& runs, int64_t combination, int64_t see
   });
 }
 
-// The unfinished runs of the settings.
+// The runs that are not finished yet.
 std::vector<std::pair<int64_t, int64_t>> Remaining(const Comparison& work) {
   std::vector<std::pair<int64_t, int64_t>> runs = work.settings.Runs();
   std::erase_if(runs, [&](const auto& run) { return IsDone(work.runs, run.first, run.second); });
@@ -433,7 +437,7 @@ class LiveReport {
   Stopwatch clock_;
 };
 
-// State shared by all ways of running.
+// State shared by runs in this process and runs on workers.
 class Session {
  public:
   explicit Session(Comparison* of) : work(of) {}
@@ -456,7 +460,7 @@ class Session {
     if (result.seed < 0) return TakeTrial(result);
     const std::string title = Title(result.combination, result.seed);
     work->runs.push_back(result);
-    // The order is the same for any number of workers.
+    // Sort the runs, so that their order does not depend on the number of workers.
     const auto runs = work->settings.Runs();
     const auto place = [&](const RunResult& run) {
       return std::find(runs.begin(), runs.end(), std::pair(run.combination, run.seed));
@@ -490,7 +494,7 @@ class Session {
   LiveReport report_;
 };
 
-// Runs in this process. Returns whether all runs are finished; false after Ctrl-C.
+// Executes runs in this process. Returns true if all are finished, false after Ctrl-C.
 bool RunHere(const std::vector<std::pair<int64_t, int64_t>>& todo, bool tensorboard,
              Session* session) {
   Comparison& work = *session->work;
@@ -533,14 +537,14 @@ bool RunHere(const std::vector<std::pair<int64_t, int64_t>>& todo, bool tensorbo
   return true;
 }
 
-// The result of a trial, as a worker stores it.
+// The result of a trial in the format in which workers store it.
 json TrialToJson(const OneRun& run, const RunResult& result) {
   return {{"steps", run.trial->steps},
           {"value", result.tried ? json(*result.tried) : json()},
           {"seconds", result.seconds}};
 }
 
-// Nullopt if the result belongs to a trial, but not to its latest steps.
+// Returns nullopt if the result belongs to an earlier stage of a trial, with fewer steps.
 std::optional<RunResult> ReadResult(const OneRun& run) {
   const fs::path file = run.result_file();
   std::ifstream in(file);
@@ -556,7 +560,7 @@ std::optional<RunResult> ReadResult(const OneRun& run) {
   return result;
 }
 
-// Runs on workers, which store their results in the folder.
+// Executes runs on workers, which store their results in the folder.
 bool RunByWorkers(const std::vector<std::pair<int64_t, int64_t>>& todo, Workers* workers,
                   Session* session) {
   Comparison& work = *session->work;
@@ -574,8 +578,7 @@ bool RunByWorkers(const std::vector<std::pair<int64_t, int64_t>>& todo, Workers*
   });
 }
 
-// Adds a seed for the combinations of pairs that are still undecided. Returns whether there are
-// any.
+// Adds a seed for all combinations that occur in an undecided pair. Returns whether there are any.
 bool AddSeed(Comparison* work) {
   CompareSettings& settings = work->settings;
   if (!settings.seed_range) return false;
@@ -588,8 +591,8 @@ bool AddSeed(Comparison* work) {
   return true;
 }
 
-// Executes runs, in workers or in this process. Runs that workers finished after the comparison was
-// stopped are only collected. Returns whether all are finished.
+// Executes runs on workers or in this process. If workers finished a run after the comparison was
+// stopped, its result is read instead. Returns whether all runs are finished.
 bool RunThem(std::vector<std::pair<int64_t, int64_t>> todo, bool tensorboard, Workers* workers,
              Session* session) {
   std::erase_if(todo, [&](const auto& at) {
@@ -603,7 +606,7 @@ bool RunThem(std::vector<std::pair<int64_t, int64_t>> todo, bool tensorboard, Wo
                             : RunHere(todo, tensorboard, session);
 }
 
-// Returns whether the values are chosen; not after Ctrl-C.
+// Returns true once all values are chosen, false after Ctrl-C.
 bool Tune(Workers* workers, Session* session) {
   Comparison& work = *session->work;
   Tuning& tuning = *work.settings.tuning;
@@ -621,7 +624,7 @@ bool Tune(Workers* workers, Session* session) {
   return true;
 }
 
-// The options of each worker's run.
+// The command-line options that each worker's run receives.
 std::vector<std::string> WorkerWords(const CLI::App& command, const Comparison& work) {
   std::vector<std::string> words = {"--task", work.task->name(), "--checkpoint-every",
                                     std::to_string(work.checkpoint_every)};
@@ -671,7 +674,7 @@ int RunAll(const CLI::App& command, const CompareFlags& flags, Comparison* work)
   return report.is_refused ? kWrongInput : 0;
 }
 
-// A worker's part: one run, whose result is written to a file.
+// What a worker executes: one run, whose result is written to a file.
 int RunOnly(Comparison* work, const CompareFlags& flags) {
   const std::string& only = flags.only;
   auto runs = work->settings.Runs();
@@ -686,7 +689,7 @@ int RunOnly(Comparison* work, const CompareFlags& flags) {
   if (found == runs.end()) {
     throw Error(StrCat("--only is ", only, ", which is not a run of this comparison"));
   }
-  // Stops with its worker; otherwise it would compete with the run that replaces it.
+  // This process must end with its worker: it would interfere with the run that replaces it.
   if (const char* parent = std::getenv("GNOMON_PARENT"); parent != nullptr) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (std::to_string(::getppid()) != parent) return kInternalFailure;
@@ -745,25 +748,25 @@ void AddCompare(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* a
   AddDeviceFlag(command, &flags->device, "to train the models");
   AddThreadsFlag(command, &flags->threads);
   AddReal(command, "--margin", &flags->margin, 0, 1e12,
-          "Smallest difference in the first metric that matters; pairs of combinations whose "
-          "difference is shown to be smaller are called equivalent")
+          "Smallest relevant difference in the first metric; two combinations are called "
+          "equivalent if their difference is shown to be smaller")
       ->default_str("");
   command
-      ->add_option(
-          "--tune", flags->tune,
-          "OPTION=VALUE,VALUE or OPTION=LOW..HIGH, repeatable: tune a numeric option of the model "
-          "or its training, or a parameter of the terms, separately for each combination, with "
-          "Optuna on held-out training data")
+      ->add_option("--tune", flags->tune,
+                   "OPTION=VALUE,VALUE or OPTION=LOW..HIGH; repeatable. Tune a numeric model or "
+                   "training option, or a parameter of the terms. Optuna tunes each combination "
+                   "separately, on held-out training data")
       ->default_str("");
   AddNumber(command, "--tune-trials", &flags->tune_trials, 1, 10'000,
-            "Trials per combination for --tune; default: 12, or the size of the grid if all "
-            "options are lists and it is smaller")
+            "Trials per combination for --tune; default: 12, or the size of the grid if that is "
+            "smaller and all options are lists")
       ->default_str("");
   command->add_flag("--until-flat", flags->until_flat,
                     "End each run once its loss on held-out training data is flat, with --steps as "
                     "the limit. The learning rate is constant until then and decays at the end");
   AddReal(command, "--flat-margin", &flags->flat.margin, 0, 1,
-          "A run is flat when its best held-out loss improves by less than this fraction ...")
+          "With --until-flat: a run is flat if its best held-out loss improves by less than this "
+          "fraction ...")
       ->capture_default_str();
   AddReal(command, "--flat-share", &flags->flat.share, 0.02, 0.8,
           "... over this fraction of --steps")

@@ -51,7 +51,7 @@ void PrintTable(const lab::Task& task, const std::vector<lab::Measurement>& meas
 int Run(CLI::App& command, const EvalFlags& flags, lab::Task& task) {
   SetThreads(flags.threads);
   lab::Checkpoint checkpoint = LoadModel(flags.model, task, lab::FindDevice(flags.device));
-  // The evaluation may have options with the same names as the training.
+  // Evaluation options may have the same names as training options, which the checkpoint has set.
   SetAgain(command, task.Options(Command::kEval));
   const std::optional<lab::TrainingState>& training = checkpoint.training;
   task.Settle(Command::kEval, /*is_resumed=*/true, training ? &training->options : nullptr);
@@ -64,7 +64,7 @@ int Run(CLI::App& command, const EvalFlags& flags, lab::Task& task) {
   const std::string data = flags.data.empty() ? trained_on : flags.data;
   task.ReadData(data);
   task.CheckData(nullptr);
-  // Unknown for a model without training state.
+  // Null if there is no training state, because the training data are then unknown.
   nlohmann::json same_data;
   if (training) same_data = task.data_sha256() == training->data_sha256;
   CatchInterrupts();

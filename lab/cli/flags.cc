@@ -21,7 +21,7 @@ using lab::StrCat;
 
 namespace {
 
-// "1 to 4096", for the help; very large bounds are omitted.
+// The range in the help text, such as "1 to 4096"; very large bounds are omitted.
 std::string Span(double lowest, double highest) {
   constexpr double kFar = 1e9;
   return highest < kFar ? StrCat(lowest, " to ", highest) : StrCat(lowest, " or more");
@@ -33,8 +33,8 @@ std::string Span(double lowest, double highest) {
                      lowest, " to ", highest));
 }
 
-// The comma-separated items of words, each only once. Empty words are reported later, together with
-// those of other options.
+// Splits words at commas. Throws Error for empty and repeated items. Empty words are skipped here,
+// because RefuseEmptyWords() reports them for all options.
 std::vector<std::string> Items(const std::string& name, const std::vector<std::string>& words) {
   std::vector<std::string> items;
   for (const std::string& word : words) {
@@ -55,7 +55,7 @@ std::vector<std::string> Items(const std::string& name, const std::vector<std::s
   return items;
 }
 
-// The options that a resumed run does not keep.
+// These options are not stored in a run, so they may change when it is resumed.
 constexpr std::string_view kOfMachine[] = {"--device",  "--threads", "--terms",
                                            "--workers", "--cluster", "--tensorboard"};
 
@@ -77,7 +77,7 @@ CLI::Validator WholeNumber(const std::string& name, int64_t lowest, int64_t high
     if (!number || *number < lowest || *number > highest) {
       Refuse(name, word, "an integer", std::to_string(lowest), std::to_string(highest));
     }
-    // In a form that is never parsed as octal.
+    // CLI11 would parse a leading zero as octal.
     word = std::to_string(*number);
     return std::string();
   };
@@ -215,7 +215,7 @@ void CheckResumes(const CLI::App& command, const lab::OptionList& list) {
   }
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_name();
-    // Options that --help hides are for the program's own processes.
+    // Options that are hidden from --help are internal.
     if (option->get_group().empty()) continue;
     if (option->count() > 0 && std::find(allowed.begin(), allowed.end(), name) == allowed.end()) {
       throw Error(

@@ -1,4 +1,4 @@
-// Options as command-line flags.
+// Adds option lists to commands as flags, and parses them.
 #ifndef GNOMON_CLI_FLAGS_H_
 #define GNOMON_CLI_FLAGS_H_
 
@@ -17,10 +17,11 @@ namespace gnomon::cli {
 using lab::kLargestSeed;
 using lab::kMany;
 
-// The integer that a word represents; none if it is not an integer.
+// Parses a word as an integer; returns nothing if it is not one.
 std::optional<int64_t> ParseInteger(const std::string& word);
 
-// Accepts only decimal integers from `lowest` to `highest`; throws Error naming the option.
+// Accepts only decimal integers from `lowest` to `highest`; otherwise throws an Error that names
+// the option.
 CLI::Validator WholeNumber(const std::string& name, int64_t lowest, int64_t highest);
 
 // Adds an option that accepts a number from `lowest` to `highest`; any other word, including NaN,
@@ -33,9 +34,9 @@ CLI::Option* AddNumber(CLI::App* command, const std::string& name, Value* value,
 CLI::Option* AddReal(CLI::App* command, const std::string& name, double* value, double lowest,
                      double highest, const std::string& help);
 
-// Adds an option that accepts comma-separated items, or integers from `lowest` to `highest`, and
-// shows the current values as the default. Empty or repeated items, and words that are not such
-// integers, throw an Error that names the option and the word.
+// Adds an option that accepts comma-separated items, or comma-separated integers from `lowest` to
+// `highest`. The help shows the current values as the default. Empty, repeated or invalid items
+// throw an Error that names the option and the item.
 CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<std::string>* items,
                      const std::string& help);
 CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<int64_t>* numbers,
@@ -45,29 +46,28 @@ CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<int
 // values are the defaults.
 void AddFlags(CLI::App* command, const lab::OptionList& list);
 
-// Sets the given options again, after a file has set all options.
+// Sets the options from the command line again, after a checkpoint or record has set all options.
 void SetAgain(CLI::App& command, const lab::OptionList& list);
 
-// --task, only for --help: ChooseTask() has already read it.
+// Adds --task to the help; ChooseTask() has already read its value.
 void AddTaskFlag(CLI::App* command, std::string* name);
 
-// The default of --warmup, which depends on --steps.
+// Sets the default of --warmup, which depends on --steps.
 void SetWarmup(const CLI::App& command, lab::TrainingOptions* options);
 
-// --data, if the task reads data; `more` is appended to its help.
+// Adds --data if the task reads data; `more` is appended to its help.
 void AddDataFlag(CLI::App* command, const lab::Task& task, std::string* path,
                  const std::string& more = "");
 
-// --device; `what` describes its use.
+// Adds --device; its help contains `what`, such as "to train the model".
 void AddDeviceFlag(CLI::App* command, std::string* device, const std::string& what);
 
-// --threads.
 void AddThreadsFlag(CLI::App* command, int64_t* threads);
-// 0 keeps PyTorch's default, the number of cores.
+// Sets the number of threads; 0 keeps PyTorch's default, the number of cores.
 void SetThreads(int64_t threads);
 
-// Throws Error if an option was given along with --resume that is neither a machine option nor a
-// changeable option of `list`.
+// Throws Error if --resume is combined with an option that it cannot change. It can change machine
+// options (such as --device) and the options of `list` marked as changeable.
 void CheckResumes(const CLI::App& command, const lab::OptionList& list = {});
 // The command line that resumes the run in a folder, with the given machine options.
 std::string ResumeLine(const CLI::App& command, const std::string& folder);

@@ -46,7 +46,8 @@ int Run(const GenerateFlags& flags, lab::Task& task) {
   if (task.generated_file() != nullptr && flags.out.empty()) {
     throw Error("generate: --out is required");
   }
-  // A learner may first wait for standard input, where Ctrl-C should end the program.
+  // Ctrl-C is caught only after the first call, because a learner may first wait for standard
+  // input, where Ctrl-C should end the program.
   bool is_caught = false;
   const auto proceed = [&is_caught] {
     if (!is_caught) CatchInterrupts();

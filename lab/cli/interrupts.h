@@ -1,10 +1,10 @@
-// Turns Ctrl-C into a flag that running tasks poll.
+// Turns Ctrl-C into a flag that long-running work polls.
 #ifndef GNOMON_CLI_INTERRUPTS_H_
 #define GNOMON_CLI_INTERRUPTS_H_
 
 namespace gnomon::cli {
 
-// From now on, the first Ctrl-C (or SIGTERM) only sets Interrupted(); a second one kills the
+// After this call, the first Ctrl-C (or SIGTERM) only sets Interrupted(); a second one kills the
 // process.
 void CatchInterrupts();
 bool Interrupted();

@@ -1,5 +1,5 @@
-// The program as a library that a Python interpreter loads (gnomon/__main__.py), because
-// torch.distributed can only be started there.
+// The command-line program as a library. Python loads it (gnomon/__main__.py), because
+// torch.distributed can be initialized only from Python.
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -8,15 +8,15 @@
 #include "tasks/text.h"
 
 // Runs the program with the words argv[0] to argv[argc - 1] and returns its exit code. `group` is
-// the registered name of the process group that it is run by, or null for one process.
+// the registered name of the process group that runs it, or null for a single process.
 extern "C" int gnomon_run_program(int argc, char** argv, const char* group, int rank, int size) {
   using namespace gnomon::lab;
   if (group == nullptr) return gnomon::cli::RunProgram(argc, argv, std::make_shared<Processes>());
   return gnomon::cli::RunProgram(argc, argv, std::make_shared<ProcessGroup>(group, rank, size));
 }
 
-// The options stored in checkpoints of the language model, as JSON: one list per section. The text
-// is never freed.
+// Returns the options stored in language model checkpoints as JSON, with one list per section. The
+// returned text is never freed.
 extern "C" const char* gnomon_options() {
   using namespace gnomon::lab;
   static const std::string text = [] {

@@ -11,7 +11,7 @@
 namespace gnomon::cli {
 namespace {
 
-// Applies to all entries.
+// Support that all entries have.
 constexpr const char* kSupport =
     "Every entry has forward and backward passes on the CPU. In attention(), float32, bfloat16 and "
     "float16 use fused kernels with float32 accumulation, and float64 uses fused kernels of its "
@@ -21,7 +21,7 @@ constexpr const char* kCost =
     "inner product, the scale and the exponential: simple operations (arithmetic, comparisons, "
     "selections) + special ones (roots, logarithms, angles, divisions).";
 
-// The parameters that a text can set.
+// The parameters that a specification string can set.
 std::vector<CatalogueParameter> Options(const CatalogueEntry& entry) {
   std::vector<CatalogueParameter> options;
   for (const CatalogueParameter& parameter : entry.parameters) {
@@ -52,7 +52,7 @@ void PrintText(const char* title, const std::vector<CatalogueEntry>& entries) {
   std::cout << "\n";
 }
 
-// A table cell, with "|" escaped.
+// Escapes "|" for a table cell.
 std::string Cell(const std::string& text) {
   std::string cell;
   for (const char character : text) {

@@ -9,8 +9,8 @@
 
 namespace {
 
-// If the working directory was deleted, libraries terminate the process while loading, with their
-// own messages. The functions of this section run before theirs.
+// If the working directory was deleted, shared libraries terminate the process while loading, with
+// their own messages. Functions in .preinit_array run before the libraries' initializers.
 void LeaveDeletedFolder(int /*argc*/, char** /*argv*/, char** /*environment*/) {
   std::array<char, PATH_MAX> path;
   const bool is_deleted = ::getcwd(path.data(), path.size()) == nullptr && errno == ENOENT;

@@ -18,7 +18,7 @@
 namespace gnomon::cli {
 namespace {
 
-// The peak resident memory since the last reset.
+// The peak resident memory in bytes since the last reset.
 std::optional<int64_t> HighWaterBytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -84,7 +84,7 @@ std::optional<double> OtherPrograms::Share() const {
 
 void GiveBackFreedMemory() {
 #ifdef __GLIBC__
-  // glibc moves this threshold up as blocks are freed, and keeps freed blocks below it.
+  // By default, glibc raises this threshold as blocks are freed, and retains freed blocks below it.
   constexpr int kThreshold = 1 << 16;
   mallopt(M_MMAP_THRESHOLD, kThreshold);
 #endif

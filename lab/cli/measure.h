@@ -9,40 +9,40 @@
 
 namespace gnomon::cli {
 
-// The median (the upper of two); 0 if there are no values.
+// The median (for an even number of values, the upper middle one); 0 if there are no values.
 double Median(std::vector<double> values);
 
-// The quantile at `share`, 0 to 1; 0 if there are no values.
+// The quantile at `share`, from 0 to 1; 0 if there are no values.
 double Quantile(std::vector<double> values, double share);
 
-// CPU time used by all threads of this process so far.
+// The CPU time in seconds that all threads of this process have used so far.
 double ProcessorSeconds();
 
 // Measures the CPU usage of other programs since its construction.
 class OtherPrograms {
  public:
   OtherPrograms();
-  // The share of total CPU time used by other programs or the host since then, 0 to 1; none if the
-  // system does not report it.
+  // The fraction of total CPU time since construction that other programs or the host used; none if
+  // the system does not report it.
   std::optional<double> Share() const;
 
  private:
-  // In seconds.
+  // CPU times in seconds.
   struct Times {
-    double all;   // summed over all processors
-    double idle;  // idle
-    double own;   // used by this process
+    double all;  // summed over all processors
+    double idle;
+    double own;  // used by this process
   };
   static std::optional<Times> Now();
   std::optional<Times> start_;
 };
 
-// From now on, freed large blocks are returned to the system if the C library supports it, so that
-// PeakBytes counts only blocks in use. Later allocations are slower.
+// Makes the C library return freed large blocks to the system if it can, so that PeakBytes counts
+// only blocks in use. Later allocations are slower.
 void GiveBackFreedMemory();
 
-// The peak memory of the process during `work` minus the memory before it, in bytes; none if the
-// system does not report it. Counts whole pages.
+// The process's peak memory during `work` minus its memory before, in bytes (whole pages). None if
+// the system does not report it.
 std::optional<int64_t> PeakBytes(const std::function<void()>& work);
 
 }  // namespace gnomon::cli

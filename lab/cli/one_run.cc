@@ -38,7 +38,7 @@ constexpr const char* kTimes = "times.elapsed";
 constexpr const char* kProcessorTimes = "times.processor";
 constexpr const char* kCurve = "curve";
 constexpr const char* kHeldOut = "held_out";
-// Held-out measurements of a run that uses all its steps.
+// Number of held-out measurements of a run that uses all its steps.
 constexpr int64_t kHeldOutPoints = 50;
 
 // Measurements of a run's training so far.
@@ -47,7 +47,7 @@ struct Measured {
   std::vector<double> processor_milliseconds;
   std::vector<int64_t> curve_steps;
   std::vector<double> curve_losses;
-  // Since the last point of the curve.
+  // Losses since the last point of the curve.
   double sum = 0;
   int64_t summed = 0;
   double seconds = 0;  // including earlier sessions
@@ -140,13 +140,13 @@ Measured Restore(const fs::path& path, lab::Trainer* trainer) {
   return measured;
 }
 
-// The deciding metric of the held-out data; infinite or NaN for a model that has diverged.
+// The deciding metric on the held-out data; infinite or NaN if the model has diverged.
 double MeasureHeldOut(lab::Task& task, lab::Learner& learner) {
   const size_t place = lab::DecidingMetric(task);
   task.EvaluateHeldOut(true);
   std::vector<lab::Measurement> measured;
   NamingOptions(task.EvaluationFlags(Command::kCompare), [&] {
-    // A run without this value would continue differently.
+    // Ctrl-C does not stop this evaluation: without its value, the run would continue differently.
     measured = learner.Evaluate([] { return true; });
   });
   task.EvaluateHeldOut(false);
@@ -226,7 +226,7 @@ std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events) {
       measured.held_out_values.push_back(value);
       measured.is_flat = IsFlat(*settings.until_flat, measured.held_out_steps,
                                 measured.held_out_values, training.steps, higher_is_better);
-      // The final decay begins, whose length depends on the steps before it.
+      // The final decay begins. Its length depends on the number of steps before it.
       if (measured.is_flat) trainer.EndAt(lab::EndOfDecay(trainer.step()));
     }
     if (trainer.step() % stride == 0 || trainer.step() == trainer.end()) {

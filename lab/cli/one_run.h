@@ -1,4 +1,4 @@
-// A single run of a comparison: trains and evaluates one combination with one seed.
+// A single run of a comparison, which trains and evaluates one combination with one seed.
 #ifndef GNOMON_CLI_ONE_RUN_H_
 #define GNOMON_CLI_ONE_RUN_H_
 
@@ -24,25 +24,26 @@ struct OneRun {
   int64_t checkpoint_every = 0;  // steps
   const Trial* trial = nullptr;  // the tuning trial to run instead of a seed
 
-  // The folder with the checkpoint of the unfinished run, and with a worker's result.
+  // The folder of the unfinished run, with its checkpoint and, on a worker, its result.
   std::filesystem::path own_folder() const;
   std::filesystem::path result_file() const;
 };
 
-// The parent folder of all own folders.
+// The parent of the folders of all unfinished runs.
 std::filesystem::path UnfinishedRuns(const std::filesystem::path& folder);
 
 // Callbacks for the progress of a run.
 struct RunEvents {
-  std::function<void(int64_t step)> started = [](int64_t) {};  // above 0 if the run resumes
+  std::function<void(int64_t step)> started = [](int64_t) {};  // step > 0: the run resumes
   std::function<void(int64_t step, double loss)> step = [](int64_t, double) {};
   std::function<void(int64_t step, double loss)> point = [](int64_t, double) {};  // of the curve
   std::function<void()> evaluating = [] {};
 };
 
-// Trains and evaluates, resuming from the run's checkpoint if there is one. Returns nothing after
-// Ctrl-C, which writes a checkpoint. The caller removes the checkpoint. A trial is trained for its
-// number of steps, measured only on the held-out data, and writes a checkpoint to continue from.
+// Trains and evaluates a run, resuming from its checkpoint if there is one. After Ctrl-C, writes a
+// checkpoint and returns nothing. The caller removes the checkpoint of a finished run. A trial is
+// trained for Trial::steps, measured only on the held-out data, and leaves a checkpoint to continue
+// from.
 std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events);
 
 }  // namespace gnomon::cli

@@ -36,7 +36,7 @@ struct Failure {
   std::string message;
 };
 
-// For the exception being handled.
+// Describes the exception that is being handled.
 Failure DescribeFailure() {
   const auto internal = [](const std::string& message) {
     return Failure{kInternalFailure, "internal failure: " + message};
@@ -50,7 +50,7 @@ Failure DescribeFailure() {
   } catch (const std::filesystem::filesystem_error& error) {
     return {kWrongInput, StrCat(error.path1().string(), ": ", error.code().message())};
   } catch (const std::ios_base::failure&) {
-    // Standard output only: no other stream throws.
+    // Only standard output is configured to throw.
     return {kWrongInput, StrCat("cannot write to the standard output: ", std::strerror(errno))};
   } catch (const std::exception& error) {
     if (const auto what = DescribeShortage(error)) {
@@ -78,7 +78,8 @@ void RefuseEmptyWords(const CLI::App& app) {
   }
 }
 
-// "did you mean --position?" for the first word that resembles an option or command of `app`.
+// Returns a suggestion such as "did you mean --position?" for the first word that resembles an
+// option or command of `app`.
 std::string Suggestion(const CLI::App& app, const std::vector<std::string>& words) {
   for (const std::string& word : words) {
     std::vector<std::string> known;
@@ -87,7 +88,7 @@ std::string Suggestion(const CLI::App& app, const std::vector<std::string>& word
     } else {
       for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
     }
-    // Options may contain their value, --option=value.
+    // A word may contain a value: --option=value.
     const std::string near = DidYouMean(word.substr(0, word.find('=')), known);
     if (!near.empty()) return near;
   }
@@ -100,7 +101,8 @@ std::string Suggestion(const CLI::App& app, const std::vector<std::string>& word
   std::string help = "--help";
   std::string near;
   for (const CLI::App* command : app.get_subcommands()) {
-    // Its options depend on the unknown task. --model of bench is not a file.
+    // The command's options depend on the task, which is unknown. The exception is bench, whose
+    // --model is not a file.
     if (!choice.fault.empty() && command->get_name() != "bench") throw Error(choice.fault);
     near = Suggestion(*command, words);
     if (command->get_option_no_throw("--task") != nullptr) {
@@ -114,7 +116,7 @@ std::string Suggestion(const CLI::App& app, const std::vector<std::string>& word
                      " (see ", help, ")"));
 }
 
-// These only print information about a command.
+// These words only print information about the command.
 void CheckWorkingFolder(const CLI::App& command) {
   if (!working_folder_is_deleted || command.get_name() == "list") return;
   for (const std::string& word : command.remaining()) {
@@ -130,7 +132,8 @@ class ThrowingOutput {
   ThrowingOutput() {
     std::cout.clear();
     std::cout.exceptions(std::ios::badbit | std::ios::failbit);
-    // Writing to standard error would flush it, and throw in the middle of a message.
+    // If the streams were tied, writing to standard error would flush standard output and could
+    // throw in the middle of a message.
     std::cerr.tie(nullptr);
   }
   ~ThrowingOutput() {
@@ -184,13 +187,14 @@ void RunInEveryProcess(const lab::Processes& processes, const std::function<void
     const auto code = static_cast<int>(codes[rank].item<int64_t>());
     if (code == 0) continue;
     if (rank == processes.rank()) Fail(*failure);
-    // Launchers stop the other processes as soon as one exits, so the message is printed first.
+    // Launchers stop all processes as soon as one exits, so wait until the message has been
+    // printed.
     processes.Any(true);
     throw Stopped{code};
   }
 }
 
-// For "--out=", which a shell makes of --out=$EMPTY, CLI11 would use the next option as the value.
+// CLI11 would use the next word as the value of "--out=", which is what --out=$EMPTY expands to.
 void RefuseOptionsWithoutValue(int argc, char** argv) {
   for (int n = 1; n < argc; ++n) {
     const std::string_view word = argv[n];
@@ -238,7 +242,7 @@ int RunProgram(int argc, char** argv, const lab::ProcessesPtr& processes) {
       } catch (const CLI::ExtrasError&) {
         RefuseExtras(app, choice);
       } catch (const CLI::RequiredError&) {
-        // The option may be there under a misspelt name.
+        // A required option may be present under a misspelt name.
         const std::vector<std::string> words = app.remaining(/*recurse=*/true);
         for (const CLI::App* command : app.get_subcommands()) {
           if (!Suggestion(*command, words).empty()) RefuseExtras(app, choice);

@@ -1,4 +1,4 @@
-// Progress output: a status line, times and numbers.
+// Progress output: a status line, and formatting of times and numbers.
 #ifndef GNOMON_CLI_PROGRESS_H_
 #define GNOMON_CLI_PROGRESS_H_
 
@@ -28,7 +28,7 @@ class Stopwatch {
 // A status line on standard error: rewritten on a terminal, printed every ten seconds otherwise.
 class Progress {
  public:
-  // Prints nothing if progress is not shown.
+  // If not `shown`, prints nothing.
   explicit Progress(bool shown = true);
   ~Progress();
   Progress(const Progress&) = delete;
@@ -37,24 +37,24 @@ class Progress {
   void Update(const std::string& line);
   // Prints a permanent line.
   void Note(const std::string& line);
-  // Removes the unfinished line from a terminal.
+  // Removes the status line from a terminal.
   void Clear();
 
  private:
   bool shown_;
   bool terminal_;
-  bool open_ = false;  // the terminal shows an unfinished line
+  bool open_ = false;  // the terminal shows a status line
   double printed_ = -1e9;
   Stopwatch clock_;
 };
 
-// "x s" of work left when `done` of `total` parts took `seconds`.
+// Estimates the remaining time if `done` of `total` parts took `seconds`, such as "6 min left".
 std::string TimeLeft(double seconds, double done, double total);
 
-// A number in printf format, or a dash for null.
+// Formats a number in printf format, or null as a dash.
 std::string FormatNumber(const nlohmann::json& value, const char* format);
 
-// "1.234", or a dash for no number.
+// Formats a loss, such as "1.234", or a missing one as a dash.
 std::string FormatLoss(const std::optional<double>& loss);
 
 }  // namespace gnomon::cli

@@ -29,8 +29,9 @@ using lab::StrCat;
 
 bool IsProgram(const fs::path& path) { return ::access(path.c_str(), X_OK) == 0; }
 
-// The interpreter next to the program, looked up by the name the program was called by (a link in a
-// virtual environment) or by its real path; otherwise, the interpreter of the build.
+// Returns the interpreter next to the program. Looks first next to the path by which the program
+// was called (which may be a link in a virtual environment), then next to its real path. If there
+// is none, returns the interpreter of the build.
 std::string FindPython() {
   if (const char* chosen = std::getenv("GNOMON_PYTHON"); chosen != nullptr && *chosen != '\0') {
     return chosen;
@@ -59,7 +60,7 @@ std::string FindPython() {
   return IsProgram(GNOMON_PYTHON) ? GNOMON_PYTHON : "python3";
 }
 
-// The words in the form that execvp() expects.
+// Converts words to the form that execvp() expects.
 std::vector<char*> Pointers(std::vector<std::string>& words) {
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
@@ -96,7 +97,7 @@ Outcome RunProgram(std::vector<std::string> words) {
   Outcome outcome;
   std::array<std::string*, 2> texts = {&outcome.output, &outcome.errors};
   std::array<pollfd, 2> ends = {pollfd{output[0], POLLIN, 0}, pollfd{errors[0], POLLIN, 0}};
-  // A negative descriptor is one that has ended.
+  // A descriptor is set to a negative number when its stream has ended.
   while (child > 0 && (ends[0].fd >= 0 || ends[1].fd >= 0)) {
     if (::poll(ends.data(), ends.size(), -1) < 0 && errno != EINTR) break;
     for (size_t n = 0; n < ends.size(); ++n) {
@@ -127,7 +128,7 @@ std::string LastLine(const std::string& text) {
   return last;
 }
 
-// Throws Error with the last line of the interpreter's errors if it fails.
+// On failure, throws Error with the last line of the interpreter's standard error.
 std::string OutputOfPython(std::vector<std::string> words) {
   const std::string python = FindPython();
   words.insert(words.begin(), python);
@@ -149,7 +150,7 @@ Report DrawReport(const fs::path& folder) {
   }
   report.fault = StrCat("no report.html: cannot run ", python);
   if (drawn.code < 0) return report;
-  // The module's exit code for invalid input; a failed import has another.
+  // The module's exit code for invalid input; a failed import has a different one.
   constexpr int kRefused = 2;
   report.fault =
       OneLine(StrCat("no report.html: ", python, " -m gnomon.report: ", LastLine(drawn.errors)));

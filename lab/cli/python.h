@@ -12,8 +12,8 @@
 
 namespace gnomon::cli {
 
-// The interpreter is that of the environment variable GNOMON_PYTHON, or the one next to the
-// program, or the one it was built with, or python3.
+// The interpreter is, in this order, the one in GNOMON_PYTHON, the one next to the program, the one
+// that the program was built with, or python3.
 
 struct Report {
   std::string fault;        // the reason for a missing report, in one line; empty if there is one
@@ -21,16 +21,16 @@ struct Report {
   std::string verdicts;     // lines with the verdicts; empty if there are too few seeds
 };
 
-// Draws report.html with `python -m gnomon.report FOLDER`. Without an interpreter or the required
-// packages, no report is written.
+// Writes report.html with `python -m gnomon.report FOLDER`. Writes none if the interpreter or a
+// required package is missing.
 Report DrawReport(const std::filesystem::path& folder);
 
-// The output of `python -m MODULE WORDS`; on failure, throws Error with the last line of its
-// standard error.
+// Returns the output of `python -m MODULE WORDS`. On failure, throws Error with the last line of
+// its standard error.
 std::string AskPython(const std::string& module, std::vector<std::string> words);
 
-// The same for a file of the gnomon package that needs nothing else of it. The package is not
-// imported, because that imports PyTorch, which takes seconds.
+// Like AskPython(), for a self-contained file of the gnomon package. Does not import the package,
+// because importing PyTorch takes seconds.
 std::string AskPythonFile(const std::string& file, std::vector<std::string> words);
 
 // A child process `python -m MODULE WORDS` in a separate session, so that Ctrl-C does not reach it.
@@ -39,16 +39,16 @@ class PythonChild {
  public:
   // Throws Error if the process cannot be started.
   PythonChild(const std::string& module, std::vector<std::string> words);
-  // Closes its standard input, which asks it to exit, and waits for it.
+  // Closes the process's standard input, which makes it exit, and waits for it.
   ~PythonChild();
   PythonChild(const PythonChild&) = delete;
   PythonChild& operator=(const PythonChild&) = delete;
 
   // Has no effect if the process has ended.
   void Write(std::string_view line);
-  // The next line, or nothing if none arrives within `seconds`.
+  // Returns the next line, or nothing if none arrives within `seconds`.
   std::optional<std::string> Read(double seconds);
-  // Whether it has closed its output; earlier lines can still be read.
+  // Whether the process has closed its output and all lines have been read.
   bool ended() const { return ended_ && buffer_.find('\n') == std::string::npos; }
 
  private:

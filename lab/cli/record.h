@@ -1,4 +1,4 @@
-// The metadata of a record: time, command line, place and machine.
+// The metadata of a record: time, command line, folder and machine.
 #ifndef GNOMON_CLI_RECORD_H_
 #define GNOMON_CLI_RECORD_H_
 
@@ -10,20 +10,21 @@
 
 namespace gnomon::cli {
 
-// The command line, for the record of a run.
+// Stores the command line for the records of runs.
 void RememberCommand(int argc, char** argv);
 const std::vector<std::string>& CommandWords();
 
-// "2026-01-31T12:00:00Z".
+// The current time in UTC, such as "2026-01-31T12:00:00Z".
 std::string Now();
 
-// "20260131-120000", in local time.
+// The current local time, such as "20260131-120000".
 std::string LocalTime();
 
-// Includes the device of the models.
+// Describes the machine, including the device of the models.
 nlohmann::json DescribeMachine(c10::Device device = c10::Device(c10::kCPU));
 nlohmann::json DescribeVersions();
-// "AMD EPYC, 2 threads, AVX-512, torch 2.15.0"; of a GPU "NVIDIA H100 PCIe, torch 2.15.0".
+// A line such as "AMD EPYC, 2 threads, AVX-512, torch 2.15.0" or, for a GPU, "NVIDIA H100 PCIe,
+// torch 2.15.0".
 std::string MachineLine(c10::Device device = c10::Device(c10::kCPU));
 
 }  // namespace gnomon::cli

@@ -116,7 +116,7 @@ std::optional<std::string> TaskOfRecord(const std::filesystem::path& file) {
   std::ifstream in(file);
   const json record = json::parse(in, nullptr, /*allow_exceptions=*/false);
   if (!record.is_object()) return std::nullopt;
-  // Records from versions with a single position.
+  // Old versions had only one task and did not record it.
   if (!record.contains("task")) return lab::kTextTask;
   const json& task = record["task"];
   if (!task.is_object() || !task.contains("name") || !task["name"].is_string()) {
@@ -127,7 +127,7 @@ std::optional<std::string> TaskOfRecord(const std::filesystem::path& file) {
 
 namespace {
 
-// For a pattern of layers such as "rope;none": "RoPE | no position".
+// The title of a per-layer pattern; for "rope;none", this is "RoPE | no position".
 std::string TitleOfPattern(const std::string& position) {
   std::vector<std::string> titles;
   for (const std::string& part : nn::layer_positions(position)) {
@@ -175,7 +175,7 @@ CompareSettings CompareFromJson(const json& object, lab::Task& task) {
                                        combination.at("position").get<std::string>()});
     }
     settings.seeds = at("seeds").get<std::vector<int64_t>>();
-    // Older records lack these.
+    // Older records may lack the following fields.
     settings.margin = NumberOrNone(object.value(field = "margin", json()));
     if (const json range = object.value(field = "seed_range", json()); !range.is_null()) {
       settings.seed_range = range.get<std::pair<int64_t, int64_t>>();
@@ -348,7 +348,8 @@ json Summarize(const lab::Task& task, const CompareSettings& settings,
 
 namespace {
 
-// The conditions of a metric, without those where the first metric is known but this one never is.
+// The conditions at which a metric is shown: all, except those at which only the first metric is
+// known.
 std::vector<size_t> MeasuredAt(const json& summary, size_t conditions, const std::string& first,
                                const std::string& key) {
   std::vector<size_t> places;

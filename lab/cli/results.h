@@ -28,14 +28,15 @@ struct AddedSeed {
   std::vector<int64_t> combinations;
 };
 
-// When --until-flat ends a run: the best held-out value improves by less than `margin`, relative to
-// its size, over `share` of the steps.
+// When --until-flat ends a run: if the best held-out value improves by less than the fraction
+// `margin` over the fraction `share` of the steps.
 struct UntilFlat {
   double margin = 0.005;
   double share = 0.2;
 };
 
-// Held-out values of one run by step. `total` is the number of steps that it may take.
+// Whether a run is flat, given its held-out values and their steps. `total` is the maximum number
+// of steps.
 bool IsFlat(const UntilFlat& how, const std::vector<int64_t>& steps,
             const std::vector<double>& values, int64_t total, bool higher_is_better);
 
@@ -44,7 +45,7 @@ struct CompareSettings {
   std::vector<int64_t> seeds;  // initial seeds, used for all combinations
   // The smallest relevant difference, in the unit of the first metric.
   std::optional<double> margin;
-  // The minimum and maximum number of seeds if they are added on demand; and the added seeds.
+  // The minimum and maximum number of seeds if seeds are added on demand, and the added seeds.
   std::optional<std::pair<int64_t, int64_t>> seed_range;
   std::vector<AddedSeed> added;
   std::optional<UntilFlat> until_flat;
@@ -59,16 +60,17 @@ struct CompareSettings {
 
 // The metrics, conditions and units of a configured task, for the report.
 nlohmann::json DescribeTask(const lab::Task& task);
-// The task of a record; none if there is no valid record.
+// The task of the record in a file; none if the file is not a valid record.
 std::optional<std::string> TaskOfRecord(const std::filesystem::path& file);
 
-// Converts the settings and the task's options.
+// Converts the settings and the task's options to JSON.
 nlohmann::json ToJson(const CompareSettings& settings, lab::Task& task);
-// Also sets the task's options. Throws Error if a field is missing or invalid.
+// Reads settings from JSON, and also sets the task's options. Throws Error if a field is missing or
+// invalid.
 CompareSettings CompareFromJson(const nlohmann::json& object, lab::Task& task);
 
 nlohmann::json ToJson(const lab::Task& task, const lab::Measurement& measurement);
-// "128" or "test".
+// Formats a condition, such as "128" or "test".
 std::string FormatCondition(const nlohmann::json& condition);
 
 // The outcome of one combination with one seed.
@@ -78,7 +80,7 @@ struct RunResult {
   bool diverged = false;  // the loss became infinite or NaN, so there are no measurements
   int64_t parameters = 0;
   double ms_per_step = 0;  // median
-  // The quartiles of the step time, and the share of CPU time used by other programs, if known.
+  // The quartiles of the step time, and the fraction of CPU time used by other programs, if known.
   std::optional<std::pair<double, double>> ms_quartiles;
   std::optional<double> others;
   // Median CPU time of all threads, which other programs affect less.
@@ -87,8 +89,8 @@ struct RunResult {
   std::vector<int64_t> curve_steps;
   std::vector<double> curve_losses;  // mean training loss since the previous step of the curve
   std::vector<lab::Measurement> measurements;  // one per condition
-  // With --until-flat: the number of steps, whether the held-out value became flat before all steps
-  // were used up, and the held-out values before the final decay.
+  // With --until-flat: the number of steps, whether the held-out value became flat before the last
+  // step, and the held-out values before the final decay.
   struct Ended {
     int64_t step = 0;
     bool is_flat = false;
@@ -96,15 +98,16 @@ struct RunResult {
     std::vector<double> values;
   };
   std::optional<Ended> ended;
-  // Of a trial, whose results are not reported: the held-out value; none if it diverged.
+  // For a trial: its held-out value, which is not reported; none if the trial diverged.
   std::optional<double> tried;
-  // For the first seed's runs, if the task draws a picture: its title and its path within the
-  // folder.
+  // If the task draws a picture: its title and its path within the folder. Only runs with the first
+  // seed have one.
   std::optional<std::pair<std::string, std::string>> picture;
 };
 
 nlohmann::json ToJson(const lab::Task& task, const RunResult& run);
-// Throws Error if a field is missing, invalid, or inconsistent with these settings.
+// Reads a result from JSON. Throws Error if a field is missing, invalid, or inconsistent with the
+// settings.
 RunResult RunFromJson(const lab::Task& task, const CompareSettings& settings,
                       const nlohmann::json& object);
 

@@ -25,7 +25,7 @@ RunFolder CreateRunFolder(const std::string& out, const std::string& name) {
     const std::string stem = "runs/" + LocalTime() + "-" + name;
     run.path = stem;
     fs::create_directories("runs", error);
-    // Processes that start in the same second get different folders.
+    // Runs that start in the same second need different folders.
     for (int n = 2; !error && !fs::create_directory(folder, error); ++n) {
       run.path = StrCat(stem, "-", n);
     }

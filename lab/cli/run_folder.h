@@ -9,7 +9,7 @@
 
 namespace gnomon::cli {
 
-// The folder of a running run, locked against other processes.
+// The folder of an active run, locked against other processes.
 struct RunFolder {
   std::filesystem::path path;
   lab::FolderLock lock;

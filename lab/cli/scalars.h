@@ -1,4 +1,4 @@
-// Training curves and results for TensorBoard (python/gnomon/lab/_tensorboard.py).
+// Writes training curves and results for TensorBoard (python/gnomon/lab/_tensorboard.py).
 #ifndef GNOMON_CLI_SCALARS_H_
 #define GNOMON_CLI_SCALARS_H_
 
@@ -13,7 +13,7 @@
 
 namespace gnomon::cli {
 
-// Throws Error if TensorBoard is missing.
+// Throws Error if TensorBoard is requested but not installed.
 void CheckScalars(const CLI::App& command);
 
 // Writes events to FOLDER/tensorboard, with one folder per run. Does nothing unless `is_wanted`.
@@ -23,7 +23,7 @@ class Scalars {
           const std::filesystem::path& folder);
 
   void Loss(int64_t combination, int64_t seed, int64_t step, double loss);
-  // The run's metrics at its last step.
+  // Writes the run's metrics at its last step.
   void Result(const RunResult& result);
 
  private:

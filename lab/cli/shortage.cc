@@ -22,7 +22,7 @@ std::optional<std::string> DescribeShortage(const std::exception& error) {
   const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
   if (torch_error == nullptr) return std::nullopt;
   const std::string message = torch_error->what_without_backtrace();
-  // From the message of PyTorch's allocator.
+  // PyTorch's allocator uses this phrase in its message.
   constexpr std::string_view kWanted = "tried to allocate ";
   const size_t wanted = message.find(kWanted);
   if (wanted != std::string::npos) {
@@ -30,7 +30,7 @@ std::optional<std::string> DescribeShortage(const std::exception& error) {
     const size_t end = message.find_first_not_of("0123456789", begin);
     return StrCat(": it would allocate ", message.substr(begin, end - begin), " bytes");
   }
-  // The message for a size that exceeds 64 bits.
+  // These phrases occur in messages about sizes that exceed 64 bits, and about failed allocations.
   for (const char* part :
        {"multiplication overflow", "calculation overflow", "not enough memory"}) {
     if (message.find(part) != std::string::npos) return "";

@@ -1,4 +1,4 @@
-// Reports memory shortage in terms of the options that cause it.
+// Reports out-of-memory errors in terms of the options that cause them.
 #ifndef GNOMON_CLI_SHORTAGE_H_
 #define GNOMON_CLI_SHORTAGE_H_
 
@@ -9,12 +9,12 @@
 
 namespace gnomon::cli {
 
-// For an allocation failure, ": it would allocate 512 bytes" or an empty string; none for other
-// exceptions.
+// For an allocation failure, returns ": it would allocate 512 bytes" (an example), or "" if the
+// size is unknown. Returns nothing for other exceptions.
 std::optional<std::string> DescribeShortage(const std::exception& error);
 
-// Does work whose memory depends on `options` ("--batch 9 and --length 8"); on a shortage, throws
-// an Error that names them.
+// Does work whose memory use depends on `options`, such as "--batch 9 and --length 8". If memory
+// runs out, throws an Error that names these options.
 void NamingOptions(const std::string& options, const std::function<void()>& work);
 
 }  // namespace gnomon::cli

@@ -16,7 +16,7 @@ namespace {
 
 using lab::StrCat;
 
-// The value of an option on the command line; none if it is empty.
+// The value of an option on the command line; none if the option is absent or empty.
 std::optional<std::string> ValueOf(std::string_view option, int argc, char** argv) {
   for (int n = 1; n < argc; ++n) {
     const std::string_view word = argv[n];

@@ -16,8 +16,9 @@ struct TaskChoice {
   std::string fault;
 };
 
-// The task named by --task, otherwise that of the run or checkpoint given to --resume or --model,
-// otherwise `text`. Throws Error if there is no task with that name.
+// Returns the task named by --task. Without --task, returns the task of the run or checkpoint given
+// by --resume or --model; without any of these, returns `text`. Throws Error if the task does not
+// exist.
 TaskChoice ChooseTask(int argc, char** argv);
 
 }  // namespace gnomon::cli

@@ -18,7 +18,7 @@ double TimeOn(c10::Device device, const std::function<void()>& work) {
   const c10::impl::VirtualGuardImpl guard(device.type());
   if (!device.has_index()) device = guard.getDevice();
   const c10::Stream stream = guard.getStream(device);
-  // Unlike PyTorch's default events, these record times.
+  // Events record times only with this flag.
   c10::Event before(device.type(), c10::EventFlag::BACKEND_DEFAULT);
   c10::Event after(device.type(), c10::EventFlag::BACKEND_DEFAULT);
   guard.synchronizeStream(stream);

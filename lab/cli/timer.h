@@ -1,4 +1,4 @@
-// Time and memory of work on any device.
+// Measures the time and memory of work on any device.
 #ifndef GNOMON_CLI_TIMER_H_
 #define GNOMON_CLI_TIMER_H_
 
@@ -10,12 +10,12 @@
 
 namespace gnomon::cli {
 
-// The duration of `work` in seconds: wall-clock time on the CPU; on other devices the time between
-// two events on the current stream, after all previous work has finished.
+// The duration of `work` in seconds. On the CPU, this is wall-clock time; on other devices, it is
+// the time between two events on the current stream, after all previous work has finished.
 double TimeOn(c10::Device device, const std::function<void()>& work);
 
-// The peak of tensor memory in PyTorch's device allocator during `work` minus that before it, in
-// bytes; none if the allocator does not count it, and for the CPU (see PeakBytes).
+// The peak tensor memory in PyTorch's device allocator during `work` minus its amount before, in
+// bytes. None if the allocator does not count it, and on the CPU (see PeakBytes).
 std::optional<int64_t> PeakBytesOn(c10::Device device, const std::function<void()>& work);
 
 }  // namespace gnomon::cli

@@ -40,7 +40,7 @@ struct TrainFlags {
   int64_t threads = 0;
 };
 
-// The options that a resumed run takes from the command line.
+// The options that may change when a run is resumed.
 lab::OptionList RunFlags(TrainFlags* flags, lab::Task& task) {
   return lab::InSection("run", flags->run.Options()) + task.Options(Command::kTrain);
 }
@@ -50,7 +50,7 @@ struct Work {
   lab::Terms terms;
   std::string data;
   std::filesystem::path checkpoint;
-  lab::FolderLock lock;  // lock of the folder, held by process 0
+  lab::FolderLock lock;  // locks the folder; held by process 0
   lab::RunOptions run;
 };
 
@@ -104,7 +104,7 @@ Work NewWork(const CLI::App& command, TrainFlags flags, lab::Task& task,
     lab::CheckRanges(task.Options(Command::kTrain), "");
     task.ReadData(flags.data);
     flags.terms = CompleteTerms(task, flags.terms);
-    // Including assets: learning them may take minutes.
+    // Check before the assets are learned, which may take minutes.
     CheckTerms(task, flags.terms, training, Command::kTrain, device);
   });
   CheckSameData(*processes, task, flags.data);
@@ -167,7 +167,8 @@ Work ResumedWork(CLI::App& command, TrainFlags* flags, lab::Task& task,
   return work;
 }
 
-// "validation at length 128: 1.234 (loss, nats per byte), ..." for each condition.
+// Prints a line such as "validation at length 128: 1.234 (loss, nats per byte), ..." for each
+// condition.
 void PrintMeasurements(const lab::Task& task, const std::vector<lab::Measurement>& measurements) {
   const std::vector<lab::Metric> metrics = task.metrics();
   const auto is_known = [&](size_t n) {
@@ -248,8 +249,8 @@ int Run(CLI::App& command, TrainFlags* flags, lab::Task& task, const lab::Proces
 
 void AddTrain(CLI::App& app, const std::shared_ptr<lab::Task>& task,
               const lab::ProcessesPtr& processes, Action* action) {
-  CLI::App* command =
-      app.add_subcommand("train", "Train and save a model for a task, by default a language model");
+  CLI::App* command = app.add_subcommand(
+      "train", "Train a model for a task, by default a language model, and save it");
   command->footer(
       "To use several processes, run: torchrun --nproc-per-node N -m gnomon train ... They share "
       "the examples of each step and produce the same result as one process. Each process reads "

@@ -27,7 +27,7 @@ using nlohmann::json;
 
 constexpr const char* kTuningFile = "lab/_tuning.py";
 
-// The name of an option in --tune.
+// The name by which --tune refers to an option.
 std::string NameOf(const Option& option) { return option.flag().substr(2); }
 
 bool IsInteger(const Option& option) { return !std::holds_alternative<double*>(option.value); }
@@ -60,7 +60,7 @@ OptionList OfTraining(lab::TrainingOptions* training) {
   return OnlyNumbers(lab::Without(training->Options(), {"steps", "seed"}));
 }
 
-// The number that the whole text represents.
+// Parses the entire text as a number; returns nothing if it is not one.
 std::optional<double> FindNumber(const std::string& text) {
   double number = 0;
   const char* const end = text.data() + text.size();
@@ -69,7 +69,7 @@ std::optional<double> FindNumber(const std::string& text) {
   return number;
 }
 
-// The parameter of a component, if it is a number that is not learned.
+// The component's parameter of this name if it is numeric and not learned, otherwise null.
 const CatalogueParameter* FindParameter(const SpecifiedTerm& component, const std::string& name) {
   const CatalogueEntry* const entry = FindCatalogueEntry(component.name);
   const CatalogueParameter* const parameter = entry == nullptr ? nullptr : entry->Find(name);
@@ -81,7 +81,7 @@ const CatalogueParameter* FindParameter(const SpecifiedTerm& component, const st
   return value.empty() || FindNumber(value) ? parameter : nullptr;
 }
 
-// Calls `visit` with each component of a position or similarity, and returns the text with each
+// Calls `visit` with each component of a specification, and returns the specification with each
 // component replaced by the result.
 template <class Visit>
 std::string EachComponent(const std::string& text, const Visit& visit) {
@@ -107,7 +107,7 @@ std::string WithParameter(const std::string& text, const std::string& name,
   });
 }
 
-// The parameters of all components that can be tuned.
+// The tunable parameters of all components.
 std::vector<const CatalogueParameter*> Parameters(const lab::Terms& terms) {
   std::vector<const CatalogueParameter*> found;
   for (const std::string& text : {terms.similarity, terms.position}) {

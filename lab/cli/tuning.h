@@ -1,4 +1,4 @@
-// Tuning of a comparison's options on held-out data (--tune) with Optuna
+// Tunes a comparison's options on held-out data (--tune) with Optuna
 // (python/gnomon/lab/_tuning.py).
 #ifndef GNOMON_CLI_TUNING_H_
 #define GNOMON_CLI_TUNING_H_
@@ -30,10 +30,10 @@ struct TunedOption {
 // Values for a combination, and the progress of the model trained with them.
 struct Trial {
   int64_t combination = 0;
-  int64_t number = 0;     // index among the combination's trials
+  int64_t number = 0;     // index within the combination
   nlohmann::json values;  // by option
-  int64_t steps = 0;      // number of steps to train for, so far
-  // The held-out metric after certain numbers of steps; none if training diverged.
+  int64_t steps = 0;      // train for this many steps; may grow
+  // Pairs of a step and the held-out metric at that step; no metric if training diverged.
   std::vector<std::pair<int64_t, std::optional<double>>> measured;
   double seconds = 0;
 };
@@ -41,7 +41,7 @@ struct Trial {
 struct Tuning {
   std::vector<TunedOption> options;
   std::optional<int64_t> trials;  // per combination; none: the default in _tuning.py
-  int64_t seed = 0;               // of all trials; reported runs never use it
+  int64_t seed = 0;               // seed of all trials; reported runs never use it
   std::vector<Trial> tried;
   bool is_finished = false;
   std::vector<nlohmann::json> chosen;  // for each combination: values, or null if all diverged
@@ -56,8 +56,8 @@ Tuning TuningFromJson(const nlohmann::json& object);
 TunedOption ParseTuned(const std::string& text, lab::Task& task, lab::TrainingOptions training,
                        const std::vector<lab::Terms>& combinations);
 
-// The terms and training options of a combination with tuned values. While the object exists, the
-// task's options also have tuned values.
+// The terms and training options of a combination, with tuned values. While this object exists, the
+// task's own options also have tuned values.
 class TunedModel {
  public:
   TunedModel(lab::Task& task, const lab::TrainingOptions& base, lab::Terms base_terms,
@@ -70,14 +70,14 @@ class TunedModel {
   lab::TrainingOptions training;
 
  private:
-  lab::OptionList options_;  // the task's options that are changed
+  lab::OptionList options_;  // the task's options that it changes
   nlohmann::json before_;
 };
 
-// For example "learning-rate 0.001, mu 0.5".
+// Formats values, such as "learning-rate 0.001, mu 0.5".
 std::string DescribeValues(const nlohmann::json& values);
 
-// Throws Error if Optuna is missing.
+// Throws Error if Optuna is not installed.
 void CheckOptuna();
 
 // Asks Optuna for the next trials and adds them. Returns false once the values are chosen.

@@ -30,12 +30,12 @@ std::vector<std::string> ChildWords(const WorkerFlags& flags, const std::filesys
 
 void WorkerFlags::Add(CLI::App* command) {
   AddNumber(command, "--workers", &count, 1, kMostWorkers,
-            "Number of processes that train at once. Each gets an equal share of the cores, or one "
-            "GPU with --device cuda")
+            "Number of worker processes. Each gets an equal share of the cores or, with --device "
+            "cuda, one GPU")
       ->default_str("");
   command->add_option("--cluster", cluster,
                       "Train on the workers of the Dask scheduler at this address, such as "
-                      "tcp://HOST:8786. All need access to the output folder and the data");
+                      "tcp://HOST:8786. All workers need access to the output folder and the data");
 }
 
 void WorkerFlags::Check(const CLI::App& command) const {

@@ -21,19 +21,19 @@ struct WorkerFlags {
 
   bool any() const { return count > 0 || !cluster.empty(); }
   void Add(CLI::App* command);
-  // Throws Error if the flags contradict each other, or Dask is missing.
+  // Throws Error if the flags contradict each other or Dask is not installed.
   void Check(const CLI::App& command) const;
 };
 
 class Workers {
  public:
-  // Each run is `gnomon compare --resume FOLDER WORDS --only COMBINATION,SEED`.
+  // Each worker executes a run as `gnomon compare --resume FOLDER WORDS --only COMBINATION,SEED`.
   Workers(const WorkerFlags& flags, const std::filesystem::path& folder,
           const std::vector<std::string>& words);
 
-  // Executes all runs, (combination, seed). Calls `done` after each run, in any order, and
-  // periodically calls `waiting` with the number of remaining runs. Returns false after Ctrl-C,
-  // once all runs have saved a checkpoint. Throws Error if a run fails.
+  // Executes runs, given as (combination, seed). Calls `done` after each run, in any order, and
+  // periodically calls `waiting` with the number of unfinished runs. After Ctrl-C, waits until all
+  // runs have saved a checkpoint and returns false. Throws Error if a run fails.
   bool Run(const std::vector<std::pair<int64_t, int64_t>>& runs,
            const std::function<void(int64_t combination, int64_t seed)>& done,
            const std::function<void(int64_t left)>& waiting);
