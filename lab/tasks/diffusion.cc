@@ -30,9 +30,9 @@ namespace {
 
 using nlohmann::json;
 
-// Evaluation batches hold about this many tokens.
+// The approximate number of tokens in an evaluation batch.
 constexpr int64_t kEvaluationTokens = 8192;
-// The loss is measured over all timesteps, and over each of this many ranges of timesteps.
+// The loss is measured over all timesteps, and separately over this many ranges of timesteps.
 constexpr int64_t kRanges = 4;
 
 #define GNOMON_DIFFUSION_TRAINING_OPTIONS(OPTION)                                                  \
@@ -46,12 +46,12 @@ struct DiffusionTrainingOptions {
 
 #define GNOMON_DIFFUSION_RUN_OPTIONS(OPTION)                                                      \
   OPTION(int64_t, evaluation_images, 2000,                                                        \
-         .help = "Number of validation images for the loss, each at one timestep",                \
+         .help = "Number of validation images for the loss; each is evaluated at one timestep",   \
          .lowest = kRanges, .may_lack = true, .may_change = true)                                 \
   OPTION(std::string, classifier, "",                                                             \
          .help =                                                                                  \
-             "A --task images run on the same data; the Frechet distance between generated and "  \
-             "validation images is computed on its features",                                     \
+             "Run or checkpoint of --task images on the same data; its model provides the "       \
+             "features for the Frechet distance between generated and validation images",         \
          .may_lack = true, .may_change = true)                                                    \
   OPTION(int64_t, frechet_images, 500,                                                            \
          .help =                                                                                  \
@@ -64,12 +64,13 @@ struct DiffusionRunOptions {
 };
 
 #define GNOMON_DIFFUSION_GENERATION_OPTIONS(OPTION)                                             \
-  OPTION(int64_t, samples, 8, .help = "Samples per class, one row of the picture", .lowest = 1, \
+  OPTION(int64_t, samples, 8,                                                                   \
+         .help = "Number of samples per class, which form one row of the picture", .lowest = 1, \
          .highest = 1000)                                                                       \
   OPTION(int64_t, steps, 50, .help = "Sampling steps from noise to an image", .lowest = 1,      \
          .highest = kTimesteps)                                                                 \
   OPTION(double, eta, 0,                                                                        \
-         .help = "Amount of noise that each step adds: 0 is DDIM; 1 with --steps 1000 is DDPM", \
+         .help = "Amount of noise added in each step: 0 is DDIM; 1 with --steps 1000 is DDPM",  \
          .highest = 1)                                                                          \
   OPTION(double, guidance, 2, .help = "Classifier-free guidance scale; 1 disables guidance",    \
          .highest = 1e3)                                                                        \
@@ -83,7 +84,8 @@ struct DiffusionGenerationOptions {
 // Maps [0, 1] to [-1, 1].
 torch::Tensor Centred(const torch::Tensor& pixels) { return 2 * pixels - 1; }
 
-// Throws Error unless pixels are bytes or floats in [0, 1], the range of generated images.
+// Throws Error unless pixels are bytes or floats in [0, 1], because generated images have this
+// range.
 void CheckPixels(const std::string& path, const std::string& part, const LabelledImages& images) {
   if (images.pixels.scalar_type() == torch::kByte) return;
   const torch::Tensor wrong = (images.pixels < 0).logical_or(images.pixels > 1);
@@ -167,7 +169,7 @@ class DiffusionTask final : public Task {
       if (run_.frechet_images == DiffusionRunOptions().frechet_images) return;
       throw Error("--frechet-images needs --classifier");
     }
-    // A run may be resumed from another folder.
+    // The path is made absolute, because the run may be resumed from another folder.
     run_.classifier = std::filesystem::absolute(run_.classifier).lexically_normal().string();
   }
 
@@ -200,7 +202,7 @@ class DiffusionTask final : public Task {
     data_ = ReadImages(path, {"images", 2}, reads_training_, model_.classes);
     if (reads_training_) CheckPixels(path, "train", data_.train);
     CheckPixels(path, "valid", data_.valid);
-    // Unless the model's settings come from a file.
+    // A model that was read from a file already has these settings.
     if (model_.size.empty()) {
       model_.size = data_.train.size();
       model_.channels = data_.train.channels();
@@ -220,7 +222,7 @@ class DiffusionTask final : public Task {
     }
     if (run_.classifier.empty()) return;
     ReadClassifier();
-    // Records contain the actual number of images.
+    // Limit the number to the available images, so that records contain the actual number.
     run_.frechet_images = std::min(run_.frechet_images, data_.valid.count());
   }
 
@@ -335,7 +337,7 @@ class DiffusionTask final : public Task {
   }
 
   struct Classifier {
-    std::unique_ptr<Task> task;  // owns data that the learner refers to
+    std::unique_ptr<Task> task;  // owns the data to which the learner refers
     std::unique_ptr<Learner> learner;
     VisionTransformerImpl* model = nullptr;
     std::string sha256;  // hash of its parameters and buffers
@@ -353,7 +355,7 @@ class DiffusionTask final : public Task {
   DiffusionTrainingOptions trained_;
   DiffusionRunOptions run_;
   DiffusionGenerationOptions generation_;
-  bool reads_training_ = true;  // evaluations do not need it
+  bool reads_training_ = true;  // false for evaluations
   ImageData data_;
   Classifier classifier_;
 };
@@ -373,7 +375,7 @@ torch::Tensor DiffusionLearner::Probe() {
 torch::Tensor DiffusionLearner::Loss(const Batch& batch) {
   const LabelledImages& part = task_.data().train;
   const DiffusionModelOptions& options = model_->options();
-  // Drawn for the whole batch, in the same order in every process.
+  // Every process draws for the whole batch, so that all draw the same numbers.
   const torch::Tensor rows = torch::randint(part.count(), {batch.total}, torch::kLong);
   const torch::Tensor times = torch::randint(kTimesteps, {batch.total}, torch::kLong);
   const torch::Tensor unnamed = torch::rand({batch.total}) < task_.trained().label_dropout;
@@ -399,7 +401,7 @@ std::vector<Measurement> DiffusionLearner::Evaluate(const std::function<bool()>&
   const LabelledImages& part = is_held_out ? task_.data().held_out : task_.data().valid;
   const DiffusionModelOptions& options = model_->options();
   const int64_t total = std::min(task_.run().evaluation_images, part.count());
-  // Identical for every model: each image has one timestep, evenly spaced.
+  // The timesteps are identical for every model and evenly spaced; each image has one.
   const torch::Tensor times =
       torch::div(torch::arange(total, torch::kLong) * kTimesteps, total, "floor");
   at::Generator generator = at::detail::createCPUGenerator(/*seed=*/0);
@@ -409,7 +411,7 @@ std::vector<Measurement> DiffusionLearner::Evaluate(const std::function<bool()>&
   for (int64_t first = 0; first < total; first += batch) {
     if (!proceed()) return {};
     const int64_t rows = std::min(batch, total - first);
-    // Drawn one by one, so that results do not depend on the batch size.
+    // Noise is drawn image by image, so that results do not depend on the batch size.
     std::vector<torch::Tensor> drawn;
     for (int64_t row = 0; row < rows; ++row) {
       drawn.push_back(

@@ -38,7 +38,7 @@ enum Purpose : uint32_t {
   kHeldOutPositions
 };
 
-// Evaluation batches hold about this many tokens, at any length.
+// The approximate number of tokens in an evaluation batch, for all lengths.
 constexpr int64_t kEvaluationBatch = 8192;
 
 #define GNOMON_PROBLEM_OPTIONS(OPTION)                                                             \
@@ -49,7 +49,8 @@ constexpr int64_t kEvaluationBatch = 8192;
          .choices = ProblemNames())                                                                \
   OPTION(std::optional<int64_t>, symbols, std::nullopt,                                            \
          .help =                                                                                   \
-             "Number of different symbols (for recall: of keys, and of values); default: 2 for "   \
+             "Number of different symbols (for recall: of different keys and of different "        \
+             "values); default: 2 for "                                                            \
              "copy, reverse and stack, 5 for modular-addition and bucket-sort, 100 for sort, 256 " \
              "for recall",                                                                         \
          .lowest = 1)
@@ -62,8 +63,8 @@ struct ProblemOptions {
   GNOMON_TRANSFORMER_SIZES(OPTION, 64, 4, 4, 256)                                                 \
   OPTION(int64_t, random_positions, 0,                                                            \
          .help =                                                                                  \
-             "Randomized positions: each row gets sorted random positions below this number, in " \
-             "training and evaluation; 0: positions 0, 1, 2 ...")                                 \
+             "Draw random positions below this number for the tokens of each row, in increasing " \
+             "order, in training and evaluation; 0: positions 0, 1, 2 ...")                       \
   /* Rows of a learned table of absolute positions. */                                            \
   OPTION(int64_t, max_length, 512, .lowest = 1, .has_flag = false)
 
@@ -74,8 +75,8 @@ struct GeneratedModelOptions {
 #define GNOMON_GENERATED_ROW_OPTIONS(OPTION)                                                       \
   OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({40, 100, 200, 500}),                 \
          .help =                                                                                   \
-             "Numbers of symbols per input, comma-separated: training uses 1 up to the first "     \
-             "number; all numbers are evaluated",                                                  \
+             "Input lengths in symbols, comma-separated: training uses lengths from 1 to the "     \
+             "first one; all are evaluated",                                                       \
          .lowest = 1)                                                                              \
   OPTION(int64_t, evaluation_examples, 128, .help = "Number of inputs to evaluate at each length", \
          .lowest = 1)
@@ -201,7 +202,7 @@ class GeneratedTask final : public Task {
   GeneratedModelOptions model_;
   GeneratedRowOptions rows_;
   GeneratedEvaluationOptions evaluation_;
-  bool is_trained_ = false;  // at the first of the lengths
+  bool is_trained_ = false;  // trained at the first length
 };
 
 const RegisterTask<GeneratedTask> registered;
@@ -231,7 +232,8 @@ void GeneratedTask::CheckSymbols() const {
                      of.most_symbols > of.fewest_symbols ? StrCat(" to ", of.most_symbols) : ""));
 }
 
-// Checks that the problem has inputs of the longest length, and that one fits in memory.
+// Checks that the problem supports the longest length, and that one row of that length fits in
+// memory.
 void GeneratedTask::CheckLongest() const {
   const int64_t length = *std::max_element(rows_.lengths.begin(), rows_.lengths.end());
   const int64_t most = problem().longest(symbols());
@@ -239,7 +241,7 @@ void GeneratedTask::CheckLongest() const {
     throw Error(StrCat("--lengths: ", length, " is too long for ", problem().name, " of ",
                        symbols(), " symbols; expected at most ", most));
   }
-  // The residual stream, the values, the output of attention and the hidden units of one layer.
+  // One layer stores at least its input, the values, the output of attention and the hidden units.
   const double numbers = static_cast<double>(2 * model_.dim + model_.mlp) + ValueColumns(model_);
   CheckMemoryHolds(StrCat("--lengths ", length),
                    sizeof(float) * numbers * static_cast<double>(Read(length)));
@@ -256,7 +258,7 @@ class GeneratedLearner final : public Learner {
   std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) override;
 
  private:
-  // Logits for all but the first of tokens (B, L + 1).
+  // Returns the logits of all `tokens` (B, L + 1) except the first.
   torch::Tensor Predict(const torch::Tensor& tokens, const torch::Tensor& positions,
                         const std::optional<BatchRows>& rows);
   // Random positions for the rows; undefined if positions are not random.
@@ -291,7 +293,7 @@ torch::Tensor GeneratedLearner::DrawPositions(uint32_t purpose, int64_t seed, in
                                               int64_t rows, int64_t length) const {
   const int64_t limit = task_.random_positions();
   if (limit == 0) return {};
-  // Separate from the examples, which must not change when positions are random.
+  // These draws have a separate stream, so that the examples do not change with --random-positions.
   Draws draws(purpose, seed, step);
   return RandomSubsets(limit, length, rows, &draws);
 }
@@ -303,7 +305,7 @@ torch::Tensor GeneratedLearner::Probe() {
     throw Error(StrCat("the position is defined only up to length ", *longest,
                        ", but the longest rows have ", options.max_length, " tokens"));
   }
-  // A length limit may come from a grid that needs all of its tokens at once.
+  // A position on a grid has a maximum length and needs tokens for the entire grid.
   const int64_t length = longest ? options.max_length : std::min<int64_t>(8, options.max_length);
   const torch::Tensor tokens = torch::arange(length + 1).remainder(options.vocabulary).unsqueeze(0);
   return Predict(tokens, DrawPositions(kTrainingPositions, 0, 0, 1, length), std::nullopt);
@@ -329,8 +331,8 @@ torch::Tensor GeneratedLearner::Loss(const Batch& batch) {
          all.is_answer.sum().item<double>();
 }
 
-// A line of JSON: the length, all tokens of a row, the indices of its answer, and the predictions
-// there.
+// A line of JSON with the length, all tokens of a row, the indices of the answer's tokens, and the
+// predictions at these indices.
 std::string ExampleLine(int64_t length, const std::vector<std::string>& words,
                         const torch::Tensor& tokens, const torch::Tensor& is_answer,
                         const torch::Tensor& told) {
@@ -370,7 +372,7 @@ std::vector<Measurement> GeneratedLearner::Evaluate(const std::function<bool()>&
     int64_t tokens = 0;
     int64_t right_tokens = 0;
     int64_t right_answers = 0;
-    // Examples do not depend on the batch size.
+    // Each example has its own stream, so that examples do not depend on the batch size.
     Draws draws(is_held_out ? kHeldOut : kEvaluation, 0, length);
     for (int64_t at = 0; at < examples; at += rows) {
       if (!proceed()) return {};

@@ -26,15 +26,16 @@ using nlohmann::json;
 constexpr const char* kBest = "best.";
 constexpr const char* kSelection = "selection";
 
-#define GNOMON_GRAPHS_TRAINING_OPTIONS(OPTION)                                                     \
-  OPTION(                                                                                          \
-      double, l2, 5e-4,                                                                            \
-      .help = "L2 penalty: this times half the sum of all squared weights is added to the loss",   \
-      .highest = 1e3)                                                                              \
-  OPTION(std::string, selection, "accuracy",                                                       \
-         .help =                                                                                   \
-             "Which weights to keep: the best by accuracy or by loss on the validation nodes, or " \
-             "the last (accuracy, loss, last)",                                                    \
+#define GNOMON_GRAPHS_TRAINING_OPTIONS(OPTION)                                                    \
+  OPTION(                                                                                         \
+      double, l2, 5e-4,                                                                           \
+      .help =                                                                                     \
+          "L2 penalty: the loss includes this factor times half the sum of all squared weights",  \
+      .highest = 1e3)                                                                             \
+  OPTION(std::string, selection, "accuracy",                                                      \
+         .help =                                                                                  \
+             "Weights to keep: those with the best validation accuracy (accuracy) or validation " \
+             "loss (loss), or those of the last step (last)",                                     \
          .choices = {"accuracy", "loss", "last"})
 
 #define GNOMON_GRAPHS_EVALUATION_OPTIONS(OPTION)                                        \
@@ -62,8 +63,8 @@ class GraphsTask final : public Task {
     return "a graph attention network that classifies the nodes of a graph";
   }
 
-  // The paper's settings: a constant rate, Adam's L2 penalty, and `selection` instead of patience.
-  // The batch covers all training nodes of the usual datasets.
+  // The paper's settings: a constant learning rate and an L2 penalty. `selection` replaces early
+  // stopping. The batch covers all training nodes of the usual datasets.
   TrainingOptions DefaultTraining(Command /*command*/) const override {
     TrainingOptions training;
     training.batch = 1024;
@@ -118,7 +119,7 @@ class GraphsTask final : public Task {
   }
   const Graph& graph() const { return graph_; }
   const torch::Tensor& labels() const { return labels_; }
-  // The nodes of a part; undefined if the data have no such part.
+  // The nodes of a split; undefined if the data have no such split.
   const torch::Tensor& NodesOf(const std::string& part) const;
 
  private:
@@ -161,7 +162,7 @@ class GraphsLearner final : public Learner {
   };
 
   bool IsBetter(const Outcome& outcome) const;
-  // Computed without dropout; on the CPU.
+  // Computes logits without dropout and returns them on the CPU.
   torch::Tensor Logits();
   // The task's graph, on the model's device.
   const Graph& graph();
@@ -172,7 +173,7 @@ class GraphsLearner final : public Learner {
   Graph graph_;
   Terms terms_;
   int64_t taken_ = 0;
-  bool is_last_ = false;  // of the training
+  bool is_last_ = false;  // whether this is the last training step
   std::optional<Best> best_;
 };
 
@@ -208,7 +209,7 @@ void GraphsTask::CheckModelFits() const {
 }
 
 void GraphsTask::CheckFits(const TrainingOptions& /*training*/, int64_t /*processes*/) const {
-  // The keys and values of every edge in each hidden layer, and their gradients.
+  // Memory holds the keys and values of every edge in each hidden layer, and their gradients.
   const double width = static_cast<double>(model_.heads) * static_cast<double>(model_.hidden);
   const double numbers = 4 * (static_cast<double>(model_.depth) - 1) * width *
                          static_cast<double>(graph_.indices.size(0));
@@ -237,7 +238,7 @@ void GraphsTask::ReadFeatures(const Arrays& arrays) {
   torch::Tensor counts;
   if (arrays.Has(kLengths)) {
     words = arrays.Integers(kWords, 1, 0, highest);
-    arrays.Rows(kWords, 1);  // checks their number against the lengths
+    arrays.Rows(kWords, 1);  // checks the number of words against the lengths
     counts = arrays.Integers(kLengths, 1, 0, words.size(0));
     arrays.CheckRows("graph.labels", kLengths);
   } else {
@@ -342,7 +343,7 @@ json GraphsTask::DescribeData() const {
            {{"path", path_},
             {"sha256", sha256_},
             {"nodes", graph_.nodes},
-            // As in the network: in both directions, with self-loops.
+            // The number of edges of the network: edges in both directions, and self-loops.
             {"edges", graph_.indices.size(0)},
             {"features", model_.features},
             {"classes", model_.classes},
@@ -381,7 +382,7 @@ torch::Tensor GraphsLearner::Probe() {
   if (terms_.position != "none") {
     throw Error("the nodes of a graph have no order; the only position is 'none'");
   }
-  // Two nodes and an edge.
+  // The probe graph has two nodes and one edge.
   const GraphNetworkOptions& options = task_.model();
   Graph graph = MakeGraph(2, torch::tensor({{int64_t{0}, int64_t{1}}}), options.directed);
   graph.sparse_features = SparseMatrix(torch::tensor({0, 1, 2}, torch::kLong),
@@ -398,7 +399,7 @@ torch::Tensor GraphsLearner::Loss(const Batch& batch) {
   if (batch.total < nodes.size(0)) {
     nodes = nodes.index_select(0, torch::randperm(nodes.size(0)).narrow(0, 0, batch.total));
   }
-  // The rows of a batch divide its nodes; there may be fewer nodes than rows.
+  // A batch divides the nodes among its rows; there may be fewer nodes than rows.
   const int64_t count = nodes.size(0);
   const int64_t first = batch.first * count / batch.total;
   const int64_t last = (batch.first + batch.count) * count / batch.total;

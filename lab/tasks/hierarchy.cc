@@ -1,5 +1,6 @@
-// Predicts ancestors in a hierarchy: low-dimensional points whose similarity ranks the pairs of a
-// transitive closure above all others (Nickel and Kiela 2017; Ganea et al. 2018).
+// The task `hierarchy`: predict ancestors in a hierarchy. Each node is a low-dimensional point; the
+// similarity of points ranks the pairs of the transitive closure above all others (Nickel and Kiela
+// 2017; Ganea et al. 2018).
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -30,9 +31,9 @@ namespace {
 
 using nlohmann::json;
 
-// Ranks up to this one are hits.
+// Ranks up to this number count as hits.
 constexpr int64_t kHits = 10;
-// The number of wrong ancestors, and of wrong descendants, that a held-out pair is ranked against.
+// A held-out pair is ranked against this many wrong ancestors and this many wrong descendants.
 constexpr int64_t kWrong = 5;
 constexpr uint64_t kWrongSeed = 20171207;
 // An upper bound on the number of nodes, small enough that a pair of nodes fits in 64 bits.
@@ -45,21 +46,21 @@ constexpr int64_t kBatchNumbers = int64_t{1} << 21;
   OPTION(int64_t, nodes, 0, .has_flag = false)   \
   OPTION(int64_t, dim, 5, .help = "Dimensions of the points", .lowest = 1)
 
-#define GNOMON_HIERARCHY_TRAINING_OPTIONS(OPTION)                                                 \
-  OPTION(int64_t, negatives, 50, .help = "Negative samples per pair", .lowest = 1)                \
-  OPTION(std::string, corrupt, "both",                                                            \
-         .help =                                                                                  \
-             "The node of a pair that a negative sample replaces: ancestor, descendant, or both " \
-             "(in turn)",                                                                         \
+#define GNOMON_HIERARCHY_TRAINING_OPTIONS(OPTION)                                             \
+  OPTION(int64_t, negatives, 50, .help = "Negative samples per pair", .lowest = 1)            \
+  OPTION(std::string, corrupt, "both",                                                        \
+         .help =                                                                              \
+             "Node of a pair that a negative sample replaces: ancestor, descendant, or both " \
+             "(alternately)",                                                                 \
          .choices = {"ancestor", "descendant", "both"})
 
-#define GNOMON_HIERARCHY_SPLIT_OPTIONS(OPTION)                                                   \
-  OPTION(double, held_out, 0.05,                                                                 \
-         .help =                                                                                 \
-             "Fraction of the implied pairs to hold out for validation, and again for testing, " \
-             "if the data has no valid.pairs",                                                   \
-         .highest = 0.5)                                                                         \
-  OPTION(int64_t, split_seed, 0, .help = "Random seed for choosing the held-out pairs",          \
+#define GNOMON_HIERARCHY_SPLIT_OPTIONS(OPTION)                                                \
+  OPTION(double, held_out, 0.05,                                                              \
+         .help =                                                                              \
+             "If the data has no valid.pairs: fraction of the implied pairs to hold out for " \
+             "validation, and the same fraction for testing",                                 \
+         .highest = 0.5)                                                                      \
+  OPTION(int64_t, split_seed, 0, .help = "Random seed for choosing the held-out pairs",       \
          .highest = static_cast<double>(kLargestSeed))
 
 #define GNOMON_HIERARCHY_EVALUATION_OPTIONS(OPTION)                                     \
@@ -92,11 +93,11 @@ class PairSet {
                                             /*sorted=*/true))) {}
 
   int64_t size() const { return numbers_.defined() ? numbers_.size(0) : 0; }
-  // (size, 2).
+  // Returns all pairs, (size, 2).
   torch::Tensor pairs() const {
     return torch::stack({numbers_.div(nodes_, "floor"), numbers_.remainder(nodes_)}, 1);
   }
-  // Membership as Booleans, in the shape that both tensors broadcast to.
+  // Whether the set contains the pairs, as bool; the tensors are broadcast against each other.
   torch::Tensor Has(const torch::Tensor& descendants, const torch::Tensor& ancestors) const {
     const torch::Tensor asked = descendants * nodes_ + ancestors;
     const torch::Tensor places = torch::searchsorted(numbers_, asked).clamp_max(size() - 1);
@@ -108,8 +109,8 @@ class PairSet {
   torch::Tensor numbers_;
 };
 
-// The area under the precision-recall curve, as a sum over its steps. Rows with equal scores form
-// one step.
+// The area under the precision-recall curve, computed as a sum over its steps. Pairs with equal
+// scores form one step.
 double AveragePrecision(const torch::Tensor& scores, const torch::Tensor& are_right) {
   const auto [sorted, order] =
       scores.to(torch::kDouble).sort(/*stable=*/true, /*dim=*/0, /*descending=*/true);
@@ -129,8 +130,8 @@ double AveragePrecision(const torch::Tensor& scores, const torch::Tensor& are_ri
   return area;
 }
 
-// One point per node. Queries are ancestors and keys descendants, as in entailment cones, where a
-// key lies in the cone of the query.
+// A model with one point per node. Ancestors are queries and descendants are keys, as for
+// entailment cones, where a key lies in the cone of the query.
 class HierarchyModelImpl : public torch::nn::Module {
  public:
   HierarchyModelImpl(int64_t nodes, int64_t dim, const std::string& similarity) {
@@ -141,13 +142,13 @@ class HierarchyModelImpl : public torch::nn::Module {
   // The device of the model, to which nodes and masks must be moved.
   torch::Device device() const { return points_.device(); }
 
-  // The score of each of `ancestors` (B, N) with its descendant in `descendants` (B,): (B, N). With
-  // a single key, lse is the key's score.
+  // Returns the scores (B, N) of `ancestors` (B, N) with `descendants` (B,). With a single key, lse
+  // is the key's score.
   torch::Tensor ScoreAncestors(const torch::Tensor& ancestors, const torch::Tensor& descendants) {
     return LogSumExp(Points(ancestors), Points(descendants.unsqueeze(1)), std::nullopt);
   }
-  // The log of the sum of exp(score) over `descendants` (B, N) where `mask` (B, N) is true, with
-  // `ancestors` (B,): (B,). This is the denominator of attention.
+  // Returns the logarithm (B,) of the sum of exp(score) of `ancestors` (B,) with `descendants` (B,
+  // N) where `mask` (B, N) is true. This is the logarithm of attention's denominator.
   torch::Tensor SumDescendants(const torch::Tensor& ancestors, const torch::Tensor& descendants,
                                const torch::Tensor& mask) {
     return LogSumExp(Points(ancestors.unsqueeze(1)), Points(descendants),
@@ -242,7 +243,7 @@ class HierarchyTask final : public Task {
     return evaluates_held_out() ? std::vector<std::string>{"valid"} : evaluation_.splits;
   }
   const PairSet& PairsOf(const std::string& part) const { return parts_.at(part); }
-  // The pairs of all parts.
+  // The pairs of all splits.
   const PairSet& known() const { return known_; }
 
  private:
@@ -273,8 +274,8 @@ class HierarchyLearner final : public Learner {
   std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) override;
 
  private:
-  // The rank of each pair's ancestor among the nodes that are not ancestors of its descendant,
-  // (pairs,). Ties count as half. Undefined if `proceed` returned false.
+  // Returns the rank (pairs,) of each pair's ancestor among all nodes that are not ancestors of its
+  // descendant. Ties count as half. The result is undefined if `proceed` returned false.
   torch::Tensor Ranks(const torch::Tensor& pairs, const std::function<bool()>& proceed);
   double PrecisionOf(const torch::Tensor& pairs);
 
@@ -306,15 +307,16 @@ void HierarchyTask::CheckModelFits() const {
 
 void HierarchyTask::CheckFits(const TrainingOptions& training, int64_t processes) const {
   const auto dim = static_cast<double>(model_.dim);
-  // Weights, gradients and two moments; for each row, the points and their gradients.
+  // Memory holds weights, gradients and two moments; also, for each row, the points and their
+  // gradients.
   const double rows = static_cast<double>(CountRows(training.batch, 0, processes)) *
                       static_cast<double>(learning_.negatives);
   CheckMemoryHolds(StepFlags(Command::kTrain, training),
                    sizeof(float) * dim * (4 * static_cast<double>(model_.nodes) + 2 * rows));
 }
 
-// Numbers nodes by name, if the data have names. Training pairs come first; other pairs may only
-// contain their names.
+// Numbers the nodes if the data have names. Training pairs are read first; other pairs must not
+// contain new names.
 torch::Tensor HierarchyTask::ReadPairs(const Arrays& arrays, const std::string& part,
                                        std::map<std::string, int64_t>* numbers) const {
   const std::string name = part + ".pairs";
@@ -494,14 +496,14 @@ torch::Tensor HierarchyLearner::Loss(const Batch& batch) {
   const PairSet& train = task_.PairsOf("train");
   const torch::Tensor pairs = train.pairs();
   const torch::Tensor picked = torch::randint(pairs.size(0), {batch.total});
-  // Drawn for the whole batch, so that all processes draw the same.
+  // Every process draws for the whole batch, so that all draw the same numbers.
   const torch::Tensor drawn =
       torch::randint(task_.model().nodes, {2, batch.total, learning.negatives});
   const torch::Tensor own = pairs.index_select(0, picked.narrow(0, batch.first, batch.count));
   const torch::Tensor descendants = own.select(1, 0);
   const torch::Tensor ancestors = own.select(1, 1);
-  // The correct node followed by the wrong ones, without those that are correct by the training
-  // pairs.
+  // The correct node, followed by the negative samples. Samples that the training pairs contain are
+  // masked.
   const auto candidates = [&](int64_t side, const torch::Tensor& right) {
     const torch::Tensor wrong = drawn.select(0, side).narrow(0, batch.first, batch.count);
     return torch::cat({right.unsqueeze(1), wrong}, 1);
@@ -555,7 +557,7 @@ torch::Tensor HierarchyLearner::Ranks(const torch::Tensor& pairs,
       return are.logical_and(others).sum(1).to(torch::kDouble);
     };
     const torch::Tensor rank = 1 + count(scores.gt(own)) + count(scores.eq(own)) / 2;
-    // A diverged model has no ranks.
+    // The ranks of a diverged model are NaN.
     ranks.push_back(rank.masked_fill(scores.isfinite().all(1).logical_not(), NAN));
   }
   return torch::cat(ranks);

@@ -10,7 +10,7 @@
 namespace gnomon::lab {
 namespace {
 
-// The number of images converted to floats at once while all are processed.
+// When all images are processed, this many are converted to floats at once.
 constexpr int64_t kChunk = 1024;
 
 [[noreturn]] void Fail(const std::string& path, const std::string& array,
@@ -24,7 +24,7 @@ torch::Tensor AsPixels(const torch::Tensor& rows) {
   return pixels.movedim(-1, 1).contiguous();
 }
 
-// Adds a channel axis if there is none.
+// Reads pixels, and adds a channel axis if there is none.
 torch::Tensor ReadPixels(const Arrays& arrays, const std::string& name, int64_t axes) {
   const std::string lengths = name + "_lengths";
   if (arrays.Has(lengths)) {
@@ -33,7 +33,7 @@ torch::Tensor ReadPixels(const Arrays& arrays, const std::string& name, int64_t 
   }
   const bool has_channels = arrays.CountAxes(name) == axes + 2;
   const int64_t expected = has_channels ? axes + 2 : axes + 1;
-  // Keeps bytes, because floats need four times as much memory.
+  // Bytes are not converted, because floats need four times as much memory.
   const torch::Tensor& stored = arrays.Get(name, expected);
   const torch::Tensor pixels =
       stored.scalar_type() == torch::kByte ? stored : arrays.Numbers(name, expected);
@@ -78,7 +78,7 @@ ImageData::Pixels ImageData::DescribePixels() const {
   const auto number = static_cast<double>(train.pixels.numel() / channels);
   const torch::Tensor mean = sum / number;
   const torch::Tensor variance = (squares / number - mean.square()).clamp_min(0);
-  // Rounding gives a constant channel a variance of about 1e-16 of its square.
+  // Due to rounding, a constant channel has a variance of about 1e-16 times its squared value.
   const torch::Tensor is_constant = variance <= 1e-12 * mean.square();
   return {mean.to(torch::kFloat),
           torch::where(is_constant, torch::ones_like(variance), variance.sqrt()).to(torch::kFloat)};

@@ -1,4 +1,4 @@
-// Labelled images or volumes from arrays, and transformations of a batch's pixels.
+// Reads labelled images or volumes from arrays, and transforms the pixels of a batch.
 #ifndef GNOMON_TASKS_IMAGE_DATA_H_
 #define GNOMON_TASKS_IMAGE_DATA_H_
 
@@ -18,8 +18,8 @@ struct LabelledImages {
   int64_t channels() const { return pixels.size(-1); }
   // The sizes of the spatial axes.
   std::vector<int64_t> size() const { return pixels.sizes().slice(1, pixels.dim() - 2).vec(); }
-  // The images in `rows` (B,), or those from `first` on, as floats (B, C, axes...). Bytes are
-  // divided by 255.
+  // Returns the images `rows` (B,), or those starting at `first`, as floats (B, C, axes...). Bytes
+  // are divided by 255.
   torch::Tensor Take(const torch::Tensor& rows) const;
   torch::Tensor Take(int64_t first, int64_t number) const;
 };
@@ -35,32 +35,32 @@ struct ImageData {
   std::string sha256;
   LabelledImages train;  // empty unless requested
   LabelledImages valid;
-  LabelledImages held_out;  // after HoldOut()
-  int64_t classes = 0;      // one more than the largest label of the training part
+  LabelledImages held_out;  // set by HoldOut()
+  int64_t classes = 0;      // largest training label + 1
 
-  // Mean and deviation of each channel over all training pixels: (C,) each. A constant channel has
-  // deviation 1.
+  // Mean and standard deviation (C,) of each channel over all training pixels; the deviation of a
+  // constant channel is set to 1.
   struct Pixels {
     torch::Tensor mean;
     torch::Tensor deviation;
   };
   Pixels DescribePixels() const;
 
-  // Sets rows of the training part aside (ChooseHeldOut); returns how many.
+  // Holds out rows of the training split (ChooseHeldOut) and returns their number.
   int64_t HoldOut(const std::string& noun);
 };
 
 // Reads the arrays `train.images` and `valid.images` (N, H, W) or (N, H, W, C), or `train.volumes`
-// etc. with three axes, and `train.labels` and `valid.labels`, (N,) or (N, 1), counted from 0. The
-// training part is read if `has_training`; otherwise labels may be up to `classes` - 1. Throws
-// Error with the file, the array and the reason.
+// etc. with three spatial axes. Also reads `train.labels` and `valid.labels`, (N,) or (N, 1),
+// numbered from 0. Reads the training split only if `has_training`; otherwise the largest valid
+// label is `classes` - 1. Throws Error with the file, the array and the reason.
 ImageData ReadImages(const std::string& path, const ImageKind& kind, bool has_training,
                      int64_t classes);
 
 // Resizes images (B, C, axes...) by linear interpolation along each axis between pixel centres.
 torch::Tensor Resized(const torch::Tensor& images, const std::vector<int64_t>& size);
 
-// Shifts each image by its row of `offsets` (B, axes), in pixels, repeating edge pixels.
+// Shifts each image by its row of `offsets` (B, axes), in pixels, and repeats the edge pixels.
 torch::Tensor Shifted(const torch::Tensor& images, const torch::Tensor& offsets);
 
 }  // namespace gnomon::lab

@@ -25,7 +25,7 @@ namespace {
 
 using nlohmann::json;
 
-// Evaluation batches hold about this many tokens, at any image size.
+// The approximate number of tokens in an evaluation batch, for all image sizes.
 constexpr int64_t kEvaluationBatch = 16384;
 constexpr int64_t kLongestSide = 65536;
 
@@ -36,14 +36,14 @@ constexpr int64_t kLongestSide = 65536;
              "repeated",                                                                       \
          .highest = kLongestSide)
 
-#define GNOMON_IMAGE_EVALUATION_OPTIONS(OPTION)                                                 \
-  OPTION(std::vector<std::string>, sizes, {},                                                   \
-         .help =                                                                                \
-             "Additional evaluation sizes, comma-separated, each given as one side or as all "  \
-             "sides (32 or 32x48); images are resized, which changes the number of tokens",     \
-         .may_lack = true, .may_change = true)                                                  \
-  OPTION(std::optional<int64_t>, evaluation_examples, std::nullopt,                             \
-         .help = "Number of validation images to evaluate, taken from the start; default: all", \
+#define GNOMON_IMAGE_EVALUATION_OPTIONS(OPTION)                                                    \
+  OPTION(std::vector<std::string>, sizes, {},                                                      \
+         .help =                                                                                   \
+             "Additional evaluation sizes, comma-separated; each is one side or all sides (32 or " \
+             "32x48). Images are resized, which changes the number of tokens",                     \
+         .may_lack = true, .may_change = true)                                                     \
+  OPTION(std::optional<int64_t>, evaluation_examples, std::nullopt,                                \
+         .help = "Number of validation images to evaluate, taken from the start; default: all",    \
          .lowest = 1, .may_lack = true, .may_change = true)
 
 struct ImageTrainingOptions {
@@ -93,7 +93,7 @@ double WeightBytes(const VisionTransformerOptions& model) {
 
 class ImageTask : public Task {
  public:
-  // `noun` is the singular form used in messages; the last two arguments are defaults.
+  // Messages use `noun`, a singular form. The last two arguments are defaults.
   ImageTask(const char* name, const char* noun, int64_t axes, int64_t patch, int64_t dim)
       : kind_{name, axes}, noun_(noun) {
     model_.patch = patch;
@@ -138,7 +138,7 @@ class ImageTask : public Task {
     OptionList model = InSection("model", model_.Options());
     const OptionList training = InSection("training", augmentation_.Options());
     if (command == Command::kCompare) {
-      // Each run sets its own terms.
+      // Each run of a comparison sets its own terms.
       return evaluation_.Options() + WithoutFlags(model, {"similarity", "position"}) + training;
     }
     return InSection("run", evaluation_.Options()) +
@@ -160,7 +160,7 @@ class ImageTask : public Task {
     CheckMemoryHolds(ModelFlags(model_), WeightBytes(model_));
   }
   void CheckFits(const TrainingOptions& training, int64_t processes) const override {
-    // Weights, gradients and two moments.
+    // Memory holds weights, gradients and two moments.
     const double fixed = 4 * WeightBytes(model_);
     CheckMemoryHolds(ModelFlags(model_), fixed);
     const double numbers = static_cast<double>(model_.depth) * LayerNumbers(model_);
@@ -174,7 +174,7 @@ class ImageTask : public Task {
   void ReadData(const std::string& path) override {
     data_ = ReadImages(path, kind_, /*has_training=*/is_trained_, model_.classes);
     if (is_trained_) pixels_ = data_.DescribePixels();
-    // Unless the model's settings come from a file.
+    // A model that was read from a file already has these settings.
     if (model_.size.empty()) {
       model_.size = data_.train.size();
       model_.channels = data_.train.channels();
@@ -362,11 +362,11 @@ class ImageLearner final : public Learner {
       images = images.select(2, options.size[0] / 2);
       map = map.select(2, options.size[0] / 2);
     }
-    // Images in the upper row; below, in grey with attention in red.
+    // The upper row contains the images; the lower row shows them in grey with attention in red.
     const torch::Tensor colours = images.expand({-1, 3, -1, -1});
     const torch::Tensor grey = images.mean(1, /*keepdim=*/true) * 0.4;
     const torch::Tensor shown = torch::cat({grey + 0.6 * map, grey, grey}, 1);
-    // (2, B, 3, H, W) to (2 H, B W, 3).
+    // Transposes (2, B, 3, H, W) to (2 H, B W, 3).
     const torch::Tensor pixels = (torch::stack({colours, shown}) * 255)
                                      .round()
                                      .to(torch::kByte)
@@ -392,7 +392,7 @@ class ImageLearner final : public Learner {
     return ((flat - low) / range.clamp_min(1e-12)).view_as(batch);
   }
 
-  // The row of the n-th training example. Each epoch visits all images once, in its own order.
+  // The row of the n-th training example. Each epoch visits all images once, in a different order.
   int64_t RowOf(int64_t n) {
     const int64_t images = task_.data().train.count();
     const int64_t epoch = n / images;
@@ -405,7 +405,7 @@ class ImageLearner final : public Learner {
     return order_.const_data_ptr<int64_t>()[n % images];
   }
 
-  // nullopt if `proceed` returned false.
+  // Returns nullopt if `proceed` returned false.
   std::optional<Measurement> EvaluateAt(VisionTransformer& model, const std::vector<int64_t>& size,
                                         const std::function<bool()>& proceed) {
     const LabelledImages& part = task_.EvaluatedPart();
@@ -463,7 +463,7 @@ class ImagesTask final : public ImageTask {
 
 class VolumesTask final : public ImageTask {
  public:
-  // Sinusoids of three coordinates need a multiple of 6 columns.
+  // Sinusoids of three coordinates require a dimension that is a multiple of 6.
   VolumesTask() : ImageTask("volumes", "volume", /*axes=*/3, /*patch=*/7, /*dim=*/48) {}
   const char* summary() const override {
     return "a vision transformer that classifies volumes, images with three axes";

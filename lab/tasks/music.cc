@@ -40,7 +40,7 @@ constexpr int64_t kStep = kPitches;       // the end of a step
 constexpr int64_t kBound = kPitches + 1;  // the start and the end of a piece
 constexpr int64_t kVocabulary = kPitches + 2;
 
-// Evaluation batches hold about this many events, at any length.
+// The approximate number of events in an evaluation batch, for all lengths.
 constexpr int64_t kEvaluationBatch = 8192;
 
 #define GNOMON_MUSIC_ROW_OPTIONS(OPTION)                                                      \
@@ -58,7 +58,7 @@ struct MusicRowOptions {
   OPTION(int64_t, transpose, 3,                                                             \
          .help =                                                                            \
              "Maximum random transposition of a training window, in semitones up or down; " \
-             "pitches stay within 0 to 127",                                                \
+             "pitches remain within 0 to 127",                                              \
          .highest = kPitches)
 
 struct MusicTrainingOptions {
@@ -79,8 +79,8 @@ struct MusicEvaluationOptions {
              "Steps to continue, separated by semicolons; each step is a list of pitches "        \
              "separated by spaces (60 is middle C): \"67 62 59 43; 67 62 59 43\"; default: none", \
          .shows_default = false)                                                                  \
-  OPTION(int64_t, tokens, 1024, .help = "Maximum events to add; the piece may end earlier",       \
-         .lowest = 1)                                                                             \
+  OPTION(int64_t, tokens, 1024,                                                                   \
+         .help = "Maximum number of events to add; the piece may end earlier", .lowest = 1)       \
   OPTION(int64_t, steps_per_quarter, 4, .help = "Steps per quarter note", .lowest = 1,            \
          .highest = 1000)                                                                         \
   OPTION(double, tempo, 80, .help = "Quarter notes per minute", .lowest = 4, .highest = 1000)
@@ -99,12 +99,12 @@ struct MusicModelOptions {
   GNOMON_OPTIONS(GNOMON_MUSIC_MODEL_OPTIONS)
 };
 
-// A part of the data: the events of each piece, including both bounds.
+// A split of the data: the events of each piece, including the start and end events.
 struct Pieces {
   std::vector<torch::Tensor> events;
   int64_t steps = 0;
-  // The predicted events are all but the first of each piece: their number, and the number before
-  // each piece.
+  // All events of a piece except the first are predicted. These are the total number of predicted
+  // events, and the number before each piece.
   int64_t predicted = 0;
   std::vector<int64_t> before;
 
@@ -126,8 +126,8 @@ void AddStep(const torch::Tensor& pitches, std::vector<int64_t>* piece) {
   piece->push_back(kStep);
 }
 
-// Reads PART.pieces in one of three forms: all steps as rows of pitches, with the number of steps
-// of each piece; the same with a varying number of pitches per step; or pieces of equal length.
+// Reads PART.pieces in one of three formats: all steps as rows of pitches, with the number of steps
+// in each piece; the same with a varying number of pitches per step; or pieces of equal length.
 Pieces ReadPieces(const Arrays& arrays, const std::string& part) {
   const std::string name = part + ".pieces";
   const std::string lengths = name + "_lengths";
@@ -184,8 +184,8 @@ torch::Tensor Rows(const Pieces& pieces, const std::vector<Window>& windows, int
   return rows;
 }
 
-// Losses (B, L) of all but the first event of each row, 0 in padding. Events do not attend to later
-// ones, so the padding values do not matter.
+// Losses (B, L) of all events of a row except the first; 0 in padding. Events do not attend to
+// later ones, so padding does not affect them.
 torch::Tensor EventLosses(LanguageModel& model, const torch::Tensor& rows,
                           const std::optional<BatchRows>& batch) {
   const int64_t length = rows.size(1) - 1;
@@ -313,7 +313,7 @@ class MusicTask final : public Task {
   MusicTrainingOptions training_;
   MusicEvaluationOptions evaluation_;
   MusicGenerationOptions generation_;
-  bool is_trained_ = false;  // at the first of the lengths
+  bool is_trained_ = false;  // trained at the first length
   std::string path_;
   std::string sha256_;
   Pieces train_;
@@ -353,7 +353,7 @@ class MusicLearner final : public Learner {
       throw Error(StrCat("the position is defined only up to length ", *most,
                          ", which is less than the training length, ", options.max_length));
     }
-    // A length limit may come from a grid that needs all of its tokens at once.
+    // A position on a grid has a maximum length and needs tokens for the entire grid.
     const int64_t length = most ? options.max_length : std::min<int64_t>(8, options.max_length);
     return model_->forward(torch::arange(length).remainder(kVocabulary).unsqueeze(0));
   }
@@ -387,7 +387,7 @@ torch::Tensor MusicLearner::Loss(const Batch& batch) {
   const auto at = drawn.accessor<double, 2>();
   std::vector<Window> windows;
   std::vector<double> shifts;
-  // Counted over the whole batch, because all processes draw dropout for rows of the same shape.
+  // The length covers the whole batch, because all processes must draw dropout for the same shape.
   int64_t predicted = 0;
   int64_t longest = 0;
   for (int64_t row = 0; row < batch.total; ++row) {
@@ -432,7 +432,7 @@ std::vector<Measurement> MusicLearner::Evaluate(const std::function<bool()>& pro
       measured.push_back({length, {std::nullopt, std::nullopt}, 0});
       continue;
     }
-    // Consecutive windows through each piece; the last one may be shorter.
+    // Consecutive windows cover each piece; the last one may be shorter.
     std::vector<Window> windows;
     for (size_t piece = 0; piece < pieces.events.size(); ++piece) {
       const int64_t events = pieces.events[piece].numel() - 1;
@@ -490,7 +490,7 @@ PianoRoll MusicLearner::Continue(PianoRoll roll, const SamplingOptions& sampling
     prompt.push_back(static_cast<int32_t>(kStep));
   }
   const auto read = static_cast<int64_t>(prompt.size());
-  std::vector<int64_t> ends(prompt.size());  // the prompt is not a text
+  std::vector<int64_t> ends(prompt.size());  // unused: the prompt is not a text
   const lab::GenerationOptions how = ToGeneration(sampling, model_, read, events, "events");
   std::vector<int64_t> step;
   lab::Generate(model_, TokenText(prompt, ends), how, [&](int64_t event) {
@@ -514,8 +514,9 @@ void MusicLearner::Generate(const Output& output) {
   output.print(StrCat(Counted(std::ssize(roll), "step"), ", ", output.path, "\n"));
 }
 
-// A piano roll, (height, width, 3) bytes: one row per pitch, the highest on top, and one column per
-// step. Rows of C are darker, as is the first column of each bar. The first `given` steps are blue.
+// Draws a piano roll, (height, width, 3) bytes, with one row per pitch (the highest at the top) and
+// one column per step. The rows of C and the first column of each bar are darker. The first `given`
+// steps are blue.
 torch::Tensor PaintRoll(const PianoRoll& roll, int64_t given, int64_t steps_of_bar) {
   int64_t lowest = kPitches;
   int64_t highest = -1;
@@ -548,7 +549,8 @@ torch::Tensor PaintRoll(const PianoRoll& roll, int64_t given, int64_t steps_of_b
 std::optional<Picture> MusicLearner::Draw(const std::function<bool()>& proceed) {
   constexpr int64_t kBar = 16;
   constexpr int64_t kEvents = 512;
-  // Some steps to continue from, because a barely trained model may end a new piece immediately.
+  // The picture continues an existing piece, because a barely trained model may end a new piece
+  // immediately.
   PianoRoll first(1);
   const torch::Tensor events = task_.measured().events[0].to(torch::kLong);
   const int64_t most = model_->max_length().value_or(kEvents);

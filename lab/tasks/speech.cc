@@ -20,14 +20,15 @@ using nlohmann::json;
 
 // The largest label, which is the largest Unicode code point.
 constexpr int64_t kHighestLabel = 0x10FFFF;
-// Evaluation batches hold about this many tokens including padding, unless a single row is longer.
+// The approximate number of tokens in an evaluation batch, including padding; a single row may be
+// longer.
 constexpr int64_t kEvaluationTokens = 4096;
 
-#define GNOMON_SPEECH_SEQUENCE_OPTIONS(OPTION)                                                    \
-  OPTION(std::vector<int64_t>, utterances, std::vector<int64_t>({3, 6, 12, 24}),                  \
-         .help =                                                                                  \
-             "Utterances per sequence, comma-separated: training uses 1 up to the first number; " \
-             "all numbers are evaluated",                                                         \
+#define GNOMON_SPEECH_SEQUENCE_OPTIONS(OPTION)                                              \
+  OPTION(std::vector<int64_t>, utterances, std::vector<int64_t>({3, 6, 12, 24}),            \
+         .help =                                                                            \
+             "Utterances per sequence, comma-separated: training uses from 1 to the first " \
+             "number; all numbers are evaluated",                                           \
          .lowest = 1, .highest = 10'000)
 
 struct SpeechSequenceOptions {
@@ -43,14 +44,14 @@ struct SpeechRunOptions {
   GNOMON_OPTIONS(GNOMON_SPEECH_RUN_OPTIONS)
 };
 
-// A part of the data: utterances, their labels and speakers.
+// A split of the data: utterances, their labels and speakers.
 struct SpeechPart {
   std::string name;  // "train"
   int64_t rate = 0;
   std::vector<torch::Tensor> audio;          // (S,) per utterance
   std::vector<std::vector<int64_t>> labels;  // per utterance
-  // The utterances of each speaker (a single list if speakers are unknown), and each utterance's
-  // speaker.
+  // The utterances of each speaker (one list if the speakers are unknown), and the speaker of each
+  // utterance.
   std::vector<std::vector<int64_t>> by_speaker;
   std::vector<int64_t> speaker_of;
 
@@ -118,7 +119,7 @@ SpeechPart ReadPart(const Arrays& arrays, const std::string& part, int64_t highe
   return read;
 }
 
-// Some rows of a part.
+// Selects rows of a split.
 SpeechPart Select(const SpeechPart& part, const std::vector<int64_t>& rows) {
   SpeechPart selected;
   selected.name = part.name;
@@ -136,7 +137,7 @@ SpeechPart Select(const SpeechPart& part, const std::vector<int64_t>& rows) {
   return selected;
 }
 
-// Utterances played one after the other.
+// Utterances that are concatenated.
 using Sequence = std::vector<int64_t>;
 
 int64_t CountSamples(const SpeechPart& part, const Sequence& sequence) {
@@ -160,8 +161,8 @@ std::vector<int64_t> Labels(const SpeechPart& part, const Sequence& sequence) {
   return labels;
 }
 
-// The sequences of a training step. Each has 1 to `most` utterances, uniformly distributed, of the
-// speaker of a random utterance.
+// Draws the sequences of a training step. Each has 1 to `most` utterances (uniformly distributed)
+// of a single speaker: the speaker of a random utterance.
 std::vector<Sequence> DrawSequences(const SpeechPart& part, int64_t total, int64_t most) {
   const torch::Tensor draws = torch::rand({total, most + 1}, torch::kDouble);
   const auto entries = draws.accessor<double, 2>();
@@ -181,9 +182,9 @@ std::vector<Sequence> DrawSequences(const SpeechPart& part, int64_t total, int64
   return sequences;
 }
 
-// Sequences of `count` utterances that cover at least `utterances` utterances, cycling through the
-// speakers. A speaker's utterances come in random order and repeat only after all were used. Every
-// call returns the same sequences.
+// Draws sequences of `count` utterances that cover at least `utterances` utterances, cycling
+// through the speakers. A speaker's utterances are in random order and repeat only after all have
+// been used. Every call returns the same sequences.
 std::vector<Sequence> EvaluationSequences(const SpeechPart& part, int64_t count,
                                           int64_t utterances) {
   at::Generator generator = at::detail::createCPUGenerator(/*seed=*/0);
@@ -205,7 +206,7 @@ std::vector<Sequence> EvaluationSequences(const SpeechPart& part, int64_t count,
   return sequences;
 }
 
-// -log p(labels | sound) of each row, summed over all alignments of labels to tokens.
+// -log p(labels | sound) of each row, where p is the sum over all alignments of labels to tokens.
 torch::Tensor CtcLosses(const SpeechOutput& output,
                         const std::vector<std::vector<int64_t>>& labels) {
   std::vector<int64_t> targets;
@@ -291,11 +292,11 @@ class SpeechTask final : public Task {
   void CheckModelFits() const override { CheckMemoryHolds(ModelFlags(model_), WeightBytes()); }
 
   void CheckFits(const TrainingOptions& training, int64_t processes) const override {
-    // Weights, gradients and two moments.
+    // Memory holds weights, gradients and two moments.
     const double fixed = 4 * WeightBytes();
     CheckMemoryHolds(ModelFlags(model_), fixed);
     const double numbers = static_cast<double>(model_.depth) * LayerNumbers(model_);
-    // Steps in which sequences have half the utterances are common.
+    // Estimate a common case: sequences with half the maximum number of utterances.
     const double tokens = static_cast<double>(CountRows(training.batch, 0, processes)) *
                           MeanTokens() * static_cast<double>(utterances()[0] + 1) / 2;
     CheckMemoryHolds(StepFlags(Command::kTrain, training),
@@ -425,7 +426,7 @@ class SpeechTask final : public Task {
       throw Error(StrCat(path, ": the array '", part.name, ".audio_rate' has ", part.rate,
                          ", but the model expects ", model_.rate, " samples per second"));
     }
-    // A sequence has at least the whole tokens of its utterances.
+    // A sequence has at least as many tokens as its utterances have complete tokens.
     const int64_t samples = SamplesPerToken(model_);
     for (int64_t row = 0; row < part.size(); ++row) {
       const std::vector<int64_t>& labels = part.labels[row];
@@ -466,7 +467,7 @@ torch::Tensor SpeechLearner::Probe() {
                        "can have up to ",
                        options.max_length, " tokens"));
   }
-  // Sequences of different lengths, in a batch and alone.
+  // The probe runs sequences of different lengths, in a batch and separately.
   const auto sound = [&](int64_t tokens) {
     const torch::Tensor times = torch::arange(SamplesPerToken(options) * tokens, torch::kFloat);
     return torch::sin(times.square() * 1e-3);
@@ -479,7 +480,7 @@ torch::Tensor SpeechLearner::Probe() {
 torch::Tensor SpeechLearner::Loss(const Batch& batch) {
   const SpeechPart& part = task_.train();
   const std::vector<Sequence> all = DrawSequences(part, batch.total, task_.utterances()[0]);
-  // Dropout is drawn for the whole batch, so all processes pad to its longest row.
+  // Dropout is drawn for the whole batch, so all processes pad to the batch's longest row.
   int64_t frames = 0;
   int64_t count = 0;
   for (const Sequence& sequence : all) {

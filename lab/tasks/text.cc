@@ -59,7 +59,7 @@ TrainingOptions TextTask::DefaultTraining(Command command) const {
 OptionList TextTask::Options(Command command) {
   if (command == Command::kEval) return evaluation_.Options();
   if (command == Command::kCompare) {
-    // Each run sets its own terms, and the length is the first of the lengths above.
+    // Each run of a comparison sets its own terms. The training length is the first of --lengths.
     return comparison_.Options() + Renamed(options_.tokens.Options(), "kind", "tokens") +
            InSection("model", WithoutFlags(options_.model.Options(), {"similarity", "position"})) +
            InSection("training", WithoutFlags(options_.window.Options(), {"length"}));
@@ -86,7 +86,7 @@ void TextTask::Settle(Command command, bool is_resumed, const TrainingOptions* t
     if (!memory) memory = window.memory;
     evaluated_ = {comparison_.lengths, comparison_.evaluation_bytes, *memory};
   } else {
-    // On the command line, a model gets as many positions as its training windows have.
+    // A new model has as many positions as its training windows.
     const int64_t trained = training != nullptr ? window.length : options_.model.max_length;
     if (evaluation_.lengths.empty()) evaluation_.lengths = {trained, 2 * trained, 4 * trained};
     CheckLengths(evaluation_.lengths);
@@ -217,7 +217,7 @@ std::unique_ptr<Learner> TextTask::MakeLearner(const Terms& terms,
   LanguageModelOptions model = options_.model;
   model.similarity = terms.similarity;
   model.position = terms.position;
-  // Before the tokens are known, the model is only checked, with a vocabulary that allows any
+  // Before there is a tokenizer, the model is only checked, with a vocabulary large enough for any
   // cutoffs.
   if (tokens_.tokenizer == nullptr && !model.adaptive.empty()) {
     const auto& cutoffs = model.adaptive;
@@ -240,7 +240,7 @@ std::vector<Metric> TextTask::metrics() const {
           {.key = "last",
            .title = StrCat("last ", kLastTokens, " ", kind()),
            .column = StrCat("last ", kLastTokens)},
-          // For bytes, this is the loss in other units.
+          // For bytes, this is the loss in a different unit.
           {.key = "bits_per_byte",
            .title = "bits per byte",
            .column = "bits per byte",
@@ -283,7 +283,7 @@ torch::Tensor TextLearner::Probe() {
                        ", which is less than the training length, ", options.max_length));
   }
   CheckMemory(model_, std::max(memory_.max_length, task_.evaluated().memory));
-  // A length limit may come from a grid that needs all of its tokens at once.
+  // A position on a grid has a maximum length and needs tokens for the entire grid.
   const int64_t length = most ? options.max_length : std::min<int64_t>(8, options.max_length);
   return model_->forward(torch::arange(length).remainder(options.vocabulary).unsqueeze(0));
 }
@@ -327,7 +327,7 @@ std::vector<Measurement> TextLearner::Evaluate(const std::function<bool()>& proc
   const TokenText& text = is_held_out ? task_.held_out() : task_.tokens().valid;
   if (is_held_out) {
     how.lengths.resize(1);
-    how.bytes = std::max<int64_t>(how.bytes / 4, 1);  // it is measured many times
+    how.bytes = std::max<int64_t>(how.bytes / 4, 1);  // held-out data is measured often
   }
   std::vector<Measurement> measured;
   for (const LengthLoss& at : lab::Evaluate(model_, text, how.lengths,

@@ -21,20 +21,21 @@
 
 namespace gnomon::lab {
 
-#define GNOMON_WINDOW_OPTIONS(OPTION)                                                       \
-  OPTION(int64_t, length, 256, .help = "Tokens per window", .lowest = 1)                    \
-  OPTION(int64_t, memory, 0,                                                                \
-         .help =                                                                            \
-             "Tokens of earlier windows that each layer also attends to, without gradient " \
-             "(Transformer-XL); the windows of a row are then consecutive in the text")
+#define GNOMON_WINDOW_OPTIONS(OPTION)                                                          \
+  OPTION(int64_t, length, 256, .help = "Tokens per window", .lowest = 1)                       \
+  OPTION(                                                                                      \
+      int64_t, memory, 0,                                                                      \
+      .help =                                                                                  \
+          "Memory of Transformer-XL: number of tokens of earlier windows to which each layer " \
+          "also attends, without gradient. The windows of a row are then consecutive in the text")
 
 // The content of a row in a training step.
 struct WindowOptions {
   GNOMON_OPTIONS(GNOMON_WINDOW_OPTIONS)
 };
 
-// The minimum number of tokens in a training text: a window and the next token or, with a memory, a
-// window for each of `batch` rows and one token more.
+// The minimum number of tokens in a training text: one window and the next token. With a memory: a
+// window for each of `batch` rows, and one more token.
 int64_t NeededTokens(const WindowOptions& window, int64_t batch);
 
 #define GNOMON_TEXT_GENERATION_OPTIONS(OPTION)                                                    \
@@ -117,46 +118,48 @@ class TextTask final : public Task {
   const TextGenerationOptions& generation() const { return generation_; }
 
  private:
-#define GNOMON_TEXT_RUN_OPTIONS(OPTION)                                                            \
-  OPTION(int64_t, evaluation_bytes, 131072, .help = "Bytes of validation text for the final loss", \
-         .lowest = 1, .may_lack = true, .may_change = true)
+#define GNOMON_TEXT_RUN_OPTIONS(OPTION)                                                \
+  OPTION(int64_t, evaluation_bytes, 131072,                                            \
+         .help = "Number of bytes of validation text for the final loss", .lowest = 1, \
+         .may_lack = true, .may_change = true)
   struct RunFields {
     GNOMON_OPTIONS(GNOMON_TEXT_RUN_OPTIONS)
   };
 
-#define GNOMON_TEXT_COMPARISON_OPTIONS(OPTION)                                                   \
-  OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({128, 256, 512}),                   \
-         .help =                                                                                 \
-             "Tokens per window, comma-separated: the first is the training length; all are "    \
-             "evaluated",                                                                        \
-         .lowest = 1)                                                                            \
-  OPTION(int64_t, evaluation_bytes, 65536,                                                       \
-         .help = "Bytes of validation text to evaluate at each length", .lowest = 1)             \
-  OPTION(std::optional<int64_t>, evaluation_memory, std::nullopt,                                \
-         .help =                                                                                 \
-             "Tokens of earlier windows that each layer attends to during evaluation; default: " \
-             "as in training")
+#define GNOMON_TEXT_COMPARISON_OPTIONS(OPTION)                                                     \
+  OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({128, 256, 512}),                     \
+         .help =                                                                                   \
+             "Tokens per window, comma-separated: the first is the training length; all are "      \
+             "evaluated",                                                                          \
+         .lowest = 1)                                                                              \
+  OPTION(int64_t, evaluation_bytes, 65536,                                                         \
+         .help = "Number of bytes of validation text to evaluate at each length", .lowest = 1)     \
+  OPTION(std::optional<int64_t>, evaluation_memory, std::nullopt,                                  \
+         .help =                                                                                   \
+             "Number of tokens of earlier windows to which each layer attends during evaluation; " \
+             "default: as in training")
   struct ComparisonFields {
     GNOMON_OPTIONS(GNOMON_TEXT_COMPARISON_OPTIONS)
   };
 
-#define GNOMON_TEXT_EVALUATION_OPTIONS(OPTION)                                                    \
-  OPTION(std::vector<int64_t>, lengths, {},                                                       \
-         .help =                                                                                  \
-             "Tokens per window, comma-separated; default: 1, 2 and 4 times the training "        \
-             "length, or the max_length of a checkpoint without training state",                  \
-         .lowest = 1, .shows_default = false)                                                     \
-  OPTION(int64_t, bytes, 131072, .help = "Bytes of text to evaluate at each length", .lowest = 1) \
-  OPTION(std::optional<int64_t>, memory, std::nullopt,                                            \
-         .help =                                                                                  \
-             "Tokens of earlier windows that each layer also attends to, as far as the text "     \
-             "reaches back; default: as in training")
+#define GNOMON_TEXT_EVALUATION_OPTIONS(OPTION)                                                   \
+  OPTION(std::vector<int64_t>, lengths, {},                                                      \
+         .help =                                                                                 \
+             "Tokens per window, comma-separated; default: 1, 2 and 4 times the training "       \
+             "length, or the max_length of a checkpoint without training state",                 \
+         .lowest = 1, .shows_default = false)                                                    \
+  OPTION(int64_t, bytes, 131072, .help = "Number of bytes of text to evaluate at each length",   \
+         .lowest = 1)                                                                            \
+  OPTION(std::optional<int64_t>, memory, std::nullopt,                                           \
+         .help =                                                                                 \
+             "Number of tokens of earlier windows to which each layer also attends, limited by " \
+             "the start of the text; default: as in training")
   struct EvaluationFields {
     GNOMON_OPTIONS(GNOMON_TEXT_EVALUATION_OPTIONS)
   };
 
   const std::string& kind() const { return options_.tokens.kind; }
-  // "byte", "word" or "subword".
+  // The unit of the tokens: "byte", "word" or "subword".
   std::string unit() const { return TokenUnit(kind()); }
   void SetTokenizer(TokenizerPtr tokenizer);
   // Requires both a text and a tokenizer.
@@ -168,7 +171,7 @@ class TextTask final : public Task {
   EvaluationFields evaluation_;
   TextGenerationOptions generation_;
   Evaluated evaluated_;
-  bool is_trained_ = false;  // at the first of the evaluated lengths
+  bool is_trained_ = false;  // trained at the first evaluated length
   TextData data_;
   bool has_data_ = false;
   TokenData tokens_;

@@ -32,20 +32,20 @@ namespace {
 
 using nlohmann::json;
 
-// The loss is evaluated in batches of at most this many tokens and logits.
+// Evaluation batches have at most this many tokens and at most this many logits.
 constexpr int64_t kEvaluationTokens = 8192;
 constexpr int64_t kEvaluationLogits = int64_t{1} << 25;
 
-#define GNOMON_LANGUAGE_OPTIONS(OPTION)                                                          \
-  OPTION(std::string, source_language, "",                                                       \
-         .help =                                                                                 \
-             "Suffix of the source files, such as de in train.de; default: src, source, or the " \
-             "one that is not --target-language",                                                \
-         .shows_default = false)                                                                 \
-  OPTION(std::string, target_language, "",                                                       \
-         .help =                                                                                 \
-             "Suffix of the target files; default: tgt, target, or the one that is not "         \
-             "--source-language",                                                                \
+#define GNOMON_LANGUAGE_OPTIONS(OPTION)                                                            \
+  OPTION(std::string, source_language, "",                                                         \
+         .help =                                                                                   \
+             "Suffix of the source files, such as de in train.de; default: src or source, or the " \
+             "one other than --target-language",                                                   \
+         .shows_default = false)                                                                   \
+  OPTION(std::string, target_language, "",                                                         \
+         .help =                                                                                   \
+             "Suffix of the target files; default: tgt or target, or the one other than "          \
+             "--source-language",                                                                  \
          .shows_default = false)
 
 struct LanguageOptions {
@@ -108,7 +108,7 @@ struct TranslationOptions {
   GNOMON_OPTIONS(GNOMON_TRANSLATION_OPTIONS)
 };
 
-// The part that HoldOut() creates; no file can have this name.
+// The split that HoldOut() creates; no file can have this name.
 constexpr const char* kHeldOutPart = "held_out";
 
 // The evaluation settings.
@@ -116,7 +116,7 @@ struct Evaluated {
   BeamOptions search;
   int64_t sentences = 0;  // 0: all
   std::vector<std::string> splits;
-  std::string translations;  // output folder; empty: they are not written
+  std::string translations;  // output folder; empty: none
 
   template <class Decoding>
   explicit Evaluated(const Decoding& options)
@@ -126,7 +126,7 @@ struct Evaluated {
   Evaluated() = default;
 };
 
-// A part of the data as tokens. Each sentence ends with the end token.
+// A split of the data as tokens. Each sentence ends with the end token.
 struct Pairs {
   std::vector<Sentence> source;
   std::vector<Sentence> target;
@@ -189,7 +189,7 @@ torch::Tensor SumLosses(const torch::Tensor& logits, const torch::Tensor& labels
 double WeightBytes(const Seq2SeqOptions& model) {
   const auto dim = static_cast<double>(model.dim);
   const auto layers = static_cast<double>(model.depth);
-  // One encoder layer and one decoder layer, which has two attentions.
+  // One encoder layer and one decoder layer; a decoder layer has two attention modules.
   const double layer = 2 * LayerWeights(model) + AttentionWeights(model);
   return sizeof(float) * (static_cast<double>(model.vocabulary) * dim + layers * layer);
 }
@@ -208,7 +208,7 @@ class TranslationTask final : public Task {
   const Pairs& train() const { return train_; }
   const Evaluated& evaluated() const { return evaluated_; }
   const TranslationOptions& translation() const { return translation_; }
-  // The sentences of a part to evaluate, from the start.
+  // The sentences of a split to evaluate, taken from the start.
   Pairs EvaluatedPairs(const std::string& split) const;
 
   const char* name() const override { return "translation"; }
@@ -294,7 +294,7 @@ class TranslationLearner final : public Learner {
   void Generate(const Output& output) override;
 
  private:
-  // The mean over the tokens of all sentences; nullopt if `proceed` returned false.
+  // The mean loss over the tokens of all sentences; nullopt if `proceed` returned false.
   std::optional<double> MeanLoss(const Pairs& pairs, const std::function<bool()>& proceed);
 
   const TranslationTask& task_;
@@ -317,7 +317,7 @@ OptionList TranslationTask::Options(Command command) {
   const OptionList languages = languages_.Options();
   if (command == Command::kEval) return evaluation_.Options() + languages;
   if (command == Command::kCompare) {
-    // Each run sets its own terms.
+    // Each run of a comparison sets its own terms.
     return comparison_.Options() + languages + Renamed(tokens_.Options(), "kind", "tokens") +
            InSection("model", WithoutFlags(model_.Options(), {"similarity", "position"})) +
            InSection("training", smoothing_.Options());
@@ -358,17 +358,17 @@ void TranslationTask::CheckModelFits() const {
 }
 
 void TranslationTask::CheckFits(const TrainingOptions& training, int64_t processes) const {
-  // Weights, gradients and two moments.
+  // Memory holds weights, gradients and two moments.
   const double fixed = 4 * WeightBytes(model_);
   CheckMemoryHolds(ModelFlags(model_), fixed);
   const auto dim = static_cast<double>(model_.dim);
   const auto depth = static_cast<double>(model_.depth);
   const auto vocabulary = static_cast<double>(model_.vocabulary);
-  // The decoder has a third branch, for cross-attention, and ends with the logits, their logarithms
-  // and the gradient.
+  // The decoder has a third branch for cross-attention. At its end, memory holds the logits, the
+  // log-probabilities and the gradient.
   const double source = depth * LayerNumbers(model_);
   const double target = source + depth * (3 * dim + ValueColumns(model_)) + 3 * vocabulary;
-  // A sentence has at least one token and the end token.
+  // A sentence has at least two tokens, including the end token.
   const double rows = 2 * static_cast<double>(CountRows(training.batch, 0, processes));
   CheckMemoryHolds(StepFlags(Command::kTrain, training),
                    fixed + sizeof(float) * rows * (source + target));
@@ -437,7 +437,7 @@ void TranslationTask::ChooseSplits() {
       throw Error(StrCat("--splits: '", *split, "' is given twice"));
     }
   }
-  // A resumed run evaluates the same splits.
+  // The chosen splits are stored, so that a resumed run evaluates the same ones.
   if (command_ == Command::kTrain) run_.splits = splits;
   if (command_ == Command::kCompare) comparison_.splits = splits;
 }
@@ -608,7 +608,7 @@ torch::Tensor TranslationLearner::Probe() {
     throw Error(StrCat("the position is defined only up to length ", *most,
                        ", which is less than --max-length, ", options.max_length));
   }
-  // Two sentences of different lengths, with more target than source tokens.
+  // The probe has two sentences of different lengths, with more target tokens than source tokens.
   const int64_t source = std::min<int64_t>(5, options.max_length);
   const int64_t target = std::min<int64_t>(7, options.max_length);
   const auto tokens = [&](int64_t length) {
@@ -628,7 +628,8 @@ torch::Tensor TranslationLearner::Loss(const Batch& batch) {
     batches_.emplace(lengths(pairs.source), lengths(pairs.target),
                      static_cast<uint64_t>(training_.seed), batch.total);
   }
-  // Pads to the whole batch, so that all processes draw the same random numbers.
+  // Rows are padded to the length of the whole batch, so that all processes draw the same random
+  // numbers.
   const PairBatch all =
       MakeBatch(pairs, batches_->Pairs(batch.step), EndOfSentence(task_.tokenizer()));
   const auto own = [&](const torch::Tensor& rows) {
@@ -655,7 +656,7 @@ std::optional<double> TranslationLearner::MeanLoss(const Pairs& pairs,
   double sum = 0;
   for (int64_t at = 0, count = 0; at < pairs.size(); at += count) {
     if (!proceed()) return std::nullopt;
-    // The longest comes last.
+    // Sentences are sorted, so the last one is the longest.
     count = 1;
     while (at + count < pairs.size() && (count + 1) * length(order[at + count]) <= most) ++count;
     const PairBatch batch = MakeBatch(pairs, {order.begin() + at, order.begin() + at + count}, end);
@@ -732,7 +733,7 @@ void TranslationLearner::Generate(const Output& output) {
                          " tokens including its end, but the model's position ends at ", *most));
     }
   }
-  // In small batches, so that the first results appear soon.
+  // Batches are small, so that the first results appear soon.
   constexpr size_t kAtATime = 64;
   for (size_t first = 0; first < lines.size(); first += kAtATime) {
     const size_t last = std::min(first + kAtATime, lines.size());
