@@ -126,7 +126,7 @@ double AdaptiveEmbeddingImpl::CountWeights(int64_t vocabulary, int64_t dim,
     const std::vector<int64_t> sizes =
         TableSizes(vocabulary, dim, cutoffs, static_cast<int64_t>(band));
     const auto columns = static_cast<double>(sizes[1]);
-    // For all bands except the first: its projection and its row of `clusters`.
+    // Each band except the first also has a projection and a row of `clusters`.
     const double more = band == 0 ? 0 : static_cast<double>(dim) * (columns + 1);
     count += static_cast<double>(sizes[0]) * columns + more;
   }

@@ -1,5 +1,5 @@
 // Adaptive input representations (Baevski and Auli 2019) and the adaptive softmax (Grave et al.
-// 2017) with shared weights: rare tokens have fewer columns.
+// 2017) with shared weights: rare tokens have smaller embeddings.
 #ifndef GNOMON_MODELS_ADAPTIVE_EMBEDDING_H_
 #define GNOMON_MODELS_ADAPTIVE_EMBEDDING_H_
 
@@ -15,21 +15,23 @@ namespace gnomon::lab {
 void CheckCutoffs(const std::vector<int64_t>& cutoffs, int64_t vocabulary);
 
 // Tokens are ordered by frequency and split into bands at the cutoffs. Band n has a table tables.n
-// (tokens, columns) with dim / 4^n columns, at least one. All bands except the first have
-// projections.n (dim, columns). A token's embedding is its projected row. As an output
-// layer, the head's logits come from the rows of the first band and from one row of `clusters`
-// (bands - 1, dim) for each further band. The rows of a band distribute its probability among its
+// (tokens, columns) with max(dim / 4^n, 1) columns. All bands except the first also have a
+// projection projections.n (dim, columns). A token's embedding is its projected row. In the output
+// layer, the first softmax covers the tokens of the first band and one row of `clusters` (bands -
+// 1, dim) for each further band. A second softmax distributes a band's probability among its
 // tokens.
 class AdaptiveEmbeddingImpl : public torch::nn::Module {
  public:
-  // Initial embeddings have variance 1 / dim, and unit inputs give unit logits. Checks the cutoffs.
+  // Checks the cutoffs. Initial embeddings have variance 1 / dim, so inputs with unit variance give
+  // logits with unit variance.
   AdaptiveEmbeddingImpl(int64_t vocabulary, int64_t dim, const std::vector<int64_t>& cutoffs);
 
-  // Embeddings (..., dim) of the tokens (...), int64.
+  // Returns the embeddings (..., dim) of the tokens (...), int64.
   torch::Tensor forward(const torch::Tensor& tokens);
-  // Log-probabilities (..., vocabulary) of all tokens given x (..., dim).
+  // Returns the log-probabilities (..., vocabulary) of all tokens given x (..., dim).
   torch::Tensor LogProbabilities(const torch::Tensor& x);
-  // Negative log-probabilities of the targets (...), without computing all others.
+  // Returns the negative log-probabilities of the targets (...), without computing those of all
+  // tokens.
   torch::Tensor Losses(const torch::Tensor& x, const torch::Tensor& targets);
 
   // Shape (tokens, columns) of a band's table, used for checkpoint sizes.
@@ -47,7 +49,7 @@ class AdaptiveEmbeddingImpl : public torch::nn::Module {
 
   std::vector<int64_t> ends_;
   std::vector<torch::Tensor> tables_;
-  std::vector<torch::Tensor> projections_;  // entry n - 1 belongs to band n
+  std::vector<torch::Tensor> projections_;  // projections_[n - 1]: of band n
   torch::Tensor clusters_;
 };
 TORCH_MODULE(AdaptiveEmbedding);

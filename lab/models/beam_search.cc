@@ -9,16 +9,16 @@
 namespace gnomon::lab {
 namespace {
 
-// Limits of logits and sentences in rows that are decoded together.
+// Limits on the logits and the sentences that are decoded together.
 constexpr int64_t kMostLogits = int64_t{1} << 22;
 constexpr int64_t kMostSentences = 64;
 
 // A sentence being translated.
 struct Search {
   int64_t sentence = 0;
-  int64_t limit = 0;                              // tokens, with the end
+  int64_t limit = 0;                              // maximum tokens, including the end
   std::vector<std::vector<int64_t>> followed;     // tokens of each hypothesis so far
-  std::optional<Hypothesis> best = std::nullopt;  // of finished hypotheses
+  std::optional<Hypothesis> best = std::nullopt;  // best finished hypothesis
   int64_t finished = 0;
 
   void Finish(std::vector<int64_t> tokens, double score) {
@@ -31,15 +31,16 @@ double LengthPenalty(int64_t tokens, double alpha) {
   return std::pow((5 + static_cast<double>(tokens)) / 6, alpha);
 }
 
-// Input of a step: rows of the previous step, the last token of each, and their scores.
+// The input of a step: rows of the previous step, their last tokens, and their scores.
 struct Next {
   std::vector<int64_t> rows;
   std::vector<int64_t> tokens;
   std::vector<float> scores;
 };
 
-// Adds the most likely continuations `values` (scores) and `places` (hypothesis * vocabulary +
-// token) of one sentence, best first. `first` is the row of its first hypothesis.
+// Adds one sentence's most likely continuations, best first, given as `values` (scores) and
+// `places` (hypothesis * vocabulary + token). `first` is the row of the sentence's first
+// hypothesis.
 void Advance(const torch::Tensor& values, const torch::Tensor& places, int64_t vocabulary,
              int64_t end, int64_t length, int64_t first, const BeamOptions& options, Search* search,
              Next* next) {
@@ -96,8 +97,8 @@ std::optional<std::vector<Hypothesis>> BeamSearch(Seq2Seq& model, const PaddedTo
   torch::Tensor scores = torch::zeros({lengths.size(0), 1});
   for (int64_t length = 1; !searches.empty(); ++length) {
     if (proceed != nullptr && !proceed()) return std::nullopt;
-    // The same number for each sentence: at first one, then `beam`, or fewer if there are not as
-    // many.
+    // The number of hypotheses per sentence: at first one, then up to `beam`. It is the same for
+    // all sentences.
     const auto count = static_cast<int64_t>(searches.size());
     const int64_t followed = std::ssize(searches[0].followed);
     const torch::Tensor logits = model->decode(tokens, encoded, lengths, &cache).select(1, 0);
@@ -119,7 +120,7 @@ std::optional<std::vector<Hypothesis>> BeamSearch(Seq2Seq& model, const PaddedTo
     std::erase_if(searches, [](const Search& search) { return search.followed.empty(); });
     if (searches.empty()) break;
     const torch::Tensor selected = torch::tensor(next.rows, torch::kLong);
-    // Hypotheses of one sentence have the same source.
+    // All hypotheses of a sentence have the same source.
     const bool is_same_source =
         std::ssize(searches) == count && std::ssize(searches[0].followed) == followed;
     const torch::Tensor rows = selected.to(encoded.device());

@@ -1,4 +1,4 @@
-// The most likely translations by an encoder-decoder model.
+// Beam search for the most likely translations of an encoder-decoder model.
 #ifndef GNOMON_MODELS_BEAM_SEARCH_H_
 #define GNOMON_MODELS_BEAM_SEARCH_H_
 
@@ -15,8 +15,8 @@
 namespace gnomon::lab {
 
 struct BeamOptions {
-  int64_t beam = 4;             // hypotheses kept; 1: greedy decoding
-  double length_penalty = 0.6;  // alpha; 0: none
+  int64_t beam = 4;             // number of hypotheses; 1: greedy decoding
+  double length_penalty = 0.6;  // alpha; 0: no penalty
 };
 
 struct Hypothesis {
@@ -24,13 +24,14 @@ struct Hypothesis {
   double score = 0;             // sum of log-probabilities / penalty
 };
 
-// The best translation of each of B sentences, found by beam search. Each step considers the 2 beam
-// most likely continuations of the current hypotheses. Those among the first `beam` that end the
-// sentence are finished; the first `beam` others are kept. A sentence is done when `beam`
-// hypotheses are finished. The score of a hypothesis with n tokens, including the end, is its
-// log-probability divided by ((5 + n) / 6)^alpha (Wu et al. 2016, equation 14, without coverage).
-// It has at most kExtraTokens more tokens than the source (Vaswani et al. 2017, section 6.1), and
-// at most as many as the model has positions. A hypothesis that reaches the limit is finished.
+// Returns the best translation of each of B sentences, found by beam search. Each step considers
+// the 2 * beam most likely continuations of the current hypotheses. Of the first `beam`
+// continuations, those that end the sentence are finished. The first `beam` continuations that do
+// not end it become the next hypotheses. A sentence is done when `beam` hypotheses are finished.
+// The score of a hypothesis with n tokens, including the end, is its log-probability divided by ((5
+// + n) / 6)^alpha (Wu et al. 2016, equation 14, without coverage). It has at most kExtraTokens more
+// tokens than the source (Vaswani et al. 2017, section 6.1), and at most as many as the model has
+// positions. A hypothesis that reaches the limit is finished.
 //
 // The model must be in evaluation mode. `end` is the token that ends sentences and starts the
 // decoder. `proceed` is called before each step; the result is empty if it returned false.
@@ -40,9 +41,9 @@ std::optional<std::vector<Hypothesis>> BeamSearch(Seq2Seq& model, const PaddedTo
 
 inline constexpr int64_t kExtraTokens = 50;
 
-// Translations of sentences (each including its end token), in their order, translated in batches
-// of similar lengths. `proceed` is called before each token of a batch; the result is empty if it
-// returned false.
+// Translates sentences (each including its end token) in batches of similar lengths, and returns
+// the translations in the order of the sentences. `proceed` is called before each token of a batch;
+// the result is empty if it returned false.
 std::optional<std::vector<std::string>> Translate(Seq2Seq& model, const Tokenizer& tokenizer,
                                                   const std::vector<Sentence>& sentences,
                                                   const BeamOptions& options,

@@ -12,12 +12,12 @@
 namespace gnomon::lab {
 namespace {
 
-// Columns of the sinusoids of a timestep.
+// Number of sinusoids that represent a timestep.
 constexpr int64_t kTimeColumns = 256;
 constexpr const char* kWhere = "diffusion transformer";
 constexpr double kNormEpsilon = 1e-6;
 
-// Glorot and Bengio 2010, the initialisation of DiT's linear maps; biases are 0.
+// DiT's initialisation of linear maps (Glorot and Bengio 2010); biases are 0.
 void InitializeGlorot(torch::nn::Linear& linear) {
   torch::nn::init::xavier_uniform_(linear->weight);
   if (linear->options.bias()) torch::nn::init::zeros_(linear->bias);
@@ -33,7 +33,7 @@ void InitializeZero(torch::nn::Linear& linear) {
   torch::nn::init::zeros_(linear->bias);
 }
 
-// (1 + scale) norm(x) + shift, the norm has no weights.
+// Returns (1 + scale) norm(x) + shift; the norm has no weights.
 torch::Tensor Modulate(const std::string& norm, const torch::Tensor& x, const torch::Tensor& shift,
                        const torch::Tensor& scale) {
   const int64_t dim = x.size(-1);
@@ -42,7 +42,7 @@ torch::Tensor Modulate(const std::string& norm, const torch::Tensor& x, const to
   return normed * (1 + scale) + shift;
 }
 
-// Cosines, then sines, of t 10000^(-i / (columns / 2)): (B, columns).
+// Returns the cosines, followed by the sines, of t 10000^(-i / (columns / 2)): (B, columns).
 torch::Tensor TimeSinusoids(const torch::Tensor& timesteps) {
   constexpr int64_t kHalf = kTimeColumns / 2;
   const torch::Tensor frequencies =
@@ -130,7 +130,7 @@ torch::Tensor DiffusionTransformerImpl::forward(const torch::Tensor& images,
   const std::vector<torch::Tensor> last =
       modulation_->forward(torch::silu(condition)).unsqueeze(1).chunk(2, -1);
   const int64_t patch = options_.patch;
-  // The inverse of Patches().
+  // The permutation inverts Patches().
   return out_->forward(Modulate(options_.norm, x, last[0], last[1]))
       .view({x.size(0), grid_.shape[0], grid_.shape[1], options_.channels, patch, patch})
       .permute({0, 3, 1, 4, 2, 5})
@@ -155,14 +155,14 @@ torch::Tensor SampleImages(DiffusionTransformer& model, const torch::Tensor& lab
   model->eval();
   const torch::Tensor left = NoiseSchedule();
   const auto left_at = [&](int64_t step) {
-    // The fraction of an image that remains after that many steps, starting with noise.
+    // The fraction of the image after this many sampling steps, which start with noise.
     return step == 0 ? 1.0 : left[step * kTimesteps / options.steps - 1].item<double>();
   };
   const torch::Tensor none = torch::full_like(labels, model->options().classes);
   const DiffusionModelOptions& images = model->options();
   const std::vector<int64_t> shape = {labels.size(0), images.channels, images.size[0],
                                       images.size[1]};
-  // Drawn on the CPU, so that it is equal on every device.
+  // Noise is drawn on the CPU, so that it is equal on every device.
   const auto draw = [&] { return torch::randn(shape, generator).to(model->device()); };
   torch::Tensor x = draw();
   for (int64_t step = options.steps; step > 0; --step) {
@@ -181,7 +181,7 @@ torch::Tensor SampleImages(DiffusionTransformer& model, const torch::Tensor& lab
     const double next = left_at(step - 1);
     const torch::Tensor image =
         ((x - std::sqrt(1 - now) * predicted) / std::sqrt(now)).clamp(-1, 1);
-    // The noise implied by the clipped image.
+    // The noise that corresponds to the clipped image.
     const torch::Tensor rest = (x - std::sqrt(now) * image) / std::sqrt(1 - now);
     const double fresh =
         options.eta * std::sqrt((1 - next) / (1 - now)) * std::sqrt(1 - now / next);

@@ -1,6 +1,6 @@
-// The diffusion transformer (Peebles and Xie 2023, DiT): patches of a noisy image as tokens, blocks
-// whose norms are modulated by the timestep and the class (adaLN-Zero), any similarity and any
-// position of the catalogue; and the noise that it is trained on (Ho et al. 2020).
+// The diffusion transformer DiT (Peebles and Xie 2023), with any similarity and any position of the
+// catalogue. Tokens are patches of a noisy image; the timestep and the class modulate the norms of
+// the blocks (adaLN-Zero). Also the noise schedule for training (Ho et al. 2020) and the sampler.
 #ifndef GNOMON_MODELS_DIFFUSION_TRANSFORMER_H_
 #define GNOMON_MODELS_DIFFUSION_TRANSFORMER_H_
 
@@ -41,14 +41,14 @@ struct DiffusionModelOptions {
   TokenGrid grid() const;
 };
 
-// x -> x + gate attention((1 + scale) norm(x) + shift), then the same of the MLP: shift, scale and
-// gate of both come from a linear map of SiLU(condition). The map is initialised to 0, so that the
-// block starts as the identity (section 3.2). The norms have no weights.
+// x -> x + gate attention((1 + scale) norm(x) + shift), followed by the same for the MLP. A linear
+// map of SiLU(condition) computes the shift, scale and gate of both. It is initialised to 0, so
+// that the block starts as the identity (section 3.2). The norms have no weights.
 class DiffusionBlockImpl : public torch::nn::Module {
  public:
   // `position` is the position of this layer; options.position is ignored.
   DiffusionBlockImpl(const TransformerOptions& options, const std::string& position);
-  // x (B, L, dim), condition (B, dim).
+  // x has shape (B, L, dim), condition (B, dim).
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& condition,
                         const std::optional<BatchRows>& rows = std::nullopt);
 
@@ -67,7 +67,7 @@ class DiffusionTransformerImpl : public torch::nn::Module {
   DiffusionTransformerImpl(const DiffusionModelOptions& options, const Terms& terms);
 
   // Predicts the noise in images (B, C, H, W) at timesteps (B,) from 0 to kTimesteps - 1; labels
-  // (B,) are from 0 to `classes`, where `classes` means no class.
+  // (B,) are from 0 to `classes`, where the value `classes` means no class.
   torch::Tensor forward(const torch::Tensor& images, const torch::Tensor& timesteps,
                         const torch::Tensor& labels,
                         const std::optional<BatchRows>& rows = std::nullopt);
@@ -93,28 +93,29 @@ class DiffusionTransformerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(DiffusionTransformer);
 
-// The fraction of an image that remains at each timestep: the cumulative product of 1 - beta (Ho et
-// al. 2020, section 4: beta is linear from 1e-4 to 0.02), (kTimesteps,) doubles.
+// The fraction of the image that remains at each timestep, (kTimesteps,) doubles. This is the
+// cumulative product of 1 - beta, where beta increases linearly from 1e-4 to 0.02 (Ho et al. 2020,
+// section 4).
 torch::Tensor NoiseSchedule();
 
-// Images (B, C, H, W) with noise of the same shape at timesteps (B,): sqrt(a) x + sqrt(1 - a)
-// noise.
+// Adds noise to images (B, C, H, W) at timesteps (B,): sqrt(a) x + sqrt(1 - a) noise. The noise has
+// the shape of the images.
 torch::Tensor AddNoise(const torch::Tensor& images, const torch::Tensor& noise,
                        const torch::Tensor& timesteps);
 
 struct DiffusionSampling {
   int64_t steps = 50;
-  // Amount of fresh noise per step: 0 is none (DDIM), 1 is that of DDPM, which uses all timesteps.
+  // Amount of noise added per step: 0 is DDIM; 1 is DDPM if all timesteps are used.
   double eta = 0;
-  // Guidance scale (Ho and Salimans 2022): the noise without a class, plus the difference due to
-  // the class times this; 1 is the class alone.
+  // Classifier-free guidance scale (Ho and Salimans 2022): the predicted noise is that without the
+  // class plus this factor times the difference due to the class. 1 disables guidance.
   double guidance = 1;
 };
 
-// Generates images of `labels` (B,) from normal noise by the steps of Song et al. 2021, equations
-// 12 and 16. The predicted image is clipped to [-1, 1]. The noise (B, C, H, W), and that of each
-// step unless eta is 0, is drawn from `generator`. `proceed` is called before each step; the result
-// is undefined if it returned false.
+// Generates images of the classes `labels` (B,) from normal noise with the steps of Song et al.
+// 2021, equations 12 and 16. The predicted image is clipped to [-1, 1]. `generator` draws the
+// initial noise (B, C, H, W) and, unless eta is 0, the noise of each step. `proceed` is called
+// before each step; the result is undefined if it returned false.
 torch::Tensor SampleImages(DiffusionTransformer& model, const torch::Tensor& labels,
                            const DiffusionSampling& options, at::Generator generator,
                            const std::function<bool()>& proceed);

@@ -11,14 +11,14 @@
 namespace gnomon::lab {
 namespace {
 
-// Evaluation batches have about this many tokens, regardless of their length, and at most this many
+// Approximate number of tokens in an evaluation batch, for all lengths, and maximum number of
 // logits.
 constexpr int64_t kEvaluationBatch = 8192;
 constexpr int64_t kEvaluationLogits = int64_t{1} << 25;
-// Their cached keys and values have at most this many numbers, unless a single row has more.
+// Maximum number of elements in a batch's cached keys and values, unless a single row has more.
 constexpr int64_t kEvaluationMemory = int64_t{1} << 29;
 
-// Sums over the windows of one length.
+// Sums of losses over the windows of one length.
 class WindowSums {
  public:
   WindowSums(const TokenText& text, int64_t length)
@@ -30,7 +30,7 @@ class WindowSums {
     Add(Losses(model, Windows(text_, starts, count, length_), cache).to(torch::kDouble), starts);
   }
 
-  // Sums over the windows that begin in a stretch, from its losses.
+  // Adds the windows that begin in a stretch, given the losses of its tokens.
   void AddStretch(const torch::Tensor& stretch, int64_t start) {
     const int64_t count = stretch.size(0) / length_;
     std::vector<int64_t> starts;
@@ -38,7 +38,7 @@ class WindowSums {
     Add(stretch.narrow(0, 0, count * length_).view({count, length_}), starts.data());
   }
 
-  // Losses (count, length) of the windows beginning at `starts`.
+  // Adds the losses (count, length) of the windows that begin at `starts`.
   void Add(const torch::Tensor& losses, const int64_t* starts) {
     const int64_t count = losses.size(0);
     loss_ += losses.sum().item<double>();
@@ -69,8 +69,8 @@ class WindowSums {
   double last_ = 0;
 };
 
-// Reads the tokens of `windows` (B, L + 1) after those in the cache. Returns the losses (B, count)
-// of the last `count` tokens, in nats.
+// Processes `windows` (B, L + 1) as the continuation of the cached tokens. Returns the losses (B,
+// count) of the last `count` tokens, in nats.
 torch::Tensor Read(LanguageModel& model, const torch::Tensor& windows, int64_t count,
                    LanguageModelCache* cache) {
   const int64_t length = windows.size(1) - 1;
@@ -78,7 +78,7 @@ torch::Tensor Read(LanguageModel& model, const torch::Tensor& windows, int64_t c
                        cache);
 }
 
-// Evaluates independent windows. Returns false if `proceed` did.
+// Evaluates independent windows. Returns false if `proceed` returned false.
 bool AddWindows(LanguageModel& model, const std::vector<int64_t>& starts, int64_t batch,
                 const std::function<bool()>& proceed, WindowSums* sums) {
   const auto windows = static_cast<int64_t>(starts.size());
@@ -109,7 +109,8 @@ LanguageModelCache Joined(std::vector<LanguageModelCache> parts) {
       }
     }
     whole.layers[layer] = std::move(joined);
-    // Memory does not suffice for two copies of all layers.
+    // Layers are concatenated one by one and then freed, because memory may not suffice for two
+    // copies of all layers.
     for (LanguageModelCache& part : parts) part.layers[layer].reset();
   }
   if (whole.tokens.embeddings.defined()) {
@@ -119,8 +120,8 @@ LanguageModelCache Joined(std::vector<LanguageModelCache> parts) {
   return whole;
 }
 
-// Reads the `tokens` tokens before each of `starts` into `cache`, as many windows of `length` at
-// once as memory allows. Returns false if `proceed` did.
+// Reads the `tokens` tokens before each of `starts` into `cache`, in windows of `length`, as many
+// at once as memory allows. Returns false if `proceed` returned false.
 bool ReadBefore(LanguageModel& model, const TokenText& text, const std::vector<int64_t>& starts,
                 int64_t tokens, int64_t length, const std::function<bool()>& proceed,
                 LanguageModelCache* cache) {
@@ -137,9 +138,9 @@ bool ReadBefore(LanguageModel& model, const TokenText& text, const std::vector<i
   return true;
 }
 
-// The cache after `tokens` tokens before each of `stretches`, read in windows of `length`. All
-// windows except the last fit into it, so each token attends to all previous ones. Empty if
-// `proceed` returned false.
+// Returns a cache with the `tokens` tokens before each of `stretches`, read in windows of `length`.
+// The cache holds all windows except the last, so each token attends to all previous ones. The
+// result is empty if `proceed` returned false.
 std::optional<LanguageModelCache> FillCache(LanguageModel& model, const TokenText& text,
                                             const std::vector<int64_t>& stretches, int64_t tokens,
                                             int64_t length, int64_t memory,
@@ -161,20 +162,20 @@ std::optional<LanguageModelCache> FillCache(LanguageModel& model, const TokenTex
 // tokens.
 struct Stretches {
   std::vector<int64_t> starts;
-  int64_t length;  // of each
+  int64_t length;  // tokens in each stretch
   int64_t memory;
 
   int64_t count() const { return static_cast<int64_t>(starts.size()); }
-  // Tokens of each stretch, in windows of `window`.
+  // The number of tokens in each stretch that fill windows of `window` tokens.
   int64_t Counted(int64_t window) const { return length / window * window; }
-  // Number of tokens before `start` that fill the memory, in whole windows, limited by the start of
-  // the text.
+  // Number of tokens to read before `start` to fill the memory: a multiple of `window`, limited by
+  // the start of the text.
   int64_t Before(int64_t start, int64_t window) const {
     return std::min((memory + window - 1) / window, start / window) * window;
   }
-  // Whether continuing from the previous stretch costs less than refilling the memory. Attention
-  // dominates the cost of a long memory. If refilling takes fewer tokens than the stretch has,
-  // reading many stretches at once is faster.
+  // Whether it is faster to continue from the previous stretch than to refill the memory. For a
+  // long memory, attention dominates the cost. If refilling reads fewer tokens than the stretch
+  // has, it is faster to refill and read many stretches at once.
   bool ReadsOn(int64_t window) const {
     if (count() == 1) return false;
     const int64_t gap = (starts.back() - starts[0]) / (count() - 1) - Counted(window);
@@ -187,7 +188,7 @@ struct Stretches {
   }
 };
 
-// Evaluates the consecutive windows of each stretch. Returns false if `proceed` did.
+// Evaluates the consecutive windows of each stretch. Returns false if `proceed` returned false.
 bool AddStretches(LanguageModel& model, const TokenText& text, const Stretches& stretches,
                   int64_t batch, const std::function<bool()>& proceed, WindowSums* sums) {
   const int64_t length = sums->length();
@@ -222,8 +223,8 @@ bool AddStretches(LanguageModel& model, const TokenText& text, const Stretches& 
   return true;
 }
 
-// The same if the memory holds the whole text: a token attends to all previous tokens regardless of
-// the windows, so one pass over the text covers all lengths.
+// Like AddStretches(), if the memory holds the entire text. Each token then attends to all previous
+// tokens, regardless of the windows, so one pass over the text covers all lengths.
 bool AddInOnePass(LanguageModel& model, const TokenText& text, const Stretches& stretches,
                   int64_t most_losses, const std::function<bool()>& proceed,
                   std::vector<WindowSums>* sums) {
@@ -262,7 +263,7 @@ std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
     throw Error(StrCat("evaluation: the text has ", tokens, " tokens, but windows of ", longest,
                        " tokens need ", longest + 1, "; use a longer text or shorter windows"));
   }
-  // The memory cannot exceed the text.
+  // A memory larger than the text has no effect.
   memory = std::min(memory, tokens);
   const int64_t batch_tokens =
       std::min(kEvaluationBatch, kEvaluationLogits / model->options().vocabulary);

@@ -13,7 +13,7 @@ std::pair<torch::Tensor, torch::Tensor> MeanAndCovariance(const torch::Tensor& f
   return {mean, torch::matmul(rest.t(), rest) / static_cast<double>(rows.size(0) - 1)};
 }
 
-// Square roots of the eigenvalues of a positive semidefinite matrix.
+// Returns the square roots of the eigenvalues of a positive semidefinite matrix.
 torch::Tensor RootsOfEigenvalues(const torch::Tensor& values) { return values.clamp_min(0).sqrt(); }
 
 }  // namespace
@@ -25,7 +25,7 @@ double FrechetDistance(const torch::Tensor& a, const torch::Tensor& b) {
       !torch::isfinite(covariance_b).all().item<bool>()) {
     return std::numeric_limits<double>::quiet_NaN();
   }
-  // C_a C_b has the eigenvalues of the symmetric C_a^(1/2) C_b C_a^(1/2).
+  // C_a C_b has the same eigenvalues as the symmetric matrix C_a^(1/2) C_b C_a^(1/2).
   const auto [values, vectors] = torch::linalg_eigh(covariance_a);
   const torch::Tensor root = torch::matmul(vectors * RootsOfEigenvalues(values), vectors.t());
   const torch::Tensor product = torch::matmul(torch::matmul(root, covariance_b), root);

@@ -6,9 +6,10 @@
 
 namespace gnomon::lab {
 
-// |m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a C_b)^(1/2)) of the means and covariances of `a` (N, D) and
-// `b` (M, D), at least two rows each: the squared 2-Wasserstein distance of the two normal
-// distributions. NaN if a feature is not finite.
+// Returns |m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a C_b)^(1/2)), where m and C are the means and
+// covariances of `a` (N, D) and `b` (M, D). This is the squared 2-Wasserstein distance between the
+// two normal distributions. Each set needs at least two rows. Returns NaN if a feature is not
+// finite.
 double FrechetDistance(const torch::Tensor& a, const torch::Tensor& b);
 
 }  // namespace gnomon::lab

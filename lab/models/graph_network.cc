@@ -29,7 +29,7 @@ Graph MakeGraph(int64_t nodes, const torch::Tensor& edges, bool is_directed) {
   const torch::Tensor from = edges.select(1, 0);
   const torch::Tensor to = edges.select(1, 1);
   const torch::Tensor itself = torch::arange(nodes);
-  // An edge as one number, ordered by the attending node.
+  // Represents each edge by one number, which sorts edges by the attending node.
   std::vector<torch::Tensor> pairs = {to * nodes + from, itself * nodes + itself};
   if (!is_directed) pairs.push_back(from * nodes + to);
   const torch::Tensor sorted = std::get<0>(torch::_unique(torch::cat(pairs), /*sorted=*/true));
@@ -56,7 +56,7 @@ GraphAttentionLayerImpl::GraphAttentionLayerImpl(int64_t inputs, int64_t heads, 
 torch::Tensor GraphAttentionLayerImpl::forward(const Graph& graph, const torch::Tensor& h) {
   const int64_t heads = weight.size(1);
   const torch::Tensor v = h.view({h.size(0), heads, weight.size(2)});
-  // Per head: (heads, nodes, columns).
+  // Arranged by head: (heads, nodes, columns).
   const torch::Tensor by_head = v.transpose(0, 1);
   const torch::Tensor q = torch::bmm(by_head, query_weight).transpose(0, 1);
   const torch::Tensor k = torch::bmm(by_head, key_weight).transpose(0, 1);
@@ -64,8 +64,8 @@ torch::Tensor GraphAttentionLayerImpl::forward(const Graph& graph, const torch::
   if (!is_training() || dropout_ == 0) {
     return graph_attention(q, k, v, graph.indptr, graph.indices, options) + bias;
   }
-  // Dropout drops the weight of an edge in a head, after a softmax over all edges: each edge is a
-  // separate key whose value is dropped.
+  // Dropout must drop the weight of an edge in a head after the softmax over all edges. Therefore
+  // each edge is a separate key, whose value is set to zero.
   const int64_t edges = graph.indices.size(0);
   const torch::Tensor tokens =
       graph.edges.Multiply(torch::cat({k.flatten(1), h}, 1)).view({edges, -1});
@@ -107,7 +107,7 @@ torch::Tensor GraphNetworkImpl::forward(const Graph& graph) {
     if (n > 0) {
       h = drop_out(torch::elu(x.flatten(1))).matmul(weight);
     } else if (graph.sparse_features.defined()) {
-      // Zeros stay zeros.
+      // Dropout leaves zeros unchanged, so it is applied only to the stored values.
       const SparseMatrix& features = graph.sparse_features;
       h = features.Multiply(weight, drop_out(*features.values()));
     } else {

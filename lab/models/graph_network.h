@@ -21,7 +21,7 @@ struct Graph {
   torch::Tensor indptr;
   torch::Tensor indices;
   SparseMatrix edges;  // (E, nodes): 1 in the column of the node that the edge comes from
-  // (nodes, features), one of the two.
+  // The features (nodes, features), in one of the two forms.
   SparseMatrix sparse_features;
   torch::Tensor dense_features;
 
@@ -36,15 +36,17 @@ Graph MakeGraph(int64_t nodes, const torch::Tensor& edges, bool is_directed);
   /* As the data have them; 0: not known yet. */                                                 \
   OPTION(int64_t, features, 0, .has_flag = false)                                                \
   OPTION(int64_t, classes, 0, .has_flag = false)                                                 \
-  OPTION(int64_t, depth, 2, .help = "Layers of attention", .lowest = 1)                          \
-  OPTION(int64_t, heads, 8, .help = "Heads of each hidden layer, concatenated", .lowest = 1)     \
-  OPTION(int64_t, hidden, 8, .help = "Dimension of each hidden head", .lowest = 1)               \
-  OPTION(int64_t, out_heads, 1, .help = "Heads of the output layer, averaged", .lowest = 1)      \
+  OPTION(int64_t, depth, 2, .help = "Number of attention layers", .lowest = 1)                   \
+  OPTION(int64_t, heads, 8, .help = "Heads per hidden layer; their outputs are concatenated",    \
+         .lowest = 1)                                                                            \
+  OPTION(int64_t, hidden, 8, .help = "Dimension of each head in hidden layers", .lowest = 1)     \
+  OPTION(int64_t, out_heads, 1, .help = "Heads of the output layer; their outputs are averaged", \
+         .lowest = 1)                                                                            \
   OPTION(double, dropout, 0.6,                                                                   \
-         .help = "Dropout probability on the input of each layer, below 1, while training",      \
+         .help = "Dropout probability on the input of each layer during training; below 1",      \
          .highest = 1)                                                                           \
   OPTION(double, attention_dropout, 0.6,                                                         \
-         .help = "Dropout probability on the attention weights, below 1, while training",        \
+         .help = "Dropout probability on the attention weights during training; below 1",        \
          .highest = 1)                                                                           \
   OPTION(bool, directed, false,                                                                  \
          .help =                                                                                 \
@@ -55,15 +57,15 @@ struct GraphNetworkOptions {
   GNOMON_OPTIONS(GNOMON_GRAPH_NETWORK_OPTIONS)
 };
 
-// One layer over values h = x W of `heads` heads (eqs. 1 to 4). Each node averages the values of
-// the nodes that it attends to, with weights softmax(s(h_i Q, h_j K)), and adds a bias. For the
+// One layer with `heads` heads on values h = x W (equations 1 to 4). Each node averages the values
+// of the nodes that it attends to, with weights softmax(s(h_i Q, h_j K)), and adds a bias. For the
 // additive similarity, Q and K are the two halves of the paper's vector a; for others, they have as
 // many columns as the values.
 class GraphAttentionLayerImpl : public torch::nn::Module {
  public:
   GraphAttentionLayerImpl(int64_t inputs, int64_t heads, int64_t columns,
                           const std::string& similarity, double dropout);
-  // h (nodes, heads * columns); returns (nodes, heads, columns).
+  // h has shape (nodes, heads * columns), the result (nodes, heads, columns).
   torch::Tensor forward(const Graph& graph, const torch::Tensor& h);
 
   torch::Tensor weight;        // (inputs, heads, columns)
@@ -77,15 +79,16 @@ class GraphAttentionLayerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(GraphAttentionLayer);
 
-// Layers with ELU and dropout between them. Weights are initialised uniformly as in Glorot and
-// Bengio (2010), by Torch's default generator.
+// Attention layers with ELU and dropout in between. Weights are initialised uniformly as in Glorot
+// and Bengio (2010), with PyTorch's default generator.
 class GraphNetworkImpl : public torch::nn::Module {
  public:
   GraphNetworkImpl(const GraphNetworkOptions& options, const std::string& similarity);
   torch::Device device() const { return layers_[0]->bias.device(); }
-  // Logits (nodes, classes) of a graph on the model's device.
+  // Returns the logits (nodes, classes) of a graph on the model's device.
   torch::Tensor forward(const Graph& graph);
-  // Half the sum of the squares of all weights, excluding biases and factors of similarities.
+  // Returns half the sum of squares of all weights, excluding biases and parameters of the
+  // similarity.
   torch::Tensor Penalty() const;
 
  private:

@@ -18,7 +18,8 @@ namespace {
 constexpr const char* kShape = "shape";
 constexpr const char* kPrefix = "prefix";
 
-// The sum, or pattern of sums, with the text of each component replaced.
+// Replaces the text of each component in a position specification, which may be a per-layer
+// pattern.
 std::string Rewritten(const std::string& position,
                       const std::function<std::string(const SpecifiedTerm&)>& rewrite) {
   std::vector<std::string> layers;
@@ -30,7 +31,7 @@ std::string Rewritten(const std::string& position,
   return Join(layers, ";");
 }
 
-// "3x4", "3x4 after 1".
+// Describes a grid in a message: "3x4" or "3x4 after 1".
 std::string GridText(const std::string& shape, const std::string& prefix) {
   return shape + (prefix == "0" ? "" : " after " + prefix);
 }
@@ -39,14 +40,14 @@ std::string GridText(const TokenGrid& grid) {
   return GridText(SizesText(grid.shape), std::to_string(grid.prefix));
 }
 
-// The grid of a component; nullopt if it has none.
+// Describes the grid of a component; nullopt if it has none.
 std::optional<std::string> GridText(const SpecifiedTerm& term) {
   const std::optional<std::string> shape = term.Find(kShape);
   if (!shape) return std::nullopt;
   return GridText(*shape, term.Find(kPrefix).value_or("0"));
 }
 
-// The component with a replaced or appended shape and prefix.
+// Replaces or adds the shape and the prefix of a component.
 std::string WithGrid(SpecifiedTerm term, const TokenGrid& grid, bool keeps_prefix) {
   auto& options = term.options;
   if (!keeps_prefix) {

@@ -1,4 +1,4 @@
-// Tokens on a grid, and positions of such tokens, whose grid the model supplies.
+// Grids of tokens, and positions on grids, whose shape the model supplies.
 #ifndef GNOMON_MODELS_GRID_POSITION_H_
 #define GNOMON_MODELS_GRID_POSITION_H_
 
@@ -8,22 +8,23 @@
 
 namespace gnomon::lab {
 
-// Tokens in row-major order, after `prefix` tokens (a class token) outside the grid.
+// A grid of tokens in row-major order, preceded by `prefix` tokens outside the grid (such as a
+// class token).
 struct TokenGrid {
   std::vector<int64_t> shape;
   int64_t prefix = 0;
 
-  // The prefix and the product of the shape.
+  // The number of tokens, including the prefix.
   int64_t tokens() const;
 };
 
-// The position with the grid's shape and prefix filled in: "shape=grid" is replaced by the shape,
-// which is also added to components that require one; the prefix is added if none is given. For
-// example, "rope:shape=grid+alibi" becomes "rope:shape=7x7:prefix=1+alibi". Syntax errors and other
-// grids throw c10::ValueError; other errors are not checked.
+// Fills the grid's shape and prefix into a position specification. Replaces "shape=grid", and adds
+// the shape to components that require one; adds the prefix if none is given. For example,
+// "rope:shape=grid+alibi" becomes "rope:shape=7x7:prefix=1+alibi". Throws c10::ValueError for
+// syntax errors and for a different grid; checks nothing else.
 std::string OnGrid(const std::string& position, const TokenGrid& grid);
 
-// Moves each component on `grid` to `other`.
+// Replaces `grid` by `other` in each component.
 std::string OnOtherGrid(const std::string& position, const TokenGrid& grid, const TokenGrid& other);
 
 }  // namespace gnomon::lab

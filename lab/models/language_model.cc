@@ -17,15 +17,15 @@ void CheckOptions(LanguageModelOptions options) {
   CheckTransformer("language model", options.dim, options.heads, options.dropout);
 }
 
-// The last `length` tokens of `before` (B, L, dim) followed by x, without gradient.
+// Returns the last `length` tokens of the concatenation of `before` (B, L, dim) and x, detached.
 torch::Tensor Remember(const torch::Tensor& before, const torch::Tensor& x, int64_t length) {
   const torch::Tensor fresh = x.detach();
   const torch::Tensor all = before.defined() ? torch::cat({before, fresh}, 1) : fresh;
   return all.slice(1, std::max<int64_t>(all.size(1) - length, 0)).contiguous();
 }
 
-// A number in [0, 1) from 53 random bits. Unlike the standard library's, it is equal on all
-// platforms.
+// Returns a number in [0, 1) from 53 random bits. Unlike the standard library's distribution, it
+// gives the same numbers on all platforms.
 double Uniform(std::mt19937_64* generator) {
   return static_cast<double>((*generator)() >> 11) * 0x1p-53;
 }
@@ -60,7 +60,8 @@ TransformerOptions BlockOptions(const LanguageModelOptions& options) {
 
 LanguageModelImpl::LanguageModelImpl(LanguageModelOptions options) : options_(std::move(options)) {
   CheckOptions(options_);
-  // A normalised stream gives unit logits; Rows() scales the inputs to unit variance.
+  // With these weights, the normalised output gives logits of unit variance. Rows() scales the
+  // inputs to unit variance.
   if (options_.adaptive.empty()) {
     embedding_ =
         register_module("embedding", torch::nn::Embedding(options_.vocabulary, options_.dim));
@@ -162,7 +163,7 @@ torch::Tensor LanguageModelImpl::Layers(torch::Tensor x, LanguageModelCache* cac
     call.cache = cache == nullptr ? nullptr : &cache->layers[layer];
     call.positions = positions;
     const torch::Tensor before = TakeBefore(layer, x, memory);
-    // Later tokens attend to the outputs of all tokens in the layers before the last.
+    // All layers except the last must compute all tokens, because later layers attend to them.
     x = blocks_[layer]->as<TransformerBlock>()->forward(
         x, call, before, rows, layer + 1 == options_.depth ? last : std::nullopt);
     if (cache != nullptr && cache->max_length) cache->layers[layer].keep_last(*cache->max_length);
@@ -209,7 +210,7 @@ std::vector<int64_t> Generate(LanguageModel& model, const TokenText& prompt,
   std::vector<int64_t> tokens;
   for (int64_t n = 0; n < prompt.size(); ++n) tokens.push_back(prompt[n]);
   LanguageModelCache cache(model->options().depth);
-  int64_t seen = 0;  // tokens already in the caches
+  int64_t seen = 0;  // number of tokens in the cache
   for (int64_t n = 0; n < options.tokens; ++n) {
     const std::vector<int64_t> fresh(tokens.begin() + seen, tokens.end());
     const torch::Tensor input = torch::tensor(fresh, torch::kLong).unsqueeze(0);

@@ -1,4 +1,4 @@
-// Lower bounds of the memory that a language model needs.
+// Lower bounds on the memory that a language model needs.
 #ifndef GNOMON_MODELS_LANGUAGE_MODEL_SIZE_H_
 #define GNOMON_MODELS_LANGUAGE_MODEL_SIZE_H_
 
@@ -10,10 +10,11 @@
 
 namespace gnomon::lab {
 
-// Throws an Error that names the flags if the weights exceed the machine's memory.
+// Throws an Error that names the flags if the machine's memory cannot hold the weights.
 void CheckWeightsFit(const LanguageModelOptions& model);
 
-// The same for a training step on `rows` rows of `length` tokens, which `flags` set.
+// Throws an Error that names `flags` if memory is too small for a training step on `rows` rows of
+// `length` tokens.
 void CheckStepFits(const LanguageModelOptions& model, int64_t rows, int64_t length,
                    const std::string& flags);
 

@@ -6,7 +6,8 @@
 namespace gnomon::lab {
 namespace {
 
-// "umbral:r=0.2" or "umbral:gamma=learned:r=0.2" as "umbral:r=0.2:gamma=tensor".
+// Replaces learned parameters by tensors: "umbral:r=0.2" and "umbral:gamma=learned:r=0.2" both
+// become "umbral:r=0.2:gamma=tensor".
 std::string WithTensor(const std::string& spec, const std::string& parameter) {
   SpecifiedTerm term = ParseSpecification(spec).front();
   std::erase_if(term.options, [&](const auto& option) { return option.first == parameter; });
@@ -18,8 +19,8 @@ std::string WithTensor(const std::string& spec, const std::string& parameter) {
 
 LearnedSimilarityImpl::LearnedSimilarityImpl(const std::string& spec, int64_t heads, int64_t dim)
     : spec_(spec) {
-  // A module computes the start for which its logits have standard deviation 1, and the number of
-  // columns.
+  // The module computes the number of columns, and the initial value for which logits have standard
+  // deviation 1.
   nn::MultiheadAttention module(
       nn::MultiheadAttentionOptions(heads * dim, heads).similarity(spec).bias(false));
   columns_ = module->q_proj->options.out_features() / heads;

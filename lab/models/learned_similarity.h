@@ -13,16 +13,15 @@
 
 namespace gnomon::lab {
 
-// It has the parameters and buffers that a nn::MultiheadAttention with that similarity has:
-// "gamma_theta" and "gamma_start", or "beta_theta" and "beta_start", and likewise for other learned
-// values.
+// Has the same parameters and buffers as nn::MultiheadAttention with this similarity: for example,
+// "gamma_theta" and "gamma_start" for the learned parameter gamma.
 class LearnedSimilarityImpl : public torch::nn::Module {
  public:
-  // For tokens with `dim` columns per head, unless the similarity requires another number. Throws
+  // Tokens have `dim` columns per head, unless the similarity requires a different number. Throws
   // c10::Error if the specification is invalid.
   LearnedSimilarityImpl(const std::string& spec, int64_t heads, int64_t dim);
 
-  // Columns of q and k per head.
+  // Number of columns of q and k per head.
   int64_t columns() const { return columns_; }
   // The specification in the form that operators accept.
   Similarity term() const;

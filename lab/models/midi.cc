@@ -12,13 +12,14 @@ constexpr int64_t kVelocity = 80;
 
 class Bytes {
  public:
-  // Big-endian.
+  // Appends a big-endian number.
   void Number(int64_t number, int bytes) {
     for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) {
       text_ += static_cast<char>((number >> shift) & 0xff);
     }
   }
-  // Seven bits per byte, most significant first; all bytes except the last have the top bit set.
+  // Appends a number with seven bits per byte, most significant first. All bytes except the last
+  // have the top bit set.
   void Variable(int64_t number) {
     std::string bytes(1, static_cast<char>(number & 0x7f));
     while ((number >>= 7) > 0) bytes.insert(0, 1, static_cast<char>((number & 0x7f) | 0x80));
@@ -37,7 +38,7 @@ class Bytes {
 std::string MidiFile(const PianoRoll& roll, int64_t steps_per_quarter, double tempo) {
   Bytes track;
   track.Variable(0);
-  track.Text("\xff\x51\x03");  // microseconds a quarter note
+  track.Text("\xff\x51\x03");  // microseconds per quarter note
   track.Number(std::llround(60e6 / tempo), 3);
   int64_t passed = 0;  // ticks since the last event
   const auto send = [&](int64_t status, int64_t pitch, int64_t velocity) {

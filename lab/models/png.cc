@@ -18,7 +18,7 @@ std::string BigEndian(uint32_t number) {
   return bytes;
 }
 
-// ISO 3309, bit by bit, which is sufficient for small pictures.
+// The CRC of ISO 3309. Computing it bit by bit is fast enough for small pictures.
 uint32_t Crc(std::string_view bytes) {
   uint32_t crc = 0xffffffff;
   for (const char byte : bytes) {
@@ -28,7 +28,7 @@ uint32_t Crc(std::string_view bytes) {
   return ~crc;
 }
 
-// RFC 1950, section 8.2.
+// The Adler-32 checksum of RFC 1950, section 8.2.
 uint32_t Adler(std::string_view bytes) {
   uint32_t a = 1;
   uint32_t b = 0;
@@ -39,7 +39,7 @@ uint32_t Adler(std::string_view bytes) {
   return (b << 16) | a;
 }
 
-// RFC 1950 around the stored blocks of RFC 1951, section 3.2.4.
+// A zlib stream (RFC 1950) of stored blocks (RFC 1951, section 3.2.4).
 std::string Zlib(std::string_view bytes) {
   constexpr size_t kBlock = 65535;
   std::string packed = "\x78\x01";
@@ -81,9 +81,9 @@ std::string EncodePng(const torch::Tensor& pixels) {
   }
   std::string header = BigEndian(static_cast<uint32_t>(pixels.size(1))) +
                        BigEndian(static_cast<uint32_t>(pixels.size(0)));
-  header += '\x08';  // bits of a sample
+  header += '\x08';  // bits per sample
   header += channels == 1 ? '\x00' : '\x02';
-  header += std::string(3, '\0');  // deflate, the filters of the standard, not interlaced
+  header += std::string(3, '\0');  // deflate, standard filters, not interlaced
   return "\x89PNG\r\n\x1a\n" + Chunk("IHDR", header) + Chunk("IDAT", Zlib(lines)) +
          Chunk("IEND", "");
 }

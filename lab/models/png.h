@@ -9,8 +9,8 @@
 
 namespace gnomon::lab {
 
-// The bytes of a PNG of pixels (height, width, C) of uint8, C = 1 for grey or 3 for red, green and
-// blue. The data are stored without compression.
+// Encodes uint8 pixels (height, width, C) as a PNG without compression; C is 1 for greyscale or 3
+// for RGB.
 std::string EncodePng(const torch::Tensor& pixels);
 
 // Repeats each pixel of (height, width, C) `times` times along both axes.

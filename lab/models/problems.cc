@@ -11,7 +11,7 @@
 namespace gnomon::lab {
 namespace {
 
-// Default limits of symbols and tokens.
+// Default limits on symbols and tokens.
 constexpr int64_t kManySymbols = 65536;
 
 std::vector<std::string> Numbered(const std::string& prefix, int64_t count) {
@@ -28,7 +28,7 @@ std::vector<std::string> Symbols(int64_t symbols) {
 
 int64_t Any(int64_t /*symbols*/) { return kMany; }
 
-// An input of symbols, followed by the mark.
+// Draws an input of symbols and appends the mark.
 std::vector<int64_t> DrawInput(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
   std::vector<int64_t> input(length);
   for (int64_t& symbol : input) row->Add(symbol = draws->Below(symbols));
@@ -40,7 +40,7 @@ void AddAnswer(const std::vector<int64_t>& answer, ProblemRow* row) {
   for (const int64_t symbol : answer) row->Add(symbol, /*answers=*/true);
 }
 
-// The answer is as long as the input.
+// The number of tokens if the answer is as long as the input.
 int64_t Twice(int64_t length) { return 2 * length + 1; }
 
 void MakeCopy(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
@@ -61,15 +61,16 @@ void MakeSort(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
 
 int64_t OneMore(int64_t length) { return length + 2; }
 
-// Parity has two symbols.
+// The sum modulo the number of symbols; with two symbols, this is parity.
 void MakeSum(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
   int64_t sum = 0;
   for (const int64_t symbol : DrawInput(symbols, length, draws, row)) sum += symbol;
   AddAnswer({sum % symbols}, row);
 }
 
-// A stack from bottom to top, then actions on it. The answer is the resulting stack from top to
-// bottom, and an end token. Actions are numbered from `symbols`: a push of each symbol, then pop.
+// The input is a stack from bottom to top, followed by actions. The answer is the resulting stack
+// from top to bottom, followed by an end token. The tokens from `symbols` on are the actions: one
+// push per symbol, then pop.
 std::vector<std::string> StackWords(int64_t symbols) {
   std::vector<std::string> words = Numbered("", symbols);
   for (std::string& word : Numbered("push", symbols)) words.push_back(std::move(word));
@@ -100,8 +101,8 @@ void MakeStack(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
   AddAnswer(stack, row);
 }
 
-// Key-value pairs, then each key again, in a different order; its value is the answer. Values are
-// numbered from `symbols`.
+// The input consists of key-value pairs, followed by all keys in a different order; after each of
+// these keys, its value is the answer. The tokens from `symbols` on are the values.
 std::vector<std::string> RecallWords(int64_t symbols) {
   std::vector<std::string> words = Numbered("k", symbols);
   for (std::string& word : Numbered("v", symbols)) words.push_back(std::move(word));
@@ -154,7 +155,7 @@ Draws::Draws(uint32_t purpose, int64_t seed, int64_t step) {
   generator_.seed(sequence);
 }
 
-// The bias of the remainder towards small numbers is below count / 2^64.
+// The modulo bias is below count / 2^64.
 int64_t Draws::Below(int64_t count) {
   return static_cast<int64_t>(generator_() % static_cast<uint64_t>(count));
 }

@@ -15,7 +15,7 @@ namespace gnomon::lab {
 // Random numbers that are the same on all platforms.
 class Draws {
  public:
-  // Different arguments give different streams. `purpose` distinguishes uses of the same seed.
+  // Different arguments give independent streams. `purpose` distinguishes uses of the same seed.
   Draws(uint32_t purpose, int64_t seed, int64_t step);
 
   // Returns a number from 0 to `count` - 1.
@@ -27,7 +27,7 @@ class Draws {
 
 struct ProblemRow {
   std::vector<int64_t> tokens;
-  std::vector<bool> is_answer;  // which tokens the model must predict from those before
+  std::vector<bool> is_answer;  // which tokens the model must predict
 
   void Add(int64_t token, bool answers = false);
 };
@@ -35,7 +35,7 @@ struct ProblemRow {
 struct Problem {
   const char* name;
   const char* summary;
-  // Number of distinct symbols: default, minimum and maximum.
+  // Default, minimum and maximum number of distinct symbols.
   int64_t symbols;
   int64_t fewest_symbols;
   int64_t most_symbols;
@@ -50,7 +50,7 @@ struct Problem {
 
 const std::vector<Problem>& Problems();
 std::vector<std::string> ProblemNames();
-// Throws an Error that lists all problems if none has that name.
+// Throws an Error that lists all problems if there is no problem with this name.
 const Problem& FindProblem(const std::string& name);
 
 struct ProblemRows {
@@ -61,8 +61,8 @@ struct ProblemRows {
 ProblemRows MakeRows(const Problem& problem, int64_t symbols, int64_t length, int64_t count,
                      Draws* draws);
 
-// For each of `count` rows, a sorted random subset of `size` numbers from 0 to `limit` - 1: (count,
-// size), int64.
+// Returns a sorted random subset of `size` numbers from 0 to `limit` - 1 for each of `count` rows:
+// (count, size), int64.
 torch::Tensor RandomSubsets(int64_t limit, int64_t size, int64_t count, Draws* draws);
 
 }  // namespace gnomon::lab

@@ -19,7 +19,7 @@ GenerationOptions ToGeneration(const SamplingOptions& sampling, const LanguageMo
     throw Error(StrCat("generate: --top-k is ", sampling.top_k, ", but the model knows only ",
                        options.vocabulary, " ", kind));
   }
-  // The last token is not read.
+  // The model never reads the last generated token.
   const int64_t needed = prompt + tokens - 1;
   const std::optional<int64_t> longest = model->max_length();
   if (longest && needed > *longest) {

@@ -17,15 +17,17 @@ namespace gnomon::lab {
          .help = "Sample from this many of the most likely tokens; 0: from all")               \
   OPTION(int64_t, seed, 0, .help = "Random seed for sampling",                                 \
          .highest = static_cast<double>(kLargestSeed))                                         \
-  OPTION(bool, no_cache, false,                                                                \
-         .help = "Process the whole text again for each token instead of caching keys and values")
+  OPTION(                                                                                      \
+      bool, no_cache, false,                                                                   \
+      .help = "Process the entire text again for each token instead of caching keys and values")
 
 struct SamplingOptions {
   GNOMON_OPTIONS(GNOMON_SAMPLING_OPTIONS)
 };
 
-// Checks the options for `tokens` new tokens after `prompt` tokens. Throws Error, calling the
-// tokens `kind`, if the options contradict each other or exceed the model's maximum length.
+// Checks the options for `tokens` new tokens after a prompt of `prompt` tokens. Throws Error if the
+// options contradict each other or exceed the model's maximum length; messages refer to tokens as
+// `kind`.
 GenerationOptions ToGeneration(const SamplingOptions& sampling, const LanguageModel& model,
                                int64_t prompt, int64_t tokens, const std::string& kind);
 

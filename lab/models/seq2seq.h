@@ -1,6 +1,6 @@
-// An encoder-decoder Transformer over tokens (Vaswani et al. 2017), pre-norm as in Radford et al.
-// 2019, with GELU and one embedding table shared by both sides and the logits (Press and Wolf
-// 2017). Any similarity; each of the three attentions takes any position of the catalogue.
+// An encoder-decoder Transformer (Vaswani et al. 2017) with pre-norm as in Radford et al. 2019.
+// Encoder, decoder and logits share one embedding table (Press and Wolf 2017). It supports any
+// similarity, and any position for each of its three kinds of attention.
 #ifndef GNOMON_MODELS_SEQ2SEQ_H_
 #define GNOMON_MODELS_SEQ2SEQ_H_
 
@@ -18,21 +18,21 @@
 
 namespace gnomon::lab {
 
-// Value of cross_position that selects the position of the other attentions.
+// Value of cross_position that selects the same position as for self-attention.
 inline constexpr const char* kSamePosition = "same";
 
-#define GNOMON_SEQ2SEQ_OPTIONS(OPTION)                                                             \
-  OPTION(int64_t, vocabulary, 256, .lowest = 1, .has_flag = false)                                 \
-  GNOMON_TRANSFORMER_SIZES(OPTION, 256, 3, 4, 512)                                                 \
-  GNOMON_TERM_OPTIONS(OPTION)                                                                      \
-  OPTION(std::string, cross_position, "none",                                                      \
-         .help =                                                                                   \
-             "Position specification of cross-attention, where each token's position is its "      \
-             "index in its own sentence; same: as --position")                                     \
-  OPTION(int64_t, max_length, 256,                                                                 \
-         .help =                                                                                   \
-             "Maximum tokens per sentence, including its end token. Longer sentences are skipped " \
-             "in training; a learned position table has this many rows",                           \
+#define GNOMON_SEQ2SEQ_OPTIONS(OPTION)                                                           \
+  OPTION(int64_t, vocabulary, 256, .lowest = 1, .has_flag = false)                               \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 256, 3, 4, 512)                                               \
+  GNOMON_TERM_OPTIONS(OPTION)                                                                    \
+  OPTION(std::string, cross_position, "none",                                                    \
+         .help =                                                                                 \
+             "Position specification of cross-attention, where each token's position is its "    \
+             "index in its own sentence; same: as --position")                                   \
+  OPTION(int64_t, max_length, 256,                                                               \
+         .help =                                                                                 \
+             "Maximum number of tokens per sentence, including its end token. Longer sentences " \
+             "are skipped in training; a learned position table has this many rows",             \
          .lowest = 2, .highest = 1e6)
 
 // The depth applies to both encoder and decoder.
@@ -43,7 +43,7 @@ struct Seq2SeqOptions {
 // Rows of tokens of different lengths.
 struct PaddedTokens {
   torch::Tensor tokens;   // (B, L), int64
-  torch::Tensor lengths;  // (B,), int64; tokens after these are padding
+  torch::Tensor lengths;  // (B,), int64; later tokens are padding
 };
 
 PaddedTokens PadTokens(const std::vector<std::vector<int32_t>>& rows, int64_t padding);
@@ -52,7 +52,8 @@ PaddedTokens PadTokens(const std::vector<std::vector<int32_t>>& rows, int64_t pa
 struct Seq2SeqCache {
   explicit Seq2SeqCache(int64_t depth) : self(depth), cross(depth) {}
 
-  // Selects rows of the batch (int64). With `is_same_source`, leaves the source's rows unchanged.
+  // Selects rows of the batch (int64). With `is_same_source`, does not copy the keys and values of
+  // the source, because they are equal.
   void Select(const torch::Tensor& rows, bool is_same_source);
 
   nn::TokenCache tokens;
@@ -60,15 +61,16 @@ struct Seq2SeqCache {
   std::vector<nn::KVCache> cross;
 };
 
-// x + attention(norm(x)), causal; x + cross_attention(norm(x), encoded); x + mlp(norm(x)).
+// One decoder layer: x + attention(norm(x)), which is causal; x + cross_attention(norm(x),
+// encoded); and x + mlp(norm(x)).
 class TransformerDecoderBlockImpl : public torch::nn::Module {
  public:
-  // `position` is the position of self-attention, `cross_position` that of cross attention;
-  // options.position is ignored.
+  // `position` applies to self-attention and `cross_position` to cross-attention; options.position
+  // is ignored.
   TransformerDecoderBlockImpl(const TransformerOptions& options, const std::string& position,
                               const std::string& cross_position);
-  // x: (B, Lt, dim), at positions from `offset`. encoded: (B, Ls, dim) with `lengths` tokens per
-  // row, or empty if the cache already contains the source.
+  // x (B, Lt, dim) has positions starting at `offset`. `encoded` (B, Ls, dim) has `lengths` tokens
+  // per row, or is empty if the cache already contains the source.
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& encoded, const torch::Tensor& lengths,
                         int64_t offset, nn::KVCache* self, nn::KVCache* cross,
                         const std::optional<BatchRows>& rows);
@@ -84,21 +86,21 @@ class TransformerDecoderBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(TransformerDecoderBlock);
 
-// Weights are drawn from PyTorch's default generator, the encodings' weights last, as in the
-// language model. Dropout applies to each residual branch and to the embeddings; `rows` (default:
-// this batch) describes the batch that its random numbers are drawn for. Tokens and lengths are
-// moved to the model's device. Throws gnomon::Error or c10::Error if an option or a specification
-// is invalid.
+// Weights are drawn from PyTorch's default generator, those of the encodings last, as in the
+// language model. Dropout applies to each residual branch and to the embeddings. Its random numbers
+// are drawn for the batch that contains `rows`; by default, that is this batch. Tokens and lengths
+// are moved to the model's device. Throws gnomon::Error or c10::Error if an option or a
+// specification is invalid.
 class Seq2SeqImpl : public torch::nn::Module {
  public:
   explicit Seq2SeqImpl(Seq2SeqOptions options);
 
-  // The encoder's output for B source sentences: (B, Ls, dim).
+  // Returns the encoder's output for B source sentences: (B, Ls, dim).
   torch::Tensor encode(const PaddedTokens& source,
                        const std::optional<BatchRows>& rows = std::nullopt);
 
-  // Logits (B, Lt, vocabulary) of the token after each token of `target` (B, Lt), int64. With a
-  // cache, the tokens continue the cached ones, for the same source.
+  // Returns the logits (B, Lt, vocabulary) of the token after each token of `target` (B, Lt),
+  // int64. With a cache, the tokens continue the cached ones, for the same source.
   torch::Tensor decode(const torch::Tensor& target, const torch::Tensor& encoded,
                        const torch::Tensor& lengths, Seq2SeqCache* cache = nullptr,
                        const std::optional<BatchRows>& rows = std::nullopt);

@@ -9,8 +9,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Weighted sums of rows of x. The backward pass is the same with the transposed matrix; Torch's
-// backward pass of an embedding is several times slower.
+// Weighted sums of rows of x. The backward pass is the same operation with the transposed matrix.
+// PyTorch's embedding has a backward pass that is several times slower.
 torch::Tensor SumRows(const torch::Tensor& x, const torch::Tensor& indices,
                       const torch::Tensor& indptr, const std::optional<torch::Tensor>& values) {
   return std::get<0>(at::embedding_bag(x.contiguous(), indices, indptr,
@@ -53,7 +53,7 @@ SparseMatrix::SparseMatrix(torch::Tensor indptr, torch::Tensor indices, int64_t 
     : indptr_(std::move(indptr)), indices_(std::move(indices)), values_(std::move(values)) {
   const torch::Tensor rows = torch::repeat_interleave(
       torch::arange(indptr_.size(0) - 1, indptr_.options()), indptr_.diff());
-  // Stable, so that sums have a fixed order.
+  // The sort is stable, so that sums have a fixed order.
   order_ = std::get<1>(indices_.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false));
   transposed_indices_ = rows.index_select(0, order_);
   transposed_indptr_ = RowStarts(indices_, columns);

@@ -11,10 +11,10 @@
 namespace gnomon::lab {
 namespace {
 
-// Kernel width of the two convolutions, whose stride is two.
+// Kernel width of the two convolutions, which have stride 2.
 constexpr int64_t kKernel = 3;
 constexpr int64_t kStride = 2;
-// Lower bound of the power in the logarithm.
+// Lower bound on the power, before its logarithm is taken.
 constexpr double kLeastPower = 1e-10;
 
 void CheckOptions(SpeechModelOptions options) {
@@ -64,7 +64,7 @@ torch::Tensor MelBank(int64_t mels, int64_t rate, int64_t fourier) {
   return bank;
 }
 
-// Whether each of `length` positions is before a row's padding, (B, 1, length).
+// Whether each of `length` positions precedes its row's padding, (B, 1, length).
 torch::Tensor IsInside(const torch::Tensor& lengths, int64_t length) {
   return (torch::arange(length, lengths.options()) < lengths.unsqueeze(1)).unsqueeze(1);
 }
@@ -124,7 +124,7 @@ SpeechModelImpl::SpeechModelImpl(const SpeechModelOptions& options, const Terms&
                                 torch::nn::LayerNorm(torch::nn::LayerNormOptions({options_.dim})));
   head_ = register_module("head", torch::nn::Linear(options_.dim, options_.symbols + 1));
   InitializeLinear(head_, 1);
-  // Last, so that two models with the same seed differ only in their terms.
+  // The encoder is created last, so that two models with the same seed differ only in their terms.
   encoder_ = register_module("encoder", Encoder(EncoderOptions(options_, terms)));
 }
 
@@ -148,7 +148,7 @@ SpeechOutput SpeechModelImpl::forward(const std::vector<torch::Tensor>& sounds, 
   const auto halve = [](const torch::Tensor& of) {
     return (of + (kStride - 1)).floor_divide(kStride);
   };
-  // Padding is zero before each convolution, like values beyond the ends.
+  // Padding is set to zero before each convolution, like the values beyond the ends of a sequence.
   x = torch::gelu(front_in_->forward(x.transpose(1, 2)));
   x = x * IsInside(halve(lengths), x.size(2));
   x = torch::gelu(front_out_->forward(x)).transpose(1, 2);
@@ -175,7 +175,7 @@ std::vector<std::vector<int64_t>> DecodeGreedily(const SpeechOutput& output) {
 }
 
 int64_t EditDistance(const std::vector<int64_t>& from, const std::vector<int64_t>& to) {
-  // Computes the table of distances between prefixes of both, row by row.
+  // Computes the distances between all prefixes of both sequences, row by row.
   std::vector<int64_t> distances(to.size() + 1);
   std::iota(distances.begin(), distances.end(), 0);
   for (size_t i = 0; i < from.size(); ++i) {

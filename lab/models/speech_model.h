@@ -1,5 +1,5 @@
-// Speech to labels by CTC (Graves et al. 2006): log-mel features, two convolutions that reduce four
-// frames to one token, and a Transformer encoder with any similarity and any position.
+// A speech recognition model for CTC (Graves et al. 2006): log-mel features, two convolutions that
+// reduce four frames to one token, and a Transformer encoder with any similarity and any position.
 #ifndef GNOMON_MODELS_SPEECH_MODEL_H_
 #define GNOMON_MODELS_SPEECH_MODEL_H_
 
@@ -23,7 +23,7 @@ inline constexpr int64_t kHighestRate = 1'000'000;
   /* What the data tell, 0 before they are read: samples per second, and labels. */              \
   OPTION(int64_t, rate, 0, .highest = kHighestRate, .has_flag = false)                           \
   OPTION(int64_t, symbols, 0, .has_flag = false)                                                 \
-  OPTION(int64_t, mels, 40, .help = "Mel filters", .lowest = 1, .highest = 1024)                 \
+  OPTION(int64_t, mels, 40, .help = "Number of mel filters", .lowest = 1, .highest = 1024)       \
   OPTION(int64_t, window, 25, .help = "Window of a feature frame, in milliseconds", .lowest = 1, \
          .highest = 1000)                                                                        \
   OPTION(int64_t, hop, 10,                                                                       \
@@ -38,10 +38,10 @@ struct SpeechModelOptions {
   GNOMON_OPTIONS(GNOMON_SPEECH_MODEL_OPTIONS)
 };
 
-// The number of frames for a number of samples, and of tokens for a number of frames.
+// The number of frames for a number of samples, and the number of tokens for a number of frames.
 int64_t CountFrames(const SpeechModelOptions& options, int64_t samples);
 int64_t CountTokens(int64_t frames);
-// The distance between successive tokens.
+// The distance in samples between successive tokens.
 int64_t SamplesPerToken(const SpeechModelOptions& options);
 
 // Computes logarithms of mel-scaled power spectra. The short-time Fourier transform has Hann
@@ -52,17 +52,17 @@ class LogMel {
  public:
   // Throws Error if a filter is too narrow for the frequency resolution of a window.
   explicit LogMel(const SpeechModelOptions& options);
-  // samples: (S,), S >= 1. Returns (frames, mels).
+  // `samples` has shape (S,) with S >= 1; the result has shape (frames, mels).
   torch::Tensor operator()(const torch::Tensor& samples) const;
 
  private:
-  int64_t hop_ = 0;       // samples
+  int64_t hop_ = 0;       // in samples
   torch::Tensor window_;  // (samples per window,)
   torch::Tensor bank_;    // (frequencies, mels)
 };
 
 struct SpeechOutput {
-  // (B, tokens, 1 + symbols): index 0 is the blank, index 1 + n is label n.
+  // (B, tokens, 1 + symbols). Index 0 is the blank; index 1 + n is label n.
   torch::Tensor log_probabilities;
   torch::Tensor lengths;  // (B,): number of tokens; the rest of a row is padding
 };
@@ -72,8 +72,8 @@ class SpeechModelImpl : public torch::nn::Module {
   // Throws gnomon::Error or c10::Error if an option or a term is invalid.
   SpeechModelImpl(const SpeechModelOptions& options, const Terms& terms);
 
-  // sounds: tensors (S,) of any lengths, padded to `frames` frames or to the longest sound. Padding
-  // does not affect the output of a row.
+  // `sounds` are tensors (S,) of any lengths. They are padded to `frames` frames or to the longest
+  // sound; padding does not affect the output.
   SpeechOutput forward(const std::vector<torch::Tensor>& sounds, int64_t frames = 0,
                        const std::optional<BatchRows>& rows = std::nullopt);
 
@@ -92,12 +92,12 @@ class SpeechModelImpl : public torch::nn::Module {
 };
 TORCH_MODULE(SpeechModel);
 
-// Returns the labels of each row: the most likely class of each token, with repetitions merged and
-// blanks removed (best path decoding, Graves et al. 2006, section 3.2).
+// Returns the labels of each row by best path decoding (Graves et al. 2006, section 3.2): takes the
+// most likely class of each token, merges repetitions and removes blanks.
 std::vector<std::vector<int64_t>> DecodeGreedily(const SpeechOutput& output);
 
-// The minimum number of insertions, deletions and substitutions from one to the other
-// (Levenshtein).
+// The Levenshtein distance: the minimum number of insertions, deletions and substitutions that turn
+// one sequence into the other.
 int64_t EditDistance(const std::vector<int64_t>& from, const std::vector<int64_t>& to);
 
 }  // namespace gnomon::lab

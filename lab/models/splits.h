@@ -1,4 +1,4 @@
-// The parts of the data on which a model is evaluated.
+// The splits of the data on which a model is evaluated.
 #ifndef GNOMON_MODELS_SPLITS_H_
 #define GNOMON_MODELS_SPLITS_H_
 
@@ -7,11 +7,11 @@
 
 namespace gnomon::lab {
 
-// Throws an Error that names --splits if there is none, or one is given twice.
+// Throws an Error that names --splits if the list is empty or contains a split twice.
 void CheckSplits(const std::vector<std::string>& splits);
 
-// Removes the part "valid", by which a comparison decides, from the default splits "test" and
-// "valid"; throws an Error that names --splits if others contain it.
+// A comparison that holds out the split "valid" cannot report results on it. Removes it from the
+// default splits "test" and "valid". Throws an Error that names --splits if the user chose it.
 void HoldOutValid(std::vector<std::string>* splits);
 
 }  // namespace gnomon::lab

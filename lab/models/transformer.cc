@@ -10,10 +10,10 @@
 namespace gnomon::lab {
 namespace {
 
-// As in nn::RMSNorm.
+// The epsilon of nn::RMSNorm.
 constexpr double kRMSNormEpsilon = 1e-6;
 
-// For a position that is a pattern of layers.
+// Splits a position that is a pattern of layers.
 std::vector<std::string> PatternOf(const std::string& position) {
   std::vector<std::string> parts = nn::layer_positions(position);
   for (size_t n = 1; n < parts.size(); ++n) {
@@ -62,7 +62,7 @@ torch::Tensor DropOut(const torch::Tensor& x, double dropout,
   std::vector<int64_t> shape = x.sizes().vec();
   shape[0] = rows->total;
   const torch::Tensor kept = torch::empty(shape, x.options()).bernoulli_(1 - dropout);
-  // The quotient, which is kept for the backward pass, contains only these rows.
+  // Select the rows before dividing, so that only they are stored for the backward pass.
   return x * kept.narrow(0, rows->first, x.size(0)).div(1 - dropout);
 }
 

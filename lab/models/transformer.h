@@ -1,5 +1,5 @@
-// Layers of Transformers (Vaswani et al. 2017) with norms before each branch as in Radford et al.
-// 2019, and any similarity and position of the catalogue.
+// Transformer layers (Vaswani et al. 2017) with pre-norm as in Radford et al. 2019, and any
+// similarity and position of the catalogue.
 #ifndef GNOMON_MODELS_TRANSFORMER_H_
 #define GNOMON_MODELS_TRANSFORMER_H_
 
@@ -17,38 +17,39 @@
 
 namespace gnomon::lab {
 
-// The options shared by all models with such layers.
-#define GNOMON_TRANSFORMER_SIZES(OPTION, dim_default, depth_default, heads_default, mlp_default) \
-  OPTION(int64_t, dim, dim_default, .help = "Model dimension", .lowest = 1)                      \
-  OPTION(int64_t, depth, depth_default, .help = "Layers", .lowest = 1)                           \
-  OPTION(int64_t, heads, heads_default, .help = "Attention heads per layer; must divide --dim",  \
-         .lowest = 1)                                                                            \
-  OPTION(int64_t, mlp, mlp_default, .help = "Hidden units of each layer's MLP", .lowest = 1)     \
-  OPTION(double, dropout, 0,                                                                     \
-         .help = "Dropout probability on each residual branch, below 1, while training",         \
-         .highest = 1)                                                                           \
-  OPTION(std::string, norm, "layer", .help = "Normalisation before each branch: layer or rms",   \
-         .may_lack = true, .choices = {"layer", "rms"})                                          \
-  OPTION(std::string, activation, "gelu",                                                        \
-         .help = "Activation of the MLP: gelu, relu, or the gated swiglu or geglu",              \
-         .may_lack = true, .choices = {"gelu", "relu", "swiglu", "geglu"})                       \
-  OPTION(bool, no_bias, false, .help = "Omit the biases of the attention and MLP projections",   \
-         .may_lack = true)                                                                       \
-  OPTION(                                                                                        \
-      std::optional<int64_t>, kv_heads, std::nullopt,                                            \
-      .help = "Key/value heads (grouped-query attention); must divide --heads; default --heads", \
-      .lowest = 1, .shows_default = false, .may_lack = true)                                     \
-  OPTION(std::optional<int64_t>, qk_dim, std::nullopt,                                           \
-         .help =                                                                                 \
-             "Query/key dimension of each head; default --dim / --heads, or the value that the " \
-             "similarity needs",                                                                 \
+// The options shared by all models with these layers.
+#define GNOMON_TRANSFORMER_SIZES(OPTION, dim_default, depth_default, heads_default, mlp_default)   \
+  OPTION(int64_t, dim, dim_default, .help = "Model dimension", .lowest = 1)                        \
+  OPTION(int64_t, depth, depth_default, .help = "Layers", .lowest = 1)                             \
+  OPTION(int64_t, heads, heads_default, .help = "Attention heads per layer; must divide --dim",    \
+         .lowest = 1)                                                                              \
+  OPTION(int64_t, mlp, mlp_default, .help = "Hidden units of each layer's MLP", .lowest = 1)       \
+  OPTION(double, dropout, 0,                                                                       \
+         .help = "Dropout probability on each residual branch during training; below 1",           \
+         .highest = 1)                                                                             \
+  OPTION(std::string, norm, "layer", .help = "Normalisation before each branch: layer or rms",     \
+         .may_lack = true, .choices = {"layer", "rms"})                                            \
+  OPTION(std::string, activation, "gelu",                                                          \
+         .help = "Activation of the MLP: gelu, relu, or the gated swiglu or geglu",                \
+         .may_lack = true, .choices = {"gelu", "relu", "swiglu", "geglu"})                         \
+  OPTION(bool, no_bias, false, .help = "Omit the biases of the attention and MLP projections",     \
+         .may_lack = true)                                                                         \
+  OPTION(std::optional<int64_t>, kv_heads, std::nullopt,                                           \
+         .help =                                                                                   \
+             "Number of key/value heads (grouped-query attention); must divide --heads; default: " \
+             "--heads",                                                                            \
+         .lowest = 1, .shows_default = false, .may_lack = true)                                    \
+  OPTION(std::optional<int64_t>, qk_dim, std::nullopt,                                             \
+         .help =                                                                                   \
+             "Query/key dimension of each head; default: --dim / --heads, or the value that the "  \
+             "similarity requires",                                                                \
          .lowest = 1, .shows_default = false, .may_lack = true)
 
 struct TransformerOptions {
   GNOMON_TRANSFORMER_SIZES(GNOMON_OPTION_MEMBER, 128, 4, 4, 512)
   std::string similarity = "dot";
   std::string position = "none";
-  // Rows of a learned table of absolute positions.
+  // Number of rows in a learned table of absolute positions.
   int64_t max_length = 512;
 };
 
@@ -79,10 +80,10 @@ std::string ModelFlags(const Model& model) {
   return StrCat(sizes, ", --mlp ", model.mlp, " and --qk-dim ", *model.qk_dim);
 }
 
-// Whether the MLP's hidden units are gated by the same number of other units.
+// Whether the MLP's hidden units are multiplied by an equal number of gate units.
 bool IsGated(const std::string& activation);
 
-// Output columns of the MLP's first map.
+// Number of output columns of the MLP's first linear map.
 template <class Model>
 int64_t HiddenUnits(const Model& model) {
   return IsGated(model.activation) ? 2 * model.mlp : model.mlp;
@@ -96,8 +97,8 @@ double ValueColumns(const Model& model) {
          static_cast<double>(model.heads);
 }
 
-// A lower bound: a similarity may have a single column of queries and keys, so these are not
-// counted unless their columns are given.
+// A lower bound on the number of attention weights. Queries and keys count only if --qk-dim is
+// given, because some similarities need only a single column.
 template <class Model>
 double AttentionWeights(const Model& model) {
   const auto heads = static_cast<double>(model.heads + model.kv_heads.value_or(model.heads));
@@ -105,49 +106,51 @@ double AttentionWeights(const Model& model) {
                                            heads * static_cast<double>(model.qk_dim.value_or(0)));
 }
 
-// The weights of attention and of the MLP.
+// The number of attention and MLP weights in a layer.
 template <class Model>
 double LayerWeights(const Model& model) {
   return AttentionWeights(model) +
          static_cast<double>(model.dim) * static_cast<double>(HiddenUnits(model) + model.mlp);
 }
 
-// Numbers that a layer keeps per token for the backward pass: the stream before its two branches,
-// their normalised inputs, the values and the output of attention, and the MLP's units before and
-// after the activation.
+// The number of values that a layer stores per token for the backward pass: the inputs of its two
+// branches, before and after the norm; the values and the output of attention; and the MLP's hidden
+// units before and after the activation.
 template <class Model>
 double LayerNumbers(const Model& model) {
   return 5 * static_cast<double>(model.dim) + ValueColumns(model) +
          static_cast<double>(HiddenUnits(model) + model.mlp);
 }
 
-// The positions of the layers: "rope;rope;none" is a pattern that layers repeat, each part is the
-// position of one layer. Throws Error if a part after the first adds to the embeddings, which
-// precede all layers.
+// Splits a position specification into one position per layer: the layers repeat the pattern
+// "rope;rope;none". Throws Error if any position after the first adds token encodings, which apply
+// to the embeddings and therefore precede all layers.
 std::vector<std::string> LayerPositions(const std::string& position, int64_t depth);
 
 // Throws an Error that begins with `where` unless dim is a multiple of heads and dropout is below
 // 1.
 void CheckTransformer(const std::string& where, int64_t dim, int64_t heads, double dropout);
 
-// Weights of variance gain^2 / fan_in keep the variance of unit inputs at gain^2; biases are 0.
+// Draws weights with variance gain^2 / fan_in, so that inputs of unit variance give outputs of
+// variance gain^2; sets biases to 0.
 void InitializeLinear(torch::nn::Linear& linear, double gain);
 
-// For the weights that end a residual branch: each of the `branches` of a model contributes an
-// equal share of the stream's variance.
+// The gain of the last weights in a residual branch, chosen so that each of a model's `branches`
+// contributes equally to the variance of the residual stream.
 double ResidualGain(int64_t branches);
 
-// torch::dropout in training, drawn for the rows of a batch.
+// Applies dropout in training, with random numbers drawn for the rows of a batch.
 torch::Tensor DropOut(const torch::Tensor& x, double dropout, const std::optional<BatchRows>& rows);
 
-// The arguments of token encodings for these rows.
+// Returns the arguments of token encodings for these rows.
 nn::TokenCall TokenCallOf(const std::optional<BatchRows>& rows);
 
-// Attention with the sizes and the similarity of the options, and a position.
+// Creates attention with the sizes and the similarity of the options, and a position.
 nn::MultiheadAttention MakeAttention(const TransformerOptions& options,
                                      const std::string& position);
 
-// LayerNorm or RMSNorm over the last axis: parameter weight, and for LayerNorm also bias.
+// LayerNorm or RMSNorm over the last axis. Both have the parameter `weight`; LayerNorm also has
+// `bias`.
 class NormImpl : public torch::nn::Module {
  public:
   NormImpl(const std::string& kind, int64_t dim);
@@ -158,11 +161,11 @@ class NormImpl : public torch::nn::Module {
  private:
   int64_t dim_;
   torch::Tensor weight_;
-  torch::Tensor bias_;  // undefined of RMSNorm
+  torch::Tensor bias_;  // undefined for RMSNorm
 };
 TORCH_MODULE(Norm);
 
-// mlp_out(activation(mlp_in(x))), registered as submodules with these names.
+// mlp_out(activation(mlp_in(x))); both maps are registered as submodules with these names.
 struct FeedForward {
   FeedForward(torch::nn::Module* owner, const TransformerOptions& options);
   torch::Tensor forward(const torch::Tensor& x);
@@ -172,20 +175,19 @@ struct FeedForward {
   torch::nn::Linear out{nullptr};
 };
 
-// One layer: x + attention(norm(x)), then x + mlp(norm(x)).
+// One layer: x + attention(norm(x)), followed by x + mlp(norm(x)).
 class TransformerBlockImpl : public torch::nn::Module {
  public:
-  // `position` is that of this layer; the options' is not read.
+  // `position` is the position of this layer; options.position is ignored.
   TransformerBlockImpl(const TransformerOptions& options, const std::string& position);
-  // Keys and values come from `memory` (B, M, dim), if defined, and from x (B, L, dim); the queries
-  // follow the memory. Dropout is drawn as for the batch that contains `rows`. With `last`, only
-  // that many final tokens are returned, which may be 0; a cache of the call still receives all
-  // tokens.
+  // Keys and values come from `memory` (B, M, dim), if defined, followed by x (B, L, dim); queries
+  // come from x. Dropout is drawn for the batch that contains `rows`. With `last`, only that many
+  // final tokens are returned (possibly none), but a cache still receives all tokens.
   torch::Tensor forward(torch::Tensor x, nn::AttentionCall call = {},
                         const torch::Tensor& memory = {},
                         const std::optional<BatchRows>& rows = std::nullopt,
                         const std::optional<int64_t>& last = std::nullopt);
-  // The attention weights (B, H, n, L) of rows of x over x.
+  // Returns the attention weights (B, H, n, L) of n rows of x over all rows.
   torch::Tensor attention_weights(const torch::Tensor& x, const std::vector<int64_t>& rows);
 
  private:
@@ -197,22 +199,22 @@ class TransformerBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(TransformerBlock);
 
-// One block per layer, with the position of the layer, registered as "blocks".
+// Creates one block per layer, with the position of that layer, and registers them as "blocks".
 torch::nn::ModuleList MakeBlocks(torch::nn::Module* owner, const TransformerOptions& options);
 
-// The encodings that the positions of layers add to embeddings, and the maximum length of all
-// positions.
+// Creates the encodings that the positions add to embeddings; they also contain the maximum length
+// of all positions.
 nn::TokenPosition MakeTokenPosition(const TransformerOptions& options, bool causal);
 
 // Applies positions, all layers and a norm to embeddings.
 class EncoderImpl : public torch::nn::Module {
  public:
   explicit EncoderImpl(const TransformerOptions& options);
-  // x (B, L, dim) has unit variance; the result has the same shape. Tokens from `lengths` (B,) on
-  // are padding, to which no other token attends.
+  // x (B, L, dim) has unit variance; the result has the same shape. In each row, tokens at index
+  // `lengths` (B,) and above are padding, which is masked.
   torch::Tensor forward(torch::Tensor x, const std::optional<torch::Tensor>& lengths = std::nullopt,
                         const std::optional<BatchRows>& rows = std::nullopt);
-  // The attention weights (B, H, n, L) of rows over all tokens in the last layer.
+  // Returns the attention weights (B, H, n, L) of n rows over all tokens in the last layer.
   torch::Tensor last_attention_weights(torch::Tensor x, const std::vector<int64_t>& rows);
   // The maximum number of tokens for which the position is defined; none if unlimited.
   std::optional<int64_t> max_length() const { return token_position_->max_length(); }

@@ -12,7 +12,7 @@ namespace gnomon::lab {
 namespace {
 
 constexpr const char* kWhere = "vision transformer";
-// Initial deviation of the class token (Touvron et al. 2021).
+// Initial standard deviation of the class token (Touvron et al. 2021).
 constexpr double kTokenDeviation = 0.02;
 
 int64_t Power(int64_t base, int64_t exponent) {
@@ -62,7 +62,7 @@ void CheckPatches(int64_t patch, const std::vector<int64_t>& size) {
 
 torch::Tensor Patches(const torch::Tensor& images, int64_t patch) {
   const int64_t axes = images.dim() - 2;
-  // (B, C, rows, patch, columns, patch) to (B, rows, columns, C, patch, patch).
+  // Transposes (B, C, rows, patch, columns, patch) to (B, rows, columns, C, patch, patch).
   std::vector<int64_t> split = {images.size(0), images.size(1)};
   std::vector<int64_t> order = {0};
   for (int64_t axis = 0; axis < axes; ++axis) {

@@ -1,6 +1,6 @@
-// The vision transformer (Dosovitskiy et al. 2021) as in DeiT (Touvron et al. 2021): patches and a
-// class token, pre-norm layers with GELU, and any similarity and position of the catalogue. Images
-// have one to three axes; volumes are images with three.
+// The vision transformer (Dosovitskiy et al. 2021) in the form of DeiT (Touvron et al. 2021):
+// patches, a class token and pre-norm layers, with any similarity and position of the catalogue.
+// Images have one to three axes; volumes are images with three axes.
 #ifndef GNOMON_MODELS_VISION_TRANSFORMER_H_
 #define GNOMON_MODELS_VISION_TRANSFORMER_H_
 
@@ -42,7 +42,7 @@ namespace gnomon::lab {
 struct VisionTransformerOptions {
   GNOMON_OPTIONS(GNOMON_VISION_TRANSFORMER_OPTIONS)
 
-  // The grid of the tokens of images with a given size, after the class token, if any.
+  // The token grid for images of a given size; the prefix is the class token, if any.
   TokenGrid GridOf(const std::vector<int64_t>& image_size) const;
   TokenGrid grid() const { return GridOf(size); }
 };
@@ -50,12 +50,12 @@ struct VisionTransformerOptions {
 // Throws a descriptive Error unless the size is divisible by the patch size.
 void CheckPatches(int64_t patch, const std::vector<int64_t>& size);
 
-// The patches of images (B, C, ...), (B, tokens, C patch^axes): tokens in row-major order, the
-// pixels of each by channel and then in row-major order.
+// Returns the patches (B, tokens, C patch^axes) of images (B, C, ...). Tokens are in row-major
+// order; the pixels of a patch are ordered by channel, then in row-major order.
 torch::Tensor Patches(const torch::Tensor& images, int64_t patch);
 
-// A linear map of each patch: images (B, C, ...) to tokens (B, tokens, dim). Submodule
-// `projection`, whose weight is that of a convolution of stride `patch`, flattened.
+// Maps images (B, C, ...) to tokens (B, tokens, dim) by a linear map of each patch. The weight of
+// its submodule `projection` is that of a convolution with stride `patch`, flattened.
 class PatchEmbeddingImpl : public torch::nn::Module {
  public:
   PatchEmbeddingImpl(int64_t axes, int64_t channels, int64_t patch, int64_t dim);
@@ -67,9 +67,9 @@ class PatchEmbeddingImpl : public torch::nn::Module {
 };
 TORCH_MODULE(PatchEmbedding);
 
-// The same by convolutions of stride 2, whose output has `dim` channels and one place per patch, as
-// in Xiao et al. 2021, Early Convolutions Help Transformers See Better. The norms are GroupNorm
-// with one group, which treat each image separately, so that a batch can be split over processes.
+// Maps images to tokens by convolutions with stride 2, down to one token per patch (Xiao et al.
+// 2021, Early Convolutions Help Transformers See Better). Its norms are GroupNorm with one group,
+// which treats each image separately, so that a batch can be split over processes.
 class ConvolutionStemImpl : public torch::nn::Module {
  public:
   // Throws Error unless there are two or three axes and `patch` is a power of two.
@@ -81,26 +81,26 @@ class ConvolutionStemImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ConvolutionStem);
 
-// Weights are drawn from Torch's default generator, those of the encodings last. Throws
+// Weights are drawn from PyTorch's default generator, those of the encodings last. Throws
 // gnomon::Error or c10::Error if an option or a specification is invalid.
 class VisionTransformerImpl : public torch::nn::Module {
  public:
   explicit VisionTransformerImpl(VisionTransformerOptions options);
 
-  // The input (B, dim) of the head for images (B, C, size). In training, random numbers are drawn
-  // as for the batch that contains `rows`, by default this one.
+  // Returns the input (B, dim) of the head for images (B, C, size). In training, random numbers are
+  // drawn for the batch that contains `rows`; by default, that is this batch.
   torch::Tensor features(const torch::Tensor& images,
                          const std::optional<BatchRows>& rows = std::nullopt);
-  // Logits (B, classes).
+  // Returns logits (B, classes).
   torch::Tensor forward(const torch::Tensor& images,
                         const std::optional<BatchRows>& rows = std::nullopt);
 
-  // Attention of the head's input to each place of the grid in the last layer, (B, places),
-  // averaged over heads: the weights of the class token, or their mean over all tokens.
+  // Returns the attention weights (B, places) over the grid in the last layer, averaged over heads.
+  // They are the weights of the class token or, without a class token, the mean over all tokens.
   torch::Tensor attention_map(const torch::Tensor& images);
 
-  // Mean and deviation of each channel over the pixels of the training images, by which forward()
-  // normalises.
+  // Sets the mean and standard deviation of each channel over the training images. forward()
+  // normalises images with them.
   void SetPixels(const torch::Tensor& mean, const torch::Tensor& deviation);
 
   const VisionTransformerOptions& options() const { return options_; }
@@ -110,12 +110,12 @@ class VisionTransformerImpl : public torch::nn::Module {
   std::optional<int64_t> max_length() const { return encoder_->max_length(); }
 
  private:
-  // The encoder's input, preceded by the class token, if any.
+  // Returns the encoder's input: the class token, if any, followed by the patches.
   torch::Tensor Tokens(const torch::Tensor& images);
 
   VisionTransformerOptions options_;
-  torch::Tensor pixel_mean_;       // buffers (C,)
-  torch::Tensor pixel_deviation_;  // of that name
+  torch::Tensor pixel_mean_;       // buffer "pixel_mean" (C,)
+  torch::Tensor pixel_deviation_;  // buffer "pixel_deviation" (C,)
   PatchEmbedding patches_{nullptr};
   ConvolutionStem stem_{nullptr};
   torch::Tensor class_token_;  // (1, 1, dim)
@@ -124,8 +124,8 @@ class VisionTransformerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(VisionTransformer);
 
-// The model with its weights for images of another size, whose tokens lie on another grid; none if
-// its position is not defined there, because its parameters belong to the places of the first grid.
+// Returns the same model and weights for images of a different size, whose tokens form a different
+// grid. Returns nothing if its position has parameters for each place of the original grid.
 std::optional<VisionTransformer> ForSize(const VisionTransformer& model,
                                          const std::vector<int64_t>& size);
 

@@ -1,4 +1,4 @@
-// Windows of a text, and the loss of predicting each token from the previous ones.
+// Windows of a text, and the loss of each token given the previous ones.
 #ifndef GNOMON_MODELS_WINDOWS_H_
 #define GNOMON_MODELS_WINDOWS_H_
 
@@ -13,13 +13,13 @@
 
 namespace gnomon::lab {
 
-// Throws Error unless the option --lengths has lengths without repetitions.
+// Throws Error if the option --lengths is empty or contains a length twice.
 void CheckLengths(const std::vector<int64_t>& lengths);
 
-// Rows of `length` + 1 tokens (count, length + 1) that begin at `starts`, as int64.
+// Returns rows of `length` + 1 tokens (count, length + 1) that begin at `starts`, int64.
 torch::Tensor Windows(const TokenText& text, const int64_t* starts, int64_t count, int64_t length);
 
-// Losses (B, L) in nats of all tokens of `windows` (B, L + 1) except the first.
+// Returns the losses (B, L) in nats of all tokens of `windows` (B, L + 1) except the first.
 torch::Tensor Losses(LanguageModel& model, const torch::Tensor& windows,
                      LanguageModelCache* cache = nullptr, LanguageModelMemory* memory = nullptr,
                      const std::optional<BatchRows>& rows = std::nullopt);
