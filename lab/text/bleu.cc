@@ -14,7 +14,7 @@ namespace {
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsPoint(char c) { return c == '.' || c == ','; }
 
-// ASCII except letters, digits, ' , - . and control characters.
+// Whether c is an ASCII character other than a letter, a digit, ' , - . or a control character.
 bool IsSymbol(char c) {
   return (c >= ' ' && c <= '&') || (c >= '(' && c <= '+') || c == '/' || (c >= ':' && c <= '@') ||
          (c >= '[' && c <= '`') || (c >= '{' && c <= '~');
@@ -56,7 +56,7 @@ std::string SpacePairs(const std::string& text, const Matches& matches, bool aro
   return spaced;
 }
 
-// Counts of the n-grams of an order.
+// The number of occurrences of each n-gram, for one n.
 using Counts = std::map<std::vector<std::string_view>, int64_t>;
 
 Counts CountNgrams(const std::vector<std::string>& tokens, size_t order) {
@@ -91,7 +91,7 @@ std::vector<std::string_view> SplitAtSpaces(std::string_view line) {
 
 std::vector<std::string> Tokenize13a(std::string_view line) {
   std::string text = Replace(std::string(line), "<skipped>", "");
-  // The order matters: "&amp;lt;" becomes "<".
+  // "&amp;" must be replaced before "&lt;", because "&amp;lt;" becomes "<".
   for (const auto& [entity, character] : {std::pair("&quot;", "\""), std::pair("&amp;", "&"),
                                           std::pair("&lt;", "<"), std::pair("&gt;", ">")}) {
     text = Replace(text, entity, character);
@@ -107,8 +107,8 @@ std::vector<std::string> Tokenize13a(std::string_view line) {
     }
   }
   spaced += ' ';
-  // Periods and commas not preceded by a digit, then those not followed by a digit; dashes after
-  // digits.
+  // Splits off periods and commas not preceded by a digit, those not followed by a digit, and
+  // dashes after digits.
   spaced = SpacePairs(
       spaced, [](char a, char b) { return !IsDigit(a) && IsPoint(b); }, /*around_first=*/false);
   spaced = SpacePairs(
@@ -142,7 +142,7 @@ BleuScore Bleu::Score() const {
   if (std::all_of(matches_.begin(), matches_.end(), [](int64_t count) { return count == 0; })) {
     return result;
   }
-  // The n-th order without a match counts as 1 / 2^n matches.
+  // NIST smoothing: the n-th order without a match counts as 1 / 2^n matches.
   double smoothed = 1;
   double logarithms = 0;
   for (size_t n = 0; n < kBleuOrder; ++n) {

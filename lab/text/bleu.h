@@ -1,7 +1,7 @@
-// BLEU (Papineni et al. 2002) as sacrebleu computes it by default (Post 2018, A Call for Clarity in
-// Reporting BLEU Scores): for a corpus with one reference, case-sensitive, with mteval-v13a tokens,
-// n-grams of up to four tokens, and NIST smoothing for orders without a match ("exp" in sacrebleu,
-// method 3 of Chen and Cherry 2014).
+// BLEU (Papineni et al. 2002) as computed by sacrebleu with default settings (Post 2018, A Call for
+// Clarity in Reporting BLEU Scores). It is case-sensitive and uses one reference per line,
+// mteval-v13a tokens and n-grams of up to four tokens. Orders without a match are smoothed as by
+// NIST ("exp" in sacrebleu, method 3 of Chen and Cherry 2014).
 #ifndef GNOMON_TEXT_BLEU_H_
 #define GNOMON_TEXT_BLEU_H_
 
@@ -22,11 +22,11 @@ std::vector<std::string> Tokenize13a(std::string_view line);
 
 struct BleuScore {
   double score = 0;                             // 0 to 100
-  std::array<double, kBleuOrder> precisions{};  // of n-grams, 0 to 100, smoothed
+  std::array<double, kBleuOrder> precisions{};  // n-gram precisions, 0 to 100, smoothed
   double brevity_penalty = 1;
 };
 
-// Counts over the lines of a corpus.
+// Accumulates counts over the lines of a corpus.
 class Bleu {
  public:
   void Add(std::string_view hypothesis, std::string_view reference);
@@ -34,12 +34,12 @@ class Bleu {
 
  private:
   std::array<int64_t, kBleuOrder> matches_{};
-  std::array<int64_t, kBleuOrder> ngrams_{};  // of the hypotheses
+  std::array<int64_t, kBleuOrder> ngrams_{};  // in the hypotheses
   int64_t hypothesis_tokens_ = 0;
   int64_t reference_tokens_ = 0;
 };
 
-// The words separated by Unicode white space, as in Python's str.split().
+// Splits a text at Unicode white space, like Python's str.split().
 std::vector<std::string_view> SplitAtSpaces(std::string_view line);
 
 }  // namespace gnomon::lab

@@ -24,13 +24,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A limit as for texts, so that a wrong path does not fill the memory.
+// Limits the size, so that a wrong path does not fill the memory.
 constexpr size_t kMostBytes = size_t{4} << 30;
 constexpr const char* kValidNames[] = {"valid", "validation", "val", "dev"};
 constexpr std::pair<const char*, const char*> kLanguageNames[] = {{"src", "tgt"},
                                                                   {"source", "target"}};
 
-// "train", "valid", the name itself of a test set; empty: no part.
+// The split that a file name denotes: "train", "valid" or, for a test set, the name itself. Empty
+// if the file belongs to no split.
 std::string PartOf(const std::string& name) {
   if (name == kTrainPart || name.starts_with("test")) return name;
   const bool is_valid =
@@ -38,7 +39,7 @@ std::string PartOf(const std::string& name) {
   return is_valid ? kValidPart : "";
 }
 
-// The files of each part, by language.
+// The files of each split, by language.
 using PartFiles = std::map<std::string, std::map<std::string, fs::path>>;
 
 PartFiles FindFiles(const fs::path& folder) {
@@ -75,7 +76,7 @@ PartFiles FindFiles(const fs::path& folder) {
   return parts;
 }
 
-// Determines the languages that are empty.
+// Determines the languages that the user has not given.
 void ChooseLanguages(const fs::path& folder, const PartFiles& parts, std::string* source,
                      std::string* target) {
   std::set<std::string> languages;
@@ -106,12 +107,12 @@ void ChooseLanguages(const fs::path& folder, const PartFiles& parts, std::string
   }
 }
 
-// For the standard input, it is "-".
+// The name of a file in messages; the path "-" is standard input.
 std::string NameOf(const fs::path& path) {
   return path == "-" ? "the standard input" : path.string();
 }
 
-// Plain or in gzip.
+// Reads a plain or gzipped file.
 std::string ReadFile(const fs::path& path) {
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(
       path == "-" ? gzdopen(dup(STDIN_FILENO), "rb") : gzopen(path.c_str(), "rb"), gzclose);
@@ -141,7 +142,7 @@ std::string ReadFile(const fs::path& path) {
   throw Error(StrCat(NameOf(path), ": line ", line + 1, " is ", fault));
 }
 
-// None of them blank.
+// Reads the lines of a file; throws Error if one is blank.
 std::vector<std::string> ReadLines(const fs::path& path) {
   std::vector<std::string> lines = ReadSentences(path);
   const auto blank = std::find_if(lines.begin(), lines.end(), IsBlank);
@@ -150,7 +151,7 @@ std::vector<std::string> ReadLines(const fs::path& path) {
   return lines;
 }
 
-// A number below `bound`, equal on all platforms.
+// Draws a number below `bound`; the result is the same on all platforms.
 size_t Below(size_t bound, std::mt19937_64* generator) { return (*generator)() % bound; }
 
 template <class T>
@@ -198,7 +199,7 @@ ParallelText ReadParallelText(const fs::path& folder, const std::string& source_
   for (const auto& [name, files] : found) {
     const auto source = files.find(text.source_language);
     const auto target = files.find(text.target_language);
-    // Of other languages.
+    // These are files of other languages.
     if (source == files.end() && target == files.end()) continue;
     for (const auto& [language, file, other] :
          {std::tuple(&text.source_language, source, target),
@@ -277,7 +278,7 @@ void SentenceBatches::Shuffle(int64_t pass) {
     return std::pair(target_lengths_[a], source_lengths_[a]) <
            std::pair(target_lengths_[b], source_lengths_[b]);
   });
-  // Otherwise, the longest pairs would be left out in every pass.
+  // Each pass leaves out random pairs; otherwise it would always be the longest.
   const int64_t batches = std::ssize(pairs) / batch_;
   const auto spare = static_cast<size_t>(std::ssize(pairs) - batches * batch_);
   const auto first = static_cast<int64_t>(Below(spare + 1, &generator));

@@ -1,5 +1,5 @@
-// Sentences and their translations: reading two files with corresponding lines per part of the
-// data, tokenizing them, and selecting the pairs of a training step.
+// Sentences and their translations. Reads two files with corresponding lines per split, tokenizes
+// them, and selects the pairs of each training step.
 #ifndef GNOMON_TEXT_PARALLEL_TEXT_H_
 #define GNOMON_TEXT_PARALLEL_TEXT_H_
 
@@ -18,7 +18,8 @@ inline constexpr const char* kValidPart = "valid";
 
 struct ParallelPart {
   std::string name;  // "train", "valid", or that of its files
-  // Equally many in both languages, none empty, without line feeds.
+  // Both languages have the same number of sentences. Sentences are not empty and contain no line
+  // feeds.
   std::vector<std::string> source;
   std::vector<std::string> target;
 };
@@ -28,43 +29,43 @@ struct ParallelText {
   std::string source_language;
   std::string target_language;
   int64_t files = 0;
-  std::vector<ParallelPart> parts;  // train and valid before others, these by name
+  std::vector<ParallelPart> parts;  // train, valid, then the others by name
   std::string sha256;               // of all names and lines
 
-  // nullptr if there is no such part.
+  // Returns nullptr if there is no such split.
   const ParallelPart* Find(std::string_view name) const;
 };
 
-// Reads the files PART.LANGUAGE of a folder, plain or compressed by gzip (PART.LANGUAGE.gz). The
-// parts are `train`; `valid`, also called validation, val or dev; and all names that begin with
-// `test`. An empty language is determined from the files: the other one if there are two, or source
-// and target for files named src and tgt. Throws an Error that names the file and the line if a
-// line is missing, empty or not UTF-8, or if the numbers of lines of a part differ.
+// Reads the files PART.LANGUAGE of a folder, plain or gzipped (PART.LANGUAGE.gz). PART is `train`,
+// `valid` (or validation, val, dev) or any name that begins with `test`. If a language is empty, it
+// is determined from the files: files named src and tgt are source and target; if there are two
+// languages, it is the other one. Throws an Error that names the file and the line if a line is
+// empty or not UTF-8, or if the two files of a split have different numbers of lines.
 ParallelText ReadParallelText(const std::filesystem::path& folder,
                               const std::string& source_language,
                               const std::string& target_language);
 
-// The lines of a file, plain or compressed by gzip, or of the standard input (`path` is "-"),
-// without line ends, including blank lines. Throws an Error that names the file, and the line if it
-// is not UTF-8.
+// Reads the lines of a plain or gzipped file, or of standard input (`path` is "-"). Returns them
+// without line ends, including blank lines. Throws an Error that names the file and, if a line is
+// not UTF-8, the line.
 std::vector<std::string> ReadSentences(const std::filesystem::path& path);
 
-// Whether there are only spaces.
+// Whether a line is empty or contains only spaces.
 bool IsBlank(std::string_view line);
 
-// The tokens of a line of text, and the token of a line end.
+// The tokens of a line of text, including the end token.
 using Sentence = std::vector<int32_t>;
 
-// The token that ends sentences.
+// The end token of sentences.
 int64_t EndOfSentence(const Tokenizer& tokenizer);
 Sentence EncodeSentence(const Tokenizer& tokenizer, std::string_view line);
-// The text of tokens without the end token, in UTF-8.
+// Decodes tokens without the end token to UTF-8.
 std::string DecodeSentence(const Tokenizer& tokenizer, const std::vector<int64_t>& tokens);
 
-// The order in which training reads pairs of sentences. In each pass, pairs of similar lengths form
-// a batch: the pairs are shuffled, sorted by the length of the target and then of the source, and
-// split into batches, which are shuffled. A remainder smaller than a batch is left out of that
-// pass. The order depends only on lengths, seed and batch.
+// The order in which training reads pairs of sentences. Batches contain pairs of similar lengths.
+// In each pass, the pairs are shuffled, sorted by target length and then source length, and split
+// into batches, which are shuffled. Pairs that do not fill a batch are left out of that pass. The
+// order depends only on lengths, seed and batch size.
 class SentenceBatches {
  public:
   SentenceBatches() = default;
@@ -81,7 +82,7 @@ class SentenceBatches {
   std::vector<int64_t> target_lengths_;
   uint64_t seed_ = 0;
   int64_t batch_ = 1;
-  int64_t pass_ = -1;           // the pass of `order_`
+  int64_t pass_ = -1;           // the pass to which `order_` belongs
   std::vector<int64_t> order_;  // consecutive batches
 };
 

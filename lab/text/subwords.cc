@@ -24,9 +24,9 @@ constexpr const char* kLineFeed = "<0x0A>";
 const SentencePieceModule* LoadModule() {
   int mode = RTLD_NOW | RTLD_LOCAL;
 #if defined(RTLD_DEEPBIND) && !defined(__SANITIZE_ADDRESS__)
-  mode |= RTLD_DEEPBIND;  // see the module's header; the address sanitizer has no such mode
+  mode |= RTLD_DEEPBIND;  // see module.h; AddressSanitizer does not support it
 #endif
-  // Found by the run path of the program or library that contains this code.
+  // The library is found through the run path of the binary that contains this code.
   void* const library = dlopen("libgnomon_sentencepiece.so", mode);
   if (library == nullptr) {
     throw Error(
@@ -37,13 +37,13 @@ const SentencePieceModule* LoadModule() {
   return static_cast<const SentencePieceModule*>(dlsym(library, kSentencePieceSymbol));
 }
 
-// It stays loaded. Throws Error if there is none.
+// Loads the module, which is never unloaded. Throws Error if it is missing.
 const SentencePieceModule& Module() {
   static const SentencePieceModule* const module = LoadModule();
   return *module;
 }
 
-// Calls visit(line, ends) for each line without its line feed; `ends` is whether it has one.
+// Calls visit(line, ends) for each line without its line feed; `ends` is true if the line has one.
 template <class Visit>
 void ForEachLine(std::string_view text, Visit visit) {
   while (!text.empty()) {
@@ -79,7 +79,7 @@ class SubwordTokenizer : public Tokenizer {
       texts_.push_back(TextOf(piece));
       bytes += piece.kind == Piece::Kind::kByte ? 1 : 0;
     }
-    // A model with other settings may drop spaces or characters.
+    // A model that was trained with other settings may drop spaces or characters.
     constexpr std::string_view kProbe = " a  b\n";
     std::string back;
     if (bytes == kByteVocabulary) {
@@ -110,7 +110,7 @@ class SubwordTokenizer : public Tokenizer {
         ids.push_back(id);
         ends.push_back(at);
       }
-      // They differ if the line contains U+2581 itself or invalid UTF-8.
+      // The lengths differ if the line contains U+2581 itself or invalid UTF-8.
       if (!pieces.empty()) ends.back() = end;
       begin = end;
       if (ends_here) {

@@ -1,5 +1,5 @@
-// Subwords of SentencePiece (Kudo and Richardson 2018), by byte-pair encoding (Sennrich et al.
-// 2016).
+// Subword tokenizers by SentencePiece (Kudo and Richardson 2018) with byte-pair encoding (Sennrich
+// et al. 2016).
 #ifndef GNOMON_TEXT_SUBWORDS_H_
 #define GNOMON_TEXT_SUBWORDS_H_
 
@@ -10,17 +10,18 @@
 
 namespace gnomon::lab {
 
-// The 256 bytes, SentencePiece's unknown token, and one character.
+// The minimum vocabulary: 256 bytes, SentencePiece's unknown token, and one character.
 inline constexpr int64_t kFewestSubwords = 258;
 
-// If libgnomon_sentencepiece.so is missing, both throw an Error that says what to install.
+// If libgnomon_sentencepiece.so is missing, both functions throw an Error that says what to
+// install.
 
-// Learns `vocabulary` subwords (0: 8000) from a text; if that fails, throws Error with
+// Learns `vocabulary` subwords (0: 8000) from a text. If training fails, throws Error with
 // SentencePiece's message.
 TokenizerPtr BuildSubwords(int64_t vocabulary, std::string_view text);
 
-// From a SentencePiece model file's content; throws Error if it is invalid, or does not preserve
-// every byte of a text.
+// Creates a tokenizer from the content of a SentencePiece model file. Throws Error if it is invalid
+// or does not preserve every byte of a text.
 TokenizerPtr ReadSubwords(std::string_view file);
 
 }  // namespace gnomon::lab

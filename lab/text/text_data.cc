@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kProbe = 8192;
-// A text is held in memory; this limit prevents a mistaken `--data /` from filling it.
+// A text is held in memory, which a mistaken `--data /` would fill without this limit.
 constexpr size_t kMostBytes = size_t{4} << 30;
 
 bool Hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
@@ -91,7 +91,7 @@ std::optional<fs::path> FindPart(const fs::path& folder, const std::vector<std::
   return found[0];
 }
 
-// SplitMix64's output function: a bijection that mixes every bit into every other.
+// The output function of SplitMix64, a bijection that mixes all bits.
 uint64_t Mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;

@@ -25,15 +25,15 @@ class ByteTokenizer : public Tokenizer {
 
 constexpr int32_t kUnknown = 0;
 constexpr int32_t kLineEnd = 1;
-constexpr int64_t kFewestWords = 3;  // the two above and one word
+constexpr int64_t kFewestWords = 3;  // <unk>, <eos> and one word
 constexpr const char* kUnknownWord = "<unk>";
 constexpr const char* kLineEndWord = "<eos>";
 
-// ASCII spaces except the line feed. A no-break space is part of a word.
+// Whether c is an ASCII space other than a line feed. A no-break space is part of a word.
 bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\v' || c == '\f'; }
 
-// Calls visit(word, end) for each word, and visit("\n", end) for each line end; `end` is the index
-// of the byte after it.
+// Calls visit(word, end) for each word, and visit("\n", end) for each line end. `end` is the index
+// of the next byte.
 template <class Visit>
 void ForEachWord(std::string_view text, Visit visit) {
   size_t at = 0;
@@ -59,7 +59,7 @@ class WordTokenizer : public Tokenizer {
       ids_.emplace(word, static_cast<int32_t>(ids_.size()));
     }
   }
-  // The keys of ids_ view words_.
+  // Not copyable, because the keys of ids_ are views of words_.
   WordTokenizer(const WordTokenizer&) = delete;
   WordTokenizer& operator=(const WordTokenizer&) = delete;
 
@@ -104,7 +104,7 @@ TokenizerPtr BuildWords(int64_t vocabulary, std::string_view text) {
     ++seen[entry->second].count;
   });
   if (seen.empty()) throw Error("words: the training text contains no words");
-  // For equal counts, the earlier word comes first.
+  // Words with equal counts keep the order of their first occurrence.
   std::stable_sort(seen.begin(), seen.end(),
                    [](const Seen& a, const Seen& b) { return a.count > b.count; });
   std::vector<std::string> words = {kUnknownWord, kLineEndWord};

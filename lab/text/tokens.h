@@ -18,11 +18,11 @@ namespace gnomon::lab {
 
 inline constexpr int64_t kByteVocabulary = 256;
 
-// A text as a sequence of tokens, numbered from 0 in their vocabulary. Copies are cheap.
+// A text as a sequence of token ids. Copies are cheap.
 class TokenText {
  public:
   TokenText() = default;
-  // Each byte is a token. The bytes must outlive this and its copies.
+  // Each byte is a token. The bytes must outlive this object and its copies.
   template <std::convertible_to<std::string_view> Bytes>
   TokenText(const Bytes& bytes) : bytes_(bytes) {}  // NOLINT: implicit
   // Token n is ids[n]. It starts at the end of the previous token and ends before byte ends[n] of
@@ -35,7 +35,7 @@ class TokenText {
   int64_t operator[](int64_t n) const {
     return tokens_ == nullptr ? static_cast<unsigned char>(bytes_[n]) : tokens_->ids[n];
   }
-  // The bytes of the text that tokens first to last - 1 represent.
+  // The number of bytes that the tokens `first` to `last` - 1 represent.
   int64_t CountBytes(int64_t first, int64_t last) const { return End(last) - End(first); }
   // Number of occurrences of `token`.
   int64_t Count(int64_t token) const;
@@ -46,7 +46,7 @@ class TokenText {
     std::vector<int64_t> ends;
   };
 
-  // The end of the first n tokens, in bytes.
+  // The index of the byte after the first n tokens.
   int64_t End(int64_t n) const {
     if (tokens_ == nullptr) return n;
     return n == 0 ? 0 : tokens_->ends[n - 1];
@@ -60,18 +60,18 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // "bytes", "words" or "subwords".
+  // The kind of tokens: "bytes", "words" or "subwords".
   virtual std::string kind() const = 0;
   // Vocabulary size.
   virtual int64_t size() const = 0;
-  // The token for unknown words; none if there are no unknown words.
+  // The token for unknown words; none for tokenizers that can encode every text.
   virtual std::optional<int64_t> unknown() const { return std::nullopt; }
-  // A file from which ReadTokenizer restores this tokenizer; empty for bytes.
+  // The content of a file from which ReadTokenizer() restores this tokenizer; empty for bytes.
   virtual std::string vocabulary() const = 0;
 
   // The text must outlive the result.
   virtual TokenText Encode(std::string_view text) const = 0;
-  // The text of a token after the token `before`, or at the start of a text.
+  // The text of a token that follows the token `before`, or that starts a text.
   virtual std::string Text(int64_t token, std::optional<int64_t> before) const = 0;
 };
 
@@ -79,21 +79,21 @@ using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
 inline constexpr const char* kTokenKinds[] = {"bytes", "words", "subwords"};
 
-// One of the tokens, for messages: "byte", "word" or "subword".
+// The noun for one token in messages: "byte", "word" or "subword".
 std::string TokenUnit(const std::string& kind);
 
-#define GNOMON_TOKEN_OPTIONS(OPTION)                                                               \
-  OPTION(std::string, kind, "bytes",                                                               \
-         .help =                                                                                   \
-             "Token kind: bytes; words, split at spaces, with <eos> for the end of a line and "    \
-             "<unk> for words that are not in the training text; or subwords, learned from the "   \
-             "training text by SentencePiece",                                                     \
-         .flag = "tokens", .choices = {std::begin(kTokenKinds), std::end(kTokenKinds)})            \
-  /* 0: the default. */                                                                            \
-  OPTION(int64_t, vocabulary, 0,                                                                   \
-         .help =                                                                                   \
-             "Vocabulary size: number of words (the most frequent, including <unk> and <eos>) or " \
-             "of subwords; default: all words, 8000 subwords",                                     \
+#define GNOMON_TOKEN_OPTIONS(OPTION)                                                              \
+  OPTION(std::string, kind, "bytes",                                                              \
+         .help =                                                                                  \
+             "Token kind: bytes; words, which are split at spaces, with <eos> for line ends and " \
+             "<unk> for words that are not in the training text; or subwords, which "             \
+             "SentencePiece learns from the training text",                                       \
+         .flag = "tokens", .choices = {std::begin(kTokenKinds), std::end(kTokenKinds)})           \
+  /* 0: the default. */                                                                           \
+  OPTION(int64_t, vocabulary, 0,                                                                  \
+         .help =                                                                                  \
+             "Vocabulary size: number of words (the most frequent ones, including <unk> and "     \
+             "<eos>) or of subwords; default: all words, or 8000 subwords",                       \
          .shows_default = false, .may_lack = true)
 
 struct TokenOptions {
@@ -109,7 +109,7 @@ TokenizerPtr BuildTokenizer(const TokenOptions& options, std::string_view traini
 // Throws Error if the vocabulary was not written by a tokenizer of this kind.
 TokenizerPtr ReadTokenizer(const std::string& kind, std::string_view vocabulary);
 
-// Both parts of a text as tokens.
+// Both splits of a text as tokens.
 struct TokenData {
   TokenizerPtr tokenizer;
   TokenText train;
@@ -119,7 +119,7 @@ struct TokenData {
 // The data must outlive the result.
 TokenData Tokenize(TokenizerPtr tokenizer, const TextData& data);
 
-// Number of tokens of a text that represent about that many bytes.
+// Returns the number of tokens that represent about `bytes` bytes of a text.
 int64_t TokensOfBytes(const TokenText& text, int64_t bytes);
 
 }  // namespace gnomon::lab

@@ -1,4 +1,4 @@
-// Code points of UTF-8.
+// Decodes UTF-8.
 #ifndef GNOMON_TEXT_UTF8_H_
 #define GNOMON_TEXT_UTF8_H_
 
@@ -14,14 +14,14 @@ struct CodePoint {
   size_t bytes = 0;  // 0: invalid
 };
 
-// The code point that begins at byte `at`; overlong forms, surrogates and values above U+10FFFF are
-// invalid (RFC 3629).
+// Returns the code point that begins at byte `at`. Overlong forms, surrogates and values above
+// U+10FFFF are invalid (RFC 3629).
 CodePoint CodePointAt(std::string_view text, size_t at);
 
 // Whether a text is valid UTF-8.
 bool IsUtf8(std::string_view text);
 
-// The text with U+FFFD in place of each invalid byte.
+// Returns the text with each invalid byte replaced by U+FFFD.
 std::string ToUtf8(std::string_view text);
 
 }  // namespace gnomon::lab

@@ -9,7 +9,7 @@
 namespace gnomon::lab {
 namespace {
 
-// The first place where `wrong` holds, as "[3, 0]".
+// The first index where `wrong` is true, such as "[3, 0]".
 std::string FirstPlace(const torch::Tensor& wrong) {
   const torch::Tensor places = wrong.nonzero();
   std::vector<std::string> indices;

@@ -1,5 +1,5 @@
-// User data as named arrays: a safetensors file with tensors named PART.NAME, such as
-// "train.images" or "valid.labels" (docs/tasks.md). `gnomon data` writes such files.
+// User data as named arrays, read from a safetensors file with tensors named PART.NAME, such as
+// "train.images" or "valid.labels" (docs/tasks.md). `gnomon data` writes these files.
 #ifndef GNOMON_TRAINING_ARRAYS_H_
 #define GNOMON_TRAINING_ARRAYS_H_
 
@@ -20,24 +20,25 @@ class Arrays {
   explicit Arrays(const std::string& path);
 
   const std::string& path() const { return path_; }
-  // Hash of all names, types, shapes and values, independent of the file.
+  // Hash of all names, types, shapes and values; it does not depend on the layout of the file.
   const std::string& sha256() const { return sha256_; }
   bool Has(const std::string& name) const { return file_.tensors.contains(name); }
 
-  // These throw Error naming the file, the array and the fault.
+  // The following functions throw an Error that names the file, the array and the fault.
 
   int64_t CountAxes(const std::string& name) const;
-  // With this many axes, none of them empty.
+  // Returns an array with `axes` axes and at least one element.
   const torch::Tensor& Get(const std::string& name, int64_t axes) const;
-  // Whole numbers from `lowest` to `highest`, as int64.
+  // Returns an array of integers from `lowest` to `highest`, as int64.
   torch::Tensor Integers(const std::string& name, int64_t axes, int64_t lowest,
                          int64_t highest) const;
-  // Finite numbers, as float; bytes are divided by 255.
+  // Returns an array of finite numbers, as float; bytes are divided by 255.
   torch::Tensor Numbers(const std::string& name, int64_t axes) const;
-  // Checks that both have the same number of rows.
+  // Checks that both arrays have the same number of rows.
   void CheckRows(const std::string& first, const std::string& second) const;
-  // Rows of a ragged array, as views: NAME contains all values in order and NAME_lengths the row
-  // lengths; without lengths, NAME has one more axis, and all rows have the same length.
+  // Returns the rows of a ragged array, as views. NAME contains all values in order, and
+  // NAME_lengths contains the row lengths. Without lengths, NAME has an additional axis, and all
+  // rows have the same length.
   std::vector<torch::Tensor> Rows(const std::string& name, int64_t axes) const;
 
  private:

@@ -16,17 +16,17 @@ namespace {
 
 using nlohmann::json;
 
-// The key of the configuration in a checkpoint's metadata, and the version of its layout.
+// The key of the configuration in a checkpoint's metadata, and the version of the format.
 constexpr const char* kConfigKey = "gnomon";
 constexpr int64_t kCheckpointFormat = 1;
 constexpr const char* kModelPrefix = "model.";
 constexpr const char* kOptimizerPrefix = "optimizer.";
 
-// Fields that the configuration of a training run has in addition to that of a model and the task's
+// Fields in the configuration of a training run, in addition to those of a model and the task's
 // state fields.
 constexpr const char* kTrainingFields[] = {"step", "training", "data"};
 
-// A tensor that a checkpoint must contain.
+// Returns a tensor that a checkpoint must contain; throws Error if it does not.
 torch::Tensor Take(const SafeTensors& file, const std::string& name, torch::IntArrayRef shape,
                    torch::ScalarType type) {
   const auto found = file.tensors.find(name);
@@ -43,7 +43,7 @@ bool IsOfTraining(const Option& option) {
   return option.section == "training" || option.section == "run";
 }
 
-// The stored options, restricted to those of the model or of its training.
+// The stored options of the model, or those of its training.
 OptionList StoredOptions(Task& task, Terms* terms) {
   return InSection("model", terms->Options()) + task.Options(Command::kTrain);
 }
@@ -62,7 +62,7 @@ OptionList TrainingSections(TrainingOptions* training, RunOptions* run) {
   return InSection("training", training->Options()) + InSection("run", run->Options());
 }
 
-// Returns the number of tensors.
+// Passes the file's assets to the task and returns the number of their tensors.
 size_t TakeAssets(const SafeTensors& file, Task& task) {
   std::vector<std::string> assets;
   size_t used = 0;
@@ -80,7 +80,7 @@ size_t TakeAssets(const SafeTensors& file, Task& task) {
   return used;
 }
 
-// Whether a configuration has any field that only training runs have.
+// Whether a configuration contains any field that only training runs have.
 bool HoldsTraining(const json& object, const Task& task) {
   std::vector<std::string> fields = task.state_fields();
   fields.insert(fields.end(), std::begin(kTrainingFields), std::end(kTrainingFields));
@@ -88,7 +88,7 @@ bool HoldsTraining(const json& object, const Task& task) {
                      [&](const std::string& field) { return object.contains(field); });
 }
 
-// Tensors that belong neither to the model nor to the optimizer nor to assets.
+// The tensors that do not belong to the model, the optimizer or the assets.
 std::map<std::string, torch::Tensor> OtherTensors(const SafeTensors& file, const Task& task) {
   std::map<std::string, torch::Tensor> others = file.tensors;
   for (const Asset& asset : task.Assets()) others.erase(asset.tensor);
@@ -98,8 +98,8 @@ std::map<std::string, torch::Tensor> OtherTensors(const SafeTensors& file, const
   return others;
 }
 
-// A training run without its moments (which are named after the parameters) and the learner's
-// state.
+// Reads the state of a training run, except the optimizer's moments (which are named after the
+// parameters) and the learner's state.
 TrainingState TakeTraining(const json& object, const OptionList& options) {
   TrainingState training;
   training.step = Field<int64_t>(object, "step");

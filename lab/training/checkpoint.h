@@ -1,4 +1,5 @@
-// Checkpoints of a task's model, with or without training state, that resume bitwise identically.
+// Checkpoints of a task's model, with or without training state. A resumed run is bitwise identical
+// to an uninterrupted one.
 #ifndef GNOMON_TRAINING_CHECKPOINT_H_
 #define GNOMON_TRAINING_CHECKPOINT_H_
 
@@ -24,7 +25,7 @@ struct TrainingState {
   int64_t step = 0;
   std::map<std::string, torch::Tensor> optimizer;
   LearnerState learner;
-  // Absolute; empty if the task reads no data.
+  // An absolute path; empty if the task reads no data.
   std::string data_path;
   std::string data_sha256;
 };
@@ -35,26 +36,26 @@ struct Checkpoint {
   std::optional<TrainingState> training;  // none if the file contains only a model
 };
 
-// Weights, optimizer, the learner's state, the task's options and assets, and the name of the data
-// in one safetensors file, which any number of processes can resume. Without training state, the
-// file contains the weights, the assets and the options that the model is built from. A collective;
-// process 0 writes.
+// Writes a safetensors file that any number of processes can resume. It contains the weights, the
+// optimizer's and the learner's state, the task's options and assets, and the path of the data.
+// Without training state, it contains only the weights, the assets and the model options. This is a
+// collective operation; process 0 writes.
 void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, Task& task,
                     const Terms& terms, const RunOptions& run, const std::string& data_path);
 
 // Sets the options and assets of the task from the file. The learner refers to the task and is on
-// the given device, whatever device the file was written on. Throws Error if the file is not a
+// `device`; the file may have been written on a different one. Throws Error if the file is not a
 // valid checkpoint of this task.
 Checkpoint LoadCheckpoint(const std::filesystem::path& path, Task& task,
                           torch::Device device = torch::kCPU);
 
 inline constexpr const char* kCheckpointName = "checkpoint.safetensors";
 
-// The checkpoint at `path`, which is the file itself or a run folder. Throws Error if there is
-// none.
+// Returns the path of the checkpoint at `path`, which is the file itself or a run folder. Throws
+// Error if there is none.
 std::filesystem::path CheckpointFile(const std::string& path);
 
-// The name of a checkpoint's task; none if the checkpoint is invalid.
+// Returns the name of a checkpoint's task; none if the checkpoint is invalid.
 std::optional<std::string> TaskOfCheckpoint(const std::filesystem::path& path);
 
 }  // namespace gnomon::lab

@@ -15,15 +15,15 @@ namespace {
 std::optional<c10::Device> Parse(const std::string& name) {
   try {
     const c10::Device device(name);
-    // PyTorch truncates the index: cuda:256 would become cuda:0.
+    // The names must agree, because PyTorch truncates the index: cuda:256 would become cuda:0.
     if (device.str() == name) return device;
   } catch (const c10::Error&) {
-    // Not a valid device.
+    // The name is not a valid device.
   }
   return std::nullopt;
 }
 
-// As seen by PyTorch, which may have been built without GPU support.
+// The number of devices that PyTorch finds. It may have been built without GPU support.
 int64_t CountDevices(c10::DeviceType type) {
   return at::globalContext().getAcceleratorHooksInterface(type).deviceCount();
 }

@@ -1,4 +1,4 @@
-// The device of models.
+// Selects the device of models.
 #ifndef GNOMON_TRAINING_DEVICE_H_
 #define GNOMON_TRAINING_DEVICE_H_
 
@@ -8,8 +8,8 @@
 
 namespace gnomon::lab {
 
-// "cpu", "cuda" or "cuda:1" as a device. Throws Error if the name is invalid, if there is no such
-// device, or if gnomon does not support it.
+// Converts a name such as "cpu", "cuda" or "cuda:1" to a device. Throws Error if the name is
+// invalid, the device does not exist, or gnomon does not support it.
 c10::Device FindDevice(const std::string& name);
 
 }  // namespace gnomon::lab

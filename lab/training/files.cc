@@ -33,7 +33,7 @@ bool WriteAll(int file, std::string_view bytes) {
 constexpr const char* kUnfinished = ".part";
 constexpr size_t kDigits = 16;
 
-// "PATH.<16 hexadecimal digits>.part", a new file opened for writing.
+// Creates a new file "PATH.<16 hexadecimal digits>.part" and opens it for writing.
 int OpenBeside(const std::filesystem::path& path, std::string* name) {
   std::random_device random;
   while (true) {
@@ -49,7 +49,7 @@ int OpenBeside(const std::filesystem::path& path, std::string* name) {
 
 void WriteFileAtomically(const std::filesystem::path& given,
                          const std::vector<std::string_view>& parts) {
-  // The target of a link is replaced, not the link; only regular files can be replaced.
+  // If the path is a link, its target is replaced. Only regular files can be replaced.
   std::error_code error;
   std::filesystem::path path = std::filesystem::weakly_canonical(given, error);
   if (error) path = given;
@@ -105,7 +105,7 @@ FolderLock::FolderLock(const std::filesystem::path& folder) {
   if (file < 0) {
     throw Error(StrCat("cannot open the folder ", folder.string(), ": ", std::strerror(errno)));
   }
-  // Must not reuse the descriptor of a closed standard stream.
+  // The descriptor must not be that of a standard stream, which may be closed.
   file_ = ::fcntl(file, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
   ::close(file);
   if (::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;

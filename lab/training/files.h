@@ -1,4 +1,4 @@
-// Atomic writes of files, folders locked by one process, and queries about files.
+// Atomic file writes, folder locks, and queries about files.
 #ifndef GNOMON_TRAINING_FILES_H_
 #define GNOMON_TRAINING_FILES_H_
 
@@ -10,22 +10,22 @@
 namespace gnomon::lab {
 
 // Writes the parts to a uniquely named file next to `path`, flushes it to disk, and renames it to
-// `path`. Throws Error on failure. Links are kept and their target is replaced; devices and pipes
-// are written to directly.
+// `path`. If `path` is a link, its target is replaced. Devices and pipes are written to directly.
+// Throws Error on failure.
 void WriteFileAtomically(const std::filesystem::path& path,
                          const std::vector<std::string_view>& parts);
 
-// Whether a path refers to a device, such as /dev/zero, which may be endless.
+// Whether a path refers to a device, whose content may be endless (/dev/zero).
 bool IsDevice(const std::filesystem::path& path);
 
-// The folder that a file is in.
+// The folder that contains a file.
 std::filesystem::path FolderOf(const std::filesystem::path& path);
 
-// Removes files left behind by killed writers of `path`. Requires exclusive use of the folder.
+// Removes files that killed writers of `path` left behind. Requires exclusive use of the folder.
 void RemoveUnfinished(const std::filesystem::path& path);
 
-// Exclusive use of a folder until the lock is destroyed or the process ends in any way. Leaves no
-// files behind. Has no effect on file systems without folder locks.
+// Gives exclusive use of a folder until the lock is destroyed or the process ends, even if it is
+// killed. Leaves no files behind. Has no effect on file systems that cannot lock folders.
 class FolderLock {
  public:
   FolderLock() = default;  // locks nothing

@@ -59,7 +59,7 @@ constexpr const char* Kind() {
   return "integer";
 }
 
-// The object with a section's fields; empty if there is none.
+// The object that contains a section's fields; empty if there is none.
 const json& SectionOf(const json& object, const std::string& section) {
   static const json none = json::object();
   if (section.empty()) return object;

@@ -1,5 +1,5 @@
-// Options, each defined once: a list generates the members of a struct, the command-line flags, the
-// range checks and the fields of files.
+// Each option is defined once, in a list. The list generates the members of a struct, the
+// command-line flags, the range checks and the fields in files.
 #ifndef GNOMON_TRAINING_OPTIONS_H_
 #define GNOMON_TRAINING_OPTIONS_H_
 
@@ -12,7 +12,8 @@
 
 namespace gnomon::lab {
 
-// Larger than any realistic count, and small enough that sums do not overflow.
+// A maximum for counts: larger than any realistic count, but small enough that sums do not
+// overflow.
 inline constexpr int64_t kMany = 1'000'000'000'000;
 // The largest seed that JSON represents exactly.
 inline constexpr int64_t kLargestSeed = int64_t{1} << 53;
@@ -20,27 +21,28 @@ inline constexpr int64_t kLargestSeed = int64_t{1} << 53;
 // Properties of an option other than its type, name and default.
 struct OptionInfo {
   const char* help = "";
-  // The range of a number, of each number of a list.
+  // The range of the number, or of each number in a list.
   double lowest = 0;
   double highest = static_cast<double>(kMany);
-  // The flag's name without leading dashes; default: its name in files, with dashes.
+  // The flag's name without leading dashes; default: the name in files, with dashes instead of
+  // underscores.
   const char* flag = nullptr;
-  // If false, it exists only in files.
+  // If false, the option exists only in files.
   bool has_flag = true;
   // Whether --help shows the default; false if it depends on something that `help` describes.
   bool shows_default = true;
-  // Files may omit it; it then has the default.
+  // Whether files may omit the option; it then has its default.
   bool may_lack = false;
-  // Whether a resumed run accepts another value.
+  // Whether the value may change when a run is resumed.
   bool may_change = false;
-  // For lists of texts: whether commas separate them, or each is a separate argument that may
-  // contain commas.
+  // For lists of texts: whether commas separate the items. If false, each item is a separate
+  // argument and may contain commas.
   bool has_commas = true;
-  // For texts: the valid values. Empty: any.
+  // For texts: the valid values; empty: all values are valid.
   std::vector<std::string> choices = {};
 };
 
-// An option bound to a struct.
+// An option of a struct, with a pointer to its member.
 struct Option {
   using Value = std::variant<int64_t*, double*, bool*, std::string*, std::optional<int64_t>*,
                              std::vector<int64_t>*, std::vector<std::string>*>;
@@ -48,7 +50,7 @@ struct Option {
   std::string key;
   OptionInfo info;
   Value value;
-  // The object in files that contains it, and the group of its flag; empty: the top level.
+  // The object that contains the option in files, and the group of its flag; empty: the top level.
   std::string section = "";
 
   // "--learning-rate" for "learning_rate".
@@ -57,15 +59,15 @@ struct Option {
 
 using OptionList = std::vector<Option>;
 
-// The members of a struct and Options(), their list, from LIST(OPTION), which calls
-// OPTION(type, name, default, info...) for each:
+// Defines the members of a struct and the function Options(), which returns their list.
+// LIST(OPTION) must call OPTION(type, name, default, info...) for each option:
 //
 //   #define GNOMON_LOOK_OPTIONS(OPTION) OPTION(int64_t, width, 80, .help = "Columns", .lowest = 1)
 //   struct LookOptions {
 //     GNOMON_OPTIONS(GNOMON_LOOK_OPTIONS)
 //   };
 //
-// The pointers are to the struct's own members: it must outlive the list.
+// The list points to the struct's members, so the struct must outlive it.
 #define GNOMON_OPTIONS(LIST)            \
   LIST(GNOMON_OPTION_MEMBER)            \
   ::gnomon::lab::OptionList Options() { \
@@ -80,17 +82,18 @@ using OptionList = std::vector<Option>;
 void AddOption(const char* name, const OptionInfo& info, const Option::Value& value,
                OptionList* list);
 
-// The concatenation of both lists.
+// Concatenates two lists.
 OptionList operator+(OptionList first, OptionList second);
-// The list with all options in a section.
+// Returns the list with all options moved to a section.
 OptionList InSection(const std::string& section, OptionList list);
-// The list without the given keys; or with their options only in files, without flags.
+// Without() removes the options with the given keys. WithoutFlags() keeps them in files but removes
+// their flags.
 OptionList Without(OptionList list, const std::vector<std::string>& keys);
 OptionList WithoutFlags(OptionList list, const std::vector<std::string>& keys);
-// The list with another name for one option.
+// Returns the list with one option renamed.
 OptionList Renamed(OptionList list, const std::string& key, const std::string& name);
 
-// The values in file form.
+// Returns the values as they are stored in files.
 nlohmann::json ToJson(const OptionList& list);
 
 // Sets the values from a file; throws Error if a field or section is missing or has the wrong type.
@@ -100,14 +103,14 @@ void FromJson(const nlohmann::json& object, const OptionList& list);
 // empty.
 void CheckRanges(const OptionList& list, const std::string& where);
 
-// One field of an object; throws Error if it is missing or has the wrong type. For int64_t, double,
-// bool, std::string, and vectors of int64_t and std::string.
+// Returns a field of an object; throws Error if it is missing or has the wrong type. Value is
+// int64_t, double, bool, std::string, or a vector of int64_t or std::string.
 template <class T>
 T Field(const nlohmann::json& object, const std::string& name);
 
-// For programs in other languages: key, kind ("integer", "number", "flag", "text", "integers",
-// "texts"), default, the range of numbers, whether files may omit it, and the valid values of
-// texts.
+// Describes an option for programs in other languages: key, kind ("integer", "number", "flag",
+// "text", "integers", "texts"), default, range of numbers, whether files may omit it, and valid
+// values of texts.
 nlohmann::json DescribeOption(const Option& option);
 
 }  // namespace gnomon::lab

@@ -1,4 +1,4 @@
-// The processes that train one model together, each on its rows of every batch.
+// The processes that train a model together; each computes its own rows of every batch.
 #ifndef GNOMON_TRAINING_PROCESSES_H_
 #define GNOMON_TRAINING_PROCESSES_H_
 
@@ -13,8 +13,8 @@
 
 namespace gnomon::lab {
 
-// Collectives, which all processes call in the same order, on contiguous tensors of the same shape
-// and dtype. This class implements a single process.
+// Collective operations. All processes must call them in the same order, with contiguous tensors of
+// the same shape and dtype. This base class implements a single process.
 class Processes {
  public:
   Processes() = default;
@@ -25,16 +25,16 @@ class Processes {
   virtual int64_t rank() const { return 0; }
   virtual int64_t size() const { return 1; }
 
-  // The sum over all processes, in place; bitwise identical in all of them.
+  // Sums the tensor over all processes, in place. The result is bitwise identical in all processes.
   virtual void AllReduce(const at::Tensor& /*tensor*/) const {}
-  // The tensors (...) of all processes in rank order, (size, ...).
+  // Returns the tensors (...) of all processes in rank order: (size, ...).
   virtual at::Tensor AllGather(const at::Tensor& tensor) const;
   // Broadcasts the tensor of process 0, in place.
   virtual void Broadcast(const at::Tensor& /*tensor*/) const {}
 
   // Whether the condition is true in any process.
   bool Any(bool here) const;
-  // Broadcasts the text of process 0.
+  // Broadcasts the text of process 0 and returns it.
   std::string BroadcastText(const std::string& text) const;
 };
 
@@ -58,8 +58,8 @@ class ProcessGroup final : public Processes {
   int64_t size_;
 };
 
-// The rows of a batch that process `rank` of `size` computes: shares are consecutive in rank order
-// and differ by at most one row.
+// The rows of a batch that process `rank` of `size` processes computes. Rows are consecutive in
+// rank order, and their numbers differ by at most one.
 int64_t FirstRow(int64_t batch, int64_t rank, int64_t size);
 int64_t CountRows(int64_t batch, int64_t rank, int64_t size);
 

@@ -23,13 +23,14 @@ using nlohmann::json;
 
 static_assert(std::endian::native == std::endian::little, "tensors are stored little-endian");
 
-// The limit of the reference implementation.
+// The maximum that the reference implementation accepts.
 constexpr uint64_t kLongestHeader = 100'000'000;
 
 struct NamedType {
   const char* name;
   torch::ScalarType type;
-  // The type it is converted to: PyTorch has few operators for wide unsigned integers.
+  // The type to which tensors are converted, because PyTorch has few operators for wide unsigned
+  // integers.
   torch::ScalarType read_as = type;
 };
 
@@ -58,10 +59,10 @@ std::string_view Bytes(const torch::Tensor& tensor) {
   return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
-// The contents of a file, with errors that name it.
+// Reads a file; errors name the file.
 class Reader {
  public:
-  // Reads the tensors, or only the header.
+  // Reads the header and, if requested, the tensors.
   explicit Reader(const std::filesystem::path& path, bool has_tensors = true)
       : path_(path.string()) {
     std::error_code error;
@@ -195,7 +196,7 @@ class Reader {
     }
     constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
     std::vector<int64_t> sizes;
-    uint64_t extent = c10::elementSize(type->type);  // in bytes, ignoring zero sizes
+    uint64_t extent = c10::elementSize(type->type);  // in bytes, without axes of size 0
     bool empty = false;
     for (const json& size : shape) {
       const auto n = size.get<uint64_t>();
@@ -239,7 +240,7 @@ void WriteSafeTensors(const std::filesystem::path& path, const SafeTensors& cont
   for (const auto& [name, tensor] : content.tensors) {
     tensors.emplace_back(name, tensor.detach().cpu().contiguous());
   }
-  // Storing wide types first keeps every tensor aligned.
+  // Storing tensors with wide types first keeps every tensor aligned.
   std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
     return a.second.element_size() > b.second.element_size();
   });

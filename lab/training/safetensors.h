@@ -16,7 +16,7 @@ struct SafeTensors {
   std::map<std::string, std::string> metadata;
 };
 
-// Writes to a file next to `path` and renames it, so `path` is never partially written. Throws
+// Writes to a file next to `path` and renames it, so that `path` is never partially written. Throws
 // Error on failure.
 void WriteSafeTensors(const std::filesystem::path& path, const SafeTensors& content);
 
@@ -24,7 +24,8 @@ void WriteSafeTensors(const std::filesystem::path& path, const SafeTensors& cont
 // Never allocates more memory than the file's size.
 SafeTensors ReadSafeTensors(const std::filesystem::path& path);
 
-// Only the metadata, without reading or checking the tensors; throws Error as above.
+// Reads only the metadata, and neither reads nor checks the tensors. Throws Error naming the file
+// and the fault.
 std::map<std::string, std::string> ReadSafeTensorsMetadata(const std::filesystem::path& path);
 
 }  // namespace gnomon::lab

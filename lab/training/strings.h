@@ -1,4 +1,4 @@
-// Text for messages.
+// Formats text for messages.
 #ifndef GNOMON_TRAINING_STRINGS_H_
 #define GNOMON_TRAINING_STRINGS_H_
 
@@ -16,7 +16,7 @@ std::string StrCat(const T&... parts) {
   return out.str();
 }
 
-// "1 channel", "3 channels".
+// A count with its noun: "1 channel", "3 channels".
 inline std::string Counted(int64_t count, const char* what) {
   return StrCat(count, " ", what, count == 1 ? "" : "s");
 }
@@ -37,7 +37,7 @@ inline std::string SizesText(const std::vector<int64_t>& sizes) {
   return Join(parts, "x");
 }
 
-// A text without the byte-order mark that some editors write at the start of UTF-8 files.
+// Removes the byte-order mark that some editors write at the start of UTF-8 files.
 inline std::string WithoutMark(std::string text) {
   if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
   return text;

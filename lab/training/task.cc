@@ -18,7 +18,7 @@ std::vector<std::unique_ptr<Task> (*)()>& Makers() {
   return makers;
 }
 
-// The memory of the machine, or of this process's control group if that is smaller.
+// The memory of the machine, or the limit of this process's control group if that is lower.
 double MemoryBytes() {
   const double pages = static_cast<double>(::sysconf(_SC_PHYS_PAGES));
   double bytes = pages * static_cast<double>(::sysconf(_SC_PAGE_SIZE));
@@ -30,7 +30,7 @@ double MemoryBytes() {
   return bytes;
 }
 
-// "12.5 GiB".
+// Formats a size, such as "12.5 GiB".
 std::string Gibibytes(double bytes) {
   constexpr double kGibibyte = int64_t{1} << 30;
   std::ostringstream text;

@@ -1,6 +1,5 @@
-// A task: what models are trained to do. One file in tasks/ contains its data, model, loss, metrics
-// and evaluation conditions; the trainer, checkpoints, command line and report work with every
-// task.
+// A task defines its data, model, loss, metrics and evaluation conditions, in one file in tasks/.
+// The trainer, checkpoints, command line and report work with every task.
 #ifndef GNOMON_TRAINING_TASK_H_
 #define GNOMON_TRAINING_TASK_H_
 
@@ -24,7 +23,7 @@
 
 namespace gnomon::lab {
 
-// The purpose of a task's options and data.
+// The command for which a task's options and data are used.
 enum class Command { kTrain, kEval, kCompare };
 
 // An evaluation metric.
@@ -48,8 +47,8 @@ struct Conditions {
 // The results under one condition.
 struct Measurement {
   nlohmann::json condition;
-  // One value per metric of the task; none if the position is undefined there or the value is not
-  // finite.
+  // One value per metric of the task; none if the position is undefined for this condition or the
+  // value is not finite.
   std::vector<std::optional<double>> values;
   int64_t examples = 0;
 };
@@ -59,10 +58,11 @@ struct Batch {
   int64_t step = 0;
   int64_t first = 0;
   int64_t count = 0;
-  int64_t total = 0;     // of all processes together
-  bool is_last = false;  // of the training
+  int64_t total = 0;     // number of rows over all processes
+  bool is_last = false;  // whether this is the last training step
 
-  // Random generator of dropout and encodings; none if these are all rows.
+  // The rows for which random numbers of dropout and encodings are drawn; none if these are all
+  // rows of the batch.
   std::optional<BatchRows> rows() const {
     return count < total ? std::optional(BatchRows{first, total}) : std::nullopt;
   }
@@ -87,73 +87,76 @@ struct LearnerState {
   nlohmann::json fields = nlohmann::json::object();
 };
 
-// One model of a task. Data is on the CPU, but the module may be on another device: models move
+// One model of a task. Data is on the CPU, but the module may be on a different device; models move
 // their inputs.
 class Learner {
  public:
-  // Gathers the rows of the whole batch from all processes; a collective.
+  // Gathers the rows of the whole batch from all processes; this is a collective operation.
   using Gather = std::function<torch::Tensor(const torch::Tensor&)>;
 
   virtual ~Learner() = default;
 
   virtual torch::nn::Module& module() = 0;
 
-  // The model's output for a small built-in input, which must be finite. Throws Error if the terms
-  // do not fit the task. Needs no data.
+  // Returns the model's output for a small built-in input; it must be finite. Throws Error if the
+  // terms do not fit the task. Needs no data.
   virtual torch::Tensor Probe() = 0;
 
   // Throws Error if the data is insufficient.
   virtual void CheckTraining() const {}
 
-  // The contribution of these rows to the mean loss of their batch; the contributions of all
-  // processes sum to it. Depends only on the parameters, the data, the step and the state.
+  // Returns the contribution of these rows to the mean loss of their batch; the contributions of
+  // all processes add up to the mean. It depends only on the parameters, the data, the step and the
+  // state.
   virtual torch::Tensor Loss(const Batch& batch) = 0;
 
-  // Called when the step of Loss() is taken: its state becomes the current state.
+  // Called after the step to which Loss() belongs; the state of that step becomes the current
+  // state.
   virtual void Keep() {}
 
-  // Evaluates on data that training does not use, under each condition; or, if the task says so
-  // (EvaluateHeldOut), on its held-out part under the training condition alone, where metrics other
-  // than DecidingMetric() may be omitted. `proceed` is polled between batches; the result is empty
-  // if it returned false.
+  // Evaluates the model under each condition, on data that is not used for training. After
+  // EvaluateHeldOut(true), evaluates it on the held-out data under the training condition only, and
+  // may omit metrics other than DecidingMetric(). `proceed` is polled between batches; the result
+  // is empty if it returned false.
   virtual std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) = 0;
 
   // Generates output according to the task's GenerationOptions(); stops early if `proceed` returns
   // false.
   virtual void Generate(const Output& /*output*/) {}
 
-  // A picture for the report of a comparison, drawn within seconds; none if the task has no picture
-  // or `proceed` returned false. Does not use PyTorch's default generator.
+  // Draws a picture for the report of a comparison, within seconds. Returns nothing if the task has
+  // no picture or `proceed` returned false. Does not use PyTorch's default generator.
   virtual std::optional<Picture> Draw(const std::function<bool()>& /*proceed*/) {
     return std::nullopt;
   }
 
-  // The state of the whole batch.
+  // Returns the state of the whole batch.
   virtual LearnerState State(const Gather& /*gather*/) const { return {}; }
-  // The number of a file's tensors that belong to the state; throws Error if the state is invalid.
+  // Returns the number of tensors in a file that belong to the state; throws Error if the state is
+  // invalid.
   virtual size_t CheckState(const LearnerState& /*state*/) const { return 0; }
   // Restores rows first to first + count - 1 of a valid state.
   virtual void Restore(const LearnerState& /*state*/, int64_t /*first*/, int64_t /*count*/) {}
 };
 
-// Data learned by a task before training, such as a vocabulary. It is stored in checkpoints and in
+// Data that a task learns before training, such as a vocabulary. It is stored in checkpoints and in
 // the folder of a comparison.
 struct Asset {
   std::string name;    // for messages: "vocabulary"
-  std::string tensor;  // in checkpoints
-  std::string file;    // in folders; empty: not stored there
-  // JSON pointer to the sha256 of the bytes in DescribeData().
+  std::string tensor;  // name in checkpoints
+  std::string file;    // name in folders; empty: not stored there
+  // JSON pointer to the location in DescribeData() of the sha256 of the bytes.
   std::string sha256_at;
   std::string bytes;
 };
 
-// The tensor sizes of a checkpoint, checked before any memory is allocated.
+// The tensor sizes in a checkpoint, which are checked before any memory is allocated.
 class StoredSizes {
  public:
   StoredSizes(const std::map<std::string, torch::Tensor>& tensors, std::string prefix)
       : tensors_(tensors), prefix_(std::move(prefix)) {}
 
-  // Throws Error unless the file has this parameter or buffer with this shape.
+  // Throws Error unless the file contains this parameter or buffer with this shape.
   void Expect(const std::string& name, const std::vector<int64_t>& shape) const;
   // Throws Error if there are fewer tensors than layers.
   void ExpectLayers(int64_t depth) const;
@@ -163,15 +166,15 @@ class StoredSizes {
   std::string prefix_;
 };
 
-// Options, data and model construction of a task. Call order: Options() and Settle(); then
-// ReadData() and Prepare(), or ReadData() and TakeAssets() in either order; then the rest. Learners
-// refer to the task, which must outlive them.
+// The options, data and models of a task. Call Options() and Settle() first; then ReadData() and
+// Prepare(), or ReadData() and TakeAssets() in either order; then the rest. Learners refer to the
+// task, which must outlive them.
 class Task {
  public:
   virtual ~Task() = default;
 
   virtual const char* name() const = 0;     // --task NAME
-  virtual const char* summary() const = 0;  // a line of --help
+  virtual const char* summary() const = 0;  // one line, for --help
 
   // ---- Options
 
@@ -179,120 +182,124 @@ class Task {
   virtual TrainingOptions DefaultTraining(Command /*command*/) const { return {}; }
   // Default positions of a comparison.
   virtual std::vector<std::string> DefaultPositions() const;
-  // The options in flags and files other than terms and training, with the defaults of a command.
-  // Those of kTrain are stored in checkpoints; models are built from the sections other than
+  // The options in flags and files other than terms and training options, with the defaults of a
+  // command. Checkpoints store those of kTrain; models are built from the sections other than
   // "training" and "run".
   virtual OptionList Options(Command command) = 0;
-  // All options are set, by flags or (`is_resumed`) by a file. `training` is null for a model
-  // without training state. Throws Error if options contradict each other.
+  // Called once all options are set, by flags or (`is_resumed`) by a file. `training` is null for a
+  // model without training state. Throws Error if options contradict each other.
   virtual void Settle(Command /*command*/, bool /*is_resumed*/,
                       const TrainingOptions* /*training*/) {}
   // The flags that determine the memory of a training step or an evaluation.
   virtual std::string StepFlags(Command command, const TrainingOptions& training) const;
   virtual std::string EvaluationFlags(Command /*command*/) const { return "the evaluation"; }
-  // Throws Error if even the minimum memory for a model or its training exceeds the machine's.
+  // Throws Error if the machine has less memory than a model or its training needs at least.
   virtual void CheckModelFits() const {}
   virtual void CheckFits(const TrainingOptions& /*training*/, int64_t /*processes*/) const {}
 
   // ---- Data
 
-  // Help for --data; null: the task generates its data from a seed.
+  // Help text of --data; null if the task generates its data from a seed.
   virtual const char* data_help() const { return nullptr; }
   // The noun for the data in messages.
   virtual const char* data_noun() const { return "data"; }
-  // Throws Error naming the invalid file and the place in it.
+  // Throws an Error that names the invalid file and the location of the fault.
   virtual void ReadData(const std::string& path) = 0;
   // Hash of everything that was read; empty if nothing was read.
   virtual std::string data_sha256() const { return ""; }
-  // For records: the object `data`, with `path` and `sha256` if there are files.
+  // The object `data` in records, with `path` and `sha256` if the task reads files.
   virtual nlohmann::json DescribeData() const = 0;
-  // Throws Error if a comparison with this recorded `data`, which has the same sha256, must not
-  // resume with the data that was read.
+  // Throws Error if a comparison with this recorded `data` cannot be resumed with the data that was
+  // read, although the sha256 is the same.
   virtual void CheckResumes(const nlohmann::json& /*data*/) const {}
-  // Sets a part of the training data aside, the same for every run: by its loss a comparison tunes
-  // options or ends a run, and neither training nor the reported evaluation uses it. Called between
-  // ReadData() and Prepare(). Returns its size, "1000 images of the training split"; throws Error
-  // if the data are insufficient, or if the task has no held-out part.
+  // Holds out a subset of the training data, the same for every run. Its loss is used to tune
+  // options or to end a run; neither training nor the reported evaluation uses it. Called between
+  // ReadData() and Prepare(). Returns its size, such as "1000 images of the training split". Throws
+  // Error if there is too little data, or if the task does not support holding out data.
   virtual std::string HoldOut();
-  // Whether Learner::Evaluate() measures that part.
+  // Sets whether Learner::Evaluate() uses the held-out data.
   void EvaluateHeldOut(bool is_held_out) { evaluates_held_out_ = is_held_out; }
   bool evaluates_held_out() const { return evaluates_held_out_; }
-  // The amount of training data: "60000 images".
+  // The amount of training data, such as "60000 images".
   virtual std::string DescribeSize() const = 0;
   // Learns the assets; only one of several processes calls it.
   virtual void Prepare() {}
   virtual std::vector<Asset> Assets() const { return {}; }
-  // Sets the bytes of Assets(), in order; empty: the file has none. Throws Error if they are
-  // invalid, or if `is_stored` and they do not match the options of their file.
+  // Sets the bytes of Assets(), in order; an empty string means that the file does not contain the
+  // asset. Throws Error if they are invalid or, with `is_stored`, do not match the options in their
+  // file.
   virtual void TakeAssets(const std::vector<std::string>& /*bytes*/, bool /*is_stored*/) {}
-  // Throws Error if data and options do not fit together. `training` is null if no training
-  // follows.
+  // Throws Error if the data and the options do not fit together. `training` is null if there will
+  // be no training.
   virtual void CheckData(const TrainingOptions* /*training*/) const {}
 
   // ---- Models
 
-  // The terms, completed with values from the data, such as the shape of a grid; called after
+  // Completes the terms with values from the data, such as the shape of a grid; called after
   // ReadData(). The result is used for the run and stored in records. Throws Error or c10::Error if
   // a term is invalid.
   virtual Terms Complete(const Terms& terms) const { return terms; }
-  // On the CPU, with weights from PyTorch's default generator. See NewLearner() below.
+  // Creates a learner on the CPU, with weights from PyTorch's default generator. NewLearner() below
+  // calls it.
   virtual std::unique_ptr<Learner> MakeLearner(const Terms& terms,
                                                const TrainingOptions& training) = 0;
   // Compares the options with the tensors in a file, so that options cannot make the model larger
   // than its file.
   virtual void CheckSizes(const StoredSizes& file) const = 0;
-  // The fields of LearnerState that only training runs have.
+  // The names of the fields in LearnerState::fields, which only training runs have.
   virtual std::vector<std::string> state_fields() const { return {}; }
 
   // ---- Generation
 
-  // Help text of `gnomon generate` for the task, one line; null: no generation.
+  // Help text of `gnomon generate` for the task, one line; null if the task does not support
+  // generation.
   virtual const char* generation_help() const { return nullptr; }
-  // Description of the output file; null: it prints text.
+  // Description of the output file; null if the output is text on standard output.
   virtual const char* generated_file() const { return nullptr; }
   virtual OptionList GenerationOptions() { return {}; }
-  // The flags that determine its memory.
+  // The flags that determine the memory of generation.
   virtual std::string GenerationFlags() const { return "the generation"; }
 
   // ---- Results
 
-  // The first metric represents a run.
+  // The first metric represents a run in tables and plots.
   virtual std::vector<Metric> metrics() const = 0;
   virtual Conditions conditions() const = 0;
-  // The unit of the training loss: "nats per byte".
+  // The unit of the training loss, such as "nats per byte".
   virtual std::string loss_unit() const = 0;
   // The unit of Measurement::examples.
   virtual const char* examples() const { return "examples"; }
   // Additional fields of `gnomon eval --json`.
   virtual nlohmann::json DescribeEvaluation() const { return nlohmann::json::object(); }
-  // For the note below a table: "trained at length 128 for 700 steps of 2048 bytes".
+  // The note below a table, such as "trained at length 128 for 700 steps of 2048 bytes".
   virtual std::string TrainedAs(const TrainingOptions& training) const;
 
  private:
   bool evaluates_held_out_ = false;
 };
 
-// The place in metrics() of the metric by which held-out data decide: the loss, or the first.
+// The index in metrics() of the metric that is measured on held-out data: the loss, or else the
+// first one.
 size_t DecidingMetric(const Task& task);
 
-// The rows of the training data that HoldOut() sets aside: a tenth, at most 1000, drawn with a
-// fixed seed. The rest is for training. Both are in order. Throws Error, naming the rows "images",
-// if there are fewer than two.
+// The rows of the training data that HoldOut() holds out: a tenth, at most 1000, drawn with a fixed
+// seed. All other rows remain for training. Both lists are sorted. Throws an Error with the noun
+// for the rows, such as "images", if there are fewer than two.
 struct HeldOutRows {
   std::vector<int64_t> training;
   std::vector<int64_t> held_out;
 };
 HeldOutRows ChooseHeldOut(int64_t rows, const std::string& noun);
 
-// The task with that name; throws Error, listing all tasks, if there is none.
+// Creates the task with this name; if there is none, throws an Error that lists all tasks.
 std::unique_ptr<Task> NewTask(const std::string& name);
-// One instance of each task, by name.
+// Returns one instance of each task, sorted by name.
 std::vector<std::unique_ptr<Task>> AllTasks();
 inline constexpr const char* kTextTask = "text";
 
 void AddMaker(std::unique_ptr<Task> (*make)());
 
-// In the file of a task: const RegisterTask<ImageTask> registered;
+// Registers a task, in its file: const RegisterTask<ImageTask> registered;
 template <class T>
 class RegisterTask {
  public:
@@ -301,13 +308,13 @@ class RegisterTask {
   }
 };
 
-// The initial learner for training.seed, identical on every device.
+// Creates the initial learner for training.seed; its weights are identical on all devices.
 std::unique_ptr<Learner> NewLearner(Task& task, const Terms& terms, const TrainingOptions& training,
                                     torch::Device device = torch::kCPU);
 
 int64_t CountParameters(const torch::nn::Module& module);
 
-// Throws Error, naming `flags`, if the machine has less memory than that many bytes.
+// Throws an Error that names `flags` if the machine has less memory than `bytes`.
 void CheckMemoryHolds(const std::string& flags, double bytes);
 
 }  // namespace gnomon::lab

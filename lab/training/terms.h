@@ -1,4 +1,4 @@
-// The terms of attention.
+// The terms of attention: similarity and position.
 #ifndef GNOMON_TRAINING_TERMS_H_
 #define GNOMON_TRAINING_TERMS_H_
 
@@ -8,14 +8,13 @@
 
 namespace gnomon::lab {
 
-#define GNOMON_TERM_OPTIONS(OPTION)                                                              \
-  OPTION(std::string, similarity, "dot", .help = "Similarity specification; see `gnomon list`")  \
-  OPTION(                                                                                        \
-      std::string, position, "none",                                                             \
-      .help =                                                                                    \
-          "Position specification; see `gnomon list`. Several, separated by semicolons, form a " \
-          "pattern that the layers repeat, such as \"rope;rope;none\" (except in compare, "      \
-          "commas also work)")
+#define GNOMON_TERM_OPTIONS(OPTION)                                                             \
+  OPTION(std::string, similarity, "dot", .help = "Similarity specification; see `gnomon list`") \
+  OPTION(std::string, position, "none",                                                         \
+         .help =                                                                                \
+             "Position specification; see `gnomon list`. Several specifications, separated by " \
+             "semicolons, form a pattern that the layers repeat, such as \"rope;rope;none\". "  \
+             "Except in compare, commas also separate them")
 
 struct Terms {
   GNOMON_OPTIONS(GNOMON_TERM_OPTIONS)

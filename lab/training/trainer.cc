@@ -49,7 +49,8 @@ Trainer::Trainer(std::unique_ptr<Learner> learner, const TrainingOptions& option
   groups.emplace_back(decayed, with_decay(options_.weight_decay));
   groups.emplace_back(free, with_decay(0));
   optimizer_ = std::make_unique<torch::optim::AdamW>(groups);
-  // Different processor types may draw different weights.
+  // Processors of different types may draw slightly different weights, so process 0 broadcasts its
+  // own.
   if (processes_->size() > 1) {
     const torch::NoGradGuard no_grad;
     std::vector<torch::Tensor> tensors = module_.parameters();
@@ -92,7 +93,7 @@ LearnerState Trainer::GatherState() const {
 
 double Trainer::SumGradients(const torch::Tensor& loss) {
   if (processes_->size() == 1) return loss.item<double>();
-  // In one buffer, because many small reductions would be slow.
+  // All gradients are reduced in one buffer, because many small reductions would be slow.
   std::vector<torch::Tensor> parts;
   for (const torch::Tensor& parameter : module_.parameters()) {
     if (parameter.grad().defined()) parts.push_back(parameter.grad().reshape({-1}));

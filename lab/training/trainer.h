@@ -1,4 +1,4 @@
-// Training of a task's model, over one process or several.
+// Trains a task's model, with one or several processes.
 #ifndef GNOMON_TRAINING_TRAINER_H_
 #define GNOMON_TRAINING_TRAINER_H_
 
@@ -21,41 +21,42 @@ namespace gnomon::lab {
 // a similarity or position.
 bool Decays(std::string_view name, const torch::Tensor& parameter);
 
-// The names of a parameter's moments in the state of the optimizer.
+// The names of a parameter's moments in the optimizer's state.
 std::array<std::string, 2> MomentsOf(const std::string& parameter);
 
-// Processes divide the rows of each batch and sum the gradients; apart from the order of summation,
-// the result equals that of one process. All processes construct the trainer from the same learner
-// and options, and make the same calls in the same order.
+// The processes divide the rows of each batch and sum the gradients. Apart from the order of
+// summation, the result equals that of a single process. All processes must construct the trainer
+// from the same learner and options, and make the same calls in the same order.
 class Trainer {
  public:
   // Throws Error in all processes, before any collective, if options or data are invalid.
   Trainer(std::unique_ptr<Learner> learner, const TrainingOptions& options,
           ProcessesPtr processes = std::make_shared<Processes>());
 
-  // One step; returns the mean loss of its batch. If the loss is not finite, the parameters and the
-  // learner's state do not change.
+  // Performs one step and returns the mean loss of its batch. If the loss is not finite, the
+  // parameters and the learner's state do not change.
   double Step();
 
   int64_t step() const { return step_; }
-  // The number of steps: those of the options, unless EndAt() set an earlier end.
+  // The number of steps: that of the options, unless EndAt() has set an earlier end.
   int64_t end() const { return end_; }
   void EndAt(int64_t end) { end_ = end; }
   Learner& learner() { return *learner_; }
   const TrainingOptions& options() const { return options_; }
   const Processes& processes() const { return *processes_; }
 
-  // The learner's state for the whole batch; a collective.
+  // Gathers the learner's state for the whole batch; this is a collective operation.
   LearnerState GatherState() const;
 
-  // AdamW's moments by parameter, for checkpoints, and their restoration together with the state of
-  // the whole batch; Restore throws Error if a tensor is missing or has another shape.
+  // OptimizerState() returns AdamW's moments by parameter, for checkpoints. Restore() restores them
+  // and the state of the whole batch; it throws Error if a tensor is missing or has a different
+  // shape.
   std::map<std::string, torch::Tensor> OptimizerState() const;
   void Restore(const std::map<std::string, torch::Tensor>& state, int64_t step,
                const LearnerState& learner_state);
 
  private:
-  // The first row and the number of rows of a process.
+  // The first row of a process, and its number of rows.
   int64_t FirstRowOf(int64_t rank) const;
   int64_t CountRowsOf(int64_t rank) const;
   // Gathers the rows of the whole batch from all processes.

@@ -1,4 +1,4 @@
-// How a model is trained: AdamW with a linear warm-up and a decay of the learning rate.
+// Training options: AdamW with a linear warm-up and a decay of the learning rate.
 #ifndef GNOMON_TRAINING_TRAINING_OPTIONS_H_
 #define GNOMON_TRAINING_TRAINING_OPTIONS_H_
 
@@ -9,26 +9,30 @@
 namespace gnomon::lab {
 
 #define GNOMON_TRAINING_OPTIONS(OPTION)                                                            \
-  OPTION(int64_t, batch, 16, .help = "Examples (for text: windows) per step, over all processes",  \
+  OPTION(int64_t, batch, 16,                                                                       \
+         .help = "Number of examples (for text: windows) per step, over all processes",            \
          .lowest = 1)                                                                              \
-  OPTION(int64_t, steps, 1000, .help = "Optimizer steps", .lowest = 1)                             \
-  OPTION(                                                                                          \
-      int64_t, warmup, 100,                                                                        \
-      .help = "Steps of linear learning-rate warm-up; default: a tenth of the steps, at most 100", \
-      .shows_default = false)                                                                      \
+  OPTION(int64_t, steps, 1000, .help = "Number of optimizer steps", .lowest = 1)                   \
+  OPTION(int64_t, warmup, 100,                                                                     \
+         .help =                                                                                   \
+             "Number of steps of linear learning-rate warm-up; default: a tenth of the steps, at " \
+             "most 100",                                                                           \
+         .shows_default = false)                                                                   \
   OPTION(double, learning_rate, 2e-3, .help = "Peak learning rate; it decays to a tenth",          \
          .highest = 1e3)                                                                           \
-  OPTION(std::string, schedule, "cosine",                                                          \
-         .help =                                                                                   \
-             "Learning rate after the warm-up: cosine (decays along a cosine) or constant (stays " \
-             "at the peak, then decays linearly over the last fifth of the steps)",                \
-         .may_lack = true, .choices = {"cosine", "constant"})                                      \
+  OPTION(                                                                                          \
+      std::string, schedule, "cosine",                                                             \
+      .help =                                                                                      \
+          "Learning-rate schedule after the warm-up: cosine (decays along a cosine) or constant "  \
+          "(stays at the peak, then decays linearly over the last fifth of the steps)",            \
+      .may_lack = true, .choices = {"cosine", "constant"})                                         \
   OPTION(double, final_fraction, 0.1, .help = "Final learning rate as a fraction of the peak",     \
          .highest = 1, .has_flag = false)                                                          \
   OPTION(double, weight_decay, 0.1,                                                                \
-         .help = "AdamW's weight decay, applied to weight matrices and embeddings",                \
+         .help = "AdamW weight decay; applied only to weight matrices and embeddings",             \
          .highest = 1e3)                                                                           \
-  OPTION(double, clip, 1, .help = "Maximum norm of the gradients; larger ones are scaled down",    \
+  OPTION(double, clip, 1,                                                                          \
+         .help = "Maximum norm of the gradient; a larger gradient is scaled down",                 \
          .lowest = 1e-12)                                                                          \
   OPTION(int64_t, seed, 0, .help = "Random seed for weights, data order and dropout",              \
          .highest = static_cast<double>(kLargestSeed))
@@ -37,21 +41,21 @@ struct TrainingOptions {
   GNOMON_OPTIONS(GNOMON_TRAINING_OPTIONS)
 };
 
-// Throws Error naming a field that is out of range; a batch needs at least one example for each of
-// `processes`.
+// Throws an Error that names a field that is out of range. A batch needs at least one example for
+// each of `processes`.
 void CheckTrainingOptions(const TrainingOptions& options, int64_t processes = 1);
 
-// The learning rate of a step, counted from 0, of a training that ends after `end` steps.
+// The learning rate of a step (counted from 0) in a training that ends after `end` steps.
 double LearningRate(const TrainingOptions& options, int64_t step, int64_t end);
 
-// The constant schedule. The step with which the decay begins, and the end of a training whose
-// decay begins with step `begin`.
+// For the constant schedule: the first step of the decay, and the end of a training whose decay
+// begins with step `begin`.
 int64_t DecayBegin(int64_t end);
 int64_t EndOfDecay(int64_t begin);
 
-#define GNOMON_RUN_OPTIONS(OPTION)                                                         \
-  OPTION(int64_t, checkpoint_every, 500, .help = "Steps between checkpoints", .lowest = 1, \
-         .may_lack = true, .may_change = true)
+#define GNOMON_RUN_OPTIONS(OPTION)                                                      \
+  OPTION(int64_t, checkpoint_every, 500, .help = "Number of steps between checkpoints", \
+         .lowest = 1, .may_lack = true, .may_change = true)
 
 // Options of a run other than training.
 struct RunOptions {

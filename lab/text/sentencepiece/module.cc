@@ -15,7 +15,7 @@ void Check(const sp::util::Status& status) {
   if (!status.ok()) throw std::runtime_error(status.ToString());
 }
 
-// The lines of a text in the form that SentencePiece requests.
+// Provides the lines of a text through SentencePiece's interface.
 class Lines : public sp::SentenceIterator {
  public:
   explicit Lines(std::string_view text) : rest_(text) { Next(); }
@@ -36,8 +36,8 @@ class Lines : public sp::SentenceIterator {
 };
 
 std::string Train(int64_t vocabulary, std::string_view text) {
-  // Preserves every byte of a text: no normalisation, no spaces added or removed, and unknown
-  // characters are encoded as bytes.
+  // These settings preserve every byte of a text: they disable normalisation, add or remove no
+  // spaces, and encode unknown characters as bytes.
   const std::unordered_map<std::string, std::string> options = {
       {"model_type", "bpe"},
       {"vocab_size", std::to_string(vocabulary)},

@@ -1,8 +1,8 @@
-// The interface of libgnomon_sentencepiece.so, in standard library types only.
+// The interface of libgnomon_sentencepiece.so, which uses only standard library types.
 //
-// SentencePiece is in a separate library that is loaded on demand with private symbols: like
-// PyTorch's libc10.so, it defines FLAGS_minloglevel, and in a common scope one would overwrite the
-// other's memory.
+// SentencePiece is linked into a separate library, which is loaded on demand with private symbols.
+// Both SentencePiece and PyTorch's libc10.so define FLAGS_minloglevel, and in a common scope one
+// would overwrite the other's memory.
 #ifndef GNOMON_TEXT_SENTENCEPIECE_MODULE_H_
 #define GNOMON_TEXT_SENTENCEPIECE_MODULE_H_
 
@@ -24,13 +24,13 @@ class PieceModel {
  public:
   virtual ~PieceModel() = default;
   virtual std::vector<Piece> Pieces() const = 0;
-  // The pieces of a line of text, by index.
+  // Returns the indices of the pieces in a line of text.
   virtual std::vector<int> Encode(std::string_view line) const = 0;
 };
 
-// On failure, both throw std::runtime_error with SentencePiece's message.
+// On failure, both functions throw std::runtime_error with SentencePiece's message.
 struct SentencePieceModule {
-  // Trains a model that preserves every byte of a text, and returns its file.
+  // Trains a model that preserves every byte of a text, and returns the content of its file.
   std::string (*train)(int64_t vocabulary, std::string_view text);
   std::unique_ptr<PieceModel> (*load)(const std::string& file);
 };
