@@ -1,11 +1,11 @@
-"""Decoding: few queries on a long cache, compared with SDPA. CPU time of one thread.
+"""Compares decoding (few queries on a long cache) with SDPA, in CPU time of one thread.
 
     .venv/bin/python benchmarks/decode.py [--terms] [--keys 128,2048,32768] [--rounds 9]
 
 Reports the median time of a call in microseconds and the median ratio to SDPA. The rows are
 combinations of dtype, head dimension, group size (query heads per key head) and number of queries.
-B is 1, with 8 query heads. Calls alternate. With --terms it reports instead the ratio to the dot
-product for score terms of decoders and for cones. CPU time is hardly affected by other programs on
+The batch size is 1, with 8 query heads. Calls alternate. With --terms, the script instead compares
+other score terms and cones with the dot product. CPU time is hardly affected by other programs on
 the machine.
 """
 
@@ -84,8 +84,8 @@ def with_terms(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, C
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--terms", action="store_true", help="biases, tables and cones")
-    parser.add_argument("--keys", default="128,2048,32768", help="of the cache")
+    parser.add_argument("--terms", action="store_true", help="measure biases, relative keys and cones")
+    parser.add_argument("--keys", default="128,2048,32768", help="cache lengths")
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     torch.set_num_threads(1)

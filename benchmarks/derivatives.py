@@ -1,15 +1,14 @@
-"""Forward mode and second derivatives, timed against first-order passes, and float64 against
-float32. CPU time of one thread.
+"""Compares forward-mode and second derivatives with first-order passes, in CPU time of one thread.
 
     .venv/bin/python benchmarks/derivatives.py [--length N] [--rounds N] [--similarity S]
         [--terms NAME] [--math | --float64]
 
-Reports median milliseconds, and the median ratio to the call that the derivative belongs to: a jvp
-to the forward pass, a gradient of a gradient to the backward pass, and a mean-flow step (a jvp in a
-loss, then its backward pass) to a forward and a backward pass. Calls alternate. With --math it
-reports PyTorch's composition (SDPBackend.MATH) as well. --terms adds further terms to the call.
-With --float64 it compares the first-order passes in float64 with those in float32 instead. CPU time
-is hardly affected by other programs on the machine.
+Reports median milliseconds, and the median ratio to a first-order call. A jvp is compared with the
+forward pass, a gradient of a gradient with the backward pass, and a mean-flow step (a jvp in a loss,
+and its backward pass) with a forward and a backward pass. Calls alternate. With --math, the script
+also times PyTorch's unfused implementation (SDPBackend.MATH). --terms adds a term to the call. With
+--float64, the script instead compares the first-order passes in float64 with those in float32. CPU
+time is hardly affected by other programs on the machine.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def math_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def terms(name: str | None, length: int) -> dict[str, object]:
-    """Arguments of gnomon.attention."""
+    """The arguments of gnomon.attention for the term."""
     torch.manual_seed(1)
     documents = torch.arange(length).div(256, rounding_mode="floor")[None]
     return {

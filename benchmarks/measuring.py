@@ -1,4 +1,4 @@
-"""Measures steps in turn, and defines the rows of the table and their limits."""
+"""Measures alternating steps, and defines the rows of the table and their limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Step = Callable[[], object]
 
 
 class NotMeasuredError(Exception):
-    """The reason why a row has no figure on this machine."""
+    """Raised if a row cannot be measured on this machine; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Line:
-    """A row and its result; without a figure if it could not be measured."""
+    """A row and its result, which has no figure if the row could not be measured."""
 
     row: Row
     measured: Measured
@@ -133,7 +133,7 @@ def against(
 
 
 def program(*arguments: object, target: str = "") -> dict[str, Any]:
-    """The --json output of the command line, on the given instruction set or the best one."""
+    """The --json output of the command, with the given instruction set or the best one."""
     environment = dict(os.environ)
     if target:
         environment["GNOMON_TARGET"] = target

@@ -1,9 +1,9 @@
-"""Overhead of small calls: CPU time of one thread, compared with SDPA.
+"""Compares the overhead of small calls with SDPA, in CPU time of one thread.
 
     .venv/bin/python benchmarks/small_calls.py [LENGTH]
 
 Reports the median microseconds of a call and the median ratio to SDPA, for each similarity, forward
-and forward + backward. Shapes are B 1, H 8, L 16, D 64. Calls alternate. Gradients are computed for
+and forward + backward. The default shape is B 1, H 8, L 16, D 64. Calls alternate. Gradients are computed for
 q, k, v and the similarity's own parameter. CPU time is hardly affected by other programs on the
 machine.
 """

@@ -1,4 +1,4 @@
-"""One call to each compared operator, gnomon's and others."""
+"""Steps that call gnomon's operators, and those that they are compared with."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tokens(
 
 
 def step(call: Callable[[], Tensor], inputs: Sequence[Tensor], backward: bool) -> Step:
-    """One call to an operator, without autograd or with gradients."""
+    """A step that calls an operator once, without autograd or with a backward pass."""
     if backward:
         d_o = torch.randn_like(call().detach())
         return lambda: torch.autograd.grad(call(), inputs, d_o)
@@ -192,7 +192,7 @@ def relative_step(most_offset: int, backward: bool) -> Step:
 
 
 def document_lengths(longest: int, total: int = 2 * LENGTH) -> list[int]:
-    """A packed row of documents of mixed lengths."""
+    """Lengths of documents that are packed into one sequence."""
     generator = torch.Generator().manual_seed(0)
     lengths: list[int] = []
     while sum(lengths) < total:
@@ -210,7 +210,7 @@ def packed_step(
     looped: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Step:
-    """Documents packed into one row, or each in its own call."""
+    """A step on documents that are packed into one sequence, or (`looped`) computed one by one."""
     q = leaf(1, HEADS, sum(lengths), DIM, dtype=dtype)
     k, v = (leaf(1, key_heads, sum(lengths), DIM, dtype=dtype) for _ in range(2))
     if not looped:

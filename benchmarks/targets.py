@@ -1,7 +1,7 @@
 """Performance targets of gnomon: ratios to the usual alternatives, and between its own variants.
 
-The steps of a comparison alternate in one process. The figure is the median over the rounds of the
-ratio of their times, so that a change of the clock frequency affects both.
+The steps of a comparison alternate in one process, so that a change of the clock frequency affects
+both. The result is the ratio of their times, as the median over the rounds.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ Case = tuple[str, Callable[[], Step], Callable[[], Step]]
 
 
 def worst_of(cases: Sequence[Case]) -> Callable[[int], Measured]:
-    """The highest ratio among cases."""
+    """Measures all cases and returns the highest ratio."""
 
     def measure(rounds: int) -> Measured:
         figures = {name: against(*makers)(rounds).figure or 0.0 for name, *makers in cases}
@@ -198,7 +198,7 @@ def cora_graph() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def measure_graph(rounds: int) -> Measured:
-    """Graph attention given the projected features."""
+    """Compares graph attention on projected features with GATConv."""
     try:
         from torch_geometric.nn import GATConv
     except ImportError:
@@ -248,7 +248,7 @@ def peak_of_bias(name: str) -> float:
         return [o, *torch.autograd.grad(o, [*qkv, *parameters], d_o)]
 
     before: list[int] = []
-    run(128)  # exclude memory that the first call loads
+    run(128)  # exclude memory that only the first call allocates
     results = run(MEMORY_LENGTH)
     return (high_water() - before[-1] - sum(result.nbytes for result in results)) / 2**20
 
@@ -377,14 +377,14 @@ def long_position(name: str) -> Any:
 def long_step(
     name: str, length: int, backward: bool, causal: bool = True, **arguments: Any
 ) -> Step:
-    """A step on long sequences, where tiles with provably zero weights are skipped."""
+    """A step on long sequences, where tiles of provably negligible weight are skipped."""
     return ours_of(
         tokens(length=length), backward, position=long_position(name), causal=causal, **arguments
     )
 
 
 def packed_rows() -> Iterator[Row]:
-    """Documents of mixed lengths in one row of tokens."""
+    """Rows for documents of mixed lengths, packed into one sequence."""
     for kind, longest, key_heads in (("", 600, HEADS), ("short ", 100, HEADS), ("", 600, 2)):
         lengths = document_lengths(longest)
         heads = "" if key_heads == HEADS else f", {HEADS} heads on {key_heads}"
@@ -420,7 +420,7 @@ def packed_rows() -> Iterator[Row]:
 
 
 def position_rows() -> Iterator[Row]:
-    """Rotations, explicit positions, and small grids."""
+    """Rows for rotations, explicit positions, and small grids."""
     slopes = gnomon.alibi_slopes(HEADS)
     for backward in (False, True):
         alibi = functools.partial(
@@ -458,7 +458,7 @@ def position_rows() -> Iterator[Row]:
 
 
 def few_rounds(measure: Callable[[int], Measured]) -> Callable[[int], Measured]:
-    """Rows with calls that take several seconds."""
+    """Reduces the number of rounds of rows whose calls take several seconds."""
     return lambda rounds: measure(max(1, rounds // 3))
 
 
@@ -484,7 +484,7 @@ def long_rows() -> Iterator[Row]:
 
 
 def shape_rows() -> Iterator[Row]:
-    """Other dtypes, lengths and head dimensions."""
+    """Rows for other dtypes, lengths and head dimensions."""
     dtype = torch.bfloat16
     shapes: list[tuple[str, float, dict[str, Any]]] = [
         ("bf16 dot, full / SDPA bf16", 0.60, {"dtype": dtype}),
@@ -524,7 +524,7 @@ def shape_rows() -> Iterator[Row]:
 
 
 def use_rows() -> Iterator[Row]:
-    """Workloads other than training on text."""
+    """Rows for workloads other than training on text."""
     yield Row(
         "decode: 1 and 4 queries, 128 to 32768 keys / SDPA, worst",
         worst_of([*decode_cases()]),
@@ -625,7 +625,7 @@ def curve_table(curve: Sequence[tuple[int, float, float]]) -> str:
 
 
 def measure_all(only: str, rounds: int) -> tuple[list[Line], list[tuple[int, float, float]]]:
-    """The lines whose case contains `only`; each is also printed to stderr when it is complete."""
+    """Measures the rows whose name contains `only`, and prints each line to stderr."""
     lines = []
     for row in rows():
         if only in row.name:
@@ -638,9 +638,9 @@ def measure_all(only: str, rounds: int) -> tuple[list[Line], list[tuple[int, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases with this text in them")
-    parser.add_argument("--rounds", type=int, default=9, help="that medians are of (default 9)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the figures, too")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only cases that contain TEXT")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds per median (default 9)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the results")
     flags = parser.parse_args()
     lines, curve = measure_all(flags.only, flags.rounds)
     if lines:

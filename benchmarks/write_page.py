@@ -22,8 +22,8 @@ INTRODUCTION = """\
 
 `make bench` runs these measurements and writes this page. Ratios carry over to other machines
 better than milliseconds. In every comparison, the alternatives run in turn in one process, so that
-changes of the clock frequency affect them equally; run nothing else meanwhile. Cases that appear in
-two tables were measured twice; the two results differ by up to 10%.
+changes of the clock frequency affect them equally. Run no other programs meanwhile. Cases that
+appear in two tables were measured twice; the two results differ by up to 10%.
 
 | command | what it measures |
 |:--|:--|
@@ -39,32 +39,33 @@ kernels' own matrix product with all operands in cache.
 TARGETS = f"""\
 ## Performance targets
 
-Unless a row says otherwise: B 1, H {HEADS}, L {LENGTH}, D {DIM}, fp32, forward, full; each ratio
-is the median over the rounds. "Our dot" is gnomon's own dot product of the same shape. Rows that
-end in "/ ours" give the inverse ratio. [profile.md](profile.md) shows where the time goes in rows
-that miss their target.
+Unless a row says otherwise, calls have B 1, H {HEADS}, L {LENGTH} and D {DIM}, use fp32, and
+compute a forward pass with full attention. Each ratio is the median over the rounds. "Our dot" is
+gnomon's own dot product of the same shape. Rows that end in "/ ours" give the inverse ratio.
+[profile.md](profile.md) shows how much time each step takes in rows that miss their target.
 """
 
 CURVE = f"""\
 ## Cost against length
 
-Forward, full, 1 head, D {DIM}. The time grows as L² as long as the last column stays at 1.
+These calls are forward passes with full attention, 1 head and D {DIM}. The time grows as L² as long
+as the last column stays at 1.
 """
 
 CASES = """\
 ## By case
 
-The output of `gnomon bench`. The ratios are ratios of medians: `/ sdpa` to SDPA in the same mode,
-`/ dot` to our own dot product. `MiB` is the peak memory of a call, without inputs, output,
-gradients and the scratch memory that a thread keeps between calls (at most 32 MiB). "(operator)"
-excludes the token map.
+This is the output of `gnomon bench`. Ratios are ratios of medians: `/ sdpa` is relative to SDPA in
+the same mode, and `/ dot` is relative to gnomon's dot product. `MiB` is the peak memory of a call,
+excluding inputs, outputs, gradients and the scratch memory that a thread keeps between calls (at
+most 32 MiB). Rows with "(operator)" exclude the token map.
 """
 
 MODELS = """\
 ## Training steps
 
-The output of `gnomon bench --model`: forward, loss, backward and optimizer of the language model at
-the default size of `gnomon train`.
+This is the output of `gnomon bench --model`. A step consists of the forward pass, loss, backward
+pass and optimizer step of the language model at the default size of `gnomon train`.
 """
 
 COMPARED = "dot/none,dot/rope,dot/hype,umbral/hype,penumbral/hype"

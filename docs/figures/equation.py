@@ -1,4 +1,4 @@
-"""Draws equation.svg, which shows where the terms of a score come from."""
+"""Draws equation.svg, which shows the terms of a score as matrices."""
 
 import pathlib
 
