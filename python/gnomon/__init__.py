@@ -36,7 +36,7 @@ __version__ = _library.VERSION
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Returns the lab's packages, which are imported when they are first used."""
+    """Returns a package of the lab, which is imported on first use."""
     if name == "lab" or name in _lab.NAMES:
         return importlib.import_module(f"gnomon.{name}")
     raise AttributeError(f"module 'gnomon' has no attribute {name!r}")

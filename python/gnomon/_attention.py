@@ -35,10 +35,10 @@ from gnomon._position import Position, to_positions
 from gnomon._similarity import Similarity, to_similarity
 
 Window = tuple[int | None, int | None]
-#: Integers, or values that convert to an integer tensor.
+#: An integer tensor, or values that can be converted to one.
 Integers: TypeAlias = Tensor | Sequence[Any] | int
 Aggregation = Literal["mean", "einstein_midpoint", "lorentz_centroid"]
-#: A position argument: a position, a specification, or a list of them for their sum.
+#: A position argument: a position, a specification, or a list of these, which is summed.
 Positions: TypeAlias = Position | str | Sequence[Position | str]
 
 
@@ -64,7 +64,7 @@ class MaskArguments(OrderArguments, total=False):
 
 
 class ScoreArguments(MaskArguments, total=False):
-    """MaskArguments and the computation of scores."""
+    """MaskArguments plus the arguments that define the scores."""
 
     similarity: Similarity | str | None
     position: Positions | None
@@ -75,7 +75,7 @@ class ScoreArguments(MaskArguments, total=False):
 
 
 class WeightArguments(ScoreArguments, total=False):
-    """ScoreArguments and the use of the weights."""
+    """ScoreArguments plus the arguments that define how the weights are used."""
 
     dropout: float
     aggregation: Aggregation
@@ -83,12 +83,12 @@ class WeightArguments(ScoreArguments, total=False):
 
 
 class AttentionArguments(WeightArguments, total=False):
-    """WeightArguments and a dropout seed."""
+    """WeightArguments plus a dropout seed."""
 
     seed: int | None
 
 
-#: Operator arguments by name. Each function below sets one or more of them.
+#: Operator arguments by name. Each function below sets one or two of them.
 _Lowered = dict[str, Any]
 
 
@@ -121,7 +121,7 @@ def _lower_seed(operator: str, name: str, value: Any, like: Tensor, lowered: _Lo
 
 
 def _check_device(operator: str, name: str, value: Tensor | None, like: Tensor) -> None:
-    """Checks that a tensor is dense, and on the device of q."""
+    """Checks that a tensor is dense and on q's device."""
     if value is None:
         return
     check_layout(operator, name, value)
@@ -133,7 +133,7 @@ def _check_device(operator: str, name: str, value: Tensor | None, like: Tensor) 
 
 
 def _lower_tensor(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
-    """Lowers a tensor, or one number for all entries."""
+    """Lowers a tensor, or a number that applies to all entries."""
     if value is None or isinstance(value, Tensor):
         _check_device(operator, name, value, like)
         lowered[name] = value
@@ -156,13 +156,13 @@ def _lower_window(operator: str, name: str, value: Any, like: Tensor, lowered: _
     if isinstance(value, (list, tuple)):
         if len(value) != 2:
             raise ValueError(
-                f"gnomon.{operator}: window is {shown(value)}; expected (left, right), None for "
-                "unbounded, or one number for both"
+                f"gnomon.{operator}: window is {shown(value)}; expected (left, right), where None "
+                "means unbounded, or one number for both sides"
             )
         lowered["left"] = check_optional_integer(operator, "window's left", value[0])
         lowered["right"] = check_optional_integer(operator, "window's right", value[1])
         return
-    expected = "(left, right), one number for both, or None"
+    expected = "(left, right), one number for both sides, or None"
     lowered["left"] = lowered["right"] = check_integer(operator, name, value, expected)
 
 
@@ -173,7 +173,7 @@ def _lower_chunks(operator: str, name: str, value: Any, like: Tensor, lowered: _
         raise ValueError(
             f"gnomon.{operator}: chunks is {shown(value)}; expected (size, before, after), or None"
         )
-    lowered[name] = [check_integer(operator, "a number of chunks", number) for number in value]
+    lowered[name] = [check_integer(operator, "a value in chunks", number) for number in value]
 
 
 def _lower_offset(operator: str, name: str, value: Any, like: Tensor, lowered: _Lowered) -> None:
@@ -186,7 +186,7 @@ def _lower_offset(operator: str, name: str, value: Any, like: Tensor, lowered: _
         lowered[name] = check_integer(operator, name, value, "an integer, or None")
 
 
-#: Lowering function of each of AttentionArguments other than the terms.
+#: Lowering function of each argument in AttentionArguments except the terms.
 _ARGUMENTS: dict[str, Callable[[str, str, Any, Tensor, _Lowered], None]] = {
     "causal": _lower_flag,
     "window": _lower_window,
@@ -208,24 +208,25 @@ _ARGUMENTS: dict[str, Callable[[str, str, Any, Tensor, _Lowered], None]] = {
     "aggregation": _lower_string,
     "tolerance": _lower_number,
 }
-_LENGTHS = "expected key_lengths, the number of keys of each batch element"
+_LENGTHS = "expected key_lengths=, the number of keys of each batch element"
 _MASK = (
     "expected mask=, a Boolean mask that is True where a query attends to a key, or "
-    "position=gnomon.position.PairBias(...), values that are added to the scores"
+    "position=gnomon.position.PairBias(...), which adds values to the scores"
 )
 _PACKED = "call gnomon.varlen_attention instead, which accepts packed sequences"
 _SCORES = (
-    "expected position=, a term of gnomon.position: PairBias adds any values to the scores, and "
-    "OffsetBias adds a table of offset biases"
+    "expected position=, a term of gnomon.position: OffsetBias adds a bias per offset, and "
+    "PairBias adds an arbitrary bias per query-key pair"
 )
 _WEIGHTS = "call gnomon.attention_weights, which returns the weights of selected rows"
 _SINK = "expected sink="
 _SOFTCAP = (
-    "expected similarity=gnomon.similarity.Dot(softcap=...), which caps products before biases are "
-    "added, or score_softcap=, which caps whole scores"
+    "expected similarity=gnomon.similarity.Dot(softcap=...), which caps dot products before biases "
+    "are added, or score_softcap=, which caps scores after biases are added"
 )
-#: Arguments of PyTorch, flash-attn and FlexAttention functions, with our replacement and advice.
-#: If a function lacks the replacement, the name is reported as unknown.
+#: Arguments of PyTorch, flash-attn and FlexAttention functions, each with gnomon's argument that
+#: replaces it (if any) and advice. If a function lacks the replacement, the argument is reported as
+#: unknown.
 FOREIGN_ARGUMENTS: dict[str, tuple[str | None, str]] = {
     "attn_mask": ("mask", _MASK),
     "attention_mask": ("mask", _MASK),
@@ -252,8 +253,11 @@ FOREIGN_ARGUMENTS: dict[str, tuple[str | None, str]] = {
     ),
     "softmax_scale": ("scale", "expected scale="),
     "sm_scale": ("scale", "expected scale="),
-    "window_size": ("window", "expected window=(left, right), with None for unbounded"),
-    "sliding_window": ("window", "expected window=(left, right), which includes the query's own"),
+    "window_size": ("window", "expected window=(left, right), where None means unbounded"),
+    "sliding_window": (
+        "window",
+        "expected window=(left, right), where neither counts the query's own position",
+    ),
     "alibi_slopes": ("position", "expected position=gnomon.position.ALiBi(slopes)"),
     "softcap": ("similarity", _SOFTCAP),
     "logits_soft_cap": ("similarity", _SOFTCAP),
@@ -270,7 +274,7 @@ FOREIGN_ARGUMENTS: dict[str, tuple[str | None, str]] = {
     "cache_seqlens": ("key_lengths", _LENGTHS),
     "seqused_k": ("key_lengths", _LENGTHS),
 }
-#: Defaults of the operator arguments after tokens and terms, in order.
+#: Defaults of the operator arguments that follow the tokens and terms, in order.
 UNSET: _Lowered = {
     argument.name: argument.default_value
     for argument in ops.module_attention.default._schema.arguments[6:]
@@ -278,7 +282,7 @@ UNSET: _Lowered = {
 _IN_ORDER = list(UNSET.items())
 _PLACES = {name: place for place, name in enumerate(UNSET)}
 
-# Stored because an operator look-up takes a noticeable part of a small call.
+# Stored because looking up an operator takes a noticeable part of a small call.
 _attention = ops.attention.default
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -324,9 +328,9 @@ def _in_order(arguments: Any) -> list[str]:
 def lower_call(
     operator: str, like: Tensor, given: Mapping[str, Any], arguments: Any, **own: Any
 ) -> _Lowered:
-    """Converts the given arguments of a TypedDict, other than terms, to operator arguments.
+    """Converts the arguments `given` to a function, except terms, to operator arguments.
 
-    Operator arguments outside the TypedDict are passed by name in `own`.
+    `arguments` is the TypedDict of valid names. `own` contains additional operator arguments.
     """
     if is_exporting():
         tell_onnx_exporter()
@@ -339,10 +343,9 @@ def lower_call(
 
 
 def passed(lowered: _Lowered) -> list[Any]:
-    """Orders the result of lower_call for the operators, up to the last argument that was passed.
+    """Returns the positional operator arguments, up to the last one that lower_call set.
 
-    Each argument makes an operator call slower. Passing all of them takes as long as attention over
-    a few tokens.
+    The rest are omitted, because passing all of them takes as long as attention over a few tokens.
     """
     if not lowered:
         return []
@@ -352,7 +355,7 @@ def passed(lowered: _Lowered) -> list[Any]:
     return [lowered.get(name, unset) for name, unset in _IN_ORDER[:count]]
 
 
-# Arguments of operators outside their TypedDict.
+# Arguments of functions in addition to those in their TypedDict.
 _OWN_ARGUMENTS = {
     "attention": ("return_lse",),
     "attention_weights": ("rows",),
@@ -361,7 +364,7 @@ _OWN_ARGUMENTS = {
 
 
 def unknown_argument(operator: str, name: str, arguments: Any) -> TypeError:
-    """Returns the error for an argument outside a TypedDict, with its replacement."""
+    """Returns the error for an argument that is not in a TypedDict, with advice."""
     known = _in_order(arguments)
     ours, how = FOREIGN_ARGUMENTS.get(name, (None, ""))
     if operator == "varlen_attention" and how == _PACKED:
@@ -408,10 +411,10 @@ def attention(
     Args:
         q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU or an NVIDIA GPU
             (float64: CPU only). k and v must have the same dtype and device. On the CPU, bfloat16
-            and float16 inputs are computed in float32, and the result is rounded. CPUs with native
+            and float16 inputs are converted to float32, and the result is rounded. CPUs with native
             bfloat16 instructions multiply in bfloat16 instead, and also round the weights to
-            bfloat16. Under torch.autocast, q, k and v are first cast to its dtype, unless they are
-            float64.
+            bfloat16. Under torch.autocast, q, k and v are first cast to the autocast dtype, unless
+            they are float64.
         k: (B, Hkv, Lk, D), where Hkv divides H. Query head h uses key head h // (H / Hkv).
         v: (B, Hkv, Lk, Dv).
         similarity: an object from gnomon.similarity, or a specification such as
@@ -421,34 +424,35 @@ def attention(
             omitted from a specification have the initial values of gnomon.nn.MultiheadAttention.
         causal: whether queries attend only to keys at their own or an earlier position, p_j <= p_i.
         window: (left, right): query i attends only to keys with p_i - left <= p_j <= p_i + right.
-            None in place of a number means no limit on that side; a single number n means (n, n).
-        key_lengths: (B,) integers: the queries of batch b attend only to the keys before
-            key_lengths[b]. Here and below, a number or a 0-d tensor applies to all batches, and
-            lists are accepted in place of tensors.
-        key_starts: (B,) integers: the queries of batch b attend only to the keys from key_starts[b]
-            on. The hidden keys may contain NaN. They still count in positions: key j keeps the
-            position j.
-        query_segments: (B, Lq) integers within int32, or (Lq,) for all batches: a query attends
-            only to the keys of its own segment, such as one of several packed documents. Positions
-            do not restart in each segment; pass positions for that.
+            None for one side means no limit on that side; a single number n means (n, n).
+        key_lengths: (B,) integers: in batch element b, queries attend only to keys j with
+            j < key_lengths[b]. Here and below, a number or a 0-d tensor applies to the whole batch,
+            and lists are accepted in place of tensors.
+        key_starts: (B,) integers: in batch element b, queries attend only to keys j with
+            j >= key_starts[b]. The hidden keys may contain NaN. They still count in positions: key
+            j keeps the position j.
+        query_segments: (B, Lq) integers in the int32 range, or (Lq,) for the whole batch: a query
+            attends only to keys in its own segment, for example, in its own document if several
+            are packed. Positions do not restart in each segment unless you pass positions.
         key_segments: (B, Lk) or (Lk,) integers; required with query_segments.
         query_offset: the position of the first query: an integer between -2^53 and 2^53, or (B,)
-            integers, one per batch. It defaults to 0 if Lq = Lk. If the lengths differ, calls with
-            causal, a window or a position must pass it.
-        positions: (B, Lq) integers, or (Lq,) for all batches: the positions p_i of the queries, in
-            any order; they may be negative. Masks and position terms then use them instead of
+            integers, one per batch element. It defaults to 0 if Lq = Lk. If the lengths differ,
+            calls with causal, a window or a position must pass it.
+        positions: (B, Lq) integers, or (Lq,) for the whole batch: the positions p_i of the queries,
+            in any order; they may be negative. Masks and position terms then use them instead of
             query_offset and the key index. Use them for packed documents (with segments), trees,
             and random positions (Ruoss et al. 2023). On a grid, a position is a row-major index.
             With positions, the table of OffsetBias has the shape (H, 2 n - 1), and its middle entry
-            belongs to p_j = p_i. The positions of a batch must lie less than 2^30 apart; with
-            offset biases, there may be at most 2^22 different offsets. A tensor (1 or B, Lq, axes)
-            contains coordinates, which only RoPE accepts: it rotates by them, in sections or with
-            the same number of pairs per axis. Masks then still use query_offset and the key index.
+            is the bias for p_j = p_i. Positions in one batch element must differ by less than 2^30;
+            with offset biases, there may be at most 2^22 different offsets. A tensor of shape (1 or
+            B, Lq, axes) contains coordinates. Only RoPE accepts coordinates: each axis rotates one
+            of its sections, or an equal number of its pairs. Masks then still use query_offset and
+            the key index.
         key_positions: (B, Lk) or (Lk,) integers: the positions p_j of the keys; by default those of
-            the queries. If Lq and Lk differ, positions and key_positions are both required.
-        scale: factor of the dot product and of relative keys; 1/sqrt(D) by default. A call with
-            neither of them raises an error if scale is passed.
-        chunks: (size, before, after): positions are divided into chunks of that size. A query
+            the queries. If Lq and Lk differ, pass both positions and key_positions.
+        scale: factor of the dot product and of relative keys; 1/sqrt(D) by default. A call that has
+            neither raises an error if scale is passed.
+        chunks: (size, before, after): positions are divided into chunks of `size`. A query
             attends to its own chunk, `before` chunks before it and `after` chunks after it. With
             Relative, this is the relative local attention of the Music Transformer (Huang et al.
             2019).
@@ -459,35 +463,35 @@ def attention(
         aggregation: how values are combined:
             "mean" is sum_j p_ij v_j.
             "einstein_midpoint" is sum_j p_ij g_j v_j / sum_j p_ij g_j with
-            g_j = 1 / sqrt(1 - |v_j|^2), for values in the Klein ball; values outside are pulled to
-            its edge (Gulcehre et al. 2019). log g_j is added to s_ij.
+            g_j = 1 / sqrt(1 - |v_j|^2), for values in the Klein ball; values outside the ball are
+            moved to its boundary (Gulcehre et al. 2019). log g_j is added to s_ij.
             "lorentz_centroid" is m sqrt(c / |(m.m)_L|) with m = sum_j p_ij v_j, for values on the
             hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c (Law et al. 2019). The time coordinate
-            of v and o comes first. c is taken from similarity.Lorentz, otherwise 1.
-        mask: a Boolean tensor that broadcasts to (B, H, Lq, Lk): True where query i attends to key
-            j, unless another argument hides the key. Fully masked blocks are skipped. Arguments
+            of v and o comes first. c is that of similarity.Lorentz if it is used, otherwise 1.
+        mask: a Boolean tensor that broadcasts to (B, H, Lq, Lk): True where query i may attend to
+            key j. Other masking arguments also apply. Fully masked blocks are skipped. Arguments
             such as causal, window and segments are faster if they can express the mask. For
             additive masks, use position.PairBias.
-        sink: (H,), (B, H, Lq) or a number: the score of an additional key without a value in the
+        sink: (H,), (B, H, Lq) or a number: the score of an additional key that has no value, in the
             softmax of each query (Agarwal et al. 2025, gpt-oss). 0 adds 1 to the softmax
             denominator, and -inf means no sink. The returned lse includes the sink.
-        temperature: a tensor that broadcasts to (B, H, Lq), or a number: factor of s_ij, including
+        temperature: a tensor that broadcasts to (B, H, Lq), or a number: multiplies s_ij, including
             biases but not the sink. A tensor that requires grad receives a gradient. For scalable
             softmax (Nakanishi 2025), pass s log(n) for a query that attends to n keys.
         score_softcap: a positive number z: the scores become z tanh(s_ij / z), where s_ij includes
             biases and temperature. similarity.Dot(softcap=z) caps only the dot product, before
             biases, as Gemma 2 does; without biases, both give the same result. CPU only. Not
             supported with Umbral, the "log" scores of cones, Lorentz, Forget and
-            aggregation="einstein_midpoint": their kernels omit a constant per query, which cancels
-            in a softmax but not under a cap.
+            aggregation="einstein_midpoint": their kernels omit a per-query constant that cancels in
+            a softmax, but not under a cap.
         tolerance: the fraction of each query's total weight that may be skipped, at least 0 and
-            below 1. Blocks of keys are skipped, forward and backward, if a bound proves that their
+            below 1. Forward and backward passes skip blocks of keys if a bound proves that their
             total weight is below this fraction. The bound follows from the norms of q and k and
             from biases that decrease with distance (ALiBi, HyPE, KERPLE, learned tables, Forget).
             All built-in similarities have such bounds; user-defined ones may lack them. The default
-            is the rounding error of the sum in float32. Nothing is skipped if tolerance is 0, if
-            the inputs are float64, or in decoding (few queries, many cached keys). Skipping does
-            not change how NaN and infinity propagate.
+            is the rounding error of a float32 sum. Nothing is skipped if tolerance is 0, if the
+            inputs are float64, or in decoding (few queries, many cached keys). Skipping does not
+            change how NaN and infinity propagate.
         return_lse: whether to also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij),
             which is differentiable.
 
@@ -496,9 +500,10 @@ def attention(
     supported, including vmap. Forward-mode and second derivatives are supported on CPUs.
 
     Returns:
-        o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. For a query that
-        attends to no key, o is 0 and lse is -inf. If q is a transposed view of a tensor (B, Lq, H,
-        D), then o is a transposed view as well, so o.transpose(1, 2).view(B, Lq, -1) does not copy.
+        o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. If all keys are
+        masked for a query, its o is 0 and its lse is -inf. If q is a transposed view of a tensor
+        (B, Lq, H, D), then o is a transposed view as well, so o.transpose(1, 2).view(B, Lq, -1)
+        does not copy.
 
     Raises:
         ValueError: an invalid shape or value.
@@ -527,7 +532,7 @@ def attention(
     return o, lse
 
 
-#: Rows of q: one, several, or a slice.
+#: Indices of rows of q: one, several, or a slice.
 Rows: TypeAlias = Integers | slice
 
 
@@ -535,22 +540,22 @@ Rows: TypeAlias = Integers | slice
 def attention_weights(
     q: Tensor, k: Tensor, rows: Rows = -1, **arguments: Unpack[ScoreArguments]
 ) -> Tensor:
-    """Returns the attention weights p_ij for some rows of q, for inspection.
+    """Returns the attention weights p_ij of selected queries, for inspection.
 
-    Memory is proportional to the number of rows times Lk. Every similarity, position and mask is
-    supported, because the weights come from the attention operator itself. With grid positions or
-    the table of OffsetBias, the weights of all rows are computed before the requested ones are
-    selected.
+    Memory is proportional to the number of selected queries times Lk. Every similarity, position
+    and mask is supported, because the weights come from the attention operator itself. With grid
+    positions or the table of OffsetBias, the weights of all queries are computed before the
+    requested ones are selected.
 
     Args:
-        q: (B, H, Lq, D); q, k and the other arguments are as for attention.
+        q: (B, H, Lq, D); q, k and the other arguments are as in attention.
         k: (B, Hkv, Lk, D).
         rows: the index of a query, several indices, or a slice such as ``slice(None)`` for all
-            queries; the default, -1, is the last query.
+            queries; the default, -1, selects the last query.
 
     Returns:
-        (B, H, n, Lk) for n rows, in q's dtype; differentiable. The weights of a query that
-        attends to no key are 0.
+        (B, H, n, Lk) for n selected queries, in q's dtype; differentiable. If all keys are masked
+        for a query, its weights are 0.
 
     Raises:
         ValueError: an invalid shape or value.
@@ -591,10 +596,10 @@ def lower(
 
 
 def check_rows(operator: str, rows: Rows, q: Tensor) -> list[int]:
-    """Converts rows to a list of integers; those of a slice count from 0."""
+    """Converts rows to a list of integers; a slice gives non-negative ones."""
     if isinstance(rows, slice):
         return list(range(q.shape[2] if q.dim() == 4 else 0)[rows])
-    # A traced graph cannot read the numbers of a tensor.
+    # A list is handled without a tensor, whose values cannot be read during tracing.
     if isinstance(rows, (list, tuple)) and all(type(row) is int for row in rows):
         return list(rows)
     numbers = check_integers(
@@ -603,6 +608,6 @@ def check_rows(operator: str, rows: Rows, q: Tensor) -> list[int]:
     if numbers.dim() > 1 or not is_integer_type(numbers.dtype):
         raise ValueError(
             f"gnomon.{operator}: rows has shape {list(numbers.shape)} and dtype {numbers.dtype}; "
-            "expected integers, one or a sequence of them"
+            "expected an integer or a sequence of integers"
         )
     return [int(number) for number in numbers.reshape(-1).tolist()]

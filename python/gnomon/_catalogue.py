@@ -11,16 +11,16 @@ from gnomon._library import ops
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
-    """Returns all similarities and positions, in the order of ``gnomon list``.
+    """Describes all similarities and positions, in the order of ``gnomon list``.
 
     Returns:
         A dictionary with the lists "similarities" and "positions". Each entry is a dictionary that
-        describes one term. It contains its name, title, formula (as text and in LaTeX, with a
-        note), details, source, cost, Python class and parameters, and the library that load_terms
-        loaded it from. Its role is "similarity" or the kind of position ("rotation", "bias",
-        "content", ...). Other fields say whether it needs a grid, a causal mask or the dot product.
-        A parameter has a name, kind, meaning, default, choices and range.
-        include/gnomon/catalogue.h documents all fields.
+        describes one term: its name, title, formula (as text and in LaTeX, with a note), details,
+        source, cost, Python class and parameters, and the library from which load_terms loaded it.
+        The entry's role is "similarity" or the kind of position ("rotation", "bias", "content",
+        ...). Other fields tell whether the term needs a grid, a causal mask or the dot product. A
+        parameter has a name, kind, meaning, default, choices and range. include/gnomon/catalogue.h
+        documents all fields.
 
     Example:
         >>> [entry["name"] for entry in gnomon.catalogue()["similarities"]][:3]
@@ -56,7 +56,7 @@ def load_terms(path: str | os.PathLike[str]) -> list[str]:
     Raises:
         TypeError: path is not a path.
         ValueError: the file does not exist, was built for a different gnomon or PyTorch, or has no
-            terms, or the name of a term is in use. No terms are added then.
+            terms, or the name of one of its terms is in use. In these cases, no terms are added.
 
     Example:
         >>> names = gnomon.load_terms("build/libmy_terms.so")  # doctest: +SKIP
@@ -80,7 +80,7 @@ def reads_axes(entry: dict[str, Any]) -> bool:
 
 
 def biases_of_axes() -> list[str]:
-    """Names of the offset biases that can act along a grid axis."""
+    """Returns the names of the offset biases that can act along a grid axis."""
     return [name for name, entry in _ENTRIES.items() if reads_axes(entry)]
 
 
@@ -90,12 +90,12 @@ class Component(NamedTuple):
     name: str
     options: dict[str, str]
     spec: str
-    #: The grid's prefix and axis lengths; () for terms without a shape.
+    #: The grid's prefix, then its axis lengths; () for terms without a shape.
     grid: tuple[int, ...]
 
     @property
     def entry(self) -> dict[str, Any]:
-        """The catalogue entry; empty if the name is unknown."""
+        """The catalogue entry, or an empty dictionary if the name is unknown."""
         return entry_of(self.name) or {}
 
     @property
@@ -103,7 +103,7 @@ class Component(NamedTuple):
         return bool(self.grid) or self.entry.get("needs_grid", False)
 
     def tables(self, *indices: str) -> list[str]:
-        """Names of the table parameters that are indexed in one of these ways."""
+        """Returns the names of the table parameters with one of these index kinds."""
         return [
             parameter["name"]
             for parameter in self.entry.get("parameters", [])
@@ -112,14 +112,14 @@ class Component(NamedTuple):
 
     @property
     def tensors(self) -> list[str]:
-        """Names of the parameters given as tensors, in catalogue order."""
+        """The names of the parameters that are passed as tensors, in catalogue order."""
         order = [parameter["name"] for parameter in self.entry.get("parameters", [])]
         given = [key for key, value in self.options.items() if value == "tensor"]
         return sorted(given, key=lambda key: order.index(key) if key in order else len(order))
 
 
 def components_of(spec: str) -> list[Component]:
-    """Splits a sum into its terms, whose names may be unknown."""
+    """Splits a sum into its terms. Unknown names are accepted."""
     return [
         Component(name, dict(option.split("=", 1) for option in options), text, tuple(grid))
         for name, options, text, grid in zip(*ops.components(spec), strict=True)
@@ -136,12 +136,12 @@ class ModuleTensor(NamedTuple):
     #: The tensor's role: "value"; "start" or "theta" of a per-head parameter; "weight" or "bias" of
     #: a token projection.
     part: str
-    #: A table's index kind as in the catalogue; "" for other tensors.
+    #: A table's index kind in the catalogue; "" for other tensors.
     indexed_by: str
 
 
 def module_tensors(similarity: str, position: str) -> list[ModuleTensor]:
-    """Lists the tensors of a module with these specifications, in module order."""
+    """Lists the tensors of a module with these specifications, in the module's order."""
     names, places, *rest = ops.module_tensor_origins(similarity, position)
     components = components_of(position) + components_of(similarity)  # at index -1
     return [

@@ -1,4 +1,4 @@
-"""Argument checks in Python, before PyTorch converts the values for the operators."""
+"""Argument checks that run before PyTorch converts the values for the operators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def kind_of(value: object) -> str:
-    """Returns the value's type with its article, "an int"; "the class T" for a class."""
+    """Returns the value's type with an article ("an int"), or "the class T" for a class."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     name = type(value).__name__
@@ -29,7 +29,7 @@ def kind_of(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Formats a value on one short line, for messages."""
+    """Formats a value as one short line, for messages."""
     if isinstance(value, Tensor):
         return f"a Tensor of shape {list(value.shape)}"
     text = " ".join(repr(value).split())
@@ -56,9 +56,9 @@ def unknown_name(where: str, kind: str, name: str, known: Sequence[str]) -> Type
 def checks_argument_names(
     error: Callable[[str], TypeError] | None = None,
 ) -> Callable[[_Function], _Function]:
-    """Lets a function suggest the closest name for an unknown argument.
+    """Decorates a function so that its error for an unknown argument suggests the closest name.
 
-    error: returns the error for a name, in place of unknown_name.
+    error: creates the error for a name; by default, unknown_name does.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -74,9 +74,9 @@ def checks_argument_names(
 
 
 def name_unknown_arguments(cls: type, advice: Mapping[str, str] | None = None) -> None:
-    """Lets a class's constructor suggest the closest name for an unknown argument.
+    """Makes a constructor's error for an unknown argument suggest the closest name.
 
-    advice: what to do about arguments of other libraries, by name.
+    advice: text for arguments of other libraries, by name, in place of a suggestion.
     """
     for base in cls.__mro__:
         construct = vars(base).get("__init__")
@@ -164,9 +164,9 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 def by_default(
     start: Tensor, device: Device = None, dtype: torch.dtype | None = None, *, copy: bool = False
 ) -> Tensor:
-    """Moves a CPU tensor to torch.empty()'s device and dtype.
+    """Converts a CPU tensor to the device and dtype that torch.empty() would use.
 
-    torch.compile does not trace torch.get_default_device().
+    This works under torch.compile, which does not trace torch.get_default_device().
     """
     like = torch.empty(0, device=device, dtype=dtype)
     return start.to(like.device, like.dtype, copy=copy)
@@ -175,7 +175,7 @@ def by_default(
 def plain(value: Any) -> Any:
     """Converts NumPy scalars and 0-d arrays to Python numbers; returns other values unchanged.
 
-    They are recognised by type name, so NumPy is not required.
+    NumPy types are recognised by their module's name, so NumPy need not be installed.
     """
     # This comes first because torch.compile cannot read attributes of its symbolic numbers.
     if isinstance(value, (bool, int, float, str, Tensor, SymInt, SymFloat)):

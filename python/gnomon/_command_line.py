@@ -1,4 +1,4 @@
-"""The argument parser of this package's programs: one-line messages, with suggestions."""
+"""Argument parser of this package's programs, with one-line messages and suggestions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         fail: called with the message; it must not return.
-        options: those of ``argparse.ArgumentParser``.
+        options: passed to ``argparse.ArgumentParser``.
     """
 
     def __init__(self, *, fail: Callable[[str], NoReturn], **options: Any) -> None:
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         self._fail(f"{message}{self._suggestion(message)} (see {self.prog} --help)")
 
     def _suggestion(self, message: str) -> str:
-        """Returns a message part that names the option closest to the first unknown one."""
+        """Returns a suffix for the message that suggests an option for the first unknown one."""
         known = [option for action in self._actions for option in action.option_strings]
         for word in self._words:
             option = word.partition("=")[0]

@@ -93,24 +93,25 @@ def define(
 
     The score is ``factor * f(g, ...)``, where g is the squared distance or the inner product of a
     query and a key. define() compiles the kernels with a C++20 compiler in a few seconds, and
-    caches them for later processes. Gradients are derived from the formula. At a kink, such as that
-    of abs, the gradient is the mean of both sides; the gradient of the distance between identical
-    tokens is 0. ::
+    caches them for later processes. Gradients are derived from the formula. At a kink, such as abs
+    at 0, the gradient is the mean of the left and right derivatives; the gradient of the distance
+    between identical tokens is 0. ::
 
         StudentT = gnomon.similarity.define("student_t", "log1p(g)", factor="-gamma")
         gnomon.attention(q, k, v, similarity=StudentT(gamma))
         gnomon.nn.MultiheadAttention(512, 8, similarity="student_t")
 
     Args:
-        name: the name in specifications and in the catalogue, of lower-case letters, digits and
-            underscores, such as "student_t". The class name is the same in CamelCase, StudentT.
-        formula: f, an expression of ``g`` and ``heads`` with numbers, + - * / ** and the functions
+        name: the name in specifications and in the catalogue, such as "student_t": lower-case
+            letters, digits and underscores. The class name is the same in CamelCase, StudentT.
+        formula: f, an expression in ``g`` and ``heads`` with numbers, + - * / ** and the functions
             abs, exp, log, log1p, max, min, sigmoid, softplus, sqrt and tanh. It is computed in
             float32, or in float64 for float64 tokens. The argument of exp is clamped to at most 88,
             and that of log to at least 1.2e-38, the smallest normal float.
         input: the meaning of g: "squared_distance" or "inner_product".
-        heads: names of the per-head parameters in the formula and in the factor, which become the
-            arguments of the class. Modules train them. Those in the formula are initialised to 1.
+        heads: names of the per-head parameters in the formula and in the factor. They become the
+            arguments of the class, and modules train them. Parameters in the formula are
+            initialised to 1.
         factor: the multiplier of f: one of ``heads``, such as "gamma", or its negative, "-gamma". A
             module initialises it so that scores of N(0, 1) tokens have a standard deviation of 1.
             "scale" means the argument ``scale`` of a call, 1 / sqrt(D) by default.
@@ -190,8 +191,8 @@ def define(
         entry = entry_of(name)
         if known is not None or (entry is not None and entry["library"] != str(library)):
             raise ValueError(
-                f"gnomon.similarity.define: another term is named {name}; choose another name, "
-                "as names are unique per process"
+                f"gnomon.similarity.define: another term is named {name}; choose a different "
+                "name, because names are unique within a process"
             )
         if not library.exists():
             _compile(name, struct, text, source_of, library)
@@ -212,7 +213,7 @@ def define(
                 "library": str(library),
             },
         )
-        # Pickle finds the class through the calling module, as for a class statement there.
+        # Pickle looks the class up in the calling module, as if it were defined there.
         made.__module__ = sys._getframe(1).f_globals.get("__name__", "__main__")
         _DEFINED[name] = (text, made)
     return made
@@ -251,7 +252,7 @@ def _command() -> list[str]:
 
 
 def _link_options() -> list[str]:
-    """The libraries that define the symbols; only macOS's linker needs all of them."""
+    """Returns options for the libraries that define the symbols; macOS's linker needs all."""
     options = ["-lgnomon_torch"]
     if sys.platform == "darwin":
         core = LIBRARIES.parent / library_name("gnomon_core")
@@ -262,7 +263,7 @@ def _link_options() -> list[str]:
 
 
 def _library_of(name: str, source: str) -> pathlib.Path:
-    """Path of the compiled library, which is specific to one build of gnomon."""
+    """Returns the path of the compiled library, which is specific to one build of gnomon."""
     build = (LIBRARIES / OPERATORS).stat()
     key = repr((source, _command(), build.st_size, build.st_mtime_ns))
     return (
@@ -301,6 +302,6 @@ def _compile(name: str, struct: str, text: str, source: str, library: pathlib.Pa
         ) from None
 
 
-# The public module.
+# Messages and pickles show the public module.
 for _member in (DefinedSimilarity, define):
     _member.__module__ = "gnomon.similarity"

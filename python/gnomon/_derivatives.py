@@ -21,7 +21,7 @@ class _Refusal(torch.autograd.Function):
     def backward(ctx: Any, *d_gradients: Any) -> Any:
         raise NotImplementedError(
             f"gnomon.{ctx.operator}: second derivatives (gradients of gradients, as with "
-            "create_graph=True) are not supported; detach the gradient where it counts as a "
+            "create_graph=True) are not supported; detach the gradient where it is used as a "
             "constant"
         )
 

@@ -9,7 +9,7 @@ import pathlib
 import secrets
 from collections.abc import Iterator
 
-# Disk errors of write and close, which do not name the file.
+# Disk errors that write() and close() raise without naming the file.
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -26,10 +26,11 @@ def cache_folder() -> pathlib.Path:
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a temporary file that replaces `path` on success and is removed on failure.
 
-    For a link, the target is replaced. Devices and pipes are written directly.
+    If `path` is a symbolic link, its target is replaced. Devices and pipes are written directly.
 
     Raises:
-        OSError: the file cannot be written; it names `path`. Other errors propagate unchanged.
+        OSError: the file cannot be written; the error names `path`. Other errors propagate
+            unchanged.
     """
     if path.is_char_device() or path.is_block_device() or path.is_fifo():
         yield path

@@ -1,4 +1,4 @@
-"""FLOP counts of the operators' products, for torch.utils.flop_counter.FlopCounterMode."""
+"""FLOP counts of the operators' matrix products, for torch.utils.flop_counter.FlopCounterMode."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def _add_to(counter: Any) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Adds the formulas when the counter is imported; importing it takes as long as gnomon."""
+    """Registers the formulas once the counter is imported.
+
+    gnomon does not import the counter itself, because that takes as long as importing gnomon.
+    """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if fullname != _MODULE:

@@ -1,8 +1,8 @@
 """Translates the formula of a pair function to C++ (src/definitions/README.md).
 
-A formula is parsed as a Python expression into a graph of operations without duplicates. Reverse
-differentiation adds the derivatives to the same graph. Interval arithmetic adds the bounds of the
-result over a range of g.
+A formula is parsed as a Python expression into a graph of operations without duplicates.
+Reverse-mode differentiation adds the derivatives to the same graph. Interval arithmetic adds bounds
+of the result over a range of g.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FUNCTIONS = ("abs", "exp", "log", "log1p", "max", "min", "sigmoid", "softplus", 
 class Graph:
     """Operations identified by index; each follows its operands.
 
-    Leaves are ("number", x), ("g",), ("head", n), and the range of g, ("least",) and ("most",).
-    ("function", name, x, y) is a function of x computed by y. It is differentiated as the function,
-    not through the numerically stable form y.
+    Leaves are ("number", x), ("g",), ("head", n), and the ends of g's range, ("least",) and
+    ("most",). ("function", name, x, y) is the function `name` of x, computed by a numerically
+    stable form y. Its derivative is that of the function; y is not differentiated.
     """
 
     def __init__(self, g_is_positive: bool) -> None:
@@ -98,7 +98,7 @@ class Graph:
     def largest(self, a: int, b: int) -> int:
         if self.value_of(b) is None:
             a, b = b, a
-        # The second operand propagates NaN, so it must be the operation.
+        # Only the second operand propagates NaN, so it must not be the constant.
         return a if self._is_below(b, a) else self._add("max", b, a)
 
     def least(self, a: int, b: int) -> int:
@@ -170,7 +170,7 @@ class Graph:
                 square = self.multiply(square, square)
         if halves % 2 == 1:
             result = self.multiply(result, self.sqrt(a))
-        # The remaining exponent is small, and therefore so is its rounding error.
+        # The remaining exponent is small, so the rounding error of this power is small.
         left = abs(exponent) - halves / 2
         if left != 0:
             more = self.exp(self.multiply(self.number(left), self.log(a)))
@@ -223,7 +223,7 @@ class Graph:
         return of[1:] if kind == "function" else of
 
     def derivatives(self, result: int, leaves: Sequence[int]) -> list[int]:
-        """Derivatives of the result with respect to each leaf; ties are split evenly."""
+        """Returns the result's derivative by each leaf; ties in max and min are split evenly."""
         order = self.reached_from([result])
         gradient = {result: self.number(1)}
         for node in reversed(order):
@@ -285,7 +285,7 @@ class Graph:
         return []
 
     def bounds(self, result: int) -> tuple[int, int] | None:
-        """Operations that bound the result for every g in a range; None if unknown."""
+        """Returns operations that bound the result for every g in a range; None if unknown."""
         ranges: dict[int, tuple[int, int]] = {}
         for node in self.reached_from([result]):
             found = self._range(node, ranges)
@@ -458,7 +458,7 @@ def definition_of(
         text: the definition's descriptive strings, "kTitle" and so on.
 
     Raises:
-        ValueError: the fault in the formula, to follow "formula is '...': ".
+        ValueError: the formula is invalid; the message continues "formula is '...': ".
     """
     try:
         tree = ast.parse(formula.strip(), mode="eval").body
@@ -478,7 +478,7 @@ def definition_of(
 
     d_g, *d_heads = graph.derivatives(f, [g, *scalars])
     if of_distance:
-        # Identical tokens have gradient 0.
+        # The gradient between identical tokens is 0.
         zero = graph.number(0)
         d_g = graph.where_greater(g, zero, d_g, zero)
     by_t = "const V* t" if heads else "const V* /*t*/"

@@ -79,14 +79,14 @@ def graph_attention(
     The output of node i is sum_e p_e v_j over its edges e = (i, j), where the weights p_e are the
     softmax of the similarities over these edges. The graph is in compressed sparse row (CSR)
     format: node i attends to the nodes indices[indptr[i]], ..., indices[indptr[i + 1] - 1]. csr
-    converts PyTorch Geometric's edge_index to this format. An edge that is listed twice counts
-    twice. Memory is linear in the number of edges. For a graph attention network (GAT, Velickovic
-    et al. 2018), use Additive(), with target and source scores (N, H, 1) as q and k.
+    converts PyTorch Geometric's edge_index to this format. Duplicate edges count once per
+    occurrence. Memory is linear in the number of edges. For a graph attention network (GAT,
+    Velickovic et al. 2018), use Additive(), with target and source scores (N, H, 1) as q and k.
 
     Args:
         q: (N, H, D), bfloat16, float16, float32 or float64, on the CPU or an NVIDIA GPU (float64:
             CPU only). k and v must have the same dtype and device.
-        k: (Nk, Hkv, D), where Hkv divides H; the same nodes as q, or others.
+        k: (Nk, Hkv, D), where Hkv divides H. The nodes may differ from those of q.
         v: (Nk, Hkv, Dv).
         indptr: (N + 1,) non-decreasing integers from 0 to E, a tensor or a list.
         indices: (E,) integers in [0, Nk).
@@ -97,7 +97,7 @@ def graph_attention(
         sink: (H,), (N, H) or a number: the score of an additional key without a value in the
             softmax of each node, as in attention. lse includes the sink. -inf means no sink.
         edge_bias: (E, H), or (E,) for all heads: numbers that are added to the scores of the edges;
-            -inf removes an edge. The dtype is that of q, or float32 if q is bfloat16 or float16.
+            -inf removes an edge. It must have q's dtype, or float32 if q is bfloat16 or float16.
         dropout: probability of dropping a weight, from 0 to 1. Kept weights are multiplied by 1 /
             (1 - dropout); lse is computed before dropout.
         seed: seed of the dropout mask; by default, it is drawn from PyTorch's generator. For a
@@ -161,7 +161,7 @@ def _with_sink(o: Tensor, lse: Tensor, sink: Tensor | float) -> tuple[Tensor, Te
     finite, score = lse.clamp_min(nothing), score.clamp_min(nothing)
     margin = finite - score
     log_sigmoid = torch.nn.functional.logsigmoid
-    # torch.logaddexp has second derivatives of NaN where one of the two is far above the other.
+    # The second derivative of torch.logaddexp is NaN where one argument is far above the other.
     total = torch.where(margin >= 0, finite - log_sigmoid(margin), score - log_sigmoid(-margin))
     keys = torch.sigmoid(margin)
     keys = torch.where(lse == -math.inf, 0.0, keys)

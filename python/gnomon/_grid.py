@@ -20,13 +20,13 @@ class Grid(Position):
 
     Each entry of axes is an offset bias, such as ALiBi; it depends on the coordinates along its
     axis instead of p_i and p_j. shape is (height, width), or has any other number of axes. Tokens
-    are in row-major order, after `prefix` tokens (such as a class token) that have no bias, neither
-    as queries nor as keys.
+    are in row-major order. The `prefix` tokens before them, such as a class token, have no bias,
+    neither as queries nor as keys.
 
     Without query_offset, q and k contain all tokens: Lq = Lk = prefix + prod(shape). With it, query
     i is token query_offset + i and key j is token j. Keys beyond the grid (memory keys) have no
-    bias; memory keys in front of the grid count as `prefix` tokens. positions and key_positions, if
-    passed, are the indices of the tokens.
+    bias; memory keys before the grid count as `prefix` tokens. positions and key_positions, if
+    passed, are token indices.
 
     Example:
         >>> bias = gnomon.position.ALiBi(gnomon.alibi_slopes(8))
@@ -46,7 +46,7 @@ class Grid(Position):
         shape = check_shape("gnomon.position.Grid: shape", self.shape)
         if not isinstance(self.axes, Sequence):
             raise wrong_type("position.Grid", "axes", self.axes, "a sequence of biases")
-        # A copy, because a list may change later.
+        # A copy, because the caller may modify a list later.
         self._set("shape", tuple(shape))
         self._set("axes", tuple(self.axes))
         self._set("prefix", check_integer("position.Grid", "prefix", self.prefix))
@@ -80,5 +80,5 @@ class Grid(Position):
         return [tensor for bias in self.axes for tensor in bias._own_tensors()]
 
 
-# The public module.
+# Messages and pickles show the public module.
 Grid.__module__ = "gnomon.position"

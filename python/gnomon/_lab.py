@@ -13,7 +13,7 @@ NAMES = ("data", "inspect", "models", "report")
 
 
 def load(name: str) -> ModuleType:
-    """Imports a module of the lab: "report" for ``gnomon.lab.report``."""
+    """Imports a module of the lab, such as "report" for ``gnomon.lab.report``."""
     try:
         return importlib.import_module(f"{_PACKAGE}.{name}")
     except ModuleNotFoundError as error:
@@ -25,12 +25,12 @@ def load(name: str) -> ModuleType:
 
 
 def alias(name: str) -> None:
-    """Makes ``gnomon.NAME``, the module that is being imported, another name of the lab's."""
+    """Makes ``gnomon.NAME``, the module being imported, an alias of ``gnomon.lab.NAME``."""
     sys.modules[name] = load(name.removeprefix("gnomon."))
 
 
 def run(name: str, arguments: Sequence[str] | None = None) -> int:
-    """Calls ``main`` of a module of the lab; returns the exit code."""
+    """Calls ``main`` in a module of the lab and returns the exit code."""
     try:
         program = load(name)
     except ModuleNotFoundError as error:

@@ -9,14 +9,14 @@ import torch
 from gnomon import _build, _release
 
 if _release.is_building():
-    # The imports below this one would fail, because they need the libraries.
+    # Runs before the code below, which needs the libraries that are about to be built.
     from gnomon import build
 
     sys.exit(build.main(sys.argv[1:]))
 
 #: The folder of the libraries for this PyTorch.
 LIBRARIES: pathlib.Path = _release.libraries()
-#: The symbol that libraries of terms for this build refer to.
+#: The symbol that term libraries for this build refer to.
 TERMS_SYMBOL = _build.TERMS_SYMBOL.replace(
     "{release}", re.sub(r"\W", "_", _release.release_of(torch.__version__))
 )
@@ -26,7 +26,7 @@ try:
 except OSError as error:
     remedy = "; run: python -m gnomon.build" if _release.SOURCES is not None else ""
     raise ImportError(
-        f"gnomon's libraries do not fit this PyTorch ({torch.__version__}): {error}{remedy}"
+        f"gnomon's libraries do not load in this PyTorch ({torch.__version__}): {error}{remedy}"
     ) from None
 
 ops = torch.ops.gnomon

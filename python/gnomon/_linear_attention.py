@@ -51,16 +51,17 @@ def linear_attention(
             0); "favor": positive orthogonal random features exp(w.x - |x|^2 / 2) of tokens divided
             by D^(1/4), which approximate softmax attention with scale 1/sqrt(D) (Choromanski et al.
             2021).
-        rope: whether RoPE rotates the features, in the numerator only (Su et al. 2021, eq. 19).
+        rope: a RoPE that rotates the features, in the numerator only (Su et al. 2021, eq. 19), or
+            None.
         causal: whether query i attends only to keys 0 to i; requires Lq = Lk.
-        key_lengths: (B,) integers, or one for all batches: the keys from key_lengths[b] on are
+        key_lengths: (B,) integers, or one integer for the whole batch: keys j >= key_lengths[b] are
             ignored and may contain NaN.
         query_offset: position of the first query, for rope. It defaults to 0 if Lq = Lk; otherwise
             rope requires it.
         num_features: number of "favor" features; by default the even number nearest to D ln D, at
             least 2.
-        seed: seed of the "favor" projection. Every call draws the projection again, and the same
-            seed gives the same one; None means 0.
+        seed: seed of the "favor" projection, which every call draws again. The same seed gives the
+            same projection; None means 0.
         projection: (num_features, D), a "favor" projection to use instead of drawing one; see
             gnomon.favor_projection.
 
@@ -107,7 +108,7 @@ def linear_attention(
 def favor_projection(num_features: int, head_dim: int, seed: int = 0) -> Tensor:
     """Returns the FAVOR+ projection (num_features, head_dim), in the default dtype.
 
-    The rows of each block of head_dim rows are orthogonal, and each row follows N(0, 1)
+    The rows in each block of head_dim rows are orthogonal, and each row follows N(0, I)
     (Choromanski et al. 2021, section 2.4). The same arguments give the same numbers on every
     machine.
 

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 
 def publish(package: str, names: Sequence[str]) -> None:
-    """Sets the package as the module of its classes and functions.
+    """Sets `__module__` of a package's public classes and functions to the package's name.
 
-    Messages, pickles and documentation then use "gnomon.nn.KVCache", whichever file defines it.
+    Messages, pickles and documentation then show names such as "gnomon.nn.KVCache" without the
+    private module that defines the class.
     """
     for name in names:
         vars(sys.modules[package])[name].__module__ = package

@@ -35,15 +35,15 @@ def _attention_of_exporter(*values: Any) -> Any:
     operator = ops.attention_forward.default
     if torch.onnx.is_in_onnx_export():
         return _attention_forward(*values)
-    # The table is global, and torch.compile() reads it for symbolic shapes.
+    # The decomposition table is global, and torch.compile() reads it for symbolic shapes.
     torch._decomp.decomposition_table.pop(operator, None)
     return operator(*values)
 
 
 def _without_form(what: str) -> NotImplementedError:
     return NotImplementedError(
-        f"gnomon: {what} cannot be exported to ONNX, because it has no form in plain operators; "
-        "gnomon.integrations.onnx.plain lists what is supported"
+        f"gnomon: {what} cannot be exported to ONNX, because it has no decomposition into PyTorch "
+        "operators; gnomon.integrations.onnx.plain lists the supported features"
     )
 
 
@@ -103,7 +103,7 @@ def _attention_forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     if call.rows_first:
         o = o.transpose(1, 2).contiguous().transpose(1, 2)
     lse = (total.log() + largest).squeeze(-1)
-    # Row statistics are only used by gradients.
+    # The row statistics are only used in the backward pass.
     return o, lse, torch.zeros((3, *lse.shape), dtype=lse.dtype, device=lse.device)
 
 

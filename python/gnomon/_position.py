@@ -28,13 +28,13 @@ class Position(Term):
         )
 
     def __add__(self, other: Position | str) -> Sum:
-        """Returns the sum of both."""
+        """Returns the sum of this position and another."""
         if not isinstance(other, (Position, str)):
             return NotImplemented
         return Sum((self, other))
 
     def __radd__(self, other: str) -> Sum:
-        """Returns the sum of both."""
+        """Returns the sum of a specification and this position."""
         if not isinstance(other, str):
             return NotImplemented
         return Sum((other, self))
@@ -68,7 +68,7 @@ class Sum(Position):
     def __post_init__(self) -> None:
         if isinstance(self.terms, (str, Position)) or not isinstance(self.terms, Sequence):
             raise wrong_type("position.Sum", "terms", self.terms, "a sequence of positions")
-        # A copy, because a list may change later.
+        # A copy, because the caller may modify a list later.
         self._set("terms", tuple(to_positions("position.Sum", self.terms, "terms")))
 
     def _lower(self) -> tuple[str, Sequence[Tensor]]:
@@ -139,6 +139,6 @@ def reversed_rows(operator: str, name: str, rows: object) -> Tensor:
     return rows.flip(-2)
 
 
-# The public module.
+# Messages and pickles show the public module.
 for _term in (Position, Specified, Sum):
     _term.__module__ = "gnomon.position"

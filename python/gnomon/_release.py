@@ -14,14 +14,14 @@ from gnomon._files import cache_folder
 
 
 def library_name(name: str) -> str:
-    """The file name of a shared library on this platform."""
+    """Returns the file name of a shared library on this platform."""
     return f"lib{name}{'.dylib' if sys.platform == 'darwin' else '.so'}"
 
 
 #: The file that contains the operators for one PyTorch release.
 OPERATORS = library_name("gnomon_torch")
 _HERE = pathlib.Path(__file__).parent
-#: The folder of the sources in a wheel. A source tree is built with `make build` instead.
+#: The folder of the sources in a wheel; None in a source tree, which `make build` builds.
 SOURCES = _HERE / _build.SOURCES if _build.SOURCES else None
 
 
@@ -70,7 +70,7 @@ def built_folder() -> pathlib.Path:
 def libraries() -> pathlib.Path:
     """Returns the folder of the libraries for this PyTorch.
 
-    Libraries that ``gnomon.build`` compiled are preferred to those of the package.
+    Libraries that ``gnomon.build`` compiled take precedence over those in the package.
     """
     if SOURCES is not None and (built_folder() / OPERATORS).exists():
         return built_folder()

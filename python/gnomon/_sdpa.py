@@ -48,19 +48,18 @@ def scaled_dot_product_attention(
         query: (..., H, L, E), at least two axes; bfloat16, float16, float32 or float64.
         key: (..., H, S, E) in query's dtype. Its leading axes broadcast with query's.
         value: (..., H, S, Ev).
-        attn_mask: a tensor that broadcasts to (..., H, L, S), or a bias object
-            from torch.nn.attention.bias.
-            A Boolean mask is True where a query attends to a key. A mask in query's dtype or
-            float32 is added to the scores and receives a gradient.
+        attn_mask: a tensor that broadcasts to (..., H, L, S), or a bias object from
+            torch.nn.attention.bias. A Boolean mask is True where a query attends to a key. A mask
+            in query's dtype or float32 is added to the scores and receives a gradient.
         dropout_p: probability of dropping a weight, from 0 to 1. As in PyTorch, the seed comes from
-            the default generator, but the dropped weights are not the same ones.
+            the default generator, but different weights are dropped.
         is_causal: whether query i attends only to keys 0 to i, even if L != S. Cannot be combined
             with attn_mask.
         scale: factor of the scores; 1/sqrt(E) by default.
         enable_gqa: whether key and value may have fewer heads (third axis from the end) than query.
 
     Returns:
-        (..., H, L, Ev) in query's dtype. The output of a query that attends to no key is 0.
+        (..., H, L, Ev) in query's dtype. If all keys are masked for a query, its output is 0.
 
     Raises:
         ValueError: an invalid shape or value.
@@ -158,7 +157,7 @@ def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _leading_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> list[int]:
-    """Returns the axes of the result before its last two."""
+    """Returns the sizes of the result's axes before the last two."""
     tokens = (query, key, value)
     heads: list[int] = []
     if enable_gqa:

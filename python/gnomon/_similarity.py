@@ -44,6 +44,6 @@ def to_similarity(operator: str, similarity: object) -> Similarity:
     )
 
 
-# The public module.
+# Messages and pickles show the public module.
 for _term in (Similarity, Specified):
     _term.__module__ = "gnomon.similarity"

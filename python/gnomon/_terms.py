@@ -1,4 +1,4 @@
-"""Lowering of similarities and positions to operator arguments.
+"""Lowers similarities and positions to operator arguments.
 
 A term becomes a specification, "name:key=value", and a list of tensors. The tensors are the values
 of the parameters written as "name=tensor", in catalogue order (include/gnomon/catalogue.h).
@@ -52,7 +52,7 @@ def to_spec(name: str, **options: object) -> str:
                 expected = "a number, a word, a flag or a sequence of integers"
                 raise wrong_type("attention", f"{key} of {term}", part, expected)
             # torch.compile traces f-strings of numbers, but not repr(), str() or join(). PyTorch
-            # 2.11 traces them only for results of operations, hence `* 1`.
+            # 2.11 traces f-strings only for results of operations, hence `* 1`.
             spec += f"{between}{part if isinstance(part, str) else part * 1}"
             between = "x"
     return spec
@@ -88,9 +88,9 @@ def _fits(value: object, kinds: str) -> bool:
 
 
 class _TermType(type):
-    """Metaclass of terms: an unknown parameter raises an error with a suggestion."""
+    """Metaclass of terms: the error for an unknown parameter suggests the closest name."""
 
-    # Keeps the parameters of the class visible to type checkers and inspect.
+    # Type checkers skip this, and inspect reads __signature__, so both see a class's parameters.
     if not TYPE_CHECKING:
 
         @property
@@ -113,19 +113,21 @@ class _TermType(type):
 class Term(metaclass=_TermType):
     """A similarity or a position. Its fields are its parameters."""
 
-    #: Name of its module, "position".
+    #: Name of the module, such as "position".
     _module: ClassVar[str]
-    #: Name in the catalogue, and the fields that are numbers, words and flags.
+    #: Name in the catalogue.
     _name: ClassVar[str]
+    #: Fields that are numbers, words or flags.
     _options: ClassVar[tuple[str, ...]] = ()
     #: Fields that may be tensors, in catalogue order.
     _tensors: ClassVar[tuple[str, ...]] = ()
     #: Fields of _tensors that cannot be numbers; None is allowed only as a default.
     _tables: ClassVar[tuple[str, ...]] = ()
-    #: Fields that accept a word with suboptions, "yarn:factor=4", and those suboptions.
+    #: Suboptions of fields that accept a word with suboptions, such as "yarn:factor=4".
     _details: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    #: Options that are shapes, and fields that are axis lengths, height and width.
+    #: Options that are shapes.
     _shapes: ClassVar[tuple[str, ...]] = ()
+    #: Fields that are axis lengths: height and width.
     _axes: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -151,8 +153,8 @@ class Term(metaclass=_TermType):
     def _keep_lowered(self) -> None:
         """Stores the specification of all non-tensor fields, together with the tensors.
 
-        Building it takes as long as attention over a few tokens. torch.compile, which may make a
-        term's numbers symbolic, then does not need to format them.
+        Building the specification takes as long as attention over a few tokens. Storing it also
+        keeps torch.compile from formatting a term's numbers, which may be symbolic.
         """
         if hasattr(self, "_name") and not is_compiling():
             self._set("_lowered", (self._to_spec(), tuple(self._own_tensors())))
@@ -219,7 +221,7 @@ class Term(metaclass=_TermType):
 
 @dataclass(frozen=True, eq=False)
 class SpecifiedTerm(Term):
-    """Term given by a specification and the tensors that it mentions, in order."""
+    """A term given by a specification and the tensors that it mentions, in order."""
 
     spec: str
     tensors: tuple[Tensor, ...] = ()

@@ -54,17 +54,17 @@ class VarlenArguments(TypedDict, total=False):
     tolerance: float
 
 
-# Index kinds of term parameters that have one entry per token or depend on the lengths. They apply
-# to the packed tokens and cannot be split by sequence.
+# Index kinds of term parameters that have one entry per token or depend on the lengths. Such
+# parameters describe the packed tokens and are not split by sequence.
 _OF_TOKENS = ("tokens", "key_entries", "pairs", "keys", "queries", "offsets")
 
 
-# Terms that depend only on p_j - p_i, and options that make them depend on more.
+# Terms that depend only on p_j - p_i, and options with which they do not.
 _BY_OFFSET = frozenset(("alibi", "hype", "kerple", "rope", "sandwich", "t5"))
 _NOT_BY_OFFSET = frozenset(("angles", "axis", "key_angles", "scaling", "sections", "shape", "xpos"))
 
-# The mean length below which sequences share a call on CPUs: their own calls would take longer to
-# start than to run.
+# The mean length below which sequences share a call on CPUs, because separate calls would take
+# longer to start than to run.
 _SHORT = 128
 
 
@@ -104,12 +104,12 @@ def varlen_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes attention() separately within each of several packed sequences.
 
-    Sequence n consists of rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of q and of the
-    corresponding rows of k and v, given by cu_seqlens_k, as in flash-attn. No padding is needed.
-    Positions restart in each sequence: its keys have the positions 0, 1, ..., and its last query
-    has the position of its last key. With causal=True and fewer queries than keys, the last query
-    therefore attends to all keys. This is flash-attn's bottom-right alignment;
-    scaled_dot_product_attention aligns the mask to the top left.
+    The queries of sequence n are rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of q. Its keys and
+    values are the rows of k and v that cu_seqlens_k gives in the same way. This is flash-attn's
+    format, which needs no padding. Positions restart in each sequence: its keys have the positions
+    0, 1, ..., and its last query has the position of its last key. With causal=True and fewer
+    queries than keys, the last query therefore attends to all keys. This is flash-attn's
+    bottom-right alignment; scaled_dot_product_attention aligns the mask to the top left.
 
     Args:
         q: (total_q, H, D). Dtypes and devices of q, k and v are as in attention.
@@ -120,20 +120,20 @@ def varlen_attention(
         cu_seqlens_k: the same for k and v, up to total_k; by default cu_seqlens_q.
         return_lse: whether to also return lse (H, total_q).
 
-    The other arguments are those of attention. Tensors with one entry per token contain one entry
-    per packed token and a batch axis of size 1: KeyBias and Forget take (1, H, total_k), the query
+    The other arguments are those of attention. Tensors with one entry per token have one entry per
+    packed token, and a batch axis of size 1: KeyBias and Forget take (1, H, total_k), the query
     passed to Relative is (1, H, total_q, Dr), and sink and temperature are (1, H, total_q). The
-    table of OffsetBias has the shape (H, 2 n - 1), and its middle entry belongs to p_j = p_i.
+    table of OffsetBias has the shape (H, 2 n - 1), and its middle entry is the bias for p_j = p_i.
 
-    By default, the host reads cu_seqlens_q and cu_seqlens_k and computes consecutive sequences of
-    equal length as one batch. Under torch.compile, with dropout, or with tensors that have one
-    entry per token, all sequences are computed in a single call with segments and positions. Such a
-    call does not support rotations that depend on its length. On CPUs, short sequences without
-    positions are also computed in a single call.
+    By default, cu_seqlens_q and cu_seqlens_k are read on the host, and consecutive sequences of
+    equal length are computed as one batch. Under torch.compile, with dropout, or with tensors that
+    have one entry per token, all sequences are computed in a single call with segments and
+    positions. Such a call does not support rotations that depend on its length. On CPUs, short
+    sequences without positions are also computed in a single call.
 
     Returns:
-        o (total_q, H, Dv) in q's dtype, or (o, lse). For the queries of a sequence without keys, o
-        is 0 and lse is -inf.
+        o (total_q, H, Dv) in q's dtype, or (o, lse). If a sequence has no keys, o is 0 and lse is
+        -inf for its queries.
 
     Raises:
         ValueError: an invalid shape or value.
@@ -168,14 +168,14 @@ class Packing(NamedTuple):
 
     queries: Tensor
     keys: Tensor
-    #: Whether queries and keys have the same tokens.
+    #: Whether queries and keys come from the same tokens.
     is_self: bool
 
     def arguments(self, total_q: int, total_k: int, places: bool) -> dict[str, Tensor]:
-        """Returns the arguments of attention that describe all sequences as one packed row.
+        """Returns the arguments of attention that describe all sequences as one packed sequence.
 
-        If `places` is False, positions are the indices of packed tokens, which preserves
-        differences within a sequence.
+        If `places` is False, positions are omitted for equal queries and keys. The indices of
+        packed tokens then serve as positions, with the same differences within a sequence.
         """
         rows = torch.arange(total_q, device=self.queries.device)
         of_queries = torch.searchsorted(self.queries[1:], rows, right=True)
@@ -268,7 +268,7 @@ def _attend(
 
 
 def _applies_to_each(positions: list[Position], given: Mapping[str, Any]) -> bool:
-    """Returns whether these arguments can be passed unchanged to one call per sequence."""
+    """Returns whether separate calls for each sequence can use these arguments unchanged."""
     if given.get("dropout", 0.0) != 0 and given.get("dropout") is not None:
         return False
     for name in ("sink", "temperature"):
@@ -289,7 +289,7 @@ def _applies_to_each(positions: list[Position], given: Mapping[str, Any]) -> boo
 def _depend_on_offsets(positions: list[Position]) -> bool:
     """Returns whether positions are known to depend only on p_j - p_i, which packing preserves.
 
-    GPUs have no kernels for token positions, and CPU kernels are faster without them.
+    Token positions are then omitted: GPUs have no kernels for them, and they slow CPU kernels down.
     """
     for position in positions:
         # torch.compile cannot trace components_of().
@@ -380,9 +380,9 @@ def nested_module(
     others: Mapping[str, Any],
     arguments: Mapping[str, Any],
 ) -> Tensor:
-    """Computes a module's forward for nested tokens (B, length, dim) as one packed row.
+    """Computes a module's forward for nested tokens (B, length, dim) as one packed sequence.
 
-    others are module arguments that require padded batches.
+    `others` are module arguments for padded batches, which are rejected unless they are None.
     """
     known = ("causal", "window", "chunks")
     for name, given in {**others, **arguments}.items():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gnomon._library import ops
 
-# The batch axis of each argument of the token maps and causal sums.
+# Batch axis of each argument of the operators for token maps and causal sums.
 _BATCH = {
     **dict.fromkeys(("q", "k", "v", "x", "y", "z", "d_x", "d_y", "o", "denominator"), 0),
     **dict.fromkeys(("row_scalars", "column_scalars", "d_row_scalars", "d_column_scalars"), 1),
@@ -24,8 +24,9 @@ _BATCH = {
 class _Rule:
     """Batching rule of an operator that folds samples into one axis.
 
-    axes gives this axis for each argument and output. In a backward pass, each result has the name
-    of the argument whose gradient it is. In the arguments of `shared`, one entry may apply to all.
+    axes maps each argument and output to this axis. In a backward pass, each result has the name of
+    the argument whose gradient it is. Arguments in `shared` may have size 1 along the axis; the
+    entry then applies to all heads.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class _Rule:
         needed = given.get("needed", [True] * len(self.outputs))
         if samples == 0:
             results = self._of_none(given, mapped, needed)
-        # These need one call per sample: arguments without the axis may differ between samples,
+        # These cases need one call per sample: arguments without the axis differ between samples,
         # dropout masks depend on the head index, and packed biases fit the heads of one sample.
         elif (
             mapped.keys() - self.axes.keys()
@@ -77,7 +78,7 @@ class _Rule:
     def _of_none(
         self, given: dict[str, Any], mapped: dict[str, int], needed: Sequence[bool]
     ) -> list[Tensor]:
-        """Returns empty results for zero samples, with shapes from the meta device."""
+        """Returns empty results for zero samples; their shapes are computed on the meta device."""
         meta = dict(given)
         for name, value in given.items():
             if isinstance(value, Tensor):

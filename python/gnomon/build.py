@@ -1,7 +1,7 @@
 """Compiles the operators for the installed PyTorch: ``python -m gnomon.build``.
 
 A gnomon wheel contains libraries for released versions of PyTorch. Nightly builds, PyTorch compiled
-from source and some conda packages need libraries of their own. This command compiles them from the
+from source and some conda packages need separate libraries. This command compiles them from the
 sources in the wheel and stores them in the cache folder (``GNOMON_CACHE``), where ``import gnomon``
 finds them. The CPU kernels of the wheel are used unchanged.
 """
@@ -39,7 +39,7 @@ def _say(message: str) -> None:
 
 
 def _tool(name: str) -> str:
-    """Returns the path of a program, installed for this interpreter by pip or on the PATH."""
+    """Returns the path of a program that pip installed for this interpreter or that is on PATH."""
     places = (sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath))
     found = shutil.which(name, path=os.pathsep.join(places))
     if found is None:
@@ -48,7 +48,7 @@ def _tool(name: str) -> str:
 
 
 def _compiler() -> str:
-    """Returns the compiler, as for ``gnomon.similarity.define``."""
+    """Returns the path of the compiler that ``gnomon.similarity.define`` also uses."""
     chosen = shlex.split(os.environ.get("CXX") or "c++")[0]
     found = shutil.which(chosen)
     if found is None:
@@ -60,7 +60,7 @@ def _compiler() -> str:
 
 
 def _configure(sources: pathlib.Path, tree: pathlib.Path, program: bool) -> list[str]:
-    """Returns the CMake command; the libraries find the kernels by their absolute path."""
+    """Returns the CMake command; the libraries link to the wheel's kernels by absolute path."""
     package = sources.parent
     settings = {
         "CMAKE_BUILD_RPATH": "@loader_path" if sys.platform == "darwin" else "$ORIGIN",
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"cannot write to {error.filename}: {error.strerror}; set the environment variable "
             "GNOMON_CACHE to choose another folder"
         )
-    _say(f"{folder} has the libraries after {time.monotonic() - start:.0f} seconds")
+    _say(f"wrote the libraries to {folder} in {time.monotonic() - start:.0f} seconds")
     check = [sys.executable, "-c", "import gnomon"]
     if subprocess.run(check).returncode != 0:
         _fail("the libraries do not load; the reason is above")

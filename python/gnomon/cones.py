@@ -22,10 +22,10 @@ def ancestor(u: Tensor, v: Tensor, *, cone: str = "penumbral", r: float | None =
         v: (..., D), in the same dtype; the leading axes broadcast.
         cone: "penumbral": cones below the horosphere of height r, with heights clamped to [0, r];
             "umbral": the shadows of balls of radius r.
-        r: by default 1 for penumbral and 0.1 for umbral cones.
+        r: the height or radius above; by default 1 for penumbral and 0.1 for umbral cones.
 
     Returns:
-        Booleans (...), the shape to which the leading axes broadcast.
+        A Boolean tensor with the broadcast leading axes (...).
 
     Raises:
         ValueError: an invalid shape or value.

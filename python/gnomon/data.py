@@ -1,4 +1,4 @@
-"""Reads and writes data for training: the short name of ``gnomon.lab.data``."""
+"""Reads and writes training data; an alias of ``gnomon.lab.data``."""
 
 import sys
 from typing import TYPE_CHECKING

@@ -22,9 +22,9 @@ from gnomon._output import checked_output
 
 __all__ = ["collect"]
 
-#: Packages that gnomon works with, if they are installed.
+#: Optional packages whose versions are reported.
 PACKAGES = ("numpy", "transformers", "timm", "torch_geometric", "onnx", "matplotlib")
-#: Environment variables of PyTorch that change results or speed; those of gnomon are found by name.
+#: Other variables that change results or speed; those named GNOMON_... are always reported.
 VARIABLES = ("CUDA_HOME", "CXX", "MKL_CBWR", "OMP_NUM_THREADS")
 
 

@@ -21,8 +21,8 @@ def lift(x: Tensor, c: float | Tensor = 1.0) -> Tensor:
 
     Args:
         x: (..., D), floating point.
-        c: a positive number, or a tensor that broadcasts with (...), such as (H, 1) for x (B, H, L,
-            D).
+        c: a positive number, or a tensor that broadcasts with (...), for example of shape (H, 1)
+            if x is (B, H, L, D).
 
     Returns:
         (..., D + 1), in x's dtype.
@@ -48,7 +48,7 @@ def centroid(points: Tensor, c: float | Tensor = 1.0) -> Tensor:
 
     Args:
         points: (..., n, D), time coordinate first.
-        c: as for lift().
+        c: as in lift().
 
     Returns:
         (..., D), time coordinate first.
@@ -77,9 +77,10 @@ def _curvature(
         check_layout(f"lorentz.{name}", "c", c)
         if c.device != like.device:
             raise TypeError(
-                f"gnomon.lorentz.{name}: c is on {c.device}; expected {like.device}, as the points"
+                f"gnomon.lorentz.{name}: c is on {c.device}; expected {like.device}, the device "
+                "of the points"
             )
-        # Compare sizes from the last axis on; c has no more axes than x.
+        # Broadcasting aligns the last axes.
         sizes = zip(reversed(c.shape), reversed(shape), strict=False)
         if c.dim() > len(shape) or not all(own in (1, size) for own, size in sizes):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The language model and its checkpoints: the short name of ``gnomon.lab.models``."""
+"""The language model and its checkpoints; an alias of ``gnomon.lab.models``."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Reports of comparisons: the short name of ``gnomon.lab.report``."""
+"""Reports of comparisons; an alias of ``gnomon.lab.report``."""
 
 import sys
 from typing import TYPE_CHECKING

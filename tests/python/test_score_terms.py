@@ -224,7 +224,7 @@ def test_a_soft_cap_without_biases_is_that_of_the_product():
         ({"score_softcap": 0.0}, ValueError, "score_softcap is 0; expected a positive number"),
         ({"score_softcap": -1}, ValueError, "score_softcap is -1"),
         ({"score_softcap": "2"}, TypeError, "score_softcap is a str"),
-        ({"softcap": 2.0}, TypeError, "or score_softcap=, which caps whole scores"),
+        ({"softcap": 2.0}, TypeError, "or score_softcap=, which caps scores after"),
         (
             {"score_softcap": 2.0, "position": Forget(torch.zeros(1, 2, 5))},
             NotImplementedError,

@@ -263,7 +263,7 @@ def test_a_library_that_does_not_load_says_what_to_do(other):
         f'TORCH_RELEASES = ["{_release.release_of(torch.__version__)}"]\n'
     )
     line = fails(other, "-c", "import gnomon")[-1]
-    assert line.startswith("ImportError: gnomon's libraries do not fit this PyTorch (")
+    assert line.startswith("ImportError: gnomon's libraries do not load in this PyTorch (")
     assert line.endswith("; run: python -m gnomon.build")
 
 

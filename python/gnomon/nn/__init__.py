@@ -1,6 +1,6 @@
 """Attention modules with a configurable similarity and position.
 
-Parameter names are the same as in C++ (include/gnomon/torch/nn.h).
+Parameters have the same names in C++ (include/gnomon/torch/nn.h).
 """
 
 from gnomon._checks import name_unknown_arguments
@@ -37,7 +37,7 @@ __all__ += _encodings.__all__
 
 publish(__name__, __all__)
 
-_TORCH = "gnomon.nn.TorchMultiheadAttention takes the arguments of torch.nn.MultiheadAttention"
+_TORCH = "gnomon.nn.TorchMultiheadAttention accepts torch.nn.MultiheadAttention's arguments"
 for _name in __all__:
     _member = globals()[_name]
     if isinstance(_member, type):

@@ -30,7 +30,7 @@ _NAME = "nn.Attention"
 
 
 class ScaledArguments(MaskArguments, total=False):
-    """Arguments of a call with already projected queries and keys."""
+    """Call arguments of modules that receive projected queries and keys."""
 
     scale: float | None
     temperature: Tensor | float | None
@@ -55,8 +55,8 @@ class Attention(HeldTerms):
         value_dim: head dimension of v; head_dim by default.
         dropout: probability of dropping a weight, in training.
         max_length: see MultiheadAttention.
-        token_dim: embedding dimension of the tokens, for positions that project tokens ("forget",
-            "content_bias", "gate"); each call must then pass tokens. None if no position does.
+        token_dim: embedding dimension of the tokens, required if the position projects tokens
+            ("forget", "content_bias", "gate"); each call must then pass tokens.
         key_token_dim: embedding dimension of the key tokens; token_dim by default.
         sink: see MultiheadAttention.
         tolerance: see gnomon.attention.
@@ -138,7 +138,7 @@ class Attention(HeldTerms):
         )
 
     def reset_parameters(self) -> None:
-        """Resets all parameters and buffers to initial values; draws new tables."""
+        """Resets all parameters and buffers to initial values, and draws new tables."""
         reset_children(self)
         self._reset_terms()
 
@@ -157,16 +157,15 @@ class Attention(HeldTerms):
         aggregation: Aggregation = "mean",
         **arguments: Unpack[ScaledArguments],
     ) -> Tensor:
-        """Computes attention; returns o (B, H, Lq, Dv).
+        """Computes attention and returns o (B, H, Lq, Dv).
 
         Args:
             q: queries (B, H, Lq, D), with H = num_heads and D = head_dim.
             k: keys (B, Hkv, Lk, D), where Hkv divides H.
             v: values (B, Hkv, Lk, Dv), with Dv = value_dim.
-            tokens: (B, Lq, token_dim), the embeddings of the queries' tokens; required if the
-                position projects tokens.
-            key_tokens: (B, Lk, key_token_dim), the embeddings of the keys' tokens; by default,
-                tokens.
+            tokens: (B, Lq, token_dim), the embeddings of the query tokens; required if the position
+                projects tokens.
+            key_tokens: (B, Lk, key_token_dim), the embeddings of the key tokens; tokens by default.
             cache: see MultiheadAttention.
             key_padding_mask: see MultiheadAttention.
             pair_bias: see MultiheadAttention.
@@ -214,10 +213,10 @@ class Attention(HeldTerms):
         pair_bias: Tensor | None = None,
         **arguments: Unpack[ScaledArguments],
     ) -> Tensor:
-        """Returns the weights (B, H, n, Lk) of n rows of q (B, H, Lq, D), by default the last.
+        """Returns the attention weights (B, H, n, Lk) of n queries, by default of the last one.
 
-        The weights are those of gnomon.attention_weights with this module's similarity and
-        position, without dropout. The other arguments are those of forward.
+        q is (B, H, Lq, D). The weights are those of gnomon.attention_weights with this module's
+        similarity and position, without dropout. The other arguments are those of forward.
         """
         operator = f"{_NAME}.attention_weights"
         check_tensors(operator, q=q, k=k)
@@ -252,7 +251,7 @@ class Attention(HeldTerms):
     def _tokens(
         self, q: Tensor, k: Tensor, tokens: Tensor | None, key_tokens: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Returns the tokens of queries and keys; only their shapes matter if none is read."""
+        """Returns query and key tokens; if no term reads them, only their shapes matter."""
         if not self._has_projections:
             return q.transpose(1, 2), k.transpose(1, 2)
         key_tokens = tokens if key_tokens is None else key_tokens

@@ -15,8 +15,8 @@ from gnomon._checks import check_optional_integers
 class _Room:
     """Memory of a cached tensor with spare rows, shared by the copies of a cache.
 
-    The first `used` rows belong to some cache. A cache whose tensor ends there may append in place;
-    any other cache, such as an outdated copy, must move to new memory.
+    The first `used` rows are in use by some cache. A cache whose tensor ends there may append in
+    place; any other cache, such as an outdated copy, must move to new memory.
     """
 
     def __init__(self, tensor: Tensor, used: int) -> None:
@@ -37,11 +37,11 @@ class _Rows(NamedTuple):
 
 
 def _extended(rows: _Rows | None, more: Tensor, *, writes: bool = True) -> _Rows:
-    """Returns rows followed by more, in place if possible.
+    """Returns `rows` followed by `more`, in place if possible.
 
     Memory grows geometrically from the second call on, so appending one token does not copy all
-    others. If writes is False, the new rows are left uninitialised for the caller, who has checked
-    that the rows grow in place.
+    others. If `writes` is False, the caller fills the new rows; it must have checked that the rows
+    grow in place.
     """
     if rows is None:
         return _Rows(more)
@@ -58,14 +58,14 @@ def _extended(rows: _Rows | None, more: Tensor, *, writes: bool = True) -> _Rows
         room.tensor.narrow(2, 0, length).copy_(known)
     room.used = total
     if writes:
-        # Writes to .data, because the rows of earlier views, which autograd may have saved, do not
-        # change.
+        # Writing to .data bypasses autograd's version check. This is safe, because the rows of
+        # earlier views, which autograd may have saved, do not change.
         room.tensor.data.narrow(2, length, more.shape[2]).copy_(more)
     return _Rows(room.tensor.narrow(2, 0, total), room, has_grown=True)
 
 
 def _joined(keys: Sequence[Tensor]) -> Tensor:
-    """Returns the keys of several calls; records gradients if one of the calls did."""
+    """Concatenates the keys of several calls; records gradients if one of the calls did."""
     if not any(one.requires_grad for one in keys):
         return torch.cat(list(keys), 2)
     with torch.inference_mode(False), torch.enable_grad():
@@ -73,7 +73,7 @@ def _joined(keys: Sequence[Tensor]) -> Tensor:
 
 
 def _grows_in_place(known: Tensor, more: Tensor) -> bool:
-    """Returns whether neither autograd nor torch.func records the cache's operations."""
+    """Returns whether rows may be written in place: no autograd or torch.func records them."""
     return (
         type(known) is Tensor
         and type(more) is Tensor
@@ -95,17 +95,17 @@ class KVCache:
 
     The attributes k (B, Hkv, L, D) and v (B, Hkv, L, Dv) are the keys and values before rotation,
     or None if the cache is empty. projections contains other tensors (B, H, L, ...) that a position
-    computes from key tokens. positions, (B, L) or (L,), are the token positions if the calls pass
-    them, and otherwise None.
+    computes from key tokens. positions (B, L) or (L,) contains the token positions if the calls
+    pass them; otherwise, it is None.
 
     Under torch.no_grad() or torch.inference_mode(), the cache allocates spare memory (half of its
     size), so that a call appends its tokens without copying earlier ones. k and v are views of this
     memory.
 
-    If a module's rotation is the same in all calls, the cache stores rotated keys until k is read,
-    or k or positions are set. Reading k in each step is therefore slow; use length() instead of
-    k.shape[2]. Copies made with copy.copy share memory with the original: replace their k and v
-    instead of writing into them.
+    If a module's rotation is the same in all calls, the cache also stores rotated keys. Reading or
+    setting k, or setting positions, discards them. Reading k in each step is therefore slow; use
+    length() instead of k.shape[2]. Copies made with copy.copy share memory with the original, so
+    replace their k and v instead of modifying them in place.
 
     Example:
         >>> layer = gnomon.nn.MultiheadAttention(64, 4, position="rope").eval()
@@ -118,8 +118,8 @@ class KVCache:
 
     def __init__(self) -> None:
         self._k: _Rows | None = None
-        # Keys of later calls that are not yet appended to _k, because they are not read while the
-        # cache has rotated keys. Those in _latest are not yet joined.
+        # Keys of later calls that are not yet appended to _k, which is not read while the cache has
+        # rotated keys. The keys in _latest are not yet concatenated.
         self._later: tuple[Tensor, ...] = ()
         self._latest: tuple[Tensor, ...] = ()
         self._later_rows = 0
@@ -175,7 +175,7 @@ class KVCache:
         return self._k
 
     def _append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends keys and values; returns all of them."""
+        """Appends keys and values, and returns all of them."""
         self._check(k, v)
         self._k, self._v = _extended(self._key_rows(), k), _extended(self._v, v)
         self._turned = None
@@ -191,9 +191,9 @@ class KVCache:
         """Like _append, but returns rotated keys.
 
         turn(keys, first) rotates keys whose first token has index `first`. If the stored keys were
-        rotated with another `rotation`, all of them are rotated again from the original keys. If
-        the third result is not None, it contains keys that are not yet rotated; the caller must
-        rotate them and write them to the last rows of the first result.
+        rotated with a different `rotation`, all original keys are rotated again. If the third
+        result is not None, it contains keys that are not yet rotated; the caller must rotate them
+        and write them to the last rows of the first result.
         """
         if self._turned is None or self._rotation != rotation:
             keys, values = self._append(k, v)
@@ -212,7 +212,7 @@ class KVCache:
         return self._turned.tensor, self._v.tensor, new
 
     def _draft(self) -> KVCache:
-        """Returns a copy for one call; _keep commits it after all steps that can fail."""
+        """Returns a copy for one call, which is committed after all steps that can fail."""
         draft = KVCache()
         draft._keep(self)
         return draft
@@ -266,7 +266,8 @@ class KVCache:
     def joined_positions(self, positions: Tensor | None, batch: int) -> Tensor | None:
         """Returns the cached positions followed by new ones, which are not stored.
 
-        If only the new tokens have positions, the cached tokens are assumed to be consecutive.
+        If only the new tokens have positions, the cached tokens are assumed to have consecutive
+        positions.
         """
         if self._k is None:
             return positions
@@ -301,7 +302,7 @@ class KVCache:
         projections: Sequence[Tensor] = (),
         positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Appends tokens; returns all keys and values."""
+        """Appends tokens, and returns all keys and values."""
         of_keys = self.joined_projections(list(projections))
         places = self.joined_positions(positions, k.shape[0])
         k, v = self._append(k, v)
@@ -323,7 +324,7 @@ def place_tokens(
     positions of all keys, which the cache stores, or None if the call has no positions.
     """
     positions = check_optional_integers(operator, "positions", arguments.get("positions"), query)
-    # Coordinates do not affect masks.
+    # Positions with a coordinate axis do not affect masks.
     says_order = positions is not None and positions.dim() < 3
     if arguments.get("query_offset") is None and not says_order:
         arguments["query_offset"] = cache.length()
@@ -349,8 +350,8 @@ def place_tokens(
 class TokenCache:
     """Stores the state of token encodings between calls, for generation.
 
-    The attribute embeddings (B, N, dim) contains the embeddings of the last tokens, if a
-    convolution reads them for the next tokens; otherwise, it is None.
+    If a convolution needs the embeddings of the last N tokens for the next ones, the attribute
+    embeddings (B, N, dim) contains them; otherwise, it is None.
 
     Example:
         >>> position = gnomon.nn.TokenPosition("sinusoidal", dim=64, max_length=128)
@@ -368,7 +369,7 @@ class TokenCache:
         return self._length
 
     def append(self, embeddings: Tensor, history: int) -> None:
-        """Appends tokens; keeps the last `history` of all tokens."""
+        """Appends tokens and stores only the last `history` tokens."""
         self._length += embeddings.shape[1]
         if history > 0:
             parts = [embeddings] if self.embeddings is None else [self.embeddings, embeddings]

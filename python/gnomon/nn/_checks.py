@@ -16,7 +16,7 @@ _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_factory(operator: str, device: Device, dtype: torch.dtype | None) -> dict[str, Any]:
-    """Checks device= and dtype= of a module, as in torch.nn."""
+    """Checks a module's device= and dtype= arguments, as in torch.nn."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         what = dtype if isinstance(dtype, torch.dtype) else kind_of(dtype)
         raise TypeError(
@@ -28,7 +28,7 @@ def check_factory(operator: str, device: Device, dtype: torch.dtype | None) -> d
 def check_embeddings(
     module: str, argument: str, tokens: Tensor, dim: int, layer: torch.nn.Module | None = None
 ) -> None:
-    """Checks the shape of tokens (B, L, dim), and that their dtype is that of the layer."""
+    """Checks the shape of tokens (B, L, dim), and that they have the layer's device and dtype."""
     check_tensors(f"nn.{module}", **{argument: tokens})
     if tokens.dim() != 3 or tokens.shape[2] != dim:
         raise ValueError(

@@ -67,7 +67,7 @@ def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
     wide = table if table.dtype == torch.float64 else table.float()
     for axis, new in enumerate(target, 1):
         if new == 1:
-            # Keep only offset 0; interpolation to length 1 would pick the first offset.
+            # Keep only offset 0, because interpolation to length 1 would pick the first offset.
             wide = wide.narrow(axis, table.shape[axis] // 2, 1)
     mode = {1: "linear", 2: "bicubic", 3: "trilinear"}[axes]
     resized = torch.nn.functional.interpolate(wide[None], target, mode=mode, align_corners=True)
@@ -88,7 +88,7 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
         shape: axis lengths of the new grid; the number of axes cannot change.
 
     Raises:
-        ValueError: the module has no grid position, or one with a different number of axes.
+        ValueError: the module has no grid position, or its grid has a different number of axes.
         TypeError: module is not a module, or shape does not contain integers.
 
     Example:
@@ -169,7 +169,7 @@ def _resize_tables(module: HeldTerms, shape: list[int]) -> None:
 
 
 def _resize_rows(table: Tensor, size: int) -> Tensor:
-    """Interpolates the rows of (n, D) or (H, n, D)."""
+    """Interpolates the rows of a table (n, D) or (H, n, D)."""
     each = table.unsqueeze(0) if table.dim() == 2 else table
     moved = [resize_grid_table(one.T, [size]).T for one in each]
     return moved[0] if table.dim() == 2 else torch.stack(moved)

@@ -1,4 +1,4 @@
-"""Splitting of tokens into heads."""
+"""Splits tokens into heads."""
 
 from torch import Tensor
 

@@ -20,7 +20,7 @@ from gnomon.nn._caches import KVCache, place_tokens
 class LearnedValue(NamedTuple):
     """The current value of a learned parameter (value), and its initial value (start).
 
-    start is None if the initial value is unknown, as for tables and for tensors passed in terms.
+    start is None if the initial value is not stored, as for tables and tensors passed in terms.
 
     Example:
         >>> layer = gnomon.nn.MultiheadAttention(64, 4, similarity="gaussian")
@@ -44,14 +44,14 @@ class Projection(torch.nn.Linear):
             torch.nn.init.zeros_(self.bias)
 
     def with_gain(self, gain: float) -> Projection:
-        """Sets the gain and draws new weights; returns the layer."""
+        """Sets the gain, draws new weights and returns the layer."""
         self.gain = gain
         self.reset_parameters()
         return self
 
 
 def reset_children(module: torch.nn.Module) -> None:
-    """Calls reset_parameters() of each submodule; descends into submodules without it."""
+    """Calls reset_parameters() of each submodule; descends into submodules that lack it."""
     for child in module.children():
         reset = getattr(child, "reset_parameters", None)
         if reset is None:
@@ -76,7 +76,7 @@ def set_start(tensor: Tensor, start: Tensor) -> None:
 
 @contextlib.contextmanager
 def named_as(module: str, head_dim: str = "qk_dim") -> Iterator[None]:
-    """Replaces the names of MultiheadAttention and its qk_dim in messages of shared operators."""
+    """Replaces the names MultiheadAttention and qk_dim in messages of shared operators."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -103,23 +103,23 @@ class Attended(NamedTuple):
 
 
 class TermSizes(NamedTuple):
-    """The sizes that the tensors of terms depend on, in the order of the operators."""
+    """The sizes that the tensors of terms depend on, in the operators' argument order."""
 
     num_heads: int
     #: Head dimension of q and k.
     head_dim: int
     #: Head dimension of v.
     value_dim: int
-    #: Rows of a position table.
+    #: Number of rows of a position table.
     max_length: int
-    #: Embedding dimension of the tokens that queries come from.
+    #: Embedding dimension of the query tokens.
     query_tokens: int
-    #: Embedding dimension of the tokens that keys come from.
+    #: Embedding dimension of the key tokens.
     key_tokens: int
 
 
 class HeldTerms(torch.nn.Module):
-    """Base class of modules that own the tensors of a similarity and a position, and a sink."""
+    """Base class of modules that own the tensors of a similarity, a position and a sink."""
 
     #: The specifications; "<name>=tensor" marks a parameter passed as a tensor.
     similarity: str
@@ -127,7 +127,7 @@ class HeldTerms(torch.nn.Module):
     _term_names: tuple[str, ...]
     #: (H,), the score of each head's sink; None without sinks.
     sink: torch.nn.Parameter | None
-    #: The constructor argument that is the head dimension.
+    #: The name of the constructor's argument for the head dimension.
     _head_dim_name = "qk_dim"
     tolerance: float = UNSET["tolerance"]
 
@@ -143,7 +143,7 @@ class HeldTerms(torch.nn.Module):
     ) -> None:
         """Registers the tensors of the similarity and the position, and the sink if there is one.
 
-        given contains the tensors that the specifications mention, in order.
+        `given` contains the tensors that the specifications mention, in order.
         """
         made = {"device": device, "dtype": dtype}
         sink = torch.nn.Parameter(torch.zeros(sizes.num_heads, **made)) if has_sink else None
@@ -180,7 +180,7 @@ class HeldTerms(torch.nn.Module):
             else:
                 self.register_buffer(name, value)
         if self._given_starts and (device is not None or dtype is not None):
-            # to() keeps a torch.nn.Parameter the same object if torch can change it in place.
+            # to() preserves the identity of a torch.nn.Parameter if torch can change it in place.
             self.to(device=device, dtype=dtype)
         _pass_drawn(starts)
 
@@ -249,10 +249,10 @@ class HeldTerms(torch.nn.Module):
             operator: the name in messages.
             heads: q (B, H, Lq, D), k (B, Hkv, Lk, D) and v (B, Hkv, Lk, Dv) of this call.
             tokens: (B, Lq, ...) and (B, Lk, ...), the tokens of the queries and the keys.
-            given: the caller's arguments; only those of `allowed`, a TypedDict, are accepted.
+            given: the caller's arguments; only those in `allowed`, a TypedDict, are accepted.
             own: arguments that the module sets.
             dropout: probability of dropping a weight.
-            aggregation: how values are summed.
+            aggregation: how values are combined.
             cache: tokens of earlier calls, or None.
             hidden: (B, Lk), including cached keys: True where no query attends to a key.
             similarity: replaces the module's own.
@@ -314,8 +314,8 @@ class HeldTerms(torch.nn.Module):
     def _turns_keys(self, k: Tensor, places: Tensor | None) -> bool:
         """Returns whether a cache stores the rotated keys of a call.
 
-        It does not in low precision, where keys would be rounded twice, nor under torch.compile,
-        which would recompile for each number of earlier calls.
+        It does not in low precision, because keys would be rounded twice. Nor does it under
+        torch.compile, which would recompile for each number of earlier calls.
         """
         return (
             self._turns_keys_once
@@ -325,7 +325,7 @@ class HeldTerms(torch.nn.Module):
         )
 
     def _turned_keys(self, places: Tensor | None, k: Tensor, first: int) -> Tensor:
-        """Rotates keys from token `first` on; places are the positions of all tokens, or None."""
+        """Rotates keys from token `first` on; `places` contains all tokens' positions, or None."""
         if places is not None:
             places = places[..., first : first + k.shape[2]]
         turned: Tensor = ops.module_turned_keys.default(
@@ -346,7 +346,7 @@ class HeldTerms(torch.nn.Module):
         hidden: Tensor | None = None,
         more: Terms | None = None,
     ) -> Tensor:
-        """Returns the weights (B, H, n, Lk) of n rows; the arguments are those of _attend."""
+        """Returns the weights (B, H, n, Lk) of n queries; the arguments are those of _attend."""
         if hidden is not None:
             given["query_segments"], given["key_segments"] = _segments_of_padding(
                 operator, hidden, heads[0], given.get("query_segments"), given.get("key_segments")
@@ -394,8 +394,8 @@ class HeldTerms(torch.nn.Module):
 def _pass_drawn(starts: Sequence[Tensor]) -> None:
     """Advances the CPU generator if initial values were drawn from it.
 
-    The operators draw them without changing its state, so the next module would get the same
-    values.
+    The operators draw initial values without changing the generator's state, so the next module
+    would otherwise get the same values.
     """
     for start in starts:
         if start.numel() > 1 and not start.is_meta and bool((start != start.flatten()[0]).any()):
@@ -408,7 +408,7 @@ def _reads_order(component: Component) -> bool:
     if component.entry.get("needs_causal", False):
         return component.options.get("bidirectional") != "true"
     if "past" in names or component.entry.get("role") == "temperature":
-        # A table may have rows for the past only; a temperature may count a query's keys.
+        # Such a table may have no rows for later keys; a temperature may count a query's keys.
         return True
     return "bidirectional" in names and "bidirectional" not in component.options
 

@@ -31,23 +31,23 @@ class LorentzMultiheadAttention(HeldTerms):
     et al. 2025; Chen et al. 2022; Yang et al. 2024, Hypformer), so state_dicts are interchangeable.
 
     The submodules Wq, Wk and, with use_weight, Wv compute the space coordinates of each head, and
-    final_linear computes those of the output. The time coordinate, which comes first, follows from
-    them. The parameter scale (1,) starts at sqrt(num_heads * out_channels). The parameter bias ()
-    is added to all scores, which does not change the softmax. Memory is linear in the sequence
-    lengths.
+    final_linear computes those of the output. The time coordinate comes first and is computed from
+    the space coordinates. The parameter scale (1,) is initialised to
+    sqrt(num_heads * out_channels). The parameter bias () is added to all scores, which does not
+    change the softmax. Memory is linear in the sequence lengths.
 
     Args:
-        manifold: the hyperboloid (x.x)_L = -c, given as c or as an object with the attribute c,
-            such as a HyperCore or geoopt manifold, which is stored unchanged. c is a number or a
-            one-element tensor; it is trained if it is a parameter.
+        manifold: c, which defines the hyperboloid (x.x)_L = -c, or an object with an attribute c,
+            such as a HyperCore or geoopt manifold. The object is stored unchanged. c is a number or
+            a one-element tensor; it is trained if it is a parameter.
         in_channels: channels per head; a token has num_heads * in_channels channels.
         out_channels: channels of each head's points, including time.
         num_heads: heads of q, k and v.
-        use_weight: whether values are projected; if False, tokens are the points of all heads, and
-            in_channels must equal out_channels.
+        use_weight: whether values are projected. If False, the points of all heads are used as
+            values directly, and in_channels must equal out_channels.
         power_k: ignored; HyperCore uses it only for attention_type "linear_focused".
-        attention_type: "full". HyperCore's default, "linear_focused", is not a softmax and is not
-            supported.
+        attention_type: must be "full". HyperCore's default, "linear_focused", does not use softmax
+            and is not supported.
         trans_heads_concat: whether final_linear maps the points of all heads to one point with
             num_heads * out_channels channels; otherwise, the output is their centroid, with
             out_channels channels.
@@ -159,9 +159,10 @@ class LorentzMultiheadAttention(HeldTerms):
         )
 
     def reset_parameters(self) -> None:
-        """Resets all parameters and buffers to initial values; draws new weights.
+        """Resets all parameters and buffers to initial values, and draws new weights.
 
-        The c of a manifold object is kept, unless the object has a method reset_parameters().
+        The c of a manifold object does not change, unless the object has a method
+        reset_parameters().
         """
         reset_children(self)
         set_start(self.scale, torch.tensor([(self.num_heads * self.out_channels) ** 0.5]))
@@ -228,9 +229,9 @@ class LorentzMultiheadAttention(HeldTerms):
             mask: a Boolean mask as in HyperCore: True hides a key from a query, the opposite of
                 mask in gnomon.attention. Its shape is (Lq, Lk), (B, Lk), (B, Lq, Lk), (B, 1, Lk),
                 (B, H, Lk) or (B, 1 or H, Lq, Lk).
-            rot_pos: complex tensor (L, (out_channels - 1) / 2) of modulus 1: entry i of a row
-                rotates the pair of space coordinates (2 i, 2 i + 1).
-            cache: key and value points of earlier tokens; those of this call are appended.
+            rot_pos: complex tensor (L, (out_channels - 1) / 2) of modulus 1: entry i of a token's
+                row rotates the pair of space coordinates (2 i, 2 i + 1).
+            cache: key and value points of earlier tokens; this call appends its points.
 
         The other arguments are those of gnomon.attention.
 
@@ -268,7 +269,7 @@ class LorentzMultiheadAttention(HeldTerms):
         if mask is not None:
             given["mask"] = ~_pairs(mask, q, k.shape[2] + known)
         bias = self.bias.to(q.dtype)
-        # The bias changes no weight. Its gradient must be 0, not None, which
+        # The bias does not affect the weights. Its gradient must be 0, not None, which
         # DistributedDataParallel treats as an error.
         scale = 1 / self.scale.to(q.dtype).reshape(()) + 0 * bias
         term = similarity.Lorentz(scale, c, bias)

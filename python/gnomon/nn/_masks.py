@@ -1,4 +1,4 @@
-"""Conversion of torch.nn masks, which are True where a key is hidden or are added to the scores."""
+"""Converts torch.nn masks, which are True where a key is hidden, or are added to the scores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pair_mask(
 
 
 class Masks(NamedTuple):
-    """The module arguments for masks, converted to masks that the operators apply."""
+    """A module's mask arguments, converted to the masks that the operators apply."""
 
     #: (B, Lk), True where a key is hidden.
     hidden: Tensor | None
@@ -53,7 +53,7 @@ def to_masks(
 ) -> Masks:
     """Converts key_padding_mask (B, Lk) and pair_bias (1 or B, 1 or H, Lq, Lk) to Masks.
 
-    sizes are (B, H, Lq, Lk). like is a token tensor, whose dtype determines that of the scores.
+    sizes are (B, H, Lq, Lk). The dtype of `like`, a token tensor, determines that of the scores.
     """
     if key_padding_mask is None and pair_bias is None:
         return Masks(None, None)

@@ -33,53 +33,53 @@ from gnomon.nn._torch_multihead_attention import TorchMultiheadAttention
 class MultiheadAttention(HeldTerms):
     """Multi-head attention with any similarity and position: softmax(similarity + position) v.
 
-    The projections q_proj, k_proj, v_proj and out_proj start with weights N(0, 1 / in_features) and
-    zero biases. Inputs with unit variance then give q and k unit variance and logits a standard
-    deviation of 1.
+    The projections q_proj, k_proj, v_proj and out_proj are initialised with weights from
+    N(0, 1 / in_features) and zero biases. With unit-variance inputs, q and k then have unit
+    variance, and the logits have a standard deviation of 1.
 
     The similarity and the position add parameters of these kinds:
 
     - Per-head parameters "<component>_<name>_theta" (H,), such as "gamma_theta" or "beta_theta",
-      start at 0; their value is start * exp(5 theta).
-    - Bias tables start at 0, such as "t5_table" (buckets, H) and "grid_bias_table"
-      (H, 2 height - 1, 2 width - 1).
+      are initialised to 0. Their effective value is start * exp(5 theta).
+    - Bias tables, such as "t5_table" (buckets, H) and "grid_bias_table"
+      (H, 2 height - 1, 2 width - 1), are initialised to 0.
     - Tables that are multiplied by q or k, such as "relative_table" (2 max_offset + 1, D), are
       drawn from N(0, 1 / D), where D is the dimension of a row. "transformer_xl_u" and
-      "transformer_xl_v" (H, D) start at 0, and "transformer_xl_r" (H, D, embed_dim) maps sinusoids
-      to rows.
+      "transformer_xl_v" (H, D) are initialised to 0, and "transformer_xl_r" (H, D, embed_dim) maps
+      sinusoids to rows.
     - Projections of the tokens to n numbers per head have a weight (H * n, embed_dim or kdim), such
         as "forget_log_forget_weight" and "content_bias_query_weight", and may have a bias (H * n),
         such as "forget_log_forget_bias".
     - The buffer "gamma_start" ("beta_start", "scale_start") contains the initial value of a
-        similarity's factor, with which logits of N(0, 1) tokens have a standard deviation of 1.
+        similarity's factor. It gives the logits of N(0, 1) tokens a standard deviation of 1.
 
     Terms can contain tensors, as in ALiBi(slopes). Each tensor is registered under
     "<component>_<name>" ("<name>" for similarities). It becomes a parameter if it requires grad
     and a buffer otherwise. A torch.nn.Parameter is registered as is, not copied. A table passed to
-    OffsetBias has the shape (H, 2 length - 1), is indexed by position, and serves all sequences up
-    to that length, like the "offset_bias_table" of "offset_bias:length=512".
+    OffsetBias has the shape (H, 2 length - 1) and is used for all sequences up to that length, like
+    the "offset_bias_table" of "offset_bias:length=512".
 
     Args:
         embed_dim: embedding dimension of the input and the output.
         num_heads: number of query heads; must divide embed_dim.
         kv_heads: number of key and value heads; must divide num_heads, which is the default. Query
             head h uses key head h // (num_heads / kv_heads).
-        qk_dim: head_dim of q and k. The default is embed_dim / num_heads, or 1 for the similarity
-            "additive", which accepts no other.
+        qk_dim: head_dim of q and k. The default is embed_dim / num_heads. For the similarity
+            "additive", it is 1, the only supported value.
         similarity: a specification such as "penumbral:score=height2", or an object from
             gnomon.similarity.
         position: a specification such as "rope+hype:mu=0.001:tau=learned", an object from
             gnomon.position, or a sum such as "rope" + ALiBi(slopes); None means "none". A component
             that is added to embeddings raises an error; see TokenPosition and attention_position.
-            The shapes of per-head tensors are checked here, and those of tables in the first call.
+            The constructor checks the shapes of per-head tensors; the first call checks tables.
         dropout: probability of dropping a weight, in training.
         bias: whether the projections have biases.
         max_length: number of rows of a learned position table ("absolute_keys"), unless the
             specification sets a length.
         kdim: embedding dimension of key; embed_dim by default.
         vdim: embedding dimension of value; embed_dim by default.
-        qk_norm: whether q and k of each head are normalised first, by the RMSNorm submodules q_norm
-            and k_norm (Henry et al. 2020; Dehghani et al. 2023).
+        qk_norm: whether the RMSNorm submodules q_norm and k_norm normalise q and k of each head
+            first (Henry et al. 2020; Dehghani et al. 2023).
         gate: whether the attention output is multiplied by sigmoid(gate_proj(query)) (Qiu et al.
             2025).
         sink: whether each head has a learned sink, the parameter sink (H,), which is initialised to
@@ -173,9 +173,9 @@ class MultiheadAttention(HeldTerms):
         self.register_load_state_dict_pre_hook(_split_in_proj)
 
     def reset_parameters(self) -> None:
-        """Resets all parameters and buffers to initial values; draws new weights.
+        """Resets all parameters and buffers to initial values, and draws new weights.
 
-        Tensors passed in terms are reset to their values at the time of construction.
+        Tensors passed in terms are reset to the values that they had at construction.
         """
         reset_children(self)
         self._reset_terms()
@@ -192,7 +192,7 @@ class MultiheadAttention(HeldTerms):
         pair_bias: Tensor | None = None,
         **arguments: Unpack[MaskArguments],
     ) -> Tensor:
-        """Computes multi-head attention; returns (B, Lq, embed_dim).
+        """Computes multi-head attention and returns the output (B, Lq, embed_dim).
 
         query is (B, Lq, embed_dim), key is (B, Lk, kdim) and value is (B, Lk, vdim). key defaults
         to query, and value to key.
@@ -201,10 +201,11 @@ class MultiheadAttention(HeldTerms):
         cached keys. query_offset then defaults to the length of the cache before the call.
         positions and key_positions are those of this call's tokens; the cache stores them.
 
-        key_padding_mask (B, Lk) is, as in torch.nn, True where a key is hidden, or contains numbers
+        As in torch.nn, key_padding_mask (B, Lk) is True where a key is hidden, or contains numbers
         that are added to the scores (-inf hides a key). With a cache, it covers the cached keys as
-        well. For padding at the ends, key_lengths and key_starts are simpler. pair_bias (1 or B, 1
-        or H, Lq, Lk) is added to the scores. The other arguments are those of gnomon.attention.
+        well. For padding at the start or end, key_starts and key_lengths are simpler. pair_bias (1
+        or B, 1 or H, Lq, Lk) is added to the scores. The other arguments are those of
+        gnomon.attention.
 
         In a jagged nested tensor (B, length, embed_dim), each component is a separate sequence, as
         in gnomon.varlen_attention; the result is then nested as well.
@@ -267,7 +268,7 @@ class MultiheadAttention(HeldTerms):
         pair_bias: Tensor | None = None,
         **arguments: Unpack[MaskArguments],
     ) -> Tensor:
-        """Returns the weights (B, H, n, Lk) of n rows of query, by default the last.
+        """Returns the attention weights (B, H, n, Lk) of n queries, by default of the last one.
 
         query is (B, Lq, embed_dim). The weights are those of gnomon.attention_weights with this
         module's projections, similarity and position, without dropout. key_padding_mask and
@@ -332,9 +333,10 @@ class MultiheadAttention(HeldTerms):
         """Creates a module with the weights of a torch.nn.MultiheadAttention.
 
         With the dot product and no position, its output in evaluation equals that of torch's module
-        up to rounding, except that queries that attend to no key give 0 instead of NaN. The weights
-        are copied; dtype, device, dropout, training mode and requires_grad are preserved.
-        load_state_dict also accepts the state_dict of a torch module of the same sizes.
+        up to rounding. There is one exception: if all keys are masked for a query, the output is 0
+        instead of NaN. The weights are copied; dtype, device, dropout, training mode and
+        requires_grad are preserved. load_state_dict also accepts the state_dict of a torch module
+        of the same sizes.
 
         Args:
             module: a torch.nn.MultiheadAttention. An overridden forward of a subclass is ignored.
@@ -342,8 +344,8 @@ class MultiheadAttention(HeldTerms):
             position: see MultiheadAttention.
             drop_in: whether to return a TorchMultiheadAttention, whose call has torch's arguments
                 and results, so that the code that calls the module need not change.
-            batch_first: with drop_in, batch_first of the new module; by default, that of module.
-                Without drop_in, the new module accepts only (B, L, ...): if module has
+            batch_first: with drop_in, batch_first of the new module; by default, that of `module`.
+                Without drop_in, the new module accepts only (B, L, ...). If `module` has
                 batch_first=False, pass True to confirm that you will change the layout in calls.
 
         Raises:
@@ -404,7 +406,7 @@ class MultiheadAttention(HeldTerms):
         return own.train(module.training)
 
     def __repr__(self) -> str:
-        # The arguments describe the projections, unless these have been replaced.
+        # extra_repr() describes the projections completely unless they have been replaced.
         plain = (Projection, torch.nn.Linear, torch.nn.RMSNorm)
         if all(type(layer) in plain for layer in self.children()):
             return f"{self._get_name()}({self.extra_repr()})"

@@ -28,11 +28,11 @@ from gnomon.nn._held_terms import reset_children, set_start
 
 
 def attention_position(position: str) -> str:
-    """Returns the components of a position that act inside attention, or "none".
+    """Returns the components of a position that act inside attention, or "none" if there are none.
 
-    Use it in models whose position is configurable. TokenPosition receives the full position and
-    applies the components that are added to embeddings. MultiheadAttention rejects those
-    components, so it receives the result of this function.
+    Use this function in models whose position is configurable. Pass the full position to
+    TokenPosition, which applies the components that are added to embeddings. MultiheadAttention
+    rejects these components, so pass it the result of this function.
 
     Raises:
         ValueError: the specification is invalid.
@@ -46,8 +46,8 @@ def attention_position(position: str) -> str:
     return acts
 
 
-# The mark of torch.compiler.assume_constant_result, which itself imports all of torch._dynamo: that
-# would double the time of `import gnomon`.
+# The attribute that torch.compiler.assume_constant_result sets. The decorator itself would import
+# all of torch._dynamo, which would double the time of `import gnomon`.
 attention_position._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -85,7 +85,7 @@ class TokenEncoding(torch.nn.Module):
         self.causal = causal
         #: Number of positions with an encoding; None means unlimited.
         self.max_length: int | None = max_length
-        #: Number of preceding tokens that it reads.
+        #: Number of preceding tokens that the encoding reads.
         self.history: int = history
         self._tensor_names = tuple(names)
         for name, start in zip(names, starts, strict=True):
@@ -138,11 +138,11 @@ class TokenEncoding(torch.nn.Module):
         """Returns embeddings (B, L, dim) plus their encoding.
 
         The first token has the position `offset`, which is by default the length of the cache
-        before the call, or 0 without a cache. `lengths` contains (B,) integers, or one for all:
-        tokens from that index on are padding, which does not affect other tokens. It cannot be
-        combined with a cache. Random numbers in training come from `generator`, which is PyTorch's
-        default generator unless passed. `positions`, integers (B, L) or (L,) for all batches,
-        replace the consecutive positions that start at offset.
+        before the call, or 0 without a cache. `positions`, integers of shape (B, L), or (L,) if
+        shared across the batch, replace the default consecutive positions, which start at `offset`.
+        `lengths` contains (B,) integers, or one integer for the whole batch: tokens from that index
+        on are padding, which does not affect other tokens. It cannot be combined with a cache.
+        Random numbers in training come from `generator`, by default PyTorch's default generator.
         """
         return _add_encodings([self], embeddings, offset, lengths, cache, generator, positions)
 
@@ -155,8 +155,8 @@ class TokenPosition(torch.nn.Module):
     """Adds the token encodings of a position, such as sinusoidal, to embeddings.
 
     Components that act inside attention are ignored. Every encoding is computed from the original
-    embeddings, so their order does not matter. Submodules are named "<name><n>", where n counts the
-    components with that name.
+    embeddings, so the order of components does not matter. Submodules are named "<name><n>", where
+    n counts the components with that name.
 
     Args:
         position: a specification, or anything else that MultiheadAttention accepts.
@@ -189,7 +189,7 @@ class TokenPosition(torch.nn.Module):
         self.dim = dim
         count: dict[str, int] = {}
         names, specs, end = ops.token_encodings(position, max_length)
-        # Positions that act in attention may also limit the length, such as ALiBi on a grid.
+        # Positions that act inside attention may also limit the length, such as ALiBi on a grid.
         ends: list[int] = [] if end is None else [end]
         for name, spec in zip(names, specs, strict=True):
             n = count[name] = count.get(name, -1) + 1
@@ -240,8 +240,8 @@ def _add_encodings(
         raise wrong_type("nn", "generator", generator, "a torch.Generator, or None")
     if lengths is not None and cache is not None:
         raise ValueError(
-            "gnomon.nn: lengths and a cache are both given; pass lengths only in calls with all "
-            "tokens, without a cache"
+            "gnomon.nn: lengths and a cache are both given; pass lengths only in calls without a "
+            "cache, which contain all tokens"
         )
     positions = check_optional_integers("nn", "positions", positions, embeddings)
     if positions is not None and offset is not None:
@@ -260,6 +260,6 @@ def _add_encodings(
 def _check_encoding(
     module: str, argument: str, spec: object, dim: object, causal: object
 ) -> tuple[int, bool]:
-    """Checks dim and causal; returns them for the operators."""
+    """Checks dim and causal, and returns them for the operators."""
     check_string(f"nn.{module}", argument, spec, SPECIFICATION)
     return check_integer(f"nn.{module}", "dim", dim), check_flag(f"nn.{module}", "causal", causal)

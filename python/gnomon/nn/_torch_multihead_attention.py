@@ -29,7 +29,7 @@ _NAME = "nn.TorchMultiheadAttention"
 
 
 class _Output(torch.nn.modules.linear.NonDynamicallyQuantizableLinear):
-    """torch's output projection; its own reset_parameters() also sets the bias to 0."""
+    """torch's output projection, with a reset_parameters() that also sets the bias to 0."""
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -45,19 +45,19 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
     vision models. To convert an existing module, use MultiheadAttention.from_torch(module,
     drop_in=True).
 
-    With the dot product and no position, the results equal torch's up to rounding, except that
-    queries that attend to no key give 0 instead of NaN. MultiheadAttention documents the parameter
-    names of the similarity and the position. torch.nn.TransformerEncoderLayer does not use its
-    fused path with this module.
+    With the dot product and no position, the results equal torch's up to rounding. There is one
+    exception: if all keys are masked for a query, its output is 0 instead of NaN.
+    MultiheadAttention documents the parameter names of the similarity and the position.
+    torch.nn.TransformerEncoderLayer does not use its fused path with this module.
 
     Args:
-        embed_dim: embedding dimension of query and of the output.
+        embed_dim: embedding dimension of the query and the output.
         num_heads: number of heads; must divide embed_dim.
         dropout: probability of dropping a weight, in training.
         bias: whether the projections have biases.
         add_bias_kv: must be False.
-        add_zero_attn: must be False. With the dot product, use the position "sink" instead: it
-            initially has the same effect, but is learned.
+        add_zero_attn: must be False. With the dot product, use the position "sink" instead. Its
+            initial effect is the same, but it is learned.
         kdim: embedding dimension of key; embed_dim by default.
         vdim: embedding dimension of value; embed_dim by default.
         batch_first: whether tokens are (B, L, ...) rather than (L, B, ...).
@@ -129,7 +129,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
             **made,
         )
         self.out_proj = _Output(embed_dim, embed_dim, bias=bias, **made)
-        # Makes torch.nn.TransformerEncoderLayer call this module instead of its own fused kernel.
+        # Makes torch.nn.TransformerEncoderLayer call this module instead of its fused kernel.
         self._qkv_same_embed_dim = False
         self._hold_terms(
             similarity_spec,
@@ -156,7 +156,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         )
         own.load_state_dict(module.state_dict(), strict=False)
         for name, parameter in module.named_parameters():
-            # A subclass may have additional tensors.
+            # torch's module may be a subclass with additional tensors, which are ignored.
             if name in own._parameters or name.startswith("out_proj."):
                 own.get_parameter(name).requires_grad_(parameter.requires_grad)
         return own.train(module.training)
@@ -171,7 +171,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
             torch.nn.init.zeros_(self.in_proj_bias)
 
     def reset_parameters(self) -> None:
-        """Resets all parameters and buffers to initial values; draws new weights."""
+        """Resets all parameters and buffers to initial values, and draws new weights."""
         self.out_proj.reset_parameters()
         self._reset_parameters()
         self._reset_terms()
@@ -191,17 +191,17 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
 
         Args:
             query: (Lq, B, embed_dim), (B, Lq, embed_dim) with batch_first, or (Lq, embed_dim).
-            key: as query, with dimension kdim.
-            value: as query, with dimension vdim.
+            key: like query, but with Lk and kdim.
+            value: like key, but with vdim.
             key_padding_mask: (B, Lk), or (Lk,) without a batch: True where a key is hidden, or
                 numbers that are added to the scores.
-            need_weights: whether to also return the weights, which takes quadratic memory. To
-                return them for some queries only, pass an index, several indices or a slice.
+            need_weights: whether to also return the weights, which requires quadratic memory. To
+                return them for selected queries only, pass an index, several indices or a slice.
             attn_mask: (Lq, Lk) or (B * num_heads, Lq, Lk): True where a key is hidden, or numbers
                 that are added to the scores.
             average_attn_weights: whether to average the weights over heads.
-            is_causal: declares that attn_mask is a causal mask; its values are then not read. As in
-                torch, attn_mask is still required.
+            is_causal: declares that attn_mask is a causal mask, whose values are then not read. As
+                in torch, attn_mask is still required.
 
         Returns:
             A tuple of the output, which has the shape of query, and the weights or None. The

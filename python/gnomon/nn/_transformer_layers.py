@@ -79,7 +79,7 @@ class _TransformerLayer(torch.nn.Module):
             )
 
         self.self_attn = attention(position)
-        # torch.nn.TransformerEncoder and TransformerDecoder read it.
+        # torch.nn.TransformerEncoder and TransformerDecoder read this attribute.
         self.self_attn.batch_first = self.batch_first
         if self._has_memory:
             self.multihead_attn = attention(None)
@@ -92,7 +92,7 @@ class _TransformerLayer(torch.nn.Module):
             self.add_module(f"dropout{n}", torch.nn.Dropout(dropout))
 
     def reset_parameters(self) -> None:
-        """Resets all parameters and buffers to initial values; draws new weights."""
+        """Resets all parameters and buffers to initial values, and draws new weights."""
         reset_children(self)
 
     @classmethod
@@ -103,7 +103,7 @@ class _TransformerLayer(torch.nn.Module):
         similarity: Similarity | str = "dot",
         position: Position | Sequence[Position | str] | str | None = None,
     ) -> _Layer:
-        """Creates a layer with torch.nn's weights; see MultiheadAttention.from_torch."""
+        """Creates a layer with a torch.nn layer's weights; see MultiheadAttention.from_torch."""
         if not isinstance(layer, cls._torch):
             expected = f"a torch.nn.{cls._torch.__name__}"
             raise wrong_type(f"nn.{cls.__name__}.from_torch", "layer", layer, expected)
@@ -130,7 +130,7 @@ class _TransformerLayer(torch.nn.Module):
         masks: dict[str, Tensor | None],
         is_causal: bool,
     ) -> Tensor:
-        """Computes attention; masks maps argument names to the pair mask and the key mask."""
+        """Computes attention; `masks` maps argument names to the pair mask and the key mask."""
         (pairs, pairs_mask), (_, key_mask) = masks.items()
         key = x if memory is None else memory
         if pairs_mask is not None and not is_causal and attention._reads_order:
@@ -157,7 +157,7 @@ class _TransformerLayer(torch.nn.Module):
         return out
 
     def _branch(self, n: int, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        """Adds a residual branch to x, and normalises the branch's input or the sum."""
+        """Adds a residual branch to x, and normalises either the branch's input or the sum."""
         norm, dropout = self.get_submodule(f"norm{n}"), self.get_submodule(f"dropout{n}")
         if self.norm_first:
             return x + dropout(branch(norm(x)))
@@ -170,7 +170,7 @@ class _TransformerLayer(torch.nn.Module):
             if isinstance(module, torch.nn.Dropout):
                 self.get_submodule(name).p = module.p
             elif isinstance(module, torch.nn.MultiheadAttention):
-                # These may have changed since the layer was constructed.
+                # Submodules may have been replaced since the layer was constructed.
                 own = self.get_submodule(name)
                 own.dropout = module.dropout
                 if module.bias_k is not None or module.add_zero_attn:
@@ -199,15 +199,15 @@ def _arguments_of(layer: torch.nn.Module) -> dict[str, object]:
 class TransformerEncoderLayer(_TransformerLayer):
     """torch.nn.TransformerEncoderLayer with any similarity and position in its attention.
 
-    Arguments, call and submodule names are torch's. With the dot product and no position, the
-    result equals torch's up to rounding. load_state_dict accepts the state_dict of torch's layer,
-    and torch.nn.TransformerEncoder accepts this layer (pass enable_nested_tensor=False to avoid its
-    warning).
+    The arguments, call signature and submodule names are torch's. With the dot product and no
+    position, the result equals torch's up to rounding. load_state_dict accepts the state_dict of
+    torch's layer, and torch.nn.TransformerEncoder accepts this layer (pass
+    enable_nested_tensor=False to avoid its warning).
 
-    Masks are as in torch: True where a key is hidden, or numbers that are added to the scores.
-    is_causal is faster than a mask. For positions that require causal attention ("forget") or have
-    a different causal form ("t5"), a causal mask implies is_causal. The attention output of a query
-    that attends to no key is 0 instead of NaN.
+    As in torch, masks are True where a key is hidden, or contain numbers that are added to the
+    scores. is_causal is faster than a mask. For positions that require causal attention ("forget")
+    or have a different causal form ("t5"), a causal mask implies is_causal. If all keys are masked
+    for a query, its attention output is 0 instead of NaN.
 
     Args:
         similarity: see MultiheadAttention.
@@ -249,8 +249,8 @@ class TransformerEncoderLayer(_TransformerLayer):
 class TransformerDecoderLayer(_TransformerLayer):
     """torch.nn.TransformerDecoderLayer with any similarity and position in its attention.
 
-    See TransformerEncoderLayer for the differences. The position applies only to the self-attention
-    of tgt.
+    TransformerEncoderLayer documents the differences. The position applies only to the
+    self-attention of tgt.
 
     Args:
         similarity: used in self-attention and cross-attention; see MultiheadAttention.
