@@ -1,8 +1,8 @@
 """Attention over a sequence that is sharded across processes (context parallelism).
 
-Each process of a group has one part of the queries, keys and values. Keys and values are passed
+Each process of a group has one shard of the queries, keys and values. Keys and values are passed
 around a ring (Liu et al. 2023, Ring Attention), and the partial results are merged. Outputs and
-gradients are exact, and no process ever stores more than two parts of the keys and values.
+gradients are exact, and no process ever stores more than two shards of the keys and values.
 
     import torch.distributed
     from gnomon.distributed import context_parallel_attention, context_parallel_rows
@@ -43,7 +43,10 @@ __all__ = ["context_parallel_attention", "context_parallel_rows"]
 
 
 class ContextParallelArguments(WeightArguments, total=False):
-    """The arguments of gnomon.attention except the seed: dropout would depend on all rows."""
+    """The arguments of gnomon.attention except seed.
+
+    Dropout is not supported, because its mask would depend on all rows.
+    """
 
 
 @overload
@@ -83,53 +86,53 @@ def context_parallel_attention(
 
     All processes of the group must make the same calls in the same order; if one computes a
     backward pass, all must. Their arguments must be the same except for q, k, v and the segments.
-    Parts may differ in length, also between q and k. Positions refer to the whole sequence, whose
+    Shards may differ in length, also between q and k. Positions refer to the whole sequence, whose
     first key has position 0.
 
-    Each process stores two parts of k and v and, in the backward pass, of their gradients; scores
-    are recomputed. Memory is linear in the length of a part, except for tables and key segments,
-    which every process stores for the whole sequence. Communication overlaps with computation. With
-    causal or a window, a process skips parts to which none of its queries attends, and
-    communication ends once no process needs further parts. With causal and the contiguous layout,
-    the first processes wait for the last one, whose queries attend to all keys; the zigzag layout
-    balances the work.
+    Each process stores two shards of k and v and, in the backward pass, two shards of their
+    gradients; scores are recomputed. Memory is linear in the length of a shard, except for tables
+    and key segments, which every process stores for the whole sequence. Communication overlaps with
+    computation. With causal or a window, a process skips shards to which none of its queries
+    attends, and communication ends once no process needs further shards. With causal and the
+    contiguous layout, the first processes wait for the last one, whose queries attend to all keys;
+    the zigzag layout balances the work.
 
     Args:
-        q: (B, H, Lq, D), the part of this process, with Lq at least 1; k and v are its parts
-            likewise.
-        k: (B, Hkv, Lk, D).
-        v: (B, Hkv, Lk, Dv).
+        q: (B, H, Lq, D), the shard of this process, with Lq at least 1.
+        k: (B, Hkv, Lk, D), the shard of this process.
+        v: (B, Hkv, Lk, Dv), the shard of this process.
         similarity: as in gnomon.attention, like causal, window, query_offset, scale, aggregation
-            and tolerance. tolerance applies to each part of the keys.
+            and tolerance. tolerance applies to each shard of the keys.
         position: a position for the whole sequence. With Nq queries and Nk keys in all processes,
             the table of OffsetBias is (H, Nq + Nk - 1), AbsoluteKeys takes Nk rows, and KeyBias
             takes Nk entries. PairBias and mask have rows for the queries of this process and
             columns for all Nk keys. A temperature has entries for the queries of this process.
-        key_lengths: (B,) integers that count keys of the whole sequence, like key_starts.
-        chunks: as in gnomon.attention; each part of k must begin at a multiple of the chunk size.
-        query_segments: (B, Lq) integers for this process's queries; key_segments: (B, Lk).
+        key_lengths: (B,) integers that count keys of the whole sequence; so does key_starts.
+        chunks: as in gnomon.attention; each shard of k must begin at a multiple of the chunk size.
+        query_segments: (B, Lq) integers for this process's queries.
+        key_segments: (B, Lk) integers for this process's keys.
         dropout: must be 0.
         group: a torch.distributed group; the default group if None.
         layout: "contiguous": the rows of process r follow those of process r - 1. "zigzag": with n
-            processes the sequence has 2 n pieces. Process r has the pieces r and 2 n - 1 - r, in
-            this order; if the number of its rows is odd, the first piece has one row more.
+            processes, the sequence is split into 2 n pieces. Process r has pieces r and 2 n - 1 -
+            r, in this order; if the number of its rows is odd, the first piece has one row more.
             context_parallel_rows returns the rows of a process.
         return_lse: whether to also return lse (B, H, Lq), which is differentiable.
 
-    The gradients of q, k and v are complete. Other tensors are shared by all processes, such as
-    those of similarity and position and the weights of projections. For these, each process
-    computes only the contribution of its own queries; sum the gradients over the group
-    (all_reduce).
+    The gradients of q, k and v are complete. Tensors that all processes share, such as those of
+    similarity and position and projection weights, are different: each process computes only the
+    contribution of its own queries. Sum these gradients over the group (all_reduce).
 
     Returns:
-        o (B, H, Lq, Dv) in q's dtype, or (o, lse), lse in float32 or float64.
+        o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64.
 
     Raises:
         ValueError: a shape or value is invalid, or processes disagree on a shape.
         TypeError: a dtype or device is wrong.
-        NotImplementedError: grids (RoPE with a shape, Grid, GridBias, Relative2D), dropout, RoPE
-            scaling that depends on the length of a call, Forget, sinks, temperatures or gates
-            passed as positions, and the arguments positions and key_positions.
+        NotImplementedError: an unsupported feature: grids (RoPE with a shape, Grid, GridBias,
+            Relative2D), dropout, RoPE scaling that depends on the length of a call, Forget, sinks,
+            temperatures or gates passed as positions, and the arguments positions and
+            key_positions.
         RuntimeError: torch.distributed is not initialised.
 
     Example:
@@ -148,7 +151,8 @@ def context_parallel_attention(
     for name in ("positions", "key_positions"):
         if call[name] is not None:
             raise NotImplementedError(
-                f"gnomon.{NAME}: {name} is given; expected consecutive tokens, with query_offset"
+                f"gnomon.{NAME}: {name} is given, but tokens must be consecutive; expected "
+                "query_offset"
             )
     similarity_spec, similarity_tensors = to_similarity(NAME, similarity)._lower()
     similarity = similarity_terms.Specified(similarity_spec, tuple(similarity_tensors))
@@ -181,20 +185,20 @@ def context_parallel_attention(
     )
     sequence.check_tables(q.size(1))
     sequence.check_chunks()
-    # Merge the plain sums first.
+    # Merge the sums of the shards before dividing by their norm.
     is_centroid = call["aggregation"] == "lorentz_centroid"
     if is_centroid:
         call["aggregation"] = "mean"
-    # The sink is added once, after the parts are merged.
+    # The sink is added once, after the shards are merged.
     sink, call["sink"] = call["sink"], None
-    # Its gradient is a sum over all parts, like those of the terms.
+    # The temperature's gradient is a sum over all shards, like the gradients of the terms.
     temperature, call["temperature"] = call["temperature"], None
     if temperature is not None:
         tensors.append(temperature)
     o, lse = RingAttention.apply(sequence, q, k, v, *tensors)
     if sink is not None:
         less, lse = ops.add_sink(o, lse, sink)
-        # The centroid is invariant to a scale of the sum, even if a sink reduces it strongly.
+        # The centroid is invariant to scaling the sum, so use the sum that the sink did not shrink.
         o = o if is_centroid else less
     if is_centroid:
         o = ops.aggregate_centroid(o, q, similarity_spec, similarity_tensors)
@@ -206,7 +210,7 @@ def context_parallel_rows(
 ) -> Tensor:
     """Returns the rows (n,) of a sequence of this length that belong to this process, in order.
 
-    The lengths of the parts differ by at most one.
+    The lengths of the shards differ by at most one.
 
     Raises:
         ValueError: the length is below the number of processes, the layout is unknown, or the

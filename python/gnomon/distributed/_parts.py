@@ -36,7 +36,7 @@ def check_initialised(operator: str) -> None:
 
 
 def place_in(operator: str, group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """Returns the rank in the group, and its size."""
+    """Returns this process's rank in the group, and the group's size."""
     rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError(f"gnomon.{operator}: this process is not in the group")
@@ -65,10 +65,10 @@ def _error_in_tokens(q: Tensor, k: Tensor, v: Tensor) -> Exception | None:
 
 
 class Piece(NamedTuple):
-    """Consecutive rows of the sequence that a process has."""
+    """Consecutive rows of the sequence that belong to one process."""
 
-    begin: int  # in the sequence
-    rows: slice  # of the process
+    begin: int  # index in the sequence
+    rows: slice  # indices in the process's tensors
 
     @property
     def length(self) -> int:
@@ -90,7 +90,7 @@ def _pieces(lengths: Sequence[int], layout: Layout) -> list[list[Piece]]:
     pieces = []
     for part, length in enumerate(lengths):
         half = halves[part]
-        # The second halves follow all first halves, in reverse order of the processes.
+        # All second halves follow all first halves, with the processes in reverse order.
         later = [lengths[n] - halves[n] for n in range(part + 1, len(lengths))]
         first = Piece(sum(halves[:part]), slice(0, half))
         second = Piece(sum(halves) + sum(later), slice(half, length))
@@ -120,9 +120,9 @@ class Parts:
         group: dist.ProcessGroup | None,
         layout: Layout,
     ) -> Parts:
-        """Gathers the shapes of all processes; collective.
+        """Exchanges the shapes of all processes in a collective call.
 
-        If one process has an error, all processes raise it.
+        If one process has an error, all processes raise an error.
 
         tensors: the tensors of the similarity and the position.
         """
@@ -184,7 +184,7 @@ class Parts:
         )
 
     def gather_segments(self, key_segments: Tensor, k: Tensor) -> Tensor:
-        """Returns the key segments of the whole sequence, (B, sum of Lk); collective."""
+        """Returns all key segments of the sequence, (B, sum of Lk), in a collective call."""
         if key_segments.is_floating_point() or key_segments.dtype == torch.bool:
             raise TypeError(
                 f"gnomon.{NAME}: key_segments has dtype {key_segments.dtype}; expected integers"
@@ -209,7 +209,7 @@ class Parts:
         return whole.t().contiguous()
 
     def source(self, step: int) -> int:
-        """Returns the process whose keys this process has at a step of the ring."""
+        """Returns the process whose keys this process holds at a step of the ring."""
         return (self.rank - step) % self.size
 
     def send_around(self, tensor: Tensor, length: int, hops: int = 1) -> Passage:
@@ -230,7 +230,7 @@ class Parts:
 
 @dataclass
 class Passage:
-    """A tensor in transit; `sent` must stay alive until it has been sent."""
+    """A tensor in transit; `sent` must stay alive until the transfer is complete."""
 
     works: list[dist.Work]
     sent: Tensor

@@ -1,4 +1,4 @@
-"""Attention to parts of the keys that travel in a ring, merged exactly."""
+"""Attention to shards of the keys that travel around a ring; the results are merged exactly."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gnomon.distributed._sequence import WholeSequence
 class _Sums(NamedTuple):
     """The partial sums of rows: 2^(score - largest), with scores in units of log2.
 
-    Parts are merged by these sums rather than by lse, because the rounding error of lse would
-    multiply every weight: by e^0.06 if lse is a million.
+    Results are merged by these sums rather than by lse, because every weight would be multiplied by
+    the exponential of lse's rounding error, which is e^0.06 if lse is a million.
     """
 
     largest: Tensor
@@ -31,17 +31,17 @@ class _Sums(NamedTuple):
         return _Sums(largest, self._by(largest) + other._by(largest))
 
     def _by(self, largest: Tensor) -> Tensor:
-        """Returns the weight, rescaled to another maximum; 0 if the row attended to nothing."""
+        """Returns the weight rescaled to a new maximum, or 0 if all keys of a row are masked."""
         return torch.where(self.weight == 0, 0.0, self.weight * (self.largest - largest).exp2())
 
     def share_of(self, total: _Sums) -> Tensor:
-        """Returns (B, H, Lq, 1): the fraction of the total; 0 if a row attended to nothing."""
+        """Returns the fraction (B, H, Lq, 1) of the total; 0 if all keys of a row are masked."""
         share = self._by(total.largest) / total.weight
         return torch.where(self.weight == 0, 0.0, share).unsqueeze(3)
 
 
 class _Result(NamedTuple):
-    """The merged result of rows so far."""
+    """The result of some rows, merged over the shards so far."""
 
     o: Tensor
     lse: Tensor
@@ -79,7 +79,7 @@ class RingAttention(torch.autograd.Function):
         ctx: Any, sequence: WholeSequence, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         parts = sequence.parts
-        # Round low precision only at both ends, not in each part.
+        # In low precision, round only the inputs and the final output, not each partial result.
         computing = torch.promote_types(q.dtype, torch.float32)
         query = q.to(computing)
         last = sequence.last_step()
@@ -94,7 +94,8 @@ class RingAttention(torch.autograd.Function):
                 passage = parts.send_around(keys, parts.keys[parts.source(step + 1)])
             seen = sequence.seen(parts.rank, source)
             if step == 0 and not seen:
-                # Always check the process's own part, so that all processes detect errors.
+                # Always attend to some of the process's own keys, so that all processes detect
+                # invalid arguments.
                 seen = [(0, parts.key_pieces[source][0])]
             try:
                 for n, columns in seen:
@@ -131,7 +132,8 @@ class RingAttention(torch.autograd.Function):
         ]
         d_out = torch.zeros_like(o) if d_o is None else d_o.to(o.dtype)
         d_total = torch.zeros_like(largest) if d_lse is None else d_lse
-        # d_lse of a part is w (d_o . part_o - d_o . o + d_lse): w (d_o . part_o + rest).
+        # With its weight w, a part has d_lse = w (d_o . part_o - d_o . o + d_lse) =
+        # w (d_o . part_o + rest).
         rest = d_total - (d_out * o).sum(3)
         query = q.to(o.dtype).detach()
         head_dim = k.size(3)
@@ -185,7 +187,7 @@ class RingAttention(torch.autograd.Function):
                     strict=True,
                 ):
                     sum_of += gradient
-            # The gradient of the keys arrives later than the keys: the previous process adds to it.
+            # The keys' gradient arrives after the keys, because the previous process adds to it.
             if d_passage is not None:
                 d_keys = d_passage.wait()
             if d_keys is not None and d_part is not None:

@@ -21,12 +21,12 @@ from gnomon.distributed._parts import NAME, Parts, Piece
 
 _T = TypeVar("_T", bound=Term)
 
-#: By role, the alternative to a term that cannot be computed from a part of the keys.
+#: By role, the alternative to a term that cannot be computed from one shard of the keys.
 _OF_WHOLE_ROWS = {
-    "sink": "which would be added once for each part of the keys; pass the argument sink instead",
+    "sink": "which would be added once for each shard of the keys; pass the argument sink instead",
     "temperature": "which may depend on all keys of a query; pass the argument temperature instead",
     "gate": (
-        "which applies to the output of all parts; multiply the returned output by the gate instead"
+        "which applies to the merged output; multiply the returned output by the gate instead"
     ),
 }
 
@@ -40,7 +40,7 @@ def check_position(term: position_terms.Specified) -> None:
     if any(component.entry.get("sums_over_keys") for component in components_of(term.spec)):
         raise NotImplementedError(
             f"gnomon.{NAME}: position is {term.spec}, which sums over the keys of all processes; "
-            "expected a KeyBias of these sums"
+            "expected a KeyBias that contains these sums"
         )
     for component in components_of(term.spec):
         if (role := component.entry.get("role")) in _OF_WHOLE_ROWS:
@@ -66,7 +66,7 @@ _CUT = ("offsets", "keys", "key_entries", "pairs")
 
 @functools.cache
 def _name_and_indices(spec: str) -> tuple[str, tuple[str | None, ...]]:
-    """Returns the name, and for each tensor its index kind if in _CUT."""
+    """Returns the name, and each tensor's index kind, or None if it is not in _CUT."""
     (component,) = components_of(spec)
     indices = {table: index for index in _CUT for table in component.tables(index)}
     return component.name, tuple(indices.get(tensor) for tensor in component.tensors)
@@ -74,13 +74,13 @@ def _name_and_indices(spec: str) -> tuple[str, tuple[str | None, ...]]:
 
 @functools.cache
 def _axis(argument: str, letter: str, axes: int) -> int | None:
-    """Returns the axis of a call's argument that has the queries or keys, counted from the end."""
+    """Returns the query or key axis of a call's argument, as a negative index, or None."""
     axis: int | None = ops.axis_of_call(argument, letter, axes)
     return axis
 
 
 def _with_rows(term: position_terms.Specified, whole: int, rows: slice) -> position_terms.Specified:
-    """Selects rows of the tensors that have one row per query."""
+    """Selects rows of the term's tensors that have one row per query."""
     (component,) = components_of(term.spec)
     of_rows = component.tables("queries", "pairs")
     tensors = tuple(
@@ -91,13 +91,13 @@ def _with_rows(term: position_terms.Specified, whole: int, rows: slice) -> posit
 
 
 def _with_tensors(term: _T, tensors: list[Tensor]) -> _T:
-    """Returns the term with new tensors, which are popped from the start of the list."""
+    """Returns the term with new tensors, which it removes from the start of the list."""
     own = tuple(tensors.pop(0) for _ in term._own_tensors())
     return dataclasses.replace(cast(Any, term), tensors=own)
 
 
 def _cut(table: Tensor, axis: int, entries: slice) -> Tensor:
-    """Selects entries along an axis; an axis of size 1 is kept."""
+    """Selects entries along an axis, unless the axis has size 1."""
     if table.size(axis) == 1:
         return table
     return table.narrow(axis, entries.start, entries.stop - entries.start)
@@ -112,7 +112,7 @@ def _cut_rows(tensor: Tensor, axis: int, whole: int, rows: slice) -> Tensor:
 
 @dataclass
 class WholeSequence:
-    """The state shared by all parts."""
+    """Arguments for the whole sequence, from which each piece's call is derived."""
 
     parts: Parts
     dtype: torch.dtype  # of q
@@ -122,7 +122,7 @@ class WholeSequence:
     call: dict[str, Any]
 
     def check_tables(self, heads: int) -> None:
-        """Checks the tables that are split into parts; the operator receives only the parts."""
+        """Checks tables of the whole sequence, of which the operator receives only slices."""
         queries, keys = sum(self.parts.queries), sum(self.parts.keys)
         for term in self.positions:
             name, indices = _name_and_indices(term.spec)
@@ -161,7 +161,7 @@ class WholeSequence:
         begins = [piece.begin for pieces in self.parts.key_pieces for piece in pieces]
         if any(begin % chunks[0] != 0 for begin in begins):
             raise ValueError(
-                f"gnomon.{NAME}: the parts of k begin at {begins}; expected multiples of the "
+                f"gnomon.{NAME}: the shards of k begin at {begins}; expected multiples of the "
                 f"chunk size, {chunks[0]}"
             )
 
@@ -176,8 +176,10 @@ class WholeSequence:
         return (left is None or most >= -left) and (right is None or least <= right)
 
     def seen(self, rank: int, source: int) -> list[tuple[int, Piece]]:
-        """The query pieces of process `rank`, by number, with the key pieces of process `source`
-        that they may attend to."""
+        """Returns pairs of pieces that may attend: (number of the query piece, key piece).
+
+        The query pieces are those of process `rank`, and the key pieces those of `source`.
+        """
         return [
             (n, keys)
             for n, queries in enumerate(self.parts.query_pieces[rank])
@@ -203,7 +205,7 @@ class WholeSequence:
         v: Tensor,
         tensors: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Computes o, lse and statistics of a piece of own queries over a piece of keys."""
+        """Computes o, lse and statistics for a piece of this process's queries and one of keys."""
         parts = self.parts
         mine = parts.queries[parts.rank]
         first_query, first_key, end = rows.begin, columns.begin, columns.end
@@ -214,7 +216,7 @@ class WholeSequence:
         similarity = _with_tensors(self.similarity, left_over)
         positions = [_with_tensors(term, left_over) for term in self.positions]
         for n, term in enumerate(positions):
-            # Entry 0 of offsets is for the first column and the last row of the sequence.
+            # Entry 0 of an offset table is for the sequence's first key and last query.
             begin = first_key + sum(parts.queries) - first_query - q.size(2)
             places: dict[str | None, tuple[int, slice]] = {
                 "offsets": (-1, slice(begin, begin + q.size(2) + k.size(2) - 1)),

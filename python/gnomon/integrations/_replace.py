@@ -31,7 +31,7 @@ def replace_attention(
     *,
     max_length: int = 512,
 ) -> _Model:
-    """Replaces the attention modules of a model with gnomon's and keeps their weights.
+    """Replaces the attention modules of a model with gnomon's, which keep the trained weights.
 
         model = timm.create_model("vit_tiny_patch16_224")
         replace_attention(model, "laplacian", position="sink")
@@ -100,7 +100,7 @@ def replace_attention(
         raise NotImplementedError(
             f"gnomon.{OPERATOR}: {type(model).__name__} contains no supported attention module "
             "(torch.nn.MultiheadAttention, or that of timm's ViT, Swin or EVA); use "
-            "gnomon.nn.Attention in its code instead"
+            "gnomon.nn.Attention in the model's code instead"
         )
     known = {*of_torch, *(layer for layer, _ in of_timm)}
     unknown = sorted({type(layer).__name__ for layer in model.modules() if _stays(layer, known)})
@@ -111,7 +111,7 @@ def replace_attention(
             stacklevel=2,
         )
     for parent in list(model.modules()):
-        # named_children() yields a module that has two names only once.
+        # named_children() would yield a module with two names only once.
         for name, child in list(parent._modules.items()):
             if child in of_torch:
                 setattr(parent, name, of_torch[child])
@@ -131,7 +131,7 @@ def _timm_classes() -> dict[type[torch.nn.Module], type[torch.nn.Module]]:
         from gnomon.integrations import _timm
 
         classes |= _timm.CLASSES
-    # Importing them imports all models.
+    # Importing these modules would import all timm models.
     if "timm.models.swin_transformer" in sys.modules and "timm.models.eva" in sys.modules:
         from gnomon.integrations import _timm_models
 
@@ -154,11 +154,11 @@ def _terms_of(
 
 
 def _stays(layer: torch.nn.Module, known: set[torch.nn.Module]) -> bool:
-    """Returns whether an attention module neither is nor contains a replaced module."""
+    """Returns whether this is an attention module that neither is nor contains a replaced one."""
     kind = type(layer)
     if kind.__module__.startswith("gnomon."):
         return False
-    # Subclasses of torch's module may compute something else.
+    # Subclasses of torch's module are not replaced, because they may compute something else.
     if "ttention" not in kind.__name__ and not isinstance(layer, torch.nn.MultiheadAttention):
         return False
     return not any(part in known for part in layer.modules())

@@ -17,7 +17,7 @@ from gnomon.nn._held_terms import set_start
 from gnomon.position import Position, Sum
 from gnomon.similarity import Dot, Similarity, Specified
 
-#: Submodules of a layer with a similarity other than the dot product, or with a position.
+#: Names of the submodules that contain a layer's similarity and position.
 SIMILARITY, POSITION = "gnomon_similarity", "gnomon_position"
 
 
@@ -29,8 +29,8 @@ def check_similarity(operator: str, spec: str) -> None:
     if option := ops.points_option(spec):
         (component,) = components_of(spec)
         raise ValueError(
-            f"{operator}: {spec!r}: {option} expects queries and keys that are already points of "
-            f"the space of {component.name}, unlike the projections of a model; leave out "
+            f"{operator}: {spec!r}: {option} expects queries and keys that are already points in "
+            f"the space of {component.name}, but a model's projections are not; leave out "
             f"{option.split('=')[0]}, or choose another value"
         )
 
@@ -55,7 +55,7 @@ class _Terms(torch.nn.Module):
     """The parameters and buffers of gnomon.nn.MultiheadAttention for these terms."""
 
     _warned = False
-    #: merge_and_unload() of LoHa, IA3 and other PEFT methods reads it in every module.
+    #: merge_and_unload() of LoHa, IA3 and other PEFT methods reads this in every module.
     weight = None
 
     def __init__(
@@ -75,8 +75,8 @@ class _Terms(torch.nn.Module):
             similarity, position, num_heads, head_dim, value_dim, max_length, 0, 0, []
         )
         self._names = tuple(names)
-        #: These are numbers, because a tensor that the checkpoint lacks would be uninitialised
-        #: after loading.
+        #: The initial values of the tensors, as numbers. A buffer would itself be uninitialised
+        #: after loading a checkpoint that lacks it.
         self._begin: dict[str, list[float]] = {}
         for name, start, is_learned in zip(names, starts, learned, strict=True):
             self._begin[name] = start.double().flatten().tolist()
@@ -125,7 +125,7 @@ class _Terms(torch.nn.Module):
 
 
 class LearnedSimilarity(_Terms):
-    """A similarity with a per-head factor; parameters as in gnomon.nn.MultiheadAttention."""
+    """A similarity with a per-head factor and the parameters of gnomon.nn.MultiheadAttention."""
 
     def __init__(
         self,
@@ -137,14 +137,13 @@ class LearnedSimilarity(_Terms):
     ) -> None:
         super().__init__(spec, "none", num_heads, head_dim, head_dim, 1, device, dtype)
         (component,) = components_of(spec)
-        # The operator receives learned and fixed values as tensors.
+        # The operator receives both learned and fixed values as tensors.
         held = [tensor.parameter for tensor in module_tensors(spec, "none")]
         options = dict(component.options) | dict.fromkeys(held, "tensor")
         self.spec = to_spec(component.name, **options)
         #: The specification for the module operator.
         self.module_spec = spec
-        #: The coordinate that is a height and must not be rotated: -1 (last), 0 (first), or None if
-        #: there is none.
+        #: The coordinate that is a height and must not be rotated: -1 (last), 0 (first), or None.
         self.height: int | None = ops.height_coordinate(spec)
         #: Whether the model's scale applies.
         self.takes_scale: bool = component.entry["takes_scale"]
@@ -161,7 +160,7 @@ class LearnedSimilarity(_Terms):
 
 
 class LearnedPosition(_Terms):
-    """A position or a sum of positions; parameters as in gnomon.nn.MultiheadAttention."""
+    """A position or a sum, with the parameters of gnomon.nn.MultiheadAttention."""
 
     def __init__(
         self,
@@ -179,7 +178,7 @@ class LearnedPosition(_Terms):
         roles = {component.entry.get("role") for component in components_of(spec)}
         #: Whether the model's scale applies for every similarity.
         self.takes_scale: bool = "content" in roles
-        #: Whether it depends on query and key positions.
+        #: Whether the position depends on the positions of queries and keys.
         self.reads_positions: bool = not roles <= {"sink", "norm"}
 
     def extra_repr(self) -> str:
@@ -197,7 +196,7 @@ def attend(
     arguments: AttentionArguments,
     softcap: float | None = None,
 ) -> Tensor:
-    """Calls gnomon.attention with the similarity and position of a layer and additional positions.
+    """Calls gnomon.attention with a layer's similarity and position, and additional positions.
 
     softcap applies to the dot product.
     """

@@ -21,12 +21,12 @@ class GnomonWindowAttention(WindowAttention):
     """
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Same as in timm, for the tokens of windows x (B windows, L, C)."""
+        """Same as in timm, for tokens x (B * windows, L, C)."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         table = self.relative_position_bias_table.t()
         table = table.unflatten(1, [2 * length - 1 for length in self.window_size])
         if mask is not None:
-            # 0 where a query attends to a key, elsewhere -100 or -inf.
+            # The mask is 0 where a query attends to a key, and -100 or -inf elsewhere.
             seen = (mask == 0).unsqueeze(1)
             mask = seen.repeat(x.shape[0] // len(seen), 1, 1, 1)
         o = attend(

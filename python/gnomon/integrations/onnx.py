@@ -1,4 +1,4 @@
-"""ONNX: torch.onnx.export() writes gnomon's attention as standard ONNX operators. ::
+"""Export to ONNX: torch.onnx.export() writes gnomon's attention as standard ONNX operators. ::
 
     torch.onnx.export(model.eval(), (x,), "model.onnx")
 
@@ -21,8 +21,8 @@ def plain(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram
 
     Use it before torch.onnx.export(), or for compilers that do not know gnomon's operators.
     Attention becomes matrix products, comparisons and a softmax over an L x L array. The supported
-    similarities are dot, laplacian, gaussian, additive, hyperbolic and lorentz; the supported terms
-    are rotations, and offset, key and pair biases. All masks are supported. ::
+    similarities are dot, laplacian, gaussian, additive, hyperbolic and lorentz. The supported
+    positions are rotations, and offset, key and pair biases. All masks are supported. ::
 
         program = torch.export.export(model.eval(), (x,))
         torch.onnx.export(gnomon.integrations.onnx.plain(program), f="model.onnx")
@@ -31,8 +31,8 @@ def plain(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram
         program: the exported program of a model in evaluation mode, without dropout.
 
     Raises:
-        NotImplementedError: another similarity, relative keys or values, a grid bias, dropout, or
-            another operator of gnomon.
+        NotImplementedError: the program contains a similarity not listed above, relative keys or
+            values, a grid bias, dropout, or a gnomon operator other than attention.
 
     Example:
         >>> module = gnomon.nn.MultiheadAttention(64, 4, position="alibi").eval()

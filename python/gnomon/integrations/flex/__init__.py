@@ -1,4 +1,4 @@
-"""FlexAttention masks as arguments of gnomon.attention.
+"""Converts FlexAttention masks to arguments of gnomon.attention.
 
 ``flex_attention`` has the signature of torch.nn.attention.flex_attention.flex_attention.
 ``mask_arguments`` converts a BlockMask or a mask_mod to gnomon's arguments: causal, a window,

@@ -34,8 +34,10 @@ def flex_attention(
     """Computes PyTorch's flex_attention, without score_mod, with gnomon.attention.
 
     Args:
-        query: (B, H, Lq, D). key is (B, Hkv, Lk, D), and value is (B, Hkv, Lk, Dv).
-        score_mod: must be None; use a position of gnomon.attention instead.
+        query: (B, H, Lq, D).
+        key: (B, Hkv, Lk, D).
+        value: (B, Hkv, Lk, Dv).
+        score_mod: must be None; use gnomon.attention with a position instead.
         block_mask: a BlockMask, or None for no mask. mask_arguments converts it in the first call,
             and the result is cached.
         scale: factor of the scores; 1/sqrt(D) by default.
@@ -43,7 +45,8 @@ def flex_attention(
         return_lse: whether to also return the log-sum-exp of the scores (B, H, Lq).
 
     Returns:
-        o (B, H, Lq, Dv), or (o, lse). For a query that attends to no key, o is 0 and lse is -inf.
+        o (B, H, Lq, Dv), or (o, lse). If all keys are masked for a query, its o is 0 and its lse is
+        -inf.
 
     Raises:
         ValueError: a shape or value is invalid.
@@ -58,8 +61,8 @@ def flex_attention(
     if score_mod is not None:
         raise NotImplementedError(
             f"gnomon.{_FLEX}: score_mod is not supported; use gnomon.attention with a term of "
-            "gnomon.position: OffsetBias adds a table of offset biases, and PairBias adds any "
-            "values"
+            "gnomon.position: OffsetBias adds a bias per offset, and PairBias adds an arbitrary "
+            "bias per query-key pair"
         )
     if not check_flag(_FLEX, "enable_gqa", enable_gqa) and query.shape[1] != key.shape[1]:
         raise ValueError(
@@ -96,18 +99,18 @@ def mask_arguments(
 
     The mask is evaluated once for all pairs, and the arguments are checked against it, so they are
     exactly equivalent. Causal masks, windows, per-batch lengths and starts, documents and chunks,
-    in any combination, become arguments that need no memory for pairs. Any other mask becomes the
+    in any combination, become arguments that need no L x L array. Any other mask becomes the
     Boolean array ``mask``. Call this function once and reuse the result. For a causal mask with Lq
     != Lk, it also returns query_offset, which position terms use as well.
 
     Args:
         mask: a BlockMask, or a mask_mod of (b, h, q_idx, kv_idx).
-        B: for a mask_mod, as in create_block_mask: the number of batches, or None if the mask is
-            the same for all.
-        H: the number of heads, or None, likewise.
+        B: for a mask_mod, the batch size as in create_block_mask, or None if the mask does not
+            depend on b.
+        H: for a mask_mod, the number of heads, or None if the mask does not depend on h.
         Q_LEN: the number of queries, for a mask_mod.
         KV_LEN: the number of keys, for a mask_mod.
-        device: the device of the tensors; by default that of the BlockMask, or torch's default
+        device: the device of the tensors; by default the BlockMask's device, or torch's default
             device.
 
     Returns:
@@ -143,7 +146,7 @@ def mask_arguments(
         seen: Tensor = create_mask(mask_mod, batch, heads, queries, keys, device=str(device))
         if seen.numel() == 0:
             return {}
-        # Merge axes along which all entries are equal.
+        # Reduce axes along which all entries are equal to size 1.
         for axis in (0, 1):
             first = seen.narrow(axis, 0, 1)
             if torch.equal(first.expand_as(seen), seen):
@@ -164,7 +167,7 @@ def _offsets(seen: Tensor) -> Tensor:
 
 
 def _within(seen: Tensor, candidates: Tensor) -> tuple[dict[str, Any], bool]:
-    """The window that makes the mask (B, Lq, Lk) of the candidates, and whether there is one."""
+    """Returns the window that reduces the candidate pairs to the mask, and whether one exists."""
     if not seen.any():
         return {}, not candidates.any()
     offsets = _offsets(seen)
@@ -178,7 +181,7 @@ def _within(seen: Tensor, candidates: Tensor) -> tuple[dict[str, Any], bool]:
     if left is None and right is None:
         return {}, True
     arguments: dict[str, Any] = {}
-    # p_i = offset + i, both ends of the window at least 0.
+    # Choose the offset in p_i = offset + i so that both ends of the window are at least 0.
     is_square = seen.shape[1] == seen.shape[2]
     offset = 0 if right is None or (is_square and right >= 0) else right
     if left is not None:
@@ -194,7 +197,7 @@ def _within(seen: Tensor, candidates: Tensor) -> tuple[dict[str, Any], bool]:
 
 
 def _by_columns(seen: Tensor) -> tuple[dict[str, Any], bool]:
-    """Represents the mask by an interval of columns per batch, and a window."""
+    """Represents the mask by an interval of keys per batch element, and a window."""
     keys = seen.shape[2]
     visible = seen.any(1)
     starts = visible.int().argmax(1)
@@ -205,7 +208,7 @@ def _by_columns(seen: Tensor) -> tuple[dict[str, Any], bool]:
     arguments, found = _within(seen, inside[:, None].expand_as(seen))
     if not found:
         return {}, False
-    # The window alone may hide the remaining columns.
+    # The window alone may already hide the keys outside these intervals.
     alone, is_window = _within(seen, torch.ones_like(seen))
     if is_window:
         return alone, True
@@ -227,7 +230,7 @@ def _by_segments(seen: Tensor) -> tuple[dict[str, Any], bool]:
         if torch.equal(spread, labels):
             break
         labels = spread
-    # Queries that attend to nothing, and keys that no query attends to, are isolated.
+    # Put queries without keys, and keys that no query attends to, into separate segments.
     of_rows = torch.where(of_rows == keys, -1, of_rows)
     labels = torch.where(seen.any(1), labels, -2)
     arguments, found = _within(seen, of_rows[:, :, None] == labels[:, None])

@@ -27,11 +27,11 @@ whereas eager attention adds it to the scores (Grounding DINO). Dropout is appli
 
 output_attentions, paged caches, and unknown arguments of a layer's own eager implementation raise
 NotImplementedError. Modules named attention that gnomon does not recognise are left unchanged, with
-a warning. If a query attends to no key (left padding), the output is 0, whereas the eager
+a warning. If all keys are masked for a query (left padding), the output is 0, whereas the eager
 implementation returns the mean of all values.
 
-torch.compile traces models that use the interface as one graph (fullgraph=True). There, values of
-arrays are not inspected: segments hide the padding, and array masks remain arrays. Intercepted
+torch.compile traces models that use the interface as one graph (fullgraph=True). Array values are
+not inspected during tracing: segments hide the padding, and array masks remain arrays. Intercepted
 modules cause graph breaks.
 """
 
@@ -49,8 +49,8 @@ try:
     import transformers
 except ImportError as error:
     raise ImportError(
-        f"gnomon.integrations.transformers: the package transformers, {OLDEST_NAME} or newer, is "
-        f"needed: pip install 'transformers>={OLDEST_NAME}'"
+        f"gnomon.integrations.transformers requires transformers {OLDEST_NAME} or newer; run: "
+        f"pip install 'transformers>={OLDEST_NAME}'"
     ) from error
 
 # The attention of older models has a different signature.

@@ -1,6 +1,6 @@
-"""Models whose attention is replaced because the operator has a term for their bias arrays.
+"""Models whose attention is replaced, because a position term can replace their bias arrays.
 
-A bias that depends only on the offset is a table here, without an L x L array.
+A bias that depends only on the offset becomes a table, so no L x L array is needed.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from gnomon.integrations.transformers._masks import Mask, given_or_plain
 from gnomon.nn._heads import split_heads
 from gnomon.position import T5, ALiBi, Disentangled, GridBias, KeyBias, PairBias, Position
 
-#: The value of attn_implementation.
+#: The value of attn_implementation that selects gnomon.
 NAME = "gnomon"
-#: Arguments that need no check here: they change no output, or refuse() checks them.
+#: Arguments that need no check here, because they do not affect the output or refuse() checks them.
 _KNOWN = ("self", "use_cache", "output_attentions", "head_mask")
 #: The replaced classes.
 ADAPTED = (T5Attention, MT5Attention, BloomAttention, MptAttention, SwinAttention)
 
 
 def replace_forwards() -> None:
-    """Replaces the forward methods of these classes; the new ones call the originals by default."""
+    """Replaces methods of adapted classes; the new ones call the originals for other models."""
     for layer in (T5Attention, MT5Attention):
         _replace(layer, "forward", _t5_forward, _has_our_config)
     _replace(BloomAttention, "forward", _bloom_forward, _has_our_mask)
@@ -73,7 +73,7 @@ def _replace(
     def chosen(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not is_ours(self, kwargs):
             return theirs(self, *args, **kwargs)
-        # Arguments added by a newer release would be lost in **kwargs.
+        # Otherwise, arguments added by a newer release would be lost in **kwargs.
         refuse_extra(self, kwargs, extra)
         return ours(self, *args, **kwargs)
 
@@ -86,7 +86,7 @@ def _has_our_config(layer: torch.nn.Module, _kwargs: Mapping[str, Any]) -> bool:
 
 
 def _has_our_mask(_layer: torch.nn.Module, kwargs: Mapping[str, Any]) -> bool:
-    """For modules that have no configuration."""
+    """Returns whether a module without a configuration receives a mask of this package."""
     return isinstance(kwargs.get("attention_mask"), Mask)
 
 
@@ -95,13 +95,12 @@ def _asks_for_weights(layer: torch.nn.Module, kwargs: Mapping[str, Any]) -> bool
 
 
 def _mpt_block_forward(_layer: Any, *_args: object, **_kwargs: object) -> NoReturn:
-    # The block raises the error, because its attention layer does not know that weights were
-    # requested.
+    # The block raises the error, because its attention layer does not receive output_attentions.
     raise refusal("output_attentions")
 
 
 def _one_cache(cache: Any, past_key_values: Any) -> Any:
-    """Returns the key-value cache, by its name or by its name before transformers 5.24."""
+    """Returns the key-value cache, whose argument was renamed in transformers 5.24."""
     return past_key_values if cache is None else cache
 
 
@@ -115,7 +114,7 @@ def _t5_forward(
     past_key_values: Any = None,
     **kwargs: object,
 ) -> tuple[Tensor, Position | None, None]:
-    """The first layer creates the bias and passes it on, as a term instead of an array."""
+    """Computes T5 attention; the first layer creates the bias as a term, which it passes on."""
     whole = _one_cache(cache, past_key_values)
     refuse({**kwargs, "cache": whole})
     q = split_heads(layer.q(hidden_states), layer.n_heads)
@@ -164,7 +163,7 @@ def _bloom_forward(
     layer_past: Any = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """The model's bias, slope * column, differs from ALiBi by a constant per row."""
+    """Computes BLOOM attention; its bias, slope * column, is ALiBi plus a constant per query."""
     refuse({**kwargs, "cache": layer_past})
     qkv = split_heads(layer.query_key_value(hidden_states), layer.num_heads)
     q, k, v = qkv.chunk(3, -1)
@@ -174,7 +173,7 @@ def _bloom_forward(
     if attention_mask.key_segments is None:
         position = ALiBi(_slopes_for(q, alibi_slopes(layer.num_heads)))
     else:
-        # The model does not count padding between tokens as distance.
+        # The model does not count padding between tokens as distance, so ALiBi does not apply.
         position = KeyBias(alibi.view(-1, layer.num_heads, alibi.shape[-1]).to(q.dtype))
     o = attend(
         layer,
@@ -194,11 +193,11 @@ def _bloom_forward(
 
 
 def _is_disentangled(layer: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether the scores match a term; otherwise the layer is intercepted as it runs."""
+    """Returns whether a term can represent the scores; otherwise, the layer is intercepted."""
     part = layer.self
     if layer.config._attn_implementation != NAME or not part.relative_attention:
         return False
-    # Distances and query states that the caller passes differ from those of the term.
+    # A term cannot represent distances and query states that the caller passes.
     if any(kwargs.get(name) is not None for name in ("relative_pos", "query_states")):
         return False
     if not {"c2p", "p2c"} <= {*part.pos_att_type}:
@@ -217,12 +216,12 @@ def _no_distances(
     query_states: Tensor | None = None,
     relative_pos: Tensor | None = None,
 ) -> Tensor | None:
-    """None for consecutive positions; layers compute these distances themselves if needed."""
+    """Returns None for consecutive positions; layers compute these distances if they need them."""
     return relative_pos
 
 
 def _has_disentangled_kernels(q: Tensor) -> bool:
-    """On other devices, position scores are an array."""
+    """Returns whether the kernels compute the term; on other devices, its scores are an array."""
     return not q.is_cuda
 
 
@@ -236,9 +235,9 @@ def _deberta_forward(
     rel_embeddings: Tensor | None = None,
     **kwargs: object,
 ) -> Any:
-    """The projected embeddings of distance buckets are the tables of a term."""
+    """Computes DeBERTa attention; the term's tables are the projected distance embeddings."""
     refuse({**kwargs, "output_attentions": output_attentions})
-    # _is_disentangled has already checked these by name.
+    # _is_disentangled has already rejected these as keyword arguments.
     if query_states is not None or relative_pos is not None:
         raise TypeError(
             f"{type(layer).__name__}: expected query_states and relative_pos as keyword arguments"
@@ -299,7 +298,7 @@ def _mpt_forward(
     past_key_values: Any = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """The biases (H, 1, n), slope * (column - (n - 1)), have the slopes one before the end."""
+    """Computes MPT attention; its biases are slope * (column - (n - 1)), of shape (H, 1, n)."""
     cache = _one_cache(cache, past_key_values)
     refuse({**kwargs, "cache": cache})
     qkv = layer.Wqkv(hidden_states)
@@ -328,7 +327,7 @@ def _mpt_forward(
 def _swin_segments(
     layer: Any, height: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """(windows, tokens): tokens that were adjacent before the shift share a number."""
+    """Returns segments (windows, tokens), equal for tokens that were adjacent before the shift."""
     if layer.shift_size <= 0:
         return None
     size = layer.window_size
@@ -345,7 +344,10 @@ def _swin_segments(
 def _swin_forward(
     layer: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: object
 ) -> tuple[Tensor, None]:
-    """hidden_states (B * windows, tokens, channels); attention_mask as made by _swin_segments."""
+    """Computes Swin attention; attention_mask contains the result of _swin_segments.
+
+    hidden_states is (B * windows, tokens, channels).
+    """
     refuse(kwargs)
     windows, tokens, _ = hidden_states.shape
     q, k, v = (
@@ -358,7 +360,7 @@ def _swin_forward(
         mask = replace(mask, query_segments=segments, key_segments=segments)
     height, width = layer.relative_position_bias.window_size
     table = layer.relative_position_bias.relative_position_bias_table
-    # The rows of the table are differences query - key.
+    # The table is indexed by query - key, but GridBias by key - query.
     table = table.view(2 * height - 1, 2 * width - 1, -1).permute(2, 0, 1).flip(1, 2)
     o = attend(
         layer,

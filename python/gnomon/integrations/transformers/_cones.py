@@ -1,4 +1,4 @@
-"""The heads of a model's layers, and their rotations if a coordinate is a height."""
+"""Finds the heads of a model's layers, and keeps rotations from changing a height coordinate."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gnomon.integrations._terms import SIMILARITY
 from gnomon.integrations.transformers._masks import OPERATOR
 from gnomon.integrations.transformers._sources import source_of
 
-#: Names of forward arguments that hold cosines and sines, or complex rotations, of positions.
+#: Names of forward arguments that contain cosines and sines, or complex rotations, of positions.
 _ANGLES = ("position_embeddings", "relative_position_embeddings", "freqs_ci")
-#: A layer's attribute: the layout of cosines in the model's own rotation.
+#: A layer's attribute that stores the layout of cosines in the model's own rotation.
 _LAYOUT = "_gnomon_cosines_lie_in"
 #: Substrings in the names of cross-attention layers.
 _CROSSES = re.compile(r"cross|encoder_attn|enc_?dec", re.IGNORECASE)
-#: How a layer unpacks them if the sines come first (GPT-J).
+#: How a layer unpacks these arguments if the sines come first (GPT-J).
 _SINES_FIRST = re.compile(rf"\bsin, cos = ({'|'.join(_ANGLES)})\b")
 _ROTATES = re.compile(r"\bapply_\w*rot\w*\(|\brotary_emb\(")
 
@@ -39,12 +39,12 @@ def shape_of_heads(layer: torch.nn.Module) -> tuple[int, int]:
         return None
 
     heads = find("num_attention_heads", "num_heads", "n_heads", "n_head", "nhead")
-    # If only some coordinates are rotated, find the whole width first.
+    # Names of the full head dimension come first, because rotary models may rotate only a part.
     width = find(
         "qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "head_size"
     )
     if width is None and heads is not None:
-        # Older layers divide this size by the number of heads.
+        # Older layers have only the embedding dimension, which is divided by the number of heads.
         size = find("embed_dim", "hidden_size", "all_head_size", "d_model", "n_embd")
         width = None if size is None else size // heads
     if heads is None or width is None:
@@ -64,7 +64,7 @@ def width_of_values(layer: torch.nn.Module, head_dim: int) -> int:
 
 
 def crosses(name: str, layer: torch.nn.Module) -> bool:
-    """Returns whether a layer of this name attends to tokens other than its queries' own."""
+    """Returns whether a layer with this name uses cross-attention."""
     if getattr(layer, "is_cross_attention", False) is True:
         return True
     words = ".".join([*name.split(".")[-2:], type(layer).__name__])
@@ -72,7 +72,7 @@ def crosses(name: str, layer: torch.nn.Module) -> bool:
 
 
 def check_rotation(layer: torch.nn.Module) -> None:
-    """Raises an error if a layer rotates queries and keys other than by its arguments."""
+    """Raises an error if a layer rotates queries and keys by angles that it does not receive."""
     if not _ROTATES.search(source_of(type(layer))):
         return
     names = inspect.signature(type(layer).forward).parameters
@@ -89,7 +89,7 @@ def keep_heights(layer: torch.nn.Module) -> None:
     """Excludes the height coordinate from a layer's rotation."""
     if not _ROTATES.search(source_of(type(layer))):
         return
-    # The signature is that of the class, because an intercepted layer wraps its own forward method.
+    # The signature comes from the class, because an intercepted layer wraps its own forward method.
     names = tuple(inspect.signature(type(layer).forward).parameters)[1:]
     setattr(layer, _LAYOUT, _layout_of(type(layer)))
     layer.register_forward_pre_hook(functools.partial(_keep_heights, names), with_kwargs=True)
@@ -105,7 +105,7 @@ def _rotary_parts(layer: torch.nn.Module) -> list[torch.nn.Module]:
 def _keep_heights(
     names: tuple[str, ...], layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replaces cosines and sines (B, L, D) such that the height is not rotated."""
+    """Replaces cosines and sines (B, L, D) so that the height is not rotated."""
     kwargs = dict(zip(names, args, strict=False)) | kwargs
     height = getattr(layer, SIMILARITY).height
     if height is None:
@@ -124,7 +124,7 @@ def _keep_heights_of_part(
 
 
 def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
-    """Angles that do not rotate the pair of the last coordinate (-1) or of the first (0)."""
+    """Returns angles that do not rotate the pair with the last (-1) or the first (0) coordinate."""
     if isinstance(angles, dict):
         return {name: _without_height(layer, of_name, height) for name, of_name in angles.items()}
     if isinstance(angles, Tensor) and angles.is_complex():
@@ -140,7 +140,7 @@ def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
     layout = _layout(layer, cos, width)
     rotary_dim = getattr(layer, "rotary_dim", None)
     if layout is None and rotary_dim == 2 * rotated:
-        # One value per pair of the first coordinates.
+        # There is one value per pair, starting with the first coordinates.
         if height == -1 and rotary_dim < width:
             return angles
         places = [height % rotated]
@@ -151,7 +151,7 @@ def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
     elif layout == "halves":
         places = [height % (rotated // 2), rotated // 2 + height % (rotated // 2)]
     elif layout == "neighbours":
-        # Covers all heads if they are rotated before the split into heads.
+        # Repeated for all heads if the layer rotates them before it splits them.
         step = min(rotated, width)
         first = 0 if height == 0 else step - 2
         places = [n + first + k for n in range(0, rotated - step + 1, step) for k in (0, 1)]
@@ -168,9 +168,9 @@ def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
 
 
 def _layout(layer: torch.nn.Module, cos: Tensor, width: int) -> str | None:
-    """Whether a pair's cosines belong to coordinates i and i + D / 2, or 2 i and 2 i + 1."""
+    """Returns whether pairs are i and i + D / 2 ("halves") or 2 i and 2 i + 1 ("neighbours")."""
     rotated = cos.shape[-1]
-    is_one_head = rotated <= width  # halves are within a head
+    is_one_head = rotated <= width  # halves lie within a head
     if torch.compiler.is_compiling():
         found: str | None = getattr(layer, _LAYOUT, None)
         return found if is_one_head or found == "neighbours" else None
@@ -180,7 +180,7 @@ def _layout(layer: torch.nn.Module, cos: Tensor, width: int) -> str | None:
 
 
 def _layout_of(kind: type[torch.nn.Module]) -> str | None:
-    """_layout from the source of a model's classes; a compiled graph has no values to inspect."""
+    """Finds the layout in a model's source code, because a compiled graph has no values."""
     classes = [
         of_module
         for name, of_module in vars(sys.modules[kind.__module__]).items()
@@ -204,7 +204,7 @@ def _rotates_a_part(layer: torch.nn.Module) -> bool:
             if getattr(holder, name, None) is not None:
                 return True
     parameters = getattr(config, "rope_parameters", None) or {}
-    # One table, or one per kind of layer.
+    # The parameters are one table, or one table per kind of layer.
     tables = [parameters, *(t for t in parameters.values() if isinstance(t, dict))]
     return any(table.get("partial_rotary_factor", 1) != 1 for table in tables)
 

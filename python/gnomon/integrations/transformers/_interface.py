@@ -30,7 +30,7 @@ from gnomon.integrations.transformers._masks import (
 )
 from gnomon.position import PairBias, Position
 
-#: Negligible relative to any other score, and still finite after multiplication by log2(e).
+#: Negligible compared with any other score, and still finite after multiplication by log2(e).
 _LOWEST_SCORE = -1e30
 
 _REFUSED = {
@@ -50,14 +50,14 @@ def refuse(arguments: Mapping[str, object]) -> None:
     for name in _REFUSED:
         value = arguments.get(name)
         if name == "cache" and not _is_paged(value):
-            # Since 5.24, layers use this name for their key-value cache.
+            # Since transformers 5.24, layers use this name for their key-value cache.
             continue
         if asks_for_something(value):
             raise refusal(name)
 
 
 def _is_paged(cache: object) -> bool:
-    """Returns whether it is a cache of generate_batch(), which holds several sequences."""
+    """Returns whether this is a cache of generate_batch(), which contains several sequences."""
     return any(kind.__name__ == "PagedAttentionCache" for kind in type(cache).__mro__)
 
 
@@ -66,7 +66,7 @@ def asks_for_something(value: object, default: object = None) -> bool:
     if value is None or value is False or value is default:
         return False
     if isinstance(value, (list, tuple)):
-        # One per layer or head.
+        # A list has one value per layer or head.
         return any(asks_for_something(part) for part in value)
     if isinstance(value, (bool, int, float, str)):
         return type(value) is not type(default) or value != default
@@ -97,8 +97,8 @@ def attention_forward(
     if weights_are_collected():
         raise refusal("output_attentions")
     _check_known(module, kwargs)
-    # In eager attention, a layer without a mask attends to all keys whatever its flag (images of
-    # BridgeTower); causal layers are given a mask.
+    # In eager attention, a layer without a mask attends to all keys, even if its flag is causal
+    # (images in BridgeTower); layers that are really causal receive a mask.
     bias = kwargs.get("position_bias")
     o = attend(
         module,
@@ -117,7 +117,7 @@ def attention_forward(
     return o, None
 
 
-#: Number of times packed sequences were read; a model that receives some must read them.
+#: How often packed sequences were read. It must increase if a model receives packed sequences.
 packed_reads = 0
 
 
@@ -144,10 +144,11 @@ def documents_of(
 def _chosen(
     module: torch.nn.Module, q: Tensor, k: Tensor, arguments: Mapping[str, Any]
 ) -> Tensor | None:
-    """(B, 1 or H, Lq, Lk), True for the keys that a layer selects for each query.
+    """Returns (B, 1 or H, Lq, Lk), True for the keys that a layer selects for each query.
 
     Such layers pass the selection to eager attention as a mask. Other implementations receive
-    indices of keys (B, Lq, n), or of blocks of keys (B, 1 or groups of heads, Lq, n); -1 is none.
+    indices of keys (B, Lq, n), or of blocks of keys (B, 1 or groups of heads, Lq, n); -1 marks
+    unused entries.
     """
     keys = k.shape[2]
     if (indices := arguments.get("indices")) is not None:
@@ -183,9 +184,9 @@ _KNOWN = {"position_bias", "s_aux", "sinks", "softcap", "sliding_window"}
 
 @functools.cache
 def _extra_arguments(module_name: str) -> dict[str, object]:
-    """The unsupported arguments of the eager implementation in a module's source file, by name.
+    """Returns unsupported arguments of the eager implementation in a module's source file.
 
-    The values are the defaults of the arguments.
+    The result maps the names of the arguments to their defaults.
     """
     eager = getattr(sys.modules.get(module_name), "eager_attention_forward", None)
     return {} if eager is None else extra_arguments(eager, attention_forward, _KNOWN)
@@ -194,7 +195,7 @@ def _extra_arguments(module_name: str) -> dict[str, object]:
 def extra_arguments(
     theirs: Callable[..., Any], ours: Callable[..., Any], known: Iterable[str] = ()
 ) -> dict[str, object]:
-    """Returns the arguments, with defaults, that only the transformers function has."""
+    """Returns the arguments, with their defaults, that only the transformers function has."""
     names = {*inspect.signature(ours).parameters, *known}
     return {
         name: None if parameter.default is inspect.Parameter.empty else parameter.default
@@ -239,7 +240,7 @@ def attend(
 
     Args:
         chosen: True for the keys that a query may attend to.
-        documents: the segments of queries (B, Lq) and keys (B, Lk), in addition to the mask's.
+        documents: segments of queries (B, Lq) and keys (B, Lk), in addition to those of the mask.
 
     Returns:
         (B, Lq, H, Dv), contiguous.
@@ -266,7 +267,7 @@ def attend(
         hidden=None if is_bias or isinstance(mask, Mask) else ~mask,
         **arguments,
     )
-    # Models view it as (B, Lq, H * Dv).
+    # Models call view() to reshape it to (B, Lq, H * Dv).
     return o.transpose(1, 2).contiguous()
 
 
@@ -288,9 +289,9 @@ def call(
     """Calls the operator with the similarity of a module.
 
     Args:
-        biases: added to the scores, (1 or B, 1 or H, 1 or Lq, 1 or Lk).
-        hidden: True if a query does not attend to a key; same shape as a bias.
-        sink: (H,), the score of a sink without a value (GPT-OSS).
+        biases: values of shape (1 or B, 1 or H, 1 or Lq, 1 or Lk) that are added to the scores.
+        hidden: True where a query does not attend to a key; its shape is that of a bias.
+        sink: (H,), the scores of a sink without a value (GPT-OSS).
         softcap: bounds the dot product to [-softcap, softcap] (Gemma 2).
 
     Returns:
@@ -300,7 +301,7 @@ def call(
     if mask is None or (mask.is_none and mask.shape[2:] != shape[2:]):
         mask = Mask(shape, device=q.device)
     if mask.shape[2:] == (1, shape[3]) and not mask.causal and mask.window == (None, None):
-        # All queries share the only row of the mask.
+        # The mask has a single row, which all queries share.
         mask = replace(mask, shape=shape)
     if mask.shape[2:] != shape[2:]:
         raise NotImplementedError(
@@ -336,7 +337,7 @@ def call(
 
 
 def _check_offset(module: torch.nn.Module, own: Any, mask: Mask) -> None:
-    """Raises an error if a position of with_attention needs query positions that are unknown."""
+    """Raises an error if a position from with_attention needs query positions that are unknown."""
     queries, keys = mask.shape[2:]
     is_plain = not mask.causal and mask.window == (None, None)
     if own.reads_positions and queries != keys and is_plain and _is_zero(mask.query_offset):
@@ -352,7 +353,7 @@ def _is_zero(offset: int | Tensor) -> bool:
 
 
 def _has_content(position: Position | None) -> bool:
-    """Returns whether a position has products with its own vectors, which the scale multiplies."""
+    """Returns whether a position adds products with its own vectors, which scale multiplies."""
     entries = [entry_of(term._name) or {} for term in to_positions(OPERATOR, position)]
     return any(entry.get("role") == "content" for entry in entries)
 
@@ -386,6 +387,7 @@ def _with_arrays(
         array = seen_by(bias)
         if array is not None and not bool(array.any(-1).all()):
             # In eager attention, a query whose scores are all minimal attends to all keys equally.
+            # A finite score has the same effect here.
             array, bias = None, bias.clamp(min=_LOWEST_SCORE)
         if array is None:
             left_over.append(bias)
@@ -396,7 +398,7 @@ def _with_arrays(
         mask = replace(mask, seen=None)
     pairs: Tensor | None = None
     for array in seen:
-        # A band of keys costs less than an array.
+        # A causal mask or a window costs less than an array.
         read = read_array(array, shape)
         together = None if read is None else both(mask, read)
         if together is not None:

@@ -1,4 +1,4 @@
-"""transformers' masks as gnomon's arguments instead of arrays (B, 1, Lq, Lk)."""
+"""Represents transformers' masks as gnomon's arguments instead of arrays (B, 1, Lq, Lk)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from gnomon._attention import Window
 OPERATOR = "gnomon.integrations.transformers"
 #: The segment of keys that no query attends to.
 _HIDDEN = -(2**31)
-#: The maximum value that is added to the score of a hidden key.
+#: A value of at most this, added to a key's score, hides the key.
 LOWEST = -1e4
 
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """A mask without an array, until a model computes with it.
+    """A mask that is converted to an array only if a model computes with it.
 
-    It then becomes the array that transformers' eager attention adds to the scores. Its entries are
-    0 if a query attends to a key, otherwise the minimum of the dtype.
+    The array is the one that transformers' eager attention adds to the scores. Its entries are 0
+    where a query attends to a key; otherwise, they are the minimum of the dtype.
     """
 
     shape: tuple[int, int, int, int]
-    #: The position of the first query; a tensor of one number if a graph is traced with static
-    #: caches.
+    #: The position of the first query; a one-element tensor if a graph with a static cache is
+    #: traced.
     query_offset: int | Tensor = 0
     causal: bool = False
     window: Window = (None, None)
@@ -39,16 +39,16 @@ class Mask:
     key_segments: Tensor | None = None
     #: An additional mask, True for visible keys: (B, 1, Lq, Lk).
     seen: Tensor | None = None
-    #: Whether it hides nothing, so that eager attention would receive None.
+    #: Whether the mask hides nothing, so that eager attention would receive None.
     is_none: bool = False
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
 
-    #: transformers reads this and the shape from masks that generate() made earlier.
+    #: transformers reads ndim and shape from masks that generate() created earlier.
     ndim: ClassVar[int] = 4
 
     def is_seen(self) -> Tensor:
-        """Returns (B, 1, Lq, Lk), True if a query attends to a key."""
+        """Returns (B, 1, Lq, Lk), True where a query attends to a key."""
         _, _, queries, keys = self.shape
         key = torch.arange(keys, device=self.device)
         query = torch.arange(queries, device=self.device)[:, None] + self.query_offset
@@ -86,7 +86,7 @@ class Mask:
         return self.ndim
 
     def contiguous(self) -> Mask:
-        """Returns itself, for generate() with static caches."""
+        """Returns self; generate() calls this with static caches."""
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Mask | Tensor:
@@ -103,7 +103,7 @@ class Mask:
         return replace(self, dtype=dtype or self.dtype, device=device)
 
     def __getitem__(self, index: Any) -> Mask | Tensor:
-        """Returns itself if the slices cover all of it, like those for a cache's keys."""
+        """Returns self if the slices cover the whole mask, like those for a cache's keys."""
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) <= 4 and all(
             part is Ellipsis or (isinstance(part, slice) and _takes_all(part, length))
@@ -153,7 +153,7 @@ for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "invert", 
     setattr(Mask, f"__{_name}__", _as_arrays(f"__{_name}__"))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Mask, f"__{_name}__", _as_arrays(f"__{_name}__"))
-# Like a Tensor: == compares the array, the hash is the identity.
+# As for a Tensor, == compares values, but the hash is that of the object.
 Mask.__hash__ = object.__hash__  # type: ignore[method-assign, assignment]
 
 
@@ -167,7 +167,7 @@ def _takes_all(part: slice, length: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Pattern:
-    """The pattern of transformers' mask functions of (batch, head, query, key)."""
+    """The pattern that a transformers mask function of (batch, head, query, key) describes."""
 
     causal: bool = False
     left: int | None = None
@@ -185,9 +185,9 @@ class _Pattern:
 
 
 def _read(function: Callable[..., Any], pattern: _Pattern) -> _Pattern | None:
-    """Adds the pattern of a function of transformers' masking_utils; None for other functions.
+    """Adds the pattern of a function in transformers' masking_utils; None for other functions.
 
-    These functions are closures, and their captured variables describe them. Any other function
+    These functions are closures whose captured variables describe the mask. Any other function
     could only be evaluated for all L x L pairs.
     """
     if function is masking_utils.causal_mask_function:
@@ -213,8 +213,8 @@ def _read(function: Callable[..., Any], pattern: _Pattern) -> _Pattern | None:
     if name == "packed_sequence_mask_function":
         return replace(pattern, segments=held["packed_sequence_mask"])
     if name == "remap_positions_for_packed_sequence":
-        # Positions continue within a segment, so differences are unchanged; chunks of positions are
-        # not.
+        # Positions are consecutive within a segment, so differences between them stay the same, but
+        # chunks of positions would not.
         inner = _read(held["mask_function"], _Pattern())
         if inner is None or inner.chunk is not None:
             return None
@@ -238,7 +238,7 @@ def to_mask(
     use_vmap: bool = False,
     **_kwargs: object,
 ) -> Mask:
-    """The mask function that transformers calls, once per forward pass and kind of layer."""
+    """Creates a mask; transformers calls this once per forward pass and kind of layer."""
     if isinstance(attention_mask, Mask):
         return attention_mask
     if attention_mask is not None and attention_mask.dim() not in (2, 3):
@@ -306,14 +306,14 @@ def to_mask(
 
 
 def _seen_by_rows(attention_mask: Tensor, mask: Mask, first_key: int) -> Tensor:
-    """(B, 1, Lq, Lk) from a mask (1 or B, 1 or Lq, Lk) with 1 if a query attends to a key."""
+    """Returns a Boolean mask (B, 1, Lq, Lk) for an attention_mask (1 or B, 1 or Lq, Lk)."""
     batch, _, queries, keys = mask.shape
     given = list(attention_mask.shape)
     if attention_mask.is_floating_point():
         raise TypeError(
             f"{OPERATOR}: attention_mask (B, Lq, Lk) has dtype {attention_mask.dtype}; expected "
             "booleans or integers, 1 where a query attends to a key; a mask that is added to "
-            "the scores needs four axes, (B, 1 or H, Lq, Lk)"
+            "the scores must have four axes, (B, 1 or H, Lq, Lk)"
         )
     seen = attention_mask[..., first_key : first_key + keys]
     if given[0] not in (1, batch) or given[1] not in (1, queries) or seen.shape[-1] != keys:
@@ -325,7 +325,7 @@ def _seen_by_rows(attention_mask: Tensor, mask: Mask, first_key: int) -> Tensor:
 
 
 def _offset(offset: int | Tensor) -> int | Tensor:
-    """Returns the offset; static caches use tensors, whose values a traced graph does not read."""
+    """Returns the offset as an integer; the tensor of a static cache is kept while tracing."""
     if isinstance(offset, Tensor) and torch.compiler.is_compiling():
         return offset
     return int(offset)
@@ -334,7 +334,7 @@ def _offset(offset: int | Tensor) -> int | Tensor:
 def without_padding(mask: Mask, visible: Tensor) -> Mask:
     """Restricts the mask to the visible keys (B, Lk)."""
     if torch.compiler.is_compiling():
-        # Values cannot be read here.
+        # Tensor values cannot be read while a graph is traced.
         return _hiding(mask, visible)
     count = visible.sum(1)
     length = visible.shape[1]
@@ -348,7 +348,7 @@ def without_padding(mask: Mask, visible: Tensor) -> Mask:
 
 
 def _hiding(mask: Mask, visible: Tensor) -> Mask:
-    """Assigns a separate segment to keys that are not visible (B, Lk)."""
+    """Assigns a separate segment to keys where `visible` (B, Lk) is False."""
     batch, _, queries, keys = mask.shape
     query_segments, key_segments = mask.query_segments, mask.key_segments
     if query_segments is None or key_segments is None:
@@ -367,7 +367,7 @@ def given_or_plain(mask: Mask | Tensor | None, q: Tensor, k: Tensor, causal: boo
     if mask is not None:
         return mask
     queries, keys = q.shape[2], k.shape[2]
-    # As in transformers: a single query is the last one and attends to all keys.
+    # As in transformers, a single query is the last token, so it attends to all keys.
     is_causal, causal = causal, causal and queries > 1
     if causal and queries != keys:
         raise NotImplementedError(
@@ -380,31 +380,30 @@ def given_or_plain(mask: Mask | Tensor | None, q: Tensor, k: Tensor, causal: boo
 
 
 def segments_of(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
-    """Returns (B, L): the sequence index of each token, from the boundaries of packed sequences."""
+    """Returns each token's sequence index (B, L), given the boundaries of packed sequences."""
     total = batch * length
     ends = ends.long()
     if not torch.compiler.is_compiling():
         rows = torch.arange(0, total + 1, length, device=ends.device)
         if int(ends[0]) != 0 or int(ends[-1]) != total or not bool(torch.isin(rows, ends).all()):
             raise ValueError(
-                f"{OPERATOR}: {name} is {ends.tolist()}; expected numbers from 0 to {total}, the "
-                f"number of tokens, with a new sequence at the start of each of the {batch} rows "
-                f"of {length}"
+                f"{OPERATOR}: {name} is {ends.tolist()}; expected numbers from 0 to {total} (the "
+                f"number of tokens) that include the start of each of the {batch} rows of "
+                f"{length} tokens"
             )
     places = torch.arange(total, device=ends.device)
     return torch.searchsorted(ends, places, right=True).view(batch, length)
 
 
 def within_documents(mask: Mask, of_queries: Tensor, of_keys: Tensor) -> Mask:
-    """Restricts attention to the query's document: (B, Lq) and (B, Lk) numbers from 1."""
+    """Restricts attention to the query's document, given document numbers (B, Lq) and (B, Lk)."""
     if mask.causal or mask.window != (None, None):
         if of_queries.shape != of_keys.shape or not (
             torch.compiler.is_compiling() or torch.equal(of_queries, of_keys)
         ):
             raise NotImplementedError(
-                f"{OPERATOR}: cu_seq_lens_q and cu_seq_lens_k differ in causal or windowed "
-                "attention, where the positions of the queries are then unknown; expected the "
-                "same"
+                f"{OPERATOR}: cu_seq_lens_q and cu_seq_lens_k differ, so the positions of the "
+                "queries, which causal and windowed attention need, are unknown; expected the same"
             )
     if mask.query_segments is None or mask.key_segments is None:
         return replace(mask, query_segments=of_queries, key_segments=of_keys)
@@ -419,9 +418,9 @@ def within_documents(mask: Mask, of_queries: Tensor, of_keys: Tensor) -> Mask:
 
 
 def seen_by(array: Tensor) -> Tensor | None:
-    """Converts an additive array to True where it is 0; None if it is not a mask.
+    """Converts an additive array to a Boolean one, True where it is 0; None if it is not a mask.
 
-    A mask is 0 or low enough that the weight vanishes.
+    In a mask, each value is 0 or so low that the weight vanishes.
     """
     if array.requires_grad or torch.compiler.is_compiling():
         return None
@@ -430,9 +429,9 @@ def seen_by(array: Tensor) -> Tensor | None:
 
 
 def read_array(seen: Tensor, shape: tuple[int, int, int, int]) -> Mask | None:
-    """The mask of an array (1 or B, 1 or H, 1 or Lq, 1 or Lk); None if it is not a band of keys.
+    """Converts an array (1 or B, 1 or H, 1 or Lq, 1 or Lk) to a Mask; None if it is not a band.
 
-    Also None while a graph is traced, because reading the array would break the graph.
+    It also returns None while a graph is traced, because reading the array would break the graph.
 
     In a band, each query attends to `left` keys before and `right` keys after its position, among
     the keys that any query attends to. The last query is aligned with the last key.
@@ -453,14 +452,14 @@ def read_array(seen: Tensor, shape: tuple[int, int, int, int]) -> Mask | None:
     left, right = (max(int(x.masked_fill(~seen, 0).max()), 0) for x in (behind, -behind))
     if not torch.equal(seen, there[:, None] & (behind <= left) & (-behind <= right)):
         return None
-    # A bound that reaches all keys is no bound.
+    # A bound that reaches all keys is omitted.
     window = (left if left < keys - 1 else None, right if right < queries - 1 else None)
     mask = Mask(shape, query_offset=offset, window=window, device=seen.device)
     return without_padding(mask, there)
 
 
 def both(mask: Mask, other: Mask) -> Mask | None:
-    """Returns the intersection of masks of one shape; None if this class cannot represent it."""
+    """Returns the intersection of two equally shaped masks; None if Mask cannot represent it."""
     if mask.query_segments is not None:
         mask, other = other, mask
     if mask.query_segments is not None:
@@ -483,11 +482,11 @@ def both(mask: Mask, other: Mask) -> Mask | None:
 
 
 def _least(numbers: tuple[int | None, ...]) -> int | None:
-    """Returns the minimum of bounds; None means unbounded."""
+    """Returns the minimum of window bounds, where None means unbounded."""
     return min((number for number in numbers if number is not None), default=None)
 
 
 def _there(mask: Mask, starts: Tensor, lengths: Tensor) -> Tensor:
-    """(B, Lk), True for the keys from the starts to the lengths."""
+    """Returns (B, Lk), True for the keys from `starts` up to, but not including, `lengths`."""
     key = torch.arange(mask.shape[3], device=mask.device)
     return (key >= starts[:, None]) & (key < lengths[:, None])

@@ -1,10 +1,10 @@
-"""Attention that a model computes itself, softmax(q k^T ...) v, intercepted as it runs.
+"""Intercepts attention that a model computes itself, softmax(q k^T ...) v, while it runs.
 
 A module that does not use transformers' interface runs unchanged, but each matrix product with
-three or more axes returns a placeholder. Scaling, biases and masks turn it into another
-placeholder, and softmax turns it into a placeholder for weights. The product of weights and values
-is then one operator call. Any other operation receives the actual array: the module then computes
-its usual attention, and a warning states that its attention stays dense.
+three or more axes returns a placeholder. Scaling, biases and masks return another placeholder, and
+softmax returns a placeholder for the weights. The product of weights and values is then a single
+operator call. Any other operation receives the actual array: the module then computes its usual
+attention, and a warning states that its attention stays dense.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gnomon.nn._heads import split_heads
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """scale q k^T + addends; leading axes of q and k are equal or broadcast."""
+    """The product scale q k^T + addends; the leading axes of q and k are equal or broadcast."""
 
     q: Tensor
     k: Tensor
@@ -46,7 +46,7 @@ class _Product:
     mask: Mask | None = None
     #: True for hidden keys.
     hidden: Tensor | None = None
-    #: A 0/1 factor of the product; keys with 0 must be hidden by the next addend.
+    #: A 0/1 factor of the product; the next addend must hide the keys whose factor is 0.
     kept: Tensor | None = None
 
     @property
@@ -59,7 +59,7 @@ class _Product:
         return torch.Size((*self.lead, self.q.shape[-2], self.k.shape[-2]))
 
     def array(self) -> Tensor:
-        """Computes the product."""
+        """Returns the product as an array."""
         scores = torch.matmul(self.q, self.k.transpose(-1, -2))
         if self.scale != 1:
             scores = scores * self.scale
@@ -146,28 +146,28 @@ class _Standing(Tensor):
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        # Reached only outside the module that created the tensor.
+        # Reached only if the tensor is used outside the module that created it.
         return _apply(_Seen(torch.nn.Module()), function, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(
         cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Computes the arrays for operations that bypass __torch_function__."""
+        """Replaces placeholders with arrays in operations that bypass __torch_function__."""
         arrays = tree_map_only(_Standing, lambda standing: standing.array(), (args, kwargs or {}))
         return function(*arrays[0], **arrays[1])
 
 
 class _Seen(TorchFunctionMode):
-    """Tracks the products of a running module and their use."""
+    """Tracks a running module's products and their use."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         self.module = module
         self.calls = 0
-        #: The first operation that needed the array of a product.
+        #: The first operation that needed a product's array.
         self.needed_by = ""
-        #: Whether a softmax of an array occurred.
+        #: Whether the module computed the softmax of an array.
         self.is_dense = False
 
     def __torch_function__(
@@ -184,7 +184,7 @@ def _apply(seen: _Seen, function: Callable[..., Any], args: Any, kwargs: Any) ->
         return function(*args, **kwargs)
     rule = _RULES.get(name)
     in_place = name.endswith("_") and not name.endswith("__")
-    # Adding a product in place to an array gives an array.
+    # If a product is added in place to an array, the result is an array.
     if rule is not None and not (in_place and _is_array(args[0])):
         result = rule(seen, function, *args, **kwargs)
         if result is not NotImplemented:
@@ -241,7 +241,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """Returns the value of a Python number."""
+    """Returns the value of a Python number, or None for other objects."""
     return float(value) if isinstance(value, (int, float)) else None
 
 
@@ -339,13 +339,13 @@ def _mul(_seen: _Seen, _function: Any, a: Any, b: Any) -> Any:
     if product.addends or product.mask is not None or product.hidden is not None:
         return NotImplemented
     if factor.dim() > 0 and factor.shape[-1] != 1:
-        # GPT multiplies by its mask, 0 or 1, and adds a low number where it is 0.
+        # GPT multiplies by its 0/1 mask, and adds a low number where the mask is 0.
         if product.kept is not None or factor.requires_grad:
             return NotImplemented
         if not bool(((factor == 0) | (factor == 1)).all()):
             return NotImplemented
         return _Standing.of(replace(product, kept=factor), standing.dtype)
-    # A factor per head or row is applied to the queries.
+    # A factor per head or per query is applied to the queries.
     return _Standing.of(replace(product, q=product.q * factor), standing.dtype)
 
 
@@ -357,7 +357,7 @@ def _div(seen: _Seen, function: Any, a: Any, b: Any, **kwargs: Any) -> Any:
 
 
 def _fits(tensor: Tensor, product: _Product) -> bool:
-    """Returns whether it broadcasts to the product's shape."""
+    """Returns whether the tensor broadcasts to the product's shape."""
     try:
         return torch.broadcast_shapes(tensor.shape, product.shape) == product.shape
     except RuntimeError:
@@ -365,7 +365,7 @@ def _fits(tensor: Tensor, product: _Product) -> bool:
 
 
 def _takes(product: _Product, mask: Mask) -> bool:
-    """Returns whether it is the first mask and has the product's shape."""
+    """Returns whether the mask is the product's first one and has its shape."""
     return product.mask is None and mask.shape == (*product.shape[:1], 1, *product.shape[2:])
 
 
@@ -409,7 +409,7 @@ def _sub(seen: _Seen, function: Any, a: Any, b: Any, **kwargs: Any) -> Any:
 @_rule("masked_fill", "masked_fill_")
 def _masked_fill(_seen: _Seen, _function: Any, a: Any, mask: Any, value: Any) -> Any:
     if isinstance(a, _Standing) and isinstance(a.meaning, _Weights):
-        # Mask again, so that a row without keys gives 0, as in gnomon.
+        # Mask the weights as well, so that a query without keys gives 0, as in gnomon.
         hidden = a.meaning.product.hidden
         again = value == 0 and hidden is not None and _is_array(mask) and torch.equal(mask, hidden)
         return a if again else NotImplemented
@@ -439,7 +439,7 @@ def _where(_seen: _Seen, _function: Any, condition: Any, a: Any, b: Any) -> Any:
 
 @_rule("max", "maximum", "clamp", "clamp_min")
 def _at_least(_seen: _Seen, _function: Any, a: Any, b: Any = None, **kwargs: Any) -> Any:
-    # No score lies below it.
+    # A lower bound that no score is below has no effect.
     low = kwargs.pop("min", b)
     return a if _product_of(a) is not None and not kwargs and _is_low(low) else NotImplemented
 
@@ -503,13 +503,13 @@ def _dropout(
 
 
 def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
-    """Weights times values (..., Lk, Dv)."""
+    """Returns weights times values (..., Lk, Dv), computed by the operator."""
     assert isinstance(weights.meaning, _Weights)
     product = weights.meaning.product
     (v,) = as_autocast(v)
     lead = torch.broadcast_shapes(product.lead, v.shape[:-2])
-    # If there are several leading axes, the last one is the heads. A single one is the batch, or
-    # batch and heads merged (DeBERTa), which matters for a similarity.
+    # If there are several leading axes, the last one is the head axis. A single one is the batch
+    # axis, or batch and heads merged (DeBERTa); the two differ for a similarity.
     learned = getattr(seen.module, SIMILARITY, getattr(seen.module, POSITION, None))
     heads = lead[-1] if len(lead) > 1 else 1
     if learned is not None and len(lead) == 1 and product.mask is None:
@@ -517,7 +517,7 @@ def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
     batch = math.prod(lead) // heads if heads else 0
 
     def in_four(tensor: Tensor, whole: bool) -> Tensor:
-        """Returns (B, H, rows, columns); unless whole, batch or heads may have size 1."""
+        """Returns (B, H, rows, columns); unless `whole` is True, B or H may be 1 to broadcast."""
         rows = tensor.shape[-2:] if tensor.dim() > 1 else (1, *tensor.shape)
         if len(lead) == 2 and not whole:
             return tensor.reshape(*(1,) * (4 - tensor.dim()), *tensor.shape[:-2], *rows)
@@ -569,7 +569,7 @@ def _sdpa(
         return NotImplemented
     mask = attn_mask if isinstance(attn_mask, Mask) else None
     if is_causal:
-        # Aligned at the first key, with as many positions as there are queries.
+        # As in PyTorch, the first query is aligned with the first key.
         mask = Mask((q.shape[0], 1, q.shape[2], k.shape[2]), causal=True, device=q.device)
     biases, hidden = _as_bias_or_hidden(None if attn_mask is mask else attn_mask, seen=True)
     q, k, v = as_autocast(q, k, v)
@@ -589,7 +589,7 @@ def _sdpa(
 
 
 def _as_bias_or_hidden(mask: Tensor | None, seen: bool) -> tuple[tuple[Tensor, ...], Tensor | None]:
-    """Splits a mask into an additive bias or hidden keys; seen is the meaning of Boolean True."""
+    """Converts a mask to biases or hidden keys; `seen` tells whether True means visible."""
     if mask is None:
         return (), None
     mask = mask.reshape(*(1,) * (4 - mask.dim()), *mask.shape)
@@ -668,12 +668,12 @@ def _multi_head(
 
 # Modules.
 
-#: An attribute of a model while it runs: the value of packed_reads before the call.
+#: A model's attribute that stores the value of packed_reads before the call, while it runs.
 _READS = "_gnomon_packed_reads"
 
 
 def see_products(module: torch.nn.Module, config: Any, name: str) -> None:
-    """Intercepts a module while its configuration selects this implementation."""
+    """Intercepts a module while its configuration selects the implementation `name`."""
     forward = module.forward
     if isinstance(forward, functools.partial) and forward.func is _forward:
         forward = forward.args[0]
@@ -681,7 +681,7 @@ def see_products(module: torch.nn.Module, config: Any, name: str) -> None:
 
 
 def refuse_weights(model: torch.nn.Module, name: str) -> None:
-    """Makes a model raise on a request for weights while its configuration selects this one."""
+    """Makes a model reject requests for weights while its configuration selects `name`."""
     if not any(
         isinstance(hook, functools.partial) and hook.func is _refuse
         for hook in model._forward_pre_hooks.values()
@@ -701,7 +701,7 @@ def _refuse(name: str, model: Any, _args: Any, kwargs: dict[str, Any]) -> None:
 
 
 def _check_packed(name: str, model: Any, _args: Any, kwargs: dict[str, Any], _output: Any) -> None:
-    """Raises an error if a model received packed sequences but no layer read their ends."""
+    """Raises an error if a model received packed sequences, but no layer read their boundaries."""
     before = model.__dict__.pop(_READS, None)
     if before == _interface.packed_reads and model.config._attn_implementation == name:
         raise NotImplementedError(
@@ -723,7 +723,7 @@ def _forward(
 ) -> Any:
     if config._attn_implementation != name:
         return forward(*args, **kwargs)
-    # Some models request weights from their layers unasked and discard them.
+    # Some models always request weights from their layers and then discard them.
     if weights_are_collected():
         raise refusal("output_attentions")
     args = tuple(_given(arg) for arg in args)
@@ -742,10 +742,10 @@ def _forward(
         warnings.warn(f"{what}: {which} stays dense", stacklevel=2)
     if isinstance(output, _Standing):
         return output.array()
-    # Weights returned with the output are not available.
+    # Weights that the module returns with its output are not available.
     return tree_map_only(_Standing, lambda _: None, output)
 
 
 def _given(value: Any) -> Any:
-    """None for a mask that hides nothing, because such modules may read its size."""
+    """Returns None for a mask that hides nothing, whose size the module might otherwise read."""
     return None if isinstance(value, Mask) and value.is_none else value

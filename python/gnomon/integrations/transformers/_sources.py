@@ -23,7 +23,7 @@ _SOURCES: dict[type[torch.nn.Module], str] = {}
 
 
 def source_of(module_class: type[torch.nn.Module]) -> str:
-    """Returns the source of a class and its base classes, without PyTorch's."""
+    """Returns the source of a class and its base classes, except those of PyTorch."""
     if module_class in _SOURCES:
         return _SOURCES[module_class]
     sources = []
@@ -37,9 +37,9 @@ def source_of(module_class: type[torch.nn.Module]) -> str:
 
 @functools.cache
 def _classes_of_module(module_name: str) -> dict[str, str]:
-    """Returns the sources of a module's classes by qualified name; empty if there is none.
+    """Returns the sources of a module's classes by qualified name; empty if the source is missing.
 
-    inspect.getsource would parse the whole module for each class.
+    Unlike inspect.getsource, it does not parse the whole module again for each class.
     """
     try:
         source = inspect.getsource(sys.modules[module_name])
@@ -51,7 +51,7 @@ def _classes_of_module(module_name: str) -> dict[str, str]:
     def visit(node: ast.AST, prefix: str) -> None:
         for part in ast.iter_child_nodes(node):
             if isinstance(part, ast.ClassDef):
-                # Include every definition of a class in branches of the module.
+                # A class may have several definitions in branches of the module; include all.
                 text = "\n".join(lines[part.lineno - 1 : part.end_lineno])
                 found[prefix + part.name] = "\n".join([found.get(prefix + part.name, ""), text])
                 visit(part, f"{prefix}{part.name}.")
@@ -65,12 +65,12 @@ def _classes_of_module(module_name: str) -> dict[str, str]:
 
 
 def has_interface(module_class: type[torch.nn.Module]) -> bool:
-    """Returns whether a module attends through transformers' AttentionInterface."""
+    """Returns whether a module uses transformers' AttentionInterface."""
     return "get_interface(" in source_of(module_class)
 
 
 def is_named_attention(module_class: type[torch.nn.Module]) -> bool:
-    """Returns whether the name of a module or of one of its parts indicates attention."""
+    """Returns whether the name of a module's class indicates attention."""
     return "ttention" in module_class.__name__
 
 
@@ -87,5 +87,5 @@ def has_own_softmax(module_class: type[torch.nn.Module]) -> bool:
 
 
 def asks_for_an_array(module_class: type[torch.nn.Module]) -> bool:
-    """Returns whether a module tests whether its mask is an array, to compute with it."""
+    """Returns whether a module checks that its mask is an array before computing with it."""
     return _ASKS.search(source_of(module_class)) is not None

@@ -38,26 +38,27 @@ from gnomon.integrations.transformers._sources import (
     is_named_attention,
 )
 
-#: The configuration fields that name the terms of a model's layers, also the submodules' names.
+#: The configuration fields that name the terms of a model's layers; submodules have these names.
 _FIELDS = (SIMILARITY, POSITION)
 _NAME = OPERATOR.removeprefix("gnomon.")
 #: A transformers model, or a PEFT model around one.
 Model = TypeVar("Model", bound=torch.nn.Module)
-#: A module attribute: the original of a copied configuration, possibly of a larger model.
+#: A module's attribute that stores the original of a copied configuration. Another model, such as a
+#: larger one, may share the original.
 _SHARED = "_gnomon_shared_config"
 
 
 def register() -> None:
     """Makes "gnomon" a value of attn_implementation; calling it again has no effect.
 
-    This patches transformers; the patched methods call the originals:
+    This patches the following methods of transformers, which still call the originals:
 
     - The forward of T5Attention, MT5Attention, BloomAttention, MptAttention, MptBlock and
-      SwinAttention, and SwinLayer.get_attn_mask, differ only for the implementation "gnomon".
+      SwinAttention, and SwinLayer.get_attn_mask, change only for the implementation "gnomon".
     - PreTrainedModel.__init__ adds the name to a model's table of attention classes (Falcon,
       GPT-J).
     - PreTrainedModel.post_init applies use_gnomon and with_attention to new and loaded models.
-    - _from_config and from_pretrained warn if a model cannot attend as requested.
+    - _from_config and from_pretrained warn if a model cannot use the requested attention.
     - save_pretrained writes the similarities of a model's parts to its configuration.
     - _initialize_weights initialises similarities that a checkpoint lacks.
     - set_attn_implementation refuses to remove a similarity from a model.
@@ -95,7 +96,7 @@ def register() -> None:
 
 
 def _warn_after(name: str) -> None:
-    """Makes a class method that creates models warn about one that cannot attend as requested."""
+    """Makes a class method warn if it creates a model that cannot use the requested attention."""
     make = getattr(PreTrainedModel, name).__func__
 
     @functools.wraps(make)
@@ -152,9 +153,9 @@ def _refuse_to_drop(model: PreTrainedModel, attn_implementation: Any, *_: Any, *
 
 
 def _name_similarities(model: PreTrainedModel, *_args: Any, **_kwargs: Any) -> None:
-    """Builds a model's configuration from its parts' configurations if these are separate.
+    """Makes a model's configuration contain the copied configurations of its parts.
 
-    with_attention may have been applied to a part.
+    with_attention creates these copies, also if it is called on a part of a model.
     """
     own = {
         id(shared): part.config
@@ -194,7 +195,7 @@ def _name_in_tables(model: PreTrainedModel, *_args: Any, **_kwargs: Any) -> None
 
 
 def _base_of(model: object) -> PreTrainedModel:
-    """Returns the transformers model itself; for a PEFT model, its base model."""
+    """Returns the transformers model; for a PEFT model, this is its base model."""
     base = model
     if not isinstance(model, PreTrainedModel) and callable(
         get_base := getattr(model, "get_base_model", None)
@@ -211,14 +212,14 @@ def _base_of(model: object) -> PreTrainedModel:
 
 
 def use_gnomon(model: Model) -> Model:
-    """Calls register() and makes an existing model use gnomon; returns the model.
+    """Calls register(), makes an existing model use gnomon, and returns the model.
 
-    For a PEFT model, the base model is switched.
+    For a PEFT model, this switches the base model.
 
     Modules that compute attention themselves are intercepted while they run: the softmax of a
     product, multiplied by values, becomes a call of gnomon's operator. If such a module does
-    anything that the operator does not support, its attention stays dense, with a warning. The same
-    warning lists modules named attention that gnomon does not recognise.
+    anything that the operator does not support, its attention stays dense, and a warning says so.
+    Modules named attention that gnomon does not recognise also cause a warning.
 
     Raises:
         TypeError: the model is not a transformers.PreTrainedModel or a PEFT model of one.
@@ -255,8 +256,8 @@ def _unknown(model: torch.nn.Module) -> list[str]:
             type(layer).__name__
             for layer in model.modules()
             if is_named_attention(type(layer))
-            # A module without a forward method is never called (as in Funnel's attention
-            # structure).
+            # A module without a forward method, such as Funnel's attention structure, is never
+            # called.
             and type(layer).forward is not torch.nn.Module.forward
             and not any(attends(part) for part in layer.modules())
         }
@@ -264,7 +265,7 @@ def _unknown(model: torch.nn.Module) -> list[str]:
 
 
 def attends(layer: torch.nn.Module) -> bool:
-    """Returns whether a module itself, not a module around it, calls the operator."""
+    """Returns whether a module itself calls the operator, rather than a module that contains it."""
     kind = type(layer)
     if isinstance(layer, PreTrainedModel):
         return False
@@ -272,10 +273,10 @@ def attends(layer: torch.nn.Module) -> bool:
 
 
 def use_eager(model: Model) -> Model:
-    """Undoes use_gnomon: the model uses transformers' eager attention again; returns the model.
+    """Undoes use_gnomon and returns the model, which uses transformers' eager attention again.
 
-    For models that use the AttentionInterface, this is set_attn_implementation("eager"), which
-    other models do not support. use_gnomon may be called again afterwards.
+    For models that use the AttentionInterface, this is set_attn_implementation("eager"). It also
+    works for other models, which do not support that method. You may call use_gnomon again.
 
     Raises:
         TypeError: the model is not a transformers.PreTrainedModel or a PEFT model of one.
@@ -300,9 +301,9 @@ def _has_terms(model: torch.nn.Module) -> bool:
 
 
 def _set_implementation(model: PreTrainedModel, name: str) -> None:
-    """Unlike set_attn_implementation(), also sets it for models without the interface."""
+    """Sets the attention implementation, unlike set_attn_implementation() for any model."""
     for part in model.modules():
-        # Layers may have a copy of the configuration of their model (X-CLIP).
+        # Layers may have a copy of their model's configuration (X-CLIP).
         if isinstance(config := getattr(part, "config", None), PreTrainedConfig):
             config._attn_implementation = name
 
@@ -325,7 +326,8 @@ def _switch_parts(model: PreTrainedModel) -> None:
             kind = type(layer)
             if has_own_softmax(kind) and not has_interface(kind) and not isinstance(layer, ADAPTED):
                 see_products(layer, owner.config, NAME)
-            # A model itself is not changed, because since 5.24 generate() only inspects masks.
+            # Whole models are not changed: since transformers 5.24, their generate() checks whether
+            # masks are arrays, but does not compute with masks.
             elif attends(layer) and has_interface(kind) and asks_for_an_array(kind):
                 give_arrays(layer)
 
@@ -353,9 +355,9 @@ def with_attention(
     Each attention module gets a submodule "gnomon_similarity" with the parameter "gamma_theta" (H,)
     and the buffer "gamma_start"; some similarities call the factor beta or scale instead of gamma.
     As in gnomon.nn.MultiheadAttention, gamma = gamma_start * exp(5 theta). theta is initialised to
-    0, where the logits of N(0, 1) tokens have a standard deviation of 1. The model's own scale
-    applies only to the dot product. Layers that compute their own products may scale queries or
-    keys first; a similarity then receives scaled tokens.
+    0, so the logits of N(0, 1) tokens have a standard deviation of 1. The model's own scale applies
+    only to the dot product. Layers that compute their own products may scale queries or keys first;
+    a similarity then receives scaled tokens.
 
     A position becomes a submodule "gnomon_position" with the same tensors as in
     gnomon.nn.MultiheadAttention, such as "t5_table". It is added to the model's own positions,
@@ -364,8 +366,8 @@ def with_attention(
     or the one paired with it, as in gnomon.position.RoPE.
 
     The submodules are trained and saved with the model. The configuration names the terms, so
-    from_pretrained() restores them after register(). Calling this function again reinitialises the
-    given terms and keeps the others.
+    from_pretrained() restores them if register() was called first. Calling this function again
+    reinitialises the given terms and keeps the others.
 
     In a PEFT model, the submodules become modules_to_save of its adapters, so they are trained and
     save_pretrained() writes them. To load them, apply with_attention with the same terms to the
@@ -384,8 +386,9 @@ def with_attention(
         The model.
 
     Raises:
-        ValueError: neither is given; a specification is invalid or has map=none, because tokens of
-            a model are not points; or a term does not support the head dimension.
+        ValueError: neither a similarity nor a position is given; a specification is invalid; it has
+            map=none, although a model's tokens are not points; or a term does not support the head
+            dimension.
         NotImplementedError: as in use_gnomon; a layer's heads or rotation are unknown; a position
             requires inputs other than queries and keys ("forget", "sinusoidal"); or adapters cannot
             save the parameters. The model is left unchanged, unless a forward pass raises the
@@ -407,7 +410,7 @@ def with_attention(
         raise wrong_type(_NAME, "similarity", similarity, "a specification string")
     if similarity is None and position is None:
         raise ValueError(
-            f"{OPERATOR}: neither a similarity nor a position is given; expected one of them"
+            f"{OPERATOR}: neither a similarity nor a position is given; expected at least one"
         )
     if similarity is not None:
         check_similarity(OPERATOR, similarity)
@@ -419,7 +422,7 @@ def with_attention(
         raise NotImplementedError(
             f"{OPERATOR}: layers of {type(base).__name__} with unsupported attention would keep "
             f"the dot product and their positions: {', '.join(dense)}; pass a part of the model "
-            "without them"
+            "without these layers"
         )
     made = []
     for name, layer in base.named_modules():
@@ -462,7 +465,7 @@ def with_attention(
 
 
 def _length_of(model: PreTrainedModel) -> int:
-    """Returns the maximum number of tokens, for tables with a row per token."""
+    """Returns the maximum number of tokens, for tables with one row per token."""
     config = model.config.get_text_config()
     length = getattr(config, "max_position_embeddings", None)
     return length if isinstance(length, int) else 512
@@ -473,7 +476,7 @@ def _check_adapters(model: Any) -> None:
     for name, config in model.peft_config.items():
         if not hasattr(config, "modules_to_save"):
             raise NotImplementedError(
-                f"{OPERATOR}: the adapter {name!r} is of {type(config).__name__}, which has no "
+                f"{OPERATOR}: the adapter {name!r} uses {type(config).__name__}, which has no "
                 "modules_to_save and would not save the parameters that with_attention adds; "
                 "call with_attention on the base model before get_peft_model, and save both"
             )
@@ -499,5 +502,5 @@ def _add_to_adapters(model: Any, layers: list[torch.nn.Module]) -> None:
             setattr(layer, field, wrapper)
     for config in model.peft_config.values():
         config.modules_to_save = sorted({*(config.modules_to_save or ()), *fields})
-    # The configuration of the base model has become a copy.
+    # The base model's configuration was replaced with a copy.
     model.config = model.get_base_model().config

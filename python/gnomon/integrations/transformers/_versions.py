@@ -4,7 +4,7 @@ from __future__ import annotations
 
 #: Tests and the sweep over model types run with the first and last release of the range.
 OLDEST, NEWEST = (5, 23), (5, 24)
-#: As text, "5.23".
+#: The same releases as text, such as "5.23".
 OLDEST_NAME, NEWEST_NAME = (f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
 
 
