@@ -84,7 +84,7 @@ def with_terms(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, C
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--terms", action="store_true", help="measure biases, relative keys and cones")
+    parser.add_argument("--terms", action="store_true", help="biases, tables and cones instead")
     parser.add_argument("--keys", default="128,2048,32768", help="cache lengths")
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()

@@ -4,11 +4,11 @@
         [--terms NAME] [--math | --float64]
 
 Reports median milliseconds, and the median ratio to a first-order call. A jvp is compared with the
-forward pass, a gradient of a gradient with the backward pass, and a mean-flow step (a jvp in a loss,
-and its backward pass) with a forward and a backward pass. Calls alternate. With --math, the script
-also times PyTorch's unfused implementation (SDPBackend.MATH). --terms adds a term to the call. With
---float64, the script instead compares the first-order passes in float64 with those in float32. CPU
-time is hardly affected by other programs on the machine.
+forward pass, a gradient of a gradient with the backward pass, and a mean-flow step (a jvp inside a
+loss, and its backward pass) with a forward and a backward pass. Calls alternate. With --math, the
+script also times PyTorch's unfused implementation (SDPBackend.MATH). --terms adds a term to the
+call. With --float64, the script instead compares the first-order passes in float64 with those in
+float32. CPU time is hardly affected by other programs on the machine.
 """
 
 from __future__ import annotations

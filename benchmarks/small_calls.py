@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/small_calls.py [LENGTH]
 
 Reports the median microseconds of a call and the median ratio to SDPA, for each similarity, forward
-and forward + backward. The default shape is B 1, H 8, L 16, D 64. Calls alternate. Gradients are computed for
-q, k, v and the similarity's own parameter. CPU time is hardly affected by other programs on the
-machine.
+and forward + backward. The default shape is B 1, H 8, L 16, D 64. Calls alternate. Gradients are
+computed for q, k, v and the similarity's own parameter. CPU time is hardly affected by other
+programs on the machine.
 """
 
 from __future__ import annotations

@@ -102,11 +102,11 @@ scores of N(0, 1) tokens a standard deviation of 1. define() creates a similarit
 ``RoPE() + ALiBi(slopes)`` is the sum of two terms; a list of terms is also summed. A sum may
 contain at most one rotation, one content term ({content}), one QK-norm, one sink and one gate, and
 any number of biases. Content terms use unrotated queries. Tensors that require grad receive
-gradients. Where a tensor (H,), one value per query head, is expected, a number or a 0-d tensor
-applies to all heads.
+gradients. Where a tensor of shape (H,) with one value per query head is expected, a number or a 0-d
+tensor applies to all heads.
 
 A specification string such as "rope+alibi" is accepted wherever a position is expected, also in a
-sum: ``"rope" + ALiBi(slopes)``. Parameters that it omits have the initial values of a module.
+sum: ``"rope" + ALiBi(slopes)``. Omitted parameters have the initial values of a module.
 """,
         {
             "gnomon._grid": ["Grid"],
@@ -235,7 +235,7 @@ def arguments_of(entry: dict[str, Any]) -> list[Argument]:
                 "add .NoArgument()"
             )
         if parameter["takes_tensor"] and kind != "heads":
-            # A word in a module is a table in a call.
+            # A parameter that is a word in a module's specification is a table in a call.
             kind, default = "table", None
         details = tuple(
             p["name"] for p in entry["parameters"] if p.get("detail_of") == parameter["name"]
@@ -278,7 +278,7 @@ def encoding_arguments(entry: dict[str, Any]) -> list[Argument]:
     arguments.append(Argument("dim", "integer", "E, the embedding dimension", True, None))
     arguments += [argument for argument in own if not argument.required]
     if entry["takes_causal"]:
-        meaning = "whether tokens must not depend on later ones"
+        meaning = "whether encodings must not depend on later tokens"
         arguments.append(Argument("causal", "flag", meaning, False, "false"))
     return arguments
 

@@ -64,7 +64,7 @@ TokenEncoding CAPE(int64_t dim, const CAPEOptions& options = {});
 // dim: E, the embedding dimension.
 // kernel: number of tokens that the kernel spans.
 // groups: number of channel groups; must divide E.
-// causal: whether tokens must not depend on later ones.
+// causal: whether encodings must not depend on later tokens.
 TokenEncoding Convolutional(int64_t dim, int64_t kernel = 128, int64_t groups = 16,
                             bool causal = false);
 

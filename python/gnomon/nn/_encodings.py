@@ -103,7 +103,7 @@ class Convolutional(TokenEncoding):
         dim: E, the embedding dimension.
         kernel: number of tokens that the kernel spans.
         groups: number of channel groups; must divide E.
-        causal: whether tokens must not depend on later ones.
+        causal: whether encodings must not depend on later tokens.
         device: device of the parameters; None is the default device.
         dtype: floating-point dtype of the parameters; None is the default dtype.
 
