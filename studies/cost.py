@@ -37,11 +37,11 @@ STUDY = Study(
     ),
     answer=(
         "In transformer models, a training step takes 3 to 16% longer with cones than with the dot "
-        "product. The paper's throughputs correspond to 1 to 28%. If most of a step is spent on "
-        "scores, as in graph attention and hierarchies, a step with cones takes 1.23 to 1.27 times "
-        "as long as one with the dot product. The factor is 0.85 to 1.10 for the Laplacian and "
-        "Gaussian similarities. For hyperbolic distances and entailment cones, it is 1.06 to 2.55, "
-        "depending on the task and the processor."
+        "product. The paper's throughputs correspond to an increase of 1 to 28%. If most of a step "
+        "is spent on scores, as in graph attention and hierarchies, a step with cones takes 1.23 "
+        "to 1.27 times as long as one with the dot product. The factor is 0.85 to 1.10 for the "
+        "Laplacian and Gaussian similarities. For hyperbolic distances and entailment cones, it is "
+        "1.06 to 2.55, depending on the task and the processor."
     ),
     comparisons=(
         comparison(

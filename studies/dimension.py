@@ -158,11 +158,11 @@ STUDY = Study(
                 "Compared with the dot product, penumbral cones have a lower mean BLEU with head "
                 "dimension 4, the same with 16 and a higher one with 64, which is the opposite of "
                 "the published trend. Umbral cones have a lower mean BLEU with all three head "
-                "dimensions, by 2.6 to 3.5. One of a cone's four dimensions is its height; whether "
-                "that is the reason was not tested. With more heads and narrower values (`--heads "
-                "32` instead of `--heads 4 --qk-dim 4`), raising the learning rate from 0.002 to "
-                "0.004 improves all three similarities, but the order stays the same. The BLEU "
-                "scores are:\n\n"
+                "dimensions, by 2.6 to 3.5. With a head dimension of 4, one of the four dimensions "
+                "determines the height of the cone; whether that is the reason was not tested. "
+                "With more heads and narrower values (`--heads 32` instead of `--heads 4 --qk-dim "
+                "4`), raising the learning rate from 0.002 to 0.004 improves all three "
+                "similarities, but the order stays the same. The BLEU scores are:\n\n"
                 "| learning rate | dot product | penumbral cones | umbral cones | seeds |\n"
                 "| :-- | --: | --: | --: | --: |\n"
                 "| 0.001 | 12.7 | 12.7 | 11.6 | 1 |\n"
@@ -173,8 +173,8 @@ STUDY = Study(
     ),
     limits=(
         "Images and translation use four heads, with 16 and 32 value dimensions per head. The data "
-        "are one hierarchy of 1,180 nodes; digits, which all of these similarities classify well; "
-        "and 29,000 sentence pairs, each used fewer than three times. Within a task, all "
+        "sets are a hierarchy of 1,180 nodes, digits (which all of these similarities classify "
+        "well), and 29,000 sentence pairs, each used fewer than three times. Within a task, all "
         "similarities use the same learning rate."
     ),
     sources="Tseng et al. 2023, Coneheads; Ganea et al. 2018; Nickel and Kiela 2017.",

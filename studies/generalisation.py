@@ -113,8 +113,8 @@ STUDY = Study(
     title="Synthetic problems beyond the training length",
     question=(
         "Decoders are trained on problems of 1 to 40 symbols and evaluated on up to 500 symbols "
-        "(recall: 120). In the literature, positions drawn at random from a longer range are best "
-        "(Ruoss et al. 2023). Models without positions are better than models with RoPE or "
+        "(recall: 120). In the literature, positions drawn at random from a longer range perform "
+        "best (Ruoss et al. 2023). Models without positions are better than models with RoPE or "
         "absolute positions (Kazemnejad et al. 2023); ALiBi is in between. Does this order hold "
         "here, and where do learned HyPE biases and forget gates fall in it?"
     ),
@@ -220,8 +220,8 @@ STUDY = Study(
                 "three models are near chance in these two problems. In sorting, all three models "
                 "have similar accuracies at 40 and 100 symbols; at 500 symbols, random positions "
                 "have the lower means. In bucket sort, sinusoids with random positions are as "
-                "accurate as no position. RoPE's accuracy at 500 symbols is 0.64 to 0.91, "
-                "depending on the seed."
+                "accurate as the model without positions. RoPE's accuracy at 500 symbols is 0.64 "
+                "to 0.91, depending on the seed."
             ),
         ),
         Claim(
@@ -263,8 +263,8 @@ STUDY = Study(
                 "with RoPE fall to 0.39 and 0.32 (`studies/generalisation/recall.json` contains "
                 "all runs). At 500 symbols, copying and reversing are near chance with and without "
                 "the gate. Both models learn sorting and bucket sort at 40 symbols. At 500 "
-                "symbols, the gate has the lower accuracy in both problems: in bucket sort, it has "
-                "0.37 and no position has 0.99."
+                "symbols, the gate has the lower accuracy in both problems: in bucket sort, the "
+                "accuracy is 0.37 with the gate and 0.99 without a position."
             ),
         ),
     ),

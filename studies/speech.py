@@ -40,7 +40,7 @@ STUDY = Study(
         "With three seeds, all claims are undecided, because the error rates on long recordings "
         "vary too much between seeds. RoPE with a learned HyPE bias has the lowest mean error rate "
         "on 3 digits (2.3%) and on 24 digits (2.4%). With RoPE alone, the mean error rate rises "
-        "from 2.9% to 18%. On 24 digits, CAPE has 20% and sinusoids have 24%."
+        "from 2.9% to 18%. On 24 digits, it is 20% with CAPE and 24% with sinusoids."
     ),
     comparisons=(
         Comparison(

@@ -919,9 +919,9 @@ def write_page(name: str, study: Study) -> None:
     if not study.of_time:
         parts.append(
             "The tables show the mean ± standard deviation over the seeds. A bold value is "
-            "significantly better than all others in its column (paired t tests, corrected). In "
-            "the figures, bands and whiskers are standard deviations, and a dashed line or shaded "
-            "area marks the training condition."
+            "significantly better than all others in its column (paired t tests with Holm's "
+            "correction). In the figures, bands and whiskers are standard deviations, and a dashed "
+            "line or shaded area marks the training condition."
         )
     parts.append(
         f"The records are in `studies/{name}`; `make study NAME={name} DATA=FOLDER` runs the "
