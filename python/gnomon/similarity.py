@@ -174,7 +174,9 @@ class Hyperbolic(Similarity):
       projects points outside onto its boundary
 
     D must be at least 2, except for the models "ball" and "klein", and for the map "exp" of the
-    hyperboloid. The distance of mapped points from the origin is at most 30.
+    hyperboloid. The distance of mapped points from the origin is at most 30. A direction x
+    shorter than 1e-6 is divided by 1e-6 instead of its length, so distances between such tokens
+    are approximate.
 
     Gulcehre et al. 2019, Hyperbolic Attention Networks.
 
@@ -226,7 +228,8 @@ class Lorentz(Similarity):
     language models such as HELM and Hypformer use as a score. RoPE rotates only the spatial
     coordinates, whose norm is at most sqrt(c) sinh(30). To average values on the hyperboloid,
     use aggregation = "lorentz_centroid", which takes c from this similarity. If c is a tensor
-    and several query heads share a key head, the keys are copied for each query head.
+    and several query heads share a key head, the keys are copied for each query head. Scores of
+    tokens with a norm below 1e-6 are approximate.
 
     Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; Chen et al.
     2022, Fully Hyperbolic Neural Networks.

@@ -57,6 +57,10 @@ template <class V>
 inline Tangent<V> Splat(Tangent<V> like, float value) {
   return {vocabulary::Splat(like.value, value), vocabulary::Splat(like.value, 0.0f)};
 }
+template <class V>
+inline Tangent<V> Tiny(Tangent<V> like) {
+  return {vocabulary::Tiny(like.value), vocabulary::Splat(like.value, 0.0f)};
+}
 template <class M, class V>
 inline Tangent<V> Select(M mask, Tangent<V> yes, Tangent<V> no) {
   return {vocabulary::Select(mask, yes.value, no.value),
@@ -92,8 +96,9 @@ inline Tangent<V> Sqrt(Tangent<V> a) {
 template <class V>
 inline Tangent<V> Rsqrt(Tangent<V> a) {
   const V inverse = vocabulary::Rsqrt(a.value);
-  const V slope = inverse * inverse * (inverse * vocabulary::Splat(a.value, -0.5f));
-  return {inverse, a.tangent * slope};
+  // In this order, a tangent of 0 stays 0.
+  const V half = inverse * vocabulary::Splat(a.value, -0.5f);
+  return {inverse, ((a.tangent * inverse) * inverse) * half};
 }
 template <class V>
 inline Tangent<V> Exp(Tangent<V> a) {

@@ -43,6 +43,7 @@ inline Mask operator==(Number a, Number b) { return Compare(a.value == b.value);
 
 // Constants are free.
 inline Number Splat(Number /*like*/, float value) { return {value}; }
+inline Number Tiny(Number like) { return like; }
 inline Number Max(Number a, Number /*b*/) { return Simple(a.value); }
 inline Number Min(Number a, Number /*b*/) { return Simple(a.value); }
 inline Number Abs(Number a) { return Simple(a.value); }

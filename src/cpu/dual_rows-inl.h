@@ -51,6 +51,7 @@ HWY_INLINE auto operator==(DualVector a, DualVector b) { return a.value == b.val
 HWY_INLINE DualVector Splat(DualVector /*like*/, float value) {
   return {hn::Set(DF(), value), hn::Zero(DF())};
 }
+HWY_INLINE DualVector Tiny(DualVector like) { return {vectors::Tiny(like.value), hn::Zero(DF())}; }
 template <class M>
 HWY_INLINE DualVector Select(M mask, DualVector yes, DualVector no) {
   return {hn::IfThenElse(mask, yes.value, no.value), hn::IfThenElse(mask, yes.tangent, no.tangent)};

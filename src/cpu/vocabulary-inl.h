@@ -32,6 +32,9 @@ constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
 
 HWY_INLINE VF Splat(VF /*like*/, Real value) { return hn::Set(DF(), value); }
+HWY_INLINE VF Tiny(VF /*like*/) {
+  return hn::Set(DF(), static_cast<Real>(sizeof(Real) == 4 ? 1e-30 : 1e-300));
+}
 
 template <class M>
 HWY_INLINE VF Select(M mask, VF yes, VF no) {

@@ -156,6 +156,7 @@ GNOMON_DEVICE float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); 
 
 // The vocabulary of the definitions.
 GNOMON_DEVICE float Splat(float, float value) { return value; }
+GNOMON_DEVICE float Tiny(float) { return 1e-30f; }
 GNOMON_DEVICE float Max(float a, float b) {
   float r;
   asm("max.NaN.f32 %0, %1, %2;\n" : "=f"(r) : "f"(a), "f"(b));

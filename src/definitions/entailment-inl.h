@@ -28,7 +28,7 @@ struct Entailment {
     const V half = Splat(g, 0.5f);
     const V one = Splat(g, 1.0f);
     const V two = Splat(g, 2.0f);
-    const V tiny = Splat(g, 1e-30f);
+    const V tiny = Tiny(g);
     const V narrow = one - a[0];
     const V q = b[0] - a[0] - g;
     const V xs = (a[0] + a[0]) * g;

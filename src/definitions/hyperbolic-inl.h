@@ -27,7 +27,7 @@ struct Hyperbolic {
   static void Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
     const V zero = Splat(g, 0.0f);
     const V two = Splat(g, 2.0f);
-    const V tiny = Splat(g, 1e-30f);
+    const V tiny = Tiny(g);
     const V difference = a[0] - b[0];
     const V query = difference * a[1];
     const V key = difference * b[1];

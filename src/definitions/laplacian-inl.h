@@ -19,7 +19,7 @@ struct Laplacian {
   template <class V, class D>
   static void Gradient(V g, const V* /*a*/, const V* /*b*/, const V* /*t*/, D& d) {
     const V zero = Splat(g, 0.0f);
-    const V inverse = Rsqrt(Max(Splat(g, 1e-30f), g));
+    const V inverse = Rsqrt(Max(Tiny(g), g));
     d.g = Select(g > zero, Splat(g, 0.5f) * inverse, zero);
   }
 

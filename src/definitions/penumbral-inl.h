@@ -7,7 +7,7 @@
 template <class V>
 V PenumbralSquared(V g, const V* a, const V* b) {
   const V difference = a[0] - b[0];
-  const V square = Max(Splat(g, 1e-30f), Max(difference * difference, g));
+  const V square = Max(Tiny(g), Max(difference * difference, g));
   const V inverse = Rsqrt(square);
   const V reach = a[0] + b[0] + square * inverse;
   const V e = (a[1] - b[1]) * inverse;
@@ -24,7 +24,7 @@ void PenumbralSlopes(V g, const V* a, const V* b, V factor, D& d) {
   const V half = Splat(g, 0.5f);
   const V one = Splat(g, 1.0f);
   const V two = Splat(g, 2.0f);
-  const V tiny = Splat(g, 1e-30f);
+  const V tiny = Tiny(g);
   const V difference = a[0] - b[0];
   const V tie = difference * difference;
   const V square = Max(tiny, Max(tie, g));
@@ -38,7 +38,7 @@ void PenumbralSlopes(V g, const V* a, const V* b, V factor, D& d) {
   // Inside: d(4h^2)/dB = 4 - 2B. Outside: derivatives with respect to D^2 and the squared heights.
   const V slope = Select(common, (two - reach) * factor, zero);
   const V outside = Select(common, zero, factor);
-  const V w = e * inverse;
+  const V w = Select(common, zero, e * inverse);
   const V rest = one - share;
   // Exactly the rest or its negative, so that an ancestor's alpha cancels in B.
   const V turn =
@@ -92,7 +92,7 @@ struct Penumbral {
   // df = d(4h^2) / (2f).
   template <class V, class D>
   static void Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
-    const V tiny = Splat(g, 1e-30f);
+    const V tiny = Tiny(g);
     const V square = PenumbralSquared(g, a, b);
     const V inverse = Select(square > tiny, Rsqrt(Max(tiny, square)), Splat(g, 0.0f));
     PenumbralSlopes(g, a, b, inverse, d);
@@ -105,8 +105,8 @@ struct Penumbral {
   }
 };
 
-// Score gamma log(r / h): f = log 2h, c = -gamma. h is at least 3e-8 r, even for two coinciding
-// points of height 0.
+// Score gamma log(r / h): f = log 2h, c = -gamma. h is at least 3e-8 r in float32 and 1e-75 r in
+// float64, even for two coinciding points of height 0.
 struct PenumbralLog {
   static constexpr int kRowScalars = Penumbral::kRowScalars;
   static constexpr int kColumnScalars = Penumbral::kColumnScalars;
@@ -130,6 +130,6 @@ struct PenumbralLog {
   template <class R, class V>
   static R Bounds(R g, const V* a, const R* b, const V* t) {
     const R f = Penumbral::Bounds(g, a, b, t);
-    return {Log(Max(Splat(f.least, 1e-15f), f.least)), Log(f.most)};
+    return {Log(Max(Tiny(f.least), f.least)), Log(f.most)};
   }
 };

@@ -17,7 +17,7 @@ void UmbralSlopes(V g, V difference, V& by_g, V& by_difference) {
   const V one = Splat(g, 1.0f);
   const V square = difference * difference;
   const V larger = Max(square, g);
-  const V inverse = Select(larger > zero, Rsqrt(Max(Splat(g, 1e-30f), larger)), zero);
+  const V inverse = Select(larger > zero, Rsqrt(Max(Tiny(g), larger)), zero);
   // The share of the distance in the maximum: 1, 0, or 1/2 at a tie.
   const V share = Select(g > square, one, Select(g < square, zero, half));
   by_g = half * share * inverse;

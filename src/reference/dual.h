@@ -38,6 +38,7 @@ inline bool operator==(Dual a, Dual b) { return a.value == b.value; }
 inline bool operator!=(Dual a, Dual b) { return a.value != b.value; }
 
 inline Dual Splat(Dual /*like*/, double value) { return value; }
+inline Dual Tiny(Dual /*like*/) { return 1e-300; }
 inline Dual Select(bool mask, Dual yes, Dual no) { return mask ? yes : no; }
 inline Dual Max(Dual a, Dual b) {
   if (a == b) return {a.value, (a.tangent + b.tangent) / 2};

@@ -7,6 +7,7 @@
 namespace gnomon::reference {
 
 inline double Splat(double /*like*/, double value) { return value; }
+inline double Tiny(double /*like*/) { return 1e-300; }
 // Returns NaN if either operand is NaN.
 inline double Max(double a, double b) { return a > b || a != a ? a : b; }
 inline double Min(double a, double b) { return a < b || a != a ? a : b; }

@@ -63,6 +63,10 @@ Dual<T> Splat(Dual<T> /*like*/, float value) {
   return {static_cast<T>(value), 0};
 }
 template <class T>
+Dual<T> Tiny(Dual<T> /*like*/) {
+  return {static_cast<T>(sizeof(T) == 4 ? 1e-30 : 1e-300), 0};
+}
+template <class T>
 Dual<T> Select(bool mask, Dual<T> yes, Dual<T> no) {
   return mask ? yes : no;
 }

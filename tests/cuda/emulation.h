@@ -172,6 +172,7 @@ inline float Log2(float a) { return std::log2(a); }
 inline float Fma(float a, float b, float c) { return std::fma(a, b, c); }
 
 inline float Splat(float /*like*/, float value) { return value; }
+inline float Tiny(float /*like*/) { return 1e-30f; }
 inline float Max(float a, float b) { return a > b || a != a ? a : b; }
 inline float Min(float a, float b) { return a < b || a != a ? a : b; }
 inline float Abs(float a) { return std::fabs(a); }

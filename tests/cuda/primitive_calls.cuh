@@ -35,7 +35,7 @@ GNOMON_DEVICE void CallIndices(const Parameters& p) {
 }
 
 // Functions of numbers a and b, p.queries of each.
-constexpr int kFunctionCount = 21;
+constexpr int kFunctionCount = 22;
 GNOMON_DEVICE void CallFunctions(const Parameters& p) {
   const auto* const from = static_cast<const float*>(p.x.data);
   auto* const to = static_cast<float*>(p.o.data);
@@ -60,6 +60,7 @@ GNOMON_DEVICE void CallFunctions(const Parameters& p) {
         a * b + a,
         a / b,
         Splat(a, b),
+        Tiny(a),
         Select(a < b, a, b),
         Infinity(),
         static_cast<float>(DivideUp(n, 7)),

@@ -359,6 +359,7 @@ TEST_P(PrimitivesTest, FunctionsOfNumbers) {
        }},
       {"a / b", kFew, [](double x, double y, size_t) { return static_cast<float>(x / y); }},
       {"Splat", 0, [](double, double y, size_t) { return y; }},
+      {"Tiny", 0, [](double, double, size_t) { return 1e-30f; }},
       {"Select", 0, [](double x, double y, size_t) { return x < y ? x : y; }},
       {"Infinity", 0, [](double, double, size_t) { return HUGE_VAL; }},
       {"DivideUp", 0, [](double, double, size_t n) { return static_cast<double>((n + 6) / 7); }},

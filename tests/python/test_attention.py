@@ -20,7 +20,7 @@ from formulas import (
 )
 
 import gnomon
-from gnomon.position import OffsetBias
+from gnomon.position import OffsetBias, QKNorm, RoPE, RoPEMixed
 
 
 def check(case, dtype=torch.float64):
@@ -130,6 +130,40 @@ def test_hidden_columns_may_hold_nan(similarity, dtype):
     ours = values_and_gradients(case.ours, inputs)
     for name, value in expected.items():
         assert torch.equal(ours[name], value), name
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    "term",
+    [
+        lambda draw: QKNorm(draw(8), draw(8)),
+        lambda draw: RoPEMixed(draw(4, 1, 4)),
+        lambda draw: RoPE(angles=draw(1, 4, 13, 4)),
+    ],
+    ids=["qk_norm", "rope_mixed", "angles"],
+)
+def test_hidden_columns_do_not_reach_parameters(term, dtype):
+    parameters = []
+
+    def draw(*shape):
+        parameters.append(torch.randn(shape, dtype=dtype, requires_grad=True))
+        return parameters[-1]
+
+    case = Case(mask=Mask(key_starts=[2, 0], key_lengths=[9, 13]))
+    inputs = {name: x.to(dtype) for name, x in case.inputs().items()}
+    position = term(draw)
+
+    def gradients():
+        leaves = [inputs["q"], inputs["k"].clone().requires_grad_(), inputs["v"]]
+        o = gnomon.attention(*leaves, position=position, **case.arguments())
+        return torch.autograd.grad(o.float().square().sum(), [leaves[1], *parameters])
+
+    expected = gradients()
+    for name in ("k", "v"):
+        inputs[name][0, :, :2] = math.nan
+        inputs[name][0, :, 9:] = math.nan
+    for ours, finite in zip(gradients(), expected, strict=True):
+        assert torch.equal(ours, finite)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

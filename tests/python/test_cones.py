@@ -191,3 +191,23 @@ def test_the_exponential_map_has_gradients_on_its_axis(at):
 
             slope = (height(1) - height(-1)) / (2 * step[n])
             assert abs(float(gradient[n]) - float(slope)) < 1e-9 * max(1, abs(float(slope)))
+
+
+@pytest.mark.parametrize(
+    ("name", "score"),
+    [
+        ("Penumbral", "height"),
+        ("Penumbral", "height2"),
+        ("Penumbral", "log"),
+        ("Umbral", "height"),
+        ("Umbral", "log"),
+    ],
+)
+def test_nearly_equal_heights_have_finite_gradients(name, score):
+    heights = torch.full((1, 1, 64, 1), 0.5)
+    heights += torch.arange(64)[:, None] * 2.0**-24
+    points = torch.cat([torch.zeros(1, 1, 64, 2), heights], -1).requires_grad_()
+    similarity = getattr(gnomon.similarity, name)(1.0, map="none", score=score)
+    o = gnomon.attention(points, points, heights, similarity=similarity)
+    (gradient,) = torch.autograd.grad(o.square().sum(), points)
+    assert gradient.isfinite().all()

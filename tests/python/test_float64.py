@@ -10,6 +10,7 @@ from formulas import (
     Case,
     Mask,
     assert_near,
+    generator_of,
     pairwise,
     values_and_gradients,
 )
@@ -120,6 +121,38 @@ def test_unknown_kernels(monkeypatch):
         ValueError, match=r"attention: GNOMON_FLOAT64 is 'fast'; expected reference, or nothing"
     ):
         gnomon.attention(x, x, x)
+
+
+def head_factor(number):
+    return torch.full((2,), number, dtype=torch.float64)
+
+
+NEAR = {
+    "laplacian": lambda s: gnomon.similarity.Laplacian(head_factor(1 / s)),
+    "hyperbolic": lambda s: gnomon.similarity.Hyperbolic(
+        head_factor(1 / s), model="ball", map="none"
+    ),
+    "entailment": lambda s: gnomon.similarity.Entailment(1.0, map="none"),
+}
+
+
+@pytest.mark.parametrize("kernels", ["fused", "reference"])
+@pytest.mark.parametrize("scale", [1e-20, 1e-60])
+@pytest.mark.parametrize("name", NEAR)
+def test_tiny_tokens(name, scale, kernels, on_reference):
+    """Near the origin, distances are proportional to the tokens, and angles do not change."""
+    inputs = torch.randn(3, 1, 2, 9, 4, dtype=torch.float64, generator=generator_of(0)).unbind()
+
+    def results(s):
+        q, k, v = ((s * x).requires_grad_() for x in inputs)
+        o = gnomon.attention(q, k, v, similarity=NEAR[name](s))
+        return [o, *(s * x for x in torch.autograd.grad(o.square().sum(), [q, k]))]
+
+    expected = results(1e-7)
+    assert all(x.any() for x in expected)
+    ours = results(scale) if kernels == "fused" else on_reference(results, scale)
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
 def test_padding_may_hold_anything(on_reference):

@@ -81,7 +81,9 @@ Similarity Gaussian(HeadValue gamma);
 //   projects points outside onto its boundary
 //
 // D must be at least 2, except for the models "ball" and "klein", and for the map "exp" of the
-// hyperboloid. The distance of mapped points from the origin is at most 30.
+// hyperboloid. The distance of mapped points from the origin is at most 30. A direction x shorter
+// than 1e-6 is divided by 1e-6 instead of its length, so distances between such tokens are
+// approximate.
 //
 // Gulcehre et al. 2019, Hyperbolic Attention Networks.
 //
@@ -105,7 +107,8 @@ Similarity Laplacian(HeadValue gamma);
 // language models such as HELM and Hypformer use as a score. RoPE rotates only the spatial
 // coordinates, whose norm is at most sqrt(c) sinh(30). To average values on the hyperboloid, use
 // aggregation = "lorentz_centroid", which takes c from this similarity. If c is a tensor and
-// several query heads share a key head, the keys are copied for each query head.
+// several query heads share a key head, the keys are copied for each query head. Scores of tokens
+// with a norm below 1e-6 are approximate.
 //
 // Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; Chen et al. 2022,
 // Fully Hyperbolic Neural Networks.
@@ -332,9 +335,8 @@ Position KeyBias(torch::Tensor bias);
 //
 // PyTorch calls this a float mask. -inf masks a pair. If batches or heads share the bias, its
 // gradient is summed over them in a fixed order. A bias of shape (Lq, 1) or (1, Lk) is not expanded
-// to all pairs; the former shape does not change the weights. In float32, finite values are clamped
-// to +-1e37, so that a query whose biases all equal the lowest float32 value attends to all keys
-// equally.
+// to all pairs; the former shape does not change the weights. Finite values are clamped to +-1e37,
+// so that a query whose biases all equal the lowest float32 value attends to all keys equally.
 //
 // Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer.
 //

@@ -3,11 +3,11 @@
 #include <gnomon/attention.h>
 #include <torch/library.h>
 
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "ops/attention/call_checks.h"
+#include "ops/attention/gradients.h"
 #include "ops/attention/kernel_call.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/executor.h"
@@ -28,16 +28,6 @@ void CheckTypes(const OperatorArguments& a) {
     TORCH_CHECK_TYPE(!*tokens || (*tokens)->scalar_type() == wide, OperatorArguments::kOperation,
                      ": ", name, " has dtype ", (*tokens)->scalar_type(), "; expected ", wide);
   }
-}
-
-// The tensor that kernels of type T write a gradient to: the gradient itself, or a wider buffer
-// that is rounded later.
-template <class T>
-at::Tensor WideGradient(const at::Tensor& gradient) {
-  constexpr at::ScalarType kType = c10::CppTypeToScalarType<T>::value;
-  return gradient.scalar_type() == kType
-             ? gradient
-             : at::empty(gradient.sizes(), gradient.options().dtype(kType));
 }
 
 template <class T>
@@ -79,34 +69,14 @@ std::vector<at::Tensor> RunBackward(const SavedOutputs& outputs, const OperatorA
   const AttentionBackwardInput<T> saved{Rows<T>(o), lse.const_data_ptr<T>(), Rows<T>(d_o),
                                         Data<T>(d_lse), statistics.const_data_ptr<T>()};
   NamedGradients<OperatorArguments> of(gradients);
-  at::Tensor d_x = WideGradient<T>(of("x"));
-  at::Tensor d_y = WideGradient<T>(of("y"));
-  at::Tensor d_v = WideGradient<T>(of("v"));
-  AttentionGradient<T> gradient;
-  gradient.x = MutableRows<T>(d_x);
-  gradient.y = MutableRows<T>(d_y);
-  gradient.v = MutableRows<T>(d_v);
-  gradient.row_scalars = MutableData<T>(of("row_scalars"));
-  gradient.column_scalars = MutableData<T>(of("column_scalars"));
-  gradient.head_scalars = MutableData<T>(of("head_scalars"));
-  gradient.factor = MutableData<T>(of("factor"));
   at::Tensor& d_parameters = of("bias_parameters");
   at::Tensor d_bias = d_parameters.numel() > 0 ? at::empty_like(call.bias()) : of("bias");
-  gradient.bias = call.BiasGradient(MutableData<T>(d_bias));
-  gradient.key_bias = MutableData<T>(of("key_bias"));
-  gradient.pair_bias = PairGradient<T>(of("pair_bias"));
-  gradient.temperature = MutableData<T>(of("temperature"));
-  gradient.relative_query = MutableRows<T>(of("relative_query"));
-  gradient.relative_keys = MutableData<T>(of("relative_keys"));
-  gradient.relative_values = MutableData<T>(of("relative_values"));
-  gradient.relative_key = MutableRows<T>(of("relative_key"));
-  gradient.relative_queries = MutableData<T>(of("relative_queries"));
-  of.Done();
+  WideRows<T> rows(of);
+  AttentionGradient<T> gradient;
+  SetViews<T>(of, call.BiasGradient(MutableData<T>(d_bias)), rows, gradient);
   Translate(
       [&] { AttentionBackward(call.function(), call.input(), saved, gradient, TorchExecutor()); });
-  for (const auto& [name, wide] : {std::pair("x", d_x), std::pair("y", d_y), std::pair("v", d_v)}) {
-    of(name) = InType(wide, of(name).scalar_type());
-  }
+  rows.Round(gradients);
   if (d_parameters.numel() > 0) d_parameters = call.ParameterGradient(d_bias);
   return gradients;
 }

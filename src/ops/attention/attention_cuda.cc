@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/attention.h"
+#include "ops/attention/gradients.h"
 #include "ops/attention/kernel_call.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/cuda_stream.h"
@@ -98,21 +99,8 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorAr
   saved.statistics = statistics.const_data_ptr<float>();
   NamedGradients<OperatorArguments> of(gradients);
   cuda::Gradient gradient;
-  gradient.x = MutableDeviceRows(of("x"));
-  gradient.y = MutableDeviceRows(of("y"));
-  gradient.v = MutableDeviceRows(of("v"));
-  gradient.row_scalars = MutableData<float>(of("row_scalars"));
-  gradient.column_scalars = MutableData<float>(of("column_scalars"));
-  gradient.head_scalars = MutableData<float>(of("head_scalars"));
-  gradient.factor = MutableData<float>(of("factor"));
-  gradient.bias = call.BiasGradient(MutableData<float>(of("bias")));
-  gradient.key_bias = MutableData<float>(of("key_bias"));
-  gradient.pair_bias = PairGradient<float>(of("pair_bias"));
-  gradient.relative_query = MutableDeviceRows(of("relative_query"));
-  gradient.relative_keys = MutableData<float>(of("relative_keys"));
-  gradient.relative_values = MutableData<float>(of("relative_values"));
-  gradient.temperature = MutableData<float>(of("temperature"));
-  of.Done();
+  const auto rows = [&](std::string_view name) { return MutableDeviceRows(of(name)); };
+  SetViews<float>(of, call.BiasGradient(MutableData<float>(of("bias"))), rows, gradient);
   cuda::Backward(call.function(), input, saved, gradient, backend);
   return gradients;
 }

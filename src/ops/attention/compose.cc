@@ -62,6 +62,12 @@ at::Tensor Normed(const at::Tensor& x, const std::vector<ResolvedPosition>& posi
   return normed;
 }
 
+// Whether the term changes keys by parameters of its own.
+bool LearnsFromKeys(const ResolvedPosition& position) {
+  return position.entry->norm != nullptr ||
+         (position.entry->role() == PositionEntry::Role::kRotation && !position.tensors.empty());
+}
+
 void CheckScale(const char* operation, double scale) {
   TORCH_CHECK_VALUE(std::fabs(scale) <= std::numeric_limits<float>::max(), operation, ": scale is ",
                     scale, "; expected a finite number that float32 can represent");
@@ -84,8 +90,8 @@ class Composition {
         // such values natively (gnomon/attention.h). Derived tensors are computed in float32, and
         // rounded only for kernels that need a single token type.
         computing_(ComputingType(q)),
-        q_(Normed(q, positions, /*of_keys=*/false)),
-        k_(Normed(k, positions, /*of_keys=*/true)),
+        q_(q),
+        k_(k),
         range_{.queries = q_.sym_size(2),
                .keys = k_.sym_size(2),
                .query_offset = 0,
@@ -145,6 +151,12 @@ class Composition {
 
  private:
   void Check() {
+    call_.key_starts = CheckIntegers(kOperation, "key_starts", arguments_.key_starts, q_);
+    call_.key_lengths = CheckIntegers(kOperation, "key_lengths", arguments_.key_lengths, q_);
+    // Hidden keys are arbitrary, perhaps NaN, which would reach the gradients of parameters.
+    if (std::any_of(positions_.begin(), positions_.end(), LearnsFromKeys)) k_ = Visible(k_);
+    q_ = Normed(q_, positions_, /*of_keys=*/false);
+    k_ = Normed(k_, positions_, /*of_keys=*/true);
     const int64_t head_dim = Concrete(q_.sym_size(3));
     FindOne(positions_, PositionEntry::Role::kNorm, "QK-norms");
     FindOne(positions_, PositionEntry::Role::kGate, "gates");
@@ -167,8 +179,6 @@ class Composition {
     scale_ = arguments_.scale.value_or(1 / std::sqrt(static_cast<double>(head_dim)));
     CheckScale("gnomon.attention", scale_);
     CheckOptions(arguments_);
-    call_.key_starts = CheckIntegers(kOperation, "key_starts", arguments_.key_starts, q_);
-    call_.key_lengths = CheckIntegers(kOperation, "key_lengths", arguments_.key_lengths, q_);
     TORCH_CHECK_VALUE(
         arguments_.query_segments.has_value() == arguments_.key_segments.has_value(),
         "gnomon.attention: ", arguments_.query_segments ? "key_segments" : "query_segments",

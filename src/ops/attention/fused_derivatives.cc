@@ -11,6 +11,7 @@
 
 #include "core/derivatives.h"
 #include "core/dual_tables.h"
+#include "ops/attention/gradients.h"
 #include "ops/attention/kernel_call.h"
 #include "ops/operators/executor.h"
 #include "ops/operators/kernel_arguments.h"
@@ -113,34 +114,8 @@ class GradientTensors {
       for (at::Tensor& tensor : tensors_) tensor.zero_();
       return;
     }
-    NamedGradients<OperatorArguments> of(tensors_);
-    const auto wide = [&](std::string_view name) {
-      const at::Tensor& gradient = of(name);
-      return wide_
-          .emplace_back(name, gradient.scalar_type() == at::kFloat
-                                  ? gradient
-                                  : at::empty(gradient.sizes(), at::kFloat))
-          .second;
-    };
-    at::Tensor d_x = wide("x");
-    at::Tensor d_y = wide("y");
-    at::Tensor d_v = wide("v");
-    to.x = MutableRows<float>(d_x);
-    to.y = MutableRows<float>(d_y);
-    to.v = MutableRows<float>(d_v);
-    to.row_scalars = MutableData<float>(of("row_scalars"));
-    to.column_scalars = MutableData<float>(of("column_scalars"));
-    to.head_scalars = MutableData<float>(of("head_scalars"));
-    to.factor = MutableData<float>(of("factor"));
-    to.bias = call.BiasGradient(MutableData<float>(of("bias")));
-    to.key_bias = MutableData<float>(of("key_bias"));
-    to.pair_bias = PairGradient<float>(of("pair_bias"));
-    to.temperature = MutableData<float>(of("temperature"));
-    to.relative_query = MutableRows<float>(of("relative_query"));
-    to.relative_keys = MutableData<float>(of("relative_keys"));
-    to.relative_values = MutableData<float>(of("relative_values"));
-    wants_parameters_ = of("bias_parameters").numel() > 0;
-    of.Done();
+    wants_parameters_ = of_("bias_parameters").numel() > 0;
+    SetViews<float>(of_, call.BiasGradient(MutableData<float>(of_("bias"))), rows_, to);
   }
 
   bool wants_parameters() const { return wants_parameters_; }
@@ -149,10 +124,7 @@ class GradientTensors {
   }
 
   void AddTo(std::vector<at::Tensor>& results) {
-    for (const auto& [name, wide] : wide_) {
-      at::Tensor& gradient = tensors_[IndexOf<OperatorArguments>(name)];
-      gradient = InType(wide, gradient.scalar_type());
-    }
+    rows_.Round(tensors_);
     results.insert(results.end(), tensors_.begin(), tensors_.end());
   }
 
@@ -164,7 +136,8 @@ class GradientTensors {
   }
 
   std::vector<at::Tensor> tensors_;
-  std::vector<std::pair<std::string_view, at::Tensor>> wide_;
+  NamedGradients<OperatorArguments> of_{tensors_};
+  WideRows<float> rows_{of_};
   bool wants_parameters_ = false;
 };
 

@@ -5,6 +5,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <gnomon/attention.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -71,7 +72,8 @@ double LogitSpread(const SimilarityEntry& entry, const Component& component, int
     }
     variance += squares / kTokens - (sum / kTokens) * (sum / kTokens);
   }
-  return std::abs(tokens.factor.item<double>()) * std::sqrt(variance / kTokens);
+  // Rounding can make the variance of equal scores negative.
+  return std::abs(tokens.factor.item<double>()) * std::sqrt(std::max(0.0, variance) / kTokens);
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ at::Tensor SquaredNorm(const at::Tensor& x);
 inline constexpr double kOrigin = 1e-6;
 
 // The vector from the origin to a token. Below kOrigin, where directions change quickly, `length`
-// is a parabola tangent to |x|, and `unit` is x / kOrigin: distances are smooth there, with correct
-// gradients at 0 and an error of kOrigin^2.
+// is a parabola tangent to |x|, and `unit` is x / kOrigin. Distances are smooth there and exact at
+// 0; their error is at most kOrigin / 2.
 struct Radius {
   at::Tensor unit;
   at::Tensor length;

@@ -14,7 +14,7 @@ const RegisterPosition pair_bias({
          .details = "PyTorch calls this a float mask. -inf masks a pair. If batches or heads share "
                     "the bias, its gradient is summed over them in a fixed order. A bias of shape "
                     "(Lq, 1) or (1, Lk) is not expanded to all pairs; the former shape does not "
-                    "change the weights. In float32, finite values are clamped to +-1e37, so that "
+                    "change the weights. Finite values are clamped to +-1e37, so that "
                     "a query whose biases all equal the lowest float32 value attends to all keys "
                     "equally.",
          .source = "Jumper et al. 2021, AlphaFold; Ying et al. 2021, Graphormer",

@@ -160,7 +160,8 @@ const RegisterSimilarity hyperbolic({
              "\"exp\"; \"none\" expects points of the unit ball, and projects points outside onto "
              "its boundary\n\nD must be at least 2, except for the models \"ball\" and \"klein\", "
              "and for the map \"exp\" of the hyperboloid. The distance of mapped points from the "
-             "origin is at most 30.",
+             "origin is at most 30. A direction x shorter than 1e-6 is divided by 1e-6 instead of "
+             "its length, so distances between such tokens are approximate.",
          .source = "Gulcehre et al. 2019, Hyperbolic Attention Networks",
          .class_name = "Hyperbolic"},
     .parameters = {PerHead("beta", "learned").Means("per-head factor"),

@@ -137,7 +137,7 @@ const RegisterSimilarity lorentz({
                     "sinh(30). To average values on the hyperboloid, use aggregation = "
                     "\"lorentz_centroid\", which takes c from this similarity. If c is a tensor "
                     "and several query heads share a key head, the keys are copied for each query "
-                    "head.",
+                    "head. Scores of tokens with a norm below 1e-6 are approximate.",
          .source = "Law et al. 2019, Lorentzian Distance Learning for Hyperbolic Representations; "
                    "Chen et al. 2022, Fully Hyperbolic Neural Networks",
          .class_name = "Lorentz"},

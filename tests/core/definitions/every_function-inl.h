@@ -13,7 +13,7 @@ struct EveryFunction {
     // The slopes of both sides are equal at g = 1.
     const V distance = Select(g > one, Sqrt(g), half * (one + g));
     const V heights = Abs(a[0]) + Max(b[0], Splat(g, 0.1f)) + Min(b[0], half);
-    const V decay = Exp(Splat(g, 0.0f) - Rsqrt(one + g)) / (one + heights * heights);
+    const V decay = Exp(Splat(g, 0.0f) - Rsqrt(Max(Tiny(g), one + g))) / (one + heights * heights);
     return distance * Tanh(t[0]) + Log(one + heights * heights) * Log1p(g) + decay +
            Angle(a[0], Abs(b[0]) + half);
   }
