@@ -130,7 +130,7 @@ def test_columns_of_names(tmp_path):
     np.testing.assert_array_equal(got["a.x_names_lengths"], [4, 1, 2])
     for wrong, key, part in (
         (content, "under", "x.csv has no column 'under'; it has above, weight, below"),
-        (b"a,b\n1,2\n3\n", "a", "x.csv: line 3 has 1 columns, the first 2"),
+        (b"a,b\n1,2\n3\n", "a", "x.csv: line 3 has 1 columns, but the first has 2"),
         (b'a,b\n1,"2\n', "a", "x.csv: line 2: unexpected end of data"),
         (b"a,b\n", "a", "x.csv contains no rows"),
         (b"a,b\n\xff,2\n", "a", "x.csv: byte 4 is not UTF-8"),

@@ -144,7 +144,7 @@ WAV = wav(np.arange(9), 2)
         (WAV[:30], "is truncated: it ends before its samples"),
         (WAV[:40], "is truncated: it ends before its samples"),
         (WAV[:12] + WAV[36:], "is not a valid WAV file: it has no fmt chunk"),
-        (WAV[:-3], "is truncated: it has 15 bytes of samples, and its header says 18"),
+        (WAV[:-3], "is truncated: it has 15 bytes of samples, but its header says 18"),
         (wav(np.arange(0), 2), "contains no samples"),
         (
             WAV[:22] + b"\0\0" + WAV[24:],
@@ -178,7 +178,7 @@ def test_wrong_sounds_of_other_formats(tmp_path, capsys, soundfile):
         ("x.flac", bytes(vast), "is truncated"),
         ("x.flac", b"hello", "has an unknown audio format: Format not recognised."),
         ("x.wav", b"hello", "has an unknown audio format: Format not recognised."),
-        ("x.wav", float_wav[:-5], "is truncated: it has 31 bytes of samples, and its header says"),
+        ("x.wav", float_wav[:-5], "is truncated: it has 31 bytes of samples, but its header says"),
     ):
         put(tmp_path, {name: content})
         assert refusal(capsys, tmp_path / "out", tmp_path / name).startswith(part)
@@ -190,11 +190,12 @@ def test_formats_of_missing_libraries_are_rejected_in_one_line(tmp_path, capsys,
     put(tmp_path, {"x.flac": b"fLaC", "x.png": b"PNG"})
     line = refusal(capsys, tmp_path / "out", tmp_path / "x.flac")
     assert (
-        "with soundfile, which cannot be imported: pip install soundfile, or gnomon[data]" in line
+        "with soundfile, which cannot be imported; run: pip install soundfile, or gnomon[data]"
+        in line
     )
     line = refusal(capsys, tmp_path / "out", tmp_path / "x.png")
     assert line == (
-        "is read with pillow, which cannot be imported: pip install pillow, or gnomon[data]"
+        "is read with pillow, which cannot be imported; run: pip install pillow, or gnomon[data]"
     )
     # Inputs that need none of them.
     np.testing.assert_array_equal(read(tmp_path / "x.wav", WAV)["a.x"][0] * 2**15, np.arange(9))

@@ -128,7 +128,7 @@ def test_a_set_is_fetched_and_converted(pictures, tmp_path, monkeypatch, capsys)
         "licence: CC0",
         "sample/images: downloaded, 0.1 kB",
         f"sample/labels.gz: downloaded, {len(LABELS) / 1e3:.1f} kB",
-        "sample/sample.safetensors: made, 0.3 kB",
+        "sample/sample.safetensors: created, 0.3 kB",
         "train.images: uint8, 5 x 3 x 4",
         "train.labels: uint8, 5",
     ]

@@ -553,4 +553,4 @@ def test_names_of_sounds_become_arrays(folder, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([str(tmp_path / "out"), f"train.audio={other}:[ab].wav"])
     (line,) = capsys.readouterr().err.splitlines()
-    assert "b.wav is truncated: it has 15 bytes of samples, and its header says 18" in line
+    assert "b.wav is truncated: it has 15 bytes of samples, but its header says 18" in line

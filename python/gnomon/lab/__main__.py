@@ -25,13 +25,14 @@ from gnomon.lab._program import library
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line, by default that of this process.
 
-    Returns the exit code: 0 for success, 1 for an internal failure, 2 for invalid input, 130 after
-    Ctrl-C.
+    Returns:
+        The exit code: 0 for success, 1 for an internal failure, 2 for invalid input, and 130 after
+        Ctrl-C.
     """
     words = ["gnomon", *(sys.argv[1:] if arguments is None else arguments)]
-    # The interpreter that draws reports and pictures.
+    # Reports and pictures are drawn with this interpreter.
     os.environ.setdefault("GNOMON_PYTHON", sys.executable)
-    # Python's own handlers run between bytecode instructions, so never during the native call.
+    # Python's own handlers run between bytecode instructions, so not during the native call.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if "RANK" not in os.environ or os.environ.get("WORLD_SIZE") == "1":
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -42,5 +42,5 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def marker(index: int) -> str:
-    """Returns a marker, which with the colour distinguishes 64 series, even without lines."""
+    """Returns a marker; together with the colour, it distinguishes 64 series without lines."""
     return MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]

@@ -1,4 +1,4 @@
-"""The ``gnomon`` command as a library: its entry point and option lists."""
+"""The ``gnomon`` command as a library: its entry point and its lists of options."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def library() -> ctypes.CDLL:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """An option of the ``gnomon`` command: its name in files, kind, default and range.
+    """An option of the ``gnomon`` command: its key in JSON files, kind, default and range.
 
-    choices is empty if any text is valid. If the default is None, None may also be passed.
+    choices is empty if any text is valid. If the default is None, the value may also be None.
     """
 
     key: str
@@ -41,9 +41,9 @@ class Option:
     choices: list[str]
 
     def check(self, operator: str, value: object, of: str = "") -> Any:
-        """Returns the value as stored in JSON; errors name the option.
+        """Checks a value and returns it as stored in JSON.
 
-        With ``of="run"``, messages name the option as "steps of run".
+        Messages name the option, for example "steps", or "steps of run" with ``of="run"``.
         """
         if value is None and self.default is None:
             return None

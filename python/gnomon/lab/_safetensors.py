@@ -1,6 +1,7 @@
 """The safetensors file format (https://huggingface.co/docs/safetensors).
 
-An 8-byte little-endian length, a JSON header of that length, and the tensors' bytes.
+A file consists of an 8-byte little-endian length, a JSON header of that length, and the tensors'
+bytes.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    # int() accepts it, but the format's reference reader does not.
+    # int() accepts -0, but the format's reference reader does not.
     if digits == "-0":
         raise ValueError("its header contains the number -0")
     return int(digits)

@@ -1,7 +1,7 @@
-"""Event files for TensorBoard, as ``gnomon compare --tensorboard`` writes them.
+"""Writes event files for TensorBoard; ``gnomon compare --tensorboard`` starts this program.
 
-``gnomon compare`` writes one JSON object per line to the standard input: the name of a run, a step
-and scalars by tag. Each run has its own folder of events.
+``gnomon compare`` writes one JSON object per line to the program's standard input. The object
+contains a run's name, a step and scalars by tag. Each run has its own folder of event files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def main() -> int:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        print("needs TensorBoard: pip install tensorboard", file=sys.stderr)
+        print("requires TensorBoard; run: pip install tensorboard", file=sys.stderr)
         return 2
     (argument,) = sys.argv[1:]
     if argument == "--check":

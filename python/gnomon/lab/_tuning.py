@@ -3,13 +3,13 @@
 This program does not import gnomon, because importing PyTorch would delay each answer.
 
 It reads the results.json of a comparison, selects the trials to run next with Optuna, and prints
-them as JSON. Once all trials have run, it prints the chosen values. The output depends only on the
-record, so a resumed comparison and any number of workers try the same values. The studies are
+them as JSON. Once all trials have run, it prints the chosen values. The output depends only on
+results.json, so a resumed comparison and any number of workers try the same values. The studies are
 stored in FOLDER/tuning.journal, which optuna-dashboard can open.
 
-All combinations have the same number of trials, which run in batches that are successively halved.
-All trials of a batch train for a quarter of the steps. The better half continues to half of the
-steps, and the better half of those to all steps.
+All combinations have the same number of trials. Trials run in batches, each of which is halved
+repeatedly: all trials of a batch train for a quarter of the steps, the better half of them continue
+to half of the steps, and the better half of these continue to all steps.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def batches(options: list[dict[str, Any]], most: int | None) -> list[range]:
     size = grid_size(options)
     count = most or MOST_TRIALS
     if size is not None:
-        # A grid does not learn from results.
+        # Grid search does not use the results of earlier trials, so one batch is enough.
         return [range(min(count, size))]
     return [range(first, min(first + BATCH, count)) for first in range(0, count, BATCH)]
 
@@ -54,7 +54,7 @@ def rungs(steps: int) -> list[int]:
 
 
 def value_at(trial: dict[str, Any], step: int) -> float | None:
-    """Returns the held-out value after that many steps; infinite if the trial diverged, or None."""
+    """Returns the held-out value at a step, infinity after divergence, or None if not reached."""
     for at in trial["held_out"]:
         if at["value"] is None:
             return math.inf
@@ -66,7 +66,10 @@ def value_at(trial: dict[str, Any], step: int) -> float | None:
 def unfinished(
     batch: list[dict[str, Any]], steps: int, sign: int
 ) -> list[tuple[dict[str, Any], int]]:
-    """Returns the trials of a batch to continue, and their steps; sign is -1 if more is better."""
+    """Returns the trials of a batch to continue, and the steps at which they stop next.
+
+    sign is -1 if higher values are better.
+    """
     alive = batch
     for rung in rungs(steps):
         waiting = [trial for trial in alive if value_at(trial, rung) is None]
@@ -146,8 +149,8 @@ class Studies:
                 {name: list(values.choices) for name, values in space.items()}, seed=0
             )
         else:
-            # Each batch has its own seed: a rebuilt study would otherwise draw the same values
-            # again.
+            # Each batch has its own seed, because a rebuilt study would otherwise draw the same
+            # values again.
             sampler = optuna.samplers.TPESampler(
                 seed=len(tried), n_startup_trials=BATCH, constant_liar=True
             )
@@ -211,7 +214,7 @@ def main() -> int:
     try:
         import optuna  # noqa: F401
     except ImportError:
-        print("needs Optuna: pip install 'gnomon[tune]'", file=sys.stderr)
+        print("requires Optuna; run: pip install 'gnomon[tune]'", file=sys.stderr)
         return 2
     (argument,) = sys.argv[1:]
     if argument == "--check":

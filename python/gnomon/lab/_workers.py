@@ -1,10 +1,11 @@
-"""Runs of a comparison on Dask workers, started by ``gnomon compare --workers`` and ``--cluster``.
+"""Executes the runs of ``gnomon compare --workers`` and ``--cluster`` on Dask workers.
 
-``gnomon compare`` writes ``run COMBINATION SEED`` and ``stop`` to the standard input and reads
-``done COMBINATION SEED`` and ``failed COMBINATION SEED MESSAGE`` from the standard output. Each run
-is a separate process, ``gnomon compare --resume FOLDER --only COMBINATION,SEED``, which stores its
-checkpoints and its result in the folder. A run that loses its worker therefore continues elsewhere,
-and nothing is lost if the scheduler or this process is killed.
+``gnomon compare`` writes ``run COMBINATION SEED`` and ``stop`` to this program's standard input,
+and reads ``done COMBINATION SEED`` and ``failed COMBINATION SEED MESSAGE`` from its standard
+output. Each run is a separate process, ``gnomon compare --resume FOLDER --only COMBINATION,SEED``,
+which stores its checkpoints and its result in the folder. If a worker is killed, another one
+resumes its run from the last checkpoint. Nothing is lost if the scheduler or this process is
+killed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ POLL_S = 0.2
 
 
 def _threads_of(words: list[str], processes: int | None) -> list[str]:
-    """The option --threads of a run: its worker's share of the cores, unless `words` sets it."""
+    """Returns a run's --threads option: the cores divided among the runs, unless `words` has it."""
     if "--threads" in words:
         return []
     from dask.system import CPU_COUNT
@@ -42,7 +43,7 @@ def _threads_of(words: list[str], processes: int | None) -> list[str]:
 
 
 def _environment(words: list[str]) -> dict[str, str]:
-    """Returns the environment of a run: one GPU for each local worker if several are visible."""
+    """Returns a run's environment; if several GPUs are visible, each local worker gets one."""
     environment = dict(os.environ, GNOMON_PARENT=str(os.getpid()))
     if "cuda" in words:
         import torch
@@ -59,7 +60,7 @@ def _environment(words: list[str]) -> dict[str, str]:
 def run(
     folder: str, at: str, words: list[str], only: str, processes: int | None
 ) -> tuple[int, str]:
-    """Executes one run on a worker; returns its exit code and the last line of its errors."""
+    """Executes a run on a worker and returns its exit code and the last line of its stderr."""
     command = [sys.executable, "-m", "gnomon", "compare", "--resume", folder, "--only", only]
     command += [*words, *_threads_of(words, processes)]
     stop = pathlib.Path(at, folder, "unfinished", STOP)
@@ -82,7 +83,7 @@ def run(
                 asked = True
             time.sleep(POLL_S)
         reader.join()
-    # The signal ended the program before it could catch Ctrl-C.
+    # The signal may end the program before it handles Ctrl-C.
     code = INTERRUPTED if child.returncode == -signal.SIGINT and asked else child.returncode
     return code, lines[-1].strip() if lines else ""
 
@@ -110,7 +111,7 @@ class _Pool:
         future.add_done_callback(lambda future: self.events.put(("finished", (only, future))))
 
     def lost(self, only: str, message: str) -> None:
-        """Handles a killed worker or process: the run continues from its checkpoint elsewhere."""
+        """Resubmits a run whose worker or process was killed; it resumes from its checkpoint."""
         self.losses[only] = self.losses.get(only, 0) + 1
         if self.stopping:
             return
@@ -124,7 +125,7 @@ class _Pool:
 
     def finished(self, only: str, future: Any) -> None:
         if only not in self.futures or self.futures[only] is not future:
-            return  # of an earlier attempt
+            return  # the future belongs to an earlier attempt
         self.futures.pop(only)
         if future.status == "cancelled":
             if not self.stopping:
@@ -142,7 +143,7 @@ class _Pool:
             self.fail(only, message.removeprefix("gnomon: "))
 
     def stop(self) -> None:
-        """Cancels runs that have not started, and makes the others save a checkpoint."""
+        """Cancels runs that have not started, and makes the others stop with a checkpoint."""
         if self.stopping:
             return
         self.stopping = True
@@ -155,7 +156,7 @@ class _Pool:
                 future.cancel()
 
     def serve(self) -> None:
-        """Processes the lines of standard input until it ends, and waits for the runs."""
+        """Processes the lines of standard input until it ends, and then waits for the runs."""
 
         def read() -> None:
             for line in sys.stdin:
@@ -212,20 +213,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m gnomon.lab._workers",
         description=__doc__,
-        epilog="-- OPTIONS: those of each run",
+        epilog="-- OPTIONS: the options of each run",
     )
     parser.add_argument("folder", nargs="?", default="", help="the folder of the comparison")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--cluster")
     parser.add_argument("--check", action="store_true", help="only check that Dask is installed")
-    # argparse would take options of the runs for its own.
+    # argparse would interpret the options of the runs as its own.
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, words = parser.parse_args(arguments[:end]), arguments[end + 1 :]
     try:
         import distributed  # noqa: F401
     except ImportError:
-        print("needs Dask: pip install 'gnomon[workers]'", file=sys.stderr)
+        print("requires Dask; run: pip install 'gnomon[workers]'", file=sys.stderr)
         return 2
     if options.check:
         return 0

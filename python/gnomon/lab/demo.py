@@ -49,7 +49,7 @@ def _fail(message: str) -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replaces this process by the comparison."""
+    """Replaces this process with the comparison."""
     with checked_output(_fail):
         parser = Parser(
             fail=_fail,
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _fail(f"cannot write to {error.filename}: {error.strerror}")
     if data is None:
         return 0
-    # Threads that sleep instead of spinning while they wait stay fast on a busy machine.
+    # On a busy machine, waiting threads should sleep instead of spinning.
     environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
     command = [sys.executable, "-m", "gnomon", "compare", "--data", str(data), *OPTIONS]
     os.execve(command[0], command, environment)

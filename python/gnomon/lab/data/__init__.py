@@ -4,9 +4,9 @@ A task reads one safetensors file whose tensors are named SPLIT.NAME, such as "t
 "valid.labels"; docs/tasks.md lists them. ``read_arrays`` reads them from a file in another format,
 and ``write`` stores them in one file.
 
-Rows of different lengths become two arrays: NAME is their concatenation, and NAME_lengths has the
-length of each row. If a row is itself a list of such rows, NAME_lengths is split in the same way:
-NAME_lengths_lengths has the number of rows in each list.
+Rows of different lengths become two arrays: NAME is their concatenation, and NAME_lengths contains
+the length of each row. If the rows are grouped in lists, NAME_lengths is itself such a
+concatenation, and NAME_lengths_lengths contains the number of rows in each list.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _GZIP = b"\x1f\x8b"
 def read_arrays(source: str, name: str) -> Arrays:
     """Reads the arrays of a file: NAME, and NAME_lengths if its rows differ in length.
 
-    Known formats, uncompressed or in gzip:
+    Supported formats, uncompressed or compressed with gzip:
 
     - IDX, .npy, .npz, and .json (nested lists of numbers);
     - .txt, .index and .csv (numbers, one row per line);
@@ -51,18 +51,19 @@ def read_arrays(source: str, name: str) -> Arrays:
     - .png, .jpg, .jpeg and .bmp: bytes, height x width for greyscale images and
       height x width x 3 for others, without alpha. 16-bit greyscale images become floats in [0, 1].
 
-    A sound or an image is one row. A folder or tar file of them has one row per file, in the order
-    of their names. NAME_names contains these names as UTF-8, including subfolders of a folder.
+    A sound or an image becomes one row. A folder or tar file of them has one row per file, in the
+    order of their names. NAME_names contains these names as UTF-8, including a folder's subfolders.
 
     After a colon, the source selects a part of the file:
 
     - for .npz, the key of an array;
     - for .json, object keys joined by dots;
-    - for .csv, columns with names as values, given by their names in the first line and joined by
-      commas. A row is their indices in NAME_names, the sorted list of all names as UTF-8;
+    - for .csv, comma-separated headings of text columns. A row contains indices into NAME_names,
+      the sorted list of all values as UTF-8;
     - for a folder or tar file, a regular expression that must match the whole file name. Its named
-      groups become additional arrays: numbers if all are integers. Otherwise they are UTF-8 for
-      sounds, and for images indices in the sorted list of all values, stored as GROUP_names.
+      groups become additional arrays. These contain numbers if all values are integers. Otherwise,
+      they contain UTF-8 for sounds; for images, they contain indices into the sorted list of all
+      values, which is stored as GROUP_names.
 
     Args:
         source: a path, optionally followed by a colon and a selection as above.
@@ -101,7 +102,7 @@ def read_arrays(source: str, name: str) -> Arrays:
 def shared_labels(
     reads: Iterable[Mapping[str, Array]],
 ) -> Arrays:
-    """Returns the labels that index names, with one list of names shared by all splits."""
+    """Returns labels that are indices of names, with one list of names shared by all splits."""
     labels: Arrays = {}
     names = {}
     for arrays in reads:
@@ -109,7 +110,7 @@ def shared_labels(
             of = key.removesuffix("_names")
             if not key.endswith(".labels_names") or of not in arrays:
                 continue
-            # File names are not label names: their array holds pixels or samples.
+            # If an array contains pixels or samples, its names are those of files, not labels.
             if arrays[of].dtype == np.int64:
                 ends = np.cumsum(arrays[f"{key}_lengths"])
                 starts = ends - arrays[f"{key}_lengths"]
@@ -129,7 +130,7 @@ def shared_labels(
 _MARK = {"made_by": "gnomon data"}
 
 
-#: The stored dtypes of unsigned integers that few PyTorch operators support.
+#: Stored dtypes that replace unsigned integers, which few PyTorch operators support.
 _SIGNED = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
@@ -156,7 +157,7 @@ def write(path: pathlib.Path | str, arrays: Mapping[str, Array]) -> Arrays:
                 f"{name} has dtype {array.dtype}; expected real numbers of at most 64 bits"
             )
         written[name] = array.astype(dtype, copy=False)
-        # PyTorch warns about arrays that are views of a file's bytes.
+        # PyTorch warns about read-only arrays, such as views of a file's bytes.
         own = np.require(written[name], requirements=["C", "W"])
         tensors[name] = torch.from_numpy(own).reshape(array.shape)
     _safetensors.write(path, tensors, _MARK)
@@ -172,7 +173,7 @@ def is_data(path: pathlib.Path) -> bool:
 
 
 def _split(source: str) -> tuple[pathlib.Path, str]:
-    """Returns the path and the text after a colon, unless a file has the whole name."""
+    """Splits a source at a colon into path and selection, unless a file has the complete name."""
     if ":" not in source or pathlib.Path(source).exists():
         return pathlib.Path(source), ""
     # A pattern may contain colons.

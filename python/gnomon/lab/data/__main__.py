@@ -30,7 +30,7 @@ For example, the digits of MNIST:
 Formats: IDX; .npy; .npz (FILE:KEY); .json (FILE:KEY.KEY, lists of numbers); .txt, .index and .csv
 (numbers); .csv (FILE:COLUMN,COLUMN, names); sounds (.wav, .flac) and images (.png, .jpg, .jpeg,
 .bmp), or a folder or .tar of them (FILE:PATTERN, a regular expression for file names, whose named
-groups become further arrays). Any of these may be gzipped. Rows of different lengths become NAME
+groups become additional arrays). Any of these may be gzipped. Rows of different lengths become NAME
 and NAME_lengths.
 
 `gnomon data get NAME` downloads a named set; `gnomon data get --list` lists the names.
@@ -77,7 +77,8 @@ def _main(arguments: list[str]) -> int:
             _fail(f"{word!r} is invalid; {expected} SPLIT.NAME=FILE")
         if _is_read(options.out, source):
             _fail(
-                f"OUT is {options.out}, which is also the source of {name}; expected another file"
+                f"OUT is {options.out}, which is also the source of {name}; expected a different "
+                "file"
             )
         _check_replaced(options.out)
         try:
@@ -108,7 +109,7 @@ def _check_replaced(out: pathlib.Path) -> None:
 
 
 def _is_read(out: pathlib.Path, source: str) -> bool:
-    """Whether a source (FILE or FILE:KEY) refers to a file or to a folder that contains it."""
+    """Returns whether a source (FILE or FILE:KEY) is `out` or a folder that contains it."""
     files = [pathlib.Path(path).resolve() for path in (source, source.rpartition(":")[0]) if path]
     own = out.resolve()
     return own.exists() and any(file == own or file in own.parents for file in files)
@@ -151,7 +152,7 @@ def _get(arguments: list[str]) -> int:
                 f"{_size(path.stat().st_size)}"
             )
         for path, arrays in convert(chosen, folder).items():
-            print(f"{path}: made, {_size(path.stat().st_size)}")
+            print(f"{path}: created, {_size(path.stat().st_size)}")
             _print_arrays(arrays)
     except ValueError as error:
         _fail(str(error))
@@ -161,7 +162,7 @@ def _get(arguments: list[str]) -> int:
 
 
 def _tell(line: str) -> None:
-    """Reports progress to an interactive user; elsewhere a failure prints a single line."""
+    """Reports progress if stderr is a terminal; otherwise, only a failure prints a line."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"gnomon: data: {line}", file=sys.stderr)
 

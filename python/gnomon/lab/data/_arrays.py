@@ -34,7 +34,7 @@ def rows_of(rows: list[Array], name: str) -> Arrays:
 
 
 def ragged(rows: list[Array], name: str) -> Arrays:
-    # An empty row does not have the shape of its entries.
+    # An empty row does not show the shape of its entries.
     shape = next((row.shape[1:] for row in rows if row.size), ())
     for number, row in enumerate(rows):
         if row.ndim == 0 or (row.size and row.shape[1:] != shape):
@@ -55,7 +55,7 @@ def texts_of(texts: list[str], name: str) -> Arrays:
 
 
 def numbered(texts: list[str], name: str) -> Arrays:
-    """Names as indices in the sorted list of all names."""
+    """Returns names as indices into the sorted list of all names, together with the list."""
     names = sorted(set(texts))
     number_of = {text: number for number, text in enumerate(names)}
     numbers = np.array([number_of[text] for text in texts], np.int64)

@@ -1,4 +1,4 @@
-"""Downloads files and keeps them only if sizes and checksums match."""
+"""Downloads files, and keeps only those whose size and checksum match."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ _TIMEOUT = 60.0  # seconds without data
 
 
 class _NotReceivedError(Exception):
-    """The reason why a URL did not provide the file."""
+    """Raised if a URL does not provide the file; the message is the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class File:
     """A file of a named set.
 
-    ``size`` and ``sha256`` describe the file. If ``members`` is not empty, they describe the files
-    in a tar file whose names end with it. The checksum is then of the output of ``sha256sum *``,
-    because servers that build an archive per request do not guarantee its bytes.
+    ``size`` and ``sha256`` describe the file. If ``members`` is not empty, the file is a tar file,
+    and they describe its members whose names end with ``members``. The checksum is then computed
+    over the output of ``sha256sum *``, because servers that build an archive for each request do
+    not guarantee its bytes.
     """
 
     name: str
@@ -44,10 +45,10 @@ class File:
         return f"{self._what('sha256')} {self.sha256}"
 
     def fault(self, path: pathlib.Path) -> str:
-        """Returns the mismatch of the file at this path; empty if it is the expected file.
+        """Describes how the file at this path differs from the expected one; empty if it matches.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         if self.members:
             return self._fault_of_archive(path)
@@ -89,12 +90,10 @@ class File:
 
 
 def obtain(file: File, folder: pathlib.Path, tell: Callable[[str], None]) -> bool:
-    """Ensures that a file is in a folder, and returns whether it was downloaded.
-
-    A file that is already there is kept.
+    """Downloads a file to a folder unless it exists, and returns whether it was downloaded.
 
     Raises:
-        ValueError: a different file has its path, or no URL provides the file.
+        ValueError: the path contains a different file, or no URL provides the file.
         OSError: the folder cannot be read or written.
     """
     path = folder / file.name
@@ -160,5 +159,5 @@ def _copy(answer: Any, out: Any, size: int | None) -> None:
 
 
 def _reason(error: object) -> str:
-    """Returns the reason for a failed connection, without the leading errno."""
+    """Returns the reason for a failed connection, without the errno."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Sounds and images: single files, folders and archives."""
+"""Reads sounds and images from single files, folders and archives."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gnomon.lab.data._media import IMAGES, SOUNDS, Row, read_row
 def folder(path: pathlib.Path) -> Iterable[tuple[str, Callable[[], bytes]]]:
     files = {file.relative_to(path).as_posix(): file for file in path.rglob("*")}
     for name in sorted(files):
-        # Hidden files are the operating system's.
+        # Skip hidden files, which operating systems create.
         if not re.search(r"(^|/)\.", name) and files[name].is_file():
             yield name, files[name].read_bytes
 
 
 def archive(content: bytes) -> Iterable[tuple[str, Callable[[], bytes]]]:
-    # When tarfile tries several formats, its error lists all of them.
+    # If tarfile tries several formats, its error message lists all of them, so name the format.
     is_plain = len(content) < tarfile.BLOCKSIZE or content[257:262] == b"ustar"
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:" if is_plain else "r") as archive:
         members = archive.getmembers()
-        # Two blocks of zeros end an archive; without them tarfile stops at the end of the file.
+        # An archive ends with two blocks of zeros, but tarfile also accepts the end of the file.
         if len(content) < archive.offset + tarfile.BLOCKSIZE:
             raise WrongFileError(f"is truncated: the archive ends after {len(content)} bytes")
         for member in sorted(members, key=lambda m: m.name):

@@ -1,4 +1,4 @@
-"""Formats of sounds and images."""
+"""Reads the formats of sounds and images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A sound or image file; `kind` must be the same for all files of an array."""
+    """The contents of a sound or image file; all files of an array must have the same `kind`."""
 
     values: Array
     kind: str
@@ -33,7 +33,7 @@ def _library(module: str, package: str, what: str) -> Any:
         return importlib.import_module(module)
     except (ImportError, OSError) as error:  # OSError: soundfile without libsndfile
         raise WrongFileError(
-            f"{what} with {package}, which cannot be imported: pip install {package}, or "
+            f"{what} with {package}, which cannot be imported; run: pip install {package}, or "
             "gnomon[data]"
         ) from error
 
@@ -55,9 +55,9 @@ def read_row(content: bytes, suffix: str) -> Row:
 
 
 def _wav(content: bytes) -> tuple[Array, int] | None:
-    """Samples (frames, channels) of a .wav in [-1, 1), and the sample rate.
+    """Returns the samples (frames, channels) of a .wav in [-1, 1), and the sample rate.
 
-    None if they are neither integers nor floats.
+    Returns None if the samples are neither integers nor floats.
     """
     chunks: dict[bytes, tuple[int, int]] = {}
     at = 12
@@ -67,7 +67,7 @@ def _wav(content: bytes) -> tuple[Array, int] | None:
         at += 8 + size + size % 2
     start, size = chunks.get(b"data", (0, 0))
     head, head_size = chunks.get(b"fmt ", (0, 0))
-    # The header contains the size of everything after it.
+    # Bytes 4 to 7 contain the size of everything after them.
     expected = int.from_bytes(content[4:8], "little") + 8
     if len(content) < 12 or (expected > len(content) and (start == 0 or at < start)):
         raise WrongFileError("is truncated: it ends before its samples")
@@ -78,7 +78,7 @@ def _wav(content: bytes) -> tuple[Array, int] | None:
         raise WrongFileError(f"is not a valid WAV file: its fmt chunk has {head_size} bytes")
     if start + size > len(content):
         raise WrongFileError(
-            f"is truncated: it has {len(content) - start} bytes of samples, and its header says "
+            f"is truncated: it has {len(content) - start} bytes of samples, but its header says "
             f"{size}"
         )
     kind, channels, rate, _, block = struct.unpack_from("<HHIIH", content, head)
@@ -95,7 +95,7 @@ def _wav(content: bytes) -> tuple[Array, int] | None:
     elif kind == _PCM and width == 1:
         samples = data / 128 - 1
     elif kind == _PCM and width <= 4:
-        # Pad the low bytes with zeros.
+        # Pad 24-bit samples to 32 bits with zeros in the low bytes.
         whole = np.zeros((len(data) // width, 4), np.uint8)
         whole[:, 4 - width :] = data.reshape(-1, width)
         samples = whole.view("<i4") / 2.0**31
@@ -105,13 +105,13 @@ def _wav(content: bytes) -> tuple[Array, int] | None:
 
 
 def _decoded(content: bytes) -> tuple[Array, int]:
-    """Samples (frames, channels) and the sample rate, decoded by libsndfile."""
+    """Returns the samples (frames, channels) and the sample rate, decoded by libsndfile."""
     what = "is not a .wav of integers or floats; other formats are read"
     soundfile = _library("soundfile", "soundfile", what)
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as sound:
             frames, rate = sound.frames, sound.samplerate
-            # In blocks: a corrupt header may state a size beyond the available memory.
+            # Read in blocks, because a corrupt header may state a size beyond the available memory.
             parts = [np.empty((0, sound.channels))]
             while len(part := sound.read(2**20, dtype="float64", always_2d=True)):
                 parts.append(part)
@@ -123,13 +123,16 @@ def _decoded(content: bytes) -> tuple[Array, int]:
         raise WrongFileError(f"{what}: {fault}") from error
     if len(samples) < frames:
         raise WrongFileError(
-            f"is truncated: it has {len(samples)} samples, and its header says {frames}"
+            f"is truncated: it has {len(samples)} samples, but its header says {frames}"
         )
     return samples, rate
 
 
 def _image(content: bytes) -> Row:
-    """Bytes, or floats in [0, 1] for 16 bits: (height, width) for grey, else (height, width, 3)."""
+    """Returns bytes, or floats in [0, 1] for 16-bit images.
+
+    The shape is (height, width) for greyscale images, otherwise (height, width, 3).
+    """
     library = _library("PIL.Image", "pillow", "is read")
     try:
         with warnings.catch_warnings():
@@ -160,7 +163,7 @@ _PNG, _JPEG, _BMP = b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"BM"
 
 
 def _is_truncated_image(content: bytes) -> bool:
-    """Returns whether an unreadable image starts with a valid header but ends too early."""
+    """Returns whether an unreadable image has a valid header, but ends too early."""
     if any(mark.startswith(content) for mark in (_PNG, _JPEG, _BMP)):
         return True
     if content.startswith(_PNG):

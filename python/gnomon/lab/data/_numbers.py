@@ -1,4 +1,4 @@
-"""Formats of numbers and names: IDX, .npy, .npz, JSON, text tables."""
+"""Reads the formats of numbers and names: IDX, .npy, .npz, JSON and text tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E
 
 
 def read_idx(content: bytes) -> Array:
-    """Reads IDX, the format of MNIST: two zeros, type, number of axes, their sizes, values."""
+    """Reads IDX, the format of MNIST: two zeros, type, number of axes, axis sizes, and values."""
     dtype, axes = np.dtype(IDX_TYPES[content[2]]), content[3]
     start = 4 + 4 * axes
     if axes == 0:
@@ -133,7 +133,7 @@ def _numbers(value: object, place: str) -> Array:
         array = np.asarray(value)
     except ValueError as error:
         raise RaggedError(f"{place} has lists of different lengths") from error
-    # JSON has a single number type: 58.0 is 58.
+    # JSON has a single number type, so 58.0 means the integer 58.
     if array.size == 0 or (array.dtype.kind == "f" and _is_whole(array)):
         array = array.astype(np.int64)
     if array.dtype.kind not in "iufb":
@@ -170,7 +170,7 @@ def read_table(content: bytes) -> list[Array]:
 
 
 def read_names(content: bytes, key: str, name: str) -> Arrays:
-    """Columns of names, as indices in the sorted list of all names."""
+    """Reads columns of names, as indices into the sorted list of all names."""
     lines = csv.reader(io.StringIO(_text(content), newline=""), strict=True)
     try:
         head = next(lines, [])
@@ -183,7 +183,7 @@ def read_names(content: bytes, key: str, name: str) -> Arrays:
         for line in filter(None, lines):
             if len(line) != len(head):
                 raise WrongFileError(
-                    f"line {lines.line_num} has {len(line)} columns, the first {len(head)}"
+                    f"line {lines.line_num} has {len(line)} columns, but the first has {len(head)}"
                 )
             rows.append([line[place] for place in places])
     except csv.Error as error:

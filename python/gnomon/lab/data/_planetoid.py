@@ -1,4 +1,4 @@
-"""Converts Planetoid's citation graphs (Yang et al. 2016) to lists of numbers in text."""
+"""Converts Planetoid's citation graphs (Yang et al. 2016) to text files of numbers."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _KNOWN = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Creates only arrays, sparse matrices and dictionaries of lists, and calls nothing else."""
+    """An unpickler that creates only arrays, sparse matrices and dictionaries of lists."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        # Python 2's name of the module.
+        # Python 2 called the module __builtin__.
         module_name = module_name.replace("__builtin__", "builtins")
         try:
             return _KNOWN[module_name, global_name]
@@ -58,9 +58,9 @@ def texts(folder: pathlib.Path, name: str) -> dict[str, str]:
     - edges.txt: two nodes per line, each pair once;
     - features.txt: the active words of one node per line;
     - labels.txt: one class per line;
-    - train.index, val.index and test.index: nodes.
+    - train.index, val.index and test.index: one node per line.
 
-    The split follows the paper: there are as many training nodes as rows of y, and the next 500
+    As in the paper, the first nodes, as many as y has rows, are for training, and the next 500
     nodes are for validation. Each node must be in ally or in test.index, as in Cora and Pubmed.
     """
 
@@ -72,7 +72,7 @@ def texts(folder: pathlib.Path, name: str) -> dict[str, str]:
             except (pickle.UnpicklingError, EOFError) as error:
                 raise ValueError(f"{path} is not a valid graph file: {error}") from error
 
-    # Rows of allx and ally are the first nodes; rows of tx and ty are the nodes of test.index.
+    # The rows of allx and ally belong to the first nodes, those of tx and ty to test.index.
     tested = [int(line) for line in (folder / f"ind.{name}.test.index").read_text().split()]
     words = dict(enumerate(load("allx").words())) | dict(
         zip(tested, load("tx").words(), strict=True)

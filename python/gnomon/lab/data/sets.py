@@ -1,6 +1,6 @@
-"""Named data sets, each downloaded from its authors or a mirror: ``gnomon data get``.
+"""Named data sets that ``gnomon data get`` downloads from their authors or a mirror.
 
-Each file is identified by its sha256. Files from repositories are pinned to a commit.
+Each file is identified by its SHA-256 checksum. Files from repositories are pinned to a commit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class NamedSet:
     """A data set: its source, its files and the files derived from them.
 
     ``arrays`` maps each array SPLIT.NAME of the converted file to FILE or FILE:KEY. ``texts``
-    creates further text files from a folder.
+    creates additional text files from the files in a folder.
     """
 
     name: str
@@ -43,17 +43,17 @@ class NamedSet:
 def fetch(
     chosen: NamedSet, folder: pathlib.Path, tell: Callable[[str], None] = lambda line: None
 ) -> dict[pathlib.Path, bool]:
-    """Ensures that the files of a set are in a folder, and returns whether each was downloaded.
+    """Downloads the files of a set to a folder, and returns whether each was downloaded.
 
     Existing files are kept. ``.source.txt`` in the same folder records their origin and licence. It
-    is hidden because other text files of a folder may be read as data.
+    is hidden, because tasks may read other text files in a folder as data.
 
     Args:
         tell: called with a line before each download attempt.
 
     Raises:
         ValueError: no URL provides a file, a downloaded file does not match, or a different file
-            has its path.
+            exists at its path.
         OSError: the folder cannot be read or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def convert(
 ) -> dict[pathlib.Path, dict[str, np.ndarray[Any, Any]]]:
     """Converts the files of a set to the files that tasks read, unless they already exist.
 
-    Returns the files that it wrote, with the arrays of each; text files have none.
+    Returns the files that it wrote, with the arrays in each; text files have none.
 
     Raises:
         ValueError: a file cannot be read.
@@ -94,10 +94,11 @@ def convert(
 
 
 def get(name: str, folder: pathlib.Path | str) -> list[pathlib.Path]:
-    """Downloads a set of SETS into a folder, converts it, and returns the resulting files.
+    """Downloads a data set in SETS to a folder, converts it, and returns the resulting files.
 
     Raises:
-        ValueError, OSError: as in fetch and convert, or the set does not exist.
+        ValueError: the set does not exist, or as in fetch and convert.
+        OSError: as in fetch and convert.
     """
     if name not in SETS:
         raise ValueError(f"unknown data set {name!r}; expected one of {', '.join(SETS)}")
@@ -111,7 +112,7 @@ def _write_text(path: pathlib.Path, text: str) -> None:
 
 
 def _files(rows: str, *places: str) -> tuple[File, ...]:
-    """Parses rows of checksum, size and name for files that every mirror has."""
+    """Parses rows of checksum, size and name; every mirror has these files."""
     files = []
     for row in rows.strip().splitlines():
         sha256, size, name = row.split()
@@ -286,7 +287,7 @@ f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6     4542 t10k-l
                 members=".wav",
             ),
         ),
-        # The authors use takes 0 to 4 as the test set.
+        # As in the authors' split, takes 0 to 4 are the test set.
         arrays={
             f"{part}.audio": "fsdd.tar.gz:(?:.*/)?"
             rf"(?P<labels>\d)_(?P<speakers>[a-z]+)_{takes}\.wav"

@@ -1,4 +1,4 @@
-"""Draws the plots of ``gnomon inspect``: ``python -m gnomon.inspect``."""
+"""Draws the figures of ``gnomon inspect``: ``python -m gnomon.inspect``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PICTURES: dict[
     ],
 ] = {
     "encoding": (
-        "inner products between the positions of an additive encoding",
+        "inner products between the positions of an encoding that is added to embeddings",
         encodings.add_encoding_arguments,
         encodings.draw_encoding,
     ),
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         fail=lambda message: _fail(f"inspect: {message}"),
         prog="gnomon inspect",
-        description="Draws one picture as a PNG file and writes its numbers to a JSON file.",
+        description="Draws a figure as a PNG file, and writes its values to a JSON file.",
     )
     pictures = parser.add_subparsers(dest="picture", metavar="PICTURE", required=True)
     for name, (text, add_arguments, _) in PICTURES.items():
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         )  # fmt: skip
         command.add_argument(
             "--out", type=path, default=pathlib.Path(f"{name}.png"),
-            help="output file NAME.png; its numbers go to NAME.json (default %(default)s)",
+            help="output file NAME.png; the figure's values go to NAME.json (default %(default)s)",
         )  # fmt: skip
     return parser
 

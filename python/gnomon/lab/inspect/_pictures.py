@@ -1,4 +1,4 @@
-"""Helpers for all pictures: their data files, heat maps, option types, unknown names."""
+"""Helpers for all figures: data files, heat maps, option types and errors for unknown names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gnomon._checks import did_you_mean
 from gnomon._files import replacing
 from gnomon.lab._plots import STYLE
 
-#: Significant digits in a picture's data file.
+#: Significant digits in a figure's data file.
 DIGITS = 7
 
 SIGNED = "RdBu_r"
@@ -32,7 +32,7 @@ class Picture:
     numbers: dict[str, Any]
 
     def save(self, path: pathlib.Path) -> None:
-        """Writes the picture to `path` and its data to the same path with the suffix .json."""
+        """Writes the figure to `path`, and its data to the same path with the suffix .json."""
         text = json.dumps(_plain(self.numbers), indent=1, allow_nan=False)
         path.parent.mkdir(parents=True, exist_ok=True)
         with matplotlib.rc_context(STYLE), replacing(path) as part:
@@ -42,12 +42,12 @@ class Picture:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Returns a new figure; width and height in inches."""
+    """Returns a new figure; width and height are in inches."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def heat_map(axes: Any, values: Tensor, **options: Any) -> Any:
-    """Draws a matrix with its first row on top; returns the image, for a colour bar."""
+    """Draws a matrix with its first row on top, and returns the image for a colour bar."""
     axes.grid(visible=False)
     return axes.imshow(values.detach().numpy(), interpolation="nearest", **options)
 
@@ -58,14 +58,14 @@ def colour_of_head(head: int, heads: int) -> Any:
 
 
 def shades(values: Tensor) -> dict[str, Any]:
-    """Options of a heat map: a diverging colour map if values have both signs."""
+    """Returns heat-map options: a diverging colour map if values have both signs."""
     if bool((values >= 0).all()):
         return {"cmap": "viridis", "vmin": float(values.min()), "vmax": float(values.max())}
     return signed(values)
 
 
 def signed(values: Tensor) -> dict[str, Any]:
-    """Options of a heat map that shows 0 in white."""
+    """Returns heat-map options that show 0 in white."""
     largest = float(values.abs().max()) or 1.0
     return {"cmap": SIGNED, "vmin": -largest, "vmax": largest}
 
@@ -79,7 +79,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
 
 
 def _plain(value: Any) -> Any:
-    """Converts to JSON: tensors to lists, non-finite values to null."""
+    """Converts a value for JSON: tensors become lists, and non-finite numbers become null."""
     if isinstance(value, Tensor):
         return _plain(value.tolist())
     if isinstance(value, dict):
@@ -92,12 +92,12 @@ def _plain(value: Any) -> Any:
 
 
 def symbol(character: str) -> str:
-    """Returns a visible symbol for a character, as a row or column label."""
+    """Returns a visible symbol for a character, for use as a row or column label."""
     return "␣" if character == " " else character
 
 
 def integer(lowest: int, highest: int) -> Callable[[str], int]:
-    """An option type: an integer within bounds."""
+    """Returns an option type: an integer within bounds."""
 
     def parse(text: str) -> int:
         try:
@@ -114,7 +114,7 @@ def integer(lowest: int, highest: int) -> Callable[[str], int]:
 
 
 def integers(lowest: int, highest: int) -> Callable[[str], list[int]]:
-    """An option type: comma-separated integers within bounds."""
+    """Returns an option type: comma-separated integers within bounds."""
     one = integer(lowest, highest)
 
     def parse(text: str) -> list[int]:
@@ -136,7 +136,7 @@ def named(text: str) -> str:
 
 
 def items(text: str) -> list[str]:
-    """An option type: comma-separated words, none of them empty."""
+    """An option type: comma-separated, non-empty words."""
     words = named(text).split(",")
     if "" in words:
         raise argparse.ArgumentTypeError(

@@ -1,7 +1,7 @@
 """Reads the weights and biases of an attention module from its forward pass.
 
-A module's output is linear in its values, so unit vectors as values yield the weights for any
-similarity and position.
+A module's output is linear in its values. If the values are unit vectors, the output therefore
+contains the weights, for any similarity and position.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Zeros(_FirstColumns):
 def _with_projections(
     module: MultiheadAttention, **projections: torch.nn.Module
 ) -> MultiheadAttention:
-    """Returns a module that shares its parameters but has other projections."""
+    """Returns a copy of a module that shares its parameters, but has different projections."""
     probe = copy.copy(module)
     probe._modules = {**module._modules, **projections}
     return probe
@@ -62,7 +62,7 @@ def weights(
         return o[0].unflatten(1, (module.num_heads, width)).transpose(0, 1)
 
     keys = key.shape[1]
-    # Subtract what a position adds to the values.
+    # Subtract the terms that a position adds to the values.
     nothing = attend(key.new_zeros(1, keys, 0))
     parts = []
     for first in range(0, keys, width):
@@ -75,10 +75,10 @@ def weights(
 
 @torch.no_grad()
 def biases(module: MultiheadAttention, distance: int) -> Tensor:
-    """Returns the position's bias for a key 0 .. distance tokens back, (H, distance + 1).
+    """Returns the position's biases (H, distance + 1) for keys 0 to `distance` tokens back.
 
-    Biases are relative to distance 0, because softmax is invariant to a constant. Tokens are zeros,
-    so rotations have no effect.
+    Biases are relative to distance 0, because softmax is invariant to adding a constant. Tokens are
+    zeros, so rotations have no effect.
     """
     probe = _with_projections(
         module,
@@ -86,7 +86,7 @@ def biases(module: MultiheadAttention, distance: int) -> Tensor:
         k_proj=_Zeros(module.kv_heads * module.qk_dim),
     )
     like = next(module.parameters())
-    # With keys 0 and 1, the query at p has distances p and p - 1.
+    # The query at position p has distances p and p - 1 to keys 0 and 1.
     share = weights(
         probe,
         like.new_zeros(1, distance, module.embed_dim),

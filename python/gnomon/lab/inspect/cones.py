@@ -1,4 +1,4 @@
-"""Cones, their shadows and lowest common ancestors in the half-plane (Tseng et al. 2023)."""
+"""Draws cones, shadows and lowest common ancestors in the half-plane (Tseng et al. 2023)."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pair",
         action="append",
         metavar="X,H,X,H",
-        help="two points, each given by a place and a height; repeatable (default: three pairs, "
-        "one with a common ancestor, one above the other, and one far apart). If the first "
-        "number is negative, write --pair=-1,0.5,0,0.3",
+        help="two points, each given by a horizontal coordinate and a height; repeatable (default: "
+        "a pair with a common ancestor, a pair with one point above the other, and a distant "
+        "pair). If the first number is negative, write --pair=-1,0.5,0,0.3",
     )
 
 
@@ -92,11 +92,11 @@ def draw(options: argparse.Namespace) -> Picture:
 
 
 def _legend(cones: list[str], results: list[dict[str, Any]]) -> list[Any]:
-    """Legend entries for the markers in use."""
+    """Returns legend entries for the markers in use."""
     shared = [pair["has_common_ancestor"] for cone in results for pair in cone["pairs"]]
     line: dict[str, Any] = {"color": "#444444", "linewidth": 1.2}
     handles: list[Any] = [
-        Line2D([], [], color="#444444", marker="o", linestyle="", label="a point of a pair"),
+        Line2D([], [], color="#444444", marker="o", linestyle="", label="a point of the pair"),
         Patch(color="#444444", alpha=0.28, label="its cone: the points below it in the order"),
         Line2D([], [], color="#cccccc", marker="*", markeredgecolor="black", markersize=12,
                linestyle="", label="the pair's lowest common ancestor"),
@@ -105,7 +105,7 @@ def _legend(cones: list[str], results: list[dict[str, Any]]) -> list[Any]:
         handles.append(Line2D([], [], linestyle="--", label="its cone", **line))
     if not all(shared):
         handles.append(
-            Line2D([], [], linestyle=":", label="no common ancestor: the geodesic, its top", **line)
+            Line2D([], [], linestyle=":", label="no common ancestor: geodesic and its top", **line)
         )
     if "umbral" in cones:
         handles.append(

@@ -1,4 +1,4 @@
-"""Decay of positions with distance, computed by the operators."""
+"""Draws how positions decay with distance, as computed by the operators."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gnomon.lab.inspect._pictures import Picture, colour_of_head, integer, items
 from gnomon.lab.inspect._probe import biases
 from gnomon.nn import MultiheadAttention, attention_position
 
-#: Each distance is one data value and one plotted point per curve.
+#: Limited because each distance is a stored value and a plotted point of every curve.
 LONGEST_DISTANCE = 100_000
 
 
 def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
-    """mean over j of |sum_{i < j} e^(sqrt(-1) t theta_i)| for t = 0 .. distance.
+    """Returns the mean over j of |sum_{i < j} e^(sqrt(-1) t theta_i)| for t = 0 .. distance.
 
-    This bounds a score between rotated tokens, as a function of distance (Su et al. 2021, section
-    3.4.3).
+    It bounds the score between rotated tokens as a function of their distance t (Su et al. 2021,
+    section 3.4.3).
     """
     units = torch.eye(dim, dtype=torch.float64)
 
@@ -45,7 +45,7 @@ def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
     # R_t e has cos t theta at its own coordinate, and -sin or sin at its partner's.
     cosine = turned(units, units)
     sine = turned(units, torch.ones_like(units)) - cosine
-    # The sine of each pair's first coordinate is positive at distance 1; it is 0 if not rotated.
+    # At distance 1, the sine of each pair's first coordinate is positive, unless it is not rotated.
     first = sine[:, min(1, distance)] > 1e-12
     waves = torch.complex(cosine[first], sine[first])
     return waves.cumsum(0).abs().mean(0)
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--distance",
         type=integer(1, LONGEST_DISTANCE),
         default=256,
-        help=f"number of tokens back, at most {LONGEST_DISTANCE} (%(default)s)",
+        help=f"maximum number of tokens back, at most {LONGEST_DISTANCE} (default %(default)s)",
     )
     parser.add_argument("--heads", type=integer(1, 256), default=8, help="(%(default)s)")
     parser.add_argument(
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Panels: a title and curves (heads, distance + 1); RoPE has one."""
+    """Returns panels, each with a title and curves (heads, distance + 1); RoPE has one curve."""
     panels = []
     if options.model is None:
         parts = [part for spec in options.position for part in components_of(spec)]
@@ -116,7 +116,7 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
             for tensor in module_tensors(module.similarity, module.position):
                 if tensor.indexed_by != "buckets":
                     continue
-                # It is initialised to 0.
+                # Bucket tables are initialised to 0, so draw example values instead.
                 table = getattr(module, tensor.name)
                 with torch.no_grad():
                     table -= torch.arange(len(table), dtype=table.dtype)[:, None]
@@ -151,7 +151,7 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _start_of(trained: MultiheadAttention) -> MultiheadAttention:
-    """Returns the module with its initial values."""
+    """Returns a module like `trained` with its initial values."""
     return MultiheadAttention(
         trained.embed_dim,
         trained.num_heads,
@@ -186,7 +186,7 @@ def draw(options: argparse.Namespace) -> Picture:
                 color=colour_of_head(head, len(starts)),
                 linewidth=1,
                 linestyle="--",
-                label="at the start" if head == 0 else None,
+                label="before training" if head == 0 else None,
             )
         if bool((curves == curves[0]).all()):
             axes.plot(distances, curves[0], color="black", linewidth=1.6)

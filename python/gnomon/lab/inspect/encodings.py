@@ -1,4 +1,4 @@
-"""Similarities between the positions of an encoding, and two identities from survey papers."""
+"""Draws similarities between an encoding's positions, and two identities from survey papers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gnomon.lab.inspect._pictures import (
 )
 from gnomon.nn import TokenPosition
 
-#: Each pair of positions is one plotted point and one data value.
+#: Limited because each pair of positions is a plotted point and a stored value.
 MOST_POSITIONS = 4096
 MOST_COLUMNS = 65536
 
@@ -68,7 +68,10 @@ def add_encoding_arguments(parser: argparse.ArgumentParser) -> None:
         help="comma-separated specifications (default %(default)s)",
     )
     parser.add_argument(
-        "--length", type=integer(1, MOST_POSITIONS), default=128, help="positions (%(default)s)"
+        "--length",
+        type=integer(1, MOST_POSITIONS),
+        default=128,
+        help="number of positions (default %(default)s)",
     )
     parser.add_argument(
         "--dim",
@@ -112,9 +115,9 @@ def draw_encoding(options: argparse.Namespace) -> Picture:
 def shift_matrix(shift: int, dim: int, layout: str) -> tuple[Tensor, float]:
     """Returns the matrix T_k with P(p + k) = T_k P(p) for all p, and the maximum error.
 
-    It is a least-squares solution from the sinusoids.
+    The matrix is a least-squares solution computed from the sinusoids.
     """
-    # Include distant positions, where the slowest sinusoids have also turned.
+    # Include distant positions, where the lowest frequencies have also changed noticeably.
     p = torch.arange(0, 40000, 13, dtype=torch.float64)
     before, after = (gnomon.sinusoid(p + k, dim, layout=layout) for k in (0, shift))
     matrix = torch.linalg.lstsq(before, after).solution.T
@@ -132,7 +135,7 @@ def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
         "--dim",
         type=integer(2, 128),
         default=16,
-        help="number of columns, even (default %(default)s)",
+        help="dimension of the encoding, an even number (default %(default)s)",
     )
     parser.add_argument(
         "--layout",
@@ -173,7 +176,7 @@ def draw_rotation(options: argparse.Namespace) -> Picture:
     right.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="from 0 to k", fontsize=10)
     right.set_title("(cos, sin) of p = 0 ... 23", fontsize=11)
     figure.suptitle(
-        f"$P(p + k) = T_k P(p)$: a rotation of each pair, the same for all p (largest error "
+        f"$P(p + k) = T_k P(p)$: a rotation of each pair, equal for all p (largest error "
         f"{error:.0e})",
         fontsize=12,
     )
@@ -188,7 +191,7 @@ def draw_rotation(options: argparse.Namespace) -> Picture:
 
 
 def sinusoid_pairs(table: Tensor) -> list[tuple[int, int]]:
-    """Columns (sine, cosine) of each frequency, highest first, found in the table itself."""
+    """Finds the columns (sine, cosine) of each frequency in a table, highest frequency first."""
     sines = [column for column in range(table.shape[1]) if table[0, column] == 0]
     cosines = [column for column in range(table.shape[1]) if table[0, column] == 1]
     return list(zip(sines, cosines, strict=True))
@@ -211,7 +214,7 @@ def add_terms_arguments(parser: argparse.ArgumentParser) -> None:
         help="dimension of the encoding (%(default)s)",
     )
     parser.add_argument(
-        "--seed", type=seed, default=0, help="random seed of the characters (%(default)s)"
+        "--seed", type=seed, default=0, help="random seed of the tokens (default %(default)s)"
     )
 
 

@@ -1,4 +1,4 @@
-"""Plots of a trained model's attention and of its learned position tables."""
+"""Draws a trained model's attention and its learned position tables."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from gnomon.lab.inspect._probe import biases, weights
 from gnomon.lab.models import LanguageModel
 from gnomon.nn import MultiheadAttention, TokenEncoding
 
-# The index kinds of tables of scores; other tables have vectors as rows.
+# The index kinds of tables that contain scores; the rows of other tables are vectors.
 SCORES = ("buckets", "offsets", "grid")
-# The maximum number of tokens with labels.
+# The maximum number of tokens that are labelled.
 NAMED_TOKENS = 64
 LONGEST_TEXT = 1024
 # The maximum distance plotted for a table of buckets.
@@ -59,8 +59,8 @@ def add_attention_arguments(parser: argparse.ArgumentParser) -> None:
         help="text to process; give it twice for two texts side by side (default: two sentences "
         "that differ in one word)",
     )
-    parser.add_argument("--layer", type=int, help="only this layer, from 0")
-    parser.add_argument("--head", type=int, help="only this head, from 0")
+    parser.add_argument("--layer", type=int, help="draw only this layer, counted from 0")
+    parser.add_argument("--head", type=int, help="draw only this head, counted from 0")
 
 
 def draw_attention(options: argparse.Namespace) -> Picture:
@@ -81,7 +81,7 @@ def draw_attention(options: argparse.Namespace) -> Picture:
         (f'"{_shortened(text)}"', text, values) for text, values in zip(texts, maps, strict=True)
     ]
     if len(maps) == 2 and maps[0].shape == maps[1].shape:
-        groups.append(("the second minus the first", texts[1], maps[1] - maps[0]))
+        groups.append(("second text minus first text", texts[1], maps[1] - maps[0]))
     longest = max(len(text.encode()) for text in texts)
     named = longest <= NAMED_TOKENS
     single = len(layers) == 1 and len(heads) == 1
@@ -159,7 +159,7 @@ def draw_tables(options: argparse.Namespace) -> Picture:
     if not tables:
         position = model.options["position"]
         raise ValueError(
-            f'{options.model} has no learned position table, as its position is "{position}"; '
+            f'{options.model} has no learned position table, because its position is "{position}"; '
             "`gnomon inspect decay --model` draws distance biases"
         )
     panels: list[_Panel] = []
@@ -174,7 +174,7 @@ def draw_tables(options: argparse.Namespace) -> Picture:
         for head, its in enumerate([rows] if rows.dim() == 2 else rows):
             title = table.name if rows.dim() == 2 else f"{table.name}, head {head}"
             while scores and its.dim() > 2:
-                its = its[len(its) // 2]  # offset 0 of the other axes
+                its = its[len(its) // 2]  # offset 0 along the other axes
             panels.append(_Panel(title, its if scores else cosines(its), scores))
     columns = min(4, len(panels))
     rows_of_panels = -(-len(panels) // columns)
@@ -215,12 +215,12 @@ def draw_tables(options: argparse.Namespace) -> Picture:
 
 
 class _Panel(NamedTuple):
-    """A matrix to draw: scores, or the cosines between a table's rows."""
+    """A matrix to draw: scores, or cosines between a table's rows."""
 
     title: str
     values: Tensor
     scores: bool
-    #: The position of a table of buckets, which is drawn over distance instead.
+    #: The position of a bucket table, which is drawn as a function of distance instead.
     spec: str | None = None
 
 
@@ -261,7 +261,7 @@ def learned_tables(model: torch.nn.Module) -> list[LearnedTable]:
 
 
 def _draw_buckets(axes: Any, position: str, table: Tensor) -> None:
-    """Draws a T5-style table (buckets, H) as biases over distance."""
+    """Draws a T5-style table (buckets, H) as biases by distance."""
     heads = table.shape[1]
     spec = _table_of_buckets(position).component.spec
     module = MultiheadAttention(heads, heads, position=spec).to(table.dtype)
@@ -276,7 +276,7 @@ def _draw_buckets(axes: Any, position: str, table: Tensor) -> None:
             label=f"head {head}",
             drawstyle="steps-mid",
         )
-    # The first distances have one bucket each; the others share buckets.
+    # Short distances have one bucket each; longer ones share buckets of logarithmic width.
     axes.set_xscale("symlog", base=2, linthresh=8, linscale=2)
     axes.xaxis.set_major_locator(FixedLocator([0, 2, 4, 8, 16, 32, 64, 128, 256]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))

@@ -1,10 +1,10 @@
-"""The margin by which a similarity can recover the order of a tree in few dimensions.
+"""Draws the margin by which a similarity can recover the order of a tree in few dimensions.
 
-After Tseng et al. 2023, section 7.7. A cone in two dimensions can contain any set of descendants
-and gives them equal scores. A half-plane can also separate a set, but with a margin that shrinks
-with the number of nodes. The margin that Adam reaches is a lower bound of the best margin. With
-cones in two dimensions, there is only one axis besides the height, and nodes rarely pass each other
-on it during the optimisation.
+The experiment follows Tseng et al. 2023, section 7.7. A cone in two dimensions can contain any set
+of descendants, and gives them equal scores. A half-plane can also separate a set, but with a margin
+that shrinks with the number of nodes. The margin that Adam reaches is a lower bound of the best
+margin. For cones in two dimensions, this bound can be loose: there is only one axis besides the
+height, and nodes rarely pass each other on it during the optimisation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def descendants(branching: int, depth: int) -> Tensor:
 
 
 def scores(similarity: Similarity | str, q: Tensor, k: Tensor) -> Tensor:
-    """s_ij (R, N, N) of queries and keys (R, N, d): lse if a query attends to a single key."""
+    """Returns the scores s_ij (R, N, N) of queries and keys (R, N, d).
+
+    Each query attends to a single key, so its lse is the score.
+    """
     one_key = k.transpose(0, 1).unsqueeze(2)
     _, lse = gnomon.attention(
         q.expand(len(one_key), -1, -1, -1),
@@ -62,10 +65,10 @@ def scores(similarity: Similarity | str, q: Tensor, k: Tensor) -> Tensor:
 def margins(s: Tensor, below: Tensor) -> Tensor:
     """Returns the margin (...) by which scores (..., N, N) separate descendants from other nodes.
 
-    For each node i that has other nodes, take the lowest s_ij of a descendant j minus the highest
-    s_ij of another node. The margin is the minimum over i, divided by the standard deviation of all
-    these s_ij about their mean over j. It is therefore invariant to a scale and to a term that
-    depends only on i, which softmax cancels.
+    For each node i with at least one non-descendant, take the lowest s_ij of a descendant j minus
+    the highest s_ij of a non-descendant. The margin is the minimum over i, divided by the standard
+    deviation of all these s_ij about their mean over j. It is therefore invariant to scaling the
+    scores and to adding terms that depend only on i, which softmax cancels.
     """
     rows = ~below.all(1)
     s, below = s[..., rows, :], below[rows]
@@ -83,11 +86,12 @@ def train(
 ) -> tuple[Tensor, Tensor]:
     """Returns the margins (restarts,) that Adam reaches with queries and keys of `dim` coordinates.
 
-    The second result has the margins before the last quarter of the steps. If they are lower, more
-    steps would improve the margins.
+    The second result contains the margins before the last quarter of the steps. If they are lower,
+    more steps would improve the margins.
 
-    The loss is a soft maximum over all triples (node, descendant, other) of the other's score minus
-    the descendant's score, with increasing sharpness. The best step of each restart counts.
+    The loss is a soft maximum, with increasing sharpness, over all triples (node, descendant,
+    non-descendant). For each triple, it is the non-descendant's score minus the descendant's. Each
+    restart's margin is that of its best step.
     """
     generator = torch.Generator().manual_seed(seed)
     shape = (restarts, len(below), dim)
@@ -110,7 +114,7 @@ def train(
         z = chosen / (_spread(chosen)[:, None, None] * temperature)
         low = (-z).masked_fill(~inside, -math.inf).logsumexp(-1)
         high = z.masked_fill(inside, -math.inf).logsumexp(-1)
-        # The restarts are independent.
+        # Summing the losses is valid because the restarts are independent.
         loss = temperature * (low + high).logsumexp(-1).sum()
         optimizer.zero_grad()
         loss.backward()
@@ -141,7 +145,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--depth", type=integer(2, 1000), default=3, help="levels below the root (%(default)s)"
     )
     parser.add_argument(
-        "--steps", type=integer(1, 10**9), default=500, help="of Adam (%(default)s)"
+        "--steps", type=integer(1, 10**9), default=500, help="Adam steps (default %(default)s)"
     )
     parser.add_argument(
         "--restarts",
@@ -221,7 +225,7 @@ def draw(options: argparse.Namespace) -> Picture:
     note = f"Best of {options.restarts} runs with {options.steps} steps of Adam: a lower bound. "
     if rising:
         note += (
-            f"In the last quarter of the steps these still rose: {', '.join(rising)} dimensions."
+            f"Still rising in the last quarter of the steps: {', '.join(rising)} dimensions."
         )
     else:
         note += f"None rose by more than {RISING:g} in the last quarter of the steps."

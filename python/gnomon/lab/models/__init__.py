@@ -1,8 +1,8 @@
 """The language model of the command line, and its checkpoints.
 
-Checkpoints from ``gnomon train`` can be loaded here. ``gnomon eval``, ``generate`` and ``inspect``
-read checkpoints saved here. ``gnomon train --resume`` also needs their training state.
-``gnomon.models`` is a short name of this package.
+This package loads checkpoints from ``gnomon train``. ``gnomon eval``, ``generate`` and ``inspect``
+read checkpoints that it saves; ``gnomon train --resume`` also needs their training state.
+``gnomon.models`` is an alias of this package.
 """
 
 from gnomon._names import publish

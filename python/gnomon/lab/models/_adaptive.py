@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnomon._checks import Device
 
-# The dimension of each band is that of the previous one divided by this.
+# The factor by which the dimension decreases from one band to the next.
 _REDUCTION = 4
 
 
@@ -28,11 +28,11 @@ class AdaptiveEmbedding(torch.nn.Module):
 
     Tokens are sorted by descending frequency and split into bands that end at the cutoffs and at
     the vocabulary size. Band n has a table_n (tokens, dim_n) with dim_n = dim / 4^n, at least 1.
-    All bands except the first also have a projection_n (dim, dim_n): the embedding of a token is
-    its projected row. In the softmax, the head's weights are the rows of the first band and of
-    clusters (bands - 1, dim), one per other band. The logits of a band divide its probability among
-    its tokens. Parameter names and initial distributions match those of the gnomon command
-    (lab/models/adaptive_embedding.h).
+    All bands except the first also have a projection_n (dim, dim_n), which maps a token's row to
+    its embedding. In the softmax, the head has one logit per token of the first band and one per
+    other band; their weights are table_0 and clusters (bands - 1, dim). A second softmax divides a
+    band's probability among its tokens. Parameter names and initial distributions match those of
+    the gnomon command (lab/models/adaptive_embedding.h).
 
     Sources: Baevski and Auli 2019, Adaptive Input Representations for Neural Language Modeling;
     Grave et al. 2017, Efficient Softmax Approximation for GPUs.
@@ -79,7 +79,10 @@ class AdaptiveEmbedding(torch.nn.Module):
         return range(1, len(self.bounds) - 1)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embeddings (..., dim) of integer tokens (...); IndexError beyond the vocabulary."""
+        """Returns embeddings (..., dim) of integer tokens (...).
+
+        Raises IndexError if a token is not in the vocabulary.
+        """
         flat = tokens.reshape(-1)
         if flat.numel() > 0 and not 0 <= flat.min() <= flat.max() < self.bounds[-1]:
             raise IndexError
@@ -108,7 +111,7 @@ class AdaptiveEmbedding(torch.nn.Module):
         return logits.log_softmax(-1)
 
     def log_probabilities(self, x: Tensor) -> Tensor:
-        """Log-probabilities (..., vocabulary) of all tokens for x (..., dim)."""
+        """Returns the log-probabilities (..., vocabulary) of all tokens for x (..., dim)."""
         head = self._head(x)
         first = self.bounds[1]
         parts = [head[..., :first]]

@@ -21,7 +21,7 @@ from gnomon.lab.models._tokenizer import Tokenizer
 
 CHECKPOINT_NAME = "checkpoint.safetensors"
 
-# Version of the file layout in lab/training/checkpoint.cc.
+# The version of the file layout, as in lab/training/checkpoint.cc.
 _FORMAT = 1
 _CONFIG = "gnomon"
 _MODEL = "model."
@@ -39,7 +39,7 @@ _TRAINING_FIELDS = {
 
 @dataclasses.dataclass
 class TrainingState:
-    """The training state that ``gnomon train --resume`` needs besides the model.
+    """The training state that ``gnomon train --resume`` needs in addition to the model.
 
     Attributes:
         options: training options, named as in lab/training/training_options.h, and window options
@@ -49,7 +49,7 @@ class TrainingState:
         memory: "layers.<n>" and "embeddings" of the model's memory, if it has one.
         memory_tokens: number of tokens that the memory has seen.
         data: "path" and "sha256" of the text.
-        run: "checkpoint_every" and "evaluation_bytes" as passed to ``gnomon train``; defaults to
+        run: "checkpoint_every" and "evaluation_bytes" as passed to ``gnomon train``; by default,
             the command's defaults.
 
     Raises:
@@ -115,7 +115,7 @@ class TrainingState:
 
 @dataclasses.dataclass
 class Checkpoint:
-    """The contents of a checkpoint file; training is None if it holds only a model.
+    """The contents of a checkpoint file; training is None if it contains only a model.
 
     Example:
         >>> checkpoint = gnomon.models.load_checkpoint("runs/text")  # doctest: +SKIP
@@ -182,7 +182,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Loads a checkpoint from a file or a run folder; the model is in evaluation mode.
+    """Loads a checkpoint, with its model in evaluation mode, from a file or a run folder.
 
     Tensors are float32 on the CPU and trainable, even under torch.device or torch.inference_mode.
     Nothing in the file is executed.
@@ -243,8 +243,8 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
         for name, option in program_options("model").items()
     }
     check_options(options)
-    # Before a model is built, vocabulary, dim, mlp and depth are checked against the tensors in
-    # the file; max_length and the numbers in `position` are not.
+    # Check vocabulary, dim, mlp and depth against the file's tensors before building a model, which
+    # could be huge. max_length and the numbers in `position` are not checked.
     dim = options["dim"]
     hidden = options["mlp"] * (2 if options["activation"] in GATES else 1)
     embeddings = {"embedding.weight": (options["vocabulary"], dim)}

@@ -49,7 +49,7 @@ class _TransformerBlock(torch.nn.Module):
         )
         self.mlp_norm = _norm(options, made)
         hidden = 2 * mlp if self.activation in GATES else mlp
-        # Each of the 2 * depth residual branches adds its share of the stream's variance.
+        # The variances that the 2 * depth residual branches add sum to 1.
         residual = (2 * options["depth"]) ** -0.5
         self.attention.out_proj.with_gain(residual)
         self.mlp_in = Projection(dim, hidden, bias=bias, **made)
@@ -68,7 +68,7 @@ class _TransformerBlock(torch.nn.Module):
         positions: Tensor | None,
         segments: Tensor | None,
     ) -> Tensor:
-        """Keys and values come from memory (B, M, dim) and x (B, L, dim)."""
+        """Applies the block to x (B, L, dim); keys and values also come from memory (B, M, dim)."""
         queries = self.attention_norm(x)
         keys, offset = queries, None
         if memory is not None:
@@ -105,7 +105,7 @@ def _norm(options: Mapping[str, Any], made: dict[str, Any]) -> torch.nn.Module:
 
 
 class _Embedding(torch.nn.Embedding):
-    """Rows from N(0, 1 / dim), which give unit logits from a normalised stream."""
+    """Embedding with rows from N(0, 1 / dim), so normalised states have logits of unit variance."""
 
     def reset_parameters(self) -> None:
         """Reinitialises the rows."""
@@ -115,8 +115,9 @@ class _Embedding(torch.nn.Embedding):
 class LanguageModel(torch.nn.Module):
     """The decoder-only Transformer of ``gnomon train``.
 
-    Pre-norm (Vaswani et al. 2017; Radford et al. 2019), tied embeddings, GELU. Parameter names and
-    initial distributions match those of the gnomon command (lab/models/language_model.h).
+    It is a pre-norm model (Vaswani et al. 2017; Radford et al. 2019) with tied embeddings and, by
+    default, GELU. Parameter names and initial distributions match those of the gnomon command
+    (lab/models/language_model.h).
 
     Args:
         vocabulary: vocabulary size.
@@ -125,22 +126,24 @@ class LanguageModel(torch.nn.Module):
         heads: number of attention heads.
         mlp: hidden dimension of the MLP.
         similarity: a specification or a gnomon.similarity object, as in
-            gnomon.nn.MultiheadAttention. An object must hold numbers, not tensors, so that a
+            gnomon.nn.MultiheadAttention. An object must contain numbers, not tensors, so that a
             checkpoint can store it.
-        position: likewise; may include components added to embeddings. "rope;rope;none" is a
-            pattern that repeats over the layers, with one position per layer.
+        position: likewise, a specification or an object. It may include components that are added
+            to embeddings. "rope;rope;none" is a pattern of one position per layer, which repeats
+            over the layers.
         dropout: dropout probability on each residual branch in training, in [0, 1).
         max_length: number of rows of a learned absolute position table.
         norm: "layer", or "rms" (Zhang and Sennrich 2019).
-        activation: of the MLP, "gelu" or "relu"; "swiglu" and "geglu" are gated (Shazeer 2020).
+        activation: the MLP's activation: "gelu", "relu", or the gated "swiglu" and "geglu" (Shazeer
+            2020).
         no_bias: whether to omit the biases of the attention and MLP projections.
-        adaptive: the first token of each band of rarer tokens, in ascending order. Each band has a
-            quarter of the previous one's dimension, in embeddings and softmax (Baevski and Auli
-            2019; Grave et al. 2017). Tokens must be sorted by descending frequency. By default, all
-            tokens have dimension dim.
+        adaptive: the index of the first token in each band of rarer tokens, in ascending order. In
+            embeddings and softmax, each band has a quarter of the previous band's dimension
+            (Baevski and Auli 2019; Grave et al. 2017). Tokens must be sorted by descending
+            frequency. By default, all tokens have dimension dim.
         kv_heads: number of key-value heads, a divisor of heads; defaults to heads.
-        qk_dim: query and key head dimension; defaults to dim / heads, like the values, or to the
-            only value that the similarity supports.
+        qk_dim: head dimension of queries and keys; by default dim / heads, as for the values, or
+            the only one that the similarity supports.
         device: device of parameters and buffers; the default device if None.
         dtype: floating-point dtype of parameters and buffers; the default dtype if None.
 
@@ -172,7 +175,7 @@ class LanguageModel(torch.nn.Module):
         super().__init__()
         made = check_factory("models.LanguageModel", device, dtype)
         similarity, position = _to_specs(similarity, position)
-        #: As passed; see options.
+        #: The constructor arguments; see options.
         self._options = check_options(
             {
                 "vocabulary": vocabulary,
@@ -193,7 +196,7 @@ class LanguageModel(torch.nn.Module):
             }
         )
         self.embedding: torch.nn.Embedding | AdaptiveEmbedding
-        # forward() scales the inputs to unit variance.
+        # forward() scales the embeddings to unit variance.
         if adaptive:
             self.embedding = AdaptiveEmbedding(vocabulary, dim, self._options["adaptive"], **made)
         else:
@@ -217,7 +220,7 @@ class LanguageModel(torch.nn.Module):
 
     @property
     def max_length(self) -> int | None:
-        """The maximum length that the encodings support; None if unlimited."""
+        """The maximum length that the encodings support, or None if it is unlimited."""
         return self.token_position.max_length
 
     def learned_values(self) -> dict[str, LearnedValue]:
@@ -244,7 +247,7 @@ class LanguageModel(torch.nn.Module):
         positions: Integers | None = None,
         segments: Integers | None = None,
     ) -> list[Tensor]:
-        """Returns the inputs of all blocks and the output of the last, (B, L, dim); see forward."""
+        """Returns the inputs (B, L, dim) of all blocks and the last block's output; see forward."""
         states, keep = self._states(tokens, cache, memory, positions, segments)
         keep()
         return states
@@ -257,9 +260,9 @@ class LanguageModel(torch.nn.Module):
         positions: Integers | None,
         segments: Integers | None,
     ) -> tuple[list[Tensor], Callable[[], None]]:
-        """Returns the layer_inputs, and a function that commits the cache and the memory.
+        """Returns the layer_inputs, and a function that updates the cache and the memory.
 
-        They stay unchanged until it is called, after all steps that can fail.
+        The caller calls it after all steps that can fail.
         """
         self._check_call(tokens, given_cache, given_memory, positions is not None)
         operator = "models.LanguageModel"
@@ -319,11 +322,13 @@ class LanguageModel(torch.nn.Module):
         With adaptive embeddings they are log-probabilities.
 
         With a cache, the tokens follow the tokens in the cache. With a memory, the tokens are the
-        next part of the text and are appended to the memory. A call that raises leaves both
-        unchanged. positions (B, L), or (L,), shared by the whole batch, are integer token
-        positions; a token attends to positions up to its own. They cannot be combined with a
-        memory. segments, of the same shapes, restrict each token to its own segment; they cannot be
-        combined with a cache or a memory. For packed documents pass both, with positions that
+        next part of the text and are appended to the memory. If a call raises an error, both remain
+        unchanged.
+
+        positions, integers of shape (B, L), or (L,) if shared across the batch, are the positions
+        of the tokens; a token attends to positions up to its own. They cannot be combined with a
+        memory. segments, of the same shape, restrict each token to its own segment; they cannot be
+        combined with a cache or a memory. For packed documents, pass both, with positions that
         restart at 0 in each document.
 
         Raises:
@@ -349,10 +354,10 @@ class LanguageModel(torch.nn.Module):
         positions: Integers | None = None,
         segments: Integers | None = None,
     ) -> Tensor:
-        """Losses (B, L) in nats for integer targets (B, L), the tokens after the inputs.
+        """Returns the losses (B, L), in nats, for integer targets (B, L), the next tokens.
 
-        They agree with forward, but with adaptive embeddings the logits of all other tokens are not
-        computed. The other arguments are the same as in forward.
+        The losses agree with forward, but with adaptive embeddings, only the log-probabilities of
+        the targets are computed. The other arguments are those of forward.
 
         Raises:
             ValueError: as in forward; targets differ in shape from tokens or exceed the vocabulary.
@@ -458,7 +463,7 @@ class LanguageModel(torch.nn.Module):
 
 
 def _to_specs(similarity: object, position: object) -> tuple[str, str]:
-    """Both as specifications, which a checkpoint can store."""
+    """Converts a similarity and a position to specifications, which a checkpoint can store."""
     operator = "models.LanguageModel"
     if isinstance(position, str) and len(parts := ops.layer_positions(position)) > 1:
         specs = [_to_specs(similarity, part) for part in parts]
@@ -486,7 +491,7 @@ def _to_specs(similarity: object, position: object) -> tuple[str, str]:
 
 
 def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the checked options of a LanguageModel, as numbers that JSON can store."""
+    """Returns the checked options of a LanguageModel, as values that JSON can store."""
     operator = "models.LanguageModel"
     checked = {
         name: option.check(operator, options[name])
@@ -496,5 +501,5 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"gnomon.{operator}: dropout is 1; expected [0, 1)")
     dim, heads = checked["dim"], checked["heads"]
     if dim % heads != 0:
-        raise ValueError(f"gnomon.{operator}: dim is {dim} and heads {heads}; expected a multiple")
+        raise ValueError(f"gnomon.{operator}: dim is {dim}; expected a multiple of heads, {heads}")
     return checked

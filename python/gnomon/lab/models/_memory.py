@@ -12,7 +12,7 @@ from gnomon.nn import KVCache, TokenCache
 
 
 class LanguageModelCache:
-    """The cached state of a model with `depth` layers for all previous tokens.
+    """The cached state for all previous tokens, in a model with `depth` layers.
 
     Example:
         >>> model = gnomon.models.LanguageModel(dim=32, depth=2, position="rope").eval()
@@ -43,7 +43,7 @@ class LanguageModelCache:
             layer.__dict__.update(changed.__dict__)
 
     def _batch(self) -> int | None:
-        """Returns the batch size of its tokens; None if it is empty."""
+        """Returns the batch size of the cached tokens, or None if there are none."""
         v = self.layers[0].v if self.layers else None
         return None if v is None else v.shape[0]
 
@@ -51,8 +51,8 @@ class LanguageModelCache:
 class LanguageModelMemory:
     """The memory of Transformer-XL (Dai et al. 2019, section 3.2), with up to max_length tokens.
 
-    It stores each layer's input for the last tokens of the previous segments, (B, length, dim).
-    Gradients do not flow into it.
+    For the last tokens of the previous segments, it stores each layer's input (B, length, dim).
+    Gradients do not flow into the memory.
 
     Example:
         >>> model = gnomon.models.LanguageModel(dim=32, depth=2, position="transformer_xl")
@@ -68,7 +68,7 @@ class LanguageModelMemory:
                 "least 0"
             )
         self.max_length = max_length
-        #: One per layer; none before the first segment.
+        #: The stored inputs of each layer; empty before the first segment.
         self.layers: list[Tensor] = []
         self.tokens = TokenCache()
 
@@ -93,11 +93,11 @@ class LanguageModelMemory:
         self.layers = draft.layers
 
     def _batch(self) -> int | None:
-        """Returns the batch size of its segments; None before the first one."""
+        """Returns the batch size of the segments, or None before the first one."""
         return self.layers[0].shape[0] if self.layers else None
 
     def _remember(self, layer: int, x: Tensor) -> Tensor | None:
-        """Returns the layer's previous inputs, before x is appended."""
+        """Appends x to the layer's inputs, and returns the previous ones."""
         if layer == len(self.layers):
             before, kept = None, x.detach()
             self.layers.append(kept)

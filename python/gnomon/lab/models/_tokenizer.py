@@ -8,17 +8,17 @@ from gnomon._checks import wrong_type
 
 TOKEN_KINDS = ("bytes", "words", "subwords")
 
-# The in-line whitespace characters of the program: ASCII only.
+# The characters that the program treats as spaces within a line; only ASCII counts.
 _SPACES = b" \t\r\v\f"
 _FIRST_WORDS = [b"<unk>", b"<eos>"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer: "bytes", "words" or "subwords", with the contents of the vocabulary file.
+    """A tokenizer of kind "bytes", "words" or "subwords", with the contents of a vocabulary file.
 
-    For words, the file has one word per line, beginning with <unk> and <eos>. For subwords it is a
-    SentencePiece model. For bytes it is empty.
+    For words, the file has one word per line, beginning with <unk> and <eos>. For subwords, it is a
+    SentencePiece model. For bytes, the contents are empty.
 
     Example:
         >>> tokenizer = gnomon.models.Tokenizer("bytes")
@@ -51,7 +51,7 @@ class Tokenizer:
             self._check_words()
 
     def _check_words(self) -> None:
-        """Same checks as in lab/text/tokens.cc."""
+        """Checks the vocabulary of words, as lab/text/tokens.cc does."""
         *lines, rest = self.vocabulary.split(b"\n")
         seen = set()
         for number, word in enumerate([*lines, rest] if rest else lines, 1):

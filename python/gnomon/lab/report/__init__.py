@@ -1,4 +1,4 @@
-"""The report of a comparison, report.html, generated from results.json (docs/results.md)."""
+"""Generates the report of a comparison, report.html, from results.json (docs/results.md)."""
 
 from gnomon.lab.report._page import busy, counts, render
 from gnomon.lab.report._plots import (

@@ -37,7 +37,7 @@ def _main(arguments: list[str] | None) -> int:
     parser.add_argument(
         "--undecided",
         action="store_true",
-        help="draw nothing; print the numbers of the combinations that need another seed, as JSON",
+        help="draw nothing; print the indices of the combinations that need more seeds, as JSON",
     )
     options = parser.parse_args(arguments)
     try:

@@ -1,4 +1,4 @@
-"""Decisions based on held-out training data: tuned values, and the ends of runs."""
+"""Describes decisions that use held-out training data: tuned values, and when runs end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _cost(trials: list[dict[str, Any]]) -> tuple[int, float]:
     return steps, sum(trial["seconds"] for trial in trials)
 
 
-#: A value within this fraction of a range from either end counts as on its edge.
+#: A value is at the edge of a range if its distance from an end is at most this fraction of it.
 EDGE = 0.05
 
 
@@ -47,7 +47,7 @@ def edges(options: list[dict[str, Any]], values: dict[str, Any]) -> list[str]:
                 found.append(option["name"])
             continue
         low, high = option["range"]
-        # Ranges above 0 are searched on a logarithmic scale.
+        # The search uses a logarithmic scale if the range is above 0.
         part = (
             math.log(value / low) / math.log(high / low)
             if low > 0
@@ -59,7 +59,7 @@ def edges(options: list[dict[str, Any]], values: dict[str, Any]) -> list[str]:
 
 
 def tuning_section(results: dict[str, Any]) -> str:
-    """Returns the trials, their cost and the chosen values; empty if nothing was tuned."""
+    """Returns HTML with the trials, their cost and the chosen values; empty if not tuned."""
     tuning = results["settings"].get("tuning")
     if not tuning:
         return ""
@@ -82,14 +82,14 @@ def tuning_section(results: dict[str, Any]) -> str:
     steps, seconds = _cost(tuning["tried"])
     lead = (
         f"Tried: {'; '.join(map(_tried, tuning['options']))}. Trials are compared by the {metric} "
-        f"on held-out data ({results['held_out']['part']}), with seed {tuning['seed']}, which no "
-        "reported run has; runs are not trained on these data. All trials together took "
+        f"on held-out data ({results['held_out']['part']}), on which no run is trained. Their "
+        f"seed, {tuning['seed']}, is not used by any reported run. All trials together took "
         f"{steps:,} steps and {seconds:.0f} seconds."
     )
     if on_edge:
         lead += (
-            f" The chosen {' and '.join(sorted(on_edge))} of some combinations lies on the edge "
-            "of what was tried: a wider search may find better values."
+            f" For some combinations, the chosen {' and '.join(sorted(on_edge))} is at the edge of "
+            "the search range: a wider search may find better values."
         )
     tried = "".join(
         f"<tr><td>{html.escape(names[trial['combination']])}</td>"
@@ -122,8 +122,8 @@ def ends(results: dict[str, Any]) -> str:
     rule = (
         f"A run ends, after a final decay of its learning rate, once its best held-out "
         f"{results['held_out']['metric']} improves by less than {how['margin']:.2%} over "
-        f"{how['share']:.0%} of the {budget:,} steps that it may take. Held out: "
-        f"{results['held_out']['part']}, on which no run is trained."
+        f"{how['share']:.0%} of the {budget:,} steps that it may take. The held-out data are "
+        f"{results['held_out']['part']}; no run is trained on them."
     )
     late = [run for run in runs if not run["flat"] and run["status"] == "done"]
     if not late:
@@ -131,5 +131,5 @@ def ends(results: dict[str, Any]) -> str:
     return (
         f'<p class="warning">{len(late)} of {len(runs)} runs had not converged when their '
         f"{budget:,} steps ended. They are marked in the table; more steps may change their "
-        f"place. {html.escape(rule)}</p>"
+        f"ranking. {html.escape(rule)}</p>"
     )

@@ -79,12 +79,12 @@ code {{ font-size: .85rem; }}
 
 #: Seconds after which the page of a running comparison reloads itself.
 REFRESH_S = 30
-#: If other programs use more than this share of the machine, timings are unreliable.
+#: Timings are unreliable if other programs use more than this fraction of the CPU time.
 BUSY = 0.1
 
 
 def busy(results: dict[str, Any]) -> str:
-    """Returns a warning if other programs used a part of the machine, or an empty string."""
+    """Returns a warning if other programs used much CPU time, otherwise an empty string."""
     shares = [r["others"] for r in results["runs"] if r.get("others") is not None]
     if not shares or max(shares) <= BUSY:
         return ""
@@ -166,9 +166,9 @@ def table(results: dict[str, Any]) -> str:
     ]
     if len(results["settings"]["seeds"]) >= FEWEST_SEEDS:
         note = (
-            "Bold: significantly better than every other combination of its column (paired t tests "
-            f"over the seeds, p &lt; {SIGNIFICANT:g} after Holm's correction). A column without "
-            "bold has no winner that these seeds can distinguish."
+            "Bold: significantly better than every other combination in its column (paired t-tests "
+            f"over the seeds, p &lt; {SIGNIFICANT:g} after Holm's correction). If a column has no "
+            "bold value, no combination is significantly better than all others."
         )
     else:
         note = (
@@ -179,7 +179,10 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _verdict_cell(pair: Pair, sign: int) -> str:
-    """Returns the verdict on the row's combination; sign is -1 if it is the pair's right one."""
+    """Returns a cell with the verdict on its row's combination.
+
+    sign is -1 if the row's combination is the pair's right one.
+    """
     verdict = pair.verdict
     if sign < 0:
         verdict = {BETTER: WORSE, WORSE: BETTER}.get(verdict, verdict)
@@ -214,7 +217,7 @@ def _verdict_table(results: dict[str, Any], place: int) -> str:
 
 
 def counts(results: dict[str, Any]) -> list[str]:
-    """Sentences, one per condition, that state how many pairs have each verdict."""
+    """Returns one sentence per condition, with the number of pairs for each verdict."""
     conditions = results["task"]["conditions"]
     lines = []
     for place in measured_at(results, metrics(results)[0]["key"]):
@@ -244,8 +247,8 @@ def verdict_section(results: dict[str, Any]) -> str:
     if margin:
         caption += f" Differences within the shaded margin of {margin:g} do not matter."
     method = (
-        "Verdicts are about the combination on the left of a row. Better and worse: a paired t "
-        f"test at the level {SIGNIFICANT:g}"
+        "Each verdict describes the combination at the left of its row. Better and worse: a paired "
+        f"t-test at the level {SIGNIFICANT:g}"
     )
     method += f", and a difference of at least {margin:g}. " if margin else ". "
     if margin:
@@ -253,7 +256,7 @@ def verdict_section(results: dict[str, Any]) -> str:
     method += "P-values are corrected for all pairs of a condition (Holm)"
     if settings.get("seed_range"):
         fewest, most = settings["seed_range"]
-        method += f", and for looking again after each seed from {fewest} to {most} (Bonferroni)"
+        method += f", and for repeated tests after each seed from {fewest} to {most} (Bonferroni)"
     tables = "".join(
         _verdict_table(results, place) for place in measured_at(results, metrics(results)[0]["key"])
     )
@@ -267,13 +270,13 @@ def verdict_section(results: dict[str, Any]) -> str:
 #: Options that differ between runs and are shown elsewhere.
 REPLACED = ("similarity", "position", "seed", "max_length", "schedule")
 SCHEDULES = {
-    "cosine": "along a cosine",
-    "constant": "constant, with a linear decay over the last fifth of the steps",
+    "cosine": "cosine decay",
+    "constant": "a constant learning rate that decays linearly over the last fifth of the steps",
 }
 
 
 def _describe(options: dict[str, Any], without: tuple[str, ...] = ()) -> str:
-    """Options by name: "batch 16, learning rate 0.002"."""
+    """Returns options with their names, such as "batch 16, learning rate 0.002"."""
     return html.escape(", ".join(_parts(options, without)))
 
 
@@ -293,7 +296,7 @@ def _parts(options: dict[str, Any], without: tuple[str, ...]) -> Iterator[str]:
 
 
 def _describe_data(record: dict[str, Any]) -> str:
-    """Returns an object of a record, without the fields that have a row of their own."""
+    """Describes an object of a record, except for the fields that have separate rows."""
     shown = {
         name: f"{value:,}" if isinstance(value, int) else value
         for name, value in record.items()
@@ -342,7 +345,7 @@ def settings(results: dict[str, Any]) -> str:
         (
             "training",
             _describe(options["training"], REPLACED)
-            + "; AdamW, its learning rate after a linear warm-up "
+            + "; AdamW with a linear warm-up, followed by "
             + SCHEDULES[options["training"].get("schedule", "cosine")],
         ),
         ("seeds", ", ".join(str(seed) for seed in options["seeds"])),
@@ -360,7 +363,7 @@ def _trained_at(results: dict[str, Any]) -> str:
 
 
 def pictures(results: dict[str, Any], folder: pathlib.Path) -> str:
-    """Returns the task's pictures of each combination's first run; empty if there are none."""
+    """Returns HTML with the pictures from each combination's first run; empty without pictures."""
     names = labels(results)
     figures = []
     titles: list[str] = []

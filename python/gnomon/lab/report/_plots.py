@@ -25,12 +25,12 @@ from gnomon.lab.report._statistics import (
 
 #: Above this name length in characters, legends are placed below the plots.
 LONG_NAME = 40
-#: Total characters that fit in a row above or below the plots.
+#: Number of characters that fit in a row above or below the plots.
 ACROSS = 64
 
 
 def smooth(steps: list[int], values: list[float]) -> tuple[list[int], list[float]]:
-    """Means of five neighbours and their middle steps; short series are returned unchanged."""
+    """Returns means of five neighbouring values; short series are returned unchanged."""
     width = 5 if len(values) >= 15 else 1
     means = [sum(values[i : i + width]) / width for i in range(len(values) - width + 1)]
     return steps[width // 2 : len(steps) - width // 2], means
@@ -67,7 +67,7 @@ def draw_training(results: dict[str, Any]) -> Figure:
         mean = [sum(r["curve"]["loss"][i] for r in runs) / len(runs) for i in range(shortest)]
         steps, losses = smooth(steps, mean)
         axes.plot(steps, losses, label=name, linewidth=1.6, **line_style(index))
-        # The first tenth falls from chance level and would flatten the rest.
+        # In the first tenth, the loss falls from chance level, which would flatten the rest.
         settled = losses[len(losses) // 10 :]
         lowest, highest = min(lowest, *settled), max(highest, *settled)
     if lowest < highest:
@@ -80,14 +80,14 @@ def draw_training(results: dict[str, Any]) -> Figure:
 
 
 def _are_points(values: list[Any]) -> bool:
-    """Returns whether the conditions can be joined by a line, i.e. are several numbers."""
+    """Returns whether lines can join the conditions, that is, whether they are several numbers."""
     return len(values) > 1 and all(isinstance(value, int | float) for value in values)
 
 
 def _measured(
     losses: list[dict[str, Any]], key: str, places: list[Any]
 ) -> tuple[list[Any], list[float], list[float]]:
-    """Positions, means and spreads of the measured values that have a mean."""
+    """Returns positions, means and spreads of the conditions that have a mean."""
     points = sorted(
         (place, at[key]["mean"], at[key]["spread"] or 0.0)
         for place, at in zip(places, losses, strict=True)
@@ -106,7 +106,7 @@ def _draw_lines(results: dict[str, Any], key: str, axes: Any) -> None:
         if not x:
             continue
         style = {"marker": marker(index), "markersize": 6, "linewidth": 1.8, **line_style(index)}
-        # A single point would be hidden behind the start of the lines.
+        # Draw a single point in front of the lines, which could hide it.
         axes.plot(x, y, label=names[index], zorder=3 if len(x) == 1 else 2, **style)
         if len(x) == 1:
             axes.errorbar(x, y, spread, color=colour(index), capsize=3)
@@ -129,7 +129,7 @@ SPAN = 0.8
 
 
 def _draw_points(results: dict[str, Any], key: str, axes: Any) -> None:
-    """Draws each condition separately and the combinations side by side, so that none is hidden."""
+    """Draws the conditions separately, with combinations side by side so that none is hidden."""
     names = labels(results)
     conditions = results["task"]["conditions"]
     shown = measured_at(results, key)
@@ -179,7 +179,7 @@ SHADES = {BETTER: "#0072B2", WORSE: "#D55E00", EQUIVALENT: "#009E73", UNDECIDED:
 
 
 def has_verdicts(results: dict[str, Any]) -> bool:
-    """Returns whether some pair of combinations has enough seeds for a verdict."""
+    """Returns whether any pair of combinations has enough seeds for a verdict."""
     places = measured_at(results, metrics(results)[0]["key"])
     return any(pair.verdict != FEW_SEEDS for place in places for pair in pairs(results, place))
 
@@ -194,11 +194,11 @@ def verdict_handles(used: set[str]) -> list[Line2D]:
 
 
 def draw_effects(results: dict[str, Any]) -> Figure:
-    """Differences from the first combination with 95% confidence intervals, by condition."""
+    """Draws differences from the first combination, with 95% confidence intervals."""
     names = labels(results)
     conditions = results["task"]["conditions"]
     metric = metrics(results)[0]
-    # At most four panels are legible: the condition of training, and the last ones.
+    # At most four panels are legible; draw the training condition and the last ones.
     places = measured_at(results, metric["key"])
     if len(places) > 4:
         first = conditions["trained"] if conditions["trained"] in places else places[0]
@@ -210,7 +210,7 @@ def draw_effects(results: dict[str, Any]) -> Figure:
         for pair in pairs(results, place):
             if pair.left != 0 or pair.verdict not in SHADES:
                 continue
-            # Pairs are left minus right, and the figure shows the right one.
+            # Differences are left minus right, but the figure shows the right combination.
             verdict = {BETTER: WORSE, WORSE: BETTER}.get(pair.verdict, pair.verdict)
             used.add(verdict)
             axes.errorbar(
@@ -233,7 +233,7 @@ def draw_effects(results: dict[str, Any]) -> Figure:
 
 
 def _quartiles(results: dict[str, Any], combination: int) -> tuple[float, float]:
-    """Returns the lowest and highest quartile (without quartiles, medians) over the runs."""
+    """Returns the lowest and highest quartile over the runs, or of medians without quartiles."""
     runs = [r for r in results["runs"] if r["combination"] == combination]
     each = [r.get("ms_quartiles") or [r["ms_per_step"]] * 2 for r in runs]
     return min(low for low, _ in each), max(high for _, high in each)
@@ -286,8 +286,8 @@ PLOTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], Figure]]] = {
     ),
     "cost": (
         "Cost",
-        "One training step: forward, backward and optimizer. Whiskers span the middle half of "
-        "the steps of all seeds.",
+        "Time of one training step: forward, backward and optimizer. Whiskers span the "
+        "interquartile range over all seeds.",
         draw_cost,
     ),
 }

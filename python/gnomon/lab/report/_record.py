@@ -8,7 +8,7 @@ from typing import Any
 
 
 def load(folder: pathlib.Path) -> dict[str, Any]:
-    """Reads results.json; ValueError if it is not the record of a comparison."""
+    """Reads results.json. Raises ValueError if it is not the record of a comparison."""
     path = folder / "results.json"
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
@@ -28,7 +28,7 @@ def load(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def text_task(results: dict[str, Any]) -> dict[str, Any]:
-    """The task description for older records without one; all of these are of language models."""
+    """Returns the task description for older records without one, all of language models."""
     settings = results["settings"]
     kind = settings.get("tokens", "bytes")
     unit = f"nats per {kind.removesuffix('s')}"
@@ -60,10 +60,10 @@ def metrics(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def measured_at(results: dict[str, Any], key: str) -> list[int]:
-    """Indices of the conditions for which a metric exists.
+    """Returns the indices of the conditions for which a metric exists.
 
-    Excludes conditions where the first metric has values and this one has none, because some
-    metrics exist only for a single condition.
+    This excludes conditions where only the first metric has values, because some metrics exist only
+    for a single condition.
     """
     first = metrics(results)[0]["key"]
 

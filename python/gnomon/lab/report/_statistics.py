@@ -1,4 +1,4 @@
-"""Paired tests of a comparison over its seeds."""
+"""Paired tests over the seeds of a comparison."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from gnomon.lab.report._record import measured_at, metrics
 
-#: The level of all tests, and the minimum number of pairs.
+#: The significance level of all tests, and the minimum number of pairs.
 SIGNIFICANT = 0.05
 FEWEST_SEEDS = 3
 
@@ -46,14 +46,17 @@ def p_value(differences: Sequence[float]) -> float:
 
 
 def confidence_interval(differences: Sequence[float]) -> float:
-    """Half-width of the mean's 95% confidence interval (Student's t); at least two differences."""
+    """Returns the half-width of the mean's 95% confidence interval (Student's t).
+
+    It requires at least two differences.
+    """
     n = len(differences)
     mean = sum(differences) / n
     deviations = [d - mean for d in differences]
     error = math.sqrt(sum(d * d for d in deviations) / (n - 1) / n)
     if error == 0:
         return 0.0
-    # The mean whose p-value, with this spread, is 0.05.
+    # Search for the mean whose p-value is 0.05, given these deviations.
     low, high = 0.0, 1e4
     for _ in range(100):
         middle = (low + high) / 2
@@ -65,7 +68,7 @@ def confidence_interval(differences: Sequence[float]) -> float:
 
 
 def _one_sided(differences: Sequence[float]) -> float:
-    """P-value against the hypothesis that the mean is 0 or more."""
+    """Returns the p-value for the null hypothesis that the mean is 0 or more."""
     p = p_value(differences)
     return p / 2 if sum(differences) < 0 else 1 - p / 2
 
@@ -73,7 +76,7 @@ def _one_sided(differences: Sequence[float]) -> float:
 def equivalence_p_value(differences: Sequence[float], margin: float) -> float:
     """Returns the p-value of two one-sided tests (TOST): small if the mean lies within ±`margin`.
 
-    1 for fewer than two differences.
+    Returns 1 for fewer than two differences.
     """
     if len(differences) < 2:
         return 1.0
@@ -84,9 +87,9 @@ def equivalence_p_value(differences: Sequence[float], margin: float) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for multiple comparisons by the method of Holm (1979), in input order.
+    """Returns p-values adjusted for multiple comparisons by Holm's method (1979), in input order.
 
-    Each may be compared with the level of all tests together.
+    Each may be compared with the level of the whole family of tests.
     """
     adjusted = [0.0] * len(p_values)
     largest = 0.0
@@ -102,13 +105,13 @@ def verdicts(
     higher_is_better: Sequence[bool],
     looks: int = 1,
 ) -> list[tuple[str, float]]:
-    """Returns the verdict of each list of paired differences (left minus right) on its left side.
+    """Returns a verdict on the left side for each list of paired differences (left minus right).
 
-    The verdict is *better* or *worse* if the mean differs significantly from 0 and is at least its
-    margin. It is *equivalent* if the mean lies within the margin, and *not distinguishable*
-    otherwise. With fewer than three pairs it is *too few seeds*. Both tests have the level 0.05
-    over all lists together, and over all `looks` if the tests are repeated as seeds are added
-    (Bonferroni).
+    The verdict is *better* or *worse* if the mean differs significantly from 0 and is at least the
+    margin. It is *equivalent* if the mean lies significantly within the margin, and *not
+    distinguishable* otherwise. With fewer than three pairs, it is *too few seeds*. Both tests have
+    the level 0.05 over all lists together. If the tests are repeated as seeds are added, this level
+    holds over all `looks` (Bonferroni).
 
     Returns:
         A verdict and the adjusted p-value of the difference, for each list.
@@ -133,7 +136,7 @@ def verdicts(
 
 
 def _values(results: dict[str, Any], key: str, condition: int) -> dict[int, dict[int, float]]:
-    """Returns the measured values of each combination by seed."""
+    """Returns each combination's measured values by seed."""
     by_seed: dict[int, dict[int, float]] = {}
     for run in results["runs"]:
         if run["losses"] and run["losses"][condition][key] is not None:
@@ -150,7 +153,7 @@ class Pair:
     right: int
     differences: list[float]  # left minus right, one per common seed
     verdict: str
-    p: float  # of the difference, adjusted for all pairs and looks
+    p: float  # p-value of the difference, adjusted for all pairs and looks
 
     @property
     def mean(self) -> float:
@@ -158,10 +161,10 @@ class Pair:
 
 
 def pairs(results: dict[str, Any], condition: int) -> list[Pair]:
-    """Returns every pair of combinations with common seeds, by the task's first metric.
+    """Compares every pair of combinations with common seeds by the task's first metric.
 
-    `condition` is an index of the task's conditions, whose pairs are one family of tests. The
-    margin and the number of looks are those of the record.
+    `condition` is an index into the task's conditions; the pairs of one condition are one family of
+    tests. The margin and the number of looks come from the record.
     """
     metric = metrics(results)[0]
     values = _values(results, metric["key"], condition)
@@ -186,7 +189,7 @@ def pairs(results: dict[str, Any], condition: int) -> list[Pair]:
 
 
 def undecided(results: dict[str, Any]) -> list[int]:
-    """Returns the combinations of pairs that are not distinguishable yet under some condition."""
+    """Returns the combinations in pairs that some condition does not distinguish yet."""
     found: set[int] = set()
     for condition in measured_at(results, metrics(results)[0]["key"]):
         for pair in pairs(results, condition):
@@ -198,10 +201,10 @@ def undecided(results: dict[str, Any]) -> list[int]:
 def best(
     results: dict[str, Any], key: str, condition: int, *, higher_is_better: bool = False
 ) -> int | None:
-    """The combination whose metric is significantly better than that of every other, or None.
+    """Returns the combination that is significantly better than every other, or None.
 
-    `condition` is an index of the task's conditions. Seeds are paired: runs with the same seed had
-    the same initial weights and the same data in the same order. The p-values are adjusted for the
+    `condition` is an index into the task's conditions. Runs with the same seed are paired: they had
+    the same initial weights, and the same data in the same order. The p-values are adjusted for the
     number of other combinations (Holm).
     """
     sign = -1 if higher_is_better else 1
