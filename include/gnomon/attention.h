@@ -7,10 +7,11 @@
 //   p_ij = softmax_j(s_ij | mask)
 //   o_i  = sum_j m_ij p_ij (v_j + W_h(i, j)),   lse_i = log sum_j exp(s_ij)
 //
-// f is the pair function of a similarity (src/definitions), c a factor per query head, beta a bias
-// read from a table (indexed by offset unless it has a layout), E, F and W relative keys, queries
-// and values read from tables of rows, kappa a per-key bias, pi a per-pair bias (the caller's own
-// array), tau a per-row temperature, m the dropout mask. No Lq x Lk array is ever allocated, in
+// Here f is the pair function of a similarity (src/definitions), with row, column and head scalars
+// a, b and t, and c is a factor per query head. beta is a bias read from a table (indexed by offset
+// unless it has a layout). E, F and W are relative keys, queries and values read from tables of
+// rows, and r is their scale. kappa is a per-key bias, pi is a per-pair bias (the caller's array),
+// tau is a per-row temperature, and m is the dropout mask. No Lq x Lk array is ever allocated, in
 // either pass. Results are bitwise identical from run to run and for any number of workers.
 #ifndef GNOMON_ATTENTION_H_
 #define GNOMON_ATTENTION_H_
@@ -35,7 +36,7 @@ class Error : public std::runtime_error {
 };
 
 // Runs the operator's tasks. Run() calls body(0) ... body(workers - 1), concurrently if it can, and
-// returns when all calls have returned; body does not throw.
+// returns when all calls have returned. body must not throw.
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -46,7 +47,7 @@ class Executor {
 // Runs everything on the calling thread.
 const Executor& SerialExecutor();
 
-// std::thread workers, started for each call.
+// Starts std::thread workers for each call.
 class ThreadExecutor final : public Executor {
  public:
   explicit ThreadExecutor(int workers) : workers_(workers < 1 ? 1 : workers) {}
@@ -61,7 +62,7 @@ class ThreadExecutor final : public Executor {
 enum class PairInput { kNone, kInnerProduct, kSquaredDistance };
 
 // B batches; H query heads, of which H / Hkv share each key head; D is the head_dim of x and y (0
-// if the pair function reads neither); Dv is that of v.
+// if the pair function reads neither); Dv is the head_dim of v.
 struct AttentionShape {
   int64_t batch = 0;
   int64_t heads = 0;
@@ -85,7 +86,7 @@ struct View {
 enum class TokenType { kFloat32, kBFloat16, kFloat16 };
 
 // Tokens of the fused kernels, laid out as in a View: float32, or 16-bit values that the kernels
-// widen as they read them. Any data may follow the last column of a row.
+// widen as they read them. Rows may be followed by arbitrary data.
 struct Tokens {
   const void* data = nullptr;
   std::array<int64_t, 3> stride = {0, 0, 0};  // in elements
@@ -97,7 +98,7 @@ struct Tokens {
          TokenType number_type = TokenType::kFloat32)
       : data(numbers), stride(strides), type(number_type) {}
 
-  // The elements of a row, as that type.
+  // Points to the elements of a row, which have that type.
   const void* row(int64_t b, int64_t h, int64_t i) const {
     const int64_t offset = b * stride[0] + h * stride[1] + i * stride[2];
     return static_cast<const char*>(data) + offset * (type == TokenType::kFloat32 ? 4 : 2);
@@ -118,25 +119,25 @@ struct Chunks {
 
 // Query i is at position p_i = query_offset + i and key j at p_j = j, unless the input gives
 // positions. Query i attends to key j iff p_i - left <= p_j <= p_i + right, key_starts[b] <= j <
-// key_lengths[b], both are in the same segment, the chunk of i attends to that of j, and pairs is
-// not 0 there. Causal means right = 0.
+// key_lengths[b], both are in the same segment, the chunk of i attends to the chunk of j, and pairs
+// is nonzero at (i, j). Causal means right = 0.
 struct Mask {
   int64_t left = kUnbounded;
   int64_t right = kUnbounded;
   Chunks chunks = {};
   const int64_t* key_starts = nullptr;   // (B); null: 0
   const int64_t* key_lengths = nullptr;  // (B); null: Lk
-  // (B, Lq) and (B, Lk), contiguous, arbitrary integers: the documents of packed tokens. Both are
-  // set or neither.
+  // (B, Lq) and (B, Lk), contiguous: the documents of packed tokens, as arbitrary integers. Set
+  // both or neither.
   const int32_t* query_segments = nullptr;
   const int32_t* key_segments = nullptr;
-  // (B, H, Lq, Lk), the caller's own array of pairs, with stride 0 along axes that share it. Fully
-  // masked tiles are skipped. Null data: no mask.
+  // (B, H, Lq, Lk), the caller's array, with stride 0 along broadcast axes. Fully masked tiles are
+  // skipped. Null data: no mask.
   View<const uint8_t> pairs = {};
 };
 
-// Part of a row of pairs that reads a table in order: the pair with key column + n reads entry
-// entry + n step, n = 0 ... count - 1. step is 0 or 1.
+// Consecutive pairs of one query that read a table in order: the pair with key column + n reads the
+// entry with index entry + n step, for n = 0 ... count - 1. step is 0 or 1.
 struct TableRun {
   int64_t column;
   int64_t count;
@@ -150,8 +151,9 @@ struct TableRange {
   int64_t end;
 };
 
-// An entry that every pair reads: the code of the key's position minus that of the query's
-// position. Outside [begin, end), it is the nearest entry (clip), or none.
+// An entry that every pair reads. Its index is the code of the key's position minus the code of the
+// query's position. If the index is outside [begin, end), the pair reads the nearest entry (clip),
+// or none.
 struct EntryDifference {
   int64_t begin;
   int64_t end;
@@ -164,11 +166,12 @@ class TableLayout {
  public:
   virtual ~TableLayout() = default;
   virtual int64_t size() const = 0;
-  // Appends the runs that the query at position p reads for the keys at positions [begin, end),
-  // which are the columns.
+  // Appends the runs that the query at position p reads for the keys at positions [begin, end). The
+  // columns of these runs are key positions.
   virtual void AddRuns(int64_t p, int64_t begin, int64_t end,
                        std::vector<TableRun>* runs) const = 0;
-  // Contains all entries that queries at positions [first, last) read for keys [begin, end).
+  // A range that contains all entries that queries at positions [first, last) read for keys [begin,
+  // end).
   virtual TableRange Window(int64_t /*first*/, int64_t /*last*/, int64_t /*begin*/,
                             int64_t /*end*/) const {
     return {0, size()};
@@ -177,17 +180,18 @@ class TableLayout {
   virtual int64_t LargestWindow(int64_t /*queries*/, int64_t /*keys*/) const { return size(); }
   // Maximum number of entries that one pair reads; 0: unknown.
   virtual int64_t MostEntries() const { return 0; }
-  // The same as AddRuns, as differences, for tokens at arbitrary positions. Empty: not available,
-  // and AddRuns is called for each run of positions.
+  // The entries of AddRuns in the form of differences, for tokens at arbitrary positions. If empty,
+  // this form is not available, and AddRuns is called for each run of positions.
   virtual std::vector<EntryDifference> Differences() const { return {}; }
-  // The codes of a position in the n-th difference; nullopt: a token there reads no entry.
+  // The codes of a position in the n-th difference; nullopt: a token at this position reads no
+  // entry.
   virtual std::optional<int64_t> KeyCode(size_t /*n*/, int64_t /*p*/) const { return {}; }
   virtual std::optional<int64_t> QueryCode(size_t /*n*/, int64_t /*p*/) const { return {}; }
 };
 
 // A table of biases per head. By default, entry n belongs to column - row = n - (Lq - 1), and the
-// table has Lq + Lk - 1 entries; if the input gives positions, it has a layout. -inf masks the
-// pair.
+// table has Lq + Lk - 1 entries; if the input gives positions, the bias has a layout. -inf masks
+// the pair.
 template <class T>
 struct Bias {
   T* table = nullptr;                   // (1 or B, H, size), contiguous; null: no bias
@@ -196,7 +200,7 @@ struct Bias {
 };
 
 // Relative keys E and values W (Shaw et al. 2018), and relative queries F, which are multiplied by
-// keys (position to content, He et al. 2021). All use one layout.
+// keys (position to content, He et al. 2021). All share one layout.
 template <class T>
 struct Relative {
   const TableLayout* layout = nullptr;  // null: none of them
@@ -204,7 +208,7 @@ struct Relative {
   int64_t dim = 0;
   T factor = 1;               // r
   const T* keys = nullptr;    // (1 or H, size, dim), contiguous; null: none
-  bool key_heads = false;     // whether each head has its own
+  bool key_heads = false;     // whether each head has its own table
   const T* values = nullptr;  // (1 or H, size, Dv), contiguous; null: none
   bool value_heads = false;
   View<const T> key;  // k: (B, Hkv, Lk, key_dim)
@@ -222,15 +226,15 @@ struct Dropout {
   uint64_t seed = 0;
 };
 
-// The default tolerance: the rounding error of float32 in a row's sum of weights.
+// The default tolerance: the rounding error of float32, relative to a row's total weight.
 inline constexpr double kDefaultTolerance = 0x1p-24;
 
 template <class T>
 struct AttentionInput {
   AttentionShape shape;
-  // x and y have the same type; v may have another. If all three are bfloat16 and the processor
-  // multiplies bfloat16 natively, the kernels use that, with weights rounded to bfloat16. Sums are
-  // fp32.
+  // x and y have the same type; v may have a different one. If all three are bfloat16 and the
+  // processor multiplies bfloat16 natively, the kernels use these instructions and round the
+  // weights to bfloat16. Sums are accumulated in fp32.
   TokensOf<T> x;                      // (B, H, Lq, D)
   TokensOf<T> y;                      // (B, Hkv, Lk, D)
   TokensOf<T> v;                      // (B, Hkv, Lk, Dv)
@@ -240,30 +244,30 @@ struct AttentionInput {
   const T* factor = nullptr;          // c: (H)
   Bias<const T> bias;
   const T* key_bias = nullptr;  // kappa: (B, H, Lk), contiguous; null: none
-  // (B, H, Lk) and (B, H, Lq), contiguous, both or neither. kappa_j is then key_bias[j] -
-  // key_bias_base[i] + key_bias_low[j], in this order. This keeps the precision of sums over a long
-  // past, which are too large for T, if base is close to the biases of the keys that matter. lse is
-  // computed from these scores. Neither has a gradient of its own: the gradient of low equals that
-  // of key_bias, and that of base equals -d_lse.
+  // (B, H, Lk) and (B, H, Lq), contiguous; set both or neither. kappa_j is then key_bias[j] -
+  // key_bias_base[i] + key_bias_low[j], in this order. This preserves the precision of sums over a
+  // long past, which T cannot represent exactly, if base is close to the biases of the keys with
+  // large weights. lse is computed from these scores. Their gradients are not returned: the
+  // gradient of low equals that of key_bias, and that of base equals -d_lse.
   const T* key_bias_low = nullptr;
   const T* key_bias_base = nullptr;
-  // pi: (B, H, Lq, Lk), the caller's own array, with stride 0 along axes that share it. -inf masks
-  // the pair. Null data: none.
+  // pi: (B, H, Lq, Lk), the caller's array, with stride 0 along broadcast axes. -inf masks the
+  // pair. Null data: none.
   View<const T> pair_bias;
   Relative<T> relative;
   const T* temperature = nullptr;  // tau: (B, H, Lq), contiguous; null: 1
-  // z > 0: a soft cap of whole scores, including biases and the temperature. 0: none.
+  // z > 0: a soft cap on the scores, including biases and the temperature. 0: none.
   double softcap = 0;
   Dropout dropout;
   Mask mask;
   int64_t query_offset = 0;
   const int64_t* query_offsets = nullptr;  // (B): instead of query_offset
-  // Share of a row's sum of weights that may be omitted: tiles are not computed if all their
-  // weights together provably sum to less. 0 computes everything, and so does fp64. The proofs
+  // Fraction of a row's total weight that may be skipped: tiles are not computed if the sum of all
+  // their weights is provably smaller. With 0, and in fp64, everything is computed. The proofs
   // require biases that decrease with distance and pair functions with bounds. Non-finite values
-  // are never omitted.
+  // are never skipped.
   double tolerance = kDefaultTolerance;
-  // (B, Lq) and (B, Lk), contiguous, both or neither: the positions of queries and keys, in any
+  // (B, Lq) and (B, Lk), contiguous; set both or neither: the positions of queries and keys, in any
   // order, instead of query_offset + i and j. Positions of one batch must lie less than 2^30 apart,
   // except for keys outside key_starts and key_lengths.
   const int64_t* query_positions = nullptr;
@@ -272,12 +276,13 @@ struct AttentionInput {
 
 template <class T>
 struct AttentionOutput {
-  View<T> o;         // (B, H, Lq, Dv); 0 for a query without keys
-  T* lse = nullptr;  // (B, H, Lq), contiguous; natural logarithm, -inf for a query without keys
-  // (3, B, H, Lq), contiguous; null: not stored. Needed by the backward pass and for merging
-  // results of parts of the keys. For each row: its largest score m in units of log2 (s_ij / ln 2),
-  // the sum of 2^(s_ij / ln 2 - m), and the index of that score's key (-1: none or unknown). lse
-  // alone is not accurate enough: its rounding error, 6e-8 |lse|, would affect every weight.
+  View<T> o;         // (B, H, Lq, Dv); 0 if all keys of a query are masked
+  T* lse = nullptr;  // (B, H, Lq), contiguous; natural logarithm, -inf if all keys are masked
+  // (3, B, H, Lq), contiguous; null: not stored. The backward pass uses them, and so does merging
+  // results computed for parts of the keys. For each row: its largest score m in units of log2
+  // (s_ij / ln 2), the sum of 2^(s_ij / ln 2 - m), and the index of that score's key (-1: none or
+  // unknown). lse alone is not accurate enough: its rounding error, 6e-8 |lse|, would affect every
+  // weight.
   T* statistics = nullptr;
 };
 
@@ -305,8 +310,8 @@ struct AttentionGradient {
   T* factor = nullptr;
   Bias<T> bias;  // batch_stride and layout as in the input
   T* key_bias = nullptr;
-  // (B, H, Lq, Lk), every element is written, 0 where a query ignores the key. The stride
-  // along batch or heads may be 0: the gradient is then summed over them in a fixed order.
+  // (B, H, Lq, Lk). Every element is written; masked pairs get 0. The stride along batch or heads
+  // may be 0: the gradient is then summed over them in a fixed order.
   View<T> pair_bias;
   View<T> relative_query;
   T* relative_keys = nullptr;
@@ -334,20 +339,20 @@ struct OperationCount {
   int special = 0;
 };
 
-// A pair function with its engine. FindPairFunction returns the library's pair functions; other
-// definitions get theirs by compiling src/core/kernel_template.cc.
+// A pair function with its kernels. FindPairFunction returns the built-in pair functions; for other
+// definitions, compile src/core/kernel_template.cc.
 struct PairFunction {
   const char* name;
   int row_scalars;
   int column_scalars;
   int head_scalars;
   PairInput input;
-  // fp32: fused engine for the processor's instruction set.
+  // fp32: fused kernels for the processor's instruction set.
   void (*forward)(const AttentionInput<float>&, const AttentionOutput<float>&, const Executor&);
   void (*backward)(const AttentionInput<float>&, const AttentionBackwardInput<float>&,
                    const AttentionGradient<float>&, const Executor&);
-  // fp64: plain loops, the reference of the tests. AttentionForward and AttentionBackward run the
-  // library's own pair functions on the fused engine instead.
+  // fp64: plain loops, which are the reference in the tests. For built-in pair functions,
+  // AttentionForward and AttentionBackward use fused kernels instead.
   void (*reference_forward)(const AttentionInput<double>&, const AttentionOutput<double>&,
                             const Executor&);
   void (*reference_backward)(const AttentionInput<double>&, const AttentionBackwardInput<double>&,
@@ -363,12 +368,12 @@ struct PairFunction {
   void (*reference_graph_backward)(const GraphInput<double>&, const GraphBackwardInput<double>&,
                                    const GraphGradient<double>&, const Executor&);
   OperationCount operations;
-  // Bounds of f, f[0] <= f <= f[1], for all g in [g[0], g[1]] and all b with b[2 s] <= b_s <= b[2 s
-  // + 1], in fp64. Null if the definition has no bounds: its tiles are then never skipped.
+  // Computes bounds f[0] <= f <= f[1] for all g in [g[0], g[1]] and all b with b[2 s] <= b_s <= b[2
+  // s + 1], in fp64. Null if the definition has no bounds: tiles are then never skipped.
   void (*bounds)(const double* g, const double* a, const double* b, const double* t, double* f);
 };
 
-// The library's own pair functions, by name.
+// The built-in pair functions.
 const std::vector<const PairFunction*>& PairFunctions();
 
 // Registers an external pair function for FindPairFunction. The object must stay at the same
@@ -394,9 +399,9 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<double
                        const AttentionGradient<double>& gradient,
                        const Executor& executor = SerialExecutor());
 
-// The instruction sets that both this build and this processor support, best first (for example
-// "AVX3", "AVX2", "SSE4", "SCALAR"), and the choice of one for all later calls. The default is the
-// best, or the one that the environment variable GNOMON_TARGET names.
+// Targets() returns the instruction sets that both this build and this processor support, best
+// first (for example "AVX3", "AVX2", "SSE4", "SCALAR"). SetTarget() selects one for all later
+// calls. The default is the best one, or the one that the environment variable GNOMON_TARGET names.
 std::vector<std::string> Targets();
 void SetTarget(std::string_view name);
 std::string CurrentTarget();

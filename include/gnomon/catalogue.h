@@ -1,6 +1,6 @@
-// The similarities and positions of the library, as data: the output of `gnomon list`, the valid
-// specifications of calls, modules and the command line, and the properties of a term that a
-// program may query. Does not depend on PyTorch.
+// The similarities and positions of the library, as data. `gnomon list` prints this data, and it
+// defines the valid specifications of calls, modules and the command line. Does not depend on
+// PyTorch.
 //
 //   similarity = component
 //   position   = component ("+" component)*          their sum
@@ -23,7 +23,7 @@ struct CatalogueParameter {
   // same form ("1x1.5x2"), a number for all heads or "learned" or "fixed", or none, if only a
   // tensor is valid.
   enum class Kind { kNumber, kInteger, kFlag, kChoice, kShape, kNumbers, kHeads, kTable };
-  // The index of a table's entries (its last axis) or rows (its last axis but one).
+  // The index of a table's entries (its last axis) or rows (its second-to-last axis).
   enum class Index {
     kNone,         // independent of positions
     kBuckets,      // buckets of offsets
@@ -54,7 +54,7 @@ struct CatalogueParameter {
   std::string meaning = "";
   // The choice that this parameter refines; classes accept both together, scaling="yarn:factor=4".
   std::string detail_of = "";
-  // The values of that choice that use the parameter; it is an error with others. Empty: all.
+  // The values of that choice that use the parameter; it is an error with other values. Empty: all.
   std::vector<std::string> read_by = {};
   std::vector<std::string> choices = {};
   // The range of a number or an integer; `above`: the lowest value is excluded.
@@ -69,15 +69,16 @@ struct CatalogueParameter {
   std::string argument_name = "";
   // For tables: whether only calls accept it, because modules have no initial value for it.
   bool of_call = false;
-  // For a shape with a fixed number of axes: the names of their lengths, which are arguments.
+  // For a shape with a fixed number of axes: the names of the axis lengths, which are separate
+  // arguments.
   std::vector<std::string> axes = {};
 
-  // "number", "abs | odd | cosh".
+  // The accepted values as text: "number", "abs | odd | cosh".
   std::string values() const;
 };
 
 struct CatalogueEntry {
-  // What the term does.
+  // The role of the term.
   enum class Role {
     kSimilarity,   // computes the scores of pairs
     kNone,         // nothing
@@ -115,7 +116,8 @@ struct CatalogueEntry {
   bool needs_grid = false;
   bool needs_causal = false;
   bool needs_dot = false;
-  // Whether its value for a key is a sum over other keys, which a part of the keys cannot compute.
+  // Whether its value for a key is a sum over other keys, so that a subset of the keys is not
+  // enough to compute it.
   bool sums_over_keys = false;
   bool takes_scale = false;  // for similarities: whether the argument `scale` multiplies the scores
   // For encodings: whether it reads other tokens (a causal one reads only earlier ones). Its class
@@ -131,9 +133,9 @@ struct CatalogueEntry {
   const char* lead() const;
   // Whether it has a table with this index.
   bool HasTable(CatalogueParameter::Index index) const;
-  // "attention(), modules; dot and causal".
+  // Where the term can be used, and its requirements: "attention(), modules; dot and causal".
   std::string use() const;
-  // For positions: where its tokens lie, "sequence, grid".
+  // For positions: the supported arrangements of tokens, "sequence, grid".
   std::string tokens() const;
 };
 
@@ -141,18 +143,19 @@ struct CatalogueEntry {
 // "pair_bias", "content", "norm", "temperature", "sink", "gate".
 const char* RoleName(CatalogueEntry::Role role);
 
-// Both in listing order: dot first, then by name; "none" first, then by role and name.
+// Both are in listing order: similarities with dot first, then by name; positions with "none"
+// first, then by role and name.
 std::vector<CatalogueEntry> SimilarityCatalogue();
 std::vector<CatalogueEntry> PositionCatalogue();
 
-// All of that as JSON: {"similarities": [...], "positions": [...]}, with the fields above.
+// Both catalogues as JSON: {"similarities": [...], "positions": [...]}, with the fields above.
 std::string CatalogueJson();
 
 // Loads a shared library of terms, built with gnomon_add_terms() of gnomon's CMake package, and
 // returns their names. The terms can then be used like built-in ones. Loading a library again adds
 // nothing and returns the same names, even if the file has changed. Throws c10::ValueError, without
 // adding anything, if the file does not exist, if it was built for a different version of gnomon or
-// PyTorch, if it contains no terms, or if a name is taken.
+// PyTorch, if it contains no terms, or if a name is already in use.
 std::vector<std::string> LoadTerms(const std::string& path);
 
 // The display name of a specification: "RoPE + learned HyPE" for "rope+hype:tau=learned". Throws

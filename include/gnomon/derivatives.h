@@ -1,6 +1,6 @@
 // Forward-mode derivatives of attention and of its gradients, on plain views. The tangents of the
-// results are those in the direction of the tangents of the inputs. Those of the backward pass are
-// products with second derivatives. Plain loops compute them in fp64, with memory linear in the
+// results are the derivatives in the direction of the input tangents. In the backward pass, they
+// are products with second derivatives. Plain loops compute them in fp64, with memory linear in the
 // lengths.
 #ifndef GNOMON_DERIVATIVES_H_
 #define GNOMON_DERIVATIVES_H_
@@ -10,7 +10,7 @@
 
 namespace gnomon {
 
-// A number and its derivative in one direction: value + tangent e, where e^2 = 0. Arrays of them
+// A number and its directional derivative: value + tangent e, where e^2 = 0. Arrays of duals
 // interleave values and tangents.
 struct Dual {
   double value;

@@ -1,6 +1,6 @@
-/* Attention from C: the operator of gnomon/attention.h on contiguous, row-major float arrays. Set a
- * structure to zero before use; null pointers stand for absent arrays. The functions return
- * GNOMON_OK or an error code, and write nothing if an argument is invalid. */
+/* C interface to the operator of gnomon/attention.h, for contiguous, row-major float arrays.
+ * Zero-initialise each structure before use; null pointers stand for absent arrays. The functions
+ * return GNOMON_OK or an error code, and write nothing if an argument is invalid. */
 #ifndef GNOMON_GNOMON_H_
 #define GNOMON_GNOMON_H_
 
@@ -31,12 +31,12 @@ typedef struct gnomon_attention {
    * the backward function (AttentionOutput of gnomon/attention.h). If null, the backward function
    * recomputes the forward pass. */
   float* statistics;
-  /* Share of a row's sum of weights that may be omitted (AttentionInput of gnomon/attention.h), at
+  /* Fraction of a row's total weight that may be skipped (AttentionInput of gnomon/attention.h), at
    * least 0 and below 1; 0 computes everything. */
   double tolerance;
 } gnomon_attention;
 
-/* Gradients, each with the shape of the corresponding input; null: not computed. */
+/* Gradients, each with the shape of the corresponding input. Null: not computed. */
 typedef struct gnomon_attention_gradient {
   float *x, *y, *v, *row_scalars, *column_scalars, *head_scalars, *factor, *bias;
 } gnomon_attention_gradient;
@@ -44,14 +44,14 @@ typedef struct gnomon_attention_gradient {
 enum { GNOMON_OK = 0, GNOMON_INVALID_ARGUMENT = 1, GNOMON_FAILURE = 2 };
 
 /* Writes o (batch, heads, queries, value_dim) and lse (batch, heads, queries), the logarithm of
- * sum_j exp(s_ij). A query without keys has o = 0 and lse = -inf. */
+ * sum_j exp(s_ij). If all keys are masked for a query, o is 0 and lse is -inf. */
 int gnomon_attention_forward(const gnomon_attention* input, float* o, float* lse);
 
 /* Reads o and lse as written by the forward function, and d_o with the shape of o. */
 int gnomon_attention_backward(const gnomon_attention* input, const float* o, const float* lse,
                               const float* d_o, const gnomon_attention_gradient* gradient);
 
-/* The error message of this thread's latest call, or "" on success; valid until the next call. */
+/* The error message of this thread's latest call, or "" on success; valid until its next call. */
 const char* gnomon_last_error(void);
 
 #ifdef __cplusplus

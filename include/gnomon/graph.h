@@ -49,8 +49,8 @@ template <class T>
 struct GraphOutput {
   View<T> o;         // (H, N, Dv); 0 in a row without edges
   T* lse = nullptr;  // (N, H), contiguous; natural logarithm, -inf in a row without edges
-  // (3, N, H), contiguous; null: not stored. As in gnomon/attention.h, with the index of an edge
-  // instead of a key.
+  // (3, N, H), contiguous; null: not stored. The same as in gnomon/attention.h, with the index of
+  // an edge instead of a key.
   T* statistics = nullptr;
 };
 

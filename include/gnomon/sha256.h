@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), with the output of `sha256sum`.
+// SHA-256 (FIPS 180-4), with digests in the format of `sha256sum`.
 #ifndef GNOMON_SHA256_H_
 #define GNOMON_SHA256_H_
 

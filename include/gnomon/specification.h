@@ -1,5 +1,5 @@
-// Specifications of similarities and positions as data, for programs that read or change them.
-// Their grammar is in gnomon/catalogue.h. Does not depend on PyTorch.
+// Parsed specifications of similarities and positions, for programs that read or change them. Their
+// grammar is in gnomon/catalogue.h. Does not depend on PyTorch.
 #ifndef GNOMON_SPECIFICATION_H_
 #define GNOMON_SPECIFICATION_H_
 
@@ -18,9 +18,9 @@ struct SpecifiedTerm {
   std::string name;
   std::vector<std::pair<std::string, std::string>> options = {};  // the value of a flag is "true"
 
-  // The value of an option, without defaults.
+  // The value of an option in the text; defaults are not applied.
   std::optional<std::string> Find(std::string_view key) const;
-  // The text that ParseSpecification reads it from.
+  // The component as text, which ParseSpecification can parse.
   std::string Text() const;
 };
 
@@ -31,8 +31,8 @@ std::vector<SpecifiedTerm> ParseSpecification(std::string_view text);
 // The entry of a similarity or position, valid until the program ends; null if there is none.
 const CatalogueEntry* FindCatalogueEntry(const std::string& name);
 
-// Completes the message for an unknown name with the most similar known ones, at most three: "did
-// you mean rope?", "did you mean rope or rope_mixed?"; empty if no name is similar.
+// A suggestion for an unknown name, with the most similar known names, at most three: "did you mean
+// rope?", "did you mean rope or rope_mixed?"; empty if no name is similar.
 std::string DidYouMean(std::string_view name, const std::vector<std::string>& known);
 
 }  // namespace gnomon

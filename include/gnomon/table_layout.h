@@ -1,4 +1,5 @@
-// Layouts of tables with entries for pairs of tokens, indexed by offset, by key or on a grid.
+// Layouts of tables whose entries apply to pairs of tokens, indexed by offset, by key, or by
+// offsets on a grid.
 #ifndef GNOMON_TABLE_LAYOUT_H_
 #define GNOMON_TABLE_LAYOUT_H_
 
@@ -55,8 +56,8 @@ class KeyLayout final : public TableLayout {
   int64_t keys_;
 };
 
-// Tokens on a grid in row-major order, after `prefix` tokens that read no entry, neither as queries
-// nor as keys. A token's position is its index in this order.
+// For tokens on a grid in row-major order, after `prefix` tokens that read no entry, neither as
+// queries nor as keys. A token's position is its index in this order.
 //   kTable: one entry for the offsets along all axes, row-major over (2 n_1 - 1, 2 n_2 - 1, ...)
 //     with the index offset + n_a - 1 along axis a;
 //   kAxes: the sum of one entry per axis, from consecutive tables of 2 n_a - 1 entries.
@@ -72,7 +73,7 @@ class GridLayout final : public TableLayout {
   int64_t prefix() const { return prefix_; }
   Kind kind() const { return kind_; }
   int64_t tokens() const { return tokens_; }
-  // For each axis, its first entry and the stride of an offset of one.
+  // For each axis, the index of its first entry and the stride between consecutive offsets.
   const std::vector<int64_t>& first() const { return first_; }
   const std::vector<int64_t>& stride() const { return stride_; }
   int64_t size() const override { return size_; }

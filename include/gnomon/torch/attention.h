@@ -47,17 +47,17 @@ struct AttentionOptions {
   TORCH_ARG(Similarity, similarity) = gnomon::similarity::Dot();
   // At most one rotation, content term, QK-norm, sink and gate.
   TORCH_ARG(Positions, position);
-  // p_j <= p_i only.
+  // Whether queries attend only to keys with p_j <= p_i.
   TORCH_ARG(bool, causal) = false;
   // (left, right), both inclusive: p_i - left <= p_j <= p_i + right; nullopt is unbounded, and one
   // number sets both.
   TORCH_ARG(std::optional<Window>, window);
   // (B,) integers, or () for all batches: the queries of batch b attend only to keys key_starts[b]
-  // <= j < key_lengths[b]. Other keys may contain NaN. Key j keeps the position j.
+  // <= j < key_lengths[b]. Other keys may contain NaN. The position of key j is still j.
   TORCH_ARG(std::optional<torch::Tensor>, key_starts);
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
-  // (B, Lq) and (B, Lk) integers within int32, or (Lq,) and (Lk,) for all batches: a query
-  // attends only to its own segment (packed documents). Set both or neither.
+  // (B, Lq) and (B, Lk) integers within int32, or (Lq,) and (Lk,) for all batches: a query attends
+  // only to keys of its own segment (packed documents). Set both or neither.
   TORCH_ARG(std::optional<torch::Tensor>, query_segments);
   TORCH_ARG(std::optional<torch::Tensor>, key_segments);
   // The position of the first query, which may be negative. nullopt means 0 if Lq = Lk. If the
@@ -70,8 +70,8 @@ struct AttentionOptions {
   // replace query_offset and the key indices in masks and in all terms that depend on positions. If
   // Lq = Lk, the keys have the positions of the queries by default. On a grid, a position is an
   // index in row-major order. The table of OffsetBias is then indexed by position, (H, 2 n - 1)
-  // with offset 0 in the middle. The positions of a batch must lie less than 2^30 apart and, with
-  // biases by offset, have at most 2^22 different offsets.
+  // with offset 0 in the middle. The positions of a batch must lie less than 2^30 apart. With
+  // offset biases, they must have at most 2^22 different offsets.
   TORCH_ARG(std::optional<torch::Tensor>, positions);
   TORCH_ARG(std::optional<torch::Tensor>, key_positions);
   // Factor of the dot product and of relative keys, by default 1/sqrt(D). It must not be set in
@@ -88,49 +88,54 @@ struct AttentionOptions {
   // Booleans that broadcast to (B, H, Lq, Lk): true where query i may attend to key j (other masks
   // still apply). Fully masked blocks are skipped.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
-  // A tensor that broadcasts to (B, H, Lq): a factor of s_ij, including biases but not the sink
+  // A tensor that broadcasts to (B, H, Lq): multiplies s_ij, including biases but not the sink
   // (scalable softmax, Nakanishi 2025; Llama 4).
   TORCH_ARG(std::optional<torch::Tensor>, temperature);
-  // z > 0: scores become z tanh(s_ij / z), with biases and temperature in s_ij, before masks and
-  // the sink. The soft cap of similarity::Dot applies to the product only (Gemma 2). CPU only.
+  // z > 0: scores become z tanh(s_ij / z), where s_ij includes biases and the temperature, before
+  // masks and the sink. The soft cap of similarity::Dot applies to the product only (Gemma 2). CPU
+  // only.
   TORCH_ARG(std::optional<double>, score_softcap);
   // The probability of dropping a weight; the others are multiplied by 1 / (1 - dropout), and lse
   // is computed before dropout. The dropped weights depend only on the seed and on the batch, head,
   // row and column of a pair; without a seed, PyTorch's generator draws one.
   TORCH_ARG(double, dropout) = 0;
   TORCH_ARG(std::optional<int64_t>, seed);
-  // "mean", sum_j p_ij v_j; "einstein_midpoint", sum_j p_ij g_j v_j / sum_j p_ij g_j with g_j = 1 /
-  // sqrt(1 - |v_j|^2), of values in the Klein ball, with values outside projected onto its boundary
-  // (Gulcehre et al. 2019); log g_j is added to s_ij; "lorentz_centroid", m sqrt(c / |(m.m)_L|)
-  // with m = sum_j p_ij v_j, of values on the hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c, time
-  // first (Law et al. 2019), where c is taken from similarity::Lorentz, otherwise 1.
+  // The aggregation of values:
+  //   "mean": sum_j p_ij v_j.
+  //   "einstein_midpoint": sum_j p_ij g_j v_j / sum_j p_ij g_j with g_j = 1 / sqrt(1 - |v_j|^2),
+  //     for values in the Klein ball (Gulcehre et al. 2019). Values outside are projected onto its
+  //     boundary. log g_j is added to s_ij.
+  //   "lorentz_centroid": m sqrt(c / |(m.m)_L|) with m = sum_j p_ij v_j, for values on the
+  //     hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c, time first (Law et al. 2019). c is taken
+  //     from similarity::Lorentz; otherwise it is 1.
   TORCH_ARG(std::string, aggregation) = "mean";
-  // At least 0 and below 1: the share of each query's total weight that may be skipped. Blocks of
-  // keys are not computed, neither in the forward nor in the backward pass, if all their weights
-  // together provably sum to less than this share. Such proofs require biases that decrease with
-  // distance. The default, 2^-24, is the rounding error of float32; 0 computes everything, and so
-  // does float64. Non-finite values are never omitted.
+  // At least 0 and below 1: the fraction of each query's total weight that may be skipped. Blocks
+  // of keys are not computed, neither in the forward nor in the backward pass, if the sum of all
+  // their weights is provably smaller. Such proofs require biases that decrease with distance. The
+  // default, 2^-24, is the rounding error of float32; 0 computes everything, and so does float64.
+  // Non-finite values are never skipped.
   TORCH_ARG(double, tolerance) = kDefaultTolerance;
 };
 
 // q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv; bfloat16, float16,
 // float32 or, on the CPU only, float64. Returns o (B, H, Lq, Dv) in the dtype of q. On the CPU,
 // bfloat16 and float16 are widened as the kernels read them, and accumulated in float32; processors
-// with native bfloat16 multiplication use it, with weights rounded to bfloat16. A query
-// without keys gives 0.
+// with native bfloat16 multiplication use it, with weights rounded to bfloat16. If all keys are
+// masked for a query, its output is 0.
 torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                         const AttentionOptions& options = {});
 
 // Also returns lse (B, H, Lq), in float32 or float64: the natural logarithm of sum_j exp(s_ij),
-// which is differentiable. It is -inf for a query without keys.
+// which is differentiable. It is -inf if all keys are masked for a query.
 std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor& q,
                                                             const torch::Tensor& k,
                                                             const torch::Tensor& v,
                                                             const AttentionOptions& options = {});
 
-// The attention weights p_ij (B, H, rows, Lk) for the given rows of q, in its dtype, without
-// dropout and aggregation. Differentiable. Rows count from 0, or backwards from -1 (the last).
-// Memory is proportional to the number of rows times Lk. A query without keys has weights 0.
+// The attention weights p_ij (B, H, rows, Lk) for the given rows of q, in the dtype of q, without
+// dropout and aggregation. They are differentiable. Rows are counted from 0, or backwards from -1
+// (the last). Memory is proportional to the number of rows times Lk. If all keys are masked for a
+// query, its weights are 0.
 torch::Tensor attention_weights(const torch::Tensor& q, const torch::Tensor& k,
                                 const std::vector<int64_t>& rows = {-1},
                                 const AttentionOptions& options = {});
@@ -140,20 +145,21 @@ torch::Tensor attention_weights(const torch::Tensor& q, const torch::Tensor& k,
 // al. 2022).
 torch::Tensor alibi_slopes(int64_t num_heads);
 
-// The T5 buckets of integers p_j - p_i of any shape, int64 (Raffel et al. 2020).
+// The T5 buckets (int64) of relative positions p_j - p_i, integers of any shape (Raffel et al.
+// 2020).
 torch::Tensor t5_bucket(const torch::Tensor& relative_position, bool bidirectional,
                         int64_t num_buckets = 32, int64_t max_distance = 128);
 
-// Sinusoids of positions (...): (..., dim), dim even; float64 for float64 positions, else float32.
-// layout "interleaved": (sin, cos) pairs of p 10000^(-2 i / dim) (Vaswani et al. 2017); "split":
-// all sines, then all cosines, exponent -i / (dim / 2 - 1) (tensor2tensor); "split_xl": the same
-// with exponent -2 i / dim (Dai et al. 2019).
+// The sinusoids (..., dim) of positions (...), with an even dim; float64 for float64 positions,
+// otherwise float32. layout "interleaved": (sin, cos) pairs of p 10000^(-2 i / dim) (Vaswani et al.
+// 2017); "split": all sines, then all cosines, exponent -i / (dim / 2 - 1) (tensor2tensor);
+// "split_xl": the same with exponent -2 i / dim (Dai et al. 2019).
 torch::Tensor sinusoid(const torch::Tensor& positions, int64_t dim,
                        const std::string& layout = "interleaved");
 
 // The sinusoids (prefix + the product of shape, dim) of tokens on a grid in row-major order: dim is
-// divided evenly among the axes; each part contains the sinusoids of one coordinate. Zero for the
-// prefix.
+// divided evenly among the axes; each part contains the sinusoids of one coordinate. The rows of
+// the prefix are zero.
 torch::Tensor grid_sinusoid(const std::vector<int64_t>& shape, int64_t dim,
                             const std::string& layout = "interleaved", int64_t prefix = 0);
 
@@ -161,7 +167,7 @@ torch::Tensor grid_sinusoid(const std::vector<int64_t>& shape, int64_t dim,
 // for kernels without bias support: keep their scale at 1/sqrt(D), where D is the original head
 // dimension. tau and mu are (H,); k is expanded to the H heads of q (Angelotti 2023). axes is the
 // shape of a grid that the tokens lie on in row-major order; the bias is then the sum over its
-// axes, with 2 * copies coordinates each.
+// axes, with 2 * copies coordinates per axis.
 std::tuple<torch::Tensor, torch::Tensor> hype_augment(const torch::Tensor& q,
                                                       const torch::Tensor& k, const HeadValue& tau,
                                                       const HeadValue& mu, int64_t copies = 1,
@@ -169,12 +175,13 @@ std::tuple<torch::Tensor, torch::Tensor> hype_augment(const torch::Tensor& q,
                                                       int64_t query_offset = 0);
 
 // The order that cones define on points (..., D), D >= 2, of the upper half-space, whose last
-// coordinate is the height (Tseng et al. 2023). cone "penumbral": below the horosphere of height r
-// (default 1), with heights clamped to [0, r]; "umbral": cast by balls of radius r (default 0.1).
+// coordinate is the height (Tseng et al. 2023). Cones of type "penumbral" lie below the horosphere
+// of height r (default 1), and heights are clamped to [0, r]. Cones of type "umbral" are cast by
+// balls of radius r (default 0.1).
 namespace cones {
 
-// Whether u is an ancestor of v, that is, whether v lies in the cone of u. Booleans, with the shape
-// that u and v broadcast to without their last axis.
+// Whether u is an ancestor of v, that is, whether v lies in the cone of u. Returns booleans, with
+// the broadcast shape of u and v without the last axis.
 torch::Tensor ancestor(const torch::Tensor& u, const torch::Tensor& v,
                        const std::string& cone = "penumbral",
                        std::optional<double> r = std::nullopt);

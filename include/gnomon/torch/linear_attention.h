@@ -13,22 +13,24 @@
 namespace gnomon {
 
 struct LinearAttentionOptions {
-  // The feature map phi, of D numbers each: "elu": elu(x) + 1 (Katharopoulos et al. 2020); "relu".
-  // "favor": exp(w.x - |x|^2 / 2) with x divided by D^(1/4), for each row w of the projection: the
-  // positive random features of the softmax with scale 1/sqrt(D) (Choromanski et al. 2021).
+  // The feature map phi. "elu", elu(x) + 1 (Katharopoulos et al. 2020), and "relu" have D features.
+  // "favor" has one feature per row w of the projection, exp(w.x - |x|^2 / 2) with x divided by
+  // D^(1/4): the positive random features of the softmax with scale 1/sqrt(D) (Choromanski et al.
+  // 2021).
   TORCH_ARG(std::string, feature) = "elu";
-  // A position::RoPE over the features, which rotates only the numerator (Su et al. 2021, eq. 19).
+  // A position::RoPE applied to the features, which rotates only the numerator (Su et al. 2021, eq.
+  // 19).
   TORCH_ARG(std::optional<Position>, rope);
   // Whether query i attends only to keys j <= i; requires Lq = Lk.
   TORCH_ARG(bool, causal) = false;
   // (B,) integers, or () for all batches: keys from key_lengths[b] on are ignored and may contain
   // NaN.
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
-  // The position of the first query, for rope. nullopt means 0 if Lq = Lk; otherwise it is an error
-  // in combination with rope.
+  // The position of the first query, for rope. nullopt means 0 if Lq = Lk; if the lengths differ,
+  // rope requires a value.
   TORCH_ARG(std::optional<int64_t>, query_offset);
   // Only for "favor": the number of rows of the projection (default: the even number above D ln D,
-  // at least 2) and the seed that they are drawn from (default 0); or the projection itself,
+  // at least 2) and the seed of the random projection (default 0); or the projection itself,
   // (features, D).
   TORCH_ARG(std::optional<int64_t>, num_features);
   TORCH_ARG(std::optional<int64_t>, seed);
@@ -41,8 +43,9 @@ struct LinearAttentionOptions {
 torch::Tensor linear_attention(const torch::Tensor& q, const torch::Tensor& k,
                                const torch::Tensor& v, const LinearAttentionOptions& options = {});
 
-// The projection that linear_attention draws: (num_features, head_dim), float64. Blocks of head_dim
-// rows are orthogonal; each row is distributed as N(0, 1) (Choromanski et al. 2021, section 2.4).
+// The projection that linear_attention draws: (num_features, head_dim), float64. The rows within a
+// block of head_dim rows are orthogonal; each row is distributed as N(0, 1) (Choromanski et al.
+// 2021, section 2.4).
 torch::Tensor favor_projection(int64_t num_features, int64_t head_dim, int64_t seed = 0);
 
 }  // namespace gnomon

@@ -1,4 +1,4 @@
-// Measurements of the kernels, in addition to their times: `gnomon bench`.
+// Measurements of the kernels other than their run times, for `gnomon bench`.
 #ifndef GNOMON_TORCH_MEASUREMENT_H_
 #define GNOMON_TORCH_MEASUREMENT_H_
 
@@ -15,17 +15,18 @@ namespace gnomon {
 // PyTorch's threads for about `seconds`. Returns floating-point operations per second.
 double MeasurePeakFlops(double seconds);
 
-// Counts of query-key pairs, in whole tiles: those visible under the masks, and those computed. The
-// rest was skipped (AttentionOptions::tolerance). Both are 0 if no fused kernel ran.
+// Numbers of query-key pairs, in whole tiles: the pairs that the masks allow, and the pairs that
+// were computed. The difference was skipped (AttentionOptions::tolerance). Both are 0 if no fused
+// kernel ran.
 struct PairCounts {
   int64_t seen = 0;
   int64_t computed = 0;
 };
 
-// The pairs of all calls, of all threads, while `run` runs.
+// Counts the pairs of all calls, on all threads, while `run` runs.
 PairCounts CountPairs(const std::function<void()>& run);
 
-// A similarity applied to tokens that were mapped in advance: the time of the operator without its
+// A similarity applied to tokens that were mapped in advance, to time the operator without its
 // token map.
 class MappedAttention {
  public:
@@ -34,8 +35,8 @@ class MappedAttention {
   MappedAttention(const std::string& similarity, const torch::Tensor& q, const torch::Tensor& k,
                   const torch::Tensor& v, const torch::Tensor& gamma);
 
-  // The operator's inputs, leaves that require gradients: mapped tokens, values, and scalars of
-  // rows and columns, if any.
+  // The operator's inputs, leaf tensors that require grad: mapped tokens, values, and row and
+  // column scalars, if any.
   const std::vector<torch::Tensor>& inputs() const { return inputs_; }
   torch::Tensor operator()(bool causal) const;
 

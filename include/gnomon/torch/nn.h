@@ -1,8 +1,8 @@
-// PyTorch modules around gnomon::attention. Positions and similarities are given as specifications
-// in the grammar of gnomon/catalogue.h ("rope+hype:mu=0.001:tau=learned",
+// PyTorch modules built on gnomon::attention. Positions and similarities are given as
+// specifications in the grammar of gnomon/catalogue.h ("rope+hype:mu=0.001:tau=learned",
 // "penumbral:score=height2"), so models need no special cases: they pass a specification to
-// TokenPosition, which uses the components that are added to embeddings, and its attention_position
-// to MultiheadAttention.
+// TokenPosition, which applies the components that are added to embeddings, and pass its
+// attention_position() to MultiheadAttention.
 //
 // Parameters have the same names in Python (gnomon.nn).
 #ifndef GNOMON_TORCH_NN_H_
@@ -32,23 +32,24 @@ namespace gnomon::nn {
 // The projected keys and values of the previous tokens, (B, Hkv, L, D) and (B, Hkv, L, Dv), before
 // any rotation or map, and the other tensors that a position projects from keys, (B, H, L, ...).
 //
-// Without gradients, the tensors are views of larger ones, and tokens are appended in place: copies
-// of a cache cost nothing and are independent.
+// Without gradients, the tensors are views of larger ones, and tokens are appended in place.
+// Copying a cache costs nothing, and copies are independent.
 struct KVCache {
   torch::Tensor k;
   torch::Tensor v;
   std::vector<torch::Tensor> projections;
-  // (B, L) or (L,): their positions, if the calls passed them; otherwise undefined.
+  // (B, L) or (L,): the positions of these tokens, if the calls passed them; otherwise undefined.
   torch::Tensor positions;
 
   int64_t length() const { return k.defined() ? k.size(2) : 0; }
-  // If later tokens have positions, tokens without positions count as consecutive.
+  // Tokens without positions are treated as consecutive if later tokens have positions.
   void append(const torch::Tensor& new_k, const torch::Tensor& new_v,
               const std::vector<torch::Tensor>& new_projections = {},
               const torch::Tensor& new_positions = {});
-  // All keys after a rotation that is the same in every call: turn(keys, first) rotates the keys of
-  // the tokens from `first` on. They are cached along with k and recomputed if k or positions were
-  // assigned, or if `rotation`, a name of the caller's choice, has changed.
+  // Returns all keys, rotated. turn(keys, first) rotates the keys of the tokens from `first` on,
+  // and must rotate them identically in every call. Rotated keys are cached with k. They are
+  // recomputed if k or positions were assigned, or if `rotation`, a name chosen by the caller, has
+  // changed.
   torch::Tensor turned(
       const std::function<torch::Tensor(const torch::Tensor& keys, int64_t first)>& turn,
       const std::string& rotation = "");
@@ -58,12 +59,12 @@ struct KVCache {
 
  private:
   struct Room;
-  // Whether turned_ belongs to the first tokens of k.
+  // Whether turned_ contains rotated keys of the first tokens of k.
   bool HasTurned() const;
   static void Extend(const std::vector<torch::Tensor*>& kept,
                      const std::vector<torch::Tensor>& fresh, std::shared_ptr<Room>* room);
 
-  // The tensors with room for later tokens, shared by copies.
+  // Larger tensors with space for later tokens, shared by copies of the cache.
   std::shared_ptr<Room> room_;
   torch::Tensor turned_;
   torch::Tensor turned_of_;  // the k that turned_ was computed from
@@ -101,15 +102,16 @@ struct MultiheadAttentionOptions {
   TORCH_ARG(std::optional<int64_t>, kv_heads);
   // Head dimension of q and k; default embed_dim / num_heads.
   TORCH_ARG(std::optional<int64_t>, qk_dim);
-  // Specifications, or terms. The module copies the tensors of terms as "<component>_<name>": as
-  // parameters if they require grad, otherwise as buffers.
+  // Specifications, or terms. The module registers copies of the terms' tensors under the names
+  // "<component>_<name>": parameters if they require grad, otherwise buffers.
   TORCH_ARG(Similarity, similarity) = Similarity("dot");
   // Components that are added to embeddings are errors; see attention_position.
   TORCH_ARG(Position, position) = Position("none");
-  // The probability of dropping a weight, in training.
+  // The probability of dropping a weight during training.
   TORCH_ARG(double, dropout) = 0.0;
   TORCH_ARG(bool, bias) = true;
-  // Rows of a learned position table ("absolute_keys"), unless the component has a length.
+  // Number of rows of a learned position table ("absolute_keys"), unless the component sets its
+  // length.
   TORCH_ARG(int64_t, max_length) = 512;
   // Dimensions of key and value; default embed_dim.
   TORCH_ARG(std::optional<int64_t>, kdim);
@@ -125,8 +127,8 @@ struct MultiheadAttentionOptions {
   TORCH_ARG(double, tolerance) = kDefaultTolerance;
 };
 
-// x / sqrt(mean x^2 + 1e-6), times a weight initialised to 1, over the last axis, of size `dim`
-// (Zhang and Sennrich 2019).
+// Computes x / sqrt(mean x^2 + 1e-6) over the last axis, of size `dim`, times a weight initialised
+// to 1 (Zhang and Sennrich 2019).
 class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
  public:
   explicit RMSNormImpl(int64_t dim);
@@ -155,26 +157,26 @@ struct AttentionCall {
   // Positions of this call's tokens; the cache stores those of the keys.
   std::optional<torch::Tensor> positions = std::nullopt;
   std::optional<torch::Tensor> key_positions = std::nullopt;
-  // Receives the projected keys and values of this call; the queries attend to all of it.
+  // Receives the projected keys and values of this call; the queries attend to all cached tokens.
   KVCache* cache = nullptr;
 };
 
-// softmax(similarity + position) over heads, between projections.
+// Multi-head attention, softmax(similarity + position) v, between input and output projections.
 //
-// Submodules q_proj, k_proj, v_proj, out_proj: weights N(0, 1 / in_features), biases 0, so that
-// inputs of unit variance give q and k of unit variance and logits with a standard deviation of 1.
-// The parameters of the similarity and the position are (H,) tensors "<component>_<name>_theta",
-// initialised to 0, with value = start * exp(5 theta) (AdamW would barely move a large tau itself),
-// such as "gamma_theta" or "beta_theta", and tables. Tables of biases are initialised to 0, such as
-// "t5_table" (buckets, H) and "grid_bias_table" (H, 2 height - 1, 2 width - 1). Tables of content
-// terms are initialised from N(0, 1 / D), such as "relative_table" (2 max_offset + 1, D).
-// "transformer_xl_u" and "transformer_xl_v" (H, D) are initialised to 0, and "transformer_xl_r" (H,
-// D, embed_dim) maps sinusoids to rows. Tensors that are projected from the tokens of each call
-// have a weight (H n, embed_dim or kdim) and may have a bias (H n) for n numbers per head:
-// "forget_log_forget_weight" and "forget_log_forget_bias", "content_bias_query_weight". The initial
-// value of gamma or beta, the buffer "gamma_start" or "beta_start", gives the logits of N(0, 1)
-// tokens a standard deviation of 1. The options add q_norm, k_norm, gate_proj and the parameter
-// "sink" (H,).
+// The submodules q_proj, k_proj, v_proj and out_proj have weights initialised from N(0, 1 /
+// in_features) and biases initialised to 0, so that inputs of unit variance give q and k of unit
+// variance and logits with a standard deviation of 1. The learned per-head values of the similarity
+// and the position have the parameters "<component>_<name>_theta" (H,), such as "gamma_theta" or
+// "beta_theta", initialised to 0: the value is start * exp(5 theta), because AdamW would barely
+// move a large tau itself. Tables of biases are initialised to 0, such as "t5_table" (buckets, H)
+// and "grid_bias_table" (H, 2 height - 1, 2 width - 1). Tables of content terms are initialised
+// from N(0, 1 / D), such as "relative_table" (2 max_offset + 1, D). "transformer_xl_u" and
+// "transformer_xl_v" (H, D) are initialised to 0, and "transformer_xl_r" (H, D, embed_dim) maps
+// sinusoids to rows. Tensors that are projected from the tokens of each call have a weight (H n,
+// embed_dim or kdim) and may have a bias (H n) for n numbers per head: "forget_log_forget_weight"
+// and "forget_log_forget_bias", "content_bias_query_weight". The initial value of gamma or beta,
+// the buffer "gamma_start" or "beta_start", gives the logits of N(0, 1) tokens a standard deviation
+// of 1. The options add q_norm, k_norm, gate_proj and the parameter "sink" (H,).
 class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImpl> {
  public:
   MultiheadAttentionImpl(int64_t embed_dim, int64_t num_heads)
@@ -188,9 +190,9 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   torch::Tensor forward(const torch::Tensor& query, const torch::Tensor& key = {},
                         const torch::Tensor& value = {}, const AttentionCall& call = {});
 
-  // The weights (B, H, n, Lk) of n rows of query (-1 the last), like gnomon::attention_weights,
-  // with this module's projections, similarity and position, without dropout; a cache is an error.
-  // `key` defaults to query.
+  // Returns the weights (B, H, n, Lk) of n rows of query (-1 is the last), like
+  // gnomon::attention_weights, with this module's projections, similarity and position, and without
+  // dropout. A cache is an error. `key` defaults to query.
   torch::Tensor attention_weights(const torch::Tensor& query, const torch::Tensor& key,
                                   const std::vector<int64_t>& rows, const AttentionCall& call = {});
 
@@ -227,8 +229,8 @@ struct LorentzMultiheadAttentionOptions {
   LorentzMultiheadAttentionOptions(int64_t in_channels, int64_t out_channels, int64_t num_heads)
       : in_channels_(in_channels), out_channels_(out_channels), num_heads_(num_heads) {}
 
-  // Per head: tokens have num_heads * in_channels channels, and the points of each head have
-  // out_channels, including the time.
+  // Channels per head: tokens have num_heads * in_channels channels, and the points of each head
+  // have out_channels coordinates, including the time.
   TORCH_ARG(int64_t, in_channels);
   TORCH_ARG(int64_t, out_channels);
   TORCH_ARG(int64_t, num_heads);
@@ -245,16 +247,16 @@ struct LorentzMultiheadAttentionOptions {
   TORCH_ARG(bool, normalize) = false;
   // Specifications, or terms without tensors.
   TORCH_ARG(Position, position) = Position("none");
-  // The probability of dropping a weight, in training.
+  // The probability of dropping a weight during training.
   TORCH_ARG(double, dropout) = 0.0;
 };
 
-// softmax(2 c + 2 (q.k)_L) over heads, and the centroids of values, all on one hyperboloid: the
-// layer of HyperCore (He et al. 2025; Chen et al. 2022; Yang et al. 2024, Hypformer). The
-// submodules Wq, Wk and Wv compute the spatial coordinates of each head, and final_linear those of
-// the output; times follow from them. Parameters: scale (1,), initialised to sqrt(num_heads *
-// out_channels), which divides the scores, and bias (), which is added to all scores and has no
-// effect on the softmax.
+// Multi-head attention on one hyperboloid, with the weights softmax(2 c + 2 (q.k)_L) and centroids
+// of the values: the layer of HyperCore (He et al. 2025; Chen et al. 2022; Yang et al. 2024,
+// Hypformer). The submodules Wq, Wk and Wv compute the spatial coordinates of each head, and
+// final_linear computes those of the output; the time coordinates follow from these. Parameters:
+// scale (1,), initialised to sqrt(num_heads * out_channels), which divides the scores, and bias (),
+// which is added to all scores and has no effect on the softmax.
 class LorentzMultiheadAttentionImpl : public torch::nn::Cloneable<LorentzMultiheadAttentionImpl> {
  public:
   LorentzMultiheadAttentionImpl(int64_t in_channels, int64_t out_channels, int64_t num_heads)
@@ -287,7 +289,7 @@ struct TokenPositionOptions {
 
   TORCH_ARG(std::string, position);
   TORCH_ARG(int64_t, dim);
-  // Rows of a learned table; "learned:length=N" in the specification overrides it.
+  // Number of rows of a learned table; "learned:length=N" in the specification overrides it.
   TORCH_ARG(int64_t, max_length);
   // Whether tokens must not depend on later ones.
   TORCH_ARG(bool, causal) = false;
@@ -304,7 +306,7 @@ class TokenPositionImpl : public torch::nn::Cloneable<TokenPositionImpl> {
 
   void reset() override;
 
-  // embeddings (B, L, dim); the same shape.
+  // embeddings (B, L, dim); returns the same shape.
   torch::Tensor forward(const torch::Tensor& embeddings, const TokenCall& call = {});
 
   // The maximum length at which the position is defined; nullopt: unlimited.
@@ -314,7 +316,7 @@ class TokenPositionImpl : public torch::nn::Cloneable<TokenPositionImpl> {
 
  private:
   std::optional<int64_t> max_length_;
-  std::vector<TokenEncoding> encodings_;  // "<name><n>", numbered per name
+  std::vector<TokenEncoding> encodings_;  // submodules "<name><n>", numbered per name
 };
 TORCH_MODULE(TokenPosition);
 

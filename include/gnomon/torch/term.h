@@ -27,9 +27,9 @@ class HeadValue {
 };
 
 // A similarity or a position in the form that the operator reads: a specification in the grammar of
-// gnomon/catalogue.h, and the tensors of the parameters that are "name=tensor" there, in the order
-// of the catalogue. The functions of gnomon/torch/terms.h create terms; a specification string such
-// as "penumbral:gamma=0.5" is also a term. Omitted parameters take the initial values of a module.
+// gnomon/catalogue.h, and the tensors of the parameters written as "name=tensor", in the order of
+// the catalogue. The functions of gnomon/torch/terms.h create terms; a specification string such as
+// "penumbral:gamma=0.5" is also a term. Omitted parameters take the initial values of a module.
 struct Term {
   std::string spec;
   std::vector<torch::Tensor> tensors;

@@ -15,13 +15,13 @@
 namespace gnomon::nn {
 
 // The state of token encodings between calls: the number of tokens so far, and the embeddings (B,
-// N, dim) of those that the next tokens read, as in a convolution.
+// N, dim) of the last N tokens, which a convolution reads for the next tokens.
 struct TokenCache {
   torch::Tensor embeddings;
   int64_t tokens = 0;
 
   int64_t length() const { return tokens; }
-  // Keeps the last `history` embeddings.
+  // Counts the new tokens, and stores the last `history` embeddings.
   void append(const torch::Tensor& new_embeddings, int64_t history);
   void reset();
 };
@@ -31,16 +31,17 @@ struct TokenCall {
   // The position of the first token. Default: the length of the cache before the call, or 0 without
   // a cache.
   std::optional<int64_t> offset = std::nullopt;
-  // (B,) integers, or () for all: later tokens are padding, which no other token reads. Only
-  // without a cache.
+  // The lengths of the sequences, (B,) integers, or () for all: later tokens are padding, which no
+  // other token reads. Not supported with a cache.
   std::optional<torch::Tensor> lengths = std::nullopt;
   // The tokens of this call follow those in the cache.
   TokenCache* cache = nullptr;
-  // The random generator for training; default: PyTorch's own.
+  // The random generator for training; default: PyTorch's default generator.
   std::optional<at::Generator> generator = std::nullopt;
-  // The sequences are those from first_sequence on in a batch of batch_size, whose other sequences
-  // are processed elsewhere; default: the whole batch. With a generator in the same state, training
-  // draws the same random numbers for them as in a call with the whole batch.
+  // The sequences of this call are a part of a batch of batch_size sequences, starting at
+  // first_sequence; the others are processed elsewhere. Default: the whole batch. With a generator
+  // in the same state, training draws the same random numbers for them as in a call with the whole
+  // batch.
   int64_t first_sequence = 0;
   std::optional<int64_t> batch_size = std::nullopt;
   // (B, L) or (L,) integers: the positions of the tokens, instead of consecutive positions starting
