@@ -114,8 +114,8 @@ std::string DefaultText(const Member& value) {
   }
 }
 
-// The members with their initial values, "bool causal=False". Calls omit arguments with default
-// values, because passing an argument takes time.
+// The schema of the members with their initial values as defaults, "bool causal=False". Calls omit
+// arguments with default values, because passing an argument takes time.
 template <class Arguments>
 std::string SchemaWithDefaults() {
   Arguments unset;
@@ -316,7 +316,8 @@ at::Tensor LinearAttentionOp(const at::Tensor& q, const at::Tensor& k, const at:
                           num_features, seed, projection});
 }
 
-// Operators composed of the kernels' operators and PyTorch's: calls add(schema, function) for each.
+// Calls add(schema, function) for each operator that is composed of the kernels' and PyTorch's
+// operators.
 template <typename Add>
 void ForCompositions(const Add& add) {
   const std::string call = SchemaWithDefaults<CallArguments>();
@@ -365,9 +366,9 @@ void ForCompositions(const Add& add) {
       "int value_dim, int max_length, int query_tokens, int key_tokens, Tensor[] given) -> "
       "(str[], Tensor[], bool[])",
       TensorsOfModule);
-  // For each of these: its component of the position, or -1 for the similarity; the component's
-  // parameter; its part, "value", "start", "theta", "weight" or "bias"; and the index of a table as
-  // in the catalogue, or "".
+  // For each tensor of module_tensors: its component of the position, or -1 for the similarity; the
+  // component's parameter; its part, "value", "start", "theta", "weight" or "bias"; and the index
+  // of a table as in the catalogue, or "".
   add("module_tensor_origins(str similarity, str position) -> "
       "(str[] names, int[] components, str[] parameters, str[] parts, str[] indices)",
       OriginsOfTensors);
@@ -406,7 +407,7 @@ void ForCompositions(const Add& add) {
   // The index of the token coordinate that is a height or a time: -1 (last) or 0 (first); None if
   // there is none.
   add("height_coordinate(str similarity) -> int?", HeightCoordinate);
-  // The option with which a similarity takes points as tokens, "map=none"; "" if there is none.
+  // The option with which a similarity accepts points as tokens, "map=none"; "" if there is none.
   add("points_option(str similarity) -> str", PointsOption);
   // The query axis ("Q") or key axis ("K") of a call argument with the given rank, counted from the
   // end; None if it has none.
@@ -481,8 +482,8 @@ TORCH_LIBRARY(gnomon, m) {
   ForCompositions([&](const std::string& schema, auto run) { m.def(schema.c_str(), run); });
 }
 
-// vmap decomposes the compositions registered here; it would call others once per sample or reject
-// them. Its rules for the operators below are in python/gnomon/_vmap.py.
+// vmap decomposes the compositions that are registered here; without this, it would call them once
+// per sample or reject them. Its rules for the other operators are in python/gnomon/_vmap.py.
 TORCH_LIBRARY_IMPL(gnomon, FuncTorchBatchedDecomposition, m) {
   ForCompositions([&](const std::string& schema, auto run) {
     m.impl(schema.substr(0, schema.find('(')).c_str(), run);

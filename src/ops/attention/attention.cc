@@ -1,4 +1,4 @@
-// gnomon::attention: from specifications and their tensors to the composition.
+// gnomon::attention: resolves specifications and their tensors, and calls Compose.
 #include <gnomon/torch/attention.h>
 
 #include <ATen/ATen.h>
@@ -59,8 +59,8 @@ class TensorReader {
   size_t next_ = 0;
 };
 
-// The value of a parameter without a tensor in a specification: a number, or nullopt for its
-// initial value.
+// The value that a specification sets for a parameter that is not a tensor: a number, or nullopt
+// for the initial value.
 std::optional<double> FixedNumber(const char* operation, const Component& component,
                                   const std::string& name) {
   const std::optional<std::string> value = component.Find(name);
@@ -94,7 +94,7 @@ std::shared_ptr<const SimilaritySpec> ReadSimilarity(const std::string& spec) {
   });
 }
 
-// The terms of a sum.
+// Parses the terms of a sum.
 std::shared_ptr<const std::vector<PositionSpec>> ReadPositions(const std::string& spec) {
   static Kept<std::string, std::shared_ptr<const std::vector<PositionSpec>>> known;
   return known.Get(spec, [&] {
@@ -168,7 +168,7 @@ std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& p
       } else if (const auto number = FixedNumber("gnomon.attention", component, parameter->name)) {
         position.tensors.push_back(HeadNumber(q, *number));
       } else {
-        // Per-head parameters depend on nothing else.
+        // The initial values of per-head parameters do not depend on value_dim and max_length.
         const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), /*value_dim=*/0, /*max_length=*/0};
         position.tensors.push_back(PositionStart(*parameter, component, shape, q));
       }

@@ -12,9 +12,9 @@
 
 namespace gnomon {
 
-// A similarity given by a component and the tensors of the parameters that the component marks as
-// tensors, for q (B, H, ...); omitted parameters take their initial value in a module. Messages
-// begin with `operation`.
+// Resolves a similarity for q (B, H, ...) from its specification and the tensors of the parameters
+// that the specification marks as tensors. Omitted parameters take the initial values of a module.
+// Error messages begin with `operation`.
 ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& spec,
                                      at::TensorList tensors, const at::Tensor& q);
 
@@ -22,9 +22,9 @@ ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& s
 std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& positions,
                                                at::TensorList tensors, const at::Tensor& q);
 
-// Attention with a similarity and a list of positions, each a sum of components, and with the
-// tensors of the parameters that are marked as tensors, in catalogue order. Returns the result of
-// Compose.
+// Computes attention with a similarity and a list of positions, each of which is a sum of
+// components. The tensors belong to the parameters that are marked as tensors, in catalogue order.
+// Returns the result of Compose.
 Outputs AttentionOfSpecs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          const std::string& similarity, at::TensorList similarity_tensors,
                          const std::vector<std::string>& positions, at::TensorList position_tensors,

@@ -56,7 +56,7 @@ Outputs ForwardOn(const OperatorArguments& a, cuda::Backend& backend) {
   }
   auto& [o, lse, statistics] = outputs;
   cuda::Output output;
-  // The caller rounds it to the tokens' type. The kernels write an exact o as contiguous rows.
+  // For 16-bit tokens, the kernels write o in float32, as contiguous rows. The caller rounds it.
   const bool is_float = a.x.scalar_type() == at::kFloat;
   const at::Tensor exact = is_float || o.is_contiguous() ? o : at::empty(o.sizes(), o.options());
   if (is_float) {

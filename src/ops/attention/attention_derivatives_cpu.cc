@@ -81,7 +81,7 @@ class DualCall {
     input_.key_positions = in.key_positions;
   }
 
-  // input_ points into this object.
+  // Not copyable, because input_ points into this object.
   DualCall(const DualCall&) = delete;
   DualCall& operator=(const DualCall&) = delete;
 

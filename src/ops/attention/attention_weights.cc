@@ -44,14 +44,14 @@ bool HasRows(const Parameter& parameter) {
   return parameter.index == Index::kQueries || parameter.index == Index::kPairs;
 }
 
-// Whether it has a tensor whose rows belong to both queries and keys.
+// Whether a position has a tensor whose rows belong to both queries and keys.
 bool OfTokens(const ResolvedPosition& position) {
   const std::vector<const Parameter*> parameters = position.entry->Tensors(*position.component);
   return std::any_of(parameters.begin(), parameters.end(),
                      [](const Parameter* parameter) { return parameter->index == Index::kTokens; });
 }
 
-// Whether the position of a row is its index plus an offset, independent of the other rows.
+// Whether a term can be computed for a subset of the rows, given the offset of the first one.
 bool StandsAlone(const ResolvedPosition& position) {
   // Tables of a module are indexed by positions.
   const bool by_row = position.entry->catalogue.HasTable(Index::kOffsets) && !position.of_module;
@@ -74,7 +74,7 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
   CallArguments arguments = call;
   arguments.dropout = 0;
   arguments.aggregation = "mean";
-  // All weights are requested.
+  // All weights are requested, so no tile may be skipped.
   arguments.tolerance = 0;
   for (ResolvedPosition& position : positions) position.of_weights_alone = true;
   const bool knows_offset =
@@ -130,7 +130,7 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
       for (const Parameter* parameter : position.entry->Tensors(*position.component)) {
         const bool is_sink = position.entry->role() == PositionEntry::Role::kSink;
         if (parameter->tensor.of_values) {
-          // No term reads its rows.
+          // It is not used for weights.
         } else if (HasRows(*parameter) && tensor->dim() >= 2) {
           *tensor = rows_of(parameter->name, *tensor, -2, /*may_be_shared=*/true);
         } else if (is_sink && tensor->dim() == 3) {

@@ -35,17 +35,22 @@ struct ResolvedPosition {
 // The arguments of attention calls other than tokens and terms, in the order of the operators'
 // schemas: visible keys, positions, and transformations of scores and weights.
 //
-// left and right are the window; chunks contains the chunk size and the numbers of visible chunks
-// before and after the query's own; query_offsets (B,) replaces query_offset, and positions and
-// key_positions (default: positions) replace both; seed () or (1,) int64 is drawn from PyTorch's
-// generator if absent; aggregation is "mean", "einstein_midpoint" of values in the Klein ball, or
-// "lorentz_centroid" of values on the hyperboloid; sink (), (H,) or (B, H, Lq) is one more score
-// per row, for a key without a value; mask marks visible pairs and broadcasts to (B, H, Lq, Lk);
-// temperature multiplies scores and broadcasts to (B, H, Lq); score_softcap caps the results;
-// tolerance is the share of a row's sum of weights that skipped tiles may have. Positions with a
-// third axis, coordinates, are read only by RoPE. The axes Q and K tell how to slice an argument
-// when a subset of rows or keys is computed; broadcast (size-1) axes are kept, except in integer
-// tensors.
+//   left, right: the window.
+//   query_offsets: (B,), replaces query_offset.
+//   positions, key_positions: replace the offsets; key_positions defaults to positions. Only RoPE
+//     reads positions with a third axis, the coordinates.
+//   chunks: the chunk size, and the numbers of visible chunks before and after the query's own.
+//   seed: () or (1,), int64; drawn from PyTorch's generator if absent.
+//   aggregation: "mean", "einstein_midpoint" of values in the Klein ball, or "lorentz_centroid" of
+//     values on the hyperboloid.
+//   sink: (), (H,) or (B, H, Lq), an additional score per row, for a key without a value.
+//   mask: marks visible pairs; broadcasts to (B, H, Lq, Lk).
+//   temperature: multiplies scores; broadcasts to (B, H, Lq).
+//   score_softcap: caps the scores after the temperature.
+//   tolerance: the fraction of a row's total weight that may be skipped.
+//
+// The axes Q and K determine how an argument is sliced when a subset of rows or keys is computed.
+// Broadcast axes (of size 1) are not sliced, except in integer tensors.
 #define GNOMON_CALL_ARGUMENTS(ARGUMENT)                                  \
   ARGUMENT(bool, causal, false, kOption, "")                             \
   ARGUMENT(OptionalSymInt, left, {}, kOption, "")                        \

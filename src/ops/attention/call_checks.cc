@@ -97,7 +97,7 @@ OptionalTensor CheckIntegers(const char* operation, const char* name, const Opti
   CheckIntegerType(operation, name, *tensor, q);
   std::vector<c10::SymInt> sizes = {q.sym_size(0)};
   if (length) sizes.push_back(*length);
-  // Without a batch axis, they apply to the whole batch.
+  // Without a batch axis, the integers apply to the whole batch.
   const size_t absent = tensor->dim() + 1 == static_cast<int64_t>(sizes.size()) ? 1 : 0;
   const auto expected = c10::SymIntArrayRef(sizes).slice(absent);
   TORCH_CHECK_VALUE(length || tensor->sym_sizes() == expected, operation, ": ", name, " has shape ",

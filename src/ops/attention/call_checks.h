@@ -15,7 +15,7 @@
 
 namespace gnomon {
 
-// Dropout probability and tolerance.
+// Checks a dropout probability.
 void CheckDropoutRate(const char* operation, double rate);
 // Checks the rate and the seed.
 void CheckDropout(const char* operation, double rate, const OptionalTensor& seed);
@@ -53,8 +53,8 @@ at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& t
 at::Tensor BroadcastPairs(const char* name, const at::Tensor& pairs, const at::Tensor& q,
                           const at::Tensor& k);
 
-// k (B, Hkv, Lk, D) with zeros where no query attends: NaN there would reappear in the gradient of
-// a token map.
+// k (B, Hkv, Lk, D) with zeros for hidden keys, because NaN in hidden keys would reappear in the
+// gradient of a token map.
 at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
                          const OptionalTensor& key_lengths);
 

@@ -86,9 +86,9 @@ class Composition {
         entry_(*similarity.entry),
         positions_(positions),
         arguments_(arguments),
-        // Low-precision tokens are passed to the kernels unchanged, which round where they multiply
-        // such values natively (gnomon/attention.h). Derived tensors are computed in float32, and
-        // rounded only for kernels that need a single token type.
+        // Low-precision tokens are passed to the kernels unchanged. Kernels that multiply such
+        // values natively round the weights (gnomon/attention.h). Derived tensors are computed in
+        // float32, and rounded only for kernels that require a single token type.
         computing_(ComputingType(q)),
         q_(q),
         k_(k),
@@ -113,7 +113,7 @@ class Composition {
     AddTemperature();
     at::Tensor value = WeighedValues();
     const MappedTokens tokens = Map(query, key);
-    // Query heads that map the same keys differently get their own keys.
+    // Query heads that map the same keys differently get separate keys.
     const int64_t copies = SizeOf(tokens.y, 1) / std::max<int64_t>(1, SizeOf(value, 1));
     if (copies > 1) {
       value = value.repeat_interleave(copies, 1);
@@ -139,7 +139,7 @@ class Composition {
     const bool takes_centroid = arguments_.aggregation == "lorentz_centroid";
     if (sink) {
       auto [less, with] = AddSink(o, lse, *sink);
-      // The centroid is invariant to the scale of the sum, even if a sink reduces it strongly.
+      // The centroid does not depend on the scale of the sum, so the sink's factor is omitted.
       if (!takes_centroid) o = less;
       lse = with;
     }
@@ -161,14 +161,14 @@ class Composition {
     FindOne(positions_, PositionEntry::Role::kNorm, "QK-norms");
     FindOne(positions_, PositionEntry::Role::kGate, "gates");
     content_ = FindOne(positions_, PositionEntry::Role::kContent, "content terms");
-    // Content terms use the scale with any similarity.
+    // Content terms use the scale of the call with any similarity.
     const bool is_for_content = content_ != nullptr && !entry_.catalogue.takes_scale;
     for (const ResolvedPosition& position : positions_) {
       const CatalogueEntry& entry = position.entry->catalogue;
       TORCH_CHECK_VALUE(!entry.needs_dot || entry_.is_product, kOperation, ": ", entry.name,
                         " works only with the similarity dot, not with ", entry_.catalogue.name);
       if (!entry.needs_causal || IsCausal()) continue;
-      // Tables with rows for keys on both sides need no causal mask.
+      // Tables with rows for keys on both sides do not require a causal mask.
       const bool may_be_both = entry.Find("bidirectional") != nullptr;
       TORCH_CHECK_VALUE(may_be_both && position.component->Flag("bidirectional"), kOperation, ": ",
                         entry.name, " requires causal=True",
@@ -200,7 +200,8 @@ class Composition {
     range_.query_offset = QueryOffset(q_, k_, has_position, arguments_);
   }
 
-  // The order of the keys, if a term needs it and it differs from the order of the columns.
+  // Determines the order of the keys, if a term requires it and it differs from the order of the
+  // columns.
   void FindKeyOrder() {
     const bool asks_for_order =
         std::any_of(positions_.begin(), positions_.end(), [](const ResolvedPosition& position) {
@@ -264,7 +265,7 @@ class Composition {
     key = entry.Rotated(*rotation_->component, rotation_->tensors, rotated);
   }
 
-  // Used for ContentCall.
+  // The value of ContentCall::farthest.
   std::optional<int64_t> FarthestOffset() const {
     if (places_ || coordinates_ || range_.query_offsets) return std::nullopt;
     const std::optional<int64_t> queries = range_.queries.maybe_as_int();
@@ -274,8 +275,8 @@ class Composition {
     return std::max<int64_t>({0, *first + *queries - 1, *keys - 1 - *first});
   }
 
-  // Columns of the values that the term's own values are added to; if only weights are requested,
-  // only its own exist.
+  // The number of columns of the term's values. It equals that of v, unless only weights are
+  // requested: v then contains unit vectors.
   int64_t ValueColumns() const {
     if (content_->of_weights_alone) {
       const std::vector<const Parameter*> parameters =
@@ -360,7 +361,7 @@ class Composition {
     const Component& component = *position.component;
     std::vector<at::Tensor> tensors = position.tensors;
     CheckKeyBias("tensor", component, tensors[0]);
-    // Values outside the visible range are arbitrary, but sums run over them.
+    // Sums include hidden keys, whose values are arbitrary, so these values are set to 0.
     tensors[0] = Visible(tensors[0].unsqueeze(3)).squeeze(3);
     if (position.entry->key_bias == nullptr) return tensors[0];
     at::Tensor bias = position.entry->key_bias(component, tensors, of_keys_);
@@ -395,8 +396,9 @@ class Composition {
     call_.key_bias_base = std::move(split.base);
   }
 
-  // A bias that all rows share is a key bias, and one that all keys share is a row bias: neither
-  // these nor their gradients need memory per pair. Under a soft cap, a row bias does.
+  // A bias shared by all rows becomes a key bias, and one shared by all keys becomes a row bias:
+  // neither these nor their gradients take memory per pair. With a soft cap, a bias shared by all
+  // keys remains a pair bias.
   void AddPairBiases() {
     for (const ResolvedPosition& position : positions_) {
       if (position.entry->role() != PositionEntry::Role::kPairBias) continue;
@@ -453,7 +455,7 @@ class Composition {
     return {positions.to(at::kDouble), KeysUpTo(positions).clamp_min(1).to(at::kDouble)};
   }
 
-  // The number of keys in a row's segment; with a causal mask, up to the row's position.
+  // The number of keys in a row's segment; with a causal mask, only those up to the row's position.
   at::Tensor KeysUpTo(const at::Tensor& positions) const {
     if (order_) return (IsCausal() ? order_->Seen() : order_->All()).unsqueeze(1);
     const auto of_batch = [](const at::Tensor& keys) { return keys.unsqueeze(1).unsqueeze(2); };
@@ -464,8 +466,8 @@ class Composition {
     return call_.key_starts ? last - of_batch(*call_.key_starts) : last;
   }
 
-  // The values for the aggregation. Midpoints weight them by their own factors, which are added to
-  // the scores.
+  // The values for the aggregation. Midpoints weight each value by its Lorentz factor, whose
+  // logarithm is added to the scores.
   at::Tensor WeighedValues() {
     if (arguments_.aggregation != "einstein_midpoint") {
       TORCH_CHECK_VALUE(
@@ -475,8 +477,9 @@ class Composition {
       return v_;
     }
     const at::Tensor value = InUnitBall(Visible(v_.to(computing_)));
-    // A temperature multiplies the scores but not these factors; the values are then multiplied by
-    // the factors, and one more column holds the factors' sum.
+    // A temperature multiplies the scores but must not multiply these logarithms. The values are
+    // then multiplied by the factors instead, and an additional column accumulates the sum of the
+    // factors.
     weighs_values_ = call_.temperature.has_value();
     if (weighs_values_) {
       TORCH_CHECK_NOT_IMPLEMENTED(arguments_.dropout == 0, kOperation,
@@ -565,7 +568,7 @@ class Composition {
   }
 
   // Terms that all keys of a row share do not change the weights, so the kernels omit them. With a
-  // soft cap they do matter.
+  // soft cap, they do change the weights.
   void AddSoftcap(const MappedTokens& tokens) {
     if (!arguments_.score_softcap) return;
     const auto refuse = [&](bool is_shared, const std::string& what) {
@@ -636,7 +639,7 @@ class Composition {
   OptionalTensor shared_by_rows_;  // pair biases shared by all rows: (1 or B, 1 or H, Lk)
   OptionalTensor row_bias_;        // pair biases shared by all keys: (1 or B, 1 or H, 1 or Lq)
   OperatorArguments call_;
-  // Owns the tensors that call_ has views of.
+  // Storage for the views in call_.
   std::string relative_layout_;
   std::vector<c10::SymInt> chunks_;
   std::vector<c10::SymInt> axes_;

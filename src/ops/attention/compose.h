@@ -12,13 +12,13 @@
 
 namespace gnomon {
 
-// The last argument of the similarity's token map. Checks the scale and the columns of q (B, H, Lq,
-// D).
+// The per-head factor for the similarity's token map. Checks the scale and the columns of q (B, H,
+// Lq, D).
 at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarity,
                       const at::Tensor& q, std::optional<double> scale);
 
-// Tokens checked by CheckTokens. Returns o, in q's dtype, and lse and statistics, in the computing
-// type, both undefined unless requested.
+// Computes attention; the tokens must have been checked by CheckTokens. Returns o in the dtype of
+// q, and lse and statistics in the computing type. The latter two are undefined unless requested.
 Outputs Compose(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 const ResolvedSimilarity& similarity,
                 const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,

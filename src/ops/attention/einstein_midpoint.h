@@ -16,8 +16,8 @@ at::Tensor LogLorentzFactor(const at::Tensor& v, int64_t heads);
 // Values times their factors, with the factors as one more column (B, Hkv, Lk, Dv + 1).
 at::Tensor WeighValues(const at::Tensor& v);
 
-// Divides the output by its last column, the sum of the factors. The second of the statistics is
-// the sum of a row's weights.
+// Divides the output by its last column, the sum of the factors, and adjusts lse and the second
+// statistic, the sum of a row's weights.
 void UnweighValues(at::Tensor& o, at::Tensor& lse, at::Tensor& statistics);
 
 }  // namespace gnomon

@@ -64,7 +64,7 @@ class TangentCall {
   bool empty() const { return call_.empty(); }
   Bias<float> BiasGradient(float* table) const { return call_.BiasGradient(table); }
 
-  // For offset biases that the operator computes: an empty gradient of their table, and the
+  // For offset biases that the operator computes: an uninitialised gradient of their table, and the
   // gradient of the parameters with its tangent.
   at::Tensor EmptyTable() const { return at::empty_like(call_.bias()); }
   at::Tensor ParameterGradient(const at::Tensor& d_bias) const {
@@ -104,7 +104,7 @@ class TangentCall {
   AttentionDerivatives of_;
 };
 
-// The needed gradients, or their tangents.
+// The requested gradients, or their tangents.
 class GradientTensors {
  public:
   GradientTensors(const OperatorArguments& a, const bool* needed, const TangentCall& call,

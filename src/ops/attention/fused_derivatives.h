@@ -12,13 +12,13 @@
 
 namespace gnomon {
 
-// Whether the kernel supports a call: tokens up to float32, without relative keys, values and
-// queries.
+// Whether the kernel supports a call: a pair function that has a table of dual functions (or dot),
+// tokens up to float32, and no relative queries.
 bool HasFusedDerivatives(const OperatorArguments& a);
 
 // The results of the operators attention_jvp and attention_backward_jvp (argument_list.h); nullopt
-// if they are not finite, because this kernel propagates NaN or infinity in a hidden key also to
-// rows that do not see it.
+// if they are not finite, because this kernel propagates NaN or infinity in a masked key even to
+// rows that do not attend to it.
 std::optional<AttentionOperator::JvpOutputs> FusedJvp(const OperatorArguments& a,
                                                       const Tangents& tangents);
 std::optional<std::vector<at::Tensor>> FusedBackwardJvp(

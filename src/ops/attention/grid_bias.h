@@ -18,7 +18,8 @@ namespace gnomon {
 // Whether a position is an offset bias, in the sequence or on a grid.
 bool IsBias(const ResolvedPosition& position);
 
-// The grid of all biases and of relative keys on a grid; nullopt if biases read the sequence.
+// The grid of all biases and of relative keys on a grid; nullopt if the biases depend on positions
+// in the sequence.
 std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
                                   const std::vector<ResolvedPosition>& positions,
                                   const CallArguments& arguments);

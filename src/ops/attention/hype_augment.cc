@@ -10,8 +10,9 @@
 
 namespace gnomon {
 
-// Angelotti 2023, section 3: sinh as a difference of exponentials, each of which is a product over
-// tokens. The sum over the axes of a grid needs one such pair of columns per axis.
+// Angelotti 2023, section 3: sinh is a difference of exponentials, each of which is the product of
+// a query's factor and a key's factor. The sum over the axes of a grid requires one such pair of
+// columns per axis.
 std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Tensor& k,
                                                const at::Tensor& tau, const at::Tensor& mu,
                                                int64_t copies, const std::vector<int64_t>& axes,

@@ -10,8 +10,8 @@
 
 namespace gnomon {
 
-// gnomon::hype_augment with tau and mu as tensors, () or (H,). With mu (), k keeps its heads.
-// Without axes, tokens form a sequence.
+// gnomon::hype_augment with tau and mu as tensors, () or (H,). If mu is (), k is not expanded to
+// the heads of q. Without axes, tokens form a sequence.
 std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Tensor& k,
                                                const at::Tensor& tau, const at::Tensor& mu,
                                                int64_t copies, const std::vector<int64_t>& axes,

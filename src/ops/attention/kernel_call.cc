@@ -137,7 +137,7 @@ void KernelCall<T>::SetPositions(const OperatorArguments& a) {
     if (seen.empty()) continue;
     const auto [low, high] = std::minmax_element(queries, queries + n.queries);
     const auto [first, last] = std::minmax_element(keys + seen.begin, keys + seen.end);
-    // The core rejects other layouts.
+    // The core rejects positions beyond this.
     constexpr int64_t kLargest = int64_t{1} << 53;
     if (std::min(*low, *first) < -kLargest || std::max(*high, *last) > kLargest) continue;
     const OffsetSpan own{*first - *high, *last - *low};
@@ -154,8 +154,8 @@ void KernelCall<T>::SetPositions(const OperatorArguments& a) {
 
 namespace {
 
-// Consecutive tokens [begin, end) of one segment, and the difference between their positions and
-// columns; false if the tokens are not consecutive.
+// Consecutive tokens of one segment; `ahead` is the difference between their positions and their
+// columns. FindRuns returns false if the tokens of a segment are not consecutive.
 struct PlacedRun {
   int32_t segment;
   int64_t ahead;
@@ -219,8 +219,8 @@ std::optional<std::vector<int64_t>> KernelCall<T>::OffsetsOfPositions() const {
 
 template <class T>
 void KernelCall<T>::ReplaceByOffsets(const OperatorArguments& a) {
-  // Chunks, grids and rows by key depend on the positions themselves, and so does the check of the
-  // rows of a table of the past.
+  // Chunks, grids and tables indexed by key depend on the positions themselves, and so does the row
+  // check of a table for the past.
   const bool by_distance = !a.chunks && !a.grid &&
                            ((!a.relative_keys && !a.relative_values && !a.relative_queries) ||
                             a.relative_layout == "clip" || a.relative_layout == "zero" ||
@@ -231,7 +231,7 @@ void KernelCall<T>::ReplaceByOffsets(const OperatorArguments& a) {
   const auto [least, most] = std::minmax_element(offsets->begin(), offsets->end());
   const AttentionShape& n = input_.shape;
   const OffsetSpan span{1 - n.queries - *most, n.keys - 1 - *least};
-  // The table for the offsets of all batches must not be much larger than that for one.
+  // The table for the offsets of all batches must not be much larger than the table for one batch.
   if (*most - *least > 2 * (n.queries + n.keys)) return;
   // Biases may be defined only for the offsets of these positions.
   if (a.bias_parameters && (span.first < span_.first || span.last > span_.last)) return;
@@ -306,7 +306,7 @@ void KernelCall<T>::SetBias(const OperatorArguments& a) {
   if (a.bias_parameters) {
     TORCH_CHECK_VALUE(
         !a.bias, "gnomon.attention: bias and bias_parameters are both given; pass one of them");
-    // The table and the sums of its gradient fit into memory up to this number.
+    // Up to this number, the table and the sums of its gradient fit into memory.
     constexpr int64_t kMostOffsets = int64_t{1} << 22;
     TORCH_CHECK_VALUE(span_.last - span_.first < kMostOffsets,
                       "gnomon.attention: the offsets p_j - p_i of the positions range from ",

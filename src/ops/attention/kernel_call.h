@@ -51,15 +51,15 @@ TokensOf<T> TokenRows(const at::Tensor& tensor) {
 // The strides of an array (1 or B, 1 or H, Lq, Lk), 0 along shared axes.
 std::array<int64_t, 3> PairStrides(const at::Tensor& pairs);
 
-// The gradient of the pair bias as kernels write it, summed over batch or heads that share the
-// bias.
+// The view to which kernels write the gradient of the pair bias, summed over batches or heads that
+// share the bias.
 template <class T>
 View<T> PairGradient(at::Tensor& gradient) {
   if (gradient.numel() == 0) return {};
   return {gradient.data_ptr<T>(), PairStrides(gradient)};
 }
 
-// The operator's result if there are no query-key pairs.
+// Fills the operator's results for a call without query-key pairs.
 void FillEmpty(Outputs& outputs);
 
 // The checked arguments of the operator for kernels of type T, float or double. Owns the tensors
@@ -67,9 +67,9 @@ void FillEmpty(Outputs& outputs);
 template <class T>
 class KernelCall {
  public:
-  // Tokens have types that kernels of T read. Values of tensors are checked only on the CPU,
-  // because on a GPU this would require a synchronisation. There, key bounds are clamped instead,
-  // and other values are used unchecked.
+  // The tokens must have types that kernels of T read. Values of tensors are checked only on the
+  // CPU, because on a GPU this would require a synchronisation. There, key bounds are clamped
+  // instead, and other values are used unchecked.
   explicit KernelCall(const OperatorArguments& a);
 
   const PairFunction& function() const { return *function_; }
@@ -102,7 +102,7 @@ class KernelCall {
  private:
   // Keeps a tensor alive as long as this object.
   const at::Tensor& Keep(at::Tensor tensor) { return kept_.emplace_back(std::move(tensor)); }
-  // Its data, contiguous; null if absent.
+  // The contiguous data of a tensor, which stays alive as long as this object; null if absent.
   template <class Number>
   const Number* Numbers(const OptionalTensor& tensor) {
     return tensor ? Keep(tensor->contiguous()).template const_data_ptr<Number>() : nullptr;
@@ -111,9 +111,9 @@ class KernelCall {
   void SetTokens(const OperatorArguments& a);
   void SetMask(const OperatorArguments& a);
   void SetPositions(const OperatorArguments& a);
-  // If all visible pairs have the same distances as their columns, up to one offset per batch,
-  // positions are replaced by that offset: terms that depend only on distance give the same result
-  // at lower cost.
+  // If the distances of all visible pairs equal those of their columns plus one offset per batch,
+  // this offset replaces the positions. Terms that depend only on distance then give the same
+  // result at lower cost.
   void ReplaceByOffsets(const OperatorArguments& a);
   std::optional<std::vector<int64_t>> OffsetsOfPositions() const;
   void SetBias(const OperatorArguments& a);
@@ -139,7 +139,7 @@ class KernelCall {
   // all tokens and of the keys.
   bool has_positions_ = false;
   OffsetSpan span_{0, 0};
-  // Per batch, if positions are replaced.
+  // The offsets that replace positions, one per batch; empty if there are none.
   std::vector<int64_t> offsets_;
   int64_t least_ = 0;
   int64_t greatest_ = 0;

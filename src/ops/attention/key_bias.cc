@@ -8,8 +8,8 @@
 namespace gnomon {
 namespace {
 
-// Values as the kernels clamp them (kMostBias): the sum of two masking values, each the smallest
-// float, must not mask a key in all rows.
+// Clamps values as the kernels do (kMostBias): the sum of two biases that both equal the lowest
+// float would be -inf, which would mask the key in all rows.
 at::Tensor AsBias(const at::Tensor& bias) {
   return at::where(bias.isinf(), bias, bias.clamp(-kMostBias, kMostBias));
 }

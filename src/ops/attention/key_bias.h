@@ -25,9 +25,10 @@ struct KeyBias {
   OptionalTensor base = {};
 };
 
-// `given`, with sums over previous keys in float64 although scores are float32: it is split into
-// two parts, and each row first subtracts the sum at its own position, because the sum over a long
-// past would otherwise leave no precision.
+// Adds `sums`, which are sums over previous keys in float64, to `given`, and splits the result for
+// float32 scores into a high and a low part. Each row first subtracts `base`, the sum at its own
+// position, because a sum over a long past would otherwise leave no precision for differences
+// between keys.
 KeyBias SplitKeyBias(const at::Tensor& given, const at::Tensor& sums, at::ScalarType computing,
                      const OffsetRange& range, const std::optional<KeyOrder>& order);
 

@@ -1,4 +1,4 @@
-// The operators' arguments from the options of the C++ interface.
+// Converts options of the C++ interface to the operators' arguments.
 #ifndef GNOMON_OPS_ATTENTION_OPTIONS_H_
 #define GNOMON_OPS_ATTENTION_OPTIONS_H_
 

@@ -17,8 +17,8 @@ std::tuple<at::Tensor, at::Tensor> AddSink(const at::Tensor& o, const at::Tensor
                     "; expected (), (H,) = (", lse.sym_size(1),
                     ",) or (B, H, Lq) = ", lse.sym_sizes());
   const at::Tensor score = (sink.dim() == 1 ? sink.unsqueeze(1) : sink).expand_as(lse);
-  // Rows that see no key have lse = -inf, and sink = -inf means no sink; subtracting the two would
-  // give NaN, also in the gradient.
+  // lse is -inf for rows whose keys are all masked, and sink = -inf means no sink; subtracting the
+  // two would give NaN, also in the gradient.
   constexpr double kNothing = -1e30;
   const at::Tensor finite = lse.clamp_min(kNothing);
   // The weight of the keys is 1 minus that of the sink. Computing the derivative of the sigmoid
@@ -26,7 +26,8 @@ std::tuple<at::Tensor, at::Tensor> AddSink(const at::Tensor& o, const at::Tensor
   const at::Tensor margin = finite - score;
   const at::Tensor log_keys = at::log_sigmoid(margin);
   const at::Tensor keys = log_keys.exp();
-  // at::logaddexp has second derivatives of NaN where one of the two is far above the other.
+  // The second derivatives of at::logaddexp are NaN where one argument is much larger than the
+  // other.
   const at::Tensor total =
       at::where(margin >= 0, finite - log_keys, score - at::log_sigmoid(-margin));
   return {(o * keys.unsqueeze(3)).to(o.scalar_type()),

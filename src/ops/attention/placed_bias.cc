@@ -85,7 +85,7 @@ class AboveAutograd {
   at::AutoGradMode enabled_;
 };
 
-// The gradient of <y, d_y> at x; 0 if y does not depend on it.
+// The gradient of <y, d_y> at x; 0 if y does not depend on x.
 at::Tensor GradientOf(const at::Tensor& y, const at::Tensor& x, const at::Tensor& d_y,
                       bool create_graph) {
   if (!y.requires_grad()) return at::zeros_like(x);
@@ -111,7 +111,7 @@ at::Tensor PlacedBiasTangent(std::string_view terms, at::IntArrayRef shapes,
   const AboveAutograd guard;
   const at::Tensor leaf = parameters.detach().requires_grad_();
   const at::Tensor table = PlacedBiasTable(terms, shapes, leaf, heads, span);
-  // The gradient is linear in that of the table, and its transpose is the tangent.
+  // The gradient is linear in d_table, and the transpose of this map gives the tangent.
   const at::Tensor d_table = at::zeros_like(table).requires_grad_();
   const at::Tensor gradient = GradientOf(table, leaf, d_table, /*create_graph=*/true);
   return GradientOf(gradient, d_table, tangent.detach(), /*create_graph=*/false).detach();

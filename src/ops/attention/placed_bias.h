@@ -1,6 +1,6 @@
-// Offset biases for tokens with explicit positions. The range of offsets is data, on which the
-// shapes of a traced call cannot depend, so the operator takes the parameters of the biases and
-// builds their table itself.
+// Offset biases for tokens with explicit positions. The range of offsets depends on data, and
+// shapes in a traced call cannot, so the operator receives the parameters of the biases and builds
+// their table itself.
 #ifndef GNOMON_OPS_ATTENTION_PLACED_BIAS_H_
 #define GNOMON_OPS_ATTENTION_PLACED_BIAS_H_
 
@@ -18,7 +18,7 @@
 
 namespace gnomon {
 
-// A sum of biases in the form that the operator takes.
+// A sum of biases in the form that the operator accepts.
 class PackedBiases {
  public:
   // Adds a bias with its tensors.
@@ -44,8 +44,8 @@ struct OffsetSpan {
   int64_t last;
 };
 
-// The table of the sum, (1, H, last - first + 1), where entry n belongs to p_j - p_i = first + n;
-// and the gradient of its parameters. Throw c10::ValueError.
+// The table of the sum, (1, H, last - first + 1), where entry n belongs to p_j - p_i = first + n,
+// and the gradient of its parameters. Both throw c10::ValueError.
 at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
                            const at::Tensor& parameters, int64_t heads, OffsetSpan span);
 at::Tensor PlacedBiasGradient(std::string_view terms, at::IntArrayRef shapes,

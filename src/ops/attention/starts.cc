@@ -18,9 +18,9 @@
 namespace gnomon {
 namespace {
 
-// The spread of one query's logits for N(0, 1) tokens with gamma or beta = 1: the root of the mean
-// over queries of the variance over keys. Measured with the pair function, so it works for any
-// similarity.
+// The standard deviation of a query's logits for N(0, 1) tokens with gamma or beta = 1: the square
+// root of the mean, over queries, of the variance over keys. It is measured with the pair function,
+// so it works for any similarity.
 double LogitSpread(const SimilarityEntry& entry, const Component& component, int64_t head_dim) {
   constexpr int64_t kTokens = 256;
   constexpr uint64_t kSeed = 20230906;
@@ -88,7 +88,7 @@ std::optional<double> HeadNumberIn(const Component& component, const Parameter& 
 
 double HeadParameterStart(const SimilarityEntry& entry, const Component& component,
                           int64_t head_dim) {
-  // attention() calls use it as well.
+  // Cached, because attention() calls use it as well.
   static Kept<std::pair<std::string, int64_t>, double> known;
   return known.Get({component.Text(), head_dim}, [&] {
     const double spread = LogitSpread(entry, component, head_dim);

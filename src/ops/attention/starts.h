@@ -11,16 +11,16 @@
 
 namespace gnomon {
 
-// The number that a component gives for a per-head parameter; nullopt: none, or a tensor.
+// The number that a component sets for a per-head parameter; nullopt: none, or a tensor.
 std::optional<double> HeadNumberIn(const Component& component, const Parameter& parameter);
 
 // The initial gamma or beta of a similarity in a module, which gives the logits of N(0, 1) tokens
-// with this head dimension a spread of 1.
+// with this head dimension a standard deviation of 1.
 double HeadParameterStart(const SimilarityEntry& entry, const Component& component,
                           int64_t head_dim);
 
 // TensorUse::start of a parameter, float64. Throws c10::ValueError if there is none, for example if
-// the component does not name its grid, or if it is not one number per head.
+// the component does not specify its grid, or if the value is not one number per head.
 at::Tensor StartOf(const Parameter& parameter, const Component& component,
                    const ModuleShape& shape);
 

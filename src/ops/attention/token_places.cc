@@ -29,7 +29,7 @@ TokenPositions PositionsOf(const at::Tensor& queries, const at::Tensor& keys, bo
   return of_keys ? TokenPositions{keys, queries} : TokenPositions{queries, keys};
 }
 
-// If the caller gives only the positions of the queries, the keys have the same.
+// Without key_positions, the keys have the positions of the queries, so the lengths must be equal.
 void CheckKeyPositions(const at::Tensor& q, const at::Tensor& k, const CallArguments& arguments) {
   TORCH_CHECK_VALUE(arguments.key_positions || q.sym_size(2) == k.sym_size(2),
                     OperatorArguments::kOperation,

@@ -18,12 +18,13 @@ namespace gnomon {
 bool DependsOnPlaces(const ResolvedPosition& position);
 
 // The position of the first query if tokens are consecutive, otherwise 0. Throws c10::ValueError if
-// a call needs one but has none; has_position: whether some term depends on positions.
+// a call requires query_offset but does not set it. has_position: whether some term depends on
+// positions.
 c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_position,
                         const CallArguments& arguments);
 
-// Positions of several axes, (1 or B, L, axes). RoPE rotates by them; masks use the order of
-// tokens, as without them.
+// Positions with several axes, (1 or B, L, axes). Only RoPE uses them; masks use the order of the
+// tokens.
 class Coordinates {
  public:
   static std::optional<Coordinates> Find(const at::Tensor& q, const at::Tensor& k,
@@ -64,16 +65,17 @@ class KeyOrder {
            const OptionalTensor& key_segments, const OptionalTensor& key_starts,
            const OptionalTensor& key_lengths);
 
-  // (B, Lk): the columns.
+  // (B, Lk): the columns of the keys in this order.
   const at::Tensor& columns() const { return order_; }
   // (B, Lk), with key segments: for each key, the index in that order of the first key of its
   // segment.
   const std::optional<at::Tensor>& segment_begin() const { return segment_begin_; }
-  // (B, Lq): number of keys of its segment up to a query's position.
+  // (B, Lq): for each query, the number of keys of its segment up to its position.
   at::Tensor Seen() const { return last_ - first_; }
-  // (B, Lq): number of keys of its segment.
+  // (B, Lq): for each query, the number of keys of its segment.
   at::Tensor All() const { return past_ - first_; }
-  // (B, Lq): the column of the last of these; arbitrary if there is none.
+  // (B, Lq): for each query, the column of the last key that Seen() counts; arbitrary if there is
+  // none.
   at::Tensor Own() const;
 
  private:

@@ -36,7 +36,7 @@ struct ContentCall {
   int64_t head_dim;
   int64_t value_dim;
   bool causal;
-  // The largest distance of a query from a key; none: unknown before the call runs.
+  // The largest distance between a query and a key; nullopt: unknown before the call runs.
   std::optional<int64_t> farthest;
 };
 

@@ -44,8 +44,9 @@ using KeyBiasFunction = at::Tensor (*)(const Component& component,
                                        const KeyBiasCall& call);
 
 // Returns an array that broadcasts to (B, H, Lq, Lk), computed per pair from the entry's tensors
-// only. It does not receive the tokens' positions. If a call is computed in parts, the tensors
-// contain only some rows and keys. A function that reads other pairs sets sums_over_keys.
+// only. The function does not receive the tokens' positions. If a call is computed in parts, the
+// tensors contain only some rows and keys. An entry whose function reads other pairs must set
+// sums_over_keys.
 using PairBiasFunction = at::Tensor (*)(const Component& component,
                                         const std::vector<at::Tensor>& tensors);
 
@@ -56,14 +57,14 @@ struct SimilarityEntry {
   // Whether map returns q and k unchanged, in any type.
   bool keeps_tokens = false;
   // Whether its scores are products of the unmapped tokens times `scale`. Terms that add products
-  // to these, or scale both tokens, work only with it.
+  // to these scores, or scale both tokens, work only with such similarities.
   bool is_product = false;
   // Its pair functions: the choices that select them, and their names. Default: the pair function
-  // with its own name.
+  // with the entry's name.
   std::vector<std::pair<std::string, std::string>> functions = {};
   // Whether the last coordinate of a token is separate, a height; null: no.
   bool (*has_height)(const Component& component) = nullptr;
-  // Whether callers pass that coordinate first, as a time; null: last. Maps have it last.
+  // Whether callers pass that coordinate first, as a time; null: last. Maps receive it last.
   bool (*height_is_first)(const Component& component) = nullptr;
   // For tokens that are hyperboloid points (x.x)_L = -c: c (H), computed from
   // other_head_parameters; null: 1.
@@ -83,7 +84,7 @@ struct SimilarityEntry {
   bool HeightIsFirst(const Component& component) const {
     return height_is_first != nullptr && height_is_first(component);
   }
-  // The parameter that states that a component's tokens are already points; null: they need not be.
+  // The parameter that states that a component's tokens are already points; null: they are not.
   const Parameter* points_parameter(const Component& component) const;
   // The result of `map` for q (B, H, Lq, D), k (B, Hkv, Lk, D) and parameters (H,). Throws
   // c10::ValueError unless it satisfies MappedTokens.
@@ -113,20 +114,21 @@ struct RotationCall {
   // entry may ignore it.
   at::Tensor to = {};
 };
-// Keys are returned with the heads of q if these rotate them differently; tensors are the entry's.
+// Keys are returned with the heads of q if the query heads rotate them differently. tensors: the
+// entry's tensors.
 using RotationFunction = at::Tensor (*)(const Component& component,
                                         const std::vector<at::Tensor>& tensors,
                                         const RotationCall& call);
 
-// q or k, normalised; tensors are the entry's.
+// Returns q or k, normalised. tensors: the entry's tensors.
 using NormFunction = at::Tensor (*)(const Component& component,
                                     const std::vector<at::Tensor>& tensors, const at::Tensor& x,
                                     bool of_keys);
 
-// The rows of a temperature.
+// The rows for which a temperature is computed.
 struct TemperatureCall {
   at::Tensor positions;  // (1 or B, 1, Lq), float64
-  at::Tensor seen;       // number of available keys up to there, at least 1; broadcasts with it
+  at::Tensor seen;       // number of keys up to each position, at least 1; broadcasts with positions
 };
 // The factor of the scores, which broadcasts with (B, H, Lq).
 using TemperatureFunction = at::Tensor (*)(const Component& component,
@@ -138,7 +140,7 @@ struct ComponentUse {
   // Whether offset tables are indexed by positions, with offset 0 in the middle, as in modules;
   // otherwise they are indexed by the rows and columns of one call.
   bool has_tables_of_positions = false;
-  // Whether a token may see later ones; false in a causal call on a sequence.
+  // Whether a token may attend to later tokens; false in a causal call on a sequence.
   bool looks_ahead = true;
 };
 
@@ -165,7 +167,7 @@ struct PositionEntry {
   // For modules: the number of positions at which it is defined; null: unlimited, or those of its
   // grid.
   std::optional<int64_t> (*max_length)(const Component& component, int64_t otherwise) = nullptr;
-  // For modules: the number of coordinates of the positions of its calls; null: one, or any number.
+  // For modules: the number of coordinates per position in its calls; null: one, or any number.
   int64_t (*axes)(const Component& component) = nullptr;
 
   Role role() const { return catalogue.role; }

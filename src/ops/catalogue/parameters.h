@@ -27,7 +27,7 @@ struct ModuleShape {
   bool has_height = false;
 };
 struct CallLengths {
-  int64_t positions;  // one past the last query's
+  int64_t positions;  // one past the last query's position
   int64_t keys;
   // If the caller gives positions, (): the largest p_i - p_j. The lengths above then do not
   // describe positions.
@@ -46,25 +46,25 @@ struct TokenProjection {
   at::Tensor (*finish)(const at::Tensor& product) = nullptr;
 };
 
-// The use of a parameter that may be a tensor. In a module, it is a per-head value, start * exp(5
-// theta) if learned, or a plain table.
+// How a parameter that may be a tensor is used. In a module, the tensor is a per-head value,
+// start * exp(5 theta) if learned, or a plain table.
 struct TensorUse {
   // The initial value in a module, float64: (H,), or the whole table. Null for a similarity's
-  // parameter, which is initialised so that the scores of N(0, 1) tokens have a spread of 1, and
-  // for tables that belong to a call or to the caller.
+  // parameter, which is initialised so that the scores of N(0, 1) tokens have a standard deviation
+  // of 1, and for tables that the caller passes.
   at::Tensor (*start)(const Component& component, const ModuleShape& shape) = nullptr;
-  // For per-head values: used if the specification gives none.
+  // For per-head values: whether they are learned if the specification does not set them.
   bool learned = true;
   bool of_values = false;  // whether it is added to the values
   // Whether a component has the tensor; null: always.
   bool (*present)(const Component& component) = nullptr;
-  // For modules: converts the stored tensor to the operator's; null: identity.
+  // For modules: converts the stored tensor to the form that the operator reads; null: identity.
   at::Tensor (*expand)(const Component& component, const at::Tensor& held,
                        const CallLengths& lengths) = nullptr;
   // Whether the module stores the table itself, indexed like the parameter, rather than an input of
   // `expand`; null: always.
   bool (*holds_table)(const Component& component) = nullptr;
-  // For modules: computed from its tokens, instead of an initial value.
+  // For modules: the projection that computes the tensor from tokens, instead of an initial value.
   std::optional<TokenProjection> projection = std::nullopt;
 
   // Whether a module creates it by default.
@@ -87,14 +87,14 @@ struct Parameter : CatalogueParameter {
 
   // Setters for chained calls, PositiveNumber("r", "1").Means("radius of the balls").
   Parameter Means(const char* text) const;
-  // Describes the default if there is none, or if it is not a number.
+  // Describes the default in words, if there is no default value.
   Parameter Otherwise(const char* text) const;
   Parameter AtLeast(double number) const;
   Parameter AtMost(double number) const;
   // As an argument of a call: required, or none.
   Parameter Required() const;
   Parameter NoArgument() const;
-  // For encodings: the argument has another name.
+  // For encodings: the name of the argument, if it differs.
   Parameter Called(const char* other_name) const;
   // For shapes: the names of the lengths of its axes.
   Parameter OfAxes(std::vector<std::string> names) const;
@@ -107,7 +107,7 @@ Parameter Number(const char* name, const char* default_value);
 Parameter PositiveNumber(const char* name, const char* default_value);
 Parameter Integer(const char* name, const char* default_value);
 Parameter Flag(const char* name, const char* default_value);
-// The first is the default.
+// The first choice is the default.
 Parameter Choice(const char* name, std::vector<std::string> choices);
 // Positive numbers joined by x.
 Parameter Numbers(const char* name);

@@ -103,7 +103,8 @@ bool IsName(const std::string& text) {
                      [&](char c) { return is_letter(c) || (c >= '0' && c <= '9') || c == '_'; });
 }
 
-// Whether a specification accepts a parameter's default. Details are read together with a choice.
+// Whether a specification accepts a parameter's default. Details are valid only together with the
+// choice that they refine, so they are not checked.
 bool TakesDefault(const CatalogueEntry& entry, const Parameter& parameter) {
   if (parameter.default_value.empty() || !parameter.detail_of.empty()) return true;
   try {
@@ -118,7 +119,7 @@ bool TakesDefault(const CatalogueEntry& entry, const Parameter& parameter) {
 // The fault of an entry's parameters, such as "with two parameters w"; empty: none.
 std::string FaultOfParameters(const CatalogueEntry& entry,
                               const std::vector<Parameter>& parameters) {
-  // Their kinds, which are the same for all terms.
+  // The parameters of grids, which have the same kinds in all terms.
   const std::map<std::string, Kind> of_grids = {
       {"shape", Kind::kShape}, {"prefix", Kind::kInteger}, {"axis", Kind::kInteger}};
   std::set<std::string> names;

@@ -41,7 +41,7 @@ std::vector<const SimilarityEntry*> AllSimilarities();
 std::vector<const PositionEntry*> AllPositions();
 
 // The entry with that name; checks the component's keys and values. Throws c10::ValueError, listing
-// the nearest and all known names.
+// similar names and all known names.
 const SimilarityEntry& FindSimilarity(const Component& component);
 const PositionEntry& FindPosition(const Component& component);
 // The same for positions that act in attention. Throws, with a message that begins with

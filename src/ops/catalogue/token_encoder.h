@@ -26,8 +26,8 @@ struct TokenBatch {
   // (B, N, dim): the embeddings of the N preceding tokens, the latest last.
   OptionalTensor before;
   std::optional<at::Generator> generator;  // random generator for training; default: PyTorch's own
-  // The sequences are those from first_sequence on in a batch of batch_size; default: the whole
-  // batch.
+  // The sequences are a part of a batch of batch_size sequences, starting at first_sequence;
+  // default: the whole batch.
   int64_t first_sequence = 0;
   std::optional<int64_t> batch_size = std::nullopt;
   // (B, L) or (L,) integers: the positions of the tokens, instead of consecutive positions starting

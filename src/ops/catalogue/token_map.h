@@ -19,8 +19,8 @@ struct MappedTokens {
   at::Tensor row_scalars = {};     // (R, B, H, Lq), or undefined
   at::Tensor column_scalars = {};  // (C, B, Hkv, Lk), or undefined
   at::Tensor head_scalars = {};    // (S, H), or undefined
-  // The constant that the pair function omits from the scores of a row, broadcast to (B, H, Lq);
-  // null: 0.
+  // The constant that the pair function omits from the scores of a row, which broadcasts to (B, H,
+  // Lq); null: 0.
   std::function<at::Tensor()> row_constant = nullptr;
 };
 
@@ -32,7 +32,7 @@ struct HeadParameters {
   operator const at::Tensor&() const { return factor; }  // NOLINT: implicit
 };
 
-// Keys y may have the heads of q, if these map the same keys differently.
+// Keys y may have the heads of q, if the query heads map the same keys differently.
 using TokenMap = std::function<MappedTokens(const Component& component, const at::Tensor& q,
                                             const at::Tensor& k, const HeadParameters& heads)>;
 

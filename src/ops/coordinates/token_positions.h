@@ -13,7 +13,7 @@ namespace gnomon {
 // The caller's positions for the tokens of q or k.
 struct TokenPositions {
   at::Tensor of_tokens;  // (B or 1, L), or coordinates (B or 1, L, axes); int64
-  at::Tensor of_others;  // those of k for q, of q for k
+  at::Tensor of_others;  // the positions of k if the tokens are q, and vice versa
 
   // (): the smallest and largest position of q and k together, 0 if there are none.
   at::Tensor First() const;
@@ -28,8 +28,8 @@ struct TokenPositions {
 // that names `what`.
 int64_t NumberOf(const at::Tensor& tensor, const char* what);
 
-// Throws c10::ValueError unless all positions are in [0, end); does nothing if their values are
-// unknown: "<what>: positions are from 3 to 9; expected <expected>".
+// Throws c10::ValueError, "<what>: positions range from 3 to 9; expected <expected>", unless all
+// positions are in [0, end). Does nothing if their values are unknown.
 void CheckPositions(const char* what, const at::Tensor& positions, int64_t end,
                     const std::string& expected);
 

@@ -59,7 +59,7 @@ class Encoder : public TokenEncoder {
       const std::array<c10::SymInt, 2> shape = {
           batch_.batch_size ? c10::SymInt(*batch_.batch_size) : sequences, count};
       const auto options = batch_.embeddings.options().dtype(at::kDouble);
-      // The second operator, unlike the first, supports vmap but no generator.
+      // The first operator accepts a generator; only the second supports vmap.
       const at::Tensor unit =
           batch_.generator ? at::empty_symint(shape, options).uniform_(0, 1, batch_.generator)
                            : at::rand_symint(shape, options);

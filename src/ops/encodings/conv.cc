@@ -55,7 +55,7 @@ class Encoder : public TokenEncoder {
     c10::SymInt left = kernel_ / 2;
     int64_t right = kernel_ / 2;
     if (causal_) {
-      // The preceding tokens within reach of the kernel, as far as available.
+      // The number of preceding tokens that the kernel reads.
       const c10::SymInt known = batch.offset.max(0).min(history());
       const c10::SymInt given = batch.before ? batch.before->sym_size(1) : 0;
       TORCH_CHECK_VALUE(given >= known, "gnomon.nn: conv needs the ", known,

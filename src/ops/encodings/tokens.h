@@ -22,7 +22,7 @@ inline at::Tensor Positions(const TokenBatch& batch) {
 // Lengths (B,), or one length for all, as (B or 1, 1).
 inline at::Tensor OverTokens(const at::Tensor& lengths) { return lengths.reshape({-1, 1}); }
 
-// The n-th of an encoding's tensors, `name`.
+// The n-th tensor of an encoding; the error message calls it `name`.
 inline const at::Tensor& Take(const std::vector<at::Tensor>& tensors, size_t n, const char* name) {
   TORCH_CHECK_VALUE(n < tensors.size(), "gnomon.nn: ", name, " is missing");
   return tensors[n];

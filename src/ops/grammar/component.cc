@@ -104,7 +104,7 @@ bool Takes(const CatalogueParameter& parameter, const std::string& value) {
   return false;
 }
 
-// The message for an unknown option, listing those that a text can set.
+// The message for an unknown option, listing the options that a specification can set.
 std::string UnknownOption(const std::string& term, const CatalogueEntry& entry,
                           const std::string& key) {
   std::vector<std::string> names;

@@ -26,11 +26,12 @@ class Component {
 
   const std::string& name() const { return name_; }
   const std::vector<std::pair<std::string, std::string>>& options() const { return options_; }
-  // The text that Parse reads it from.
+  // The component as text, which Parse can read.
   std::string Text() const;
   // The value in the text, without defaults.
   std::optional<std::string> Find(std::string_view key) const;
-  // Whether the key is absent or has its default: classes also write defaults into texts.
+  // Whether the key is absent or has its default, because classes also write defaults into
+  // specifications.
   bool HasDefault(std::string_view key) const;
 
   // Values of the parameter, or its default. Parameters without a default must be present.
@@ -38,7 +39,7 @@ class Component {
   int64_t Integer(std::string_view key) const;
   bool Flag(std::string_view key) const;
   std::string Choice(std::string_view key) const;
-  // nullopt if neither the text nor a default gives a value.
+  // nullopt if neither the text nor a default provides a value.
   std::optional<double> FindNumber(std::string_view key) const;
   std::optional<int64_t> FindInteger(std::string_view key) const;
   std::optional<bool> FindFlag(std::string_view key) const;

@@ -18,7 +18,7 @@ at::Tensor AsRows(const Component& component, const char* name, const at::Tensor
 
 // The parameter "scale", which replaces the scale of the call for this term.
 Parameter OwnScale();
-// Sets this scale in the term if the component has one.
+// Applies this scale to the term, if the component sets it.
 ContentTerm WithOwnScale(const Component& component, ContentTerm term);
 
 // The table shape: (n,), or (H, n) with "per_head".

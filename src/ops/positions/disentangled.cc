@@ -53,7 +53,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   const int64_t span = rows / 2;
   const int64_t max_distance = component.Integer("max_distance");
   CheckBuckets(span, max_distance);
-  // Distances from the first number on share the last bucket; none exceeds the second.
+  // Larger distances share the last bucket, or do not occur in the call.
   const int64_t most = std::min(max_distance > 0 ? max_distance : span,
                                 call.farthest.value_or(std::numeric_limits<int64_t>::max()));
   const at::Tensor distances = at::arange(-most, most + 1, keys.options().dtype(at::kLong));

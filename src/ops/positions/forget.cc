@@ -9,8 +9,8 @@ namespace gnomon {
 namespace forget {
 namespace {
 
-// The log of a closed gate. -inf would make any sum -inf, and -1e30 would erase all its digits;
-// this value is enough to make all earlier weights 0.
+// The log of a closed gate. -inf would make any sum -inf, and -1e30 would erase all digits of a
+// sum; this value is enough to make all earlier weights 0.
 constexpr double kClosed = -1e6;
 
 // Uses the product of all gates up to a key instead of those between the key and the query; the two
@@ -36,10 +36,11 @@ at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& t
 
 int64_t OneColumn(const Component& /*component*/, const ModuleShape& /*n*/) { return 1; }
 
-// With constant gates, they decay like ALiBi's biases: log f = -slope, where f = sigmoid(b).
+// With constant gates, the biases decay like those of ALiBi: log f = -slope, where f = sigmoid(b).
 at::Tensor BiasStart(int64_t heads) { return -alibi_slopes(heads).expm1().log(); }
 
-// Contiguous, because compiled graphs assume that the gradient of log_sigmoid is.
+// The input is made contiguous, because compiled graphs assume a contiguous gradient of
+// log_sigmoid.
 at::Tensor LogGate(const at::Tensor& product) {
   return at::log_sigmoid(product.contiguous()).squeeze(3);
 }

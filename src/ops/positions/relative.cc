@@ -64,7 +64,7 @@ at::Tensor ValuesStart(const Component& component, const ModuleShape& n) {
   return RandomRows(/*stream=*/2, TableRows(component, RowsOf(component), n), n.value_dim);
 }
 
-// The table added to the values, or whether a module has one.
+// The table that is added to the values; in a module, a flag that creates it.
 Parameter Values() {
   Parameter values = Flag("values", "false")
                          .Means(

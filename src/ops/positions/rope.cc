@@ -22,7 +22,7 @@ namespace gnomon {
 namespace rope {
 namespace {
 
-// Rounded to a multiple of 2 * axes; the total over all axes.
+// The number of rotated columns over all axes, a multiple of 2 * axes.
 int64_t RotatedColumns(const Component& component, const RotationCall& call, int64_t axes,
                        const std::optional<TokenGrid>& grid) {
   const int64_t free = FreeColumns(call);
@@ -177,7 +177,7 @@ at::Tensor RotateByTable(const Component& component, const std::vector<at::Tenso
 }
 
 // The positions whose rotations are computed together. Calls with few rows share blocks of 256
-// positions, because generation asks for one after the other.
+// positions, because generation requests one position after the other.
 struct TurnedRows {
   static TurnedRows Of(int64_t position, int64_t rows, bool alone) {
     constexpr int64_t kTogether = 256;
@@ -205,14 +205,14 @@ struct TurnedRows {
 // of a model share.
 class KnownTurns {
  public:
-  // The inputs that determine rotations: the term, and numbers of the call.
+  // The inputs that determine rotations: the term, and integers that describe the call.
   struct Key {
     std::string term;
     std::array<int64_t, 6> numbers;
     bool operator==(const Key&) const = default;
   };
 
-  // The requested rows of all that make() returns.
+  // The requested rows of the rotations; make() computes rotations that are not cached.
   template <class Make>
   Turns Get(const Key& key, const TurnedRows& rows, const Make& make) {
     {
@@ -235,7 +235,8 @@ class KnownTurns {
  private:
   static constexpr int64_t kMostNumbers = 1 << 20;
 
-  // Tensors of inference mode would be unusable in a later call that records gradients.
+  // Runs outside inference mode, because a later call that records gradients cannot use inference
+  // tensors.
   template <class Make>
   static Turns Outside(const Make& make) {
     const c10::InferenceMode outside(false);
@@ -284,7 +285,7 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   std::vector<at::Tensor> coordinates;
   if (!in_order || xpos) coordinates = CoordinatesOf(component, call, grid);
   const auto count = static_cast<int64_t>(coordinates.size());
-  // The axes that each have their own part of the columns.
+  // The number of axes that rotate separate parts of the columns.
   const int64_t axes = sections ? 1 : !coordinates.empty() ? count : grid ? grid->axes() : 1;
   const int64_t dims = RotatedColumns(component, call, axes, grid);
   const bool half = component.Choice("layout") == "half";
@@ -312,7 +313,7 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
                             : call.length.guard_int(__FILE__, __LINE__);
   }
   const auto make_turns = [&](const std::vector<at::Tensor>& of_tokens) {
-    // In float64: float32 angles are off by 8e-3 at position a million.
+    // In float64, because float32 angles have an error of 8e-3 at position 1,000,000.
     const RotationFrequencies frequencies =
         FrequenciesOf(component, columns, length, x.options().dtype(at::kDouble));
     std::vector<at::Tensor> angles;

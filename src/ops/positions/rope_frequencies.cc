@@ -29,15 +29,16 @@ at::Tensor Plain(double base, int64_t dims, const at::TensorOptions& options) {
   return (at::arange(dims / 2, options) * step * std::log(base)).exp();
 }
 
-// The larger base that slows the slowest pairs by a factor `stretch` and keeps the fastest.
+// The larger base that slows the slowest pairs by a factor `stretch` and leaves the fastest
+// unchanged.
 double NtkBase(double base, int64_t dims, double stretch) {
   const auto columns = static_cast<double>(dims);
   return dims > 2 ? base * std::pow(stretch, columns / (columns - 2)) : base;
 }
 
 // Peng et al. 2023, sections 3.2 and 3.4: pairs that rotate often within the original length keep
-// their frequency, those that complete less than one turn are slowed by the factor, with a ramp in
-// between.
+// their frequency, and pairs that complete less than one turn are slowed by the factor, with a ramp
+// in between.
 RotationFrequencies Yarn(const Component& component, double base, int64_t dims,
                          const at::TensorOptions& options) {
   const double factor = Needed(component, "factor");
@@ -73,7 +74,7 @@ RotationFrequencies Yarn(const Component& component, double base, int64_t dims,
 RotationFrequencies LongRope(const Component& component, double base, int64_t dims, int64_t length,
                              const at::TensorOptions& options) {
   const double original = Needed(component, "original_max_position_embeddings");
-  // Read both sets, so that errors are found before a long sequence occurs.
+  // Both sets are read, so that errors are found before a long sequence occurs.
   const auto read = [&](const char* name) {
     const std::optional<std::vector<double>> factors = component.FindNumbers(name);
     TORCH_CHECK_VALUE(factors && static_cast<int64_t>(factors->size()) == dims / 2,

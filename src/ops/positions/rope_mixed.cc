@@ -60,8 +60,8 @@ int64_t AxesOfPositions(const Component& component) {
   return TokenGrid::Find(component) ? 1 : AxesOf(component);
 }
 
-// Pairs form one group per axis. Within a group, frequencies fall from 1 to almost 1 / base. Each
-// head rotates the orthogonal directions of the groups randomly.
+// Pairs form one group per axis. Within a group, frequencies fall from 1 to almost 1 / base. In
+// each head, the orthogonal directions of the groups are rotated at random.
 at::Tensor Start(const Component& component, const ModuleShape& n) {
   const int64_t axes = AxesOf(component);
   const int64_t step = 2 * axes;

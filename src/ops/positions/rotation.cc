@@ -57,7 +57,7 @@ void RunRotation(const at::Tensor& x_in, const Turns& turns, int64_t block, bool
   const at::Tensor sine = turns.sine.contiguous();
   const auto view = [](const at::Tensor& tensor) {
     View<const T> rows{tensor.const_data_ptr<T>(), {0, 0, 0}};
-    // Axes that lack or have size 1 broadcast. An expanded tensor would cost an operator call.
+    // Missing axes and axes of size 1 broadcast. Expanding the tensor would cost an operator call.
     const int64_t lacking = 4 - tensor.dim();
     for (int64_t axis = lacking; axis < 3; ++axis) {
       if (tensor.size(axis - lacking) != 1) {
@@ -86,8 +86,8 @@ void RunRotation(const at::Tensor& x_in, const Turns& turns, int64_t block, bool
 at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back,
                       const at::Tensor& to = {});
 
-// A contiguous tensor, if large, in memory that the thread reuses between calls. Fresh memory costs
-// a page fault per 4 KiB, which takes longer than the rotation.
+// Returns a contiguous tensor. A large one uses memory that the thread reuses between calls,
+// because fresh memory costs a page fault per 4 KiB, which takes longer than the rotation.
 at::Tensor InKeptMemory(const at::Tensor& like) {
   constexpr int64_t kLarge = 1 << 13;
   if (like.numel() < kLarge) {
@@ -107,7 +107,8 @@ bool IsOwn(const at::Tensor& gradient) {
          gradient.has_storage() && gradient.storage().use_count() == 1 && gradient.is_contiguous();
 }
 
-// The rotation and, backward, its inverse. The gradient of the gradient is a rotation as well.
+// Rotates in the forward pass, and by the opposite angles in the backward pass. The gradient of the
+// gradient is a rotation as well.
 class RotationFunction : public torch::autograd::Function<RotationFunction> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
@@ -137,8 +138,8 @@ class RotationFunction : public torch::autograd::Function<RotationFunction> {
   }
 };
 
-// `block`: the columns that hold pairs of halves; 0: pairs are adjacent. The result is `to`, if
-// defined, which may be x.
+// `block`: the number of columns whose two halves form pairs; 0: pairs are adjacent. The result is
+// `to`, if defined, which may be x.
 at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back,
                       const at::Tensor& to) {
   const at::Tensor turned = BelowAutograd([&] {

@@ -1,4 +1,4 @@
-// Shared code of rotations of q and k: token coordinates, and the rotation of pairs.
+// Code that the rotations of q and k share: token coordinates, and the rotation of pairs.
 #ifndef GNOMON_OPS_POSITIONS_ROTATION_H_
 #define GNOMON_OPS_POSITIONS_ROTATION_H_
 
@@ -22,7 +22,7 @@ std::vector<at::Tensor> CoordinatesOf(const Component& component, const Rotation
 // The number of columns that a rotation may use.
 int64_t FreeColumns(const RotationCall& call);
 
-// Throws c10::ValueError unless that many columns exist and split into pairs for each of `axes`.
+// Throws c10::ValueError unless `dims` columns exist and can be divided into pairs for each axis.
 void CheckColumns(const Component& component, int64_t dims, int64_t axes, const RotationCall& call);
 
 // Cosines and sines of angles (..., n), multiplied by a factor.
@@ -34,9 +34,9 @@ Turns TurnsOf(const at::Tensor& angles, at::ScalarType type, double factor = 1);
 
 // Rotates the first 2 n columns of tokens (B, heads, L, D) by angles that broadcast to (B, heads,
 // L, n), and copies the others. Each block of `block` columns is rotated separately, in pairs (i, i
-// + block / 2) if `half`, else (2 i, 2 i + 1). On a CPU this needs no intermediate copies, unless
-// the call is traced, transformed, or differentiated with respect to the angles. Such a call
-// returns `to`, if that is defined.
+// + block / 2) if `half`, else (2 i, 2 i + 1). On a CPU, this takes one pass without intermediate
+// copies and writes to `to`, if it is defined, unless the call is traced, transformed, or
+// differentiated with respect to the angles.
 at::Tensor RotatePairs(const at::Tensor& x, const Turns& turns, bool half, int64_t block,
                        const at::Tensor& to = {});
 

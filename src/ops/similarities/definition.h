@@ -1,5 +1,5 @@
 // Similarities of unmapped tokens, described completely by their definition
-// (src/definitions/README.md). Includes nothing of PyTorch, so that definitions compile in seconds.
+// (src/definitions/README.md). Includes no PyTorch headers, so that definitions compile in seconds.
 #ifndef GNOMON_OPS_SIMILARITIES_DEFINITION_H_
 #define GNOMON_OPS_SIMILARITIES_DEFINITION_H_
 

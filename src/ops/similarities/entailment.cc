@@ -28,7 +28,7 @@ MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tens
   const at::Tensor query = map == "ball" ? IntoBall(q) : InUnitBall(q);
   const at::Tensor key = map == "ball" ? IntoBall(k) : InUnitBall(k);
   const at::Tensor square = SquaredNorm(query);
-  // Near the origin, where no cone is defined, uses a half-space.
+  // Near the origin, where no cone is defined, a half-space is used.
   const at::Tensor sine = aperture * (1 - square) / SafeSqrt(square).clamp_min(kOrigin);
   const at::Tensor narrow = sine < 1;
   const at::Tensor psi =

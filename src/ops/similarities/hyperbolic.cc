@@ -48,14 +48,14 @@ HyperbolicToken Pseudopolar(const at::Tensor& token) {
   return FromPolar(at::where(OverColumns(ahead), unit, -unit), distance.expm1(), distance.sinh());
 }
 
-// The exponential map at the origin. Distances do not depend on the model.
+// The exponential map at the origin. Distances are the same in all models.
 HyperbolicToken FromTangent(const at::Tensor& token) {
   const Radius radius = RadiusOf(token);
   return FromPolar(radius.unit, radius.length.clamp_max(kFarthest).expm1(),
                    radius.divisor.clamp_max(kFarthest).sinh());
 }
 
-// (x, sqrt(1 + |x|^2)), which is determined by x.
+// The point (x, sqrt(1 + |x|^2)), which x determines.
 HyperbolicToken OnHyperboloid(const at::Tensor& token) {
   const Radius radius = RadiusOf(SplitLast(token).first);
   const double most = std::sinh(kFarthest);

@@ -87,7 +87,7 @@ at::Tensor UnitCurvature(const Component& /*component*/, const ModuleShape& n) {
   return at::ones({n.heads}, at::kDouble);
 }
 
-// Modules learn a factor of the initial value.
+// Modules learn a factor of the initial value, which is 0 for a bias.
 at::Tensor NoBias(const Component& component, const ModuleShape& n) {
   TORCH_CHECK_VALUE(
       component.Find("bias") != "learned", "gnomon: ", component.name(),
