@@ -128,7 +128,7 @@ using NormFunction = at::Tensor (*)(const Component& component,
 // The rows for which a temperature is computed.
 struct TemperatureCall {
   at::Tensor positions;  // (1 or B, 1, Lq), float64
-  at::Tensor seen;       // number of keys up to each position, at least 1; broadcasts with positions
+  at::Tensor seen;       // number of keys up to each position, at least 1; broadcasts likewise
 };
 // The factor of the scores, which broadcasts with (B, H, Lq).
 using TemperatureFunction = at::Tensor (*)(const Component& component,

@@ -103,7 +103,7 @@ at::Tensor MapGradient(const at::Tensor& tokens_in, const OptionalTensor& d_x_in
 
 using MapOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// Empty (B, H, L, D - 1), its columns rounded up, and (S, B, H, L).
+// Uninitialised tensors (B, H, L, D - 1), with the columns rounded up, and (S, B, H, L).
 template <MakeEmpty make_empty>
 std::pair<at::Tensor, at::Tensor> EmptyTokens(const at::Tensor& tokens, int scalars) {
   const c10::SymInt columns =
@@ -160,7 +160,7 @@ MapGradients BackwardCpu(const OptionalTensor& d_x, const OptionalTensor& d_rows
           needed[1] ? gradient(k, d_y, d_columns) : none};
 }
 
-// The same with PyTorch operators, on any device.
+// The same map with PyTorch operators, for any device.
 struct TensorTerms {
   at::Tensor m;
   at::Tensor dm;
@@ -196,7 +196,8 @@ TensorTerms PenumbralTerms(const at::Tensor& z, bool as_is, double r) {
     m = u;
     dm = slope;
   }
-  // Second derivatives of the values that where() drops would be NaN.
+  // Avoids the root of 0: its second derivatives would be NaN even where where() discards the
+  // value.
   const at::Tensor a_square = rest * (1 + u);
   const at::Tensor is_inside = a_square > 0;
   const at::Tensor root = at::where(is_inside, a_square, 1.0).sqrt();
@@ -331,7 +332,7 @@ MapOutputs ForwardAutograd(const at::Tensor& q, const at::Tensor& k, std::string
   return {recorded[0], recorded[1], recorded[2], recorded[3]};
 }
 
-// Composed of PyTorch's operators where it is differentiated.
+// If the gradient is itself differentiated, it is composed of PyTorch's operators.
 MapGradients BackwardAutograd(const OptionalTensor& d_x, const OptionalTensor& d_rows,
                               const OptionalTensor& d_y, const OptionalTensor& d_columns,
                               const at::Tensor& q, const at::Tensor& k, std::string_view function,

@@ -1,4 +1,5 @@
-// The operator cone_map: the tokens of cones, from q and k whose last column determines the height.
+// The operator cone_map: computes the tokens of cones from q and k, whose last column determines
+// the height.
 #ifndef GNOMON_OPS_GEOMETRY_CONE_MAP_H_
 #define GNOMON_OPS_GEOMETRY_CONE_MAP_H_
 
@@ -16,8 +17,8 @@ namespace gnomon {
 // scalars depend on the height h or u:
 //   umbral     m = h / sinh(r); h
 //   penumbral  m = u; u^2 / (1 + a), u^2, a = sqrt(1 - u^2)
-// and the height on the map: h = exp(z) for psi; u = sigmoid(z) for xi, independent of r; h = z for
-// none, or u = z / r in [0, 1] with m = 1 / r.
+// The height depends on the map: h = exp(z) for psi; u = sigmoid(z) for xi, independent of r; h = z
+// for none, or u = z / r in [0, 1] with m = 1 / r.
 struct ConeTokens {
   at::Tensor x;
   at::Tensor row_scalars;
@@ -34,8 +35,8 @@ ConeTokens CallConeMap(const at::Tensor& q, const at::Tensor& k, std::string_vie
 MappedTokens MapCones(const at::Tensor& q, const at::Tensor& k, const char* function,
                       const std::string& map, double r);
 
-// Converts tokens for the score height to those for -gamma log h, computed by `function`, which is
-// log 2h.
+// Converts tokens for the score "height" to tokens for the score -gamma log h. `function` is the
+// pair function log 2h.
 void TakeLogarithm(const char* function, const at::Tensor& gamma, MappedTokens* tokens);
 
 }  // namespace gnomon

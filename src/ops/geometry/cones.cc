@@ -101,7 +101,7 @@ torch::Tensor lowest_common_ancestor(const torch::Tensor& u, const torch::Tensor
   const at::Tensor beta = b.square() / (r + Shadow(b, r));
   const at::Tensor reach = (alpha + beta + at::maximum((alpha - beta).abs(), pair.distance)) / 2;
   const at::Tensor within = reach <= r;
-  // Without a common ancestor below the light, the top of the geodesic through both.
+  // Without a common ancestor below the light, the result is the top of the geodesic through both.
   const at::Tensor top = (1 + (b - a) * (b + a) / divisor.square()) / 2;
   const at::Tensor along = at::where(within, ((reach - alpha) / divisor).clamp(0, 1), top);
   const at::Tensor height =

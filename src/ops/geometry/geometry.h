@@ -1,5 +1,5 @@
-// Shared by token maps and cones: tokens with a separate last coordinate, and norms that are
-// differentiable everywhere.
+// Functions shared by token maps and cones: tokens with a separate last coordinate, and norms that
+// are differentiable everywhere.
 #ifndef GNOMON_OPS_GEOMETRY_GEOMETRY_H_
 #define GNOMON_OPS_GEOMETRY_GEOMETRY_H_
 
@@ -32,8 +32,8 @@ struct Radius {
 Radius RadiusOf(const at::Tensor& x);
 
 // (H) times a number. PyTorch's product of a few numbers would take a significant part of a short
-// attention call, so it is avoided for plain tensors without autograd; for others, the factor is
-// created once.
+// attention call, so it is avoided for plain tensors without autograd; for other tensors, the
+// factor is cached.
 at::Tensor TimesNumber(const at::Tensor& heads, double number);
 
 // (H) to (H, 1), to broadcast with (B, H, Lq).

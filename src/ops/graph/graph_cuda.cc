@@ -1,6 +1,6 @@
-// graph_forward and graph_backward on GPUs, composed of existing operators: the ends of the edges,
-// in their order, are the keys of a sequence, and a node attends to those of its own edges. A tile
-// of pairs is computed if one of them is an edge.
+// graph_forward and graph_backward on GPUs, composed of existing operators. The end nodes of the
+// edges, in edge order, are the keys of a sequence, and each node attends to the keys of its own
+// edges. A tile of pairs is computed if at least one of its pairs is an edge.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -66,7 +66,8 @@ class EdgeAttention {
     input_.column_scalars = Data<float>(column_scalars_);
     input_.head_scalars = Data<float>(head_scalars_);
     input_.factor = Data<float>(factor_);
-    // Each edge has its own key here, so its bias is a key bias and its index is dropout's column.
+    // Each edge has a separate key here, so the bias of an edge is a key bias, and its index is the
+    // column for dropout.
     input_.key_bias = Data<float>(edge_bias_);
     input_.dropout = DropoutOf(a);
     input_.key_rows = indptr_.const_data_ptr<int64_t>();
@@ -82,8 +83,8 @@ class EdgeAttention {
     return n.heads == 0 || n.queries == 0 || n.keys == 0;
   }
 
-  // Adds the gradients of an edge's key and value to their node, in the order of the edges: a GPU
-  // sorts repeated indices instead of adding atomically.
+  // Adds the gradients of the edges' keys and values to their nodes, in edge order: on a GPU,
+  // index_put_ sorts repeated indices instead of adding atomically.
   void AddToNodes(const at::Tensor& of_edges, at::Tensor& of_nodes) const {
     if (of_edges.defined()) of_nodes.zero_().index_put_({indices_}, of_edges, /*accumulate=*/true);
   }
@@ -133,7 +134,7 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const GraphArgum
   const at::Tensor d_lse = outputs.d_lse ? outputs.d_lse->t().contiguous() : at::Tensor();
   const at::Tensor statistics = outputs.statistics.transpose(1, 2).contiguous();
   NamedGradients<GraphArguments> of(gradients);
-  // Gradients of the edges, from which the nodes' gradient of that name is summed.
+  // Per-edge gradients, which are summed into the node gradient of that name.
   const auto of_edges = [&](std::string_view name, at::IntArrayRef sizes) {
     return of(name).numel() == 0 ? at::Tensor() : at::empty(sizes, a.x.options());
   };

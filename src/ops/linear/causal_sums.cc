@@ -1,5 +1,5 @@
-// Causal linear attention, and the sums of which it and its gradients consist. The gradients of
-// such sums are sums of the same kind, reversed for keys and values:
+// Causal linear attention, and the sums that compute it and its gradients. The gradients of such
+// sums are sums of the same kind, reversed for keys and values:
 //   d_x_i = sum_j (d_i . z_j) y_j, d_y_j = sum_i (z_j . d_i) x_i, d_z_j = sum_i (y_j . x_i) d_i.
 // Autograd saves only the arguments; features are recomputed.
 #include "ops/linear/causal_sums.h"
@@ -25,8 +25,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Repeats key heads for the query heads of their groups: (B, Hkv, ...) to (B, H, ...), and sums
-// back.
+// Repeats key heads for the query heads of their groups: (B, Hkv, ...) to (B, H, ...). SumGroups is
+// the transpose.
 at::Tensor Repeat(const at::Tensor& x, const c10::SymInt& heads) {
   return x.sym_size(1) == heads ? x : x.repeat_interleave_symint(heads / x.sym_size(1), 1);
 }
@@ -75,8 +75,8 @@ void Run(const at::Tensor& x_in, const at::Tensor& y_in, const at::Tensor& z_in,
   SumCausally(sums, TorchExecutor());
 }
 
-// With PyTorch operators, for float64 and GPUs: products of the rows of each chunk, plus the sums
-// over the previous chunks.
+// The sums with PyTorch operators, for float64 and GPUs: products of the rows of each chunk, plus
+// the sums over the previous chunks.
 at::Tensor SumsByChunks(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
                         bool reverse) {
   constexpr int64_t kRows = 64;
@@ -293,7 +293,8 @@ std::tuple<at::Tensor, at::Tensor> LinearAutograd(const at::Tensor& q, const at:
 
 at::Tensor Features(const at::Tensor& x, std::string_view feature) {
   if (feature == "relu") return x.relu();
-  // One of the two terms is 0 or 1. Computed in place, as the previous values are not needed.
+  // One of the two terms is 0 or 1. exp_ works in place, because the clamped values are not needed
+  // later.
   return x.clamp_max(0).exp_() + x.relu();
 }
 

@@ -10,8 +10,8 @@
 namespace gnomon {
 namespace {
 
-// N(0, 1) numbers by the Box-Muller method, which are equal with every standard library, unlike
-// std::normal_distribution's.
+// Generates N(0, 1) numbers by the Box-Muller method. Unlike those of std::normal_distribution,
+// they do not depend on the standard library.
 class Normal {
  public:
   explicit Normal(uint64_t seed) : engine_(seed) {}
@@ -42,8 +42,8 @@ void CheckArguments(const at::Tensor& like, int64_t num_features) {
                     "gnomon.favor_projection: head_dim is 0; expected at least 1");
 }
 
-// Blocks of D orthogonal rows, each as long as a row of N(0, 1) numbers (Choromanski et al. 2021,
-// section 2.4).
+// Blocks of D orthogonal rows, each with the norm of a row of N(0, 1) numbers (Choromanski et al.
+// 2021, section 2.4).
 at::Tensor ProjectionCpu(const at::Tensor& like, int64_t num_features, int64_t seed) {
   CheckArguments(like, num_features);
   const int64_t columns = like.size(-1);
@@ -71,7 +71,7 @@ at::Tensor ProjectionCpu(const at::Tensor& like, int64_t num_features, int64_t s
   return projection;
 }
 
-// The numbers are equal on every device.
+// Uses the CPU, so that the numbers are equal on every device.
 at::Tensor ProjectionCuda(const at::Tensor& like, int64_t num_features, int64_t seed) {
   return ProjectionCpu(like, num_features, seed).to(like.device());
 }

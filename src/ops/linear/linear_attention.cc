@@ -8,8 +8,9 @@
 // exponents. With n_i the largest exponent for a query, sum_f exp(a_if + b_jf - n_i) is computed as
 // exp(a_if + m_f - n_i) exp(b_jf - m_f), where m_f is the largest b_jf of a subset of the visible
 // keys. This never overflows, terms that underflow are negligible, and the ratio is unchanged.
-// Causal sums process keys in blocks that end before their queries begin: within chunks, the left
-// halves of blocks of 2, 4, 8 ... rows with the right halves; then whole chunks.
+// Causal sums process keys in blocks that end before their queries begin. Within chunks, queries in
+// the right half of each block of 2, 4, 8 ... rows attend to keys in the left half. Then each chunk
+// attends to all previous chunks.
 #include "ops/linear/linear_attention.h"
 
 #include <ATen/ATen.h>
@@ -32,7 +33,8 @@ namespace {
 // The exponent of absent entries: its exp is 0, and its differences are not NaN.
 constexpr double kNothing = -1e30;
 
-// (B, H, n, rows, F) to (B, Hkv, n, H / Hkv * rows, F): the query heads of a key head side by side.
+// (B, H, n, rows, F) to (B, Hkv, n, H / Hkv * rows, F): the query heads of a key head become
+// adjacent rows.
 at::Tensor Group(const at::Tensor& x, int64_t key_heads) {
   const int64_t group = key_heads == 0 ? 1 : Concrete(x.sym_size(1)) / key_heads;
   if (group == 1) return x;
@@ -96,7 +98,7 @@ ScaledSums Every(const ScaledSums& s, int64_t first, int64_t step) {
   return {s.m.slice(2, first, std::nullopt, step), s.sum.slice(2, first, std::nullopt, step)};
 }
 
-// Inclusive running sums, n a power of two, in O(n): sums of pairs come first.
+// Inclusive running sums in O(n), where n is a power of two: sums of pairs are computed first.
 ScaledSums RunningSums(const ScaledSums& s, int64_t n) {
   if (n == 1) return s;
   const ScaledSums even = Every(s, 0, 2);
@@ -121,8 +123,8 @@ ScaledSums ScaledSumsBefore(const ScaledSums& s) {
   return {shifted(running.m, kNothing), shifted(running.sum, 0)};
 }
 
-// Rows of a causal chunk: a power of two, at least the number of value columns unless that is very
-// large.
+// The number of rows of a causal chunk: a power of two, at least the number of value columns,
+// between the limits below.
 int64_t ChunkRows(const at::Tensor& value) {
   constexpr int64_t kLeast = 64;
   constexpr int64_t kMost = 512;
@@ -164,7 +166,8 @@ at::Tensor Sums(const at::Tensor& query, const at::Tensor& key, const at::Tensor
   return BlockSums(block(query), block(key), block(value)).squeeze(2);
 }
 
-// m of the keys' features for the queries of their group: (B, Hkv, ...) to (B, H, ...).
+// Repeats m, which belongs to key heads, for the query heads of each group: (B, Hkv, ...) to (B, H,
+// ...).
 at::Tensor ForQueries(const at::Tensor& m, int64_t heads) {
   const int64_t key_heads = Concrete(m.sym_size(1));
   return heads == key_heads ? m : m.repeat_interleave(heads / key_heads, 1);
@@ -184,7 +187,7 @@ at::Tensor LargestMet(const at::Tensor& query, const at::Tensor& key, bool causa
   return (query.detach() + ForQueries(largest, Concrete(query.sym_size(1)))).amax(3, true);
 }
 
-// exp(-n_i) sum_j phi(q_i).phi(k_j) v_j of the exponents of features.
+// exp(-n_i) sum_j phi(q_i).phi(k_j) v_j, computed from the exponents of the features.
 at::Tensor ExponentSums(const at::Tensor& query_in, const at::Tensor& key_in,
                         const at::Tensor& value_in, const at::Tensor& largest_met, bool causal,
                         const Rotation& rotation) {
@@ -202,7 +205,7 @@ at::Tensor ExponentSums(const at::Tensor& query_in, const at::Tensor& key_in,
   const at::Tensor key = PadRows(key_in, added, kNothing);
   const at::Tensor value = PadRows(value_in, added);
 
-  // Each query with its own key, between which there is no rotation.
+  // The product of each query with its own key, which a rotation does not change.
   at::Tensor sums =
       (query + ForQueries(key, heads)).exp().sum(3, /*keepdim=*/true) * ForQueries(value, heads);
   // In each block of 2 * half rows, queries in the right half attend to keys in the left half.
@@ -225,7 +228,7 @@ at::Tensor ExponentSums(const at::Tensor& query_in, const at::Tensor& key_in,
     }
     sums = sums + with_zeros(BlockProducts(q, k, side(value, 0)), 1);
   }
-  // The chunks before each.
+  // The sums over the previous chunks.
   const at::Tensor chunked_key = Split(key, chunks, rows);
   const at::Tensor m = Largest(chunked_key, rotation);
   const at::Tensor features = rotation.Key(Join((chunked_key - m).exp()));
@@ -237,8 +240,8 @@ at::Tensor ExponentSums(const at::Tensor& query_in, const at::Tensor& key_in,
   return (sums + Join(earlier)).narrow_symint(2, 0, length);
 }
 
-// The exponents of positive random features (Choromanski et al. 2021, lemma 1), without the
-// 1/sqrt(features) of each, which the ratio loses.
+// The exponents of positive random features (Choromanski et al. 2021, lemma 1), without the factor
+// 1/sqrt(features), which cancels in the ratio.
 at::Tensor FavorExponents(const at::Tensor& x, const at::Tensor& projection) {
   const double head_dim = static_cast<double>(Concrete(x.sym_size(3)));
   const at::Tensor scaled = x * std::pow(head_dim, -0.25);
@@ -352,7 +355,8 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
   if (causal && !is_favor && !rotation.rope && !key_lengths) {
     return std::get<0>(CallCausalLinear(q, k, v, arguments.feature)).to(q_in.scalar_type());
   }
-  // Without a rotation, one sum serves the values and the denominator; otherwise each has its own.
+  // Without a rotation, one sum computes the numerator and the denominator; otherwise, there is a
+  // separate sum for each.
   const Rotation none{std::nullopt, 0, 0};
   const at::Tensor value = rotation.rope ? v : at::cat({v, one}, 3);
   at::Tensor numerator;

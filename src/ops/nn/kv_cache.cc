@@ -32,7 +32,7 @@ bool HaveOneForm(const std::vector<torch::Tensor*>& kept, const std::vector<torc
 
 // Tensors (B, H, capacity, ...) whose leading slots are in use.
 struct KVCache::Room {
-  // Allocates 1.5 times the tokens of `kept` and `more`, and copies those of `kept`.
+  // Allocates 1.5 times the slots for the tokens of `kept` and `more` new ones, and copies `kept`.
   Room(const std::vector<torch::Tensor*>& kept, int64_t more) {
     const int64_t count = kept[0]->size(2);
     for (torch::Tensor* tensor : kept) {
@@ -46,7 +46,7 @@ struct KVCache::Room {
     taken = count;
   }
 
-  // Reserves `more` slots after those of `kept` and returns the first. Returns nothing if `kept` is
+  // Reserves `more` slots after those of `kept` and returns the first. Returns nullopt if `kept` is
   // not stored here, if the slots are reserved already, or if there are too few.
   std::optional<int64_t> Take(const std::vector<torch::Tensor*>& kept, int64_t more) {
     int64_t end = taken;

@@ -47,7 +47,7 @@ CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArgume
     const at::Tensor& keys = arguments.key_positions.value_or(*arguments.positions);
     TORCH_CHECK_VALUE(keys.dim() > 0, "gnomon.attention: key_positions has shape ()");
     const at::Tensor& queries = *arguments.positions;
-    // For queries and for keys.
+    // The largest distance in either direction.
     return {SizeOf(q, 2), SizeOf(k, 2),
             at::maximum((queries.amax(-1) - keys.amin(-1)).max(),
                         (keys.amax(-1) - queries.amin(-1)).max())};
@@ -59,7 +59,7 @@ CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArgume
   return {SizeOf(q, 2) + offset, SizeOf(k, 2)};
 }
 
-// A parameter with one value per head (H,) for a call with q, from the call's tensors in the
+// The value (H,) of a per-head parameter for a call with q. held: the tensors of the call, in the
 // computing type.
 at::Tensor PerHeadValue(const at::Tensor& q, const Component& term, const Use& use,
                         const ModuleShape& shape, const std::vector<at::Tensor>& held) {

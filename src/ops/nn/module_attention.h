@@ -16,7 +16,7 @@ namespace gnomon {
 // projecting the queries' tokens (B, Lq, ...) or the keys' tokens (B, Lk, ...).
 struct ProjectedTensors {
   std::vector<at::Tensor> tensors;
-  // The indices of key tensors (B, H, Lk, ...), which are cached with the keys.
+  // The indices of tensors (B, H, Lk, ...) that belong to keys and are cached with them.
   std::vector<int64_t> of_keys;
 };
 ProjectedTensors ProjectTokens(const ModuleTerms& terms, int64_t heads, at::TensorList tensors,
@@ -32,8 +32,8 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
                             const CallArguments& arguments);
 
 // The values (H,) of the similarity parameters for which a module without a position has tensors. A
-// call with q takes them together with a specification that says "=tensor" for each. They are in
-// the computing type; the tensors may have any floating-point type.
+// call with q accepts these values together with a specification that sets each parameter to
+// "tensor". The values are in the computing type; `tensors` may have any floating-point type.
 std::vector<at::Tensor> SimilarityTensors(const at::Tensor& q, const ModuleTerms& terms,
                                           at::TensorList tensors);
 
@@ -51,7 +51,7 @@ at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::T
                            const CallArguments& arguments);
 
 // The same for keys that TurnedKeys has rotated. If new_keys (B, Hkv, n, D) are given, they are
-// rotated first and overwrite the last n rows of k, without a record for gradients.
+// rotated first and overwrite the last n rows of k, without recording gradients.
 at::Tensor ModuleAttentionOfTurnedKeys(const at::Tensor& q, const at::Tensor& k,
                                        const at::Tensor& v, const ModuleTerms& terms,
                                        at::TensorList tensors, const OptionalTensor& new_keys,

@@ -32,7 +32,7 @@ CallArguments JoinCache(const char* module, const AttentionCall& call, const tor
     arguments.key_positions = call.positions;
   }
   if (call.cache == nullptr) return arguments;
-  // Positions with several axes do not determine which keys a query sees.
+  // Positions with several axes do not determine which keys a query attends to.
   const bool says_order = call.positions && call.positions->dim() < 3;
   if (!call.query_offset && !call.query_offsets && !says_order) {
     arguments.query_offset = call.cache->length();

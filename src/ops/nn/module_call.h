@@ -20,8 +20,8 @@ void CheckEmbeddings(const char* module, const torch::Tensor& embeddings, int64_
 torch::Tensor Heads(const torch::Tensor& projected, int64_t count);
 
 // The operator arguments of a module call. With a cache, k and v are extended by the cached tokens,
-// and `joined` receives the cache's new content, to be stored once the call cannot fail any more.
-// query and key (B, L, ...) are the tokens of the call; of_keys holds tensors that a position
+// and `joined` receives the new content of the cache, to be stored when the call can no longer
+// fail. query and key (B, L, ...) are the tokens of the call; of_keys holds tensors that a position
 // computes from the keys.
 CallArguments JoinCache(const char* module, const AttentionCall& call, const torch::Tensor& query,
                         const torch::Tensor& key, const std::vector<torch::Tensor>& of_keys,

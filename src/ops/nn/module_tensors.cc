@@ -31,7 +31,7 @@ at::Tensor ProjectionStart(const TokenProjection& projection, const Component& c
                                           : at::zeros({rows, dim}, options);
 }
 
-// Whether a position has a user-given table, which may fit only calls of some lengths.
+// Whether a position has a user-supplied table, which may fit only calls of certain lengths.
 bool HasGivenTable(const ModuleTerms::Position& position) {
   return std::any_of(position.uses.begin(), position.uses.end(),
                      [](const Use& use) { return use.is_given && !use.parameter->is_per_head(); });
@@ -66,7 +66,7 @@ void CheckCall(const ModuleTerms& terms, const ModuleShape& shape,
     ModuleAttention(heads_of(shape.head_dim), heads_of(shape.head_dim), heads_of(shape.value_dim),
                     terms, call.tensors, arguments);
   };
-  // Some terms need a causal mask, and some have a different range with one.
+  // Some terms require a causal mask, and some have a different range with one.
   try {
     attend(/*causal=*/true);
   } catch (const c10::Error&) {
@@ -79,8 +79,8 @@ void CheckCall(const ModuleTerms& terms, const ModuleShape& shape,
   }
 }
 
-// CheckCall, once for equal modules, such as the layers of a model. The result does not depend on
-// tensor values, so ones replace all tensors.
+// Calls CheckCall once for equal modules, such as the layers of a model. The result does not depend
+// on tensor values, so ones replace all tensors.
 void CheckCallOnce(const ModuleTerms& terms, const ModuleShape& shape,
                    const std::vector<ModuleTensor>& tensors) {
   std::vector<int64_t> sizes = {shape.heads,      shape.head_dim,     shape.value_dim,
@@ -96,7 +96,7 @@ void CheckCallOnce(const ModuleTerms& terms, const ModuleShape& shape,
   });
 }
 
-// The same for the positions without user-given tables.
+// The same for the positions without user-supplied tables.
 void CheckOthers(const ModuleTerms& terms, const std::string& positions, const ModuleShape& shape,
                  at::TensorList given) {
   std::vector<at::Tensor> kept;

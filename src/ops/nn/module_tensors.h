@@ -31,7 +31,7 @@ struct TensorOrigin {
 std::vector<TensorOrigin> TensorOrigins(const ModuleTerms& terms);
 
 // A learned value of a module, detached: a per-head value as used in the scores with its initial
-// value, a table, or a user-given tensor.
+// value, a table, or a user-supplied tensor.
 struct LearnedTensor {
   std::string name;
   at::Tensor value;

@@ -35,7 +35,7 @@ class ModuleTerms {
   struct Use {
     const Parameter* parameter;
     // For a per-head parameter: a number, the fixed initial value, a value learned from it, or a
-    // user-given tensor.
+    // user-supplied tensor.
     enum class Setting { kNumber, kFixed, kLearned, kTensor } setting;
     double number = 0;         // for kNumber
     bool is_given = false;     // whether the user gave a tensor
@@ -63,8 +63,8 @@ class ModuleTerms {
   };
 
   // The terms of two specifications. They are read when the first such module is built, and cached
-  // under the operators' text for its calls and for later modules. Throws c10::ValueError for an
-  // invalid specification.
+  // by their texts for its calls and for later modules. Throws c10::ValueError for an invalid
+  // specification.
   static std::shared_ptr<const ModuleTerms> Of(const std::string& similarity,
                                                const std::string& position);
 
@@ -85,7 +85,7 @@ class ModuleTerms {
       for (const Use& use : position.uses) visit(position.component, use);
     }
   }
-  // Throws unless the list has all tensors of a module, or all of a call.
+  // Throws unless the list contains all tensors of a module or, if of_call, of a call.
   void CheckCount(at::TensorList tensors, bool of_call) const;
   // The specifications as quoted in messages.
   const std::string& text() const { return text_; }
@@ -110,7 +110,7 @@ std::shared_ptr<const Component> ModuleComponent(const std::string& spec);
 // Implements nn::learned_number.
 at::Tensor LearnedNumber(const at::Tensor& start, const at::Tensor& theta);
 
-// The sizes of a module, including those its options omit. Throws c10::ValueError if they are
+// The sizes of a module, including those that its options omit. Throws c10::ValueError if they are
 // inconsistent or the specification is invalid.
 struct ModuleSizes {
   int64_t key_heads;

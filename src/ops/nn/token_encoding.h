@@ -22,7 +22,8 @@ std::vector<Component> TokenEncodings(const std::string& position, int64_t max_l
 std::unique_ptr<TokenEncoder> MakeTokenEncoder(const Component& component, int64_t dim,
                                                bool causal);
 
-// MakeTokenEncoder and Encode, after checking the embeddings. The result has their dtype.
+// Checks the embeddings, then calls MakeTokenEncoder and Encode. The result has the dtype of the
+// embeddings.
 at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
                         const std::vector<at::Tensor>& tensors, const TokenBatch& batch);
 

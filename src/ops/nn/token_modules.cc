@@ -91,7 +91,7 @@ TokenPositionImpl::TokenPositionImpl(const TokenPositionOptions& options_) : opt
 }
 
 void TokenPositionImpl::reset() {
-  // Includes positions in attention, such as alibi on a grid.
+  // Positions in attention, such as alibi on a grid, also limit the length.
   max_length_ = LongestSequence(ParseSum(options.position()), options.max_length());
   encodings_.clear();
   std::map<std::string, int64_t> count;

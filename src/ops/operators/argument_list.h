@@ -9,12 +9,12 @@
 //   ARGUMENT(double, dropout, 0, kOption, "")
 //
 // with the member's type, name, initial value, kind and shape. Differentiable arguments come first:
-// tokens have the dtype of the first argument, other parameters the compute dtype, which is float32
-// for lower-precision tokens. A constant has the compute dtype and no gradient. Integer tensors are
-// on the device of the first argument, except host integers, which are read before the kernel
-// starts. A shape has one letter per axis; a letter stands for the same length throughout the list.
-// "1|H" is an axis of length 1 or H. In lists of user arguments a shape may have several forms, "B
-// Q or B Q A" (AxisOf).
+// tokens have the dtype of the first argument, and other parameters have the compute dtype, which
+// is float32 for lower-precision tokens. A constant has the compute dtype and no gradient. Integer
+// tensors are on the device of the first argument, except host integers, which are read before the
+// kernel starts. A shape has one letter per axis; a letter stands for the same length throughout
+// the list. "1|H" is an axis of length 1 or H. In lists of user arguments a shape may have several
+// forms, "B Q or B Q A" (AxisOf).
 #ifndef GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
 #define GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
 
@@ -97,8 +97,8 @@ struct AxisLetters {
 };
 
 // The axis with a given letter, counted from the end (-1 is the last), in a tensor with `axes`
-// axes; nullopt if there is none. Among several forms, uses the one with that many axes, else the
-// first form, whose trailing axes a lower-rank tensor has.
+// axes; nullopt if there is none. If there are several forms, the one with that many axes is used,
+// otherwise the first form, whose trailing axes a lower-rank tensor has.
 constexpr std::optional<int64_t> AxisOf(std::string_view forms, char letter, int64_t axes) {
   constexpr std::string_view kOr = " or ";
   const AxisLetters first(forms);

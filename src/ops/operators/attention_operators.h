@@ -44,11 +44,11 @@ class WithoutAutocast {
 // is stored as (B, Q, H, V). relative_layout defines how the m rows of relative keys and values are
 // indexed. Relative queries use the first five layouts, on the CPU only, and are indexed in reverse
 // order:
-//   "clip", "zero": offsets -n to n, m = 2 n + 1; beyond them the nearest row, or none;
+//   "clip", "zero": offsets -n to n, m = 2 n + 1; pairs beyond use the nearest row, or none;
 //   "clip_past", "zero_past": offsets -n to 0, m = n + 1;
 //   "past": the same, but queries that reach farther are an error;
 //   "keys": by the key, m = Lk;
-//   "grid": the sum over the axes of the grid, tables of 2 length - 1 rows.
+//   "grid": the sum over the axes of the grid, with a table of 2 length - 1 rows for each.
 #define GNOMON_ATTENTION_ARGUMENTS(ARGUMENT)                                 \
   ARGUMENT(at::Tensor, x, {}, kToken, "B H Q D")                             \
   ARGUMENT(at::Tensor, y, {}, kToken, "B G K D")                             \

@@ -19,7 +19,7 @@ inline at::Tensor EmptyDuals(at::IntArrayRef sizes) {
   return at::empty(all, at::kDouble);
 }
 
-// Undefined if the values are undefined. Undefined tangents count as 0.
+// The result is undefined if the values are. Undefined tangents are treated as 0.
 inline at::Tensor Duals(const at::Tensor& values, const at::Tensor& tangents) {
   if (!values.defined()) return {};
   at::Tensor both = EmptyDuals(values.sizes());

@@ -8,7 +8,7 @@
 
 namespace gnomon {
 
-// Runs on PyTorch's threads: at::get_num_threads() of them, but one inside a parallel region.
+// Runs on PyTorch's threads: on at::get_num_threads() of them, or on one inside a parallel region.
 const Executor& TorchExecutor();
 
 // Calls body(first, last) for ranges of at least `grain` that cover [0, count), on PyTorch's

@@ -260,7 +260,7 @@ class RecordedOperator {
       const typename Operator::Gradients gradients = Operator::CallBackward(
           {d_o, AsOptional(d_outputs[1]), o, call.tensors[1], call.tensors[2]}, call.arguments,
           needed);
-      // One per argument of forward(), the first of which is `pass`.
+      // One gradient per argument of forward(), the first of which is `pass`.
       Tensors all(1 + Operator::kMembers);
       std::apply(
           [&](const auto&... gradient) {
@@ -355,7 +355,7 @@ class RecordedOperator {
     }
 
    private:
-    // Gradients if only those of o and lse are given: those of the backward operator.
+    // If only the gradients of o and lse are given, the results are those of the backward operator.
     static void SetGradients(Context* context, const SavedCall<Arguments>& call,
                              const Tensors& d_outputs, Tensors& all) {
       Needed needed;

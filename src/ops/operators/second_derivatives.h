@@ -6,9 +6,9 @@
 
 namespace gnomon {
 
-// The autograd kernel of an operator that returns a list of second derivatives: where its arguments
-// require grad, its results do, and their backward pass throws c10::NotImplementedError, which
-// names what the user has called.
+// The autograd kernel of an operator that returns a list of second derivatives: if its arguments
+// require grad, its results do as well, and their backward pass throws c10::NotImplementedError,
+// which names the function that the user called.
 torch::CppFunction WithoutThirdDerivatives();
 
 }  // namespace gnomon

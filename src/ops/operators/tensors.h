@@ -1,4 +1,4 @@
-// Queries that apply to any tensor.
+// Helpers for any tensor.
 #ifndef GNOMON_OPS_OPERATORS_TENSORS_H_
 #define GNOMON_OPS_OPERATORS_TENSORS_H_
 
@@ -24,8 +24,8 @@ bool IsLow(at::ScalarType type);
 // The dtype of accumulators, parameters and lse: that of q, but at least float32.
 at::ScalarType ComputingType(const at::Tensor& q);
 
-// Converts a tensor to a dtype. Tensors that already have it skip the dispatcher, which would spend
-// time finding nothing to do.
+// Converts a tensor to a dtype. Tensors that already have this dtype are returned without a
+// dispatcher call, which would take time.
 at::Tensor InType(const at::Tensor& tensor, at::ScalarType type);
 
 }  // namespace gnomon
