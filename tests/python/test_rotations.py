@@ -257,7 +257,7 @@ def test_a_module_learns_angles_and_decodes_with_them():
         ),
         (
             lambda: RoPE(sections=(1, 2)),
-            "sections = 1x2, 3 pairs; expected dims / 2 = 4",
+            "sections = 1x2, which are 3 pairs; expected dims / 2 = 4",
         ),
         (
             lambda: RoPE(sections=(1, 3), section_order="interleaved"),

@@ -388,7 +388,7 @@ TEST(PositionEntryTest, AStartIsOneNumberPerHead) {
         });
         nn::MultiheadAttention(nn::MultiheadAttentionOptions(8, 2).position("mine"));
       },
-      "slopes of mine starts with shape \\[3\\]; expected \\(H,\\) = \\(2,\\)");
+      "the initial value of slopes of mine has shape \\[3\\]; expected \\(H,\\) = \\(2,\\)");
 }
 
 TEST(PositionEntryTest, AGridIsAskedForBeforeAStart) {

@@ -423,7 +423,7 @@ class Composition {
     const at::Tensor& mask = *arguments_.mask;
     TORCH_CHECK_TYPE(
         mask.scalar_type() == at::kBool, kOperation, ": mask has dtype ", mask.scalar_type(),
-        "; expected bool; pass numbers that are added to the scores as position.PairBias");
+        "; expected bool; to add values to the scores, pass position.PairBias");
     TORCH_CHECK_TYPE(mask.device() == q_.device(), kOperation, ": mask is on ", mask.device(),
                      ", but q is on ", q_.device(), "; expected the same device");
     call_.mask = BroadcastPairs("mask", mask, q_, k_);

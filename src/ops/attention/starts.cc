@@ -110,7 +110,7 @@ at::Tensor StartOf(const Parameter& parameter, const Component& component,
   const at::Tensor start = parameter.tensor.start(component, shape);
   TORCH_CHECK_VALUE(start.defined() && (!parameter.is_per_head() ||
                                         (start.dim() == 1 && start.size(0) == shape.heads)),
-                    "gnomon: ", parameter.name, " of ", name, " starts with shape ",
+                    "gnomon: the initial value of ", parameter.name, " of ", name, " has shape ",
                     start.defined() ? start.sizes() : at::IntArrayRef(), "; expected (H,) = (",
                     shape.heads, ",)");
   return start;

@@ -36,7 +36,7 @@ ConeMap FindMap(std::string_view function, std::string_view map, double r) {
   const bool as_is = map == "none";
   TORCH_CHECK_VALUE(as_is || map == (function == "umbral" ? "psi" : "xi"),
                     "gnomon.cone_map: map is ", map,
-                    "; expected psi of umbral, xi of penumbral, or none");
+                    "; expected psi for umbral, xi for penumbral, or none");
   TORCH_CHECK_VALUE(function == "umbral" || function == "penumbral",
                     "gnomon.cone_map: function is ", function, "; expected umbral or penumbral");
   const ConeMap::Function kernel =

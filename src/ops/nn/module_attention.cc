@@ -45,7 +45,8 @@ using Setting = Use::Setting;
 CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArguments& arguments) {
   if (arguments.positions && arguments.positions->dim() > 0 && SizeOf(q, 2) * SizeOf(k, 2) > 0) {
     const at::Tensor& keys = arguments.key_positions.value_or(*arguments.positions);
-    TORCH_CHECK_VALUE(keys.dim() > 0, "gnomon.attention: key_positions has shape ()");
+    TORCH_CHECK_VALUE(keys.dim() > 0,
+                      "gnomon.attention: key_positions has shape (); expected (B, Lk) or (Lk,)");
     const at::Tensor& queries = *arguments.positions;
     // The largest distance in either direction.
     return {SizeOf(q, 2), SizeOf(k, 2),

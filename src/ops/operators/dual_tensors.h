@@ -27,7 +27,7 @@ inline at::Tensor Duals(const at::Tensor& values, const at::Tensor& tangents) {
   at::Tensor second = both.select(-1, 1);
   if (tangents.defined()) {
     TORCH_CHECK_VALUE(tangents.sizes() == values.sizes(), "gnomon: a tangent has shape ",
-                      tangents.sizes(), "; expected its primal's, ", values.sizes());
+                      tangents.sizes(), "; expected the shape of its primal, ", values.sizes());
     second.copy_(tangents);
   } else {
     second.zero_();

@@ -29,7 +29,7 @@ at::Tensor FirstKeys(const Component& component, const at::Tensor& held,
   if (lengths.farthest) return held;
   TORCH_CHECK_VALUE(lengths.keys <= SizeOf(held, -2), "gnomon.nn: ", component.name(),
                     ":length is ", SizeOf(held, -2), ", but there are ", lengths.keys,
-                    " keys; expected at least that length");
+                    " keys; expected a length of at least ", lengths.keys);
   return held.slice(-2, 0, lengths.keys);
 }
 

@@ -49,7 +49,8 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   TORCH_CHECK_VALUE(rows > 0 && rows % 2 == 0, "gnomon.attention: keys of disentangled has ", rows,
                     " rows; expected an even number");
   TORCH_CHECK_VALUE(SizeOf(queries, 1) == rows, "gnomon.attention: queries of disentangled has ",
-                    SizeOf(queries, 1), " rows, but its keys have ", rows, "; expected the same");
+                    SizeOf(queries, 1), " rows, but its keys have ", rows,
+                    "; expected the same number");
   const int64_t span = rows / 2;
   const int64_t max_distance = component.Integer("max_distance");
   CheckBuckets(span, max_distance);

@@ -76,7 +76,7 @@ std::vector<int64_t> AxesOfPairs(const Component& component, const std::vector<i
                                  int64_t pairs) {
   const int64_t sum = std::accumulate(sections.begin(), sections.end(), int64_t{0});
   TORCH_CHECK_VALUE(sum == pairs, "gnomon.attention: RoPE has sections = ", SizesText(sections),
-                    ", ", sum, " pairs; expected dims / 2 = ", pairs);
+                    ", which are ", sum, " pairs; expected dims / 2 = ", pairs);
   const auto axes = static_cast<int64_t>(sections.size());
   std::vector<int64_t> of_pairs;
   if (component.Choice("section_order") == "contiguous") {

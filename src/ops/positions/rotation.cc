@@ -164,7 +164,7 @@ std::vector<at::Tensor> CoordinatesOf(const Component& component, const Rotation
   if (grid) {
     TORCH_CHECK_VALUE(!call.positions || call.positions->of_tokens.dim() == 2, what,
                       " lies on the grid ", grid->Text(),
-                      ", so positions cannot have several axes; use one of them");
+                      ", so positions cannot have several axes; pass one index per token");
     coordinates = call.positions
                       ? grid->CoordinatesAt(what.c_str(), call.positions->of_tokens.unsqueeze(1))
                       : grid->Coordinates(what.c_str(), call.position, call.x.sym_size(2), options);
