@@ -27,7 +27,7 @@ extensions = [
 ]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
-# Quoted words are values.
+# Quoted words are values, so quotation marks must stay straight.
 smartquotes = False
 html_theme = "furo"
 html_title = f"gnomon {release}"
@@ -44,7 +44,7 @@ autodoc_default_options = {
 }
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-# Puts each parameter on its own line if they do not fit into one.
+# Puts each parameter on its own line if the signature does not fit into one.
 maximum_signature_line_length = 76
 napoleon_use_ivar = True
 # Objects of other projects and private objects have no page.
@@ -55,8 +55,7 @@ nitpick_ignore_regex = [
 
 
 def escape_formulas(app, what, name, obj, options, lines):
-    """Treats docstrings as plain text: |x|^2 is not a substitution, a * b not emphasis, d_ not a
-    target."""
+    """Treats docstrings as plain text, so that |x|^2, a * b and d_ are not markup."""
     for n, line in enumerate(lines):
         parts = re.split(r"(``.*?``)", line)
         parts[::2] = [re.sub(r"([|*\\]|_(?!\w))", r"\\\1", part) for part in parts[::2]]
@@ -174,7 +173,7 @@ def option_table(heading, rows):
 
 
 def analyze_without_overloads(self, analyze=ModuleAnalyzer.analyze):
-    """One signature for all overloads."""
+    """Analyzes a module without its overloads, so that each function has one signature."""
     analyze(self)
     self.overloads = {}
 
