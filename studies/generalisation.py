@@ -166,9 +166,9 @@ STUDY = Study(
                 "sort (0.99). At longer lengths, the accuracy with sinusoids varies more between "
                 "seeds. In bucket sort at 500 symbols, it is 0.79 to 0.97 with sinusoids; without "
                 "positions, it is 0.99 for every seed. At 40 symbols, copying and reversing are "
-                "hardly learned without positions (0.18 and 0.11) and partly learned with "
-                "sinusoids (0.41 and 0.54). At longer lengths, both models are near chance in "
-                "these two problems. No seed of either model learns recall."
+                "hardly learned without positions (at most 0.18) and partly learned with sinusoids "
+                "(at most 0.54). At longer lengths, both models are near chance in these two "
+                "problems. No seed of either model learns recall."
             ),
         ),
         Claim(

@@ -13,9 +13,8 @@ BOTH = f"{ROPE}+{HYPE}"
 STUDY = Study(
     title="Positions on grids",
     question=(
-        "A vision transformer can encode patch positions with a learned table (Dosovitskiy et al. "
-        "2021), sinusoids, axial RoPE, 2-D relative keys (Ramachandran et al. 2019; Srinivas et "
-        "al. 2021), a table of biases (Liu et al. 2021), or distance biases (HyPE, ALiBi). Which "
+        "A vision transformer can encode patch positions with a learned table, sinusoids, axial "
+        "RoPE, 2-D relative keys, a table of biases, or distance biases (HyPE, ALiBi). Which "
         "classifies digits best, at the training size and on larger images? Does HyPE help on "
         "volumes, as Angelotti 2023 proposes?"
     ),
@@ -185,8 +184,8 @@ STUDY = Study(
     limits=(
         "Digits are easy; the models are small, training is short, and all combinations use the "
         "same learning rate. The larger images are the same digits, enlarged. On the volumes "
-        "(1,188 for training, 298 for testing), every model overfits: the mean training losses end "
-        "at 0.022 nats or less, and the mean test losses at 1.25 nats or more. Predicting the "
+        "(1,188 for training, 298 for testing), every model overfits. The mean training losses end "
+        "at 0.022 nats or less; the mean test losses end at 1.25 nats or more. Predicting the "
         "class frequencies would give a loss of 0.54. Always predicting the first class would give "
         "an accuracy of 0.768; the models have 0.748 to 0.776. The area under the ROC curve, which "
         "MedMNIST also reports, is not measured. Whether HyPE helps on volumes remains open."
