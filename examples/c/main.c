@@ -1,5 +1,5 @@
-/* Causal attention with an ALiBi bias from C, forward and backward; one number of each is compared
- * with a plain loop. */
+/* Computes causal attention with an ALiBi bias from C, forward and backward. Compares one value of
+ * each result with a plain loop. */
 #include <gnomon/gnomon.h>
 #include <math.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@ static float o[kLength][kDim], d_o[kLength][kDim], d_v[kLength][kDim];
 static float lse[kLength], statistics[3][kLength], bias[kOffsets];
 static const float factor = 0.25f; /* 1 / sqrt(kDim) */
 
-/* The weight of key j for query i, by the formula. */
+/* The weight of key j for query i, computed from the formula. */
 static double weight(int i, int j) {
   double sum = 0, found = 0;
   for (int n = 0; n <= i; ++n) {

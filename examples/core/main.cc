@@ -1,5 +1,5 @@
 // Causal attention with eight heads, forward and backward, on plain arrays with two threads.
-// Compares one number of each result with a plain loop.
+// Compares one value of each result with a plain loop.
 #include <gnomon/attention.h>
 
 #include <array>

@@ -1,6 +1,6 @@
 """Cone attention in a timm-style vision transformer block.
 
-The images are noise with a bright square. The class is the quadrant that contains it.
+The images are noise with a bright square. The class is the quadrant that contains the square.
 """
 
 import torch
@@ -59,14 +59,14 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(DIM, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, CLASSES) of images (B, 1, SIZE, SIZE)."""
+        """Returns logits (B, CLASSES) for images (B, 1, SIZE, SIZE)."""
         patches = self.patch_embed(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.cls_token.expand(len(images), -1, -1), patches], 1) + self.pos_embed
         return self.head(self.norm(self.blocks(x))[:, 0])
 
 
 def draw(count: int) -> tuple[Tensor, Tensor]:
-    """Images (count, 1, SIZE, SIZE) and their classes (count,)."""
+    """Returns images (count, 1, SIZE, SIZE) and their classes (count,)."""
     images = 0.3 * torch.randn(count, 1, SIZE, SIZE)
     labels = torch.randint(CLASSES, (count,))
     half, side = SIZE // 2, SIZE // 4

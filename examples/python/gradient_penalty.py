@@ -1,7 +1,7 @@
 """A critic with a gradient penalty (Gulrajani et al. 2017) estimates a Wasserstein distance.
 
-The two distributions are sets of points, the second shifted by a constant. Their distance is
-therefore the norm of all shifts together.
+Samples of both distributions are sets of points; those of the second one are shifted by a constant.
+The distance is therefore the norm of the vector of all shifts.
 """
 
 import torch
@@ -20,7 +20,7 @@ class Critic(nn.Module):
         self.score = nn.Sequential(nn.Linear(DIM, DIM), nn.SiLU(), nn.Linear(DIM, 1))
 
     def forward(self, points: Tensor) -> Tensor:
-        """Scores (B,) of sets of points (B, POINTS, 2)."""
+        """Returns scores (B,) for sets of points (B, POINTS, 2)."""
         x = self.embed(points)
         qkv = self.qkv(x).unflatten(2, (3, HEADS, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each B, HEADS, POINTS, DIM / HEADS
@@ -29,7 +29,7 @@ class Critic(nn.Module):
 
 
 def critic_loss(critic: nn.Module, real: Tensor, fake: Tensor, mix: Tensor) -> Tensor:
-    """The negative distance, and the penalty at the points lerp(real, fake, mix)."""
+    """Returns the negative distance plus the penalty at the points lerp(real, fake, mix)."""
     between = torch.lerp(real, fake, mix[:, None, None]).requires_grad_()
     (gradient,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
     penalty = (gradient.flatten(1).norm(dim=1) - 1).square().mean()

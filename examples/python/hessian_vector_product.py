@@ -1,7 +1,7 @@
 """The sharpness of a language model's loss, from Hessian-vector products.
 
-The sharpness is the largest eigenvalue of the Hessian of the loss with respect to all parameters. A
-power iteration finds it without the Hessian itself. The text repeats itself every few letters.
+The sharpness is the largest eigenvalue of the Hessian of the loss with respect to all parameters.
+Power iteration finds it without computing the Hessian. The training text repeats every few letters.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class LanguageModel(nn.Module):
         self.out = nn.Linear(DIM, VOCABULARY)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, L, VOCABULARY) of tokens (B, L)."""
+        """Returns logits (B, L, VOCABULARY) for tokens (B, L)."""
         x = self.embedding(tokens)
         qkv = self.qkv(self.norm(x)).unflatten(2, (3, HEADS, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each B, HEADS, L, DIM / HEADS
@@ -36,7 +36,7 @@ class LanguageModel(nn.Module):
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Callable[[Tensors], Tensor]:
-    """The mean loss of the next token as a function of the model's parameters."""
+    """Returns the mean next-token loss as a function of the model's parameters."""
 
     def loss(parameters: Tensors) -> Tensor:
         logits = functional_call(model, parameters, (tokens[:, :-1],))
@@ -52,7 +52,7 @@ def hessian_vector_product(
 
 
 def sharpness(loss: Callable[[Tensors], Tensor], parameters: Tensors, steps: int = 20) -> float:
-    """The largest eigenvalue of the Hessian by absolute value."""
+    """Returns the absolute value of the Hessian's largest eigenvalue."""
     vector = {name: torch.randn_like(x) for name, x in parameters.items()}
     size = 1.0
     for _ in range(steps):

@@ -1,7 +1,7 @@
 """A learned HyPE bias in your own model.
 
-Each token must recall the previous one. Only the bias -tau_h sinh(mu_h (p_i - p_j)) in head h
-contains the positions; tau and mu are ordinary parameters.
+The model must output the previous token at each position. Only the bias of each head h, -tau_h
+sinh(mu_h (p_i - p_j)), depends on positions; tau and mu are ordinary parameters.
 """
 
 import torch
@@ -22,7 +22,7 @@ class Recall(nn.Module):
         self.mu = nn.Parameter(torch.full((HEADS,), 1 / LENGTH))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, L, VOCABULARY) of tokens (B, L)."""
+        """Returns logits (B, L, VOCABULARY) for tokens (B, L)."""
         qkv = self.qkv(self.embedding(tokens)).unflatten(2, (3, HEADS, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each B, HEADS, L, DIM / HEADS
         hype = gnomon.position.HyPE(self.tau, self.mu)

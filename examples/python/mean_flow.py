@@ -1,8 +1,8 @@
 """A mean-flow loss (Geng et al. 2025) on a small diffusion transformer, and one-step sampling.
 
 The model predicts the mean velocity u(z, r, t) of the path from time t to time r. Its target
-contains du/dt along the path, which one call of torch.func.jvp computes together with u. The images
-are one of four bright quadrants.
+contains du/dt along the path, which one call of torch.func.jvp computes together with u. In each
+image, one of the four quadrants is bright.
 """
 
 import torch
@@ -58,7 +58,7 @@ class DiffusionTransformer(nn.Module):
         self.out = nn.Linear(DIM, PATCH**2)
 
     def forward(self, z: Tensor, r: Tensor, t: Tensor) -> Tensor:
-        """The mean velocity (B, SIZE, SIZE) of images z between the times r and t (B,)."""
+        """Returns the mean velocity (B, SIZE, SIZE) of images z between the times r and t (B,)."""
         patches = nn.functional.unfold(z[:, None], PATCH, stride=PATCH).transpose(1, 2)
         x = self.embed(patches) + self.places
         times = self.times(torch.stack([t, t - r], 1))
@@ -69,9 +69,9 @@ class DiffusionTransformer(nn.Module):
 
 
 def mean_flow_loss(model: nn.Module, x: Tensor, noise: Tensor, r: Tensor, t: Tensor) -> Tensor:
-    """The loss for images x and noise of the same shape, with times r <= t (B,).
+    """Returns the loss for images x and noise of the same shape, with times r <= t (B,).
 
-    As in the paper, each image's weight is the inverse of its error.
+    As in the paper, each image is weighted by the inverse of its error.
     """
     z = torch.lerp(x, noise, t[:, None, None])
     velocity = noise - x
@@ -82,7 +82,7 @@ def mean_flow_loss(model: nn.Module, x: Tensor, noise: Tensor, r: Tensor, t: Ten
 
 
 def quadrants() -> Tensor:
-    """One image per class, (CLASSES, SIZE, SIZE)."""
+    """Returns one image per class, (CLASSES, SIZE, SIZE)."""
     images = torch.full((CLASSES, 2, SIZE // 2, 2, SIZE // 2), -1.0)
     for n in range(CLASSES):
         images[n, n // 2, :, n % 2] = 1.0
@@ -90,7 +90,7 @@ def quadrants() -> Tensor:
 
 
 def draw(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images, noise and times r <= t; r = t in half of them, as in flow matching."""
+    """Returns images, noise and times r <= t; r = t for half of them, as in flow matching."""
     x = quadrants()[torch.randint(CLASSES, (count,))]
     times = torch.sigmoid(torch.randn(2, count) - 0.4)
     r, t = times.amin(0), times.amax(0)

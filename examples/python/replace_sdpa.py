@@ -1,4 +1,4 @@
-"""gnomon.attention instead of scaled_dot_product_attention."""
+"""Replaces scaled_dot_product_attention with gnomon.attention."""
 
 import torch
 

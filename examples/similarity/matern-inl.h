@@ -1,6 +1,6 @@
-// Matern's kernel of smoothness 3/2 as a similarity: weights proportional to (1 + u) e^-u with
-// u = t_h sqrt(3) |x_i - y_j|, t_h one over the length scale of the head (Rasmussen & Williams
-// 2006, eq. 4.17). f = u - log(1 + u), c = -1.
+// The Matern kernel of smoothness 3/2 as a similarity: weights proportional to (1 + u) e^-u, where
+// u = t_h sqrt(3) |x_i - y_j| and t_h is the inverse length scale of the head (Rasmussen & Williams
+// 2006, eq. 4.17). Therefore f = u - log(1 + u), with the factor -1.
 struct Matern {
   static constexpr int kRowScalars = 0;
   static constexpr int kColumnScalars = 0;
@@ -13,7 +13,7 @@ struct Matern {
     return u - Log1p(u);
   }
 
-  // df/du = u / (1 + u), so that the root of g cancels in the derivative by g.
+  // df/du = u / (1 + u), so sqrt(g) cancels in the derivative with respect to g.
   template <class V, class D>
   static void Gradient(V g, const V* /*a*/, const V* /*b*/, const V* t, D& d) {
     const V root = Sqrt(Splat(g, 3.0f) * g);

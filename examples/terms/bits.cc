@@ -17,7 +17,7 @@ class Encoder : public TokenEncoder {
 
   at::Tensor Encode(const std::vector<at::Tensor>&, const TokenBatch& batch) const override {
     const at::Tensor positions = Positions(batch).unsqueeze(-1);
-    // Positions have 63 digits.
+    // Positions have at most 63 binary digits.
     const at::Tensor digits = at::arange(dim_, positions.options()).clamp_max(62);
     return positions.bitwise_right_shift(digits).bitwise_and(1).to(at::kDouble) * scale_;
   }
@@ -38,7 +38,7 @@ const RegisterPosition bits({
                   .source = "an example, 2026",
                   .role = CatalogueEntry::Role::kEmbedding,
                   .cost = "0 + 0"},
-    .parameters = {Number("scale", "1").Means("what a digit of 1 adds")},
+    .parameters = {Number("scale", "1").Means("value that a digit of 1 adds")},
     .encoder = Make,
 });
 

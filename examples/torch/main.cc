@@ -1,4 +1,4 @@
-// Attention on tensors: as a replacement for scaled_dot_product_attention, then with a learned
+// Attention on tensors: first as a replacement for scaled_dot_product_attention, then with a learned
 // position.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
@@ -37,15 +37,15 @@ int main() {
   const at::Tensor o = gnomon::attention(q, k, v, gnomon::AttentionOptions().causal(true));
   bool same = Agree("causal", o, at::scaled_dot_product_attention(q, k, v, {}, 0.0, true));
 
-  // HyPE, -tau sinh(mu |p_i - p_j|), with learned tau. Neither the bias nor its gradient needs an
-  // array of length x length.
+  // HyPE, -tau sinh(mu |p_i - p_j|), with learned tau. Neither the bias nor its gradient needs a
+  // length x length array.
   const double mu = 1.0 / kLength;
   const at::Tensor tau = Leaf(0.5);
   const at::Tensor biased = gnomon::attention(
       q, k, v, gnomon::AttentionOptions().position({gnomon::position::HyPE(tau, mu)}));
   const at::Tensor d_tau = GradientOf(tau, biased);
 
-  // The same with a mask of length x length.
+  // The same bias as a length x length mask.
   const at::Tensor same_tau = Leaf(0.5);
   const at::Tensor p = at::arange(kLength, at::kFloat);
   const at::Tensor distance = (p.unsqueeze(1) - p).abs();

@@ -300,7 +300,7 @@ def test_beyond_the_longest_text_or_another_dtype():
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (lambda m: LanguageModel(dim=10, heads=3), ValueError, "dim is 10 and heads 3; expected a"),
+        (lambda m: LanguageModel(dim=10, heads=3), ValueError, "dim is 10; expected a multiple of"),
         (lambda m: LanguageModel(depth=0), ValueError, "depth is 0; expected at least 1"),
         (lambda m: LanguageModel(depth=1.0), TypeError, "depth is a float; expected an integer"),
         (lambda m: LanguageModel(dropout=1), ValueError, r"dropout is 1; expected \[0, 1\)"),
