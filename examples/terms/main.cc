@@ -1,5 +1,5 @@
-// Loads this folder's terms and uses them by name: in specification strings (gnomon/catalogue.h) for
-// attention, and in a module. Prints the largest difference from the formulas.
+// Loads this folder's terms and uses them by name: in specification strings for attention
+// (gnomon/catalogue.h), and in a module. Prints the largest difference from the formulas.
 #include <gnomon/catalogue.h>
 #include <gnomon/torch/attention.h>
 #include <gnomon/torch/nn.h>

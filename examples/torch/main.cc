@@ -1,5 +1,5 @@
-// Attention on tensors: first as a replacement for scaled_dot_product_attention, then with a learned
-// position.
+// Attention on tensors: first as a replacement for scaled_dot_product_attention, then with a
+// learned position.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
