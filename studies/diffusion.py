@@ -101,11 +101,11 @@ STUDY = Study(
                 for cone in ("penumbral", "umbral")
             ),
             why=(
-                "The mean distance is 35.0 with the dot product. It is 1.2% lower with penumbral "
-                "cones and 1.7% lower with umbral cones; the paper reports 1.7% and 1.9%. For the "
-                "first seed, both kinds of cones have a higher distance than the dot product. For "
-                "each similarity, the distances of the three seeds differ by 3 to 4, so three "
-                "seeds cannot show a difference of this size."
+                "The mean distance is 35.0 with the dot product. The mean distance is 1.2% lower "
+                "with penumbral cones and 1.7% lower with umbral cones; the paper reports 1.7% and "
+                "1.9%. For the first seed, both kinds of cones have a higher distance than the dot "
+                "product. For each similarity, the distances of the three seeds differ by 3 to 4, "
+                "so three seeds cannot show a difference of this size."
             ),
         ),
         Claim(
@@ -122,8 +122,8 @@ STUDY = Study(
                 "RoPE has the lowest mean loss (0.0534; sinusoids have 0.0565). Its loss is lower "
                 "than that of sinusoids for all three seeds, by 0.0012 to 0.0048, but this spread "
                 "is too large for significance. RoPE with a learned HyPE bias has a mean loss of "
-                "0.0536 with a smaller spread. The bias alone has 0.0582. It is symmetric in the "
-                "offset, but whether the symmetry is the reason was not measured."
+                "0.0536 with a smaller spread. The bias alone has 0.0582. This bias is symmetric "
+                "in the offset, but whether the symmetry explains the loss was not measured."
             ),
         ),
         Claim(

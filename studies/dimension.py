@@ -75,9 +75,9 @@ STUDY = Study(
         "in few dimensions, and does their lead shrink as dimensions are added?"
     ),
     answer=(
-        "This is not reproduced: in few dimensions, penumbral and umbral cones are worse than the "
-        "dot product or not distinguishable from it, on a hierarchy, on images and in "
-        "translation. On the hierarchy they have the higher average precision in 16 or more "
+        "The published result is not reproduced: in few dimensions, penumbral and umbral cones are "
+        "worse than the dot product or not distinguishable from it, on a hierarchy, on images and "
+        "in translation. On the hierarchy they have the higher average precision in 16 or more "
         "dimensions, which is the opposite of the published trend. In four or more dimensions, "
         "entailment cones and the Poincaré distance are better than the dot product on the "
         "hierarchy, by most metrics."
@@ -129,9 +129,9 @@ STUDY = Study(
                 for metric in ("mrr", "average_precision")
             ),
             why=(
-                "Their score is not symmetric: a descendant lies in the cone of its ancestor. In "
-                "64 dimensions they are hard to train at the common learning rate: one of five "
-                "seeds ends at a loss of 14080."
+                "The score of entailment cones is not symmetric: a descendant lies in the cone of "
+                "its ancestor. In 64 dimensions they are hard to train at the common learning "
+                "rate: one of five seeds ends at a loss of 14080."
             ),
         ),
         Claim(
@@ -159,10 +159,10 @@ STUDY = Study(
                 "dimension 4 and a higher one with 64, which is the opposite of the published "
                 "trend. Umbral cones have a lower mean BLEU with all three head dimensions, by 2.6 "
                 "to 3.5. With a head dimension of 4, one of the four dimensions determines the "
-                "height of the cone; whether that is the reason was not tested. With more heads "
-                "and narrower values (`--heads 32` instead of `--heads 4 --qk-dim 4`), raising the "
-                "learning rate from 0.002 to 0.004 improves all three similarities, but the order "
-                "stays the same. The BLEU scores are:\n\n"
+                "height of the cone; whether this explains the lower BLEU was not tested. With "
+                "more heads and narrower values (`--heads 32` instead of `--heads 4 --qk-dim 4`), "
+                "raising the learning rate from 0.002 to 0.004 improves all three similarities, "
+                "but the order stays the same. The BLEU scores are:\n\n"
                 "| learning rate | dot product | penumbral cones | umbral cones | seeds |\n"
                 "| :-- | --: | --: | --: | --: |\n"
                 "| 0.001 | 12.7 | 12.7 | 11.6 | 1 |\n"

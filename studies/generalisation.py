@@ -150,9 +150,10 @@ STUDY = Study(
                 "symbols confirm the claim. In bucket sort, the means also agree with the claim; "
                 "at 500 symbols, RoPE's accuracy varies from 0.79 to 0.99 between seeds. Without "
                 "positions, copying and reversing are hardly learned at 40 symbols (0.18 and "
-                "0.11). Their rows at 100 symbols therefore compare learning rather than "
-                "generalisation. At 500 symbols, both models are near chance in these two problems "
-                "(0.03). No seed learns recall without positions; with RoPE, two of three seeds do."
+                "0.11). The rows of these problems at 100 symbols therefore compare learning "
+                "rather than generalisation. At 500 symbols, both models are near chance in these "
+                "two problems (0.03). No seed learns recall without positions; with RoPE, two of "
+                "three seeds do."
             ),
         ),
         Claim(
@@ -203,11 +204,12 @@ STUDY = Study(
             at_random(""),
             why=(
                 "With random positions, RoPE learns copying and reversing more slowly: at 40 "
-                "symbols, its accuracy in copying is 0.83 instead of 0.99. It loses less accuracy "
-                "at longer lengths: at 100 symbols, its means are higher by 0.15 in copying and by "
-                "0.10 in reversing. At 500 symbols, both problems are near chance (0.03) with and "
-                "without random positions. In bucket sort at 500 symbols, random positions lower "
-                "RoPE's mean accuracy and raise that of sinusoids to 0.99."
+                "symbols, its accuracy in copying is 0.83 instead of 0.99. RoPE with random "
+                "positions loses less accuracy at longer lengths: at 100 symbols, its means are "
+                "higher by 0.15 in copying and by 0.10 in reversing. At 500 symbols, both problems "
+                "are near chance (0.03) with and without random positions. In bucket sort at 500 "
+                "symbols, random positions lower RoPE's mean accuracy and raise that of sinusoids "
+                "to 0.99."
             ),
         ),
         Claim(
@@ -232,9 +234,9 @@ STUDY = Study(
                 "In reversing and bucket sort, random positions have the higher mean in most rows. "
                 "ALiBi has the higher mean in copying at 100 symbols and in sorting at 500 "
                 "symbols. At 500 symbols, copying with random positions is near chance (0.08 and "
-                "0.05), as is one of ALiBi's three seeds. At 40 symbols, ALiBi is more accurate in "
-                "copying (0.98; RoPE with random positions has 0.83). It is less accurate in "
-                "reversing (0.54; RoPE with random positions has 0.67)."
+                "0.05), and so is one of ALiBi's three seeds. At 40 symbols, ALiBi is more "
+                "accurate in copying (0.98; RoPE with random positions has 0.83). It is less "
+                "accurate in reversing (0.54; RoPE with random positions has 0.67)."
             ),
         ),
         Claim(
@@ -269,8 +271,8 @@ STUDY = Study(
         ),
     ),
     limits=(
-        "The models are decoders with two layers and model dimension 64. They are trained for a "
-        "few thousand steps with one learning rate per problem; the literature trains larger "
+        "The models are decoders with two layers and model dimension 64. The models are trained "
+        "for a few thousand steps with one learning rate per problem; the literature trains larger "
         "models a hundred times as long. The column for 40 symbols shows how well a problem is "
         "learned; if that accuracy is low, the accuracies at longer lengths are meaningless. "
         "Chance is 0.03 in copying and reversing (32 symbols) and 0.02 in recall (64 values). "

@@ -95,10 +95,10 @@ STUDY = Study(
             ),
             why=(
                 "On patches of digits, the mean accuracies of RoPE (0.938) and sinusoids (0.911) "
-                "are higher than that of the learned table (0.851). Those of 2-D relative keys "
-                "(0.773) and of a learned HyPE bias (0.698) are lower. After convolutions, the "
-                "differences between RoPE, the table and the bias are smaller. On the volumes, all "
-                "models overfit (see the limits)."
+                "are higher than that of the learned table (0.851). The mean accuracies of 2-D "
+                "relative keys (0.773) and of a learned HyPE bias (0.698) are lower. After "
+                "convolutions, the differences between RoPE, the table and the bias are smaller. "
+                "On the volumes, all models overfit (see the limits)."
             ),
         ),
         Claim(

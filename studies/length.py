@@ -127,7 +127,7 @@ STUDY = Study(
             left_is="not worse",
             why=(
                 "The mean loss over all bytes is at most 0.001 higher at 2048 bytes than at 128. "
-                "These rows use only the last 32 bytes of each window, which have most of the "
+                "The rows above use only the last 32 bytes of each window, which have most of the "
                 "context. If windows are longer, there are fewer such bytes, and they come from "
                 "other parts of the text. From 128 to 2048 bytes, the loss on these bytes rises on "
                 "all three texts, by at most 0.081. With fixed ALiBi and Transformer-XL, it rises "
@@ -211,7 +211,7 @@ STUDY = Study(
         ),
     ),
     limits=(
-        "The models are small: four layers with model dimension 128. They read bytes and are "
+        "The models are small: four layers with model dimension 128. The models read bytes and are "
         "trained for 600 steps of 16 windows, which is far from convergence. At other sizes the "
         "order of the positions may differ. In the literature, larger models also break down "
         "beyond their training length. All combinations use the same learning rate. Shakespeare's "

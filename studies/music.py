@@ -96,9 +96,9 @@ STUDY = Study(
             (Contrast("dot/rope", LONG, "dot/rope", TRAINED),),
             left_is="worse",
             why=(
-                "RoPE's loss rises for all three seeds, by 0.21 to 0.70 nats. This spread is too "
-                "large for significance. On windows of 512 events, the loss rises by 0.02 to 0.13 "
-                "nats."
+                "RoPE's loss rises for all three seeds, by 0.21 to 0.70 nats. The spread between "
+                "seeds is too large for significance. On windows of 512 events, the loss rises by "
+                "0.02 to 0.13 nats."
             ),
         ),
     ),
