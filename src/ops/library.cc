@@ -328,9 +328,9 @@ void ForCompositions(const Add& add) {
   add("attention" + attention + "Tensor", kFlat<Attention>);
   add("attention_with_lse" + attention + "(Tensor o, Tensor lse, Tensor statistics)",
       kFlat<AttentionWithLse>);
-  // o and lse with a sink.
+  // Adds a sink to o and lse.
   add("add_sink(Tensor o, Tensor lse, Tensor sink) -> (Tensor, Tensor)", AddSink);
-  // o after the aggregation lorentz_centroid.
+  // Applies the aggregation lorentz_centroid to o.
   add("aggregate_centroid(Tensor o, Tensor q, str similarity, Tensor[] similarity_tensors) -> "
       "Tensor",
       AggregateCentroid);

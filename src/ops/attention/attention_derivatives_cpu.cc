@@ -16,7 +16,7 @@
 namespace gnomon {
 namespace {
 
-// (B, H, L, columns).
+// Views of duals (B, H, L, columns).
 View<Dual> DualRows(const at::Tensor& duals) {
   if (!duals.defined() || duals.numel() == 0) return {};
   return {DualData(duals), {duals.stride(0) / 2, duals.stride(1) / 2, duals.stride(2) / 2}};

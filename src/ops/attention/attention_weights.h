@@ -12,7 +12,8 @@
 
 namespace gnomon {
 
-// p_ij (B, H, rows, Lk) of AttentionOfSpecs, for the requested rows of q (-1 is the last).
+// The weights p_ij (B, H, rows, Lk) of AttentionOfSpecs, for the requested rows of q (-1 is the
+// last).
 at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
                             const std::vector<int64_t>& rows, const std::string& similarity,
                             at::TensorList similarity_tensors,

@@ -44,8 +44,8 @@ void CheckIntegerType(const char* operation, const char* name, const at::Tensor&
 OptionalTensor CheckIntegers(const char* operation, const char* name, const OptionalTensor& tensor,
                              const at::Tensor& q, const OptionalSymInt& length = std::nullopt);
 
-// Broadcasts a tensor to the given sizes without copying it. If it lacks the axis of the batch or
-// of the heads, or has size 1 there, the batch or the heads share its values.
+// Broadcasts a tensor to the given sizes without copying it. If it has no batch or head axis, or
+// size 1 along that axis, all batches or heads share its values.
 at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& tensor,
                      std::vector<c10::SymInt> sizes);
 

@@ -62,7 +62,7 @@ at::Tensor Normed(const at::Tensor& x, const std::vector<ResolvedPosition>& posi
   return normed;
 }
 
-// Whether the term changes keys by parameters of its own.
+// Whether the term transforms keys with its own parameters.
 bool LearnsFromKeys(const ResolvedPosition& position) {
   return position.entry->norm != nullptr ||
          (position.entry->role() == PositionEntry::Role::kRotation && !position.tensors.empty());
@@ -153,7 +153,7 @@ class Composition {
   void Check() {
     call_.key_starts = CheckIntegers(kOperation, "key_starts", arguments_.key_starts, q_);
     call_.key_lengths = CheckIntegers(kOperation, "key_lengths", arguments_.key_lengths, q_);
-    // Hidden keys are arbitrary, perhaps NaN, which would reach the gradients of parameters.
+    // Hidden keys may be NaN, which would propagate to the gradients of parameters.
     if (std::any_of(positions_.begin(), positions_.end(), LearnsFromKeys)) k_ = Visible(k_);
     q_ = Normed(q_, positions_, /*of_keys=*/false);
     k_ = Normed(k_, positions_, /*of_keys=*/true);

@@ -1,5 +1,5 @@
 // Attention as a composition: positions rotate tokens and add biases, the similarity maps tokens,
-// and the operator computes the rest. Calls from both languages and from modules end up here.
+// and the operator computes the rest. All calls, from C++, Python and modules, end here.
 #ifndef GNOMON_OPS_ATTENTION_COMPOSE_H_
 #define GNOMON_OPS_ATTENTION_COMPOSE_H_
 

@@ -13,7 +13,7 @@ namespace gnomon {
 // which are added to the scores.
 at::Tensor LogLorentzFactor(const at::Tensor& v, int64_t heads);
 
-// Values times their factors, with the factors as one more column (B, Hkv, Lk, Dv + 1).
+// Values times their factors, with the factors as an additional column (B, Hkv, Lk, Dv + 1).
 at::Tensor WeighValues(const at::Tensor& v);
 
 // Divides the output by its last column, the sum of the factors, and adjusts lse and the second

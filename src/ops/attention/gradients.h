@@ -16,7 +16,8 @@
 
 namespace gnomon {
 
-// Sets the views of a kernel's gradient. `rows` returns the view of the named gradient of tokens.
+// Sets the views of a kernel's gradient. rows(name) returns the view of the gradient of a token
+// argument.
 template <class T, class Gradient, class Rows>
 void SetViews(NamedGradients<OperatorArguments>& of, const Bias<T>& bias, Rows& rows,
               Gradient& to) {
@@ -41,8 +42,8 @@ void SetViews(NamedGradients<OperatorArguments>& of, const Bias<T>& bias, Rows& 
   of.Done();
 }
 
-// Views of gradients of tokens for CPU kernels of type T, which write gradients of other types to
-// wider buffers.
+// Views of token gradients for CPU kernels of type T. Gradients of any other type are written to
+// wider buffers first.
 template <class T>
 class WideRows {
  public:
@@ -56,7 +57,7 @@ class WideRows {
     return MutableRows<T>(buffers_.emplace_back(name, std::move(wide)).second);
   }
 
-  // Rounds the buffers to their gradients.
+  // Rounds the buffers to the types of their gradients.
   void Round(std::vector<at::Tensor>& gradients) const {
     for (const auto& [name, wide] : buffers_) {
       at::Tensor& gradient = gradients[IndexOf<OperatorArguments>(name)];

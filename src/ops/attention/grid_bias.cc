@@ -10,14 +10,14 @@
 namespace gnomon {
 namespace {
 
-// (H, 2 n_1 - 1, 2 n_2 - 1, ...).
+// The sizes of a table, (H, 2 n_1 - 1, 2 n_2 - 1, ...).
 std::vector<int64_t> TableSizes(const TokenGrid& grid, int64_t heads) {
   std::vector<int64_t> sizes = {heads};
   for (const int64_t length : grid.shape()) sizes.push_back(2 * length - 1);
   return sizes;
 }
 
-// The grid of a bias; nullopt if it reads positions in the sequence.
+// The grid of a bias; nullopt if it depends on positions in the sequence.
 std::optional<TokenGrid> GridOfBias(const PositionEntry& entry, const Component& component,
                                     const std::vector<at::Tensor>& tensors) {
   if (entry.role() == PositionEntry::Role::kBias || component.Find("shape")) {

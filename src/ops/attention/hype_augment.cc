@@ -46,7 +46,7 @@ std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Te
   const auto over_tokens = [](const at::Tensor& heads_value) {
     return heads_value.to(at::kDouble).reshape({-1, 1});
   };
-  // One tensor per axis.
+  // Returns one tensor per axis.
   const auto angles = [&](const c10::SymInt& first, const at::Tensor& tokens) {
     std::vector<at::Tensor> coordinates;
     if (axes.empty()) {

@@ -18,7 +18,7 @@ void AddBias(OptionalTensor& sum, const at::Tensor& term);
 // The products of weights (H, D) with the keys (B, Hkv, Lk, D) of each head: (B, H, Lk).
 at::Tensor KeyProducts(const at::Tensor& weights, const at::Tensor& k);
 
-// A key bias in the operator's form.
+// A key bias in the form that the operator reads.
 struct KeyBias {
   at::Tensor bias;
   OptionalTensor low = {};

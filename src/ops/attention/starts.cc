@@ -50,7 +50,7 @@ double LogitSpread(const SimilarityEntry& entry, const Component& component, int
     inputs = at::cdist(tokens.x, tokens.y).square().contiguous();
   }
   const double* g = inputs.const_data_ptr<double>();
-  // (scalars, ...) as one row of scalars per token or head.
+  // Converts (scalars, ...) to one row of scalars per token or head.
   const auto by_token = [](const at::Tensor& scalars) {
     return scalars.defined() ? scalars.reshape({scalars.size(0), -1}).t().contiguous() : scalars;
   };

@@ -67,8 +67,8 @@ class KeyOrder {
 
   // (B, Lk): the columns of the keys in this order.
   const at::Tensor& columns() const { return order_; }
-  // (B, Lk), with key segments: for each key, the index in that order of the first key of its
-  // segment.
+  // (B, Lk), if there are key segments: for each key, the index in this order of the first key of
+  // its segment.
   const std::optional<at::Tensor>& segment_begin() const { return segment_begin_; }
   // (B, Lq): for each query, the number of keys of its segment up to its position.
   at::Tensor Seen() const { return last_ - first_; }

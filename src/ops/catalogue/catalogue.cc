@@ -14,7 +14,7 @@ namespace {
 using Kind = CatalogueParameter::Kind;
 using Role = CatalogueEntry::Role;
 
-// "height: 9 + 1; log: 11 + 2".
+// The cost as text, such as "height: 9 + 1; log: 11 + 2".
 std::string CostOf(const SimilarityEntry& entry) {
   std::string text;
   for (const auto& [choice, name] : entry.functions) {

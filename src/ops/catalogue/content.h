@@ -1,5 +1,5 @@
-// Content terms: positions that multiply the query or key, as passed, by a table row selected by
-// the positions of query and key.
+// Content terms: positions that multiply the unrotated query or key by a table row, which the
+// positions of query and key select.
 #ifndef GNOMON_OPS_CATALOGUE_CONTENT_H_
 #define GNOMON_OPS_CATALOGUE_CONTENT_H_
 
@@ -25,7 +25,7 @@ struct ContentTerm {
   at::Tensor key_weights = {};  // (H, D): adds its product with each key; undefined: none
   std::string layout;           // see OperatorArguments::relative_layout
   bool takes_scale = true;      // whether the argument `scale` multiplies its products
-  double factor = 1;            // the factor otherwise
+  double factor = 1;            // the factor if it does not
 };
 
 // The properties of a call.

@@ -46,7 +46,7 @@ MappedTokens SimilarityEntry::Mapped(const Component& component, const at::Tenso
   try {
     if (tokens.function != nullptr) function = &FindPairFunction(tokens.function);
   } catch (const Error&) {
-    // An unknown name is an error, like a missing one.
+    // An unknown name is reported like a missing one.
   }
   TORCH_CHECK_VALUE(function != nullptr, "gnomon.attention: the map of ", name,
                     " returns the pair function \"",
@@ -90,8 +90,8 @@ MappedTokens SimilarityEntry::Mapped(const Component& component, const at::Tenso
 
 namespace {
 
-// Throws unless a function's result has the sizes of the tokens, apart from the heads, and their
-// type.
+// Throws unless the result of a function has the dtype and the sizes of the tokens, except for the
+// number of heads.
 void CheckLike(const Component& component, const char* what, const at::Tensor& made,
                const at::Tensor& tokens, const c10::SymInt& heads) {
   const bool fits = made.defined() && made.dim() == 4 && made.sym_size(0) == tokens.sym_size(0) &&

@@ -30,10 +30,11 @@ using OffsetBiasFunction = at::Tensor (*)(const Component& component,
 
 // Additional inputs of a key bias.
 struct KeyBiasCall {
-  // (1 or B, Lk): the columns of the keys in the order of their segments and positions, if it
-  // differs from the order of the columns.
+  // (1 or B, Lk): the columns of the keys, ordered by segment and position; nullopt if this is the
+  // order of the columns.
   std::optional<at::Tensor> key_order = std::nullopt;
-  // With segments, of the same shape: the index in that order at which each key's segment begins.
+  // If there are segments, a tensor of the same shape: for each key, the index in that order at
+  // which its segment begins.
   std::optional<at::Tensor> segment_begin = std::nullopt;
 };
 // tensors: the entry's tensors, of which the first is (1 or B, 1 or H, Lk), 0 for masked keys.
@@ -62,7 +63,7 @@ struct SimilarityEntry {
   // Its pair functions: the choices that select them, and their names. Default: the pair function
   // with the entry's name.
   std::vector<std::pair<std::string, std::string>> functions = {};
-  // Whether the last coordinate of a token is separate, a height; null: no.
+  // Whether the last coordinate of a token is a separate height; null: no.
   bool (*has_height)(const Component& component) = nullptr;
   // Whether callers pass that coordinate first, as a time; null: last. Maps receive it last.
   bool (*height_is_first)(const Component& component) = nullptr;
@@ -90,7 +91,7 @@ struct SimilarityEntry {
   // c10::ValueError unless it satisfies MappedTokens.
   MappedTokens Mapped(const Component& component, const at::Tensor& q, const at::Tensor& k,
                       const HeadParameters& heads) const;
-  // Throws c10::ValueError, "<operation><what><head_dim>; ...", if tokens cannot have that many
+  // Throws c10::ValueError, "<operation><what><head_dim>; ...", if tokens cannot have head_dim
   // columns.
   void CheckColumns(const Component& component, int64_t head_dim, const char* operation,
                     const char* what) const;
@@ -109,9 +110,9 @@ struct RotationCall {
   int64_t key_heads = 1;
   // Replaces position, firsts and length.
   std::optional<TokenPositions> positions = std::nullopt;
-  const char* operation = "gnomon.attention";  // of messages
-  // If defined, memory for the result, with the shape and dtype of x, whose rows have stride 1. An
-  // entry may ignore it.
+  const char* operation = "gnomon.attention";  // for messages
+  // If defined, a tensor to write the result to, with the shape and dtype of x, whose rows have
+  // stride 1. An entry may ignore it.
   at::Tensor to = {};
 };
 // Keys are returned with the heads of q if the query heads rotate them differently. tensors: the
@@ -130,7 +131,7 @@ struct TemperatureCall {
   at::Tensor positions;  // (1 or B, 1, Lq), float64
   at::Tensor seen;       // number of keys up to each position, at least 1; broadcasts likewise
 };
-// The factor of the scores, which broadcasts with (B, H, Lq).
+// Returns the factor of the scores, which broadcasts with (B, H, Lq).
 using TemperatureFunction = at::Tensor (*)(const Component& component,
                                            const std::vector<at::Tensor>& tensors,
                                            const TemperatureCall& call);
@@ -183,8 +184,8 @@ struct PositionEntry {
   }
   // The parameters of a component that may be tensors, in order.
   std::vector<const Parameter*> Tensors(const Component& component) const;
-  // The checked results of the entry's functions; throw c10::ValueError if a result is invalid.
-  // `bias`: (H, entries), or, if batches have their own offsets, (B, H, entries).
+  // Call the entry's functions and check their results; throw c10::ValueError if a result is
+  // invalid. `bias`: (H, entries), or, if batches have their own offsets, (B, H, entries).
   at::Tensor BiasByOffset(const Component& component, const std::vector<at::Tensor>& tensors,
                           const OffsetRange& range) const;
   // `rotate`: the shape of the tokens; keys may have the heads of q.

@@ -6,7 +6,8 @@
 
 namespace gnomon {
 
-// A static object of this type registers a pair function, as those of registry.h register entries.
+// A static object of this type registers a pair function, like the types in registry.h, which
+// register entries.
 struct RegisterPairFunction {
   explicit RegisterPairFunction(const PairFunction& function);
 };

@@ -91,7 +91,7 @@ struct Parameter : CatalogueParameter {
   Parameter Otherwise(const char* text) const;
   Parameter AtLeast(double number) const;
   Parameter AtMost(double number) const;
-  // As an argument of a call: required, or none.
+  // Make the parameter a required argument of calls, or no argument.
   Parameter Required() const;
   Parameter NoArgument() const;
   // For encodings: the name of the argument, if it differs.
@@ -120,7 +120,8 @@ Parameter Table(const char* name, CatalogueParameter::Index index, const TensorU
 Parameter Shape();
 std::vector<Parameter> OnGrid(std::vector<Parameter> parameters, const Parameter& shape = Shape());
 std::vector<Parameter> OnAxis(std::vector<Parameter> parameters);
-// Only for modules: "length", the number of positions of a table, and its value; "per_head".
+// Parameters for modules only: "length", the number of positions in a table, whose value LengthOf
+// returns, and "per_head".
 Parameter Length();
 Parameter TablePerHead();
 std::optional<int64_t> LengthOf(const Component& component, int64_t otherwise);

@@ -39,7 +39,7 @@ class TokenEncoder {
  public:
   virtual ~TokenEncoder() = default;
 
-  // The tensors that a module holds for it, drawn from PyTorch's generator.
+  // The tensors that a module stores for it, drawn from PyTorch's generator.
   virtual std::vector<ModuleTensor> Tensors() const { return {}; }
   // The number of positions at which it is defined; nullopt: unlimited.
   virtual std::optional<int64_t> max_length() const { return std::nullopt; }

@@ -16,7 +16,7 @@ struct OffsetRange {
   c10::SymInt keys;
   c10::SymInt query_offset;
   int64_t heads;
-  std::optional<at::Tensor> query_offsets;  // (B,), on top of query_offset
+  std::optional<at::Tensor> query_offsets;  // (B,), added to query_offset
   // The dtype and device of the bias, for terms without tensors.
   at::TensorOptions options = {};
 

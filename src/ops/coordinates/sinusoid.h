@@ -7,7 +7,7 @@
 
 namespace gnomon {
 
-// The first is the default.
+// The first layout is the default.
 inline std::vector<std::string> SinusoidLayouts() { return {"interleaved", "split", "split_xl"}; }
 
 }  // namespace gnomon

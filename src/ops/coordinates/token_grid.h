@@ -28,9 +28,9 @@ class TokenGrid {
   const std::vector<int64_t>& shape() const { return shape_; }
   int64_t axes() const { return static_cast<int64_t>(shape_.size()); }
   int64_t prefix() const { return prefix_; }
-  // The prefix and the product of the shape.
+  // The prefix plus the product of the shape.
   int64_t tokens() const;
-  // "3x4", "3x4 after 1".
+  // The grid as text: "3x4", or "3x4 after 1" with a prefix of 1.
   std::string Text() const;
 
   // The coordinates along each axis, (L,) int64, of the tokens first, ..., first + count - 1; 0 for

@@ -16,7 +16,8 @@ namespace gnomon {
 namespace cape {
 namespace {
 
-// Likhomanenko et al. 2021. Sinusoids of positions that training shifts, jitters and scales.
+// Likhomanenko et al. 2021: sinusoids of positions that are shifted, jittered and scaled in
+// training.
 class Encoder : public TokenEncoder {
  public:
   Encoder(const Component& component, int64_t dim, bool causal)
@@ -53,7 +54,7 @@ class Encoder : public TokenEncoder {
     Augmentation(const Encoder& encoder, const TokenBatch& batch)
         : encoder_(encoder), batch_(batch) {}
 
-    // U(-limit, limit), (B, count).
+    // Draws (B, count) from U(-limit, limit).
     at::Tensor Draw(const c10::SymInt& count, double limit) const {
       const c10::SymInt sequences = batch_.embeddings.sym_size(0);
       const std::array<c10::SymInt, 2> shape = {

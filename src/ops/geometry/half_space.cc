@@ -14,7 +14,7 @@ HalfSpacePoint Psi(const at::Tensor& token) {
   return {x * OverColumns(height), height};
 }
 
-// sinh(n) / n of n^2.
+// sinh(n) / n, given n and n^2.
 at::Tensor SinhRatio(const at::Tensor& n, const at::Tensor& square) {
   const at::Tensor large = n > 1e-2;
   const at::Tensor safe = at::where(large, n, 1.0);

@@ -17,7 +17,7 @@ struct HalfSpacePoint {
   at::Tensor height;
 };
 
-// The exponential map at (0, ..., 0, 1), of tangents in its orthonormal frame.
+// The exponential map at (0, ..., 0, 1), for tangents in its orthonormal frame.
 HalfSpacePoint ExponentialMap(const at::Tensor& token);
 
 // Applies the map "psi", "xi", "exp" or "none".

@@ -19,9 +19,9 @@ namespace gnomon {
 // values.
 class Component {
  public:
-  // With the library's entry, if any: see FindSimilarity and FindPosition.
+  // Uses the library's entry, if there is one (see FindSimilarity and FindPosition).
   static Component Parse(std::string_view text);
-  // With the given entry, which must outlive the component.
+  // Uses the given entry, which must outlive the component.
   static Component Parse(std::string_view text, const CatalogueEntry& entry);
 
   const std::string& name() const { return name_; }
@@ -72,7 +72,7 @@ std::optional<double> ParseNumber(std::string_view text);
 // The shortest text that reads back as the same number.
 std::string NumberText(double number);
 
-// Sizes as FindShape reads them, "3x14x14".
+// Sizes as text, which FindShape can read: "3x14x14".
 std::string SizesText(const std::vector<int64_t>& sizes);
 
 // The components of a sum, "a+b:c=1". A plus before a digit belongs to a number: "a:c=1e+20".

@@ -1,4 +1,4 @@
-// Argument checks of all kernels of graph_forward and graph_backward.
+// Argument checks for all kernels of graph_forward and graph_backward.
 #ifndef GNOMON_OPS_GRAPH_GRAPH_CHECKS_H_
 #define GNOMON_OPS_GRAPH_GRAPH_CHECKS_H_
 

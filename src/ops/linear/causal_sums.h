@@ -13,13 +13,13 @@ namespace gnomon {
 // The name in messages.
 inline constexpr const char* kLinearAttention = "gnomon.linear_attention";
 
-// sum_j (x_i . y_j) z_j over j <= i, or j >= i if reverse, of x (B, H, L, D), y (B, Hkv, L, D) and
-// z (B, Hkv, L, E), as (B, H, L, E).
+// Returns sum_j (x_i . y_j) z_j over j <= i, or over j >= i if reverse, of shape (B, H, L, E), for
+// x (B, H, L, D), y (B, Hkv, L, D) and z (B, Hkv, L, E).
 at::Tensor CallCausalSums(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
                           bool reverse);
 
-// Causal linear attention of q, k and v with the feature elu or relu: o, and the denominators (B,
-// H, L, 1). Rows of o whose denominator is 0 are 0.
+// Returns o and the denominators (B, H, L, 1) of causal linear attention with the feature elu or
+// relu. Rows of o whose denominator is 0 are 0.
 std::tuple<at::Tensor, at::Tensor> CallCausalLinear(const at::Tensor& q, const at::Tensor& k,
                                                     const at::Tensor& v, std::string_view feature);
 

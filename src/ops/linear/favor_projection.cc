@@ -23,7 +23,7 @@ class Normal {
   }
 
  private:
-  // In [0, 1).
+  // Uniform in [0, 1).
   double Uniform() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
 
   std::mt19937_64 engine_;

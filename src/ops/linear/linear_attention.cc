@@ -1,7 +1,7 @@
 // Linear attention as a composition of PyTorch operators.
 //
-// Numerator and denominator are sums over the keys of phi(q_i).phi(k_j) times a value; for the
-// denominator, the value is 1, or 0 for a hidden key. Causal sums are separate operators
+// The numerator and the denominator are sums over the keys of phi(q_i).phi(k_j) times a value; for
+// the denominator, the value is 1, or 0 for a hidden key. Causal sums are separate operators
 // (causal_sums.h) whose autograd saves only their arguments.
 //
 // Random features are exponentials, exp(a_if) of the query and exp(b_jf) of the key, stored as
@@ -173,7 +173,7 @@ at::Tensor ForQueries(const at::Tensor& m, int64_t heads) {
   return heads == key_heads ? m : m.repeat_interleave(heads / key_heads, 1);
 }
 
-// Largest exponent of each feature over the rows; over all features if a rotation mixes them.
+// The largest exponent of each feature over the rows; over all features if a rotation mixes them.
 at::Tensor Largest(const at::Tensor& exponents, const Rotation& rotation) {
   const at::Tensor largest = exponents.detach().amax(-2, /*keepdim=*/true);
   if (!rotation.rope) return largest;

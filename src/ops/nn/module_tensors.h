@@ -35,7 +35,7 @@ std::vector<TensorOrigin> TensorOrigins(const ModuleTerms& terms);
 struct LearnedTensor {
   std::string name;
   at::Tensor value;
-  std::optional<at::Tensor> start;  // of a per-head value that was not given
+  std::optional<at::Tensor> start;  // of a per-head value without a user-supplied tensor
 };
 std::vector<LearnedTensor> LearnedTensors(const ModuleTerms& terms, const ModuleShape& shape,
                                           at::TensorList tensors);

@@ -38,7 +38,7 @@ class ModuleTerms {
     // user-supplied tensor.
     enum class Setting { kNumber, kFixed, kLearned, kTensor } setting;
     double number = 0;         // for kNumber
-    bool is_given = false;     // whether the user gave a tensor
+    bool is_given = false;     // whether the user supplied a tensor
     bool keeps_start = false;  // per-head parameters: whether the module stores the initial value
     // The index of the position's component; -1: the similarity.
     int64_t component = -1;

@@ -8,13 +8,13 @@
 //   ARGUMENT(OptionalTensor, key_starts, {}, kInteger, "B")
 //   ARGUMENT(double, dropout, 0, kOption, "")
 //
-// with the member's type, name, initial value, kind and shape. Differentiable arguments come first:
-// tokens have the dtype of the first argument, and other parameters have the compute dtype, which
-// is float32 for lower-precision tokens. A constant has the compute dtype and no gradient. Integer
-// tensors are on the device of the first argument, except host integers, which are read before the
-// kernel starts. A shape has one letter per axis; a letter stands for the same length throughout
-// the list. "1|H" is an axis of length 1 or H. In lists of user arguments a shape may have several
-// forms, "B Q or B Q A" (AxisOf).
+// The macro receives the member's type, name, initial value, kind and shape. Differentiable
+// arguments come first: tokens have the dtype of the first argument, and other parameters have the
+// compute dtype, which is float32 for lower-precision tokens. A constant has the compute dtype and
+// no gradient. Integer tensors are on the device of the first argument, except host integers, which
+// are read before the kernel starts. A shape has one letter per axis; a letter stands for the same
+// length throughout the list. "1|H" is an axis of length 1 or H. In lists of user arguments a shape
+// may have several forms, "B Q or B Q A" (AxisOf).
 #ifndef GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
 #define GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
 
@@ -291,7 +291,7 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
     return run({d_o, d_lse, d_o_tangent, d_lse_tangent}, Arguments{members...}, tangents, needed);
   }
 
-  // Calls through the dispatcher.
+  // Call the operators through the dispatcher.
   static Outputs CallForward(const Arguments& arguments) {
     static const auto op = c10::Dispatcher::singleton()
                                .findSchemaOrThrow(("gnomon::" + Name("_forward")).c_str(), "")
@@ -376,8 +376,8 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
   static std::string Name(const char* pass) { return Arguments::kName + std::string(pass); }
 };
 
-// Adapts a function of call arguments and others to an operator kernel, which takes the others
-// first, then the members of the struct as separate arguments.
+// Adapts a function of call arguments and other arguments to an operator kernel. The kernel takes
+// the other arguments first, then the members of the struct as separate arguments.
 template <class Arguments, class Members = MembersOf<Arguments>>
 struct Flattened;
 template <class Arguments, class... Members>

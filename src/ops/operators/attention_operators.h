@@ -33,17 +33,17 @@ class WithoutAutocast {
 // `function` is the name of the pair function. The bias has n = Lq + Lk - 1 entries, or one per
 // grid offset. The key bias of a pair is key_bias - key_bias_base + key_bias_low, where the base is
 // per row (gnomon/attention.h). Tokens may have lower precision than float32; outputs and all other
-// tensors are then float32. On a GPU all tokens share one dtype. On the CPU x and y share a dtype,
-// v may have another, and relative_query and relative_key are float32. query_positions and
-// key_positions are given together; they replace query_offset + i and j. An offset bias is then the
-// sum of the biases named in bias_terms: bias_parameters concatenates their tensors, and
-// bias_shapes holds the rank and the sizes of each. query_offset applies if query_offsets is
-// absent. left and right bound the window. chunks holds the chunk size and how many chunks a query
-// sees before and after its own. grid holds the prefix and the axis lengths of the token grid.
-// tolerance bounds the weight that skipped tiles may contribute to a row's sum. With rows_first, o
-// is stored as (B, Q, H, V). relative_layout defines how the m rows of relative keys and values are
-// indexed. Relative queries use the first five layouts, on the CPU only, and are indexed in reverse
-// order:
+// tensors are then float32. On a GPU, all tokens share one dtype. On the CPU, x and y share a
+// dtype, v may have a different one, and relative_query and relative_key are float32.
+// query_positions and key_positions are given together; they replace query_offset + i and j. An
+// offset bias is then the sum of the biases named in bias_terms: bias_parameters concatenates their
+// tensors, and bias_shapes holds the rank and the sizes of each. query_offset applies if
+// query_offsets is absent. left and right bound the window. chunks holds the chunk size, and the
+// numbers of chunks before and after a query's own chunk that the query attends to. grid holds the
+// prefix and the axis lengths of the token grid. tolerance bounds the weight that skipped tiles may
+// contribute to a row's sum. With rows_first, o is stored as (B, Q, H, V). relative_layout defines
+// how the m rows of relative keys and values are indexed. Relative queries use the first five
+// layouts, on the CPU only, and are indexed in reverse order:
 //   "clip", "zero": offsets -n to n, m = 2 n + 1; pairs beyond use the nearest row, or none;
 //   "clip_past", "zero_past": offsets -n to 0, m = n + 1;
 //   "past": the same, but queries that reach farther are an error;

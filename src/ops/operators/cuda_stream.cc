@@ -1,5 +1,5 @@
-// Links none of PyTorch's CUDA libraries, so that one library serves PyTorch with and without CUDA.
-// Device queries use the device-independent interfaces.
+// This file links none of PyTorch's CUDA libraries, so that one library works with and without
+// PyTorch's CUDA support. Device queries use the device-independent interfaces.
 #include "ops/operators/cuda_stream.h"
 
 #include <ATen/ATen.h>

@@ -23,7 +23,7 @@ class Torch final : public Executor {
 struct Work {
   const std::function<void(int64_t, int64_t)>& body;
   std::mutex mutex;
-  std::exception_ptr failure;  // the first
+  std::exception_ptr failure;  // the first exception
 };
 
 }  // namespace
@@ -33,8 +33,8 @@ const Executor& TorchExecutor() {
   return executor;
 }
 
-// Through PyTorch's C interface: at::parallel_for is inlined and needs OpenMP in the calling
-// library.
+// Uses PyTorch's C interface, because at::parallel_for is inlined and requires OpenMP in the
+// calling library.
 void ParallelFor(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
   Work work = {.body = body, .mutex = {}, .failure = nullptr};
   const auto call = [](int64_t first, int64_t last, void* of) {

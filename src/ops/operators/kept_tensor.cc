@@ -19,8 +19,8 @@ template <class Key>
 using KeptTensors =
     Kept<std::tuple<Key, at::ScalarType, c10::DeviceType, c10::DeviceIndex>, at::Tensor>;
 
-// Caches tensors only if the values of q can be read; traced or transformed calls have tensors of
-// their own.
+// Caches tensors only if the values of q can be read; traced or transformed calls create their own
+// tensors.
 template <class Key, class Make>
 at::Tensor Keep(KeptTensors<Key>* known, const Key& key, const at::Tensor& q, const Make& make) {
   return known->Get({key, ComputingType(q), q.device().type(), q.device().index()}, [&] {

@@ -9,7 +9,7 @@
 
 namespace gnomon {
 
-// The concrete number; specialises a compiled graph to it.
+// Returns the concrete number, and specialises a compiled graph to it.
 inline int64_t Concrete(const c10::SymInt& number) { return number.guard_int(__FILE__, __LINE__); }
 inline int64_t SizeOf(const at::Tensor& tensor, int64_t axis) {
   return Concrete(tensor.sym_size(axis));

@@ -11,7 +11,7 @@ namespace gnomon {
 namespace offset_bias {
 namespace {
 
-// Marks a table indexed by positions; added to a component by its entry.
+// The option that marks a table as indexed by positions. Complete() adds it to a component.
 constexpr const char* kCentred = "centred";
 
 Component Complete(Component component, const ComponentUse& use) {
@@ -22,7 +22,7 @@ Component Complete(Component component, const ComponentUse& use) {
   return component;
 }
 
-// Entries of a module's table, (H, 2 n - 1), with offset 0 in the middle.
+// Selects the entries for a call from a module's table, (H, 2 n - 1), with offset 0 in the middle.
 at::Tensor CentredEntries(const at::Tensor& table, const OffsetRange& range) {
   const c10::SymInt columns = table.dim() == 2 ? table.sym_size(1) : c10::SymInt(0);
   TORCH_CHECK_VALUE(table.dim() == 2 && table.sym_size(0) == range.heads && columns % 2 == 1,

@@ -30,7 +30,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
                       component.name(), " has ", SizeOf(tables.back(), 1), " rows; expected ",
                       expected, " = 2 ", axis == 0 ? "height" : "width", " - 1");
   }
-  // Expands to the heads if only one of the tables is per head.
+  // If only one of the tables is per head, the other is expanded.
   const int64_t heads = std::max(SizeOf(tables[0], 0), SizeOf(tables[1], 0));
   for (at::Tensor& table : tables) table = table.expand({heads, -1, -1});
   return WithOwnScale(component, {.query = call.q, .keys = at::cat(tables, 1), .layout = "grid"});

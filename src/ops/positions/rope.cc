@@ -100,8 +100,8 @@ std::vector<int64_t> AxesOfPairs(const Component& component, const std::vector<i
   return of_pairs;
 }
 
-// The angles (..., L, pairs) of pairs in axis sections. One-dimensional positions are used for
-// every axis.
+// The angles (..., L, pairs) of pairs that are assigned to axes in sections. One-dimensional
+// positions are used for every axis.
 at::Tensor SectionAngles(const Component& component, const std::vector<int64_t>& sections,
                          const std::vector<at::Tensor>& coordinates, const at::Tensor& of_pairs) {
   TORCH_CHECK_VALUE(coordinates.size() == 1 || coordinates.size() == sections.size(),

@@ -20,7 +20,7 @@ struct HyperbolicToken {
   at::Tensor scalars;  // (3, B, H, L)
 };
 
-// offset = u - u0.
+// The scalars of a point; offset = u - u0, as in the definition.
 HyperbolicToken FromScalars(const at::Tensor& x, const at::Tensor& offset, const at::Tensor& u,
                             const at::Tensor& p) {
   const double root = std::numbers::sqrt2 / 2;
