@@ -71,7 +71,7 @@ class RoPE(Position):
     Args:
         base: base of the frequencies.
         layout: "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2).
-        dims: number of rotated coordinates; default D, or the largest even number <= D - 1 if the
+        dims: number of rotated coordinates; default D, or the largest even number below D if the
             last coordinate is a height; on a grid, the largest multiple of 2 * axes.
         shape: axis sizes of the grid, which the tokens fill in row-major order.
         prefix: number of tokens before the grid, such as a class token.
@@ -652,8 +652,8 @@ class Relative2D(Position):
     Transformers.
 
     Args:
-        rows: (2 height - 1, D), or (H, n, D).
-        columns: (2 width - 1, D), or (H, n, D).
+        rows: (2 height - 1, D), or (H, 2 height - 1, D).
+        columns: (2 width - 1, D), or (H, 2 width - 1, D).
         height: height of the grid.
         width: width of the grid.
         prefix: number of tokens before the grid, such as a class token.
@@ -684,8 +684,8 @@ class TransformerXL(Position):
     """Transformer-XL: adds (u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale to the score, where r is
     W_R times a sinusoid, or a learned table.
 
-    It works only with the dot product, and requires a causal mask unless it is bidirectional (as
-    in Conformers, Gulati et al. 2020).
+    This term works only with the dot product, and requires a causal mask unless it is
+    bidirectional (as in Conformers, Gulati et al. 2020).
 
     Dai et al. 2019, Transformer-XL.
 
@@ -806,7 +806,7 @@ class ScalableSoftmax(Position):
 class Sink(Position):
     """Sink: adds one more score s[h] to each softmax, for a key without a value.
 
-    It has the same effect as the argument `sink` of a call, and can be part of a module's
+    This term has the same effect as the argument `sink` of a call, and can be part of a module's
     position.
 
     Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. 2023, Efficient

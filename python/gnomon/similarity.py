@@ -47,7 +47,7 @@ class Dot(Similarity):
     Vaswani et al. 2017, Attention Is All You Need; Riviere et al. 2024, Gemma 2 (the soft cap).
 
     Args:
-        softcap: the soft cap c: scores lie between -c and c; masks and biases are applied
+        softcap: the soft cap c. Scores then lie between -c and c; masks and biases are applied
             afterwards.
 
     Example:
@@ -168,10 +168,11 @@ class Hyperbolic(Similarity):
     - "hyperboloid": "pseudopolar" gives the point at distance z from the origin in the direction
       of x; "exp" is the exponential map at the origin, applied to D-dimensional tangents; "none"
       expects points (x, t), and sets the time t to sqrt(1 + |x|^2)
-    - "half_space": "psi" and "exp" as for umbral cones; "xi" gives the height sigmoid(z) and X =
-      x sigmoid(z); "none" expects (X, height), and clamps heights to [e^-30, e^30]
-    - "ball" (the Poincare ball) and "klein": "exp"; "none" expects points of the unit ball, and
-      projects points outside onto its boundary
+    - "half_space": "psi" and "exp" are the maps of umbral cones; "xi" gives the height
+      sigmoid(z) and X = x sigmoid(z); "none" expects (X, height), and clamps heights to [e^-30,
+      e^30]
+    - "ball" (the Poincare ball) and "klein": "exp" is the exponential map at the origin; "none"
+      expects points of the unit ball, and projects points outside onto its boundary
 
     D must be at least 2, except for the models "ball" and "klein", and for the map "exp" of the
     hyperboloid. The distance of mapped points from the origin is at most 30. A direction x

@@ -22,7 +22,8 @@ namespace similarity {
 //
 // Vaswani et al. 2017, Attention Is All You Need; Riviere et al. 2024, Gemma 2 (the soft cap).
 //
-// softcap: the soft cap c: scores lie between -c and c; masks and biases are applied afterwards.
+// softcap: the soft cap c. Scores then lie between -c and c; masks and biases are applied
+//   afterwards.
 Similarity Dot(std::optional<double> softcap = std::nullopt);
 
 // Additive: the score is LeakyReLU(q + k), where q and k have head_dim 1.
@@ -75,10 +76,10 @@ Similarity Gaussian(HeadValue gamma);
 // - "hyperboloid": "pseudopolar" gives the point at distance z from the origin in the direction of
 //   x; "exp" is the exponential map at the origin, applied to D-dimensional tangents; "none"
 //   expects points (x, t), and sets the time t to sqrt(1 + |x|^2)
-// - "half_space": "psi" and "exp" as for umbral cones; "xi" gives the height sigmoid(z) and X = x
-//   sigmoid(z); "none" expects (X, height), and clamps heights to [e^-30, e^30]
-// - "ball" (the Poincare ball) and "klein": "exp"; "none" expects points of the unit ball, and
-//   projects points outside onto its boundary
+// - "half_space": "psi" and "exp" are the maps of umbral cones; "xi" gives the height sigmoid(z)
+//   and X = x sigmoid(z); "none" expects (X, height), and clamps heights to [e^-30, e^30]
+// - "ball" (the Poincare ball) and "klein": "exp" is the exponential map at the origin; "none"
+//   expects points of the unit ball, and projects points outside onto its boundary
 //
 // D must be at least 2, except for the models "ball" and "klein", and for the map "exp" of the
 // hyperboloid. The distance of mapped points from the origin is at most 30. A direction x shorter
@@ -175,7 +176,7 @@ namespace position {
 //
 // base: base of the frequencies.
 // layout: "interleaved": pairs (2 i, 2 i + 1); "half": pairs (i, i + dims / 2).
-// dims: number of rotated coordinates; default D, or the largest even number <= D - 1 if the last
+// dims: number of rotated coordinates; default D, or the largest even number below D if the last
 //   coordinate is a height; on a grid, the largest multiple of 2 * axes.
 // shape: axis sizes of the grid, which the tokens fill in row-major order.
 // prefix: number of tokens before the grid, such as a class token.
@@ -421,8 +422,8 @@ Position Relative(torch::Tensor table, int64_t max_offset, const std::string& fa
 // Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. 2021, Bottleneck
 // Transformers.
 //
-// rows: (2 height - 1, D), or (H, n, D).
-// columns: (2 width - 1, D), or (H, n, D).
+// rows: (2 height - 1, D), or (H, 2 height - 1, D).
+// columns: (2 width - 1, D), or (H, 2 width - 1, D).
 // height: height of the grid.
 // width: width of the grid.
 // prefix: number of tokens before the grid, such as a class token.
@@ -433,8 +434,8 @@ Position Relative2D(torch::Tensor rows, torch::Tensor columns, int64_t height, i
 // Transformer-XL: adds (u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale to the score, where r is W_R
 // times a sinusoid, or a learned table.
 //
-// It works only with the dot product, and requires a causal mask unless it is bidirectional (as in
-// Conformers, Gulati et al. 2020).
+// This term works only with the dot product, and requires a causal mask unless it is bidirectional
+// (as in Conformers, Gulati et al. 2020).
 //
 // Dai et al. 2019, Transformer-XL.
 //
@@ -488,7 +489,8 @@ Position ScalableSoftmax(HeadValue s);
 
 // Sink: adds one more score s[h] to each softmax, for a key without a value.
 //
-// It has the same effect as the argument `sink` of a call, and can be part of a module's position.
+// This term has the same effect as the argument `sink` of a call, and can be part of a module's
+// position.
 //
 // Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. 2023, Efficient
 // Streaming Language Models with Attention Sinks.

@@ -56,9 +56,9 @@ at::Tensor ColumnsStart(const Component& component, const ModuleShape& n) {
 std::vector<Parameter> Parameters() {
   std::vector<Parameter> parameters =
       OnGrid({Table("rows", Index::kFirstAxis, {.start = RowsStart})
-                  .Means("(2 height - 1, D), or (H, n, D)"),
+                  .Means("(2 height - 1, D), or (H, 2 height - 1, D)"),
               Table("columns", Index::kSecondAxis, {.start = ColumnsStart})
-                  .Means("(2 width - 1, D), or (H, n, D)"),
+                  .Means("(2 width - 1, D), or (H, 2 width - 1, D)"),
               TablePerHead()},
              Shape().OfAxes({"height", "width"}).Required());
   parameters.push_back(OwnScale());

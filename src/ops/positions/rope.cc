@@ -376,8 +376,8 @@ std::vector<Parameter> Parameters() {
        Choice("layout", {"interleaved", "half"})
            .Means("\"interleaved\": pairs (2 i, 2 i + 1); \"half\": pairs (i, i + dims / 2)"),
        Integer("dims", "")
-           .Means("number of rotated coordinates; default D, or the largest even number <= D - 1 "
-                  "if the last coordinate is a height; on a grid, the largest multiple of 2 * axes")
+           .Means("number of rotated coordinates; default D, or the largest even number below D if "
+                  "the last coordinate is a height; on a grid, the largest multiple of 2 * axes")
            .Otherwise("all (all but the height)")});
   for (Parameter& parameter : FrequencyParameters()) parameters.push_back(std::move(parameter));
   parameters.push_back(

@@ -16,8 +16,8 @@ const RegisterPosition sink({
                   .formula = "adds one more score s[h] to each softmax, for a key without a value",
                   .latex = R"(o_i = \frac{\sum_j e^{s_{ij}} v_j}{e^{s_h} + \sum_j e^{s_{ij}}})",
                   .note = "s_h is the score of an additional key without a value",
-                  .details = "It has the same effect as the argument `sink` of a call, and can be "
-                             "part of a module's position.",
+                  .details = "This term has the same effect as the argument `sink` of a call, and "
+                             "can be part of a module's position.",
                   .source =
                       "Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. "
                       "2023, Efficient Streaming Language Models with Attention Sinks",

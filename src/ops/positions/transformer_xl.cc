@@ -102,8 +102,9 @@ const RegisterPosition transformer_xl({
                              "sinusoid, or a learned table",
                   .latex = R"(\frac{u_h \cdot k_j + (q_i + v_h) \cdot r_h[p_i - p_j]}{\sqrt{D}})",
                   .note = "r is a linear map of sinusoids of the distance, or a learned table",
-                  .details = "It works only with the dot product, and requires a causal mask "
-                             "unless it is bidirectional (as in Conformers, Gulati et al. 2020).",
+                  .details = "This term works only with the dot product, and requires a causal "
+                             "mask unless it is bidirectional (as in Conformers, Gulati et al. "
+                             "2020).",
                   .source = "Dai et al. 2019, Transformer-XL",
                   .role = CatalogueEntry::Role::kContent,
                   .cost = "2 + 0, plus the product of q and the table",

@@ -30,8 +30,8 @@ const RegisterSimilarity dot({
          .takes_scale = true,
          .class_name = "Dot"},
     .parameters = {PositiveNumber("softcap", "")
-                       .Means("the soft cap c: scores lie between -c and c; masks and biases are "
-                              "applied afterwards")
+                       .Means("the soft cap c. Scores then lie between -c and c; masks and biases "
+                              "are applied afterwards")
                        .Otherwise("none")},
     .map = Map,
     .keeps_tokens = true,

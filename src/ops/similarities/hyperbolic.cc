@@ -154,14 +154,15 @@ const RegisterSimilarity hyperbolic({
              "others.\n\n- \"hyperboloid\": \"pseudopolar\" gives the point at distance z from the "
              "origin in the direction of x; \"exp\" is the exponential map at the origin, applied "
              "to D-dimensional tangents; \"none\" expects points (x, t), and sets the time t to "
-             "sqrt(1 + |x|^2)\n- \"half_space\": \"psi\" and \"exp\" as for umbral cones; \"xi\" "
-             "gives the height sigmoid(z) and X = x sigmoid(z); \"none\" expects (X, height), and "
-             "clamps heights to [e^-30, e^30]\n- \"ball\" (the Poincare ball) and \"klein\": "
-             "\"exp\"; \"none\" expects points of the unit ball, and projects points outside onto "
-             "its boundary\n\nD must be at least 2, except for the models \"ball\" and \"klein\", "
-             "and for the map \"exp\" of the hyperboloid. The distance of mapped points from the "
-             "origin is at most 30. A direction x shorter than 1e-6 is divided by 1e-6 instead of "
-             "its length, so distances between such tokens are approximate.",
+             "sqrt(1 + |x|^2)\n- \"half_space\": \"psi\" and \"exp\" are the maps of umbral cones; "
+             "\"xi\" gives the height sigmoid(z) and X = x sigmoid(z); \"none\" expects (X, "
+             "height), and clamps heights to [e^-30, e^30]\n- \"ball\" (the Poincare ball) and "
+             "\"klein\": \"exp\" is the exponential map at the origin; \"none\" expects points of "
+             "the unit ball, and projects points outside onto its boundary\n\nD must be at least "
+             "2, except for the models \"ball\" and \"klein\", and for the map \"exp\" of the "
+             "hyperboloid. The distance of mapped points from the origin is at most 30. A "
+             "direction x shorter than 1e-6 is divided by 1e-6 instead of its length, so distances "
+             "between such tokens are approximate.",
          .source = "Gulcehre et al. 2019, Hyperbolic Attention Networks",
          .class_name = "Hyperbolic"},
     .parameters = {PerHead("beta", "learned").Means("per-head factor"),
