@@ -18,19 +18,19 @@ struct CallPlan {
 // The engine writes its choices here unless this is null.
 inline thread_local CallPlan* call_plan = nullptr;
 
-// Whether the environment variable GNOMON_LOG requests calls. Read once.
+// Whether the environment variable GNOMON_LOG is "calls". It is read only once.
 bool LogsCalls();
 
 // Prints a call to standard error, once per process for each `kind`. Later calls of the same kind
-// may have other `sizes`.
+// are not printed, even if their `sizes` differ.
 void LogCall(const std::string& kind, const std::string& sizes);
 
-// The parts of a call that choose kernels: "dot, float32, causal, bias". Number: float, double or
-// Dual.
+// The properties of a call that select kernels, such as "dot, float32, causal, bias". Number is
+// float, double or Dual.
 template <class Number>
 std::string DescribeCall(const PairFunction& function, const AttentionInput<Number>& in);
 
-// "batch 1, heads 8, key heads 2, queries 128, keys 128".
+// Describes the sizes, such as "batch 1, heads 8, key heads 2, queries 128, keys 128".
 std::string DescribeSizes(const AttentionShape& shape);
 
 }  // namespace gnomon

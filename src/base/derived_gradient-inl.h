@@ -1,13 +1,13 @@
-// The gradient of a definition that has none, from its value of dual numbers
+// Derives the gradient of a definition that has none, by evaluating its Value with dual numbers
 // (src/definitions/README.md).
 //
-// It is included, without a guard, in a namespace of its own for each vocabulary, after a namespace
-// `vocabulary` that leads to that vocabulary, and before the definition, which thus uses the
-// functions below. At kinks, derivatives are those of src/reference/dual.h.
+// This file has no include guard. For each vocabulary, it is included in a separate namespace,
+// after the namespace alias `vocabulary` and before the definition, which then uses the functions
+// below. At kinks, derivatives are those of src/reference/dual.h.
 
 template <class V>
 struct Tangent {
-  // Not defaulted: defaulted constructors are not compiled for the instruction set.
+  // Not defaulted, because defaulted constructors are not compiled for the instruction set.
   Tangent() {}
   Tangent(V number, V derivative) : value(number), tangent(derivative) {}
 
@@ -127,7 +127,7 @@ inline Tangent<V> Angle(Tangent<V> x, Tangent<V> y) {
           vocabulary::Select(square == zero, zero, turn / square)};
 }
 
-// A definition with a gradient. `Derived` is the same definition in this namespace.
+// Adds a gradient to a definition. `Derived` is the same definition in this namespace.
 template <class Definition, class Derived>
 struct WithGradient : Definition {
   template <class V, class D>

@@ -12,7 +12,7 @@
 
 namespace gnomon {
 
-// The row's inputs to the hash.
+// The inputs to the hash that a row determines.
 struct DropoutRow {
   uint32_t first;
   uint32_t second;

@@ -10,9 +10,9 @@ namespace gnomon {
 
 // Row i of the graph contributes its edges plus one extra step, at positions indptr[i] + i to
 // indptr[i + 1] + i. A chunk is an interval of positions (Merrill and Garland 2016, Merge-Based
-// Parallel Sparse Matrix-Vector Multiplication). This balances both rows with many edges and many
-// empty rows. Chunks depend on the graph alone. A row that crosses chunk borders is summed in
-// parts, one per chunk, each with its own slot of memory.
+// Parallel Sparse Matrix-Vector Multiplication). This balances the work both for rows with many
+// edges and for many empty rows. Chunks depend only on the graph. A row that crosses chunk borders
+// is summed in parts, one per chunk; each part has its own memory slot.
 class EdgeChunks {
  public:
   EdgeChunks(const int64_t* indptr, int64_t rows, int64_t size)
@@ -30,7 +30,7 @@ class EdgeChunks {
     return std::max(indptr_[row], chunk * size_ - row);
   }
 
-  // Edges [begin, end) of a row. `slot` is negative if they are all of its edges.
+  // Edges [begin, end) of a row. `slot` is negative if these are all edges of the row.
   struct Part {
     int64_t row;
     int64_t begin;
@@ -51,7 +51,8 @@ class EdgeChunks {
     }
   }
 
-  // If a row starts in this chunk and ends in a later one, calls body(row, slots) with its slots.
+  // If a row starts in this chunk and ends in a later one, calls body(row, slots) with the slots of
+  // its parts.
   template <class Body>
   void ForCutRow(int64_t chunk, const Body& body) const {
     const int64_t border = (chunk + 1) * size_;
@@ -87,7 +88,7 @@ class EdgeChunks {
   int64_t size_;
 };
 
-// The edges sorted by key; edges of one key keep their order.
+// The edges sorted by key; edges with the same key keep their order.
 struct TransposedGraph {
   TransposedGraph(const int64_t* from_indptr, const int64_t* from_indices, int64_t queries,
                   int64_t keys)

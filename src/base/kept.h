@@ -9,11 +9,11 @@
 
 namespace gnomon {
 
-// Thread-safe. Values are copied, so they should be small or shared pointers.
+// This class is thread-safe. Values are copied, so they should be small objects or shared pointers.
 template <class Key, class Value>
 class Kept {
  public:
-  // make() runs outside the lock: it may be slow, or request other keys.
+  // make() runs outside the lock, because it may be slow or request other keys.
   template <class Make>
   Value Get(const Key& key, const Make& make) {
     {
@@ -27,7 +27,7 @@ class Kept {
   }
 
  private:
-  // Exceeded only by programs that create an unlimited number of keys.
+  // Only programs that create an unlimited number of keys exceed this limit.
   static constexpr size_t kMost = 1024;
 
   std::mutex mutex_;

@@ -5,8 +5,8 @@
 
 namespace gnomon {
 
-// With this limit, sums of several biases stay finite in log2 units and with temperatures up to 10.
-// Programs often hide keys with the lowest finite number.
+// With this limit, sums of several biases are finite in log2 units and with temperatures up to 10.
+// Clamping is needed because programs often mask keys with the lowest finite number.
 constexpr float kMostBias = 1e37f;
 
 }  // namespace gnomon

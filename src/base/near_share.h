@@ -5,17 +5,17 @@
 
 namespace gnomon {
 
-// Distances below this share of the sum of the squared norms have lost too many digits. At the
-// smallest share, their relative rounding error is 2^-19, and so is that of a slope computed from
-// them.
+// Squared distances below this fraction of the sum of the squared norms have lost too many digits.
+// At the smallest fraction, their relative rounding error is 2^-19, as is the error of a slope
+// computed from them.
 constexpr float kLeastNear = 1.0f / 32;
 constexpr float kMostNear = 0.5f;
 
-// The share for a row with the given factor and squared norm. It grows with the scores that the
-// distances produce, because their absolute rounding error matters. For similarities of the
-// distance, a score's rounding error is that of the squared norms divided by the distance, and a
-// share of (c |x|)^2 / 2^11 keeps it below 2^-18. For similarities of the squared distance, the
-// error is that of c |x|^2, which is below about 2^-18 for values up to 2^5.
+// The fraction for a row with the given factor and squared norm. It increases with the scores,
+// because their absolute rounding error matters. For similarities that depend on the distance, a
+// score's rounding error is that of the squared norms divided by the distance; a fraction of (c
+// |x|)^2 / 2^11 keeps it below 2^-18. For similarities that depend on the squared distance, it is
+// the rounding error of c |x|^2, which is below about 2^-18 for values up to 2^5.
 constexpr float NearShare(float factor, float norm) {
   const float size = factor < 0 ? -factor : factor;
   const float of_square = size * norm;

@@ -1,4 +1,4 @@
-// Measures how much of attention the fused kernels compute.
+// Counts the query-key pairs that the fused kernels compute.
 #ifndef GNOMON_SRC_BASE_PAIR_COUNT_H_
 #define GNOMON_SRC_BASE_PAIR_COUNT_H_
 
@@ -7,8 +7,8 @@
 
 namespace gnomon {
 
-// Counts of query-key pairs, in whole tiles: those visible under the masks, and those computed. The
-// rest was skipped (AttentionInput::tolerance).
+// Numbers of query-key pairs, counted in entire tiles: pairs that the masks leave visible, and
+// pairs that were computed. The difference was skipped (AttentionInput::tolerance).
 struct PairCount {
   std::atomic<int64_t> seen{0};
   std::atomic<int64_t> computed{0};

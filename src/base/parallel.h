@@ -18,8 +18,8 @@ inline int WorkersFor(const Executor& executor, int64_t tasks) {
 }
 
 // Calls body(task, worker) once for each task = 0 .. tasks - 1. Tasks start in this order but may
-// run concurrently, so what body writes must depend on the task alone. worker <
-// WorkersFor(executor, tasks) identifies scratch memory that no concurrent call uses.
+// run concurrently, so the results of body must depend only on the task. worker <
+// WorkersFor(executor, tasks) selects scratch memory that no concurrent call uses.
 template <class Body>
 void ParallelTasks(const Executor& executor, int64_t tasks, const Body& body) {
   const int workers = WorkersFor(executor, tasks);
@@ -35,13 +35,13 @@ void ParallelTasks(const Executor& executor, int64_t tasks, const Body& body) {
   });
 }
 
-// Sums that tasks add to in order of their numbers. A task waits only for lower numbers, which have
-// already started, since ParallelTasks starts tasks in order.
+// Makes tasks add to shared sums in the order of their numbers. A task waits only for lower
+// numbers, which have already started, because ParallelTasks starts tasks in order.
 class Turns {
  public:
   explicit Turns(int64_t sums) : next_(new std::atomic<int64_t>[static_cast<size_t>(sums)]) {}
 
-  // Sets the number of the first task. Call it before any task starts.
+  // Sets the number of the first task of a sum. Call this before any task starts.
   void Start(int64_t sum, int64_t number) {
     next_[static_cast<size_t>(sum)].store(number, std::memory_order_relaxed);
   }

@@ -16,7 +16,7 @@ struct KeyRange {
   bool empty() const { return end <= begin; }
 };
 
-// Keys of batch b that any query may see, according to key_starts and key_lengths only.
+// Keys of batch b to which any query may attend, according to key_starts and key_lengths only.
 inline KeyRange BatchKeys(const Mask& mask, int64_t keys, int64_t b) {
   KeyRange range{0, keys};
   if (mask.key_starts != nullptr) {
@@ -28,7 +28,8 @@ inline KeyRange BatchKeys(const Mask& mask, int64_t keys, int64_t b) {
   return range;
 }
 
-// Larger positions and widths are equivalent to unbounded; the limit prevents overflow in sums.
+// Larger positions and widths have the same effect as no limit; clamping to this number prevents
+// overflow in sums.
 inline constexpr int64_t kFar = int64_t{1} << 61;
 
 // The position of the first query of batch b.
@@ -38,8 +39,8 @@ int64_t QueryOffset(const AttentionInput<T>& in, int64_t b) {
   return std::clamp(offset, -kFar, kFar);
 }
 
-// Keys visible to the query at position p within its batch's range, ignoring segments. Both ends
-// are monotonic in p.
+// Keys within the batch's range that are visible to the query at position p, ignoring segments.
+// Both ends are monotonic in p.
 inline KeyRange VisibleKeys(const Mask& mask, KeyRange batch, int64_t p) {
   p = std::clamp(p, -kFar, kFar);
   KeyRange range = batch;

@@ -192,15 +192,16 @@ WithStatistics<AttentionBackwardInput<T>> Complete(const Forward& forward,
           }};
 }
 
-// The caller's executor, or the calling thread alone if waking others would take longer than the
-// work.
+// Returns the caller's executor, or a serial one if waking other threads would take longer than the
+// work itself.
 const Executor& ExecutorFor(const AttentionShape& n, const Executor& executor) {
   constexpr int64_t kLeastProducts = int64_t{1} << 17;
   const int64_t products = n.batch * n.heads * n.queries * n.keys * (n.dim + n.value_dim);
   return products < kLeastProducts ? SerialExecutor() : executor;
 }
 
-// The engine's table for doubles; null: the reference computes the call. Tests compare the two.
+// Returns the engine's table for doubles, or null if the reference computes the call. Tests compare
+// the two.
 const PairTableOf<double>* DoubleTableOf(const PairFunction& function) {
   const char* const value = std::getenv("GNOMON_FLOAT64");
   if (value != nullptr && *value != '\0') {
@@ -212,7 +213,7 @@ const PairTableOf<double>* DoubleTableOf(const PairFunction& function) {
   return FindDoubleTable(function);
 }
 
-// Runs a pass of the CPU engine or of the reference, and logs it if GNOMON_LOG asks for calls.
+// Runs a pass of the CPU engine or of the reference, and logs it if GNOMON_LOG is "calls".
 template <class T, class Pass>
 void RunLogged(const char* operation, const PairFunction& function, const AttentionInput<T>& in,
                const Pass& pass, bool is_reference = false) {

@@ -1,4 +1,4 @@
-// The C interface, implemented with the C++ one.
+// Implements the C interface with the C++ interface.
 #include <exception>
 #include <string>
 
@@ -53,8 +53,8 @@ const PairFunction& Function(const gnomon_attention& c) {
   return FindPairFunction(c.function);
 }
 
-// Runs body and converts its exceptions to a return value and a message. No exception may cross
-// into C.
+// Runs body and converts exceptions to a return value and a message, because no exception may
+// propagate into C code.
 template <class Body>
 int Guard(const Body& body) {
   try {

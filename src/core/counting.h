@@ -1,5 +1,5 @@
-// The vocabulary of the definitions for numbers that count operations. Measures the cost of a pair
-// besides the inner product, the scale and the exponential.
+// The vocabulary of the definitions for numbers that count operations. This measures the cost of a
+// pair, in addition to the inner product, the scale and the exponential.
 #ifndef GNOMON_SRC_CORE_COUNTING_H_
 #define GNOMON_SRC_CORE_COUNTING_H_
 
@@ -7,7 +7,7 @@
 
 namespace gnomon::counting {
 
-// The count of the calling thread.
+// The operation count of the calling thread.
 inline thread_local OperationCount count;
 
 struct Number {
@@ -17,7 +17,7 @@ struct Mask {
   bool value;
 };
 
-// The results are arbitrary, because no branch depends on them.
+// The results may be arbitrary, because no branch depends on them.
 inline Number Simple(double value) {
   ++count.simple;
   return {value};
@@ -56,15 +56,15 @@ inline Number Log1p(Number a) { return Special(a.value); }
 inline Number Tanh(Number a) { return Special(a.value); }
 inline Number Angle(Number x, Number /*y*/) { return Special(x.value); }
 
-// Counts the forward pass.
+// Counts the operations of the forward pass.
 template <class Definition>
 OperationCount Count() {
   count = {};
   const Number one = {1};
   const Number scalars[] = {one, one, one};
   Definition::Value(one, scalars, scalars, scalars);
-  // A squared distance: the sum of the norms minus twice the product, and the check whether the
-  // tokens are too near for that to be accurate.
+  // The operations of a squared distance: the norms minus twice the product, and the check whether
+  // the tokens are too close for this formula to be accurate.
   constexpr int kOfSquaredDistance = 5;
   if (Definition::kInput == PairInput::kSquaredDistance) count.simple += kOfSquaredDistance;
   return count;

@@ -1,5 +1,5 @@
-// The tables of the library's pair functions for doubles. Definitions of others have none: their
-// libraries need not contain this.
+// The tables of the library's pair functions for doubles. User-defined pair functions have none, so
+// that their libraries are smaller.
 #include "cpu/double.h"
 // Must follow double.h:
 #undef HWY_TARGET_INCLUDE
@@ -15,7 +15,7 @@ namespace gnomon {
 namespace GNOMON_KERNELS {
 namespace {
 
-// The vocabulary of vectors has only Highway's.
+// For vectors, the vocabulary uses Highway's Abs and Sqrt.
 using hn::Abs;
 using hn::Sqrt;
 
@@ -34,7 +34,7 @@ namespace vocabulary = ::gnomon::GNOMON_KERNELS;
 namespace HWY_NAMESPACE {
 namespace {
 
-// In the order of PairFunctions().
+// Tables are in the order of PairFunctions().
 const PairTableOf<double>* Table(size_t n) {
   using namespace GNOMON_KERNELS;  // NOLINT: the definitions
 #define GNOMON_ENTRY(Struct, name) &TableOf<derived::Complete<Struct, derived::Struct>::Type>(),

@@ -10,8 +10,8 @@ namespace gnomon {
 // Returns the table for the selected instruction set.
 using GetDualTable = const DualTable& (*)();
 
-// AddDualTable always returns true, so that a static variable can call it at load time.
-// FindDualTable returns null if there is no table.
+// AddDualTable always returns true, so that the initializer of a static variable can call it at
+// load time. FindDualTable returns null if there is no table.
 bool AddDualTable(const PairFunction& function, GetDualTable get);
 const DualTable* FindDualTable(const PairFunction& function);
 

@@ -9,19 +9,19 @@
 
 namespace gnomon {
 
-// Run on the selected instruction set. Throw Error if the table is for another one.
+// These run on the selected instruction set. They throw Error if the table is for a different one.
 void EngineForward(const PairTable& table, const AttentionInput<float>& in,
                    const AttentionOutput<float>& out, const Executor& executor);
 void EngineBackward(const PairTable& table, const AttentionInput<float>& in,
                     const AttentionBackwardInput<float>& saved,
                     const AttentionGradient<float>& gradient, const Executor& executor);
-// On the selected instruction set, or one below it.
+// These run on the selected instruction set, or on a lower one if there are no kernels for doubles.
 void EngineForward(const PairTableOf<double>& table, const AttentionInput<double>& in,
                    const AttentionOutput<double>& out, const Executor& executor);
 void EngineBackward(const PairTableOf<double>& table, const AttentionInput<double>& in,
                     const AttentionBackwardInput<double>& saved,
                     const AttentionGradient<double>& gradient, const Executor& executor);
-// Null for pair functions that are not the library's own.
+// Returns null for pair functions that are not part of the library.
 const PairTableOf<double>* FindDoubleTable(const PairFunction& function);
 void EngineGraphForward(const PairTable& table, const GraphInput<float>& in,
                         const GraphOutput<float>& out, const Executor& executor);

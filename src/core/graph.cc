@@ -24,7 +24,8 @@ void Require(bool condition, const char* name, const char* problem) {
 
 void RequireGiven(bool is_given, const char* name) { Require(is_given, name, "is null"); }
 
-// An out-of-bounds entry would make the kernels access memory outside their arrays.
+// Checks all entries, because the kernels would access memory outside their arrays for an invalid
+// one.
 void CheckGraph(const GraphShape& n, const int64_t* indptr, const int64_t* indices) {
   RequireGiven(indptr != nullptr, "indptr");
   RequireGiven(indices != nullptr || n.edges == 0, "indices");

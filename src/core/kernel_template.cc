@@ -4,7 +4,7 @@
 //   GNOMON_DEFINITION_FILE  the file that contains it
 //   GNOMON_DEFINITION_NAME  the name of the pair function
 // and gets `const PairFunction& gnomon::PairFunctionOf<name>()`. With GNOMON_INLINED, the attention
-// passes are compiled for this definition alone.
+// passes are also compiled with this definition inlined.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/kernel_template.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -36,7 +36,7 @@ namespace vocabulary = ::gnomon::HWY_NAMESPACE::duals;
 
 namespace {
 
-// The vocabulary of vectors has only Highway's.
+// For vectors, the vocabulary uses Highway's Abs and Sqrt.
 using hn::Abs;
 using hn::Sqrt;
 

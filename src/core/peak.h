@@ -1,4 +1,4 @@
-// The reference throughput of `gnomon bench`.
+// Measures the reference throughput of `gnomon bench`.
 #ifndef GNOMON_SRC_CORE_PEAK_H_
 #define GNOMON_SRC_CORE_PEAK_H_
 
@@ -6,9 +6,8 @@
 
 namespace gnomon {
 
-// Runs a multiply-add loop, shaped like the kernels' fp32 GEMM with all operands in cache, on every
-// worker of the executor for about `seconds`. Returns the combined rate of all workers in
-// floating-point operations per second.
+// Runs the kernels' fp32 GEMM on operands in cache, on every worker of the executor for about
+// `seconds`. Returns the total throughput of all workers in floating-point operations per second.
 double MeasurePeakFlops(double seconds, const Executor& executor);
 
 }  // namespace gnomon

@@ -14,7 +14,7 @@ void Choose(int64_t targets) {
   hwy::GetChosenTarget().Update(targets);
 }
 
-// Targets with kernels that the processor supports.
+// The targets for which there are kernels and processor support.
 int64_t Supported() {
   static const int64_t supported = [] {
     hwy::SetSupportedTargetsForTest(0);
@@ -38,7 +38,7 @@ int64_t FindTarget(std::string_view name) {
               std::string(name) + "'; supported: " + Known());
 }
 
-// Set once any code has selected a target.
+// Set once a target has been selected.
 std::once_flag chosen;
 
 }  // namespace

@@ -3,7 +3,8 @@
 
 namespace gnomon {
 
-// On the first call, selects the best instruction set or the one named by GNOMON_TARGET.
+// On the first call, selects the instruction set named by GNOMON_TARGET or, if it is not set, the
+// best one. Later calls do nothing.
 void ChooseTargetOnce();
 
 }  // namespace gnomon

@@ -1,4 +1,4 @@
-// Supplies statistics for a backward pass whose caller has not saved them.
+// Supplies the statistics for a backward pass if the caller has not saved them.
 #ifndef GNOMON_SRC_CORE_WITH_STATISTICS_H_
 #define GNOMON_SRC_CORE_WITH_STATISTICS_H_
 
@@ -9,21 +9,21 @@
 
 namespace gnomon {
 
-// Saved: AttentionBackwardInput or GraphBackwardInput.
+// Saved is AttentionBackwardInput or GraphBackwardInput.
 template <class Saved>
 class WithStatistics {
   using T = std::remove_cvref_t<decltype(*Saved::statistics)>;
 
  public:
-  // Null statistics are recomputed with another forward pass: forward(o, lse, statistics) writes
-  // all three, contiguous in the order of `rows`.
+  // If the statistics are null, recomputes them with an additional forward pass: forward(o, lse,
+  // statistics) writes all three, contiguous and in the order of `rows`.
   template <class Forward>
   WithStatistics(const Saved& saved, int64_t rows, int64_t value_dim, const Forward& forward)
       : saved_(saved) {
     if (saved.statistics != nullptr) return;
     memory_.resize(static_cast<size_t>(rows * (4 + value_dim)));
     T* const statistics = memory_.data();
-    // These two are unused.
+    // lse and o are not used.
     T* const lse = statistics + 3 * rows;
     T* const o = lse + rows;
     forward(o, lse, statistics);

@@ -24,7 +24,7 @@ struct Additive {
     d.t[0] = Min(zero, z);
   }
 
-  // f is monotone, or decreases to 0 and then increases.
+  // In a + b, f is either monotone, or decreases to 0 and then increases.
   template <class R, class V>
   static R Bounds(R g, const V* a, const R* b, const V* t) {
     const V zero = Splat(g.least, 0.0f);

@@ -1,14 +1,14 @@
 // Hyperbolic distance: f = arcosh(1 + t) = log(1 + t + sqrt(t (t + 2))), c = -beta, with
 //   t = (u - v)^2 / (2 u v) + |x - y|^2 p q / 2.
-// All terms are nonnegative, so nearby points lose no precision, unlike with the Minkowski product.
-// The model of hyperbolic space determines u, v, p and q:
+// All terms are nonnegative, so the distance of nearby points is accurate. Computed from the
+// Minkowski product, it would not be. The model of hyperbolic space determines u, v, p and q:
 //   half-space: u, v are the heights, x, y the positions, p = 1/u, q = 1/v
 //     (Ratcliffe 2006, Foundations of Hyperbolic Manifolds, theorem 4.6.1);
 //   ball: u = v = 1, x and y the points, p = 2 / (1 - |x|^2), q likewise (theorem 4.5.1);
 //   polar coordinates, at distance rho from the origin in direction x: u = e^rho, p = sinh rho,
 //     by cosh f = cosh(rho - rho') + sinh rho sinh rho' (1 - x.y).
-// Scalars: (u - u0, 1 / (u sqrt 2), p / sqrt 2) of the query, the same for the key, with any u0
-// that preserves the precision of differences of u.
+// Scalars: (u - u0, 1 / (u sqrt 2), p / sqrt 2) of the query, the same for the key, where u0 is any
+// constant that keeps differences of u accurate.
 struct Hyperbolic {
   static constexpr int kRowScalars = 3;
   static constexpr int kColumnScalars = 3;
@@ -19,7 +19,7 @@ struct Hyperbolic {
   static V Value(V g, const V* a, const V* b, const V* /*t*/) {
     const V difference = a[0] - b[0];
     const V t = (difference * a[1]) * (difference * b[1]) + g * (a[2] * b[2]);
-    // The square root of the product would overflow.
+    // The roots are multiplied, because t (t + 2) could overflow.
     return Log1p(t + Sqrt(t) * Sqrt(t + Splat(g, 2.0f)));
   }
 
@@ -46,7 +46,7 @@ struct Hyperbolic {
     d.b[2] = slope * g * a[2];
   }
 
-  // For scalars of points: only the first may be negative.
+  // The bounds hold for scalars of points, of which only the first may be negative.
   template <class R, class V>
   static R Bounds(R g, const V* a, const R* b, const V* /*t*/) {
     const V zero = Splat(g.least, 0.0f);

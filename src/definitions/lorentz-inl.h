@@ -2,9 +2,10 @@
 // t' with space part x and time t: -2 c - 2 <x, y> = |x - y|^2 - (t - t')^2. For points at distance
 // |x| = sqrt(c) sinh rho from the axis in direction u, it equals
 //   f = c (e^rho - e^rho')^2 / (e^rho e^rho') + |x| |y| |u - u'|^2,
-// a sum of nonnegative terms. Far from the axis, where the two squares above almost cancel, it
-// stays accurate for points at different distances from the axis. c = -scale. Scalars: (sqrt(c)
-// (e^rho - 1), e^-rho, |x|) of the query, the same for the key; x and y are the directions.
+// which is a sum of nonnegative terms. Far from the axis, the two squares above almost cancel, but
+// this sum is accurate for points at different distances from the axis. c = -scale. Scalars:
+// (sqrt(c) (e^rho - 1), e^-rho, |x|) of the query, the same for the key; x and y are the
+// directions.
 struct Lorentz {
   static constexpr int kRowScalars = 3;
   static constexpr int kColumnScalars = 3;
@@ -14,7 +15,7 @@ struct Lorentz {
   template <class V>
   static V Value(V g, const V* a, const V* b, const V* /*t*/) {
     const V difference = a[0] - b[0];
-    // The factors are multiplied separately, as the square of the difference may overflow.
+    // The factors are multiplied separately, because the square of the difference may overflow.
     return (difference * a[1]) * (difference * b[1]) + g * (a[2] * b[2]);
   }
 

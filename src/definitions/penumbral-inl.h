@@ -32,7 +32,7 @@ void PenumbralSlopes(V g, const V* a, const V* b, V factor, D& d) {
   const V reach = a[0] + b[0] + square * inverse;
   const V e = (a[1] - b[1]) * inverse;
   const auto common = reach <= two;
-  // The share of the distance in the maximum; a distance of 0 has derivative 0.
+  // The derivative of the maximum with respect to the distance. At a distance of 0, it is 0.
   const V share = Select(g > tie, one, Select(g < tie, zero, half));
   const V by_distance = Select(g > tiny, share * inverse, zero);
   // Inside: d(4h^2)/dB = 4 - 2B. Outside: derivatives with respect to D^2 and the squared heights.
@@ -40,7 +40,7 @@ void PenumbralSlopes(V g, const V* a, const V* b, V factor, D& d) {
   const V outside = Select(common, zero, factor);
   const V w = Select(common, zero, e * inverse);
   const V rest = one - share;
-  // Exactly the rest or its negative, so that an ancestor's alpha cancels in B.
+  // This is exactly `rest` or its negative, so that an ancestor's alpha cancels in B.
   const V turn =
       Select(difference > zero, rest, Select(difference < zero, zero - rest, difference));
   d.g = half * (slope * by_distance + outside * (one - w * w));

@@ -2,14 +2,14 @@
 //   h = (u + v + M) / 2,  M = max(|u - v|, D),  D = |X_i - X_j| / sinh r
 // with heights u of the query and v of the key; the token map divides X by sinh r.
 
-// M. For a descendant, it is exactly |u - v|, which cancels in u - v - M even if square roots of
-// squares are off in the last bit, as on GPUs.
+// Returns M. For a descendant, M is exactly |u - v|, which cancels in u - v - M even if square
+// roots of squares are wrong in the last bit, as on GPUs.
 template <class V>
 V UmbralMaximum(V g, V difference) {
   return Max(Abs(difference), Sqrt(g));
 }
 
-// Its derivatives with respect to g = D^2 and u - v. A tie is split evenly.
+// The derivatives of M with respect to g = D^2 and u - v. A tie is split evenly.
 template <class V>
 void UmbralSlopes(V g, V difference, V& by_g, V& by_difference) {
   const V zero = Splat(g, 0.0f);
@@ -18,10 +18,10 @@ void UmbralSlopes(V g, V difference, V& by_g, V& by_difference) {
   const V square = difference * difference;
   const V larger = Max(square, g);
   const V inverse = Select(larger > zero, Rsqrt(Max(Tiny(g), larger)), zero);
-  // The share of the distance in the maximum: 1, 0, or 1/2 at a tie.
+  // The derivative of the maximum with respect to the distance: 1, 0, or 1/2 at a tie.
   const V share = Select(g > square, one, Select(g < square, zero, half));
   by_g = half * share * inverse;
-  // Exactly the rest or its negative, so that an ancestor's height cancels in u + v + M.
+  // This is exactly `rest` or its negative, so that an ancestor's height cancels in u + v + M.
   const V rest = one - share;
   by_difference =
       Select(difference > zero, rest, Select(difference < zero, zero - rest, difference));
@@ -64,7 +64,7 @@ struct Umbral {
 };
 
 // Similarity -gamma log h: f = log(u + v + M) = log 2h, c = -gamma. Heights below 5e-16 are raised
-// to it. Scalars: the heights u and v.
+// to this value. Scalars: the heights u and v.
 struct UmbralLog {
   static constexpr int kRowScalars = 1;
   static constexpr int kColumnScalars = 1;
@@ -92,7 +92,8 @@ struct UmbralLog {
     d.b[0] = (one - by_difference) * inverse;
   }
 
-  // The sum increases with g, and with v, since M decreases at most by the increase of v.
+  // The sum increases with g. It also increases with v, because M decreases by at most the increase
+  // of v.
   template <class R, class V>
   static R Bounds(R g, const V* a, const R* b, const V* t) {
     return {Value(g.least, a, &b[0].least, t), Value(g.most, a, &b[0].most, t)};

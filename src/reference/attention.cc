@@ -84,7 +84,7 @@ void Backward(const Table& table, const AttentionInput<T>& in,
   const int64_t bias_size = problem.BiasSize();
   const int64_t rows = n.batch * n.heads * n.queries;
   const int64_t columns = n.batch * n.key_heads * n.keys;
-  // Sums over the batch: one part per element, added in order at the end.
+  // Sums over the batch have one part per batch element. The parts are added in order at the end.
   std::vector<T> d_factor(static_cast<size_t>(n.batch * n.heads));
   std::vector<T> d_head(static_cast<size_t>(n.batch * n.heads * 3));
   std::vector<T> d_bias(static_cast<size_t>(grad.bias.table ? n.batch * n.heads * bias_size : 0));

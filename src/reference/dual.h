@@ -1,6 +1,6 @@
-// Arithmetic of dual numbers, and the definitions' vocabulary (src/definitions/README.md) for them.
-// Comparisons are those of the values. At kinks, derivatives are the subgradients of the
-// definitions: ties of a maximum are split evenly, and roots of 0 have derivative 0.
+// Arithmetic of dual numbers, and the definitions' vocabulary for them (src/definitions/README.md).
+// Comparisons use only the values. At kinks, derivatives are the subgradients of the definitions:
+// ties of a maximum are split evenly, and roots of 0 have derivative 0.
 #ifndef GNOMON_SRC_REFERENCE_DUAL_H_
 #define GNOMON_SRC_REFERENCE_DUAL_H_
 
@@ -17,7 +17,8 @@ inline Dual operator-(Dual a) { return {-a.value, -a.tangent}; }
 inline Dual operator*(Dual a, Dual b) {
   return {a.value * b.value, a.tangent * b.value + a.value * b.tangent};
 }
-// A constant does not multiply the tangent of an infinite score by 0.
+// Multiplying by a constant must not multiply the tangent by 0 times an infinite value, which would
+// give NaN.
 inline Dual operator*(Dual a, double b) { return {a.value * b, a.tangent * b}; }
 inline Dual operator*(double a, Dual b) { return b * a; }
 inline Dual operator/(Dual a, double b) { return {a.value / b, a.tangent / b}; }

@@ -1,4 +1,4 @@
-// Attention over a graph. A pair's score is that of the dense reference.
+// Attention over a graph. Pairs have the same scores as in the dense reference.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -11,7 +11,7 @@
 namespace gnomon::reference {
 namespace {
 
-// The same tokens as one batch of the dense operator.
+// Converts the input to a single batch of the dense operator.
 template <class T>
 AttentionInput<T> DenseInput(const GraphInput<T>& in) {
   AttentionInput<T> dense;

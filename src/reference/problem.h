@@ -18,7 +18,7 @@
 
 namespace gnomon::reference {
 
-// Scalars of one pair.
+// The scalars of one pair.
 template <class T>
 struct PairScalars {
   T a[3];
@@ -32,8 +32,8 @@ constexpr double kLog2E = 1.4426950408889634074;
 // The score of a masked pair.
 inline constexpr double kHidden = -std::numeric_limits<double>::infinity();
 
-// Clamps finite biases, so that scores stay finite in log2 units and in sums. Biases near
-// numeric_limits<double>::lowest() hide a key unless all keys of its row have them, in which case
+// Clamps finite biases, so that scores stay finite in log2 units and in sums. A bias near
+// numeric_limits<double>::lowest() hides a key, unless all keys of the row have such a bias; then
 // none is hidden.
 template <class T>
 T FiniteBias(T bias) {
@@ -41,7 +41,7 @@ T FiniteBias(T bias) {
   return std::isinf(ValueOf(bias)) ? bias : std::clamp<T>(bias, -kMost, kMost);
 }
 
-// T: double, or Dual.
+// T is double or Dual.
 template <class T>
 class Problem {
  public:
@@ -70,7 +70,7 @@ class Problem {
     return s;
   }
 
-  // g_ij.
+  // Returns g_ij.
   T Input(int64_t b, int64_t h, int64_t i, int64_t j) const {
     if (table_.input == PairInput::kNone) return 0;
     const T* x = in_.x.row(b, h, i);
@@ -136,14 +136,14 @@ class Problem {
     const T score = Temperature(b, h, i) * sum;
     return in_.softcap == 0 ? score : in_.softcap * Tanh(score / in_.softcap);
   }
-  // The derivative of a score with respect to the uncapped score.
+  // Returns the derivative of a score with respect to the uncapped score.
   T CapSlope(T score) const {
     if (in_.softcap == 0) return 1;
     const T share = score / in_.softcap;
     return 1 - share * share;
   }
 
-  // Without the temperature. A bias of -inf hides a pair whatever f is, even NaN.
+  // The score without the temperature. A bias of -inf hides a pair for any f, even NaN.
   T PlainScore(int64_t b, int64_t h, int64_t i, int64_t j, T f) const {
     T score = in_.factor[h] * f;
     std::vector<int64_t> entries;
@@ -184,7 +184,7 @@ class Problem {
     return score;
   }
 
-  // v_j + W_ij.
+  // Computes v_j + W_ij.
   void Value(int64_t b, int64_t h, int64_t i, int64_t j, std::vector<T>* value) const {
     const T* v = in_.v.row(b, h / group_, j);
     value->assign(v, v + n_.value_dim);
@@ -197,7 +197,7 @@ class Problem {
     }
   }
 
-  // m_ij.
+  // Returns m_ij.
   double Kept(int64_t b, int64_t h, int64_t i, int64_t j) const {
     if (in_.dropout.rate == 0) return 1;
     const uint32_t hash = HashColumn(HashRow(in_.dropout.seed, b, h, i), static_cast<uint32_t>(j));
@@ -219,7 +219,7 @@ class Problem {
     return mask.pairs.data == nullptr || mask.pairs.row(b, h, i)[j] != 0;
   }
 
-  // An interval that contains every key query i attends to.
+  // An interval that contains all keys to which query i attends.
   KeyRange Keys(int64_t b, int64_t i) const {
     KeyRange keys = BatchKeys(in_.mask, n_.keys, b);
     if (!HasPositions(in_)) keys = VisibleKeys(in_.mask, keys, QueryPosition(in_, b, i));

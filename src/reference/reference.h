@@ -1,5 +1,5 @@
-// The operator in double precision, written as plain loops. Tests use it as the oracle, and fp64
-// tensors run on it. It shares only the definitions and the mask's interval with the fused kernels.
+// The operator in double precision, written as plain loops. Tests compare with it, and some fp64
+// calls run on it. It shares only the definitions and the mask's interval with the fused kernels.
 #ifndef GNOMON_SRC_REFERENCE_REFERENCE_H_
 #define GNOMON_SRC_REFERENCE_REFERENCE_H_
 
@@ -17,7 +17,7 @@ struct PairDerivative {
   T t[3] = {0, 0, 0};
 };
 
-// A definition: its counts of scalars, f, and f's derivatives, in double and in dual numbers.
+// A definition: its numbers of scalars, f, and the derivatives of f, in double and in dual numbers.
 struct Table {
   PairInput input;
   int row_scalars;
@@ -36,7 +36,7 @@ struct Table {
                 PairDerivative<double>& d) const {
     gradient(g, a, b, t, d);
   }
-  // Uses the gradient, so that forward and reverse mode have the same subgradients at kinks.
+  // Uses Gradient, so that forward mode and reverse mode have the same subgradients at kinks.
   Dual Value(Dual g, const Dual* a, const Dual* b, const Dual* t) const;
   void Gradient(Dual g, const Dual* a, const Dual* b, const Dual* t,
                 PairDerivative<Dual>& d) const {
@@ -44,7 +44,7 @@ struct Table {
   }
 };
 
-// T: double or Dual. With Dual, the results carry tangents.
+// T is double or Dual. With Dual, the results contain tangents.
 template <class T>
 void Forward(const Table& f, const AttentionInput<T>& in, const AttentionOutput<T>& out,
              const Executor& executor);
@@ -58,12 +58,12 @@ template <class T>
 void GraphBackward(const Table& f, const GraphInput<T>& in, const GraphBackwardInput<T>& saved,
                    const GraphGradient<T>& grad, const Executor& executor);
 
-// The table of a pair function, for its derivatives. Add returns true. Find throws Error if there
-// is no such table.
+// Registers and finds the table of a pair function, which provides its derivatives. AddTable
+// returns true. FindTable throws Error if there is no such table.
 bool AddTable(const PairFunction& function, const Table& table);
 const Table& FindTable(const PairFunction& function);
 
-// The Table of one definition, for use after including the vocabulary of double.
+// Creates the Table of a definition. The vocabulary of double must be included before.
 template <class Definition>
 struct Functions {
   static double Value(double g, const double* a, const double* b, const double* t) {
