@@ -1,10 +1,10 @@
-// The fused operator, backward, for one instruction set.
+// The backward pass of the fused operator, for one instruction set.
 //
 // A task is a block of keys of one key head, with all queries that attend to them. It accumulates
 // the gradients of its keys and values in private memory. The gradient of a block of queries is
-// shared: tasks add to it in key order, each in its turn. Table gradients go to a few partial sums,
-// where tasks also take turns. Tasks start in key order, so a turn waits only for tasks that have
-// started, and sums have a fixed order: results do not depend on the number of workers. With many
+// shared: tasks add to it in turn, in key order. They add table gradients to a few partial sums,
+// also in turn. Tasks start in key order, so each turn waits only for tasks that have already
+// started. Sums have a fixed order, so results do not depend on the number of workers. With many
 // key heads, each head is one task that packs its own data, processes its blocks in order and
 // finishes its gradients.
 #if defined(GNOMON_SRC_CPU_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -39,7 +39,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
 
-// Functions: ByTable or Inlined.
+// Functions is ByTable or Inlined.
 template <class Functions>
 class BackwardPass {
  public:
@@ -132,8 +132,8 @@ class BackwardPass {
         WholeHead(head, worker, memory.data() + worker * scratch);
       });
     } else {
-      // Interleaves as many heads as there are workers, so that no worker waits for its turn and
-      // each head's rows stay in cache.
+      // Interleaves as many heads as there are workers, so that workers rarely wait for their turn
+      // and each head's rows stay in cache.
       const int64_t side_by_side = std::min<int64_t>(heads, WorkersFor(executor_, tasks));
       ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
         const int64_t first = task / (side_by_side * blocks_) * side_by_side;
@@ -149,8 +149,8 @@ class BackwardPass {
   }
 
  private:
-  // Row sums over keys, and column sums over queries: the gradients of the scalars, then that of
-  // the squared norm.
+  // The number of row sums (over keys) and of column sums (over queries): the gradients of the
+  // scalars, followed by that of the squared norm.
   int row_numbers() const { return functions_.row_scalars() + (functions_.is_distance() ? 1 : 0); }
   int column_numbers() const {
     return functions_.column_scalars() + (functions_.is_distance() ? 1 : 0);
@@ -192,7 +192,8 @@ class BackwardPass {
   }
 
   // Packs keys and values, scales the bias, computes each row's softmax, clears the accumulators of
-  // rows and tables, and selects tiles. In whole-head mode, prepares only what the heads share.
+  // rows and tables, and selects tiles. If tasks are whole heads, prepares only the data that all
+  // heads share.
   void Prepare() {
     const int64_t row_blocks = n_.batch * n_.heads * row_blocks_;
     const int64_t key_tasks = head_tasks_.whole() ? 0 : n_.batch * n_.key_heads * key_panels();
@@ -299,7 +300,7 @@ class BackwardPass {
       const int64_t row = rows_of_pairs[n];
       if (multiplies_scores()) top_f_.data()[row] = top_pairs.f(n);
       if (!balances_queries()) continue;
-      // A definition may have no slope at distance 0.
+      // The slope of a definition may not be finite at distance 0.
       const auto finite = [](Real slope) { return std::isfinite(slope) ? slope : 0.0f; };
       Real* const slopes = TopSlopes(row);
       if (functions_.has_product()) slopes[functions_.row_scalars() + 1] = finite(top_pairs.g(n));
@@ -315,9 +316,9 @@ class BackwardPass {
   }
 
   // sum_j p_ij dP_ij = dO_i . o_i for a row whose weights are 2^(score - largest) / sum. If one key
-  // dominates, dP_ij - delta_i cancels for it, and the rounding errors must cancel as well: delta
-  // is then that key's dP, computed as in the tiles, plus a correction for the difference between
-  // o_i and the key's value.
+  // dominates, dP_ij - delta_i cancels for it, and the rounding errors must cancel as well. Delta
+  // is then computed as that key's dP, exactly as in the tiles, plus a correction for the
+  // difference between o_i and the key's value.
   Real Delta(int64_t b, int64_t h, int64_t i, Real sum, RowReader& values,
              std::vector<TableRun>* runs) const {
     const Real* HWY_RESTRICT o = saved_.o.row(b, h, i);
@@ -344,7 +345,7 @@ class BackwardPass {
     return product * kept + (sum == 1.0f ? 0.0f : others);
   }
 
-  // A range that contains every block of keys the queries attend to.
+  // A range that contains all blocks of keys to which the queries attend.
   KeyRange SeenBlocks(int64_t b, int64_t row_block) const {
     return seen_blocks_[Size(b * row_blocks_ + row_block)];
   }
@@ -383,7 +384,8 @@ class BackwardPass {
     std::vector<Real> bounds;
   };
 
-  // Selects the tiles that a block of queries can skip, given its known softmax sums.
+  // Selects the tiles that a block of queries can skip, given the softmax sums from the forward
+  // pass.
   void ChooseTiles(int64_t index, Choice& choice) {
     const auto [b, h, begin, end] = RowsOf(index);
     const int64_t rows = end - begin;
@@ -425,7 +427,7 @@ class BackwardPass {
     if (promising == 0) return;
     skipping_.SetRows(place, &rows);
     for (int64_t r = 0; r < place.queries; ++r) {
-      // Non-finite values must reach all keys that the row sees.
+      // Non-finite values must reach all keys to which the row attends.
       if (!std::isfinite(delta_.data()[first_row + r])) rows.doubt[r] = kNan;
     }
     choice.bounds.resize(Size(seen.end - seen.begin) * kRowBlock);
@@ -446,7 +448,7 @@ class BackwardPass {
       left_out.push_back(
           Skipping::LeftOut(rows, choice.bounds.data() + (block - seen.begin) * kRowBlock) == all);
     }
-    // Trims skipped blocks at both ends.
+    // Remove skipped blocks at both ends from the range.
     const auto first = std::find(left_out.begin(), left_out.end(), false);
     const auto last = std::find(left_out.rbegin(), left_out.rend(), false).base();
     if (first == left_out.end()) {
@@ -587,7 +589,7 @@ class BackwardPass {
         Real* d_y = grad_.y.row(b, key_head, first + j);
         std::copy_n(d_keys + j * padded_dim_, dim_, d_y);
         if (functions_.is_distance()) {
-          // Also 0 for a key without queries, whose entry is unset.
+          // Without this check, a key without queries would multiply 0 by an unset row.
           const Real d_norm = d_columns[functions_.column_scalars() * kBackwardColumns + j];
           if (d_norm != 0) AddNormGradient(d_norm, keys_.Head(b, key_head).row(first + j), d_y);
         }
@@ -857,7 +859,7 @@ class BackwardPass {
     ClearSums(functions_.head_scalars(), of_row);
     Band band{0, 0, 0, 0};
     auto next_band = block.bands.begin();
-    // Whole vectors that cover the columns any row of the band sees.
+    // The columns that any row of the band sees, extended to whole vectors.
     int64_t begin = 0;
     int64_t end = 0;
     bool masked = false;
@@ -924,7 +926,7 @@ class BackwardPass {
       }
       if (terms_.drops()) terms_.Drop(at, d_scores);
       RowSums sums;
-      // Sums of ds and of the weights, for the terms added to the scores.
+      // Sums of ds and of the weights, each multiplied by the terms added to the scores.
       Real sum_added = 0;
       Real mean_added = 0;
       if (terms_.to_scores() || at.paired || terms_.caps()) {
@@ -1053,7 +1055,7 @@ class BackwardPass {
     if (!d_bias_) return;
     const BiasTable& bias = terms_.bias();
     ParallelTasks(executor_, n_.heads, [&](int64_t h, int) {
-      // A table shared by the batch has a gradient even if the batch is empty.
+      // If the batch is empty, a table that it shares has a zero gradient.
       for (int64_t n = 0; n < bias.tables() / n_.heads; ++n) {
         std::fill_n(grad_.bias.table + n * grad_.bias.batch_stride + h * bias.size(), bias.size(),
                     0.0f);
@@ -1081,7 +1083,7 @@ class BackwardPass {
     }
     return sum;
   }
-  // The same for one row with scores s; `mean` is the mean of s - top_s.
+  // Corrects the sum for one row with scores s; `mean` is the mean of s - top_s.
   double Balance(int64_t row, double top_s, double mean) const {
     return (top_s != 0 ? top_s * DLse(row) : 0) - (mean != 0 ? Imbalance(row) * mean : 0);
   }
@@ -1118,7 +1120,8 @@ class BackwardPass {
   static Real SumOfSeen(int64_t columns, const Real* HWY_RESTRICT weights, const Real* x,
                         const Real* HWY_RESTRICT y) {
     return Sum(columns, [=](int64_t n) {
-      // A separate product, as g++ 12 with AVX-512 sums conditional products of doubles wrongly.
+      // The product is a separate variable, because g++ 12 with AVX-512 miscompiles sums of
+      // conditional products of doubles.
       const Real product = x[n] * y[n];
       return weights[n] == 0.0f ? Real{0} : product;
     });
@@ -1150,10 +1153,10 @@ class BackwardPass {
   int64_t RowOf(int64_t b, int64_t h, int64_t i) const {
     return (b * n_.heads + h) * n_.queries + i;
   }
-  // A row's ds sum to its dlse up to rounding. If the slopes of f are large and nearly equal, that
-  // rounding error would swamp the query's gradient. If the sums use slope differences, they omit
-  // dlse times the common slope, which is added here. If they use the slopes themselves, the excess
-  // is subtracted from the highest-weighted pair. `d_x` may be null.
+  // The ds of a row add up to its dlse, except for rounding. If the slopes of f are large and
+  // nearly equal, they would amplify that rounding error in the query's gradient. Sums that use
+  // slope differences omit dlse times the common slope, which is added here. For sums that use the
+  // slopes themselves, the excess is subtracted from the highest-weighted pair. `d_x` may be null.
   void BalanceQuery(int64_t b, int64_t h, int64_t i, Real* d_x) const {
     const int64_t row = RowOf(b, h, i);
     const Real* const slopes = TopSlopes(row);
@@ -1167,13 +1170,12 @@ class BackwardPass {
     const Real* const y = keys_.Head(b, h / group_).row(TopOf(row));
     const Real dg = -imbalance * factor * slopes[functions_.row_scalars() + 1];
     if (!functions_.is_distance()) return AddScaled(dg, y, dim_, d_x);
-    // The slope by the squared norm multiplies x.
+    // The slope with respect to the squared norm multiplies x.
     if (slopes[0] != 0.0f) return AddScaled(-2 * dg, y, dim_, d_x);
     AddScaledDifference(2 * dg, queries_.Head(b, h).row(i), y, dim_, d_x);
   }
 
-  // The parts of a table's gradient that belong to a head, or to a key head if heads share the
-  // table.
+  // Each head has its own parts of a table's gradient; if heads share the table, each key head has.
   int64_t TableHeads(const RowTable& table) const {
     return table.heads() ? n_.heads : n_.key_heads;
   }
@@ -1199,7 +1201,7 @@ class BackwardPass {
     return wants_queries() || wants_row_scalars() || multiplies_scores() ||
            grad_.key_bias != nullptr;
   }
-  // Whether the sum of ds f is needed.
+  // Whether gradients need the sum of ds f.
   bool multiplies_scores() const { return grad_.factor != nullptr || grad_.temperature != nullptr; }
   bool wants_row_scalars() const {
     return functions_.row_scalars() > 0 && grad_.row_scalars != nullptr;
@@ -1218,8 +1220,8 @@ class BackwardPass {
   Real* RelativeQueryGradient(int64_t row) const {
     return d_relative_queries_.data() + row * terms_.keys().padded();
   }
-  // The slopes of a row, which counts across all heads: RowSoftmax::top_slopes, then the slope by
-  // g.
+  // The slopes of a row (RowSoftmax::top_slopes), followed by the slope with respect to g. `row`
+  // counts across all heads.
   Real* TopSlopes(int64_t row) const {
     return top_slopes_.data() + row * (functions_.row_scalars() + 2);
   }
@@ -1242,7 +1244,7 @@ class BackwardPass {
   int64_t dim_;
   bool pairs_;          // whether tokens are multiplied as bfloat16 pairs
   bool in_place_;       // whether keys are read in place, as in the forward pass
-  int64_t panel_rows_;  // columns of a token, or pairs of them
+  int64_t panel_rows_;  // columns of a token, or pairs of columns
   int64_t padded_dim_;
   int64_t padded_value_dim_;
   int64_t blocks_;
@@ -1277,10 +1279,10 @@ class BackwardPass {
   Buffer paired_queries_;         // queries as bfloat16 pairs
   int row_sums_;                  // row_numbers() and balancing sums
   std::vector<HeadSums> d_head_;  // per block of keys
-  Turns row_turns_;               // per block of queries, taken in order of the blocks of keys
+  Turns row_turns_;               // per block of queries, in the order of the blocks of keys
   Turns part_turns_;              // per part of the table sums
   Turns pair_turns_;              // per tile of the pair-bias gradient
-  Buffer d_queries_;              // padded copy, if rows are not whole vectors
+  Buffer d_queries_;              // padded copy, if rows do not fill whole vectors
   Buffer d_rows_;
   Buffer d_bias_;
   Buffer d_relative_queries_;

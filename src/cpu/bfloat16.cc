@@ -25,7 +25,7 @@ constexpr size_t kRows = 6;
 constexpr size_t kVectors = 4;
 constexpr size_t kLanes = 16;
 
-// One register block of rows x vectors, over all of k.
+// Computes one register block of rows x vectors, over all of k.
 template <int kBlockRows, int kBlockVectors, bool kAdd>
 GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline void Micro(size_t pairs,
                                                                         const float* a, size_t lda,
@@ -62,7 +62,7 @@ GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline void Micro(size_t p
   }
 }
 
-// All rows of one block of columns.
+// Computes all rows of one block of columns.
 template <int kBlockVectors, bool kAdd>
 GNOMON_TARGET_BFLOAT16 void Block(size_t m, size_t pairs, const float* a, size_t lda,
                                   const float* b, size_t ldb, float* c, size_t ldc) {
@@ -100,7 +100,7 @@ void Product(size_t m, size_t n_vectors, size_t pairs, const float* a, size_t ld
   }
 }
 
-// Inner products accumulated at once.
+// The number of inner products that are accumulated at once.
 constexpr size_t kSums = 16;
 
 // The unmasked intrinsics leave an operand undefined, which triggers a GCC warning.
@@ -125,7 +125,7 @@ GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfBlocks
                        _mm512_maskz_shuffle_f32x4(kAllLanes, a, b, 0xdd));
 }
 
-// Lane n holds the sum of vector n. The order of summation is fixed.
+// Returns a vector whose lane n is the sum of vector n. The order of summation is fixed.
 GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfLanes(const __m512* of) {
   const __m512 low =
       SumsOfBlocks(SumsOfFour(of[0], of[1], of[2], of[3]), SumsOfFour(of[4], of[5], of[6], of[7]));
@@ -175,12 +175,13 @@ GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline void AddRowProducts
   }
 }
 
-// Products of kBlockRows rows with kSums / kBlockRows rows of B; stores `count` of them.
+// Computes products of kBlockRows rows with kSums / kBlockRows rows of B, and stores `count` of
+// them.
 template <int kBlockRows>
 GNOMON_TARGET_BFLOAT16 void RowBlock(size_t columns, const float* const* a,
                                      const uint16_t* const* b, size_t count, float* c, size_t ldc) {
   constexpr int kKeys = kSums / kBlockRows;
-  // Limited by the registers available for addresses.
+  // The limit is the number of registers for addresses.
   constexpr int kParts = std::min(kKeys, 8);
   __m512 sums[kSums];
   GNOMON_UNROLL
@@ -226,7 +227,7 @@ void MultiplyAddPairs(size_t m, size_t n_vectors, size_t pairs, const float* a, 
 void MultiplyPairRows(size_t m, size_t n, size_t columns, const float* a, size_t lda, const void* b,
                       int64_t stride, float* c, size_t ldc) {
   for (size_t j = 0; j < n; j += kSums) {
-    // Replace missing rows by the last one; their products are not stored.
+    // Replaces missing rows by the last one; their products are not stored.
     const uint16_t* rows[kSums];
     for (size_t t = 0; t < kSums; ++t) {
       const auto row = static_cast<int64_t>(std::min(j + t, n - 1));

@@ -17,14 +17,14 @@ inline float PairOf(uint16_t first, uint16_t second) {
   return std::bit_cast<float>(uint32_t{first} | uint32_t{second} << 16);
 }
 
-// The pair with one of its numbers set to 0.
+// Returns the pair with one of its numbers set to 0.
 inline float WithoutHalf(float pair, bool second) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(pair) & (second ? 0x0000ffffu : 0xffff0000u));
 }
 
 // The functions below require HasBfloat16Products().
 
-// Rounds `count` floats, a multiple of 32, to nearest even. `to` may alias `from`.
+// Rounds `count` floats (a multiple of 32) to nearest even. `to` may alias `from`.
 void RoundToPairs(const float* from, size_t count, float* to);
 
 // C (m x n) = A (m x k) B (k x n), or C += A B, with fp32 accumulation. A row of A is k / 2 pairs;

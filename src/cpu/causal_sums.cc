@@ -1,6 +1,7 @@
-// A task is a segment of the sequence, processed in chunks of rows. Each chunk adds the products of
-// x and y within the chunk to the product of x and the state, the sum of y_j^T z_j over earlier
-// chunks. A first pass computes each segment's initial state. Segments depend on the shape alone.
+// A task is a segment of the sequence, processed in chunks of rows. For each chunk, the result is
+// the sum over the chunk's own rows plus the product of x and the state, which is the sum of y_j^T
+// z_j over all earlier chunks. A first pass computes each segment's initial state. Segments depend
+// only on the shape.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/causal_sums.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -20,8 +21,8 @@ namespace {
 
 constexpr int64_t kChunk = 64;
 static_assert(kChunk % kLaneCount == 0);
-// Rows of a chunk whose products are computed together; products masked for all of them are
-// skipped.
+// The number of rows whose products are computed together; products that are masked for all of them
+// are skipped.
 constexpr int64_t kStep = 24;
 
 HWY_INLINE VF Map(Feature feature, VF a) {
@@ -42,7 +43,7 @@ struct Scratch {
         state(n.dim * width),
         sum(n.dim) {}
 
-  int64_t width;  // of z, out and the state, in whole vectors
+  int64_t width;  // columns of z, out and the state, rounded up to whole vectors
   Buffer x;
   Buffer y;
   Buffer turned;  // y transposed
@@ -57,7 +58,8 @@ class Pass {
  public:
   Pass(const CausalSums& n, const Executor& executor)
       : n_(n), executor_(executor), chunks_(DivideUp(n.rows, kChunk)) {
-    // Enough tasks for many workers, each long enough to amortise computing its state.
+    // Creates enough tasks for many workers, each long enough to amortise the computation of its
+    // state.
     constexpr int64_t kTasks = 32;
     constexpr int64_t kLeastChunks = 8;
     const int64_t pairs = n.batch * n.key_heads;
@@ -76,7 +78,7 @@ class Pass {
       states_.Reset(tasks_ * state_size_);
       sums_.Reset(tasks_ * n_.dim);
       ParallelTasks(executor_, tasks_, [&](int64_t task, int worker) {
-        // The last segment's sum is not needed.
+        // No segment follows the last one, so its sum is not needed.
         if (task % segments_ < segments_ - 1) SumSegment(task, scratch[worker]);
       });
     }
@@ -96,7 +98,7 @@ class Pass {
     size_t z_stride;
   };
 
-  // The n-th chunk in summation order, which starts at the end if reverse.
+  // Loads the n-th chunk in the order of summation, which starts at the end if `reverse`.
   Chunk Load(int64_t task, int64_t n, const Scratch& scratch) const {
     Chunk chunk;
     chunk.b = task / segments_ / n_.key_heads;
@@ -118,7 +120,7 @@ class Pass {
     return chunk;
   }
 
-  // The rows of a view in place, or mapped into `to`.
+  // Returns the rows of a view in place, or applies the feature map and stores them in `to`.
   Strided MappedRows(const View<const float>& view, const Chunk& chunk, int64_t head,
                      float* to) const {
     const float* from = view.row(chunk.b, head, chunk.begin);

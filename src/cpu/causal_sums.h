@@ -11,8 +11,8 @@ namespace gnomon {
 // The feature map applied elementwise to x and y: identity, elu(x) + 1, or max(x, 0).
 enum class Feature { kNone, kElu, kRelu };
 
-// out_i = sum_j (x_i . y_j) z_j over j <= i, or j >= i if reverse, for x (B, H, L, D), y (B, Hkv,
-// L, D) and z (B, Hkv, L, E). H is a multiple of Hkv.
+// Computes out_i = sum_j (x_i . y_j) z_j over j <= i, or over j >= i if `reverse`. The shapes are x
+// (B, H, L, D), y (B, Hkv, L, D) and z (B, Hkv, L, E); H is a multiple of Hkv.
 struct CausalSums {
   int64_t batch = 0;
   int64_t heads = 0;
@@ -26,8 +26,8 @@ struct CausalSums {
   Feature feature = Feature::kNone;
   bool reverse = false;
   View<float> out;
-  // If not null, receives d_i = sum_j x_i . y_j, (B, H, L), and out is divided by it (0 where it is
-  // 0).
+  // If not null, receives d_i = sum_j x_i . y_j, (B, H, L), and out_i is divided by d_i (out_i = 0
+  // if d_i = 0).
   float* denominator = nullptr;
 };
 

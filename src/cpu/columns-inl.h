@@ -1,4 +1,4 @@
-// Vectorised sums and products over the columns of tokens, of one head or of all heads of a node.
+// Vectorised sums and products over the columns of tokens, for one head or for all heads of a node.
 #if defined(GNOMON_SRC_CPU_COLUMNS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_COLUMNS_INL_H_
 #undef GNOMON_SRC_CPU_COLUMNS_INL_H_
@@ -16,8 +16,9 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
 
-// Calls body(tag, k) for n numbers in vectors that start at number k. The last vectors are shorter,
-// so that nothing beyond n is accessed; a row of 8 numbers takes one vector of 8.
+// Calls body(tag, k) for vectors that together cover n numbers; each vector starts at number k. The
+// last vectors are shorter, so that no number beyond n is accessed. A row of 8 numbers is a single
+// vector of 8.
 template <size_t kCount = kLanes, class Body>
 HWY_INLINE void ForVectors(int64_t n, const Body& body, int64_t k = 0) {
   const hn::CappedTag<Real, kCount> d;
@@ -80,8 +81,8 @@ HWY_INLINE Real SumOfProducts(const Real* x, const Real* y, int64_t n) {
   return total;
 }
 
-// Strides between query heads, for rows that belong to query heads or to key heads: from one head
-// to the next within a group, and from a group's last head to the next group.
+// Strides between query heads: from one head to the next within a group, and from a group's last
+// head to the next group. The rows belong to query heads or to key heads.
 struct HeadSteps {
   int64_t query;
   int64_t key;
@@ -121,7 +122,7 @@ inline void AddScaledHeads(int64_t key_heads, int64_t group, const Real* factors
   });
 }
 
-// SumOfProducts of x, per query head, and y, per key head.
+// Computes SumOfProducts for all query heads; x has one row per query head, y one per key head.
 template <bool kDistance>
 inline void HeadProducts(int64_t key_heads, int64_t group, const Real* x, int64_t x_step,
                          const Real* y, int64_t y_step, int64_t columns, Real* products) {

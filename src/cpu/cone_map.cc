@@ -1,5 +1,5 @@
-// Heights are vectorised over tokens, columns over one token's columns. The last vector of columns
-// overlaps the previous one.
+// Heights are vectorised over tokens; the other columns are vectorised within a token. The last
+// vector of columns overlaps the previous one.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/cone_map.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -36,7 +36,7 @@ HWY_INLINE void Put(double a, double* to) { *to = a; }
 template <class T>
 constexpr int64_t kHeightsAtOnce = sizeof(T) == sizeof(float) ? kLaneCount : 1;
 
-// Tokens whose heights are computed together.
+// The number of tokens whose heights are computed together.
 constexpr int64_t kTokens = 64;
 static_assert(kTokens % kLaneCount == 0);
 
@@ -111,7 +111,7 @@ HWY_INLINE void PenumbralTerms(V r, V z, HeightTerms<V>& terms) {
   terms.d_scalar[1] = d_square;
 }
 
-// HeightTerms of kTokens tokens.
+// The HeightTerms of kTokens tokens.
 template <class T>
 struct TokenTerms {
   HWY_ALIGN T m[kTokens];

@@ -8,14 +8,14 @@
 
 namespace gnomon {
 
-// How the last column z of a token (w, z) maps it to X = m(z) w and to scalars of z.
+// Maps a token (w, z) with last column z to X = m(z) w and to scalars that are functions of z.
 struct ConeMap {
   enum class Function { kUmbral, kPenumbral };
 
   Function function = Function::kUmbral;
   bool as_is = false;   // the map "none": z is the height
   double r = 1;         // umbral cones: the radius; penumbral cones: the maximum height
-  double farthest = 0;  // umbral cones: heights are exp(z) for |z| up to this, then constant
+  double farthest = 0;  // umbral cones: heights are exp(z) for |z| up to this, constant beyond
 
   static constexpr int kMostScalars = 2;
   int scalars() const { return function == Function::kPenumbral ? 2 : 1; }

@@ -1,15 +1,15 @@
 // Forward-mode derivatives of attention and of its gradients.
 //
-// A task is a block of query rows of one head with all keys that they see. It stores the weights of
-// all these pairs and their tangents, so that both are computed only once for the outputs and the
-// gradients. Tasks add to the gradients of keys, values and biases in turn, so results do not
-// depend on the number of workers.
+// A task is a block of query rows of one head, with all keys to which they attend. It stores the
+// weights of all pairs and the tangents of these weights, so that the outputs and the gradients can
+// use them. Tasks add to the gradients of keys, values and biases in turn, so results do not depend
+// on the number of workers.
 //
-// A product of dual numbers is one product of stacked matrices: with x the value and x' the tangent
-// of a row, (x . y)' = [x' x] . [y y'].
+// A product of dual numbers is a single product of stacked matrices: if x' is the tangent of a row
+// x, then (x . y)' = [x' x] . [y y'].
 //
 // A pair function maps rows of inner products to rows of f, and gradients of f back to those of the
-// products, through a table (cpu/dual_table.h). The inner product itself needs neither.
+// products, through a table (cpu/dual_table.h). The inner product itself does not need a table.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/derivatives.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -45,9 +45,9 @@ namespace gnomon {
 namespace HWY_NAMESPACE {
 namespace {
 
-// The depth of products whose sums stay in cache.
+// The depth of products, chosen so that their sums stay in cache.
 constexpr int64_t kKeysAtOnce = 256;
-// Keys whose gradients tasks add to in turn.
+// The number of keys that share a turn.
 constexpr int64_t kTurnKeys = kBackwardColumns;
 
 class Pass {
@@ -122,7 +122,7 @@ class Pass {
                     [&](int64_t task, int) { Pack(task / panels(), task % panels()); });
       ParallelTasks(executor_, heads, [&](int64_t head, int) { Start(head); });
       if (shares_pairs()) {
-        // The tasks of all heads of a block of rows follow each other.
+        // For each block of rows, the tasks of all heads are consecutive.
         ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
           const int64_t all = heads * group_;
           RunRows(task % all / group_, task / all * group_ + task % group_,
@@ -137,7 +137,7 @@ class Pass {
   }
 
  private:
-  // Interleaves as many heads as there are workers, which then rarely wait for their turn.
+  // Interleaves as many heads as there are workers, so that workers rarely wait for their turn.
   void RunSideBySide(int64_t tasks, const Buffer& memory) {
     const int64_t heads = n_.batch * n_.key_heads;
     const int64_t in_head = group_ * row_blocks_;
@@ -157,23 +157,24 @@ class Pass {
     double t[kMostScalars] = {};
   };
 
-  // Rows in a block, a multiple of kStep: as many as have about kScores scores.
+  // The number of rows in a block (a multiple of kStep), chosen so that a block has about kScores
+  // scores.
   static constexpr int64_t kScores = int64_t{1} << 19;
   static constexpr auto kStep = static_cast<int64_t>(kMicroRows);
 
   // Scratch memory of a worker. Rows that are multiplied together are adjacent.
   struct Scratch {
     float* weights;       // tangents of the rows' weights, then the weights
-    float* gradients;     // the same of the scores' gradients
+    float* gradients;     // tangents of the scores' gradients, then the gradients
     float* x;             // [x' x] per row
     float* scaled;        // rows of c x, then rows of (c x)'
     float* d_o;           // [d_o' d_o] per row
     float* stacked_d_o;   // rows of d_o, then rows of d_o'
     float* sums;          // tangents of rows' sums, then the sums
-    float* bias;          // of a row, in log2 units
-    float* bias_tangent;  // of a row
+    float* bias;          // biases of a row, in log2 units
+    float* bias_tangent;  // tangents of the biases of a row
     float* d_bias;        // window of offsets; then its tangent
-    float* d_key_bias;    // of the keys; then its tangent
+    float* d_key_bias;    // gradients by key; then their tangents
     float* g;             // tangents of the pair function's argument, then the argument
     float* pairs;         // the scalars of pairs as arrays; then their tangents
     float* slopes;        // slopes of pairs as arrays; then their tangents
@@ -188,7 +189,7 @@ class Pass {
   };
   int64_t window() const { return stride_ + block_; }
   static constexpr size_t kParts = 20;
-  // The maximum number of arrays of pair scalars.
+  // The maximum number of arrays of scalars of pairs.
   static constexpr int64_t kScalarArrays = 3 * kMostScalars;
   std::array<int64_t, kParts> Sizes() const {
     const bool is_backward = wants_any();
@@ -306,7 +307,7 @@ class Pass {
 
   int64_t panels() const { return DivideUp(n_.keys, kWidth); }
 
-  // The range that contains all keys seen by rows [begin, end).
+  // A range that contains all keys to which rows [begin, end) attend.
   KeyRange KeysOfRows(int64_t b, int64_t begin, int64_t end) const {
     KeyRange all{n_.keys, 0};
     for (int64_t i = begin; i < end; ++i) {
@@ -316,7 +317,7 @@ class Pass {
     }
     return all;
   }
-  // At least the number of columns that a block of rows has.
+  // An upper bound on the number of columns of a block of rows.
   int64_t LongestRow() const {
     int64_t longest = 0;
     for (int64_t b = 0; b < n_.batch; ++b) {
@@ -352,7 +353,7 @@ class Pass {
           has_y() ? NormTangent(y, tangents.Row(b, h, j), dim_) : 0.0f;
     }
   }
-  // A number of a key of a key head, counted across the batch, or the number's tangent.
+  // A number per key of a key head (counted across the batch), or its tangent.
   float* KeyNumber(const Buffer& numbers, bool is_tangent, int64_t head, int64_t j) const {
     return numbers.data() + (is_tangent * n_.batch * n_.key_heads + head) * n_.keys + j;
   }
@@ -388,8 +389,8 @@ class Pass {
       }
     }
   }
-  // Scalar s of the keys of a key head, counted across the batch; or of the queries of a query
-  // head.
+  // Scalar s of the keys of a key head, or of the queries of a query head. Heads are counted across
+  // the batch.
   template <class T>
   T* ColumnScalar(T* scalars, int s, int64_t head) const {
     return scalars + (s * n_.batch * n_.key_heads + head) * n_.keys;
@@ -424,8 +425,8 @@ class Pass {
     }
   }
 
-  // A pair of nearly equal tokens, row r and column j: its token gradients are a multiple of the
-  // tokens' difference, which their separate sums would round.
+  // A pair of nearly equal tokens, row r and column j. Its token gradients are a multiple of the
+  // difference of the tokens; adding the two tokens to separate sums would round that difference.
   struct NearDual {
     int64_t r;
     int64_t j;
@@ -433,7 +434,7 @@ class Pass {
     float d_distance_tangent;
   };
 
-  // Rows [begin, end) of a query head, and the range of keys that they see.
+  // Rows [begin, end) of a query head, and the range of keys to which they attend.
   struct Block {
     int64_t b;
     int64_t h;
@@ -441,15 +442,15 @@ class Pass {
     int64_t begin;
     int64_t end;
     KeyRange keys;
-    int64_t first;   // column 0
-    int64_t number;  // among the blocks of the query head
-    int64_t turn;    // among the blocks of the key head
-    int64_t stride;  // of rows of scores
+    int64_t first;   // key of column 0
+    int64_t number;  // index among the blocks of the query head
+    int64_t turn;    // index among the blocks of the key head
+    int64_t stride;  // stride of rows of scores
     float c;
     float dc;
-    // Per row: the column of the largest score, or -1; the sum of the gradients of its scores
-    // without temperature and cap; the squared norm and its tangent; the gradient of the squared
-    // norm and its tangent.
+    // Per row: the column of the largest score, or -1; the sum of the gradients of scores without
+    // temperature and cap; the squared norm and its tangent; the gradient of the squared norm and
+    // its tangent.
     int64_t top[kRowBlock];
     DualNumber sum[kRowBlock];
     float norm[kRowBlock];
@@ -464,7 +465,7 @@ class Pass {
     int64_t head(const AttentionShape& n) const { return b * n.heads + h; }
     int64_t key_head_of(const AttentionShape& n) const { return b * n.key_heads + key_head; }
     int64_t rows() const { return end - begin; }
-    // In whole vectors.
+    // The number of columns, rounded up to whole vectors.
     int64_t columns() const { return RoundUp(keys.end - first, kLaneCount); }
     size_t row_count() const { return Size(end - begin); }
   };
@@ -483,7 +484,7 @@ class Pass {
     block.keys = KeysOfRows(block.b, block.begin, block.end);
     block.first = block.keys.begin / kWidth * kWidth;
     block.turn = index;
-    // Padded so that rows map to different cache sets.
+    // Padding makes rows map to different cache sets.
     block.stride = RoundUp(block.keys.end - block.first, kWidth) + kLaneCount;
     block.c = in_.factor[block.h];
     block.dc = tangent_.factor != nullptr ? tangent_.factor[block.h] : 0.0f;
@@ -514,7 +515,7 @@ class Pass {
     AddKeyGradients(block, scratch);
   }
 
-  // Rows that see no keys.
+  // Clears the results of rows that attend to no keys.
   void RunEmpty(const Block& block) {
     for (int64_t i = block.begin; i < block.end; ++i) {
       const auto clear = [&](const View<float>& view, int64_t columns) {
@@ -558,7 +559,7 @@ class Pass {
     }
   }
 
-  // [x' x] . [y y'], where a tangent of 0 is omitted.
+  // Computes [x' x] . [y y'], without tangents that are 0.
   static void MultiplyTangents(size_t rows, size_t vectors, int64_t dim, const float* x, bool has_x,
                                const float* panel, bool has_y, float* to, int64_t stride) {
     const int64_t begin = has_x ? 0 : dim;
@@ -572,7 +573,7 @@ class Pass {
     }
   }
 
-  // Row i of a matrix and its tangent as [tangent, value].
+  // Copies row i of a matrix and of its tangent as [tangent, value].
   static void CopyTangentAndValue(const Tokens& value, const Tokens& tangent, const Block& block,
                                   int64_t i, int64_t columns, float* to) {
     Widen(value.row(block.b, block.h, i), value.type, 0, columns, to + columns);
@@ -583,7 +584,7 @@ class Pass {
     }
   }
 
-  // Inner products of the rows with the keys, and their tangents.
+  // Computes inner products of the rows with the keys, and their tangents.
   void MultiplyQueries(const Block& block, const Scratch& scratch) const {
     for (int64_t i = block.begin; i < block.end; ++i) {
       CopyTangentAndValue(in_.x, tangent_.x, block, i, dim_,
@@ -604,9 +605,9 @@ class Pass {
   DualTerms::Row TermRow(const Block& block, int64_t r, const Columns& columns) const {
     return {block.b, block.h, block.begin + r, block.first, columns};
   }
-  // The row in arrays over (B, H, Lq).
+  // The index of a row in arrays over (B, H, Lq).
   int64_t RowAt(const Block& block, int64_t i) const { return block.head(n_) * n_.queries + i; }
-  // Row r of a block's array, which has the tangents first.
+  // Row r of a block's array, in which the tangents come first.
   static DualRow DualOf(float* array, const Block& block, int64_t r) {
     float* const tangents = array + r * block.stride;
     return {tangents + block.rows() * block.stride, tangents};
@@ -920,7 +921,7 @@ class Pass {
       d_temperature[row] = sums.temperature.tangent;
     }
     const DualNumber sum = block.sum[r];
-    // Exact without a cap.
+    // Without a cap, the sum is exact.
     block.sum[r] =
         temper.softcap != 0
             ? sums.scores
@@ -1024,7 +1025,7 @@ class Pass {
     }
   }
 
-  // Fills the arrays of the scalars of row r and of its head.
+  // Fills the arrays with the scalars of row r and of its head.
   void SetRowScalars(const Block& block, int64_t r, const Scratch& scratch) const {
     const int64_t count = std::min(kPairs, stride_);
     for (const bool is_tangent : {false, true}) {
@@ -1044,7 +1045,7 @@ class Pass {
     }
   }
 
-  // The pair function's arguments from inner products.
+  // Computes the pair function's arguments from inner products.
   void SetArguments(const Block& block, int64_t r, const Columns& columns, const DualRow& products,
                     const Scratch& scratch) const {
     const DF d;
@@ -1073,7 +1074,7 @@ class Pass {
                        g, scratch);
     }
   }
-  // The same for columns [begin, end), from the differences of tokens.
+  // Computes the arguments of columns [begin, end) from the differences of tokens.
   void SetByDifferences(const Block& block, int64_t r, int64_t begin, int64_t end, const DualRow& g,
                         const Scratch& scratch) const {
     KeyReader keys(*this, block);
@@ -1109,7 +1110,7 @@ class Pass {
     std::vector<float> zeros_;
   };
 
-  // The tangents of f of pairs [n, n + kLanes) from its slopes.
+  // Computes the tangents of f for pairs [n, n + kLanes) from its slopes.
   HWY_INLINE VF ValueTangent(const SlopeArrays& slopes, const PairArrays& tangents,
                              int64_t n) const {
     const DF d;
@@ -1148,8 +1149,8 @@ class Pass {
     }
   }
 
-  // Sets the slopes of hidden pairs, which are arbitrary, and their `f` to 0, for pairs [0, count)
-  // from column j on.
+  // Sets the slopes of hidden pairs, which may hold arbitrary numbers, and their `f` to 0, for
+  // pairs [0, count) from column j on.
   void ClearHidden(const Columns& columns, int64_t j, int64_t count, float* f,
                    const Scratch& scratch) const {
     const auto clear = [&](int64_t begin, int64_t end) {
@@ -1171,7 +1172,7 @@ class Pass {
     // GCC generates implicit constructors outside the region that selects the instruction set.
     HWY_INLINE DualSum() {}
     HWY_INLINE DualSum(VF x, VF dx) : value(x), tangent(dx) {}
-    // Adds products with the numbers, relative to those of the top pair.
+    // Adds products of dual numbers, relative to those of the top pair.
     HWY_INLINE void Add(VF x, VF dx, VF y, VF dy) {
       value = hn::MulAdd(x, y, value);
       tangent = hn::MulAdd(dx, y, hn::MulAdd(x, dy, tangent));
@@ -1411,8 +1412,8 @@ class Pass {
     return d_bias_.data() + (is_tangent * n_.batch * n_.heads + head) * terms_.table_size();
   }
 
-  // Sums the gradients of the scores over the rows: by table entry, which are added to those of the
-  // head, and by key, which stay in scratch memory.
+  // Sums the gradients of the scores over the rows. Sums per table entry are added to those of the
+  // head; sums per key stay in scratch memory.
   void AddBiasGradients(const Block& block, const Columns* columns, const Scratch& scratch) {
     const int64_t rows = block.rows();
     const int64_t count = block.keys.end - block.first;
@@ -1463,7 +1464,7 @@ class Pass {
     }
   }
 
-  // Writes the gradients of pair biases, or adds them to those of the heads before.
+  // Writes the gradients of pair biases, or adds them to those of earlier heads.
   void AddPairGradients(const Block& block, const Columns* columns, const Scratch& scratch) {
     const bool shares = shares_pairs();
     if (shares) pair_turns_.Wait(block.number, block.head(n_));
@@ -1565,7 +1566,7 @@ class Pass {
   int64_t padded_dim_;
   int64_t padded_value_dim_;
   int64_t stride_;  // at least that of every block
-  int64_t block_;   // rows of a block
+  int64_t block_;   // rows per block
   int64_t row_blocks_;
   int64_t turn_blocks_;
   HeadTasks head_tasks_;

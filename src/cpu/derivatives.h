@@ -7,8 +7,8 @@
 
 namespace gnomon {
 
-// A call and its derivative in the direction of the tangents of its inputs. All numbers that are
-// multiplied are finite. A null pointer means a tangent of 0 or a result that is not needed.
+// A call and its derivative in the direction of its inputs' tangents. All inputs must be finite. A
+// null pointer means a tangent of 0, or a result that is not needed.
 struct AttentionDerivatives {
   // The pair function; null: the inner product.
   const DualTable* function = nullptr;
@@ -20,14 +20,14 @@ struct AttentionDerivatives {
 
   AttentionOutput<float> output;
   View<float> o_tangent;
-  float* lse_tangent = nullptr;  // 0 in a row that sees no key
+  float* lse_tangent = nullptr;  // 0 for a row that attends to no key
 
-  // The gradients of o and lse, and their tangents.
+  // The gradients of o and lse, and the tangents of these gradients.
   View<const float> d_o;
   View<const float> d_o_tangent;
   const float* d_lse = nullptr;
   const float* d_lse_tangent = nullptr;
-  // The gradients of the members that may have tangents, and the tangents of the gradients.
+  // The gradients of all inputs that may have tangents, and the tangents of these gradients.
   AttentionGradient<float> gradient;
   AttentionGradient<float> gradient_tangent;
 };

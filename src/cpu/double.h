@@ -1,11 +1,11 @@
-// Included first by the sources that compile kernels for doubles.
+// Sources that compile kernels for doubles include this file first.
 #ifndef GNOMON_SRC_CPU_DOUBLE_H_
 #define GNOMON_SRC_CPU_DOUBLE_H_
 
 #define GNOMON_DOUBLE
 
-// Fewer instruction sets, for a smaller library: of the x86 ones AVX3, AVX2 and the baseline. Lower
-// bits are extensions of AVX3, which doubles do not use.
+// To keep the library small, kernels for doubles are compiled for fewer instruction sets: on x86,
+// AVX3, AVX2 and the baseline. Lower bits are extensions of AVX3 that doubles do not use.
 #include "hwy/detect_compiler_arch.h"
 #if HWY_ARCH_X86
 #undef HWY_DISABLED_TARGETS

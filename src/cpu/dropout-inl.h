@@ -14,7 +14,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
 
-// Multiplies the weights of columns, from a first one on, by dropout's mask.
+// Multiplies weights by the dropout mask.
 class Dropper {
  public:
   HWY_INLINE Dropper(const Dropout& dropout, int64_t b, int64_t h, int64_t i)

@@ -22,13 +22,13 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// Rows of numbers and of their tangents, the latter null for tangents of 0.
+// Rows of numbers and rows of their tangents, which are null if the tangents are 0.
 struct DualOperand {
   Strided values;
   Strided tangents;
 };
 
-// A window of table entries per row, and that of the tangents.
+// A window of table entries per row, and the window of their tangents.
 struct DualWindow {
   TableWindow values;
   TableWindow tangents;
@@ -56,7 +56,8 @@ class DualRowTable {
     tangents_.Fill(task - Tasks(values_));
   }
 
-  // The products of rows with the window's entries. Overwrites `scratch`, a window as well.
+  // Computes the products of rows with the window's entries. Overwrites `scratch`, which has the
+  // size of a window.
   void Multiply(int64_t h, int64_t rows, const DualOperand& x, const DualWindow& window,
                 float* scratch) const {
     values_.Multiply(h, rows, x.values, window.values);
@@ -73,8 +74,8 @@ class DualRowTable {
     for (int64_t r = 0; r < rows; ++r) AddNumbers(more.Row(r), count, window.tangents.Row(r));
   }
 
-  // Adds the products of a window with the table to rows of values().padded() columns, and their
-  // tangents to others. Null: not needed.
+  // Adds the products of a window with the table to rows with values().padded() columns, and their
+  // tangents to separate rows. Either may be null.
   void AddProducts(int64_t h, int64_t rows, const DualWindow& window, float* to,
                    float* to_tangents) const {
     if (to != nullptr) values_.AddProduct(h, rows, window.values, to);
@@ -129,7 +130,7 @@ class DualTableGradient {
   RowTableGradient tangents_;
 };
 
-// The terms of the tables in the rows of a block: what pairs read, and its transpose.
+// The terms that the rows of a block read from the tables, and the transposed operations.
 class DualRelative {
  public:
   // Blocks have at most `rows` rows and `columns` columns.
@@ -151,7 +152,7 @@ class DualRelative {
   }
   const DualRowTable& keys() const { return keys_; }
   const DualRowTable& values() const { return values_; }
-  // Floats per row of a window.
+  // The number of floats per row of a window.
   int64_t stride() const { return stride_; }
 
   int64_t tasks() const { return keys_.tasks() + values_.tasks(); }
@@ -160,7 +161,8 @@ class DualRelative {
     values_.Fill(task - keys_.tasks());
   }
 
-  // The window in `memory`, which holds 2 rows per row, of queries [begin, end) with `keys`.
+  // Creates the window of queries [begin, end) with `keys` in `memory`, which has two rows per
+  // query.
   DualWindow Window(int64_t b, int64_t begin, int64_t end, KeyRange keys, float* memory) const {
     const int64_t rows = end - begin;
     DualWindow window;
@@ -170,7 +172,7 @@ class DualRelative {
     return window;
   }
 
-  // Products of queries, from `query` on, with the relative keys.
+  // Multiplies queries, from `query` on, by the relative keys.
   void MultiplyKeys(int64_t b, int64_t h, int64_t query, int64_t rows, const DualWindow& window,
                     float* scratch) const {
     const auto rows_of = [&](const View<const float>& view) -> Strided {
@@ -182,7 +184,7 @@ class DualRelative {
   }
 
   // Adds `factor` times the table entries of a row's pairs to `to`, which has the block's columns.
-  // Add is the transpose: it adds numbers of the pairs to the entries.
+  // Add() is the transposed operation: it adds a number per pair to the entries.
   void Read(const DualTerms::Row& row, const TableWindow& window, int64_t r, float factor,
             float* to, std::vector<TableRun>* runs) const {
     if (row.count() <= 0) return;

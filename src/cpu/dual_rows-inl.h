@@ -1,5 +1,5 @@
-// Vectors of dual numbers: the definitions' vocabulary (src/definitions/README.md) for them, and
-// the slopes of a definition. At kinks, derivatives are those of src/reference/dual.h.
+// Vectors of dual numbers, with the definitions' vocabulary (src/definitions/README.md), and the
+// slopes of a definition. At kinks, derivatives are those of src/reference/dual.h.
 #if defined(GNOMON_SRC_CPU_DUAL_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_DUAL_ROWS_INL_H_
 #undef GNOMON_SRC_CPU_DUAL_ROWS_INL_H_
@@ -15,13 +15,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
-// A namespace of its own: a definition that is included in it uses this vocabulary.
+// Definitions that are included in this namespace use this vocabulary.
 namespace duals {
 
 namespace vectors = ::gnomon::HWY_NAMESPACE;
 
 struct DualVector {
-  // Not defaulted: defaulted constructors are not compiled for the instruction set.
+  // Not defaulted, because defaulted constructors are not compiled for the instruction set.
   HWY_INLINE DualVector() {}
   HWY_INLINE DualVector(VF number, VF derivative) : value(number), tangent(derivative) {}
 
@@ -56,7 +56,7 @@ template <class M>
 HWY_INLINE DualVector Select(M mask, DualVector yes, DualVector no) {
   return {hn::IfThenElse(mask, yes.value, no.value), hn::IfThenElse(mask, yes.tangent, no.tangent)};
 }
-// The operand that `first` selects; the mean of the tangents at a tie.
+// Returns the operand that `first` selects; at a tie, the tangent is the mean of both.
 template <class M>
 HWY_INLINE DualVector SelectExtreme(M first, VF value, DualVector a, DualVector b) {
   const VF mean = (a.tangent + b.tangent) * hn::Set(DF(), 0.5f);
@@ -81,7 +81,7 @@ HWY_INLINE DualVector Sqrt(DualVector a) {
 }
 HWY_INLINE DualVector Rsqrt(DualVector a) {
   const VF inverse = vectors::Rsqrt(a.value);
-  // In this order, a tangent of 0 stays 0.
+  // In this order of multiplication, a tangent of 0 stays 0.
   return {inverse, ((a.tangent * inverse) * inverse) * (inverse * hn::Set(DF(), -0.5f))};
 }
 HWY_INLINE DualVector Exp(DualVector a) {
@@ -103,7 +103,7 @@ HWY_INLINE DualVector Angle(DualVector x, DualVector y) {
   return {vectors::Angle(x.value, y.value), hn::IfThenElse(square == zero, zero, turn / square)};
 }
 
-// DualTable::slopes of a definition that is included in this namespace.
+// Implements DualTable::slopes for a definition that is included in this namespace.
 template <class Definition>
 HWY_FLATTEN void Slopes(const PairArrays& pairs, const PairArrays& tangents, int64_t count,
                         const SlopeArrays& slopes, const SlopeArrays& slope_tangents) {

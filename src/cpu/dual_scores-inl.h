@@ -20,7 +20,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// The whole vectors that cover columns [begin, end).
+// Columns [begin, end), and the whole vectors that cover them.
 struct Columns {
   int64_t begin;
   int64_t end;
@@ -63,7 +63,7 @@ HWY_INLINE float SetScores(float* HWY_RESTRICT scores, float* HWY_RESTRICT tange
   return hn::GetLane(hn::MaxOfLanes(d, largest));
 }
 
-// The first column with a given score; -1 if there is none.
+// Returns the first column with the given score; -1 if there is none.
 HWY_INLINE int64_t FindScore(const float* scores, const Columns& columns, float score) {
   const DF d;
   const VF wanted = hn::Set(d, score);
@@ -140,8 +140,8 @@ HWY_INLINE void SetScoreGradients(const DualRow& weights, const DualRow& gradien
   }
 }
 
-// Corrects the gradient of the largest score such that the row's sum is exact. Otherwise slopes
-// that are large and nearly equal would multiply the rounding error of that sum.
+// Corrects the gradient of the largest score so that the row's sum is exact. Otherwise, slopes that
+// are large and nearly equal would amplify the rounding error of that sum.
 HWY_INLINE void BalanceRow(float* HWY_RESTRICT gradients, const Columns& columns, int64_t top,
                            float sum) {
   const DF d;
@@ -152,13 +152,13 @@ HWY_INLINE void BalanceRow(float* HWY_RESTRICT gradients, const Columns& columns
   gradients[top] -= Total(total) - sum;
 }
 
-// A row's temperature with its tangent, and the soft cap, which is 0 if there is none.
+// A row's temperature with its tangent, and the soft cap (0 if there is none).
 struct Temper {
   float temperature;
   float temperature_tangent;
   float softcap;
 
-  // Of a score in log2 units.
+  // The derivative of the cap at a score in log2 units.
   HWY_INLINE VF CapSlope(VF score) const {
     const DF d;
     const VF one = hn::Set(d, 1.0f);
@@ -168,8 +168,8 @@ struct Temper {
   HWY_INLINE VF Capped(VF score) const { return Tanh(score * hn::Set(DF(), kLn2 / softcap)); }
 };
 
-// SetScores with a temperature and a soft cap, both of the whole score. Also stores the scores
-// without them in `plain`, 0 for hidden pairs: values in log2 units, and tangents.
+// Like SetScores, but also applies a temperature and a soft cap to the scores. Stores the scores
+// without both in `plain` (0 for hidden pairs): values in log2 units, and tangents.
 HWY_INLINE float SetTemperedScores(float* HWY_RESTRICT scores, float* HWY_RESTRICT tangents,
                                    const Columns& columns, const Temper& temper,
                                    const DualRow& plain) {
@@ -245,8 +245,8 @@ HWY_INLINE TemperSums SetPlainGradients(const DualRow& gradients, const DualRow&
   return {{Total(sums[0]), Total(sums[1])}, {Total(sums[2]), Total(sums[3])}};
 }
 
-// Multiplies a row of numbers and that of their tangents by dropout's mask; `first` is the key of
-// column 0.
+// Multiplies a row of numbers and the row of their tangents by the dropout mask; `first` is the key
+// of column 0.
 HWY_INLINE void DropRow(const Dropper& dropper, int64_t first, const Columns& columns,
                         const DualRow& row) {
   const DF d;

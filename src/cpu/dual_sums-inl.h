@@ -20,7 +20,8 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// The rows of each key head as transposed panels: a panel of the values, then one of the tangents.
+// The rows of each key head as transposed panels; each panel of values is followed by the panel of
+// their tangents.
 class DualPanels {
  public:
   DualPanels(const Tokens& values, const Tokens& tangents, const HeadPlaces& places, int64_t rows,
@@ -53,7 +54,7 @@ class DualPanels {
   Buffer data_;
 };
 
-// Sums over rows of a view with one row per key, in place or in memory padded to whole vectors.
+// Sums with one row per key, accumulated in a view or in memory that is padded to whole vectors.
 class KeySums {
  public:
   KeySums(const View<float>& out, const AttentionShape& n, const HeadPlaces& places,

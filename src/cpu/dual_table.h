@@ -1,5 +1,5 @@
-// A pair function with the tangents of its slopes, for second derivatives: one table per
-// instruction set (dual_rows-inl.h builds it from a definition).
+// A pair function with the tangents of its slopes, for second derivatives. There is one table per
+// instruction set; dual_rows-inl.h builds it from a definition.
 #ifndef GNOMON_SRC_CPU_DUAL_TABLE_H_
 #define GNOMON_SRC_CPU_DUAL_TABLE_H_
 
@@ -11,8 +11,8 @@ namespace gnomon {
 
 struct DualTable {
   const PairTable* pairs;
-  // The derivatives of f of `count` pairs, and the tangents of these derivatives for the tangents
-  // of the pairs. All arrays have the same stride.
+  // Computes the derivatives of f for `count` pairs, and the tangents of these derivatives from the
+  // tangents of the pairs. All arrays have the same stride.
   void (*slopes)(const PairArrays& pairs, const PairArrays& tangents, int64_t count,
                  const SlopeArrays& slopes, const SlopeArrays& slope_tangents);
 };

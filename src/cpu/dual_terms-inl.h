@@ -1,4 +1,4 @@
-// The terms of scores with their tangents: masks and biases.
+// Masks and biases, with the tangents of the biases.
 #if defined(GNOMON_SRC_CPU_DUAL_TERMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_DUAL_TERMS_INL_H_
 #undef GNOMON_SRC_CPU_DUAL_TERMS_INL_H_
@@ -21,8 +21,8 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// The masks other than a row's interval, and the biases of scores. Rows are relative to the block's
-// first key.
+// The masks other than a row's interval, and the biases. Columns are relative to the block's first
+// key.
 class DualTerms {
  public:
   // A row of a query head, and the columns that it may see; `first` is the key of column 0.
@@ -46,7 +46,7 @@ class DualTerms {
   bool has_values() const { return HasBias(in_) || hides(); }
   bool has_tangents() const { return HasBias(tangent_); }
 
-  // The first to the last key that a query sees, ignoring masks of pairs.
+  // The range from the first to the last key that a query sees, ignoring pair masks.
   KeyRange Keys(int64_t b, int64_t i) const {
     if (!ranges_.empty()) return ranges_[Size(b * n_.queries + i)];
     KeyRange keys =
@@ -56,13 +56,13 @@ class DualTerms {
     return keys;
   }
 
-  // Entries of the bias table of a head.
+  // The number of entries in a head's bias table.
   int64_t table_size() const {
     return in_.bias.layout != nullptr ? in_.bias.layout->size() : n_.queries + n_.keys - 1;
   }
   bool has_layout() const { return in_.bias.layout != nullptr; }
 
-  // The sums of the biases, or of their tangents. -inf hides a pair.
+  // Adds up the biases, or their tangents. A bias of -inf hides a pair.
   void SumBiases(const Row& row, float* to) const {
     const Columns& columns = row.columns;
     std::fill(to + columns.first(), to + columns.last(), 0.0f);
@@ -75,8 +75,8 @@ class DualTerms {
     Add(tangent_, row, to + row.columns.begin);
   }
 
-  // The entries of the bias table that a row reads, for a table with a layout. Columns are relative
-  // to the row's first.
+  // Finds the entries of a bias table with a layout that a row reads. Columns are relative to the
+  // row's first column.
   void FindRuns(const Row& row, std::vector<TableRun>* runs) const {
     runs->clear();
     const int64_t p = QueryPosition(in_, row.b, row.i);

@@ -1,21 +1,21 @@
-// The fused operator, forward, for one instruction set.
+// The forward pass of the fused operator, for one instruction set.
 //
-// A tile is a block of query rows by a block of keys. One product gives its scores, which are
-// turned into weights in cache and consumed by a second product. Keys are packed as transposed
-// panels of kPanel columns, so that one microkernel serves both products. The shape selects the
+// A tile is a block of query rows by a block of keys. One product computes its scores, which become
+// weights in cache; a second product multiplies them by the values. Keys are packed as transposed
+// panels of kPanel columns, so that both products use the same microkernel. The shape selects the
 // schedule:
 //
 //   Key heads with many queries: all keys are packed first, and each block of queries is a task.
 //   If there are many such heads, each head is one task that packs its own keys.
 //
 //   Key heads with few queries (short sequences, decoding): a task is a range of keys with all
-//   queries. It packs its keys one tile at a time, in cache, and partial results are merged.
+//   queries. It packs its keys one tile at a time, in cache. Partial results are merged at the end.
 //
 //   Key heads with so few queries that packing would cost as much as the products: keys and values
 //   are read in place.
 //
-// Row sums are split by shape alone and merged in fixed order, so results do not depend on the
-// number of workers.
+// Row sums are split depending only on the shape, and merged in a fixed order. Results therefore do
+// not depend on the number of workers.
 #if defined(GNOMON_SRC_CPU_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_FORWARD_INL_H_
 #undef GNOMON_SRC_CPU_FORWARD_INL_H_
@@ -56,13 +56,13 @@ inline bool HasNonFinite(const Tokens& tokens, int64_t b, int64_t h, int64_t beg
   RowReader rows(tokens, columns);
   Real sum = 0;
   for (int64_t i = begin; i < end; ++i) {
-    // 0 for finite numbers, otherwise NaN.
+    // This product is 0 for finite numbers, otherwise NaN.
     sum += Sum(columns, [row = rows.Row(b, h, i)](int64_t e) { return row[e] * 0.0f; });
   }
   return sum != 0.0f;
 }
 
-// Functions: ByTable or Inlined.
+// Functions is ByTable or Inlined.
 template <class Functions>
 class ForwardPass {
  public:
@@ -116,7 +116,7 @@ class ForwardPass {
 
   // With at most this many rows per key head, tasks pack their own keys.
   static constexpr int64_t kFewRows = 256;
-  // Rows refresh their bounds for skipping after this many tiles.
+  // The bounds for skipping are updated after this many tiles.
   static constexpr int64_t kSumsAnew = 4;
 
   // A tile's keys, packed or in place.
@@ -124,7 +124,7 @@ class ForwardPass {
     int64_t first;  // a multiple of kWidth
     // Columns [p * kWidth, (p + 1) * kWidth) of the tile start at p * panel_rows_ * kWidth.
     const Real* panels;
-    Rows values;                      // from key `first` on; possibly as pairs
+    Rows values;                      // from key `first` on; floats or bfloat16 pairs
     RowsInPlace values_in_place;      // from key `first` on, if values are not packed
     ColumnScalars::Pointers scalars;  // from key `first` on
     std::optional<bool> non_finite;   // whether any value visible to the batch is non-finite
@@ -156,7 +156,7 @@ class ForwardPass {
         for (int64_t m = 0; m < queries; ++m) body(n * queries + m, h + n, i + m);
       }
     }
-    // The end of the rows of row r's head, at most `last`.
+    // One past the last row of row r's head, at most `last`.
     int64_t EndOfHead(int64_t r, int64_t last) const {
       return std::min(last, (r / queries + 1) * queries);
     }
@@ -193,8 +193,8 @@ class ForwardPass {
     return scratch;
   }
 
-  // Floats per block: its sums and, for several heads, pairs or widened types, a contiguous copy of
-  // its tokens.
+  // The number of floats per block: its sums and, for several heads, pairs or widened types, a
+  // contiguous copy of its tokens.
   int64_t block_size() const {
     return kRowBlock * (value_columns_ + (copies_queries() ? panel_rows_ : 0));
   }
@@ -203,7 +203,8 @@ class ForwardPass {
   int64_t blocks() const {
     return DivideUp(group_, heads_in_block_) * DivideUp(n_.queries, kRowBlock);
   }
-  // The queries of a block. The last block comes first: it has the most work under a causal mask.
+  // The queries of a block. The first task gets the last block, which has the most work under a
+  // causal mask.
   KeyRange QueriesOf(int64_t index) const {
     const int64_t in_head = DivideUp(n_.queries, kRowBlock);
     const int64_t begin = (in_head - 1 - index % in_head) * kRowBlock;
@@ -247,7 +248,7 @@ class ForwardPass {
   void RunBlocks() {
     const int64_t heads = n_.batch * n_.key_heads;
     const int64_t panels = DivideUp(n_.keys, kWidth);
-    // A weight of 0 times NaN or infinity is NaN, so hidden values must be removed.
+    // Hidden non-finite values must be removed, because a weight of 0 times NaN or infinity is NaN.
     const bool hides = in_.mask.left != kUnbounded || in_.mask.right != kUnbounded ||
                        in_.mask.chunks.size > 0 || terms_.to_scores() || segments_.exists() ||
                        terms_.pair_mask().exists();
@@ -321,8 +322,9 @@ class ForwardPass {
   }
 
   // The tiles of a block in processing order, if some may be skipped. The order starts at the
-  // largest offset biases and moves outwards, so that rows soon know most of their sums. One tile
-  // ends at the block's own positions, or half a tile later, so that all rows see most of it.
+  // largest offset biases and moves outwards, so that rows accumulate most of their weight early.
+  // One tile ends at the block's own positions, or half a tile later, so that all rows see most of
+  // that tile.
   struct Plan {
     std::vector<KeyRange> tiles;
     std::vector<Real> largest;  // largest bias per tile
@@ -330,8 +332,8 @@ class ForwardPass {
     std::vector<Real> bounds;  // kRowBlock per tile, in processing order
     Real top[kRowBlock];       // largest bias per head
     RowBounds rows;
-    // If the first tiles form a part of their own: their number (0: nothing is skipped), and the
-    // range of keys visible to all rows.
+    // If the first tiles form a separate part: their number (0: nothing is skipped), and the range
+    // of keys visible to all rows.
     int64_t first_tiles = 0;
     KeyRange open;
 
@@ -342,7 +344,7 @@ class ForwardPass {
     }
   };
 
-  // `even`: tiles start at multiples of their width.
+  // With `even`, tiles start at multiples of their width.
   void SetOrder(const Block& block, const TileMask& seen, bool even, Plan& plan) const {
     constexpr int64_t kAlign = Skipping::kCell;
     const RowPlace place = block.place();
@@ -386,8 +388,8 @@ class ForwardPass {
     }
   }
 
-  // Sets the bounds of all tiles after the first; +inf where a row sees only part of a tile.
-  // Returns false if no tile can be skipped.
+  // Sets the bounds of all tiles after the first. The bound is +inf if a row sees only part of a
+  // tile. Returns false if no tile can be skipped.
   bool SetBounds(const Block& block, KeyRange batch, const TileMask& seen, const Real* sums,
                  Plan& plan) const {
     bool any = false;
@@ -417,7 +419,7 @@ class ForwardPass {
   // Whether segments or the user's mask may hide a pair of the block with the keys.
   bool HidesPairs(const Block& block, KeyRange keys) const {
     if (segments_.exists()) {
-      // Key bounds are kept per cell.
+      // Bounds of keys are stored per cell.
       constexpr int64_t kKnown = Skipping::kCell;
       const KeyRange of_batch = BatchKeys(in_.mask, n_.keys, block.b);
       const KeyRange own = segments_.SeenBy(block.b, block.i);
@@ -510,9 +512,9 @@ class ForwardPass {
     return paired_values_.data() + (head * keys_.count() * kWidth + first) / 2 * value_columns_;
   }
 
-  // Each task packs and processes a range of a key head's keys with all its queries; results are
-  // merged. If tiles may be skipped, the tiles with the largest biases form a separate first part,
-  // whose weights bound what the other parts can skip.
+  // Each task packs and processes a range of a key head's keys with all its queries; the results
+  // are merged. If tiles may be skipped, the tiles with the largest biases form a separate first
+  // part. Its weights determine which tiles the other parts can skip.
   void RunParts() {
     const int64_t tasks = terms_.tasks();
     ParallelTasks(executor_, tasks + skipping_.tasks(), [&](int64_t task, int) {
@@ -561,23 +563,24 @@ class ForwardPass {
     return false;
   }
 
-  // All blocks of a key head, with their sums in `memory`.
+  // Returns all blocks of a key head, with their sums in `memory`.
   std::unique_ptr<Block[]> AllBlocks(int64_t b, int64_t key_head, Real* memory) const {
-    // Left uninitialised: for few rows, clearing would take as long as the computation.
+    // The blocks are left uninitialised, because for few rows, clearing would take as long as the
+    // computation.
     std::unique_ptr<Block[]> all(new Block[Size(blocks())]);
     for (int64_t n = 0; n < blocks(); ++n) {
       SetBlock(b, key_head, n, QueriesOf(n), memory + n * block_size(), all[Size(n)]);
     }
     return all;
   }
-  // Floats of a packed tile of keys.
+  // The number of floats in a packed tile of keys.
   int64_t packed_size() const {
     return kForwardColumns * ((in_place_ ? 0 : panel_rows_ + value_columns_) + column_numbers());
   }
   Real* SumsIn(Real* packed) const { return packed + packed_size(); }
 
-  // Adds the first tile of each block of a key head (two if it holds few keys), and derives from
-  // its weights what rows can skip in the other parts.
+  // Adds the first tile of each block of a key head, or the first two if the first holds few keys.
+  // Its weights determine which tiles rows can skip in the other parts.
   void AddFirstPart(int64_t b, int64_t key_head, Real* memory) {
     Scratch scratch = MakeScratch(memory);
     Real* const packed = memory + scratch_size();
@@ -765,7 +768,7 @@ class ForwardPass {
     Real* tile = scratch.tile + first_row * kForwardColumns;
     Real* sum = block.sum + first_row * value_columns_;
     const Real* x = block.x.data + first_row * static_cast<int64_t>(block.x.row);
-    // Rounds to whole vectors.
+    // The span is rounded to whole vectors.
     const RowSpan span{seen.begin / kLaneCount * kLaneCount, RoundUp(seen.end, kLaneCount)};
     if (dim_ > 0 && in_place_) {
       MultiplyKeys(in_.y, block.b, block.h / group_, BatchKeys(in_.mask, n_.keys, block.b), dim_,
@@ -786,7 +789,7 @@ class ForwardPass {
     }
     const bool hidden = mask.segmented || mask.paired || mask.placed;
     bool masked = mask.HidesWithin(span, first_row, last_row) || hidden;
-    // Reads only values that some row sees; pairs are read in whole vectors.
+    // Only values that some row sees are read; pairs are read in whole vectors.
     bool hides_values =
         pairs_values_ ? masked : mask.HidesWithin(seen, first_row, last_row) || hidden;
     for (int64_t r = first_row; r < last_row;) {
@@ -826,9 +829,10 @@ class ForwardPass {
     }
   }
 
-  // The same with weights and values as bfloat16 pairs. Rounds the weights in place.
+  // Like AddValues, with weights and values as bfloat16 pairs. Rounds the weights in place.
   void AddPairedValues(Real* tile, size_t rows, RowSpan span, Rows values, Real* sum) const {
-    // Rounds pairs of vectors in place, without overwriting unread weights.
+    // The weights are rounded in place, in pairs of vectors, without overwriting weights that have
+    // not been read yet.
     const int64_t begin = span.begin / (2 * kLaneCount) * (2 * kLaneCount);
     const int64_t end = RoundUp(span.end, 2 * kLaneCount);
     for (int64_t r = 0; r < static_cast<int64_t>(rows); ++r) {
@@ -878,9 +882,9 @@ class ForwardPass {
     }
   }
 
-  // Turns the inner products of row r, from tile column `begin` on, into weights. Flattened,
-  // because the compiler may consider the definition too large to inline, and a function call per
-  // vector would cost time.
+  // Turns the inner products of row r, from tile column `begin` on, into weights. The function is
+  // flattened, because the compiler may consider the definition too large to inline, and a function
+  // call per vector would be slow.
   HWY_FLATTEN void AddWeights(Block& block, int64_t r, const TileRow& at, bool masked,
                               RowSpan visible, int64_t begin, const Real* key_products,
                               const TableWindow& window, const Keys& keys, Scratch& scratch) const {
@@ -923,7 +927,7 @@ class ForwardPass {
     }
     if (terms_.caps()) top = terms_.CapScores(columns, tile);
     const bool rises = top > block.largest[r];
-    // The first time, the sums are still 0.
+    // For the first tile, the sums are still 0.
     if (rises && block.largest[r] != -kInfinity) {
       const Real shrink = std::exp2(block.largest[r] - top);
       block.weight[r] *= shrink;
@@ -947,8 +951,9 @@ class ForwardPass {
     return *keys.non_finite;
   }
 
-  // AddValues for tiles with non-finite values: each row separately, with hidden non-finite values
-  // replaced by 0. The result is bitwise the same as if those values were finite.
+  // Like AddValues, for tiles with non-finite values: processes each row separately, with hidden
+  // non-finite values replaced by 0. The result is bitwise the same as if the hidden values were
+  // finite.
   void AddVisibleValues(Block& block, const TileMask& mask, int64_t first_row, int64_t last_row,
                         RowSpan seen, RowSpan span, const Keys& keys, Scratch& scratch) const {
     const int64_t key_head = block.h / group_;
@@ -975,7 +980,7 @@ class ForwardPass {
         std::copy_n(keys.values.row(row), value_columns_, to);
       }
     };
-    // With floats, no row past the last key is allocated or read.
+    // With floats, no row past the last key may be read.
     const RowSpan read = pairs_values_ ? span : seen;
     for (int64_t row = read.begin / in_row; row < DivideUp(read.end, in_row); ++row) copy_row(row);
     for (int64_t r = first_row; r < last_row; ++r) {
@@ -1015,7 +1020,7 @@ class ForwardPass {
     return bias[j % kLaneCount] != -kInfinity;
   }
 
-  // Writes a row's results from its sums. log2_weight may be anything if the weight is 0.
+  // Writes a row's results from its sums. log2_weight is ignored if the weight is 0.
   void WriteRow(int64_t b, int64_t h, int64_t i, const Real* sum, Real weight, Real log2_weight,
                 Real largest, int64_t top) const {
     const Real scale = weight == 0.0f ? 0.0f : 1.0f / weight;
@@ -1042,8 +1047,8 @@ class ForwardPass {
     });
   }
 
-  // A row's partial result for one part of the keys: its sums, weight, largest score and the key of
-  // that score.
+  // A row's partial result for one part of the keys: its sums, weight, largest score and the key
+  // with that score.
   Real* Partial(int64_t part, int64_t b, int64_t h, int64_t i) const {
     return partial_.data() +
            (((part * n_.batch + b) * n_.heads + h) * n_.queries + i) * (value_columns_ + 3);
@@ -1103,7 +1108,7 @@ class ForwardPass {
   int64_t dim_;
   int64_t value_columns_;
   bool pairs_;          // whether tokens are multiplied as bfloat16 pairs
-  int64_t panel_rows_;  // columns of a token, or pairs of them
+  int64_t panel_rows_;  // columns of a token, or pairs of columns
   bool packs_all_;
   bool in_place_;      // whether keys and values are read in place
   bool pairs_values_;  // whether values are packed as pairs
@@ -1116,7 +1121,7 @@ class ForwardPass {
   Terms terms_;
   Segments segments_;
   Skipping skipping_;
-  std::vector<Plan> plans_;  // per block, if parts of the keys are tasks
+  std::vector<Plan> plans_;  // per block, if tasks are parts of the keys
   Positions positions_;
   std::vector<char> non_finite_;  // per panel of values
   Buffer partial_;

@@ -1,4 +1,5 @@
-// The kernels' matrix product, declared per instruction set and compiled once, in gemm.cc.
+// The kernels' matrix product. It is declared once per instruction set and compiled only in
+// gemm.cc.
 #if defined(GNOMON_SRC_CPU_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_GEMM_INL_H_
 #undef GNOMON_SRC_CPU_GEMM_INL_H_
@@ -20,21 +21,21 @@ constexpr size_t kMicroVectors = 4;
 #else
 constexpr size_t kMicroVectors = 2;
 #endif
-// Columns of a packed panel.
+// The number of columns in a packed panel.
 constexpr size_t kPanel = kMicroVectors * HWY_LANES(Real);
 
-// Multiply sums this many products at a time and then adds those sums, which loses fewer digits
-// than one long sum.
+// Multiply sums this many products at a time and then adds these sums, which is more accurate than
+// one long sum.
 constexpr size_t kProductDepth = 64;
 
-// A matrix read through strides: element (i, j) at data[i * row + j * column].
+// A matrix with strides: element (i, j) is data[i * row + j * column].
 struct Strided {
   const Real* data;
   size_t row;
   size_t column;
 };
 
-// C (m x n) = A (m x k) B (k x n), or C += A B. n is given in whole vectors. Rows of B and C are
+// Computes C (m x n) = A (m x k) B (k x n), or C += A B. n is given in vectors. Rows of B and C are
 // contiguous, ldb and ldc floats apart.
 void Multiply(size_t m, size_t n_vectors, size_t k, Strided a, const Real* b, size_t ldb, Real* c,
               size_t ldc);

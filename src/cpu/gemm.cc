@@ -22,7 +22,7 @@ namespace gnomon {
 namespace GNOMON_KERNELS {
 namespace {
 
-// One register block of rows x vectors, over all of k.
+// Computes one register block of rows x vectors, over all of k.
 template <int kRows, int kVectors, bool kAdd>
 HWY_INLINE void Micro(size_t k, Strided a, const Real* HWY_RESTRICT b, size_t ldb,
                       Real* HWY_RESTRICT c, size_t ldc) {
@@ -57,7 +57,7 @@ HWY_INLINE void Micro(size_t k, Strided a, const Real* HWY_RESTRICT b, size_t ld
   }
 }
 
-// All rows of one block of columns.
+// Computes all rows of one block of columns.
 template <int kVectors, bool kAdd>
 HWY_NOINLINE void Block(size_t m, size_t k, Strided a, const Real* b, size_t ldb, Real* c,
                         size_t ldc) {

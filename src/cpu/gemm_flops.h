@@ -6,8 +6,8 @@
 
 namespace gnomon {
 
-// Runs the kernels' matrix product on operands in cache until `stop`; returns the floating-point
-// operations done.
+// Runs the kernels' matrix product on operands in cache until `stop` is set, and returns the number
+// of floating-point operations.
 double CountGemmFlops(const std::atomic<bool>& stop);
 
 }  // namespace gnomon

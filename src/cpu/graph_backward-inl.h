@@ -1,7 +1,7 @@
-// Graph attention, backward. The first tasks are chunks of rows. Sums over keys follow as chunks of
-// the transposed graph, with the weights and the gradients of g stored per edge and head in
-// between. Chunks depend on the graph alone and their sums are added in fixed order, so results do
-// not depend on the number of workers.
+// The backward pass of graph attention. A first pass over chunks of rows stores the weights and the
+// gradients of g per edge and head. A second pass over chunks of the transposed graph computes the
+// sums over keys. Chunks depend only on the graph, and their sums are added in a fixed order, so
+// results do not depend on the number of workers.
 #if defined(GNOMON_SRC_CPU_GRAPH_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_GRAPH_BACKWARD_INL_H_
 #undef GNOMON_SRC_CPU_GRAPH_BACKWARD_INL_H_
@@ -29,7 +29,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// The sum of each row's parts: `width` numbers per row.
+// Adds up the parts of each row: `width` numbers per row.
 class RowTotals {
  public:
   RowTotals(const EdgeChunks& chunks, int64_t width)
@@ -126,16 +126,17 @@ class GraphBackwardPass {
  private:
   using Part = EdgeChunks::Part;
   int head_sums() const { return 1 + table_.head_scalars; }  // factor, head scalars
-  // Input: g, a, b, dP, the row's largest score, delta and inverse sum. PairWeights overwrites the
-  // largest score with the weight, and the inverse sum with f. Output, in the same order: dg, da,
-  // db, the weight, the gradient of the factor; then the gradients of the head scalars.
+  // The input arrays are g, a, b, dP, the row's largest score, delta and inverse sum. PairWeights
+  // overwrites the largest score with the weight, and the inverse sum with f. The output arrays, in
+  // the same order, are dg, da, db, the weight and the gradient of the factor, followed by the
+  // gradients of the head scalars.
   int weight_array() const { return 1 + table_.row_scalars + table_.column_scalars; }
   int factor_array() const { return weight_array() + 1; }
   int delta_array() const { return weight_array() + 2; }
   int inverse_array() const { return weight_array() + 3; }
   int head_arrays() const { return weight_array() + 4; }
-  // If sums over a row's edges are relative to its top edge's slopes: the slopes by g, then a flag
-  // for edges whose gradient uses the top edge's token.
+  // If sums over a row's edges are relative to its top edge's slopes, two more arrays hold the
+  // slopes with respect to g, and flags for edges whose gradient uses the top edge's token.
   int slope_array() const { return head_arrays() + table_.head_scalars; }
   int all_arrays() const { return slope_array() + (centres() ? 1 : 0); }
   // Whether gradients of rows are sums relative to the slopes of their top edges (see RowSoftmax).
@@ -143,7 +144,7 @@ class GraphBackwardPass {
 
   float* Array(float* arrays, int n) const { return arrays + n * pairs_.stride(); }
 
-  // Computes what turns a row's scores into weights.
+  // Computes the numbers that turn a row's scores into weights.
   void PrepareRows() const {
     constexpr int64_t kNodes = 256;
     const int64_t rows = n_.queries * n_.heads;
@@ -159,8 +160,8 @@ class GraphBackwardPass {
     });
   }
 
-  // SetDelta for a row that spans several chunks: from all of its edges, or from o if they exceed a
-  // chunk.
+  // Like SetDelta, for a row that spans several chunks. Uses all edges of the row, or o if the
+  // edges do not fit into one chunk.
   void CutRowDelta(int64_t i, float* arrays) const {
     const Part all{i, in_.indptr[i], in_.indptr[i + 1], -1};
     if (all.end - all.begin <= chunks_.size()) {
@@ -188,15 +189,15 @@ class GraphBackwardPass {
     }
   }
 
-  // The top edges' slopes for rows of all heads, by g and by each row scalar, in consecutive
-  // arrays.
+  // The top edges' slopes for the rows of all heads: the slopes with respect to g and to each row
+  // scalar, in consecutive arrays.
   float* TopSlopes(int s) const { return top_slopes_.data() + s * n_.queries * n_.heads; }
   void ClearTop(int64_t row) const {
     top_edges_.data()[row] = 0;
     if (centres_tokens_) top_distances_.data()[row] = 0;
     for (int s = 0; s <= table_.row_scalars; ++s) TopSlopes(s)[row] = 0;
   }
-  // Sets them from g and the slopes of pair q.
+  // Sets the top slopes of a row from g and the slopes of pair q.
   void SetTop(int64_t row, int64_t q, const float* arrays) const {
     const auto finite = [&](float slope) {
       return inverse_sum_.data()[row] != 0 && std::isfinite(slope) ? slope : 0.0f;
@@ -232,9 +233,10 @@ class GraphBackwardPass {
     PairWeights(arrays, part.begin, count);
   }
 
-  // delta = sum_e p_e dP_e - dlse of each head, from the weights and dP of all edges of a row; and
-  // the edge with the largest weight and its f. If few edges dominate, dP - delta cancels, and
-  // rounding errors must cancel as well, so everything is relative to dP of the largest weight.
+  // Computes delta = sum_e p_e dP_e - dlse for each head, given the weights and dP of all edges of
+  // a row. Also finds the edge with the largest weight and its f. If a few edges dominate, dP -
+  // delta cancels, and rounding errors must cancel as well. Therefore all dP are relative to that
+  // of the largest weight.
   void SetDelta(const Part& part, int64_t offset, const float* arrays) const {
     const int64_t heads = n_.heads;
     const int64_t edges = part.end - part.begin;
@@ -264,7 +266,7 @@ class GraphBackwardPass {
         others = hn::MulAdd(hn::LoadU(d, weights + e), hn::LoadU(d, d_weights + e) - top, others);
       }
       auto delta = top + others;
-      // A second pass removes the rounding error of the first; its own is negligible.
+      // The second pass corrects the rounding error of the first; its own error is negligible.
       auto rest = hn::Zero(d);
       for (int64_t e = h; e < edges * heads; e += heads) {
         rest = hn::MulAdd(hn::LoadU(d, weights + e), hn::LoadU(d, d_weights + e) - delta, rest);
@@ -277,8 +279,9 @@ class GraphBackwardPass {
     });
   }
 
-  // sum_e p_e dP_e. If one edge outweighs all others, it is computed relative to that edge's dP
-  // (see BackwardPass::Delta). `top` is the edge with the row's largest score, or -1 if unknown.
+  // Returns sum_e p_e dP_e. If one edge outweighs all others, the sum is computed relative to that
+  // edge's dP (see BackwardPass::Delta). `top` is the edge with the row's largest score, or -1 if
+  // unknown.
   float Delta(int64_t i, int64_t h, float sum, int64_t top) const {
     const float* d_o = saved_.d_o.row(0, h, i);
     const float* o = saved_.o.row(0, h, i);
@@ -374,7 +377,7 @@ class GraphBackwardPass {
 
   void PairWeights(float* arrays, int64_t first_edge, int64_t count) const {
     const DF d;
-    // The delta array is still unused.
+    // The delta array is not used yet.
     float* const values = Array(arrays, delta_array());
     table_.values(pairs_.Arrays(arrays), count, values);
     float* const weights = Array(arrays, factor_array());
@@ -434,12 +437,12 @@ class GraphBackwardPass {
     return {by_g, Array(arrays, 1), Array(arrays, 1 + table_.row_scalars),
             Array(arrays, head_arrays())};
   }
-  // The slopes of f itself; g is kept.
+  // Computes the slopes of f, without modifying g.
   void PairSlopes(float* arrays, int64_t count) const {
     table_.slopes(pairs_.Arrays(arrays), count, ones_.data(),
                   Slopes(arrays, Array(arrays, slope_array())));
   }
-  // numbers *= factors.
+  // Computes numbers *= factors.
   static void MultiplyNumbers(const float* factors, int64_t count, float* numbers) {
     const DF d;
     for (int64_t q = 0; q < count; q += kLaneCount) {
@@ -447,11 +450,11 @@ class GraphBackwardPass {
     }
   }
 
-  // For each edge of a part, takes the difference between its slopes and those of the row's top
-  // edge, times df, and adds it to the gradients of the row's scalars and to `beyond`. The full sum
-  // of df slope is this plus the top slope times dlse. The edge's gradient of the row's token
-  // becomes df slope (y_top - y_e); FinishRow adds the common part, x - y_top. Edges that are near
-  // compared with the top edge use x - y_e instead.
+  // For each edge of a part, computes df times the difference between its slopes and those of the
+  // row's top edge. Adds the products to the gradients of the row's scalars and to `beyond`. The
+  // full sum of df slope is this sum plus the top slope times dlse. The edge's contribution to the
+  // gradient of the row's token becomes df slope (y_top - y_e); FinishRow adds the common part, x -
+  // y_top. Edges that are much nearer than the top edge use x - y_e instead.
   void CentrePart(const Part& part, int64_t offset, float* arrays, float* d_scalars,
                   float* beyond) const {
     const int64_t heads = n_.heads;
@@ -583,7 +586,7 @@ class GraphBackwardPass {
     }
   }
 
-  // Gradients of keys: sums over the edges that lead to each.
+  // Computes the gradients of keys, which are sums over each key's edges.
   void Keys() const {
     const TransposedGraph graph(in_.indptr, in_.indices, n_.queries, n_.keys);
     const EdgeChunks chunks(graph.indptr.data(), n_.keys, EdgesOfChunk(n_));
@@ -662,20 +665,20 @@ class GraphBackwardPass {
   bool centres_tokens_;  // whether centres() applies to the tokens' gradients
   EdgeChunks chunks_;
   GraphPairs pairs_;
-  // The gradients of each row's token and scalars.
+  // The sums for the gradients of each row's token and scalars.
   RowTotals rows_;
   Buffer largest_;
   Buffer inverse_sum_;
   Buffer delta_;
   Buffer top_f_;  // f of the largest score, if the factor needs a gradient
-  // Per row and head, if centres(): the edge with the largest score, its squared distance and
-  // slopes.
+  // If centres(): the edge with the largest score of each row and head, its squared distance and
+  // its slopes.
   Buffer top_edges_;
   Buffer top_distances_;
   Buffer top_slopes_;
   Buffer ones_;
   std::vector<float> d_head_;  // per chunk: the gradients of the factor and head scalars
-  // Per edge and head: the terms of the sums over a key's edges.
+  // The terms of the sums over a key's edges, per edge and head.
   Buffer weights_;
   Buffer d_products_;
   Buffer d_columns_;

@@ -1,5 +1,5 @@
-// Graph attention, forward. Tasks are chunks of rows that depend on the graph alone, and their sums
-// are added in fixed order, so results do not depend on the number of workers.
+// The forward pass of graph attention. Tasks are chunks of rows. Chunks depend only on the graph,
+// and their sums are added in a fixed order, so results do not depend on the number of workers.
 #if defined(GNOMON_SRC_CPU_GRAPH_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_GRAPH_FORWARD_INL_H_
 #undef GNOMON_SRC_CPU_GRAPH_FORWARD_INL_H_
@@ -95,8 +95,8 @@ class GraphForwardPass {
     });
   }
 
-  // Fills in the largest score per head at every edge of a part, or 0 if it is -inf: any finite
-  // shift then gives weights of 0.
+  // Copies the largest score per head to all edges of a part. If it is -inf, uses 0 instead,
+  // because any finite shift then gives weights of 0.
   void FillShifts(int64_t edges, int64_t offset, const float* scores, float* shifts) const {
     const int64_t heads = n_.heads;
     const float* from = scores + offset;

@@ -28,9 +28,9 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// Edges per chunk: few enough that scratch memory stays in cache and that rows with very many edges
-// are summed in parts, which reduces rounding errors; enough that the partial sums are small
-// compared with the edges.
+// The number of edges per chunk. It is small enough that scratch memory stays in cache, and that
+// rows with very many edges are summed in parts, which reduces rounding errors. It is large enough
+// that partial sums need little memory compared with the edges.
 inline int64_t EdgesOfChunk(const GraphShape& n) {
   constexpr int64_t kPairs = 2048;
   constexpr int64_t kEdges = 256;
@@ -38,7 +38,7 @@ inline int64_t EdgesOfChunk(const GraphShape& n) {
   return std::max({edges, n.dim, n.value_dim, int64_t{32}});
 }
 
-// The pairs of an edge and a head. Values of a chunk's pairs are stored in arrays of stride()
+// Pairs of an edge and a head. The values of a chunk's pairs are stored in arrays of stride()
 // numbers; those of edge e start at (e - first edge) H.
 class GraphPairs {
  public:
@@ -100,16 +100,16 @@ class GraphPairs {
     }
   }
 
-  // The arrays of a chunk as arguments for a table's functions, with the factors.
+  // Returns the arrays of a chunk, and the factors, as arguments for a table's functions.
   PairArrays Arrays(const float* arrays) const {
     return {arrays, arrays + stride_, arrays + (1 + table_.row_scalars) * stride_,
             heads_.data() + stride_, stride_};
   }
   const float* factor() const { return heads_.data(); }
 
-  // Scores, in log2 units, of a vector of pairs starting at pair q, counted from the first pair of
-  // first_edge; the chunk has `count` pairs. An edge with bias -inf has zero weight even if f is
-  // NaN.
+  // Returns the scores, in log2 units, of a vector of pairs that starts at pair q, counted from the
+  // first pair of first_edge. The chunk has `count` pairs. An edge with bias -inf has zero weight
+  // even if f is NaN.
   HWY_INLINE VF Score(int64_t first_edge, int64_t q, int64_t count, VF f) const {
     const DF d;
     const VF log2e = hn::Set(d, kLog2E);

@@ -16,8 +16,8 @@ namespace gnomon {
 struct HeadPlaces {
   int64_t heads;  // per batch element
   int64_t group;  // heads per key head
-  int64_t count;  // number of slots
-  // For each key head, the worker whose slots it uses; null if it has its own.
+  int64_t count;  // total number of slots
+  // For each key head, the worker whose slots it uses; null if each head has its own slots.
   const int32_t* workers = nullptr;
 
   int64_t Of(int64_t b, int64_t h) const {
@@ -27,22 +27,23 @@ struct HeadPlaces {
   }
 };
 
-// Whether each task is a whole key head. Its packed data then lives in the worker's memory: it is
-// still in cache when used, and many short sequences need little memory.
+// Decides whether each task is a whole key head. If so, packed data is in the worker's memory: it
+// is still in cache when it is used, and many short sequences need little memory.
 class HeadTasks {
  public:
-  // `blocks`: tasks per key head otherwise; 0 if no packed memory is used.
+  // `blocks` is the number of tasks per key head if tasks are not whole heads; 0 if no packed
+  // memory is used.
   HeadTasks(const AttentionShape& n, const Executor& executor, int64_t blocks)
       : n_(n), heads_(n.batch * n.key_heads), workers_(WorkersFor(executor, heads_)) {
     if (blocks == 0) return;
-    // Enough heads that no worker idles for long at the end.
+    // With this many heads per worker, no worker idles for long at the end.
     constexpr int64_t kManyPerWorker = 16;
     const int64_t least = (blocks > 1 ? kManyPerWorker : 1) * workers_;
     if (workers_ == 1 || heads_ >= least) of_head_.resize(static_cast<size_t>(heads_));
   }
 
   bool whole() const { return !of_head_.empty(); }
-  // Must precede any access to the slots of key head `head`, counted across the batch.
+  // Call this before accessing the slots of key head `head`, counted across the batch.
   void Assign(int64_t head, int worker) { of_head_[static_cast<size_t>(head)] = worker; }
   HeadPlaces keys() const { return Places(n_.key_heads, 1); }
   HeadPlaces queries() const {

@@ -21,8 +21,9 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
 
-// For each query, the interval from the first to the last key of its segment. With packed documents
-// the interval holds only keys of that segment; otherwise the row compares its keys' segments.
+// For each query, the interval from the first to the last key of its segment. With packed
+// documents, the interval contains only keys of that segment; otherwise, the row compares segments
+// key by key.
 class Segments {
  public:
   Segments(const Mask& mask, const AttentionShape& n)
@@ -45,7 +46,7 @@ class Segments {
   }
 
   bool exists() const { return queries_ != nullptr; }
-  // Padded so that whole vectors can be read.
+  // The array is padded so that whole vectors can be read.
   const int32_t* Keys(int64_t b, int64_t begin) const {
     return exists() ? keys_.data() + b * stride_ + begin : nullptr;
   }
@@ -55,7 +56,7 @@ class Segments {
 
   // An interval that contains the keys of query i's segment.
   KeyRange SeenBy(int64_t b, int64_t i) const { return At(b, i).keys; }
-  // The keys of `batch` that queries [begin, end) may see.
+  // The keys of `batch` that any of queries [begin, end) may see.
   KeyRange Narrowed(KeyRange batch, int64_t b, int64_t begin, int64_t end) const {
     if (!exists()) return batch;
     KeyRange all;
@@ -180,8 +181,8 @@ class PairMask {
     }
   }
 
-  // Sees: whether any of `heads` heads from h on sees a pair in the cell of this query block and
-  // key. Hides: whether any hides one.
+  // Sees() returns whether any of `heads` heads from h on sees a pair in the cell of this query
+  // block and key. Hides() returns whether any of them hides a pair.
   bool Sees(int64_t b, int64_t h, int64_t heads, int64_t query, int64_t key) const {
     return Any(b, h, heads, query, key, [](Cell cell) { return cell.sees; });
   }
@@ -224,7 +225,7 @@ class PairMask {
 struct TileMask {
   RowSpan rows[kRowBlock];
   int64_t begin = 0;  // first column that a row sees
-  int64_t end = 0;    // one past the last; end <= begin: nothing is visible
+  int64_t end = 0;    // one past the last column; end <= begin: nothing is visible
   bool partial = false;
   bool segmented = false;  // segments may hide keys within a row's span
   bool paired = false;     // the user's pair mask may do so
@@ -246,7 +247,7 @@ struct TileMask {
     partial = HidesWithin({begin, end}, 0, count);
   }
 
-  // The same for tokens with explicit positions: `count` queries of batch b from `query` on.
+  // Sets the spans for tokens with explicit positions: `count` queries of batch b from `query` on.
   void Set(const Positions& positions, KeyRange batch, int64_t b, int64_t query, int64_t count,
            int64_t first, int64_t width) {
     const KeyRange columns{std::max(batch.begin, first), std::min(batch.end, first + width)};
@@ -278,8 +279,8 @@ struct TileMask {
     partial = HidesWithin({begin, end}, 0, count);
   }
 
-  // Call after Set; applies to `count` queries of batch b from `query` on and columns from `first`
-  // on.
+  // Call this after Set. It applies to `count` queries of batch b from `query` on and columns from
+  // `first` on.
   void SetSegments(const Segments& segments, int64_t b, int64_t query, int64_t count,
                    int64_t first) {
     if (!segments.exists() || end <= begin) return;
@@ -297,19 +298,19 @@ struct TileMask {
     partial = HidesWithin({begin, end}, 0, count);
   }
 
-  // Call after Set and SetSegments, if the rows are the same `count` queries for several heads in
-  // sequence.
+  // Call this after Set and SetSegments if the rows are the same `count` queries for several
+  // consecutive heads.
   void Repeat(int64_t count, int64_t heads) {
     for (int64_t h = 1; h < heads; ++h) std::copy_n(rows, count, rows + h * count);
   }
 
-  // Call after Set and Repeat, for `count` queries from `query` on, the start of a block, of each
-  // of `heads` heads.
+  // Call this after Set and Repeat. The rows are `count` queries of each of `heads` heads; `query`
+  // is the first query and must be the start of a block.
   void SetPairs(const PairMask& pairs, int64_t b, int64_t h, int64_t heads, int64_t query,
                 int64_t count, int64_t first) {
     if (!pairs.exists()) return;
     constexpr int64_t kCell = PairMask::kCell;
-    // Trims cells without visible pairs at both ends.
+    // Removes cells without visible pairs at both ends.
     const int64_t before = begin;
     const int64_t after = end;
     while (begin < end && !pairs.Sees(b, h, heads, query, first + begin)) {

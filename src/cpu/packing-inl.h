@@ -28,7 +28,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
 
-// Tile sizes: rows, and columns in the forward and the backward pass.
+// The number of rows of a tile, and its number of columns in the forward and in the backward pass.
 constexpr int64_t kRowBlock = 48;
 constexpr int64_t kForwardColumns = (kMicroVectors == 4 ? 1024 : 512) / sizeof(Real);
 constexpr int64_t kBackwardColumns = (kMicroVectors == 4 ? 768 : 384) / sizeof(Real);
@@ -36,7 +36,7 @@ constexpr int64_t kWidth = static_cast<int64_t>(kPanel);
 constexpr int64_t kLaneCount = static_cast<int64_t>(kLanes);
 static_assert(kRowBlock % kLaneCount == 0);
 
-// The type of tokens that are read without conversion, as Real.
+// The type of tokens that are read as Real without conversion.
 constexpr TokenType kOwnType = TokenType::kFloat32;
 inline int64_t BytesOf(TokenType type) {
   return type == kOwnType ? static_cast<int64_t>(sizeof(Real)) : 2;
@@ -59,7 +59,7 @@ struct Tokens {
   }
 };
 
-// Doubles are not multiplied as pairs of bfloat16 numbers, so nothing calls these.
+// Doubles are never multiplied as pairs of bfloat16 numbers, so these functions are not called.
 inline bool MultipliesPairs(const AttentionInput<Real>& /*in*/, int64_t /*dim*/) { return false; }
 inline Real WithoutHalf(Real pair, bool /*second*/) { return pair; }
 inline void RoundToPairs(const Real* /*from*/, size_t /*count*/, Real* /*to*/) {}
@@ -70,8 +70,8 @@ inline void MultiplyAddPairs(size_t, size_t, size_t, const Real*, size_t, const 
 inline void MultiplyPairRows(size_t, size_t, size_t, const Real*, size_t, const void*, int64_t,
                              Real*, size_t) {}
 #else
-// Whether inner products use bfloat16 pairs (cpu/bfloat16.h has the same vector length). Both
-// passes agree, so that they compute identical scores.
+// Whether inner products use bfloat16 pairs; this requires the vector length of cpu/bfloat16.h.
+// Both passes make the same decision, so that they compute identical scores.
 inline bool MultipliesPairs(const AttentionInput<Real>& in, int64_t dim) {
   return HWY_ARCH_X86 && kLanes == 16 && dim > 0 && in.x.type == TokenType::kBFloat16 &&
          in.v.type == TokenType::kBFloat16 && HasBfloat16Products();
@@ -82,7 +82,7 @@ inline TokenType TypeOf(const Tokens& tokens) { return tokens.type; }
 
 HWY_INLINE size_t Size(int64_t n) { return static_cast<size_t>(n); }
 
-// Biases in log2 units. Finite biases stay finite.
+// Converts biases to log2 units. Finite biases stay finite.
 #ifdef GNOMON_DOUBLE
 constexpr Real kMostFinite = 1e306;
 #else
@@ -106,7 +106,7 @@ HWY_INLINE VF Widened(hn::Vec<hn::Rebind<uint16_t, DF>> bits, TokenType type) {
   const auto wide = hn::PromoteTo(du, bits);
   if (type == TokenType::kBFloat16) return hn::BitCast(d, hn::ShiftLeft<16>(wide));
   const auto number = hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), bits));
-  // Highway's emulation of this turns infinities and NaN into finite numbers.
+  // Where Highway emulates this conversion, it turns infinities and NaN into finite numbers.
   const auto exponent = hn::Set(du, 0x7c00u);
   const auto none = hn::Or(
       hn::ShiftLeft<16>(hn::And(wide, hn::Set(du, 0x8000u))),
@@ -116,7 +116,7 @@ HWY_INLINE VF Widened(hn::Vec<hn::Rebind<uint16_t, DF>> bits, TokenType type) {
 }
 #endif
 
-// Numbers [first, first + count) of a row of tokens, as Real.
+// Reads numbers [first, first + count) of a row of tokens as Real.
 #ifdef GNOMON_DOUBLE
 inline void Widen(const void* row, TokenType /*type*/, int64_t first, int64_t count,
                   Real* HWY_RESTRICT to) {
@@ -145,7 +145,7 @@ inline void Widen(const void* row, TokenType type, int64_t first, int64_t count,
 }
 #endif
 
-// Reads rows as Real: in place, or widened into a buffer that is reused for the next row.
+// Reads rows as Real, either in place or widened into a buffer that the next row reuses.
 class RowReader {
  public:
   RowReader(const Tokens& tokens, int64_t columns) : tokens_(tokens), columns_(columns) {
@@ -169,13 +169,14 @@ class RowReader {
 HWY_INLINE size_t Vectors(int64_t columns) {
   return std::min(kMicroVectors, Size(DivideUp(columns, kLaneCount)));
 }
-// The number of vectors in the panel of column c, a vector's first, from c to `end`.
+// The number of vectors from column c (the first column of a vector) to `end`, within the panel of
+// c.
 HWY_INLINE size_t VectorsOfPanel(int64_t c, int64_t end) {
   return std::min(kMicroVectors - Size(c % kWidth) / kLanes, Size(DivideUp(end - c, kLaneCount)));
 }
 
-// term(0) + ... + term(count - 1) in the type of a term, with sixteen partial sums so that the loop
-// vectorises.
+// Returns term(0) + ... + term(count - 1) in the type of the terms. Sixteen partial sums let the
+// loop vectorise.
 template <class Term>
 HWY_INLINE auto Sum(int64_t count, const Term& term) {
   constexpr int64_t kParts = 16;
@@ -185,14 +186,15 @@ HWY_INLINE auto Sum(int64_t count, const Term& term) {
     for (int64_t n = 0; n < kParts; ++n) part[n] += term(e + n);
   }
   for (; e < count; ++e) part[0] += term(e);
-  // Pairwise: adding them in sequence would create a dependency chain.
+  // The partial sums are added pairwise; adding them in sequence would create a long dependency
+  // chain.
   for (int64_t half = kParts / 2; half > 0; half /= 2) {
     for (int64_t n = 0; n < half; ++n) part[n] += part[n + half];
   }
   return part[0];
 }
 
-// One element of the matrix product (gemm.cc), with identical rounding: term by term.
+// Computes one element of the matrix product (gemm.cc) term by term, with identical rounding.
 inline Real InnerProduct(const Real* x, const Real* y, int64_t columns) {
   const hn::CappedTag<Real, 1> d;
   constexpr auto kDepth = static_cast<int64_t>(kProductDepth);
@@ -207,11 +209,12 @@ inline Real InnerProduct(const Real* x, const Real* y, int64_t columns) {
   return total;
 }
 
-// Rounded only once: squared distances are differences of these, which amplify their errors.
+// The sum is rounded only once. Squared distances are differences of these sums, which amplify
+// rounding errors.
 #ifdef GNOMON_DOUBLE
 inline Real SquaredNorm(const Real* row, int64_t columns) {
   const DF d;
-  // The sums and their rounding errors.
+  // The partial sums and their rounding errors.
   VF sum = hn::Zero(d);
   VF lost = hn::Zero(d);
   const auto add = [&](VF x) HWY_ATTR {
@@ -230,7 +233,7 @@ inline Real SquaredNorm(const Real* row, int64_t columns) {
     add(hn::Load(d, last));
   }
   const Real total = hn::GetLane(hn::SumOfLanes(d, sum));
-  // Infinity minus infinity would give NaN.
+  // For an infinite sum, the error would be infinity minus infinity, which is NaN.
   if (!std::isfinite(total)) return total;
   return total + hn::GetLane(hn::SumOfLanes(d, lost));
 }
@@ -261,7 +264,7 @@ inline Real SquaredDistance(const Real* x, const Real* y, int64_t columns) {
   });
 }
 
-// The rows of a matrix as a right operand. Padded to whole vectors.
+// The rows of a matrix as a right operand, padded to whole vectors.
 struct Rows {
   const Real* data = nullptr;
   int64_t stride = 0;
@@ -358,7 +361,7 @@ HWY_INLINE void TransposeFour(const Real* const* from, int64_t columns, Real* HW
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// The same for kLanes rows, with vectors of two or four 128-bit blocks.
+// Transposes kLanes rows, for vectors of two or four 128-bit blocks.
 template <int64_t kBlocks, int64_t kStride>
 HWY_INLINE void TransposeLanes(const Real* const* from, int64_t columns, Real* HWY_RESTRICT to) {
   const DF d;
@@ -423,8 +426,8 @@ HWY_INLINE void Transpose(const Real* const* from, int64_t columns, Real* HWY_RE
 #endif
 
 // Calls pack(rows, to) for groups of kLanes, four and one rows of `keys`: `rows` is an array of row
-// pointers, and `to` is the place of the first row in the panel of rows [first, first + kWidth) of
-// one head. Clears unused places of the panel, up to the last vector that holds a used one.
+// pointers, and `to` is the column of the first row in the panel of rows [first, first + kWidth) of
+// one head. Clears unused columns of the panel, up to the last vector that contains a used column.
 template <class Pack>
 HWY_INLINE void FillPanel(const Tokens& tokens, int64_t b, int64_t h, int64_t first, KeyRange keys,
                           int64_t panel_rows, Real* HWY_RESTRICT to, const Pack& pack) {
@@ -474,8 +477,8 @@ inline void PackPanel(const Tokens& tokens, int64_t b, int64_t h, int64_t first,
             });
 }
 
-// Columns [first, first + count) of a bfloat16 row, first even, as pairs (cpu/bfloat16.h),
-// zero-padded if the count is odd.
+// Copies columns [first, first + count) of a bfloat16 row as pairs (cpu/bfloat16.h), zero-padded if
+// the count is odd. `first` is even.
 HWY_INLINE void PairColumns(const void* row, int64_t first, int64_t count, Real* to) {
   const auto* const numbers = static_cast<const uint16_t*>(row) + first;
   std::memcpy(to, numbers, Size(count / 2) * sizeof(Real));
@@ -509,8 +512,9 @@ inline void PackPairs(const Tokens& tokens, int64_t b, int64_t h, int64_t first,
                 });
 }
 
-// Packs rows [begin, end) of one head, begin even, as pairs: column j of rows begin + 2 n and begin
-// + 2 n + 1 goes to to[n * padded + j], zero-padded to whole vectors. Rows outside `keys` are 0.
+// Packs rows [begin, end) of one head as pairs; `begin` is even. Column j of rows begin + 2 n and
+// begin + 2 n + 1 goes to to[n * padded + j], zero-padded to whole vectors. Rows outside `keys` are
+// 0.
 inline void PairRows(const Tokens& tokens, int64_t b, int64_t h, int64_t begin, int64_t end,
                      KeyRange keys, int64_t columns, Real* HWY_RESTRICT to) {
   const int64_t padded = PaddedColumns(columns);

@@ -1,5 +1,6 @@
-// Builds a PairTable from a definition: functions that turn rows of a tile from inner products into
-// scores and from gradients of scores into slopes, and functions on lists of pairs and rows.
+// Builds a PairTable from a definition. Its functions convert rows of a tile from inner products to
+// scores, and from gradients of scores to gradients of inner products. Others process lists of
+// pairs and rows.
 #if defined(GNOMON_SRC_CPU_PAIR_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_PAIR_ROWS_INL_H_
 #undef GNOMON_SRC_CPU_PAIR_ROWS_INL_H_
@@ -52,8 +53,8 @@ struct VectorDerivative {
   Number t[Definition::kHeadScalars + 1];
 };
 
-// A row's scalars as vectors, and pointers to the column scalars. Passed to inlined functions only,
-// so that its members stay in registers.
+// A row's scalars as vectors, and pointers to the column scalars. It is passed only to inlined
+// functions, so that its members stay in registers.
 template <class Definition>
 struct RowVectors {
   HWY_INLINE RowVectors(const PairRow& from, const Real* const* column_scalars) : row(from) {
@@ -68,7 +69,7 @@ struct RowVectors {
     }
   }
 
-  // Sums of squared norms, for a distance.
+  // The sums of squared norms, for a distance.
   HWY_INLINE VF Norms(int64_t j) const {
     return norm + hn::LoadU(DF(), columns[Definition::kColumnScalars] + j);
   }
@@ -97,8 +98,8 @@ constexpr bool kHasBounds = requires(VectorRange g, const VF* scalars, const Vec
 };
 
 // Squared distances of columns [j, j + kLanes) from inner products, and the lanes that have enough
-// significant digits. A lane does not if its norms overflow; it does if they are 0, as past the
-// last key, where nothing may be read.
+// significant digits. A lane whose norms overflow does not. A lane whose norms are 0 does; past the
+// last key, norms are 0 and tokens must not be read.
 struct DistancesByNorms {
   VF distances;
   hn::Mask<DF> right;
@@ -115,7 +116,8 @@ HWY_INLINE DistancesByNorms ByNorms(const Real* HWY_RESTRICT products, int64_t j
   return {distances, distances > hn::MulSub(norms, row.near, least)};
 }
 
-// Squared distances of columns [j, j + kLanes), computed by the engine for the lanes in `wanted`.
+// Squared distances of columns [j, j + kLanes), which the engine computes for the lanes in
+// `wanted`.
 HWY_INLINE VF NearDistances(const PairRow& row, int64_t j, hn::Mask<DF> wanted) {
   const DF d;
   HWY_ALIGN Real asked[kLanes];
@@ -142,13 +144,13 @@ HWY_INLINE VF LoadInput(const Real* HWY_RESTRICT products, int64_t j,
   }
 }
 
-// df slope of columns [j, j + kLanes) of a row. Pairs of nearly equal tokens, where x - y loses
-// digits as a difference of sums, are moved to the row's near_pairs.
+// Returns df slope for columns [j, j + kLanes) of a row. Pairs of nearly equal tokens are moved to
+// the row's near_pairs, because x - y would lose digits as a difference of sums.
 inline HWY_NOINLINE VF TakeNearPairs(const PairRow& row, int64_t j, VF norms, VF distances, VF df,
                                      VF slope) {
   const DF d;
   const VF zero = hn::Zero(d);
-  // A definition may have no slope at infinity.
+  // The slope of a definition may not be finite at infinity.
   const VF d_distances = hn::IfThenElse(df == zero, zero, df * slope);
   const auto near = distances < norms * hn::Set(d, kLeastNear);
   HWY_ALIGN Real taken[kLanes];
@@ -164,7 +166,8 @@ inline HWY_NOINLINE VF TakeNearPairs(const PairRow& row, int64_t j, VF norms, VF
 // The lanes of columns [j, j + kLanes) that the row sees.
 HWY_INLINE auto Visible(const RowView& view, int64_t j) {
   const DI di;
-  // A sum with a constant sequence: Highway builds sequences from a variable one lane at a time.
+  // Adding to a constant sequence is fast; Highway builds a sequence with a variable start lane by
+  // lane.
   const VI lane = hn::Iota(di, 0) + hn::Set(di, static_cast<int32_t>(j));
   const auto in_span = hn::And(lane > hn::Set(di, static_cast<int32_t>(view.span.begin - 1)),
                                lane < hn::Set(di, static_cast<int32_t>(view.span.end)));
@@ -215,7 +218,7 @@ HWY_INLINE Real RowScores(Real* HWY_RESTRICT tile, int64_t begin, int64_t end,
   return hn::GetLane(hn::MaxOfLanes(d, largest));
 }
 
-// The same for all columns; the first `open` need no mask.
+// Processes all columns; the first `open` columns need no mask.
 template <class Definition, bool kBias>
 HWY_INLINE Real TileRowScores(Real* HWY_RESTRICT tile, int64_t columns, int64_t open,
                               const PairRow& row, const Real* const* column_scalars, Real factor,
@@ -262,7 +265,7 @@ HWY_INLINE RowSums RowGradient(Real* HWY_RESTRICT tile, Real* HWY_RESTRICT gradi
   const VF top_f = hn::Set(d, softmax.top_f);
   const RowVectors<Definition> row(of_row, column_scalars);
   constexpr int kColumns = Definition::kColumnScalars + (kIsDistance<Definition> ? 1 : 0);
-  // Local copies, so that stores cannot alias them.
+  // These are local copies, so that stores cannot alias them.
   Real* to_columns[Definition::kColumnScalars + 1];
   for (int s = 0; s < kColumns; ++s) to_columns[s] = d_columns[s];
   VF sum_factor = hn::Load(d, totals.factor);
@@ -363,7 +366,8 @@ HWY_INLINE RowSums RowGradient(Real* HWY_RESTRICT tile, Real* HWY_RESTRICT gradi
   return sums;
 }
 
-// Continues from the first near column. A separate loop keeps function calls out of the fast one.
+// Continues from the first near column. This is a separate loop, so that the fast loop contains no
+// function calls.
 template <class Definition, bool kBias>
 HWY_NOINLINE RowSums NearRowGradient(Real* HWY_RESTRICT tile, Real* HWY_RESTRICT gradient,
                                      int64_t begin, int64_t end, const PairRow& row,
@@ -376,7 +380,7 @@ HWY_NOINLINE RowSums NearRowGradient(Real* HWY_RESTRICT tile, Real* HWY_RESTRICT
                                                     balances, view, totals);
 }
 
-// The same for all columns; the first `open` need no mask.
+// Processes all columns; the first `open` columns need no mask.
 template <class Definition, bool kBias>
 HWY_INLINE void TileRowGradient(Real* tile, Real* gradient, int64_t columns, int64_t open,
                                 const PairRow& row, const Real* const* column_scalars,
@@ -393,8 +397,8 @@ HWY_INLINE void TileRowGradient(Real* tile, Real* gradient, int64_t columns, int
           Definition::kRowScalars, sums);
 }
 
-// The functions of a definition's table. Flattened, because the compiler may consider the
-// definition too large to inline, and a function call per vector would cost time.
+// The functions of a definition's table. They are flattened, because the compiler may consider the
+// definition too large to inline, and a function call per vector would be slow.
 template <class Definition>
 struct TableFunctions {
   static HWY_FLATTEN Real Scores(Real* tile, int64_t columns, int64_t open, const PairRow& row,

@@ -1,7 +1,7 @@
-// The engine's interface to a pair function: one table per instruction set, with scalar counts and
-// functions on rows of scores (pair_rows-inl.h builds it from a definition). The engine takes the
-// table as a value, so definitions compile without the engine. The declarations are identical for
-// all instruction sets and are shared with libraries of definitions.
+// The engine's interface to a pair function: one table per instruction set, with the numbers of
+// scalars and functions on rows of scores. pair_rows-inl.h builds it from a definition. The engine
+// receives the table at run time, so definitions compile without the engine. The declarations are
+// identical for all instruction sets and are shared with libraries of definitions.
 #ifndef GNOMON_SRC_CPU_PAIR_TABLE_H_
 #define GNOMON_SRC_CPU_PAIR_TABLE_H_
 
@@ -25,13 +25,14 @@ struct RowSpan {
   int64_t end = 0;
 };
 
-// The columns that a row sees: those of its span with the row's segment and a visible position.
+// The columns that a row sees: the columns of its span that have the row's segment and a visible
+// position.
 struct RowView {
   RowSpan span;
   RowSpan open;                       // whole vectors that are fully visible
-  const int32_t* segments = nullptr;  // of the columns; null: one segment
+  const int32_t* segments = nullptr;  // segments of the columns; null: one segment
   int32_t segment = 0;
-  const int32_t* positions = nullptr;  // of the columns; null: all of the span is visible
+  const int32_t* positions = nullptr;  // of the columns; null: the entire span is visible
   int32_t low = 0;                     // positions [low, high) are visible
   int32_t high = 0;
 
@@ -43,11 +44,12 @@ struct RowView {
   }
 };
 
-// A pair whose token gradients are a multiple of the tokens' difference, kept separate so that sums
-// over other pairs do not round it. d_distance is the gradient of its squared distance.
+// A pair whose token gradients are a multiple of the difference of the tokens. It is processed
+// separately, so that sums over other pairs do not round this difference. d_distance is the
+// gradient of its squared distance.
 template <class T>
 struct NearPairOf {
-  int32_t row;     // in the tile
+  int32_t row;     // row of the tile
   int32_t column;  // relative to the row's scalars
   T d_distance;
 };
@@ -56,8 +58,8 @@ struct NearPairOf {
 template <class T>
 struct TilePanelsOf {
   const T* data;
-  int64_t columns;  // of a token
-  int64_t first;    // the tile column that indices are relative to
+  int64_t columns;  // columns of a token
+  int64_t first;    // the tile column to which indices are relative
 };
 
 // The inputs of one row: its scalars and, for distances only, its token and the location of the
@@ -68,7 +70,7 @@ struct PairRowOf {
   T t[kMostScalars];
   T norm;  // squared, of the token
   T near;  // NearShare
-  // Computes squared distances of the row from columns [j, j + lanes) as sums of squared
+  // Computes squared distances between the row and columns [j, j + lanes) as sums of squared
   // differences, in lanes where `wanted` is not 0.
   void (*near_distances)(const PairRowOf<T>& row, int64_t j, const T* wanted, T* distances);
   const void* x;
@@ -78,16 +80,17 @@ struct PairRowOf {
   TokenType type;
   int64_t dim;
   int64_t keys;  // number of keys, from the first column on
-  // Receives the near pairs of the backward pass, as those of row `index`.
+  // Receives the near pairs of the backward pass, with row number `index`.
   std::vector<NearPairOf<T>>* near_pairs;
   int32_t index;
 };
 
 // Turns a row's scores into weights, p = 2^(score - largest) / sum, and weights into score
-// gradients, ds = p (dP - delta). Also holds f of the largest score, because sums of ds (f - top_f)
-// have no large terms, however large f is. The same holds for its slopes, by the squared distance
-// and by each row scalar: sums of df use only slope differences, since a row's ds sum to its dlse
-// and so the common part of the slopes is known without rounding.
+// gradients, ds = p (dP - delta). Also contains f of the largest score, because sums of ds (f -
+// top_f) have no large terms even if f is large. For the same reason, it contains the slopes at the
+// largest score, with respect to the squared distance and to each row scalar. Sums of df use only
+// differences of slopes: a row's ds add up to its dlse, so the contribution of the common slope is
+// known without rounding.
 template <class T>
 struct RowSoftmaxOf {
   T largest;
@@ -97,8 +100,8 @@ struct RowSoftmaxOf {
   const T* top_slopes;
 };
 
-// Sums of the backward pass over one row of a tile, besides the tile's arrays. Gradients
-// are relative to the top slopes.
+// Sums of the backward pass over one row of a tile, in addition to the tile's arrays. Gradients are
+// relative to the top slopes.
 template <class T>
 struct RowSumsOf {
   T score = 0;  // ds
@@ -107,7 +110,7 @@ struct RowSumsOf {
   T a[kMostScalars] = {};
 };
 
-// Sums over all rows of a tile, in vectors that are reduced once.
+// Sums over all rows of a tile, accumulated in vectors that are reduced at the end.
 template <class T>
 struct TileSumsOf {
   alignas(kMostBytes) T factor[kMostLanes<T>];  // ds (f - top_f)
@@ -124,7 +127,7 @@ struct PairArraysOf {
   const T* t;
   int64_t stride;
 };
-// The derivatives of f, in the same layout; may alias the inputs. g is not written if the
+// The derivatives of f, in the same layout. They may alias the inputs. g is not written if the
 // definition does not use it.
 template <class T>
 struct SlopeArraysOf {
@@ -134,8 +137,8 @@ struct SlopeArraysOf {
   T* t;
 };
 
-// Ranges of g for several rows, with the rows' scalars laid out as in PairArrays. Scalar s of all
-// keys lies between b_least[s] and b_most[s].
+// Ranges of g for several rows. The rows' scalars have the same layout as in PairArrays. Scalar s
+// of all keys is between b_least[s] and b_most[s].
 template <class T>
 struct RangeArraysOf {
   const T* g_least;
@@ -155,9 +158,9 @@ struct PairTableOf {
   int column_scalars;
   int head_scalars;
 
-  // Forward pass of one row: replaces inner products by scores in log2 units, for `columns`
-  // columns, whole vectors, the first `open` of which need no mask. Scores are f times the factor,
-  // plus the bias if it is not null. Returns the largest score.
+  // Forward pass of one row: replaces inner products by scores in log2 units. There are `columns`
+  // columns, a multiple of the vector length; the first `open` columns need no mask. Scores are f
+  // times the factor, plus the bias if it is not null. Returns the largest score.
   T (*scores)(T* tile, int64_t columns, int64_t open, const PairRowOf<T>& row,
               const T* const* column_scalars, T factor, const T* bias, const RowView& view);
 
@@ -172,7 +175,7 @@ struct PairTableOf {
                     T* d_bias, const RowSoftmaxOf<T>& softmax, bool balances, const RowView& view,
                     TileSumsOf<T>& totals, RowSumsOf<T>& sums);
 
-  // f of `count` pairs, which may overwrite g; and its derivatives times `scale`.
+  // Compute f for `count` pairs, which may overwrite g, and the derivatives of f times `scale`.
   void (*values)(const PairArraysOf<T>& pairs, int64_t count, T* f);
   void (*slopes)(const PairArraysOf<T>& pairs, int64_t count, const T* scale,
                  const SlopeArraysOf<T>& slopes);

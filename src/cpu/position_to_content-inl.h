@@ -1,7 +1,7 @@
 // Position-to-content terms: products of keys with table rows that the queries' positions select.
-// These are relative keys with queries and keys exchanged, computed the same way: a few keys of a
-// tile are multiplied by all table rows they may read. Each key selects one product per query,
-// which gives a column of the tile.
+// They are relative keys with queries and keys exchanged, and are computed in the same way. A few
+// keys of a tile are multiplied by all table rows that they may read. Each key then selects one
+// product per query, which gives a column of the tile.
 #if defined(GNOMON_SRC_CPU_POSITION_TO_CONTENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_POSITION_TO_CONTENT_INL_H_
 #undef GNOMON_SRC_CPU_POSITION_TO_CONTENT_INL_H_
@@ -27,7 +27,7 @@ namespace GNOMON_KERNELS {
 
 class PositionToContent {
  public:
-  // add_product: whether Gradients computes those of the keys.
+  // `add_product`: whether Gradients() computes the gradients of the keys.
   PositionToContent(const AttentionInput<Real>& in, bool add_product)
       : in_(in),
         layout_(MirroredLayout(in)),
@@ -39,7 +39,7 @@ class PositionToContent {
                {.multiply = true, .add_product = add_product}) {
     if (exists()) window_stride_ = reader_.WindowStride(kKeys, kRowBlock);
   }
-  // The reader points into this object.
+  // Not copyable, because the reader points into this object.
   PositionToContent(const PositionToContent&) = delete;
   PositionToContent& operator=(const PositionToContent&) = delete;
 
@@ -48,7 +48,7 @@ class PositionToContent {
   int64_t tasks() const { return exists() ? table_.tasks() : 0; }
   void Fill(int64_t task) const { table_.Fill(task); }
 
-  // Scratch floats of Products and Gradients.
+  // The number of floats of scratch memory for Products and Gradients.
   int64_t scratch_size() const { return exists() ? kKeys * (window_stride_ + kRowBlock) : 0; }
 
   // The terms of queries [query, query + rows) with keys first + [begin, end), in log2 units. Row r
@@ -79,9 +79,9 @@ class PositionToContent {
     });
   }
 
-  // The transpose: from a tile's score gradients, adds the gradients of its keys to d_keys, with
-  // rows of table().padded() columns from key `first` on, and those of the table to a part of
-  // `d_table`, if wanted. `keys` holds the rows of the key head.
+  // The transposed operation on a tile's score gradients. Adds the gradients of the tile's keys to
+  // d_keys, whose rows have table().padded() columns and start at key `first`. If requested, adds
+  // the gradients of the table to a part of `d_table`. `keys` contains the rows of the key head.
   template <int64_t kStride>
   void Gradients(int64_t b, int64_t h, int64_t query, int64_t rows, int64_t first, int64_t begin,
                  int64_t end, const Real* HWY_RESTRICT d_scores, Real* d_keys,
@@ -117,9 +117,9 @@ class PositionToContent {
   }
 
  private:
-  // Keys per group. Smaller groups compute fewer unused products.
+  // The number of keys per group. Smaller groups compute fewer unused products.
   static constexpr int64_t kKeys = 16;
-  // Rows transposed together.
+  // The number of rows that are transposed together.
   static constexpr int64_t kGroup = std::max<int64_t>(kLaneCount, 4);
   static_assert(kKeys % kGroup == 0 && kForwardColumns % kKeys == 0 &&
                 kBackwardColumns % kKeys == 0 && kRowBlock % kLaneCount == 0);
@@ -163,7 +163,7 @@ class PositionToContent {
     const auto& layout = dynamic_cast<const OffsetLayout&>(*in.relative.layout);
     return OffsetLayout(layout.future(), layout.past(), layout.far());
   }
-  // The positions of the first keys, relative to query 0.
+  // The position of the first key of each batch element, relative to query 0.
   static std::vector<int64_t> MirroredOffsets(const AttentionInput<Real>& in) {
     std::vector<int64_t> offsets;
     if (in.relative.queries == nullptr) return offsets;

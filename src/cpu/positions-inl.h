@@ -1,4 +1,4 @@
-// Tokens with explicit positions: which keys a row sees, and which table entries pairs read.
+// Tokens with explicit positions: the keys that a row sees, and the table entries that pairs read.
 #if defined(GNOMON_SRC_CPU_POSITIONS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_POSITIONS_INL_H_
 #undef GNOMON_SRC_CPU_POSITIONS_INL_H_
@@ -20,8 +20,9 @@ namespace gnomon {
 namespace GNOMON_KERNELS {
 
 // The user's positions, relative to the smallest key position of each batch so that they fit 32
-// bits. Key positions are padded to whole vectors, with the range of each panel; queries have the
-// range that they see. Keys that the batch does not see may have any position.
+// bits. Key positions are padded to whole vectors, and the range of each panel is known. Each query
+// stores the range of positions that it sees. Keys that are hidden from the whole batch may have
+// any position.
 class Positions {
  public:
   // Positions from low to high, exclusive; empty if they are equal.
@@ -70,7 +71,7 @@ class Positions {
   const int32_t* Keys(int64_t b, int64_t begin) const { return keys_.data() + b * stride_ + begin; }
   // The positions that query i sees.
   Range SeenBy(int64_t b, int64_t i) const { return rows_[Size(b * queries_ + i)]; }
-  // A range that contains what queries [begin, end) see.
+  // A range that contains all positions that queries [begin, end) see.
   Range SeenBy(int64_t b, int64_t begin, int64_t end) const {
     Range all;
     for (int64_t i = begin; i < end; ++i) all = Union(all, SeenBy(b, i));
@@ -88,7 +89,7 @@ class Positions {
   }
   // The number of sorted positions below p.
   static int64_t CountBelow(const int32_t* begin, const int32_t* end, int32_t p) {
-    // Positions are usually consecutive.
+    // Guess the result, because positions are usually consecutive.
     const int64_t guess = std::clamp<int64_t>(int64_t{p} - *begin, 0, end - begin);
     if ((guess == 0 || begin[guess - 1] < p) && (begin + guess == end || begin[guess] >= p)) {
       return guess;
@@ -139,7 +140,8 @@ class Positions {
   std::vector<Range> rows_;
 };
 
-// The table entries that pairs with explicit positions read, as differences of codes.
+// The table entries that pairs with explicit positions read. An entry is the difference of a
+// query's and a key's code.
 class PlacedEntries {
   // Codes whose differences are never entries.
   static constexpr int32_t kNoKey = -(1 << 30);
@@ -159,8 +161,8 @@ class PlacedEntries {
   };
 
  public:
-  // layout: null for no table. There are no entries if tokens are consecutive, or if the layout
-  // does not use differences.
+  // `layout` is null if there is no table. There are no entries if tokens are consecutive, or if
+  // the layout is not indexed by differences.
   PlacedEntries(const AttentionInput<Real>& in, const TableLayout* layout)
       : queries_(in.shape.queries), stride_(RoundUp(in.shape.keys, kWidth)) {
     if (layout == nullptr || !HasPositions(in) || layout->size() >= kMostApart) return;
@@ -173,9 +175,9 @@ class PlacedEntries {
 
   bool exists() const { return !terms_.empty(); }
 
-  // The first entry, in a table of `size` entries with room for `room`, that query i reads with
-  // `count` columns from `begin` on, whole vectors, if the entries are consecutive; otherwise
-  // nullopt. Only columns in `seen` matter.
+  // If query i reads consecutive entries with `count` columns from `begin` on (whole vectors),
+  // returns the first entry; otherwise nullopt. The table has `size` entries and memory for `room`.
+  // Only columns in `seen` matter.
   std::optional<int64_t> FirstEntry(int64_t b, int64_t i, int64_t begin, int64_t count,
                                     int64_t seen, int64_t size, int64_t room) const {
     const int64_t vectors = count / kLaneCount;
@@ -185,7 +187,8 @@ class PlacedEntries {
     return first;
   }
 
-  // A range that contains what queries [query, query + rows) read with keys [begin, end).
+  // A range that contains all entries that queries [query, query + rows) read with keys [begin,
+  // end).
   TableRange Window(int64_t b, int64_t query, int64_t rows, int64_t begin, int64_t end,
                     int64_t size) const {
     if (terms_.size() != 1) return {0, size};
@@ -196,8 +199,8 @@ class PlacedEntries {
     return {entry(int64_t{*first} - *high), entry(int64_t{*last} - *low) + 1};
   }
 
-  // to[n] += factor * the entries of query i with columns begin + n, n = 0 ... count - 1, in whole
-  // vectors. Entry e is entries[e - origin]; only entries of the window exist.
+  // Adds factor * the entries of query i with columns begin + n to to[n], for n = 0 ... count - 1,
+  // in whole vectors. Entry e is entries[e - origin]; only entries of the window exist.
   void Gather(int64_t b, int64_t i, int64_t begin, int64_t count, const Real* HWY_RESTRICT entries,
               int64_t origin, TableRange window, Real factor, Real* HWY_RESTRICT to) const {
     const DF d;
@@ -215,7 +218,7 @@ class PlacedEntries {
     });
   }
 
-  // The transpose: adds factor * from[n] to the entries.
+  // The transposed operation: adds factor * from[n] to the entries.
   void Scatter(int64_t b, int64_t i, int64_t begin, int64_t count, const Real* HWY_RESTRICT from,
                Real factor, Real* HWY_RESTRICT entries, int64_t origin, TableRange window) const {
     const DF d;
@@ -241,7 +244,7 @@ class PlacedEntries {
       HWY_ALIGN Real term[kLanes];
       hn::Store(at.entry - hn::Set(di, static_cast<int32_t>(origin)), di, entry);
       hn::Store(terms, d, term);
-      // Lane by lane, because two lanes may share an entry.
+      // Entries are updated lane by lane, because two lanes may share one.
       for (size_t lane = 0; lane < kLanes; ++lane) entries[entry[lane]] += term[lane];
     });
   }
@@ -313,7 +316,8 @@ class PlacedEntries {
     return code == kNoKey ? kNoKey : std::clamp(code + step, kNoKey + 1, kNoQuery);
   }
 
-  // For each vector of codes, the number of vectors from it on whose codes increase by one per key.
+  // Counts, for each vector of codes, the consecutive vectors starting with it whose codes increase
+  // by one per key.
   void AddRuns(const int32_t* codes) {
     const int64_t vectors = stride_ / kLaneCount;
     const size_t row = runs_.size();

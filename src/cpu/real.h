@@ -1,5 +1,5 @@
-// The numbers of the kernels: float or, in sources that define GNOMON_DOUBLE, double. Both have the
-// same headers, so each has a namespace of its own.
+// The number type of the kernels: float or, in sources that define GNOMON_DOUBLE, double. Both use
+// the same headers, each in a separate namespace.
 #ifndef GNOMON_SRC_CPU_REAL_H_
 #define GNOMON_SRC_CPU_REAL_H_
 

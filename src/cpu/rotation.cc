@@ -14,14 +14,14 @@ namespace gnomon {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Every product is rounded, so that vectors and single pairs give the same numbers.
+// Every product is rounded separately, so that vectors and single pairs give the same numbers.
 template <class T>
 HWY_INLINE void TurnPair(T a, T b, T c, T s, T* to_a, T* to_b) {
   *to_a = a * c - b * s;
   *to_b = b * c + a * s;
 }
 
-// Pairs (n, n + count).
+// Rotates pairs of columns (n, n + count).
 template <bool kBack>
 HWY_INLINE void TurnHalves(const float* x, const float* HWY_RESTRICT cosines,
                            const float* HWY_RESTRICT sines, int64_t count, float* to) {
@@ -40,7 +40,7 @@ HWY_INLINE void TurnHalves(const float* x, const float* HWY_RESTRICT cosines,
   }
 }
 
-// Pairs (2 n, 2 n + 1).
+// Rotates pairs of columns (2 n, 2 n + 1).
 template <bool kBack>
 HWY_INLINE void TurnNeighbours(const float* x, const float* HWY_RESTRICT cosines,
                                const float* HWY_RESTRICT sines, int64_t count, float* to) {

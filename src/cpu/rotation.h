@@ -8,10 +8,10 @@
 
 namespace gnomon {
 
-// Rotates the leading columns of tokens (B, H, L, D) in pairs, (a, b) to (a c - b s, b c + a s),
-// and copies the others. Pair n of a block of `block` columns consists of its columns n and n +
-// block / 2, or of columns 2 n and 2 n + 1 if pairs are adjacent. Cosines and sines are (B, H, L,
-// pairs) with equal strides, any of which may be 0.
+// Rotates the leading columns of tokens (B, H, L, D) in pairs, from (a, b) to (a c - b s, b c + a
+// s), and copies the other columns. Pair n of a block of `block` columns consists of its columns n
+// and n + block / 2 or, if pairs are adjacent, 2 n and 2 n + 1. Cosines and sines have shape (B, H,
+// L, pairs) and equal strides, any of which may be 0.
 template <class T>
 struct PairRotation {
   int64_t batch = 0;

@@ -1,10 +1,10 @@
-// Products of few rows with unpacked rows, declared per instruction set and compiled once, in
-// row_products.cc.
+// Products of a few rows with unpacked rows. They are declared once per instruction set and
+// compiled only in row_products.cc.
 //
-// Packing keys into panels costs as much as multiplying several rows by them. For few rows, keys
+// Packing keys into panels takes as long as multiplying several rows by them. For few rows, keys
 // and values are therefore read in place, one vector of columns at a time. Each product depends
-// only on its two rows, not on the batch of rows it is computed with: the backward pass computes
-// the same numbers with other blocks of keys.
+// only on its two rows, and not on the rows that are processed with it. The backward pass therefore
+// computes the same numbers with different blocks of keys.
 #if defined(GNOMON_SRC_CPU_ROW_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_ROW_PRODUCTS_INL_H_
 #undef GNOMON_SRC_CPU_ROW_PRODUCTS_INL_H_
@@ -26,19 +26,20 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
 
-// Key heads with at most this many rows, over all their queries' heads, are multiplied by keys in
-// place. The limit is lower for bfloat16 pairs (cpu/bfloat16.h), which are half as expensive to
-// pack. Single-lane vectors would gain nothing. Doubles are always packed.
+// Keys are read in place if the key head has at most this many rows, counted over all its query
+// heads. The limit is lower for bfloat16 pairs (cpu/bfloat16.h), which are half as expensive to
+// pack. With single-lane vectors, reading in place would not be faster. Doubles are always packed.
 constexpr int64_t kMostRowsInPlace = HWY_TARGET == HWY_SCALAR || sizeof(Real) == 8 ? 0 : 8;
 constexpr int64_t kMostPairRowsInPlace = kMostRowsInPlace / 2;
 
-// The decision for a call. Both passes agree, so that they compute identical scores.
+// Whether a call reads keys in place. Both passes make the same decision, so that they compute
+// identical scores.
 inline bool MultipliesInPlace(const AttentionShape& n, bool pairs) {
   const int64_t group = n.heads / std::max<int64_t>(1, n.key_heads);
   return group * n.queries <= (pairs ? kMostPairRowsInPlace : kMostRowsInPlace);
 }
 
-// Rows of one head in place, from a given one on.
+// Unpacked rows of one head, starting at a given row.
 struct RowsInPlace {
   const void* data = nullptr;
   int64_t stride = 0;  // in bytes
@@ -55,17 +56,18 @@ struct RowsInPlace {
   const void* row(int64_t i) const { return static_cast<const char*>(data) + i * stride; }
 };
 
-// C (m x n) = A (m x columns) B^T, with n rows of B and rows of A lda floats apart.
+// Computes C (m x n) = A (m x columns) B^T, where B has n rows and the rows of A are lda floats
+// apart.
 void MultiplyRows(size_t m, size_t n, size_t columns, const Real* a, size_t lda, RowsInPlace b,
                   Real* c, size_t ldc);
-// C (m x columns) += A (m x n) B. Rows of C may be written up to a whole vector; the numbers past
-// the last column are preserved.
+// Computes C (m x columns) += A (m x n) B. The last vector of a row of C is written completely, but
+// the numbers past the last column keep their values.
 void MultiplyAddRows(size_t m, size_t n, size_t columns, const Real* a, size_t lda, RowsInPlace b,
                      Real* c, size_t ldc);
 
-// Products of m rows of x (bfloat16 pairs if `pairs`, cpu/bfloat16.h) with keys first + [begin,
-// end) of one head, stored in columns [begin, end) of a tile. Columns outside `keys` become 0;
-// their tokens may hold anything.
+// Multiplies m rows of x by keys first + [begin, end) of one head, and stores the products in
+// columns [begin, end) of a tile. With `pairs`, x consists of bfloat16 pairs (cpu/bfloat16.h).
+// Columns outside `keys` become 0; their tokens may contain any values.
 HWY_INLINE void MultiplyKeys(const Tokens& y, int64_t b, int64_t h, KeyRange keys, int64_t dim,
                              bool pairs, int64_t first, int64_t begin, int64_t end, size_t m,
                              const Real* x, size_t ldx, Real* tile, size_t ldt) {

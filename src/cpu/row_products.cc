@@ -22,7 +22,7 @@ namespace HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR
 namespace {
 
-// Inner products accumulated at once: half of the registers.
+// The number of inner products that are accumulated at once; they use half of the registers.
 constexpr int kSums = kMicroVectors == 4 ? 16 : 8;
 static_assert(kLanes == 4 || kLanes == 8 || kLanes == 16);
 
@@ -49,8 +49,8 @@ class Reader {
     }
   }
 
-  // Loads the columns after the whole vectors, with 0 in the other lanes. Reads nothing past the
-  // row: the vector ends at the row's end.
+  // Loads the columns after the whole vectors, with 0 in the other lanes. The vector ends at the
+  // end of the row, so nothing past the row is read.
   HWY_INLINE VF LoadRest(const Number* row) const {
     if (HWY_LIKELY(whole_ > 0)) {
       return hn::IfThenZeroElse(before_, Load(row + columns_ - kLanes));
@@ -59,7 +59,7 @@ class Reader {
     std::copy_n(row, columns_, all);
     return Load(all);
   }
-  // The first column of that vector.
+  // The first column of the vector that LoadRest() loads.
   size_t rest() const { return whole_ > 0 ? columns_ - kLanes : 0; }
 
  private:
@@ -78,8 +78,8 @@ HWY_INLINE VF SumsOfFour(VF a, VF b, VF c, VF e) {
          hn::BitCast(d, hn::InterleaveUpper(d64, ab, ce));
 }
 
-// Lane n holds the sum of vector n, for as many vectors as there are lanes. The order of summation
-// is fixed.
+// Returns a vector whose lane n is the sum of vector n; there are as many vectors as lanes. The
+// order of summation is fixed.
 HWY_INLINE VF SumsOfLanes(const VF* HWY_RESTRICT of) {
   const VF first = SumsOfFour(of[0], of[1], of[2], of[3]);
   if constexpr (kLanes == 4) {
@@ -130,14 +130,14 @@ HWY_INLINE void AddProducts(const Reader<kType>& reader, const float* const* a,
   }
 }
 
-// Products of kRows rows with kSums / kRows rows of B; stores `count` of them.
+// Computes products of kRows rows with kSums / kRows rows of B, and stores `count` of them.
 template <TokenType kType, int kRows>
 HWY_INLINE void ProductBlock(const Reader<kType>& reader, const float* const* a,
                              const Reader<TokenType::kFloat32>& floats,
                              const typename Reader<kType>::Number* const* b, size_t count,
                              float* HWY_RESTRICT c, size_t ldc) {
   constexpr int kKeys = kSums / kRows;
-  // Limited by the registers available for addresses.
+  // The limit is the number of registers for addresses.
   constexpr int kParts = std::min(kKeys, 8);
   const DF d;
   VF sums[kSums];
@@ -179,7 +179,7 @@ void ProductsOf(size_t m, size_t n, size_t columns, const float* a, size_t lda, 
   const Reader<kType> reader(columns);
   const Reader<TokenType::kFloat32> floats(columns);
   for (size_t j = 0; j < n; j += kSums) {
-    // Replace missing rows by the last one; their products are not stored.
+    // Replaces missing rows by the last one; their products are not stored.
     const Number* rows[kSums];
     for (size_t t = 0; t < kSums; ++t) {
       rows[t] = static_cast<const Number*>(b.row(static_cast<int64_t>(std::min(j + t, n - 1))));
@@ -198,8 +198,9 @@ void ProductsOf(size_t m, size_t n, size_t columns, const float* a, size_t lda, 
   }
 }
 
-// C += A B for kRows rows and kVectors vectors of columns from `column` on, or the remaining
-// columns. Alternate rows of B go to two sums, which shortens the dependency chain.
+// Computes C += A B for kRows rows and kVectors vectors of columns from `column` on, or for the
+// remaining columns. Alternate rows of B are added to two sums, which shortens the dependency
+// chain.
 template <TokenType kType, int kRows, int kVectors, bool kRest>
 HWY_INLINE void AddBlock(const Reader<kType>& reader, size_t n, size_t column,
                          const float* const* a, RowsInPlace b, float* HWY_RESTRICT c, size_t ldc) {
@@ -248,7 +249,7 @@ HWY_INLINE void AddBlock(const Reader<kType>& reader, size_t n, size_t column,
 template <TokenType kType, int kRows>
 HWY_INLINE void AddColumns(const Reader<kType>& reader, size_t n, const float* const* a,
                            RowsInPlace b, float* c, size_t ldc) {
-  // Two sums per vector, in half of the registers.
+  // There are two sums per vector, which use half of the registers.
   constexpr int kVectors = std::min(4, kSums / 2 / kRows);
   size_t column = 0;
   for (; column + kVectors * kLanes <= reader.whole(); column += kVectors * kLanes) {
@@ -263,7 +264,8 @@ HWY_INLINE void AddColumns(const Reader<kType>& reader, size_t n, const float* c
 template <TokenType kType>
 void AddOf(size_t m, size_t n, size_t columns, const float* a, size_t lda, RowsInPlace b, float* c,
            size_t ldc) {
-  // Rows of B that stay in the L1 cache while all of C uses them; even, for the two sums.
+  // The number of rows of B that stay in the L1 cache while all rows of C use them. It is even
+  // because of the two sums.
   constexpr size_t kDepth = 64;
   const Reader<kType> reader(columns);
   for (size_t j = 0; j < n; j += kDepth) {

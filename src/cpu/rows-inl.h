@@ -1,4 +1,4 @@
-// The engine's side of a pair function: the function calls of a pass, and their inputs for rows and
+// How the engine calls a pair function: the function calls of a pass, and their inputs for rows and
 // single pairs.
 #if defined(GNOMON_SRC_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_ROWS_INL_H_
@@ -61,7 +61,7 @@ class ByTable {
   const PairTable& table_;
 };
 
-// The pair function of one definition, inlined. The pass is compiled for that definition alone.
+// The inlined pair function of a definition. The pass is compiled for this definition only.
 template <class Definition>
 class Inlined {
  public:
@@ -104,7 +104,7 @@ class ColumnScalars {
 
   int count() const { return of_keys_ + (squares_ ? 1 : 0); }
 
-  // Writes scalar s of key begin + n to to[s * stride + n]; 0 outside `keys`.
+  // Writes scalar s of key begin + n to to[s * stride + n], or 0 for keys outside `keys`.
   void Pack(int64_t b, int64_t h, KeyRange keys, int64_t begin, int64_t end, Real* to,
             int64_t stride) const {
     const int64_t head = b * in_.shape.key_heads + h;
@@ -205,8 +205,8 @@ class SquaredDifferences {
   VF parts_[kParts];
 };
 
-// NaN where squared distances overflow because the row's token is infinite; its distance from every
-// key is undefined.
+// Returns NaN where squared distances overflow because the row's token is infinite, since its
+// distances are undefined.
 HWY_INLINE VF UnlessInfinite(const PairRow& row, VF distances) {
   const DF d;
   if (HWY_LIKELY(hn::AllFalse(d, distances == hn::Set(d, kInfinity)))) return distances;
@@ -220,8 +220,8 @@ HWY_INLINE VF UnlessInfinite(const PairRow& row, VF distances) {
   return infinite ? hn::Set(d, kNan) : distances;
 }
 
-// Implements PairRow::near_distances; independent of the keys' layout. Limited to existing keys,
-// because a NaN row also requests those past the last one.
+// Implements PairRow::near_distances for any layout of the keys. Skips columns past the last key,
+// which a row with NaN also requests.
 inline HWY_NOINLINE void DistancesByDifferences(const PairRow& row, int64_t j, const Real* wanted,
                                                 Real* distances) {
   const DF d;
@@ -254,8 +254,8 @@ inline HWY_NOINLINE void DistancesByDifferences(const PairRow& row, int64_t j, c
   hn::Store(UnlessInfinite(row, sums.Sum()), d, distances);
 }
 
-// Prepares a row for its keys if the definition is a distance: the row's factor, its token's
-// squared norm, and the panels of the first column.
+// If the definition uses a distance, sets the row's members for it: the factor, the token's squared
+// norm, and the panels of the first column.
 template <class Functions>
 HWY_INLINE PairRow LoadRow(const Functions& functions, const AttentionInput<Real>& in, int64_t b,
                            int64_t h, int64_t key_head, int64_t i, int64_t first_column,
@@ -292,7 +292,8 @@ class LonePairs {
 
   int64_t count() const { return count_; }
 
-  // Adds the pair of row i and a key with tokens x and y, null for a definition without a product.
+  // Adds the pair of row i and a key with tokens x and y, which are null if the definition has no
+  // product.
   void Add(int64_t b, int64_t h, int64_t i, int64_t key_head, int64_t key, const Real* x,
            const Real* y) {
     const AttentionShape& n = in_.shape;
@@ -314,7 +315,7 @@ class LonePairs {
     ++count_;
   }
 
-  // f of the pairs and its derivatives, which overwrite the inputs.
+  // Computes f of the pairs and its derivatives, which overwrite the inputs.
   void Differentiate() {
     if (count_ == 0) return;
     FillVectors();
@@ -329,7 +330,7 @@ class LonePairs {
 
  private:
   PairArrays Arrays() const { return {g_, a_[0], b_[0], t_[0], kRowBlock}; }
-  // Pads to whole vectors.
+  // Pads the arrays to whole vectors.
   void FillVectors() {
     const auto fill = [this](Real* numbers) {
       std::fill(numbers + count_, numbers + RoundUp(count_, kLaneCount), 1.0f);

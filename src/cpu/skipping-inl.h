@@ -1,5 +1,5 @@
 // Certified skipping: finds tiles that a row can skip because its weights there provably sum to
-// less than AttentionInput::tolerance of the row's total.
+// less than the fraction AttentionInput::tolerance of the row's total.
 //
 // The upper bound of a tile's scores uses the norms and scalars of its keys, the definition's bound
 // of f (src/definitions/README.md), and the largest bias of the tile's offsets and keys. The row's
@@ -37,17 +37,17 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
 
-// Safety margins for the rounding of the quantities compared with a bound: a relative share of the
-// summed numbers, and a fraction of a bit.
+// Safety margins for rounding in comparisons with a bound: a fraction of the summed numbers, and a
+// fraction of a bit.
 constexpr Real kBoundShare = 1.0f / 65536;
 constexpr Real kBoundSlack = 1.0f / 64;
-// Offset biases that fall below their maximum by less than this minus log2 of the tolerance hardly
-// ever let a tile be skipped, so bounds are not computed for them.
+// Offset biases must fall below their maximum by more than this minus log2(tolerance). Otherwise
+// hardly any tile could be skipped, so no bounds are computed.
 constexpr Real kLeastFall = -8.0f;
-// Doubles are for calls that want full accuracy.
+// Calls in double precision need full accuracy, so they skip nothing.
 constexpr bool kSkips = sizeof(Real) == 4;
 
-// The largest number in each part of a table, in log2 units.
+// The largest number in each cell of a table, in log2 units.
 class LargestBias {
  public:
   LargestBias(const AttentionInput<Real>& in, bool wanted)
@@ -79,7 +79,8 @@ class LargestBias {
     fall_[Size(n)] = most > least ? most - least : 0.0f;
   }
 
-  // How far a head's table falls below its largest number, ignoring masked entries.
+  // The difference between the smallest and the largest number of a head's table, ignoring masked
+  // entries.
   Real Fall(int64_t b, int64_t h) const { return exists() ? fall_[Size(Table(b, h))] : 0.0f; }
 
   // An upper bound of entries [begin, end): -inf if all are -inf, +inf if only some are or there is
@@ -109,7 +110,7 @@ class LargestBias {
         most = Max(most, more);
         zeros = zeros + more * hn::Zero(d);
       }
-      // NaN if anything is non-finite.
+      // This is NaN if any number is not finite.
       if (hn::AllTrue(d, zeros == hn::Zero(d))) {
         return BiasInLog2(hn::GetLane(hn::MaxOfLanes(d, most)));
       }
@@ -226,7 +227,7 @@ class Skipping {
 
   // Whether any tile of the call may be skipped.
   bool active() const { return kSkips && active_; }
-  // The same for one head: offset biases that hardly fall allow no skipping.
+  // Whether any tile of a head may be skipped: offset biases must decrease enough.
   bool Active(int64_t b, int64_t h) const {
     return active() && (in_.key_bias != nullptr || bias_.Fall(b, h) > kLeastFall - tolerance_);
   }
@@ -236,7 +237,7 @@ class Skipping {
     return active;
   }
 
-  // Tasks that compute bounds of biases and relative keys.
+  // The number of tasks that compute bounds of biases and relative keys.
   int64_t tasks() const {
     if (!active_) return 0;
     return bias_.tasks() + KeyBiasRows() + static_cast<int64_t>(relative_norm_.size());
@@ -280,7 +281,7 @@ class Skipping {
     return keys;
   }
 
-  // Sets the rows' inputs. Initially they skip nothing.
+  // Sets the inputs of rows. Initially, rows skip nothing.
   void SetRows(const RowPlace& place, Rows* rows) const {
     rows->place = place;
     RowReader queries(in_.x, dim_);
@@ -300,11 +301,11 @@ class Skipping {
     return bias_.Most(place.b, place.h + head, entry, entry + place.queries - 1 + end - first);
   }
 
-  // A bound on biases: rows of one head can skip a tile of keys only if its biases are below it;
-  // +inf if biases alone do not decide.
+  // Returns a bound on biases: rows of one head can skip a tile of keys only if its biases are
+  // below this bound. Returns +inf if biases alone do not decide.
   //
-  // The contribution of the pair function is bounded below by 0. If a tile's biases alone exceed
-  // the tolerance for every row, no row skips the tile, and its keys need not be examined.
+  // The upper bound on the pair function's contribution is at least 0. If a tile's biases alone
+  // exceed the tolerance for every row, no row skips the tile, and its keys need not be examined.
   Real Gate(const RowPlace& place, const Real* least_sums) const {
     if (in_.temperature != nullptr || in_.relative.keys != nullptr) return kInfinity;
     Real most = -kInfinity;
@@ -326,7 +327,7 @@ class Skipping {
       if (in_.key_bias != nullptr) {
         bias += LargestKeyBias(place.b, place.h + h, first, end);
       }
-      // A bias of -inf, which masks the whole tile, passes as well.
+      // A bias of -inf, which masks the whole tile, also passes.
       if (!(bias > gate - std::log2(static_cast<Real>(end - first)))) return true;
     }
     return false;
@@ -344,16 +345,17 @@ class Skipping {
     }
   }
 
-  // Upper bounds of log2 of each row's weight sum over keys [first, end), for whole vectors of
-  // rows; NaN or +inf if there is none. `top` holds the largest offset bias of each head's rows.
-  // Tiles with nearly that bias are not worth bounding.
+  // Computes upper bounds on log2 of each row's weight sum over keys [first, end), for whole
+  // vectors of rows; NaN or +inf if there is no bound. `top` contains the largest offset bias of
+  // each head's rows. Tiles whose bias is nearly as large are not bounded, because they could not
+  // be skipped.
   void Bound(const Rows& rows, const Keys& keys, int64_t first, int64_t end, const Real* top,
              Real* bound) const {
     if (table_.bounds != nullptr) BoundRows(rows, keys, first, end, top, bound);
   }
 
-  // Whether any row may skip keys [first, end); false if biases alone weigh too much. Lets callers
-  // check this before examining keys.
+  // Whether any row may skip keys [first, end); false if their biases alone are too large. Callers
+  // check this before they examine the keys.
   bool MayLeaveOut(const Rows& rows, int64_t first, int64_t end) const {
     const RowPlace& place = rows.place;
     const Real log_count = std::log2(static_cast<Real>(end - first));
@@ -367,9 +369,9 @@ class Skipping {
     return false;
   }
 
-  // Sets the rows' thresholds. The weights of row r are known to sum to at least 2^least[r]. Of
-  // `tiles` tiles, with bounds at bounds + n * kRowBlock, those with the smallest bounds are
-  // skipped as long as their total stays within the tolerance. Tiles skipped earlier stay skipped.
+  // Sets the rows' thresholds. The weights of row r sum to at least 2^least[r]. There are `tiles`
+  // tiles, with bounds at bounds + n * kRowBlock. Those with the smallest bounds are skipped, as
+  // long as their total stays within the tolerance. Tiles that were skipped earlier stay skipped.
   HWY_FLATTEN void SetLimits(const Real* bounds, int64_t tiles, const Real* least_sums,
                              Rows* rows) const {
     // The threshold is the tolerance times the first of these powers of 1/2 for which all smaller
@@ -380,7 +382,7 @@ class Skipping {
     const DF d;
     const VF zero = hn::Zero(d);
     const VF one = hn::Set(d, 1.0f);
-    // Smaller weights are rounded up to this.
+    // Smaller bounds are rounded up to this value.
     const VF least = hn::Set(d, -24.0f);
     const VF least_weight = hn::Set(d, 1.0f / (1 << 24));
     for (int64_t r = 0; r < rows->place.rows(); r += kLaneCount) {
@@ -412,7 +414,8 @@ class Skipping {
     }
   }
 
-  // The same with unknown bounds of the `tiles` tiles: each gets an equal share of the tolerance.
+  // Sets the rows' thresholds if the bounds of the `tiles` tiles are unknown: each tile may use an
+  // equal fraction of the tolerance.
   void SetEqualLimits(int64_t tiles, const Real* least_sums, Rows* rows) const {
     const Real share =
         tolerance_ - kBoundSlack - std::log2(static_cast<Real>(std::max<int64_t>(1, tiles)));
@@ -421,7 +424,7 @@ class Skipping {
     }
   }
 
-  // Bit r: whether row r skips a tile with these bounds.
+  // Returns a mask whose bit r is set if row r skips a tile with these bounds.
   static uint64_t LeftOut(const Rows& rows, const Real* bound) {
     const DF d;
     uint64_t bits = 0;
@@ -447,7 +450,7 @@ class Skipping {
                          in.relative.queries == nullptr &&
                          (in.relative.layout == nullptr || in.relative.keys == nullptr ||
                           in.relative.layout->MostEntries() > 0);
-    // Requires a bias that decays with distance, and consecutive tokens.
+    // Skipping requires consecutive tokens and a bias that decays with distance.
     const bool falls =
         (in.bias.table != nullptr || in.key_bias != nullptr) && in.query_positions == nullptr;
     return bounded && falls && in.softcap == 0 && in.tolerance > 0 &&
@@ -506,7 +509,7 @@ class Skipping {
       const VF temperature = hn::Load(d, rows.temperature + r);
       const VF score = hn::MulAdd(numbers, hn::Set(d, kBoundShare), content + (own + sum));
       const VF weights = hn::MulAdd(temperature, score, hn::Set(d, log_count));
-      // A masked key has no weight, whatever its other terms.
+      // A masked key has no weight, regardless of its other terms.
       const VF hidden = hn::Set(d, -kInfinity);
       hn::StoreU(Select(sum == hidden, hidden, weights), d, bound + r);
     }
@@ -524,8 +527,8 @@ class Skipping {
     const VF most = hn::Set(d, keys.most_norm);
     if (table_.is_distance()) {
       const VF sum = norm + most;
-      // At least the gap between the spheres of the row and the keys, minus the rounding error of
-      // the norms.
+      // The distance is at least the gap between the spheres of the row and of the keys, minus the
+      // rounding error of the norms.
       const VF gap = Max(hn::Set(d, keys.least_norm) - norm, norm - most);
       const VF near = Max(zero, hn::NegMulAdd(sum, hn::Set(d, kBoundShare), gap));
       return {near * near * hn::Set(d, 1.0f - 1.0f / 256),
@@ -584,7 +587,7 @@ class Skipping {
         most = std::max(most, sum);
         least = std::min(least, sum);
       }
-      // If only some are hidden, nothing is skipped.
+      // If only some keys are hidden, nothing is skipped.
       if (!bounded || (least == -kInfinity && most > least)) most = kInfinity;
       key_bias_[Size(row * cells_ + c)] = BiasInLog2(most);
     }

@@ -1,4 +1,4 @@
-// Tables read by pairs of tokens: their rows, windows of the entries that a tile reads, and the
+// Tables that pairs of tokens read: their rows, windows of the entries that a tile reads, and the
 // gather and scatter operations of tiles.
 #if defined(GNOMON_SRC_CPU_TABLES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_TABLES_INL_H_
@@ -39,7 +39,8 @@ struct TileRow {
   bool placed = false;  // whether positions hide some keys
 };
 
-// to[column - first] += factor * the entries listed in the runs. Entry e is entries[e - origin].
+// Adds factor * the entries listed in the runs to to[column - first]. Entry e is entries[e -
+// origin].
 inline void Gather(const std::vector<TableRun>& runs, const Real* HWY_RESTRICT entries,
                    int64_t origin, Real factor, int64_t first, Real* HWY_RESTRICT to) {
   for (const TableRun& run : runs) {
@@ -54,7 +55,7 @@ inline void Gather(const std::vector<TableRun>& runs, const Real* HWY_RESTRICT e
   }
 }
 
-// The transpose of Gather: adds factor * from[column - first] to the entries.
+// The transpose of Gather(): adds factor * from[column - first] to the entries.
 inline void Scatter(const std::vector<TableRun>& runs, const Real* HWY_RESTRICT from, int64_t first,
                     Real factor, Real* HWY_RESTRICT entries, int64_t origin) {
   for (const TableRun& run : runs) {
@@ -77,7 +78,7 @@ struct TableWindow {
 
   Real* Row(int64_t r) const { return data + r * stride; }
   void ClearRow(int64_t r) const { std::fill_n(Row(r), range.end - origin, 0.0f); }
-  // The entries as a left operand, by rows or transposed.
+  // The entries as a left operand, in row order or transposed.
   Strided Entries() const { return {data + (range.begin - origin), Size(stride), 1}; }
   Strided Transposed() const { return {data + (range.begin - origin), 1, Size(stride)}; }
 };
@@ -85,21 +86,21 @@ struct TableWindow {
 // Maps pairs of tokens to table entries, according to the table's layout.
 class TableReader {
  public:
-  // layout: null for no table.
+  // `layout` is null if there is no table.
   TableReader(const AttentionInput<Real>& in, const TableLayout* layout)
       : in_(in), layout_(layout), placed_(in, layout) {}
 
   const PlacedEntries& placed() const { return placed_; }
 
-  // Floats per window row, for tiles of the given size.
+  // The number of floats per window row, for tiles of the given size.
   int64_t WindowStride(int64_t rows, int64_t columns) const {
     const int64_t entries =
         HasPositions(in_) ? layout_->size() : layout_->LargestWindow(rows, columns);
-    // Padded by a vector before the range and one after it.
+    // The row is padded by one vector before the range and one after it.
     return RoundUp(entries, kLaneCount) + 2 * kLaneCount;
   }
 
-  // The window in `memory` of `rows` queries from `query` on with keys [begin, end).
+  // Creates the window of `rows` queries from `query` on with keys [begin, end) in `memory`.
   TableWindow Window(int64_t b, int64_t query, int64_t rows, int64_t begin, int64_t end,
                      int64_t stride, Real* memory) const {
     TableWindow window;
@@ -117,7 +118,8 @@ class TableReader {
     return window;
   }
 
-  // to[n] += factor * the entries that a row's columns read, all within the window.
+  // Adds factor * the entries that a row's columns read to to[n]. All entries must be within the
+  // window.
   void Read(const TileRow& row, const Real* entries, int64_t origin, TableRange window, Real factor,
             Real* to, std::vector<TableRun>* runs) const {
     if (placed_.exists()) {
@@ -127,7 +129,7 @@ class TableReader {
     FindRuns(row, runs);
     Gather(*runs, entries, origin, factor, row.begin, to);
   }
-  // The transpose.
+  // The transpose of Read().
   void Add(const TileRow& row, const Real* from, Real factor, Real* entries, int64_t origin,
            TableRange window, std::vector<TableRun>* runs) const {
     if (placed_.exists()) {
@@ -160,8 +162,8 @@ class TableReader {
   PlacedEntries placed_;
 };
 
-// A table of rows, (1 or H, size, columns): packed for Multiply unless rows are multiplied in
-// place, and padded for AddProduct if needed.
+// A table of rows, (1 or H, size, columns). It is packed for Multiply() unless rows are multiplied
+// in place, and padded for AddProduct() if needed.
 class RowTable {
  public:
   struct Uses {
@@ -201,7 +203,7 @@ class RowTable {
     if (uses_.add_product) rows_.Fill(0, h, p * kWidth, std::min((p + 1) * kWidth, size_));
   }
 
-  // window = a (rows x columns) times the table rows.
+  // Computes window = a (rows x columns) times the table rows.
   void Multiply(int64_t h, int64_t rows, Strided a, const TableWindow& window) const {
     if (uses_.in_place) return MultiplyInPlace(h, rows, a, window);
     for (int64_t e = window.origin; e < window.range.end;) {
@@ -215,7 +217,7 @@ class RowTable {
     }
   }
 
-  // to (rows x padded()) += the window times the table rows.
+  // Computes to (rows x padded()) += the window times the table rows.
   void AddProduct(int64_t h, int64_t rows, const TableWindow& window, Real* to) const {
     const Rows table = rows_.Head(0, Index(h));
     MultiplyAdd(Size(rows), Size(padded_) / kLanes, Size(window.range.end - window.range.begin),

@@ -1,5 +1,5 @@
-// Terms added to the scores besides the similarity, and to the values: biases, relative keys,
-// queries and values, and dropout.
+// Terms that are added to the scores and to the values: biases, relative keys, queries and values.
+// Also dropout.
 #if defined(GNOMON_SRC_CPU_TERMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_TERMS_INL_H_
 #undef GNOMON_SRC_CPU_TERMS_INL_H_
@@ -29,9 +29,9 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
 
-// The biases in log2 units, padded to whole panels. Biases with a layout are expanded row by row,
-// if there are few: a batch of small windows on a grid would otherwise read the same short runs in
-// every row of every head.
+// The biases in log2 units, padded to whole panels. If a call has few biases with a layout, they
+// are expanded row by row. Otherwise a batch of small windows on a grid would read the same short
+// runs in every row of every head.
 class BiasTable {
  public:
   explicit BiasTable(const AttentionInput<Real>& in)
@@ -58,7 +58,7 @@ class BiasTable {
   }
 
   bool exists() const { return bias_.table != nullptr; }
-  // Whether a row's biases are contiguous, by column.
+  // Whether a row's biases are stored contiguously, in column order.
   bool has_rows() const { return has_rows_; }
   const Real* Row(const TileRow& row) const {
     return rows_.data() + (Index(row.b, row.h) * queries_ + row.i) * row_stride_ + row.begin;
@@ -85,7 +85,7 @@ class BiasTable {
       }
     }
   }
-  // Null: biases are indexed by offset.
+  // The layout of the biases; null if they are indexed by offset.
   const TableLayout* layout() const { return bias_.layout; }
   int64_t size() const { return size_; }
   int64_t stride() const { return stride_; }
@@ -118,7 +118,7 @@ class BiasTable {
 
   const Real* Table(int64_t b, int64_t h) const { return scaled_.data() + Index(b, h) * stride_; }
 
-  // By offset, the entries of a row are contiguous; returns the first one.
+  // For biases indexed by offset, the entries of a row are contiguous; returns the first one.
   int64_t FirstEntry(const TileRow& row) const { return queries_ - 1 + row.begin - row.i; }
 
  private:
@@ -137,12 +137,11 @@ class BiasTable {
   int64_t row_stride_;
   bool has_rows_ = false;
   Buffer rows_;
-  std::vector<TableRun> runs_;  // of all rows, in sequence
+  std::vector<TableRun> runs_;  // of all rows, concatenated
   std::vector<size_t> end_of_runs_;
 };
 
-// The key biases, padded to whole panels: in log2 units, or unconverted if rows first subtract a
-// base.
+// The key biases, padded to whole panels. They are in log2 units unless rows first subtract a base.
 class KeyBias {
  public:
   explicit KeyBias(const AttentionInput<Real>& in)
@@ -164,7 +163,7 @@ class KeyBias {
   bool has_base() const { return base_ != nullptr; }
   int64_t rows() const { return rows_; }
 
-  // Fills row n of rows(); keys outside the batch's range may hold anything.
+  // Fills row n of rows(); the biases of keys outside the batch's range may have any value.
   void Fill(int64_t n, const Mask& mask) {
     const KeyRange keys = BatchKeys(mask, keys_, n / heads_);
     Real* to = scaled_.data() + n * stride_;
@@ -217,11 +216,11 @@ class KeyBias {
 // Destinations of a row's score gradients; null if not needed.
 struct ScoreGradients {
   Real* bias = nullptr;      // a table of BiasTable::stride() floats
-  Real* key_bias = nullptr;  // starts at the row's first column
+  Real* key_bias = nullptr;  // starting at the row's first column
   Real* pairs = nullptr;     // likewise; overwritten, not accumulated
-  Real* of_keys = nullptr;   // likewise; of products with relative queries
+  Real* of_keys = nullptr;   // likewise; for products with relative queries
   Real* relative = nullptr;  // the row's part of a TableWindow
-  bool temperature = false;  // whether to compute that of the row's temperature
+  bool temperature = false;  // whether to compute the gradient of the row's temperature
 
   int count() const {
     return (bias != nullptr ? 1 : 0) + (key_bias != nullptr ? 1 : 0) + (pairs != nullptr ? 1 : 0) +
@@ -232,8 +231,9 @@ struct ScoreGradients {
 // All terms added to scores and values, for one call of the operator.
 class Terms {
  public:
-  // tile_columns is the tile width of the pass. The other arguments say how the pass uses relative
-  // keys and values, and whether it computes gradients of the rows that relative queries multiply.
+  // `tile_columns` is the tile width of the pass. The other arguments determine how the pass uses
+  // relative keys and values, and whether it computes gradients of the rows that relative queries
+  // multiply.
   Terms(const AttentionInput<Real>& in, int64_t tile_columns, RowTable::Uses keys,
         RowTable::Uses values, bool key_gradient)
       : in_(in),
@@ -294,7 +294,7 @@ class Terms {
     values_.Fill(task - keys_.tasks());
   }
 
-  // Floats in a window of kRowBlock rows.
+  // The number of floats in a window of kRowBlock rows.
   int64_t window_size() const { return kRowBlock * window_stride_; }
 
   // The window in `memory` of `rows` queries from `query` on with keys [begin, end).
@@ -304,18 +304,18 @@ class Terms {
     return row_reader_.Window(b, query, rows, begin, end, window_stride_, memory);
   }
 
-  // Products of `rows` queries from `query` on with the relative keys of the window.
+  // Multiplies `rows` queries from `query` on by the relative keys of the window.
   void MultiplyKeys(int64_t b, int64_t h, int64_t query, int64_t rows,
                     const TableWindow& window) const {
     const View<const Real>& q = in_.relative.query;
     keys_.Multiply(h, rows, {q.row(b, h, query), Size(q.stride[2]), 1}, window);
   }
 
-  // The terms added to a row's scores, in log2 units and multiplied by the row's temperature; -inf
-  // where the user's mask hides a pair. Returned in place if a single contiguous row holds them,
-  // otherwise summed in `scratch`. `products` is the row's part of the window of MultiplyKeys,
-  // `of_keys` its part of position_to_content(); null for biases only. `plain`, if not null,
-  // receives the terms without the temperature.
+  // Returns the terms added to a row's scores, in log2 units and multiplied by the row's
+  // temperature; -inf where the user's mask hides a pair. If a single contiguous row contains them,
+  // returns a pointer to it; otherwise sums them in `scratch`. `products` is the row's part of the
+  // window of MultiplyKeys, and `of_keys` its part of position_to_content(); both are null if only
+  // biases are needed. If `plain` is not null, it receives the terms without the temperature.
   const Real* ScoreRow(const TileRow& row, const Real* products, const TableWindow& window,
                        const Real* of_keys, Real* scratch, std::vector<TableRun>* runs,
                        Real* plain = nullptr) const {
@@ -351,7 +351,7 @@ class Terms {
     if (plain != nullptr) std::copy_n(scratch, row.count, plain);
     if (has_temperature()) {
       for (int64_t n = 0; n < row.count; ++n) {
-        // Masked scores stay masked at any temperature.
+        // Masked scores remain masked at any temperature.
         scratch[n] = scratch[n] == -kInfinity ? -kInfinity : scratch[n] * row.temperature;
       }
     }
@@ -359,9 +359,9 @@ class Terms {
     return scratch;
   }
 
-  // The array to which a row's score gradients, including the temperature, are added: the
-  // destination itself if a single contiguous row needs them, otherwise zeroed `scratch` for
-  // SpreadGradient; null if nothing needs them.
+  // Returns the array to which a row's score gradients, including the temperature, are added. If
+  // they have a single contiguous destination, this is the destination; otherwise it is `scratch`,
+  // which is zeroed, and SpreadGradient() distributes the sums. Null if no gradient needs them.
   Real* GradientRow(const TileRow& row, const ScoreGradients& to, Real* scratch) const {
     if (to.count() == 0) return nullptr;
     if (to.count() == 1 && !has_temperature()) {
@@ -406,14 +406,14 @@ class Terms {
                         Real* to, std::vector<TableRun>* runs) const {
     row_reader_.Read(row, products, window.origin, window.range, 1.0f, to, runs);
   }
-  // Sums a row's weights per table entry.
+  // Adds a row's weights to their table entries.
   void AddWeights(const TileRow& row, const Real* weights, Real* entries, const TableWindow& window,
                   std::vector<TableRun>* runs) const {
     row_reader_.Add(row, weights, 1.0f, entries, window.origin, window.range, runs);
   }
 
-  // Applies the soft cap to a row of scores in units of log2; returns the largest. Hidden scores
-  // (-inf) stay hidden.
+  // Applies the soft cap to a row of scores in log2 units and returns the largest score. Hidden
+  // scores (-inf) remain hidden.
   Real CapScores(int64_t columns, Real* scores) const {
     const DF d;
     const VF hidden = hn::Set(d, -kInfinity);
@@ -428,17 +428,17 @@ class Terms {
   }
 
   // Prepares a row for the backward functions, which add biases but do not apply the cap. `scores`
-  // holds the uncapped scores and receives the bias that turns them into the capped ones, including
-  // `added` (the bias so far, or null). dP is replaced so that dP - delta has the slope of the cap
-  // as a factor.
+  // contains the uncapped scores; it receives biases that turn them into capped scores, including
+  // `added` (the bias so far, or null). dP is modified so that dP - delta includes the slope of the
+  // cap as a factor.
   void CapGradients(int64_t columns, const Real* added, Real delta, Real* scores,
                     Real* d_weights) const {
     const DF d;
     const VF hidden = hn::Set(d, -kInfinity);
     const VF least = hn::Set(d, delta);
     const VF one = hn::Set(d, 1.0f);
-    // 1 - tanh(x)^2 = 4 e / (1 + e)^2 with e = exp(-2 |x|): the difference would lose digits where
-    // the cap saturates.
+    // Uses 1 - tanh(x)^2 = 4 e / (1 + e)^2 with e = exp(-2 |x|), because the difference would lose
+    // digits where the cap saturates.
     const VF rate = hn::Set(d, -2.0f * kLog2E / Softcap());
     for (int64_t n = 0; n < columns; n += kLaneCount) {
       const VF score = hn::LoadU(d, scores + n);
@@ -455,7 +455,7 @@ class Terms {
     }
   }
 
-  // Multiplies a row of weights, or of their gradients, by dropout's mask.
+  // Multiplies a row of weights, or of their gradients, by the dropout mask.
   void Drop(const TileRow& row, Real* weights) const {
     const DF d;
     const Dropper dropper(in_.dropout, row.b, row.h, row.i);
@@ -478,7 +478,7 @@ class Terms {
   }
 
  private:
-  // In log2 units.
+  // The soft cap in log2 units.
   Real Softcap() const { return static_cast<Real>(in_.softcap) * kLog2E; }
   HWY_INLINE VF Cap(VF score) const {
     const DF d;

@@ -41,9 +41,9 @@ HWY_INLINE VF Select(M mask, VF yes, VF no) {
   return hn::IfThenElse(mask, yes, no);
 }
 
-// Returns the second operand if either is NaN, like x86; Highway's functions drop NaN on other
-// processors. These are function objects so that argument-dependent lookup does not find Highway's
-// functions. Doubles are for token maps.
+// These return the second operand if either operand is NaN, as on x86; on other processors,
+// Highway's functions drop NaN. They are function objects, so that argument-dependent lookup does
+// not find Highway's functions. The overloads for doubles are used by token maps.
 struct Maximum {
   HWY_INLINE double operator()(double a, double b) const { return a > b ? a : b; }
   HWY_INLINE VF operator()(VF a, VF b) const {
@@ -68,7 +68,7 @@ constexpr Maximum Max{};
 constexpr Minimum Min{};
 
 #ifdef GNOMON_DOUBLE
-// 1/sqrt(a) for normal a > 0, within 3e-16 of the value.
+// Returns 1/sqrt(a) for normal a > 0 with relative error 3e-16.
 HWY_INLINE VF Rsqrt(VF a) { return Splat(a, 1.0) / hn::Sqrt(a); }
 
 // The natural logarithm of normal a > 0, relative error 2e-16; infinity and NaN are returned
@@ -99,13 +99,14 @@ HWY_INLINE VF Log(VF a) {
 }
 
 #else
-// 1/sqrt(a) for normal a > 0, within 3e-7 of the value.
+// Returns 1/sqrt(a) for normal a > 0 with relative error 3e-7.
 HWY_INLINE VF Rsqrt(VF a) {
 #if HWY_TARGET == HWY_SCALAR
-  // Highway's estimate is too coarse here for a single Newton step.
+  // On this target, Highway's estimate is too coarse for a single Newton step.
   return Splat(a, 1.0f) / hn::Sqrt(a);
 #else
-  // Newton steps on the estimate: one if it has at least 11 bits, two for Arm's 8 bits.
+  // The estimate needs one Newton step if it has at least 11 bits, or two steps for the 8 bits on
+  // Arm.
   const VF half = a * Splat(a, -0.5f);
   VF estimate = hn::ApproximateReciprocalSqrt(a);
 #if HWY_ARCH_ARM
@@ -147,7 +148,7 @@ HWY_INLINE VF Log(VF a) {
 HWY_INLINE VF Log1p(VF a) {
   const VF one = Splat(a, 1.0f);
   const VF sum = one + a;
-  // The rounding error of the sum, to first order; negligible for large sums.
+  // The first-order rounding error of the sum; it is negligible for large sums.
   const VF lost = Select(a < Splat(a, sizeof(Real) == 4 ? Real{1e9f} : Real{1e18f}),
                          a - (sum - one), Splat(a, 0.0f));
   return Log(sum) + lost / sum;
@@ -212,7 +213,7 @@ HWY_INLINE VF Exp(VF a) {
 HWY_INLINE VF Tanh(VF a) {
   const DF d;
   const VF one = hn::Set(d, 1.0);
-  // From 22 on it rounds to 1.
+  // From 22 on, the result rounds to 1.
   const VF size = Min(hn::Set(d, 22.0), hn::Abs(a));
   const VF z = size * size;
   // tanh(x) = x + x^3 p(x^2) / q(x^2) below 0.625 (Cephes).
@@ -303,7 +304,7 @@ HWY_INLINE VF Exp(VF a) {
 HWY_INLINE VF Tanh(VF a) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);
-  // From 10 on it rounds to 1.
+  // From 10 on, the result rounds to 1.
   const VF size = Min(hn::Set(d, 10.0f), hn::Abs(a));
   const VF z = size * size;
   // tanh(x) = x + x^3 p(x^2) below 0.625, p minimax.
@@ -343,7 +344,7 @@ HWY_INLINE VF Angle(VF x, VF y) {
 }
 #endif
 
-// Integers as wide as the numbers, from numbers of 32 or 8 bits.
+// Loads 32-bit or 8-bit integers, and widens them to the size of the kernels' numbers.
 HWY_INLINE VI LoadInts(const int32_t* from) {
 #ifdef GNOMON_DOUBLE
   return hn::PromoteTo(DI(), hn::LoadU(hn::Rebind<int32_t, DF>(), from));

@@ -16,7 +16,7 @@ class KeptBlocks {
  public:
   ~KeptBlocks() { thread_ends = true; }
 
-  // The smallest block that holds `size` floats without being much larger, or none.
+  // Takes the smallest cached block that holds `size` floats without being much larger, or none.
   Buffer::Block Take(size_t size) {
     auto best = blocks_.end();
     for (auto block = blocks_.begin(); block != blocks_.end(); ++block) {
@@ -35,7 +35,7 @@ class KeptBlocks {
     if (block.size > kMost) return;
     kept_ += block.size;
     blocks_.push_back(std::move(block));
-    // Evicts the oldest blocks: the most recent ones are reused soonest.
+    // Evicts the oldest blocks, because the most recent ones are likely to be reused first.
     while (kept_ > kMost) {
       kept_ -= blocks_.front().size;
       blocks_.erase(blocks_.begin());

@@ -17,7 +17,7 @@
 namespace gnomon::cuda {
 namespace {
 
-// The compile-time constants of a kernel. Kernels that do not use a constant keep its value here.
+// The compile-time constants of a kernel. Constants that a kernel does not use keep these values.
 struct Constants {
 #define GNOMON_MEMBER(name) int64_t name = 0;
   GNOMON_CUDA_CONSTANTS(GNOMON_MEMBER)
@@ -76,7 +76,8 @@ bool Describe(const TableLayout& layout, LayoutParameters* to) {
   return true;
 }
 
-// Enough blocks to fill a large GPU. Fixed, because results must not depend on the GPU.
+// Enough blocks to fill a large GPU. The number is fixed, because results must not depend on the
+// GPU.
 constexpr int64_t kBlocks = 264;
 
 static_assert(sizeof(Parameters) <= 4096, "what a kernel may be given on every GPU");
@@ -123,13 +124,13 @@ class Plan {
     p_.lse = out.lse;
     p_.statistics = out.statistics;
     const bool has_values = features_.kRelativeValues != 0;
-    // Relative values are added later, to unrounded results.
+    // Relative values are added to the unrounded results later.
     if (has_values && p_.exact_o == nullptr) p_.exact_o = New<float>(Size(rows_ * n_.value_dim));
     Constants c = features_;
     c.kBiasGradient = 0;
     c.kColumns = 0;
     const int64_t bytes = std::max(c.kDim, c.kValueDim) * BytesOf(Type());
-    // Limited by 99 KiB of shared memory, which every GPU allows per block, and by 255 registers.
+    // The limits are 99 KiB of shared memory, which every GPU allows per block, and 255 registers.
     c.kWarps = bytes > 512 ? 2 : 4;
     c.kStep = bytes > 512 ? 16 : bytes > 256 || (bytes > 128 && Type() == 0) ? 32 : 64;
     // Scalars and terms also need registers.
@@ -140,7 +141,7 @@ class Plan {
     c.kOwn = Type() != 0 && bytes <= 256 ? 1 : 0;
     if (n_.queries <= 16) c.kWarps = 1;
     c.kAligned = Aligned({&p_.x, &p_.y, &p_.v, &p_.o}) ? 1 : 0;
-    // A block with a single warp stages its queries in the same memory.
+    // A block with a single warp uses the same memory for its queries.
     const int64_t blocks = heads_ * Up(n_.queries, 16 * c.kWarps);
     const int64_t tiles = Up(n_.keys, c.kStep);
     constexpr int64_t kLeastTiles = 4;
@@ -236,7 +237,7 @@ class Plan {
       PassOverKeys(c, count);
       p_.delta = p_.balanced_delta;
       if (SumsRelative(gradient)) {
-        // Uses the balanced deltas.
+        // The second pass uses the balanced deltas.
         Constants sums = c;
         sums.kRelativeSums = 1;
         PassOverKeys(sums, count);
@@ -258,7 +259,7 @@ class Plan {
   int Scalars() const {
     return function_.row_scalars + function_.column_scalars + function_.head_scalars;
   }
-  // The number of inputs per pair besides tokens, scalars and the offset bias.
+  // The number of inputs per pair in addition to tokens, scalars and the offset bias.
   int64_t Terms() const {
     const Constants& c = features_;
     return (c.kBias == 2 ? 1 : 0) + c.kKeyBias + c.kPairBias + c.kPairMask + c.kSegments +
@@ -279,7 +280,7 @@ class Plan {
     });
   }
 
-  // Constants of row-wise kernels.
+  // The constants of row-wise kernels.
   Constants OfRows() const {
     Constants c;
     c.kType = Type();
@@ -298,7 +299,7 @@ class Plan {
   }
 
   void SetInput() {
-    // Clears padding as well, because it is part of the kernel argument.
+    // memset also clears padding, which is part of the kernel argument.
     std::memset(static_cast<void*>(&p_), 0, sizeof(p_));
     p_.batch = Int(n_.batch);
     p_.heads = Int(n_.heads);
@@ -389,7 +390,7 @@ class Plan {
            2 * 16 * RowBytes(Type(), Int(c.kValueDim)));
   }
 
-  // `scores`: the number of arrays of pair values kept for a tile.
+  // `scores`: the number of arrays of pair values that a tile needs.
   int SharedOfBackward(const Constants& c, int words, int64_t scores) const {
     return BackwardLayout(Type(), Int(c.kDim), Int(c.kValueDim), Int(16 * c.kWarps), Int(c.kStep),
                           Int(c.kStages), Int(c.kOwn), words, Int(c.kBias), Int(scores))
@@ -406,14 +407,14 @@ class Plan {
            function_.name);
   }
 
-  // The number of blocks that add to a head's biases, each to its own partial sum.
+  // The number of blocks that add to a head's bias gradients; each has its own partial sum.
   int64_t PartsOfKeys(const Constants& c, const Gradient& gradient) const {
     const int64_t blocks = Up(n_.keys, 16 * c.kWarps);
     if (gradient.bias.table == nullptr) return blocks;
     return std::min(blocks, Up(2 * kBlocks, std::max<int64_t>(1, n_.batch * n_.key_heads)));
   }
 
-  // Prepares the sums for all slices of the pass over queries.
+  // Prepares the sums of the pass over queries, for all slices.
   void PrepareSums(const Constants& c, const Gradient& gradient) {
     if (gradient.pair_bias.data != nullptr) {
       Constants clear = OfRows();
@@ -445,8 +446,8 @@ class Plan {
     if (!wanted) return;
     const int words = QueryWords(function_.row_scalars, distance_, Int(c.kKeyBias),
                                  Int(c.kSegments), Int(c.kTemperature), Int(c.kDropout));
-    // Heads that share the gradient of a pair bias must run in sequence. Heads of one key head do
-    // so in any case.
+    // Heads that share the gradient of a pair bias must run in sequence. Heads of the same key head
+    // always do.
     const bool by_batch = has_pairs && gradient.pair_bias.stride[0] == 0;
     const bool by_head = has_pairs && gradient.pair_bias.stride[1] == 0;
     int64_t at_once = key_heads;
@@ -469,10 +470,10 @@ class Plan {
     p_.first_head = Int(first);
   }
 
-  // Relative keys and values.
+  // The following functions are for relative keys and values.
 
-  // Calls body(first, count) for slices of query heads, in whole groups: all heads, or as many as
-  // the memory for their queries' tables allows.
+  // Calls body(first, count) for slices of query heads, which consist of entire groups. A slice
+  // contains all heads, or as many as the memory for their queries' tables allows.
   template <class Body>
   void ForEachSlice(const Body& body) {
     int64_t step = heads_;
@@ -510,7 +511,7 @@ class Plan {
   // The tables of a slice's queries, (rows, entries) per head.
   Matrix Tables(const float* tables) const {
     const int64_t of_head = n_.queries * p_.relative_size;
-    // Shifted so that indices count from first_head.
+    // The pointer is shifted, so that indices count from first_head.
     return {tables - p_.relative_row * p_.relative_size,
             n_.heads * of_head,
             of_head,
@@ -552,8 +553,8 @@ class Plan {
            gradient.relative_values != nullptr;
   }
 
-  // From the sums of a slice, computes the gradients of its queries and its heads' partial
-  // gradients of the tables.
+  // Computes the gradients of a slice's queries, and the partial gradients of the tables for its
+  // heads, from the slice's sums.
   void MultiplyRelative(const Gradient& gradient, int64_t first, int64_t count) {
     const Relative<float>& relative = in_.relative;
     if (gradient.relative_query.data != nullptr) {
@@ -636,7 +637,7 @@ class Plan {
     p_.sum_size = p_.bias_size;
     p_.sum_count = p_.bias_parts;
     p_.sum_stride = p_.bias_size;
-    // A table shared by the batch has a gradient even if the batch is empty.
+    // If the batch is empty, a table that it shares has a zero gradient.
     const bool shared = to.batch_stride == 0;
     p_.sum_outer = shared ? n_.batch : 1;
     p_.sum_outer_stride = n_.heads * p_.bias_parts * p_.bias_size;
@@ -664,7 +665,7 @@ class Plan {
   Constants features_;
   Parameters p_;
   bool is_backward_ = false;
-  // Of each head: (B, H, entries, columns).
+  // The partial gradients of each head: (B, H, entries, columns).
   float* d_relative_keys_ = nullptr;
   float* d_relative_values_ = nullptr;
 };

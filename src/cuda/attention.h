@@ -1,5 +1,5 @@
 // The operator of gnomon/attention.h on a GPU: selects the kernels, their order and their memory.
-// Terms have the same meaning as in gnomon/attention.h; pointers are device pointers.
+// All terms have the same meaning as in gnomon/attention.h; pointers are device pointers.
 //
 // Tokens, values and outputs share one element type; scalars, biases, statistics and their
 // gradients are fp32. Results are bitwise reproducible.
@@ -23,19 +23,20 @@ struct Tensor {
   std::array<int64_t, 3> stride = {0, 0, 0};
 };
 
-// The operator's input. Pointers are device pointers; layouts are on the host. Tokens and values
-// have the element type of x. relative.query, an array of floats, is ignored.
+// The operator's input. Pointers are device pointers; layouts are host objects. Tokens and values
+// have the element type of x. relative.query, an array of floats, is ignored in favour of
+// relative_query.
 struct Input : AttentionInput<float> {
   Input() = default;
   explicit Input(const AttentionInput<float>& input) : AttentionInput<float>(input) {}
 
   Tokens relative_query;  // (B, H, Lq, relative.dim)
-  // (Lq + 1), ascending: of the keys that the mask leaves, query i of every batch sees those from
-  // key_rows[i] to key_rows[i + 1] - 1. Null: all.
+  // (Lq + 1), ascending: query i of every batch sees keys key_rows[i] to key_rows[i + 1] - 1, if
+  // the mask allows them. If null, only the mask applies.
   const int64_t* key_rows = nullptr;
-  // Each query has up to four tables of relative.layout's size. This is the number of elements of
-  // each kind of table held at once, exceeded only if the heads of one key head need more. Results
-  // do not depend on it.
+  // Each query has up to four tables, with the size of relative.layout. This is the maximum number
+  // of elements, per kind of table, in memory at once; only the heads of a single key head may
+  // exceed it. Results do not depend on it.
   int64_t most_table_numbers = int64_t{1} << 24;
 };
 
@@ -74,15 +75,16 @@ struct Gradient {
   float* temperature = nullptr;
 };
 
-// Throw Error for invalid arguments and for those these kernels do not support (see Unsupported()).
-// Arguments must have passed the checks of AttentionForward and AttentionBackward.
+// These functions throw Error for invalid arguments and for arguments that the kernels do not
+// support (see Unsupported()). Arguments must have passed the checks of AttentionForward and
+// AttentionBackward.
 void Forward(const PairFunction& function, const Input& input, const Output& output,
              Backend& backend);
 void Backward(const PairFunction& function, const Input& input, const Saved& saved,
               const Gradient& gradient, Backend& backend);
 
-// Empty, or the first unsupported argument and the reason ("head_dim is 320; expected at most
-// 256").
+// Returns the first unsupported argument and the reason ("head_dim is 320; expected at most 256"),
+// or an empty string.
 std::string Unsupported(const PairFunction& function, const Input& input);
 
 }  // namespace gnomon::cuda

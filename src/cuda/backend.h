@@ -1,4 +1,4 @@
-// The interface between the plan (attention.h) and the place where kernels run: a GPU, or the
+// The interface between the plan (attention.h) and the back end that runs kernels: a GPU, or the
 // emulator used in tests.
 #ifndef GNOMON_SRC_CUDA_BACKEND_H_
 #define GNOMON_SRC_CUDA_BACKEND_H_
@@ -33,11 +33,11 @@ struct LaunchShape {
 class Backend {
  public:
   virtual ~Backend() = default;
-  // Launches a kernel after those launched before it. Its only argument is one struct, passed by
-  // value. No grid dimension is 0.
+  // Launches a kernel, which runs after all kernels launched earlier. Its only argument is a
+  // struct, which is passed by value. No grid dimension is 0.
   virtual void Launch(const KernelName& kernel, const LaunchShape& shape, const void* parameters,
                       size_t bytes) = 0;
-  // Uninitialised device memory, valid until the end of the call, aligned to 256 bytes.
+  // Returns uninitialised device memory, aligned to 256 bytes and valid until the end of the call.
   virtual void* Scratch(size_t bytes) = 0;
 };
 
@@ -45,16 +45,16 @@ class Backend {
 std::string KernelEntry(const KernelName& kernel);
 
 // The translation unit of a kernel, for NVRTC. Files are included by their path under src
-// ("cuda/forward.cuh", "definitions/dot-inl.h"), also from other files, and there are no other
-// includes: only KernelSourceFiles() and the definition's file need to be embedded. `structure` and
-// `file` are the struct and the file of the kernel's pair function ("PenumbralLog",
+// ("cuda/forward.cuh", "definitions/dot-inl.h"). There are no other includes, so only
+// KernelSourceFiles() and the definition's file need to be embedded. `structure` and `file` are the
+// struct and the file of the kernel's pair function ("PenumbralLog",
 // "definitions/penumbral-inl.h"); both are ignored if the kernel has none.
 std::string KernelSource(const KernelName& kernel, std::string_view structure,
                          std::string_view file);
 const std::vector<std::string>& KernelSourceFiles();
 
-// NVRTC options besides the architecture. Multiply-adds are fused only where the source says so, so
-// that a score is the same number in every kernel that computes it.
+// NVRTC options except the architecture. Multiply-adds are fused only where the source requests it,
+// so that all kernels compute the same number for a score.
 const std::vector<std::string>& KernelCompilerOptions();
 
 }  // namespace gnomon::cuda

@@ -1,7 +1,8 @@
-// The backward pass: one template, run twice. A block owns rows, 16 per warp, and walks over the
-// rows it shares pairs with. The pass over keys owns queries and computes gradients of queries and
-// factors. The pass over queries then owns keys and, for all heads of the group, computes gradients
-// of keys, values and biases. Each sum is accumulated by one thread in fixed order.
+// The backward pass: one template, which is run twice. A block owns rows, 16 per warp, and iterates
+// over the rows with which they form pairs. In the pass over keys, blocks own queries and compute
+// gradients of queries and factors. In the pass over queries, blocks own keys and compute gradients
+// of keys, values and biases, for all heads of the group. Each sum is accumulated by a single
+// thread in a fixed order.
 #ifndef GNOMON_SRC_CUDA_BACKWARD_CUH_
 #define GNOMON_SRC_CUDA_BACKWARD_CUH_
 
@@ -11,7 +12,7 @@
 
 namespace gnomon::device {
 
-// Partial derivatives of f.
+// The partial derivatives of f.
 struct Derivative {
   float g;
   float a[3];
@@ -19,7 +20,7 @@ struct Derivative {
   float t[3];
 };
 
-// The key of a row's largest score; -1 if the row sees none.
+// The key of a row's largest score; -1 if the row sees no key.
 GNOMON_DEVICE int TopKey(const Parameters& p, const HeadTerms& head, int i) {
   if (i >= p.queries) return -1;
   const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
@@ -27,10 +28,10 @@ GNOMON_DEVICE int TopKey(const Parameters& p, const HeadTerms& head, int i) {
   return static_cast<int>(p.statistics[2 * rows + row]);
 }
 
-// The slopes of f, by g and by the query's scalars, at the pair of a row and its top key. A row's
-// ds sum to its dlse up to rounding. Large and nearly equal slopes would amplify that rounding
-// error, so sums over a row are relative to these slopes. The four lanes of a row share its token's
-// columns.
+// The slopes of f with respect to g and to the query's scalars, at the pair of a row and its top
+// key. A row's ds add up to its dlse, except for rounding. Large and nearly equal slopes would
+// amplify that rounding error, so sums over a row are relative to these slopes. The four lanes of a
+// row share the columns of its token.
 template <class F, class C>
 GNOMON_DEVICE Derivative TopSlopes(const Parameters& p, const HeadTerms& head, const Query& query,
                                    int i) {
@@ -54,7 +55,7 @@ GNOMON_DEVICE Derivative TopSlopes(const Parameters& p, const HeadTerms& head, c
   if (top < 0) return slopes;
   const Key key = LoadKey<F, C>(p, head.b, head.h, top);
   F::Gradient(g, query.a, key.b, head.t, slopes);
-  // A definition may have no slope at distance 0.
+  // The slope of a definition may not be finite at distance 0.
   const auto finite = [](float slope) { return Abs(slope) < Infinity() ? slope : 0.0f; };
   slopes.g = finite(slopes.g);
 #pragma unroll
@@ -81,7 +82,8 @@ GNOMON_DEVICE void AddDiagonals(const unsigned char* scores, int rows, float* to
   }
 }
 
-// The same for a table with a layout. Each warp adds to its own partial sums, one query at a time.
+// Adds a tile's gradients to those of a table with a layout. Each warp adds to its own partial
+// sums, one query at a time.
 template <class C>
 GNOMON_DEVICE void AddEntries(const LayoutParameters& layout, const unsigned char* scores, int rows,
                               int first_key, int first_query, int queries, Int64 position,
@@ -94,9 +96,9 @@ GNOMON_DEVICE void AddEntries(const LayoutParameters& layout, const unsigned cha
 }
 
 // Removes the pairs `near` (ToDistances) from a tile's weights, and adds them to `out` as weights
-// times token differences: in sums of weighted tokens, the common part of near tokens would cancel.
-// The thread's pairs are those of rows `own` and own + 8; `out` holds their columns from `first`
-// on. `kKeys`: its own rows are keys.
+// times token differences. In sums of weighted tokens, the common part of near tokens would cancel
+// and leave rounding errors. The thread's pairs are those of rows `own` and own + 8; `out` holds
+// their columns from `first` on. With `kKeys`, the block's own rows are keys.
 template <class C, bool kKeys, int kOutputs, int kTiles>
 GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kTiles][4],
                                   uint32 near, const Parameters& p, int b, int own_head, int head,
@@ -106,7 +108,7 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) any |= BitsOf(ShuffleXor(FromBits(any), mask));
   if (any == 0) return;
-  // Computed here although it is the same for all tiles: keeping it would occupy registers.
+  // This is the same for all tiles, but is recomputed because keeping it would occupy registers.
   const Head from = HeadOf<C>(kKeys ? p.y : p.x, b, Fresh(own_head));
   const Head others = HeadOf<C>(kKeys ? p.x : p.y, b, Fresh(head));
   const int lane = Fresh(Thread()) % 32;
@@ -117,7 +119,8 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
     for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        // Uses selection: with branches, the compiler may move the accumulators to memory.
+        // This uses selection, because with branches the compiler may move the accumulators to
+        // memory.
         const bool is_it = place == 4 * n + e && (near & 1u << (4 * n + e)) != 0;
         weight = is_it ? weights[n][e] : weight;
         weights[n][e] = is_it ? 0.0f : weights[n][e];
@@ -126,7 +129,7 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const float w = Shuffle(weight, lane / 4 * 4 + n);
-      // Hidden tokens may hold anything.
+      // Hidden tokens may contain any values.
       if (w == 0) continue;
       const Int64 theirs = (other + 2 * n + ColumnOf(place)) * others.stride;
       const Int64 mine = (own + RowOf(place)) * from.stride;
@@ -139,7 +142,7 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
           if (column >= p.dim) continue;
           const float difference = LoadElement<C>(others.data, theirs + column) -
                                    LoadElement<C>(from.data, mine + column);
-          // Uses selection for the same reason as above.
+          // This uses selection for the same reason as above.
           const float sum = Fma(w, difference, is_first ? out[d][c] : out[d][2 + c]);
           out[d][c] = is_first ? sum : out[d][c];
           out[d][2 + c] = is_first ? out[d][2 + c] : sum;
@@ -168,7 +171,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   const SharedLayout at =
       cuda::BackwardLayout(C::kType, C::kDim, C::kValueDim, rows_in_block, C::kStep, C::kStages,
                            C::kOwn, word_count, C::kBias, score_count);
-  // Weights, after the gradients of scores.
+  // Weights follow the gradients of scores.
   const int weights = at.scores + C::kRelativeKeys * cuda::ScoreBytes(rows_in_block, C::kStep);
   unsigned char* const memory = SharedMemory();
   const int warp = Thread() / 32;
@@ -181,7 +184,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   const int chunk = BlockX() % p.chunks;
   const int first_column = chunk * C::kColumns;
   int index = BlockX() / p.chunks;
-  // The blocks of a part add to the same biases in sequence; with a layout, each warp has its own
+  // The row blocks of a part add to the same sums in sequence; with a layout, each warp has its own
   // sums.
   const int sums = C::kBias == 2 ? C::kWarps : 1;
   const int parts = sums_bias ? p.bias_parts / sums : blocks;
@@ -197,7 +200,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   const Int64 query_rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
   const Int64 key_columns = static_cast<Int64>(p.batch) * p.key_heads * p.keys;
 
-  // Counted from first_h.
+  // Heads are counted from first_h.
   const Int64 part_step = static_cast<Int64>(parts) * sums * p.bias_size;
   float* bias_sums = nullptr;
   if (sums_bias && chunk == 0) {
@@ -214,8 +217,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   for (int block = part; block < blocks; block += parts) {
     const int begin = block * rows_in_block;
     const int end = Least(begin + rows_in_block, own_count);
-    // The range of the other rows that matter, without keys hidden from the whole batch: the rest
-    // may hold anything.
+    // The range of the other rows that pairs may use. It excludes keys hidden from the whole batch,
+    // which may contain any values.
     int low = 0;
     int high = 0;
     int own_low = 0;
@@ -223,8 +226,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
     if (kKeys) {
       own_low = p.queries > 0 ? lows[0] : 0;
       own_high = p.queries > 0 ? highs[p.queries - 1] : 0;
-      // Both ends are monotonic in the query: finds the first query whose range ends after the
-      // first key, and the first whose range starts after the last key.
+      // Both ends are monotonic in the query. This finds the first query whose range ends after the
+      // first key, and the first query whose range starts after the last key.
       int last = p.queries;
       while (low < last) {
         const int middle = (low + last) / 2;
@@ -255,7 +258,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
     const auto sees_all = [&](const unsigned char* words, int start) {
       if (end - begin < rows_in_block) return false;
       if (!kKeys) return start >= low_of_all && start + C::kStep <= high_of_all;
-      // Checks the tile's last query and its first; missing queries see nothing.
+      // Checks the tile's last and first query; missing queries see nothing.
       return start + C::kStep <= high && LoadShared<int>(words + 4 * (C::kStep - 1)) <= begin &&
              LoadShared<int>(words + 4 * C::kStep) >= end;
     };
@@ -264,7 +267,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
     float dx[GNOMON_SIZE(C::kColumns / 8, 32)][4] = {};
     float dy[GNOMON_SIZE(kKeys ? C::kColumns / 8 : 1, 32)][4] = {};
     float sum_w[2] = {};
-    // The excess in the weights of a row's token differences; subtracted from its top key.
+    // The excess in the weights of a row's token differences, which is subtracted from its top key.
     float excess_w[2] = {};
     int top_key[2] = {-1, -1};
     Scales<C> x_scales;
@@ -316,7 +319,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
           CopyKeys<F, C>(words, p, b, h, start, low, high);
         }
         if (C::kBias == 1) {
-          // Entry 0 of the window belongs to the tile's last query and first key.
+          // Entry 0 of the window is that of the tile's last query and first key.
           const int query = kKeys ? start + C::kStep - 1 : begin + rows_in_block - 1;
           const int key = kKeys ? begin : start;
           CopyWords<C>(memory + at.bias + stage * (rows_in_block + C::kStep) * 4, head.bias,
@@ -428,7 +431,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                 float weight = 0;
                 float w = 0;
                 if (score.seen) {
-                  // Scores are bitwise those of the forward pass, so none exceeds the largest.
+                  // Scores are bitwise equal to those of the forward pass, so none exceeds the
+                  // largest.
                   const float excess = score.value - softmax.largest;
                   const float p_ij = Exp2(excess > 0 ? 0.0f : excess) * softmax.inverse;
                   const float kept = Kept<C>(p, query, j);
@@ -537,7 +541,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
             AddDiagonals<C>(memory + at.scores, rows_in_block, of_head,
                             static_cast<Int64>(begin) - start - C::kStep + p.queries, p.bias_size);
           }
-          // Other threads read the next tile's diagonals.
+          // Other threads will overwrite the diagonals for the next tile.
           Barrier();
         }
         if (C::kStages == 2) stage ^= 1;
@@ -545,7 +549,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
       CopyWait<0>();
       Barrier();
 
-      // Sums of this head only.
+      // These sums are for this head only.
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if (kKeys) {
@@ -579,9 +583,9 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
           }
           if (rows[r] >= own_count) continue;
           const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + rows[r];
-          // A row's ds sum to its dlse up to the rounding of delta. The excess is distributed over
-          // the keys in proportion to their weights. Otherwise the rounding error of o would be
-          // multiplied by the mean of f and swamp sums over a row.
+          // A row's ds add up to its dlse, except for the rounding of delta. The excess is
+          // distributed over the keys in proportion to their weights. Otherwise the rounding error
+          // of o would be multiplied by the mean of f and dominate sums over a row.
           const bool sees = own_softmax[r].inverse != 0;
           const float d_lse = sees && p.d_lse != nullptr ? p.d_lse[row] : 0.0f;
           const float beyond = sees ? sum_ds[r] - d_lse : 0.0f;
@@ -612,8 +616,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
           if (C::kTemperature != 0 && p.d_temperature != nullptr) {
             p.d_temperature[row] = head.factor * d_factor + by_added[r] - beyond * mean_added[r];
           }
-          // For the pass over queries. The pass that accumulates sums for relative keys already
-          // reads it, as do blocks with other columns.
+          // This is for the pass over queries. The pass that accumulates sums for relative keys
+          // already reads it, as do blocks with other columns.
           if (C::kRelativeSums == 0) p.balanced_delta[row] = own_softmax[r].delta + beyond;
         }
       }

@@ -1,5 +1,5 @@
-// The compile-time constants of a kernel, and the layout of its shared memory. Shared by host and
-// device, so it includes nothing.
+// The compile-time constants of a kernel, and the layout of its shared memory. Host and device
+// share this file, so it includes nothing.
 #ifndef GNOMON_SRC_CUDA_CONSTANTS_H_
 #define GNOMON_SRC_CUDA_CONSTANTS_H_
 
@@ -50,17 +50,17 @@
 namespace gnomon::cuda {
 
 constexpr int BytesOf(int type) { return type == 0 ? 4 : 2; }
-// Bytes per row of a tile in shared memory. The extra 16 bytes per row put the 16-byte pieces of
+// Bytes per row of a tile in shared memory. The extra 16 bytes per row place the 16-byte pieces of
 // eight rows, which ldmatrix reads at once, in different banks.
 constexpr int RowBytes(int type, int columns) { return columns * BytesOf(type) + 16; }
 
-// The 4-byte numbers copied with a tile for each row that the block does not own.
+// The number of 4-byte words that are copied with a tile for each row that the block does not own.
 constexpr int KeyWords(int column_scalars, bool distance, int key_bias, int segments) {
   return column_scalars + (distance ? 1 : 0) + key_bias + segments;
 }
 constexpr int QueryWords(int row_scalars, bool distance, int key_bias, int segments,
                          int temperature, int dropout) {
-  // The interval, largest score, inverse sum and delta.
+  // Five words are the interval, the largest score, the inverse sum and delta.
   return 5 + row_scalars + (distance ? 1 : 0) + (key_bias == 2 ? 1 : 0) + segments + temperature +
          2 * dropout;
 }
@@ -71,15 +71,15 @@ struct SharedLayout {
   int other_x, other_y;  // per stage, consecutive
   int words;             // likewise
   int bias;              // likewise: the biases of a tile's diagonals
-  int scores;            // arrays of pair values, kStep + 1 columns each, as many as requested
+  int scores;            // the requested number of arrays of pair values, kStep + 1 columns each
   int size;
 };
 
-// A multiple of 16, like all components of a tile.
+// The size is a multiple of 16, like all components of a tile.
 constexpr int ScoreBytes(int rows, int step) { return rows * (step + 1) * 4; }
 
-// The layout of the rows that a block walks over, which ends where its own rows start. `rows`: the
-// number of own rows.
+// The layout of the rows over which a block iterates; the block's own rows follow them. `rows` is
+// the number of own rows.
 constexpr SharedLayout LayoutOfOthers(int type, int dim, int value_dim, int rows, int step,
                                       int stages, int words, int bias, int scores) {
   SharedLayout at{};
@@ -98,7 +98,7 @@ constexpr SharedLayout ForwardLayout(int type, int dim, int value_dim, int rows,
   const int query = rows * RowBytes(type, dim);
   at.size = at.own_x + query;
   if (own != 0) {
-    // Own rows pass through the tiles' memory into registers.
+    // Own rows are loaded into registers through the tiles' memory.
     at.size = at.own_x > query ? at.own_x : query;
     at.own_x = 0;
   }

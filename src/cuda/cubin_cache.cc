@@ -143,12 +143,13 @@ bool CubinCache::Read(const std::string& key, std::string* binary) const {
 }
 
 void CubinCache::Write(const std::string& key, const std::string& binary) {
-  // Readers see either the complete file or none. The temporary name is random, because processes
-  // in different containers may have equal ids, and a killed process may have left its file behind.
+  // Writes to a temporary file and renames it, so that readers see either the complete file or
+  // none. The temporary name is random, because processes in different containers may have equal
+  // ids, and a killed process may have left its file behind.
   std::random_device random;
   const std::string path =
       PathOf(key + "." + std::to_string(random()) + "." + std::to_string(random()) + ".new");
-  // The folder may have been deleted in the meantime.
+  // The folder may have been deleted since the last call.
   std::error_code ignored;
   fs::create_directories(folder_, ignored);
   bool written = false;
@@ -182,9 +183,9 @@ CubinCache::Binary CubinCache::Get(const std::string& key,
     std::error_code error;
     fs::create_directories(folder_, error);
     if (error) Warn(error.message());
-    // Keys share sixteen lock files, so that the folder does not fill up with them.
+    // All keys share sixteen lock files, so that the folder does not fill up with lock files.
     const FileLock file_lock(PathOf("lock." + key.substr(0, 1)));
-    // Another process may have compiled it while this one waited.
+    // Another process may have compiled the kernel while this one waited for the lock.
     if (!Read(key, &binary)) {
       binary = compile();
       Write(key, binary);

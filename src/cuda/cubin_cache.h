@@ -11,11 +11,11 @@
 
 namespace gnomon::cuda {
 
-// $GNOMON_CACHE, or gnomon in the user's cache folder ($XDG_CACHE_HOME, $HOME/.cache); empty if
-// none of these is set.
+// Returns $GNOMON_CACHE, or the folder gnomon in the user's cache folder ($XDG_CACHE_HOME or
+// $HOME/.cache). Empty if none of these variables is set.
 std::string DefaultCacheFolder();
 
-// The SHA-256 of the parts; different partitions of the same text have different keys.
+// The SHA-256 of the parts. It depends on where the parts begin, not only on their concatenation.
 std::string CacheKey(const std::vector<std::string>& parts);
 
 class CubinCache {
@@ -26,9 +26,10 @@ class CubinCache {
   // folder cannot be written.
   explicit CubinCache(std::string folder, std::function<void(const std::string&)> warn = nullptr);
 
-  // The binary for a key, given in hexadecimal. If it is missing or damaged, calls `compile`, once
-  // for all threads and processes that request it concurrently, unless the folder cannot be written
-  // or locked. Exceptions from `compile` propagate, and the next call tries again.
+  // Returns the binary for a key, which is hexadecimal. If it is missing or damaged, calls
+  // `compile`. Threads and processes that request the same key concurrently compile it only once,
+  // unless the folder cannot be written or locked. Exceptions from `compile` propagate, and the
+  // next call tries again.
   Binary Get(const std::string& key, const std::function<std::string()>& compile);
 
  private:

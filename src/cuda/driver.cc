@@ -16,7 +16,7 @@ Driver::Driver(const std::string& library) : library_(library) {
   library_.Bind("cuDevicePrimaryCtxRetain", primary_context_retain);
   library_.Bind("cuCtxGetCurrent", context_get_current);
   library_.Bind("cuCtxGetDevice", context_get_device);
-  // cuda.h defines cuCtxPushCurrent and cuCtxPopCurrent as these names.
+  // cuda.h defines cuCtxPushCurrent and cuCtxPopCurrent as macros for these names.
   library_.Bind("cuCtxPushCurrent_v2", context_push);
   library_.Bind("cuCtxPopCurrent_v2", context_pop);
   library_.BindIfThere("cuCtxGetId", context_get_id);
@@ -66,7 +66,7 @@ CurrentContext::CurrentContext(const Driver& driver, int device) : driver_(drive
   int wanted = 0;
   driver.Check(driver.device_get(&wanted, device), "querying " + name);
   if (current != wanted) {
-    // Never released: PyTorch shares the context, which lives as long as the process.
+    // The context is never released, because PyTorch shares it until the process ends.
     driver.Check(driver.primary_context_retain(&context, wanted),
                  "retaining the context of " + name);
     driver.Check(driver.context_push(context), "entering the context of " + name);

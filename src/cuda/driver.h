@@ -1,5 +1,5 @@
-// The CUDA driver API. Functions are declared here, so gnomon builds without CUDA headers and loads
-// without a driver.
+// The CUDA driver API. Its functions are declared here, so that gnomon builds without CUDA headers
+// and loads without a driver.
 #ifndef GNOMON_SRC_CUDA_DRIVER_H_
 #define GNOMON_SRC_CUDA_DRIVER_H_
 
@@ -26,16 +26,16 @@ class Driver {
   void Check(int result, const std::string& what) const;
   // A device attribute (CUdevice_attribute).
   int Attribute(int device, int attribute) const;
-  // "NVIDIA H100 PCIe".
+  // The name of a device, such as "NVIDIA H100 PCIe".
   std::string Name(int device) const;
 
   static constexpr int kComputeCapabilityMajor = 75;
   static constexpr int kComputeCapabilityMinor = 76;
   static constexpr int kMaxSharedMemoryPerBlockOptIn = 97;
-  // CUfunction_attribute.
+  // Values of CUfunction_attribute.
   static constexpr int kSharedSizeBytes = 1;
   static constexpr int kMaxDynamicSharedSizeBytes = 8;
-  // CUstreamCaptureMode.
+  // Values of CUstreamCaptureMode.
   static constexpr int kCaptureModeRelaxed = 2;
 
   int (*device_get)(int* device, int ordinal);
@@ -73,8 +73,8 @@ class CurrentContext {
   CurrentContext(const CurrentContext&) = delete;
   CurrentContext& operator=(const CurrentContext&) = delete;
 
-  // A number unique among all contexts of this process, past and present, if the driver provides
-  // one.
+  // A number that is unique among all contexts that this process has ever had, if the driver
+  // provides one.
   uint64_t id() const { return id_; }
 
  private:
@@ -83,8 +83,8 @@ class CurrentContext {
   bool pushed_ = false;
 };
 
-// During its lifetime, lets the calling thread perform operations, such as loading a module, that
-// are forbidden while a stream is captured into a graph.
+// During its lifetime, the calling thread may perform operations that are forbidden while a stream
+// is captured into a graph, such as loading a module.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(const Driver& driver);

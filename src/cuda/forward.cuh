@@ -1,5 +1,5 @@
-// The forward pass. A block owns 16 queries of one head per warp and walks over the keys they see.
-// A warp keeps its weights and sums in registers.
+// The forward pass. A block owns 16 queries of one head per warp, and iterates over the keys that
+// they see. A warp keeps its weights and sums in registers.
 #ifndef GNOMON_SRC_CUDA_FORWARD_CUH_
 #define GNOMON_SRC_CUDA_FORWARD_CUH_
 
@@ -9,7 +9,8 @@
 
 namespace gnomon::device {
 
-// Whether a row of values in shared memory holds a non-finite number; the same on all lanes.
+// Whether a row of values in shared memory contains a non-finite number; the result is the same on
+// all lanes.
 template <class C>
 GNOMON_DEVICE bool IsSpoiled(const unsigned char* row) {
   float spoiled = 0;
@@ -61,7 +62,7 @@ GNOMON_DEVICE void AddSpoiled(unsigned char* values, const float (&weights)[kTil
   for (int c = warp; c < C::kStep; c += C::kWarps) {
     unsigned char* const row = values + c * row_bytes;
     if (!IsSpoiled<C>(row)) continue;
-    // Each lane clears the elements it has read.
+    // Each lane clears the elements that it has read.
     for (int d = lane; d < C::kValueDim; d += 32) {
       if (C::kType == 0) {
         StoreShared<float>(row + 4 * d, 0.0f);
@@ -73,7 +74,7 @@ GNOMON_DEVICE void AddSpoiled(unsigned char* values, const float (&weights)[kTil
   Barrier();
 }
 
-// Whether any of the keys has a non-finite value; the same on all threads.
+// Whether any of the keys has a non-finite value; the result is the same on all threads.
 template <class C>
 GNOMON_DEVICE bool AnySpoiled(const Parameters& p, int b, int key_head, int first, int last) {
   const int groups = DivideUp(p.keys, 16);
@@ -101,7 +102,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   const int lane = Thread() % 32;
   const int pair = 2 * (lane % 4);
 
-  // The last rows come first: they have the most work under a causal mask.
+  // The last rows are processed first, because they have the most work under a causal mask.
   const int blocks = DivideUp(p.queries, rows_in_block);
   const int begin = (blocks - 1 - BlockX() % blocks) * rows_in_block;
   int index = BlockX() / blocks;
@@ -268,7 +269,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
           o[d][2 * r + 1] *= shrink;
         }
         top_key[r] = -1;
-        // Keeps the comparison inside the branch; the compiler would hoist it into all tiles.
+        // This keeps the comparison inside the branch; otherwise the compiler would hoist it out.
         const float one = FromBits(static_cast<uint32>(Fresh(0x3f800000)));
 #pragma unroll
         for (int n = 0; n < C::kStep / 8; ++n) {
@@ -378,7 +379,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   }
 }
 
-// Merges the results of parts of the keys in order, one warp per row.
+// Merges the results of the parts of the keys in order, with one warp per row.
 template <class C>
 GNOMON_DEVICE void Merge(const Parameters& p) {
   const Int64 all = static_cast<Int64>(p.batch) * p.heads * p.queries;

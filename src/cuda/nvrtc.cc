@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// 13 for libnvrtc.so.13; -1 for any other name.
+// Returns the major version in a file name: 13 for libnvrtc.so.13, or -1 for any other name.
 int MajorOf(const std::string& file_name) {
   constexpr std::string_view kPrefix = "libnvrtc.so.";
   if (!file_name.starts_with(kPrefix)) return -1;
@@ -23,8 +23,8 @@ int MajorOf(const std::string& file_name) {
 }  // namespace
 
 std::vector<std::string> NvrtcFoldersOfTorch(const std::string& torch_lib) {
-  // .../torch/lib, and the nvidia-*-nvrtc wheels installed next to it: nvidia/cu13/lib, or
-  // nvidia/cuda_nvrtc/lib before CUDA 13.
+  // The folders are .../torch/lib and those of the nvidia-*-nvrtc wheels next to it:
+  // nvidia/cu13/lib, or nvidia/cuda_nvrtc/lib before CUDA 13.
   std::vector<std::string> folders;
   const fs::path packages = fs::path(torch_lib).parent_path().parent_path() / "nvidia";
   std::error_code error;
@@ -53,7 +53,8 @@ std::vector<std::string> NvrtcLibrariesIn(const std::string& folder) {
 SharedLibrary Nvrtc::Load(const std::vector<std::string>& libraries) {
   std::string tried;
   for (const std::string& path : libraries) {
-    // NVRTC loads its builtins library by bare name, which succeeds if that is already loaded.
+    // NVRTC loads its builtins library by its bare name, which succeeds if that library is already
+    // loaded.
     std::error_code error;
     const fs::path folder = fs::path(path).parent_path();
     if (!folder.empty()) {
@@ -109,7 +110,7 @@ std::string Nvrtc::TargetFor(int capability) const {
   int nearest = 0;
   for (const int architecture : known) {
     newest = std::max(newest, architecture);
-    // Within a family, code for an older device runs on a newer one.
+    // Within a family, code for an older device also runs on a newer one.
     const bool runs = architecture <= capability && architecture / 10 == capability / 10;
     if (runs) nearest = std::max(nearest, architecture);
   }
@@ -144,7 +145,7 @@ class Nvrtc::Open {
 
   Handle get() const { return handle_; }
 
-  // Reads a string from a pair of NVRTC functions, for its size and its content.
+  // Reads a string by a pair of NVRTC functions, which return its size and its content.
   std::string Read(int (*size_of)(Handle, size_t*), int (*get_into)(Handle, char*)) const {
     size_t bytes = 0;
     std::string read;

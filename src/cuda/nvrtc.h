@@ -1,5 +1,5 @@
-// NVRTC, the CUDA C++ compiler that PyTorch's CUDA wheels contain. As for the driver, gnomon builds
-// and loads without its header and library.
+// NVRTC, the CUDA C++ compiler in PyTorch's CUDA wheels. As for the driver, gnomon builds and loads
+// without NVRTC's header and library.
 #ifndef GNOMON_SRC_CUDA_NVRTC_H_
 #define GNOMON_SRC_CUDA_NVRTC_H_
 
@@ -20,7 +20,7 @@ struct Program {
   std::string title;  // name used in messages
 };
 
-// The folders that may contain NVRTC for a PyTorch wheel with its libraries in `torch_lib`.
+// The folders that may contain NVRTC, for a PyTorch wheel whose libraries are in `torch_lib`.
 std::vector<std::string> NvrtcFoldersOfTorch(const std::string& torch_lib);
 
 // The libraries named libnvrtc.so.* in a folder, newest first.
@@ -28,16 +28,16 @@ std::vector<std::string> NvrtcLibrariesIn(const std::string& folder);
 
 class Nvrtc {
  public:
-  // Loads the first library that can be loaded; throws CudaError if none can.
+  // Loads the first library for which this succeeds; throws CudaError if there is none.
   explicit Nvrtc(const std::vector<std::string>& libraries);
 
-  // "13.2".
+  // The version of NVRTC, such as "13.2".
   std::string version() const;
   const std::string& path() const { return library_.path(); }
 
-  // The compilation target for a compute capability (90 for 9.0): "sm_90"; the closest older target
-  // of the same family; or, if all targets known to NVRTC are older, "compute_" and the newest one,
-  // for the driver to compile. Throws CudaError below 80.
+  // Returns the compilation target for a compute capability (90 for 9.0): "sm_90", or the closest
+  // older target of the same family. If all targets of NVRTC are older, returns "compute_" and the
+  // newest one, and the driver compiles the PTX. Throws CudaError below 80.
   std::string TargetFor(int capability) const;
 
   // Returns the cubin, or PTX for "compute_90", and stores compiler messages in `log`. Throws

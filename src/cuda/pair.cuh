@@ -1,5 +1,4 @@
-// The score of a query-key pair. All kernels compute it here, so that it is bitwise the same
-// everywhere.
+// The score of a query-key pair. All kernels use this code, so that scores are bitwise identical.
 #ifndef GNOMON_SRC_CUDA_PAIR_CUH_
 #define GNOMON_SRC_CUDA_PAIR_CUH_
 
@@ -8,11 +7,11 @@
 
 namespace gnomon::device {
 
-// The inputs of a score from a query.
+// The inputs of a score that come from the query.
 struct Query {
   float a[3];
   float norm;
-  float near;         // share of the norms below which a squared distance is near
+  float near;         // fraction of the norms below which a squared distance is near
   float factor;       // factor of f, including the temperature, in log2 units
   float temperature;  // temperature of the added terms, likewise
   float base;
@@ -20,14 +19,14 @@ struct Query {
   int segment;
   uint32 drop_first, drop_second;
 };
-// The inputs of a score from a key.
+// The inputs of a score that come from the key.
 struct Key {
   float b[3];
   float norm;
   float bias, bias_low;
   int segment;
 };
-// The inputs of a score from a head, for one block.
+// The inputs of a score that come from the head, for one block.
 struct HeadTerms {
   int b, h;
   Int64 position;  // position of query 0
@@ -160,7 +159,7 @@ GNOMON_DEVICE Key KeyOf(const unsigned char* words, int column) {
   return k;
 }
 
-// Additional inputs of the backward pass from a query.
+// Additional inputs of the backward pass that come from the query.
 struct RowSoftmax {
   float largest, inverse, delta;
 };
@@ -242,8 +241,8 @@ struct Whether {
 };
 
 // `g`: the pair's product or squared distance. `window`: the biases of the tile's diagonals, at
-// index `diagonal` for this pair. `kInside`: the pair is known to be within the query's key
-// interval.
+// index `diagonal` for this pair. `kInside`: whether the pair is guaranteed to be within the
+// query's key interval.
 template <class F, class C, bool kInside>
 GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Query& q,
                             const Key& k, int i, int j, float g, const unsigned char* window,
@@ -270,7 +269,7 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
   if (C::kKeyBias != 0) {
     s.seen = s.seen && k.bias != -Infinity();
     float bias = FiniteBias(k.bias);
-    // First add the terms that may cancel: both are sums over a long history.
+    // First add the terms that may cancel, because both are sums over many tokens.
     if (C::kKeyBias == 2) bias = bias - q.base + k.bias_low;
     s.added += bias;
   }
@@ -306,11 +305,11 @@ GNOMON_DEVICE int RowOf(int place) { return place % 4 / 2 * 8; }
 GNOMON_DEVICE int ColumnOf(int place) { return place / 4 * 8 + place % 2; }
 
 // Converts a thread's products in a tile to squared distances. distance(n, e, product, is_near)
-// computes one from norms and tells whether it has lost too many digits, as it has if norms
-// overflow. Visible distances of that kind are recomputed from differences. They are rare, so a
-// separate loop keeps the common case fast. The thread's pairs combine rows `own` and own + 8 with
-// rows other + 8 n and other + 8 n + 1; `kKeys`: its own rows are keys. Returns which pairs were
-// recomputed, as bits 4 n + e.
+// computes a distance from norms, and sets is_near if it has lost too many digits or norms
+// overflow. These distances are recomputed from differences if their pairs are visible. They are
+// rare, so a separate loop keeps the common case fast. The thread's pairs combine rows `own` and
+// own + 8 with rows other + 8 n and other + 8 n + 1. With `kKeys`, the block's own rows are keys.
+// Returns the pairs that were recomputed, as bits 4 n + e.
 template <class C, bool kKeys, int kTiles, class Distance>
 GNOMON_DEVICE uint32 ToDistances(float (&s)[kTiles][4], const Parameters& p, const HeadTerms& head,
                                  int own, int other, const Distance& distance) {
@@ -337,7 +336,7 @@ GNOMON_DEVICE uint32 ToDistances(float (&s)[kTiles][4], const Parameters& p, con
     anew |= 1u << place;
     const Head x = HeadOf<C>(p.x, head.b, head.h);
     const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
-    // Kahan summation, because scores are large multiples of the distance.
+    // Uses Kahan summation, because scores are large multiples of the distance.
     float g = 0;
     float beyond = 0;
 #pragma unroll 1

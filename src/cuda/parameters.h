@@ -1,4 +1,4 @@
-// Kernel parameters. Shared by host and device, so it includes nothing.
+// Kernel parameters. Host and device share this file, so it includes nothing.
 #ifndef GNOMON_SRC_CUDA_PARAMETERS_H_
 #define GNOMON_SRC_CUDA_PARAMETERS_H_
 
@@ -6,7 +6,7 @@ namespace gnomon::cuda {
 
 using Int64 = long long;
 
-// (batch, head, row) strides in elements; columns are contiguous.
+// An array with (batch, head, row) strides in elements; columns are contiguous.
 struct Array {
   void* data;
   Int64 stride[3];
@@ -30,14 +30,14 @@ struct LayoutParameters {
   int step[kMostAxes];
 };
 
-// One matrix per head, with strides in elements: of the call's element type, or fp32.
+// One matrix per head, with strides in elements. Elements have the call's type or are fp32.
 struct Matrix {
   const void* data;
   Int64 batch, head, row, column;
   int element;
 };
 
-// For each head of a launch: to = factor left right, (rows, depth) times (depth, columns).
+// For each head of a launch, computes to = factor left right: (rows, depth) times (depth, columns).
 struct Product {
   Matrix left, right;
   int rows, columns, depth;
@@ -48,8 +48,8 @@ struct Product {
   int skips;      // whether a 0 of `left` means that no pair has read the entry
 };
 
-// One struct for all kernels. Arrays are contiguous unless they have type Array. B batch, H query
-// heads, Hkv key heads, Lq queries, Lk keys.
+// The parameters of all kernels, in one struct. Arrays are contiguous unless they have type Array.
+// Sizes: B batch, H query heads, Hkv key heads, Lq queries, Lk keys.
 struct Parameters {
   int batch, heads, key_heads, group, queries, keys, dim, value_dim;
 
@@ -72,8 +72,8 @@ struct Parameters {
   const int* query_segments;   // (B, Lq)
   const int* key_segments;     // (B, Lk)
 
-  // Relative keys and values. Tables (rows, relative_size) hold one row per query of a launch; the
-  // first one belongs to row relative_row of (B, H, Lq).
+  // Relative keys and values. Tables (rows, relative_size) have one row per query of a launch; the
+  // first row belongs to query relative_row of (B, H, Lq).
   LayoutParameters relative_layout;
   int relative_size;
   Int64 relative_row;
@@ -92,7 +92,7 @@ struct Parameters {
   const Int64* key_lengths;
   const Int64* key_rows;
   int* low;   // (B, Lq): first visible key
-  int* high;  // (B, Lq): one past the last
+  int* high;  // (B, Lq): one past the last visible key
 
   unsigned long long seed;
   unsigned threshold;  // dropout threshold
@@ -131,12 +131,12 @@ struct Parameters {
   float* d_bias_parts;   // (B, H, bias_parts, bias_size)
   int bias_parts;
   Array d_pair_bias;
-  int chunks;      // of gradient columns
+  int chunks;      // number of chunks of gradient columns
   int first_head;  // first of the launch's B x H or B x Hkv heads; then every head_step-th
   int head_step;
 
-  // Sums in fixed order (sums.cuh): to[n] = sum over m < count of from[m * stride + n], n < size,
-  // for each y of the grid: from + y * from_step, to + y * to_step.
+  // Sums in a fixed order: to[n] = sum over m < count of from[m * stride + n], for n < size. Block
+  // y of the grid uses from + y * from_step and to + y * to_step.
   const float* sum_from;
   float* sum_to;
   Int64 sum_size, sum_count, sum_outer;

@@ -49,8 +49,8 @@ GNOMON_DEVICE void StoreShared(void* to, T value) {
   *static_cast<T*>(to) = value;
 }
 
-// Copies the first `bytes` of 16 bytes (or all or none of 4) and clears the rest. The data is
-// available after waiting for its group, and to other threads after a barrier.
+// Copies the first `bytes` of 16 bytes (or all or none of 4 bytes) and clears the rest. The thread
+// can read the data after waiting for its group; other threads also need a barrier.
 GNOMON_DEVICE void CopyAsync16(void* to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(Address(to)), "l"(from),
                "r"(bytes)
@@ -69,8 +69,8 @@ GNOMON_DEVICE void CopyWait() {
 }
 GNOMON_DEVICE void Barrier() { __syncthreads(); }
 GNOMON_DEVICE void WarpBarrier() { __syncwarp(); }
-// Returns `a`, opaquely to the compiler, so that addresses derived from it are computed where they
-// are used. Otherwise loop-invariant addresses would occupy the registers.
+// Returns `a` in a way that is opaque to the compiler, so that addresses derived from it are
+// computed where they are used. Otherwise, loop-invariant addresses would occupy registers.
 GNOMON_DEVICE int Fresh(int a) {
   asm volatile("" : "+r"(a));
   return a;
@@ -93,7 +93,7 @@ GNOMON_DEVICE void LoadMatrices(uint32 (&r)[4], const void* row, int offset) {
   }
 }
 
-// c += a b for one product of numbers of type `kType` (tf32 for fp32).
+// Computes c += a b for one product of numbers of type `kType` (tf32 for fp32).
 template <class C>
 GNOMON_DEVICE void Multiply(float (&c)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
   if constexpr (C::kType == 0) {
@@ -150,7 +150,7 @@ GNOMON_DEVICE float Exp2(float a) {
   return r;
 }
 GNOMON_DEVICE float Log2(float a) { return log2f(a); }
-// Returns the other operand if one is NaN.
+// If one operand is NaN, returns the other one.
 GNOMON_DEVICE float Larger(float a, float b) { return fmaxf(a, b); }
 GNOMON_DEVICE float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
@@ -168,7 +168,7 @@ GNOMON_DEVICE float Min(float a, float b) {
   return r;
 }
 GNOMON_DEVICE float Abs(float a) { return fabsf(a); }
-// Below 2^-126 the result is Sqrt(0).
+// For arguments below 2^-126, the result is Sqrt(0).
 GNOMON_DEVICE float Sqrt(float a) {
   float r;
   asm("sqrt.approx.ftz.f32 %0, %1;\n" : "=f"(r) : "f"(a));
@@ -216,7 +216,7 @@ GNOMON_DEVICE T DivideUp(T a, T b) {
   return (a + b - 1) / b;
 }
 
-// An operand of a product. fp32 numbers are high + low.
+// An operand of a product. fp32 numbers are represented as high + low.
 struct Operand {
   uint32 high[4];
   uint32 low[4];
@@ -233,10 +233,10 @@ GNOMON_DEVICE void Split(Operand& a) {
   for (int n = 0; n < 4; ++n) Split(a.high[n], a.low[n]);
 }
 
-// c += a b for the left half of b (two columns of tiles), and c2 for the right half. `kSwapped`: a
-// and b exchange roles; the sums stay bitwise the same. Tensor cores truncate sums instead of
-// rounding them, and the error accumulates over many tiles, so in fp32 they sum only one product at
-// a time.
+// Computes c += a b for the left half of b (two columns of tiles), and adds the right half to c2.
+// With `kSwapped`, a and b exchange roles; the sums are bitwise the same. Tensor cores truncate
+// sums instead of rounding them, and the error would accumulate over many tiles. In fp32 they
+// therefore sum only one product at a time.
 template <class C, bool kSwapped>
 GNOMON_DEVICE void MultiplyAdd(float (&c)[4], const Operand& a, const Operand& b, int half) {
   const int n = 2 * half;
@@ -257,13 +257,13 @@ GNOMON_DEVICE void MultiplyAdd(float (&c)[4], const Operand& a, const Operand& b
   for (int e = 0; e < 4; ++e) c[e] += sum[e];
 }
 
-// The number of terms that one product sums.
+// The number of terms in the sum that one product computes.
 template <class C>
 GNOMON_DEVICE constexpr int Depth() {
   return C::kType == 0 ? 8 : 16;
 }
 
-// Rows row ... row + 15 of a tile, from column k Depth() on, as the left operand.
+// Loads rows row ... row + 15 of a tile, from column k Depth() on, as the left operand.
 template <class C>
 GNOMON_DEVICE void LoadLeft(Operand& a, const unsigned char* tile, int row_bytes, int row, int k) {
   const int lane = Thread() % 32;
@@ -271,7 +271,7 @@ GNOMON_DEVICE void LoadLeft(Operand& a, const unsigned char* tile, int row_bytes
                       row * row_bytes + 32 * k);
   Split<C>(a);
 }
-// The same rows as columns of the right operand.
+// Loads the same rows as columns of the right operand.
 template <class C>
 GNOMON_DEVICE void LoadRight(Operand& b, const unsigned char* tile, int row_bytes, int row, int k) {
   const int lane = Thread() % 32;
@@ -279,8 +279,8 @@ GNOMON_DEVICE void LoadRight(Operand& b, const unsigned char* tile, int row_byte
                       row * row_bytes + 32 * k);
   Split<C>(b);
 }
-// Rows from k Depth() on of a tile as rows of the right operand, 16 columns from `column` on. In
-// fp32, in the order of ToLeft.
+// Loads rows from k Depth() on of a tile as rows of the right operand, 16 columns from `column` on.
+// In fp32, the rows are in the order of ToLeft.
 template <class C>
 GNOMON_DEVICE void LoadRightRows(Operand& b, const unsigned char* tile, int row_bytes, int k,
                                  int column) {
@@ -297,7 +297,7 @@ GNOMON_DEVICE void LoadRightRows(Operand& b, const unsigned char* tile, int row_
   }
   Split<C>(b);
 }
-// Columns of sums, from k Depth() on, as the left operand.
+// Converts columns of sums, from k Depth() on, to the left operand.
 template <class C, int kTiles>
 GNOMON_DEVICE void ToLeft(Operand& a, const float (&c)[kTiles][4], int k) {
   if (C::kType != 0) {
@@ -330,7 +330,7 @@ GNOMON_DEVICE float LoadElement(const void* from, Int64 at) {
   if (C::kType == 0) return static_cast<const float*>(from)[at];
   return Widen<C>(static_cast<const uint16*>(from)[at]);
 }
-// Elements `at` and at + 1, of which `count` (0, 1, 2) exist.
+// Reads elements `at` and at + 1, of which `count` (0, 1 or 2) exist.
 template <class C>
 GNOMON_DEVICE void StorePair(void* to, Int64 at, float low, float high, int count) {
   if (count <= 0) return;
@@ -362,8 +362,8 @@ GNOMON_DEVICE Head HeadOf(const Array& array, int b, int h) {
           array.stride[2]};
 }
 
-// Copies rows first ... first + rows - 1, with 0 for rows outside [low, high) and for columns from
-// `columns` on. Asynchronous.
+// Copies rows first ... first + rows - 1 asynchronously, with 0 for rows outside [low, high) and
+// for columns from `columns` on.
 template <class C>
 GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int rows, int low,
                             int high, int columns, int padded) {
@@ -372,7 +372,7 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
   if (C::kAligned != 0) {
     const int pieces = padded * Bytes<C>() / 16;
     const int at_once = threads / pieces;
-    // The common case: every thread copies the same column range of each of its rows, and all
+    // In the common case, every thread copies the same column range of each of its rows, and all
     // columns exist.
     if (threads % pieces == 0 && rows % at_once == 0 && columns == padded && first >= low &&
         first + rows <= high) {
@@ -416,8 +416,8 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
   }
 }
 
-// Copies `count` words, with 0 outside [low, high) of first ... first + count - 1. `thread` is the
-// index of the calling thread among those that copy. Reads nothing outside the range.
+// Copies words first ... first + count - 1, with 0 for words outside [low, high), which are not
+// read. `thread` is the index of the calling thread among those that copy.
 GNOMON_DEVICE void CopyWords(unsigned char* to, const void* from, int first, int count, int low,
                              int high, int thread, int threads) {
 #pragma unroll 1
@@ -431,7 +431,7 @@ GNOMON_DEVICE void CopyWords(unsigned char* to, const void* from, int first, int
                              int high) {
   CopyWords(to, from, first, count, low, high, Fresh(Thread()), 32 * C::kWarps);
 }
-// Runs on the n-th warp only, in turns if there are fewer warps.
+// Calls CopyWords on the n-th warp only, counted modulo the number of warps.
 template <class C>
 GNOMON_DEVICE void CopyWordsByWarp(unsigned char* to, const void* from, int first, int count,
                                    int low, int high, int n) {
@@ -440,7 +440,7 @@ GNOMON_DEVICE void CopyWordsByWarp(unsigned char* to, const void* from, int firs
   CopyWords(to, from, first, count, low, high, thread % 32, 32);
 }
 
-// Sums over the four lanes that share a row of a tile.
+// Adds up the numbers of the four lanes that share a row of a tile.
 GNOMON_DEVICE float SumOfRow(float a) {
   a += ShuffleXor(a, 1);
   return a + ShuffleXor(a, 2);

@@ -1,6 +1,7 @@
 // Relative keys and values, which pairs read from a table of rows. Each query has tables of numbers
 // with one entry per row, such as its products with relative keys or the sums of its weights. The
-// passes access these through the layout; the functions here multiply them by the rows.
+// passes access these tables through the layout; the functions in this file multiply them by the
+// rows.
 #ifndef GNOMON_SRC_CUDA_RELATIVE_CUH_
 #define GNOMON_SRC_CUDA_RELATIVE_CUH_
 
@@ -17,7 +18,8 @@ GNOMON_DEVICE float LoadNumber(const Matrix& m, Int64 head, int row, int column)
   return m.element != 0 ? LoadElement<C>(m.data, at) : static_cast<const float*>(m.data)[at];
 }
 
-// to = factor left right, per head. A block computes 16 rows and one column per thread.
+// Computes to = factor left right for each head. A block computes 16 rows, with one column per
+// thread.
 template <class C>
 GNOMON_DEVICE void Multiply(const Parameters& p) {
   constexpr int kRows = 16;
@@ -75,7 +77,8 @@ GNOMON_DEVICE void Multiply(const Parameters& p) {
   }
 }
 
-// A query's tables. The 16 rows of a warp are private to it.
+// The following functions access the tables of a warp's 16 queries. No other warp accesses their
+// rows.
 
 template <class C>
 GNOMON_DEVICE Int64 RelativeEntryOf(const Parameters& p, int b, int h, int i) {
@@ -103,7 +106,7 @@ GNOMON_DEVICE void ScaleTables(const Parameters& p, float* tables, int b, int h,
   }
 }
 
-// Adds a tile's numbers, in rows of kStep + 1 in shared memory, to the tables.
+// Adds a tile's numbers to the tables. In shared memory, they are in rows of kStep + 1.
 template <class C>
 GNOMON_DEVICE void AddToTables(const Parameters& p, float* tables, const unsigned char* numbers,
                                int b, int h, int first, int first_key) {

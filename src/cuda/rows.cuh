@@ -1,4 +1,4 @@
-// Row-wise kernels: key intervals, norms, dropout hashes, deltas.
+// Kernels that compute numbers per row: key intervals, norms, dropout hashes and deltas.
 #ifndef GNOMON_SRC_CUDA_ROWS_CUH_
 #define GNOMON_SRC_CUDA_ROWS_CUH_
 
@@ -22,7 +22,7 @@ GNOMON_DEVICE uint64 Mix(uint64 x) {
   return x ^ (x >> 31);
 }
 
-// The keys that query i of a batch sees (base/visible_keys.h), within [0, Lk).
+// Computes the interval of keys that query i of a batch sees (base/visible_keys.h), within [0, Lk).
 GNOMON_DEVICE void SetInterval(const Parameters& p, int b, int i) {
   constexpr Int64 kFar = Int64{1} << 61;
   const Int64 keys = p.keys;
@@ -46,7 +46,7 @@ GNOMON_DEVICE void SetInterval(const Parameters& p, int b, int i) {
   p.high[at] = static_cast<int>(Most(low, high));
 }
 
-// One thread per query of each batch.
+// This kernel runs one thread per query of each batch element.
 template <class C>
 GNOMON_DEVICE void PrepareIntervals(const Parameters& p) {
   const Int64 row = static_cast<Int64>(BlockX()) * 32 * C::kWarps + Thread();
@@ -54,7 +54,7 @@ GNOMON_DEVICE void PrepareIntervals(const Parameters& p) {
   SetInterval(p, static_cast<int>(row / p.queries), static_cast<int>(row % p.queries));
 }
 
-// One warp per query of each head.
+// This kernel runs one warp per query of each head.
 template <class C>
 GNOMON_DEVICE void PrepareQueries(const Parameters& p) {
   const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
@@ -78,13 +78,14 @@ GNOMON_DEVICE void PrepareQueries(const Parameters& p) {
   p.drop[rows + row] = static_cast<uint32>(hash >> 32);
 }
 
-// Whether any of `count` rows holds a non-finite number; the same on all lanes of a warp.
+// Whether any of `count` rows contains a non-finite number; the result is the same on all lanes of
+// a warp.
 template <class C>
 GNOMON_DEVICE bool HoldsNoNumber(const Head& head, int first, int count, int columns) {
   float found = 0;
   if (C::kAligned != 0 && columns * Bytes<C>() % 4 == 0) {
     const int words = columns * Bytes<C>() / 4;
-    // All exponent bits are set in non-finite numbers.
+    // Numbers are non-finite if all exponent bits are set.
     const uint32 exponent = C::kType == 2 ? 0x7c00u : 0x7f80u;
 #pragma unroll 4
     for (int r = 0; r < count; ++r) {
@@ -107,7 +108,7 @@ GNOMON_DEVICE bool HoldsNoNumber(const Head& head, int first, int count, int col
   return SumOfWarp(found) != 0;
 }
 
-// One warp per 16 keys of each key head.
+// This kernel runs one warp per 16 keys of each key head.
 template <class C>
 GNOMON_DEVICE void PrepareKeys(const Parameters& p) {
   const int groups = DivideUp(p.keys, 16);
@@ -132,11 +133,11 @@ GNOMON_DEVICE void PrepareKeys(const Parameters& p) {
   if (lane == 0) p.spoiled[index] = spoiled ? 1 : 0;
 }
 
-// Each row's softmax for the backward pass, and delta_i = sum_j p_ij dP_ij - dlse_i, which equals
-// dO_i . o_i - dlse_i. If one key dominates, dP_ij - delta_i cancels for it, and the rounding
-// errors must cancel as well: delta is then that key's dP, computed as in the tiles, plus a
-// correction for the difference between o_i and the key's value. Each block is one warp with 16
-// rows.
+// Computes each row's softmax for the backward pass, and delta_i = sum_j p_ij dP_ij - dlse_i, which
+// equals dO_i . o_i - dlse_i. If one key dominates, dP_ij - delta_i cancels for it, and the
+// rounding errors must cancel as well. Delta is then computed as that key's dP, exactly as in the
+// tiles, plus a correction for the difference between o_i and the key's value. Each block is one
+// warp with 16 rows.
 template <class C>
 GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
   const int row_bytes = cuda::RowBytes(C::kType, C::kValueDim);
@@ -159,7 +160,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     const float top = begin + r < p.queries ? p.statistics[2 * rows + first + r] : -1.0f;
     const int key = static_cast<int>(top);
     const Head row = {v.data, v.stride};
-    // Copied as a tile with one row.
+    // The row is copied as a tile with one row.
     CopyRows<C>(value_tile + r * row_bytes, row, key, 1, 0, p.keys, p.value_dim, C::kValueDim);
   }
   CopyCommit();
@@ -175,8 +176,8 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     MultiplyAdd<C, false>(product[0], left, right, 0);
     MultiplyAdd<C, false>(product[1], left, right, 1);
   }
-  // Multiplies row r by row r of the other tile: rows below 8 are in the first half of the first
-  // tile, the others in the second half of the last.
+  // Multiplies row r by row r of the other tile. Rows below 8 are in the first half of the first
+  // tile; the others are in the second half of the last tile.
   for (int r = 0; r < 16; ++r) {
     const int column = r % 8;
     const float mine = r < 8 ? (column % 2 == 0 ? product[0][0] : product[0][1])
@@ -187,7 +188,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     const Int64 row = first + r;
     const float sum = p.statistics[rows + row];
     const float top = p.statistics[2 * rows + row];
-    // The key that outweighs all others.
+    // The key that outweighs all other keys, if there is one.
     float kept = top >= 0 && sum < 2.0f ? 1.0f : 0.0f;
     if (C::kDropout != 0 && kept != 0) {
       Query q{};
@@ -195,7 +196,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
       q.drop_second = p.drop[rows + row];
       kept = Kept<C>(p, q, static_cast<int>(top));
     }
-    // The relative part of the value with the largest score.
+    // The relative value of the key with the largest score.
     const int key = static_cast<int>(top);
     const Int64 position = C::kRelativeValues != 0 ? QueryOffset(p, b) + i : 0;
     if (C::kRelativeValues != 0 && kept != 0) {
@@ -238,8 +239,8 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
   }
 }
 
-// to[n] = sum over outer and m of from[outer * outer_stride + m * stride + n], in this order. One
-// thread per n of each y.
+// Computes to[n] = sum over outer and m of from[outer * outer_stride + m * stride + n], in this
+// order, with one thread per n of each y.
 template <class C>
 GNOMON_DEVICE void AddUp(const Parameters& p) {
   const Int64 n = static_cast<Int64>(BlockX()) * 32 * C::kWarps + Thread();
@@ -254,8 +255,8 @@ GNOMON_DEVICE void AddUp(const Parameters& p) {
   p.sum_to[BlockY() * p.sum_to_step + n] = sum;
 }
 
-// The same for n = 0 only, with all threads of a block and in double precision: thread t adds every
-// 256th number from t on.
+// Computes the same sum for n = 0 only, with all threads of a block and in double precision. Thread
+// t adds every 256th number, starting at t.
 template <class C>
 GNOMON_DEVICE void AddUpAll(const Parameters& p) {
   const int threads = 32 * C::kWarps;

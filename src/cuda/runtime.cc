@@ -8,9 +8,9 @@
 namespace gnomon::cuda {
 namespace {
 
-// The shared memory a kernel may use without raising its limit.
+// The shared memory that a kernel may use without raising its limit.
 constexpr uint32_t kSharedBytesAtOnce = 48 * 1024;
-// The limit of grid dimensions y and z.
+// The maximum grid dimension in y and z.
 constexpr uint32_t kMostBlocks = 65535;
 
 std::string Text(const KernelName& name) {
@@ -25,7 +25,7 @@ std::string Text(const KernelName& name) {
 
 // A kernel loaded into one context.
 struct Runtime::Kernel {
-  std::mutex mutex;  // held while it is loaded and its limit is raised
+  std::mutex mutex;  // held while loading the kernel and raising its limit
   std::atomic<Driver::Function> function{nullptr};
   std::atomic<uint32_t> shared_limit{0};
   uint32_t static_shared_bytes = 0;
@@ -51,7 +51,7 @@ RuntimeOptions OptionsOfEnvironment(const std::vector<std::string>& nvrtc_folder
     for (const std::string& folder : folders) {
       for (std::string& library : NvrtcLibrariesIn(folder)) options.nvrtc.push_back(library);
     }
-    // Uses the loader's search path.
+    // These names use the loader's search path.
     for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}) {
       options.nvrtc.emplace_back(name);
     }
@@ -170,7 +170,7 @@ void Runtime::Launch(int device, void* stream, const KernelName& name, const Lau
       kernel.shared_limit = shape.shared_bytes;
     }
   }
-  // Passed as one buffer, so that the driver knows the parameters' size.
+  // The parameters are passed as one buffer, so that the driver checks their size.
   size_t size = bytes;
   void* const kPointer = reinterpret_cast<void*>(1);
   void* const kSize = reinterpret_cast<void*>(2);

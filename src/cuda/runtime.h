@@ -1,4 +1,5 @@
-// GPU kernels: compiled at the first launch, cached on disk, loaded once per device.
+// Runs GPU kernels, which are compiled at the first launch, cached on disk and loaded once per
+// device.
 #ifndef GNOMON_SRC_CUDA_RUNTIME_H_
 #define GNOMON_SRC_CUDA_RUNTIME_H_
 
@@ -23,35 +24,36 @@ namespace gnomon::cuda {
 struct RuntimeOptions {
   std::string driver;              // path of the driver library
   std::vector<std::string> nvrtc;  // candidate NVRTC libraries; the first that loads is used
-  std::string cache;               // folder of compiled kernels; empty: none
+  std::string cache;               // folder for compiled kernels; empty: none
   // Returns the source of a kernel.
   std::function<Program(const KernelName&)> program;
   // Receives warnings.
   std::function<void(const std::string&)> warn;
 };
 
-// The driver is $GNOMON_CUDA_DRIVER or libcuda.so.1. NVRTC is $GNOMON_NVRTC, or one in the folders,
-// or the system's. The cache is DefaultCacheFolder(). `program` is left empty.
+// Returns the default options. The driver is $GNOMON_CUDA_DRIVER or libcuda.so.1. NVRTC is
+// $GNOMON_NVRTC, one in the folders, or the system's. The cache is DefaultCacheFolder(). `program`
+// is left empty.
 RuntimeOptions OptionsOfEnvironment(const std::vector<std::string>& nvrtc_folders);
 
-// Thread-safe.
+// All member functions are thread-safe.
 class Runtime {
  public:
-  // Does not load anything yet.
+  // The constructor loads nothing.
   explicit Runtime(RuntimeOptions options);
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  // The cubin (or PTX, see Nvrtc::TargetFor) of a kernel for a compute capability (90 for 9.0),
-  // cached if possible. Needs NVRTC but no driver. Throws CudaError.
+  // Returns the cubin (or PTX, see Nvrtc::TargetFor) of a kernel for a compute capability (90 for
+  // 9.0), from the cache if possible. Requires NVRTC but no driver. Throws CudaError.
   CubinCache::Binary Compile(const KernelName& name, int capability);
 
   // Enqueues the kernel on a stream of the device and returns immediately. Throws CudaError.
   void Launch(int device, void* stream, const KernelName& name, const LaunchShape& shape,
               const void* parameters, size_t bytes);
 
-  // The driver's name for the device. Throws CudaError.
+  // Returns the driver's name for the device. Throws CudaError.
   std::string DeviceName(int device);
 
  private:
@@ -71,11 +73,11 @@ class Runtime {
   std::map<std::pair<uint64_t, std::string>, std::unique_ptr<Kernel>> kernels_;
 };
 
-// The Backend of a device's stream.
+// The Backend for a stream of a device.
 class StreamBackend final : public Backend {
  public:
-  // `allocate` returns device memory that stays valid until all work then on the stream has
-  // finished.
+  // `allocate` returns device memory that remains valid until all work that the call enqueues on
+  // the stream has finished.
   StreamBackend(Runtime& runtime, int device, void* stream, std::function<void*(size_t)> allocate)
       : runtime_(runtime), device_(device), stream_(stream), allocate_(std::move(allocate)) {}
 

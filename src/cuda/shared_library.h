@@ -7,16 +7,16 @@
 
 namespace gnomon::cuda {
 
-// A failure of the machine or a kernel, not of an argument.
+// An error of the machine or of a kernel, not of an argument.
 class CudaError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// A library that is never unloaded: unloading drivers and compilers is unsafe.
+// A library that is never unloaded, because unloading drivers and compilers is unsafe.
 class SharedLibrary {
  public:
-  // Loads the library. On failure, loaded() is false and error() tells why.
+  // Loads the library. On failure, loaded() is false and error() contains the reason.
   explicit SharedLibrary(const std::string& path);
 
   bool loaded() const { return handle_ != nullptr; }

@@ -18,7 +18,7 @@ GNOMON_DEVICE Int64 QueryOffset(const Parameters& p, int b) {
 GNOMON_DEVICE int EntriesOf(const LayoutParameters& layout) {
   return layout.sums != 0 ? layout.axes : 1;
 }
-// The n-th entry for the query at `position` and key j; -1 if there is none.
+// The n-th entry that the query at `position` and key j read; -1 if there is none.
 GNOMON_DEVICE int LayoutEntry(const LayoutParameters& layout, int n, Int64 position, int j) {
   if (layout.kind == LayoutParameters::kByOffset) {
     Int64 offset = j - position;
@@ -47,7 +47,7 @@ GNOMON_DEVICE int LayoutEntry(const LayoutParameters& layout, int n, Int64 posit
   return entry;
 }
 
-// The sum of the entries that a pair reads.
+// Adds up the entries that a pair reads.
 GNOMON_DEVICE float SumOfEntries(const LayoutParameters& layout, const float* table, Int64 position,
                                  int j) {
   float sum = 0;
@@ -60,12 +60,12 @@ GNOMON_DEVICE float SumOfEntries(const LayoutParameters& layout, const float* ta
 }
 
 // For each of `count` keys, adds a number from shared memory, `step` bytes apart, to the entries
-// that the query at `position` reads. Executed by one warp: if several lanes have the same entry,
-// the first of them adds all of their numbers.
+// that the query at `position` reads. One warp executes this. If several lanes have the same entry,
+// the first of them adds the numbers of all.
 GNOMON_DEVICE void AddToEntries(const LayoutParameters& layout, const unsigned char* numbers,
                                 int step, int count, int first_key, Int64 position, float* to) {
   const int lane = Thread() % 32;
-  // Two keys share an entry if offsets are clipped, or along one axis of a grid.
+  // Two keys may share an entry if offsets are clipped, or along one axis of a grid.
   const bool meet =
       layout.sums != 0 || (layout.kind == LayoutParameters::kByOffset && layout.clips != 0);
   for (int r = lane; r < count + lane; r += 32) {
@@ -90,7 +90,7 @@ GNOMON_DEVICE void AddToEntries(const LayoutParameters& layout, const unsigned c
       const float before = first ? to[entry] : 0.0f;
       WarpBarrier();
       if (first) to[entry] = before + sum;
-      // The next numbers may go to another lane's entry.
+      // The next numbers may belong to an entry that a different lane has written.
       WarpBarrier();
     }
   }

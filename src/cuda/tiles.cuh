@@ -25,16 +25,16 @@ GNOMON_DEVICE void WaitForTile(const Copy& copy, int start, int last, int stage)
   Barrier();
 }
 
-// s += the warp's own 16 rows times the rows of a tile, over `columns` numbers. The own rows are in
-// registers or at `own_tile`.
+// Adds products of the warp's own 16 rows with the rows of a tile, over `columns` columns, to s.
+// The warp's own rows are in registers or at `own_tile`.
 template <class C, bool kSwapped, int kTiles, int kOwned>
 GNOMON_DEVICE void MultiplyRows(float (&s)[kTiles][4], const Operand (&own)[kOwned],
                                 const unsigned char* own_tile, const unsigned char* tile,
                                 int columns) {
   const int row_bytes = cuda::RowBytes(C::kType, columns);
   const int warp = Thread() / 32;
-  // Full unrolling is required for operands in registers; for shared memory, it would load all
-  // operands at once and exhaust the registers.
+  // Operands in registers require full unrolling. For operands in shared memory, it would load all
+  // of them at once and exhaust the registers.
 #pragma unroll(C::kOwn != 0 ? 32 : 4)
   for (int k = 0; k < columns / Depth<C>(); ++k) {
     Operand left;
@@ -49,7 +49,8 @@ GNOMON_DEVICE void MultiplyRows(float (&s)[kTiles][4], const Operand (&own)[kOwn
   }
 }
 
-// out += weights times `count` columns of a tile's rows, from `first` on, limited to `columns`.
+// Adds weights times `count` columns of a tile's rows to out, from column `first` on, limited to
+// `columns`.
 template <class C, int kOutputs, int kTiles>
 GNOMON_DEVICE void AddRows(float (&out)[kOutputs][4], const float (&weights)[kTiles][4],
                            const unsigned char* tile, int columns, int first, int count) {
@@ -69,14 +70,14 @@ GNOMON_DEVICE void AddRows(float (&out)[kOutputs][4], const float (&weights)[kTi
   }
 }
 
-// Scales for the weights of two of a thread's rows in fp16 products, because fp16 has no digits
-// below 6e-8 and overflows above 65504. They are powers of two that keep a row's running maximum
-// below 2^15 and, if it is above 2^-86, at or above 2^14. For other types they are 1.
+// Scales for the weights of two of a thread's rows in fp16 products, because fp16 underflows below
+// 6e-8 and overflows above 65504. Scales are powers of two that keep a row's running maximum below
+// 2^15 and, if it is above 2^-86, at or above 2^14. For other types they are 1.
 template <class C>
 class Scales {
  public:
   // Scales a tile's weights. Sums of earlier tiles must be multiplied by `shrink`; returns whether
-  // it differs from 1.
+  // this factor differs from 1.
   template <int kTiles>
   GNOMON_DEVICE bool Apply(float (&weights)[kTiles][4], float (&shrink)[2]) {
     bool shrinks = false;

@@ -17,8 +17,7 @@ inline Dual operator-(Dual a) { return {-a.value, -a.tangent}; }
 inline Dual operator*(Dual a, Dual b) {
   return {a.value * b.value, a.tangent * b.value + a.value * b.tangent};
 }
-// Multiplying by a constant must not multiply the tangent by 0 times an infinite value, which would
-// give NaN.
+// A constant has no tangent; the general product would add an infinite value times 0, which is NaN.
 inline Dual operator*(Dual a, double b) { return {a.value * b, a.tangent * b}; }
 inline Dual operator*(double a, Dual b) { return b * a; }
 inline Dual operator/(Dual a, double b) { return {a.value / b, a.tangent / b}; }
