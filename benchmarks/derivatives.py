@@ -35,7 +35,7 @@ def math_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def terms(name: str | None, length: int) -> dict[str, object]:
-    """The arguments of gnomon.attention for the term."""
+    """Returns the arguments of gnomon.attention for the term."""
     torch.manual_seed(1)
     documents = torch.arange(length).div(256, rounding_mode="floor")[None]
     return {

@@ -92,7 +92,7 @@ class Line:
 
 
 def interleaved(steps: Sequence[Step], rounds: int) -> list[list[float]]:
-    """Seconds per call for each step in each round."""
+    """Returns the seconds per call of each step in each round."""
 
     def seconds(step: Step, repeats: int) -> float:
         start = time.perf_counter()
@@ -133,7 +133,7 @@ def against(
 
 
 def program(*arguments: object, target: str = "") -> dict[str, Any]:
-    """The --json output of the command, with the given instruction set or the best one."""
+    """Returns the --json output of the command, with the given instruction set or the best one."""
     environment = dict(os.environ)
     if target:
         environment["GNOMON_TARGET"] = target

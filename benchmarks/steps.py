@@ -39,7 +39,7 @@ def tokens(
 
 
 def step(call: Callable[[], Tensor], inputs: Sequence[Tensor], backward: bool) -> Step:
-    """A step that calls an operator once, without autograd or with a backward pass."""
+    """Returns a step that calls an operator once, without autograd or with a backward pass."""
     if backward:
         d_o = torch.randn_like(call().detach())
         return lambda: torch.autograd.grad(call(), inputs, d_o)
@@ -91,7 +91,7 @@ BIASES = ["ALiBi", "T5", "HyPE"]
 
 
 def bias(name: str, learned: bool, heads: int = HEADS) -> tuple[Any, list[Tensor]]:
-    """A position and its tensors."""
+    """Returns a position and its tensors."""
 
     def tensor(values: Tensor) -> Tensor:
         return values.float().clone().requires_grad_(learned)
@@ -118,7 +118,7 @@ def offsets() -> Tensor:
 
 
 def mask_maker(name: str, learned: bool) -> tuple[Callable[[], Tensor], list[Tensor]]:
-    """A function that creates the mask (H, L, L) for SDPA, and its parameters."""
+    """Returns a function that creates the mask (H, L, L) for SDPA, and its parameters."""
     slopes = gnomon.alibi_slopes(HEADS).float()
     distance = offsets().abs().float()
     if name == "ALiBi":
@@ -134,14 +134,14 @@ def mask_maker(name: str, learned: bool) -> tuple[Callable[[], Tensor], list[Ten
 
 
 def sdpa_with_mask(name: str) -> Step:
-    """A fixed mask is created once."""
+    """Passes a fixed mask, which is created once."""
     qkv = tokens()
     mask = mask_maker(name, learned=False)[0]().contiguous()
     return step(lambda: scaled_dot_product_attention(*qkv, attn_mask=mask), qkv, False)
 
 
 def sdpa_with_learned_mask(name: str) -> Step:
-    """A learned mask is recreated in every step."""
+    """Passes a learned mask, which is recreated in every step."""
     qkv = tokens()
     make, parameters = mask_maker(name, learned=True)
     return step(
@@ -192,7 +192,7 @@ def relative_step(most_offset: int, backward: bool) -> Step:
 
 
 def document_lengths(longest: int, total: int = 2 * LENGTH) -> list[int]:
-    """Lengths of documents that are packed into one sequence."""
+    """Returns the lengths of documents that are packed into one sequence."""
     generator = torch.Generator().manual_seed(0)
     lengths: list[int] = []
     while sum(lengths) < total:

@@ -148,7 +148,7 @@ def short_cases(dtype: torch.dtype, backward: bool) -> Iterator[Case]:
 
 
 def measure_threads(causal: bool, backward: bool, rounds: int) -> Measured:
-    """The speedup of two threads over one."""
+    """Returns the speedup of two threads over one."""
     before = torch.get_num_threads()
     if before < 2:
         raise NotMeasuredError("needs two threads")
@@ -172,7 +172,7 @@ def operator_record(target: str, rounds: int) -> dict[str, Any]:
 
 
 def measure_of_peak(mode: str, target: str, rounds: int) -> Measured:
-    """Percent of the GEMM peak measured by `gnomon bench`."""
+    """Returns the percentage of the GEMM peak that `gnomon bench` measures."""
     (record,) = (r for r in operator_record(target, rounds)["modes"] if r["mode"] == mode)
     (row,) = (r for r in record["cases"] if r["case"] == "dot")
     return Measured(100 * row["of_peak"], f"of {record['peak_gflops']:.0f} GFLOP/s")
@@ -185,7 +185,7 @@ def measure_model(rounds: int) -> Measured:
 
 
 def cora_graph() -> tuple[Tensor, Tensor, Tensor]:
-    """The edges (2, E) with both directions and self loops, and the same graph in CSR."""
+    """Returns the edges (2, E) with both directions and self loops, and the same graph in CSR."""
     if not CORA.exists():
         raise NotMeasuredError("no data/cora: gnomon data get cora --out data/cora")
     pairs = [[int(node) for node in line.split()] for line in CORA.read_text().splitlines()]
@@ -228,7 +228,7 @@ def measure_graph(rounds: int) -> Measured:
 
 
 def high_water() -> int:
-    """Peak memory of this process in bytes since the last reset."""
+    """Returns the peak memory of this process in bytes since the last reset."""
     status = pathlib.Path("/proc/self/status").read_text()
     found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.M)
     assert found
@@ -377,7 +377,7 @@ def long_position(name: str) -> Any:
 def long_step(
     name: str, length: int, backward: bool, causal: bool = True, **arguments: Any
 ) -> Step:
-    """A step on long sequences, where tiles of provably negligible weight are skipped."""
+    """Returns a step on long sequences, where tiles of provably negligible weight are skipped."""
     return ours_of(
         tokens(length=length), backward, position=long_position(name), causal=causal, **arguments
     )

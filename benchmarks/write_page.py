@@ -72,7 +72,7 @@ COMPARED = "dot/none,dot/rope,dot/hype,umbral/hype,penumbral/hype"
 
 
 def conditions(record: dict[str, Any]) -> str:
-    """The machine, versions and rounds from the output of `gnomon bench --json`."""
+    """Returns the machine, versions and rounds from the output of `gnomon bench --json`."""
     machine, versions = record["machine"], record["versions"]
     # AVX3 and its variants are Highway's names for AVX-512.
     instructions = re.sub(r"^AVX3.*", "AVX-512", machine["instruction_set"])

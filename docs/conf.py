@@ -121,7 +121,7 @@ SIGNATURES = {
 
 
 def write_signature(app, what, name, obj, options, signature, return_annotation):
-    """The plain signature of a function in SIGNATURES; shortens numbers in all others."""
+    """Returns the signature in SIGNATURES, if any; otherwise shortens numbers in the signature."""
     if name in SIGNATURES:
         return SIGNATURES[name], ""
     short = (signature or "").replace("5.960464477539063e-08", "2**-24")

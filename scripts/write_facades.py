@@ -211,7 +211,7 @@ class Argument:
 
 
 def arguments_of(entry: dict[str, Any]) -> list[Argument]:
-    """The arguments of a term, the required ones first, in the order of its entry."""
+    """Returns the arguments of a term, the required ones first, in the order of its entry."""
     arguments: list[Argument] = []
     for parameter in entry["parameters"]:
         if parameter["argument"] is None:
@@ -268,7 +268,7 @@ def arguments_of(entry: dict[str, Any]) -> list[Argument]:
 
 
 def encoding_arguments(entry: dict[str, Any]) -> list[Argument]:
-    """The arguments of an encoding and, after the required ones, those of all modules."""
+    """Returns the arguments of an encoding and, after the required ones, those of all modules."""
     own = arguments_of(entry)
     if not all(argument.option for argument in own):
         raise SystemExit(
@@ -284,14 +284,14 @@ def encoding_arguments(entry: dict[str, Any]) -> list[Argument]:
 
 
 def paragraphs_of(entry: dict[str, Any]) -> list[str]:
-    """The description of a term: its summary, details and source."""
+    """Returns the description of a term: its summary, details and source."""
     details = entry["details"].split("\n\n") if entry["details"] else []
     title = entry["title"][0].upper() + entry["title"][1:]
     return [f"{title}: {summary_of(entry)}.", *details, entry["source"] + "."]
 
 
 def summary_of(entry: dict[str, Any]) -> str:
-    """The formula of a term as a clause."""
+    """Returns the formula of a term as a clause."""
     formula: str = entry["formula"]
     if entry["role"] == "similarity":
         return f"the score is {formula}"
@@ -325,7 +325,7 @@ def wrap_paragraph(text: str, width: int) -> list[str]:
 
 
 def terms_of(catalogue: dict[str, list[dict[str, Any]]], kind: str) -> list[dict[str, Any]]:
-    """The library's own similarities, attention positions or encodings."""
+    """Returns the library's own similarities, attention positions or encodings."""
     entries = catalogue["similarities" if kind == "similarity" else "positions"]
     return [
         entry
@@ -373,7 +373,7 @@ def class_docstring(
 
 
 def example_of(entry: dict[str, Any], base: str) -> list[str]:
-    """The lines of an example that calls attention() with the term."""
+    """Returns the lines of an example that calls attention() with the term."""
     name = entry["class_name"]
     given, others = EXAMPLES.get(name, ("", ""))
     if not given and any(argument.required for argument in arguments_of(entry)):
@@ -431,7 +431,7 @@ def python_class(entry: dict[str, Any], base: str) -> Iterator[str]:
 def future_first(
     class_name: str, arguments: list[Argument], tables: list[Argument]
 ) -> Iterator[str]:
-    """The second constructor of a term whose rows are offsets."""
+    """Yields the second constructor of a term whose table has a row per offset."""
     fields = ", ".join(argument.python for argument in arguments)
     yield "    @classmethod"
     yield f"    def from_future_first(cls, {fields}) -> {class_name}:"
@@ -450,7 +450,7 @@ def future_first(
 
 
 def query_minus_key(class_name: str, arguments: list[Argument]) -> Iterator[str]:
-    """The second constructor of a term whose table is over the offsets on a grid."""
+    """Yields the second constructor of a term whose table is indexed by offsets on a grid."""
     fields = ", ".join(argument.python for argument in arguments)
     names = ", ".join(argument.name for argument in arguments)
     (table,) = (argument.name for argument in arguments if argument.index == "grid")
@@ -544,7 +544,7 @@ def encodings_module(catalogue: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def api_page(catalogue: dict[str, list[dict[str, Any]]], kind: str) -> str:
-    """An API page with the current terms between its two comments."""
+    """Returns an API page with the current terms between its two comments."""
     page = API_PAGES[kind]
     before, start, rest = (ROOT / page).read_text(encoding="utf-8").partition(START)
     _, end, after = rest.partition(END)
@@ -600,7 +600,7 @@ def cpp_header(catalogue: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def setters(values: Iterable[tuple[Argument, str]]) -> str:
-    """The TermBuilder calls that set a term's arguments."""
+    """Returns the TermBuilder calls that set a term's arguments."""
     return "".join(f'.{argument.method}("{argument.key}", {value})' for argument, value in values)
 
 
@@ -634,13 +634,13 @@ def cpp_source(catalogue: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def in_struct(arguments: list[Argument]) -> list[Argument]:
-    """The arguments that an encoding's function takes in its options struct."""
+    """Returns the arguments that an encoding's function takes in its options struct."""
     options = [argument for argument in arguments if not argument.required]
     return options if len(options) > MOST_OPTIONS else []
 
 
 def encoding_signature(entry: dict[str, Any]) -> list[str]:
-    """The arguments in C++, with their defaults."""
+    """Returns the arguments in C++, with their defaults."""
     arguments = encoding_arguments(entry)
     if not in_struct(arguments):
         return [argument.cpp for argument in arguments]
@@ -745,7 +745,7 @@ def formatted(path: str, text: str) -> str:
 
 
 def facades() -> dict[str, str]:
-    """The expected contents of each file."""
+    """Returns the expected contents of each file."""
     catalogue = gnomon.catalogue()
     files = {
         "python/gnomon/similarity.py": python_module(catalogue, "similarity"),

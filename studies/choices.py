@@ -1,4 +1,4 @@
-"""Recent additions to attention in language models: sinks, gates, norms, content biases."""
+"""Compares recent additions to attention in language models: sinks, gates, norms, biases."""
 
 from study import Claim, Comparison, Contrast, Study
 
@@ -21,7 +21,7 @@ SHORT, LONG = 128, 512
 
 
 def against(left: str, right: str, *lengths: int) -> tuple[Contrast, ...]:
-    """One combination compared with another at each length."""
+    """Compares one combination with another at each length."""
     return tuple(Contrast(f"dot/{left}", n, f"dot/{right}", n) for n in lengths)
 
 

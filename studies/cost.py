@@ -1,4 +1,4 @@
-"""The cost of a similarity when training a whole model."""
+"""Measures the cost of a similarity when training a whole model."""
 
 from study import ADRENAL, CHORALES, CORA, FSDD, MAMMALS, MNIST, Comparison, Study
 

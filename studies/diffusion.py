@@ -1,4 +1,4 @@
-"""Positions and similarities of a diffusion transformer."""
+"""Compares positions and similarities of a diffusion transformer."""
 
 from study import CLASSIFIER, MNIST, Claim, Comparison, Contrast, Study
 

@@ -1,4 +1,4 @@
-"""Whether cones need fewer dimensions than the dot product."""
+"""Tests whether cones need fewer dimensions than the dot product."""
 
 from study import MAMMALS, MNIST, Claim, Comparison, Contrast, Study
 

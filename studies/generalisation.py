@@ -1,4 +1,4 @@
-"""Which positions generalise to lengths beyond the training length."""
+"""Tests which positions generalise to lengths beyond the training length."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ LENGTHS = "40,100,200,500"
 
 
 def repeats(symbols: int) -> Callable[[str], tuple[str, str, dict[int, float]]]:
-    """A baseline for sorting that repeats the previous symbol, which the models also see.
+    """Returns a baseline for sorting that repeats the previous symbol, which the models also see.
 
     It is wrong once per distinct symbol. The expected number of distinct symbols in n draws from V
     is V (1 - (1 - 1/V)^n).
@@ -280,8 +280,8 @@ STUDY = Study(
         "drawn below 2048, were tried only in copying, reversing and sorting. At 40 symbols, "
         "parity and modular addition are at chance with every position (1/2 and 1/5), and the "
         "stack problem has an accuracy of about two thirds, so no claim covers them. Some seeds "
-        "learn recall and others do not, which explains the large spread of its accuracies. "
-        "Accuracy counts single symbols, each predicted from the correct symbols before it; a "
+        "learn recall and others do not, which explains the large spread of its accuracies. The "
+        "accuracy is that of single symbols, each predicted from the correct symbols before it; a "
         "separate table shows the accuracy of whole answers."
     ),
     sources=(

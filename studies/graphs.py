@@ -1,4 +1,4 @@
-"""Whether another similarity classifies the nodes of a graph better than GAT's own."""
+"""Tests whether another similarity classifies the nodes of a graph better than GAT's own."""
 
 from study import CORA, Claim, Comparison, Contrast, Study
 

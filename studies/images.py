@@ -1,4 +1,4 @@
-"""Which grid positions suit vision transformers, on images and on volumes."""
+"""Tests which grid positions suit vision transformers, on images and on volumes."""
 
 from study import ADRENAL, MNIST, Claim, Comparison, Contrast, Study
 

@@ -1,4 +1,4 @@
-"""Which position is best at the training length, and which extrapolates beyond it."""
+"""Tests which position is best at the training length, and which extrapolates beyond it."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Which positions suit music, which repeats itself at many distances."""
+"""Tests which positions suit music, which repeats itself at many distances."""
 
 from study import CHORALES, Claim, Comparison, Contrast, Study
 

@@ -1,4 +1,4 @@
-"""Which position keeps its error rate on speech longer than in training."""
+"""Tests which position keeps its error rate on speech that is longer than in training."""
 
 from study import FSDD, Claim, Comparison, Contrast, Study
 

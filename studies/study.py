@@ -137,7 +137,7 @@ AGREEING = {
 
 
 def verdict(outcomes: list[str], left_is: str) -> str:
-    """The verdict on a claim from the outcomes of its contrasts; left_is as in Claim."""
+    """Returns the verdict on a claim from the outcomes of its contrasts; left_is as in Claim."""
     tested = [outcome for outcome in outcomes if outcome not in {FEW_SEEDS, NOT_RUN}]
     if not tested:
         return FEW_SEEDS if FEW_SEEDS in outcomes else NOT_RUN
@@ -207,13 +207,13 @@ def record_path(name: str, comparison: Comparison) -> pathlib.Path:
 
 
 def command(comparison: Comparison) -> list[str]:
-    """The command that a reader would run in the data folder."""
+    """Returns the command that a reader would run in the data folder."""
     data = ["--data", comparison.data] if comparison.data else []
     return ["gnomon", "compare", *data, *comparison.arguments]
 
 
 def classifier_command(comparison: Comparison) -> list[str]:
-    """The command that trains its classifier, as a reader would run it."""
+    """Returns the command with which a reader would train the comparison's classifier."""
     task = ("--task", "images", "--data", comparison.data)
     return ["gnomon", "train", *task, *comparison.classifier, "--out", CLASSIFIER]
 
@@ -234,7 +234,7 @@ def shorten(results: dict[str, Any], comparison: Comparison) -> dict[str, Any]:
 
 
 def dump(record: dict[str, Any]) -> str:
-    """JSON with one line per run and per entry of the summary."""
+    """Returns JSON with one line per run and per entry of the summary."""
     lines = []
     for key, value in record.items():
         if key in {"runs", "summary"} and value:
@@ -357,7 +357,7 @@ def labels_of(results: dict[str, Any]) -> list[str]:
 
 
 def by_seed(results: dict[str, Any], label: str, at: Any, metric: str) -> dict[int, float]:
-    """The measured values of a combination at a condition, by seed."""
+    """Returns the measured values of a combination at a condition, by seed."""
     labels = labels_of(results)
     if label not in labels:
         raise ValueError(f"no combination is named '{label}'; expected one of {', '.join(labels)}")
@@ -422,7 +422,7 @@ Found = list[tuple[Comparison, dict[str, Any]]]
 
 
 def has(results: dict[str, Any], label: str, at: Any) -> bool:
-    """Whether the results contain a combination and a condition."""
+    """Returns whether the results contain a combination and a condition."""
     return label in labels_of(results) and at in results["task"]["conditions"]["values"]
 
 
@@ -441,7 +441,7 @@ SPLITS = {"train": "training", "valid": "validation"}
 
 
 def place_of(results: dict[str, Any], value: Any) -> str:
-    """A condition in words: "128 bytes", "test split"."""
+    """Returns a condition in words: "128 bytes", "test split"."""
     conditions = results["task"]["conditions"]
     for key, word, text in PLACES:
         if conditions["key"] == key and word in conditions["title"]:
@@ -452,7 +452,7 @@ def place_of(results: dict[str, Any], value: Any) -> str:
 def row_title(
     comparison: Comparison, contrast: Contrast, results: dict[str, Any], measure: str
 ) -> str:
-    """The title of a contrast: "Novels (128 bytes): `dot/rope` vs. `dot/none`"."""
+    """Returns the title of a contrast: "Novels (128 bytes): `dot/rope` vs. `dot/none`"."""
     left_at, right_at = (place_of(results, at) for at in (contrast.left_at, contrast.right_at))
     is_same = contrast.left_at == contrast.right_at
     where = ", ".join(filter(None, [measure, left_at if is_same else ""]))
@@ -493,7 +493,7 @@ def contrast_rows(claim: Claim, found: Found, margins: dict[str, float]) -> list
 
 
 def tested_rows(study: Study, found: Found) -> list[list[Row]]:
-    """The rows of each claim; p-values are adjusted for the number of all rows."""
+    """Returns the rows of each claim; p-values are adjusted for the number of all rows."""
     claims = [contrast_rows(claim, found, study.margins) for claim in study.claims]
     rows = [row for claim in claims for row in claim]
     outcomes = iter(
@@ -512,7 +512,7 @@ def tested_rows(study: Study, found: Found) -> list[list[Row]]:
 
 
 def describe_claim(claim: Claim, rows: list[Row]) -> list[str]:
-    """The claim, its verdict, its rows and the reasons."""
+    """Returns the claim, its verdict, its rows and the reasons."""
     outcomes = [row.outcome for row in rows]
     said = verdict(outcomes, claim.left_is)
     counts = ", ".join(f"{n} {outcome}" for outcome, n in Counter(outcomes).items())
@@ -593,7 +593,7 @@ def time_ratios(results: dict[str, Any]) -> list[tuple[str, list[float]]]:
 
 
 def time_table(results: dict[str, Any]) -> str:
-    """CPU time of a training step, and its ratio to that of the first combination."""
+    """Returns a table of the CPU time of training steps, and its ratio to the first combination."""
     ratios_of = dict(time_ratios(results))
     rows = []
     for row, name in zip(results["summary"], report.labels(results), strict=True):
@@ -616,13 +616,13 @@ def time_table(results: dict[str, Any]) -> str:
 
 
 def enumerate_words(words: Iterable[str], conjunction: str = "and") -> str:
-    """The words as a phrase: "a, b and c"."""
+    """Returns the words as a phrase: "a, b and c"."""
     *others, last = words
     return f"{', '.join(others)} {conjunction} {last}" if others else last
 
 
 def cpu(machine: dict[str, Any]) -> str:
-    """A CPU and its instruction set: "an AMD EPYC CPU (AVX-512)"."""
+    """Returns a CPU and its instruction set: "an AMD EPYC CPU (AVX-512)"."""
     name = machine["cpu"].replace("(R)", "").removesuffix(" Processor")
     article = "an" if name[0] in "AEIOU" else "a"
     # AVX3 and its variants, such as AVX3_ZEN4, are Highway's names.
@@ -645,7 +645,7 @@ CONDITIONS = {
 
 
 def name_and_unit(metric_title: str) -> tuple[str, str]:
-    """A metric's name, and its unit if the title names it."""
+    """Returns a metric's name, and its unit if the title names it."""
     title = metric_title.replace("Frechet", "Fréchet")
     title = re.sub(r"^last (\d+) bytes$", r"loss on the last \1 bytes, nats per byte", title)
     name, _, unit = title.partition(", ")
@@ -653,7 +653,7 @@ def name_and_unit(metric_title: str) -> tuple[str, str]:
 
 
 def caption(results: dict[str, Any], metric: dict[str, Any]) -> str:
-    """The caption of a table: "Loss (nats per byte) by evaluation length (bytes)"."""
+    """Returns the caption of a table: "Loss (nats per byte) by evaluation length (bytes)"."""
     name, unit = name_and_unit(metric["title"])
     measured = f"{name} ({unit})" if unit else name
     title = results["task"]["conditions"]["title"]
@@ -742,7 +742,7 @@ def draw_effects(study: Study, claims: list[list[Row]]) -> Any:
 
 
 def draw_times(found: Found) -> Any:
-    """The step time relative to the first combination, one point per comparison."""
+    """Draws the step time relative to the first combination, with one point per comparison."""
     from matplotlib.figure import Figure
 
     from gnomon.lab._plots import colour, marker
@@ -781,7 +781,7 @@ PROPER_NAMES = {"Cora", "Python's", "Shakespeare's"}
 
 
 def inside_sentence(title: str) -> str:
-    """A comparison's title as part of a sentence, in lower case unless it is a name."""
+    """Returns a comparison's title as part of a sentence, in lower case unless it is a name."""
     first = title.split()[0].rstrip(",")
     rest = first[1:]
     is_name = first in PROPER_NAMES or not (rest.isalpha() and rest.islower())
@@ -828,7 +828,7 @@ def describe_margins(margins: dict[str, float]) -> str:
 
 
 def describe_method(study: Study, found: Found, margins: dict[str, float]) -> str:
-    """Describes the runs, as a list if there are several kinds, and the margins of the tests."""
+    """Describes the runs (as a list if there are several kinds) and the margins of the tests."""
     groups: dict[tuple[int, int, int], list[str]] = {}
     for comparison, results in found:
         settings = results["settings"]
@@ -924,8 +924,8 @@ def write_page(name: str, study: Study) -> None:
             "line or shaded area marks the training condition."
         )
     parts.append(
-        f"The records are in `studies/{name}`; `make study NAME={name} DATA=FOLDER` runs the "
-        "missing parts and rewrites this page."
+        f"The records are in `studies/{name}`; `make study NAME={name} DATA=FOLDER` completes "
+        "the missing runs and rewrites this page."
     )
     (PAGES / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 

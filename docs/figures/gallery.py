@@ -65,7 +65,7 @@ CAPTIONS = {
 
 
 def scores(q: Tensor, k: Tensor, **arguments: Any) -> Tensor:
-    """The scores s_ij (queries, keys) of one head; masked pairs have -inf."""
+    """Returns the scores s_ij (queries, keys) of one head; masked pairs have -inf."""
     q, k = q[None, None], k[None, None]
     weights = gnomon.attention_weights(q, k, slice(None), **arguments)
     _, lse = gnomon.attention(q, k, k, return_lse=True, tolerance=0.0, **arguments)
@@ -85,7 +85,7 @@ def plane(name: str) -> Tensor:
 
 
 def position_picture(name: str) -> Tensor | None:
-    """The picture of a position; None if it has none."""
+    """Returns the picture of a position; None if it has none."""
     torch.manual_seed(1)
     zeros = torch.zeros(LENGTH, DIM)
     tokens = torch.randn(LENGTH, DIM)
