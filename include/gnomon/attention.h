@@ -117,7 +117,7 @@ struct Chunks {
   int64_t after = 0;
 };
 
-// Query i is at position p_i = query_offset + i and key j at p_j = j, unless the input gives
+// Query i is at position p_i = query_offset + i and key j is at p_j = j, unless the input gives
 // positions. Query i attends to key j iff p_i - left <= p_j <= p_i + right, key_starts[b] <= j <
 // key_lengths[b], both are in the same segment, the chunk of i attends to the chunk of j, and pairs
 // is nonzero at (i, j). Causal means right = 0.

@@ -6,7 +6,7 @@
 //   position   = component ("+" component)*          their sum
 //   component  = name (":" key "=" value | ":" flag)*     a flag is key=true
 //
-// for example "rope:layout=half+hype:mu=0.001:tau=learned".
+// For example, "rope:layout=half+hype:mu=0.001:tau=learned" is a sum of two components.
 #ifndef GNOMON_CATALOGUE_H_
 #define GNOMON_CATALOGUE_H_
 
@@ -139,8 +139,8 @@ struct CatalogueEntry {
   std::string tokens() const;
 };
 
-// As a word: "similarity", "none", "embedding", "rotation", "bias", "grid_bias", "key_bias",
-// "pair_bias", "content", "norm", "temperature", "sink", "gate".
+// The role as a word: "similarity", "none", "embedding", "rotation", "bias", "grid_bias",
+// "key_bias", "pair_bias", "content", "norm", "temperature", "sink", "gate".
 const char* RoleName(CatalogueEntry::Role role);
 
 // Both are in listing order: similarities with dot first, then by name; positions with "none"

@@ -2,11 +2,11 @@
 //
 //   o_i = sum_e p_e v_{j(e)},   p_e = exp(s_e) / sum exp(s),   both sums over the edges of row i
 //
-// with the scores s of gnomon/attention.h plus a bias per edge, without masks. With dropout, o_i is
-// the sum of p_e m_e v_{j(e)} (see Dropout), and lse includes all edges. The graph is a sparse
-// matrix in CSR format: edges indptr[i] ... indptr[i + 1] - 1 belong to query i, and edge e leads
-// to the key indices[e]. Duplicate edges are counted once per occurrence. Both passes use O(E H)
-// memory in addition to the arguments. Results are bitwise identical from run to run and for any
+// The scores s are those of gnomon/attention.h plus a bias per edge, without masks. With dropout,
+// o_i is the sum of p_e m_e v_{j(e)} (see Dropout), and lse includes all edges. The graph is a
+// sparse matrix in CSR format: edges indptr[i] ... indptr[i + 1] - 1 belong to query i, and edge e
+// leads to the key indices[e]. Duplicate edges are counted once per occurrence. Both passes use O(E
+// H) memory in addition to the arguments. Results are bitwise identical from run to run and for any
 // number of workers.
 #ifndef GNOMON_GRAPH_H_
 #define GNOMON_GRAPH_H_

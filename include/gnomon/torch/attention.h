@@ -6,8 +6,8 @@
 //                                      .position(position::RoPE() + position::ALiBi(slopes))
 //                                      .causal(true));
 //
-// In every formula below, query row i is at position p_i = query_offset + i and key column j at p_j
-// = j, unless positions are given. Invalid arguments throw c10::ValueError (shape or value),
+// In every formula below, query row i is at position p_i = query_offset + i and key column j is at
+// p_j = j, unless positions are given. Invalid arguments throw c10::ValueError (shape or value),
 // c10::TypeError (dtype or device) or c10::NotImplementedError (unsupported), naming the argument.
 #ifndef GNOMON_TORCH_ATTENTION_H_
 #define GNOMON_TORCH_ATTENTION_H_

@@ -29,9 +29,9 @@ struct LinearAttentionOptions {
   // The position of the first query, for rope. nullopt means 0 if Lq = Lk; if the lengths differ,
   // rope requires a value.
   TORCH_ARG(std::optional<int64_t>, query_offset);
-  // Only for "favor": the number of rows of the projection (default: the even number above D ln D,
-  // at least 2) and the seed of the random projection (default 0); or the projection itself,
-  // (features, D).
+  // Only for "favor": the number of rows of the projection (default: D ln D rounded up to an even
+  // number, at least 2) and the seed of the random projection (default 0); or the projection
+  // itself, (features, D).
   TORCH_ARG(std::optional<int64_t>, num_features);
   TORCH_ARG(std::optional<int64_t>, seed);
   TORCH_ARG(std::optional<torch::Tensor>, projection);

@@ -291,7 +291,7 @@ struct TokenPositionOptions {
   TORCH_ARG(int64_t, dim);
   // Number of rows of a learned table; "learned:length=N" in the specification overrides it.
   TORCH_ARG(int64_t, max_length);
-  // Whether tokens must not depend on later ones.
+  // Whether encodings must not depend on later tokens.
   TORCH_ARG(bool, causal) = false;
 };
 

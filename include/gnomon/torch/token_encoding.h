@@ -55,7 +55,7 @@ struct TokenEncodingOptions {
   // One component of the catalogue, such as "conv:kernel=64".
   TORCH_ARG(std::string, spec);
   TORCH_ARG(int64_t, dim);
-  // Whether tokens must not depend on later ones.
+  // Whether encodings must not depend on later tokens.
   TORCH_ARG(bool, causal) = false;
 };
 
