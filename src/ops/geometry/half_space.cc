@@ -25,7 +25,7 @@ at::Tensor SinhRatio(const at::Tensor& n, const at::Tensor& square) {
 
 // The exponential map at (0, ..., 0, 1), for tangents in its orthonormal frame:
 //   height = 1 / (cosh n - v_d sinh(n) / n), X = w sinh(n) / n height,  v = (w, v_d), n = |v|,
-// with cosh n - v_d sinh(n) / n = e^-n + (n - v_d) sinh(n) / n, and n - v_d = |w|^2 / (n + v_d) if
+// The denominator is computed as e^-n + (n - v_d) sinh(n) / n, and n - v_d as |w|^2 / (n + v_d) if
 // v_d > 0, which avoids cancellation.
 HalfSpacePoint ExponentialMap(const at::Tensor& token) {
   const at::Tensor length = SafeSqrt(SquaredNorm(token));

@@ -43,9 +43,9 @@ int64_t RotatedColumns(const Component& component, const RotationCall& call, int
   return dims;
 }
 
-// Sun et al. 2023, section 3: pair i of q grows by zeta_i^(p / 512) and that of k shrinks by it, so
-// their product decays with distance. Only position differences matter; measuring from the middle
-// of the sequence keeps the powers within float32 for lengths up to kLongest.
+// Sun et al. 2023, section 3: pair i of q grows by zeta_i^(p / 512) and pair i of k shrinks by it,
+// so their product decays with distance. Only position differences matter; measuring from the
+// middle of the sequence keeps the powers within float32 for lengths up to kLongest.
 constexpr int64_t kLongest = 65536;
 
 // Throws if the positions of a call are known and too far apart.
