@@ -328,7 +328,7 @@ def _in_order(arguments: Any) -> list[str]:
 def lower_call(
     operator: str, like: Tensor, given: Mapping[str, Any], arguments: Any, **own: Any
 ) -> _Lowered:
-    """Converts the arguments `given` to a function, except terms, to operator arguments.
+    """Converts `given`, a function's arguments without its terms, to operator arguments.
 
     `arguments` is the TypedDict of valid names. `own` contains additional operator arguments.
     """
@@ -364,7 +364,7 @@ _OWN_ARGUMENTS = {
 
 
 def unknown_argument(operator: str, name: str, arguments: Any) -> TypeError:
-    """Returns the error for an argument that is not in a TypedDict, with advice."""
+    """Returns the error for an unknown argument, with advice if another library uses its name."""
     known = _in_order(arguments)
     ours, how = FOREIGN_ARGUMENTS.get(name, (None, ""))
     if operator == "varlen_attention" and how == _PACKED:
@@ -425,29 +425,29 @@ def attention(
         causal: whether queries attend only to keys at their own or an earlier position, p_j <= p_i.
         window: (left, right): query i attends only to keys with p_i - left <= p_j <= p_i + right.
             None for one side means no limit on that side; a single number n means (n, n).
-        key_lengths: (B,) integers: in batch element b, queries attend only to keys j with
-            j < key_lengths[b]. Here and below, a number or a 0-d tensor applies to the whole batch,
-            and lists are accepted in place of tensors.
-        key_starts: (B,) integers: in batch element b, queries attend only to keys j with
-            j >= key_starts[b]. The hidden keys may contain NaN. They still count in positions: key
-            j keeps the position j.
-        query_segments: (B, Lq) integers in the int32 range, or (Lq,) for the whole batch: a query
-            attends only to keys in its own segment, for example, in its own document if several
-            are packed. Positions do not restart in each segment unless you pass positions.
+        key_lengths: (B,) integers: in batch element b, queries attend only to keys j <
+            key_lengths[b]. Here and below, a number or a 0-d tensor applies to the whole batch, and
+            lists are accepted in place of tensors.
+        key_starts: (B,) integers: in batch element b, queries attend only to keys j >=
+            key_starts[b]. The hidden keys may contain NaN. They still count in positions: key j
+            keeps the position j.
+        query_segments: (B, Lq) integers in the int32 range, or (Lq,) if shared across the batch: a
+            query attends only to keys in its own segment, such as a document in a packed sequence.
+            Positions do not restart in each segment unless you pass positions.
         key_segments: (B, Lk) or (Lk,) integers; required with query_segments.
         query_offset: the position of the first query: an integer between -2^53 and 2^53, or (B,)
             integers, one per batch element. It defaults to 0 if Lq = Lk. If the lengths differ,
             calls with causal, a window or a position must pass it.
-        positions: (B, Lq) integers, or (Lq,) for the whole batch: the positions p_i of the queries,
-            in any order; they may be negative. Masks and position terms then use them instead of
-            query_offset and the key index. Use them for packed documents (with segments), trees,
-            and random positions (Ruoss et al. 2023). On a grid, a position is a row-major index.
-            With positions, the table of OffsetBias has the shape (H, 2 n - 1), and its middle entry
-            is the bias for p_j = p_i. Positions in one batch element must differ by less than 2^30;
-            with offset biases, there may be at most 2^22 different offsets. A tensor of shape (1 or
-            B, Lq, axes) contains coordinates. Only RoPE accepts coordinates: each axis rotates one
-            of its sections, or an equal number of its pairs. Masks then still use query_offset and
-            the key index.
+        positions: (B, Lq) integers, or (Lq,) if shared across the batch: the positions p_i of the
+            queries, in any order; they may be negative. Masks and position terms then use them
+            instead of query_offset and the key index. Use them for packed documents (with
+            segments), trees, and random positions (Ruoss et al. 2023). On a grid, a position is a
+            row-major index. With positions, the table of OffsetBias has the shape (H, 2 n - 1), and
+            its middle entry is the bias for p_j = p_i. Positions in one batch element must differ
+            by less than 2^30; with offset biases, there may be at most 2^22 different offsets. A
+            tensor of shape (1 or B, Lq, axes) contains coordinates, which only RoPE accepts. Each
+            axis rotates its section of the pairs, or an equal number of pairs. Masks then still use
+            query_offset and the key index.
         key_positions: (B, Lk) or (Lk,) integers: the positions p_j of the keys; by default those of
             the queries. If Lq and Lk differ, pass both positions and key_positions.
         scale: factor of the dot product and of relative keys; 1/sqrt(D) by default. A call that has
@@ -456,8 +456,8 @@ def attention(
             attends to its own chunk, `before` chunks before it and `after` chunks after it. With
             Relative, this is the relative local attention of the Music Transformer (Huang et al.
             2019).
-        dropout: probability of dropping a weight, from 0 to 1. Kept weights are multiplied by 1 /
-            (1 - dropout); lse is computed before dropout.
+        dropout: probability of dropping a weight, from 0 to 1. The remaining weights are multiplied
+            by 1 / (1 - dropout); lse is computed before dropout.
         seed: seed of the dropout mask; by default, it is drawn from PyTorch's generator. For a
             given seed, whether a weight is dropped depends only on its batch, head, query and key.
         aggregation: how values are combined:
@@ -560,7 +560,7 @@ def attention_weights(
     Raises:
         ValueError: an invalid shape or value.
         TypeError: an invalid dtype or device.
-        NotImplementedError: as for attention.
+        NotImplementedError: as in attention.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)

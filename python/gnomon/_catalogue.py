@@ -55,8 +55,8 @@ def load_terms(path: str | os.PathLike[str]) -> list[str]:
 
     Raises:
         TypeError: path is not a path.
-        ValueError: the file does not exist, was built for a different gnomon or PyTorch, or has no
-            terms, or the name of one of its terms is in use. In these cases, no terms are added.
+        ValueError: the file does not exist, was built for a different gnomon or PyTorch, or
+            contains no terms; or a term's name is already in use. No terms are added then.
 
     Example:
         >>> names = gnomon.load_terms("build/libmy_terms.so")  # doctest: +SKIP

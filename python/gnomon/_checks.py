@@ -122,7 +122,7 @@ def check_tensors(operator: str, **tensors: object) -> None:
         if not isinstance(tensor, Tensor):
             raise wrong_type(operator, name, tensor, "a Tensor")
         layout = tensor.layout
-        # The jagged layout is rejected elsewhere.
+        # Functions that do not support the jagged layout reject it themselves.
         if layout == strided and tensor.is_nested:
             raise TypeError(
                 f"gnomon.{operator}: {name} is a nested tensor with the strided "

@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         self._fail(f"{message}{self._suggestion(message)} (see {self.prog} --help)")
 
     def _suggestion(self, message: str) -> str:
-        """Returns a suffix for the message that suggests an option for the first unknown one."""
+        """Returns a message suffix that suggests a known option for the first unknown one."""
         known = [option for action in self._actions for option in action.option_strings]
         for word in self._words:
             option = word.partition("=")[0]

@@ -69,7 +69,8 @@ class DefinedSimilarity(Similarity):
 
     #: The formula f, as passed.
     formula: ClassVar[str]
-    #: Shared library with its kernels, for ``gnomon compare --terms`` and load_terms().
+    #: The shared library with the similarity's kernels, for ``gnomon compare --terms`` and
+    #: load_terms().
     library: ClassVar[str]
     #: Argument names, in order.
     _arguments: ClassVar[tuple[str, ...]]
@@ -164,7 +165,7 @@ def define(
         raise _wrong("heads", tuple(heads), "at most three names in the formula")
 
     class_name = "".join(part.capitalize() for part in name.split("_"))
-    # The suffix avoids names used in the kernels.
+    # The suffix prevents conflicts with names in the kernels.
     struct = f"{class_name}OfFormula"
     g = _INPUTS[input]
     told = f"{factor} f, f = {formula.strip()}, g = {g}"

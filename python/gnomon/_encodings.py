@@ -1,4 +1,4 @@
-"""Functions that compute slopes, buckets and sinusoids, and HyPE as additional coordinates."""
+"""Functions for ALiBi slopes, T5 buckets, sinusoids, and HyPE as additional coordinates."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def t5_bucket(
     num_buckets: int = 32,
     max_distance: int = 128,
 ) -> Tensor:
-    """Returns the int64 T5 buckets of offsets p_j - p_i of any shape (Raffel et al. 2020).
+    """Returns the T5 buckets, in int64, for offsets p_j - p_i of any shape (Raffel et al. 2020).
 
     Example:
         >>> gnomon.t5_bucket(torch.tensor([-20, -1, 0, 1, 20]), bidirectional=True)
@@ -109,11 +109,12 @@ def hype_augment(
 ) -> tuple[Tensor, Tensor]:
     """Appends 2 * copies coordinates to q and k that add the HyPE bias to the dot product.
 
-    Use it with attention kernels that accept no bias. The inner product of the new coordinates is
-    sqrt(D) times the odd HyPE bias, where D is the original head_dim, so pass 1/sqrt(D) as the
-    kernel's scale. tau and mu are numbers or tensors of shape (H,). If mu has shape (H,), k is
-    expanded to q's H heads. axes is the shape of a grid with tokens in row-major order: the bias is
-    then the sum over the axes, with 2 * copies coordinates per axis (Angelotti 2023).
+    Use it with attention kernels that do not accept a bias. The inner product of the new
+    coordinates is sqrt(D) times the odd HyPE bias, where D is the original head_dim, so pass
+    1/sqrt(D) as the kernel's scale. tau and mu are numbers or tensors of shape (H,). If mu has
+    shape (H,), k is expanded to q's H heads. axes is the shape of a grid with tokens in row-major
+    order: the bias is then the sum over the axes, with 2 * copies coordinates per axis (Angelotti
+    2023).
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)

@@ -14,7 +14,7 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def cache_folder() -> pathlib.Path:
-    """Returns the folder of compiled kernels and term libraries (src/cuda/cubin_cache.h)."""
+    """Returns the folder for compiled kernels and term libraries (src/cuda/cubin_cache.h)."""
     own = os.environ.get("GNOMON_CACHE")
     if own:
         return pathlib.Path(own).resolve()

@@ -29,7 +29,7 @@ def _attention_backward(
     d_o: Any, d_lse: Any, o: Any, lse: Any, statistics: Any, x: Any, y: Any, v: Any,
     *_: Any, **__: Any,
 ) -> int:  # fmt: skip
-    """Counts the recomputed q.k, d_o.v, and the gradients of q, k and v."""
+    """Counts q.k, which is recomputed, d_o.v, and the gradients of q, k and v."""
     return int(2 * _pairs(x, y) * (3 * x[3] + 2 * v[3]))
 
 

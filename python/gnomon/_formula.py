@@ -109,7 +109,7 @@ class Graph:
         return value is not None and value <= 0 and self.is_positive(a)
 
     def where_greater(self, a: int, b: int, yes: int, no: int) -> int:
-        """Selects yes where a > b, else no."""
+        """Selects yes where a > b, and no elsewhere."""
         return yes if yes == no else self._add("where", a, b, yes, no)
 
     def sqrt(self, a: int) -> int:
@@ -223,7 +223,7 @@ class Graph:
         return of[1:] if kind == "function" else of
 
     def derivatives(self, result: int, leaves: Sequence[int]) -> list[int]:
-        """Returns the result's derivative by each leaf; ties in max and min are split evenly."""
+        """Returns the result's derivative with respect to each leaf; max and min split ties."""
         order = self.reached_from([result])
         gradient = {result: self.number(1)}
         for node in reversed(order):
@@ -234,7 +234,7 @@ class Graph:
         return [gradient.get(leaf, self.number(0)) for leaf in leaves]
 
     def _slopes(self, node: int, d: int) -> list[tuple[int, int]]:
-        """Returns the gradient of each operand of an operation with gradient d."""
+        """Returns each operand of a node and its gradient, given the node's gradient d."""
         kind, *of = self.operations[node]
         zero, one, half = self.number(0), self.number(1), self.number(0.5)
         if kind == "+":

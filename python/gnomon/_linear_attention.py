@@ -39,8 +39,8 @@ def linear_attention(
 ) -> Tensor:
     """Computes attention with a feature map, linear in time and memory.
 
-    The output is phi(q_i).(sum_j phi(k_j) v_j^T) / (phi(q_i).sum_j phi(k_j)). A causal call is
-    computed in chunks, and carries the sums of phi(k_j) v_j^T from one chunk to the next.
+    The output is phi(q_i).(sum_j phi(k_j) v_j^T) / (phi(q_i).sum_j phi(k_j)). Causal attention is
+    computed in chunks; the sums of phi(k_j) v_j^T are carried from one chunk to the next.
 
     Args:
         q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU or an NVIDIA GPU. k and

@@ -26,7 +26,7 @@ def checked_output(fail: Callable[[str], object]) -> Iterator[None]:
 
 
 def _write(text: str) -> str | None:
-    """Writes the text; returns the reason on failure, else None."""
+    """Writes the text. Returns the reason if that fails, otherwise None."""
     if not text:
         return None
     if sys.stdout is None:

@@ -78,7 +78,7 @@ _FUNCTIONS: dict[str, tuple[str, Callable[[Tensor, _Scalars, _Scalars, _Scalars]
 
 
 def _attention_forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes gnomon::attention_forward in plain operators, as in src/reference."""
+    """Computes gnomon::attention_forward in plain PyTorch operators, as in src/reference."""
     names = [argument.name for argument in ops.attention_forward.default._schema.arguments]
     call = SimpleNamespace(**dict(zip(names, values, strict=True)))
     if call.function not in _FUNCTIONS:

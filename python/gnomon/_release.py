@@ -56,7 +56,7 @@ def is_too_old(version: str) -> bool:
 
 
 def built_folder() -> pathlib.Path:
-    """Returns the folder in which ``gnomon.build`` keeps the libraries for this PyTorch."""
+    """Returns the folder in which ``gnomon.build`` stores the libraries for this PyTorch."""
     core = (_HERE / "lib" / library_name("gnomon_core")).stat()
     key = repr(
         (

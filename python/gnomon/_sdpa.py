@@ -45,7 +45,7 @@ def scaled_dot_product_attention(
     gnomon.attention for other similarities and positions, and for masks that need no tensor.
 
     Args:
-        query: (..., H, L, E), at least two axes; bfloat16, float16, float32 or float64.
+        query: (..., H, L, E), with at least two axes; bfloat16, float16, float32 or float64.
         key: (..., H, S, E) in query's dtype. Its leading axes broadcast with query's.
         value: (..., H, S, Ev).
         attn_mask: a tensor that broadcasts to (..., H, L, S), or a bias object from
@@ -93,7 +93,7 @@ def scaled_dot_product_attention(
     q, k, v = _with_four_axes(query, key, value, leading)
     columns = v.shape[3]
     if q.shape[3] == 0:
-        # With E = 0, every score is 0.
+        # With E = 0, every score is 0, as with a single zero coordinate.
         q, k, scale = pad(q, (0, 1)), pad(k, (0, 1)), 1.0
     if columns == 0:
         v = pad(v, (0, 1))

@@ -75,7 +75,7 @@ def _fits(value: object, kinds: str) -> bool:
         elif kind == "bool":
             fits = is_flag(value)
         elif kind == "str" or kind.startswith("Literal["):
-            fits = isinstance(value, str)  # the operator lists the valid words
+            fits = isinstance(value, str)  # the operator rejects invalid words
         elif kind == "int":
             fits = is_integer(value)
         elif kind == "float":

@@ -138,7 +138,7 @@ def varlen_attention(
     Raises:
         ValueError: an invalid shape or value.
         TypeError: an invalid dtype or device, or an unknown argument.
-        NotImplementedError: as for attention.
+        NotImplementedError: as in attention.
 
     Example:
         >>> q, k, v = torch.randn(3, 100, 8, 64).unbind()
@@ -164,7 +164,7 @@ def varlen_attention(
 
 
 class Packing(NamedTuple):
-    """Boundaries of packed sequences, (n + 1,) each."""
+    """The boundaries of n packed sequences, (n + 1,) each for queries and keys."""
 
     queries: Tensor
     keys: Tensor

@@ -162,13 +162,13 @@ class _OneByOne:
 
 
 def _favor_projection(info: Any, in_dims: Sequence[Any], like: Tensor, *args: Any) -> Any:
-    """Draws one projection for all samples; only the last axis and device of `like` matter."""
+    """Draws one projection for all samples; it depends only on `like`'s last axis and device."""
     one = like.new_empty(like.movedim(in_dims[0], 0).shape[1:])  # valid for zero samples
     return ops.favor_projection(one, *args), None
 
 
 def _rules_of(name: str) -> list[_Rule]:
-    """Returns the forward and backward rules of an operator, along the head axis."""
+    """Returns an operator's forward and backward rules, which use the head axis."""
     axes = dict(zip(*ops.operator_axes(name), strict=True))
     heads = {
         argument: next((n for n, axis in enumerate(of) if axis[-1] in "HG"), None)
@@ -187,7 +187,7 @@ def _rules_of(name: str) -> list[_Rule]:
 
 
 def register() -> None:
-    """Registers the rules of all operators once."""
+    """Registers the rules of all operators; called once, at import."""
     rules = [*_rules_of("attention"), *_rules_of("graph")]
     for operator, outputs, is_backward in (
         (ops.cone_map, ("x", "row_scalars", "y", "column_scalars"), False),

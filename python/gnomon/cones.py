@@ -22,7 +22,8 @@ def ancestor(u: Tensor, v: Tensor, *, cone: str = "penumbral", r: float | None =
         v: (..., D), in the same dtype; the leading axes broadcast.
         cone: "penumbral": cones below the horosphere of height r, with heights clamped to [0, r];
             "umbral": the shadows of balls of radius r.
-        r: the height or radius above; by default 1 for penumbral and 0.1 for umbral cones.
+        r: the horosphere's height or the balls' radius; by default 1 for penumbral and 0.1 for
+            umbral cones.
 
     Returns:
         A Boolean tensor with the broadcast leading axes (...).
@@ -60,7 +61,7 @@ def lowest_common_ancestor(
 
 
 def _check(name: str, u: object, v: object, cone: object, r: object) -> float | None:
-    """Checks the arguments; returns r for the operators."""
+    """Checks the arguments, and returns r for the operators."""
     operator = f"cones.{name}"
     check_tensors(operator, u=u, v=v)
     check_string(operator, "cone", cone)

@@ -1,4 +1,4 @@
-"""Pictures of models and terms; an alias of ``gnomon.lab.inspect``."""
+"""Draws figures of models and terms; an alias of ``gnomon.lab.inspect``."""
 
 import sys
 from typing import TYPE_CHECKING

@@ -101,13 +101,13 @@ def context_parallel_attention(
         q: (B, H, Lq, D), the shard of this process, with Lq at least 1.
         k: (B, Hkv, Lk, D), the shard of this process.
         v: (B, Hkv, Lk, Dv), the shard of this process.
-        similarity: as in gnomon.attention, like causal, window, query_offset, scale, aggregation
+        similarity: as in gnomon.attention; so are causal, window, query_offset, scale, aggregation
             and tolerance. tolerance applies to each shard of the keys.
         position: a position for the whole sequence. With Nq queries and Nk keys in all processes,
             the table of OffsetBias is (H, Nq + Nk - 1), AbsoluteKeys takes Nk rows, and KeyBias
             takes Nk entries. PairBias and mask have rows for the queries of this process and
             columns for all Nk keys. A temperature has entries for the queries of this process.
-        key_lengths: (B,) integers that count keys of the whole sequence; so does key_starts.
+        key_lengths: (B,) integers; like key_starts, they refer to the keys of the whole sequence.
         chunks: as in gnomon.attention; each shard of k must begin at a multiple of the chunk size.
         query_segments: (B, Lq) integers for this process's queries.
         key_segments: (B, Lk) integers for this process's keys.
@@ -119,9 +119,9 @@ def context_parallel_attention(
             context_parallel_rows returns the rows of a process.
         return_lse: whether to also return lse (B, H, Lq), which is differentiable.
 
-    The gradients of q, k and v are complete. Tensors that all processes share, such as those of
-    similarity and position and projection weights, are different: each process computes only the
-    contribution of its own queries. Sum these gradients over the group (all_reduce).
+    The gradients of q, k and v are complete. For tensors that all processes share (those of
+    similarity and position, and projection weights), each process computes only the contribution of
+    its own queries. Sum these gradients over the group (all_reduce).
 
     Returns:
         o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64.

@@ -13,7 +13,7 @@ from gnomon.distributed._sequence import WholeSequence
 
 
 class _Sums(NamedTuple):
-    """The partial sums of rows: 2^(score - largest), with scores in units of log2.
+    """The partial softmax sums of rows: sums of 2^(score - largest), with scores in log2 units.
 
     Results are merged by these sums rather than by lse, because every weight would be multiplied by
     the exponential of lse's rounding error, which is e^0.06 if lse is a million.
@@ -72,7 +72,10 @@ class _Result(NamedTuple):
 
 
 class RingAttention(torch.autograd.Function):
-    """o and lse of (sequence, q, k, v, the tensors of its terms and, if given, the temperature)."""
+    """Computes o and lse from (sequence, q, k, v, *tensors).
+
+    The tensors are those of the sequence's terms, followed by the temperature if there is one.
+    """
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Attention of queries to some of the keys, at their positions in the whole sequence."""
+"""Computes attention of some queries to some keys, at their positions in the whole sequence."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_position(term: position_terms.Specified) -> None:
         )
 
 
-#: Table indices along which the sequence is sharded.
+#: Index kinds of tables that are sliced along the sequence.
 _CUT = ("offsets", "keys", "key_entries", "pairs")
 
 
@@ -176,7 +176,7 @@ class WholeSequence:
         return (left is None or most >= -left) and (right is None or least <= right)
 
     def seen(self, rank: int, source: int) -> list[tuple[int, Piece]]:
-        """Returns pairs of pieces that may attend: (number of the query piece, key piece).
+        """Returns pairs of a query piece, by number, and a key piece that it may attend to.
 
         The query pieces are those of process `rank`, and the key pieces those of `source`.
         """

@@ -49,7 +49,7 @@ def replace_attention(
         similarity: a catalogue specification such as "penumbral".
         position: a specification such as "sink" or "grid_bias:shape=14x14:prefix=1", or a list of
             specifications to sum. It is added to the model's own positions.
-        max_length: the maximum number of tokens, for positions that learn a row per token.
+        max_length: the maximum number of tokens, for positions that learn one row per token.
 
     Returns:
         The model.

@@ -52,7 +52,7 @@ def check_position(operator: str, spec: str) -> None:
 
 
 class _Terms(torch.nn.Module):
-    """The parameters and buffers of gnomon.nn.MultiheadAttention for these terms."""
+    """Base class of terms, with the tensors that gnomon.nn.MultiheadAttention has for them."""
 
     _warned = False
     #: merge_and_unload() of LoHa, IA3 and other PEFT methods reads this in every module.
@@ -160,7 +160,7 @@ class LearnedSimilarity(_Terms):
 
 
 class LearnedPosition(_Terms):
-    """A position or a sum, with the parameters of gnomon.nn.MultiheadAttention."""
+    """A position or a sum of positions, with the parameters of gnomon.nn.MultiheadAttention."""
 
     def __init__(
         self,

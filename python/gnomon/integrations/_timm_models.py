@@ -17,7 +17,7 @@ from gnomon.position import GridBias
 class GnomonWindowAttention(WindowAttention):
     """timm's WindowAttention of Swin with the same parameters and parameter names.
 
-    The table of relative positions becomes a GridBias: no bias of window_area^2 entries is created.
+    The table of relative positions becomes a GridBias, so no window_area^2 bias array is created.
     """
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -83,7 +83,7 @@ class Option:
 
 @functools.cache
 def options(struct: str) -> Mapping[str, Option]:
-    """Returns the options of "model", "training" or "run" by name, in C++ order."""
+    """Returns the options of "model", "training" or "run" by name, in the order of the C++ list."""
     describe = library().gnomon_options
     describe.restype = ctypes.c_char_p
     lists = json.loads(describe().decode())

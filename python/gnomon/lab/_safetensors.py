@@ -33,7 +33,7 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-# The limit of the format's reference reader.
+# The header size limit of the format's reference reader.
 _LONGEST_HEADER = 100_000_000
 
 
@@ -42,7 +42,7 @@ def write(
 ) -> None:
     """Writes a temporary file and renames it to `path`, so `path` is never partially written.
 
-    Raises TypeError if the format does not support a tensor's dtype, OSError if writing fails.
+    Raises TypeError if the format does not support a tensor's dtype, and OSError if writing fails.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:

@@ -31,7 +31,7 @@ JOURNAL = "tuning.journal"
 
 
 def grid_size(options: list[dict[str, Any]]) -> int | None:
-    """Returns the number of points if all options have lists of values."""
+    """Returns the number of grid points if all options have lists of values, otherwise None."""
     if not all("values" in option for option in options):
         return None
     return math.prod(len(option["values"]) for option in options)
@@ -115,7 +115,7 @@ def _distribution(option: dict[str, Any]) -> Any:
 
 
 class Studies:
-    """One study for each combination, rebuilt from the record."""
+    """One Optuna study for each combination, rebuilt from results.json."""
 
     def __init__(self, folder: pathlib.Path, sign: int) -> None:
         import optuna

@@ -32,7 +32,7 @@ POLL_S = 0.2
 
 
 def _threads_of(words: list[str], processes: int | None) -> list[str]:
-    """Returns a run's --threads option: the cores divided among the runs, unless `words` has it."""
+    """Returns the --threads option for a run's share of the cores, unless `words` contains it."""
     if "--threads" in words:
         return []
     from dask.system import CPU_COUNT

@@ -31,7 +31,7 @@ def flex_attention(
     enable_gqa: bool = False,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Computes PyTorch's flex_attention, without score_mod, with gnomon.attention.
+    """Replaces PyTorch's flex_attention with gnomon.attention; score_mod is not supported.
 
     Args:
         query: (B, H, Lq, D).
@@ -97,11 +97,11 @@ def mask_arguments(
 ) -> dict[str, Any]:
     """Returns the arguments of gnomon.attention that are equivalent to a FlexAttention mask.
 
-    The mask is evaluated once for all pairs, and the arguments are checked against it, so they are
-    exactly equivalent. Causal masks, windows, per-batch lengths and starts, documents and chunks,
-    in any combination, become arguments that need no L x L array. Any other mask becomes the
-    Boolean array ``mask``. Call this function once and reuse the result. For a causal mask with Lq
-    != Lk, it also returns query_offset, which position terms use as well.
+    The mask is evaluated once for all pairs, and the arguments are checked against it, so the two
+    are exactly equivalent. Causal masks, windows, per-batch lengths and starts, documents and
+    chunks, in any combination, become arguments that need no L x L array. Any other mask becomes
+    the Boolean array ``mask``. Call this function once and reuse the result. For a causal mask with
+    Lq != Lk, it also returns query_offset, which position terms use as well.
 
     Args:
         mask: a BlockMask, or a mask_mod of (b, h, q_idx, kv_idx).
@@ -118,7 +118,7 @@ def mask_arguments(
         query_offset, key_starts, key_lengths, query_segments, key_segments and mask).
 
     Raises:
-        ValueError: lengths are missing.
+        ValueError: Q_LEN or KV_LEN is missing.
         TypeError: mask is neither a BlockMask nor a mask_mod.
 
     Example:
@@ -146,7 +146,7 @@ def mask_arguments(
         seen: Tensor = create_mask(mask_mod, batch, heads, queries, keys, device=str(device))
         if seen.numel() == 0:
             return {}
-        # Reduce axes along which all entries are equal to size 1.
+        # Reduce an axis to size 1 if all entries along it are equal.
         for axis in (0, 1):
             first = seen.narrow(axis, 0, 1)
             if torch.equal(first.expand_as(seen), seen):

@@ -1,4 +1,4 @@
-"""Models whose attention is replaced, because a position term can replace their bias arrays.
+"""Replaces the attention of models whose bias arrays can be expressed as position terms.
 
 A bias that depends only on the offset becomes a table, so no L x L array is needed.
 """
@@ -41,7 +41,7 @@ from gnomon.position import T5, ALiBi, Disentangled, GridBias, KeyBias, PairBias
 NAME = "gnomon"
 #: Arguments that need no check here, because they do not affect the output or refuse() checks them.
 _KNOWN = ("self", "use_cache", "output_attentions", "head_mask")
-#: The replaced classes.
+#: Classes with a replaced forward, which need not be intercepted.
 ADAPTED = (T5Attention, MT5Attention, BloomAttention, MptAttention, SwinAttention)
 
 
@@ -86,7 +86,7 @@ def _has_our_config(layer: torch.nn.Module, _kwargs: Mapping[str, Any]) -> bool:
 
 
 def _has_our_mask(_layer: torch.nn.Module, kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether a module without a configuration receives a mask of this package."""
+    """Returns whether the mask is gnomon's; these modules have no configuration to check."""
     return isinstance(kwargs.get("attention_mask"), Mask)
 
 

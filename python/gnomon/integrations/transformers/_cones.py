@@ -21,7 +21,7 @@ _ANGLES = ("position_embeddings", "relative_position_embeddings", "freqs_ci")
 _LAYOUT = "_gnomon_cosines_lie_in"
 #: Substrings in the names of cross-attention layers.
 _CROSSES = re.compile(r"cross|encoder_attn|enc_?dec", re.IGNORECASE)
-#: How a layer unpacks these arguments if the sines come first (GPT-J).
+#: The code of a layer that unpacks the sines first (GPT-J).
 _SINES_FIRST = re.compile(rf"\bsin, cos = ({'|'.join(_ANGLES)})\b")
 _ROTATES = re.compile(r"\bapply_\w*rot\w*\(|\brotary_emb\(")
 
@@ -151,7 +151,7 @@ def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
     elif layout == "halves":
         places = [height % (rotated // 2), rotated // 2 + height % (rotated // 2)]
     elif layout == "neighbours":
-        # Repeated for all heads if the layer rotates them before it splits them.
+        # The values repeat for each head if the layer rotates before splitting into heads.
         step = min(rotated, width)
         first = 0 if height == 0 else step - 2
         places = [n + first + k for n in range(0, rotated - step + 1, step) for k in (0, 1)]
@@ -168,7 +168,7 @@ def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
 
 
 def _layout(layer: torch.nn.Module, cos: Tensor, width: int) -> str | None:
-    """Returns whether pairs are i and i + D / 2 ("halves") or 2 i and 2 i + 1 ("neighbours")."""
+    """Returns "halves" for pairs (i, i + D / 2), "neighbours" for (2 i, 2 i + 1), or None."""
     rotated = cos.shape[-1]
     is_one_head = rotated <= width  # halves lie within a head
     if torch.compiler.is_compiling():
@@ -180,7 +180,7 @@ def _layout(layer: torch.nn.Module, cos: Tensor, width: int) -> str | None:
 
 
 def _layout_of(kind: type[torch.nn.Module]) -> str | None:
-    """Finds the layout in a model's source code, because a compiled graph has no values."""
+    """Finds the layout in a model's source code, because values are unknown while tracing."""
     classes = [
         of_module
         for name, of_module in vars(sys.modules[kind.__module__]).items()

@@ -92,7 +92,7 @@ def attention_forward(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The function for transformers' AttentionInterface; returns (B, Lq, H, Dv)."""
+    """Computes attention for transformers' AttentionInterface; returns (B, Lq, H, Dv)."""
     refuse(kwargs)
     if weights_are_collected():
         raise refusal("output_attentions")

@@ -325,7 +325,7 @@ def _seen_by_rows(attention_mask: Tensor, mask: Mask, first_key: int) -> Tensor:
 
 
 def _offset(offset: int | Tensor) -> int | Tensor:
-    """Returns the offset as an integer; the tensor of a static cache is kept while tracing."""
+    """Returns the offset as an integer, or unchanged if it is a tensor in a traced graph."""
     if isinstance(offset, Tensor) and torch.compiler.is_compiling():
         return offset
     return int(offset)
@@ -363,7 +363,7 @@ def _hiding(mask: Mask, visible: Tensor) -> Mask:
 
 
 def given_or_plain(mask: Mask | Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Mask | Tensor:
-    """Returns the mask, or if it is None, a causal or empty mask, depending on the layer."""
+    """Returns the mask. If it is None, returns a mask that is causal or hides nothing."""
     if mask is not None:
         return mask
     queries, keys = q.shape[2], k.shape[2]
@@ -407,7 +407,7 @@ def within_documents(mask: Mask, of_queries: Tensor, of_keys: Tensor) -> Mask:
             )
     if mask.query_segments is None or mask.key_segments is None:
         return replace(mask, query_segments=of_queries, key_segments=of_keys)
-    # Encode a pair as one number; there are at most as many documents as tokens.
+    # Encode a pair of segments as one number; there are at most as many documents as tokens.
     count = max(mask.shape[2:]) * mask.shape[0] + 1
     keys = mask.key_segments * count + of_keys
     return replace(

@@ -81,7 +81,7 @@ class _Product:
         return replace(self, hidden=hidden if self.hidden is None else self.hidden | hidden)
 
     def reshaped(self, lead: Sequence[int]) -> _Product:
-        """Returns the product with other leading axes of the same total size."""
+        """Returns the product with its leading axes reshaped."""
 
         def lead_of(tensor: Tensor) -> Tensor:
             rows, columns = tensor.shape[-2:] if tensor.dim() > 1 else (1, tensor.shape[-1])
@@ -668,7 +668,7 @@ def _multi_head(
 
 # Modules.
 
-#: A model's attribute that stores the value of packed_reads before the call, while it runs.
+#: A running model's attribute that stores the value of packed_reads before the call.
 _READS = "_gnomon_packed_reads"
 
 

@@ -1,6 +1,6 @@
-"""Properties of model classes that are found in their source code.
+"""Finds properties of model classes in their source code.
 
-transformers itself checks the source for its attention interface.
+transformers detects its attention interface in the same way.
 """
 
 from __future__ import annotations

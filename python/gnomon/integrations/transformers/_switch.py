@@ -49,7 +49,7 @@ _SHARED = "_gnomon_shared_config"
 
 
 def register() -> None:
-    """Makes "gnomon" a value of attn_implementation; calling it again has no effect.
+    """Makes "gnomon" a valid attn_implementation; calling it again has no effect.
 
     This patches the following methods of transformers, which still call the originals:
 
@@ -275,8 +275,9 @@ def attends(layer: torch.nn.Module) -> bool:
 def use_eager(model: Model) -> Model:
     """Undoes use_gnomon and returns the model, which uses transformers' eager attention again.
 
-    For models that use the AttentionInterface, this is set_attn_implementation("eager"). It also
-    works for other models, which do not support that method. You may call use_gnomon again.
+    For models that use the AttentionInterface, this is equivalent to
+    set_attn_implementation("eager"). It also works for other models, which do not support that
+    method. You may call use_gnomon again.
 
     Raises:
         TypeError: the model is not a transformers.PreTrainedModel or a PEFT model of one.
@@ -301,7 +302,7 @@ def _has_terms(model: torch.nn.Module) -> bool:
 
 
 def _set_implementation(model: PreTrainedModel, name: str) -> None:
-    """Sets the attention implementation, unlike set_attn_implementation() for any model."""
+    """Sets the implementation; unlike set_attn_implementation(), it supports all models."""
     for part in model.modules():
         # Layers may have a copy of their model's configuration (X-CLIP).
         if isinstance(config := getattr(part, "config", None), PreTrainedConfig):

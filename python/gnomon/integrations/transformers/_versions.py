@@ -1,4 +1,4 @@
-"""The releases of transformers that the integration is tested with; pages and tests read them."""
+"""The tested releases of transformers; documentation pages and tests also read them."""
 
 from __future__ import annotations
 

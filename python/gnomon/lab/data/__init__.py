@@ -126,7 +126,7 @@ def shared_labels(
     return shared
 
 
-#: Distinguishes a file of arrays from others, such as checkpoints.
+#: Metadata that distinguishes data files from other safetensors files, such as checkpoints.
 _MARK = {"made_by": "gnomon data"}
 
 

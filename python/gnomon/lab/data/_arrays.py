@@ -12,17 +12,17 @@ Arrays: TypeAlias = dict[str, Array]
 
 
 class WrongFileError(ValueError):
-    """An error in a file's contents, for a message that names the file."""
+    """An error in a file's contents; its message continues the file's name."""
 
 
 def fault_of(path: object, fault: object) -> str:
-    """Returns a message about a file: "x is empty", "x: line 2 has a number beyond 64 bits"."""
+    """Returns a message such as "x is empty" or "x: line 2 has a number beyond 64 bits"."""
     has_subject = not str(fault).startswith(("contains ", "has ", "is "))
     return f"{path}: {fault}" if has_subject else f"{path} {fault}"
 
 
 class RaggedError(WrongFileError):
-    """Lists of different lengths within a row."""
+    """Raised for lists of different lengths within a row."""
 
 
 def rows_of(rows: list[Array], name: str) -> Arrays:

@@ -95,7 +95,7 @@ def _wav(content: bytes) -> tuple[Array, int] | None:
     elif kind == _PCM and width == 1:
         samples = data / 128 - 1
     elif kind == _PCM and width <= 4:
-        # Pad 24-bit samples to 32 bits with zeros in the low bytes.
+        # Pad samples to 32 bits with zeros in the low bytes.
         whole = np.zeros((len(data) // width, 4), np.uint8)
         whole[:, 4 - width :] = data.reshape(-1, width)
         samples = whole.view("<i4") / 2.0**31

@@ -60,8 +60,8 @@ def texts(folder: pathlib.Path, name: str) -> dict[str, str]:
     - labels.txt: one class per line;
     - train.index, val.index and test.index: one node per line.
 
-    As in the paper, the first nodes, as many as y has rows, are for training, and the next 500
-    nodes are for validation. Each node must be in ally or in test.index, as in Cora and Pubmed.
+    As in the paper, the first len(y) nodes are for training, and the next 500 nodes are for
+    validation. Each node must be in ally or in test.index, as in Cora and Pubmed.
     """
 
     def load(part: str) -> Any:

@@ -112,7 +112,7 @@ def _write_text(path: pathlib.Path, text: str) -> None:
 
 
 def _files(rows: str, *places: str) -> tuple[File, ...]:
-    """Parses rows of checksum, size and name; every mirror has these files."""
+    """Parses rows of checksum, size and name, for files that all mirrors provide."""
     files = []
     for row in rows.strip().splitlines():
         sha256, size, name = row.split()

@@ -52,7 +52,7 @@ def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
 
 
 def learned_table(part: Component) -> str | None:
-    """Returns the table that defines a rotation's angles, as learned by a module."""
+    """Returns the name of the table that contains a rotation's learned angles, or None."""
     for parameter in part.entry["parameters"]:
         if parameter["kind"] == "table" and parameter["argument"] == "required":
             return str(parameter["name"])

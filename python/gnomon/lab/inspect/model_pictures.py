@@ -225,7 +225,7 @@ class _Panel(NamedTuple):
 
 
 class LearnedTable(NamedTuple):
-    """A table of a model's position."""
+    """A learned table of one of a model's positions."""
 
     name: str
     rows: Tensor

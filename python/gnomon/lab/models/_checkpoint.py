@@ -47,7 +47,7 @@ class TrainingState:
         step: number of completed steps.
         optimizer: the moments of AdamW, "exp_avg.<parameter>" and "exp_avg_sq.<parameter>".
         memory: "layers.<n>" and "embeddings" of the model's memory, if it has one.
-        memory_tokens: number of tokens that the memory has seen.
+        memory_tokens: number of tokens added to the memory so far.
         data: "path" and "sha256" of the text.
         run: "checkpoint_every" and "evaluation_bytes" as passed to ``gnomon train``; by default,
             the command's defaults.

@@ -49,7 +49,7 @@ class _TransformerBlock(torch.nn.Module):
         )
         self.mlp_norm = _norm(options, made)
         hidden = 2 * mlp if self.activation in GATES else mlp
-        # The variances that the 2 * depth residual branches add sum to 1.
+        # Scale the 2 * depth residual branches so that the variances that they add sum to 1.
         residual = (2 * options["depth"]) ** -0.5
         self.attention.out_proj.with_gain(residual)
         self.mlp_in = Projection(dim, hidden, bias=bias, **made)
@@ -224,7 +224,7 @@ class LanguageModel(torch.nn.Module):
         return self.token_position.max_length
 
     def learned_values(self) -> dict[str, LearnedValue]:
-        """Returns the learned values of all attention layers, "blocks.0.attention.gamma" and so on.
+        """Returns all layers' learned values by name, such as "blocks.0.attention.gamma".
 
         See gnomon.nn.MultiheadAttention.learned_values.
         """
@@ -262,7 +262,7 @@ class LanguageModel(torch.nn.Module):
     ) -> tuple[list[Tensor], Callable[[], None]]:
         """Returns the layer_inputs, and a function that updates the cache and the memory.
 
-        The caller calls it after all steps that can fail.
+        The caller must call this function after all steps that can fail.
         """
         self._check_call(tokens, given_cache, given_memory, positions is not None)
         operator = "models.LanguageModel"
@@ -319,7 +319,7 @@ class LanguageModel(torch.nn.Module):
     ) -> Tensor:
         """Returns next-token logits (B, L, vocabulary) for integer tokens (B, L).
 
-        With adaptive embeddings they are log-probabilities.
+        With adaptive embeddings, the results are log-probabilities.
 
         With a cache, the tokens follow the tokens in the cache. With a memory, the tokens are the
         next part of the text and are appended to the memory. If a call raises an error, both remain
@@ -332,8 +332,8 @@ class LanguageModel(torch.nn.Module):
         restart at 0 in each document.
 
         Raises:
-            ValueError: a shape is wrong, tokens are beyond the vocabulary or max_length, a cache or
-                memory has a different batch size or depth, or both are given.
+            ValueError: a shape is wrong; tokens are beyond the vocabulary or max_length; a cache or
+                memory has a different batch size or depth; or a cache and a memory are both given.
             TypeError: tokens are not an integer tensor, a memory has a different dtype, or a
                 tensor is not on the model's device.
         """
@@ -409,7 +409,7 @@ class LanguageModel(torch.nn.Module):
         weight = self.embedding.weight
         if tokens.device != weight.device:
             raise TypeError(
-                f"gnomon.{operator}: tokens are on {tokens.device} and the model on "
+                f"gnomon.{operator}: tokens are on {tokens.device} and the model is on "
                 f"{weight.device}; expected the same"
             )
         if cache is not None and not isinstance(cache, LanguageModelCache):
