@@ -838,7 +838,7 @@ def test_wrong_values_are_named_in_one_short_line(call, message):
         ),
         (
             lambda: nn.MultiheadAttention(D, 2, batch_first=True),
-            "unexpected argument batch_first; gnomon.nn.TorchMultiheadAttention takes",
+            "unexpected argument batch_first; gnomon.nn.TorchMultiheadAttention accepts",
         ),
         (
             lambda: nn.TransformerEncoderLayer(D, 2, similarty="dot"),

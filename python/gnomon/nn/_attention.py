@@ -38,11 +38,11 @@ class ScaledArguments(MaskArguments, total=False):
 
 
 class Attention(HeldTerms):
-    """Module form of gnomon.attention, which owns the parameters of its similarity and position.
+    """The module form of gnomon.attention; it owns the parameters of its similarity and position.
 
-    It has no projections of q, k, v or the output. Use it in models that have their own, such as a
-    fused QKV projection. MultiheadAttention documents the names of the parameters ("gamma_theta",
-    "t5_table") and their initial values.
+    It has no projections of q, k, v or the output. Use it in models that have their own
+    projections, such as a fused QKV projection. MultiheadAttention documents the names of the
+    parameters ("gamma_theta", "t5_table") and their initial values.
 
         attention = gnomon.nn.Attention(8, 64, similarity="penumbral", position="hype:tau=learned")
         o = attention(q, k, v, causal=True)

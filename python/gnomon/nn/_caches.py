@@ -73,7 +73,7 @@ def _joined(keys: Sequence[Tensor]) -> Tensor:
 
 
 def _grows_in_place(known: Tensor, more: Tensor) -> bool:
-    """Returns whether rows may be written in place: no autograd or torch.func records them."""
+    """Returns whether rows may be written in place, because autograd and torch.func are off."""
     return (
         type(known) is Tensor
         and type(more) is Tensor
@@ -142,7 +142,7 @@ class KVCache:
 
     @property
     def k(self) -> Tensor | None:
-        """The keys, or None."""
+        """The keys before rotation, or None."""
         # The caller may modify the returned keys.
         self._turned = None
         rows = self._key_rows()
@@ -282,7 +282,7 @@ class KVCache:
         if known is None:
             known = torch.arange(self.length(), device=positions.device)
         if 3 in (known.dim(), positions.dim()):
-            # Positions with coordinates.
+            # Positions with coordinates have a third axis.
             if known.dim() != positions.dim() or known.shape[2] != positions.shape[2]:
                 raise ValueError(
                     "gnomon.nn.KVCache: the new positions and the cached ones have different "
@@ -337,7 +337,7 @@ def place_tokens(
                 f"and key has {key.shape[1]}; pass the positions of the keys"
             )
     of_keys = check_optional_integers(operator, "key_positions", of_keys, query)
-    # Left padding may be longer than the keys so far.
+    # key_starts counts left padding, which may be longer than the keys so far.
     starts = check_optional_integers(operator, "key_starts", arguments.get("key_starts"), query)
     if starts is not None:
         arguments["key_starts"] = starts.clamp_max(cache.length() + key.shape[1])

@@ -75,13 +75,13 @@ def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Module:
-    """Adapts a model with grid positions to another grid shape in place; returns the model.
+    """Adapts a model with grid positions to another grid shape in place, and returns the model.
 
     Use it to fine-tune a model at another resolution. Positions with a shape, in attention modules,
     TokenPosition and TokenEncoding, get the new shape. Their tables are interpolated as by
-    resize_grid_table: biases ("grid_bias", "offset_bias" along an axis) and the rows of
-    "relative2d". Sequence positions do not change. Create a new optimizer afterwards, because
-    tables are replaced.
+    resize_grid_table; this applies to biases ("grid_bias", "offset_bias" along an axis) and to the
+    rows of "relative2d". Sequence positions do not change. Create a new optimizer afterwards,
+    because tables are replaced.
 
     Args:
         module: an attention module, or a model that contains one or more.

@@ -96,9 +96,9 @@ class Attended(NamedTuple):
     """Results of a module call."""
 
     o: Tensor
-    #: Weights of the requested rows.
+    #: Attention weights of the requested queries.
     weights: Tensor | None
-    #: Appends the call's tokens to the cache; called after everything that can fail.
+    #: Appends the call's tokens to the cache; called after all steps that can fail.
     keep: Callable[[], None]
 
 
@@ -375,7 +375,7 @@ class HeldTerms(torch.nn.Module):
     def learned_values(self) -> dict[str, LearnedValue]:
         """Returns the current values of all learned parameters of the similarity and the position.
 
-        The keys are "gamma", "alibi_slopes", "hype_tau", "t5_table" and so on. For a per-head
+        The keys are names such as "gamma", "alibi_slopes", "hype_tau" or "t5_table". For a per-head
         parameter (H,), the value is start * exp(5 theta) rather than theta. The tensors are copies
         without gradients. The dictionary is empty if nothing is learned.
         """

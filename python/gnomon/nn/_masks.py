@@ -98,7 +98,7 @@ def _is_bool(operator: str, name: str, mask: Any) -> bool:
 
 
 def is_causal_mask(pairs: Tensor) -> bool:
-    """Returns whether a mask (Lq, Lk) or (B * H, Lq, Lk) hides exactly each query's later keys."""
+    """Returns whether a mask (Lq, Lk) or (B * H, Lq, Lk) hides exactly the keys after a query."""
     if pairs.dim() not in (2, 3):
         return False
     hidden = pairs if pairs.dtype == torch.bool else pairs == -torch.inf

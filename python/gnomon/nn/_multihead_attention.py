@@ -51,7 +51,8 @@ class MultiheadAttention(HeldTerms):
         as "forget_log_forget_weight" and "content_bias_query_weight", and may have a bias (H * n),
         such as "forget_log_forget_bias".
     - The buffer "gamma_start" ("beta_start", "scale_start") contains the initial value of a
-        similarity's factor. It gives the logits of N(0, 1) tokens a standard deviation of 1.
+        similarity's factor. With this value, the logits of N(0, 1) tokens have a standard deviation
+        of 1.
 
     Terms can contain tensors, as in ALiBi(slopes). Each tensor is registered under
     "<component>_<name>" ("<name>" for similarities). It becomes a parameter if it requires grad

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cone",
         type=items,
         default="penumbral,umbral",
-        help="comma-separated (default %(default)s)",
+        help="comma-separated kinds of cones (default %(default)s)",
     )
     parser.add_argument(
         "--r",

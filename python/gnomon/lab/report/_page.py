@@ -173,7 +173,7 @@ def table(results: dict[str, Any]) -> str:
     else:
         note = (
             "With one or two seeds, differences cannot be tested; use --seeds 3 or more to mark "
-            "the best of each column."
+            "the best value in each column."
         )
     return "".join(parts) + f"<p>{note}</p>"
 
@@ -241,7 +241,7 @@ def verdict_section(results: dict[str, Any]) -> str:
     margin = settings.get("margin")
     first = metrics(results)[0]["title"]
     caption = (
-        f"Differences of the {first} between each combination and {labels(results)[0]}, with 95% "
+        f"Differences in the {first} between each combination and {labels(results)[0]}, with 95% "
         "confidence intervals over the paired seeds."
     )
     if margin:

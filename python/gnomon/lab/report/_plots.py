@@ -30,7 +30,7 @@ ACROSS = 64
 
 
 def smooth(steps: list[int], values: list[float]) -> tuple[list[int], list[float]]:
-    """Returns means of five neighbouring values; short series are returned unchanged."""
+    """Returns means of five neighbouring values and their steps; short series stay unchanged."""
     width = 5 if len(values) >= 15 else 1
     means = [sum(values[i : i + width]) / width for i in range(len(values) - width + 1)]
     return steps[width // 2 : len(steps) - width // 2], means
@@ -233,7 +233,7 @@ def draw_effects(results: dict[str, Any]) -> Figure:
 
 
 def _quartiles(results: dict[str, Any], combination: int) -> tuple[float, float]:
-    """Returns the lowest and highest quartile over the runs, or of medians without quartiles."""
+    """Returns the lowest and highest quartile over the runs; medians if quartiles are missing."""
     runs = [r for r in results["runs"] if r["combination"] == combination]
     each = [r.get("ms_quartiles") or [r["ms_per_step"]] * 2 for r in runs]
     return min(low for low, _ in each), max(high for _, high in each)

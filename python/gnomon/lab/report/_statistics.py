@@ -189,7 +189,7 @@ def pairs(results: dict[str, Any], condition: int) -> list[Pair]:
 
 
 def undecided(results: dict[str, Any]) -> list[int]:
-    """Returns the combinations in pairs that some condition does not distinguish yet."""
+    """Returns the combinations in pairs that are still undecided under some condition."""
     found: set[int] = set()
     for condition in measured_at(results, metrics(results)[0]["key"]):
         for pair in pairs(results, condition):
