@@ -9,10 +9,10 @@ HYPE = "hype:shape=grid:tau=learned:mode=abs"
 STUDY = Study(
     title="Diffusion",
     question=(
-        "Tseng et al. 2023 report that cones lower the Fréchet distance of a diffusion "
-        "transformer (DiT) from 68.9 to 67.6. Do cones lower the noise prediction loss compared "
-        "with the dot product? Do positions in attention lower it compared with DiT's sinusoids? "
-        "Are the generated images closer to the data?"
+        "Tseng et al. 2023 report that cones lower the Fréchet distance of a diffusion transformer "
+        "(DiT) from 68.9 to 67.6. Do cones lower the noise prediction loss compared with the dot "
+        "product? Do positions in attention lower this loss compared with DiT's sinusoids? Are the "
+        "generated images closer to the data?"
     ),
     answer=(
         "No difference between cones and the dot product is significant, either in the loss or in "

@@ -102,11 +102,11 @@ STUDY = Study(
                 "above random nodes. Therefore cones have the higher average precision in 16 and "
                 "64 dimensions, but a reciprocal rank of at most 0.04. The dot product fits the "
                 "training pairs best: in 16 dimensions, its loss is 0.13 and that of penumbral "
-                "cones is 0.62. It overfits in 4 or more dimensions. In 4 dimensions with one "
-                "seed, `gnomon train --task hierarchy --data mammals.safetensors --position none "
-                "--dim 4 --steps 600 --similarity penumbral` was also tried with other options. "
-                "`--steps 2400` raises the mean reciprocal rank to 0.12. With learning rates of "
-                "0.01 to 0.1, and with map=exp, score=log and r=4, it is at most 0.05."
+                "cones is 0.62. The dot product overfits in 4 or more dimensions. In 4 dimensions, "
+                "other options of `gnomon train --task hierarchy --data mammals.safetensors "
+                "--position none --dim 4 --steps 600 --similarity penumbral` were also tried with "
+                "one seed. `--steps 2400` raises the mean reciprocal rank to 0.12. With learning "
+                "rates of 0.01 to 0.1, and with map=exp, score=log and r=4, it is at most 0.05."
             ),
         ),
         Claim(
