@@ -28,7 +28,7 @@ def environment(cache: object) -> dict[str, str]:
 
 def compile_nothing(*_args: object, **_options: object) -> None:
     """Replaces torch.compile, which does not support this mode."""
-    raise NotImplementedError("PyTorch compiles nothing in the emulation")
+    raise NotImplementedError("torch.compile does not support the emulation")
 
 
 class OnCuda(TorchDispatchMode):
@@ -59,7 +59,7 @@ class OnCuda(TorchDispatchMode):
             if "attention" in name:
                 x, v = args[names.index("x")], args[names.index("v")]
                 if v.numel() * x.size(2) > MOST_NUMBERS:
-                    raise NotImplementedError("more pairs than the emulation has time for")
+                    raise NotImplementedError("too many pairs for the emulation")
         self.calls[name.partition("::")[2]] += 1
         if "attention" not in name:
             return function.redispatch(ON_CUDA, *args, **kwargs)

@@ -74,7 +74,7 @@ def test_attention_is_the_formula(scores, queries, keys, dim, dtype):
         torch.testing.assert_close(own, expected, atol=TOLERANCE[dtype] * largest, rtol=0)
 
 
-@pytest.mark.cpu("what is seen of a GPU without one")
+@pytest.mark.cpu("tests GPU code without a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["student_t", "adaptive"])
 def test_kernels_for_gpus_are_compiled_from_the_text(name, dtype, tmp_path, monkeypatch):

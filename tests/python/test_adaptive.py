@@ -10,7 +10,7 @@ from test_cli import copy_with_steps, refused, succeed
 from gnomon.lab.models import LanguageModel, load_checkpoint, save_checkpoint
 from gnomon.lab.models._adaptive import AdaptiveEmbedding
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 VOCABULARY, DIM, CUTOFFS = 57, 64, [7, 20]
 TINY = ["--dim", 32, "--depth", 2, "--heads", 2, "--mlp", 24, "--batch", 4, "--length", 12]

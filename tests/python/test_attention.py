@@ -88,12 +88,12 @@ MASKS = {
     "causal, offset": Mask(causal=True, query_offset=7),
     "negative offset": Mask(causal=True, query_offset=-5),
     "window": Mask(window=(4, 3)),
-    "window of one": Mask(window=(0, 0)),
-    "open to the left": Mask(window=(None, 2), query_offset=3),
+    "window of one key": Mask(window=(0, 0)),
+    "window unlimited on the left": Mask(window=(None, 2), query_offset=3),
     "causal window": Mask(causal=True, window=(6, 9), query_offset=10),
-    "window past the end": Mask(window=(3, 3), query_offset=200),
-    "starts and lengths": Mask(key_starts=[3, 0], key_lengths=[11, 9]),
-    "all at once": Mask(True, (9, None), [2, 30], [30, 40], 4),
+    "window beyond the end": Mask(window=(3, 3), query_offset=200),
+    "key starts and lengths": Mask(key_starts=[3, 0], key_lengths=[11, 9]),
+    "all masks combined": Mask(True, (9, None), [2, 30], [30, 40], 4),
     "documents": Mask(
         causal=True,
         query_segments=[0] * 9 + [1] * 20 + [2] * 8,
@@ -102,8 +102,8 @@ MASKS = {
     "mixed segments": Mask(
         query_segments=[n % 3 for n in range(37)], key_segments=[n // 2 % 4 for n in range(41)]
     ),
-    "an offset for each batch": Mask(True, (20, None), query_offset=[4, -3]),
-    "nothing to see": Mask(key_starts=[5, 0], key_lengths=[5, 0]),
+    "per-batch offsets": Mask(True, (20, None), query_offset=[4, -3]),
+    "no visible keys": Mask(key_starts=[5, 0], key_lengths=[5, 0]),
 }
 
 

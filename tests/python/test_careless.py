@@ -36,7 +36,7 @@ from test_cli import (
 from gnomon.__main__ import main
 from gnomon.lab.inspect.__main__ import main as inspect
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 FILE = "checkpoint.safetensors"
 COMMANDS = ("train", "eval", "generate", "compare", "list", "bench")

@@ -17,7 +17,7 @@ import pytest
 from test_cli import PROGRAM, SECONDS, TINY, interrupt, losses, refused, succeed
 
 pytest.importorskip("distributed")
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 # Equal thread counts give bitwise equal results.
 RUN = ["--lengths", "16,32", "--evaluation-bytes", 512, "--threads", 1, *TINY]

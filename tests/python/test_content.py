@@ -197,7 +197,7 @@ CONTENT = {
         clipped(2, "table"),
         clipped(2, "values"),
     ),
-    "query of its own": Content(
+    "separate query": Content(
         lambda p, case: Relative(p["table"], 5, far="zero", query=p["own"]),
         lambda case: {
             "table": table(11, 3),
@@ -206,7 +206,7 @@ CONTENT = {
         zero_beyond(5, "table"),
         query="own",
     ),
-    "query of its own and values": Content(
+    "separate query, and values": Content(
         lambda p, case: Relative(p["table"], 4, values=p["values"], query=p["own"]),
         lambda case: {
             "table": table(case.heads, 5, 7),
@@ -240,13 +240,13 @@ CONTENT = {
         disentangled(8, 30, "keys"),
         queries=disentangled(8, 30, "queries"),
     ),
-    "disentangled, tables of one head and of all": Content(
+    "disentangled, per-head and shared tables": Content(
         lambda p, case: Disentangled(p["keys"], p["queries"]),
         lambda case: {"keys": table(130, case.dim), "queries": table(case.heads, 130, case.dim)},
         disentangled(65, 0, "keys"),
         queries=disentangled(65, 0, "queries"),
     ),
-    "disentangled, farther than any two tokens": Content(
+    "disentangled, large max_distance": Content(
         lambda p, case: Disentangled(p["keys"], p["queries"], max_distance=1 << 20),
         lambda case: {"keys": table(16, case.dim), "queries": table(case.heads, 16, case.dim)},
         disentangled(8, 1 << 20, "keys"),
@@ -265,7 +265,7 @@ CONTENT = {
         causal=True,
         dot_only=True,
     ),
-    "transformer_xl, both ways": Content(
+    "transformer_xl, bidirectional": Content(
         lambda p, case: TransformerXL(p["u"], p["v_"], p["r"], bidirectional=True),
         lambda case: {
             "u": table(case.heads, case.dim),

@@ -19,7 +19,7 @@ import gnomon
 from gnomon.position import RoPE
 from gnomon.similarity import Gaussian, Penumbral, Umbral
 
-pytestmark = pytest.mark.cpu("what is seen of a GPU without one")
+pytestmark = pytest.mark.cpu("tests GPU code without a GPU")
 
 ops = torch.ops.gnomon
 ON_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)

@@ -35,7 +35,7 @@ from gnomon.position import (
 )
 from gnomon.similarity import Entailment, Laplacian, Penumbral, Umbral
 
-pytestmark = pytest.mark.cpu("what is seen of a GPU without one")
+pytestmark = pytest.mark.cpu("tests GPU code without a GPU")
 
 ops = torch.ops.gnomon
 

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from gnomon.lab.data import read_arrays, write
 from gnomon.lab.data.__main__ import main
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 IDX = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 

@@ -21,7 +21,7 @@ from test_data import idx, read, wav
 from gnomon.lab.data import read_arrays
 from gnomon.lab.data.__main__ import main
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 RATE = 8000
 

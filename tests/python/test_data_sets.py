@@ -34,7 +34,7 @@ from gnomon.lab.data import _planetoid
 from gnomon.lab.data.__main__ import main
 from gnomon.lab.data.sets import SETS, File, NamedSet, convert, get
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared" / "data"

@@ -18,7 +18,7 @@ from test_cli import ROOT, TINY, succeed
 import gnomon
 from gnomon._formula import definition_of
 
-pytestmark = pytest.mark.cpu("processes of its own")
+pytestmark = pytest.mark.cpu("starts its own processes")
 
 # A formula, its head scalars, and whether g is a squared distance.
 FORMULAS = [

@@ -16,7 +16,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 import gnomon
 from gnomon import nn, position, similarity
 
-pytestmark = pytest.mark.cpu("forward mode and second derivatives run on the CPU alone")
+pytestmark = pytest.mark.cpu("forward mode and second derivatives run only on the CPU")
 
 
 def directions(inputs, seed=2):
@@ -95,7 +95,7 @@ def test_derivatives_of_every_term(similarity, position):
 MASKS = {
     "causal": Mask(causal=True),
     "window": Mask(window=(2, 1)),
-    "lengths, and an empty row": Mask(key_lengths=[3, 0]),
+    "lengths and an empty row": Mask(key_lengths=[3, 0]),
     "starts": Mask(causal=True, key_starts=[2, 0]),
     "offset": Mask(causal=True, query_offset=[1, -2]),
 }
@@ -175,7 +175,7 @@ CALLS = {
         },
         torch.full((4,), 0.2, dtype=torch.float64),
     ),
-    "positions of batches": (
+    "per-batch positions": (
         lambda t: {
             "positions": torch.tensor([[0, 1, 2, 3, 4, 5], [3, 4, 5, 6, 7, 8]]),
             "key_positions": torch.arange(6).expand(2, 6),
@@ -231,7 +231,7 @@ GRAPHS = {
     "dot": {},
     "gaussian": {"similarity": similarity.Gaussian(0.5)},
     "penumbral": {"similarity": similarity.Penumbral(0.5)},
-    "additive-like sink": {"sink": torch.tensor([0.5, -0.5, 0.1, 0.2], dtype=torch.float64)},
+    "a sink": {"sink": torch.tensor([0.5, -0.5, 0.1, 0.2], dtype=torch.float64)},
     "dropout": {"dropout": 0.4, "seed": 3},
 }
 

@@ -51,7 +51,7 @@ from gnomon.similarity import (
     Umbral,
 )
 
-pytestmark = pytest.mark.cpu("processes of its own")
+pytestmark = pytest.mark.cpu("starts its own processes")
 
 B, H, HKV, D, DV = 2, 4, 2, 6, 5
 PROCESSES = 3
@@ -95,7 +95,7 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "dot": lambda draw: {"scale": 0.7},
     "dot causal": lambda draw: {"causal": True},
     "dot causal window": lambda draw: {"causal": True, "window": (3, None)},
-    "window of both sides": lambda draw: {"window": (2, 1)},
+    "two-sided window": lambda draw: {"window": (2, 1)},
     "laplacian alibi": lambda draw: {
         "similarity": Laplacian(draw.heads()),
         "position": ALiBi(draw.heads()),
@@ -148,7 +148,7 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "causal": True,
     },
     "absolute keys": lambda draw: {"position": AbsoluteKeys(draw(LENGTH, D))},
-    "lengths and starts of keys": lambda draw: {
+    "key lengths and starts": lambda draw: {
         "position": ALiBi(0.2),
         "key_lengths": torch.tensor([4, 12]),
         "key_starts": torch.tensor([1, 8]),
@@ -159,15 +159,15 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "position": RoPE(),
     },
     "queries before the keys": lambda draw: {"query_offset": -6, "causal": True},
-    "offsets of the batch": lambda draw: {
+    "per-batch offsets": lambda draw: {
         "query_offset": torch.tensor([2, -3]),
         "causal": True,
         "position": HyPE(0.1, 0.1),
     },
     "chunks": lambda draw: {"chunks": (5, 1, 0), "position": ALiBi(0.1)},
-    "chunks of one": lambda draw: {"chunks": (1, 4, 2), "position": ALiBi(0.1)},
+    "chunks of size 1": lambda draw: {"chunks": (1, 4, 2), "position": ALiBi(0.1)},
     "sinks": lambda draw: {"sink": draw(H), "causal": True, "similarity": Penumbral(draw.heads())},
-    "sinks of rows": lambda draw: {"sink": draw(B, H, LENGTH), "key_lengths": [0, 9]},
+    "per-row sinks": lambda draw: {"sink": draw(B, H, LENGTH), "key_lengths": [0, 9]},
     "soft cap, yarn and xpos": lambda draw: {
         "similarity": Dot(softcap=0.8),
         "position": RoPE(scaling="yarn:factor=4:original_max_position_embeddings=8", xpos=True),
@@ -183,7 +183,7 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "temperature": draw(B, H, LENGTH),
         "causal": True,
     },
-    "biases that rows or keys share": lambda draw: {
+    "biases shared by rows or keys": lambda draw: {
         "position": [
             PairBias(draw(1, H, 1, LENGTH)),
             PairBias(draw(B, 1, LENGTH, 1)),
@@ -192,9 +192,9 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "sink": draw(H),
         "causal": True,
     },
-    "a mask of keys": lambda draw: {"mask": draw(B, 1, 1, LENGTH, learned=False) > -0.5},
+    "a key mask": lambda draw: {"mask": draw(B, 1, 1, LENGTH, learned=False) > -0.5},
     "einstein midpoint": lambda draw: {"aggregation": "einstein_midpoint"},
-    "einstein midpoint at a temperature": lambda draw: {
+    "einstein midpoint with a temperature": lambda draw: {
         "aggregation": "einstein_midpoint",
         "temperature": draw(B, H, LENGTH),
     },
@@ -203,13 +203,13 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         "position": RoPE(),
         "aggregation": "lorentz_centroid",
     },
-    "lorentz centroid and a sink that leaves nothing": lambda draw: {
+    "lorentz centroid with a dominating sink": lambda draw: {
         "similarity": Lorentz(draw.heads()),
         "aggregation": "lorentz_centroid",
         "sink": 900.0,
     },
     "mixed frequencies": lambda draw: {"position": RoPEMixed(draw(H, 1, D // 2)), "causal": True},
-    "one gamma, one length, one number for a window": lambda draw: {
+    "scalar gamma, length and window": lambda draw: {
         "similarity": Gaussian(draw().detach().abs().requires_grad_()),
         "position": ALiBi(draw(scale=0.1)),
         "key_lengths": 11,
@@ -331,22 +331,24 @@ def errors(group: dist.ProcessGroup) -> dict[str, str]:
         "relative 2d": lambda: ring(q, position=Relative2D(table[:1, :4], table[:1, :4], 1, 1)),
         "rope on a grid": lambda: ring(q, position=[RoPE(shape=(2, 2))]),
         "dropout": lambda: ring(q, dropout=0.1),
-        "table of one part": lambda: ring(q, position=OffsetBias(table)),
+        "table of one process's rows": lambda: ring(q, position=OffsetBias(table)),
         "forget gates": lambda: ring(q, position=Forget(torch.zeros(1, 2, 8))),
-        "key bias of one part": lambda: ring(q, position=KeyBias(torch.zeros(1, 2, 4))),
-        "mask of one part": lambda: ring(q, mask=torch.ones(4, 4, dtype=torch.bool)),
-        "absolute keys of one part": lambda: ring(q, position=AbsoluteKeys(torch.zeros(4, 4))),
+        "key bias of one process's rows": lambda: ring(q, position=KeyBias(torch.zeros(1, 2, 4))),
+        "mask of one process's rows": lambda: ring(q, mask=torch.ones(4, 4, dtype=torch.bool)),
+        "absolute keys of one process's rows": lambda: ring(
+            q, position=AbsoluteKeys(torch.zeros(4, 4))
+        ),
         "no offset": lambda: context_parallel_attention(
             q[:, :, :3], q, q, causal=True, group=group
         ),
-        "chunks across parts": lambda: ring(q, chunks=(3, 1, 0)),
+        "chunks across processes": lambda: ring(q, chunks=(3, 1, 0)),
         "segments alone": lambda: ring(q, key_segments=torch.zeros(1, 4)),
-        "segments of another shape": lambda: ring(
+        "segments with a wrong shape": lambda: ring(
             q,
             query_segments=torch.zeros(1, 4, dtype=torch.int64),
             key_segments=torch.zeros(1, 3, dtype=torch.int64),
         ),
-        "segments of another type": lambda: ring(
+        "segments with a wrong dtype": lambda: ring(
             q,
             query_segments=torch.zeros(1, 4, dtype=torch.int64),
             key_segments=torch.zeros(1, 4),
@@ -358,18 +360,20 @@ def errors(group: dist.ProcessGroup) -> dict[str, str]:
         "other shape": lambda: ring(torch.zeros(1, 2, 4, 4 + rank)),
         "other dtype": lambda: ring(q.to([torch.float32, torch.float64][rank % 2])),
         "other gradients": lambda: ring(q.clone().requires_grad_(rank == 0)),
-        "no rows in one": lambda: ring(q[:, :, : 4 * (1 - rank)]),
+        "one process without rows": lambda: ring(q[:, :, : 4 * (1 - rank)]),
         "three axes": lambda: ring(q[0]),
         "other values": lambda: context_parallel_attention(q, q, q[:, :, 1:], group=group),
         "other keys": lambda: context_parallel_attention(q, q.double(), q.double(), group=group),
         "no tensor": lambda: ring(None),
         "similarity": lambda: ring(q, similarity=1),
         "position": lambda: ring(q, position=[1]),
-        "grid of a specification": lambda: ring(q, position=RoPE() + "alibi:shape=2x2"),
-        "a layout of none": lambda: ring(q, layout="striped"),
+        "grid in a specification": lambda: ring(q, position=RoPE() + "alibi:shape=2x2"),
+        "unknown layout": lambda: ring(q, layout="striped"),
         "other layout": lambda: ring(q, layout=LAYOUTS[rank]),
-        "no row for one": lambda: context_parallel_rows(1, group=group),
-        "by the length": lambda: ring(q, position=RoPE(scaling="longrope:factor=2")),
+        "fewer rows than processes": lambda: context_parallel_rows(1, group=group),
+        "rotation that depends on the length": lambda: ring(
+            q, position=RoPE(scaling="longrope:factor=2")
+        ),
     }
 
     def ring(x: Any, **arguments: Any) -> object:
@@ -495,20 +499,24 @@ def test_rows_of_a_layout(record):
         ("relative 2d", "NotImplementedError", ["relative2d", "needs a grid"]),
         ("rope on a grid", "NotImplementedError", ["position is rope", "needs a grid"]),
         ("dropout", "NotImplementedError", ["dropout is 0.1"]),
-        ("table of one part", "ValueError", ["table of offset_bias has shape [2, 7]", "(2, 15)"]),
+        (
+            "table of one process's rows",
+            "ValueError",
+            ["table of offset_bias has shape [2, 7]", "(2, 15)"],
+        ),
         ("forget gates", "NotImplementedError", ["position is forget", "sums over the keys"]),
-        ("key bias of one part", "ValueError", ["shape [1, 2, 4]", "8 entries"]),
-        ("mask of one part", "ValueError", ["mask has shape [4, 4]", "8 columns"]),
-        ("absolute keys of one part", "ValueError", ["shape [4, 4]", "8 rows"]),
+        ("key bias of one process's rows", "ValueError", ["shape [1, 2, 4]", "8 entries"]),
+        ("mask of one process's rows", "ValueError", ["mask has shape [4, 4]", "8 columns"]),
+        ("absolute keys of one process's rows", "ValueError", ["shape [4, 4]", "8 rows"]),
         ("no offset", "ValueError", ["query_offset is None", "there are 6 queries and 8 keys"]),
         (
-            "chunks across parts",
+            "chunks across processes",
             "ValueError",
             ["begin at [0, 4]", "multiples of the chunk size, 3"],
         ),
         ("segments alone", "ValueError", ["key_segments is given without the other"]),
-        ("segments of another shape", "ValueError", ["key_segments has shape [1, 3]"]),
-        ("segments of another type", "TypeError", ["key_segments has dtype torch.float32"]),
+        ("segments with a wrong shape", "ValueError", ["key_segments has shape [1, 3]"]),
+        ("segments with a wrong dtype", "TypeError", ["key_segments has dtype torch.float32"]),
         ("other shape", "ValueError", ["[1, 2, 5, 2, 5, 5] in process 1"]),
         ("other dtype", "ValueError", ["torch.float64 in process 1", "torch.float32"]),
         ("other gradients", "ValueError", ["requires_grad of q, k, v", "in process 1"]),
@@ -518,10 +526,14 @@ def test_rows_of_a_layout(record):
         ("no tensor", "TypeError", ["q is a NoneType"]),
         ("similarity", "TypeError", ["similarity is an int"]),
         ("position", "TypeError", ["position is an int"]),
-        ("grid of a specification", "NotImplementedError", ["position is alibi:shape=2x2"]),
-        ("a layout of none", "ValueError", ["layout is 'striped'; expected 'contiguous' or"]),
+        ("grid in a specification", "NotImplementedError", ["position is alibi:shape=2x2"]),
+        ("unknown layout", "ValueError", ["layout is 'striped'; expected 'contiguous' or"]),
         ("other layout", "ValueError", ["layout is 'zigzag' in process 1 and 'contiguous'"]),
-        ("by the length", "NotImplementedError", ["scaling=longrope", "depends on the length"]),
+        (
+            "rotation that depends on the length",
+            "NotImplementedError",
+            ["scaling=longrope", "depends on the length"],
+        ),
     ],
 )
 def test_wrong_calls_are_refused_in_every_process(record, call, error, parts):
@@ -534,7 +546,7 @@ def test_wrong_calls_are_refused_in_every_process(record, call, error, parts):
 
 def test_rows_are_refused(record):
     for its in record[1:]:
-        answer = its["answers"]["no row for one"]
+        answer = its["answers"]["fewer rows than processes"]
         assert answer.endswith("length is 1; expected at least one row for each of the 2 processes")
         assert answer.startswith("ValueError: gnomon.distributed.context_parallel_rows: ")
 
@@ -546,8 +558,8 @@ def test_invalid_attention_is_rejected_in_every_process(record):
 
 
 def test_a_wrong_part_in_one_process_is_an_error_in_all(record):
-    assert "q, k or v of process 1 is invalid" in record[1]["answers"]["no rows in one"]
-    assert "q has shape [1, 2, 0, 4]" in record[2]["answers"]["no rows in one"]
+    assert "q, k or v of process 1 is invalid" in record[1]["answers"]["one process without rows"]
+    assert "q has shape [1, 2, 0, 4]" in record[2]["answers"]["one process without rows"]
 
 
 def test_without_processes_the_error_tells_what_to_do():

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 from test_cli import PROGRAM, SECONDS, copy_with_steps, step_of, succeed
 
-pytestmark = pytest.mark.cpu("processes of its own")
+pytestmark = pytest.mark.cpu("starts its own processes")
 
 FILE = "checkpoint.safetensors"
 # Five windows over two processes: two and three. Random numbers of training, for dropout and CAPE's

@@ -10,7 +10,7 @@ import gnomon
 from gnomon import nn, position, similarity
 from gnomon.lab.models import LanguageModel
 
-pytestmark = pytest.mark.cpu("what is found before a device matters")
+pytestmark = pytest.mark.cpu("errors are the same on all devices")
 
 
 def tokens(*shape, dtype=torch.float32, device=None):
@@ -54,74 +54,89 @@ X = tokens(2, 3, 8)
 FLOAT8 = torch.float8_e4m3fn
 HEADS = torch.ones(4)
 VALUE_ERRORS = {
-    "a radius with a gradient": (
+    "a radius that requires grad": (
         lambda: attend(similarity=similarity.Penumbral(1.0, r=torch.ones((), requires_grad=True))),
         "r of penumbral requires grad, but is not trainable; expected a number",
     ),
-    "axes of q in a graph": (lambda: graph(q=tokens(2, 4)), "q has shape.*three axes"),
-    "indptr's length": (
+    "graph q with two axes": (lambda: graph(q=tokens(2, 4)), "q has shape.*three axes"),
+    "length of indptr": (
         lambda: graph(indptr=torch.tensor([0, 3])),
         r"indptr has shape \[2\]; expected \(N \+ 1,\) = \(4,\)",
     ),
-    "a node beyond the last": (
+    "a node index out of range": (
         lambda: graph(indices=torch.tensor([0, 1, 3])),
         r"indices\[2\] is 3; expected one of 3 keys",
     ),
-    "axes of linear attention": (lambda: linear(k=tokens(4, 6, 8)), "k has shape.*four axes"),
+    "linear attention k with three axes": (
+        lambda: linear(k=tokens(4, 6, 8)),
+        "k has shape.*four axes",
+    ),
     "a feature": (lambda: linear(feature="gelu"), 'feature is "gelu"; expected elu, relu or favor'),
-    "the shape of a projection": (
+    "projection with a wrong shape": (
         lambda: linear(feature="favor", projection=tokens(3, 3)),
         r"projection has shape \[3, 3\]; expected \(features, D\) with D = 8",
     ),
-    "columns of k beside a bias": (
+    "hype_augment k with a wrong head_dim": (
         lambda: augment(k=tokens(2, 4, 6, 7)),
         r"hype_augment: k has shape \[2, 4, 6, 7\]; expected .* as in q \[2, 4, 6, 8\]",
     ),
-    "batch of k beside a bias": (lambda: augment(k=tokens(1, 4, 6, 8)), "k has shape.*as in q"),
-    "the length of a module's value": (
+    "hype_augment k with a wrong batch size": (
+        lambda: augment(k=tokens(1, 4, 6, 8)),
+        "k has shape.*as in q",
+    ),
+    "module value with a wrong length": (
         lambda: module(X, X, X[:, :2]),
         r"v has shape \[2, 2, 2, 4\]; expected \(B, Hkv, Lk, Dv\) as in k",
     ),
-    "embeddings of two axes": (
+    "embeddings with two axes": (
         lambda: positioned(X[0]),
         r"TokenPosition: embeddings has shape \(3, 8\); expected \(B, L, 8\)",
     ),
-    "a scale of infinity": (lambda: attend(scale=float("inf")), "scale is inf; expected a finite"),
+    "an infinite scale": (lambda: attend(scale=float("inf")), "scale is inf; expected a finite"),
     "a scale beyond float32": (lambda: attend(scale=1e39), "scale is 1e\\+39; expected a finite"),
-    "a far offset": (lambda: attend(query_offset=2**62), r"query_offset is.*expected -2\^53"),
+    "an offset beyond 2^53": (
+        lambda: attend(query_offset=2**62),
+        r"query_offset is.*expected -2\^53",
+    ),
     "an offset beyond int64": (lambda: attend(query_offset=2**63), "query_offset is.*within int64"),
-    "segments of queries alone": (
+    "only query_segments": (
         lambda: attend(query_segments=torch.zeros(2, 6, dtype=torch.int64)),
         "key_segments is None; expected both",
     ),
-    "segments of keys alone": (
+    "only key_segments": (
         lambda: attend(key_segments=torch.zeros(2, 6, dtype=torch.int64)),
         "query_segments is None; expected both",
     ),
-    "the shape of segments": (
+    "segments with a wrong shape": (
         lambda: attend(
             query_segments=torch.zeros(2, 6, dtype=torch.int64),
             key_segments=torch.zeros(2, 5, dtype=torch.int64),
         ),
         r"key_segments has shape \[2, 5\]; expected \(B, length\) = \(2, 6\)",
     ),
-    "a large segment": (
+    "a segment number beyond int32": (
         lambda: attend(
             query_segments=torch.zeros(2, 6, dtype=torch.int64),
             key_segments=torch.full((2, 6), 2**40),
         ),
         "key_segments has values outside int32",
     ),
-    "offsets of another batch": (
+    "offsets with a wrong batch size": (
         lambda: attend(query_offset=torch.zeros(3, dtype=torch.int64)),
         r"query_offset has shape \[3\]; expected \(B,\) = \(2,\)",
     ),
-    "three axes": (lambda: attend(q=tokens(2, 6, 8)), r"q has shape \[2, 6, 8\].*four axes"),
-    "no column": (lambda: attend(q=tokens(2, 4, 6, 0)), "q has shape.*expected head_dim >= 1"),
-    "columns of k": (lambda: attend(k=tokens(2, 2, 6, 7)), r"k has shape \[2, 2, 6, 7\].*D = 8"),
-    "batch of k": (lambda: attend(k=tokens(1, 2, 6, 8)), r"k has shape.*B = 2"),
-    "length of v": (lambda: attend(v=tokens(2, 2, 5, 5)), r"v has shape.*as in k \[2, 2, 6, 8\]"),
-    "heads": (
+    "q with three axes": (lambda: attend(q=tokens(2, 6, 8)), r"q has shape \[2, 6, 8\].*four axes"),
+    "no columns": (lambda: attend(q=tokens(2, 4, 6, 0)), "q has shape.*expected head_dim >= 1"),
+    "k with a wrong head_dim": (
+        lambda: attend(k=tokens(2, 2, 6, 7)),
+        r"k has shape \[2, 2, 6, 7\].*D = 8",
+    ),
+    "k with a wrong batch size": (lambda: attend(k=tokens(1, 2, 6, 8)), r"k has shape.*B = 2"),
+    "v with a wrong length": (
+        lambda: attend(v=tokens(2, 2, 5, 5)),
+        r"v has shape.*as in k \[2, 2, 6, 8\]",
+    ),
+    "number of heads": (
         lambda: attend(q=tokens(2, 3, 6, 8)),
         "q has 3 heads and k has 2; the number of heads of q must be a multiple",
     ),
@@ -137,7 +152,7 @@ VALUE_ERRORS = {
         lambda: attend(*[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Additive(), scale=0.5),
         "scale applies to similarities such as dot, not to additive",
     ),
-    "columns of additive": (
+    "additive with eight columns": (
         lambda: attend(similarity=similarity.Additive()),
         "head_dim of q is 8; additive needs 1",
     ),
@@ -145,15 +160,15 @@ VALUE_ERRORS = {
         lambda: attend(similarity=similarity.Hyperbolic(torch.ones(3))),
         r"beta of hyperbolic has shape \[3\]; expected \(H,\) = \(4,\)",
     ),
-    "a model": (
+    "an unknown model": (
         lambda: attend(similarity=similarity.Hyperbolic(1.0, "torus")),
         "hyperbolic:model=torus is invalid; expected one of hyperboloid, half_space, ball, klein",
     ),
-    "a map of another model": (
+    "a map for a different model": (
         lambda: attend(similarity=similarity.Hyperbolic(1.0, "ball", "psi")),
         "hyperbolic:map=psi with model=ball is invalid; expected exp or none",
     ),
-    "a hyperboloid in one dimension": (
+    "a one-dimensional hyperboloid": (
         lambda: attend(*[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Hyperbolic(1.0)),
         "head_dim of q is 1; hyperbolic needs at least 2",
     ),
@@ -178,11 +193,11 @@ VALUE_ERRORS = {
         r"cones.ancestor: u has shape \[3, 2\] and v has shape \[4, 2\]; "
         "expected shapes that broadcast",
     ),
-    "points of a cone": (
+    "cone points without a height": (
         lambda: gnomon.cones.ancestor(HEADS, HEADS[:3]),
         r"u has shape \[4\] and v has shape \[3\]; expected \(..., D\) with D >= 2 for both",
     ),
-    "a cone in one dimension": (
+    "a one-dimensional cone": (
         lambda: attend(
             q=tokens(1, 1, 2, 1),
             k=tokens(1, 1, 2, 1),
@@ -203,7 +218,7 @@ VALUE_ERRORS = {
         lambda: attend(similarity=similarity.Penumbral(1.0, r=-1.0)),
         "penumbral:r=-1.0 is invalid; expected a positive number",
     ),
-    "an option in a word": (
+    "an option within a string": (
         lambda: attend(similarity=similarity.Umbral(1.0, map="psi:r=3")),
         "umbral has map = 'psi:r=3'",
     ),
@@ -227,18 +242,21 @@ VALUE_ERRORS = {
         lambda: attend(position=position.T5(torch.ones(32, 4), False, max_distance=16)),
         "max_distance is 16; expected more than 16",
     ),
-    "entries of OffsetBias": (
+    "number of entries of OffsetBias": (
         lambda: attend(position=position.OffsetBias(torch.ones(4, 12))),
         r"table of OffsetBias has shape \[4, 12\]; expected \(H, Lq \+ Lk - 1\) = \(4, 11\)",
     ),
-    "two RoPE": (lambda: attend(position=[position.RoPE()] * 2), "position contains two rotations"),
+    "two RoPE terms": (
+        lambda: attend(position=[position.RoPE()] * 2),
+        "position contains two rotations",
+    ),
     "odd dims": (lambda: attend(position=position.RoPE(dims=3)), "RoPE has dims = 3"),
     "too many dims": (lambda: attend(position=position.RoPE(dims=10)), "dims = 10.*at most 8"),
-    "dims and the height": (
+    "dims that include the height": (
         lambda: attend(position=position.RoPE(dims=8), similarity=similarity.Umbral(1.0)),
         r"dims = 8.*at most 7 \(the last coordinate is a height\)",
     ),
-    "odd head": (
+    "odd head_dim": (
         lambda: attend(*[tokens(1, 1, 2, 3)] * 3, position=position.RoPE()),
         "q has head_dim 3; expected an even number",
     ),
@@ -250,9 +268,12 @@ VALUE_ERRORS = {
         lambda: attend(position=position.RoPE(layout="split")),
         "rope:layout=split is invalid; expected one of interleaved, half",
     ),
-    "left": (lambda: attend(window=(-1, 0)), "left of window is -1; expected at least 0, or None"),
-    "right": (lambda: attend(window=(None, -2)), "right of window is -2"),
-    "three numbers for a window": (
+    "negative left window": (
+        lambda: attend(window=(-1, 0)),
+        "left of window is -1; expected at least 0, or None",
+    ),
+    "negative right window": (lambda: attend(window=(None, -2)), "right of window is -2"),
+    "a window of three numbers": (
         lambda: attend(window=(1, 2, 3)),
         r"window is \(1, 2, 3\); expected \(left, right\)",
     ),
@@ -260,11 +281,11 @@ VALUE_ERRORS = {
         lambda: attend(key_lengths=torch.tensor([1, 2, 3])),
         r"key_lengths has shape \[3\]; expected \(B,\) = \(2,\)",
     ),
-    "too long": (
+    "too large key_lengths": (
         lambda: attend(key_lengths=torch.tensor([6, 7])),
         r"key_lengths\[1\] is 7; expected a value from 0 to Lk = 6",
     ),
-    "negative start": (
+    "negative key_starts": (
         lambda: attend(key_starts=torch.tensor([-1, 0])),
         r"key_starts\[0\] is -1; expected a value from 0 to Lk = 6",
     ),
@@ -288,7 +309,10 @@ VALUE_ERRORS = {
         lambda: gnomon.t5_bucket(torch.arange(3), True, 3),
         "num_buckets is 3; expected at least 4",
     ),
-    "slopes of no head": (lambda: gnomon.alibi_slopes(0), "num_heads is 0; expected at least 1"),
+    "alibi_slopes without heads": (
+        lambda: gnomon.alibi_slopes(0),
+        "num_heads is 0; expected at least 1",
+    ),
     "copies": (
         lambda: gnomon.hype_augment(tokens(1, 1, 2, 2), tokens(1, 1, 2, 2), 1.0, 0.1, copies=0),
         "copies is 0; expected at least 1",
@@ -303,7 +327,7 @@ VALUE_ERRORS = {
     ),
     "kv_heads": (lambda: nn.MultiheadAttention(8, 4, kv_heads=3), "kv_heads is 3; .*divisor"),
     "qk_dim": (lambda: nn.MultiheadAttention(8, 4, qk_dim=0), "qk_dim is 0; expected at least 1"),
-    "a cone's qk_dim": (
+    "qk_dim of a cone": (
         lambda: nn.MultiheadAttention(8, 4, qk_dim=1, similarity="penumbral"),
         "qk_dim is 1; penumbral needs at least 2",
     ),
@@ -311,11 +335,11 @@ VALUE_ERRORS = {
         lambda: nn.MultiheadAttention(8, 4, qk_dim=2, similarity="additive"),
         "qk_dim is 2; additive needs 1",
     ),
-    "embeddings": (
+    "query of a module": (
         lambda: nn.MultiheadAttention(8, 4)(torch.zeros(2, 3, 7)),
         r"query has shape \(2, 3, 7\); expected \(B, L, 8\)",
     ),
-    "a table's end": (
+    "a position beyond a table": (
         lambda: nn.LearnedAbsolute(8, 4)(torch.zeros(2, 5, 4), offset=4),
         "positions range from 4 to 8, but the table has 8 rows",
     ),
@@ -327,15 +351,15 @@ VALUE_ERRORS = {
         lambda: nn.MultiheadAttention(8, 4, similarity="umbrall"),
         'unknown similarity "umbrall"; did you mean umbral\\? Known: dot, additive',
     ),
-    "a sum's end": (
+    "a missing term of a sum": (
         lambda: nn.MultiheadAttention(8, 4, position="rope+"),
         "a position contains a term without a name; `gnomon list` prints the valid names",
     ),
-    "no similarity": (
+    "an empty similarity": (
         lambda: nn.MultiheadAttention(8, 4, similarity=""),
         "a similarity contains a term without a name",
     ),
-    "nothing near": (
+    "a name unlike any other": (
         lambda: nn.TokenPosition("xyzzy", 8, 16),
         'unknown position "xyzzy"; known: none',
     ),
@@ -347,15 +371,15 @@ VALUE_ERRORS = {
         lambda: gnomon.attention(*[torch.zeros(1, 4, 3, 4)] * 3, position="alibi:slope=0.5"),
         'alibi has no option "slope"; did you mean slopes\\? It has ',
     ),
-    "an option like no other": (
+    "an option unlike any other": (
         lambda: nn.MultiheadAttention(8, 4, position="hype:width=3"),
         'hype has no option "width"; it has tau, mu, mode',
     ),
-    "a name in capitals": (
+    "a name with wrong capitals": (
         lambda: nn.MultiheadAttention(8, 4, position="ALiBi"),
         'unknown position "ALiBi"; did you mean alibi\\?',
     ),
-    "letters that changed places": (
+    "a name with swapped letters": (
         lambda: nn.MultiheadAttention(8, 4, position="hyep"),
         'unknown position "hyep"; did you mean hype\\?',
     ),
@@ -363,11 +387,11 @@ VALUE_ERRORS = {
         lambda: nn.TokenPosition("sinus", 8, 16),
         'unknown position "sinus"; did you mean sinusoidal',
     ),
-    "an option of an optionless": (
+    "an option of a term without options": (
         lambda: nn.MultiheadAttention(8, 4, position="none:mu=1"),
         'none has no option "mu"; it has none',
     ),
-    "a word for a number": (
+    "a string instead of a number": (
         lambda: nn.MultiheadAttention(8, 4, position="hype:mu=small"),
         "hype:mu=small is invalid; expected learned, fixed or a number",
     ),
@@ -375,7 +399,7 @@ VALUE_ERRORS = {
         lambda: nn.MultiheadAttention(8, 4, position="hype:mu=0"),
         "hype:mu=0 is invalid; expected a positive number",
     ),
-    "an option twice": (
+    "a repeated option": (
         lambda: nn.MultiheadAttention(8, 4, position="hype:mu=0.1:mu=0.2"),
         "sets mu twice",
     ),
@@ -383,15 +407,15 @@ VALUE_ERRORS = {
         lambda: nn.MultiheadAttention(8, 4, position="hype::mu=0.1"),
         "has an empty option",
     ),
-    "a rate below 0": (
+    "a negative rate": (
         lambda: attend(position="kerple:r2=-1"),
         r"kerple:r2=-1 is invalid; expected learned, fixed or a number of at least 0",
     ),
-    "a number beyond floats": (
+    "a number beyond float32": (
         lambda: attend(position="alibi:slopes=-1e60"),
         r"alibi:slopes=-1e60 is invalid; expected learned, fixed or a number that float32 can",
     ),
-    "a table of no length": (
+    "a table of length 0": (
         lambda: nn.MultiheadAttention(8, 4, position="offset_bias:length=0"),
         "offset_bias:length=0 is invalid; expected an integer of at least 1",
     ),
@@ -410,28 +434,28 @@ TYPE_ERRORS = {
         lambda: attend(*[tokens(2, 2, 6, 1)] * 2, similarity=similarity.Additive("steep")),
         "slope of additive is a str; expected a number",
     ),
-    "integers": (lambda: attend(q=tokens(2, 4, 6, 8, dtype=torch.int64)), "q has dtype Long"),
+    "integer tokens": (lambda: attend(q=tokens(2, 4, 6, 8, dtype=torch.int64)), "q has dtype Long"),
     "two dtypes": (
         lambda: attend(k=tokens(2, 2, 6, 8, dtype=torch.float64)),
         "k has dtype Double, but q has Float; expected the same dtype",
     ),
-    "segments that are no integers": (
+    "float segments": (
         lambda: attend(query_segments=torch.zeros(2, 6), key_segments=torch.zeros(2, 6)),
         "query_segments has dtype Float; expected integers",
     ),
-    "segments in words": (
+    "string segments": (
         lambda: attend(query_segments=["a"] * 6, key_segments=torch.zeros(2, 6)),
         r"query_segments\[0\] is a str; expected an integer",
     ),
-    "offsets that are no integers": (
+    "float tensor as query_offset": (
         lambda: attend(query_offset=torch.zeros(2)),
         "query_offset has dtype Float; expected integers",
     ),
-    "gamma's dtype": (
+    "dtype of gamma": (
         lambda: attend(similarity=similarity.Gaussian(HEADS.double())),
         "gamma of gaussian has dtype Double, but q has Float; expected Float",
     ),
-    "a table's dtype": (
+    "dtype of a table": (
         lambda: attend(position=position.OffsetBias(torch.ones(4, 11).double())),
         "table of offset_bias has dtype Double",
     ),
@@ -439,43 +463,49 @@ TYPE_ERRORS = {
         lambda: attend(v=tokens(2, 2, 6, 5, device="meta")),
         "v is on meta, but q is on cpu; expected the same device",
     ),
-    "floating-point lengths": (
+    "float key_lengths": (
         lambda: attend(key_lengths=torch.ones(2)),
         "key_lengths has dtype Float; expected integers",
     ),
-    "lengths in a set": (lambda: attend(key_lengths={6, 3}), "key_lengths is a set; expected a Te"),
-    "an offset between rows": (lambda: attend(query_offset=1.5), "query_offset is a float"),
-    "a window between columns": (lambda: attend(window=(1.5, 2)), "left is a float; expected"),
-    "a worded scale": (lambda: attend(scale="1"), "scale is a str; expected a number"),
-    "a worded flag": (lambda: attend(causal="yes"), "causal is a str; expected True or False"),
-    "an array": (lambda: attend(k=tokens(2, 2, 6, 8).numpy()), "k is a ndarray; expected a Tensor"),
-    "a radius with axes": (
+    "a set as key_lengths": (
+        lambda: attend(key_lengths={6, 3}),
+        "key_lengths is a set; expected a Te",
+    ),
+    "float query_offset": (lambda: attend(query_offset=1.5), "query_offset is a float"),
+    "float window": (lambda: attend(window=(1.5, 2)), "left is a float; expected"),
+    "a string as scale": (lambda: attend(scale="1"), "scale is a str; expected a number"),
+    "a string as flag": (lambda: attend(causal="yes"), "causal is a str; expected True or False"),
+    "a NumPy array": (
+        lambda: attend(k=tokens(2, 2, 6, 8).numpy()),
+        "k is a ndarray; expected a Tensor",
+    ),
+    "a vector as radius": (
         lambda: attend(similarity=similarity.Penumbral(1.0, r=torch.ones(2))),
         "r of penumbral is a Tensor; expected a number",
     ),
-    "a similarity's class": (
+    "a similarity class": (
         lambda: attend(similarity=similarity.Umbral),
         "similarity is the class Umbral; expected a gnomon.similarity object, or a string",
     ),
-    "a position's class": (
+    "a position class": (
         lambda: attend(position=position.RoPE),
         "position is the class RoPE; expected a gnomon.position object, a string such as 'rope', "
         "or a list of these",
     ),
-    "a number for a table": (lambda: position.T5(1.0, True), "T5: table is a float; expected"),
-    "cones of integers": (
+    "a number as table": (lambda: position.T5(1.0, True), "T5: table is a float; expected"),
+    "integer cones": (
         lambda: gnomon.cones.ancestor(HEADS.long(), HEADS.long()),
         "cones.ancestor: u has dtype Long and v has Long; expected the same floating-point dtype",
     ),
-    "a list for a point": (
+    "a list as point": (
         lambda: gnomon.cones.lowest_common_ancestor(HEADS, [0.0, 1.0]),
         "cones.lowest_common_ancestor: v is a list; expected a Tensor",
     ),
-    "beta's dtype": (
+    "dtype of beta": (
         lambda: attend(similarity=similarity.Hyperbolic(HEADS.double())),
         "beta of hyperbolic has dtype Double",
     ),
-    "floating-point distances": (
+    "float distances": (
         lambda: gnomon.t5_bucket(torch.ones(3), True),
         "relative_position has dtype Float; expected integers",
     ),
@@ -551,39 +581,48 @@ TYPE_ERRORS |= {
     **wrong_parameters(lambda x: augment(tau=x), "hype_augment", "tau"),
     **wrong_parameters(lambda x: augment(mu=x), "hype_augment", "mu"),
     **{
-        f"{name} elsewhere": (
+        f"{name} on a different device": (
             lambda name=name: attend(**{name: torch.zeros(2, dtype=torch.int64, device="meta")}),
             f"gnomon.attention: {name} is on meta, but q is on cpu; expected the same device",
         )
         for name in ("key_lengths", "key_starts", "query_offset")
     },
-    "a list of slopes": (
+    "a list as slopes": (
         lambda: attend(position=position.ALiBi([1.0] * 4)),
         r"slopes of alibi is a list; expected a number or a tensor \(H,\)",
     ),
-    "a worded return_lse": (lambda: attend(return_lse="no"), "return_lse is a str; expected True"),
-    "a worded dropout": (lambda: attend(dropout="no"), "dropout is a str; expected a number"),
-    "a worded seed": (lambda: attend(seed="no"), "seed is a str; expected an integer"),
-    "an aggregation": (lambda: attend(aggregation=1), "aggregation is an int; expected a string"),
-    "nodes between nodes": (
+    "a string as return_lse": (
+        lambda: attend(return_lse="no"),
+        "return_lse is a str; expected True",
+    ),
+    "a string as dropout": (lambda: attend(dropout="no"), "dropout is a str; expected a number"),
+    "a string as seed": (lambda: attend(seed="no"), "seed is a str; expected an integer"),
+    "an integer as aggregation": (
+        lambda: attend(aggregation=1),
+        "aggregation is an int; expected a string",
+    ),
+    "float indices": (
         lambda: graph(indices=torch.ones(3)),
         "indices has dtype Float; expected integers",
     ),
-    "nodes elsewhere": (
+    "indptr on a different device": (
         lambda: graph(indptr=torch.zeros(4, dtype=torch.int64, device="meta")),
         "indptr is on meta, but q is on cpu; expected the same device",
     ),
-    "nodes in words": (lambda: graph(indptr="0123"), "indptr is a str; expected a Tensor, a seq"),
-    "a similarity's class in a graph": (
+    "a string as indptr": (
+        lambda: graph(indptr="0123"),
+        "indptr is a str; expected a Tensor, a seq",
+    ),
+    "a similarity class in a graph": (
         lambda: graph(similarity=similarity.Dot),
         "similarity is the class Dot; expected a gnomon.similarity object",
     ),
-    "a feature that is no word": (lambda: linear(feature=3), "feature is an int; expected"),
-    "a rope's class": (
+    "an integer as feature": (lambda: linear(feature=3), "feature is an int; expected"),
+    "the RoPE class": (
         lambda: linear(rope=position.RoPE),
         "rope is the class RoPE; expected a gnomon.position.RoPE, a specification, or None",
     ),
-    "a projection of integers": (
+    "an integer projection": (
         lambda: linear(feature="favor", projection=torch.ones(3, 8).long()),
         "projection has dtype Long",
     ),
@@ -591,11 +630,11 @@ TYPE_ERRORS |= {
         lambda: gnomon.sinusoid(torch.arange(3), 4, layout=1),
         "layout is an int; expected",
     ),
-    "a layout of a grid": (
+    "layout of grid_sinusoid": (
         lambda: gnomon.grid_sinusoid((2, 2), 4, layout=None),
         "layout is a NoneType; expected a string",
     ),
-    "a list of half positions": (
+    "a list with a float position": (
         lambda: gnomon.sinusoid([1, 1.5], 4),
         r"positions\[1\] is a float; expected an integer",
     ),
@@ -603,41 +642,47 @@ TYPE_ERRORS |= {
         lambda: attend(similarity=similarity.Laplacian(None)),
         r"gamma of laplacian is a NoneType; expected a number or a tensor \(H,\)",
     ),
-    "a flag in a grid's shape": (
+    "a bool in the shape of a grid": (
         lambda: position.Grid((True, 5), [position.ALiBi(1.0)] * 2),
         r"Grid: shape is \(True, 5\); expected a sequence of integers",
     ),
-    "a flag in a rotation's shape": (
+    "a bool in the shape of a rotation": (
         lambda: position.RoPE(shape=(5, True)),
         r"RoPE: shape is \(5, True\); expected a sequence of integers",
     ),
-    "a flag for an offset": (
+    "a bool as query_offset": (
         lambda: attend(query_offset=True),
         "query_offset is a bool; expected an integer, or None",
     ),
-    "half a dim": (
+    "float dim": (
         lambda: gnomon.sinusoid(torch.arange(3), 4.0),
         "dim is a float; expected an int",
     ),
-    "a list of half distances": (
+    "a list with a float distance": (
         lambda: gnomon.t5_bucket([0.5], True),
         r"relative_position\[0\] is a float; expected an integer",
     ),
-    "half a bucket": (
+    "float num_buckets": (
         lambda: gnomon.t5_bucket(torch.arange(3), True, 8.5),
         "num_buckets is a float; expected an integer",
     ),
-    "a number for a flag": (
+    "a number as flag": (
         lambda: gnomon.t5_bucket(torch.arange(3), 1),
         "bidirectional is an int; expected True or False",
     ),
-    "half a head": (lambda: gnomon.alibi_slopes(2.5), "num_heads is a float; expected an integer"),
-    "worded heads": (lambda: gnomon.alibi_slopes("8"), "num_heads is a str; expected an integer"),
-    "a cone by number": (
+    "float num_heads of alibi_slopes": (
+        lambda: gnomon.alibi_slopes(2.5),
+        "num_heads is a float; expected an integer",
+    ),
+    "a string as num_heads of alibi_slopes": (
+        lambda: gnomon.alibi_slopes("8"),
+        "num_heads is a str; expected an integer",
+    ),
+    "an integer as cone": (
         lambda: gnomon.cones.ancestor(HEADS, HEADS, cone=1),
         "cones.ancestor: cone is an int; expected a string",
     ),
-    "a worded radius": (
+    "a string as radius": (
         lambda: gnomon.cones.ancestor(HEADS, HEADS, r="1"),
         "cones.ancestor: r is a str; expected a number, or None",
     ),
@@ -645,73 +690,88 @@ TYPE_ERRORS |= {
         lambda: gnomon.cones.ancestor(HEADS, HEADS.to("meta")),
         "cones.ancestor: u is on cpu, but v is on meta; expected the same device",
     ),
-    "points of float8": (
+    "float8 points": (
         lambda: gnomon.cones.ancestor(HEADS.to(FLOAT8), HEADS.to(FLOAT8)),
         "cones.ancestor: u has dtype Float8_e4m3fn",
     ),
     "embed_dim": (lambda: nn.MultiheadAttention("8", 2), "embed_dim is a str; expected an integer"),
     "num_heads": (lambda: nn.MultiheadAttention(8, 2.0), "num_heads is a float; expected an int"),
     "a bias": (lambda: nn.MultiheadAttention(8, 2, bias=None), "bias is a NoneType; expected True"),
-    "a module's similarity": (
+    "similarity of a module": (
         lambda: nn.MultiheadAttention(8, 2, similarity=similarity.Dot),
         "similarity is the class Dot; expected a gnomon.similarity object, or a string",
     ),
-    "a module's position": (
+    "position of a module": (
         lambda: nn.MultiheadAttention(8, 2, position=0),
         "position is an int; expected a gnomon.position object, a string such as 'rope', "
         "or a list of these",
     ),
-    "a module's dtype": (
+    "dtype of a module's query": (
         lambda: module(X.double()),
         "MultiheadAttention: query has dtype torch.float64 and the module has torch.float32",
     ),
-    "a module's integers": (lambda: module(X.long()), "query has dtype torch.int64 and the module"),
-    "a module's key": (lambda: module(X, X.half()), "key has dtype torch.float16 and the module"),
-    "a module's device": (
+    "integer query of a module": (
+        lambda: module(X.long()),
+        "query has dtype torch.int64 and the module",
+    ),
+    "dtype of a module's key": (
+        lambda: module(X, X.half()),
+        "key has dtype torch.float16 and the module",
+    ),
+    "device of a module's value": (
         lambda: module(X, X, X.to("meta")),
         "MultiheadAttention: value is on meta, but the module is on cpu; expected the same device",
     ),
-    "a module's list": (lambda: module([1]), "MultiheadAttention: query is a list; expected a Ten"),
-    "a module's cache": (
+    "a list as a module's query": (
+        lambda: module([1]),
+        "MultiheadAttention: query is a list; expected a Ten",
+    ),
+    "cache of a module": (
         lambda: module(X, cache={}),
         "cache is a dict; expected a KVCache, or None",
     ),
-    "a module's flag": (lambda: module(X, causal=1), "causal is an int; expected True or False"),
-    "a position's spec": (
+    "flag of a module": (lambda: module(X, causal=1), "causal is an int; expected True or False"),
+    "specification of TokenPosition": (
         lambda: nn.TokenPosition(1, 8, 16),
         "position is an int; expected",
     ),
-    "a position's dim": (lambda: nn.TokenPosition("none", 8.0, 16), "dim is a float; expected an"),
-    "a position's rows": (
+    "dim of TokenPosition": (
+        lambda: nn.TokenPosition("none", 8.0, 16),
+        "dim is a float; expected an",
+    ),
+    "max_length of TokenPosition": (
         lambda: nn.TokenPosition("learned", 8, "16"),
         "max_length is a str; expected an integer",
     ),
-    "an encoding's spec": (
+    "specification of TokenEncoding": (
         lambda: nn.TokenEncoding(3, 8),
         "spec is an int; expected a specification",
     ),
-    "an encoding's flag": (
+    "flag of TokenEncoding": (
         lambda: nn.TokenEncoding("conv", 8, causal="no"),
         "causal is a str; expected True or False",
     ),
-    "a table's rows": (lambda: nn.LearnedAbsolute("3", 8), "max_length is a str; expected an int"),
+    "max_length of LearnedAbsolute": (
+        lambda: nn.LearnedAbsolute("3", 8),
+        "max_length is a str; expected an int",
+    ),
     "a kernel": (lambda: nn.Convolutional(8, 3.5), "kernel is a float; expected an integer"),
     "a prefix": (lambda: nn.CAPE(8, prefix=1.5), "nn.CAPE: prefix is a float; expected an int"),
-    "embeddings in a list": (lambda: positioned([1]), "embeddings is a list; expected a Tensor"),
-    "embeddings of integers": (
+    "a list as embeddings": (lambda: positioned([1]), "embeddings is a list; expected a Tensor"),
+    "integer embeddings": (
         lambda: positioned(X.long()),
         "embeddings have dtype Long; expected",
     ),
-    "an encoding's offset": (lambda: positioned(X, "1"), "offset is a str; expected an integer"),
-    "an encoding's lengths": (
+    "offset of an encoding": (lambda: positioned(X, "1"), "offset is a str; expected an integer"),
+    "lengths of an encoding": (
         lambda: positioned(X, lengths="1"),
         "lengths is a str; expected a T",
     ),
-    "an encoding's cache": (
+    "cache of an encoding": (
         lambda: positioned(X, cache=1),
         "cache is an int; expected a TokenCache",
     ),
-    "an encoding's generator": (
+    "generator of an encoding": (
         lambda: positioned(X, generator=1),
         "generator is an int; expected a torch.Generator, or None",
     ),

@@ -15,7 +15,7 @@ from test_cli import ROOT
 
 import gnomon
 
-pytestmark = pytest.mark.cpu("processes of its own")
+pytestmark = pytest.mark.cpu("starts its own processes")
 
 FOLDER = ROOT / "examples" / "python"
 

@@ -22,9 +22,9 @@ MASKS = {
     "all": (lambda b, h, q, k: q >= -1, SQUARE, set()),
     "none": (lambda b, h, q, k: q < -1, SQUARE, {"key_lengths"}),
     "causal": (lambda b, h, q, k: q >= k, SQUARE, {"causal"}),
-    "causal at the top left": (lambda b, h, q, k: q >= k, FEW, {"causal", "query_offset"}),
+    "causal, aligned to the top left": (lambda b, h, q, k: q >= k, FEW, {"causal", "query_offset"}),
     "causal with an offset": (lambda b, h, q, k: q + 4 >= k, FEW, {"causal", "query_offset"}),
-    "causal, the past alone": (lambda b, h, q, k: q - 4 >= k, SQUARE, {"causal", "query_offset"}),
+    "causal, negative offset": (lambda b, h, q, k: q - 4 >= k, SQUARE, {"causal", "query_offset"}),
     "window": (lambda b, h, q, k: (q - k).abs() <= 5, SQUARE, {"window"}),
     "causal window": (lambda b, h, q, k: (q >= k) & (q - k <= 5), SQUARE, {"causal", "window"}),
     "a window before": (
@@ -56,7 +56,7 @@ MASKS = {
         SQUARE,
         {"causal", "query_segments", "key_segments"},
     ),
-    "chunks of batches": (
+    "per-batch chunks": (
         lambda b, h, q, k: q // (b + 4) == k // (b + 4),
         BATCHES,
         {"query_segments", "key_segments"},
@@ -67,7 +67,7 @@ MASKS = {
 }  # fmt: skip
 
 
-@pytest.mark.cpu("FlexAttention makes its masks there")
+@pytest.mark.cpu("FlexAttention creates its masks on the CPU")
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_are_found(name):
     mask_mod, sizes, expected = MASKS[name]
@@ -81,7 +81,7 @@ def test_masks_are_found(name):
     torch.testing.assert_close(ours, gnomon.attention(q, k, v, mask=dense, return_lse=True))
 
 
-@pytest.mark.cpu("FlexAttention makes its masks there")
+@pytest.mark.cpu("FlexAttention creates its masks on the CPU")
 def test_flex_attention():
     mask_mod = MASKS["causal documents"][0]
     block_mask = create_block_mask(mask_mod, None, None, L, L, device="cpu", BLOCK_SIZE=8)
@@ -125,7 +125,7 @@ print(*(mode.get_total_flops() for mode in (forward, backward, graph)))
 """
 
 
-@pytest.mark.cpu("processes of their own")
+@pytest.mark.cpu("starts its own processes")
 @pytest.mark.parametrize("first", ["gnomon", "torch.utils.flop_counter"])
 def test_flops(first):
     """For either import order."""

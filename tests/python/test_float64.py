@@ -19,13 +19,13 @@ from test_derivatives import CALLS, of_call
 
 import gnomon
 
-pytestmark = pytest.mark.cpu("float64 runs on the CPU alone")
+pytestmark = pytest.mark.cpu("float64 runs only on the CPU")
 
 MASKS = {
     "none": Mask(query_offset=16),
     "causal": Mask(causal=True, query_offset=16),
     "window": Mask(window=(20, 3), query_offset=16),
-    "lengths, and an empty row": Mask(key_lengths=[53, 0], query_offset=16),
+    "lengths and an empty row": Mask(key_lengths=[53, 0], query_offset=16),
     "starts and offsets": Mask(causal=True, key_starts=[5, 0], query_offset=[15, -3]),
 }
 

@@ -407,7 +407,7 @@ def test_offsets_of_batches_have_the_range_of_one(offset):
         gnomon.attention(q, k, v, causal=True, query_offset=torch.tensor([0, offset]))
 
 
-@pytest.mark.cpu("what a GPU's tensor holds is not looked at")
+@pytest.mark.cpu("values of GPU tensors are not checked")
 def test_linear_attention_checks_its_lengths():
     q, k, v = tokens(2, 1, 6, 4)
     expected = r"key_lengths\[1\] is 99; expected a value from 0 to Lk = 6"
@@ -417,19 +417,19 @@ def test_linear_attention_checks_its_lengths():
 
 SPECIFICATIONS = {
     "a second component": lambda t: Relative(t, 2, "clip+rope"),
-    "another option": lambda t: Relative(t, 2, "clip:max_offset=3"),
-    "a word for a number": lambda t: Relative(t, "2"),
-    "nothing for a number": lambda t: Relative(t, None),
-    "nothing for a word": lambda t: Relative(t, 2, None),
-    "a tensor for a number": lambda t: Relative(t, torch.tensor(2.0)),
-    "a word for slopes": lambda t: ALiBi("0.5"),
-    "a number for a shape": lambda t: gnomon.position.RoPE(shape=6),
-    "a word for a prefix": lambda t: gnomon.position.Grid((2, 3), [ALiBi(0.5)] * 2, prefix="0"),
-    "one bias for several": lambda t: gnomon.position.Grid((2, 3), None),
-    "a word for a height": lambda t: gnomon.position.Relative2D(t[:3], t, "2", 3),
-    "nothing of its own": lambda t: gnomon.position.Position(),
-    "a list for values": lambda t: Relative.from_future_first(t, 2, values=[1]),
-    "a row for a table": lambda t: Relative.from_future_first(t[0], 2),
+    "an additional option": lambda t: Relative(t, 2, "clip:max_offset=3"),
+    "a string instead of a number": lambda t: Relative(t, "2"),
+    "None instead of a number": lambda t: Relative(t, None),
+    "None instead of a string": lambda t: Relative(t, 2, None),
+    "a tensor instead of a number": lambda t: Relative(t, torch.tensor(2.0)),
+    "a string as slopes": lambda t: ALiBi("0.5"),
+    "a number as shape": lambda t: gnomon.position.RoPE(shape=6),
+    "a string as prefix": lambda t: gnomon.position.Grid((2, 3), [ALiBi(0.5)] * 2, prefix="0"),
+    "None instead of biases": lambda t: gnomon.position.Grid((2, 3), None),
+    "a string as height": lambda t: gnomon.position.Relative2D(t[:3], t, "2", 3),
+    "the abstract base class": lambda t: gnomon.position.Position(),
+    "a list as values": lambda t: Relative.from_future_first(t, 2, values=[1]),
+    "a vector as table": lambda t: Relative.from_future_first(t[0], 2),
 }
 
 

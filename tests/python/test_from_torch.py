@@ -139,14 +139,14 @@ REFUSED = {
         ValueError,
         "which needs a head dimension of 1, but the module has 8",
     ),
-    "a drop-in's mask": (
+    "a mask of a drop-in": (
         lambda: nn.TorchMultiheadAttention(8, 2)(
             *[torch.ones(4, 3, 8)] * 3, attn_mask=torch.ones(3, 3)
         ),
         ValueError,
         r"attn_mask has shape \[3, 3\]; expected \(Lq, Lk\) = \(4, 4\)",
     ),
-    "a drop-in's causal call without a mask": (
+    "a causal call of a drop-in without a mask": (
         lambda: nn.TorchMultiheadAttention(8, 2)(*[torch.ones(4, 3, 8)] * 3, is_causal=True),
         RuntimeError,
         "is_causal is True but attn_mask is None",
@@ -161,19 +161,19 @@ REFUSED = {
         TypeError,
         "layer is a TransformerEncoderLayer; expected a torch.nn.TransformerDecoderLayer",
     ),
-    "heads of one column": (
+    "heads with one column": (
         lambda: nn.MultiheadAttention.from_torch(theirs(), similarity="additive"),
         ValueError,
         "similarity is 'additive', which needs a head dimension of 1, but the module has 8",
     ),
-    "a mask of another shape": (
+    "a mask with a wrong shape": (
         lambda: nn.MultiheadAttention(8, 2)(
             torch.ones(2, 3, 8), key_padding_mask=torch.ones(2, 4, dtype=torch.bool)
         ),
         ValueError,
         r"key_padding_mask has shape \[2, 4\]; expected \(B, Lk\) = \(2, 3\)",
     ),
-    "a mask of integers": (
+    "an integer mask": (
         lambda: nn.MultiheadAttention(8, 2)(
             torch.ones(2, 3, 8), key_padding_mask=torch.ones(2, 3, dtype=torch.int64)
         ),
@@ -221,7 +221,7 @@ REFUSED = {
         TypeError,
         "table is a list; expected a Tensor",
     ),
-    "a table of integers": (
+    "an integer table": (
         lambda: nn.resize_grid_table(torch.ones(2, 3, dtype=torch.int64), (3,)),
         TypeError,
         "table has dtype torch.int64",
@@ -231,7 +231,7 @@ REFUSED = {
         ValueError,
         "module has no position on a grid",
     ),
-    "another number of axes": (
+    "a different number of axes": (
         lambda: nn.resize_grid(nn.MultiheadAttention(8, 2, position="alibi:shape=3x4"), (3,)),
         ValueError,
         r"shape is \(3,\), but alibi:shape=3x4 has the shape \(3, 4\); expected the same number",

@@ -13,7 +13,7 @@ from torch.func import jvp
 import gnomon
 from gnomon import position, similarity
 
-pytestmark = pytest.mark.cpu("forward mode and second derivatives run on the CPU alone")
+pytestmark = pytest.mark.cpu("forward mode and second derivatives run only on the CPU")
 
 BATCH, HEADS, KEY_HEADS, QUERIES, KEYS, DIM = 2, 4, 2, 37, 53, 5
 
@@ -106,7 +106,7 @@ TERMS = {
         lambda t: {"bias": t, "visible": (torch.tensor([KEYS, 0])[:, None, None, None] > COLUMNS)},
         random(1, HEADS, QUERIES, KEYS, seed=5),
     ),
-    "pair bias of all heads": (
+    "pair bias shared by heads": (
         lambda t: {"position": position.PairBias(t)},
         lambda t: {"bias": t},
         random(1, 1, QUERIES, KEYS, seed=6),
@@ -116,7 +116,7 @@ TERMS = {
         lambda t: {"relative": t[offsets()], "visible": ROWS[:, None] + 9 >= COLUMNS},
         random(13, DIM, seed=7) / 2,
     ),
-    "relative keys of heads, to a distance": (
+    "per-head relative keys with a maximum distance": (
         lambda t: {
             "position": position.Relative(t, 6, far="zero"),
             "query_offset": 9,

@@ -602,8 +602,8 @@ def attend(**changes):
 
 
 ERRORS = {
-    "q is no tensor": ({"q": [1.0]}, TypeError, "q is a list; expected a Tensor"),
-    "indptr is no list": ({"indptr": "0"}, TypeError, "indptr is a str; expected a Tensor"),
+    "q is not a tensor": ({"q": [1.0]}, TypeError, "q is a list; expected a Tensor"),
+    "indptr is not a list": ({"indptr": "0"}, TypeError, "indptr is a str; expected a Tensor"),
     "two axes": ({"q": torch.randn(3, 4)}, ValueError, "q has shape [3, 4]; expected three axes"),
     "no column": (
         {"k": torch.randn(3, 4, 0)},
@@ -630,7 +630,7 @@ ERRORS = {
         ValueError,
         "indptr has shape [2]; expected (N + 1,) = (4,)",
     ),
-    "indices of two axes": (
+    "indices with two axes": (
         {"indices": torch.zeros(3, 1, dtype=torch.int64)},
         ValueError,
         "indices has shape [3, 1]; expected one axis",
@@ -645,12 +645,12 @@ ERRORS = {
         ValueError,
         "indptr[2] is 2 after 3; expected values that never decrease",
     ),
-    "indptr ends early": (
+    "indptr has too few edges": (
         {"indptr": torch.tensor([0, 1, 1, 2])},
         ValueError,
         "indptr[3] is 2; expected the number of indices, 3",
     ),
-    "a key too far": (
+    "a key index out of range": (
         {"indices": torch.tensor([0, 3, 1])},
         ValueError,
         "indices[1] is 3; expected one of 3 keys",
@@ -666,7 +666,7 @@ ERRORS = {
         ValueError,
         "scale applies to similarities such as dot, not to",
     ),
-    "scale of a word": ({"scale": "1"}, TypeError, "scale is a str; expected a number"),
+    "a string as scale": ({"scale": "1"}, TypeError, "scale is a str; expected a number"),
     "gamma": (
         {"similarity": Laplacian(torch.ones(3))},
         ValueError,
@@ -680,7 +680,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.cpu("what is found before a device matters")
+@pytest.mark.cpu("errors are the same on all devices")
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name):
     changes, kind, message = ERRORS[name]

@@ -596,7 +596,7 @@ ERRORS = {
         "position contains alibi on the grid 3x4 and grid_bias on the grid 4x3; expected all "
         "biases in the sequence, or all on one grid",
     ),
-    "a rotation on another grid": (
+    "a rotation on a different grid": (
         lambda: attend([RoPE(shape=(4, 3)), GridBias(torch.zeros(HEADS, 5, 7))]),
         "position contains rope on the grid 4x3 and other terms on the grid 3x4; expected the same",
     ),
@@ -647,11 +647,11 @@ ERRORS = {
         lambda: attend(GridBias(torch.zeros(3, 5, 7))),
         r"table of GridBias has shape \[3, 5, 7\]; expected \[4, 5, 7\]",
     ),
-    "an axis' table": (
+    "a table of an axis": (
         lambda: attend(Grid((3, 4), [OffsetBias(torch.zeros(HEADS, 7))] * 2)),
         r"table of OffsetBias has shape \[4, 7\]; expected.*\(4, 5\)",
     ),
-    "an axis too many": (
+    "too many axes": (
         lambda: MultiheadAttention(8, 2, position="alibi:shape=3x4:axis=2"),
         "alibi:axis is 2; expected an axis of the shape 3x4, from 0 to 1",
     ),
@@ -663,7 +663,7 @@ ERRORS = {
         lambda: MultiheadAttention(8, 2, position="offset_bias:shape=3x4"),
         "offset_bias:shape=3x4 has axes of different sizes and one table for all of them",
     ),
-    "a table of a sequence": (
+    "a table without a grid": (
         lambda: MultiheadAttention(8, 2, position="offset_bias:axis=0"),
         "offset_bias:axis=0 needs a shape, such as shape=14x14",
     ),
@@ -711,14 +711,14 @@ ERRORS = {
         lambda: gnomon.hype_augment(*[torch.zeros(1, 1, 6, 4)] * 2, 1.0, 0.1, axes=()),
         r"hype_augment: axes is \(\); expected at least one axis",
     ),
-    "axes to augment": (
+    "wrong axes to augment": (
         lambda: gnomon.hype_augment(*[torch.zeros(1, 1, 6, 4)] * 2, 1.0, 0.1, axes=(2, 0)),
         r"the shape of a grid is \[2, 0\]; expected positive sizes",
     ),
 }
 
 
-@pytest.mark.cpu("what is found before a device matters")
+@pytest.mark.cpu("errors are the same on all devices")
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name):
     call, message = ERRORS[name]

@@ -12,7 +12,7 @@ import torch
 import gnomon
 from gnomon import info
 
-pytestmark = pytest.mark.cpu("processes of its own")
+pytestmark = pytest.mark.cpu("starts its own processes")
 
 
 def run(*words, **environment):

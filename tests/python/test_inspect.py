@@ -427,7 +427,7 @@ def test_rank(draw):
 
 WRONG = {
     "no picture": (["decya"], 'unknown picture "decya"; did you mean decay?'),
-    "no picture named": ([], "PICTURE"),
+    "no picture name": ([], "PICTURE"),
     "option": (["decay", "--distence", "3"], "--distence 3; did you mean --distance?"),
     "required option": (
         ["attention", "--modle", "x"],

@@ -10,7 +10,7 @@ from test_cli import ROOT
 import gnomon
 from gnomon import _lab
 
-pytestmark = pytest.mark.cpu("processes of its own")
+pytestmark = pytest.mark.cpu("starts its own processes")
 
 
 def run(program, **options):

@@ -422,7 +422,7 @@ def attend(**changes):
 
 
 ERRORS = {
-    "q is no tensor": ({"q": 1.0}, TypeError, "q is a float; expected a Tensor"),
+    "q is not a tensor": ({"q": 1.0}, TypeError, "q is a float; expected a Tensor"),
     "three axes": ({"q": torch.randn(4, 6, 8)}, ValueError, "q has shape [4, 6, 8]; expected four"),
     "columns": ({"k": torch.randn(2, 4, 6, 7)}, ValueError, "k has shape [2, 4, 6, 7]; expected"),
     "keys": ({"v": torch.randn(2, 4, 5, 8)}, ValueError, "v has shape [2, 4, 5, 8]; expected"),
@@ -480,7 +480,7 @@ ERRORS = {
         ValueError,
         'projection applies only to the feature favor; feature is "elu"',
     ),
-    "seed of a float": ({"seed": 1.0}, TypeError, "seed is a float; expected an integer, or None"),
+    "a float as seed": ({"seed": 1.0}, TypeError, "seed is a float; expected an integer, or None"),
     "seed and projection": (
         {"feature": "favor", "projection": torch.randn(5, 8), "seed": 1},
         ValueError,
@@ -506,7 +506,7 @@ ERRORS = {
         ValueError,
         "num_features is 0; expected at least 1",
     ),
-    "num_features of a word": (
+    "a string as num_features": (
         {"feature": "favor", "num_features": "8"},
         TypeError,
         "num_features is a str; expected an integer, or None",
@@ -529,7 +529,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.cpu("what is found before a device matters")
+@pytest.mark.cpu("errors are the same on all devices")
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name):
     changes, kind, message = ERRORS[name]

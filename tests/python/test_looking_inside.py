@@ -43,7 +43,11 @@ SLOPES = gnomon.alibi_slopes(HEADS).double()
 CALLS = {
     "plain": {},
     "causal": {"causal": True, "query_offset": 3},
-    "an offset each": {"causal": True, "query_offset": torch.tensor([3, 1]), "position": "alibi"},
+    "per-batch offsets": {
+        "causal": True,
+        "query_offset": torch.tensor([3, 1]),
+        "position": "alibi",
+    },
     "scale": {"scale": 0.7},
     "window": {"window": (2, 1), "query_offset": 1, "position": "rope+hype"},
     "lengths": {"key_lengths": [5, 12], "key_starts": [1, 0], "query_offset": 0},
@@ -57,11 +61,11 @@ CALLS = {
         for name in ("laplacian", "gaussian", "umbral", "penumbral", "hyperbolic", "lorentz")
     },
     "entailment": {"similarity": "entailment"},
-    "angles of positions": {
+    "per-position angles": {
         "position": lambda: RoPE(angles=table(1, HEADS, QUERIES + KEYS, 4)),
         "query_offset": 2,
     },
-    "angles of tokens": {
+    "per-token angles": {
         "position": lambda: RoPE(
             angles=table(1, 1, QUERIES, 4), key_angles=table(2, HEADS, KEYS, 4)
         ),
@@ -95,7 +99,7 @@ CALLS = {
         "query_offset": 3,
     },
     "grid": {"position": Grid((3, 4), [ALiBi(SLOPES), HyPE(1.0, 0.2)])},
-    "grid of a specification": {"position": "alibi:slopes=0.3:shape=2x5:prefix=2"},
+    "grid in a specification": {"position": "alibi:slopes=0.3:shape=2x5:prefix=2"},
     "grid bias": {"position": lambda: GridBias(table(HEADS, 5, 7))},
     "relative2d": {"position": lambda: Relative2D(table(5, DIM), table(7, DIM), 3, 4)},
     "rope on a grid": {"position": RoPE(10.0, shape=(3, 4))},
@@ -111,7 +115,7 @@ def dense_weights(q, k, arguments):
     )
 
 
-@pytest.mark.cpu("takes tensors that are made when the file is read")
+@pytest.mark.cpu("its parameters are created on the CPU at import")
 @pytest.mark.parametrize("name", CALLS)
 def test_weights_are_those_of_attention(name):
     arguments = dict(CALLS[name])
@@ -172,7 +176,7 @@ def test_no_rows_and_no_keys():
 @pytest.mark.parametrize(
     "arguments",
     [{}, {"position": "alibi", "query_offset": 2}, {"position": "rope", "query_offset": 2}],
-    ids=["of all rows", "alibi", "rope"],
+    ids=["all rows", "alibi", "rope"],
 )
 def test_weights_in_a_graph(rows, arguments):
     """Without an offset, all rows are computed first."""
@@ -251,7 +255,7 @@ def test_weights_of_a_module(similarity, position):
     assert module.attention_weights(x, causal=True).shape == (2, HEADS, 1, 10)
 
 
-@pytest.mark.cpu("takes tensors that are made when the file is read")
+@pytest.mark.cpu("its parameters are created on the CPU at import")
 def test_learned_values_act():
     torch.manual_seed(0)
     module = nn.MultiheadAttention(

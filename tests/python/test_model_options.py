@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gnomon.lab.models import LanguageModel, LanguageModelCache, load_checkpoint, save_checkpoint
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 LENGTH = 24
 TINY = ["--dim", 16, "--depth", 3, "--heads", 2, "--mlp", 24, "--batch", 4, "--length", LENGTH]

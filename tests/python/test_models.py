@@ -87,7 +87,7 @@ MODELS = {
 }
 
 
-@pytest.mark.cpu("models are loaded to the CPU")
+@pytest.mark.cpu("models are loaded on the CPU")
 @pytest.mark.parametrize("name", MODELS)
 def test_there_and_back(name, folder, tmp_path):
     data = "words" if name == "words" else "text"
@@ -247,7 +247,7 @@ REFUSED = {
 @torch.no_grad()
 def test_a_refused_call_changes_nothing(kind, name, device):
     if device.type == "cuda" and name == "beyond the vocabulary":
-        pytest.skip("what a GPU's tensors hold is not looked at")
+        pytest.skip("values of GPU tensors are not checked")
     error, message, other = REFUSED[name]
     torch.manual_seed(0)
     position = "conv:kernel=3:groups=2+rope"
@@ -278,7 +278,7 @@ def test_a_refused_call_changes_nothing(kind, name, device):
     assert known.tokens.length() == 8
 
 
-@pytest.mark.cpu("models are loaded to the CPU")
+@pytest.mark.cpu("models are loaded on the CPU")
 def test_beyond_the_longest_text_or_another_dtype():
     model = LanguageModel(11, 8, 2, 2, 16, position="learned+absolute_keys", max_length=6)
     tokens = torch.zeros(1, 4, dtype=torch.long)
@@ -364,7 +364,7 @@ def test_beyond_the_longest_text_or_another_dtype():
 )
 def test_wrong_arguments(call, kind, message, tmp_path, monkeypatch, device):
     if device.type == "cuda" and message.startswith("tokens exceed"):
-        pytest.skip("what a GPU's tensors hold is not looked at")
+        pytest.skip("values of GPU tensors are not checked")
     monkeypatch.chdir(tmp_path)
     model = LanguageModel(dim=4, depth=1, heads=1, mlp=4)
     with pytest.raises(kind, match=f"gnomon.*{message}"):
@@ -403,7 +403,7 @@ def test_a_model_of_other_tensors_is_not_saved(change, message, tmp_path):
     assert not (tmp_path / "file").exists()
 
 
-@pytest.mark.cpu("models are loaded to the CPU")
+@pytest.mark.cpu("models are loaded on the CPU")
 def test_options_are_read_only():
     model = LanguageModel(dim=4, depth=1, heads=1, mlp=4)
     with pytest.raises(TypeError):
@@ -505,7 +505,7 @@ def test_writers_of_one_file_do_not_meet(tmp_path, monkeypatch):
     load_checkpoint(path)
 
 
-@pytest.mark.cpu("models are loaded to the CPU")
+@pytest.mark.cpu("models are loaded on the CPU")
 def test_loaded_under_other_modes(tmp_path):
     """Trainable parameters on the CPU."""
     path = tmp_path / "file"
@@ -578,7 +578,7 @@ def test_wrong_files(tmp_path):
         refuses(message)
 
 
-@pytest.mark.cpu("models are loaded to the CPU")
+@pytest.mark.cpu("models are loaded on the CPU")
 def test_safetensors_of_ours_and_of_the_package(tmp_path):
     torch.manual_seed(0)
     tensors = {
@@ -611,7 +611,7 @@ HEADERS = {
     "a negative size": '{"x": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}',
     "an end": '{"x": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}',
     "an order": '{"x": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}',
-    "bytes of none": '{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+    "more bytes than elements": '{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
     "shared bytes": '{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},'
     ' "y": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
     "a name twice": '{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},'

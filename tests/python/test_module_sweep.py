@@ -152,7 +152,7 @@ def encodings():
             position="learned+sinusoidal+conv:kernel=4",
             **made,
         ),
-        "torch's with other sizes": lambda **made: TorchMultiheadAttention(
+        "torch module with other sizes": lambda **made: TorchMultiheadAttention(
             DIM, HEADS, kdim=20, vdim=24, bias=False, **made
         ),
         "a sink": lambda **made: Attention(HEADS, 8, sink=True, value_dim=4, **made),
@@ -224,7 +224,7 @@ def spread(tensor):
     return tensor.double().square().mean().sqrt().item()
 
 
-@pytest.mark.cpu("memory of the CPU")
+@pytest.mark.cpu("measures CPU memory")
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_deferred_initialisation_sets_everything(make):
     torch.manual_seed(0)
@@ -373,7 +373,7 @@ def test_tensors_in_terms_are_the_modules(module, given):
     assert torch.equal(loaded.state_dict()[name], expected)
 
 
-@pytest.mark.cpu("a process group of the CPU")
+@pytest.mark.cpu("uses a CPU process group")
 @pytest.mark.filterwarnings("ignore")
 def test_sharded_models_start_on_the_meta_device(tmp_path):
     """For both generations of FSDP, the first of which calls reset_parameters() itself."""
@@ -507,12 +507,12 @@ FUNCTIONS = {
     "attention": lambda q, k, v: gnomon.attention(
         q, k, v, similarity=similarity.Penumbral(0.5), position=["rope", position.HyPE(0.1, 0.01)]
     ),
-    "attention by specifications": lambda q, k, v: gnomon.attention(
+    "attention with specifications": lambda q, k, v: gnomon.attention(
         q, k, v, similarity="umbral", position="rope+alibi", key_lengths=[5, 9], window=(3, 0)
     ),
     "attention with lse": lambda q, k, v: gnomon.attention(q, k, v, return_lse=True),
     "attention_weights": lambda q, k, v: gnomon.attention_weights(q, k, [0, 3], position="alibi"),
-    "attention_weights of all": lambda q, k, v: gnomon.attention_weights(q, k, slice(None)),
+    "attention_weights of all rows": lambda q, k, v: gnomon.attention_weights(q, k, slice(None)),
     "cones.ancestor": lambda: gnomon.cones.ancestor(torch.ones(3, 4), torch.ones(3, 4)),
     "cones.lowest_common_ancestor": lambda: gnomon.cones.lowest_common_ancestor(
         torch.ones(3, 4), torch.ones(3, 4), cone="umbral", r=0.1
@@ -524,7 +524,7 @@ FUNCTIONS = {
     ),
     "grid_sinusoid": lambda: gnomon.grid_sinusoid((3, 3), 8, prefix=1),
     "hype_augment": lambda q, k, v: gnomon.hype_augment(q, k, 0.1, 0.01),
-    "hype_augment by tensors": lambda q, k, v: gnomon.hype_augment(
+    "hype_augment with tensors": lambda q, k, v: gnomon.hype_augment(
         q, k, torch.ones(HEADS), torch.full((HEADS,), 0.01), axes=(3, 3)
     ),
     "linear_attention": lambda q, k, v: gnomon.linear_attention(q, k, v, causal=True),

@@ -8,7 +8,7 @@ import gnomon
 from gnomon import nn, position, similarity
 from gnomon.integrations import onnx
 
-pytestmark = pytest.mark.cpu("programs that are exported")
+pytestmark = pytest.mark.cpu("exports CPU programs")
 
 B, H, HKV, L, D = 2, 4, 2, 7, 6
 SEGMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [2, 2, 2, 2, 2, 2, 2]])

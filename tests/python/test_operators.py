@@ -522,7 +522,7 @@ SMALL_CALLS = {
 }
 
 
-@pytest.mark.cpu("the kernels of the CPU alone stay below PyTorch's dispatcher")
+@pytest.mark.cpu("only CPU kernels bypass PyTorch's dispatcher")
 @pytest.mark.parametrize("name", SMALL_CALLS)
 def test_a_call_that_records_nothing_is_few_operators(name):
     """Each operator call costs a small call a few percent: none of PyTorch's own, and each of ours

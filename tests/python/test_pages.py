@@ -16,7 +16,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -219,7 +219,7 @@ TERMS = {
         False,
         (-7, 40),
     ),
-    "relative, clip, values of the past": (
+    "relative, clip, values for the past": (
         lambda x: position.Relative(x["table"], 6, values=x["values"]),
         {"table": (7, D), "values": (H, 7, DV)},
         relative("clip", past=True),
@@ -283,7 +283,7 @@ TERMS = {
         False,
         (0, 37),
     ),
-    "grid of alibi": (
+    "alibi on a grid": (
         lambda x: position.Grid((5, 7), [position.ALiBi(x["slopes"])] * 2, prefix=2),
         {"slopes": (H,)},
         on_axes,
@@ -615,7 +615,7 @@ def test_memory_is_linear():
     assert peak_memory(textwrap.dedent(before), textwrap.dedent(step)) < 200 * 2**10
 
 
-@pytest.mark.cpu("what is found before a device matters")
+@pytest.mark.cpu("errors are the same on all devices")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

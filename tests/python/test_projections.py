@@ -327,7 +327,7 @@ def test_two_sinks_are_refused():
         gnomon.attention(q, k, v, position=QKNorm(*torch.ones(2, 1, 8).double().unbind(0)))
 
 
-@pytest.mark.cpu("compares with NumPy")
+@pytest.mark.cpu("compares with NumPy arrays")
 def test_modules_begin_with_plain_scores():
     """Sinks of 0, norms with weight 1; scalable softmax equals the plain one for a hundred keys."""
     torch.manual_seed(0)

@@ -396,7 +396,7 @@ def test_grid_bias_of_swin():
 
 
 # Scores, biases and gradients of Swin V2, with the mask of shifted windows.
-@pytest.mark.cpu("its model makes tensors on the CPU")
+@pytest.mark.cpu("the model creates tensors on the CPU")
 @pytest.mark.parametrize("masked", [False, True])
 def test_cosine_of_swin_v2(masked):
     torch.manual_seed(0)
@@ -439,7 +439,7 @@ def test_cosine_of_swin_v2(masked):
 
 
 # XLNet uses Transformer-XL's attention, with rows in order of decreasing distance.
-@pytest.mark.cpu("its model makes tensors on the CPU")
+@pytest.mark.cpu("the model creates tensors on the CPU")
 @pytest.mark.parametrize("causal", [True, False])
 def test_transformer_xl_of_xlnet(causal):
     torch.manual_seed(0)

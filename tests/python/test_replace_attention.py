@@ -43,7 +43,7 @@ def check_equal(theirs, ours, *inputs, **options):
 
 VITS = {
     "plain": {},
-    "norms of queries and keys": {"qk_norm": True, "scale_attn_norm": True},
+    "query and key norms": {"qk_norm": True, "scale_attn_norm": True},
     "two tokens before the patches": {"class_token": True, "reg_tokens": 1},
 }
 

@@ -11,7 +11,7 @@ import scipy.stats
 
 from gnomon.lab import _plots, report
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 # Two-sided 5% points of Student's t, by number of pairs (from any table).
 POINTS = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 11: 2.228}

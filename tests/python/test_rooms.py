@@ -94,7 +94,7 @@ def test_includes_point_one_way():
         text=True,
     )
     if listed.returncode != 0:
-        pytest.skip("not a checkout: which files are the project's is not known")
+        pytest.skip("not a git checkout, so the project's files are unknown")
     files = [file for file in listed.stdout.splitlines() if (ROOT / file).is_file()]
     assert {room_of(file) for file in files} >= set(ROOMS)
     assert wrong_includes(ROOT, files) == []

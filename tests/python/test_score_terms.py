@@ -38,10 +38,10 @@ PAIRS = {
     "all": (1, 1, LQ, LK),
     "two axes": (LQ, LK),
     "rows": (B, 1, 1, LK),
-    "rows of heads": (1, H, 1, LK),
+    "per-head rows": (1, H, 1, LK),
     "rows alone": (LK,),
     "columns": (H, LQ, 1),
-    "columns of batches": (B, 1, LQ, 1),
+    "per-batch columns": (B, 1, LQ, 1),
     "heads alone": (H, 1, 1),
     "one": (),
 }
@@ -143,7 +143,7 @@ WITH_A_ROW_CONSTANT = [n for n in SIMILARITIES if n.startswith(("lorentz", "umbr
 CAPPED = {"a tile": (13, 37), "tiles": (150, 331), "few rows": (2, 700)}
 
 
-@pytest.mark.cpu("no soft cap of whole scores on a GPU")
+@pytest.mark.cpu("score_softcap is not supported on a GPU")
 @DTYPES
 @formulas.pairwise(
     similarity=[
@@ -200,7 +200,7 @@ def test_a_soft_cap_of_whole_scores(similarity, shape, more, dtype):
     formulas.check(ours, theirs, inputs, dtype)
 
 
-@pytest.mark.cpu("no soft cap of whole scores on a GPU")
+@pytest.mark.cpu("score_softcap is not supported on a GPU")
 def test_a_soft_cap_without_biases_is_that_of_the_product():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 40, 8).unbind()
@@ -317,7 +317,7 @@ def test_biases_that_rows_or_keys_share_take_no_memory_for_pairs():
 #: Shapes of biases that are constant along an axis.
 SAME = {
     "pairs": (PairBias, (1, 2, 40, 24)),
-    "pairs of keys": (PairBias, (24,)),
+    "pair bias per key": (PairBias, (24,)),
     "keys": (KeyBias, (1, 2, 24)),
     "offsets": (OffsetBias, (2, 40 + 24 - 1)),
 }
@@ -666,7 +666,7 @@ def test_forget_gates_of_a_document_do_not_see_another(places):
 
 
 @pytest.mark.parametrize("number", [-1e9, torch.finfo(torch.float32).min])
-@pytest.mark.parametrize("kind", ["keys", "pairs of keys", "pairs"])
+@pytest.mark.parametrize("kind", ["keys", "pair bias per key", "pairs"])
 def test_forget_gates_beside_keys_that_a_number_hides(kind, number):
     """Rows at a hidden key subtract the gates' sum there, not the bias that hides it."""
     torch.manual_seed(0)
@@ -678,7 +678,7 @@ def test_forget_gates_beside_keys_that_a_number_hides(kind, number):
         keys = torch.zeros(2, 1, 40, dtype=q.dtype).masked_fill(hidden, number)
         bias = {
             "keys": lambda: KeyBias(keys),
-            "pairs of keys": lambda: PairBias(keys.unsqueeze(2)),
+            "pair bias per key": lambda: PairBias(keys.unsqueeze(2)),
             "pairs": lambda: PairBias(keys.unsqueeze(2).repeat(1, 1, 40, 1)),
         }[kind]()
         forget = Forget(-gates.square())
@@ -864,11 +864,11 @@ def test_weights_of_rows():
 def rows_of_calls():
     """Each call argument with rows or keys, and forms of it."""
     yield "sink", {"sink": normal(B, H, LQ)}
-    yield "sink of heads", {"sink": normal(H)}
-    yield "mask of rows", {"mask": torch.rand(LQ, 1) < 0.7}
-    yield "mask of keys", {"mask": torch.rand(LK) < 0.7}
-    yield "temperature of rows", {"temperature": normal(LQ)}
-    yield "temperature of heads", {"temperature": normal(H, 1)}
+    yield "per-head sink", {"sink": normal(H)}
+    yield "per-row mask", {"mask": torch.rand(LQ, 1) < 0.7}
+    yield "per-key mask", {"mask": torch.rand(LK) < 0.7}
+    yield "per-row temperature", {"temperature": normal(LQ)}
+    yield "per-head temperature", {"temperature": normal(H, 1)}
     yield (
         "segments",
         {
@@ -944,7 +944,7 @@ def test_compiled_mapped_and_repeatable():
     torch.testing.assert_close(both[1], both[0])
 
 
-@pytest.mark.cpu("what is found before a device matters")
+@pytest.mark.cpu("errors are the same on all devices")
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [

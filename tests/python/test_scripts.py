@@ -12,7 +12,7 @@ import pytest
 
 from gnomon.lab import demo
 
-pytestmark = pytest.mark.cpu("processes of its own")
+pytestmark = pytest.mark.cpu("starts its own processes")
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -46,31 +46,31 @@ CALLS = {
     "two axes": ((3, 4), (5, 4), (5, 6), {}),
     "three axes": ((2, 3, 4), (2, 5, 4), (2, 5, 6), {}),
     "five axes": ((2, 3, 2, 3, 4), (2, 3, 2, 5, 4), (2, 3, 2, 5, 4), {}),
-    "more axes of the query": ((2, 2, 3, 4), (2, 5, 4), (2, 5, 6), {}),
-    "fewer axes of the query": ((3, 4), (2, 5, 4), (2, 5, 6), {}),
-    "one batch of keys": ((2, 3, 3, 4), (1, 3, 5, 4), (1, 3, 5, 4), {}),
-    "one batch of queries": ((1, 3, 3, 4), (2, 1, 5, 4), (2, 1, 5, 4), {}),
-    "keys unlike values": ((1, 3, 3, 4), (1, 3, 5, 4), (2, 1, 5, 4), {}),
-    "heads of values alone": ((1, 1, 3, 4), (1, 1, 5, 4), (1, 3, 5, 4), {}),
-    "five axes, each of one": ((2, 1, 2, 3, 4), (3, 2, 5, 4), (2, 3, 1, 5, 4), {}),
+    "query with more axes": ((2, 2, 3, 4), (2, 5, 4), (2, 5, 6), {}),
+    "query with fewer axes": ((3, 4), (2, 5, 4), (2, 5, 6), {}),
+    "keys with batch size 1": ((2, 3, 3, 4), (1, 3, 5, 4), (1, 3, 5, 4), {}),
+    "queries with batch size 1": ((1, 3, 3, 4), (2, 1, 5, 4), (2, 1, 5, 4), {}),
+    "keys and values of different shapes": ((1, 3, 3, 4), (1, 3, 5, 4), (2, 1, 5, 4), {}),
+    "only values have several heads": ((1, 1, 3, 4), (1, 1, 5, 4), (1, 3, 5, 4), {}),
+    "five axes of size 1": ((2, 1, 2, 3, 4), (3, 2, 5, 4), (2, 3, 1, 5, 4), {}),
     "no columns": ((2, 3, 3, 0), (2, 3, 5, 0), (2, 3, 5, 4), {}),
-    "no columns of values": ((2, 3, 3, 4), (2, 3, 5, 4), (2, 3, 5, 0), {}),
+    "values without columns": ((2, 3, 3, 4), (2, 3, 5, 4), (2, 3, 5, 0), {}),
     "no keys": ((2, 3, 3, 4), (2, 3, 0, 4), (2, 3, 0, 4), {}),
     "no queries": ((2, 3, 0, 4), (2, 3, 5, 4), (2, 3, 5, 4), {}),
     "no batch": ((0, 3, 3, 4), (0, 3, 5, 4), (0, 3, 5, 4), {}),
     "no heads": ((2, 0, 3, 4), (2, 0, 5, 4), (2, 0, 5, 4), {}),
     "causal": ((2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 5, 4), {"is_causal": True}),
-    "causal, more keys": ((2, 3, 3, 4), (2, 3, 5, 4), (2, 3, 5, 4), {"is_causal": True}),
-    "causal, more queries": ((3, 5, 4), (3, 3, 4), (3, 3, 4), {"is_causal": True}),
+    "causal with more keys": ((2, 3, 3, 4), (2, 3, 5, 4), (2, 3, 5, 4), {"is_causal": True}),
+    "causal with more queries": ((3, 5, 4), (3, 3, 4), (3, 3, 4), {"is_causal": True}),
     "grouped heads": ((2, 6, 3, 4), (2, 3, 5, 4), (2, 3, 5, 4), {"enable_gqa": True}),
     "grouped, three axes": ((6, 3, 4), (3, 5, 4), (3, 5, 4), {"enable_gqa": True}),
     "grouped, five axes": (
         (2, 2, 6, 3, 4), (2, 2, 3, 5, 4), (2, 2, 3, 5, 4), {"enable_gqa": True, "is_causal": True},
     ),
-    "grouped, keys unlike values": (
+    "grouped, different key and value heads": (
         (2, 6, 3, 4), (2, 3, 5, 4), (2, 2, 5, 4), {"enable_gqa": True},
     ),
-    "grouped, one batch": ((2, 6, 3, 4), (1, 3, 5, 4), (1, 1, 5, 4), {"enable_gqa": True}),
+    "grouped, batch size 1": ((2, 6, 3, 4), (1, 3, 5, 4), (1, 1, 5, 4), {"enable_gqa": True}),
     "a scale": ((2, 6, 3, 4), (2, 6, 5, 4), (2, 6, 5, 4), {"scale": -1.5}),
     "scale 0": ((2, 6, 3, 4), (2, 6, 5, 4), (2, 6, 5, 4), {"scale": 0}),
 }  # fmt: skip
@@ -109,8 +109,8 @@ MASKS_OF_AXES = {
     "two": ((4, 4), (5, 4), (4, 5)),
     "three": ((3, 4, 4), (3, 5, 4), (3, 4, 5)),
     "five": ((2, 3, 2, 4, 4), (2, 3, 2, 5, 4), (2, 1, 2, 4, 5)),
-    "five, of keys": ((2, 3, 2, 4, 4), (2, 3, 2, 5, 4), (1, 1, 2, 1, 5)),
-    "five, of four": ((2, 3, 2, 4, 4), (2, 3, 2, 5, 4), (3, 1, 4, 5)),
+    "five axes, by key": ((2, 3, 2, 4, 4), (2, 3, 2, 5, 4), (1, 1, 2, 1, 5)),
+    "five axes, mask with four": ((2, 3, 2, 4, 4), (2, 3, 2, 5, 4), (3, 1, 4, 5)),
     "grouped heads": ((2, 6, 4, 4), (2, 2, 5, 4), (6, 4, 5)),
 }
 
@@ -189,19 +189,19 @@ WRONG = {
     "other batches": (ValueError, "broadcast", (draw(2, 1, 3, 4), draw(3, 1, 5, 4), draw(5, 4))),
 }  # fmt: skip
 WRONG_ARGUMENTS = {
-    "heads that do not divide": (
+    "head counts that do not divide": (
         ValueError, "query has 3 heads and key has 2", {"enable_gqa": True},
     ),
     "a mask and is_causal": (
         ValueError, "one of them", {"attn_mask": torch.ones(3, 5).bool(), "is_causal": True},
     ),
     "a mask of integers": (TypeError, "attn_mask has dtype", {"attn_mask": torch.ones(3, 5).int()}),
-    "a mask of another type": (
+    "a mask of a different dtype": (
         TypeError, "attn_mask has dtype", {"attn_mask": torch.ones(3, 5).half()},
     ),
-    "a mask of another shape": (ValueError, "attn_mask has", {"attn_mask": torch.ones(3, 4) > 0}),
+    "a mask of a wrong shape": (ValueError, "attn_mask has", {"attn_mask": torch.ones(3, 4) > 0}),
     "a larger mask": (ValueError, "attn_mask has shape", {"attn_mask": torch.ones(2, 1, 3, 5) > 0}),
-    "a mask of more axes": (
+    "a mask with too many axes": (
         ValueError, "attn_mask has shape", {"attn_mask": torch.ones(1, 1, 1, 3, 5) > 0},
     ),
     "a list": (TypeError, "attn_mask is a list", {"attn_mask": [[True] * 5] * 3}),

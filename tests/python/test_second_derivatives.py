@@ -12,7 +12,7 @@ from torch.func import grad
 import gnomon
 from gnomon import nn, position
 
-pytestmark = pytest.mark.cpu("takes tensors that are made when the file is read")
+pytestmark = pytest.mark.cpu("its parameters are created on the CPU at import")
 
 MESSAGE = r": second derivatives \(.*create_graph=True\) are not supported"
 

@@ -16,7 +16,7 @@ from test_cli import refused
 
 from gnomon.nn import MultiheadAttention, TokenPosition, attention_position
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TINY = ("--lengths", "16,32", "--steps", "2", "--dim", "16", "--depth", "1", "--heads", "2",

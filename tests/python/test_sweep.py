@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.cpu("processes of its own")
+pytestmark = pytest.mark.cpu("starts its own processes")
 
 pytest.importorskip("transformers", minversion="5.23")
 

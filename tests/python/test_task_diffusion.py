@@ -20,7 +20,7 @@ from test_task_images import Checkpoint
 
 from gnomon.lab.data.__main__ import main
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 FILE = "checkpoint.safetensors"
 SIZES = {"dim": 16, "depth": 2, "heads": 2, "mlp": 32, "batch": 6, "patch": 4}

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from test_cli import copy_with_steps
 from test_distributed_training import FILE, assert_same, run_one, run_two
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 TINY = ["--dim", 16, "--depth", 2, "--heads", 2, "--mlp", 32]
 TRAIN = ["train", "--task", "generated", *TINY, "--evaluation-examples", 4]

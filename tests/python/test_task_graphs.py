@@ -14,7 +14,7 @@ from test_distributed_training import assert_same, run_one, run_two
 from torch.nn.functional import cross_entropy, elu
 from torch_geometric.nn import GATConv
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 CORA = pathlib.Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "cora"
 FILE = "checkpoint.safetensors"

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from test_cli import Interrupted, refused, succeed
 from test_distributed_training import assert_same, run_one, run_two
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 WORDNET = pathlib.Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "wordnet"
 FILE = "checkpoint.safetensors"

@@ -26,7 +26,7 @@ from torch.nn import functional
 from gnomon.lab.data.__main__ import main as make_data
 from gnomon.lab.report import __main__ as report_program
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 FILE = "checkpoint.safetensors"
 SHARED = ROOT.parent / "shared" / "data"

@@ -18,7 +18,7 @@ from test_task_generated import as_gpt2
 
 from gnomon.lab.data.__main__ import main as make_data
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 TINY = ["--dim", 16, "--depth", 2, "--heads", 2, "--mlp", 32]
 TRAIN = ["train", "--task", "music", "--data", "pieces", *TINY, "--batch", 5]

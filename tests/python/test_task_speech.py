@@ -20,7 +20,7 @@ from test_distributed_training import assert_same, run_one, run_two
 from gnomon.lab.data import read_arrays
 from gnomon.lab.data.__main__ import main
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 FILE = "checkpoint.safetensors"
 RATE = 8000
@@ -429,11 +429,11 @@ WRONG = {
         {"valid.speakers": array([0, 1]), "valid.speakers_lengths": None},
         "the array 'valid.speakers' has 2 rows, but 'valid.audio' has 12",
     ),
-    "no label of a row": (
+    "a row without labels": (
         {"valid.labels": array([0] * 12), "valid.labels_lengths": array([1, 0, 2] + [1] * 9)},
         "row 1 of the array 'valid.labels' is empty",
     ),
-    "no sound of a row": (
+    "a row without sound": (
         {"valid.audio_lengths": "moved"},
         "row 0 of the array 'valid.audio' has 0 samples, which is too few for its 1 labels: "
         "expected 640",

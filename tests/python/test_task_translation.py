@@ -24,7 +24,7 @@ from test_distributed_training import assert_same, run_two
 
 import gnomon
 
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -356,7 +356,7 @@ def test_the_first_interrupt_ends_a_wait_for_sentences(folder, model):
         # The command has read the model and waits for standard input.
         while "pipe" not in (told := wait.read_text()):
             if told == "0" and process.poll() is None and os.geteuid() != 0:
-                pytest.skip("the kernel does not say what a process waits for")
+                pytest.skip("the kernel does not report what a process waits for")
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -12,7 +12,7 @@ import sys
 import pytest
 from test_cli import ROOT, TINY, gnomon, refused, succeed
 
-pytestmark = pytest.mark.cpu("processes of its own")
+pytestmark = pytest.mark.cpu("starts its own processes")
 
 EXAMPLE = ROOT / "examples" / "terms"
 FILES = ["adaptive-inl.h", "adaptive.cc", "bits.cc", "root.cc", "student_t-inl.h"]

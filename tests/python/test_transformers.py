@@ -665,8 +665,8 @@ def test_graphs_break_around_attention_that_a_model_writes_itself(family):
 
 DEBERTA = {
     "buckets": {"position_buckets": 4, "max_relative_positions": 10, "share_att_key": True},
-    "a row for each distance": {"max_relative_positions": 6},
-    "content to position alone": {"max_relative_positions": 6, "pos_att_type": ["c2p"]},
+    "one row per distance": {"max_relative_positions": 6},
+    "only content to position": {"max_relative_positions": 6, "pos_att_type": ["c2p"]},
 }
 
 
@@ -690,14 +690,14 @@ def test_disentangled_attention_is_a_term(options, padding, device):
     assert "gnomon::attention_forward" in names
     assert not any("softmax" in name for name in names)
     # On a GPU, the scores of positions are an array.
-    is_array = options == "content to position alone" or device.type == "cuda"
+    is_array = options == "only content to position" or device.type == "cuda"
     assert any("gather" in name for name in names) == is_array
     with pytest.raises(NotImplementedError, match="output_attentions"):
         ours(**inputs, output_attentions=True)
 
 
 @pytest.mark.parametrize("similarity", [None, "laplacian"])
-@pytest.mark.parametrize("options", ["buckets", "a row for each distance"])
+@pytest.mark.parametrize("options", ["buckets", "one row per distance"])
 def test_disentangled_attention_as_an_array_is_the_same(options, similarity, monkeypatch):
     """As on a GPU."""
     config = transformers.DebertaV2Config(
@@ -1068,7 +1068,7 @@ def test_other_handwritten_operations(way):
         found = layer(*tokens, way)
     assert "gnomon::attention_forward" in [event.key for event in profile.key_averages()]
     said = [str(w.message) for w in said if "gnomon" in str(w.message)]
-    assert (way == "two") == any("some of its attention stays dense" in text for text in said)
+    assert (way == "two") == any("some of its attention remains dense" in text for text in said)
     torch.testing.assert_close(found, expected)
     for mine, other in zip(
         torch.autograd.grad((found * direction).sum(), tokens), gradients, strict=True
@@ -1671,7 +1671,7 @@ ROTATING = {
 @pytest.mark.parametrize("kind", ROTATING)
 def test_other_rotations_leave_heights(kind):
     if kind in ("gptj", "codegen") and _versions.release_of(transformers.__version__) < (5, 24):
-        pytest.skip("its layers rotate by themselves")
+        pytest.skip("its layers apply the rotation themselves")
     torch.manual_seed(0)
     config = ROTATING[kind]()
     ids = inputs_of("llama")[0]["input_ids"]

@@ -31,7 +31,7 @@ from gnomon.lab import _tuning
 from gnomon.lab.report._decided import edges
 
 pytest.importorskip("optuna")
-pytestmark = pytest.mark.cpu("the program, which takes --device")
+pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 SIZES = ["--dim", 16, "--depth", 1, "--heads", 2, "--threads", 1]
 TEXT = ["--lengths", "16,32", "--evaluation-bytes", 512, "--threads", 1, *TINY]

@@ -35,7 +35,7 @@ from gnomon.similarity import (
     Umbral,
 )
 
-pytestmark = pytest.mark.cpu("takes tensors that are made when the file is read")
+pytestmark = pytest.mark.cpu("its parameters are created on the CPU at import")
 
 HEADS, LENGTH, DIM = 4, 12, 8
 SLOPES = gnomon.alibi_slopes(HEADS)
@@ -314,7 +314,7 @@ TERMS = {
     "alibi": (lambda: ALiBi(parameter(HEADS)), ["alibi_slopes"]),
     "alibi for all heads": (lambda: ALiBi(parameter()), ["alibi_slopes"]),
     "hype": (lambda: HyPE(parameter(HEADS), parameter(HEADS)), ["hype_tau", "hype_mu"]),
-    "hype, one of them": (lambda: HyPE(1.5, parameter(HEADS)), ["hype_mu"]),
+    "hype with one tensor": (lambda: HyPE(1.5, parameter(HEADS)), ["hype_mu"]),
     "t5": (lambda: T5(parameter(8, HEADS), True, 20), ["t5_table"]),
     "kerple": (
         lambda: Kerple(parameter(HEADS), torch.rand(HEADS, dtype=torch.float64).requires_grad_()),
@@ -531,28 +531,28 @@ def test_graphs_and_linear_attention_take_specifications():
 MISTAKES = {
     "a number": (lambda: RoPE() + 3, TypeError, "unsupported operand"),
     "a number before": (lambda: 3 + RoPE(), TypeError, "unsupported operand"),
-    "a position that is none": (
+    "an object that is not a position": (
         lambda: gnomon.attention(*tokens(), position=3),
         TypeError,
         "position is an int; expected a gnomon.position object, a string such as 'rope', "
         "or a list of these",
     ),
-    "one in a list": (
+    "None in a list of positions": (
         lambda: gnomon.attention(*tokens(), position=[RoPE(), None]),
         TypeError,
         "position is a NoneType; expected a gnomon.position object",
     ),
-    "one of a module": (
+    "a similarity as position of a module": (
         lambda: nn.MultiheadAttention(8, 2, position=Dot()),
         TypeError,
         "nn.MultiheadAttention: position is a Dot; expected a gnomon.position object",
     ),
-    "a similarity that is none": (
+    "an object that is not a similarity": (
         lambda: nn.MultiheadAttention(8, 2, similarity=RoPE()),
         TypeError,
         "similarity is a RoPE; expected a gnomon.similarity object, or a string",
     ),
-    "terms of a sum": (
+    "a string as terms of a sum": (
         lambda: gnomon.position.Sum("rope"),
         TypeError,
         "terms is a str; expected a sequence of positions",
@@ -567,7 +567,7 @@ MISTAKES = {
         ValueError,
         "laplacian:gamma=learned works only in modules; here pass a tensor",
     ),
-    "a word in a call": (
+    "a string as parameter in a call": (
         lambda: gnomon.attention(*tokens(), position="alibi:slopes=small"),
         ValueError,
         "alibi:slopes=small is invalid; expected learned, fixed or a number",
@@ -577,22 +577,22 @@ MISTAKES = {
         ValueError,
         "table of t5 is missing; pass a term that contains the tensor",
     ),
-    "a tensor that is not there": (
+    "a missing tensor": (
         lambda: gnomon.attention(*tokens(), position="alibi:slopes=tensor"),
         ValueError,
         "slopes of alibi is missing",
     ),
-    "one of a module that is not there": (
+    "a missing tensor of a module": (
         lambda: nn.MultiheadAttention(8, 2, similarity="laplacian:gamma=tensor"),
         ValueError,
         "gamma of laplacian is missing",
     ),
-    "a tensor for a number": (
+    "a tensor instead of a number": (
         lambda: gnomon.attention(*tokens(), position="rope:base=tensor"),
         ValueError,
         "rope:base=tensor is invalid; expected a positive number",
     ),
-    "a tensor of no parameter": (
+    "a tensor for an unknown parameter": (
         lambda: nn.MultiheadAttention(8, 2, position="rope:nonsense=tensor"),
         ValueError,
         'rope has no option "nonsense"',

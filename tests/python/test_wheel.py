@@ -17,7 +17,7 @@ import gnomon
 from gnomon import _release, build
 from gnomon.lab import __main__, _program
 
-pytestmark = pytest.mark.cpu("processes of its own")
+pytestmark = pytest.mark.cpu("starts its own processes")
 
 BUILD = ROOT / "build"
 
