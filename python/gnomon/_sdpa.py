@@ -183,8 +183,9 @@ def _leading_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) 
         if any(n not in (1, size) for n in given):
             hint = "" if enable_gqa else "; set enable_gqa=True if query has more heads than key"
             raise ValueError(
-                f"gnomon.{_NAME}: query has shape {list(query.shape)}, key {list(key.shape)} and "
-                f"value {list(value.shape)}; expected leading axes that broadcast{hint}"
+                f"gnomon.{_NAME}: query, key and value have shapes {list(query.shape)}, "
+                f"{list(key.shape)} and {list(value.shape)}; expected leading axes that "
+                f"broadcast{hint}"
             )
         sizes.append(size)
     return sizes + heads
@@ -227,7 +228,7 @@ def _mask_arguments(mask: Tensor, query: Tensor, sizes: Sequence[int]) -> dict[s
         bias: Any = mask
         if [bias.seq_len_q, bias.seq_len_kv] != sizes[-2:]:
             raise ValueError(
-                f"gnomon.{_NAME}: attn_mask is a causal bias of {bias.seq_len_q} queries and "
+                f"gnomon.{_NAME}: attn_mask is a causal bias for {bias.seq_len_q} queries and "
                 f"{bias.seq_len_kv} keys; expected {sizes[-2]} and {sizes[-1]}"
             )
         is_lower_right = bias.variant.name == "LOWER_RIGHT"

@@ -84,8 +84,8 @@ def _curvature(
         sizes = zip(reversed(c.shape), reversed(shape), strict=False)
         if c.dim() > len(shape) or not all(own in (1, size) for own, size in sizes):
             raise ValueError(
-                f"gnomon.lorentz.{name}: c has shape {list(c.shape)}; expected one that broadcasts "
-                f"to {list(shape)}"
+                f"gnomon.lorentz.{name}: c has shape {list(c.shape)}; expected a shape that "
+                f"broadcasts to {list(shape)}"
             )
         return c, 1.0
     return None, check_number(f"lorentz.{name}", "c", c, "a number or a tensor")

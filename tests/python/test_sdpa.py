@@ -147,7 +147,7 @@ def test_causal_biases_of_pytorch(make):
     mask = make(4, 7)
     ours = gnomon.scaled_dot_product_attention(q, k, v, mask)
     torch.testing.assert_close(ours, formula(q, k, v, mask._materialize(q.device)))
-    with pytest.raises(ValueError, match="attn_mask is a causal bias of 4 queries and 7 keys"):
+    with pytest.raises(ValueError, match="attn_mask is a causal bias for 4 queries and 7 keys"):
         gnomon.scaled_dot_product_attention(q, k[:, :, :5], v[:, :, :5], mask)
 
 

@@ -35,7 +35,7 @@ def check_position(term: position_terms.Specified) -> None:
     if any(component.lies_on_a_grid for component in components_of(term.spec)):
         raise NotImplementedError(
             f"gnomon.{NAME}: position is {term.spec}, which needs a grid; expected a position "
-            "of a sequence"
+            "without a grid"
         )
     if any(component.entry.get("sums_over_keys") for component in components_of(term.spec)):
         raise NotImplementedError(

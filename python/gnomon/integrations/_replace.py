@@ -99,7 +99,7 @@ def replace_attention(
     if not of_torch and not of_timm:
         raise NotImplementedError(
             f"gnomon.{OPERATOR}: {type(model).__name__} contains no supported attention module "
-            "(torch.nn.MultiheadAttention, or that of timm's ViT, Swin or EVA); use "
+            "(torch.nn.MultiheadAttention, or the attention of timm's ViT, Swin or EVA); use "
             "gnomon.nn.Attention in the model's code instead"
         )
     known = {*of_torch, *(layer for layer, _ in of_timm)}

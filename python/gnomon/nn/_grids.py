@@ -55,7 +55,7 @@ def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
     if not 1 <= axes <= 3 or any(size % 2 == 0 for size in table.shape[1:]):
         raise ValueError(
             f"gnomon.{name}: table has shape {list(table.shape)}; expected (H, 2 h - 1, 2 w - "
-            "1), or the same with one or three axes"
+            "1), or the equivalent for a grid with one or three axes"
         )
     if len(sizes) != axes:
         raise ValueError(

@@ -423,7 +423,7 @@ def _segments_of_padding(
     """Returns segments that hide the padded keys of key_padding_mask from all queries."""
     if query_segments is not None or key_segments is not None:
         raise ValueError(
-            f"gnomon.{operator}: key_padding_mask and segments are both given; give padded keys "
-            "a segment of their own instead"
+            f"gnomon.{operator}: key_padding_mask and segments are both given; assign padded keys "
+            "to a separate segment instead"
         )
     return torch.zeros(q.shape[2], dtype=torch.int64, device=hidden.device), hidden.long()

@@ -246,7 +246,7 @@ class LorentzMultiheadAttention(HeldTerms):
             if tokens.dim() != 3 or tokens.shape[2] != self.Wq.in_features:
                 raise ValueError(
                     f"gnomon.{_NAME}: {name} has shape {list(tokens.shape)}; expected (B, L, "
-                    f"num_heads in_channels) with {self.Wq.in_features} columns"
+                    f"num_heads * in_channels), where the last size is {self.Wq.in_features}"
                 )
         q, k = (
             split_heads(layer(tokens), self.num_heads)

@@ -447,7 +447,8 @@ def _split_in_proj(
         if prefix + kept in state:
             raise NotImplementedError(
                 f"gnomon.nn.MultiheadAttention: the state_dict contains {prefix}{kept} of "
-                "add_bias_kv, which is not supported; expected that of a module without it"
+                "add_bias_kv, which is not supported; expected the state_dict of a module without "
+                "it"
             )
     for kind in ("weight", "bias"):
         joined = state.get(f"{prefix}in_proj_{kind}")

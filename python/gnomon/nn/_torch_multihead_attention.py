@@ -278,7 +278,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         for name, own, weight in zip(("query", "key", "value"), tokens, weights, strict=True):
             if own.shape[2] != weight.shape[1] or own.shape[0] != query.shape[0]:
                 raise ValueError(
-                    f"gnomon.{_NAME}: {name} has shape {list(own.shape)}, batch first; expected "
+                    f"gnomon.{_NAME}: {name} has shape {list(own.shape)} (batch first); expected "
                     f"(B, L, {weight.shape[1]}) with B = {query.shape[0]}"
                 )
         if query is key is value and self.in_proj_weight is not None:

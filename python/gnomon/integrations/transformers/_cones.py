@@ -158,8 +158,8 @@ def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
     else:
         raise NotImplementedError(
             f"{OPERATOR}: {type(layer).__name__} uses an unknown rotation layout (neither i with "
-            "i + D / 2 nor 2 i with 2 i + 1), so the partner of the height is unknown; use a "
-            "similarity without a height, such as 'hyperbolic:model=ball' or 'laplacian'"
+            "i + D / 2 nor 2 i with 2 i + 1), so the coordinate paired with the height is unknown; "
+            "use a similarity without a height, such as 'hyperbolic:model=ball' or 'laplacian'"
         )
     cos, sin = cos.clone(), sin.clone()
     cos[..., places], sin[..., places] = 1, 0

@@ -25,7 +25,7 @@ def read_idx(content: bytes) -> Array:
         raise WrongFileError("is not a valid IDX file: it has 0 axes")
     if len(content) < start:
         raise WrongFileError(
-            f"is truncated: the sizes of {axes} axes end at byte {start}, but it has "
+            f"is truncated: the sizes of {axes} axes end at byte {start}, but the file has "
             f"{len(content)} bytes"
         )
     shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]

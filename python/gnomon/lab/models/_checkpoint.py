@@ -263,7 +263,7 @@ def _build(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Checkpoint:
     if vocabulary.dtype != torch.uint8 or vocabulary.dim() != 1:
         raise ValueError(
             f"the tensor '{_VOCABULARY}' is {vocabulary.dtype} and has {vocabulary.dim()} axes; "
-            "expected uint8 and one"
+            "expected uint8 and one axis"
         )
     kind = _object("the field 'tokens'", config["tokens"])["kind"]
     tokenizer = Tokenizer(kind, bytes(vocabulary.tolist()))

@@ -67,7 +67,7 @@ class Tokenizer:
             if fault is not None:
                 raise ValueError(
                     f"gnomon.models.Tokenizer: line {number} of the vocabulary of words {fault}; "
-                    "expected one word per line, without repetitions"
+                    "expected one word per line, without duplicates"
                 )
             seen.add(word)
         if lines[:2] != _FIRST_WORDS or len(lines) < 3:
