@@ -440,18 +440,18 @@ def attention(
             calls with causal, a window or a position must pass it.
         positions: (B, Lq) integers, or (Lq,) if shared across the batch: the positions p_i of the
             queries, in any order; they may be negative. Masks and position terms then use them
-            instead of query_offset and the key index. Use them for packed documents (with
+            instead of query_offset and the key index. Pass positions for packed documents (with
             segments), trees, and random positions (Ruoss et al. 2023). On a grid, a position is a
             row-major index. With positions, the table of OffsetBias has the shape (H, 2 n - 1), and
             its middle entry is the bias for p_j = p_i. Positions in one batch element must differ
             by less than 2^30; with offset biases, there may be at most 2^22 different offsets. A
             tensor of shape (1 or B, Lq, axes) contains coordinates, which only RoPE accepts. Each
-            axis rotates its section of the pairs, or an equal number of pairs. Masks then still use
-            query_offset and the key index.
+            coordinate axis rotates its section of RoPE's pairs, or an equal number of pairs. Masks
+            then still use query_offset and the key index.
         key_positions: (B, Lk) or (Lk,) integers: the positions p_j of the keys; by default those of
             the queries. If Lq and Lk differ, pass both positions and key_positions.
-        scale: factor of the dot product and of relative keys; 1/sqrt(D) by default. A call that has
-            neither raises an error if scale is passed.
+        scale: factor of the dot product and of relative keys; 1/sqrt(D) by default. It raises an
+            error if the call uses neither.
         chunks: (size, before, after): positions are divided into chunks of `size`. A query
             attends to its own chunk, `before` chunks before it and `after` chunks after it. With
             Relative, this is the relative local attention of the Music Transformer (Huang et al.
@@ -480,10 +480,10 @@ def attention(
             softmax (Nakanishi 2025), pass s log(n) for a query that attends to n keys.
         score_softcap: a positive number z: the scores become z tanh(s_ij / z), where s_ij includes
             biases and temperature. similarity.Dot(softcap=z) caps only the dot product, before
-            biases, as Gemma 2 does; without biases, both give the same result. CPU only. Not
-            supported with Umbral, the "log" scores of cones, Lorentz, Forget and
-            aggregation="einstein_midpoint": their kernels omit a per-query constant that cancels in
-            a softmax, but not under a cap.
+            biases, as Gemma 2 does; without biases, both give the same result. score_softcap runs
+            only on CPUs. It is not supported with Umbral, the "log" scores of cones, Lorentz,
+            Forget and aggregation="einstein_midpoint": their kernels omit a per-query constant that
+            cancels in a softmax, but not under a cap.
         tolerance: the fraction of each query's total weight that may be skipped, at least 0 and
             below 1. Forward and backward passes skip blocks of keys if a bound proves that their
             total weight is below this fraction. The bound follows from the norms of q and k and

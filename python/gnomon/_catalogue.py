@@ -47,8 +47,8 @@ def load_terms(path: str | os.PathLike[str]) -> list[str]:
 
     Args:
         path: the shared library, built with gnomon_add_terms() from gnomon's CMake package
-            (examples/terms). Loading it again has no effect, even if the file has changed; start a
-            new process instead.
+            (examples/terms). Loading it again has no effect, even if the file has changed; to load
+            the new file, start a new process.
 
     Returns:
         The names of the terms in the library.
@@ -69,7 +69,7 @@ def load_terms(path: str | os.PathLike[str]) -> list[str]:
 
 
 def entry_of(name: str) -> dict[str, Any] | None:
-    """Returns the entry with this name, or None."""
+    """Returns the catalogue entry with this name, or None."""
     return _ENTRIES.get(name)
 
 

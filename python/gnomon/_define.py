@@ -120,8 +120,8 @@ def define(
         source: the citation in the catalogue.
 
     Returns:
-        The class. Its arguments are those in ``heads``, which are numbers or tensors of shape
-        (H,) or (). Pass its attribute ``library`` to ``gnomon compare --terms``. Calling
+        The class. ``heads`` contains the names of its arguments, which are numbers or tensors of
+        shape (H,) or (). Pass its attribute ``library`` to ``gnomon compare --terms``. Calling
         define() again with the same arguments returns the same class.
 
     Raises:
@@ -253,7 +253,7 @@ def _command() -> list[str]:
 
 
 def _link_options() -> list[str]:
-    """Returns options for the libraries that define the symbols; macOS's linker needs all."""
+    """Returns the linker options; macOS's linker needs every library that defines a symbol."""
     options = ["-lgnomon_torch"]
     if sys.platform == "darwin":
         core = LIBRARIES.parent / library_name("gnomon_core")

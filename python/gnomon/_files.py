@@ -1,4 +1,4 @@
-"""Atomic file writes, and the cache folder."""
+"""Writes files atomically, and finds the cache folder."""
 
 from __future__ import annotations
 

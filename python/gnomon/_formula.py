@@ -2,7 +2,7 @@
 
 A formula is parsed as a Python expression into a graph of operations without duplicates.
 Reverse-mode differentiation adds the derivatives to the same graph. Interval arithmetic adds bounds
-of the result over a range of g.
+of the result for a range of g.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FUNCTIONS = ("abs", "exp", "log", "log1p", "max", "min", "sigmoid", "softplus", 
 
 
 class Graph:
-    """Operations identified by index; each follows its operands.
+    """A list of operations. Each is identified by its index and follows its operands.
 
     Leaves are ("number", x), ("g",), ("head", n), and the ends of g's range, ("least",) and
     ("most",). ("function", name, x, y) is the function `name` of x, computed by a numerically

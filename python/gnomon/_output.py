@@ -1,4 +1,4 @@
-"""Checked standard output for this package's programs."""
+"""Reports failed writes to standard output in this package's programs."""
 
 from __future__ import annotations
 

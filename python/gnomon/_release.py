@@ -51,7 +51,7 @@ def check_release(version: str) -> str:
 
 
 def is_too_old(version: str) -> bool:
-    """Returns whether gnomon's sources do not compile against this PyTorch."""
+    """Returns whether this PyTorch is too old for gnomon's sources."""
     return tuple(map(int, version.split(".")[:2])) < (2, 11)
 
 

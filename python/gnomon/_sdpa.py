@@ -53,8 +53,8 @@ def scaled_dot_product_attention(
             in query's dtype or float32 is added to the scores and receives a gradient.
         dropout_p: probability of dropping a weight, from 0 to 1. As in PyTorch, the seed comes from
             the default generator, but different weights are dropped.
-        is_causal: whether query i attends only to keys 0 to i, even if L != S. Cannot be combined
-            with attn_mask.
+        is_causal: whether query i attends only to keys 0 to i, even if L != S. It cannot be
+            combined with attn_mask.
         scale: factor of the scores; 1/sqrt(E) by default.
         enable_gqa: whether key and value may have fewer heads (third axis from the end) than query.
 

@@ -85,9 +85,9 @@ def context_parallel_attention(
     """Computes gnomon.attention over the whole sequence, for the queries of this process.
 
     All processes of the group must make the same calls in the same order; if one computes a
-    backward pass, all must. Their arguments must be the same except for q, k, v and the segments.
-    Shards may differ in length, also between q and k. Positions refer to the whole sequence, whose
-    first key has position 0.
+    backward pass, all must. Apart from q, k, v, the segments and tensors with a row per query, the
+    arguments must be the same in all processes. Shards may differ in length, also between q and k.
+    Positions refer to the whole sequence, whose first key has position 0.
 
     Each process stores two shards of k and v and, in the backward pass, two shards of their
     gradients; scores are recomputed. Memory is linear in the length of a shard, except for tables

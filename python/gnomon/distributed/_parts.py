@@ -213,7 +213,7 @@ class Parts:
         return (self.rank - step) % self.size
 
     def send_around(self, tensor: Tensor, length: int, hops: int = 1) -> Passage:
-        """Sends a tensor (B, Hkv, L, C) and receives another with `length` rows."""
+        """Sends a tensor (B, Hkv, L, C) and receives one with `length` rows."""
         shape = list(tensor.shape)
         shape[2] = length
         received = tensor.new_empty(shape)

@@ -104,7 +104,7 @@ def _cut(table: Tensor, axis: int, entries: slice) -> Tensor:
 
 
 def _cut_rows(tensor: Tensor, axis: int, whole: int, rows: slice) -> Tensor:
-    """Selects rows if there are as many as expected; otherwise the operator reports the error."""
+    """Selects rows if their number is as expected; otherwise, the operator reports the error."""
     if tensor.dim() < -axis or tensor.size(axis) != whole:
         return tensor
     return _cut(tensor, axis, rows)

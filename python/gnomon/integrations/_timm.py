@@ -21,7 +21,7 @@ class GnomonAttention(Attention):
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """Same as in timm, for tokens x (B, L, C)."""
+        """Computes timm's attention for tokens x (B, L, C)."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         return attended(self, x, q, k, v, None, attn_mask, is_causal)
 
@@ -36,7 +36,7 @@ class GnomonAttentionRope(AttentionRope):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """Same as in timm, for tokens x (B, L, C)."""
+        """Computes timm's attention for tokens x (B, L, C)."""
         if self.qkv is not None:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         else:

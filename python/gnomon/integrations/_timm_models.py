@@ -21,7 +21,7 @@ class GnomonWindowAttention(WindowAttention):
     """
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Same as in timm, for tokens x (B * windows, L, C)."""
+        """Computes timm's attention for tokens x (B * windows, L, C)."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         table = self.relative_position_bias_table.t()
         table = table.unflatten(1, [2 * length - 1 for length in self.window_size])
@@ -52,7 +52,7 @@ class GnomonEvaAttention(EvaAttention):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """Same as in timm, for tokens x (B, L, C)."""
+        """Computes timm's attention for tokens x (B, L, C)."""
         if self.qkv is None:
             projections: Any = (self.q_proj, self.k_proj, self.v_proj)
             q, k, v = (project(x).unflatten(-1, (self.num_heads, -1)) for project in projections)

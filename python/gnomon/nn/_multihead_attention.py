@@ -340,7 +340,8 @@ class MultiheadAttention(HeldTerms):
         of the same sizes.
 
         Args:
-            module: a torch.nn.MultiheadAttention. An overridden forward of a subclass is ignored.
+            module: a torch.nn.MultiheadAttention. If a subclass overrides forward, the override is
+                ignored.
             similarity: see MultiheadAttention.
             position: see MultiheadAttention.
             drop_in: whether to return a TorchMultiheadAttention, whose call has torch's arguments

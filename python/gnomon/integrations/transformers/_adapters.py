@@ -216,7 +216,7 @@ def _no_distances(
     query_states: Tensor | None = None,
     relative_pos: Tensor | None = None,
 ) -> Tensor | None:
-    """Returns None for consecutive positions; layers compute these distances if they need them."""
+    """Returns relative_pos; if it is None, layers compute the distances if they need them."""
     return relative_pos
 
 

@@ -72,7 +72,7 @@ def crosses(name: str, layer: torch.nn.Module) -> bool:
 
 
 def check_rotation(layer: torch.nn.Module) -> None:
-    """Raises an error if a layer rotates queries and keys by angles that it does not receive."""
+    """Raises an error if a layer rotates queries and keys by angles that are not passed to it."""
     if not _ROTATES.search(source_of(type(layer))):
         return
     names = inspect.signature(type(layer).forward).parameters

@@ -62,7 +62,7 @@ def _is_paged(cache: object) -> bool:
 
 
 def asks_for_something(value: object, default: object = None) -> bool:
-    """Returns whether an argument is set: None, False and the default are not."""
+    """Returns whether an argument is set, that is, not None, False or its default."""
     if value is None or value is False or value is default:
         return False
     if isinstance(value, (list, tuple)):
@@ -124,7 +124,7 @@ packed_reads = 0
 def documents_of(
     arguments: Mapping[str, Any], q: Tensor, k: Tensor
 ) -> tuple[Tensor, Tensor] | None:
-    """Returns the segments of packed sequences, or None without cu_seq_lens_q and cu_seq_lens_k."""
+    """Returns the segments of packed sequences, or None if their boundaries are not passed."""
     global packed_reads
     ends = [arguments.get(f"cu_seq_lens_{which}") for which in "qk"]
     if ends == [None, None]:

@@ -51,7 +51,7 @@ _SHARED = "_gnomon_shared_config"
 def register() -> None:
     """Makes "gnomon" a valid attn_implementation; calling it again has no effect.
 
-    This patches the following methods of transformers, which still call the originals:
+    This patches the following methods of transformers. The patched methods call the originals:
 
     - The forward of T5Attention, MT5Attention, BloomAttention, MptAttention, MptBlock and
       SwinAttention, and SwinLayer.get_attn_mask, change only for the implementation "gnomon".

@@ -1,4 +1,4 @@
-"""Reads the formats of sounds and images."""
+"""Reads sound and image files."""
 
 from __future__ import annotations
 

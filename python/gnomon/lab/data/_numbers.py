@@ -1,4 +1,4 @@
-"""Reads the formats of numbers and names: IDX, .npy, .npz, JSON and text tables."""
+"""Reads files of numbers and names: IDX, .npy, .npz, JSON and text tables."""
 
 from __future__ import annotations
 

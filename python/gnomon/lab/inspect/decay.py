@@ -151,7 +151,7 @@ def _curves(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _start_of(trained: MultiheadAttention) -> MultiheadAttention:
-    """Returns a module like `trained` with its initial values."""
+    """Returns a module with the options of `trained`, but with initial parameter values."""
     return MultiheadAttention(
         trained.embed_dim,
         trained.num_heads,
