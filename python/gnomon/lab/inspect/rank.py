@@ -224,9 +224,7 @@ def draw(options: argparse.Namespace) -> Picture:
     axes.legend()
     note = f"Best of {options.restarts} runs with {options.steps} steps of Adam: a lower bound. "
     if rising:
-        note += (
-            f"Still rising in the last quarter of the steps: {', '.join(rising)} dimensions."
-        )
+        note += f"Still rising in the last quarter of the steps: {', '.join(rising)} dimensions."
     else:
         note += f"None rose by more than {RISING:g} in the last quarter of the steps."
     figure.supxlabel(textwrap.fill(note, 100), fontsize=9, color="#555555", x=0.02, ha="left")
