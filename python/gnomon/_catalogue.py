@@ -143,7 +143,7 @@ class ModuleTensor(NamedTuple):
 def module_tensors(similarity: str, position: str) -> list[ModuleTensor]:
     """Lists the tensors of a module with these specifications, in the module's order."""
     names, places, *rest = ops.module_tensor_origins(similarity, position)
-    components = components_of(position) + components_of(similarity)  # at index -1
+    components = components_of(position) + components_of(similarity)  # the similarity has index -1
     return [
         ModuleTensor(name, components[place], *its)
         for name, place, *its in zip(names, places, *rest, strict=True)

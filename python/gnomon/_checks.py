@@ -258,7 +258,7 @@ def is_integer(value: object) -> bool:
         return value.dim() == 0 and is_integer_type(value.dtype)
     if isinstance(value, (int, SymInt)):
         return True
-    # NumPy arrays have __index__ for every dtype.
+    # NumPy arrays have __index__ for every dtype, so exclude them.
     return hasattr(value, "__index__") and not hasattr(value, "__array__")
 
 

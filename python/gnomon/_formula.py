@@ -259,7 +259,7 @@ class Graph:
             rest = self.largest(self.add(one, of[1]), self.number(_LEAST_NORMAL))
             return [(of[1], self.divide(d, rest))]
         if kind == "function":
-            # This form is accurate in both tails.
+            # This form of sigmoid's derivative is accurate in both tails.
             small = self.exp(self.negative(self.abs(of[1])))
             sum_of = self.add(one, small)
             slope = self.divide(small, self.multiply(sum_of, sum_of))
@@ -304,7 +304,7 @@ class Graph:
         if kind == "where":
             a, b, yes, no = of
             if any(ranges[x][0] != ranges[x][1] for x in (a, b)):
-                # The condition is undecided over the range.
+                # The condition may change within the range.
                 return (
                     self.least(ranges[yes][0], ranges[no][0]),
                     self.largest(ranges[yes][1], ranges[no][1]),

@@ -156,7 +156,7 @@ def _with_sink(o: Tensor, lse: Tensor, sink: Tensor | float) -> tuple[Tensor, Te
             f"{tuple(lse.shape)}"
         )
     score = sink.to(lse.dtype).expand_as(lse)
-    # Differences of infinities, and their gradients, would be NaN.
+    # Use finite values, because differences of infinities and their gradients would be NaN.
     nothing = -1e30
     finite, score = lse.clamp_min(nothing), score.clamp_min(nothing)
     margin = finite - score

@@ -185,7 +185,7 @@ def context_parallel_attention(
     )
     sequence.check_tables(q.size(1))
     sequence.check_chunks()
-    # Merge the sums of the shards before dividing by their norm.
+    # Merge the means over the shards first; the centroid is computed from the merged mean.
     is_centroid = call["aggregation"] == "lorentz_centroid"
     if is_centroid:
         call["aggregation"] = "mean"

@@ -115,7 +115,7 @@ class WholeSequence:
     """Arguments for the whole sequence, from which each piece's call is derived."""
 
     parts: Parts
-    dtype: torch.dtype  # of q
+    dtype: torch.dtype  # q's dtype
     similarity: similarity_terms.Specified
     positions: list[position_terms.Specified]
     #: Operator arguments for the whole sequence, except query_segments.

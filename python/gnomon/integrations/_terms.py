@@ -176,7 +176,7 @@ class LearnedPosition(_Terms):
         #: The specification for the module operator.
         self.module_spec = spec
         roles = {component.entry.get("role") for component in components_of(spec)}
-        #: Whether the model's scale applies for every similarity.
+        #: Whether the model's scale applies, whatever the similarity is.
         self.takes_scale: bool = "content" in roles
         #: Whether the position depends on the positions of queries and keys.
         self.reads_positions: bool = not roles <= {"sink", "norm"}

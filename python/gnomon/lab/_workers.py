@@ -23,7 +23,7 @@ import threading
 import time
 from typing import Any
 
-#: How often a run may lose its worker or its process before it counts as failed.
+#: The number of times that a run may lose its worker or its process before it counts as failed.
 MOST_LOSSES = 20
 INTERRUPTED = 130
 #: While this file exists in the folder of unfinished runs, they stop at their next step.

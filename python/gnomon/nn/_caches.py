@@ -124,7 +124,7 @@ class KVCache:
         self._latest: tuple[Tensor, ...] = ()
         self._later_rows = 0
         self._turned: _Rows | None = None
-        self._rotation: tuple[str, ...] = ()  # of the rotated keys
+        self._rotation: tuple[str, ...] = ()  # rotation of the rotated keys
         self._v: _Rows | None = None
         self.projections: list[Tensor] = []
         self._positions: Tensor | None = None

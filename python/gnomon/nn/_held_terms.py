@@ -408,7 +408,7 @@ def _reads_order(component: Component) -> bool:
     if component.entry.get("needs_causal", False):
         return component.options.get("bidirectional") != "true"
     if "past" in names or component.entry.get("role") == "temperature":
-        # Such a table may have no rows for later keys; a temperature may count a query's keys.
+        # The table may be limited to earlier keys; a temperature may count a query's keys.
         return True
     return "bidirectional" in names and "bidirectional" not in component.options
 

@@ -134,7 +134,7 @@ class _TransformerLayer(torch.nn.Module):
         (pairs, pairs_mask), (_, key_mask) = masks.items()
         key = x if memory is None else memory
         if pairs_mask is not None and not is_causal and attention._reads_order:
-            # Some positions have a different causal form.
+            # Recognise causal masks, because some positions have a different causal form.
             is_causal = is_causal_mask(pairs_mask)
         name = f"nn.{type(self).__name__}"
         sizes = (x.shape[0], attention.num_heads, x.shape[1], key.shape[1])

@@ -17,7 +17,7 @@ _FLEX = "integrations.flex.flex_attention"
 _MASK = "integrations.flex.mask_arguments"
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# A mask is usually created once and used many times.
+# Converted masks are cached, because a mask is usually created once and used many times.
 _known: weakref.WeakKeyDictionary[BlockMask, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 

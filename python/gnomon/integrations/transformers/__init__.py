@@ -53,7 +53,7 @@ except ImportError as error:
         f"pip install 'transformers>={OLDEST_NAME}'"
     ) from error
 
-# The attention of older models has a different signature.
+# In older releases, attention layers have a different signature.
 if release_of(transformers.__version__) < OLDEST:
     raise ImportError(
         f"gnomon.integrations.transformers: transformers is {transformers.__version__}; "

@@ -387,7 +387,7 @@ def _with_arrays(
         array = seen_by(bias)
         if array is not None and not bool(array.any(-1).all()):
             # In eager attention, a query whose scores are all minimal attends to all keys equally.
-            # A finite score has the same effect here.
+            # With finite scores, the operator does the same.
             array, bias = None, bias.clamp(min=_LOWEST_SCORE)
         if array is None:
             left_over.append(bias)

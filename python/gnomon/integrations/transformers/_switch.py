@@ -239,7 +239,7 @@ def use_gnomon(model: Model) -> Model:
             "way. The model is unchanged"
         )
     if dense := _unknown(base):
-        # Warn before switching, so that a warning turned into an error leaves no partial change.
+        # Warn before switching, so that the model stays unchanged if warnings are errors.
         warnings.warn(
             f"{OPERATOR}: layers of {type(base).__name__} with unsupported attention are left "
             f"unchanged: {', '.join(dense)}",
