@@ -1,7 +1,8 @@
 """Fixtures and settings for all tests.
 
 Tests use one thread unless stated otherwise: waiting threads are slow on busy machines. Compiled
-graphs are not cached between runs, because another build may have other operator signatures.
+graphs are not cached between runs, because a different build may have different operator
+signatures.
 """
 
 import os
@@ -15,7 +16,7 @@ import pytest
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 # Programs started by tests use several threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# Without this, about one run in thirty of MKL's multithreaded products has different bits.
+# Without this setting, about one run in thirty of MKL's multithreaded products has different bits.
 os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 
 import torch
@@ -53,7 +54,7 @@ def pytest_configure(config):
         os.environ.update(emulated_gpu.environment(cache))
 
 
-#: Files whose tests compile code, start programs or train models; `make test-fast` skips them.
+# : `make test-fast` skips these files, whose tests compile code, start programs or train models.
 SLOW = {
     *(
         "careless",

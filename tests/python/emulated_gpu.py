@@ -34,7 +34,7 @@ def compile_nothing(*_args: object, **_options: object) -> None:
 class OnCuda(TorchDispatchMode):
     """Runs gnomon's operators with their GPU kernels, with tokens of the given dtype.
 
-    None uses the dtype of the values, and the CPU kernels for float64.
+    With None, tokens have the dtype of the values, and float64 uses the CPU kernels.
     """
 
     def __init__(self, dtype: torch.dtype | None = torch.float32):
@@ -70,7 +70,7 @@ class OnCuda(TorchDispatchMode):
         results = function.redispatch(ON_CUDA, *args, **kwargs)
         if not name.endswith("backward"):
             return results
-        # Gradients are in the order of the arguments, starting with x.
+        # The gradients have the order of the arguments, starting with x.
         own = names[names.index("x") :]
         for of, gradient in zip(own, results, strict=False):
             assert gradient.numel() == 0 or of not in TOKENS or gradient.dtype == dtype, of

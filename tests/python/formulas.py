@@ -1,4 +1,4 @@
-"""A second implementation of attention: plain PyTorch, O(L^2), from the papers, without gnomon."""
+"""A second implementation of attention, in plain PyTorch, following the papers; it needs O(L^2)."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ def no_parameters(_heads: int) -> Parameters:
 
 @dataclass
 class Similarity:
-    """ours builds gnomon's; scores returns (B, H, Lq, Lk) for q and k (B, H, L, D)."""
+    """ours builds gnomon's term; scores returns (B, H, Lq, Lk) for q and k (B, H, L, D)."""
 
     ours: Callable[[Parameters], gnomon.similarity.Similarity | None]
     scores: Callable[[Parameters, Tensor, Tensor], Tensor]
     parameters: Callable[[int], Parameters] = no_parameters
     has_height: bool = False
-    # Whether the height or time is the first coordinate.
+    # Whether the first coordinate is the height or the time.
     height_is_first: bool = False
-    # Turns N(0, 1) numbers into q and k, if the map is "none" or the points would be far apart.
+    # Turns N(0, 1) numbers into q and k if the map is "none", or if the points would be far apart.
     prepare: Callable[[Tensor], Tensor] = lambda x: x
-    # The only supported number of columns of q and k; 0: any.
+    # The only supported number of columns of q and k; 0: any number.
     columns: int = 0
 
 
 @dataclass
 class Position:
-    """ours builds gnomon's; bias returns (H, Lq, Lk) for the positions (Lq, 1) and (1, Lk)."""
+    """ours builds gnomon's term; bias returns (H, Lq, Lk) for positions (Lq, 1) and (1, Lk)."""
 
     ours: Callable[[Parameters], list[gnomon.position.Position]]
     bias: Callable[[Parameters, Tensor, Tensor], Tensor | float]
     parameters: Callable[[int], Parameters] = no_parameters
-    # Arguments of rotate().
+    # The arguments of rotate().
     rotation: dict[str, object] | None = None
 
 
@@ -416,7 +416,7 @@ SIMILARITIES = {
     ),
     "additive": Similarity(
         lambda p: gnomon.similarity.Additive(),
-        # LeakyReLU, with the mean of both slopes at 0, a frequent value in low precision.
+        # LeakyReLU; at 0, a frequent value in low precision, its slope is the mean of both.
         lambda p, q, k: 0.6 * (q + k.transpose(-1, -2)) + 0.4 * (q + k.transpose(-1, -2)).abs(),
         columns=1,
     ),
@@ -452,7 +452,8 @@ def t5_bucket(n: int, bidirectional: bool, buckets: int, max_distance: int) -> i
 
 
 def deberta_row(distance: int, span: int, max_distance: int) -> int:
-    """He et al.: the row, out of 2 span, of a distance p_i - p_j; logarithmic buckets if any."""
+    """He et al.: the row (of 2 span rows) for a distance p_i - p_j; optional logarithmic
+    buckets."""
     bucket = distance
     exact = span // 2
     if max_distance and abs(distance) > exact:
@@ -585,7 +586,7 @@ def rotate(
         dims = 2 * ((x.shape[-1] - has_height) // 2)
     turned, rest = x[..., :dims], x[..., dims:]
     angle = positions[..., None] * base ** (-torch.arange(0, dims, 2, dtype=torch.float64) / dims)
-    # The factors have the precision of the tokens; otherwise the scores would become float64.
+    # The factors must have the precision of the tokens; otherwise the scores would be float64.
     turn = torch.polar(torch.ones_like(angle), angle).to(x.dtype.to_complex())
     if layout == "half":
         pairs = torch.complex(turned[..., : dims // 2], turned[..., dims // 2 :]) * turn
@@ -603,7 +604,7 @@ def rotate_on_grid(
     base: float = 10000.0,
     layout: str = "interleaved",
 ) -> Tensor:
-    """Axial RoPE: an equal part of the coordinates per axis, rotated by its coordinate."""
+    """Axial RoPE: each axis rotates an equal number of columns by the token's coordinate on it."""
     coordinates = [(0,) * len(shape)] * prefix + list(itertools.product(*map(range, shape)))
     part = 2 * (x.shape[-1] // (2 * len(shape)))
     turned = [
@@ -626,7 +627,7 @@ class Mask:
     key_starts: Sequence[int] | None = None
     key_lengths: Sequence[int] | None = None
     query_offset: int | Sequence[int] | None = None
-    #: One row for all batches; batch b rolls it by b.
+    # : One row for all batch elements; batch element b rolls it by b.
     query_segments: Sequence[int] | None = None
     key_segments: Sequence[int] | None = None
 
@@ -638,7 +639,7 @@ class Mask:
         return queries, keys
 
     def first(self, batch: int) -> Tensor:
-        """(B, 1, 1, 1): the position of each batch's first query."""
+        """(B, 1, 1, 1): the position of the first query of each batch element."""
         offset = self.query_offset
         values = [offset or 0] * batch if isinstance(offset, int | None) else list(offset)
         return torch.tensor(values, dtype=torch.float64)[:, None, None, None]
@@ -726,7 +727,7 @@ class Case:
         )
 
     def arguments(self) -> dict[str, object]:
-        """The keyword arguments of gnomon.attention besides the similarity and the position."""
+        """The keyword arguments of gnomon.attention, except the similarity and the position."""
         return self.mask.arguments(self.batch)
 
     def ours(self, inputs: Parameters) -> tuple[Tensor, Tensor]:
@@ -741,7 +742,8 @@ class Case:
         )
 
     def rotated(self, inputs: Parameters, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        """q (B, H, Lq, D) and k (B, H, Lk, D), rotated to positions i and j if the case rotates."""
+        """q (B, H, Lq, D) and k (B, H, Lk, D), rotated to positions i and j if the case has a
+        rotation."""
         q = inputs["q"]
         k = inputs["k"].repeat_interleave(self.heads // self.key_heads, 1)
         rotation = self.rotation()
@@ -818,7 +820,7 @@ def check(
 
 
 def assert_near(ours: Parameters, theirs: Parameters, tolerance: float) -> None:
-    """Checks each within tolerance of the largest value of theirs, or of 1 if that is smaller."""
+    """Checks that errors are at most tolerance times the largest value of theirs, or 1 if less."""
     assert ours.keys() == theirs.keys()
     for name, expected in theirs.items():
         got = ours[name]
@@ -836,7 +838,7 @@ def assert_near(ours: Parameters, theirs: Parameters, tolerance: float) -> None:
 def pairwise(**axes) -> pytest.MarkDecorator:
     """Parametrizes a test by every pair of values of two axes instead of their full product.
 
-    Finds errors that two values cause together, but may miss errors that require three values.
+    This finds errors that two values cause together, but may miss errors that require three values.
     """
     rows = [tuple(row) for row in AllPairs([list(values) for values in axes.values()])]
     ids = ["-".join(map(str, row)) for row in rows]

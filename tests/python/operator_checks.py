@@ -1,10 +1,10 @@
-"""Generic checks of operators, apart from their results."""
+"""Checks of operators that do not depend on their results."""
 
 import os
 import subprocess
 import sys
 
-# Checks of torch.library.opcheck.
+# The checks of torch.library.opcheck that are run.
 CHECKS = (
     "test_schema",
     "test_autograd_registration",
@@ -32,8 +32,8 @@ def peak_memory(before: str, step: str, *arguments: object) -> int:
     """The peak memory in KiB that `step` adds after `before`, in a separate process."""
     script = PEAK.format(before=before, step=step)
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    # glibc changes this threshold while a program runs, and keeps freed blocks below it. The peak
-    # of the same step would then vary by up to a third.
+    # By default, glibc changes this threshold while a program runs, and retains freed blocks below
+    # it. The peak of the same step would then vary by up to a third.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=240)
     return int(done.stdout)

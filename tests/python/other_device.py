@@ -1,4 +1,4 @@
-"""tests/other_device.cc: a device other than the CPU, for the process that calls install().
+"""Registers the device of tests/other_device.cc, which is not the CPU, in this process.
 
 PyTorch supports one such device per process. It uses the CPU's memory and kernels. Like a GPU, it
 rejects operators with tensors on two devices.
@@ -50,7 +50,7 @@ def leave() -> None:
 
 
 class _Work(dist.Work):
-    """Work of the CPU group, followed by a function of its results."""
+    """Work of the CPU group, after which a function of its results is called."""
 
     def __init__(self, work: dist.Work, then: Callable[[], object] = lambda: None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Run by test_terms.py in a separate process: the terms of examples/terms, once loaded."""
+"""Tests of the loaded terms of examples/terms; test_terms.py runs them in a separate process."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_attention_is_the_formula(scores, queries, keys, dim, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["student_t", "adaptive"])
 def test_kernels_for_gpus_are_compiled_from_the_text(name, dtype, tmp_path, monkeypatch):
-    """On the GPU emulated by tests/cuda, called like PyTorch's operators."""
+    """Runs on the GPU emulated by tests/cuda, called like PyTorch's operators."""
     if not emulated_gpu.LIBRARY.exists():
         pytest.skip(f"{emulated_gpu.LIBRARY.name} is not built")
     for variable, value in emulated_gpu.environment(tmp_path).items():
@@ -149,7 +149,7 @@ def test_modules_learn_them():
 
 
 def _work(rank: int, group: str) -> None:
-    """The whole sequence, and the part held by this one of two processes."""
+    """The whole sequence, and the shard of this process (one of two)."""
     torch.set_num_threads(1)
     gnomon.load_terms(LIBRARY)
     dist.init_process_group("gloo", init_method=f"file://{group}", rank=rank, world_size=2)
@@ -195,7 +195,7 @@ def test_transformers_take_them():
         thetas = [p for n, p in changed.named_parameters() if n.endswith("gamma_theta")]
         assert len(thetas) == 2
         assert all(theta.grad.abs().min() > 0 for theta in thetas)
-        # No token sees a later one.
+        # No token attends to a later one.
         earlier = changed(tokens[:, :5]).logits
         torch.testing.assert_close(logits[:, :5], earlier, atol=1e-4, rtol=1e-4)
 

@@ -17,7 +17,7 @@ TINY = ["--dim", 32, "--depth", 2, "--heads", 2, "--mlp", 24, "--batch", 4, "--l
 
 
 def torch_softmax(embedding, cutoffs):
-    """PyTorch's adaptive softmax, whose tail is not tied, with the same weights."""
+    """PyTorch's adaptive softmax with the same weights; its tail weights are not tied."""
     vocabulary, dim = embedding.bounds[-1], embedding.weight.shape[1]
     theirs = torch.nn.AdaptiveLogSoftmaxWithLoss(dim, vocabulary, cutoffs, div_value=4.0)
     with torch.no_grad():
@@ -29,7 +29,7 @@ def torch_softmax(embedding, cutoffs):
 
 
 def rows_of(embedding, tokens):
-    """Each token's embedding by definition."""
+    """Each token's embedding, computed by its definition."""
     rows = []
     for token in tokens.flatten().tolist():
         band = sum(token >= end for end in embedding.bounds[1:-1])
@@ -85,7 +85,7 @@ def test_losses_are_those_of_the_logits(adaptive):
         logits = model(tokens)
         expected = torch.nn.functional.cross_entropy(logits.mT, targets, reduction="none")
         torch.testing.assert_close(model.losses(tokens, targets), expected)
-        # Two documents in a row, whose tokens do not attend to each other.
+        # A row with two documents, whose tokens do not attend to each other.
         places = {"positions": [0, 1, 2, 3, 0, 1, 2, 3, 4], "segments": [0] * 4 + [1] * 5}
         apart = torch.cat(
             [
@@ -122,7 +122,7 @@ def test_words_from_training_to_text(tmp_path):
     at = json.loads(succeed(*evaluate, cwd=tmp_path))["losses"][0]
     model = load_checkpoint(tmp_path / "run").model
     assert model.options["adaptive"] == [5, 20]
-    # The Python model matches the program: it predicts the words that the program generates.
+    # The Python model must predict the words that the program generates.
     said = succeed("generate", "--model", "run", "--prompt", "w1 w2", "--tokens", 8,
                    "--temperature", 0, cwd=tmp_path).split()  # fmt: skip
     listed = tensors["tokens.vocabulary"].numpy().tobytes().decode().split()
@@ -130,7 +130,7 @@ def test_words_from_training_to_text(tmp_path):
     with torch.no_grad():
         assert model(tokens[:, :2])[0, -1].argmax() == tokens[0, 2]
     assert at["loss"] < 7
-    # Continues from a file.
+    # Continue from a file.
     (tmp_path / "more").mkdir()
     file = tmp_path / "more/checkpoint.safetensors"
     copy_with_steps(tmp_path / "run/checkpoint.safetensors", file, 6)

@@ -39,7 +39,7 @@ def on_grid(bias, **arguments):
     return position.Grid((2, 3), [bias, position.ALiBi(0.5)], **arguments)
 
 
-# Per-head values: one argument at a time; the others are numbers.
+# Per-head values for one argument at a time; the others are numbers.
 POSITIONS = {
     "alibi": (position.ALiBi, 0.5),
     "hype's tau": (lambda tau: position.HyPE(tau, 0.1), 0.5),
@@ -216,7 +216,7 @@ BATCH_CALLS = {
     ),
     "lengths of cape": (functools.partial(encoding, "cape:normalize"), "lengths", 4),
 }
-# Ways to write that number, and the per-batch tensor.
+# Ways to pass a number, and the equivalent per-batch tensor.
 NUMBERS = {
     "an int": int,
     "int64": np.int64,
@@ -243,7 +243,7 @@ def test_one_integer_for_all_batches(name, way):
     expected = call(**{argument: torch.full((B,), number)})
     assert torch.equal(call(**{argument: NUMBERS[way](number)}), expected)
     other = call(**{argument: torch.full((B,), number - 1)})
-    # ALiBi does not depend on a shift of all positions.
+    # ALiBi does not change if all positions are shifted.
     assert argument == "query_offset" or not torch.equal(other, expected)
 
 
@@ -258,7 +258,7 @@ def test_integers_in_a_list(name, way):
 
 @pytest.mark.parametrize("zero", [0, np.int64(0), np.array(0)])
 def test_no_offset_on_a_grid(zero):
-    """A grid does not support per-batch offsets, but a single number is allowed."""
+    """A grid does not support per-batch offsets, but supports a single number."""
     grid = on_grid(position.ALiBi(0.5))
     ours = gnomon.attention(*make_tokens(), position=grid, query_offset=zero)
     assert torch.equal(ours, gnomon.attention(*make_tokens(), position=grid))
@@ -285,7 +285,7 @@ def test_segments_in_lists(call, way):
             key_segments=list(map(list, keys)),
         )
         assert torch.equal(nested, expected)
-    # Equal for all batches.
+    # The result is equal for all batch elements.
     for row in (0, 1):
         ours = call(query_segments=make(queries[row]), key_segments=make(keys[row]))
         repeated = call(
@@ -313,7 +313,7 @@ def test_positions_in_lists():
 
 
 def test_integers_of_one_number_elsewhere():
-    """Zero-dimensional tensors for integer arguments."""
+    """Zero-dimensional tensors are accepted as integer arguments."""
     two = torch.tensor(2)
     q, k, v = make_tokens()
     rope = position.RoPE()
@@ -429,7 +429,7 @@ def test_numbers_in_tensors_without_axes(name, dtype):
     ours, expected = call(torch.tensor(number, dtype=dtype)), call(number)
     assert type(ours) is type(expected)
     assert torch.equal(ours, expected) if isinstance(ours, torch.Tensor) else ours == expected
-    # The tensor is converted to a number, so its gradient would be lost.
+    # The tensor would be converted to a number, and its gradient would be lost.
     with pytest.raises(
         ValueError, match=(f"{argument} requires grad, but is not trainable; expected a number")
     ):
@@ -441,7 +441,7 @@ def test_numbers_in_tensors_without_axes(name, dtype):
 
 
 def test_numpy_numbers_are_not_rounded():
-    """0.1 in float32 differs from the number 0.1."""
+    """0.1 in float32 differs from the Python number 0.1."""
     q, k, v = make_tokens()
     for make in (lambda x: {"scale": x}, lambda x: {"similarity": similarity.Gaussian(x)}):
         ours = gnomon.attention(q, k, v, **make(np.float32(0.1)))
@@ -547,7 +547,7 @@ WAYS_COMPILED = {
 @pytest.mark.parametrize("way", WAYS_COMPILED)
 @pytest.mark.parametrize("is_argument", [False, True])
 def test_integers_compiled(way, is_argument):
-    """With and without values known at compile time."""
+    """The values may be known at compile time or not."""
     lengths = WAYS_COMPILED[way]
     if way == "a tensor":
         lengths = lengths.to(torch.get_default_device())
@@ -562,7 +562,7 @@ def test_integers_compiled(way, is_argument):
 
 
 def test_numpy_numbers_compiled():
-    """torch.compile treats them as data, so the graph breaks."""
+    """torch.compile treats these tensors as data, so the graph breaks."""
     tokens = make_tokens()
     arguments = {
         "scale": np.float32(0.5),
@@ -583,7 +583,7 @@ def test_numpy_numbers_compiled():
 
 @pytest.mark.real_device
 def test_all_of_it_compiled():
-    """A single graph with changing lengths."""
+    """A single graph supports changing lengths."""
 
     @functools.partial(torch.compile, backend="aot_eager", fullgraph=True, dynamic=True)
     def compiled(q, k, v, gamma, slopes, length):
@@ -613,7 +613,7 @@ def test_all_of_it_compiled():
 
 
 def test_arguments_are_those_of_the_operators():
-    """Python checks every tensor that the operators take, once."""
+    """Python checks every tensor argument of the operators exactly once."""
     lowered = [
         name
         for argument in _attention._ARGUMENTS
@@ -630,7 +630,7 @@ def test_arguments_are_those_of_the_operators():
 
 
 def test_calls_pass_only_the_given_arguments():
-    """Each argument passed to an operator takes time."""
+    """Every argument that is passed to an operator costs time."""
 
     def passed(**given):
         call = _attention.lower_call("test", TOKENS[0], given, _attention.AttentionArguments)
@@ -657,7 +657,7 @@ def with_module(q, k, v, **wrong):
         (gnomon.attention, "window_sizes", "did you mean window?"),
         (gnomon.attention, "zzz", "expected one of similarity, .*, return_lse"),
         (gnomon.attention_weights, "dropout", "expected one of"),
-        # Its replacement is not an argument of this function.
+        # The replacement of dropout_p is not an argument of this function.
         (gnomon.attention_weights, "dropout_p", "expected one of"),
         (gnomon.attention_weights, "is_causal", "expected causal="),
         (with_module, "sink", "expected one of"),
@@ -685,7 +685,7 @@ def test_arguments_that_are_not_there_are_named(function, name, hint):
         function(*tokens, **{name: 0.5})
 
 
-# The names in other libraries, and ours; None if nothing needs to be written.
+# Argument names in other libraries, and ours; None if no argument is needed.
 FOREIGN = {
     "attn_mask": "mask=.*PairBias",
     "is_causal": "causal=",

@@ -42,8 +42,8 @@ def test_head_dims(similarity, dims, dtype):
     check(Case(similarity, "alibi", 1, 2, 1, 21, 21, dim, value_dim), dtype)
 
 
-# Any width is accepted. Random tokens with many columns are far apart, where a float32 Gaussian has
-# few accurate digits, so these are closer together.
+# Any number of columns is accepted. Random tokens with many columns are far apart, where a float32
+# Gaussian has few accurate digits, so these tokens are closer together.
 @pairwise(similarity=SIMILARITIES, dims=[(513, 1025), (1030, 3)], dtype=TOLERANCE)
 def test_head_dim_has_no_limit(similarity, dims, dtype):
     dim, value_dim = dims
@@ -430,7 +430,7 @@ def test_the_output_has_the_layout_of_q(similarity, position, dtype):
     for result in results[1:]:
         for one, first in zip(result, results[0], strict=True):
             torch.testing.assert_close(one, first)
-    # Inputs with one row, or without heads or rows, keep their layout.
+    # Inputs with one row, or without heads or rows, keep their memory layout.
     for shape in ((2, 1, 6, 8), (2, 13, 1, 8), (2, 0, 6, 8)):
         q = torch.randn(shape, dtype=dtype).transpose(1, 2)
         assert gnomon.attention(q, q, q, similarity=similarity, causal=True).shape == q.shape

@@ -1,7 +1,7 @@
 """Careless use of the command line: invalid numbers, empty words, a full disk, two runs in one
 folder, changed text, not enough memory.
 
-Each gives one clear line and a non-zero exit code, for every command and option to which it
+Each mistake gives one clear line and a non-zero exit code, for every command and option to which it
 applies.
 """
 
@@ -68,7 +68,7 @@ def options_of(command: list[str], cwd: pathlib.Path) -> dict[str, str]:
 
 @pytest.fixture
 def refuse(folder, model, capfd, monkeypatch):
-    """The program's one-line answer, run in this process for speed."""
+    """The program's one-line answer; it runs in this process for speed."""
     monkeypatch.chdir(folder)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGPIPE)}
 
@@ -104,7 +104,7 @@ def test_every_numeric_option_rejects_other_words(folder, refuse):
                 given += ["--model", "dot/none"]
             for word in ("nan", "inf", "-inf", "-1", "1e300", "9" * 30, "x", "1x", "0x"):
                 line = refuse(*given, f"{option}={word}")
-                # The typed word, not its conversion to a 64-bit number.
+                # The message contains the typed word, not its conversion to a 64-bit number.
                 assert option in line, (command, option, word, line)
                 assert f" {word};" in line, (command, option, word, line)
             if kind[1] == "INT":
@@ -160,8 +160,8 @@ def test_every_option_refuses_an_empty_word(folder, refuse):
                 given += ["--data", "text.txt"]
             if command == "bench" and option in ("--depth", "--mlp"):
                 given += ["--model", "dot/none"]
-            # The second form is what a shell makes of --option=$EMPTY; the next word is not its
-            # value.
+            # The second form is what a shell makes of --option=$EMPTY. The next word is not the
+            # option's value.
             for words in ([option, ""], [f"{option}=", "--help"]):
                 line = refuse(*given, *words)
                 assert f"{option} is empty" in line, (command, words, line)
@@ -257,7 +257,7 @@ PRINTING = {
                 *TINY],
     "eval": ["eval", "--model", "model"],
     "eval --json": ["eval", "--model", "model", "--json"],
-    # The program must end at the first lost byte, not the last.
+    # The program must end at the first byte that cannot be written, not at the last.
     "generate": ["generate", "--model", "model", "--tokens", 10**9],
     "bench": ["bench", "--length", 16, "--repeats", 1, "--cases", "dot"],
     "bench --json": ["bench", "--length", 16, "--repeats", 1, "--cases", "dot", "--json"],
@@ -276,7 +276,7 @@ def test_a_full_disk_behind_the_standard_output(folder, model, tmp_path, name):
     last = done.stderr.splitlines()[-1]
     assert last == "gnomon: cannot write to the standard output: No space left on device"
     if name in ("train", "compare"):
-        # The files on disk are kept.
+        # The files on disk are not lost.
         assert (tmp_path / "full" / (FILE if name == "train" else "table.md")).exists()
 
 
@@ -402,7 +402,7 @@ def test_one_run_at_a_time_works_in_a_folder(folder, tmp_path, command):
         for arguments in (begin, [command, "--resume", run]):
             line = refused(*arguments, cwd=folder)
             assert f"another process is using the folder {run}" in line
-        # Neither the lock nor a partial file remains. A run of a minute has a checkpoint.
+        # Neither the lock nor a partial file remains. After a minute, a run has a checkpoint.
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.1)
         left = {p.name.split(".")[0] for p in run.iterdir()}
@@ -410,7 +410,7 @@ def test_one_run_at_a_time_works_in_a_folder(folder, tmp_path, command):
     finally:
         process.kill()
         process.wait()
-    # A lock ends with its process, however the process ends.
+    # A lock ends with its process, even if the process is killed.
     leftover = run / f"{record.name}.0123456789abcdef.part"
     leftover.write_text("half written")
     process = start([command, "--resume", run], folder)
@@ -444,7 +444,7 @@ def test_resume_reports_the_same_results(folder, tmp_path):
             tmp_path / "part", cwd=folder)  # fmt: skip
     file = tmp_path / "part" / FILE
     assert config_of(file)["run"] == {"checkpoint_every": 3, "evaluation_bytes": 100}
-    # The command uses the existing weights, so the loss is the same again.
+    # The command uses the existing weights, so the loss is the same.
     again = succeed("train", "--resume", tmp_path / "whole", cwd=folder)
     assert again == whole
     # New values apply from then on.
@@ -455,7 +455,7 @@ def test_resume_reports_the_same_results(folder, tmp_path):
         "evaluation_bytes": 1000,
     }
     assert succeed("train", "--resume", tmp_path / "whole", cwd=folder) == other
-    # A run continues with them.
+    # A run can continue with these weights.
     (tmp_path / "more").mkdir()
     copy_with_steps(file, tmp_path / "more" / FILE, 7)
     succeed("train", "--resume", tmp_path / "more", cwd=folder)
@@ -483,11 +483,11 @@ def test_eval_says_that_the_text_is_another(folder, model, tmp_path):
     (line,) = other.stderr.splitlines()
     assert line.startswith("gnomon: note: the text at other.txt is not the data that the model was")
     assert str(folder / "text.txt") in line
-    # A copy of the text counts as the same text.
+    # A copy of the text is recognised as the same text.
     (tmp_path / "copy.txt").write_bytes((folder / "text.txt").read_bytes())
     copy = gnomon("eval", "--model", "model", "--data", tmp_path / "copy.txt", cwd=folder)
     assert copy.stderr == ""
-    # The text of a run changes in place.
+    # Now the text of a run changes in place.
     run = tmp_path / "run"
     succeed("train", "--data", "copy.txt", "--out", run, "--steps", 1, "--length", 16, *TINY,
             cwd=tmp_path)  # fmt: skip
@@ -503,7 +503,7 @@ def test_eval_json_reports_whether_the_text_differs(folder, model, tmp_path):
 
     assert told("--model", "model") is True
     assert told("--model", "model", "--data", "other.txt") is False
-    # A file that contains only a model does not record the text.
+    # A file that contains only a model has no record of the text.
     config = {name: config_of(model / FILE)[name] for name in ("format", "model", "tokens")}
     tensors = {n: t for n, t in load_file(model / FILE).items() if n.startswith("model.")}
     save_file(tensors, tmp_path / FILE, metadata={"gnomon": json.dumps(config)})
@@ -535,7 +535,7 @@ def test_more_memory_than_there_is(folder, name):
 
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_memory_that_the_system_refuses(folder, tmp_path, command):
-    """A limit below the machine's memory, detected on use."""
+    """A memory limit below the machine's memory is detected when memory is used."""
     begin = {
         "train": [*TRAIN, "--length", 64, "--out", tmp_path / "run"],
         "compare": [*COMPARE, "--lengths", 64, "--position", "none", "--out", tmp_path / "run"],

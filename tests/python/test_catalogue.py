@@ -1,4 +1,4 @@
-"""The catalogue: the library's description of its terms, and text derived from it."""
+"""The catalogue: the library's description of its terms, and texts derived from it."""
 
 import inspect
 import json
@@ -129,7 +129,7 @@ def test_components():
     assert bias.tensors == ["slopes"]
     assert not bias.lies_on_a_grid
     assert unknown.entry == {}
-    # Tensors are in the order of the operator, not of the specification.
+    # Tensors have the order of the operator's arguments, not that of the specification.
     (relative,) = components_of("relative:values=tensor:max_offset=3:table=tensor")
     assert relative.tensors == ["table", "values"]
     assert relative.tables("near_offsets") == ["table", "values"]
@@ -157,7 +157,7 @@ def test_terms_of_a_specification_and_tensors():
     )
     assert torch.equal(ours, expected)
     assert all(g.any() for g in torch.autograd.grad(ours.sum(), [gamma, slopes]))
-    # Along grid axes, like any other bias.
+    # This bias works along grid axes, like any other.
     tokens = torch.randn(1, 4, 6, 8)
     grids = [
         position.Grid((2, 3), [position.Specified("alibi:slopes=tensor", (slopes,)), bias])

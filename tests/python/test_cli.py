@@ -245,7 +245,7 @@ def test_compare_whose_report_cannot_be_written_fails(folder, tmp_path):
 
 
 def test_compare_of_encodings_and_grids(folder, tmp_path):
-    """A grid limits the number of tokens; a bias on the grid needs all of them at once."""
+    """A grid limits the number of tokens; a bias on the grid needs all tokens at once."""
     ends = ["rope:shape=4x8", "alibi:shape=4x4:slopes=learned", "grid_bias:shape=4x4"]
     succeed(
         "compare", "--data", folder / "text.txt", "--out", tmp_path / "run",
@@ -254,7 +254,7 @@ def test_compare_of_encodings_and_grids(folder, tmp_path):
     )  # fmt: skip
     rows = (tmp_path / "run" / "table.md").read_text().splitlines()
     dashes = {row.split("|")[1].strip(): row.count(" – ") for row in rows if "dot/" in row}
-    # There are two per length: the loss, and the loss of the last bytes.
+    # There are two columns per length: the loss, and the loss of the last bytes.
     assert dashes == {
         "dot/conv:kernel=5:groups=4": 0,
         "dot/cape": 0,
@@ -276,7 +276,7 @@ def test_compare_takes_the_whole_catalogue(folder, tmp_path):
         if entry["use"] == "attention()":
             continue  # their tensors belong to a call
         runs.append(f"penumbral/{entry['name']}{on_grid.get(entry['name'], '')}")
-    # Its terms require the dot product.
+    # The terms of this position require the dot product.
     runs = [run.replace("penumbral/transformer_xl", "dot/transformer_xl") for run in runs]
     flags = [flag for run in dict.fromkeys(runs) for flag in ("--run", run)]
     succeed(
@@ -337,7 +337,7 @@ def test_real_texts(tmp_path, name, words, most):
     succeed("train", "--data", data, "--out", "run", *steps, cwd=tmp_path)
     evaluation = ["eval", "--model", "run", "--lengths", "16,64", "--bytes", 4096, "--json"]
     for at in json.loads(succeed(*evaluation, cwd=tmp_path))["losses"]:
-        # With hardly any training, about the loss of uniform predictions.
+        # After hardly any training, the loss is about that of uniform predictions.
         assert 0.7 * np.log(most) < at["loss"] < 1.2 * np.log(most)
 
 
@@ -367,7 +367,7 @@ def test_compare_of_words_with_memory(folder, tmp_path):
     for part in ("nats per word", "Bits per byte", "size 100", "valid unknown", "memory 24"):
         assert part in html
 
-    # It must continue with its original vocabulary.
+    # The run must continue with its original vocabulary.
     succeed("compare", "--resume", run, cwd=folder)
     (run / "vocabulary.txt").write_text("\n".join(words[:-1]) + "\n")
     assert "vocabulary.txt has changed since this run started" in refused(
@@ -656,7 +656,7 @@ def test_interrupted_comparison_resumes_to_the_same_result(folder, tmp_path):
     assert losses(parts) == losses(whole)[:1]
     assert "dot/none" in (parts / "table.md").read_text()
 
-    # With several threads, sums may differ in the last bits.
+    # One thread: with several, sums may differ in the last bits.
     succeed("compare", "--resume", parts, "--threads", 1, cwd=folder)
     resumed = json.loads(record.read_text())
     assert resumed["status"] == "finished"
@@ -737,7 +737,7 @@ class Interrupted:
 def assert_resumes_bitwise(
     train: Callable[..., object], cwd: pathlib.Path, arguments: Sequence[object]
 ) -> None:
-    """A run of three steps, extended to six, has the weights of a run of six.
+    """Checks that a run of three steps, extended to six, has the weights of a run of six.
 
     train(folder, *words) creates a run in a folder. All steps are in the warm-up, in which the
     learning rate does not depend on the number of steps.
@@ -752,7 +752,7 @@ def assert_resumes_bitwise(
 
 
 def runs_of_the_catalogue(cwd: pathlib.Path) -> tuple[list[str], list[dict[str, Any]]]:
-    """Each similarity as a --run specification, and the entries of positions that models
+    """Each similarity as a --run specification, and the catalogue's positions that models
     support."""
     catalogue = json.loads(succeed("list", "--json", cwd=cwd))
     similarities = [f"{entry['name']}/none" for entry in catalogue["similarities"]]
@@ -761,7 +761,7 @@ def runs_of_the_catalogue(cwd: pathlib.Path) -> tuple[list[str], list[dict[str, 
 
 
 def copy_with_steps(file: pathlib.Path, copy: pathlib.Path, steps: int) -> None:
-    """A copy of a checkpoint, from which a run continues to this many steps."""
+    """Copies a checkpoint such that a run continues from it to this many steps."""
     config = config_of(file)
     config["training"]["steps"] = steps
     save_file(load_file(file), copy, metadata={"gnomon": json.dumps(config)})

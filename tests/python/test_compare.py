@@ -150,7 +150,7 @@ def test_a_run_continues_from_its_checkpoint(folder, tmp_path):
     )
     assert code == 130, errors
     at = checkpoint.stat().st_mtime
-    # A run keeps its settings, except the checkpoint interval.
+    # A resumed run keeps its settings, except the checkpoint interval.
     succeed("compare", "--resume", tmp_path / "parts", "--threads", 1, "--checkpoint-every", 1000,
             cwd=folder)  # fmt: skip
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
@@ -174,7 +174,7 @@ def test_a_run_continues_from_its_checkpoint(folder, tmp_path):
 
 
 def test_seeds_are_added_while_a_pair_is_undecided(folder, tmp_path):
-    # Two equal models with different names, and one that differs clearly.
+    # Two models are equal except for their names, and one differs clearly.
     words = ["compare", "--data", "text.txt", "--run", "dot/none", "--run", "dot/alibi:slopes=0",
              "--run", "dot/rope", "--steps", 40, *RUN]  # fmt: skip
     out = tmp_path / "wide"
@@ -195,7 +195,7 @@ def test_seeds_are_added_while_a_pair_is_undecided(folder, tmp_path):
     page = (out / "report.html").read_text()
     assert "Seeds were added, from 3 to at most 4" in page
     assert "over 3 to 4 seeds" in (out / "table.md").read_text()
-    # It resumes with its seeds.
+    # A resumed comparison keeps its seeds.
     (out / "report.html").unlink()
     succeed("compare", "--resume", out, cwd=folder)
     assert outcome(out) == record
@@ -256,7 +256,7 @@ def test_tensorboard_shows_the_curves_of_the_record(folder, tmp_path, workers):
 
 @pytest.mark.long
 def test_workers_on_two_hosts(folder, whole, tmp_path):
-    """A scheduler and a worker on each of two hosts, simulated by network namespaces."""
+    """A scheduler on one host and a worker on another, simulated by network namespaces."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("needs ip and root")
     names = [f"gnomon{os.getpid()}{side}" for side in "ab"]

@@ -1,5 +1,4 @@
-"""gnomon.cones compared with the cones' shadows, and the exponential map with high-precision
-arithmetic."""
+"""gnomon.cones compared with shadows, and the exponential map with high-precision arithmetic."""
 
 import math
 
@@ -25,9 +24,11 @@ def in_shadow(apex, t, cone, r):
     distance = (apex[..., :-1] - t[..., :-1]).norm(dim=-1)
     u, v = apex[..., -1], t[..., -1]
     if cone == "umbral":
-        # Vertical rays past hyperbolic balls, which are Euclidean with radius height * sinh(r).
+        # The light consists of vertical rays past hyperbolic balls, which are Euclidean balls with
+        # radius height * sinh(r).
         return distance + v * math.sinh(r) <= u * math.sinh(r)
-    # Below the half-circle of radius r through the apex that touches the light on the far side.
+    # The shadow is below the half-circle of radius r through the apex that touches the light on the
+    # far side.
     centre = (r * r - u * u).clamp_min(0).sqrt()
     return ((distance + centre).square() + v * v <= r * r) & (u <= r)
 
@@ -61,7 +62,7 @@ def raised(point, by):
 
 @pytest.mark.parametrize(("cone", "r"), CONES)
 def test_lowest_common_ancestor_is_the_lowest_of_a_search(cone, r):
-    """In the half-plane: no lower apex on a fine grid of positions contains both."""
+    """In the half-plane, no lower apex on a fine grid of positions has both points in its cone."""
     penumbral = cone == "penumbral"
     ceiling = 0.9 * r if penumbral else 2.0
     spread = 0.6 * r if penumbral else 2 * math.sinh(r)
@@ -73,8 +74,8 @@ def test_lowest_common_ancestor_is_the_lowest_of_a_search(cone, r):
     assert 5 < nested.sum() < 55
     higher = raised(lca, 1e-9)
     for n in torch.nonzero(shared)[:, 0].tolist():
-        # The cone of this point contains both points, as do the cones of all points above it, and
-        # no lower cone does.
+        # The cone of this point contains both points, as do the cones of all points above it. No
+        # lower cone does.
         for child in (u[n], v[n]):
             assert ancestor(higher[n], child, cone=cone, r=r)
             assert in_shadow(higher[n], child, cone, r)
@@ -109,7 +110,7 @@ def test_too_far_for_a_shadow_is_the_top_of_the_geodesic():
     v[:, 0] += 5
     top = lowest_common_ancestor(u, v)
     assert (top[:, -1] > 1).all()
-    # A half-circle centred below its top: both points are at equal distance from the centre.
+    # The half-circle is centred below its top, so both points have equal distance from the centre.
     foot = raised(top, 0.0)
     foot[:, -1] = 0
     for point in (u, v):

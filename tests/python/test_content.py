@@ -35,7 +35,7 @@ def table(*sizes: int) -> Tensor:
 
 @dataclass
 class Content:
-    """rows gives, for each pair, the key row (B, H, Lq, Lk, D) that multiplies q."""
+    """rows returns the row (B, H, Lq, Lk, D) that multiplies q, for each pair."""
 
     ours: Callable[[Parameters, ContentCase], gnomon.position.Position]
     parameters: Callable[[ContentCase], Parameters]
@@ -43,12 +43,12 @@ class Content:
     values: Callable[[Parameters, Tensor, Tensor, ContentCase], Tensor | float] = (
         lambda p, i, j, case: 0.0
     )
-    # (H, D): multiplies every key, and is added to q for the rows.
+    # (H, D): multiplies every key, and is added to the query that multiplies the rows.
     u: str | None = None
     v: str | None = None
     # The row (B, H, Lq, Lk, D) that multiplies k, for each pair.
     queries: Callable[[Parameters, Tensor, Tensor, ContentCase], Tensor] | None = None
-    # Multiplies the rows instead of q, without the scale.
+    # This parameter multiplies the rows instead of q, without the scale.
     query: str | None = None
     causal: bool = False
     dot_only: bool = False
@@ -148,7 +148,7 @@ def by_index(rows: Tensor, index: Tensor) -> Tensor:
 
 
 def on_plane(p: Parameters, i: Tensor, j: Tensor, case: ContentCase) -> Tensor:
-    """Computed by loops over tokens."""
+    """The index, computed by loops over tokens."""
     cells = [None] + list(itertools.product(range(3), range(4)))
     zero = torch.zeros(case.dim, dtype=p["rows"].dtype)
     return torch.stack(
@@ -370,7 +370,7 @@ def test_scale_multiplies_content_terms_too():
 @pytest.mark.parametrize("scale", [None, 0.7])
 @pytest.mark.parametrize("own", [1.0, -0.3])
 def test_terms_with_a_scale_of_their_own(own, scale):
-    """Each term separately: its part of the scores is the product of its rows with `own`."""
+    """Tests each term separately: its scores are the products of its rows with `own`."""
     torch.manual_seed(0)
     n, dim = 7, 6
     q, k, v = torch.randn(3, 2, 4, n, dim, dtype=torch.float64).unbind()
@@ -408,7 +408,7 @@ def test_terms_with_a_scale_of_their_own(own, scale):
     }
     hidden = (i < j).to(torch.float64) * -1e9
     for name, (term, product) in products.items():
-        # Seven tokens of a grid of ten.
+        # The tokens are the first seven of a grid of ten.
         arguments = {"query_offset": 0} if name == "relative2d" else {}
         scores = q @ k.mT * (dim**-0.5 if scale is None else scale) + own * product
         expected = (scores + hidden).softmax(-1) @ v
@@ -442,7 +442,7 @@ def to_dtype(term, dtype):
 
 @dataclass
 class OwnScaleCase(ContentCase):
-    """Passes scale= to the content term."""
+    """The content term gets the argument scale."""
 
     def positions(self, inputs: Parameters) -> list[gnomon.position.Position]:
         *others, term = super().positions(inputs)
@@ -501,7 +501,8 @@ def test_skewing():
     torch.testing.assert_close(ours, theirs)
 
 
-# A formula-independent property: relative terms do not depend on where the sequence starts.
+# A property that does not depend on the formula: relative terms do not change if the sequence is
+# shifted.
 @pytest.mark.parametrize(
     "content", ["relative", "shaw per head", "music transformer", "disentangled, log buckets"]
 )
@@ -512,7 +513,7 @@ def test_translation_equivariance(content):
     o, lse = case.ours(inputs)
     moved = inputs | {name: inputs[name].roll(3, 2) for name in ("q", "k", "v")}
     o_moved, lse_moved = case.ours(moved)
-    # Rows that attend neither to the ends nor to the tokens that wrapped around.
+    # These rows attend neither to the ends nor to tokens that wrapped around.
     torch.testing.assert_close(o_moved[:, :, 8:15], o[:, :, 5:12])
     torch.testing.assert_close(lse_moved[:, :, 8:15], lse[:, :, 5:12])
 
@@ -722,7 +723,7 @@ def test_rope_turns_the_similarity_and_not_the_content():
     q, k, v = (torch.randn(1, 1, 7, 4, dtype=torch.float64) for _ in range(3))
     rows = torch.randn(7, 4, dtype=torch.float64)
     both = gnomon.attention(q, k, v, position=[RoPE(), AbsoluteKeys(rows)])
-    # The same scores from tokens with twice the columns: [rotated, unrotated] times [rotated,
+    # Tokens with twice the columns give the same scores: [rotated, unrotated] times [rotated,
     # rows].
     _, lse = gnomon.attention(q, k, v, position=[RoPE()], return_lse=True)
     turned_q, turned_k = turn(q), turn(k)

@@ -1,4 +1,4 @@
-"""GPU support, as far as it can be tested without a GPU.
+"""Tests of GPU support that do not need a GPU.
 
 Fake GPU tensors provide shapes, dtypes and devices. CUDA kernels composed of PyTorch operators run
 on CPU tensors. Fused kernels are launched on a mock driver and compiler (tests/core/fakes).
@@ -27,7 +27,7 @@ FAKES = ROOT / "build" / "lib"
 
 
 def on_cuda(operator, *arguments):
-    """The result of the CUDA kernel on CPU tensors."""
+    """The result of the CUDA kernel for CPU tensors."""
     return operator.default.redispatch(ON_CUDA, *arguments)
 
 
@@ -216,7 +216,7 @@ def test_cone_map_in_operators_of_torch(function, map_name, r):
     torch.manual_seed(0)
     q, k = torch.randn(2, 4, 5, 8, dtype=torch.float64), torch.randn(2, 2, 7, 8).double()
     if map_name == "none":
-        # Heights, some of them outside the clamping range.
+        # Some heights are outside the clamping range.
         q, k = ((torch.cat([x[..., :-1], 2 * r * x[..., -1:].sigmoid()], -1)) for x in (q, k))
     arguments = (q, k, function, map_name, r)
     outputs = ops.cone_map(*arguments)
@@ -275,7 +275,7 @@ def test_the_random_matrix_is_the_same_everywhere():
 
 
 def run(code, **environment):
-    """The output of a new process, with its own cache folder unless one is given."""
+    """The output of a new process, which has its own cache folder unless one is given."""
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env={**os.environ, **environment},
@@ -339,7 +339,7 @@ def fakes(tmp_path):
 
 
 def test_an_operator_launches_its_kernels(fakes, tmp_path):
-    """Forward and backward compile the kernels they need once, and launch them."""
+    """The forward and backward passes compile the kernels that they need once, and launch them."""
     code = (
         PREAMBLE
         + """

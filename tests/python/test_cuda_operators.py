@@ -1,4 +1,4 @@
-"""The GPU operators in the emulator compared with those of the CPU."""
+"""The GPU operators in the emulator, compared with the CPU operators."""
 
 import math
 import os
@@ -190,7 +190,7 @@ def test_as_on_the_cpu(name, dtype):
     mode = OnCuda(dtype)
     ours, expected = results(case, mode), results(case)
     assert mode.calls["attention_forward"] == mode.calls["attention_backward"] == 1
-    # Tokens may be rounded again after a map or a rotation; weights and outputs are rounded.
+    # A map or a rotation may round tokens again; weights and outputs are also rounded.
     tolerance = {torch.float32: 3e-5, torch.bfloat16: 2.5e-2, torch.float16: 4e-3}[dtype]
     for what, value in expected.items():
         scale = value[value.isfinite()].abs().max().clamp(min=0.1).item()
@@ -200,7 +200,7 @@ def test_as_on_the_cpu(name, dtype):
 
 
 def test_dropout_is_that_of_the_cpu():
-    """The values are unit vectors, one per key: o is zero where a weight has been dropped."""
+    """Values are unit vectors, one per key, so o is zero where a weight has been dropped."""
     q, k = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 40, 8)
     v = torch.eye(40).expand(1, 2, 40, 40)
     expected = gnomon.attention(q, k, v, dropout=0.4, seed=3)
@@ -250,7 +250,7 @@ def test_linear_attention():
     ],
 )
 def test_graphs(name, graph):
-    """Compared with the exact loop: empty rows, duplicate edges, several tiles, grouped heads."""
+    """Compares with the exact loop: empty rows, duplicate edges, several tiles, grouped heads."""
     rows = GRAPHS.get(graph) or random_rows(150, 90, seed=3)
     keys = max((j for row in rows for j in row), default=1) + 2
     inputs = graph_inputs(name, rows, keys, heads=4, key_heads=2)
@@ -322,7 +322,7 @@ def test_position_to_content_is_refused_by_name():
 
 
 def test_emulator_findings_are_errors():
-    """A failed launch is not mistaken for a result."""
+    """A failed launch raises an error."""
     code = """
     import torch, gnomon
     from emulated_gpu import OnCuda
@@ -374,8 +374,7 @@ def test_graph_features_missing_on_gpus_are_rejected_by_name():
 
 
 def gradients(x: list[Tensor], d_o: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Gradients of q, k and v by the kernels in that dtype; None: by the CPU's in the token
-    dtype."""
+    """Gradients of q, k and v by the kernels in this dtype; None: by the CPU in the token dtype."""
     leaves = [t.clone().requires_grad_() for t in x]
     if dtype is None:
         return list(torch.autograd.grad(gnomon.attention(*leaves), leaves, d_o))
@@ -389,8 +388,8 @@ def gradients(x: list[Tensor], d_o: Tensor, dtype: torch.dtype | None = None) ->
     ids=["small weights", "large weights"],
 )
 def test_float16_has_weights_of_any_size(names, keys, of_keys, of_values, of_gradients):
-    """Each row is scaled by a power of two: otherwise small gradients would lose all digits, and
-    large ones would be infinite."""
+    """Rows are scaled by powers of two. Otherwise, small gradients would lose all digits, and large
+    gradients would be infinite."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, 16) for n in (64, keys, keys))
     x = [t.half().float() for t in (0.01 * q, of_keys * k, of_values * v)]
@@ -404,7 +403,7 @@ def test_float16_has_weights_of_any_size(names, keys, of_keys, of_values, of_gra
 
 
 def test_sums_over_many_keys_are_rounded():
-    """Tensor cores truncate sums, which accumulates if all terms are positive."""
+    """Tensor cores truncate sums, an error that accumulates if all terms are positive."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, 16) for n in (16, 3000, 3000))
     x = [q, k, v.abs()]

@@ -1,4 +1,4 @@
-"""Conversions by `gnomon data` compared with the arrays that the files were written from."""
+"""Conversions by `gnomon data`, compared with the arrays from which the files were written."""
 
 from __future__ import annotations
 

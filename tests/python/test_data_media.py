@@ -197,7 +197,7 @@ def test_formats_of_missing_libraries_are_rejected_in_one_line(tmp_path, capsys,
     assert line == (
         "is read with pillow, which cannot be imported; run: pip install pillow, or gnomon[data]"
     )
-    # Inputs that need none of them.
+    # Some inputs need neither package.
     np.testing.assert_array_equal(read(tmp_path / "x.wav", WAV)["a.x"][0] * 2**15, np.arange(9))
     header = struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 48, b"WAVE", b"fmt ", 16, 3, 1, RATE,
                          4 * RATE, 4, 32, b"data", 12)  # fmt: skip
@@ -310,7 +310,7 @@ def test_a_folder_of_images(tmp_path):
 
 
 def test_subfolders_are_classes_that_all_parts_share(tmp_path, capsys):
-    """The format for `--task images`: a part with missing classes uses the same numbering."""
+    """The format of `--task images`: a split with missing classes uses the same numbering."""
     rng = np.random.default_rng(0)
     for part, classes in (("train", ["cat", "dog", "newt"]), ("valid", ["dog", "newt"])):
         for name in classes:
@@ -331,19 +331,19 @@ def test_subfolders_are_classes_that_all_parts_share(tmp_path, capsys):
         "train", "--task", "images", "--data", "out", "--out", "run", "--steps", 2, "--dim", 16,
         "--depth", 1, "--heads", 2, "--mlp", 32, "--batch", 4, "--threads", 1, cwd=tmp_path,
     )  # fmt: skip
-    # Columns with names as well.
+    # Columns may also contain class names.
     put(tmp_path, {"a.csv": b"x,y\n1,b\n", "b.csv": b"x,y\n1,a\n2,b\n"})
     words = [f"train.labels={tmp_path / 'a.csv'}:y", f"valid.labels={tmp_path / 'b.csv'}:y"]
     assert main([str(tmp_path / "csv"), *words]) == 0
     got = load_file(tmp_path / "csv")
     assert got["train.labels"].tolist() == [[1]]
     assert got["valid.labels"].tolist() == [[0], [1]]
-    # User-given names are kept.
+    # Names that the user passes are kept.
     words = [f"train.{name}={tmp_path / 'n.txt'}" for name in ("labels", "labels_names")]
     put(tmp_path, {"n.txt": b"3\n1\n"})
     assert main([str(tmp_path / "own"), *words]) == 0
     assert load_file(tmp_path / "own")["train.labels"].tolist() == [3, 1]
-    # Label files that are images have names instead of numbers.
+    # If the label files are images, they are identified by name instead of number.
     assert main([str(tmp_path / "masks"), f"train.labels={tmp_path / 'valid'}"]) == 0
     assert load_file(tmp_path / "masks")["train.labels"].shape == (6, 8, 8)
 
@@ -443,7 +443,7 @@ def tar(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-#: By name: a file, and the number of bytes that identify its format.
+# : Files by name, and the number of bytes that identify the format of each.
 WHOLE = {
     "x.png": (picture(COLOUR), 1),
     "x.jpg": (picture(pixels_of(24, 24), "JPEG"), 1),
@@ -459,7 +459,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("source", WHOLE)
 def test_truncated_files_are_reported_as_truncated(tmp_path, source):
-    """A file cut at any point is rejected, unless only dispensable final bytes are missing; then it
+    """A file that is cut at any point is rejected. If only dispensable final bytes are missing, it
     is read completely."""
     content, known = WHOLE[source]
     path = tmp_path / source.split(":")[0]

@@ -1,6 +1,6 @@
-"""`gnomon data get`: downloads from a local test server are kept only if complete.
+"""`gnomon data get` with a local test server: downloads are kept only if they are complete.
 
-Also compares the table of data sets with the files, if ../shared/data has them.
+Also compares the table of data sets with the files in ../shared/data, if they exist.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LABELS = gzip.compress(idx(np.array([0, 1, 2, 1, 0]), 0x08), mtime=0)
 
 @dataclasses.dataclass
 class Server:
-    """The response to a path: a status, a body, and the announced size."""
+    """The response to a request for a path: a status, a body, and the announced size."""
 
     url: str
     answers: dict[str, tuple[int, bytes, int | None]]
@@ -141,7 +141,7 @@ def test_a_set_is_fetched_and_converted(pictures, tmp_path, monkeypatch, capsys)
     told = (tmp_path / "sample" / ".source.txt").read_text()
     for part in ("CC0", "https://example.org", pictures.url, hashlib.sha256(IMAGES).hexdigest()):
         assert part in told
-    # Equivalent to the command for local files.
+    # The command for local files gives the same result.
     main(["own", "train.images=sample/images", "train.labels=sample/labels.gz"])
     own = (tmp_path / "own").read_bytes()
     assert own == (tmp_path / "sample" / "sample.safetensors").read_bytes()
@@ -295,7 +295,7 @@ def test_archives_are_identified_by_their_content(server, tmp_path, monkeypatch,
     made = load_file(folder / "sample.safetensors")
     np.testing.assert_array_equal(made["train.audio_lengths"], [3, 4, 5])
     assert f"sha256 of its *.wav {sha256}" in (folder / ".source.txt").read_text()
-    # Packed differently, in another folder and order, with other files.
+    # The archive may be packed differently: with other files, in a different folder and order.
     again = {f"other/{name[4:]}": sounds[name] for name in reversed(sounds)} | {"README": b"x"}
     server.has("sounds.tar.gz", archive(again, level=1))
     assert main(["get", "sample", "--out", str(tmp_path / "b")]) == 0
@@ -314,7 +314,7 @@ def test_archives_are_identified_by_their_content(server, tmp_path, monkeypatch,
 
 
 class csr_matrix:  # noqa: N801 - scipy's
-    """As scipy pickles its own: the arrays as a dictionary."""
+    """Pickled like scipy's class: the arrays in a dictionary."""
 
     def __init__(self, rows):
         self.indices = np.array([word for row in rows for word in row], np.int32)
@@ -322,7 +322,7 @@ class csr_matrix:  # noqa: N801 - scipy's
 
 
 def pickled(value: object) -> bytes:
-    """With the module names of scipy and numpy in 2016."""
+    """Pickles with the module names that scipy and numpy had in 2016."""
     text = pickle.dumps(value, protocol=3)
     text = text.replace(f"c{__name__}\ncsr_matrix\n".encode(), b"cscipy.sparse.csr\ncsr_matrix\n")
     return text.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
@@ -359,7 +359,7 @@ def test_a_graph_of_planetoid_becomes_text(tmp_path, monkeypatch):
     assert read("val.index") == [[node] for node in range(6, 506)]
     assert read("test.index") == [[node] for node in range(506, 510)]
     assert len(made) == 6
-    # Loading a pickle must not call any other function.
+    # Loading a pickle must not call any function that is not allowed.
     (tmp_path / "ind.some.graph").write_bytes(pickle.dumps(os.getcwd, protocol=3))
     with pytest.raises(ValueError, match=r"ind\.some\.graph is not .*posix\.getcwd"):
         convert(SETS["sample"], tmp_path)
@@ -432,7 +432,7 @@ def test_an_entry_of_the_table(chosen):
             if "github" in url:
                 assert re.search(r"/[0-9a-f]{40}[/.]", url), url
     sources = {source.partition(":")[0] for source in chosen.arrays.values()}
-    # Cora's are converted to text first.
+    # The files of Cora are converted to text first.
     assert chosen.texts or sources <= set(names)
 
 

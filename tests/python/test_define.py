@@ -20,7 +20,7 @@ from gnomon._formula import definition_of
 
 pytestmark = pytest.mark.cpu("starts its own processes")
 
-# A formula, its head scalars, and whether g is a squared distance.
+# Each formula, its head scalars, and whether g is a squared distance.
 FORMULAS = [
     ("g", (), True),
     ("g", (), False),
@@ -420,7 +420,7 @@ print(StudentT.library)
 
 
 def test_a_similarity_of_a_formula(tmp_path):
-    """In separate processes, because definitions persist. The second process has no compiler."""
+    """Runs in separate processes, because definitions persist. The second one has no compiler."""
     (tmp_path / "checks.py").write_text(CHECKS)
     # The recipe page defines the same similarity.
     environment = os.environ | {"GNOMON_CACHE": str(ROOT / "build" / "cache")}

@@ -1,4 +1,4 @@
-"""Forward mode and second derivatives compared with the plain formula; the third is refused."""
+"""Forward mode and second derivatives compared with the formula; third derivatives fail."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ def directions(inputs, seed=2):
 
 
 def finite(attend):
-    """attend, with 0 for the lse of rows without keys, which has no derivative."""
+    """attend, but lse is 0 for rows without keys, where it has no derivative."""
 
     def of(inputs):
         o, lse = attend(inputs)
@@ -38,7 +38,7 @@ def finite(attend):
 
 
 def loss_of(attend, inputs):
-    """A scalar of o and lse in a fixed random direction, curved in both."""
+    """A nonlinear scalar function of o and lse with fixed random coefficients."""
     generator = generator_of(3)
     o, lse = attend(inputs)
     d_o = torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.dtype)
@@ -82,7 +82,7 @@ def small(similarity="dot", position="none", **arguments):
     return Case(similarity, position, **(sizes | {"value_dim": 3} | arguments))
 
 
-# Every similarity, and every position, at least once.
+# Every similarity and every position occurs at least once.
 TERMS = list(zip(SIMILARITIES, itertools.cycle(POSITIONS), strict=False))
 
 
@@ -129,7 +129,7 @@ VALUES = torch.randn(2 * 6 - 1, 8, dtype=torch.float64, generator=generator_of(6
 OTHER = torch.randn(2, 4, 6, 6, dtype=torch.float64, generator=generator_of(7))
 
 
-# Calls with q, k and v, and with one more tensor.
+# Calls with q, k and v, and with one additional tensor.
 CALLS = {
     "relative": (lambda t: {"position": position.Relative(t, 5, values=VALUES)}, TABLE),
     "relative values": (lambda t: {"position": position.Relative(TABLE, 5, values=t)}, VALUES),
@@ -322,7 +322,8 @@ def test_the_layout_of_tangents_is_that_of_the_output():
     assert o.transpose(1, 2).is_contiguous()
 
 
-# One per pair function. Ten times N(0, 1) is within rounding of the edge of Ganea's ball.
+# One similarity per pair function. Ten times N(0, 1) would reach the edge of Ganea's ball up to
+# rounding.
 LARGE = [
     "dot", "laplacian", "gaussian", "umbral", "umbral log", "penumbral", "penumbral height2",
     "penumbral log", "hyperboloid", "lorentz", "entailment", "additive",
@@ -360,7 +361,7 @@ def test_large_scores(similarity, scale):
 
 @pytest.mark.parametrize("outputs", ["o", "o_tangent", "both"])
 def test_gradients_of_part_of_a_jvp(outputs):
-    """A jvp in a loss that uses the value, its tangent, or both."""
+    """A loss uses a jvp's value, its tangent, or both."""
     case = small("dot", "alibi", mask=Mask(causal=True))
     inputs = {name: x.float() for name, x in case.inputs().items()}
 

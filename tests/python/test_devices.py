@@ -1,8 +1,8 @@
 """Terms, modules and the program on a device other than the CPU: a GPU or, without one, a stand-in
 (other_device.py).
 
-Results must match the CPU's, and tensors left on the CPU are errors. The stand-in device would
-exist for all other tests as well, so these run in separate processes.
+Results must match those of the CPU, and tensors left on the CPU are errors. Registering the
+stand-in device would affect all other tests, so these tests run in separate processes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ torch.set_num_threads(1)
 
 def same(here, beyond, message=None):
     assert beyond.device == there, message
-    # The order of summation may differ, which changes the last bits of a sum.
+    # The order of summation may differ, which changes the last bits of sums.
     largest = max(1.0, here.detach().abs().max().item())
     off = max(bound, torch.finfo(here.dtype).eps) if here.is_floating_point() else 0
     torch.testing.assert_close(beyond.detach().cpu(), here.detach(), rtol=0, atol=off * largest,
@@ -58,7 +58,7 @@ def same(here, beyond, message=None):
 
 @pytest.fixture
 def there(device) -> Iterator[str]:
-    """The name of the device; tensors created in this process are on the CPU."""
+    """The name of the device. Tensors created in this process are on the CPU."""
     if device.type == "cpu" and not LIBRARY.exists():
         pytest.skip(f"{LIBRARY.name} is not built")
     with torch.device("cpu"):
@@ -67,7 +67,7 @@ def there(device) -> Iterator[str]:
 
 @pytest.fixture
 def run(there, tmp_path) -> Callable[..., str]:
-    """The output of a process with the device, run in the test's folder."""
+    """The output of a process with the device, which runs in the test's folder."""
 
     def process(code: str, before: str = "") -> str:
         code = PREAMBLE + before + textwrap.dedent(code) + "other_device.leave()"
@@ -222,7 +222,7 @@ def test_every_module_of_attention(run):
     )
     count, unmade = json.loads(output)
     assert count > 90
-    # A bias common to all scores has no gradient: use a number, or a user tensor.
+    # A bias common to all scores has no gradient, so it must be a number or a user tensor.
     assert unmade == ["lorentz:bias=learned"]
 
 
@@ -529,13 +529,13 @@ def tensors_of(file: pathlib.Path) -> dict[str, torch.Tensor]:
 
 
 def assert_close_files(one: pathlib.Path, other: pathlib.Path, there: str) -> None:
-    """Weights after a few steps. On a GPU, compares most of each tensor, because AdamW enlarges
-    gradients that are only rounding errors to full steps."""
+    """Compares the weights after a few steps. On a GPU, compares most of each tensor, because AdamW
+    enlarges gradients that are only rounding errors to full steps."""
     ours, theirs = tensors_of(one), tensors_of(other)
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
-        # These shift all scores of a row equally, so their gradients are rounding errors, which
-        # AdamW enlarges.
+        # These biases shift all scores of a row equally, so their gradients are rounding errors,
+        # which AdamW enlarges.
         if name.endswith("k_proj.bias"):
             continue
         bounds = {"rtol": 1e-4, "atol": 1e-5}
@@ -609,7 +609,7 @@ def test_a_task_gives_the_same_results_on_a_device(task, run, there, tmp_path):
     )
     told = json.loads(output.splitlines()[-1])
     assert_close_numbers(told["here"], told["there"])
-    # A GPU has its own generators for dropout, shifts and noise.
+    # On a GPU, dropout, shifts and noise use a different generator.
     if there != "cuda":
         assert_close_files(tmp_path / "here" / FILE, tmp_path / "there" / FILE, there)
     records = [

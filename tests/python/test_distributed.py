@@ -59,7 +59,7 @@ SECONDS = 300
 
 # Numbers of rows per process for groups of three and two: odd, unequal, and a single row.
 ROWS = {3: [7, 5, 1], 2: [5, 8]}
-# For the keys, if a case uses different ones.
+# The numbers of key rows, for cases where they differ.
 KEY_ROWS = {"chunks": {3: [5, 5, 3], 2: [10, 3]}}
 LENGTH = 13
 
@@ -90,7 +90,7 @@ def packed() -> Tensor:
     return torch.tensor([0] * 4 + [1] * 6 + [2] * 3).expand(B, -1)
 
 
-# The arguments of each call on the whole sequence, causal where that changes the result.
+# The arguments of each call on the whole sequence; calls are causal where this matters.
 CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "dot": lambda draw: {"scale": 0.7},
     "dot causal": lambda draw: {"causal": True},
@@ -282,7 +282,7 @@ def compare(
     if "mask" in arguments and arguments["mask"].shape[2] > 1:
         arguments["mask"] = part_of(arguments["mask"], rows, rank, 2)
     if isinstance(arguments.get("position"), list):
-        # Tensors with the rows of the queries.
+        # These tensors have one row per query.
         arguments["position"] = [
             dataclasses.replace(term, **{field: part_of(getattr(term, field), rows, rank, 2)})
             if (field := {PairBias: "bias", Relative: "query"}.get(type(term)))
@@ -321,7 +321,7 @@ def compare(
 
 
 def errors(group: dist.ProcessGroup) -> dict[str, str]:
-    """The errors of invalid calls, which are equal in every process."""
+    """The errors of invalid calls, which must be equal in all processes."""
     rank = dist.get_rank(group)
     q = torch.zeros(1, 2, 4, 4)
     table = torch.zeros(2, 7)
@@ -411,7 +411,7 @@ def work(rank: int, folder: str) -> None:
                     compare(case, dtype, group, KEY_ROWS.get(case, ROWS)[size], layout)
                 except Exception:
                     failures[f"{size} {case} {dtype} {layout}"] = traceback.format_exc()
-        # Keys divided differently from the queries.
+        # The keys are divided differently from the queries.
         if 2 in groups:
             for layout in LAYOUTS:
                 try:

@@ -18,8 +18,8 @@ from test_cli import PROGRAM, SECONDS, copy_with_steps, step_of, succeed
 pytestmark = pytest.mark.cpu("starts its own processes")
 
 FILE = "checkpoint.safetensors"
-# Five windows over two processes: two and three. Random numbers of training, for dropout and CAPE's
-# shifts, are the same per window as in one process. Memories, and the embeddings cached by a
+# Two processes have two and three of five windows. The random numbers of a window, for dropout and
+# CAPE's shifts, are the same as with one process. Memories, and the embeddings cached by a
 # convolution, are gathered for a checkpoint.
 TRAIN = [
     "train", "--data", "text.txt", "--dim", 16, "--depth", 2, "--heads", 2, "--mlp", 32,
@@ -91,7 +91,7 @@ def refused_by_two(
 
 
 def assert_same(got: pathlib.Path, expected: pathlib.Path) -> None:
-    """Equal up to the order of summation."""
+    """Compares results that are equal up to the order of summation."""
     assert step_of(got / FILE) == step_of(expected / FILE)
     got_tensors, expected_tensors = load_file(got / FILE), load_file(expected / FILE)
     assert got_tensors.keys() == expected_tensors.keys()
@@ -114,7 +114,7 @@ def test_torchrun_matches_one_process_and_either_resumes(folder):
         start([sys.executable, *TORCHRUN, "-m", "gnomon", *arguments, "--out", "two"], folder)
     )
     assert code == 0, errors
-    # Printed once.
+    # The output is printed only once.
     assert output == alone
     assert errors.count(" to train on; steps 0 to 6") == 1
     assert [file.name for file in (folder / "two").iterdir()] == [FILE]

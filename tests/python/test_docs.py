@@ -1,4 +1,4 @@
-"""Documentation pages that list code, tests or data."""
+"""Tests of documentation pages that list code, tests or data."""
 
 import ast
 import doctest
@@ -53,7 +53,7 @@ def test_the_benchmarks_page_matches_its_script():
 
 
 def names_in(file: pathlib.Path) -> set[str]:
-    """The tests of a file, by their names on the command line."""
+    """The names of a file's tests on the command line."""
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".py":
         return {n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
@@ -142,7 +142,7 @@ def without_types(function) -> str:
 
 
 def test_signatures_on_the_api_pages_are_those_of_the_functions():
-    """Written out where overloads or types would make them unreadable."""
+    """Signatures that are written out, because overloads or types would make them unreadable."""
     functions = [
         gnomon.attention,
         gnomon.attention_weights,

@@ -18,7 +18,7 @@ def mix(x):
 
 
 def hash_columns(seed, b, h, i, j):
-    """32 bits per pair, for arrays that broadcast."""
+    """The 32-bit hash of each pair, for arrays that broadcast."""
     with np.errstate(over="ignore"):
         row = mix(np.uint64(seed % 2**64) + STEP)
         for place in (b, h, i):
@@ -33,7 +33,7 @@ def hash_columns(seed, b, h, i, j):
 
 
 def kept(seed, rate, dtype, heads=H):
-    """Which of several equal weights are kept, read off with unit vectors as values."""
+    """Which of several equal weights dropout keeps, determined with unit vectors as values."""
     q = torch.zeros(B, heads, L, 2, dtype=dtype)
     v = torch.eye(L, dtype=dtype).expand(B, heads, L, L)
     return gnomon.attention(q, q, v, dropout=rate, seed=seed) != 0
@@ -52,8 +52,8 @@ def test_the_mask_is_that_of_the_hash(seed, dtype):
 
 
 def test_masks_are_of_their_own():
-    """Masks differ between seeds, batches, heads and rows: any two agree in about half of the
-    pairs."""
+    """Masks differ between seeds, batch elements, heads and rows: any two agree in about half of
+    the pairs."""
     masks = torch.cat([kept(seed, 0.5, torch.float32) for seed in SEEDS]).flatten(0, 1)
     signs = masks.flatten(1).double() * 2 - 1
     shared = signs @ signs.T / signs.shape[1]
