@@ -322,8 +322,8 @@ def test_the_layout_of_tangents_is_that_of_the_output():
     assert o.transpose(1, 2).is_contiguous()
 
 
-# One similarity per pair function. Ten times N(0, 1) would reach the edge of Ganea's ball up to
-# rounding.
+# One similarity per pair function. Tokens of ten times N(0, 1) would be within rounding of the edge
+# of Ganea's ball.
 LARGE = [
     "dot", "laplacian", "gaussian", "umbral", "umbral log", "penumbral", "penumbral height2",
     "penumbral log", "hyperboloid", "lorentz", "entailment", "additive",

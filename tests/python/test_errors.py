@@ -1,4 +1,4 @@
-"""Invalid arguments: the exception type, and a message with the argument and the expected value."""
+"""Invalid arguments raise the right exception, which names the argument and what is expected."""
 
 import warnings
 
@@ -518,7 +518,7 @@ with warnings.catch_warnings():
 
 
 def wrong_tokens(call, names, shape, operator):
-    """Each tensor with an unsupported type, dtype, layout and device."""
+    """Cases in which each tensor has an unsupported type, dtype, layout or device."""
     cases = {}
     for name in names:
         other = "k" if name == "q" else name  # the others are compared with q
@@ -549,7 +549,7 @@ def wrong_tokens(call, names, shape, operator):
 
 
 def wrong_parameters(call, operator, of):
-    """A per-head parameter with integers, and on another device."""
+    """Cases in which a per-head parameter has an integer dtype or is on a different device."""
     return {
         f"{operator}: {of} of integers": (
             lambda: call(HEADS.long()),
@@ -813,7 +813,7 @@ def test_none_window_needs_no_offset():
 
 
 def test_shapes_without_data():
-    """All on the meta device, which stores only shapes."""
+    """All tensors are on the meta device, which stores only shapes."""
     q = tokens(2, 4, 6, 8, device="meta")
     lengths = torch.zeros(2, dtype=torch.int64, device="meta")
     o, lse = gnomon.attention(

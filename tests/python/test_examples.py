@@ -58,7 +58,7 @@ def cone_vit(printed: str) -> None:
 def mean_flow(printed: str) -> None:
     first, *_, last = losses(printed)
     assert last < 0.5 * first
-    # That of the noise is about 2.
+    # The distance of the noise is about 2.
     (distance,) = re.findall(r"nearest image: ([\d.]+)", printed)
     assert float(distance) < 0.7
 
@@ -100,7 +100,7 @@ def load(name):
 
 
 def plain_attention(q, k, v, similarity=None, position=None, causal=False):
-    """The cases of gnomon.attention in the examples with derivatives."""
+    """The cases of gnomon.attention in the examples that use derivatives."""
     if similarity is None:
         scores = q @ k.mT / math.sqrt(q.shape[-1])
     else:

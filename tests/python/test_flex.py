@@ -17,7 +17,7 @@ SQUARE = {"Q_LEN": L, "KV_LEN": L}
 FEW = {"Q_LEN": L - 4, "KV_LEN": L}
 BATCHES = {"B": 2, **SQUARE}
 
-# A mask_mod, its inputs, and the equivalent arguments.
+# Each mask_mod, its inputs, and the equivalent arguments.
 MASKS = {
     "all": (lambda b, h, q, k: q >= -1, SQUARE, set()),
     "none": (lambda b, h, q, k: q < -1, SQUARE, {"key_lengths"}),
@@ -128,7 +128,7 @@ print(*(mode.get_total_flops() for mode in (forward, backward, graph)))
 @pytest.mark.cpu("starts its own processes")
 @pytest.mark.parametrize("first", ["gnomon", "torch.utils.flop_counter"])
 def test_flops(first):
-    """For either import order."""
+    """The import order does not matter."""
     second = {"gnomon": "torch.utils.flop_counter"}.get(first, "gnomon")
     imports = f"import {first}\nassert '{second}' not in sys.modules\nimport {second}"
     done = subprocess.run(

@@ -32,7 +32,7 @@ MASKS = {
 
 @pytest.fixture
 def on_reference(monkeypatch):
-    """Calls a function while float64 runs on the reference."""
+    """Calls a function while float64 uses the reference."""
 
     def call(function, *arguments):
         with monkeypatch.context() as context:
@@ -110,7 +110,7 @@ q, k, v = (torch.randn(1, 1, length, 16, dtype=torch.float64, requires_grad=True
 gnomon.attention(q[:, :, :8], k[:, :, :8], v[:, :, :8]).sum().backward()
 """
     step = "gnomon.attention(q, k, v, causal=True).sum().backward()"
-    # The scores alone would take 512 MiB.
+    # The scores of all pairs would take 512 MiB.
     assert peak_memory(before, step, 8192) < 40 * 1024
 
 
@@ -140,7 +140,7 @@ NEAR = {
 @pytest.mark.parametrize("scale", [1e-20, 1e-60])
 @pytest.mark.parametrize("name", NEAR)
 def test_tiny_tokens(name, scale, kernels, on_reference):
-    """Near the origin, distances are proportional to the tokens, and angles do not change."""
+    """Near the origin, distances are proportional to the tokens, and angles are constant."""
     inputs = torch.randn(3, 1, 2, 9, 4, dtype=torch.float64, generator=generator_of(0)).unbind()
 
     def results(s):

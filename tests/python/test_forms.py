@@ -19,7 +19,7 @@ def tokens(*shape: int, count: int = 3, dtype: torch.dtype = torch.float64) -> l
 
 
 # Relative local attention (Huang et al. 2019): queries attend to their own block and the previous
-# one; implemented here by splitting the sequence.
+# one. Here it is implemented by splitting the sequence.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("similarity", ["dot", "penumbral"])
 def test_chunks_are_blocks_that_see_the_one_before(similarity, dtype):
@@ -83,7 +83,7 @@ def test_wrong_chunks():
 def dropped_weights(
     rate: float, seed: int, **keywords: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weights of 64 tokens without and with dropout, read off with unit vectors as values."""
+    """The weights of 64 tokens without and with dropout, determined with unit vectors as values."""
     q, k = tokens(2, 3, 64, 8, count=2)
     v = torch.eye(64, dtype=q.dtype).expand(2, 3, 64, 64)
     return (
@@ -114,7 +114,7 @@ def test_the_mask_of_dropout_can_be_computed_again():
     assert not torch.equal(drawn, gnomon.attention(q, k, v, dropout=0.5))
     torch.manual_seed(5)
     assert torch.equal(drawn, gnomon.attention(q, k, v, dropout=0.5))
-    # The mask depends only on a pair's indices: float32 and float64 drop the same weights.
+    # The mask depends only on a pair's indices, so float32 and float64 drop the same weights.
     torch.testing.assert_close(
         gnomon.attention(q.float(), k.float(), v.float(), dropout=0.5, seed=3).double(),
         first,
@@ -199,7 +199,7 @@ def test_einstein_midpoint(similarity, dtype):
     formulas.check(ours, theirs, inputs, dtype)
 
 
-# The midpoint does not depend on the origin: a boost of all values boosts the midpoint.
+# The midpoint does not depend on the origin: boosting all values boosts the midpoint equally.
 def test_einstein_midpoint_goes_with_isometries():
     q, k, v = tokens(1, 1, 9, 4)
     v = v / (1 + v.norm(dim=-1, keepdim=True))
@@ -274,7 +274,7 @@ def test_transformer_xl_module_is_the_paper(causal):
     x = torch.randn(1, 9, 12, dtype=torch.float64)
     heads = lambda y: y.unflatten(2, (3, 4)).transpose(1, 2)  # noqa: E731
     q, k, v = (heads(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj))
-    # The distances -8 to 8; Python's index -1 is the last row.
+    # The distances are -8 to 8; Python's index -1 is the last row.
     distances = torch.cat([torch.arange(9), torch.arange(-8, 0)])
     waves = gnomon.sinusoid(distances.double(), 12, layout="split_xl")
     r = torch.einsum("hde,ne->hnd", module.transformer_xl_r, waves)
@@ -288,7 +288,8 @@ def test_transformer_xl_module_is_the_paper(causal):
     expected = module.out_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
     torch.testing.assert_close(module(x, causal=causal), expected)
     if not causal:
-        # Unchanged for any order of the tokens, and in a cross-attention call at any offset.
+        # The result is unchanged for any order of the tokens, and in a cross-attention call at any
+        # offset.
         order = torch.randperm(9)
         torch.testing.assert_close(module(x[:, order], positions=order), expected[:, order])
         rows = module(x[:, 3:5], x, query_offset=3)
@@ -367,7 +368,7 @@ def test_a_rejected_call_leaves_the_cache_unchanged(device):
     cache = gnomon.nn.KVCache()
     x = torch.randn(2, 6, 8)
     module(x, cache=cache, causal=True)
-    # Values of GPU tensors are not read.
+    # On a GPU, values are not read.
     held = [({"key_lengths": torch.tensor([99, 99])}, ValueError)] * (device.type != "cuda")
     for wrong, error in (*held, ({"causal": "yes"}, TypeError)):
         with pytest.raises(error):

@@ -1,4 +1,4 @@
-"""Conversion from torch.nn: weights, replaced layers, grids of another resolution."""
+"""Conversion from torch.nn: weights, replaced layers, and grids of a different resolution."""
 
 import copy
 import itertools
@@ -99,7 +99,7 @@ def test_a_state_of_torch_loads(widths):
     own.load_state_dict(model.state_dict())
     x, key, value = (torch.randn(2, 5, n) for n in (32, module.kdim, module.vdim))
     torch.testing.assert_close(own["layer"](x, key, value), module(x, key, value)[0])
-    # The layer still loads a state of its own.
+    # The layer can still load its own state.
     copy.deepcopy(own).load_state_dict(own.state_dict())
 
 
@@ -288,7 +288,7 @@ def test_a_drop_in_is_called_as_torch_s_module(pairs, keys, widths, batch_first)
         }
         expected, found = (m(query, key, value, **arguments) for m in (module, own))
         torch.testing.assert_close(found, expected)
-    # Without a batch, with a possibly per-head mask.
+    # Without a batch axis, and with a mask that may be per head.
     one = [x[0] if batch_first else x[:, 0] for x in (query, key, value)]
     arguments = {
         "key_padding_mask": None if hidden is None else hidden[0],
@@ -296,7 +296,7 @@ def test_a_drop_in_is_called_as_torch_s_module(pairs, keys, widths, batch_first)
         "average_attn_weights": False,
     }
     torch.testing.assert_close(own(*one, **arguments), module(*one, **arguments))
-    # Only some rows of the weights are requested.
+    # Compare only some rows of the weights.
     weights = module(query, key, value)[1]
     for rows, chosen in ((-1, [4]), ([0, 3], [0, 3]), (slice(1, 3), [1, 2])):
         torch.testing.assert_close(own(query, key, value, need_weights=rows)[1], weights[:, chosen])
@@ -312,7 +312,7 @@ def test_a_drop_in_trains(dropout):
     found = own(x, x, x, attn_mask=future, is_causal=True, need_weights=False)
     assert found[1] is None
     if dropout > 0:
-        # The remaining weights are scaled up.
+        # Dropout scales up the remaining weights.
         mean = sum(own(x, x, x, need_weights=False)[0].detach() for _ in range(800)) / 800
         torch.testing.assert_close(mean, module.eval()(x, x, x)[0].detach(), atol=0.3, rtol=0)
         return
@@ -354,11 +354,11 @@ def test_causal_masks_of_positions_that_read_the_order():
 
 
 class Subclass(torch.nn.MultiheadAttention):
-    """A subclass like those of projects that extend the layer."""
+    """A subclass like those in projects that extend the layer."""
 
 
 def swapped(model, **terms):
-    """A copy with every torch.nn.MultiheadAttention replaced."""
+    """A copy in which every torch.nn.MultiheadAttention is replaced."""
     model = copy.deepcopy(model)
     for name, module in [*model.named_modules()]:
         if isinstance(module, torch.nn.MultiheadAttention):
@@ -417,7 +417,7 @@ def test_drop_ins_in_torch_s_transformer(batch_first, norm_first):
 @pytest.mark.parametrize("similarity", ["dot", "gaussian"])
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 def test_torch_s_fused_layer_does_not_take_a_drop_in_s_place(similarity):
-    """Whether the encoder was built with the layer or got it later; including padding."""
+    """The encoder may be built with the layer or get it later; padding is supported."""
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
     model = randomized(torch.nn.TransformerEncoder(layer, 2))
@@ -431,7 +431,7 @@ def test_torch_s_fused_layer_does_not_take_a_drop_in_s_place(similarity):
         with torch.no_grad():
             expected = model(x, src_key_padding_mask=padding)
             fused = [own(x, src_key_padding_mask=padding) for own in (later, built)]
-        # With gradients, torch runs its layers step by step.
+        # If gradients are needed, torch does not use its fused layer.
         slow = later(x, src_key_padding_mask=padding)
         seen = torch.ones(3, 6, dtype=torch.bool) if padding is None else ~padding
         for found in fused:
@@ -450,11 +450,11 @@ def test_drop_ins_in_torchvision_s_vision_transformer():
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     own = swapped(model)
     torch.testing.assert_close(own(images), model(images))
-    # 16 patches after the class token.
+    # There are 16 patches after the class token.
     other = swapped(model, similarity="penumbral", position="grid_bias:shape=4x4:prefix=1")
     other(images).square().sum().backward()
     learned = [p for n, p in other.named_parameters() if "gamma_theta" in n or "grid_bias" in n]
-    # The model reads the last layer's class token, which lies outside the grid.
+    # The model reads the last layer's class token, which is outside the grid.
     assert [bool((p.grad != 0).any()) for p in learned] == [True, True, True, False]
 
 
@@ -465,7 +465,7 @@ VARIANTS = [
 
 
 def name_of(variant):
-    """Equal in every process, unlike a function's repr."""
+    """Test ids must be equal in all processes, unlike a function's repr."""
     return ",".join(f"{name}={getattr(x, '__name__', x)}" for name, x in variant.items())
 
 
@@ -512,7 +512,7 @@ def test_encoder_layers(variant, masked):
     if masked == "causal":
         torch.testing.assert_close(own(x, is_causal=True), expected)
         assert not torch.allclose(own(x), expected)
-    # The state of torch's layer equals ours.
+    # The state dict of torch's layer is the same as ours.
     fresh = nn.TransformerEncoderLayer(16, 2, 24, **variant).double().eval()
     fresh.load_state_dict(layer.state_dict())
     torch.testing.assert_close(fresh(x, **arguments), expected)
@@ -639,7 +639,7 @@ def test_resized_tables(old, new, dtype):
     resized = nn.resize_grid_table(table, new)
     assert resized.dtype == dtype
     assert resized.shape == (2, *[2 * n - 1 for n in new])
-    # Offset 0 is unchanged, and so are the farthest.
+    # Offset 0 and the farthest offsets are unchanged.
     middle, its = [tuple(n - 1 for n in shape) for shape in (old, new)]
     torch.testing.assert_close(resized[(slice(None), *its)], table[(slice(None), *middle)])
     if all(n > 1 for n in new):
@@ -649,7 +649,8 @@ def test_resized_tables(old, new, dtype):
 
 
 def test_a_linear_table_stays_linear():
-    # Tables linear in the offset, relative to the farthest, stay linear at every resolution.
+    # Tables that are linear in the offset, relative to the farthest one, stay linear at every
+    # resolution.
     old = torch.linspace(-1, 1, 7).double()[None, :, None] + 2 * torch.linspace(-1, 1, 7).double()
     new = torch.linspace(-1, 1, 13).double()[None, :, None] + 2 * torch.linspace(-1, 1, 13).double()
     inner = (slice(None), slice(2, -2), slice(2, -2))  # cubics deviate at the edge
@@ -683,7 +684,7 @@ def test_modules_move_to_another_grid(position):
         module(torch.randn(1, 12 + prefix, 32).double())
     fresh = nn.MultiheadAttention(32, 2, position=position.replace("3x4", "6x8")).double()
     fresh.load_state_dict(module.state_dict())  # the same names and shapes
-    # After scaling back, linear tables would be unchanged; names and dtypes are.
+    # After scaling back, linear tables would be unchanged. Names and dtypes are always unchanged.
     nn.resize_grid(module, (3, 4))
     assert module.position == before.position
     assert [(n, p.shape, p.requires_grad) for n, p in module.named_parameters()] == [

@@ -40,18 +40,19 @@ def tempered(temperature, **arguments):
 
 
 def grid_distance():
-    """Of places of a grid of 5 x 11, along both axes together."""
+    """The distances between the places of a 5 x 11 grid, along both axes together."""
     rows, keys = ROWS[:, None], COLUMNS
     return (rows // 11 - keys // 11).abs() + (rows % 11 - keys % 11).abs()
 
 
 def offsets(clip=True):
-    """Of keys from queries that start at 9, as rows of RELATIVE; 13 where there is none."""
+    """Distances of keys from queries that start at 9, as rows of RELATIVE; 13 for no row."""
     rows = COLUMNS - ROWS[:, None] - 9 + 6
     return rows.clamp(0, 12) if clip else torch.where((rows < 0) | (rows > 12), 13, rows)
 
 
-# The arguments of gnomon.attention from one more tensor, those of plain(), and the tensor.
+# The arguments of gnomon.attention as a function of an extra tensor, those of plain(), and the
+# tensor.
 TERMS = {
     "temperature": (
         lambda t: tempered(t, position="alibi", query_offset=9, causal=True),
@@ -167,7 +168,7 @@ SIMILARITIES = {None: 1.0, "gaussian": 0.3, "laplacian": 0.7}
 
 
 def kept(dropout, seed):
-    """Dropout's mask of all pairs, from weights of equal scores."""
+    """The dropout mask of all pairs, determined from the weights of equal scores."""
     zeros = torch.zeros(BATCH, HEADS, QUERIES, 4, dtype=torch.float64)
     keys = torch.zeros(BATCH, HEADS, KEYS, 4, dtype=torch.float64)
     values = torch.eye(KEYS, dtype=torch.float64).expand(BATCH, HEADS, KEYS, KEYS)
@@ -276,7 +277,7 @@ def test_terms_are_the_same_for_any_number_of_threads(term):
 
 @pytest.mark.parametrize("heads", [1, HEADS])
 def test_shared_pair_bias_of_several_blocks_of_rows(heads):
-    """Longer than a block, with more tasks than workers."""
+    """The sequence is longer than a block, and there are more tasks than workers."""
     q, k, v = (random(2, HEADS, 300, 4, seed=n).float() for n in range(3))
     bias = random(1, heads, 300, 300, seed=3).float()
     inputs = {"q": q, "k": k, "v": v, "bias": bias}
@@ -302,7 +303,7 @@ def test_shared_pair_bias_of_several_blocks_of_rows(heads):
 
 @pytest.mark.parametrize("heads", [(), (HEADS,)])
 def test_relative_tables_of_several_blocks_of_rows(heads):
-    """Longer than a block, with more tasks than workers, and with rows and entries of their own."""
+    """The sequence is longer than a block, with more tasks than workers, and per-row terms."""
     shapes = {
         "q": (2, HEADS, 300, 4),
         "k": (2, KEY_HEADS, 300, 4),

@@ -22,7 +22,7 @@ def csr(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 
 def random_rows(nodes: int, keys: int, hub: int = 0, seed: int = 0) -> list[list[int]]:
-    """Rows of 0 to 5 edges, some edges twice, and one row of `hub` edges."""
+    """Rows with 0 to 5 edges, some edges twice, and one row with `hub` edges."""
     generator = generator_of(seed)
 
     def draw(count: int) -> list[int]:
@@ -63,11 +63,11 @@ def graph_inputs(name: str, rows: list[list[int]], keys: int, heads=4, key_heads
 
 
 def loop(name: str, rows: list[list[int]], inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """One node at a time, in plain PyTorch."""
+    """The formula for one node at a time, in plain PyTorch."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     repeat = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-    # Zeros that depend on all inputs, so that a graph without edges has gradients as well.
+    # A zero that depends on all inputs, so that a graph without edges also has gradients.
     nothing = sum(x.sum() * 0 for x in inputs.values())
     outputs, lses = [q.new_zeros(0, q.shape[1], 3) + nothing], [q.new_zeros(0, q.shape[1])]
     for i, row in enumerate(rows):
@@ -164,7 +164,7 @@ def test_scale_and_strides():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("offset", [-3e4, 0.0, 3e4])
 def test_huge_scores(dtype, offset):
-    """Scores whose exp is 0 or infinite: each row's largest score is subtracted."""
+    """The exp of these scores is 0 or infinite, unless each row's largest score is subtracted."""
     torch.manual_seed(0)
     rows = GRAPHS["skewed"]
     source, target = torch.randn(2, 40, 2, 1, dtype=dtype) * 100
@@ -241,7 +241,7 @@ def test_low_precision_rounds_only_inputs_and_outputs(dtype):
 
 
 def test_gat_conv():
-    """torch_geometric's layer, with the same edges, self loops and heads."""
+    """torch_geometric's layer with the same edges, self-loops and heads."""
     torch.manual_seed(0)
     nodes, features, heads, columns = 60, 20, 8, 8
     layer = GATConv(features, columns, heads=heads, add_self_loops=False, bias=False).double()
@@ -353,7 +353,8 @@ def test_a_sink_of_minus_infinity_has_no_effect():
 
 
 def kept_edges(edges: int, nodes: int, heads: int, rate: float, seed: int) -> Tensor:
-    """Dropout's factors (nodes, heads, edges), read from dense attention with a key per edge."""
+    """Dropout factors (nodes, heads, edges), determined with dense attention with a key per
+    edge."""
     q, k = torch.zeros(1, heads, nodes, 1), torch.zeros(1, heads, edges, 1)
     v = torch.eye(edges).expand(1, heads, -1, -1) * edges
     o = gnomon.attention(q.double(), k.double(), v.double(), dropout=rate, seed=seed)
@@ -390,7 +391,7 @@ def test_edge_biases_and_dropout_against_a_loop(name, graph, heads, rate, bias):
         lses = [torch.zeros(0, heads[0], dtype=torch.float64) + nothing]
         for i in range(len(rows)):
             own = range(int(indptr[i]), int(indptr[i + 1]))
-            # This reference skips edges of -inf, head by head.
+            # This reference leaves out edges with bias -inf, head by head.
             o, lse = [], []
             for h in range(heads[0]):
                 seen = [e for e in own if edge_bias is None or edge_bias[e, h] > -math.inf]
@@ -446,7 +447,7 @@ def test_dropout_of_edges_follows_seeds_and_generators():
     assert not torch.equal(drawn, attend())
     torch.manual_seed(5)
     assert torch.equal(drawn, attend())
-    # Half of 700 equal weights, doubled.
+    # Half of 700 equal weights are dropped; the others are doubled.
     zeros = torch.zeros(1, 4, 6)
     indptr, indices = torch.tensor([0, 700]), torch.zeros(700, dtype=torch.int64)
     ones = torch.ones(1, 4, 6)
@@ -586,7 +587,7 @@ indices = torch.randint(nodes, (nodes * degree,))
 gnomon.graph_attention(q, q, q, indptr, indices, gnomon.similarity.Laplacian(1.0)).sum().backward()
 """
     peaks = [peak_memory(before, step, nodes) for nodes in (50_000, 100_000)]
-    # Twice the nodes and edges. The scores of all pairs would take 80 GB.
+    # The second graph has twice the nodes and edges. The scores of all pairs would take 80 GB.
     assert 10_000 < peaks[1] < 200_000
     assert peaks[1] < 2.3 * peaks[0]
 

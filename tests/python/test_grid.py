@@ -39,8 +39,8 @@ def rand(*shape, low=0.05, high=0.5):
     return low + (high - low) * torch.rand(shape, dtype=torch.float64)
 
 
-# For each bias along an axis of length n: its parameters, gnomon's, and its value (H,) at d = j -
-# i.
+# For each bias along an axis of length n: its parameters, the gnomon term, and its expected value
+# (H,) at d = j - i.
 AXES = {
     "alibi": (
         lambda n: {"slopes": rand(HEADS)},
@@ -81,7 +81,7 @@ AXES = {
 
 
 def loop(shape, prefix, value):
-    """(H, L, L): value (H,) of the offsets along each axis, for each pair of tokens on the grid."""
+    """The bias (H, L, L) of all token pairs; value (H,) is a function of the offset per axis."""
     tokens = [None] * prefix + list(itertools.product(*map(range, shape)))
     nothing = torch.zeros(HEADS, dtype=torch.float64)
     rows = [
@@ -124,7 +124,7 @@ def ours(p, position, **arguments):
 
 
 def axes_of(names, shape):
-    """The per-axis parameters of a bias, gnomon's Grid and the formula."""
+    """The per-axis parameters of a bias, the gnomon Grid, and the formula."""
     names = list(itertools.islice(itertools.cycle(names), len(shape)))
     parameters = {
         f"{name}{a}": value
@@ -180,7 +180,7 @@ def test_a_cache_on_a_grid():
     [(1, 0, 1, 0), (2, 3, 5, 4), (0, 0, 12, 3), (3, 3, 12, 0), (0, 11, 1, 70)],
 )
 def test_some_tokens_of_a_grid_and_memory_keys(prefix, offset, rows, memory, kind, dtype):
-    """Lq != Lk: a subset of the rows, and keys beyond the grid without a bias."""
+    """Lq != Lk: queries are a subset of the tokens, and keys outside the grid have no bias."""
     torch.manual_seed(0)
     shape, length = (3, 4), prefix + 12
     inputs = {
@@ -268,7 +268,7 @@ def test_sums_with_rotation_and_masks():
 
 
 def test_segments_are_shifted_windows():
-    """Swin's shifted windows: tokens that come from different regions do not see each other."""
+    """In Swin's shifted windows, tokens of different regions do not attend to each other."""
     height, width = 4, 5
     inputs = inputs_of(height * width)
     inputs["table"] = torch.randn(HEADS, 7, 9, dtype=torch.float64)
@@ -289,7 +289,7 @@ def test_segments_are_shifted_windows():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_tables_are_not_rounded_with_the_tokens(dtype):
-    # The parts per axis differ by less than a unit of the token dtype.
+    # The contributions of the axes differ by less than the resolution of the token dtype.
     q = torch.zeros(1, 1, 4, 4, dtype=dtype)
     v = torch.eye(4, dtype=dtype)[None, None]
     table = 1024 + torch.tensor([[[0.0, 0.5, 0.25], [0.75, 0.0, 0.5], [0.5, 0.25, 1.0]]])
@@ -402,7 +402,7 @@ def test_a_grid_as_large_as_an_image(kernel, monkeypatch):
 
 
 def test_moving_all_tokens_moves_the_output():
-    """Translation invariance: a smaller grid inside a larger one has the same biases."""
+    """By translation invariance, a smaller grid inside a larger one has the same biases."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, HEADS, 4, 6, 8, dtype=torch.float64) for _ in range(3))
     table = torch.randn(HEADS, 7, 11, dtype=torch.float64)
@@ -479,7 +479,7 @@ def test_rope_on_a_grid(shape, dim, prefix, layout):
         return dense(p, 0.0, q, k)
 
     check(lambda p: ours(p, position), formula, inputs)
-    # Queries may be a subset of the tokens: decoding in raster order.
+    # Queries may be a subset of the tokens, as in decoding in raster order.
     whole, _ = ours(inputs, position, causal=True)
     last, _ = ours(inputs | {"q": inputs["q"][:, :, 4:7]}, position, causal=True, query_offset=4)
     torch.testing.assert_close(last, whole[:, :, 4:7])
@@ -556,7 +556,7 @@ def test_a_module_is_its_grid(causal):
     slopes = gnomon.alibi_slopes(2).double()
     nothing = OffsetBias(torch.zeros(2, 7, dtype=torch.float64))
     position = [
-        # Along an axis, a token attends in both directions, causal or not.
+        # Along an axis, a token attends in both directions, even in a causal call.
         Grid((3, 4), [T5(module.t5_table, bidirectional=True), nothing]),
         Grid((3, 4), [ALiBi(slopes), ALiBi(slopes)]),
         GridBias(module.grid_bias_table),

@@ -1,4 +1,4 @@
-"""Reports for bug reports: the installation, and the plans of calls."""
+"""Information for bug reports: the installation, and the plans of calls."""
 
 import json
 import os

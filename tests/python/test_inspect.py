@@ -1,5 +1,4 @@
-"""gnomon inspect: the data of each picture compared with independent formulas, and invalid
-input."""
+"""gnomon inspect: the data of each figure compared with independent formulas; invalid input."""
 
 import json
 import math
@@ -38,7 +37,7 @@ def close(numbers, expected, tolerance=1e-6):
 
 @pytest.fixture
 def draw(tmp_path):
-    """Draws, checks that a picture exists, and returns its numbers."""
+    """Draws a figure, checks that the file exists, and returns the figure's numbers."""
 
     def run(*arguments):
         out = tmp_path / "pictures" / "one.png"
@@ -179,7 +178,7 @@ def test_the_model_is_the_programs(run, request, folder):
 def test_columns_that_rope_turns(similarity, columns):
     module = MultiheadAttention(6, 1, similarity=similarity, position="rope")
     assert turned_columns(module) == columns
-    # Rotated as in the operator.
+    # The tokens are rotated as in the operator.
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 1, 5, 6, dtype=torch.float64)
     by_default, same, fewer = (
@@ -197,7 +196,7 @@ def test_attention(draw, buckets):
     assert first.shape == second.shape == (2, 2, 11, 11)
     torch.testing.assert_close(first.sum(3), torch.ones(2, 2, 11))
     assert first.triu(1).abs().max() == 0
-    # Equal up to the first differing letter, and different from there on.
+    # The results are equal up to the first differing letter, and differ from there on.
     assert torch.equal(first[..., :8, :], second[..., :8, :])
     assert not torch.equal(first[..., 8, :], second[..., 8, :])
     model = load_model(buckets).model
@@ -251,7 +250,7 @@ def test_layers_with_positions_of_their_own(draw, pattern):
 
 
 def test_tables_by_index_kind():
-    """All learned tables of a position, one panel each, whatever their names."""
+    """All learned tables of a position, with any names, are drawn, one panel each."""
     positions = {
         "t5": {"t5_table": "buckets"},
         "grid_bias:shape=3x4": {"grid_bias_table": "grid"},
@@ -341,7 +340,7 @@ def test_cones(draw):
     height = (0.5 + 0.3 + 1.4 / math.sinh(0.9)) / 2
     place = -1 + (height - 0.5) * math.sinh(0.9)
     close(umbral["pairs"][0]["lowest_common_ancestor"], [place, height])
-    # The top of the half-circle through both.
+    # The lowest common ancestor is the top of the half-circle through both points.
     centre = 1.5 + (0.16 - 0.25) / 6
     close(penumbral["pairs"][2]["lowest_common_ancestor"], [centre, math.hypot(centre, 0.5)])
 
@@ -364,7 +363,7 @@ def test_terms(draw):
     terms = [torch.tensor(numbers[name], dtype=torch.float64) for name in names]
     close(numbers["sum"], sum(terms), 1e-5)
     torch.testing.assert_close(terms[1], terms[2].T)
-    # The first and the last letter have the same vector at two positions.
+    # The first and the last letter are equal: the same vector at two positions.
     assert torch.equal(terms[0][0], terms[0][3])
     assert not torch.equal(terms[3][0], terms[3][3])
     close(numbers["position_position"][0][2], math.sqrt(16) / 8 * sum(

@@ -1,4 +1,4 @@
-"""The door between the library and the lab: what `import gnomon` loads, short names, commands."""
+"""The interface between the library and the lab: imports, short names and commands."""
 
 import json
 import subprocess

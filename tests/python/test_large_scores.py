@@ -1,7 +1,7 @@
 """Float32 gradients with large scores compared with the unfused reference in float32.
 
-Both are compared with the same formula in float64. Large scores are where training runs break: a
-score of a million has a rounding error of a sixteenth, which is harmless if the same score is used
+Both are compared with the same formula in float64. Large scores can make training diverge. A score
+of a million has a rounding error of a sixteenth. This is harmless if the same score is used
 everywhere, but otherwise causes an error of 6% in every weight.
 """
 
@@ -28,12 +28,12 @@ from formulas import (
 
 import gnomon
 
-# Errors may be at most this multiple of the unfused reference's, or this fraction of the largest
-# number.
+# Errors may be at most this multiple of the unfused reference's error, or this fraction of the
+# largest number.
 TIMES = 4
 LEAST = 1e-5
-# The largest error may differ by a factor of two between draws. The median of a few draws passes
-# clear cases; the others are decided with many draws.
+# The largest error may differ by a factor of two between draws. Clear cases pass with the median of
+# a few draws; other cases need many draws.
 FEW, MANY = 5, 41
 
 
@@ -53,7 +53,8 @@ def gradients(attend, inputs, dtype, with_lse):
 
 
 def errors(ours, theirs, inputs, with_lse):
-    """By name: our error and that of the unfused reference, relative to the largest number."""
+    """For each name, our error and that of the unfused reference, relative to the largest
+    number."""
     inputs = {name: x.float().double() for name, x in inputs.items()}
     truth = gradients(theirs, inputs, torch.float64, with_lse)
     plain = gradients(theirs, inputs, torch.float32, with_lse)
@@ -64,20 +65,20 @@ def errors(ours, theirs, inputs, with_lse):
         # The reference is not used where it overflows.
         if not (expected.isfinite().all() and plain[name].isfinite().all()):
             continue
-        # Values and output gradients are N(0, 1): much smaller results are rounding errors.
+        # Values and output gradients are N(0, 1), so much smaller results are rounding errors.
         size = max(0.1, float(expected.abs().max()))
         found[name] = [float((x[name] - expected).abs().max()) / size for x in (actual, plain)]
     return found
 
 
 def too_large(draws, least):
-    """By name: our error and the allowed error, where it is exceeded."""
+    """For each name whose error is too large, our error and the allowed error."""
     found = {}
     for name in draws[0]:
         pairs = [draw[name] for draw in draws if name in draw]
         error, plain = (statistics.median(column) for column in zip(*pairs, strict=True))
-        # The reference is not used either if none of its digits are correct, as with tokens of
-        # height e^30.
+        # The reference is also not used if none of its digits are correct, as with tokens of height
+        # e^30.
         if plain > 1:
             continue
         allowed = max(least, TIMES * plain)
@@ -102,8 +103,8 @@ def assert_as_good_as_plain(
 
 
 def plain_formula(case, sees=None):
-    """case.scores has biases in float64, like positions; weights have the tokens' dtype. `sees`
-    (Lq, Lk): which keys a query sees, in addition to the case's mask."""
+    """case.scores computes biases in float64, like positions; weights have the tokens' dtype.
+    `sees` (Lq, Lk) is a mask in addition to that of the case."""
 
     def attend(x):
         scores = case.scores(x).to(x["q"].dtype)
@@ -116,7 +117,7 @@ def plain_formula(case, sees=None):
 
 
 def tokens_of(case, scale, seed=0):
-    """N(0, 1) times scale. The last coordinate of some similarities is the log of a height, which
+    """N(0, 1) times scale. For some similarities, the last coordinate is the log of a height, which
     gnomon clamps to [-30, 30]."""
     inputs = case.inputs()
     similarity = SIMILARITIES[case.similarity]
@@ -131,8 +132,8 @@ def tokens_of(case, scale, seed=0):
     return inputs
 
 
-# With large scores, the gradient of lse is far larger than that of o and would hide it, so each is
-# tested separately. In rows with few keys, rounding errors do not average out.
+# With large scores, the gradient of lse is far larger than that of o, so they are tested
+# separately. In rows with few keys, rounding errors do not average out.
 MASKS = {
     "all keys": (Mask(), False),
     "causal": (Mask(causal=True), False),
@@ -143,8 +144,9 @@ MASKS = {
 
 @pairwise(similarity=SIMILARITIES, mask=MASKS, dim=[16, 64, 512])
 def test_every_similarity_at_every_scale(similarity, dim, mask):
-    # Ten times N(0, 1) is within rounding of the edge of Ganea's ball, where gradients vanish, and
-    # beyond the longest tangents of the exponential map to the Lorentz model.
+    # Tokens of ten times N(0, 1) would be within rounding of the edge of Ganea's ball, where
+    # gradients vanish. They would also exceed the longest tangents of the Lorentz model's
+    # exponential map.
     small = similarity.startswith("entailment") or similarity == "lorentz exp"
     seen, with_lse = MASKS[mask]
     # The unfused formulas of distances use the differences of all pairs.
@@ -162,8 +164,8 @@ def test_every_similarity_at_every_scale(similarity, dim, mask):
 @pytest.mark.parametrize("shift", ["mean", "outlier"])
 @pytest.mark.parametrize("similarity", ["gaussian", "laplacian", "umbral", "penumbral"])
 def test_distances_far_from_the_origin(similarity, shift, dim, mask):
-    """All tokens share a large offset, or one of their columns does: their norms do not determine
-    their distances."""
+    """All columns of the tokens, or one, share a large offset, so norms do not determine
+    distances."""
 
     def tokens(case, scale, seed):
         inputs = tokens_of(case, scale, seed)
@@ -183,7 +185,7 @@ def test_distances_far_from_the_origin(similarity, shift, dim, mask):
 
 
 def clusters(case, seed, mean, spread):
-    """Tokens around four centres: q, k, and gamma such that scores within a cluster are about 1."""
+    """Returns q and k around four centres, and gamma such that scores in a cluster are about 1."""
     inputs = tokens_of(case, 1, seed)
     generator = generator_of(seed + 1)
     columns = case.dim - 1  # a height, if there is one, is not a distance
@@ -224,7 +226,7 @@ def test_tokens_close_together(similarity, mean, spread, dim, mask):
 @pytest.mark.parametrize("scale", [0.1, 1, 10])
 @pytest.mark.parametrize("similarity", ["gaussian", "laplacian", "half_space"])
 def test_tokens_around_one_centre(similarity, scale, spread):
-    """Moderate scores: slopes depend on how near tokens are."""
+    """Scores are moderate, and slopes depend on the distances of the tokens."""
     case = Case(
         similarity, batch=1, heads=2, key_heads=2, queries=48, keys=48, dim=64, value_dim=8
     )  # fmt: skip
@@ -261,7 +263,7 @@ def test_tokens_that_are_the_same_pull_nowhere(similarity, dtype):
 @pytest.mark.parametrize("scale", [1, 0.1, 0.01, 1e-4])
 @pytest.mark.parametrize("similarity", ["laplacian", "gaussian"])
 def test_scores_that_are_large_by_their_factor(similarity, scale):
-    """Small tokens near each other: scores depend on the product."""
+    """Tokens are small and near each other, so scores depend on the product."""
 
     def tokens(case, scale, seed):
         inputs = tokens_of(case, 1, seed)
@@ -305,8 +307,7 @@ def test_penumbral_heights_that_are_small_beside_the_light(r, score, monkeypatch
 @pytest.mark.parametrize("scale", [1, 3, 10])
 @pytest.mark.parametrize("r", [0.1, 1, 5, 20])
 def test_umbral_radii(r, scale, monkeypatch):
-    """With large balls, most tokens are descendants, for which the ancestor's gradient is exactly
-    zero."""
+    """With large balls, most tokens are descendants, for which the ancestor's gradient is 0."""
     similarity = Similarity(
         lambda p: gnomon.similarity.Umbral(p["gamma"], r),
         lambda p, q, k: -per_head(p["gamma"]) * umbral_height(psi(q), psi(k), r),
@@ -321,8 +322,8 @@ def test_umbral_radii(r, scale, monkeypatch):
 
 @pytest.mark.parametrize("cones", ["umbral", "penumbral"])
 def test_token_maps_of_cones_round_little(cones):
-    """An error in a token's height affects all of its scores: exponentials must be correct to the
-    last bit or the one before."""
+    """An error in a token's height affects all of its scores, so exponentials may have an error of
+    at most a few units in the last place."""
     z = torch.linspace(-29, 29, 20001)
     tokens = torch.stack([torch.ones_like(z), z], -1)[None, None]
     found = {}
@@ -334,7 +335,7 @@ def test_token_maps_of_cones_round_little(cones):
     height = z.double().exp() if cones == "umbral" else z.double().sigmoid()
     factor = 1 / math.sinh(0.1) if cones == "umbral" else 1
     assert found[torch.float64][0].flatten() == pytest.approx(height * factor, rel=1e-14)
-    # In units of 2^-24: an exponential, and products and a quotient of it.
+    # In units of 2^-24: the error of an exponential, and of products and a quotient of it.
     units = [2.5, 1.4] if cones == "umbral" else [3.25, 7, 6.5]
     for actual, expected, most in zip(*found.values(), units, strict=True):
         assert float((actual / expected - 1).abs().max()) <= most * 2**-24
@@ -342,7 +343,7 @@ def test_token_maps_of_cones_round_little(cones):
 
 @pytest.mark.parametrize("score", ["height", "log"])
 def test_descendants_do_not_move_an_ancestor_nor_it_them(score):
-    """u + v + |u - v| is twice the larger height, whatever the smaller one is."""
+    """u + v + |u - v| is twice the larger height, regardless of the smaller one."""
     z = torch.linspace(20, 24, 200)
     q, k = (torch.zeros(200, 1, n, 3) for n in (1, 2))
     q[..., 0, 2] = z[:, None]
@@ -367,7 +368,7 @@ def test_dot_products_of_a_hundred_million(position, scale):
 @pytest.mark.parametrize("similarity", ["dot", "umbral", "laplacian", "penumbral", "hyperboloid"])
 @pytest.mark.parametrize("queries", [1, 3, 16])
 def test_few_queries_and_many_keys(similarity, queries):
-    """Keys in parts whose results are merged."""
+    """Keys are processed in parts whose results are merged."""
     for scale in (1, 10, 100 if similarity == "dot" else 3):
         case = Case(
             similarity, heads=4, key_heads=2, queries=queries, keys=1500, dim=32, value_dim=16,
@@ -379,8 +380,7 @@ def test_few_queries_and_many_keys(similarity, queries):
 @pytest.mark.parametrize("dim", [16, 64])
 @pytest.mark.parametrize("scale", [1, 3, 10])
 def test_sinks_of_little_weight(scale, dim):
-    """The gradient of the sink stays accurate, however small it is compared with the gradients of
-    the keys."""
+    """The gradient of the sink is accurate even if it is small compared with those of the keys."""
 
     def d_sink(attend, x, dtype):
         sink, *tokens = (x[name].to(dtype) for name in ("sink", "q", "k", "v"))
@@ -428,8 +428,8 @@ def test_a_row_that_sees_one_key_has_no_gradient(similarity):
 )
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_graphs(similarity, queries, keys, edges):
-    """Dense formula in which each query sees the next keys in a ring. Rows are whole, or span two
-    or more chunks of edges."""
+    """The dense formula, in which each query attends to the next keys in a ring. Rows are in one
+    chunk of edges, or span several."""
     indptr = torch.arange(queries + 1) * edges
     neighbours = (torch.arange(queries)[:, None] + torch.arange(edges)) % keys
     sees = torch.zeros(queries, keys, dtype=torch.bool).scatter_(1, neighbours, True)

@@ -38,7 +38,7 @@ def quadratic(
     lengths: Tensor | None = None,
     offset: int = 0,
 ) -> Tensor:
-    """All weights in one matrix. A row whose weights are all 0 gives 0."""
+    """The formula with all weights in one matrix. A row whose weights are all 0 gives 0."""
     group = q.shape[1] // k.shape[1]
     a = features(feature, q, projection)
     b = features(feature, k.repeat_interleave(group, 1), projection)
@@ -185,11 +185,11 @@ def test_a_denominator_of_zero(causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("rope", [None, RoPE()])
 def test_exponents_far_beyond_the_range_of_exp(causal, rope):
-    """Features from e^-6000 to e^600 in float32, whose ratio is of ordinary size."""
+    """Features are from e^-6000 to e^600 in float32, but their ratios are moderate."""
     length = 2 * CHUNK + 7
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, length, 4) for _ in range(3))
-    # Norms that alternately grow and shrink along the sequence.
+    # Norms alternately grow and shrink along the sequence.
     size = 25 * (1 + torch.sin(torch.arange(length) / 7.0))[:, None]
     matrix = gnomon.favor_projection(10, 4, seed=1)
     q, k = q * 3, k * size
@@ -198,7 +198,7 @@ def test_exponents_far_beyond_the_range_of_exp(causal, rope):
     o = gnomon.linear_attention(q, k, v, "favor", rope, causal, projection=matrix)
     a, b = (x.double() / 4**0.25 for x in (q, k))
     exponents = [(x @ matrix.double().T - x.square().sum(-1, keepdim=True) / 2) for x in (a, b)]
-    # The whole sum, minus the largest exponent of each row, pair by pair.
+    # The full sum, pair by pair, relative to the largest exponent of each row.
     pairs = exponents[0][:, :, :, None, :] + exponents[1][:, :, None, :, :]
     seen = torch.ones(length, length, dtype=torch.bool)
     seen = (seen.tril() if causal else seen)[..., None]
@@ -251,7 +251,7 @@ def test_favor_comes_closer_to_softmax_with_more_features():
             return float(torch.stack(squares).mean().sqrt())
 
         errors = [error(n) for n in (16, 64, 256, 1024)]
-        # Scaled by 1/sqrt(features), split evenly.
+        # The scale 1/sqrt(features) is split evenly.
         assert all(b < 0.7 * a for a, b in itertools.pairwise(errors))
         assert errors[-1] < 0.1 * float(exact.square().mean().sqrt())
 
@@ -265,7 +265,7 @@ def test_projection():
         torch.testing.assert_close(gram, gram.diag().diag(), atol=1e-5, rtol=0)
     assert torch.equal(matrix, gnomon.favor_projection(50, 16, seed=3))
     assert not torch.equal(matrix, gnomon.favor_projection(50, 16, seed=4))
-    # Equal numbers on every machine.
+    # The projection has the same numbers on every machine.
     torch.testing.assert_close(gnomon.favor_projection(40, 16, seed=3), matrix[:40])
     many = gnomon.favor_projection(4096, 16)
     assert abs(float(many.mean())) < 0.02
@@ -401,7 +401,7 @@ def test_opcheck():
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_memory_is_linear(feature):
-    """Forward and backward."""
+    """The memory of the forward and the backward pass is linear in the length."""
     before = """
 length = int(sys.argv[1])
 q, k, v = (torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3))
@@ -535,7 +535,7 @@ def test_errors(name):
     changes, kind, message = ERRORS[name]
     with pytest.raises(kind, match=re.escape(message)) as error:
         attend(**changes)
-    # Every operator reports an invalid specification in the same way.
+    # All operators report an invalid specification in the same way.
     assert message.startswith("rope:") or "gnomon.linear_attention" in str(error.value)
 
 
@@ -564,7 +564,7 @@ def test_the_operator_of_the_projection_checks_its_columns():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("feature", FEATURES)
 def test_nan_propagates(feature, causal):
-    """A NaN denominator is not treated as 0; a query's NaN affects only its own row."""
+    """A NaN denominator is not treated as 0, and NaN in a query affects only its own row."""
     q, k, v = (x.detach() for x in inputs(CHUNK + 9))
     expected = gnomon.linear_attention(q, k, v, feature, causal=causal)
     q[:, :, 5] = math.nan

@@ -107,7 +107,8 @@ CALLS = {
 
 
 def dense_weights(q, k, arguments):
-    """Computed with unit vectors as values, after removing what a position adds to values."""
+    """Weights by attention() with unit vectors as values, without terms that a position adds to
+    values."""
     keys = k.shape[2]
     eye = torch.eye(keys, dtype=q.dtype).expand(*k.shape[:2], keys, keys)
     return gnomon.attention(q, k, eye, **arguments) - gnomon.attention(
@@ -145,7 +146,7 @@ def test_weights_of_low_precision(dtype):
 
 
 def test_weights_over_many_keys():
-    """More rows than the operator processes at a time."""
+    """There are more rows than the operator processes at a time."""
     torch.manual_seed(0)
     q, k = torch.randn(1, 2, 700, 4).double(), torch.randn(1, 1, 700, 4).double()
     got = gnomon.attention_weights(q, k, [699, 3], position="alibi", causal=True)
@@ -342,7 +343,7 @@ def test_modules_print_in_a_line():
         "MultiheadAttention(32, 4, kv_heads=2, qk_dim=6, similarity='penumbral:r=2', "
         "position='rope+alibi', dropout=0.1, kdim=5, vdim=7, bias=False)"
     )
-    # A module that replaces a projection is used.
+    # A module that replaces a projection must be used.
     module.q_proj = torch.nn.Sequential(module.q_proj)
     assert "(q_proj): Sequential(" in repr(module)
 

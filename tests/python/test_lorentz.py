@@ -24,7 +24,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
-    """For all pairs of points, time first."""
+    """The squared distances of all pairs of points; the first coordinate is the time."""
     signs = torch.ones(x.shape[-1], dtype=x.dtype)
     signs[0] = -1
     return (x * signs) @ y.mT
@@ -36,13 +36,13 @@ def lifted(x: Tensor, c: Tensor | float) -> Tensor:
 
 
 def scores_of_pairs(similarity: Lorentz, x: Tensor, y: Tensor) -> Tensor:
-    """For each query of x (n, D) and its single key in y."""
+    """The score of each query in x (n, D) and its single key in y."""
     q, k = x[:, None, None], y[:, None, None]
     return gnomon.attention(q, k, k, similarity=similarity, return_lse=True)[1].flatten()
 
 
 def exact_scores(x: Tensor, y: Tensor, c: float) -> Tensor:
-    """2 c + 2 <x, y> of the stored numbers, with roots of a hundred digits."""
+    """2 c + 2 <x, y> of the stored numbers, with a precision of a hundred digits."""
     digits = 10**100
 
     def time(places: list[Fraction]) -> Fraction:
@@ -64,7 +64,8 @@ def test_scores_at_all_scales(size, c, dtype, request):
     """Errors are rounding errors of |x| |y|, which mostly cancels far from the axis."""
     torch.manual_seed(0)
     x, y = (draw(40, D) * size).to(dtype), (draw(40, D) * size).to(dtype)
-    # Some in the same direction at other distances, some equal, some at the origin.
+    # Some points are in the same direction at different distances, some are equal, some are at the
+    # origin.
     y[:8] = 2 * x[:8]
     y[8:12] = x[8:12]
     y[12:14] = 0
@@ -75,7 +76,7 @@ def test_scores_at_all_scales(size, c, dtype, request):
     is_on_cpu = request.node.callspec.params["device"] in ("cpu", "other")
     eps = torch.finfo(torch.promote_types(dtype, torch.float32) if is_on_cpu else dtype).eps
     lengths = x.double().norm(dim=-1) * y.double().norm(dim=-1)
-    # Within 1e-6 of the axis, distances are smoothed, with an error of that squared.
+    # Within 1e-6 of the axis, distances are smoothed, which causes an error of the square of 1e-6.
     smooth = 1e-12 * (1 + (x.double().norm(dim=-1) + y.double().norm(dim=-1)) / math.sqrt(c))
     assert ((found - expected).abs() <= 8 * eps * (lengths + expected.abs()) + smooth).all()
     assert (found <= 8 * eps * lengths).all()
@@ -91,8 +92,7 @@ def test_scores_at_all_scales(size, c, dtype, request):
 
 @pytest.mark.parametrize("c", [0.5, 4.0])
 def test_along_a_ray_far_out_nothing_cancels(c):
-    """One spatial coordinate: products of 1e8 contain no digit of the distance, but the scores
-    do."""
+    """Products of about 1e8 have no correct digit of the distance, but the scores are accurate."""
     distances = torch.linspace(-12, 12, 50, dtype=torch.float64)
     x = (math.sqrt(c) * distances.sinh())[:, None]
     y = x.roll(1, 0)
@@ -106,8 +106,7 @@ def test_along_a_ray_far_out_nothing_cancels(c):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("size", [0.1, 1.0, 10.0, 300.0])
 def test_gradients_at_all_scales(size, dtype):
-    """Gradients of tokens, scale and c, compared with plain arithmetic in float64 and in the same
-    dtype."""
+    """Gradients of tokens, scale and c, compared with the formula in float64 and in their dtype."""
     torch.manual_seed(0)
     inputs = {"q": draw(1, H, L, D) * size, "k": draw(1, HKV, L, D) * size, "v": draw(1, HKV, L, 3)}
     inputs |= {
@@ -323,7 +322,7 @@ def test_lift_and_centroid():
             call()
 
 
-# Sinks depend on terms that cancel in the softmax.
+# Sinks depend on terms that otherwise cancel in the softmax.
 def test_a_bias_moves_the_scores_and_with_them_sinks():
     q, k, v = draw(B, H, L, D), draw(B, H, L, D), draw(B, H, L, 3)
     bias = draw(H).requires_grad_()
@@ -603,7 +602,7 @@ def test_tokens_of_another_width():
 
 @pytest.mark.parametrize("scale", [1e-15, 1e-25, 1e-37, 1e30])
 def test_the_centroid_of_any_multiple(scale):
-    """Points whose squares underflow or overflow."""
+    """The squares of these points underflow or overflow."""
     points = torch.tensor([[1.5, 0.5, 1.0], [2.0, 0.1, -1.0]])
     expected = gnomon.lorentz.centroid(points)
     leaf = (points * scale).requires_grad_()
@@ -621,7 +620,7 @@ def test_modules_refuse_a_sink(place):
 
 
 def test_a_sink_moves_no_centroid():
-    """However small the remainder is: a multiple of the sum has the same centroid."""
+    """A multiple of the sum has the same centroid, even if little weight remains."""
     torch.manual_seed(0)
     tokens = [torch.randn(1, 2, 9, 4) for _ in range(3)]
     similarity = Lorentz(1.0)

@@ -16,7 +16,7 @@ TOKENS = ("q", "k", "v")
 
 
 class PlainCase(Case):
-    """The formula with every step in the tokens' dtype; for biases only."""
+    """The formula with every step in the tokens' dtype; supports only biases."""
 
     def scores(self, inputs):
         similarity, position = SIMILARITIES[self.similarity], POSITIONS[self.position]
@@ -82,7 +82,7 @@ def test_the_bias_is_not_rounded(dtype):
     assert abs(float(lse) - float(table.double().logsumexp(1))) < 1e-3
 
 
-# |q - k| where q and k are equal after rounding, and squared norms far exceed their difference.
+# |q - k| if q and k are equal after rounding, and squared norms are far larger than the distance.
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 def test_near_tokens_keep_their_distance(dtype):
     torch.manual_seed(0)
@@ -161,7 +161,7 @@ def test_autocast_compiles():
 
 @pytest.mark.parametrize("length", [257, 1025])
 def test_forget_gates(length, device):
-    """Each gate's gradient sums over all later keys, and therefore over their errors."""
+    """The gradient of each gate is a sum over all later keys, including their errors."""
 
     def gradient(attend, q, k, v, gates, d_o):
         gates = gates.clone().requires_grad_()

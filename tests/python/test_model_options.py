@@ -185,7 +185,7 @@ def test_with_rms_norm_and_a_gated_mlp_it_is_llama(bias, kv_heads):
         tokens = torch.randint(50, (2, 33))
         expected = theirs(tokens).logits
         if bias:
-            # A sink without weight.
+            # The sink has no weight.
             sunk = LanguageModel(**{**ours.options, "position": "rope:layout=half+sink"}).eval()
             sunk.load_state_dict(ours.state_dict(), strict=False)
             for block in sunk.blocks:

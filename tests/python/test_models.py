@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("models")
     (path / "text").mkdir()
     (path / "text" / "train.txt").write_text(SENTENCE * 40)
-    # One window of bytes, and as many words.
+    # The text has one window of bytes, and as many words.
     (path / "text" / "valid.txt").write_text((SENTENCE * 4)[: LENGTH + 1])
     (path / "words").mkdir()
     (path / "words" / "train.txt").write_text(SENTENCE * 40)
@@ -103,7 +103,7 @@ def test_there_and_back(name, folder, tmp_path):
     expected = evaluated(folder, trained, data)
     assert loss_of(model, tokens).item() == pytest.approx(expected, rel=2e-6)
 
-    # A training step in Python; the command then reads its result.
+    # Train one step in Python; the command then reads the result.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loss_of(model, tokens).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -190,7 +190,7 @@ def test_it_begins_as_the_programs_model_does(folder):
             torch.testing.assert_close(ours[name], tensor)
         else:
             drawn += 1
-            # For n samples of a normal distribution, within 5 standard errors of the estimate.
+            # The estimate of n samples of a normal distribution is within 5 standard errors.
             bound = 1 + 5 * math.sqrt(1 / tensor.numel())
             assert 1 / bound < (ours[name].std() / tensor.std()).item() < bound, name
     assert drawn >= 1 + 2 * 7 + 1
@@ -219,9 +219,9 @@ def test_caches_and_memories(position):
 
 
 def state_of(known):
-    """The complete content of a cache or a memory."""
+    """The complete contents of a cache or a memory."""
     layers = [
-        # assert_close takes no text.
+        # assert_close does not accept strings.
         vars(layer) | {"_rotation": None} if isinstance(layer, KVCache) else layer
         for layer in known.layers
     ]
@@ -272,7 +272,7 @@ def test_a_refused_call_changes_nothing(kind, name, device):
     with pytest.raises(error, match=message):
         second(given.long(), **{kind: known})
     torch.testing.assert_close(state_of(known), before, rtol=0, atol=0)
-    # It can still be extended, in the same objects.
+    # The objects can still be extended.
     first(tokens, **{kind: known})
     assert holders == [known.tokens, *(known.layers if kind == "cache" else [])]
     assert known.tokens.length() == 8
@@ -414,7 +414,7 @@ def test_options_are_read_only():
 
 
 def training(**fields):
-    """A valid one, except for the fields."""
+    """A valid training state, except for the given fields."""
     sound = {
         "options": {
             name: {"integer": 1, "text": option.default}.get(option.kind, 0.5)
@@ -457,7 +457,7 @@ def test_wrong_training_states(fields, kind, message, tmp_path):
         fields = {"options": training()["options"] | fields["options"]}
     with pytest.raises(kind, match=rf"gnomon\.models\.TrainingState: {message}"):
         TrainingState(**training(**fields))
-    # A model that has become invalid is neither saved nor loaded.
+    # A model that has become invalid can be neither saved nor loaded.
     state = TrainingState(**training())
     model = LanguageModel(dim=4, depth=1, heads=1, mlp=4)
     path = tmp_path / "file"
@@ -493,7 +493,7 @@ def test_writers_of_one_file_do_not_meet(tmp_path, monkeypatch):
     opened = []
 
     def fsync(number: int) -> None:
-        # Both writers have written their complete files.
+        # At this point, both writers have written their complete files.
         opened.append(sorted(p.name for p in tmp_path.iterdir()))
         if len(opened) == 1:
             save_checkpoint(path, model)
@@ -507,7 +507,7 @@ def test_writers_of_one_file_do_not_meet(tmp_path, monkeypatch):
 
 @pytest.mark.cpu("models are loaded on the CPU")
 def test_loaded_under_other_modes(tmp_path):
-    """Trainable parameters on the CPU."""
+    """The loaded parameters are trainable and on the CPU."""
     path = tmp_path / "file"
     original = LanguageModel(dim=4, depth=1, heads=1, mlp=4, position="relative+hype:tau=learned")
     save_checkpoint(path, original, training=TrainingState(**training()))

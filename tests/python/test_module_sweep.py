@@ -22,12 +22,13 @@ from gnomon.nn import (
 )
 
 HEADS, DIM = 2, 32
-#: Terms that need a user tensor.
+# : Terms that require a user tensor.
 GIVEN_ALONE = {"key_bias", "pair_bias"}
 
 
 def specs_of(entry):
-    """The variants of an entry: plain, on a grid, and with each parameter learned and fixed."""
+    """The variants of a catalogue entry: plain, on a grid, and with each parameter learned or
+    fixed."""
     if entry["name"] in GIVEN_ALONE:
         return
     parameters = {p["name"]: p for p in entry["parameters"]}
@@ -169,7 +170,7 @@ MAKERS = {
 
 
 def given_terms():
-    """Terms with user tensors, and which of these are learned."""
+    """Terms with user tensors, and the tensors that are learned."""
 
     def learned(*sizes):
         return torch.nn.Parameter(torch.rand(*sizes) + 0.1)
@@ -210,7 +211,7 @@ def tensors_of(module):
 
 
 def reset_as_fsdp_does(module):
-    """Like FSDP, with uninitialised memory, one submodule after the other."""
+    """Like FSDP, initialises uninitialised memory, one submodule after the other."""
     for part in module.modules():
         if [*part.parameters(recurse=False), *part.buffers(recurse=False)]:
             part.to_empty(device="cpu", recurse=False)
@@ -228,7 +229,7 @@ def spread(tensor):
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_deferred_initialisation_sets_everything(make):
     torch.manual_seed(0)
-    # The differences between the two are random.
+    # The two modules differ only in random numbers.
     fresh, other = tensors_of(make()), tensors_of(make())
     whole, by_parts = make().to("meta").to_empty(device="cpu"), make().to("meta")
     with torch.no_grad():
@@ -247,7 +248,7 @@ def test_deferred_initialisation_sets_everything(make):
             assert tensor.isfinite().all(), name
             assert not torch.equal(tensor, expected), name
             if expected.numel() >= 32:
-                # Six standard errors of the estimate.
+                # The tolerance is six standard errors of the estimate.
                 bound = 6 / expected.numel() ** 0.5
                 assert abs(spread(tensor) / spread(expected) - 1) < bound, name
     assert not any(
@@ -362,7 +363,7 @@ def test_tensors_in_terms_are_the_modules(module, given):
     assert torch.equal(built.state_dict()[name], tensor)
     call(built, causal=False).square().sum().backward()
     assert (tensor.grad != 0).any()
-    # A reset restores user-given tensors.
+    # A reset restores tensors that the user passed.
     expected = tensor.detach().clone()
     with torch.no_grad():
         tensor.fill_(torch.nan)
@@ -376,7 +377,7 @@ def test_tensors_in_terms_are_the_modules(module, given):
 @pytest.mark.cpu("uses a CPU process group")
 @pytest.mark.filterwarnings("ignore")
 def test_sharded_models_start_on_the_meta_device(tmp_path):
-    """For both generations of FSDP, the first of which calls reset_parameters() itself."""
+    """Tests both versions of FSDP; the first one calls reset_parameters() itself."""
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
     )
@@ -464,7 +465,7 @@ def test_mistakes_name_the_module(make, error, message):
 
 
 def test_attention_without_projections_is_that_of_a_module():
-    """Including caches, masks and tokens for their own projections."""
+    """The calls include caches, masks and tokens that terms project."""
     torch.manual_seed(0)
     for spec, place in (("umbral", "rope+hype:tau=learned"), ("dot", "forget+relative")):
         module = MultiheadAttention(DIM, HEADS, 1, similarity=spec, position=place, sink=True)
@@ -492,7 +493,7 @@ def test_attention_without_projections_is_that_of_a_module():
         torch.testing.assert_close(torch.cat(parts, 2), whole)
 
 
-# torch.compile(fullgraph=True): nothing may break the graph.
+# With torch.compile(fullgraph=True), nothing may break the graph.
 
 
 def _tokens():
@@ -551,7 +552,7 @@ FUNCTIONS = {
     ),
     "t5_bucket of a list": lambda: gnomon.t5_bucket([-3, 0, 200], False),
 }
-#: Code that reads or loads the list of terms before a model is built.
+# : Functions that read or extend the list of terms, which happens before a model is built.
 NOT_IN_GRAPHS = {"catalogue", "load_terms"}
 
 

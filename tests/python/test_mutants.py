@@ -1,4 +1,4 @@
-"""The lists of planted errors: each applies to the current tree."""
+"""All mutants in the lists must apply to the current tree."""
 
 import subprocess
 import sys

@@ -57,7 +57,7 @@ def term_parameters(module):
     return {name: p for name, p in module.named_parameters() if "_proj" not in name}
 
 
-# A single column cannot be rotated.
+# RoPE cannot rotate a single column.
 COMBINATIONS = [
     (similarity, position)
     for similarity in SIMILARITIES
@@ -67,7 +67,7 @@ COMBINATIONS = [
 
 
 def parameters_that_training_moves(module, x, target) -> set[str]:
-    """Losses of three steps on one batch; the first two steps must lower the loss."""
+    """The losses of three steps on one batch; the first two steps must reduce the loss."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     losses = []
@@ -81,7 +81,7 @@ def parameters_that_training_moves(module, x, target) -> set[str]:
     return {name for name, p in module.named_parameters() if not torch.equal(p, before[name])}
 
 
-# Each position with several similarities, and each similarity with several positions.
+# Each position is combined with several similarities, and each similarity with several positions.
 @pytest.mark.parametrize(("similarity", "position"), COMBINATIONS[::3])
 def test_two_steps_of_training(similarity, position):
     torch.manual_seed(0)
@@ -143,7 +143,8 @@ def test_parameter_names():
                 "relative2d_columns": (1, "columns", "value", "second_axis"),
             },
         ),
-        # The source of a computed table is not a table itself; a learned or given one is.
+        # If a table is computed, the module stores its source instead; it stores a learned or given
+        # table.
         ("dot", "transformer_xl", {"transformer_xl_r": (0, "r", "value", "")}),
         ("dot", "transformer_xl:r=learned", {"transformer_xl_r": (0, "r", "value", "distances")}),
     ],
@@ -185,7 +186,7 @@ def test_origins_of_given_tensors():
 
 
 def test_mistakes_are_found_in_each_module():
-    """Whether a call fits does not depend on modules of other sizes."""
+    """Checks of a call's shapes do not depend on modules of other sizes."""
     for _ in range(2):
         MultiheadAttention(32, 2, position="rope:dims=10")
         with pytest.raises(ValueError, match="dims"):
@@ -219,7 +220,8 @@ def test_logits_spread_by_about_one(similarity, head_dim):
         projection(x).unflatten(2, (2, module.qk_dim)).transpose(1, 2)
         for projection in (module.q_proj, module.k_proj)
     )
-    # With one-hot values, the output consists of the weights, whose logarithms are the logits.
+    # With one-hot values, the output is the weights, whose logarithms are the logits up to a
+    # constant.
     v = torch.eye(200, dtype=torch.float64).expand(4, 2, 200, 200)
     weights = gnomon.attention(q, k, v, similarity=at_its_start(module))
     spread = weights.clamp_min(1e-300).log().var(-1).mean().sqrt().item()
@@ -353,7 +355,7 @@ def test_a_cache_of_rotated_keys_follows_modifications(kind):
         if lasts:
             last(o, whole[:, n : n + 1])
     plain, draft = copy.deepcopy(cache), copy.copy(cache)
-    # Code that reads the keys gets them before rotation.
+    # last() returns the keys before rotation.
     last(plain.k, split_heads(module.k_proj(x[:, :8]), 2))
     for other in (cache, draft, plain):
         last(module(x[:, 8:], causal=True, cache=other), module(x, causal=True)[:, 8:])
@@ -388,12 +390,12 @@ def test_a_cache_grows_in_place_and_copies_of_it_part_ways(kind, guard):
             o = module(x[:, n : n + 1], causal=True, cache=cache)
             close(o, whole[:, n : n + 1])
             places.append(cache.v.data_ptr())
-        # The addresses are those of the copy, of the tensor after the prefill, and of one tensor
-        # whenever the capacity grows by half.
+        # There is one address for the copy, one after the prefill, and one each time the capacity
+        # grows by half.
         assert len(set(places)) < 9
         read = cache.v
         before = read.clone()
-        # Each is extended with its own tokens; the second one must move.
+        # Each cache is extended with its own tokens; the second one must be copied.
         twin = copy.copy(cache)
         second = torch.cat([x[:, :40], other[:, :20]], 1)
         of_other = module(second, causal=True)
@@ -407,7 +409,7 @@ def test_a_cache_grows_in_place_and_copies_of_it_part_ways(kind, guard):
         for one in (deep, twin):
             o = module(x[:, :3], causal=True, cache=one)
             close(o, module(torch.cat([second, x[:, :3]], 1), causal=True)[:, 60:])
-    # Tensors read by a call with gradients are unchanged.
+    # Tensors that a call with gradients has read are not changed.
     with torch.no_grad():
         cache = KVCache()
         for n in range(6):
@@ -513,8 +515,7 @@ def test_cross_attention():
 
 
 def test_golden_module():
-    """The same module, weights and numbers as in tests/torch/nn_test.cc, so both languages
-    agree."""
+    """Uses the same module, weights and numbers as tests/torch/nn_test.cc: both languages agree."""
     module = MultiheadAttention(
         8,
         2,

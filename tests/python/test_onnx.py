@@ -1,4 +1,4 @@
-"""Attention in plain operators for ONNX gives the results of the fused ones."""
+"""Attention exported to ONNX as plain operators gives the same results as the fused operator."""
 
 import numpy as np
 import pytest
@@ -122,7 +122,8 @@ def test_onnx_by_another_runtime(tmp_path, by):
     session = runtime.InferenceSession(path)
     (o,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     np.testing.assert_allclose(o, module(x, causal=True).detach().numpy(), atol=1e-5)
-    # The exporter's settings affect nothing else: a similarity that it cannot write still compiles.
+    # The exporter's settings do not affect anything else: a similarity that it cannot export still
+    # compiles.
     cone = Call({"similarity": similarity.Penumbral(1.0)})
     compiled = torch.compile(cone, backend="aot_eager", dynamic=True, fullgraph=True)
     inputs = tokens("")

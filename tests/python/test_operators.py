@@ -95,7 +95,7 @@ def test_opcheck_of_derivatives(kernel):
 
 
 def cone_map_formula(tokens, function, map, r):
-    """The tokens and their scalars as compositions of PyTorch operators."""
+    """The mapped tokens and their scalars, as compositions of PyTorch operators."""
     w, z = tokens[..., :-1], tokens[..., -1]
     if function == "umbral":
         height = z if map == "none" else z.clamp(-30, 30).exp()
@@ -122,7 +122,7 @@ def test_cone_map_and_its_gradients(function, map, dtype):
     torch.manual_seed(0)
     tokens = []
     for heads, length in ((4, 9), (2, 11)):
-        # Non-contiguous strides; heights beyond every bound.
+        # Strides are not contiguous; heights exceed all limits.
         token = torch.randn(2, length, heads, 5, dtype=dtype).transpose(1, 2)
         token[..., 0, 4] = 40
         token[..., 1, 4] = -40
@@ -175,7 +175,7 @@ def test_cone_map_checks_its_tokens(shape):
 
 
 def call(**given):
-    """The arguments of a call in the operators' form."""
+    """The arguments of a call in the form that operators accept."""
     return passed(lower_call("test", torch.empty(0), given, AttentionArguments))
 
 
@@ -416,7 +416,7 @@ def test_every_operator_has_its_opcheck():
             # torch.library.opcheck(ops.NAME, ...)
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.library.opcheck":
                 checked |= set(re.findall(r"^ops\.(\w+)$", ast.unparse(node.args[0])))
-    # It reads a term library; test_terms.py covers it.
+    # load_terms reads a term library; test_terms.py tests it.
     elsewhere = {"load_terms"}
     assert checked == registered - elsewhere
 
@@ -525,8 +525,8 @@ SMALL_CALLS = {
 @pytest.mark.cpu("only CPU kernels bypass PyTorch's dispatcher")
 @pytest.mark.parametrize("name", SMALL_CALLS)
 def test_a_call_that_records_nothing_is_few_operators(name):
-    """Each operator call costs a small call a few percent: none of PyTorch's own, and each of ours
-    once."""
+    """Each operator call takes a few percent of a small call's time, so a call runs each of our
+    operators once, and none of PyTorch's."""
     similarity, maps = SMALL_CALLS[name]
     inputs = {x: t.float().requires_grad_() for x, t in Case(similarity).inputs().items()}
     call = {"similarity": SIMILARITIES[similarity].ours(inputs)}
@@ -559,7 +559,7 @@ def test_numbers_that_memory_does_not_hold(promised):
 
 
 def test_any_one_tensor_may_need_a_gradient():
-    """Tensors that a call does not record must not need a gradient."""
+    """Tensors that autograd does not record must not require a gradient."""
     names = ("q", "k", "v", "gamma", "slopes", "sink", "temperature")
     torch.manual_seed(0)
     tensors = [torch.randn(1, 2, 5, 4, dtype=torch.float64) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The code in README.md and in docs: each page's blocks run as printed, in order.
+"""Runs the code in README.md and in docs: all blocks of a page, unchanged and in order.
 
 Blocks of `python` share one namespace per page. Blocks of `sh` contain only gnomon commands and run
 on small models. Other commands are in blocks of `console`, which do not run.
@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.M | re.S)
 
-# Numbers that replace those of a page, so that its commands finish in seconds.
+# These numbers replace those of a page, so that its commands finish in seconds.
 TRAINING = {
     "--steps": "4",
     "--dim": "16",
@@ -72,7 +72,7 @@ def made_small(words: list[str]) -> list[str]:
     return kept + [word for flag, value in small.items() for word in (flag, value)]
 
 
-# Their code is C++, or commands that need a network.
+# The code on these pages is C++, or commands that need network access.
 NO_PYTHON = {"cpp.md", "data.md"}
 PYTHON_PAGES = [page for page in PAGES if blocks_of(page)]
 
@@ -86,7 +86,7 @@ def test_the_code_of_a_page_runs(page, tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    # Set by torchrun, for a page that uses torch.distributed.
+    # torchrun sets these variables; one page uses torch.distributed.
     group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     (tmp_path / "corpus").mkdir()
     for name in ("ast", "argparse"):
@@ -104,7 +104,7 @@ def test_the_code_of_a_page_runs(page, tmp_path):
         | {
             "OMP_NUM_THREADS": "1",
             "GNOMON_PYTHON": sys.executable,
-            # Also compiled by test_define.py.
+            # test_define.py also compiles this definition.
             "GNOMON_CACHE": str(ROOT / "build" / "cache"),
         },
     )

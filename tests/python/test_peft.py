@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers", minversion="5.23")
 from gnomon.integrations import _terms  # noqa: E402
 from gnomon.integrations.transformers import use_eager, use_gnomon, with_attention  # noqa: E402
 
-# Models are loaded.
+# The tests load models.
 pytestmark = pytest.mark.real_device
 
 FIELDS = ["gnomon_position", "gnomon_similarity"]
@@ -58,7 +58,7 @@ def train(model):
 
 
 def test_lora_is_the_same_as_without():
-    """As with SDPA: Llama's eager attention has float32 weights."""
+    """Compares with SDPA, because Llama's eager attention has float32 weights."""
     theirs = with_lora(llama()).double()
     theirs.set_attn_implementation("sdpa")
     ours = copy.deepcopy(theirs)
@@ -90,7 +90,7 @@ def test_terms_after_lora_train_and_are_saved(tmp_path):
     model.save_pretrained(tmp_path)
     again = peft.PeftModel.from_pretrained(with_attention(llama(), *TERMS), tmp_path).eval()
     torch.testing.assert_close(loss_of(again), after, atol=0, rtol=0)
-    # Without the adapter, terms have their initial values.
+    # If the adapter is disabled, terms have their initial values.
     with model.disable_adapter():
         torch.testing.assert_close(loss_of(model), loss_of(with_attention(llama(), *TERMS)))
     merged = model.merge_and_unload()
@@ -145,7 +145,7 @@ def trained_by_the_trainer(model, folder):
     )  # fmt: skip
     rows = torch.arange(8 * 13).view(8, 13) % 60 + 1
     data = [{"input_ids": row, "labels": row.clone()} for row in rows]
-    # A padded row.
+    # Pad one row.
     data[2]["attention_mask"] = (torch.arange(13) < 9).long()
     for row in data:
         row.setdefault("attention_mask", torch.ones(13, dtype=torch.long))

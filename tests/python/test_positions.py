@@ -28,7 +28,7 @@ B, H, D, DV = 2, 4, 8, 5
 
 
 def drawn(batch, count, limit=40, first=-7, ordered=True):
-    """For each batch, this many distinct positions from `first` on."""
+    """For each batch element, this many distinct positions from `first` on."""
     generator = generator_of(count)
     rows = [torch.randperm(limit, generator=generator)[:count] + first for _ in range(batch)]
     return torch.stack([row.sort().values if ordered else row for row in rows])
@@ -42,7 +42,7 @@ def documents(batch, count, length):
 
 @dataclass
 class Placed(Case):
-    """A case whose queries and keys have these positions, (B, L)."""
+    """A case with these positions (B, L) of queries and keys."""
 
     places: torch.Tensor | None = None
     key_places: torch.Tensor | None = None
@@ -71,7 +71,7 @@ class Placed(Case):
         return scores.masked_fill(~self.visible(), -math.inf)
 
     def visible(self):
-        """(B, 1, Lq, Lk): by positions; masks defined by columns keep their own rule."""
+        """The mask (B, 1, Lq, Lk) by positions, except for masks that are defined by columns."""
         columns = Mask(
             key_starts=self.mask.key_starts,
             key_lengths=self.mask.key_lengths,
@@ -139,12 +139,13 @@ def test_low_precision(dtype):
     assert float((o.double() - expected).abs().max()) < 16 * torch.finfo(dtype).eps
 
 
-# Positions that multiply queries by rows, and biases from tables: what each adds to the scores and
-# to the values, for q (B, H, Lq, D), p (B, Lq, 1) and r (B, 1, Lk).
+# Positions that multiply queries by rows, and biases from tables: the terms that each adds to the
+# scores and to the values, for q (B, H, Lq, D), p (B, Lq, 1) and r (B, 1, Lk).
 
 
 def by_rows(q, table, index, counts, scale=D**-0.5):
-    """q_i . table[index_ij] where the pair counts; table (n, D) or (H, n, D), index (B, Lq, Lk)."""
+    """q_i . table[index_ij], or 0 for excluded pairs; table (n, D) or (H, n, D), index (B, Lq,
+    Lk)."""
     rows = table.expand(H, *table.shape[-2:])[:, index].movedim(0, 1)
     return (torch.einsum("bhid,bhijd->bhij", q, rows) * scale).masked_fill(~counts[:, None], 0)
 
@@ -178,7 +179,7 @@ def transformer_xl(x, p, r):
 
 
 def grid_places(p):
-    """Rows and columns on 5 x 7, and whether the token is on the grid; two tokens precede it."""
+    """Rows and columns on a 5 x 7 grid after two tokens, and whether a token is on the grid."""
     place = p - 2
     return place.div(7, rounding_mode="floor"), place % 7, place >= 0
 
@@ -202,8 +203,8 @@ def on_axes(x, p, r):
     return -x["slopes"][:, None, None] * distance[:, None], None, None
 
 
-# The position, the shapes of its tensors, its formula, whether it needs causal, and the first
-# position and the number of positions to draw from.
+# For each position: the shapes of its tensors, its formula, whether it requires causal=True, the
+# first position, and the number of positions to draw from.
 TERMS = {
     "relative, clip": (
         lambda x: position.Relative(x["table"], 6),
@@ -355,7 +356,7 @@ def test_rope_on_a_grid_rotates_by_places():
     term = position.RoPE(shape=(5, 7), prefix=2)
     o = gnomon.attention(q, k, v, position=term, positions=places)
     for b in range(B):
-        # All tokens of the grid, with the others hidden.
+        # The call has all tokens of the grid, and the other tokens are masked.
         def whole(x, b=b):
             full = torch.zeros(1, 2, 37, D, dtype=torch.float64)
             return full.index_copy(2, places[b], x[b : b + 1])
@@ -367,7 +368,7 @@ def test_rope_on_a_grid_rotates_by_places():
         torch.testing.assert_close(o[b], expected[0, :, places[b]])
 
 
-# Terms that depend on the order or the number of keys.
+# These terms depend on the order or the number of keys.
 ORDERED = {
     "forget": lambda q, log: position.Forget(log),
     "temperature": lambda q, log: position.LogTemperature(length=2),
@@ -433,7 +434,7 @@ class Exact(Case):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", POSITIONS)
 def test_positions_in_their_order_are_an_offset(name, dtype):
-    """Bitwise: tokens are read in the same way."""
+    """Results are bitwise equal, because tokens are read in the same way."""
     case = Exact(position=name, queries=130, keys=300, mask=Mask(causal=True, query_offset=170))
     placed = Placed(
         position=name,
@@ -451,7 +452,7 @@ def test_positions_in_their_order_are_an_offset(name, dtype):
 
 
 def test_a_tree_is_the_paths_of_its_leaves():
-    """A tree of drafts: tokens see their ancestors, each at its depth."""
+    """In a tree of drafts, tokens attend to their ancestors; positions are depths."""
     torch.manual_seed(0)
     parents = [-1, 0, 0, 1, 1, 2, 5]
     depth = [0, 1, 1, 2, 2, 2, 3]
@@ -597,7 +598,7 @@ def test_repeats_to_the_last_bit_for_any_number_of_threads():
 
 
 def test_memory_is_linear():
-    """With 16384 tokens, one array of pairs takes 1 GiB."""
+    """With 16384 tokens, a single array over all pairs would take 1 GiB."""
     before = """
         import torch, gnomon
         from gnomon import position
@@ -864,10 +865,10 @@ def gradients_of(o, inputs):
     ],
 )
 def test_packed_documents_are_calls_of_their_own(lengths, key_lengths, causal):
-    # Arbitrary segment numbers: it only matters that a document's tokens are contiguous.
+    # Segment numbers are arbitrary; only the tokens of a document must be contiguous.
     names = [7, -3, 40, 12, 5, 0, 9, 1][: len(lengths)]
     qkv, segments = packed_call(lengths, key_lengths, segments=names)
-    # Queries and keys of a document start at different columns.
+    # The queries and the keys of a document start at different columns.
     offset = 0 if key_lengths else None
     positions = {}
     if key_lengths:
@@ -901,7 +902,7 @@ def test_packed_documents_are_calls_of_their_own(lengths, key_lengths, causal):
 
 @pytest.mark.parametrize("terms", ["alibi", "rope", "t5+rope", "relative", "none"])
 def test_consecutive_positions_are_columns(terms):
-    """Terms that depend only on distances are bitwise unchanged, and so are their gradients."""
+    """For terms that depend only on distances, results and gradients are bitwise unchanged."""
     qkv, segments = packed_call([130, 65, 105])
     slopes = torch.rand(4, generator=generator_of(3)).requires_grad_()
     rows = torch.randn(9, 16, generator=generator_of(4)).requires_grad_()

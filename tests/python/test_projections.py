@@ -32,7 +32,7 @@ def module_of(position, **options):
     torch.manual_seed(3)
     module = MultiheadAttention(DIM, HEADS, position=position, **options).double()
     with torch.no_grad():
-        # The initial gates are equal for all tokens, so the parameters are changed.
+        # Initially, gates are equal for all tokens, so the parameters are changed.
         for name, parameter in module.named_parameters():
             if "forget" in name or "content_bias" in name or "gate" in name:
                 parameter += 0.3 * torch.randn_like(parameter)
@@ -182,7 +182,7 @@ def test_weights_are_those_of_the_output(position):
     v = module.v_proj(x).unflatten(2, (HEADS, -1)).transpose(1, 2)
     o = weights @ v
     if "gate" in position:
-        # The sink affects the output; the weights are those without it.
+        # The sink affects the output, but `weights` are those without it.
         gate = (x @ module.gate_values_weight.T).sigmoid()
         o = o * gate.unflatten(2, (HEADS, -1)).transpose(1, 2)
     o = module.out_proj(o.transpose(1, 2).flatten(2))
@@ -203,7 +203,8 @@ def test_gates_are_gradients_and_learned_values():
 
 
 def test_a_term_that_came_with_tensors_keeps_them():
-    """As for any other table, a passed tensor is stored and has the shape of a call argument."""
+    """As for other tables, the module stores a passed tensor, which has the shape of a call
+    argument."""
     table = torch.nn.Parameter(torch.randn(17, 5, dtype=torch.float64))
     # Module buffers have the default dtype.
     query = torch.randn(B, HEADS, L, 5).double()
@@ -243,7 +244,7 @@ def tensors_of_a_call(dtype=torch.float64):
 
 
 def test_norms_sinks_and_gates_by_name():
-    """Terms of a call, terms by name in a module, and the module's own options are equivalent."""
+    """Terms of a call, a module's terms by name, and the module's options are equivalent."""
     q, k, v = tensors_of_a_call()
     weights = torch.rand(2, 8, dtype=torch.float64) + 0.5
     score = torch.randn(HEADS, dtype=torch.float64)
@@ -329,7 +330,7 @@ def test_two_sinks_are_refused():
 
 @pytest.mark.cpu("compares with NumPy arrays")
 def test_modules_begin_with_plain_scores():
-    """Sinks of 0, norms with weight 1; scalable softmax equals the plain one for a hundred keys."""
+    """Sinks start at 0 and norms at weight 1; for a hundred keys, scalable softmax is unscaled."""
     torch.manual_seed(0)
     named = MultiheadAttention(DIM, HEADS, position="scalable_softmax+qk_norm+sink").double()
     assert not named.sink_score.any()

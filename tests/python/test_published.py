@@ -69,7 +69,7 @@ def test_t5_attention(is_decoder):
 
 @pytest.mark.parametrize(("span", "max_distance"), [(256, 512), (128, 512), (16, 64), (4, 9)])
 def test_deberta_buckets(span, max_distance):
-    """A one-column query reveals which row each key used."""
+    """A query with a single 1 reveals which row each key used."""
     length = 3 * max_distance
     distances = torch.arange(-length, length + 1)
     bucket = modeling_deberta_v2.make_log_bucket_position(distances, span, max_distance).long()
@@ -156,7 +156,7 @@ def test_disentangled_attention(name):
         q, k, v, scale=(3 * 8) ** -0.5, key_lengths=lengths,
         position=gnomon.position.Disentangled(heads(keys), heads(queries), max_distance),
     ).transpose(1, 2).flatten(2)  # fmt: skip
-    # There, rows that attend to no key have different values.
+    # In the published implementation, rows that attend to no key have different values.
     theirs, ours = theirs[seen], ours[seen]
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
     d_o = torch.randn_like(ours)
@@ -199,7 +199,7 @@ def test_rope_of_llama():
 
 
 def in_ball(x, ball):
-    """From tangent coordinates, which are half of ours: the metric at the origin is 4."""
+    """Converts tangent coordinates, which are half of ours, because the metric at 0 is 4."""
     return ball.expmap0(x / 2)
 
 
@@ -256,7 +256,8 @@ def test_the_hyperboloid_of_geoopt(map_name):
     q, k = (torch.randn(2, 3, n, 4, dtype=torch.float64) for n in (9, 11))
 
     def point(x):
-        # From the origin along the tangent (0, z x / |x|), with time first.
+        # The exponential map from the origin along the tangent (0, z x / |x|); time is the first
+        # coordinate.
         x, z = x[..., :-1], x[..., -1:]
         return lorentz.expmap0(
             torch.cat([torch.zeros_like(z), z * x / x.norm(dim=-1)[..., None]], -1)
@@ -353,7 +354,7 @@ def test_cones_as_released(radius):
         expected.softmax(-1),
     )
 
-    # Umbral: z is divided by D.
+    # For umbral cones, z is divided by D.
     q, k = (torch.cat([x[..., :-1], x[..., -1:] / 6], -1) for x in (q, k))
     height_q, height_k = (x[..., -1].exp() for x in (q, k))
     distance = torch.cdist(
@@ -419,7 +420,7 @@ def test_cosine_of_swin_v2(masked):
     )
     scale = layer.logit_scale.clamp(max=math.log(100)).exp().flatten()
     rows = layer.continuous_position_bias_mlp(layer.relative_coords_table).view(-1, 2)
-    # Their rows are indexed by query - key.
+    # Swin's rows are indexed by query - key.
     table = 16 * rows.sigmoid().unflatten(0, (7, 7)).permute(2, 0, 1).flip(1, 2)
     o = gnomon.attention(
         q,

@@ -12,7 +12,7 @@ timm = pytest.importorskip("timm")
 import gnomon  # noqa: E402
 from gnomon.integrations import replace_attention  # noqa: E402
 
-# Models are copied with their buffers.
+# The tests copy models with their buffers.
 pytestmark = pytest.mark.real_device
 
 
@@ -73,7 +73,7 @@ def test_models_of_timm_that_rotate():
     replace_attention(ours, "laplacian")(images())
     with pytest.raises(NotImplementedError, match="including the height of 'penumbral'"):
         replace_attention(ours, "penumbral")(images())
-    # Fewer key heads.
+    # A layer with fewer key heads.
     layer = timm.layers.AttentionRope(24, 3, qkv_fused=False, num_kv_heads=1).double()
     theirs, ours = (torch.nn.ModuleList([copy.deepcopy(layer)]) for _ in range(2))
     replace_attention(ours)
@@ -161,10 +161,10 @@ def test_similarities_and_positions_of_timm(tmp_path):
     again.load_state_dict(ours.state_dict())
     for copied in (again, pickle.loads(pickle.dumps(ours))):
         torch.testing.assert_close(copied(images()), ours(images()), atol=0, rtol=0)
-    # For patches on a grid, after a class token.
+    # The patches are on a grid, after a class token.
     rotated = replace_attention(vit(), position="rope:shape=3x3:prefix=1")
     assert not torch.allclose(rotated(images()), theirs(images()), atol=1e-3)
-    # Replaced again, with the same result.
+    # Replacing again gives the same result.
     replace_attention(ours)
     torch.testing.assert_close(ours(images()), theirs(images()), atol=1e-10, rtol=1e-10)
 
@@ -231,7 +231,7 @@ def test_models_that_are_refused():
             return x.cumsum(1)
 
     class Extended(torch.nn.MultiheadAttention):
-        """May compute anything."""
+        """A subclass, which may compute anything."""
 
     model = vit()
     for arguments, error, match in (

@@ -13,7 +13,7 @@ from gnomon.lab import _plots, report
 
 pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
-# Two-sided 5% points of Student's t, by number of pairs (from any table).
+# Two-sided 5% critical values of Student's t by number of pairs, from a published table.
 POINTS = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 11: 2.228}
 
 
@@ -64,7 +64,7 @@ def test_holm_is_the_closed_test_of_bonferroni():
 
 
 def test_false_verdicts_are_rare_over_all_tests_together():
-    """Of 400 pages with ten true null hypotheses each, about 5% have a false verdict."""
+    """Of 400 pages with ten true null hypotheses each, about 5% contain a false verdict."""
     generator = random.Random(0)
     wrong = 0
     for _ in range(400):
@@ -117,7 +117,8 @@ def test_false_verdicts_are_rare_although_seeds_are_added_until_there_is_one(eff
             if wrong.get(pair.verdict, False):
                 false += 1
                 break
-    # 2,100 comparisons in total; 0.05 plus three standard errors of a share of 700.
+    # There are 2,100 comparisons. The limit is 0.05 plus three standard errors of a fraction of
+    # 700.
     assert false / comparisons <= 0.05 + 3 * (0.05 * 0.95 / comparisons) ** 0.5
     # Some comparisons end early, and some need all seeds.
     assert min(used) < len(effects) * most
@@ -128,7 +129,7 @@ def test_seeds_are_added_only_for_undecided_pairs():
     draw = np.random.default_rng(0)
     near, far = draw.normal(0, 1, (2, 5)), draw.normal(0, 1e-3, 5) + 100
     values = np.stack([near[0], near[1], far])
-    # The distant combination differs from both others, which are not distinguishable.
+    # The distant combination differs from the other two, which are not distinguishable.
     assert report.undecided(compared(values, [5, 9], 0.01)) == [0, 1]
     # A combination without results has no pair.
     values[1] = np.nan
@@ -144,7 +145,7 @@ def test_p_value_at_the_edges():
 
 
 def results_of(losses, combinations=None):
-    """losses[c][s]: for combination c and seed s, at one length."""
+    """A record with losses[c][s] of combination c and seed s, at one length."""
     rows = [
         {"combination": c, "seed": s, "losses": [{"loss": loss, "last": None}]}
         for c, seeds in enumerate(losses)
@@ -158,7 +159,7 @@ def test_the_best_is_marked_where_seeds_can_tell():
     assert report.best(results_of([[3.0, 2.0, 1.0], [2.9, 1.9, 0.9]]), "loss", 0) == 1
     # The means differ equally, but the pairs do not agree.
     assert report.best(results_of([[3.0, 2.0, 1.0], [2.6, 2.2, 0.9]]), "loss", 0) is None
-    # One other combination that is not distinguishable from the best is enough.
+    # A single combination that is not distinguishable from the best suffices.
     losses = [[3.0, 2.0, 1.0], [2.9, 1.9, 0.9], [2.91, 1.88, 0.92]]
     assert report.best(results_of(losses), "loss", 0) is None
     # One or two seeds, or a single combination, are not enough for a test.
@@ -239,7 +240,8 @@ def test_any_task_is_reported(values):
         "examples": "images",
     }
     results = record(task)
-    # The second is the best by both metrics, one higher-is-better and one lower-is-better.
+    # The second combination is the best by both metrics; for one, higher is better, for the other,
+    # lower.
     assert report.best(results, "accuracy", 0, higher_is_better=True) == 1
     assert report.best(results, "loss", 0) == 1
     assert report.best(results, "accuracy", 0) == 0
@@ -256,7 +258,7 @@ def test_any_task_is_reported(values):
         "images 60,000",
         "dim 8, patch 4",
         "sizes 28 36, problem copy, symbols 2<",
-        # Options that the report does not know.
+        # The report does not know all options.
         "learning rate 0.002, novel option 7",
     ):
         assert part in page, part
@@ -286,7 +288,7 @@ def test_conditions_without_a_scale_are_drawn_as_points(values):
     places = [points.get_xdata() for points, _, _ in both]
     assert len({x for xs in places for x in xs}) == 2 * len(values)
     assert all(round(x) == n for xs in places for n, x in enumerate(xs))
-    # The spread over seeds at each length.
+    # The bars show the spread over seeds at each length.
     for points, _, (bars,) in both:
         for y, bar in zip(points.get_ydata(), bars.get_segments(), strict=True):
             assert list(bar[:, 1]) == pytest.approx([y - 0.01, y + 0.01])
@@ -351,7 +353,7 @@ def test_labels():
         " The similarity of all runs is dot product."
     )
     assert report.in_common(results_of([], [rope, hype, cone])) == ""
-    # Ambiguous titles get their specification.
+    # For ambiguous titles, labels include the specification.
     assert report.labels(results_of([], [hype, other])) == ["hype:mu=learned", "hype:tau=learned"]
     old = {"similarity": "dot", "position": "rope"}
     assert report.labels(results_of([], [old, old | {"position": "t5"}])) == ["rope", "t5"]

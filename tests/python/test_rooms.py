@@ -1,4 +1,4 @@
-"""Includes and imports point one way (CONTRIBUTING.md, Folders)."""
+"""Checks the direction of includes and imports (CONTRIBUTING.md, Folders)."""
 
 import ast
 import json
@@ -14,12 +14,12 @@ pytestmark = pytest.mark.cpu("files alone")
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Each folder, longest path first, and the folders that it may include besides itself. Public
-# headers of the core declare what base, cpu and core define, so all folders may include them.
+# Each folder (longest path first), and the folders that it may include in addition to itself. All
+# folders may include the public headers of the core, which declare functions of base, cpu and core.
 HEADERS = {"include/gnomon"}
 KERNELS = HEADERS | {"src/base"}
 CORE = KERNELS | {"src/core", "src/cpu", "src/cuda", "src/definitions", "src/reference"}
-# The folders within src/ops, and which of them each may include.
+# The folders within src/ops, and the folders that each may include.
 WITHIN_OPS = {
     "operators": set(),
     "grammar": set(),
@@ -51,7 +51,7 @@ ROOMS = {
     "src/cuda": KERNELS,
     "src/core": CORE,
     "src/ops": OPS,
-    # The lab is an application of the library: it sees the public headers.
+    # The lab is an application of the library, so it may include only public headers.
     "lab/training": PUBLIC,
     "lab/text": PUBLIC | {"lab/training"},
     "lab/models": PUBLIC | {"lab/training", "lab/text"},
@@ -69,7 +69,7 @@ def room_of(path: str) -> str | None:
 
 
 def wrong_includes(root: Path, files: list[str]) -> list[str]:
-    """Violations, as "file: header"."""
+    """All violations, as "file: header"."""
     wrong = []
     for file in files:
         room = room_of(file)
@@ -173,8 +173,8 @@ def test_includes_of_lower_rooms_are_fine(tmp_path):
     assert wrong_includes(tmp_path, [file]) == []
 
 
-# The folders of the package, and those that each may import. The modules next to them, operators
-# and terms, are available to all.
+# The folders of the package, and the folders that each may import. All folders may import the
+# modules next to them: operators and terms.
 BESIDE = "gnomon"
 PACKAGES = {
     "gnomon.nn": set(),
@@ -188,9 +188,9 @@ PACKAGES = {
     "gnomon.lab.report": {"gnomon.lab._plots"},
     "gnomon.lab": set(),
 }
-# The folder that combines all others.
+# This folder combines all others.
 ENTRIES = {"gnomon.__init__", *(f"gnomon.{name}" for name in _lab.NAMES)}
-# Libraries that only some folders need, so that the others work without them.
+# Libraries that only some folders may import, so that the others work without them.
 OPTIONAL = {
     "matplotlib": {"gnomon.lab.inspect", "gnomon.lab.report", "gnomon.lab._plots"},
     "transformers": {"gnomon.integrations"},
@@ -202,7 +202,7 @@ def package_of(module: str) -> str:
 
 
 def wrong_imports(root: Path) -> list[str]:
-    """Violations in a folder with the package, as "module: name"."""
+    """All violations in a folder that contains the package, as "module: name"."""
     wrong = []
     for file in sorted((root / "gnomon").rglob("*.py")):
         module = ".".join(file.relative_to(root).with_suffix("").parts)

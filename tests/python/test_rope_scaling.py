@@ -18,7 +18,7 @@ TEXT = "x".join(map(str, LIST))
 LONGER = [2 * number for number in LIST]
 LONGER_TEXT = "x".join(map(str, LONGER))
 
-# Options as in transformers, and the length of the sequence.
+# The options in transformers' form, and the length of the sequence.
 SCALINGS = {
     "linear": ({"factor": 4.0}, 40),
     "dynamic, short": ({"factor": 2.0, "original_max_position_embeddings": 64}, 40),
@@ -93,7 +93,7 @@ def tokens(length: int) -> list[torch.Tensor]:
 
 
 def turned(x: torch.Tensor, frequencies: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The half layout, by complex multiplication."""
+    """RoPE in the half layout, computed by complex multiplication."""
     angles = positions[:, None] * frequencies.double()
     pairs = torch.complex(x[..., : D // 2], x[..., D // 2 :]) * torch.polar(
         torch.ones_like(angles), angles
@@ -112,7 +112,7 @@ def test_scalings_of_transformers(name, base):
     options, length = SCALINGS[name]
     kind = name.split(",")[0].split(" ")[0]
     original = options.get("original_max_position_embeddings", 64)
-    # The original length of dynamic scaling is the maximum there.
+    # For dynamic scaling, transformers uses the maximum length as the original length.
     config = LlamaConfig(
         hidden_size=2 * D,
         num_attention_heads=2,
@@ -126,7 +126,7 @@ def test_scalings_of_transformers(name, base):
     positions = torch.arange(length, dtype=torch.float64)
     theirs = plain(*(turned(x, frequencies, positions) * factor for x in (q, k)), v)
     ours = gnomon.attention(q, k, v, position=specification(name, base), causal=True)
-    # Their frequencies are float32.
+    # transformers' frequencies are float32.
     torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-6)
     without = gnomon.attention(q, k, v, position=f"rope:base={base}:layout=half", causal=True)
     if name != "dynamic, short":
@@ -134,7 +134,7 @@ def test_scalings_of_transformers(name, base):
 
 
 def random_options(kind: str, seed: int) -> tuple[dict[str, object], int, float, int]:
-    """For each kind of scaling: its options, the sequence length, the base and the columns."""
+    """The options, sequence length, base and columns for each kind of scaling."""
     generator = generator_of(seed)
 
     def number(low: float, high: float) -> float:
@@ -191,7 +191,7 @@ def test_scalings_of_transformers_by_any_numbers(kind, seed):
     for key, value in options.items():
         text = "x".join(map(str, value)) if isinstance(value, list) else str(value).lower()
         words.append(f"{key}={text}")
-    # Two more columns than are rotated.
+    # There are two columns that are not rotated.
     torch.manual_seed(seed)
     q, k, v = (torch.randn(1, 2, length, dims + 2, dtype=torch.float64) for _ in range(3))
     angles = torch.arange(length)[:, None] * frequencies.double()
@@ -206,7 +206,7 @@ def test_scalings_of_transformers_by_any_numbers(kind, seed):
     mask = torch.full((length, length), -math.inf, dtype=q.dtype).triu(1)
     theirs = (scores + mask).softmax(-1) @ v
     ours = gnomon.attention(q, k, v, position=":".join(words), causal=True)
-    # Their frequencies are float32, and positions go up to 60.
+    # The frequencies of the other implementation are float32, and positions go up to 60.
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
 
 
@@ -225,7 +225,7 @@ def test_xpos_is_the_formula_of_the_paper(layout, offset):
     q, k, v = tokens(40)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     keys = torch.arange(40, dtype=torch.float64)
-    # Keys are at position 0: products with distant queries have decayed.
+    # Keys are at position 0, so products with distant queries have decayed.
     queries = keys + offset
     zeta = (torch.arange(0, D, 2, dtype=torch.float64) / D + 0.4) / 1.4
 

@@ -66,10 +66,10 @@ def test_sections_of_transformers(kind, causal):
 
     expected = dense(turned(q), turned(k), v, causal)
     position = RoPE(layout="half", sections=sections, section_order=order)
-    # Theirs are float32.
+    # The frequencies of transformers are float32.
     found = gnomon.attention(q, k, v, position=position, positions=positions, causal=causal)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    # For all batches.
+    # Positions that all batch elements share.
     one = gnomon.attention(q, k, v, position=position, positions=positions[:1], causal=causal)
     torch.testing.assert_close(one[0], found[0])
 

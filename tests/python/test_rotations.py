@@ -1,4 +1,4 @@
-"""RoPE by user-supplied angles, and by mixed frequencies."""
+"""RoPE with user-supplied angles, and with mixed frequencies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def repeated(x: Tensor) -> Tensor:
 
 
 def check(ours, theirs, inputs: dict[str, Tensor], dtype: torch.dtype) -> None:
-    """Outputs and all gradients: ours in the given dtype, theirs in float64."""
+    """Compares outputs and all gradients: ours in the given dtype, theirs in float64."""
     results = []
     for function, given in ((ours, dtype), (theirs, torch.float64)):
         leaves = {
@@ -158,7 +158,7 @@ def test_low_precision(dtype, angle_dtype):
 )
 @pytest.mark.parametrize("heads", [1, HKV, H])
 def test_heights_and_times_stay(similarity, heads):
-    """Distances of externally rotated coordinates equal those of coordinates rotated inside."""
+    """Rotating tokens before the call gives the same distances as rotating them inside."""
     inputs = tokens()
     angles = draw(1, heads, L, 3)
     o = gnomon.attention(*inputs.values(), similarity=similarity, position=RoPE(angles=angles))
@@ -329,7 +329,7 @@ def test_mixed_frequencies_start_in_directions_at_right_angles(spec, axes):
     assert start.shape == (4, axes, head_dim // 2)
     per_group = head_dim // 2 // axes
     groups = start.detach().unflatten(2, (axes, per_group))
-    # In one group, all frequencies have the same direction, and fall like RoPE's with base 10.
+    # In one group, all frequencies have the same direction, and decrease like RoPE's with base 10.
     lengths = groups.norm(dim=1)
     falling = 10.0 ** (-torch.arange(per_group) / per_group)
     torch.testing.assert_close(lengths, falling.expand(4, axes, -1))
@@ -339,7 +339,7 @@ def test_mixed_frequencies_start_in_directions_at_right_angles(spec, axes):
     torch.testing.assert_close(torch.linalg.det(directions), torch.ones(4))
     if axes > 1:
         assert not torch.allclose(directions[0], directions[1], atol=1e-2)
-    # Another module has other frequencies, unless the seed is equal.
+    # A second module has different frequencies, unless the seed is the same.
     other = gnomon.nn.MultiheadAttention(4 * head_dim, 4, position=f"rope_mixed:{spec}")
     torch.manual_seed(0)
     again = gnomon.nn.MultiheadAttention(4 * head_dim, 4, position=f"rope_mixed:{spec}")
@@ -359,7 +359,7 @@ def test_a_module_learns_mixed_frequencies(similarity):
     module(x).square().mean().backward()
     assert (module.rope_mixed_frequencies.grad != 0).all()
     assert "rope_mixed_frequencies" in module.learned_values()
-    # The class token has no position: the place of the patches does not affect its own weight.
+    # The class token has no position, so the positions of the patches do not affect its own weight.
     weights = module.attention_weights(x, rows=0)
     moved = x[:, [0, *range(8, 0, -1)]]
     plain = gnomon.nn.MultiheadAttention(H * D, H, kv_heads=HKV, similarity=similarity)
@@ -430,7 +430,7 @@ def by_sections(positions: Tensor, sections: tuple[int, ...], order: str) -> Ten
 )
 @pytest.mark.parametrize("batch", [1, B])
 def test_positions_of_several_axes(sections, order, layout, batch, dtype):
-    """Sections of pairs or, without them, an equal part of the columns per axis."""
+    """Sections of pairs or, without sections, an equal number of columns per axis."""
     axes = 3 if sections else 2
     positions = torch.randint(-20, 50, (batch, L, axes))
     if sections:
@@ -454,7 +454,7 @@ def test_positions_of_several_axes(sections, order, layout, batch, dtype):
                 for x in (q, k)
             )
         scores = q @ repeated(k).mT / math.sqrt(D)
-        # Visibility depends on the order of tokens.
+        # The causal mask depends on the order of the tokens.
         hidden = torch.ones(L, L, dtype=torch.bool).triu(1)
         return scores.masked_fill(hidden, -math.inf).softmax(-1) @ repeated(v)
 
