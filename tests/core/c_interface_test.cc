@@ -1,4 +1,4 @@
-// Compares the C interface with the C++ one, and checks its errors.
+// Compares the C interface with the C++ interface, and checks its errors.
 #include <string>
 #include <vector>
 
@@ -38,7 +38,7 @@ gnomon_attention CallOf(const Problem<float>& p) {
           .tolerance = 0};
 }
 
-// Enough work for two threads.
+// A call with enough work for two threads.
 Problem<float> CausalProblem(const PairFunction& function) {
   Problem<float> p = RandomProblem(function, {.shape = {2, 4, 2, 60, 90, 8, 12},
                                               .right = 0,

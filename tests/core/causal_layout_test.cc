@@ -35,7 +35,7 @@ std::ostream& operator<<(std::ostream& out, const Layout& n) {
              << n.padded;
 }
 
-// Input tokens and their sums.
+// The input tokens and their sums.
 struct Sums {
   explicit Sums(const Layout& layout_)
       : layout(layout_),
@@ -103,7 +103,7 @@ struct Sums {
         sums[e] += product * z.at(b, key_head, j, static_cast<int64_t>(e));
       }
     }
-    // Below that, e^a is 0 in fp32.
+    // Below this size, e^a is 0 in fp32.
     const bool none = size < 1e-37;
     const auto where = [&] {
       return ::testing::Message() << "batch " << b << " head " << h << " row " << i;
@@ -126,13 +126,13 @@ struct Sums {
 TEST(CausalLayoutTest, IsTheFormulaForBatchesKeyHeadsAndStrides) {
   for (const Layout& layout : {Layout{3, 2, 2, 70, 5, 19, false}, Layout{2, 6, 3, 65, 7, 16, true},
                                Layout{2, 4, 1, 130, 16, 3, true}, Layout{1, 3, 3, 1, 3, 5, true},
-                               // Several segments, whose states are summed first.
+                               // This layout has several segments, whose states are summed first.
                                Layout{2, 4, 2, 1100, 4, 6, true}}) {
     const Sums run(layout);
     OnEveryTarget([&] {
       for (const bool reverse : {false, true}) {
         for (const bool divided : {false, true}) {
-          // With plain tokens, denominators cancel.
+          // Without a feature map, terms of the denominators cancel.
           if (!divided) run.Check(Feature::kNone, reverse, divided);
           run.Check(Feature::kElu, reverse, divided);
         }
@@ -143,7 +143,7 @@ TEST(CausalLayoutTest, IsTheFormulaForBatchesKeyHeadsAndStrides) {
 }
 
 // For negative a, elu(a) + 1 is e^a, which is 0 below about -88 and at -inf. If all visible
-// features of a query are zero, its output is 0, also before the first non-zero key.
+// features of a query are zero, its output is 0, even before the first non-zero key.
 TEST(CausalLayoutTest, FeaturesThatVanish) {
   constexpr float kLeast = -kInfinity;
   const std::vector<float> values = {-1, -20, -60, -85, -104, -150, -1e3, -1e9, -3e38, kLeast, 0};
@@ -166,7 +166,7 @@ TEST(CausalLayoutTest, FeaturesThatVanish) {
   }
 }
 
-// Values of e^a just above the underflow threshold, checked with the denominator of a single key.
+// Checks values of e^a just above the underflow threshold, with the denominator of a single key.
 TEST(CausalLayoutTest, SmallFeaturesAreExact) {
   for (float a = -87; a < 0; a += 0.37f) {
     const float zero = 0;

@@ -79,7 +79,7 @@ struct Cones {
     const int64_t head = n / call.rows;
     return const_cast<T*>(call.tokens.row(head / call.heads, head % call.heads, n % call.rows));
   }
-  // Runs in pieces that start at arbitrary tokens.
+  // Maps the tokens in pieces that start at arbitrary tokens.
   void Run() {
     const int64_t piece = std::min<int64_t>(call.count(), 5);
     MapConeTokens(call, 0, piece);
@@ -170,8 +170,7 @@ TEST(ConeMapTest, GradientsAreDifferences) {
         for (int64_t e = 0; e <= columns; ++e) {
           double& number = cones.token(n)[e];
           const double before = number;
-          // There is no derivative where a share of r is clamped, or where penumbral heights reach
-          // r.
+          // There is no derivative if a fraction of r is clamped, or if penumbral heights reach r.
           const double share = before / map.r;
           if (e == columns && map.as_is && map.function != Function::kUmbral &&
               (std::fabs(share) < 1e-3 || share > 1 - 1e-3)) {
@@ -217,7 +216,7 @@ TEST(ConeMapTest, GradientsOfFloatsAreThoseOfDoubles) {
   });
 }
 
-// Each token's result is bitwise independent of the other tokens and of its place in memory.
+// Each token's result is bitwise independent of the other tokens and of its memory address.
 TEST(ConeMapTest, TokensDoNotTouchEachOther) {
   OnEveryTarget([] {
     for (const ConeMap& map : Maps()) {
@@ -251,7 +250,7 @@ TEST(ConeMapTest, TokensDoNotTouchEachOther) {
   });
 }
 
-// Inputs for which exp(z) overflows or a height reaches its bounds.
+// For these inputs, exp(z) overflows or a height reaches its bounds.
 TEST(ConeMapTest, HeightsAtTheirEnds) {
   OnEveryTarget([] {
     for (const ConeMap& map : Maps()) {

@@ -1,5 +1,5 @@
-// The CUDA run time with a mock driver and compiler (fakes/): compiling, caching, loading and
-// launching, from several threads and processes at once.
+// Tests the CUDA run time with a mock driver and compiler (fakes/): compiling, caching, loading and
+// launching, with several concurrent threads and processes.
 #include <dlfcn.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -39,7 +39,7 @@ std::vector<std::string> Lines(std::istream&& text) {
   return lines;
 }
 
-// The error that the call throws.
+// Returns the message of the error that the call throws.
 template <class Call>
 std::string ErrorOf(const Call& call) {
   try {
@@ -272,7 +272,7 @@ TEST_F(CudaRuntime, NoDriver) {
   Runtime runtime(options);
   EXPECT_THAT(ErrorOf([&] { Launch(runtime, dot_); }),
               StartsWith("CUDA: cannot load the driver: " + options.driver + ": cannot open"));
-  // Compiling needs no driver.
+  // Compiling does not need a driver.
   EXPECT_THAT(*runtime.Compile(dot_, 80), StartsWith("fake sm_80 forward-dot"));
 }
 
@@ -390,7 +390,7 @@ TEST_F(CudaRuntime, DamagedEntriesAreCompiledAnew) {
     EXPECT_EQ(*Runtime(Options()).Compile(dot_, 90), binary);
     EXPECT_EQ(Compilations().size(), ++compilations);
     EXPECT_EQ(*Runtime(Options()).Compile(dot_, 90), binary);
-    EXPECT_EQ(Compilations().size(), compilations) << "the entry was not mended";
+    EXPECT_EQ(Compilations().size(), compilations) << "the entry was not repaired";
   }
   EXPECT_THAT(warnings_, IsEmpty());
 }
@@ -417,7 +417,7 @@ TEST_F(CudaRuntime, AFolderThatIsDeleted) {
   fs::remove_all(folder);
   EXPECT_THAT(*Runtime(options).Compile(dot_, 90), StartsWith("fake sm_90 forward-dot"));
   EXPECT_EQ(Cached().size(), 1u);
-  // It may be deleted even during a compilation.
+  // The folder may be deleted even during a compilation.
   CubinCache cache(folder, options.warn);
   EXPECT_EQ(*cache.Get("0",
                        [&] {
@@ -507,7 +507,7 @@ TEST_F(CudaRuntime, ProcessesCompileOnce) {
   EXPECT_EQ(Cached().size(), 2u);
 }
 
-// Partially written files are discarded.
+// Files that were written partially are discarded.
 TEST_F(CudaRuntime, ADiskThatIsFull) {
   const std::vector<int> ends = InProcesses(1, [&](int) {
     signal(SIGXFSZ, SIG_IGN);
@@ -522,7 +522,7 @@ TEST_F(CudaRuntime, ADiskThatIsFull) {
   EXPECT_THAT(Cached(), IsEmpty());
 }
 
-// A leftover file of a killed process with the same process id.
+// A killed process with the same process id has left a file behind.
 TEST_F(CudaRuntime, FilesOfAnotherProcessAreNotInTheWay) {
   const std::string binary = *Runtime(Options()).Compile(dot_, 90);
   const std::string entry = OnlyEntry();

@@ -16,7 +16,7 @@ namespace {
 
 using Number = dual::Dual<double>;
 
-// The arguments of f, or the derivatives with respect to them.
+// The arguments of f, or the derivatives with respect to these arguments.
 struct Point {
   double g = 0;
   std::array<double, 3> a = {0, 0, 0};
@@ -32,7 +32,7 @@ struct Definition {
   PairInput input;
   // f and its directional derivative along the second argument.
   Number (*value)(const Point&, const Point&);
-  // The derivatives from Gradient (NaN where it sets none).
+  // The derivatives from Gradient (NaN for those that it does not set).
   Point (*gradient)(const Point&);
 };
 
@@ -119,8 +119,8 @@ Point Along(const Definition& definition, const std::string& argument) {
   return direction;
 }
 
-// g for two points of a plane, their squared norms as first scalars of entailment cones, and random
-// numbers for the rest.
+// Draws g from two points of a plane, uses their squared norms as the first scalars of entailment
+// cones, and random numbers for all other arguments.
 Point RandomPoint(const Definition& definition, std::mt19937& engine) {
   std::normal_distribution<double> normal(0, 0.4);
   std::uniform_real_distribution<double> uniform(0.02, 0.98);
@@ -149,7 +149,7 @@ Point RandomPoint(const Definition& definition, std::mt19937& engine) {
   return p;
 }
 
-// The formula that a definition uses at a point.
+// Names the branch of the formula that a definition uses at a point.
 std::string Branch(const std::string& name, const Point& p) {
   const double distance = std::sqrt(std::max(0.0, p.g));
   const double turn = std::fabs(p.a[0] - p.b[0]);
@@ -209,7 +209,7 @@ TEST_P(DefinitionTest, GradientIsTheDerivativeOfValue) {
 INSTANTIATE_TEST_SUITE_P(All, DefinitionTest, ::testing::ValuesIn(Definitions()),
                          [](const auto& test) { return std::string(test.param.name); });
 
-// A point where two terms of a maximum are equal, and an argument that moves it to either side.
+// A point at which two terms of a maximum are equal, and an argument that moves it to either side.
 struct Tie {
   const char* description;
   const char* definition;
@@ -219,7 +219,7 @@ struct Tie {
 
 class TieTest : public ::testing::TestWithParam<Tie> {};
 
-// An even split of a tie is the mean of the derivatives on both sides.
+// If a tie is split evenly, the derivative is the mean of the derivatives on both sides.
 TEST_P(TieTest, IsSplitEvenly) {
   const Tie& tie = GetParam();
   const Definition& definition = Find(tie.definition);
@@ -239,7 +239,7 @@ TEST_P(TieTest, IsSplitEvenly) {
   }
 }
 
-// Heights that differ by 1/4, the distance.
+// Heights differ by 1/4, which is also the distance.
 INSTANTIATE_TEST_SUITE_P(
     All, TieTest,
     ::testing::Values(
@@ -258,7 +258,7 @@ INSTANTIATE_TEST_SUITE_P(
         Tie{"AbsoluteValue", "every_function", {0.3, {0}, {0.3}, {0.2}}, "a0"}),
     [](const auto& test) { return std::string(test.param.definition) + test.param.description; });
 
-// Equal points: the distance is 0 with derivative 0, and nothing is NaN.
+// For equal points, the distance is 0 with derivative 0, and nothing is NaN.
 class DistanceZeroTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(DistanceZeroTest, HasNoSlope) {
@@ -283,8 +283,8 @@ INSTANTIATE_TEST_SUITE_P(All, DistanceZeroTest,
 TEST(PenumbralTest, IsFiniteAtItsOtherKinks) {
   for (const char* name : {"penumbral", "penumbral_log", "penumbral_square"}) {
     const Definition& definition = Find(name);
-    // One pair has distance 1, with alpha = beta = 1/2. The others are equal points, at height 0
-    // and at the height of the light.
+    // One pair has distance 1, with alpha = beta = 1/2. The other pairs are equal points, at height
+    // 0 and at the height of the light.
     const Point points[] = {
         {1, {0.5, 0.75}, {0.5, 0.75}, {}},
         {0, {0, 0}, {0, 0}, {}},
@@ -312,13 +312,13 @@ TEST(LogTest, IsFiniteAtHeightZero) {
   }
 }
 
-// Distances from 1e-12 to 60 for points above one another, where they are differences of log
-// heights, and for points side by side.
+// Distances are from 1e-12 to 60. Points are above one another, where distances are differences of
+// log heights, or side by side.
 TEST(HyperbolicTest, IsExactForNearAndFarPoints) {
   const double root = std::sqrt(0.5);
   for (double distance = 1e-12; distance < 60; distance *= 1.7) {
     const double height = std::exp(-distance / 2);
-    // In the definition's v - u, only v is rounded.
+    // In v - u in the definition, only v is rounded.
     const Point over = {0, {height, root / height, 1}, {1 / height, root * height, 1}, {}};
     const Definition& definition = Find("hyperbolic");
     const double tolerance = 1e-14 / distance + 1e-13;
@@ -335,9 +335,9 @@ TEST(HyperbolicTest, IsExactForNearAndFarPoints) {
   }
 }
 
-// A key on the boundary of its query's cone, at energy 0, has half the slopes just outside, because
-// those inside are 0. With aperture 0 the energy is the angle, which Gradient computes in the same
-// way.
+// A key on the boundary of its query's cone has energy 0. Its slopes are half the slopes just
+// outside, because the slopes inside are 0. With aperture 0, the energy is the angle, which
+// Gradient computes in the same way.
 TEST(EntailmentTest, ATieIsSplitEvenly) {
   const Definition& definition = Find("entailment");
   std::mt19937 engine(1);

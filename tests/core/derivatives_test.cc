@@ -36,7 +36,7 @@ const DualTable* TableOf(const Problem<float>& p) {
   return p.function.name == std::string("dot") ? nullptr : FindDualTable(p.function);
 }
 
-// All results, without gaps between rows.
+// Runs the kernel and returns all results, without gaps between rows.
 Results<float> RunKernel(const Directed& p, const Executor& executor = SerialExecutor()) {
   const ProblemOptions& options = p.at.options;
   AttentionDerivatives of;
@@ -87,7 +87,7 @@ std::vector<Dual> Duals(const std::vector<float>& values, const std::vector<floa
   return duals;
 }
 
-// The same by the reference.
+// Computes the same results with the reference.
 Results<double> RunReference(const Directed& p) {
   std::deque<std::vector<Dual>> kept;
   const auto keep = [&](std::vector<Dual> duals) { return kept.emplace_back(duals).data(); };
@@ -218,7 +218,7 @@ TEST(DerivativesTest, AreThoseOfTheReferenceForEveryPairFunction) {
   }
 }
 
-// Distances and their gradients from differences of tokens.
+// Distances and their gradients are computed from differences of tokens.
 TEST(DerivativesTest, AreAccurateForNearTokens) {
   const ProblemOptions options = {.shape = {1, 2, 1, 60, 70, 9, 8}};
   const ProblemOptions other = {.shape = options.shape, .seed = 2};
@@ -252,7 +252,7 @@ TEST(DerivativesTest, DoNotDependOnTheNumberOfWorkers) {
   ExpectSame(RunKernel(p, ThreadExecutor(3)), RunKernel(p));
 }
 
-// Results do not depend on which other results are requested.
+// A result does not depend on which other results are requested.
 TEST(DerivativesTest, AreTheSameOneByOne) {
   const Directed p =
       RandomDirected({.shape = {1, 2, 1, 100, 100, 8, 12}, .right = 0, .key_bias = true});

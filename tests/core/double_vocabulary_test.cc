@@ -93,7 +93,7 @@ constexpr double kLeast = std::numeric_limits<double>::min();
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 
-// Positive numbers of every magnitude, including the ends of the range and numbers near 1.
+// Returns positive numbers of all magnitudes, including the ends of the range and numbers near 1.
 std::vector<double> Numbers() {
   std::vector<double> numbers = {
       kLeast,       kMost,      1.0, std::nextafter(1.0, 0.0), std::nextafter(1.0, 2.0),

@@ -1,5 +1,5 @@
-// The hash of dropout: fixed values, which saved seeds rely on, and its dependence on every index
-// of a pair and every bit of the seed.
+// Tests the hash of dropout: fixed values, on which saved seeds rely, and its dependence on all
+// indices of a pair and all bits of the seed.
 #include "base/dropout.h"
 
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ TEST(DropoutHashTest, HasGoldenValues) {
   }
 }
 
-// Places that differ from {kSeed, 2, 3, 5} in a single index or seed bit.
+// Returns places that differ from {kSeed, 2, 3, 5} in a single index or seed bit.
 std::vector<Place> Neighbours() {
   std::vector<Place> places = {{kSeed, 0, 3, 5}, {kSeed, 3, 3, 5}, {kSeed, 2 + (1l << 40), 3, 5},
                                {kSeed, 2, 0, 5}, {kSeed, 2, 2, 5}, {kSeed, 2, 3 + (1l << 40), 5},
@@ -73,7 +73,7 @@ std::vector<Place> Neighbours() {
   return places;
 }
 
-// The masks of neighbours agree only as often as chance predicts.
+// The masks of neighbours agree only as often as expected by chance.
 TEST(DropoutHashTest, HangsOnAllOfThePlaceAndOfTheSeed) {
   constexpr uint32_t kColumns = 10000;
   const uint32_t threshold = DropoutThreshold({.rate = 0.5});
@@ -88,7 +88,7 @@ TEST(DropoutHashTest, HangsOnAllOfThePlaceAndOfTheSeed) {
   }
 }
 
-// The weights that the kernels and the reference keep: with unit vectors as values, the outputs are
+// The weights that the kernels and the reference keep. With unit vectors as values, the outputs are
 // the weights.
 class DropoutMaskTest : public ::testing::Test {
  protected:

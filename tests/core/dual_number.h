@@ -1,5 +1,5 @@
 // Forward-mode differentiation: the vocabulary of the definitions (src/definitions/README.md) for a
-// number with its derivative along one direction. Includes every definition, also those of the
+// number with its derivative along one direction. Includes all definitions, including those of the
 // tests.
 #ifndef GNOMON_TESTS_CORE_DUAL_NUMBER_H_
 #define GNOMON_TESTS_CORE_DUAL_NUMBER_H_

@@ -1,5 +1,5 @@
-// Key heads with few rows, whose keys and values are read in place: around the limit, and compared
-// with the same rows in larger calls.
+// Key heads with few rows, whose keys and values are read in place. Tests row counts around the
+// limit, and compares with the same rows in larger calls.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -36,8 +36,8 @@ std::string Described(const ProblemOptions& options) {
   return description.str();
 }
 
-// Row counts up to a few above the limit, in one head or several, and column counts around vector
-// lengths.
+// Tests row counts up to a few above the limit, in one head or several, and column counts around
+// vector lengths.
 TEST_P(FewRowsTest, OfAnyNumberAndSizeMatchReference) {
   constexpr int64_t kColumns[] = {1, 3, 4, 7, 8, 15, 16, 17, 31, 33, 40, 64, 65, 80, 130};
   constexpr size_t kCount = std::size(kColumns);
@@ -53,13 +53,13 @@ TEST_P(FewRowsTest, OfAnyNumberAndSizeMatchReference) {
   }
 }
 
-// All masks and all terms of scores and values.
+// Tests all masks, and all terms of scores and values.
 TEST_P(FewRowsTest, WithMasksAndTermsMatchReference) {
   static const OffsetLayout clip(9, 9, OffsetLayout::Far::kClip);
   static const OffsetLayout zero(300, 40, OffsetLayout::Far::kZero);
   constexpr auto kShared = ProblemOptions::kSharedBias;
   const ProblemOptions all[] = {
-      // Causal rows see different keys of the last tile; with windows, also of the first.
+      // Causal rows see different keys of the last tile and, with windows, of the first tile.
       {.shape = {1, 2, 2, 8, 600, 17, 17}, .right = 0, .query_offset = 592},
       {.shape = {2, 4, 2, 3, 600, 33, 24}, .left = 270, .right = 0, .query_offsets = {590, 300}},
       {.shape = {3, 2, 1, 5, 333, 64, 64},
@@ -102,7 +102,7 @@ TEST_P(FewRowsTest, WithMasksAndTermsMatchReference) {
 // A row's result is bitwise independent of the queries and heads computed with it.
 TEST_P(FewRowsTest, AreTheSameAloneAndTogether) {
   for (const TokenType type : {kFloat32, kBFloat16, kFloat16}) {
-    // For bfloat16 pairs, the limit is lower.
+    // The limit is lower for bfloat16 pairs.
     const int64_t queries = type == kBFloat16 ? 1 : 2;
     const Problem<float> together =
         RandomProblem(function(), {.shape = {1, 8, 2, queries, 700, 41, 23},
@@ -180,7 +180,7 @@ TEST_P(FewRowsTest, AreTheSameForAnyNumberOfWorkers) {
   }
 }
 
-// Weights are not rounded to bfloat16, as they are for many rows.
+// Unlike for many rows, weights are not rounded to bfloat16.
 TEST_P(FewRowsTest, OfBfloat16KeepTheirWeights) {
   for (const int64_t dim : {16, 31, 33, 64, 100}) {
     for (const int64_t rows : {1, 2, 3, 4}) {
@@ -200,7 +200,7 @@ TEST_P(FewRowsTest, OfBfloat16KeepTheirWeights) {
   }
 }
 
-// Stores numbers at the end of a page whose next page must not be read.
+// Stores numbers at the end of a page; the next page must not be read.
 class AtPageEnd {
  public:
   AtPageEnd(const void* numbers, size_t bytes) {

@@ -1,4 +1,4 @@
-// Compares kernels with the reference on random problems; intended to run under sanitizers.
+// Compares the kernels with the reference on random problems; intended to run under sanitizers.
 #include <cmath>
 #include <memory>
 #include <random>
@@ -31,7 +31,7 @@ ProblemOptions RandomOptions(std::mt19937& engine, std::unique_ptr<TableLayout>*
   if (chance(40)) o.left = draw(-10, 150);
   if (chance(40)) o.right = chance(60) ? 0 : draw(-10, 150);
   for (int64_t b = 0; b < n.batch; ++b) {
-    // Out-of-range values, and starts after lengths, hide nothing or everything.
+    // Out-of-range values, and starts that exceed lengths, hide nothing or everything.
     o.key_starts.push_back(draw(-5, n.keys / 2 + 5));
     o.key_lengths.push_back(draw(n.keys / 2 - 5, n.keys + 5));
   }

@@ -1,5 +1,5 @@
-// Compares the pair functions of cones and distances with geometric constructions that share no
-// formulas with them.
+// Compares the pair functions of cones and distances with geometric constructions that use
+// different formulas.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -22,7 +22,8 @@ struct Token {
 
 double Horizontal(const Token& a, const Token& b) { return std::hypot(a.x - b.x, a.y - b.y); }
 
-// The smallest number in [low, high] for which `holds` is true; it stays true above.
+// The smallest number in [low, high] for which `holds` is true; it must be true for all larger
+// numbers.
 template <class Holds>
 double Smallest(double low, double high, const Holds& holds) {
   for (int step = 0; step < 40; ++step) {
@@ -72,14 +73,14 @@ double LowestCommonAncestor(const Token& a, const Token& b, const Height& height
   });
 }
 
-// Umbral cone of an apex: the light is at infinity, and every point casts the shadow of its
-// hyperbolic ball of radius r. The ball is Euclidean with radius height * sinh(r). A point is in
-// the cone if the shadow of its ball lies within that of the apex.
+// The umbral cone of an apex: the light is at infinity, and every point casts the shadow of its
+// hyperbolic ball of radius r, which is a Euclidean ball with radius height * sinh(r). A point is
+// in the cone if the shadow of its ball is within the shadow of the apex's ball.
 bool InUmbra(const Token& apex, const Token& t, double radius) {
   return Horizontal(apex, t) + t.height * std::sinh(radius) <= apex.height * std::sinh(radius);
 }
 
-// Penumbral cone of an apex: the light is the horosphere at height r, whose tangent rays are
+// The penumbral cone of an apex: the light is the horosphere at height r, whose tangent rays are
 // half-circles of radius r on the boundary. A point is in the cone if it is below the ray through
 // the apex that touches the light on the far side.
 bool InPenumbra(const Token& apex, const Token& t, double light) {
@@ -94,8 +95,8 @@ double UmbralHeight(const Token& a, const Token& b, double radius) {
   });
 }
 
-// If no apex below the light has both tokens in its cone, the light is raised until an apex at its
-// height does.
+// If no apex below the light has both tokens in its cone, raises the light until an apex at the
+// height of the light does.
 double PenumbralHeight(const Token& a, const Token& b, double light) {
   return LowestCommonAncestor(a, b, [&](const Token& p, const Token& t) {
     return Smallest(0, 20,
@@ -195,8 +196,8 @@ TEST_P(ConeTest, UmbralAtEqualHeightsIsLaplacian) {
 
 INSTANTIATE_TEST_SUITE_P(Lights, ConeTest, ::testing::Values(0.1, 0.7, 1.0, 2.0));
 
-// The outside value is the radius of the half-circle on the boundary through both points, which is
-// the top of their geodesic. The test finds it by moving the centre.
+// Without a common cone, the value is the radius of the half-circle on the boundary through both
+// points, which is the height of their geodesic. The test finds it by moving the centre.
 TEST(PenumbralTest, OutsideIsTheTopOfTheGeodesic) {
   const Token a = {0, 0, 0.3};
   for (const double distance : {2.0, 3.0, 10.0}) {

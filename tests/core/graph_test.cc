@@ -1,5 +1,5 @@
-// Graph attention: compares the reference with the dense one, and the fused kernels of every
-// instruction set with the reference.
+// Graph attention: compares its reference with the dense reference, and the fused kernels of every
+// instruction set with its reference.
 #include "gnomon/graph.h"
 
 #include <algorithm>
@@ -33,11 +33,12 @@ struct Graph {
   }
 };
 
-// Rows of random degrees: some empty, some with a duplicate edge, one with `most` edges.
+// A graph with rows of random degrees: some empty, some with a duplicate edge, one with `most`
+// edges.
 Graph RandomGraph(int64_t queries, int64_t keys, int64_t most, unsigned seed = 1) {
   std::mt19937 engine(seed);
   std::uniform_int_distribution<int64_t> key(0, std::max<int64_t>(0, keys - 1));
-  // Half of the edges lead to the first few keys.
+  // Half of the edges connect to the first few keys.
   std::uniform_int_distribution<int64_t> hub(0,
                                              std::min<int64_t>(2, std::max<int64_t>(0, keys - 1)));
   Graph graph;
@@ -89,7 +90,8 @@ std::vector<T> Transpose(const std::vector<T>& from, int64_t rows, int64_t colum
   return to;
 }
 
-// Outputs and gradients as from Problem::Run: the gradient named `only`, or all of them.
+// Returns the same outputs and gradients as Problem::Run: the gradient named `only`, or all
+// gradients.
 template <class T>
 Results<T> RunGraph(const Problem<T>& p, const Graph& graph,
                     const Executor& executor = SerialExecutor(), const std::string& only = "") {
@@ -202,7 +204,7 @@ std::vector<Case> Cases() {
       {"Grouped", 40, 40, 6, 2, 7, 33, 10, true},
       {"OneKeyHead", 40, 30, 4, 1, 64, 64, 15},
       {"ManyHeads", 9, 9, 70, 70, 3, 2, 8},
-      // One row with so many edges that it spans several chunks.
+      // One row has so many edges that it spans several chunks.
       {"Star", 20, 300, 8, 8, 8, 8, 3000},
       {"StarOfOneHead", 5, 300, 1, 1, 3, 1, 9000},
       {"Wide", 6, 11, 2, 1, 130, 257, 1000, true},
@@ -298,8 +300,8 @@ TEST_P(GraphFunctionTest, WithoutTheGradientOfLse) {
   ExpectSame(RunGraph(problem, graph), without);
 }
 
-// Some rows are whole, some empty, some split. Every seventh edge is removed, as are all edges of
-// one row.
+// Some rows are in one chunk, some are empty, some are split. Every seventh edge is removed, as are
+// all edges of one row.
 TEST_P(GraphFunctionTest, BiasesAndDropoutMatchReference) {
   auto [problem, graph] = MakeProblem(function(), {"", 40, 30, 6, 2, 9, 11, 1500});
   std::mt19937 engine(3);
@@ -319,8 +321,8 @@ TEST_P(GraphFunctionTest, BiasesAndDropoutMatchReference) {
   }
 }
 
-// Scores far above the range of exp: each row's largest score is subtracted, also in rows that span
-// chunks.
+// Scores are far above the range of exp, so each row's largest score must be subtracted, even in
+// rows that span chunks.
 TEST_P(GraphFunctionTest, LargeScores) {
   auto [problem, graph] = MakeProblem(function(), {"", 20, 300, 2, 2, 8, 8, 5000});
   for (float& factor : problem.factor) factor *= 300;
@@ -334,7 +336,7 @@ TEST_P(GraphFunctionTest, LargeScores) {
 }
 
 // Like FactorTest for the dense operator: the common part of a row's f must cancel in the gradient
-// of the factor, also in rows that span chunks.
+// of the factor, even in rows that span chunks.
 TEST(Graph, GradientOfFactorHangsOnTheSpreadOfScoresAlone) {
   for (const bool pass_d_lse : {false, true}) {
     auto [problem, graph] =
@@ -356,8 +358,8 @@ TEST(Graph, GradientOfFactorHangsOnTheSpreadOfScoresAlone) {
   }
 }
 
-// Like EqualSlopesTest for the dense operator, also in rows that span chunks: with equal slopes,
-// exactly the gradient of lse remains.
+// Like EqualSlopesTest for the dense operator: with equal slopes, exactly the gradient of lse
+// remains, even in rows that span chunks.
 TEST(Graph, EqualSlopesLeaveTheGradientOfLse) {
   constexpr float kFar = 1000;
   for (const char* name : {"additive", "umbral"}) {
@@ -380,16 +382,16 @@ TEST(Graph, EqualSlopesLeaveTheGradientOfLse) {
   }
 }
 
-// A score of -inf acts like a missing edge, for some or all edges of a row: whole rows, and split
-// rows whose first part, last part or every part has only such edges.
+// A score of -inf acts like a missing edge, for some or all edges of a row. Tests rows in one
+// chunk, and split rows in which the first part, the last part or all parts have only such edges.
 class MinusInfinityTest : public ::testing::Test {
  protected:
   static constexpr int64_t kHidden = 8;  // the first keys, whose scores are -inf
   static constexpr int64_t kKeys = 20;
   static constexpr int64_t kMany = 1500;  // enough edges to span several chunks
 
-  // Adds a row with edges to hidden keys, to others, and to hidden ones again; in the second graph,
-  // only to the others.
+  // Adds a row with edges to hidden keys, visible keys and hidden keys again. In the second graph,
+  // it has only the edges to visible keys.
   void AddRow(int64_t hidden_first, int64_t seen, int64_t hidden_last) {
     std::vector<int64_t> all;
     std::vector<int64_t> rest;
@@ -415,8 +417,8 @@ class MinusInfinityTest : public ::testing::Test {
     AddRow(0, 0, 0);
   }
 
-  // Compares everything except the gradients of the factor and of head scalars, where 0 times -inf
-  // occurs.
+  // Compares all results except the gradients of the factor and of head scalars, in which 0 times
+  // -inf occurs.
   static void Compare(const Results<float>& ours, const Results<double>& expected) {
     for (const auto& [name, values] : expected) {
       if (name == "d_factor" || name == "d_head") continue;
@@ -437,7 +439,7 @@ TEST_F(MinusInfinityTest, IsAnEdgeThatIsNotThere) {
   }
   std::fill(p.factor.begin(), p.factor.end(), 1.0f);
   std::fill(p.head.begin(), p.head.end(), 0.2f);
-  // Scores of about -180, whose weights are negligible relative to e^0.
+  // Scores are about -180, and their weights negligible relative to e^0.
   for (float& scalar : p.row) scalar -= 900.0f;
   const Results<double> expected = RunGraph(p.InDouble(), without_);
   for (const double d : expected.at("d_row")) ASSERT_TRUE(std::isfinite(d));
@@ -445,7 +447,7 @@ TEST_F(MinusInfinityTest, IsAnEdgeThatIsNotThere) {
   OnEveryTarget([&] { Compare(RunGraph(p, graph_), expected); });
 }
 
-// A bias of -inf removes an edge whatever its score is.
+// A bias of -inf removes an edge regardless of its score.
 TEST_F(MinusInfinityTest, OfABiasHidesNaN) {
   const PairFunction& dot = FindPairFunction("dot");
   Problem<float> p = RandomProblem(dot, {.shape = {1, 4, 2, graph_.queries(), kKeys, 3, 5}});
@@ -464,8 +466,8 @@ TEST_F(MinusInfinityTest, OfABiasHidesNaN) {
   });
 }
 
-// Products of finite tokens may overflow; those rows then have no weights, and their tokens no
-// gradients.
+// Products of finite tokens may overflow. Rows in which they do have no weights, and their tokens
+// have no gradients.
 TEST_F(MinusInfinityTest, OfProductsThatOverflow) {
   Problem<float> p =
       RandomProblem(FindPairFunction("dot"), {.shape = {1, 4, 2, graph_.queries(), kKeys, 3, 5}});

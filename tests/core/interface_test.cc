@@ -1,4 +1,4 @@
-// The interface apart from numerical results: error messages, names, instruction sets and
+// Tests the interface except numerical results: error messages, names, instruction sets and
 // executors.
 #include <algorithm>
 #include <chrono>
@@ -27,7 +27,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// The message of the Error that body throws.
+// Returns the message of the Error that body throws.
 template <class Body>
 std::string Message(const Body& body) {
   try {
@@ -279,8 +279,8 @@ TEST(TargetsTest, CanBeChosen) {
                     HasSubstr(Targets().back())));
 }
 
-// Each test runs in its own process, before any target is chosen. The kernels must use the chosen
-// target, so a first call must not choose again.
+// Each test runs in its own process, before any target has been chosen. The kernels must use the
+// chosen target, so the first call must not choose again.
 class FirstChoiceTest : public ::testing::Test {
  protected:
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
@@ -359,7 +359,8 @@ TEST(ThreadExecutorTest, RunsEveryWorkerOnceAndWaits) {
   }
 }
 
-// Checks that the operator uses at most the executor's workers, and none twice at a time.
+// Checks that the operator uses at most the executor's workers, and no worker twice at the same
+// time.
 class RecordingExecutor final : public Executor {
  public:
   int max_workers() const override { return 3; }

@@ -25,8 +25,8 @@ class PairFunctionTest : public ::testing::TestWithParam<const PairFunction*> {
 INSTANTIATE_TEST_SUITE_P(All, PairFunctionTest, ::testing::ValuesIn(PairFunctions()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-// Covers every pair function with every number of columns, every length and every kind of mask, but
-// not all combinations.
+// Each pair function is tested with all numbers of columns, lengths and kinds of masks, but not
+// with all their combinations.
 struct Case {
   const char* name;
   ProblemOptions options;
@@ -80,7 +80,7 @@ std::vector<Case> AccuracyCases() {
         .query_segments = Documents(2, 700, 130),
         .key_segments = Documents(2, 700, 130),
         .bias = kShared}},
-      // Segments that recur, and queries of a segment without keys.
+      // Segments recur, and some queries belong to a segment without keys.
       {"MixedSegments",
        {.shape = {2, 4, 2, 97, 300, 17, 3},
         .left = 200,
@@ -172,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(All, AccuracyTest,
                                   std::get<1>(test.param).name;
                          });
 
-// If the processor multiplies bfloat16 natively, weights are rounded to bfloat16, and nothing else
+// If the processor multiplies bfloat16 natively, weights are rounded to bfloat16, but nothing else
 // is.
 TEST_P(PairFunctionTest, TokensMayBeOfBfloat16) {
   const ProblemOptions problems[] = {
@@ -218,8 +218,8 @@ TEST_P(PairFunctionTest, TokensMayBeOfBfloat16) {
   }
 }
 
-// 16-bit tokens give bitwise the same results as their float32 values, except for all-bfloat16
-// calls, which may use native products.
+// 16-bit tokens give bitwise the same results as their float32 values. The exception is calls with
+// only bfloat16 tokens, which may use native products.
 TEST_P(PairFunctionTest, TokensOf16BitsAreWidened) {
   constexpr TokenType kBFloat16 = TokenType::kBFloat16;
   constexpr TokenType kFloat16 = TokenType::kFloat16;
@@ -261,7 +261,7 @@ TEST_P(PairFunctionTest, TokensOf16BitsAreWidened) {
   }
 }
 
-// Includes numbers beyond the usual range: the largest and smallest, NaN and infinity.
+// Tests all numbers, including the largest and the smallest ones, NaN and infinity.
 TEST(TokenTypeTest, EveryNumberOf16BitsIsWidened) {
   constexpr int64_t kColumns = 16;
   for (const TokenType type : {TokenType::kBFloat16, TokenType::kFloat16}) {
@@ -282,7 +282,7 @@ TEST(TokenTypeTest, EveryNumberOf16BitsIsWidened) {
         for (int64_t n = 0; n < kColumns; ++n) {
           const float expected = FromBits(values[static_cast<size_t>(n)], type);
           const float actual = o[static_cast<size_t>(n)];
-          // A single key has weight 1; 0 may have lost its sign in the sum.
+          // A single key has weight 1; zeros may have lost their sign in the sum.
           EXPECT_TRUE(actual == expected || (std::isnan(actual) && std::isnan(expected)))
               << values[static_cast<size_t>(n)] << ": " << actual << "; expected " << expected;
         }
@@ -323,8 +323,8 @@ TEST_P(PairFunctionTest, InfiniteBiasesMask) {
     }
     ExpectKernelsMatchReference(p);
     const Results<float> r = p.Run();
-    // In head 1, no key is visible; in head 2, the first visible key is visible to the last rows
-    // only.
+    // In head 1, no key is visible. In head 2, the first visible key is visible only to the last
+    // rows.
     for (const int64_t i : {0, 48}) {
       EXPECT_EQ(r.at("lse")[static_cast<size_t>(49 + i)], -kInfinity);
       EXPECT_EQ(r.at("o")[static_cast<size_t>((49 + i) * 17)], 0);
@@ -363,8 +363,8 @@ TEST_P(PairFunctionTest, LogitsMayBeLarge) {
   ExpectKernelsMatchReference(p, 2e-3);
 }
 
-// Nearly coinciding tokens far from the origin: their squared distance loses all digits when
-// computed from norms and the product.
+// Tokens nearly coincide far from the origin, where their squared distance would lose all digits if
+// it were computed from norms and the product.
 class DistanceTest : public ::testing::TestWithParam<const PairFunction*> {};
 
 TEST_P(DistanceTest, OfNearTokensIsExact) {
@@ -392,13 +392,13 @@ std::vector<const PairFunction*> Distances() {
 INSTANTIATE_TEST_SUITE_P(All, DistanceTest, ::testing::ValuesIn(Distances()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-// Tokens at decreasing distances, with keys packed as floats, packed as 16-bit pairs, or read in
-// place. The larger the scores, the larger the distance that counts as near.
+// Tests tokens at decreasing distances, with keys packed as floats, packed as 16-bit pairs, or read
+// in place. If scores are larger, larger distances count as near.
 TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
   const ProblemOptions packed = {.shape = {1, 2, 1, 60, 150, 24, 17}};
   const ProblemOptions in_place = {.shape = {1, 2, 1, 3, 150, 70, 17}};
   const ProblemOptions odd = {.shape = {1, 2, 2, 50, 61, 3, 5}};
-  // Tiles that start in the middle of their keys.
+  // These tiles start in the middle of their keys.
   const ProblemOptions window = {.shape = {1, 2, 1, 90, 210, 5, 6}, .left = 11, .right = 0};
   const auto expect = [](const char* name, const ProblemOptions& options, int fraction,
                          float scores) {
@@ -434,7 +434,7 @@ TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
   }
 }
 
-// A zero query is as near as possible to hidden keys, which must not be read.
+// A query of 0 is as near as possible to hidden keys, which must not be read.
 TEST(NearTokensTest, AreKeysThatThereAre) {
   for (const char* name : {"laplacian", "gaussian", "umbral", "penumbral"}) {
     for (const int64_t queries : {3, 60}) {
@@ -476,7 +476,7 @@ class GuardedPage {
   void* pages_;
 };
 
-// Includes queries that are near every key, or as far as possible.
+// Some queries are near every key, others are as far as possible.
 TEST(NearTokensTest, ReadNothingBehindTheLastKey) {
   GuardedPage page;
   for (const char* name : {"laplacian", "gaussian"}) {
@@ -519,7 +519,7 @@ TEST(NearTokensTest, MayHaveNormsThatOverflow) {
         p.options.key_lengths = {90};
         for (int64_t e = 0; e < 24; ++e) p.y.at(0, 0, 89, e) = e % 2 == 0 ? 1e19f : -3e19f;
         for (const auto& [result, values] : p.Run()) {
-          // The gradient of the factor is minus infinity, as expected.
+          // The gradient of the factor is correctly minus infinity.
           if (result == "d_factor") continue;
           EXPECT_LE(Difference(values, without.at(result)), 1e-6) << result;
         }
@@ -532,7 +532,7 @@ TEST(NearTokensTest, MayHaveNormsThatOverflow) {
   }
 }
 
-// Each gradient requested alone equals that requested with the others.
+// A gradient that is requested alone equals the same gradient requested with all others.
 TEST_P(PairFunctionTest, GradientsMayBeLeftOut) {
   const Problem<float> p = RandomProblem(function(), {.shape = {2, 2, 1, 49, 200, 17, 17},
                                                       .right = 0,
@@ -554,8 +554,8 @@ TEST_P(PairFunctionTest, GradientOfLseIsOptional) {
 
 TEST_P(PairFunctionTest, ResultsAreTheSameForAnyNumberOfWorkers) {
   const ProblemOptions problems[] = {
-      // There is one head, whose keys are divided among workers, then many heads, then a group with
-      // one key head.
+      // The first problem has one head, whose keys are divided among workers. The second has many
+      // heads, and the third a group with one key head.
       {.shape = {1, 1, 1, 300, 900, 17, 17}, .bias = ProblemOptions::kSharedBias},
       {.shape = {3, 4, 4, 100, 100, 17, 17}, .right = 0, .bias = ProblemOptions::kSharedBias},
       {.shape = {1, 4, 1, 50, 500, 3, 80}, .left = 200, .query_offset = 400},
@@ -571,7 +571,7 @@ TEST_P(PairFunctionTest, ResultsAreTheSameForAnyNumberOfWorkers) {
 
 // NaN and infinities.
 
-// o by row.
+// The rows of o.
 std::vector<std::vector<float>> Rows(const Problem<float>& p) {
   const Results<float> r = p.Forward();
   const int64_t columns = p.options.shape.value_dim;
@@ -586,7 +586,7 @@ bool IsFinite(const std::vector<float>& row) {
   return std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); });
 }
 
-// A non-finite token affects only the rows that see it; the others are bitwise unchanged.
+// A non-finite token affects only the rows that see it; all other rows are bitwise unchanged.
 class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction*, float>> {
  protected:
   // Calls spoil(problem, key) for the poisoned key of key head 0 in the last batch.
@@ -617,7 +617,7 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
     };
     for (const ProblemOptions& options : all) Expect(options, 70, spoil);
     // The key is in the first or the last panel, and in the first, a later or the last tile. There
-    // are many queries, or few.
+    // are many or few queries.
     if (&function() != &FindPairFunction("dot")) return;
     for (const int64_t key : {0, 63, 64, 129, 255, 256, 299}) {
       for (ProblemOptions options : all) {
@@ -632,7 +632,7 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
              key + 1000, spoil);
       Expect({.shape = {1, 4, 2, 3, 1300, 16, 16}, .pair_mask = {true, false, false}}, key + 1000,
              spoil);
-      // Too many queries for keys to be read in place.
+      // There are too many queries for keys to be read in place.
       Expect({.shape = {1, 4, 2, 20, 1300, 17, 17}, .right = 0, .query_offset = key + 990},
              key + 1000, spoil);
       Expect({.shape = {1, 4, 2, 20, 1300, 16, 16}, .pair_mask = {true, false, false}}, key + 1000,
@@ -660,7 +660,7 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
     Problem<float> p = RandomProblem(function(), options);
     // The offset bias hides keys 1, 2 and 3 positions after the query, and the poisoned key from
     // row 0. The key bias hides the poisoned key from head 0. The pair bias hides it from every
-    // third row of head 1. With per-batch biases, the first batch's hide nothing.
+    // third row of head 1. With per-batch biases, those of the first batch element hide nothing.
     const int64_t zero = shape.queries - 1;
     const int64_t last = shape.batch - 1;
     const bool shared = options.bias == ProblemOptions::kSharedBias;
@@ -752,7 +752,8 @@ INSTANTIATE_TEST_SUITE_P(All, PoisonedKeyTest,
 // Columns outside key_starts and key_lengths are never read.
 TEST_P(PairFunctionTest, HiddenColumnsMayHoldAnything) {
   for (const bool padded : {false, true}) {
-    // 64 columns are read in place, 17 from padded copies; with few queries, both are.
+    // Tokens with 64 columns are read in place, those with 17 from padded copies; with few queries,
+    // both are read in place.
     for (const auto& [queries, columns] : {std::pair{60, 17}, {60, 64}, {3, 17}, {3, 64}}) {
       const AttentionShape shape = {3, 2, 1, queries, 150, columns, columns};
       const Problem<float> clean = RandomProblem(function(), {.shape = shape,
@@ -793,7 +794,7 @@ TEST(MemoryTest, GrowsWithLengthAndNotWithItsSquare) {
         {.shape = {1, 1, 1, kLength, kLength, 4, 4}, .right = kLength - 2, .bias = kind});
     const int64_t before = PeakMemory();
     p.Run(ThreadExecutor(3));
-    // One byte per pair would be 64 MiB.
+    // One byte per pair would take 64 MiB.
     EXPECT_LE(PeakMemory() - before, kLength * 4096);
   }
 }

@@ -1,5 +1,5 @@
-// Large scores: the weights of the backward pass equal those of the forward pass bitwise, and
-// gradients that are exactly 0 are computed as 0.
+// With large scores, the weights of the backward pass must equal those of the forward pass bitwise,
+// and gradients that are exactly 0 must be computed as 0.
 #include <cmath>
 #include <sstream>
 #include <string>
@@ -21,7 +21,7 @@ class LargeScoreTest : public ::testing::TestWithParam<const PairFunction*> {
 INSTANTIATE_TEST_SUITE_P(All, LargeScoreTest, ::testing::ValuesIn(PairFunctions()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-// v_j and dO_i are unit vectors, so o_ij and the gradient of v_j in column i both equal p_ij.
+// v_j and dO_i are unit vectors, so that o_ij and the gradient of v_j in column i both equal p_ij.
 Problem<float> WeightsProblem(const PairFunction& f, ProblemOptions options, float scale) {
   Problem<float> p = RandomProblem(f, options);
   const AttentionShape& n = p.options.shape;
@@ -42,7 +42,8 @@ Problem<float> WeightsProblem(const PairFunction& f, ProblemOptions options, flo
   return p;
 }
 
-// With more keys than a tile, the forward pass rescales earlier sums, with different rounding.
+// If there are more keys than a tile has, the forward pass rescales earlier sums, with different
+// rounding.
 TEST_P(LargeScoreTest, WeightsAreTheSameInBothDirections) {
   static const OffsetLayout layout(9, 9, OffsetLayout::Far::kClip);
   const AttentionShape shape = {1, 2, 2, 60, 60, 17, 60};
@@ -57,7 +58,7 @@ TEST_P(LargeScoreTest, WeightsAreTheSameInBothDirections) {
        .key_bias = true,
        .relative = &layout,
        .relative_values = false},
-      // Few rows, whose keys are not packed: around the limits.
+      // Numbers of rows around the limit up to which keys are not packed.
       {.shape = {1, 2, 2, 1, 60, 64, 60}},
       {.shape = {1, 2, 2, 4, 60, 33, 60},
        .type = TokenType::kBFloat16,
@@ -99,7 +100,7 @@ TEST_P(LargeScoreTest, WeightsAreTheSameInBothDirections) {
   }
 }
 
-// Weights sum to 1 with many tiles, parts of the keys, shared key heads and bfloat16.
+// Weights must sum to 1 with many tiles, parts of the keys, shared key heads and bfloat16.
 TEST_P(LargeScoreTest, WeightsAddUpToOne) {
   const ProblemOptions all[] = {
       {.shape = {1, 1, 1, 8, 700, 9, 700}},
@@ -123,7 +124,7 @@ TEST_P(LargeScoreTest, WeightsAddUpToOne) {
       const AttentionShape& n = options.shape;
       OnEveryTarget([&] {
         const Results<float> r = p.Run(SerialExecutor(), "d_v");
-        // Over all heads that share the keys.
+        // Sums over all heads that share the keys.
         for (int64_t h = 0; h < n.key_heads; ++h) {
           for (int64_t i = 0; i < n.queries; ++i) {
             double sum = 0;
@@ -139,7 +140,7 @@ TEST_P(LargeScoreTest, WeightsAddUpToOne) {
   }
 }
 
-// A row with a single key gives it weight 1, whatever its score.
+// A row with a single key gives it weight 1, regardless of its score.
 TEST_P(LargeScoreTest, OnlyKeysHaveNoGradient) {
   static const OffsetLayout layout(9, 9, OffsetLayout::Far::kClip);
   static const GridLayout grid({5, 10}, 3, GridLayout::Kind::kAxes);
@@ -189,8 +190,8 @@ TEST_P(LargeScoreTest, OnlyKeysHaveNoGradient) {
   }
 }
 
-// The gradient of a factor is the sum of ds f. The common part of a row's f must cancel, however
-// large it is and however dP and delta round.
+// The gradient of a factor is the sum of ds f. The common part of a row's f must cancel, even if it
+// is large, and regardless of the rounding of dP and delta.
 TEST(FactorTest, ItsGradientHangsOnTheSpreadOfScoresAlone) {
   for (const bool pass_d_lse : {false, true}) {
     Problem<float> p = RandomProblem(FindPairFunction("dot"), {.shape = {2, 2, 1, 60, 250, 8, 16}});
@@ -215,8 +216,7 @@ TEST(FactorTest, ItsGradientHangsOnTheSpreadOfScoresAlone) {
   }
 }
 
-// The common part of a row's slopes must cancel in the gradients of its query: of tokens and
-// scalars.
+// The common part of a row's slopes must cancel in the gradients of its query's token and scalars.
 class SlopesTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(SlopesTest, WhatTheyShareIsNotInTheGradientOfTheQuery) {
@@ -285,8 +285,8 @@ TEST_P(LargeScoreTest, StatisticsThatAreNotKeptChangeNothing) {
   EXPECT_EQ(not_kept.InDouble().Run(), kept.InDouble().Run());
 }
 
-// The statistics of rows with no key, one key and many keys, in calls with few rows (in parts of
-// the keys) and many.
+// Tests the statistics of rows with no key, one key and many keys, in calls with few rows (computed
+// in parts of the keys) and with many rows.
 class StatisticsTest : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(StatisticsTest, AreTheLargestScoreTheSumAndTheKey) {
@@ -300,7 +300,7 @@ TEST_P(StatisticsTest, AreTheLargestScoreTheSumAndTheKey) {
     p.y.at(0, 0, j, 0) = j == 421 ? 40.0f : 0.0f;
     p.key_bias[static_cast<size_t>(j)] = 0;
   }
-  // In turn, key 421 dominates, all keys are equal, and all other keys dominate.
+  // In successive rows, key 421 dominates, all keys are equal, or all other keys dominate.
   for (int64_t i = 0; i < queries; ++i) p.x.at(0, 0, i, 0) = static_cast<float>(1 - i % 3);
   const auto statistics_of = [&](const auto& problem) {
     auto statistics = problem.key_bias;
@@ -320,7 +320,7 @@ TEST_P(StatisticsTest, AreTheLargestScoreTheSumAndTheKey) {
       EXPECT_EQ(statistics[rows + i + 1], kKeys);
       EXPECT_NEAR(statistics[rows + i + 2], kKeys - 1, 1e-12);
       EXPECT_EQ(statistics[2 * rows + i], 421);
-      // Among equal scores, any may be the largest.
+      // If scores are equal, any of them may count as the largest.
       for (const size_t row : {i + 1, i + 2}) {
         EXPECT_GE(statistics[2 * rows + row], 0);
         EXPECT_LT(statistics[2 * rows + row], kKeys);

@@ -28,7 +28,7 @@ void FillMask(Problem<float>& p, auto sees) {
 TEST(PairBiasTest, IsTheSameForAnyNumberOfWorkers) {
   for (const bool batch : {false, true}) {
     for (const bool heads : {false, true}) {
-      // The heads form groups, or each has its own key head, or there are few heads and many keys.
+      // Heads form groups, or each has its own key head, or there are few heads and many keys.
       for (const AttentionShape& shape :
            {AttentionShape{3, 6, 2, 100, 500, 16, 16}, AttentionShape{2, 4, 4, 100, 200, 16, 16},
             AttentionShape{1, 2, 1, 60, 1500, 16, 16}}) {
@@ -81,8 +81,8 @@ TEST(PairBiasTest, IsABiasByOffsetWrittenOut) {
   });
 }
 
-// If all keys have the lowest finite bias, it hides nothing: keys have equal weights, and scores do
-// not matter. Tests offset, key and pair biases, with windows of many row lengths.
+// If all keys have the lowest finite bias, no key is hidden: keys have equal weights, and scores do
+// not matter. Tests offset, key and pair biases, with windows of many lengths.
 TEST(PairBiasTest, OfTheLeastNumberWeighsAllKeysAlike) {
   const AttentionShape shape = {2, 2, 2, 70, 300, 16, 16};
   for (const float number :
@@ -153,7 +153,7 @@ TEST(PairBiasTest, GradientIsSummedOverWhatSharesIt) {
 TEST(PairMaskTest, OfThePastIsCausal) {
   for (const PairFunction* function : AllPairFunctions()) {
     SCOPED_TRACE(function->name);
-    // Many blocks of queries, and few queries.
+    // The calls have many blocks of queries, or few queries.
     for (const int64_t queries : {300, 3}) {
       const Problem<float> causal = RandomProblem(
           *function,
@@ -222,7 +222,7 @@ TEST(PairMaskTest, TilesOfWhichNothingIsSeenAreSkipped) {
   FillMask(p, [](int64_t i, int64_t j) { return i / 192 == j / 192; });
   const double blocks = seconds();
   FillMask(p, [](int64_t, int64_t) { return true; });
-  // One twelfth of the pairs is visible, but reading the inputs takes time as well.
+  // One twelfth of the pairs is visible, but reading the inputs also takes time.
   EXPECT_LE(blocks, seconds() / 2);
 }
 

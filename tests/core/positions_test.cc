@@ -17,7 +17,7 @@ namespace {
 
 using Far = OffsetLayout::Far;
 
-// For each of `batch`: `count` random positions from [first, first + limit), sorted.
+// Returns `count` sorted random positions from [first, first + limit) for each of `batch` elements.
 std::vector<int64_t> Drawn(int64_t batch, int64_t count, int64_t limit, int64_t first = 0) {
   std::mt19937 engine(7);
   std::vector<int64_t> positions;
@@ -193,7 +193,7 @@ TEST_P(PositionsTest, KernelsMatchReference) {
   ExpectKernelsMatchReference(RandomProblem(*function, test_case.options), 5e-5);
 }
 
-// Bitwise, for any number of workers.
+// Results are bitwise equal for any number of workers.
 TEST_P(PositionsTest, WorkersChangeNoBit) {
   const auto& [function, test_case] = GetParam();
   const Problem<float> p = RandomProblem(*function, test_case.options);
@@ -270,7 +270,7 @@ TEST(Positions, OrderOfKeysDoesNotMatter) {
   }
 }
 
-// Outside key_starts and key_lengths, neither tokens nor positions matter.
+// Tokens and positions outside key_starts and key_lengths do not matter.
 TEST(Positions, HiddenKeysMayBeAnything) {
   const OffsetLayout wide(700, 700, Far::kClip);
   const OffsetLayout shaw(16, 16, Far::kZero);
@@ -346,7 +346,7 @@ TEST(Positions, LayoutsMayBeAnyFunction) {
                                                  .relative = &layout}));
 }
 
-// The two descriptions of a layout agree: runs, and differences of codes.
+// The two descriptions of a layout, runs and differences of codes, agree.
 TEST(Positions, DifferencesAreTheRuns) {
   const OffsetLayout clip(5, 3, Far::kClip);
   const OffsetLayout zero(4, 0, Far::kZero);

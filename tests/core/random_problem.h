@@ -31,7 +31,7 @@ GNOMON_FOR_EACH_TEST_DEFINITION(GNOMON_DECLARE)
 
 namespace testing {
 
-// The pair functions of the tests; and all, including the library's.
+// The pair functions of the tests, and all pair functions, including the library's.
 inline std::vector<const PairFunction*> TestPairFunctions() {
 #define GNOMON_ENTRY(Struct, name) &PairFunctionOf##Struct(),
   return {GNOMON_FOR_EACH_TEST_DEFINITION(GNOMON_ENTRY)};
@@ -46,7 +46,8 @@ inline std::vector<const PairFunction*> AllPairFunctions() {
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// A (batch, head, row, column) array: contiguous, or with heads inside rows and gaps in between.
+// A (batch, head, row, column) array. It is contiguous, or has heads inside rows and gaps in
+// between.
 template <class T>
 class Array {
  public:
@@ -81,14 +82,15 @@ class Array {
     }
   }
 
-  // The elements without the gaps.
+  // Returns the elements without gaps.
   std::vector<T> Elements() const {
     std::vector<T> elements;
     Array(*this).ForEach([&](T element) { elements.push_back(element); });
     return elements;
   }
 
-  // The elements of an array that was filled with NaN; fails if a gap has been overwritten.
+  // Returns the elements of an array that was filled with NaN; the test fails if a gap has been
+  // overwritten.
   std::vector<T> TakeOutput() {
     const std::vector<T> elements = Elements();
     ForEach([](T& element) { element = std::numeric_limits<T>::quiet_NaN(); });
@@ -135,7 +137,7 @@ struct ProblemOptions {
   enum { kNoBias, kSharedBias, kBiasForEachBatch } bias = kNoBias;
   const TableLayout* layout = nullptr;
   bool key_bias = false;
-  bool key_bias_base = false;  // the key bias in two parts, with a base per row
+  bool key_bias_base = false;  // whether the key bias has two parts and a base per row
   bool temperature = false;
   double softcap = 0;
   PairOptions pair_bias = {};
@@ -204,8 +206,8 @@ inline int64_t KeyAt(const ProblemOptions& o, int64_t b, int64_t j) {
   return o.key_positions[static_cast<size_t>(b * o.shape.keys + j)];
 }
 
-// Whether query i of batch b sees key j, ignoring biases of -inf and the pair mask; defines the
-// other masks.
+// Whether query i of batch b sees key j, ignoring biases of -inf and the pair mask. This is the
+// definition of all other masks.
 inline bool Sees(const ProblemOptions& o, int64_t b, int64_t i, int64_t j) {
   const auto batch = static_cast<size_t>(b);
   const int64_t offset = KeyAt(o, b, j) - QueryAt(o, b, i);
@@ -226,8 +228,8 @@ inline bool Sees(const ProblemOptions& o, int64_t b, int64_t i, int64_t j) {
          (o.key_lengths.empty() || j < o.key_lengths[batch]);
 }
 
-// Segment numbers for `count` tokens of each of `batch`, in documents of `length` tokens numbered
-// from `first` on. In batch b, the first document is b tokens shorter.
+// Segment numbers for `count` tokens of each of `batch` elements, in documents of `length` tokens
+// numbered from `first` on. In batch element b, the first document is b tokens shorter.
 inline std::vector<int32_t> Documents(int64_t batch, int64_t count, int64_t length,
                                       int32_t first = 0) {
   std::vector<int32_t> segments;
@@ -250,7 +252,7 @@ using Float16 = __fp16;
 using Float16 = _Float16;
 #endif
 
-// The nearest bfloat16 number, ties to even; for finite numbers.
+// Rounds a finite number to the nearest bfloat16 number, ties to even.
 inline float RoundToBfloat16(float number) {
   const auto bits = std::bit_cast<uint32_t>(number);
   return std::bit_cast<float>((bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u);
@@ -289,7 +291,7 @@ class TokenArray {
   Array<uint16_t> bits_;
 };
 
-// While it exists, calls in fp64 run on the reference if `applies`.
+// While this object exists, calls in fp64 run on the reference if `applies`.
 class ScopedReference {
  public:
   explicit ScopedReference(bool applies) : applies_(applies) {
@@ -317,7 +319,7 @@ struct Problem {
   Array<uint8_t> pair_mask = {};
   mutable TokenArray x_tokens = {}, y_tokens = {}, v_tokens = {};
   T relative_factor = T(0.75);
-  // Doubles only: computed by the engine instead of the reference.
+  // Only for doubles: whether the engine computes the call instead of the reference.
   bool is_fused = false;
   bool pass_d_lse = true;
 
@@ -445,7 +447,7 @@ struct Problem {
     return {{"o", o.TakeOutput()}, {"lse", lse}};
   }
 
-  // Runs forward and backward; the gradient named `only`, or all of them.
+  // Runs the forward and the backward pass, with the gradient named `only`, or with all gradients.
   Results<T> Run(const Executor& executor = SerialExecutor(), const std::string& only = "") const {
     Array<T> o(d_o.size(), options.padded, kNan);
     std::vector<T> lse(d_lse.size(), kNan);
@@ -512,8 +514,8 @@ inline bool ReadsAngles(const PairFunction& f) {
   return std::string_view(f.name).ends_with("entailment");
 }
 
-// Inner products and distances are about 1; with a much wider or narrower spread, tests would check
-// nothing.
+// Inner products and distances are about 1. If they were much larger or smaller, the tests would
+// not be meaningful.
 //
 // The gradients of cones and distances jump where two of their terms are equal. To make fp32 and
 // fp64 take the same side there, tokens are multiples of 1/16, whose squared distances are exact in
@@ -531,7 +533,7 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
     const float sixteenths = normal(engine) * 8 / std::sqrt(dim);
     return (options.on_grid ? std::round(sixteenths) : sixteenths) / 16;
   };
-  // Multiples of 1/16 plus `shift`, positive if they represent heights.
+  // Draws multiples of 1/16 plus `shift`, which are positive if they represent heights.
   const auto between = [&](float shift) {
     const int least = f.input == PairInput::kNone ? -8 : 0;
     std::uniform_int_distribution<int> sixteenths(least, least + 15);
@@ -648,8 +650,8 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
   return p;
 }
 
-// The same with tokens spaced by 1 / fraction near (1, 1, ...), and scores of about 1. Squared
-// distances computed from norms have no accurate digits if tokens are near.
+// Like RandomProblem, with tokens spaced by 1 / fraction near (1, 1, ...), and scores of about 1.
+// If tokens are near, squared distances computed from norms have no accurate digits.
 inline Problem<float> NearTokensProblem(const PairFunction& f, ProblemOptions options,
                                         int fraction) {
   const float spread = 1.0f / static_cast<float>(fraction);
@@ -663,8 +665,8 @@ inline Problem<float> NearTokensProblem(const PairFunction& f, ProblemOptions op
   return p;
 }
 
-// The largest difference, relative to the largest number of `expected` but at least `least`,
-// because sums of cancelling terms have few accurate digits. Infinity if NaN or infinities
+// The largest difference, relative to the largest number of `expected` (or `least` if that is
+// larger, because sums of cancelling terms have few accurate digits). Infinity if NaN or infinities
 // disagree.
 template <class T, class Expected>
 double Difference(const std::vector<T>& actual, const std::vector<Expected>& expected,
@@ -686,7 +688,7 @@ double Difference(const std::vector<T>& actual, const std::vector<Expected>& exp
 template <class T>
 void ExpectClose(const Results<T>& actual, const Results<double>& expected, double tolerance) {
   ASSERT_EQ(actual.size(), expected.size());
-  // A head's gradients are sums over its rows, with terms of about 1.
+  // The gradients of a head are sums over its rows, with terms of about 1.
   const double rows = static_cast<double>(expected.at("lse").size()) /
                       std::max(1.0, static_cast<double>(expected.at("d_factor").size()));
   for (const auto& [name, values] : expected) {
@@ -695,7 +697,7 @@ void ExpectClose(const Results<T>& actual, const Results<double>& expected, doub
   }
 }
 
-// Bitwise; NaN equals NaN.
+// Compares bitwise, except that NaN equals NaN.
 template <class T>
 void ExpectSame(const Results<T>& actual, const Results<T>& expected) {
   const auto bits = [](const std::vector<T>& values) {

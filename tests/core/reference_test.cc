@@ -16,7 +16,7 @@
 namespace gnomon::testing {
 namespace {
 
-// Softmax over full matrices, with a plain exp.
+// Computes the softmax over full matrices, with a plain exp.
 Results<double> Naive(const Problem<double>& p) {
   const PairFunction& f = p.function;
   const AttentionShape& n = p.options.shape;
@@ -60,7 +60,7 @@ Results<double> Naive(const Problem<double>& p) {
           for (int64_t s = 0; s < f.head_scalars; ++s) t.push_back(p.head.at(s * n.heads + h));
           double score = p.factor.at(h) * f.value(g, a.data(), c.data(), t.data());
           if (!p.bias.empty()) {
-            // With positions, the tests' layouts clip offsets to [-3, 4].
+            // In tests with positions, layouts clip offsets to [-3, 4].
             const int64_t offset = KeyAt(p.options, b, j) - QueryAt(p.options, b, i);
             const int64_t entry = p.options.query_positions.empty()
                                       ? n.queries - 1 + j - i
@@ -216,7 +216,7 @@ class ReferenceTest
   Problem<double> MakeProblem() const {
     const auto& [function, test_case] = GetParam();
     ProblemOptions options = test_case->options;
-    options.on_grid = false;  // off the grid, where differences would meet kinks
+    options.on_grid = false;  // on the grid, finite differences would cross kinks
     if (ReadsAngles(*function)) options.shape.dim += 8;
     return RandomProblem(*function, options).InDouble();
   }
@@ -234,7 +234,7 @@ void SlopeOfProduct(double /*g*/, const double* /*a*/, const double* /*b*/, cons
   d.g = 1;
 }
 
-// Packed documents take time proportional to their own pairs, however many documents there are.
+// The time for packed documents is proportional to the pairs within documents.
 TEST(ReferenceMaskTest, ComputesVisiblePairsAlone) {
   const AttentionShape shape = {2, 2, 1, 6, 7, 3, 2};
   ProblemOptions documents = {.shape = shape};

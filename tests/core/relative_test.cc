@@ -100,7 +100,7 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPlaces) {
   const OffsetLayout one(0, 0, OffsetLayout::Far::kClip);
   std::vector<ProblemOptions> problems = {
       {.shape = {2, 4, 2, 100, 300, 17, 19}, .relative = &shaw, .relative_key_dim = 17},
-      // There is no other term; the tables are per head.
+      // There is no other term, and tables are per head.
       {.shape = {1, 2, 1, 130, 270, 16, 33},
        .right = 0,
        .query_offset = 140,
@@ -128,8 +128,8 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPlaces) {
        .relative_key_dim = 40,
        .relative_heads = true,
        .dropout = 0.3},
-      // Few rows are computed in parts of the keys, with several heads per block, or with keys read
-      // in place.
+      // If there are few rows, they are computed in parts of the keys, with several heads per
+      // block, or with keys read in place.
       {.shape = {2, 4, 1, 21, 700, 8, 8}, .relative = &shaw, .relative_key_dim = 8},
       {.shape = {1, 4, 2, 3, 130, 8, 8},
        .query_offset = 100,
@@ -137,7 +137,7 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPlaces) {
        .relative_key_dim = 8},
       {.shape = {1, 1, 1, 1, 1, 4, 4}, .relative = &one, .relative_key_dim = 4},
       {.shape = {1, 2, 2, 1, 65, 4, 4}, .relative = &one, .relative_key_dim = 4},
-      // Rows that see no key.
+      // Some rows see no key.
       {.shape = {2, 2, 1, 60, 60, 8, 8},
        .right = -20,
        .key_lengths = {0, 60},
@@ -150,7 +150,7 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPlaces) {
   }
 }
 
-// Tests explicit positions; those of hidden keys do not matter.
+// Tests explicit positions. Positions of hidden keys do not matter.
 TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPositions) {
   const OffsetLayout clip(40, 40, OffsetLayout::Far::kClip);
   const OffsetLayout zero(30, 4, OffsetLayout::Far::kZero);
@@ -166,7 +166,7 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPositions) {
       options.query_positions.push_back(n < 90 ? n + 40 : static_cast<int64_t>(engine() % 300));
     }
     for (int64_t n = 0; n < 2 * 230; ++n) {
-      // Two documents, then random positions.
+      // There are two documents, followed by random positions.
       options.key_positions.push_back(n < 230 ? n % 120 : static_cast<int64_t>(engine() % 300));
     }
     const Results<double> expected = RandomProblem(*GetParam(), options).InDouble().Run();
@@ -178,8 +178,8 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPositions) {
   }
 }
 
-// A gradient requested alone equals the one computed with all others, bitwise for any number of
-// workers.
+// A gradient that is requested alone equals the one computed with all others. It is bitwise equal
+// for any number of workers.
 TEST_P(RelativeTest, GradientsDoNotDependOnCompanyOrWorkers) {
   const OffsetLayout layout(20, 20, OffsetLayout::Far::kClip);
   const Problem<float> p = RandomProblem(*GetParam(), {.shape = {2, 4, 2, 100, 400, 17, 19},
@@ -229,7 +229,7 @@ TEST(KeyBiasTest, HidesValuesThatAreNotFinite) {
   });
 }
 
-// With unit vectors as values, o consists of the weights after dropout.
+// With unit vectors as values, o contains the weights after dropout.
 TEST(DropoutTest, KeepsWeightsWithTheGivenChanceAndScale) {
   constexpr int64_t kTokens = 96;
   for (const double rate : {0.1, 0.5, 0.9, 1.0}) {
@@ -253,14 +253,16 @@ TEST(DropoutTest, KeepsWeightsWithTheGivenChanceAndScale) {
       for (size_t e = 0; e < all.size(); ++e) {
         if (some[e] == 0) {
           ++dropped;
-          // The same column of the next row, and the next column of the same row.
+          // The neighbours are the same column of the next row, and the next column of the same
+          // row.
           if (e + kTokens < all.size() && some[e + kTokens] == 0) ++together;
           if (e + 1 < all.size() && some[e + 1] == 0) ++together;
         } else {
           EXPECT_NEAR(some[e] * (1 - rate), all[e], 1e-5 * all[e]);
         }
       }
-      // Five standard deviations, with more for neighbours, whose pairs overlap.
+      // The tolerance is five standard deviations; for neighbours, it is larger, because their
+      // pairs overlap.
       EXPECT_NEAR(dropped / count, rate, 5 * std::sqrt(rate * (1 - rate) / count));
       EXPECT_NEAR(together / (2 * count), rate * rate,
                   10 * rate * std::sqrt((1 - rate) / count) + 2e-3);

@@ -57,7 +57,7 @@ std::vector<const PairFunction*> BoundedFunctions() {
 INSTANTIATE_TEST_SUITE_P(All, BoundedFunctionTest, ::testing::ValuesIn(BoundedFunctions()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-// Scalars as token maps produce them, so that scalars of one point are consistent.
+// Scalars as computed by token maps, so that the scalars of a point are consistent.
 struct Scalars {
   double values[3] = {0, 0, 0};
 };
@@ -89,7 +89,7 @@ TEST_P(BoundedFunctionTest, ValuesLieWithinTheBounds) {
     };
     const Scalars a = RandomScalars(f.name, true, uniform(engine), normal(engine));
     const double t[3] = {normal(engine), normal(engine), normal(engine)};
-    // Some keys, and the ranges that contain them.
+    // Some keys, and ranges that contain them.
     constexpr int kKeys = 5;
     const double middle = uniform(engine);
     const double any = normal(engine);
@@ -128,7 +128,7 @@ TEST_P(BoundedFunctionTest, ValuesLieWithinTheBounds) {
   EXPECT_GT(tight, 400);
 }
 
-// Adds biases that fall by a per-head slope per token of distance.
+// Adds biases that decrease by a per-head slope per token of distance.
 void SetSlopes(Problem<float>& p, float slope, bool odd = false) {
   const AttentionShape& n = p.options.shape;
   const int64_t tables = p.bias_stride() == 0 ? 1 : n.batch;
@@ -181,8 +181,8 @@ double ScoreOf(const Problem<double>& p, int64_t b, int64_t h, int64_t i, int64_
   return score;
 }
 
-// The largest weight sum, over all rows, of the visible keys for which left_out(b, h, i, j); in
-// double precision.
+// The largest sum of the weights in a row of visible keys for which left_out(b, h, i, j) is true,
+// in double precision.
 template <class LeftOut>
 double LargestLeftOut(const Problem<float>& problem, const LeftOut& left_out) {
   const Problem<double> p = problem.InDouble();
@@ -292,8 +292,7 @@ TEST_P(BoundedFunctionTest, WhatIsLeftOutIsLessThanTheTolerance) {
     Results<float> results;
     const double share =
         ShareOf([&] { results = few ? p.Forward() : p.Run(SerialExecutor(), "d_v"); });
-    // In a Gaussian with heights of several units, the negative factor grows faster than biases
-    // fall.
+    // For a Gaussian with heights of several units, distances grow faster than biases decrease.
     if (c.factor > 0) {
       EXPECT_LT(share, c.most);
     }
@@ -317,7 +316,8 @@ TEST_P(BoundedFunctionTest, WhatIsLeftOutIsLessThanTheTolerance) {
   }
 }
 
-// All outputs and gradients equal those of a call without skipping, and of the reference.
+// All outputs and gradients must equal those of a call without skipping, and those of the
+// reference.
 TEST_P(BoundedFunctionTest, ResultsAreTheSame) {
   static const OffsetLayout layout(9, 9, OffsetLayout::Far::kClip);
   constexpr auto kShared = ProblemOptions::kSharedBias;
@@ -343,13 +343,13 @@ TEST_P(BoundedFunctionTest, ResultsAreTheSame) {
        .relative = &layout,
        .relative_heads = true},
       {.shape = square, .chunks = {200, 1, 1}, .bias = kShared, .key_bias = true},
-      // Rows before all keys, rows that see few of them, and rows after all of them.
+      // There are rows before all keys, rows that see few keys, and rows after all keys.
       {.shape = {1, 2, 1, 900, 500, 17, 9},
        .left = 600,
        .right = 0,
        .query_offset = -100,
        .bias = kShared},
-      // Many heads with few queries.
+      // There are many heads with few queries.
       {.shape = {1, 32, 1, 20, 1500, 17, 9}, .right = 0, .query_offset = 1480, .bias = kShared},
       {.shape = {2, 2, 1, 9, 5000, 17, 9},
        .key_starts = {0, 1111},
@@ -357,7 +357,8 @@ TEST_P(BoundedFunctionTest, ResultsAreTheSame) {
        .query_offset = 4000,
        .bias = kShared},
   };
-  // The terms are the same for all, so most pair functions are tested with a few of them.
+  // The terms do not depend on the pair function, so most pair functions are tested with only a few
+  // terms.
   const std::string name = function().name;
   const bool meets_all = name == "dot" || name == "penumbral";
   size_t count = 0;
@@ -377,8 +378,8 @@ TEST_P(BoundedFunctionTest, ResultsAreTheSame) {
   }
 }
 
-// Packed documents compute only their own pairs and, backward, at most part of a tile more at both
-// ends.
+// For packed documents, only the pairs within documents are computed and, in the backward pass, at
+// most part of a tile at both ends.
 TEST(SegmentsTest, TilesBetweenThemAreSkipped) {
   const int64_t lengths[] = {300, 37, 1, 520, 142};
   for (const int64_t group : {1, 4}) {
@@ -389,7 +390,7 @@ TEST(SegmentsTest, TilesBetweenThemAreSkipped) {
       segments.insert(segments.end(), static_cast<size_t>(length),
                       static_cast<int32_t>(segments.size()) * (length % 2 == 0 ? 1 : -1));
       pairs += 4 * length * length;
-      // Blocks of 48 rows and at most 192 keys.
+      // Blocks have 48 rows and at most 192 keys.
       whole_tiles += 4 * (length + 2 * 48) * (length + 2 * 192);
     }
     Problem<float> p =
@@ -408,7 +409,8 @@ TEST(SegmentsTest, TilesBetweenThemAreSkipped) {
   }
 }
 
-// Hidden tokens never change a row bitwise, although rows share tiles of keys and blocks.
+// A row's result is bitwise independent of hidden tokens, although rows share tiles of keys and
+// blocks.
 TEST_P(BoundedFunctionTest, WhatRowsDoNotSeeChangesNoBit) {
   constexpr auto kShared = ProblemOptions::kSharedBias;
   Problem<float> p = ProblemOf(
@@ -444,8 +446,8 @@ TEST_P(BoundedFunctionTest, WhatRowsDoNotSeeChangesNoBit) {
   }
 }
 
-// The same for windows, whose tiles start with keys hidden from some rows; with a tolerance large
-// enough to reveal skipping.
+// Tests the same for windows, whose tiles start with keys that are hidden from some rows. The
+// tolerance is large enough to reveal skipping.
 TEST_P(BoundedFunctionTest, WhatIsOutsideTheWindowChangesNoBit) {
   constexpr int64_t kLeft = 280;
   const Problem<float> p = ProblemOf(function(), {"",
@@ -542,13 +544,13 @@ TEST_P(BoundedFunctionTest, WhatIsNotFiniteReachesWhatItReachesWithout) {
   }
 }
 
-// Cases in which nothing can be proved.
+// In these cases, no tile is provably negligible.
 TEST(SkippingTest, LeavesNothingOut) {
   constexpr auto kShared = ProblemOptions::kSharedBias;
   const PairFunction& dot = FindPairFunction("dot");
   const AttentionShape square = {1, 2, 2, 700, 700, 8, 8};
   const auto share = [](const Problem<float>& p) { return ShareOf([&] { p.Run(); }); };
-  // A score that the biases do not outweigh.
+  // The biases do not outweigh this score.
   EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .bias = kShared}, 0.4f, false, 1e4f})), 1);
   EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .bias = kShared}, 0.4f, false, 1, 1e10f})),
             1);
@@ -601,7 +603,7 @@ TEST(SkippingTest, ComputesAKeyOfALargeNorm) {
   ExpectClose(p.Run(), p.InDouble().Run(), 5e-5);
 }
 
-// Tiles that are each below the tolerance, but together above it.
+// Each of these tiles is below the tolerance, but together they are above it.
 TEST(SkippingTest, TilesTogetherStayBelowTheTolerance) {
   constexpr int64_t kLength = 1100;
   constexpr int64_t kNear = 64;

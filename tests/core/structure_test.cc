@@ -54,7 +54,7 @@ TEST(DefinitionKernelTest, CoverAnInnerProductWithScalars) {
   EXPECT_TRUE(std::any_of(all.begin(), all.end(), goes_with_scalars));
 }
 
-// Loops over the grid cells: the layout's definition, without its arithmetic.
+// Loops over the grid cells, which is the definition of the layout without its arithmetic.
 template <class Body>
 void ForEachPairOfCells(int64_t height, int64_t width, const Body& body) {
   for (int64_t yi = 0; yi < height; ++yi) {
@@ -68,7 +68,7 @@ void ForEachPairOfCells(int64_t height, int64_t width, const Body& body) {
   }
 }
 
-// The logits of a head are its biases alone. The weights must be the softmax of the biases, and the
+// The logits of a head are only its biases. The weights must be the softmax of the biases, and the
 // gradient of the biases must be that of the softmax, summed over the pairs of each (dy, dx).
 TEST(GridBiasTest, IsATableOfDifferencesOfCells) {
   constexpr int64_t kHeight = 3;

@@ -68,7 +68,7 @@ namespace {
 constexpr float kMost = std::numeric_limits<float>::max();
 constexpr float kLeast = std::numeric_limits<float>::min();
 
-// Positive numbers of every magnitude, including the ends of the range and numbers near 1.
+// Returns positive numbers of all magnitudes, including the ends of the range and numbers near 1.
 std::vector<float> Numbers() {
   std::vector<float> numbers = {
       kLeast,      kMost,      1.0f, std::nextafter(1.0f, 0.0f), std::nextafter(1.0f, 2.0f),
@@ -123,7 +123,7 @@ TEST(VocabularyTest, Log1p) {
 
 TEST(VocabularyTest, Exp) {
   std::vector<float> x = Numbers();
-  // The numbers lie between -87 and 87; WithSpecials adds others.
+  // The numbers are between -87 and 87; WithSpecials adds others.
   for (size_t i = 0; i < x.size(); ++i) {
     const float number = std::fmod(x[i], 87.0f);
     x[i] = i % 2 == 0 ? number : -number;

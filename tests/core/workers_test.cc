@@ -1,4 +1,4 @@
-// Concurrent workers: results do not depend on which worker is late.
+// Results must not depend on which of several concurrent workers is late.
 #include <pthread.h>
 
 #include <atomic>
@@ -53,7 +53,7 @@ class StallingExecutor final : public Executor {
 
 // With few heads and many keys, blocks of keys take turns to add to the rows and, if there are more
 // blocks than partial sums, to the tables. With chunks, no two blocks share a visible row, so only
-// the tables determine their order.
+// the turns for the tables determine the order.
 TEST(LateWorkersTest, ChangeNoBit) {
   static const OffsetLayout layout(40, 40, OffsetLayout::Far::kClip);
   const ProblemOptions all[] = {
@@ -74,7 +74,7 @@ TEST(LateWorkersTest, ChangeNoBit) {
   }
 }
 
-// The largest positions are equivalent to unbounded ones, and their sums do not overflow.
+// The largest positions have the same effect as unbounded ones, and their sums do not overflow.
 TEST(FarPositionsTest, SeeWhatUnboundedOnesDo) {
   for (const int64_t back : {0, 1, 2, 3, 4, 5, 100}) {
     for (const int64_t sign : {1, -1}) {
@@ -82,7 +82,7 @@ TEST(FarPositionsTest, SeeWhatUnboundedOnesDo) {
       ProblemOptions options = {.shape = {2, 2, 2, 9, 70, 4, 4}};
       options.query_offset = sign * (std::numeric_limits<int64_t>::max() - back);
       const Results<float> unbounded = RandomProblem(FindPairFunction("dot"), options).Run();
-      // From far after the keys, a causal query sees all of them; from far before them, none.
+      // A causal query far after the keys sees all keys; a query far before them sees none.
       options.right = 0;
       const Results<float> causal = RandomProblem(FindPairFunction("dot"), options).Run();
       if (sign > 0) {

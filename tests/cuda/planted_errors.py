@@ -1,7 +1,7 @@
-"""Mutation-tests the CUDA kernels: plants the errors in errors.txt, one at a time.
+"""Mutation-tests the CUDA kernels: applies the mutants in errors.txt, one at a time.
 
-The tests in the emulator must detect each error. Needs a build of gnomon_cuda_tests (--build) and a
-few seconds per error.
+The tests in the emulator must detect each mutant. This needs a build of gnomon_cuda_tests (--build)
+and a few seconds per mutant.
 """
 
 import argparse
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 from plant import Planted, read_errors  # noqa: E402
 
-# The pair functions that test filters name, and their structs.
+# The pair functions that occur in test filters, and their structs.
 STRUCTS = {"dot": "Dot", "umbral": "Umbral", "softcap": "Softcap", "laplacian": "Laplacian"}
 HERE = Path(__file__).resolve().parent
 
@@ -35,7 +35,7 @@ def included(text: str) -> set[str]:
 
 
 class Builder:
-    """Compiles the kernels that contain an error and links them with the tests' objects."""
+    """Compiles the kernels that contain a mutant, and links them with the objects of the tests."""
 
     def __init__(self, build: Path, compiler: str, flags: list[str]) -> None:
         self.compiler = compiler
@@ -54,7 +54,7 @@ class Builder:
             raise SystemExit(f"{build}: gnomon_cuda_tests has not been built")
 
     def compile(self, folder: Path, source: Path) -> Path:
-        """The object of a source compiled with the kernels in folder/src."""
+        """The object of a source that is compiled with the kernels in folder/src."""
         target = folder / f"{source.stem}.o"
         includes = [folder / "src", ROOT / "src", ROOT / "include", HERE]
         command = [self.compiler, "-std=c++20", "-O1", "-ffp-contract=off", "-w", *self.flags]
@@ -86,7 +86,7 @@ def failed_test(program: Path, tests: str) -> str | None:
     command = [program, f"--gtest_filter={tests}", "--gtest_fail_fast"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if "[ RUN " not in run.stdout:
-        raise SystemExit(f"no test is called {tests}")
+        raise SystemExit(f"no test matches {tests}")
     if run.returncode == 0:
         return None
     failed = re.search(r"\[  FAILED  \] (\S+?),? ", run.stdout)
@@ -98,7 +98,7 @@ def structs_of(error: Planted) -> list[str]:
 
 
 def filter_of(tests: str) -> str:
-    """Removes the pair function from names of tests that it does not parametrize."""
+    """Removes the pair function from the names of tests that do not have it as a parameter."""
     return re.sub(r"((?:WideHeads|KeyBias)Test\.\*|Near\*)[a-z]+", r"\1", tests)
 
 
@@ -106,9 +106,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--compiler", default=os.environ.get("CXX", "c++"))
-    parser.add_argument("--flags", default="", help="further flags, of the compiler and the linker")
-    parser.add_argument("--only", default="", help="a regular expression of names")
-    parser.add_argument("--list", action="store_true", help="names the errors and ends")
+    parser.add_argument(
+        "--flags", default="", help="additional flags for the compiler and the linker"
+    )
+    parser.add_argument(
+        "--only", default="", help="a regular expression that selects mutants by name"
+    )
+    parser.add_argument("--list", action="store_true", help="only list the names of the mutants")
     arguments = parser.parse_args()
     errors = [e for e in read_errors(HERE / "errors.txt") if re.search(arguments.only, e.name)]
     planted = {error.name: error.plant((ROOT / error.file).read_text()) for error in errors}
@@ -124,9 +128,9 @@ def main() -> int:
             (folder / error.file).write_text(planted[error.name])
             program = builder.build(folder, Path(error.file).name, structs_of(error))
             seen = failed_test(program, filter_of(error.tests))
-        print(f"{error.name}: {seen or 'NOT SEEN'}", flush=True)
+        print(f"{error.name}: {seen or 'NOT DETECTED'}", flush=True)
         unseen += seen is None
-    print(f"{len(errors) - unseen} of {len(errors)} errors were seen")
+    print(f"{len(errors) - unseen} of {len(errors)} mutants detected")
     return 1 if unseen else 0
 
 

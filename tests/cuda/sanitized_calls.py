@@ -1,7 +1,7 @@
-"""Calls attention on a GPU, forward and backward; run it under compute-sanitizer.
+"""Runs attention on a GPU, forward and backward, for use under compute-sanitizer.
 
-The only argument is the similarity. Covers two dtypes, square, decoding and cross attention, and no
-position, ALiBi with learned slopes and relative keys.
+The only argument is the similarity. The calls have two dtypes; square, decoding and cross-attention
+shapes; and no position, ALiBi with learned slopes, or relative keys.
 """
 
 import itertools

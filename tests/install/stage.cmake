@@ -1,7 +1,7 @@
 # cmake -DBUILD=... -DPREFIX=... -DCOMPONENTS=... -P stage.cmake
 #
-# Installs the components of a build into a folder and moves that to PREFIX, which must not matter.
-# Nothing that is installed may look for libraries in the build.
+# Installs the components of a build into a folder and moves it to PREFIX. Moving must not matter.
+# No installed file may refer to libraries in the build.
 foreach(folder ${PREFIX} ${PREFIX}.staged)
   file(REMOVE_RECURSE ${folder})
 endforeach()
@@ -17,7 +17,7 @@ file(RENAME ${PREFIX}.staged ${PREFIX})
 file(GLOB_RECURSE installed ${PREFIX}/*.cmake ${PREFIX}/*.so ${PREFIX}/bin/*)
 foreach(file IN LISTS installed)
   foreach(folder ${BUILD}/lib ${PREFIX}.staged)
-    # Characters of a folder's name that mean something in regular expressions.
+    # Escapes the characters of a folder's name that are special in regular expressions.
     string(REGEX REPLACE "([][+.*()^$?|\\])" "\\\\\\1" pattern "${folder}")
     file(STRINGS ${file} lines REGEX "${pattern}" LIMIT_COUNT 1)
     if(lines)

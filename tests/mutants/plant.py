@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Mutation-tests the core: plants errors in a copy of the tree, one at a time, and runs the tests.
+"""Mutation-tests the core: applies mutants to a copy of the tree, one at a time, and runs the
+tests.
 
-Reports the core test that detects each error in errors.txt (in this folder). Exits with 0 if at
-least 90% of the errors are detected, and with 1 if fewer are, or if an entry does not match the
-code.
+Prints the core test that detects each mutant in errors.txt (in this folder). Exits with 0 if at
+least 90% of the mutants are detected, and with 1 if fewer are detected or an entry does not match
+the code.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_SHARE = 0.9
-# For a fast compilation: little optimisation, and only this machine's instruction set.
+# Flags for fast compilation: little optimisation, and only this machine's instruction set.
 FLAGS = "-Og -march=native -DHWY_COMPILE_ONLY_STATIC -w"
 TARGET = "gnomon_core_tests"
-# Most of the work is compiling a file once per definition. An error in all of these objects is
-# first planted in three of them: a definition without tokens (whose object comes first, so that
+# Most of the time is spent compiling a file once per definition. A mutant of all these objects is
+# first applied to three of them: a definition without tokens (whose object comes first, so that
 # functions shared by objects are linked from it), one with products and one with distances.
 KERNELS = {"kernel_Additive.cc.o", "kernel_Dot.cc.o", "kernel_Umbral.cc.o"}
-# An error may make tests run or wait forever. The limits are the minimum CPU time that tests get, a
-# multiple of the time that the named tests take without an error, and the time that they may be
-# almost idle. CPU time is used because a busy machine is not an error.
+# A mutant may make tests run or wait forever. The limits are the minimum CPU time that tests get, a
+# multiple of the time that the named tests take without a mutant, and the time that they may be
+# almost idle. CPU time does not depend on how busy the machine is.
 LIMIT_S = 300
 PATIENCE = 3
 IDLE_S = 60
 
 
 class PlantError(Exception):
-    """The reason why an error cannot be planted or judged, in one line."""
+    """The reason why a mutant cannot be applied or judged, in one line."""
 
 
 @dataclass
 class Planted:
-    """An error: lines of one file and their replacement."""
+    """A mutant: lines of one file, and their replacement."""
 
     name: str
     file: str
@@ -52,19 +53,19 @@ class Planted:
     new: list[str] = field(default_factory=list)
 
     def plant(self, text: str) -> str:
-        """The text of the file with the error."""
-        # Matches whole lines anywhere in the file.
+        """Applies the mutant to the text of the file."""
+        # Only entire lines match, anywhere in the file.
         lines = f"\n{text}"
         old, new = ("".join(f"\n{line}" for line in part) for part in (self.old, self.new))
         count = len(re.findall(re.escape(old) + r"(?=\n)", lines)) if self.old else 0
         if count != 1 or old == new:
-            found = "changes nothing" if old == new else f"is there {count} times, not once"
+            found = "changes nothing" if old == new else f"occurs {count} times; expected once"
             raise PlantError(f"{self.name}: its text {found} in {self.file}")
         return re.sub(re.escape(old) + r"(?=\n)", lambda _: new, lines)[1:]
 
 
 def read_errors(path: Path) -> list[Planted]:
-    """The errors of a file; its first lines describe the format."""
+    """The mutants in a file, whose first lines describe the format."""
     errors: list[Planted] = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if match := re.fullmatch(r"\[([a-z0-9-]+)\] (\S+) (\S+)", line):
@@ -76,17 +77,17 @@ def read_errors(path: Path) -> list[Planted]:
                 errors[-1].new.append(line[1:])
         elif line and not line.startswith("#"):
             raise PlantError(
-                f"{path.name}:{number}: neither an error's first line nor part of its text"
+                f"{path.name}:{number}: neither the first line of a mutant nor part of its text"
             )
     names = [error.name for error in errors]
     for name in names:
         if names.count(name) > 1:
-            raise PlantError(f"{path.name}: {name} is there {names.count(name)} times")
+            raise PlantError(f"{path.name}: {name} is defined {names.count(name)} times")
     return errors
 
 
 def copy_tree(to: Path) -> None:
-    """Copies the tree into a folder; unchanged files keep their times."""
+    """Copies the tree to a folder; unchanged files keep their modification times."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     files = {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
@@ -118,10 +119,10 @@ class Workshop:
         self.tree = folder / "tree"
         self.build_folder = folder / "build"
         self.jobs = jobs
-        self.limit_s = float("inf")  # until the tests have run without an error
+        self.limit_s = float("inf")  # until the tests have run without a mutant
         self.tests_s = 0.0  # CPU time of the last test run
         copy_tree(self.tree)
-        # The project's own tools, as this program may run in their environment.
+        # The project's own tools, if this program runs in their environment.
         tools = Path(sys.executable).parent
         cmake, ninja = (str(tools / t) if (tools / t).exists() else t for t in ("cmake", "ninja"))
         self.cmake, self.ninja = cmake, ninja
@@ -144,7 +145,7 @@ class Workshop:
         code, output = self.run_tests(command)
         end = " (crash)" if code is not None else " (hangs)"
         if "[==========] Running 0 tests" in output:
-            raise PlantError(f"no test is {tests}")
+            raise PlantError(f"no test matches {tests}")
         if code == 0:
             return None
         if failed := re.findall(r"^\[  FAILED  \] (\w\S*?),? ", output, re.MULTILINE):
@@ -153,7 +154,8 @@ class Workshop:
         return (begun[-1] if begun else "the program's start") + end
 
     def run_tests(self, command: list[str]) -> tuple[int | None, str]:
-        """Exit status and output of a test program; None if it was stopped because it hung."""
+        """Exit status and output of a test program; the status is None if it hung and was
+        stopped."""
         with tempfile.TemporaryFile("w+") as log:
             run = subprocess.Popen(command, stdout=log, stderr=log)
             self.tests_s, checked, checked_s = 0.0, time.monotonic(), 0.0
@@ -189,7 +191,7 @@ class Workshop:
         return objects
 
     def judge(self, error: Planted) -> str | None:
-        """Plants an error and removes it again; returns the test that detects it, or None."""
+        """Applies a mutant and reverts it; returns the test that detects it, or None."""
         path = self.tree / error.file
         text = path.read_text()
         before = path.stat()
@@ -206,7 +208,7 @@ class Workshop:
             write(error.plant(text))
             if failed := self.failed_after_build(error.tests):
                 return failed
-            os.utime(path)  # in all objects, with all tests
+            os.utime(path)  # rebuild all objects, and run all tests
             failed = self.failed_after_build("*")
         finally:
             if path.stat().st_mtime_ns == before.st_mtime_ns:
@@ -215,7 +217,7 @@ class Workshop:
                 path.write_text(text)
                 self.build()
         if failed and self.failed_test(failed.split()[0]):
-            raise PlantError(f"{failed} fails without it as well")
+            raise PlantError(f"{failed} also fails without the mutant")
         return failed
 
     def failed_after_build(self, tests: str) -> str | None:
@@ -225,7 +227,7 @@ class Workshop:
 
 
 def check(errors: list[Planted]) -> list[str]:
-    """The faults of errors before any is planted."""
+    """The faults of all mutants, determined before any is applied."""
     wrong = []
     for error in errors:
         path = ROOT / error.file
@@ -240,16 +242,20 @@ def check(errors: list[Planted]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("pattern", nargs="*", help="errors to plant, by name; * for any part of it")
-    parser.add_argument("--list", action="store_true", help="names of the errors, and no more")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="of the compiler")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build-mutants", help="for the copy")
+    parser.add_argument("pattern", nargs="*", help="names of the mutants to apply; may contain *")
+    parser.add_argument("--list", action="store_true", help="only list the names of the mutants")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="parallel compiler processes"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build-mutants", help="folder for the copy"
+    )
     args = parser.parse_args()
 
     errors = read_errors(Path(__file__).with_name("errors.txt"))
     for pattern in args.pattern:
         if not fnmatch.filter([error.name for error in errors], pattern):
-            parser.error(f"no error is named {pattern}; --list lists them")
+            parser.error(f"no mutant is named {pattern}; --list lists all names")
     if args.pattern:
         errors = [e for e in errors if any(fnmatch.fnmatch(e.name, p) for p in args.pattern)]
     if wrong := check(errors):
@@ -273,12 +279,12 @@ def main() -> int:
         try:
             test = workshop.judge(error)
             seen += test is not None
-            verdict = f"seen by {test}" if test else "NOT SEEN"
+            verdict = f"detected by {test}" if test else "NOT DETECTED"
         except PlantError as problem:
             broken += 1
             verdict = str(problem)
         print(f"{error.name:{width}}  {time.monotonic() - start:4.0f} s  {verdict}", flush=True)
-    print(f"{seen} of {len(errors)} planted errors detected ({seen / len(errors):.0%})")
+    print(f"{seen} of {len(errors)} mutants detected ({seen / len(errors):.0%})")
     return 0 if seen >= LEAST_SHARE * len(errors) and broken == 0 else 1
 
 

@@ -465,7 +465,7 @@ VARIANTS = [
 
 
 def name_of(variant):
-    """Test ids must be equal in all processes, unlike a function's repr."""
+    """A test id that is equal in all processes, unlike a function's repr."""
     return ",".join(f"{name}={getattr(x, '__name__', x)}" for name, x in variant.items())
 
 

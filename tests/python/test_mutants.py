@@ -32,17 +32,17 @@ def test_an_error_replaces_whole_lines(plant):
     error = plant.Planted("name", "file", "*", old=["  a;", "  b;"], new=["  a;"])
     assert error.plant("x\n  a;\n  b;\ny\n") == "x\n  a;\ny\n"
     for text in ("x\n", "  a;\n  b;\n  a;\n  b;\n", "  a;\n  b; // c\n", "  a;\n    b;\n"):
-        with pytest.raises(plant.PlantError, match=r"name: its text is there \d times, not once"):
+        with pytest.raises(plant.PlantError, match=r"name: its text occurs \d times"):
             error.plant(text)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[a] file Test.*\n-x\n?y\n", "errors.txt:3: neither an error's first line nor part"),
+        ("[a] file Test.*\n-x\n?y\n", "errors.txt:3: neither the first line of a mutant nor"),
         ("[a] file\n", "errors.txt:1: neither"),
         ("-x\n", "errors.txt:1: neither"),
-        ("[a] file *\n-x\n\n[a] file *\n-y\n", "errors.txt: a is there 2 times"),
+        ("[a] file *\n-x\n\n[a] file *\n-y\n", "errors.txt: a is defined 2 times"),
     ],
 )
 def test_an_invalid_list_is_reported(plant, tmp_path, text, message):

@@ -355,7 +355,7 @@ def test_a_cache_of_rotated_keys_follows_modifications(kind):
         if lasts:
             last(o, whole[:, n : n + 1])
     plain, draft = copy.deepcopy(cache), copy.copy(cache)
-    # last() returns the keys before rotation.
+    # The cache provides the keys before rotation.
     last(plain.k, split_heads(module.k_proj(x[:, :8]), 2))
     for other in (cache, draft, plain):
         last(module(x[:, 8:], causal=True, cache=other), module(x, causal=True)[:, 8:])

@@ -69,7 +69,7 @@ def test_t5_attention(is_decoder):
 
 @pytest.mark.parametrize(("span", "max_distance"), [(256, 512), (128, 512), (16, 64), (4, 9)])
 def test_deberta_buckets(span, max_distance):
-    """A query with a single 1 reveals which row each key used."""
+    """With one column and the row number as value, lse reveals which row each key used."""
     length = 3 * max_distance
     distances = torch.arange(-length, length + 1)
     bucket = modeling_deberta_v2.make_log_bucket_position(distances, span, max_distance).long()

@@ -50,7 +50,7 @@ ROWS = {"own": (B, H, LQ), "heads": (B, 1, LQ), "batch": (1, H, LQ), "rows": (LQ
 
 
 def case_of(similarity: str = "dot") -> Case:
-    """The last queries of a causal call: every row has a key."""
+    """The mask of the last queries of a causal call, in which every row has a key."""
     return Case(
         similarity, "alibi", batch=B, heads=H, key_heads=HKV, queries=LQ, keys=LK,
         mask=Mask(causal=True, query_offset=LK - LQ),
@@ -59,7 +59,7 @@ def case_of(similarity: str = "dot") -> Case:
 
 def random_mask(shape: tuple[int, ...]) -> torch.Tensor:
     mask = torch.rand(shape) < 0.6
-    # A row that attends to no key.
+    # One row attends to no key.
     if mask.dim() == 4 and shape[2] > 2:
         mask[0, 0, 2] = False
     return mask
@@ -70,7 +70,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 
 def softmax(scores: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """o and lse, which are 0 and -inf for a row that sees nothing."""
+    """o and lse; for a row that sees no key, they are 0 and -inf."""
     sees = (scores > -math.inf).any(-1, keepdim=True)
     scores = torch.where(sees, scores, 0.0)
     values = v.repeat_interleave(scores.shape[1] // v.shape[1], 1)
@@ -137,9 +137,9 @@ def test_all_at_once(similarity, dtype):
     )
 
 
-#: The part of these scores that all rows share is not computed.
+# : Terms of these scores that are constant along a row are not computed.
 WITH_A_ROW_CONSTANT = [n for n in SIMILARITIES if n.startswith(("lorentz", "umbral")) or "log" in n]
-#: Rows and keys: one tile, several with a partial one, and the plan for few rows.
+# : Numbers of rows and keys: one tile, several with a partial one, and the strategy for few rows.
 CAPPED = {"a tile": (13, 37), "tiles": (150, 331), "few rows": (2, 700)}
 
 
@@ -263,7 +263,7 @@ def test_biases_of_pairs(shape, dtype):
 
 @DTYPES
 def test_biases_that_rows_or_keys_share_hide_by_infinity(dtype):
-    """With a sink and temperatures, one of which is 0."""
+    """The call has a sink and temperatures, one of which is 0."""
     torch.manual_seed(0)
     of_keys, of_rows = normal(B, 1, 1, LK), normal(1, H, LQ, 1)
     of_keys[0, :, :, ::3] = -math.inf
@@ -327,7 +327,7 @@ SAME = {
 @pytest.mark.parametrize("kind", list(SAME))
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_finite_biases(kind, sign, dtype):
-    """Rows in which all keys have the lowest finite bias weight them equally."""
+    """If all keys of a row have the lowest finite bias, they have equal weights."""
     torch.manual_seed(0)
     leaves = [torch.randn(1, 2, n, 8, dtype=dtype, requires_grad=True) for n in (40, 24, 24)]
     term, shape = SAME[kind]
@@ -373,7 +373,7 @@ def test_biases_of_keys(batch, heads, dtype):
         lambda p: [KeyBias(p["keys"]), KeyBias(p["more"]), Forget(p["log_forget"])], nothing,
         lambda p: (p["keys"] + p["more"] - p["log_forget"].cumsum(2)).unsqueeze(2), dtype,
     )  # fmt: skip
-    # If a key bias is the only term, nothing else determines the number of rows.
+    # With only a key bias, nothing else determines the number of rows.
     q, k, v = (
         x.to(dtype) for x in (normal(B, H, LQ, 4), normal(B, HKV, LK, 4), normal(B, HKV, LK, 3))
     )
@@ -387,7 +387,7 @@ def test_biases_of_keys(batch, heads, dtype):
 @DTYPES
 @pytest.mark.parametrize("similarity", ["dot", "penumbral"])
 def test_midpoints_at_a_temperature(similarity, dtype):
-    """The factors of values are not part of the scores that it multiplies."""
+    """A temperature multiplies the scores, but not the Lorentz factors of the values."""
     torch.manual_seed(0)
     case = Case(similarity, "alibi", key_heads=2, mask=Mask(key_lengths=(13, 0), causal=True))
     inputs = case.inputs() | {"temperature": normal(2, 4, 13), "sink": normal(4)}
@@ -421,7 +421,7 @@ def test_midpoints_at_a_temperature(similarity, dtype):
 @pytest.mark.parametrize("shape", list(ROWS))
 def test_temperatures(shape, dtype):
     torch.manual_seed(0)
-    # With any sign: masked pairs stay masked.
+    # Temperatures have any sign: masked pairs remain masked.
     inputs = {"temperature": normal(*ROWS[shape])}
     check(
         case_of("penumbral"), inputs, lambda p: [], lambda p: {"temperature": p["temperature"]},
@@ -444,7 +444,7 @@ def test_a_temperature_of_zero_and_a_number():
 
 
 def test_scalable_softmax():
-    """s log(n) for the number n of keys that a row sees (Nakanishi 2025)."""
+    """s log(n), where n is the number of keys that a row sees (Nakanishi 2025)."""
     torch.manual_seed(0)
     q, k, v = (normal(2, 4, 21, 8) for _ in range(3))
     s = torch.tensor([0.3, 0.43, 0.6, 1.0], dtype=torch.float64)
@@ -455,7 +455,7 @@ def test_scalable_softmax():
     torch.testing.assert_close(ours, scores.masked_fill(hidden, -math.inf).softmax(-1) @ v)
 
 
-#: Terms that depend on the keys before a row's own; gates is (1, H, Lk).
+# : Terms that depend on the keys before a row's own position; gates has shape (1, H, Lk).
 COUNTING = {
     "forget": lambda gates: Forget(gates),
     "scalable softmax": lambda gates: ScalableSoftmax(gates.new_tensor([0.2, 0.3, 0.4, 0.5])),
@@ -467,7 +467,7 @@ COUNTING = {
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("term", COUNTING)
 def test_packed_documents_match_separate_calls(term, causal, dtype):
-    """Packed consecutively or with interleaved tokens; left-padded; with their natural
+    """Documents are packed consecutively or interleaved, or padded on the left; each has its own
     positions."""
     torch.manual_seed(0)
     q, k, v = (normal(1, H, 11, 8).to(dtype) for _ in range(3))
@@ -502,7 +502,7 @@ def test_packed_documents_match_separate_calls(term, causal, dtype):
 @pytest.mark.parametrize("similarity", ["dot", "laplacian", "penumbral", "hyperboloid"])
 @pytest.mark.parametrize("scale", [1.0, 3.0, 10.0, 1e3])
 def test_gradients_at_large_scores(similarity, scale):
-    """Within four times the error of the unfused reference in float32."""
+    """Errors are at most four times those of the unfused reference in float32."""
     if similarity != "dot" and scale > 10:
         pytest.skip("beyond the range of its map")
     torch.manual_seed(0)
@@ -527,7 +527,7 @@ def test_gradients_at_large_scores(similarity, scale):
 
     def theirs(p):
         forgotten = -p["log_forget"].cumsum(2).unsqueeze(2)
-        # Its positions are in float64.
+        # The formula computes positions in float64.
         scores = case.scores(p).to(p["v"].dtype) + p["pairs"] + forgotten
         return softmax(scores * p["temperature"].unsqueeze(3), p["v"])
 
@@ -539,14 +539,14 @@ def test_gradients_at_large_scores(similarity, scale):
     for name, expected in exact.items():
         size = expected.abs().max().clamp_min(1e-30)
         error, allowed = (float((x[name] - expected).abs().max() / size) for x in (found, plain))
-        # The formula may be inaccurate where gnomon is not.
+        # The formula may be inaccurate where gnomon is accurate.
         limit = 1e-5 if math.isnan(allowed) else max(4 * allowed, 1e-5)
         assert error <= limit, (name, error, allowed)
 
 
 @pytest.mark.parametrize("r", [0.1, 1.0])
 def test_gradients_of_queries_whose_slopes_are_alike(r):
-    """Heights grow as e^z, so that the rounding of scores decides some rows of some seeds."""
+    """Heights grow as e^z, so for some seeds, the rounding of scores decides some rows."""
     length, dim, seeds = 48, 16, 20
     seen = torch.ones(length, length, dtype=torch.bool).tril()
     within, ratios = 0, []
@@ -597,7 +597,7 @@ def test_forget_gates_over_long_sequences():
     exact, plain = formula(torch.float64), formula(torch.float32)
     for ours, expected, rounded in zip(found, exact, plain, strict=True):
         assert (ours - expected).abs().max() <= 3e-6 * expected.abs().max()
-        # The result of the plain formula.
+        # `rounded` is the result of the plain formula.
         assert (rounded - expected).abs().max() > 1e-4 * expected.abs().max()
 
 
@@ -623,7 +623,7 @@ def test_forget_gates_with_padding_and_offsets_of_batches():
 
 @pytest.mark.parametrize("places", ["none", "restart", "shuffled"])
 def test_forget_gates_of_a_document_do_not_see_another(places):
-    """lse and sinks use the full sums."""
+    """lse and sinks use the full sums of gates."""
     torch.manual_seed(0)
     batch, heads, lengths = 2, 3, (7, 11, 4)
     length = sum(lengths)
@@ -668,7 +668,7 @@ def test_forget_gates_of_a_document_do_not_see_another(places):
 @pytest.mark.parametrize("number", [-1e9, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize("kind", ["keys", "pair bias per key", "pairs"])
 def test_forget_gates_beside_keys_that_a_number_hides(kind, number):
-    """Rows at a hidden key subtract the gates' sum there, not the bias that hides it."""
+    """Rows at a hidden key subtract the sum of the gates, not the bias that hides the key."""
     torch.manual_seed(0)
     q, k, v, gates = normal(2, 2, 40, 8), normal(2, 2, 40, 8), normal(2, 2, 40, 8), normal(2, 2, 40)
     hidden = torch.zeros(2, 1, 40, dtype=torch.bool)
@@ -696,7 +696,7 @@ def test_forget_gates_beside_keys_that_a_number_hides(kind, number):
 @DTYPES
 @pytest.mark.parametrize("ordered", [True, False])
 def test_closed_gates(ordered, dtype):
-    """log_forget = -inf is the limit of gates near 0, and the others keep their precision."""
+    """log_forget = -inf is the limit of gates near 0; other gates keep their precision."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 40, 8, dtype=dtype) for _ in range(3))
     gates = -torch.rand(2, 2, 40, dtype=dtype)
@@ -706,7 +706,7 @@ def test_closed_gates(ordered, dtype):
     if not ordered:
         closed = closed.flip(2)
         gates = gates.flip(2)
-    # Pairs without a closed gate between key and query.
+    # A pair is visible if there is no closed gate between key and query.
     mask = closed[:, :, :, None] == closed[:, :, None, :]
     found = gnomon.attention(q, k, v, position=Forget(gates), positions=places, causal=True)
     expected = gnomon.attention(
@@ -744,7 +744,7 @@ def test_forget_gates_and_midpoints():
 
 
 def test_rows_and_batches_that_see_nothing():
-    """Whatever their temperatures, biases and bounds are."""
+    """If a row sees no key, its output is 0 for any temperature, bias and bound."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 40, 8) for _ in range(3))
     gates = -torch.rand(2, 2, 40)
@@ -752,7 +752,7 @@ def test_rows_and_batches_that_see_nothing():
     assert (o[0] == 0).all()
     expected = gnomon.attention(q[1:], k[1:], v[1:], position=Forget(gates[1:]))
     torch.testing.assert_close(o[1:], expected)
-    # The factor is log(n) for a row that attends to n keys.
+    # For a row that attends to n keys, the factor is log(n).
     mask = torch.ones(40, 40, dtype=torch.bool).tril(-1)
     temperature = mask.sum(1).float().log()
     leaves = [x.clone().requires_grad_() for x in (q, k, v, temperature)]
@@ -798,7 +798,7 @@ def test_nan_stays_behind_a_mask():
 
 
 def test_prefixes():
-    """All tokens see the prefix, and the rest is causal."""
+    """All tokens attend to the prefix; otherwise attention is causal."""
     torch.manual_seed(0)
     q, k, v = (normal(1, 2, 300, 8) for _ in range(3))
     place = torch.arange(300)
@@ -862,7 +862,7 @@ def test_weights_of_rows():
 
 
 def rows_of_calls():
-    """Each call argument with rows or keys, and forms of it."""
+    """All call arguments with rows or keys, in several forms."""
     yield "sink", {"sink": normal(B, H, LQ)}
     yield "per-head sink", {"sink": normal(H)}
     yield "per-row mask", {"mask": torch.rand(LQ, 1) < 0.7}
@@ -993,7 +993,7 @@ def test_wrong_arguments(wrong, error, message):
 
 
 def test_modules():
-    """Modules accept masks and their own bias; tensors of a call are rejected by name."""
+    """Modules accept masks and their own biases; terms that need a call's tensors are rejected."""
     torch.manual_seed(0)
     bias = normal(1, 4, 9, 9)
     module = gnomon.nn.MultiheadAttention(

@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def tree(tmp_path) -> pathlib.Path:
-    """A separate tree whose interpreter only prints the path that the demo is asked to read."""
+    """A separate tree, whose interpreter prints only the path that the demo is asked to read."""
     tree = tmp_path / "a tree"
     python = tree / ".venv/bin/python"
     python.parent.mkdir(parents=True)
@@ -35,7 +35,7 @@ def run(words: list[object], cwd: pathlib.Path) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("name", ["text", "a b", 'it\'s 2 "texts"', "*"])
 def test_make_demo_takes_any_path(tree, name):
-    # Everything that the target needs exists.
+    # All files that the target needs exist.
     done = run(["make", "--silent", "--old-file=build", "demo", f"DATA={name}"], tree)
     assert done.returncode == 0, done.stderr
     assert done.stdout == name
@@ -43,7 +43,7 @@ def test_make_demo_takes_any_path(tree, name):
 
 @pytest.fixture
 def started(monkeypatch, tmp_path) -> list[str]:
-    """The words after `gnomon compare` of the process that the demo starts."""
+    """The words after `gnomon compare` in the process that the demo starts."""
     words: list[str] = []
 
     def start(program, command, environment):
@@ -84,7 +84,7 @@ def test_the_demo_reports_a_folder_that_cannot_be_written(started, tmp_path, cap
 
 
 def test_the_makefile_quotes_absolute_paths():
-    """The tree's folder may have any name, such as "with space"."""
+    """The folder of the tree may have any name, such as "with space"."""
     text = (ROOT / "Makefile").read_text().replace("\\\n", "")
     lines = [line for line in text.splitlines() if not re.match(r"NINJA := |#", line)]
     found = 0

@@ -1,4 +1,4 @@
-"""gnomon.scaled_dot_product_attention compared with PyTorch's, computed by its formula."""
+"""gnomon.scaled_dot_product_attention compared with PyTorch's, which uses its formula."""
 
 import inspect
 import itertools
@@ -20,7 +20,7 @@ def draw(*shape):
 
 
 def formula(*tensors, **arguments):
-    """PyTorch's function, independent of the kernel that it would select."""
+    """PyTorch's function with its plain kernel, independent of the one that it would select."""
     with sdpa_kernel(SDPBackend.MATH):
         return TORCHS(*tensors, **arguments)
 
@@ -41,7 +41,7 @@ def check(*tensors, **arguments):
         torch.testing.assert_close(own, expected, atol=1e-11, rtol=1e-11)
 
 
-# The shapes of query, key and value, and the arguments.
+# For each call: the shapes of query, key and value, and the arguments.
 CALLS = {
     "two axes": ((3, 4), (5, 4), (5, 6), {}),
     "three axes": ((2, 3, 4), (2, 5, 4), (2, 5, 6), {}),
@@ -84,7 +84,7 @@ def test_values_and_gradients(name):
 
 
 def masks_of(kind, shape):
-    """Booleans with a row that sees nothing; numbers with some -inf."""
+    """A Boolean mask with a row that sees nothing, or a numeric mask with some -inf."""
     hidden = torch.rand(shape) > 0.6
     if kind == "bool":
         if len(shape) > 1 and shape[-2] > 1:
@@ -96,7 +96,7 @@ def masks_of(kind, shape):
 @pytest.mark.parametrize("kind", ["bool", "float"])
 @pytest.mark.parametrize("axes", range(5))
 def test_masks_of_every_broadcastable_shape(axes, kind):
-    """With gradients for a numeric mask."""
+    """A numeric mask may require a gradient."""
     torch.manual_seed(0)
     q, k, v = draw(2, 3, 4, 4), draw(2, 3, 5, 4), draw(2, 3, 5, 6)
     whole = (2, 3, 4, 5)
@@ -223,7 +223,7 @@ def test_errors_where_pytorch_has_them(name):
     tensors = [x.to(device) for x in tensors]
     with pytest.raises(error, match=message):
         gnomon.scaled_dot_product_attention(*tensors, **arguments)
-    # PyTorch's formula treats any dropout below 0 as none.
+    # PyTorch's formula treats a negative dropout as 0.
     if not isinstance(arguments.get("attn_mask"), list) and arguments.get("dropout_p") != -1:
         with pytest.raises((RuntimeError, IndexError)):
             formula(*tensors, **arguments)
@@ -240,7 +240,7 @@ def test_dropout_is_drawn_from_the_default_generator():
     assert torch.equal(dropped(1), dropped(1))
     assert not torch.equal(dropped(1), dropped(2))
     assert not dropped(1, 1.0).any()
-    # The other weights are scaled up: the mean is preserved.
+    # Dropout scales up the other weights, so the mean is preserved.
     one = torch.ones_like(v)
     torch.manual_seed(3)
     sums = gnomon.scaled_dot_product_attention(torch.zeros_like(q), k, one, dropout_p=0.25)

@@ -1,4 +1,4 @@
-"""Gradients of gradients of compositions; those of the operators are in test_derivatives.py."""
+"""Second derivatives of compositions of operators; test_derivatives.py tests the operators."""
 
 import functools
 import math
@@ -59,7 +59,7 @@ TWICE = {
 def small_tokens():
     torch.manual_seed(4)
     shapes = (2, 2, 3, 4), (2, 1, 3, 4), (2, 1, 3, 4)
-    # Away from relu's kink.
+    # The tokens are away from relu's kink.
     return [(x + x.sign() * 0.1).double().requires_grad_() for x in map(torch.randn, shapes)]
 
 
@@ -105,7 +105,7 @@ def test_second_derivatives_over_processes(tmp_path: pathlib.Path):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("sink", [-math.inf, -800.0, -100.0, 0.0, 0.5, 100.0, 800.0])
 def test_sinks_far_from_the_scores(sink, dtype):
-    """And beside a row that sees no key, whose lse is the sink."""
+    """One row sees no key; its lse is the sink."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1, 3, 4, dtype=dtype, requires_grad=True) for _ in range(3))
     height = torch.tensor([sink], dtype=dtype, requires_grad=True)

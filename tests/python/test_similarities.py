@@ -1,4 +1,4 @@
-"""Hyperbolic distances, entailment cones and scores with small, large or cancelling numbers."""
+"""Hyperbolic distances, entailment cones, and scores of small, large or cancelling numbers."""
 
 import math
 
@@ -21,7 +21,7 @@ BOUNDED = [
 
 
 def scores_of_pairs(similarity, q, k):
-    """The scores (n,) of tokens (n, D) and (n, D): with a single key, lse is the score."""
+    """The scores (n,) of tokens (n, D) and (n, D). With a single key, lse is the score."""
     q, k = q[:, None, None], k[:, None, None]
     return gnomon.attention(q, k, k, similarity=similarity, return_lse=True)[1].flatten()
 
@@ -96,7 +96,7 @@ def test_near_tokens_have_their_distance_in_float32(similarity, radius, share):
         resolution *= math.cosh(radius)
     distance = -exact.detach() / 1e3
     error = (-scores.detach().double() / 1e3 - distance).abs()
-    # Squared distances above a thousandth of the squared norms are computed from these and the
+    # Squared distances above a thousandth of the squared norms are computed from the norms and the
     # product.
     assert (error <= 8 * resolution + 1e-4 * distance).all(), float((error / resolution).max())
     # Gradients of a distance rotate with the direction between the points.
@@ -105,7 +105,7 @@ def test_near_tokens_have_their_distance_in_float32(similarity, radius, share):
         assert (off <= 0.002 + 20 * resolution / distance).all(), float(off.max())
 
 
-# Inputs that are points, rather than maps of tokens, keep all digits of a near distance.
+# If the inputs are points, and not mapped tokens, small distances keep all digits.
 @pytest.mark.parametrize("model", ["half_space", "ball"])
 def test_distances_of_points_are_exact_to_the_last_digits(model):
     torch.manual_seed(0)

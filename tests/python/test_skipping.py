@@ -1,4 +1,4 @@
-"""tolerance: skipped weights are below it, and nothing else changes."""
+"""Skipped weights are below `tolerance`, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def slopes(heads=H, steepest=0.6):
 
 
 def table(length=LENGTH):
-    """A learned bias: noise on a slope, in both directions."""
+    """A learned bias: a slope with noise, in both directions."""
     torch.manual_seed(1)
     offsets = torch.arange(1 - length, length)
     return torch.randn(H, 2 * length - 1) - slopes()[:, None] * offsets.abs()
@@ -53,7 +53,7 @@ def full(number):
     return torch.full((H,), number)
 
 
-#: In the dtype that `to` converts to.
+# : Positions, in the dtype to which `to` converts.
 POSITIONS = {
     "alibi": lambda to: [ALiBi(to(slopes()))],
     "hype": lambda to: [HyPE(to(slopes() / 0.004), to(full(0.004)), mode="abs")],
@@ -71,13 +71,13 @@ POSITIONS = {
 
 
 def weights_of(q, k, **arguments):
-    """The weights, read off with unit vectors as values; 0 is skipped, or negligible in float32."""
+    """The weights, with unit vectors as values; 0 means skipped, or negligible in float32."""
     eye = torch.eye(k.shape[2], dtype=q.dtype).expand(*k.shape[:2], -1, -1)
     return gnomon.attention(q, k, eye, **arguments)
 
 
 def largest_left_out(q, k, position, tolerance, **arguments):
-    """In float64, which skips nothing, and the share of weights that are 0."""
+    """The largest sum of skipped weights in a row, in float64, and the fraction that is skipped."""
     found = weights_of(
         q, k, position=position(torch.Tensor.float), tolerance=tolerance, **arguments
     )

@@ -111,7 +111,7 @@ def test_it_runs_is_recorded_goes_on_elsewhere_and_has_a_page(folders):
     record = json.loads(text)
     assert record["status"] == "finished"
     assert len(record["runs"]) == 6
-    # The record does not contain paths of the machine.
+    # The record must not contain paths of the machine.
     assert str(folders) not in text
     assert record["data"]["path"] == "text.txt"
     assert record["sessions"][0]["command"] == studies.command(comparison)
@@ -120,7 +120,7 @@ def test_it_runs_is_recorded_goes_on_elsewhere_and_has_a_page(folders):
     assert studies.run("tiny", comparison, data, threads=1) == 0
     assert path.stat().st_mtime_ns == before
 
-    # On another machine, with a record that stopped after four runs.
+    # Continue on another machine, with a record that stopped after four runs.
     for file in sorted((folders / "runs").rglob("*"), reverse=True):
         file.rmdir() if file.is_dir() else file.unlink()
     stopped = {**record, "runs": record["runs"][:4], "status": "interrupted"}
@@ -190,7 +190,7 @@ def test_a_classifier_is_trained_once_and_named_without_its_place(folders):
     studies.write_page("tiny", study)
     page = (folders / "pages/tiny.md").read_text()
     assert "$ gnomon train --task images --data dots.safetensors --position none " in page
-    # It is measured only over all timesteps, and adds no other column.
+    # The distance is measured only over all timesteps, so it adds one column.
     assert "Fréchet distance by range of timesteps:\n\n|  | 0-999 | seeds |\n" in page
     made = folders / "runs/tiny/one"
     head = (made / "table.md").read_text().splitlines()[0]
@@ -199,7 +199,7 @@ def test_a_classifier_is_trained_once_and_named_without_its_place(folders):
     of_distance = report[report.index("<h3>Frechet distance by timesteps</h3>") :]
     assert of_distance.split("</thead>")[0].count("<th>") == 2
 
-    # On another machine with only the record.
+    # On another machine, only the record exists.
     shutil.rmtree(folders / "runs")
     stopped = {**record, "runs": record["runs"][:1], "status": "interrupted"}
     path.write_text(studies.dump(stopped))
@@ -350,7 +350,7 @@ def test_a_contrast_may_be_of_two_comparisons():
         contrasts = (Contrast("a", "test", "b", "test", **of),)
         return studies.contrast_rows(Claim("", contrasts), found, {"m": 0.1})
 
-    # The right side is b of "plain" instead of b of "other": 5 instead of 1, and so on.
+    # The right-hand model is b of "plain" instead of b of "other", with 5 instead of 1, and so on.
     left = [run["losses"][0]["m"] for run in found[1][1]["runs"] if run["combination"] == 0]
     mean = sum(left) / len(left) - (5 + 6.1 + 7) / 3
     [row] = rows(left_in="other", right_in="plain")

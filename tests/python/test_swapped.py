@@ -1,7 +1,6 @@
-"""Published models with their attention replaced by gnomon: the same results in float64.
+"""Published models whose attention is replaced by gnomon have the same results in float64.
 
-Each replacement takes at most ten lines; the code that it replaces is the model's own, from its
-package.
+Each replacement has at most ten lines. It replaces the original code in the package of the model.
 """
 
 import functools
@@ -26,7 +25,8 @@ def results(model, *inputs, **arguments):
 
 
 def check(model, swap, *inputs, **arguments):
-    """swap changes the model, and returns the calls that its attention has received since."""
+    """Compares results before and after `swap`, which returns a list that records attention
+    calls."""
     model = model.double()
     with torch.no_grad():
         # Parameters that start at 0 would hide the attention.
@@ -42,7 +42,7 @@ def check(model, swap, *inputs, **arguments):
 
 
 class CausalSelfAttention(nn.Module):
-    """As in small GPTs: one projection, SDPA, one projection."""
+    """Attention as in small GPTs: one projection, SDPA, one projection."""
 
     def __init__(self, dim, heads):
         super().__init__()
@@ -97,7 +97,7 @@ def test_a_small_gpt(monkeypatch):
 
 
 def test_x_transformers_with_alibi(monkeypatch):
-    """The bias is a vector of slopes, and key heads are shared as they are."""
+    """The bias is a vector of slopes; key heads are passed without repeating them."""
     pytest.importorskip("x_transformers")
     from x_transformers import Decoder, TransformerWrapper
     from x_transformers.attend import Attend, Intermediates
@@ -197,7 +197,7 @@ def test_dit_of_diffusers():
 
 @pytest.mark.parametrize("shift", [0, 2])
 def test_swin_block_of_timm(monkeypatch, shift):
-    """Its table of differences is one term, and shifted windows are a mask."""
+    """The table of differences is one term, and shifted windows are a mask."""
     pytest.importorskip("timm")
     from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 

@@ -14,8 +14,8 @@ pytest.importorskip("transformers", minversion="5.23")
 
 SWEEP = Path(__file__).resolve().parents[1] / "sweep"
 
-# Text, images, audio, and bidirectional models; rotations, biases, windows, sinks, caps, latent
-# keys; with the attention interface, adapted, and by hand.
+# The sample has models of text, images and audio, with rotations, biases, windows, sinks, caps and
+# latent keys. Some use the attention interface; others are adapted or written by hand.
 EQUAL = """
     albert aria_text bart beit bert bloom bridgetower_vision_model clip codegen cohere2 deepseek_v3
     deepseek_v4 deit distilbert electra falcon gemma2 git glm4 gpt2 gpt_neo gpt_neox gpt_oss gptj
@@ -36,7 +36,7 @@ def test_a_sample_of_model_types(tmp_path):
     assert found == dict.fromkeys(EQUAL, "equal") | OTHERS
     checks = {check for outcome in outcomes for check in outcome.get("checks", [])}
     assert checks >= {"none", "left", "right", "generation", "autocast"}
-    # It continues with missing types, here none, and writes its page.
+    # The command continues with the missing types (here none), and writes its page.
     page = tmp_path / "page.md"
     path.write_text(path.read_text() + '{"type": "cut of')
     again = subprocess.run([*command, "--table", page], capture_output=True, text=True)

@@ -69,8 +69,7 @@ def draw(folder: pathlib.Path, run: str, picture: str, *words: object) -> str:
 
 
 def compare(folder: pathlib.Path, out: str, *words: object, **sizes: int) -> list[dict]:
-    """The runs of a comparison. Skips the report, which takes seconds and is not part of the
-    task."""
+    """The runs of a comparison, without its report, which takes seconds and is tested elsewhere."""
     succeed(
         "compare", "--task", "diffusion", "--data", "bars.safetensors", "--out", out,
         "--evaluation-images", 12, *tiny(**sizes), *words, cwd=folder,
@@ -80,7 +79,7 @@ def compare(folder: pathlib.Path, out: str, *words: object, **sizes: int) -> lis
 
 
 class Reference:
-    """DiT as in the paper and its figures, in double precision."""
+    """DiT as described in the paper and its figures, in double precision."""
 
     def __init__(self, file: pathlib.Path) -> None:
         self.weights = {
@@ -128,7 +127,7 @@ class Reference:
 
 
 def grid_sinusoids(height: int, width: int, dim: int) -> torch.Tensor:
-    """Half of the columns per coordinate, with sine and cosine of each frequency adjacent."""
+    """Half of the columns for each coordinate, with adjacent sine and cosine of each frequency."""
     half = dim // 2
     waves = 10000.0 ** -(torch.arange(half // 2, dtype=torch.float64) * 2 / half)
 
@@ -177,7 +176,7 @@ def test_evaluation_is_the_formula_of_the_paper(folder, model):
     expected = [losses.mean(), *losses.view(4, 3).mean(1)]
     for at, loss in zip(measured, expected, strict=True):
         assert at["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    # The model has learned: a prediction of 0 is worse.
+    # The model has learned, because predicting 0 is worse.
     assert measured[0]["loss"] < 0.8
 
 
@@ -235,7 +234,7 @@ def test_with_fresh_noise_and_all_steps_they_are_those_of_ddpm(folder, model):
 
 
 def ddim(reference: Reference, labels: torch.Tensor, steps: int, seed: int) -> torch.Tensor:
-    """Without guidance, with this many evenly spaced timesteps."""
+    """Samples without guidance, with this many evenly spaced timesteps."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(len(labels), 3, 8, 12, generator=generator).double()
     for step in range(steps, 0, -1):
@@ -307,7 +306,7 @@ def test_distances_of_a_comparison_are_by_one_classifier(folder):
     assert head.endswith("loss at 750-999 | Frechet distance at 0-999 |")
     shutil.rmtree(folder / "judge")
     train_classifier(folder, "judge")
-    # From another folder as well.
+    # A comparison can also be resumed from a different folder.
     succeed("compare", "--resume", folder / "judged", cwd=folder.parent)
     shutil.rmtree(folder / "judge")
     train_classifier(folder, "judge", "--seed", 1)
@@ -364,13 +363,13 @@ def test_the_catalogue_goes_in_by_name(folder):
             continue
         runs.append(f"penumbral/{name}")
         if "grid" in entry["tokens"]:
-            # One table for both axes needs equal lengths, which 2 and 3 are not.
+            # One table for both axes requires equal lengths; here, they are 2 and 3.
             axis = ":axis=1" if name == "offset_bias" else ""
             runs.append(f"dot/{name}:shape=grid{axis}")
     runs = list(dict.fromkeys([*runs, "dot/sinusoidal:shape=grid;rope:shape=grid"]))
     flags = [flag for run in runs for flag in ("--run", run)]
     made = compare(folder, "all", *flags, "--steps", 1)
-    # Each run has generated a picture.
+    # Each run has drawn a picture.
     for n, run in enumerate(made):
         picture = Image.open(folder / "all" / run["picture"]["file"])
         assert run["picture"]["file"] == f"picture-{n}.png"

@@ -121,7 +121,8 @@ def words_of(problem: str, symbols: int) -> list[str]:
 
 @pytest.mark.parametrize("problem", ["bucket-sort", "stack"])
 def test_metrics_by_numpy_and_the_model_against_gpt2(gnomon, problem):
-    """Accuracies from the predictions; loss and predictions from GPT-2 with the same weights."""
+    """Accuracies follow from predictions; GPT-2 with equal weights has the same predictions and
+    loss."""
     transformers = pytest.importorskip("transformers")
     gnomon(
         *TRAIN, "--out", "run", "--problem", problem, "--lengths", "9", "--position", "learned",
@@ -165,7 +166,7 @@ def test_metrics_by_numpy_and_the_model_against_gpt2(gnomon, problem):
         np.testing.assert_allclose(at["loss"], np.mean(losses), rtol=1e-5)
         np.testing.assert_allclose(at["accuracy"], np.mean(np.concatenate(right)), rtol=1e-12)
         np.testing.assert_allclose(at["exact"], np.mean([r.all() for r in right]), rtol=1e-12)
-    # It has learned something but not everything, so that the metrics differ.
+    # The model has learned something but not everything, so the metrics differ.
     measured = [at for at in result["losses"] if at["loss"] is not None]
     assert any(at["exact"] > 0 for at in measured)
     assert any(at["exact"] < at["accuracy"] < 1 for at in measured)
@@ -197,7 +198,7 @@ def as_gpt2(ours: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_it_is_learned(gnomon):
-    """Short inputs, once with random positions."""
+    """Trains on short inputs, also with random positions."""
     for extra in (["rope"], ["sinusoidal", "--random-positions", 12]):
         out = "run-" + extra[0]
         gnomon(
@@ -219,7 +220,7 @@ def test_random_positions_end_where_they_are_drawn_from(gnomon):
     _, examples = evaluate(gnomon, "--lengths", "5")
     at = json.loads(gnomon("eval", "--model", "run", "--json"))["losses"]
     assert [row["accuracy"] is None for row in at] == [False, False, True]
-    # The examples are unchanged by it.
+    # Random positions do not change the examples.
     gnomon(*TWO_STEPS, "--out", "plain", "--lengths", "3")
     gnomon("eval", "--model", "plain", "--lengths", "5", "--examples", "others")
     others = [json.loads(line) for line in pathlib.Path("others").read_text().splitlines()]

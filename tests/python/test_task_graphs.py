@@ -23,7 +23,7 @@ TRAIN = ["train", "--task", "graphs", "--data", "graph.safetensors"]
 
 
 def sample() -> dict[str, np.ndarray]:
-    """Words and neighbours determine the class; node 4 has no words, node 29 neither label nor
+    """Words and neighbours determine the class. Node 4 has no words; node 29 has no label or
     edge."""
     random = np.random.default_rng(0)
     labels = np.arange(NODES) % CLASSES
@@ -77,7 +77,7 @@ def features_of(data: dict[str, np.ndarray]) -> torch.Tensor:
 
 
 def edges_of(data: dict[str, np.ndarray], directed: bool = False) -> torch.Tensor:
-    """As in torch_geometric: each once, without self-loops, which it adds itself."""
+    """The edges for torch_geometric: each edge once, without self-loops, which it adds itself."""
     pairs = {(int(i), int(j)) for i, j in data["graph.edges"]}
     if not directed:
         pairs |= {(j, i) for i, j in pairs}
@@ -168,7 +168,7 @@ def test_the_gradient_against_torch_geometric(folder, tmp_path, dense):
         del stored["graph.words"], stored["graph.words_lengths"]
         stored["graph.features"] = features_of(data).numpy()
     save_file(stored, tmp_path / "graph.safetensors")
-    # A dropout rate so small that no weight is dropped.
+    # This dropout rate is so small that no weight is dropped.
     never = ["--dropout", 1e-12, "--attention-dropout", 1e-12]
     succeed(*TRAIN, "--out", "run", "--steps", 1, "--similarity", "additive", "--l2", 0.1,
             "--selection", "last", "--directed", "--clip", 1e9, *never, cwd=tmp_path)  # fmt: skip
@@ -190,7 +190,7 @@ def test_the_gradient_against_torch_geometric(folder, tmp_path, dense):
 
 
 def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
-    """With the best weights so far, which a checkpoint stores in addition to the last ones."""
+    """A checkpoint contains the best weights so far, in addition to the latest ones."""
     arguments = [*TRAIN, "--steps", 500, "--similarity", "penumbral"]
     with Interrupted(arguments, folder, tmp_path, every=20) as run:
         best, last = weights_of(run.file, "best."), weights_of(run.file)
@@ -202,7 +202,7 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
 
 @pytest.mark.parametrize("selection", ["accuracy", "loss"])
 def test_training_ends_with_the_best_weights(folder, tmp_path, selection):
-    """For a run that gets worse, because its learning rate is far too high."""
+    """The run gets worse, because its learning rate is far too high."""
     arguments = [*TRAIN, "--steps", 60, "--learning-rate", 0.3, "--similarity", "additive"]
     succeed(*arguments, "--out", tmp_path / "last", "--selection", "last", cwd=folder)
     succeed(*arguments, "--out", tmp_path / "best", "--selection", selection, cwd=folder)
@@ -263,7 +263,7 @@ def test_compare_of_every_similarity(folder, tmp_path):
 )
 def test_wrong_data_are_one_line(tmp_path, change, part):
     data = sample()
-    # Without inputs that fail earlier.
+    # Some inputs fail before this point.
     if len(change.get("graph.labels", range(NODES))) < NODES:
         data["graph.edges"] = data["graph.edges"] % 4
     for name, value in change.items():

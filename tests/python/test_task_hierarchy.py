@@ -50,7 +50,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 
 def average_precision(right: list[float], wrong: list[float]) -> float:
-    """Over all scores as thresholds: precision times the recall that each adds."""
+    """The sum over all thresholds of precision times the increase in recall."""
     area, recall = 0.0, 0.0
     for level in sorted({*right, *wrong}, reverse=True):
         hits = sum(score >= level for score in right)
@@ -90,7 +90,7 @@ def scores_of(similarity: str, weights: dict[str, np.ndarray]) -> torch.Tensor:
 
 @pytest.mark.parametrize("similarity", ["dot", "entailment", "hyperbolic:model=ball"])
 def test_metrics_by_definition(folder, tmp_path, similarity):
-    """With the distance of geoopt, and cones in which a descendant lies in the ancestor's."""
+    """Compares with geoopt's distance, and with cones that contain descendants."""
     arguments = ["train", "--task", "hierarchy", "--data", "parts.safetensors", *FEW]
     succeed(*arguments, "--steps", 61, "--dim", 3, "--similarity", similarity, "--out",
             tmp_path / "run", cwd=folder)  # fmt: skip
@@ -112,8 +112,8 @@ def test_metrics_by_definition(folder, tmp_path, similarity):
         )
         wrong = [(c, n) for (c, _), row in zip(pairs, drawn[0].tolist(), strict=True) for n in row]
         wrong += [(n, a) for (_, a), row in zip(pairs, drawn[1].tolist(), strict=True) for n in row]
-        # A distance equals that of the reversed pair, which may be among the wrong ones; their
-        # order depends on rounding.
+        # A distance equals that of the reversed pair, which may be among the wrong pairs. Their
+        # order then depends on rounding.
         least, most = (
             average_precision(
                 [scores[a, c].item() + shift for c, a in pairs],
@@ -161,7 +161,7 @@ def test_cones_learn_a_tree_in_two_dimensions(folder, tmp_path):
 
 @pytest.mark.parametrize("corrupt", ["ancestor", "descendant", "both"])
 def test_the_loss_by_definition(tmp_path, corrupt):
-    """For one pair among three nodes, whose wrong nodes do not depend on random draws."""
+    """For one pair among three nodes, the wrong nodes do not depend on random draws."""
     names = {"train.pairs_names": np.frombuffer(b"abc", np.uint8),
              "train.pairs_names_lengths": np.ones(3, np.int64)}  # fmt: skip
     save_file({"train.pairs": np.array([[0, 1]])} | names, tmp_path / "tree.safetensors")
@@ -173,7 +173,7 @@ def test_the_loss_by_definition(tmp_path, corrupt):
     after = torch.from_numpy(tensors["model.points"])
     points = (after + 0.05 * gradient / (gradient.abs() + 1e-8)).requires_grad_()
     scores = points @ points.T / math.sqrt(2)
-    # About 4000 / 3 of the drawn nodes are the wrong one; the correct ones are not among them.
+    # About 4000 / 3 of the drawn nodes are the wrong node; the drawn correct nodes are excluded.
     share = torch.tensor(4000 / 3)
     ancestor = torch.logaddexp(scores[1, 0], scores[2, 0] + share.log()) - scores[1, 0]
     descendant = torch.logaddexp(scores[1, 0], scores[1, 2] + share.log()) - scores[1, 0]
@@ -202,7 +202,7 @@ def test_two_processes_match_one(folder):
 
 def test_compare_of_every_similarity(folder, tmp_path):
     names = [e["name"] for e in json.loads(succeed("list", "--json", cwd=folder))["similarities"]]
-    # It has one column, and the nodes of a comparison have five.
+    # `additive` needs one column, but the nodes of this comparison have five.
     names.remove("additive")
     flags = ["--similarity", ",".join(names), *FEW, "--steps", 2]
     table = succeed("compare", *TRAIN[1:], *flags, "--out", tmp_path / "run", cwd=folder)
@@ -260,7 +260,7 @@ def test_wrong_words_are_one_line(folder, words, part):
 
 
 def test_names_of_nodes(tmp_path):
-    """Rows of a table whose nodes are identified by name in each part."""
+    """Pairs from a table; each split identifies nodes by name."""
     lines = {
         "train": ["dog,animal,1", "cat,animal,1", "poodle,dog,1", "poodle,animal,1"],
         "valid": ["poodle,animal,1"],

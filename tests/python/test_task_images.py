@@ -35,7 +35,7 @@ SIZE = (12, 8)  # of the colour images; with patches of 4 pixels the grid is 3 x
 
 
 def draw(count: int, shape: tuple[int, ...], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes, with labels 0, 1, 2 for the brightness."""
+    """Images as bytes, with the labels 0, 1 and 2 for brightness."""
     generator = np.random.default_rng(seed)
     labels = generator.permutation(np.arange(count) % 3)
     pixels = generator.integers(0, 120, (count, *shape))
@@ -72,8 +72,8 @@ def train(
 def compare(
     folder: pathlib.Path, out: str, *words: object, task: str = "images", **changed: int
 ) -> dict:
-    """The record of a comparison. Skips the report, which takes seconds and is not part of the
-    task."""
+    """The record of a comparison, without its report, which takes seconds and is tested
+    elsewhere."""
     succeed(
         "compare", "--task", task, "--out", out, *tiny(**changed), *words, cwd=folder,
         GNOMON_PYTHON="/no/such/python",
@@ -103,7 +103,7 @@ class Checkpoint:
         }
         arrays = load_file(folder / data)
         self.labels = torch.from_numpy(arrays["valid.labels"])
-        # Normalised by statistics of the training part, not by those in the checkpoint.
+        # Images are normalised by statistics of the training split, not by those in the checkpoint.
         train, valid = (
             torch.from_numpy(arrays[f"{part}.{self.name(arrays)}"]).double() / 255
             for part in ("train", "valid")
@@ -202,7 +202,7 @@ def test_the_model_is_the_vit_of_transformers(folder):
         ours.check(measured, logits)
         assert measured["size"] == "12x8"
         assert measured["images"] == 11
-        # The loss is that of its logits, for each image separately.
+        # The loss is computed from the logits, for each image separately.
         arrays = load_file(folder / "colour")
         for n in range(3):
             one = {
@@ -240,7 +240,8 @@ def test_volumes_of_other_sizes_use_other_grids(folder):
         images = functional.interpolate(ours.images, size, mode="trilinear")
         patches = images.unfold(2, 2, 2).unfold(3, 2, 2).unfold(4, 2, 2).movedim(1, 4)
         x = functional.linear(patches.flatten(4).flatten(1, 3), *ours.layer("patches.projection"))
-        # He et al. 2022: a third of the columns per coordinate, with alternating sines and cosines.
+        # As in He et al. 2022, each coordinate has a third of the columns, with alternating sines
+        # and cosines.
         places = torch.cartesian_prod(*[torch.arange(length // 2) for length in size])
         rates = 10000 ** (-torch.arange(0, 8, 2).double() / 8)
         angles = places.unsqueeze(2) * rates
@@ -321,7 +322,7 @@ def test_positions_of_volumes(folder):
 def test_the_grid_is_filled_in_once_and_kept(folder):
     positions = "rope:shape=grid+alibi,rope:shape=grid:prefix=0,grid_bias"
     words = ["--pool", "mean", "--sizes", "12", "--steps", 1]
-    # Two that are equal once defaults are filled in.
+    # Two combinations are equal once defaults are filled in.
     message = refused(
         "compare", "--task", "images", "--data", "grey", *words, *tiny(), "--out", "never",
         "--position", f"{positions},rope:shape=2x2+alibi", cwd=folder,
@@ -343,7 +344,7 @@ def test_the_grid_is_filled_in_once_and_kept(folder):
         assert again["curve"] == before["curve"]
 
 
-# Every key bias has a gradient, unlike in the dot product.
+# Unlike with the dot product, every key bias has a gradient.
 RANDOM = ["--similarity", "penumbral", "--position", "cape:shape=grid+learned", "--shift", 2,
           "--dropout", 0.2]  # fmt: skip
 
@@ -364,7 +365,7 @@ def test_two_processes_match_one(folder):
 
 
 def test_each_epoch_has_every_image_once(folder):
-    """Gradients of an epoch in a single batch do not depend on its order."""
+    """If a batch is an entire epoch, gradients do not depend on its order."""
     arrays = load_file(folder / "grey")
     turned = {
         name: np.ascontiguousarray(array[::-1]) if name.startswith("train.") else array
@@ -380,7 +381,7 @@ def test_each_epoch_has_every_image_once(folder):
 
 
 def test_shifts_repeat_the_edges(folder):
-    """Constant images are unchanged, others are not."""
+    """Shifting does not change constant images, but changes all others."""
     plain = sample((8, 8))
     for part in ("train", "valid"):
         plain[f"{part}.images"] = np.repeat(
@@ -450,7 +451,7 @@ def test_wrong_data_is_one_line(folder):
     assert "--sizes: 8x8 is the training size" in message(sound, "--sizes", "8")
     assert "--sizes: 16x16 is given twice" in message(sound, "--sizes", "16,16x16")
     assert "rope:shape=net" in message(sound, "--position", "rope:shape=net")
-    # More positions than tokens would not be an operator error.
+    # The operators accept more positions than tokens, so the model must check this.
     for grid in ("rope:shape=9x9", "rope:shape=2x2", "sinusoidal:shape=2x2:prefix=2"):
         assert "the tokens form the grid 2x2 after 1; use shape=grid" in message(
             sound, "--position", grid
@@ -479,7 +480,7 @@ def test_a_column_of_labels_and_floats_are_the_same_images(folder):
 
 def test_a_model_meets_other_data(folder):
     train(folder, "own", "--data", "grey", "--position", "rope:shape=grid", "--steps", 1)
-    # Images of another size, without a training part, are resized to the model's.
+    # Images of a different size, without a training split, are resized to the model's size.
     arrays = sample((20, 12))
     large = {name: array for name, array in arrays.items() if name.startswith("valid.")}
     save_file(large, folder / "large")
@@ -541,7 +542,7 @@ def test_adrenal_mnist_3d(tmp_path):
 
 @pytest.mark.parametrize("pool", ["class", "mean"])
 def test_pictures_show_where_the_model_looks(folder, pool):
-    """Red beyond the image's grey is the attention map, brightest where attention is largest."""
+    """Red in addition to the image's grey is the attention map; the maximum is the brightest."""
     record = compare(
         folder, f"pictures-{pool}", "--data", "grey", "--position", "none,rope:shape=grid",
         "--pool", pool, "--steps", 2, "--seeds", 2,

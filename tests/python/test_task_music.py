@@ -40,7 +40,7 @@ def random_pieces(seed: int, count: int) -> Pieces:
 
 @pytest.fixture
 def pieces(tmp_path) -> dict[str, Pieces]:
-    """Output of `gnomon data` from JSON, in the file `pieces`."""
+    """Converts JSON with `gnomon data` to the file `pieces`."""
     parts = {part: random_pieces(n, 9) for n, part in enumerate(("train", "valid", "test"))}
     write(tmp_path, parts)
     return parts
@@ -93,7 +93,7 @@ def test_losses_are_those_of_gpt2(gnomon, pieces):
             assert at["windows"] == windows
             np.testing.assert_allclose(at["loss"], total / events, rtol=1e-5)
             np.testing.assert_allclose(at["step_loss"], total / steps, rtol=1e-5)
-        # Beyond the table.
+        # This length exceeds the position table.
         assert result["losses"][2] == {
             "length": 21, "loss": None, "step_loss": None, "windows": 0,
         }  # fmt: skip
@@ -185,7 +185,7 @@ def test_compare(gnomon, pieces):
     colours = {(30, 30, 30), (225, 225, 225), (255, 255, 255), (60, 110, 200)}
     for run in record["runs"]:
         pixels = np.asarray(PIL.Image.open(pathlib.Path("runs") / run["picture"]["file"]))
-        # A grid of five-pixel cells, including the notes of the prompt.
+        # The picture is a grid of five-pixel cells, and includes the notes of the prompt.
         cells = pixels[::5, ::5]
         assert np.array_equal(cells.repeat(5, 0).repeat(5, 1), pixels)
         assert {tuple(cell) for cell in cells.reshape(-1, 3).tolist()} <= colours
@@ -225,7 +225,7 @@ def notes_by_definition(steps: list[list[int]], ticks: int) -> list[tuple[int, i
 
 def test_generates_a_file_that_others_read(gnomon, pieces):
     gnomon(*TWO_STEPS, "--out", "run", "--position", "rope")
-    # Held and repeated notes, unisons, short and long rests, and extreme pitches.
+    # There are held and repeated notes, unisons, short and long rests, and extreme pitches.
     held = [[60, 64, 60]] * 700 + [[60, 127]] + [[0, 60], [], [60]] + [[]] * 9 + [[72]]
     prompt = "; ".join(" ".join(map(str, step)) for step in held)
     words = ["generate", "--model", "run", "--prompt", prompt]
@@ -237,7 +237,7 @@ def test_generates_a_file_that_others_read(gnomon, pieces):
     assert midi.type == 0
     assert next(m for m in midi.tracks[0] if m.type == "set_tempo").tempo == 666667
     ticks = midi.ticks_per_beat // 2
-    # One more event may start a step.
+    # One additional event may start a step.
     steps = int(said.split()[0])
     assert steps - len(held) in (0, 1)
     expected = notes_by_definition(held, ticks)

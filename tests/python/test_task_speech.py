@@ -36,7 +36,7 @@ def tiny(**other: int) -> list[object]:
 
 
 def say(word: int, speaker: int, take: int) -> np.ndarray:
-    """A word is a gliding chord, with a pitch that depends on the speaker, in noise."""
+    """A word is a gliding chord in noise; its pitch depends on the speaker."""
     rng = np.random.default_rng([word, speaker, take])
     length = int(rng.integers(1400, 2600))
     time = np.arange(length) / RATE
@@ -54,7 +54,8 @@ def write_wav(path: pathlib.Path, samples: np.ndarray, rate: int = RATE) -> None
 
 
 def write_words(path: pathlib.Path) -> None:
-    """Three words by two speakers, as files and as arrays; takes 0 and 1 are for validation."""
+    """Three words by two speakers, as files and as arrays; takes 0 and 1 are the validation
+    split."""
     sounds = path / "sounds"
     sounds.mkdir()
     for word in range(3):
@@ -92,8 +93,8 @@ def model(folder) -> pathlib.Path:
 
 
 class Reference:
-    """The network built from other libraries: transformers' features and wav2vec 2.0 encoder, in
-    double precision."""
+    """The network built from transformers' features and wav2vec 2.0 encoder, in double
+    precision."""
 
     def __init__(self, file: pathlib.Path) -> None:
         from transformers import Wav2Vec2Config
@@ -149,7 +150,7 @@ class Reference:
         return mapped
 
     def features(self, samples: np.ndarray) -> torch.Tensor:
-        """(frames, mels)"""
+        """The log-mel features (frames, mels)."""
         from transformers.audio_utils import spectrogram
 
         mels = spectrogram(
@@ -168,7 +169,7 @@ class Reference:
 
     @torch.no_grad()
     def __call__(self, samples: np.ndarray) -> torch.Tensor:
-        """(tokens, classes), for one unpadded sound."""
+        """The log-probabilities (tokens, classes) of one unpadded sound."""
         own, functional = self.weights, torch.nn.functional
         x = self.features(samples).T.unsqueeze(0)
         for name in ("front_in", "front_out"):
@@ -181,7 +182,7 @@ class Reference:
 
 
 def ctc(log_probs: torch.Tensor, labels: list[int]) -> float:
-    """-log of the sum over all alignments, by the forward variables (Graves et al. 2006, 4.1)."""
+    """The CTC loss, computed with forward variables (Graves et al. 2006, section 4.1)."""
     places = [0]
     for label in labels:
         places += [label + 1, 0]
@@ -204,7 +205,7 @@ def ctc(log_probs: torch.Tensor, labels: list[int]) -> float:
 
 
 def edits(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    """By the definition of the Levenshtein distance."""
+    """The Levenshtein distance, computed by its definition."""
 
     @functools.cache
     def distance(i: int, j: int) -> int:
@@ -265,7 +266,7 @@ def test_evaluation_is_that_of_others_with_the_same_weights(folder, model):
         assert at["sequences"] == len(sequences)
         loss, wrong, spoken = 0.0, 0, 0
         for sequence in sequences:
-            # Separately: the program batches and pads them.
+            # Each sequence is computed separately; the program batches and pads them.
             log_probs, labels = reference(part.sound(sequence)), part.said(sequence)
             loss += ctc(log_probs, labels)
             best = torch.unique_consecutive(log_probs.argmax(1)).tolist()
@@ -273,7 +274,7 @@ def test_evaluation_is_that_of_others_with_the_same_weights(folder, model):
             spoken += len(labels)
         assert at["loss"] == pytest.approx(loss / spoken, rel=1e-5)
         assert at["error"] == pytest.approx(100 * wrong / spoken, rel=1e-12)
-    # It has learned something, but not everything.
+    # The model has learned something, but not everything.
     assert measured[0]["error"] < 60
 
 
@@ -333,7 +334,7 @@ def test_positions_that_are_no_choice(folder, name):
 
 
 def test_loss_of_a_training_step(folder, comparison):
-    """With a run's initial weights, over the sequences drawn in the first step."""
+    """The loss of the first step: a run's initial weights, and the sequences that it draws."""
     begun = train(folder, "begun", "--position", CONV, "--learning-rate", 0, "--steps", 1)
     reference = Reference(begun / FILE)
     part = Part(folder / "words.safetensors", "train")
@@ -393,7 +394,7 @@ def array(values: list[float], kind: type = np.int64) -> np.ndarray:
     return np.array(values, kind)
 
 
-# A change to the arrays, and part of the resulting error message.
+# Changes to the arrays, each with a part of the resulting error message.
 WRONG = {
     "no audio": ({"train.audio": None}, "'train.audio' is missing"),
     "no rate": ({"valid.audio_rate": None}, "'valid.audio_rate' is missing"),
@@ -438,7 +439,7 @@ WRONG = {
         "row 0 of the array 'valid.audio' has 0 samples, which is too few for its 1 labels: "
         "expected 640",
     ),
-    # A blank between equal labels, and one token more for the next utterance.
+    # A row needs a blank between equal labels, and one additional token for the next utterance.
     "many labels": (
         {"valid.labels": array([0, 1, 1, 0, 0, 2] * 12), "valid.labels_lengths": array([6] * 12)},
         "too few for its 6 labels: expected 2880 for 9 tokens",
@@ -494,7 +495,7 @@ def test_wrong_words(folder, words, sizes, part):
 
 
 def test_other_data_of_a_model(folder, model, tmp_path):
-    """Validation data are sufficient if they have the model's rate and labels."""
+    """An evaluation needs only validation data, with the model's rate and labels."""
     arrays = load_file(folder / "words.safetensors")
     valid = {name: a for name, a in arrays.items() if name.startswith("valid.")}
     save_file(valid, tmp_path / "valid.safetensors")

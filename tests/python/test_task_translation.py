@@ -36,13 +36,13 @@ COMPARE = ["compare", "--task", "translation", "--tokens", "words", *TINY]
 
 
 def succeed(*arguments: object, cwd: pathlib.Path, draws: bool = False) -> str:
-    """The program's output; comparisons draw their report only if it is used."""
+    """The program's output. Comparisons write a report only if the test uses it."""
     environment = {} if draws else {"GNOMON_PYTHON": "/nowhere"}
     return run(*arguments, cwd=cwd, OMP_NUM_THREADS="1", **environment)
 
 
 def sentences(count: int, seed: int) -> tuple[list[str], list[str]]:
-    """Names of digits, and the digits themselves; some have two names, and signs follow."""
+    """The source has names of digits, the target the digits. Some have two names; signs follow."""
     generator = random.Random(seed)
     names = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
     source, target = [], []
@@ -77,7 +77,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def model(folder) -> pathlib.Path:
-    """With the positions of transformers' Pegasus."""
+    """A model with the positions of transformers' Pegasus."""
     out = folder / "model"
     succeed(
         *TRAIN, "--data", "data", "--source-language", "de", "--out", out, "--steps", 80,
@@ -263,7 +263,7 @@ def pegasus(file: pathlib.Path):
 
 
 def length_penalty(tokens: int, alpha: float) -> float:
-    """Wu et al. 2016, equation 14."""
+    """The score of Wu et al. 2016, equation 14."""
     return (5 + tokens) ** alpha / (5 + 1) ** alpha
 
 
@@ -287,7 +287,7 @@ def test_loss_is_that_of_pegasus_with_the_same_weights(folder, model):
 
 @pytest.mark.parametrize(("beam", "alpha"), [(1, 0.6), (4, 0), (4, 0.6), (3, 2)])
 def test_translations_are_those_of_pegasus_with_the_same_weights(folder, model, beam, alpha):
-    """The results of transformers' search, rescored because its length penalty differs."""
+    """The results of transformers' beam search, rescored because its length penalty differs."""
     words = Words(model / FILE)
     reference = pegasus(model / FILE)
     out = folder / f"beam-{beam}-{alpha}"
@@ -322,11 +322,11 @@ def test_translations_are_those_of_pegasus_with_the_same_weights(folder, model, 
 
 @pytest.mark.parametrize("beam", [1, 3])
 def test_sentences_of_ones_own(folder, model, beam, tmp_path):
-    """Translated as in an evaluation, one line each, from a file or standard input."""
+    """`generate` translates each line of a file or of standard input as in an evaluation."""
     evaluate(model, "--beam", beam, "--translations", tmp_path)
     source, _ = pairs_of(folder, "val")
     expected = lines_of(tmp_path / "valid.en")
-    # More than one batch, with blank lines in between.
+    # The lines form more than one batch, with blank lines in between.
     lines = [*(4 * source), "", *source, " \t"]
     write(tmp_path, "lines.gz", lines)
     generate = ["generate", "--model", model, "--beam", beam, "--threads", 1]
@@ -532,7 +532,7 @@ def test_label_smoothing_affects_only_the_training_loss(folder, tmp_path):
                 cwd=tmp_path)  # fmt: skip
         run_of_it = json.loads((out / "results.json").read_text())["runs"][0]
         made[smoothing] = (run_of_it["curve"]["loss"][0], run_of_it["losses"][0]["loss"])
-    # With rate 0, the weights stay those of the step. The batch contains all pairs.
+    # With a learning rate of 0, the weights do not change. The batch contains all pairs.
     assert made[0][0] == pytest.approx(made[0][1], abs=1e-5)
     assert made[0.25][1] == made[0][1]
     assert abs(made[0.25][0] - made[0][0]) > 0.01
@@ -550,11 +550,11 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
 
 
 def test_two_processes_match_one(folder, tmp_path):
-    """Of five pairs, one process has two and the other three; random draws match those of one
+    """Of five pairs, one process has two and the other has three. Random draws match a single
     process.
 
-    With rotated keys: without a position their bias does not affect the weights, and its gradient
-    is noise.
+    Keys are rotated, because without a position their bias does not affect the weights, and its
+    gradient is noise.
     """
     arguments = [*TRAIN, "--data", folder / "data", "--source-language", "de", "--steps", 5,
                  "--batch", 5, "--position", "rope+cape+conv:kernel=3:groups=2", "--dropout", 0.3,
@@ -588,7 +588,7 @@ def test_compare_resumes_with_the_parts_that_it_began_with(folder, tmp_path):
 
 
 def test_the_catalogue_goes_in_by_name(folder, tmp_path):
-    """Options for causal models are rejected by name, as are grids."""
+    """Options for causal models, and grids, are rejected by name."""
     catalogue = json.loads(succeed("list", "--json", cwd=folder))
     refused_ones = {"transformer_xl", "grid_bias", "relative2d"}
     arguments = [*COMPARE, "--data", folder / "data", "--source-language", "de", "--steps", 1,
@@ -631,7 +631,7 @@ def test_subwords_and_bytes(folder, tmp_path):
     result = evaluate(tmp_path / "bytes", "--evaluation-sentences", 3, "--translations",
                       tmp_path / "out")  # fmt: skip
     assert result["tokens"]["size"] == 256
-    # After two steps the output is no real text, but it consists of valid UTF-8 lines.
+    # After two steps, the output is not meaningful, but it consists of valid UTF-8 lines.
     assert len(lines_of(tmp_path / "out" / "valid.en")) == 3
     done = run_gnomon(*arguments, "--vocabulary", 300, "--out", "subwords", cwd=tmp_path)
     if "libsentencepiece-dev" in done.stderr:
@@ -640,7 +640,7 @@ def test_subwords_and_bytes(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     result = evaluate(tmp_path / "subwords", "--evaluation-sentences", 3)
     assert result["tokens"]["kind"] == "subwords"
-    # One vocabulary for both languages.
+    # Both languages share one vocabulary.
     assert result["tokens"]["size"] == 300
 
 
@@ -774,7 +774,7 @@ def test_multi30k(tmp_path):
 
 
 def test_scan(tmp_path):
-    """With the commands of docs/tasks.md."""
+    """Runs the commands of docs/tasks.md."""
     if not (DATA / "scan").exists():
         pytest.skip("no ../shared/data/scan")
     for part, name in [("train", "tasks_train_length.txt"), ("test", "tasks_test_length.txt")]:

@@ -43,7 +43,7 @@ def library(tmp_path_factory) -> pathlib.Path:
     run(tools / "cmake", "-S", EXAMPLE, "-B", folder / "build", "-G", "Ninja",
         f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", f"-DCMAKE_PREFIX_PATH={folder / 'prefix'}",
         f"-DGNOMON_PYTHON={sys.executable}",
-        # Halves the compilation time of kernels.
+        # This halves the compilation time of kernels.
         "-DCMAKE_CXX_FLAGS_RELEASE=-O1")  # fmt: skip
     run(tools / "cmake", "--build", folder / "build", "--parallel", 2)
     return folder / "build" / "libmine.so"

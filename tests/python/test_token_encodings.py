@@ -26,7 +26,7 @@ from gnomon.nn import (
 
 
 def convolution(module, x, kernel, groups, first):
-    """GELU of the sum over the kernel, frame by frame; kernel element s is at t + first + s."""
+    """GELU of the sum over the kernel, token by token; kernel element s is at t + first + s."""
     direction = module.weight_v
     weight = direction * module.weight_g / direction.square().sum((0, 1), keepdim=True).sqrt()
     batch, length, dim = x.shape
@@ -77,7 +77,7 @@ def test_a_causal_convolution_is_padded_only_on_the_left(kernel, groups):
     torch.manual_seed(0)
     module = Convolutional(6, kernel, groups, causal=True).double()
     x = torch.randn(2, 11, 6, dtype=torch.float64)
-    # Initially weight_g is the norm, and the weight is weight_v.
+    # Initially, weight_g is the norm of weight_v, so the weight equals weight_v.
     padded = torch.nn.functional.pad(x.transpose(1, 2), (kernel - 1, 0))
     y = torch.nn.functional.conv1d(padded, module.weight_v, module.bias, groups=groups)
     torch.testing.assert_close(module(x), x + torch.nn.functional.gelu(y).transpose(1, 2))
@@ -200,7 +200,7 @@ def test_low_precision(position, dtype):
     exact = module(x)
     rounded = module.to(dtype)(x.to(dtype))
     assert rounded.dtype == dtype
-    # A few rounding errors of numbers as large as the largest.
+    # The error is at most a few rounding errors of the largest number.
     assert (rounded - exact).abs().max() < 4 * torch.finfo(dtype).eps * exact.abs().max()
     if list(module.parameters()):
         rounded.square().sum().backward()
@@ -271,7 +271,7 @@ def test_cape_in_evaluation(normalize):
 
 
 def positions_of(encoding):
-    """The positions (..., L) of encodings with a single frequency, sin p and cos p, with |p| <
+    """Decodes the positions p (..., L) from encodings sin p and cos p of a single frequency, |p| <
     pi."""
     return torch.atan2(encoding[..., 0], encoding[..., 1])
 
@@ -285,7 +285,7 @@ def draw(batch, length, **arguments):
 
 
 def assert_uniform(sample, low, high):
-    """Within the bounds, with the quantiles of the uniform distribution."""
+    """Checks the bounds, and the quantiles of the uniform distribution."""
     assert low <= sample.min()
     assert sample.max() <= high
     quantiles = torch.linspace(0.1, 0.9, 9, dtype=sample.dtype)
@@ -305,7 +305,7 @@ def test_cape_shifts_scales_and_jitters():
     scale = draw(3000, 3, global_scale=1.5)
     torch.testing.assert_close(scale[:, 2], 2 * scale[:, 1])
     assert_uniform(scale[:, 1].log(), -math.log(1.5), math.log(1.5))
-    # In this order: p' = (p - mean + D + e) exp(l).
+    # The order of the operations is p' = (p - mean + D + e) exp(l).
     centred = draw(3000, 3, normalize=True, global_scale=1.5)
     torch.testing.assert_close(centred[:, 0], -centred[:, 2])
     both = draw(3000, 2, global_shift=1.0, global_scale=1.5)
@@ -349,7 +349,7 @@ def test_cape_on_a_grid(height, width, prefix):
 
 
 def test_cape_on_a_grid_in_training():
-    # One wave along x: the phase divided by pi is x.
+    # With one wave along x, the phase divided by pi is x.
     def draw_x(**arguments):
         bounds = {"global_shift": 0.0, "local_shift": 0.0, "global_scale": 1.0} | arguments
         module = CAPE(2, shape=(2, 5), **bounds)
@@ -413,7 +413,7 @@ def test_a_shift_rotates_sinusoids(k, layout):
         atol=1e-10,
         rtol=0,
     )
-    # Their products therefore depend only on the offset.
+    # The products of two encodings therefore depend only on the offset.
     table = gnomon.sinusoid(p, 16, layout=layout)
     products = table @ table.T
     torch.testing.assert_close(products[1:, 1:], products[:-1, :-1])
@@ -448,10 +448,10 @@ def test_without_positions_only_the_mask_gives_order():
     second = MultiheadAttention(16, 2, position="none").double()
     x = torch.randn(1, 9, 16, dtype=torch.float64)
     order = torch.tensor([3, 1, 4, 0, 5, 2, 7, 6, 8])
-    # Input and output are sets.
+    # Compare input and output as sets.
     torch.testing.assert_close(first(x[:, order]), first(x)[:, order])
-    # Under a causal mask, the last token depends on the order of the others only if there are two
-    # layers.
+    # With a causal mask, the last token depends on the order of the others only if there are at
+    # least two layers.
     one = first(x, causal=True)[:, -1]
     torch.testing.assert_close(first(x[:, order], causal=True)[:, -1], one)
     two = second(first(x, causal=True), causal=True)[:, -1]
@@ -561,8 +561,7 @@ def test_wrong_types(call, message):
 
 
 def test_golden_convolution():
-    """The same module, weights and numbers as in tests/torch/nn_test.cc, so both languages
-    agree."""
+    """Uses the same module, weights and numbers as tests/torch/nn_test.cc: both languages agree."""
     module = Convolutional(4, 3, 2).double()
     with torch.no_grad():
         for n, p in enumerate(module.parameters()):

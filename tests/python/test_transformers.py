@@ -1,4 +1,4 @@
-"""Models of transformers with random weights: gnomon against their eager implementation."""
+"""transformers models with random weights: gnomon compared with their eager implementation."""
 
 import copy
 import functools
@@ -54,7 +54,8 @@ from gnomon.integrations.transformers import (  # noqa: E402
 )
 from gnomon.integrations.transformers._masks import read_array  # noqa: E402
 
-# Models are copied with their buffers, and loaded (test_devices.py has some that are not).
+# The tests copy models with their buffers, and load models. test_devices.py tests models that it
+# creates on the device.
 pytestmark = pytest.mark.real_device
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
@@ -76,7 +77,8 @@ FAMILIES = {
         )
     ),
     "bloom": lambda: transformers.BloomForCausalLM(transformers.BloomConfig(**SIZES, **TOKENS)),
-    # Six heads: MPT orders the slopes of head counts other than powers of two in its own way.
+    # The model has six heads, because MPT orders slopes differently if their number is not a power
+    # of two.
     "mpt": lambda: transformers.MptForCausalLM(
         transformers.MptConfig(
             d_model=36,
@@ -127,7 +129,7 @@ FAMILIES = {
         )
     ),
 }
-# Models that add arrays with one value per pair to their scores.
+# These models add arrays with one value per pair to their scores.
 ARRAYS = {
     "umt5": lambda: transformers.UMT5ForConditionalGeneration(
         transformers.UMT5Config(**T5_SIZES, **TOKENS)
@@ -204,7 +206,7 @@ def padded(padding, batch=3, length=13):
 
 
 def inputs_of(family, padding="none", length=13):
-    """The arguments of a model, and which rows of its output are meaningful."""
+    """The arguments of a model, and the rows of its output that are meaningful."""
     torch.manual_seed(1)
     if family in IMAGES:
         return {"pixel_values": torch.randn(2, 3, 40, 40)}, ...
@@ -297,7 +299,7 @@ PACKED = ["llama", "mistral", "gpt2", "bert"]
 
 
 def packed_as_arrays(causal, window=None):
-    """The mask of sequences of these lengths, packed into one row."""
+    """The mask of sequences with these lengths that are packed into one row."""
     document = torch.arange(3).repeat_interleave(torch.tensor(LENGTHS))
     seen = document[:, None] == document
     behind = torch.arange(13)[:, None] - torch.arange(13)
@@ -308,7 +310,7 @@ def packed_as_arrays(causal, window=None):
 @pytest.mark.parametrize("with_positions", [False, True])
 @pytest.mark.parametrize("family", PACKED)
 def test_packed_sequences_by_their_ends(family, with_positions):
-    """cu_seq_lens_q and cu_seq_lens_k only, which eager attention ignores."""
+    """Only cu_seq_lens_q and cu_seq_lens_k are given, which eager attention ignores."""
     theirs, ours = both(family)
     ids = torch.randint(1, 61, (1, 13), generator=generator_of(0))
     ends = torch.tensor([0, *LENGTHS]).cumsum(0).int()
@@ -344,7 +346,7 @@ def test_unread_packed_sequences_are_rejected():
     ends = torch.tensor([0, 4, 6, 12])
     packed = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "use_cache": False}
     torch.testing.assert_close(compiled(ids, **packed).logits, ours(ids, **packed).logits)
-    # Models whose layers do not receive them.
+    # The layers of these models do not receive them.
     for deaf in (both("bloom")[1], small(HANDWRITTEN["falcon"]())[1]):
         with pytest.raises(NotImplementedError, match="CausalLM does not pass cu_seq"):
             call(deaf, [0, 6, 12])
@@ -419,7 +421,7 @@ def test_dropout_of_weights(family):
         whole = output_of(ours, inputs, rows)
         for model in (theirs, ours):
             drop(model, 1.0)
-        # With all weights dropped, the outputs are equal up to the last digits.
+        # If all weights are dropped, outputs are equal up to the last digits.
         expected = output_of(theirs, inputs, rows)
         torch.testing.assert_close(output_of(ours, inputs, rows), expected, atol=2e-5, rtol=2e-5)
         assert not torch.allclose(whole, expected, atol=1e-3)
@@ -429,7 +431,7 @@ def test_dropout_of_weights(family):
 
 
 class Largest(TorchDispatchMode):
-    """The size of the largest tensor that is allocated."""
+    """Records the size of the largest tensor that is allocated."""
 
     size = 0
 
@@ -482,7 +484,7 @@ FUNCTIONS = {
         FUNCTIONS["sliding"](), FUNCTIONS["sliding_both"](), FUNCTIONS["chunked"]()
     ),
 }
-# Query and key lengths and offsets; the last two are as with caches.
+# Lengths and offsets of queries and keys; the last two occur with caches.
 PLACES = [(13, 13, 0, 0), (3, 13, 10, 0), (2, 6, 11, 7)]
 
 
@@ -530,7 +532,7 @@ def test_without_a_mask_the_flag_of_the_call_counts():
             found.append(attend(module, q, k, v, None)[0])
         for o in found:
             torch.testing.assert_close(o.transpose(1, 2), expected, atol=1e-5, rtol=1e-5)
-    # A single query is the last one.
+    # A single query is the last token.
     last = attend(module, q[:, :, -1:], k, v, None, is_causal=True)[0]
     expected = torch.nn.functional.scaled_dot_product_attention(q[:, :, -1:], k, v)
     torch.testing.assert_close(last.transpose(1, 2), expected, atol=1e-5, rtol=1e-5)
@@ -552,7 +554,8 @@ def test_weights_are_refused(family):
 
 
 def small(config, kind=transformers.AutoModelForCausalLM):
-    """A model built from its configuration, with weights that make attention uneven, and ours."""
+    """A model built from its configuration, with weights that make attention uneven, and our
+    copy."""
     torch.manual_seed(0)
     model = kind.from_config(config, attn_implementation="eager")
     with torch.no_grad():
@@ -592,8 +595,8 @@ def test_soft_caps():
 
 
 def test_eager_attention_reads_nothing_else_of_a_module():
-    """Module attributes that the replaced transformers function reads must be read by the
-    integration as well."""
+    """The integration must read all module attributes that the replaced transformers function
+    reads."""
     known = {"num_key_value_groups", "training", "head_dim", "scaling", "sinks"}
     read = {}
     for package in pkgutil.iter_modules(transformers.models.__path__):
@@ -689,7 +692,7 @@ def test_disentangled_attention_is_a_term(options, padding, device):
     names = [event.key for event in profile.key_averages()]
     assert "gnomon::attention_forward" in names
     assert not any("softmax" in name for name in names)
-    # On a GPU, the scores of positions are an array.
+    # On a GPU, the scores of positions are passed as an array.
     is_array = options == "only content to position" or device.type == "cuda"
     assert any("gather" in name for name in names) == is_array
     with pytest.raises(NotImplementedError, match="output_attentions"):
@@ -699,7 +702,7 @@ def test_disentangled_attention_is_a_term(options, padding, device):
 @pytest.mark.parametrize("similarity", [None, "laplacian"])
 @pytest.mark.parametrize("options", ["buckets", "one row per distance"])
 def test_disentangled_attention_as_an_array_is_the_same(options, similarity, monkeypatch):
-    """As on a GPU."""
+    """Position scores are passed as an array, as on a GPU."""
     config = transformers.DebertaV2Config(
         **SIZES, relative_attention=True, pos_att_type=["c2p", "p2c"], **DEBERTA[options]
     )
@@ -721,7 +724,7 @@ def test_disentangled_attention_as_an_array_is_the_same(options, similarity, mon
 
 @pytest.mark.parametrize("named", [True, False])
 def test_distances_of_the_caller_are_not_lost(named):
-    """Inputs with their names belong to DeBERTa; otherwise they would be dropped."""
+    """DeBERTa's names of inputs must be recognised; otherwise these inputs would be dropped."""
     config = transformers.DebertaV2Config(
         **SIZES, **NO_HIDDEN_DROPOUT, relative_attention=True, pos_att_type=["c2p", "p2c"]
     )
@@ -752,7 +755,7 @@ def test_generation_where_a_model_writes_its_attention(family):
     torch.testing.assert_close(its_logits, logits, atol=5e-5, rtol=5e-5)
     with pytest.raises(NotImplementedError, match="output_attentions"):
         ours(**inputs_of(family)[0], output_attentions=True)
-    # Switched back.
+    # The switch can be undone.
     for part in ours.modules():
         if isinstance(part, transformers.PreTrainedModel):
             part.config._attn_implementation = "eager"
@@ -761,7 +764,7 @@ def test_generation_where_a_model_writes_its_attention(family):
 
 
 def as_added(mask):
-    """A mask in the form that eager attention expects."""
+    """Creates a mask in the form that eager attention expects."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
@@ -781,7 +784,7 @@ def test_masks_as_arrays():
             torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
     holes = causal.clone()
     holes[5, 2] = False
-    # A mask that is not a band stays an array, and additive biases are added.
+    # A mask that is not a band is passed as an array, and additive biases are added.
     for mask in (holes.expand(3, 1, 13, 13), torch.randn(3, 1, 13, 13)):
         expected = output_of(theirs, inputs | {"attention_mask": as_added(mask)}, ...)
         found = output_of(ours, inputs | {"attention_mask": mask}, ...)
@@ -791,7 +794,7 @@ def test_masks_as_arrays():
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64], ids=str)
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_masks_of_a_row_for_each_query(family, dtype):
-    """(B, Lq, Lk), which transformers itself accepts only with four axes; a causal model stays
+    """A mask (B, Lq, Lk), which transformers accepts only with four axes. Causal models stay
     causal."""
     theirs, ours = both(family)
     inputs, _ = inputs_of(family)
@@ -802,7 +805,7 @@ def test_masks_of_a_row_for_each_query(family, dtype):
     expected = output_of(theirs, inputs | {"attention_mask": as_added(seen[:, None])}, ...)
     found = output_of(ours, inputs | {"attention_mask": mask.to(dtype)}, ...)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
-    # One mask for all queries, or for the whole batch.
+    # All queries, or the whole batch, may share a mask.
     for part in (mask[:, :1], mask[:1]):
         found = output_of(ours, inputs | {"attention_mask": part.to(dtype)}, ...)
         whole = part.expand(3, 13, 13).to(dtype)
@@ -898,7 +901,7 @@ def test_masks_that_are_no_bands():
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "bloom", "bert", "t5", "vit"])
 def test_a_graph_is_not_broken(family, padding):
-    """All except BLOOM's, which is broken in transformers itself."""
+    """Tests all models except BLOOM, which is broken in transformers itself."""
     _, ours = both(family)
     inputs, rows = inputs_of(family, padding)
     if family in ("llama", "mistral", "bloom"):
@@ -911,7 +914,8 @@ def test_a_graph_is_not_broken(family, padding):
 
 
 def attend_with(module=None, length=5, **arguments):
-    """The interface's function on random tokens; returns these and its output, (B, H, L, D)."""
+    """Calls the interface's function with random tokens; returns them and the output (B, H, L,
+    D)."""
     integration.register()
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 4, length, 8) for _ in range(3))
@@ -922,7 +926,7 @@ def attend_with(module=None, length=5, **arguments):
 
 
 def test_sinks_of_each_row():
-    """Inkling 2 computes them from the tokens."""
+    """Inkling 2 computes these biases from the tokens."""
     sinks = torch.randn(2, 4, 5, 1)
     q, k, v, o = attend_with(sinks=sinks)
     scores = torch.cat([q @ k.mT / 8**0.5, sinks], -1)
@@ -966,7 +970,7 @@ REPLACED = [
 
 @pytest.mark.parametrize("replaced", REPLACED, ids=lambda replaced: replaced[0].__name__)
 def test_signatures_of_replaced_functions_are_known(replaced):
-    """If a transformers release adds an argument, this test finds it before a model does."""
+    """Detects arguments that a transformers release adds before a model uses them."""
     layer, method, ours = replaced
     integration.register()
     theirs = getattr(layer, method)
@@ -1001,7 +1005,8 @@ def test_layer_caches_are_distinguished_from_paged_ones():
 
 
 def test_keys_that_are_chosen():
-    """As DeepSeek V3.2 numbers keys, and MiniMax M3 numbers blocks of them for groups of heads."""
+    """DeepSeek V3.2 passes indices of keys; MiniMax M3 passes indices of key blocks per head
+    group."""
     causal = torch.ones(7, 7, dtype=torch.bool).tril()
     indices = torch.rand(2, 7, 7).argsort(-1)[..., :3].int()
     indices[..., 0] = 0
@@ -1024,7 +1029,7 @@ def test_keys_that_are_chosen():
 
 
 def test_rows_of_an_array_that_hide_all_keys():
-    """In eager mode they attend to all keys uniformly, and some models read such rows (TimesFM)."""
+    """In eager mode, such rows attend to all keys uniformly; some models use them (TimesFM)."""
     array = torch.zeros(2, 1, 5, 5)
     array[0, :, 1] = torch.finfo(torch.float32).min
     array[1, :, :, 3] = torch.finfo(torch.float32).min
@@ -1034,7 +1039,7 @@ def test_rows_of_an_array_that_hide_all_keys():
 
 
 class HandwrittenAttention(torch.nn.Module):
-    """Products and weights that models use outside attention."""
+    """Some models use such products and weights outside attention."""
 
     def forward(self, q, k, v, way):
         if way == "function":
@@ -1079,7 +1084,7 @@ def test_other_handwritten_operations(way):
 @pytest.mark.parametrize("mask", ["none", "padding", "causal", "added"])
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_multi_head_attention_of_pytorch(mask, batch_first):
-    """As WavLM, SigLIP and others call it."""
+    """Calls the function as WavLM, SigLIP and others do."""
     torch.manual_seed(0)
     layer = torch.nn.MultiheadAttention(16, 4, batch_first=batch_first)
     assert _switch.attends(layer)
@@ -1160,7 +1165,7 @@ def test_autocast(family):
         expected, found = (output_of(m, inputs, rows) for m in (theirs, ours))
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found, expected, atol=0.05 * float(expected.abs().max()), rtol=0)
-    # The two models round at different places, but their errors must be similar.
+    # The two models round at different points, but their errors must be similar.
     exact = copy.deepcopy(theirs)
     for model, out in ((theirs, expected), (ours, found), (exact, output_of(exact, inputs, rows))):
         model.zero_grad()
@@ -1172,8 +1177,8 @@ def test_autocast(family):
         if mine.grad is not None:
             assert mine.grad.dtype == mine.dtype
             off, their_off = ((part.grad - true.grad).norm() for part in (mine, other))
-            # The two errors of a single parameter are two random draws; over all parameters they
-            # must be similar.
+            # The errors of a single parameter are random; over all parameters, they must be
+            # similar.
             assert off <= 4 * their_off + 1e-2 * true.grad.norm() + 1e-6, name
             if true.grad.any():
                 errors.append(torch.stack((off, their_off)) / true.grad.norm())
@@ -1226,8 +1231,7 @@ def test_eager_attention_comes_back_to_models_without_the_interface(config):
 
 
 def test_models_without_attention_are_named():
-    """As a layer of another model, a module may have no attention (a convolution), without a
-    warning."""
+    """A layer of a model may have no attention (a convolution); this causes no warning."""
     integration.register()
     for config in (
         transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, state_size=4, vocab_size=9),
@@ -1282,7 +1286,7 @@ def test_models_that_look_their_layers_up_by_the_implementation(config):
     ours = transformers.AutoModel.from_config(copy.deepcopy(config), attn_implementation="gnomon")
     theirs = transformers.AutoModel.from_config(copy.deepcopy(config), attn_implementation="eager")
     theirs.load_state_dict(ours.state_dict())
-    # From the configuration of a switched model.
+    # Build a model from the configuration of a switched model.
     again = type(ours)(integration.use_gnomon(copy.deepcopy(theirs)).config)
     again.load_state_dict(ours.state_dict())
     inputs, rows = inputs_of("llama", "right")
@@ -1341,7 +1345,7 @@ def test_cones_train_and_are_saved(family, tmp_path):
     ["lorentz:c=learned", "lorentz:c=2", "hyperbolic:model=ball", "umbral", "dot:softcap=5"],
 )
 def test_similarities_are_saved(similarity, tmp_path):
-    """A model is built without data before its checkpoint is loaded."""
+    """A model may be built on the meta device before its checkpoint is loaded."""
     model = integration.with_cone_attention(eager("llama"), similarity)
     for name, parameter in model.named_parameters():
         if name.endswith("_theta"):
@@ -1364,7 +1368,7 @@ def test_parameters_missing_from_a_checkpoint_are_initialised(similarity, tmp_pa
     config = transformers.LlamaConfig.from_pretrained(tmp_path)
     config.gnomon_similarity = similarity
     expected = integration.with_cone_attention(theirs, similarity).state_dict()
-    # Memory that previously held other numbers.
+    # Use memory that previously held other numbers.
     for _ in range(3):
         junk = [torch.full((4,), 3e30) for _ in range(1000)]
         del junk
@@ -1375,7 +1379,7 @@ def test_parameters_missing_from_a_checkpoint_are_initialised(similarity, tmp_pa
 
 
 def test_cones_of_a_part_are_saved(tmp_path):
-    """A saved model's configuration names them; another model may share that configuration."""
+    """The configuration of a saved model names the terms; a second model may share it."""
     theirs = eager("llama")
     config = theirs.config
     ours = transformers.LlamaForCausalLM(config).eval()
@@ -1470,7 +1474,7 @@ def test_models_of_one_configuration_are_apart(tmp_path):
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("kinds", [["c2p", "p2c"], ["c2p"]], ids="+".join)
 def test_another_similarity_beside_disentangled_positions(kinds, shares):
-    """Its per-head scores replace q . k; those of the positions remain."""
+    """The similarity's per-head scores replace q . k; the position scores remain."""
     torch.manual_seed(0)
     model = transformers.DebertaV2Model(
         transformers.DebertaV2Config(
@@ -1498,7 +1502,7 @@ def test_another_similarity_beside_disentangled_positions(kinds, shares):
     scale_factor = 1 + len(kinds)
     bias = part.disentangled_attention_bias(q, k, None, embeddings, scale_factor)
     if len(kinds) < 2:
-        # A layer without such terms scales its keys first.
+        # A layer without these terms scales its keys first.
         k = k / (8 * scale_factor) ** 0.5
     gamma = learned.gamma_start * (5 * learned.gamma_theta).exp()
     scores = (bias - torch.cdist(q, k) * gamma.repeat(2)[:, None, None]).view(2, 4, 13, 13)
@@ -1578,7 +1582,7 @@ def test_heads_that_are_rotated_in_part_or_otherwise():
 
 
 def rotates_no_height(model, ids, height=-1):
-    """Whether coordinate -1 or 0 of all queries is equal for equal tokens."""
+    """Whether coordinate -1 or 0 of the queries is the same for equal tokens at all positions."""
     found = []
     attend = _cones_attend = _terms.attention
 
@@ -1592,7 +1596,7 @@ def rotates_no_height(model, ids, height=-1):
             model(torch.full_like(ids, 7))
     finally:
         _terms.attention = _cones_attend
-    # Checks the first layer, whose tokens have no other position.
+    # This checks the first layer, because its tokens have no other position information.
     return all(
         torch.allclose(x[..., height], x[..., :1, height].expand_as(x[..., height]), atol=1e-5)
         for x in found[0]
@@ -1621,7 +1625,7 @@ ROTATING = {
         pad_token_id=0,
         use_qk_norm=False,
     ),
-    # A part of the layer rotates the tokens.
+    # A submodule of the layer rotates the tokens.
     "kyutai": lambda: transformers.KyutaiSpeechToTextConfig(
         **SIZES,
         ffn_dim=48,
@@ -1633,8 +1637,8 @@ ROTATING = {
         audio_pad_token_id=4,
         pad_token_id=0,
     ),
-    # Whole heads are rotated, in adjacent pairs (by a rotation layer of the model before
-    # transformers 5.24).
+    # Entire heads are rotated, in adjacent pairs (before transformers 5.24, by a rotation layer of
+    # the model).
     "gptj": lambda: transformers.GPTJConfig(**SIZES, **TOKENS, rotary_dim=8),
     "codegen": lambda: transformers.CodeGenConfig(**SIZES, **TOKENS, rotary_dim=8),
     # The tables have one number per pair.
@@ -1726,7 +1730,7 @@ def test_rotations_of_half_a_head_stay_rotations(kind, monkeypatch):
     for before, after in seen:
         torch.testing.assert_close(after.norm(dim=-1), before.norm(dim=-1))
         assert not torch.allclose(after, before, atol=1e-3)
-        # If the first half of a head is rotated, the height is in the other.
+        # If the first half of a head is rotated, the height is in the other half.
         if kind == "deepseek_v3":
             assert torch.equal(after[..., -1], before[..., -1])
 
@@ -1771,7 +1775,7 @@ def test_a_graph_of_cones_where_positions_are_terms(family, similarity):
 
 
 class TurningAttention(torch.nn.Module):
-    """As in GPT-J before transformers 5.24."""
+    """Tests the rotation of GPT-J before transformers 5.24."""
 
     def forward(self, q, k):
         return apply_rotary_pos_emb(q), apply_rotary_pos_emb(k)  # noqa: F821
@@ -1806,7 +1810,7 @@ def test_cones_of_one_layer():
     integration.with_cone_attention(model, "penumbral:gamma=fixed")
     assert not list(model.layers[0].self_attn.gnomon_similarity.parameters())
     torch.testing.assert_close(model(ids).last_hidden_state, before)
-    # Replaced again with another similarity, still with a single hook.
+    # Replacing the similarity again must not add a second hook.
     integration.with_cone_attention(model, "hyperbolic")
     assert model.layers[0].self_attn.gnomon_similarity.beta_theta.shape == (4,)
     assert len(model.layers[0].self_attn._forward_pre_hooks) == 1
@@ -1814,7 +1818,7 @@ def test_cones_of_one_layer():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_similarity_has_the_values_of_a_module(dtype):
-    """Learned parameters, also in a layer whose queries are wider than its parameters."""
+    """Parameters are learned, even if a layer's queries have a wider dtype than its parameters."""
     spec = "lorentz:c=learned:bias=0.5"
     its = LearnedSimilarity(spec, 4, 8).to(torch.get_default_device(), dtype)
     module = gnomon.nn.MultiheadAttention(32, 4, similarity=spec)
@@ -1869,7 +1873,7 @@ def alibi_array(heads, length):
 
 @pytest.mark.parametrize("family", ["llama", "bert", "gpt2", "t5"])
 def test_a_position_is_added_to_those_of_a_model(family):
-    """Compared with eager attention that has an array of biases as its mask."""
+    """Compares with eager attention whose mask is an array of biases."""
     theirs, ours = both(family)
     integration.with_attention(ours, position="alibi")
     inputs, _ = inputs_of(family)
@@ -1877,7 +1881,7 @@ def test_a_position_is_added_to_those_of_a_model(family):
     if family in ("llama", "gpt2"):
         bias = bias + as_added(torch.ones(13, 13, dtype=torch.bool).tril())
     if family == "t5":
-        # Its encoder only: the decoder's cross attention has no position.
+        # This compares only the encoder, because the decoder's cross-attention has no position.
         theirs, ours = theirs.encoder, ours.encoder
         inputs.pop("decoder_input_ids")
     expected = output_of(theirs, inputs | {"attention_mask": bias}, ...)
@@ -1912,11 +1916,11 @@ def test_positions_train_generate_and_are_saved(position, similarity, tmp_path):
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
 def test_positions_with_a_static_cache(family):
-    """Its masks are longer than the tokens so far, and determine the position of the queries."""
+    """The masks are longer than the current tokens, and determine the positions of the queries."""
     model = integration.with_attention(eager(family), position="t5+sink")
     for name, parameter in model.named_parameters():
         if "gnomon_position" in name or "relative_attention_bias" in name:
-            # With a sink, weights matter even if all tokens are equal.
+            # With a sink, the weights matter even if all tokens are equal.
             torch.nn.init.normal_(parameter)
     sequences, logits = generate(model, family)
     found, its_logits = generate(model, family, cache_implementation="static")
@@ -2016,7 +2020,7 @@ def test_the_package_is_named(version, monkeypatch):
     if version is None:
         monkeypatch.setitem(sys.modules, "transformers", None)
     else:
-        # transformers replaces itself there.
+        # transformers replaces itself in sys.modules.
         monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
     with pytest.raises(ImportError, match=rf"transformers.*{version or 'pip install'}"):
         importlib.import_module(name)

@@ -27,7 +27,7 @@ def tokens(samples=SAMPLES, heads=(H, HKV, HKV)):
     return [draw(samples, B, count, L, D) for count in heads]
 
 
-# Functions of q, k, v and parameters, and the shapes of these.
+# Functions of q, k, v and parameters, and the shapes of the parameters.
 ATTENTIONS = {
     "dot, causal": (lambda q, k, v: gnomon.attention(q, k, v, causal=True), []),
     "with lse": (lambda q, k, v: gnomon.attention(q, k, v, return_lse=True), []),
@@ -166,7 +166,7 @@ def arguments(name):
 
 
 def looped(function, inputs, dims=0):
-    """The function applied to each sample, stacked."""
+    """Applies the function to each sample and stacks the results."""
     dims = [dims] * len(inputs) if isinstance(dims, int) else dims
     results = [
         function(*(x if d is None else x.select(d, n) for x, d in zip(inputs, dims, strict=True)))
@@ -201,7 +201,7 @@ def autograd_of(function, inputs):
 def test_vmap_is_a_loop(name):
     function, inputs = arguments(name)
     torch.testing.assert_close(vmap(function)(*inputs), looped(function, inputs))
-    # Samples of queries only, on another axis.
+    # Only the queries have samples, on a different axis.
     dims = [2, *[None] * (len(inputs) - 1)]
     some = [inputs[0].movedim(0, 2), *(x[0] for x in inputs[1:])]
     torch.testing.assert_close(vmap(function, tuple(dims))(*some), looped(function, some, dims))
@@ -215,17 +215,17 @@ def test_grad_and_gradients_of_each_sample(name):
     first = [x[0] for x in inputs]
     expected = autograd_of(function, first)
     torch.testing.assert_close(grad(loss_of(function), every)(*first), expected)
-    # Parameters are shared by all samples, and have a gradient per sample.
+    # All samples share the parameters, which have a gradient per sample.
     dims = (0, 0, 0, *[None] * (len(inputs) - 3))
     some = [*inputs[:3], *first[3:]]
     torch.testing.assert_close(
         vmap(grad(loss_of(function), every), dims)(*some),
         looped(lambda *x: autograd_of(function, x), some, dims),
     )
-    # The gradient of a mapped function.
+    # This is the gradient of a mapped function.
     ours = grad(lambda *x: vmap(loss_of(function), dims)(*x).sum(), every)(*some)
     each = looped(lambda *x: autograd_of(function, x), some, dims)
-    # Recorded by the transform, or below it.
+    # Gradients are recorded by the transform, or below it.
     leaves = [x.clone().requires_grad_() for x in some]
     beneath = torch.autograd.grad(vmap(loss_of(function), dims)(*leaves).sum(), leaves)
     for got, lower, want, dim in zip(ours, beneath, each, dims, strict=True):
@@ -347,7 +347,7 @@ def test_dropout_under_vmap():
 
 
 def test_second_derivatives_of_causal_linear_attention():
-    """Its gradients are causal sums, which are differentiable as well."""
+    """The gradients are causal sums, which are also differentiable."""
     q, k, v = (x[0][:1, :2, :4] for x in tokens())
     assert torch.autograd.gradgradcheck(
         lambda q: gnomon.linear_attention(q, k[:, :2], v[:, :2], causal=True),
@@ -470,10 +470,10 @@ def test_copies_of_modules(similarity, position, way):
     twin = COPIES[way](module)
     assert torch.equal(twin(x, causal=True), expected)
     assert repr(twin) == repr(module)
-    # Options with non-default values.
+    # Set options to non-default values.
     for name, value, default in (("similarity", similarity, "dot"), ("position", position, "none")):
         assert (f"{name}='{value}'" in repr(module)) == (value != default)
-    # Nothing is shared.
+    # The copies share nothing.
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.zero_()
@@ -525,7 +525,7 @@ def test_copies_of_other_user_objects(way):
     twin = COPIES[way](encoding)
     assert torch.equal(twin(x), encoding(x))
     assert twin.max_length == encoding.max_length == L
-    # Caches continue where they were.
+    # Copies of caches continue where the originals were.
     module, _ = module_and_input("dot", "rope")
     cache, tokens_before = nn.KVCache(), nn.TokenCache()
     with torch.no_grad():

@@ -86,7 +86,7 @@ def run_trials(record: dict[str, Any], folder: pathlib.Path, loss) -> list[dict[
         assert answer == _tuning.plan(copy.deepcopy(record), folder)
         if not answer["next"]:
             return answer["chosen"]
-        # In any order.
+        # Results may be reported in any order.
         for trial in reversed(answer["next"]):
             known = [t for t in tried if (t["combination"], t["number"])
                      == (trial["combination"], trial["number"])]  # fmt: skip
@@ -112,13 +112,13 @@ def test_a_search_finds_the_best_of_a_quadratic(tmp_path):
     tried = record["settings"]["tuning"]["tried"]
     for combination, values in enumerate(best):
         own = [trial for trial in tried if trial["combination"] == combination]
-        # The budget, which is the same for all combinations.
+        # The budget is the same for all combinations.
         assert len(own) == _tuning.MOST_TRIALS
         assert sorted(max(at["step"] for at in trial["held_out"]) for trial in own) == sorted(
             3 * [25, 25, 50, 100]
         )
         assert isinstance(values["batch"], int)
-        # Better than nine of ten points drawn from the ranges.
+        # The result is better than nine of ten points drawn from the ranges.
         draw = np.random.default_rng(0)
         random = [
             bowl(combination, {"rate": 10 ** draw.uniform(-5, 0), "batch": draw.integers(4, 65)},
@@ -187,7 +187,7 @@ def test_runs_have_the_chosen_values(folder, whole, tmp_path):
     for combination, position in enumerate(("none", "rope")):
         rate = tuning["chosen"][combination]["learning-rate"]
         assert f"dot/{position}: learning-rate" in table
-        # The same run on the same data, with the value passed as an option.
+        # Repeat the run on the same data, with the value passed as an option.
         out = tmp_path / position
         words = [str(word) for word in COPY]
         words[words.index("--position") + 1] = position
@@ -249,7 +249,7 @@ def test_parameters_of_terms_and_of_the_model(folder, tmp_path):
     record = record_of(out)
     (chosen,) = record["settings"]["tuning"]["chosen"]
     assert record["settings"]["model"]["mlp"] == 32
-    # Two matrices of dim x mlp, and a bias.
+    # The MLP has two matrices of size dim x mlp, and a bias.
     without = {mlp: 33 * mlp for mlp in (8, 64)}
     succeed(*at, "--steps", 1, "--out", tmp_path / "plain", cwd=folder)
     plain = record_of(tmp_path / "plain")["runs"][0]["parameters"] - 33 * 32
@@ -297,7 +297,7 @@ def test_a_missing_optuna_is_named_before_anything_runs(folder, tmp_path, monkey
 def test_runs_end_when_they_are_flat(folder, tmp_path):
     words = ["compare", "--data", "text.txt", "--position", "none,rope", "--steps", 200,
              "--until-flat", *TEXT]  # fmt: skip
-    # No loss halves within a fifth of the steps.
+    # A loss cannot halve within a fifth of the steps.
     succeed(*words, "--flat-margin", 0.5, "--out", tmp_path / "flat", cwd=folder)
     record = record_of(tmp_path / "flat")
     assert record["settings"]["training"]["schedule"] == "constant"
@@ -349,7 +349,7 @@ def test_an_interrupted_run_ends_at_the_same_step(folder, tmp_path):
 
 
 def held_out_rows(rows: int) -> list[int]:
-    """The rows that the program sets aside."""
+    """The rows that the program holds out."""
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(20190710))
     return sorted(order[: min(max(rows // 10, 1), 1000)].tolist())
 

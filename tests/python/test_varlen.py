@@ -12,7 +12,8 @@ from torch.nested import nested_tensor_from_jagged
 import gnomon
 from gnomon import _varlen, position
 
-# An empty sequence, one token, several of equal length in a row, and queries without keys.
+# There are an empty sequence, a single token, several consecutive equal lengths, and queries
+# without keys.
 QUERIES = [5, 0, 1, 4, 4, 2, 7, 3]
 KEYS = [5, 0, 1, 6, 6, 2, 9, 0]
 H = 4
@@ -24,7 +25,7 @@ def ends_of(lengths):
 
 @pytest.fixture(params=["each", "one call"])
 def way(request, monkeypatch):
-    """Both implementations: a call per length, and a single call, which torch.compile supports."""
+    """Tests both implementations: a call per length, and a single call, as under torch.compile."""
     monkeypatch.setattr(_varlen, "_SHORT", 0)
     if request.param == "one call":
         monkeypatch.setattr(_varlen, "_applies_to_each", lambda *_: False)
@@ -32,7 +33,7 @@ def way(request, monkeypatch):
 
 
 def looped(q, k, v, lengths_q, lengths_k, arguments):
-    """(total_q, H, Dv) and (H, total_q); arguments gives those of a sequence."""
+    """o (total_q, H, Dv) and lse (H, total_q); `arguments` returns the arguments of a sequence."""
     outputs, sums = [], []
     parts = zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
     for n, tokens in enumerate(parts):
@@ -72,7 +73,7 @@ def packed_inputs(case):
     return inputs | {name: inputs[name][0].transpose(0, 1) for name in ("q", "k", "v")}
 
 
-# Each similarity and each position, in changing combinations.
+# Each similarity and each position occurs, in varying combinations.
 SIMILARITY_NAMES, POSITION_NAMES = list(SIMILARITIES), list(POSITIONS)
 PAIRS = [
     (SIMILARITY_NAMES[n % len(SIMILARITY_NAMES)], POSITION_NAMES[n % len(POSITION_NAMES)])
@@ -89,7 +90,7 @@ def test_every_similarity_and_position(similarity, its_position, way):
             return {
                 "similarity": SIMILARITIES[case.similarity].ours(inputs),
                 "position": case.positions(inputs),
-                # The T5 table covers only the past there.
+                # For "t5 past", the table covers only the past.
                 "causal": causal or case.position == "t5 past",
             }
 
@@ -121,8 +122,7 @@ def test_every_similarity_and_position(similarity, its_position, way):
     ids=str,
 )
 def test_arguments(arguments, way):
-    """All arguments of attention that do not depend on lengths; windows are aligned to the last
-    key."""
+    """Tests all arguments that do not depend on lengths. Windows are aligned to the last key."""
     case = Case("dot", "alibi", 1, H, 2, sum(QUERIES), sum(KEYS))
 
     def ours(inputs):
@@ -137,7 +137,8 @@ def test_arguments(arguments, way):
 
     inputs = packed_inputs(case)
     if "aggregation" in arguments:
-        # Points of the unit ball: gradients of points that are clamped to it are ill-conditioned.
+        # Values are points inside the unit ball, because gradients of clamped points are
+        # ill-conditioned.
         inputs["v"] = 0.5 * inputs["v"] / inputs["v"].norm(dim=-1).max()
     same(ours, theirs, {name: inputs[name] for name in ("q", "k", "v")})
 
@@ -150,7 +151,7 @@ def of_sequence(x, axis, n):
     return x.narrow(axis, ENDS[n], QUERIES[n])
 
 
-# Terms with one entry per token, packed and per sequence.
+# Terms with one number per token, packed and per sequence.
 OF_TOKENS = {
     "key bias": ((1, H, TOTAL), position.KeyBias, lambda x, n: of_sequence(x, 2, n)),
     "forget": (
@@ -326,7 +327,7 @@ def test_nested_tensors(of_keys, way):
     assert o.shape[:2] == (len(QUERIES), H)
     assert torch.equal(o.transpose(1, 2).values(), expected)
     assert torch.equal(lse.transpose(1, 2).values(), expected_lse.T)
-    # With the ragged length of q, so that both can be added.
+    # The output has the ragged length of q, so that both can be added.
     (o + nest(q, ends)).transpose(1, 2).values().square().sum().backward()
     gradients = torch.autograd.grad((expected + q).square().sum(), leaves)
     for leaf, gradient in zip(leaves, gradients, strict=True):
@@ -434,7 +435,7 @@ def test_modules_of_nested_keys_of_other_lengths():
 
 @pytest.mark.parametrize("length", [40, 200])
 def test_short_sequences_form_one_call(length):
-    """For short sequences, separate calls would be mostly overhead."""
+    """Short sequences use a single call, because separate calls would be mostly overhead."""
     lengths = [length, 0, 130, length + 7]
     q, k, v = (torch.randn(sum(lengths), H, 8, dtype=torch.float64) for _ in range(3))
     calls = []

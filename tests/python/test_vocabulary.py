@@ -1,4 +1,4 @@
-"""Terms, specifications and sums of them, wherever a similarity or a position is accepted."""
+"""Terms, specifications and sums are accepted wherever a similarity or a position is."""
 
 import copy
 import dataclasses
@@ -214,7 +214,7 @@ def test_compiled(similarity):
 
 @pytest.mark.parametrize("similarity", ["umbral:r=0.7", "entailment:K=0.3"])
 def test_the_start_of_gamma_is_found_within_transforms_and_graphs(similarity):
-    # Each asks for an initial value that no earlier call has requested.
+    # Each call needs an initial value that no earlier call has computed.
     q, k, v = tokens(dim=5 if "umbral" in similarity else 7)
 
     def attend(q):
@@ -234,7 +234,7 @@ def known_names(message):
     return message.split("known: ")[1].split(";")[0].split(", ")
 
 
-# Names that need an option before they can be used in a call.
+# These names require an option in a call.
 COMPLETE = {"grid_bias": "grid_bias:shape=3x4", "relative2d": "relative2d:shape=3x4"}
 
 
@@ -245,7 +245,7 @@ def test_attention_accepts_all_listed_terms():
     names = known_names(str(error.value))
     temperatures = {"scalable_softmax", "log_temperature"}
     assert {"none", "rope", "alibi", "hype", "kerple", *temperatures} <= set(names)
-    # All positions that act in attention, unless they need a table.
+    # These are all positions that act inside attention and need no table.
     assert set(names) == {
         entry["name"]
         for entry in gnomon.catalogue()["positions"]
@@ -308,7 +308,7 @@ def test_a_model_shares_out_its_position():
     assert [type(m).__name__ for m in model.token_position.children()] == ["TokenEncoding"] * 2
 
 
-# A term with tensors for every parameter that supports them, and the names of these tensors in a
+# Terms with tensors for all parameters that support them, and the names of these tensors in a
 # module.
 TERMS = {
     "alibi": (lambda: ALiBi(parameter(HEADS)), ["alibi_slopes"]),
@@ -445,7 +445,7 @@ def test_numbers_of_terms_enter_a_module():
     assert not list(module.named_buffers())
 
 
-# For modules only: a table by position.
+# This term is a table by position, which only modules accept.
 
 
 def test_the_offset_bias_of_a_module():
@@ -462,7 +462,7 @@ def test_the_offset_bias_of_a_module():
     cache = nn.KVCache()
     parts = [module(x[:, a:b], causal=True, cache=cache) for a, b in ((0, 5), (5, 6), (6, 16))]
     torch.testing.assert_close(torch.cat(parts, 1), module(x, causal=True))
-    # Each batch has its own offset.
+    # Each batch element has its own offset.
     late = module(x[:, :3], x, query_offset=torch.tensor([4, 9]))
     for batch, offset in enumerate((4, 9)):
         one = module(x[batch : batch + 1, :3], x[batch : batch + 1], query_offset=offset)
@@ -629,7 +629,7 @@ def test_mistakes(call, error, message):
 
 
 def test_hype_is_safe_by_default():
-    """Without a mask, a token attends to its surroundings, not to the last key."""
+    """Without a mask, a token attends to its neighbours, not only to the last key."""
     torch.manual_seed(0)
     q = torch.zeros(1, 1, 101, 4, dtype=torch.float64)
     tau, mu = 10.0, 0.05

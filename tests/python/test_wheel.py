@@ -1,4 +1,4 @@
-"""Files installed by pip: the wheel's metadata, and its contents away from this tree."""
+"""Installation by pip: the metadata of the wheel, and its contents outside this tree."""
 
 import email
 import os
@@ -23,7 +23,7 @@ BUILD = ROOT / "build"
 
 
 def unpack(project, component, folder):
-    """Fills a folder as pip does with the wheel of a project, without compiling anything again."""
+    """Fills a folder like pip does with a project's wheel, without recompiling anything."""
     command = [sys.executable, "-m", "pip", "wheel", str(project), "--quiet", "--no-deps"]
     command += [
         "--no-build-isolation",
@@ -58,7 +58,7 @@ def site(library, tmp_path_factory):
 
 
 def run(site, *arguments):
-    """The output of Python when that folder is the only one with gnomon besides this tree."""
+    """The output of Python if only this folder and this tree contain gnomon."""
     environment = {**os.environ, "PYTHONPATH": str(site)}
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(
@@ -191,12 +191,12 @@ def test_the_program(site):
     compare = ["compare", "--data", text, "--out", "run", "--steps", 1, "--seeds", 1]
     compare += ["--lengths", 16, "--evaluation-bytes", 64, "--position", "rope,hype", *TINY]
     run(site, "-m", "gnomon", *compare)
-    # Drawn by the installed package.
+    # The installed package wrote the report.
     assert {"results.json", "report.html"} <= {path.name for path in (site / "run").iterdir()}
 
 
 def test_it_has_the_headers_that_definitions_are_compiled_with(site, tmp_path):
-    """The compiler reads only files of the wheel, of PyTorch and of the compiler."""
+    """The compiler may read only files of the wheel, of PyTorch and of the compiler itself."""
     program = f"""
 import pathlib, subprocess
 from gnomon import _define, _formula
@@ -224,7 +224,7 @@ print(subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 @pytest.fixture
 def other(site, tmp_path):
-    """That folder as a wheel for another PyTorch release, with kernels of its own library."""
+    """The folder as a wheel for a different PyTorch release, with its own kernel library."""
     other = tmp_path / "other"
     shutil.copytree(site, other, ignore=shutil.ignore_patterns("torch-*"))
     settings = other / "gnomon/_build.py"
@@ -235,7 +235,7 @@ def other(site, tmp_path):
 
 
 def fails(site, *arguments, **environment):
-    """The last line of the errors of Python, which must fail."""
+    """The last line of the error output of Python, which must fail."""
     paths = {"PYTHONPATH": str(site), **environment}
     command = [sys.executable, *arguments]
     done = subprocess.run(
@@ -258,7 +258,7 @@ def test_the_program_that_compiles_runs_where_the_package_does_not_load(other):
 
 
 def test_a_library_that_does_not_load_says_what_to_do(other):
-    """PyTorch builds with the version of a release may have another ABI."""
+    """PyTorch builds with the same version as a release may have a different ABI."""
     (other / "gnomon/_build.py").open("a").write(
         f'TORCH_RELEASES = ["{_release.release_of(torch.__version__)}"]\n'
     )
@@ -269,7 +269,7 @@ def test_a_library_that_does_not_load_says_what_to_do(other):
 
 @pytest.fixture
 def sources(site, tmp_path, monkeypatch):
-    """gnomon.build in this process, with the sources of the wheel."""
+    """Runs gnomon.build in this process, with the sources of the wheel."""
     monkeypatch.setattr(_release, "SOURCES", site / "gnomon/source")
     monkeypatch.setattr(_release, "built_folder", lambda: tmp_path / "cache/torch/key")
     return tmp_path
@@ -322,7 +322,7 @@ def test_it_holds_every_source(site):
 
 
 def test_the_sources_compile_where_import_finds_the_result(sources, monkeypatch, capfd):
-    """CMake configures the build; instead of compiling, Ninja takes this tree's library."""
+    """CMake configures the build; instead of compiling, Ninja copies this tree's library."""
     ninja = sources / "ninja"
     library = BUILD / "lib/libgnomon_torch.so"
     ninja.write_text(

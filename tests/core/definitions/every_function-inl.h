@@ -1,5 +1,4 @@
-// A smooth function, except at ties, of everything in the vocabulary. It has no gradient of its
-// own.
+// A function that uses the whole vocabulary and is smooth except at ties. It has no Gradient.
 struct EveryFunction {
   static constexpr int kRowScalars = 1;
   static constexpr int kColumnScalars = 1;

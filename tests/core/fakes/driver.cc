@@ -1,5 +1,5 @@
-// A mock CUDA driver with two devices. It tracks contexts, modules and launches, and rejects what a
-// real driver would. Its images come from the mock compiler.
+// A mock CUDA driver with two devices. It tracks contexts, modules and launches, and rejects the
+// same calls as a real driver. Its images come from the mock compiler.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -32,7 +32,7 @@ struct Module {
 };
 struct Function {
   Module* module;
-  int shared_limit;  // of the requested shared memory at launch
+  int shared_limit;  // maximum shared memory of a launch
 };
 
 struct State {
@@ -53,7 +53,7 @@ State& All() {
 thread_local std::vector<Context*> stack;
 thread_local int capture_mode = 0;
 
-// A number set by a test.
+// Returns a number that a test has set in the environment.
 int Number(const std::string& name, int otherwise) {
   const auto found = All().numbers.find(name);
   return found == All().numbers.end() ? otherwise : found->second;
@@ -71,7 +71,7 @@ extern "C" {
 int (*fake_run)(const char* image, const unsigned* grid, unsigned threads, unsigned shared_bytes,
                 const void* parameters, size_t bytes) = nullptr;
 
-// For tests: returns the events since the last call.
+// Returns the events since the last call, for tests.
 const char* fake_take_log() {
   State& all = All();
   static std::string taken;

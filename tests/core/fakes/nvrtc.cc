@@ -69,7 +69,7 @@ int nvrtcCompileProgram(Program* program, int count, const char* const* options)
     if (file >= 0 && write(file, line.data(), line.size()) < 0) return 1;
     close(file);
   }
-  // Long enough to provoke races.
+  // The delay is long enough to provoke races.
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   if (program->text.find("#error") != std::string::npos) {
     program->log = "kernel.cu(1): error: #error directive\n";
