@@ -1,7 +1,7 @@
 // A stand-in device for machines without a GPU: PyTorch's type for external devices, named "other",
 // with the memory and kernels of the CPU. Like a GPU, it rejects operators with tensors on two
-// devices, and random numbers from another device's generator. It reveals tensors that were left on
-// the CPU. Loaded as a library.
+// devices, and random numbers from a different device's generator. It therefore reveals tensors
+// that were left on the CPU. It is loaded as a library.
 //
 // It differs from other external devices, and resembles a GPU, in two ways: parameters moved to it
 // stay the same tensors (Module::to in C++), and convolutions need no separate kernel.
@@ -45,7 +45,7 @@ struct Allocator final : c10::Allocator {
 };
 Allocator allocator;
 
-// One device with one stream; work completes immediately. Events record times.
+// There is one device with one stream. Work completes immediately, and events record times.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   using Clock = std::chrono::steady_clock;
 
@@ -86,7 +86,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
-// The CPU's generator, which reports a CPU device only while a CPU kernel uses it.
+// The CPU's generator, which reports CPU as its device only while a CPU kernel uses it.
 class RandomNumbers final : public at::CPUGeneratorImpl {
  public:
   explicit RandomNumbers(uint64_t seed = c10::default_rng_seed_val) : CPUGeneratorImpl(seed) {
@@ -129,7 +129,7 @@ at::Tensor EmptyStrided(at::IntArrayRef size, at::IntArrayRef stride,
                                            c10::dtype_or_default(type));
 }
 
-// The same memory as a CPU tensor.
+// Returns the same memory as a CPU tensor.
 at::Tensor OnCpu(const at::Tensor& tensor) {
   if (tensor.is_cpu() || !tensor.defined()) return tensor;
   auto* const data = static_cast<char*>(const_cast<void*>(tensor.storage().data()));
@@ -180,7 +180,7 @@ at::Tensor ReshapeAlias(const at::Tensor& tensor, at::IntArrayRef size, at::IntA
   return ViewOf(tensor, size, stride, tensor.storage_offset());
 }
 
-// The CPU's result for the same sizes and strides.
+// Returns the CPU's result for the same sizes and strides.
 at::Tensor View(const at::Tensor& tensor, at::IntArrayRef size) {
   const at::Tensor view = OnCpu(tensor).view(size);
   return ViewOf(tensor, view.sizes(), view.strides(), tensor.storage_offset());
@@ -236,7 +236,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> ConvolutionBackward(
   return {here(d_input), here(d_weight), here(d_bias)};
 }
 
-// The operators for which a GPU accepts CPU indices.
+// Whether a GPU accepts CPU indices for this operator.
 bool TakesIndicesOfTheCpu(const std::string& name) {
   static const std::set<std::string> names = {"aten::index", "aten::index_put", "aten::index_put_",
                                               "aten::_index_put_impl_"};
@@ -245,8 +245,8 @@ bool TakesIndicesOfTheCpu(const std::string& name) {
 
 void Fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::string& name = op.schema().name();
-  // Scalars are accepted from any device. For gnomon's operators this includes a tensor with one
-  // axis, the dropout seed.
+  // Scalars are accepted from any device. For gnomon's operators, this includes the dropout seed, a
+  // tensor with one axis.
   const bool is_ours = name.starts_with("gnomon::");
   bool on_cpu = false;
   bool here = false;
@@ -278,12 +278,12 @@ const bool kRegistered = [] {
   c10::SetAllocator(kType, &allocator);
   static Hooks hooks;
   at::RegisterPrivateUse1HooksInterface(&hooks);
-  // Named, it becomes PyTorch's accelerator, even if PyTorch was built for CUDA.
+  // With a name, the device becomes PyTorch's accelerator, even if PyTorch was built for CUDA.
   c10::register_privateuse1_backend("other");
   return true;
 }();
 
-// Tells gnomon that its operators run here.
+// Tells gnomon that its operators run on this device.
 TORCH_LIBRARY_IMPL(gnomon, PrivateUse1, m) {
   m.impl("attention_forward", torch::CppFunction::makeFromBoxedFunction<&Fallback>());
   m.impl("attention_backward", torch::CppFunction::makeFromBoxedFunction<&Fallback>());

@@ -1,5 +1,5 @@
 // Compiles the kernels with the NVRTC of the installed PyTorch, and checks their resource usage.
-// Skipped without NVRTC.
+// The tests are skipped without NVRTC.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -38,7 +38,7 @@ class NamesOfKernels final : public cuda::Backend {
   }
   void* Scratch(size_t /*bytes*/) override { return Memory<void>(); }
 
-  // An aligned address, which is never read.
+  // Returns an aligned address, which is never read.
   template <class T>
   static T* Memory() {
     return reinterpret_cast<T*>(uintptr_t{1} << 16);
@@ -125,7 +125,7 @@ std::vector<KernelName> KernelsOf(const PairFunction& function, const Form& form
   return backend.names();
 }
 
-// Limits for stack and spilled bytes.
+// Limits on stack and spilled bytes.
 constexpr int kMostStack = 64;
 int MostStack(const Form& form) {
   return form.element == Element::kFloat32 && form.dim > 64 ? 2 * kMostStack : kMostStack;
@@ -143,7 +143,8 @@ class CompiledTest : public ::testing::TestWithParam<std::tuple<const PairFuncti
 };
 
 TEST_P(CompiledTest, FitsIntoRegisters) {
-  if (InstalledNvrtc() == nullptr) GTEST_SKIP() << "no NVRTC; GNOMON_NVRTC names its library";
+  if (InstalledNvrtc() == nullptr)
+    GTEST_SKIP() << "NVRTC not found; set GNOMON_NVRTC to its library";
   const auto& [function, form, architecture] = GetParam();
   for (const KernelName& name : KernelsOf(*function, kForms[form])) {
     if (name.definition.empty()) continue;
@@ -159,7 +160,7 @@ PairFunction WithoutKernels(const char* name) {
   return function;
 }
 
-// The library's pair functions, and an external one: an example's, as registered by
+// The library's pair functions, and an external one from an example, registered as by
 // gnomon_add_similarity() and gnomon_add_terms().
 std::vector<const PairFunction*> Functions() {
   static const PairFunction kFunction = WithoutKernels("student_t");
@@ -176,7 +177,7 @@ std::vector<const PairFunction*> Functions() {
 
 using CompiledCase = std::tuple<const PairFunction*, size_t, int>;
 
-// Every pair function in each form for each architecture.
+// All pair functions in all forms for all architectures.
 std::vector<CompiledCase> AllCases() {
   std::vector<CompiledCase> cases;
   for (const PairFunction* function : Functions()) {
@@ -189,7 +190,7 @@ std::vector<CompiledCase> AllCases() {
   return cases;
 }
 
-// A case per pair function. Forms and architectures alternate.
+// One case per pair function; forms and architectures alternate.
 std::vector<CompiledCase> SomeCases() {
   constexpr size_t kOfEach = 1;
   std::vector<CompiledCase> cases;
@@ -230,7 +231,7 @@ std::string NameOf(const ::testing::TestParamInfo<CompiledTest::ParamType>& test
 
 INSTANTIATE_TEST_SUITE_P(All, CompiledTest, ::testing::ValuesIn(Cases()), NameOf);
 
-// The compiler's error for the forward pass of a pair function.
+// Returns the compiler's error for the forward pass of a pair function.
 std::string ErrorOfCompiling(const PairFunction& function) {
   for (const KernelName& name : KernelsOf(function, kForms[0])) {
     if (name.kind != "forward") continue;
@@ -244,7 +245,8 @@ std::string ErrorOfCompiling(const PairFunction& function) {
 }
 
 TEST(CompiledErrorsTest, NameTheDefinition) {
-  if (InstalledNvrtc() == nullptr) GTEST_SKIP() << "no NVRTC; GNOMON_NVRTC names its library";
+  if (InstalledNvrtc() == nullptr)
+    GTEST_SKIP() << "NVRTC not found; set GNOMON_NVRTC to its library";
   static const PairFunction kFunction = WithoutKernels("unfinished");
   static const DefinitionSource kSource = {"Unfinished", "unfinished-inl.h",
                                            "struct Unfinished {\n  static no_such_type a;\n};\n"};
@@ -265,11 +267,12 @@ TEST(CompiledErrorsTest, NameTheDefinition) {
   EXPECT_NE(error.find("no_such_type"), std::string::npos) << error;
 }
 
-// The kernels without a pair function.
+// Tests the kernels without a pair function.
 class CompiledRowsTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(CompiledRowsTest, FitIntoRegisters) {
-  if (InstalledNvrtc() == nullptr) GTEST_SKIP() << "no NVRTC; GNOMON_NVRTC names its library";
+  if (InstalledNvrtc() == nullptr)
+    GTEST_SKIP() << "NVRTC not found; set GNOMON_NVRTC to its library";
   std::set<std::string> kinds;
   for (const size_t form : {size_t{6}, size_t{7}}) {
     for (const KernelName& name : KernelsOf(FindPairFunction("laplacian"), kForms[form])) {

@@ -41,7 +41,7 @@ inline float Rounded(float x, Element element) {
   return type == 0 ? x : device::Widen(device::Narrow(x, type), type);
 }
 
-// The numbers of an Array, converted to elements, with the same layout.
+// The numbers of an Array, converted to the element type, with the same layout.
 class Elements {
  public:
   Elements(const Array<float>& like, Element element)
@@ -53,7 +53,7 @@ class Elements {
   cuda::Tensor tensor() { return {data(), stride_}; }
   Tokens tokens() { return {data(), stride_, element_}; }
 
-  // Copies them to an Array with the same sizes.
+  // Copies the numbers to an Array with the same sizes.
   void CopyTo(Array<float>* to) {
     std::vector<float> numbers = floats_;
     if (element_ != Element::kFloat32) {
@@ -84,11 +84,11 @@ struct CudaOptions {
   bool keeps_statistics = true;
   bool forward_only = false;
   int64_t table_numbers = int64_t{1} << 24;  // Input::most_table_numbers
-  std::vector<float>* statistics = nullptr;  // receives those of the forward pass
+  std::vector<float>* statistics = nullptr;  // receives the forward pass's statistics
   std::string only = "";                     // the gradient to compute; empty: all
 };
 
-// Problem::Run with the CUDA kernels.
+// Like Problem::Run, with the CUDA kernels.
 inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
                               EmulatedBackend* used = nullptr) {
   const ProblemOptions& options = p.options;
@@ -188,8 +188,8 @@ inline Problem<float> ProblemOf(const PairFunction& function, const ProblemOptio
   return p;
 }
 
-// The unit roundoff of numbers stored in the element type: weights, gradients of inner products,
-// outputs.
+// The unit roundoff of numbers that are stored in the element type: weights, gradients of inner
+// products, and outputs.
 inline double Unit(Element element) {
   switch (element) {
     case Element::kFloat32:
@@ -201,9 +201,9 @@ inline double Unit(Element element) {
   }
 }
 
-// Like ExpectClose. Token outputs and gradients are rounded sums of numbers rounded to the element
-// type. Each number is off by up to half an ulp, and the results by 6 such units of the largest
-// number. All other results are fp32 for every element type.
+// Like ExpectClose. Outputs and gradients with the type of tokens are rounded sums of numbers that
+// are rounded to the element type. Each number has an error of up to half an ulp, and results of up
+// to 6 such units of the largest number. All other results are fp32 for every element type.
 inline void ExpectCloseTo(const Results<float>& actual, const Results<double>& expected,
                           Element element, double rate = 0, double tolerance = 2e-5) {
   const double rows = static_cast<double>(expected.at("lse").size()) /

@@ -1,4 +1,4 @@
-// Compares the CUDA kernels, run by the emulator, with the double-precision reference.
+// Compares the CUDA kernels, which the emulator runs, with the double-precision reference.
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -41,7 +41,7 @@ std::vector<Case> Cases() {
         .key_starts = {0, 70, 30},
         .key_lengths = {100, 65, 90},
         .bias = kEach}},
-      // Some tiles are visible to all rows of a block, some only to its first or last row.
+      // Some tiles are visible to all rows of a block, and some only to its first or last row.
       {"WindowOfWholeBlocks", {.shape = {1, 2, 1, 140, 150, 16, 16}, .left = 50, .right = 20}},
       {"NegativeOffset",
        {.shape = {1, 2, 1, 90, 30, 8, 8}, .right = 0, .query_offset = -50, .bias = kShared}},
@@ -148,8 +148,8 @@ INSTANTIATE_TEST_SUITE_P(All, EmulatedTest,
                                   NameOf(std::get<1>(test.param));
                          });
 
-// Heads of any size, which determines tiles and register use. No block requests more shared memory
-// than the smallest GPU has.
+// Tests all head dimensions, which determine tiles and register use. No block may request more
+// shared memory than the smallest GPU has.
 TEST(WideHeadsTest, MatchTheReference) {
   const std::pair<int64_t, int64_t> dims[] = {{32, 64},   {64, 32},  {72, 128},
                                               {128, 104}, {256, 96}, {40, 250}};

@@ -36,7 +36,7 @@ std::string At(Place place) {
                            ": " + what);
 }
 
-// AddressSanitizer must know the current stack, to find the frames that an exception unwinds.
+// AddressSanitizer must know the current stack to find the frames that an exception unwinds.
 struct Stack {
   const void* bottom = nullptr;
   size_t size = 0;
@@ -60,7 +60,7 @@ void EnterFirst(Stack& /*other*/) {}
 void Clear(const Stack& /*stack*/) {}
 #endif
 
-// Contexts.
+// Execution contexts of fibers.
 #if defined(__x86_64__)
 struct Context {
   Stack stack;
@@ -94,7 +94,7 @@ void SwitchStacks(Context& from, Context& to) {
 }
 void Prepare(Context& context, char* stack, void (*main)()) {
   auto* top = reinterpret_cast<void**>(stack + kStack);
-  // As at entry to main: the stack is 16-byte aligned, with a return address.
+  // The stack is 16-byte aligned and has a return address, as at the entry to main.
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(main);
   for (int n = 0; n < 6; ++n) *--top = nullptr;
@@ -136,7 +136,8 @@ struct Fiber {
   Context context;
   std::unique_ptr<char[]> stack{new char[kStack]};
   bool done = false;
-  // The meeting that the fiber waits for, and how often it had taken place.
+  // The barrier or warp-level operation for which the fiber waits, and its count when the wait
+  // began.
   const int* held = nullptr;
   int held_before = 0;
   std::vector<AsyncCopy> copies;
@@ -161,7 +162,7 @@ struct Shadow {
   int write_epoch = -1;
   int reader = -1;  // -2: several
   int read_epoch = -1;
-  int on_its_way = -1;  // the thread with a copy in flight
+  int on_its_way = -1;  // the thread whose copy is in flight
 };
 
 struct Block {
@@ -183,7 +184,7 @@ Block block;
 Fiber& Self() { return *block.fibers[static_cast<size_t>(state.thread)]; }
 
 void Yield() {
-  // The scheduler restores the thread's number.
+  // The scheduler restores the number of the thread.
   Switch(Self().context, block.scheduler);
   if (block.error) std::abort();
 }
@@ -203,7 +204,7 @@ void Main() {
   std::abort();
 }
 
-// Whether the fiber continues immediately, as the last to arrive.
+// Whether the fiber continues immediately because it is the last to arrive.
 template <class Last>
 void Arrive(Meeting& meeting, Place place, const Last& last) {
   if (meeting.arrived == 0) {
@@ -332,7 +333,7 @@ Slot Meet(const Slot& in, Work work, int argument, Place place) {
     meeting.work = work;
     meeting.argument = argument;
   } else if (meeting.work != work || meeting.argument != argument) {
-    Fail("other threads make another call together", place);
+    Fail("other threads make a different call together", place);
   }
   meeting.in[side][lane] = in;
   Arrive(meeting, place, [&] { work(meeting.in[side], meeting.out[side], argument); });
@@ -364,9 +365,9 @@ double PowerOfTwo(double a) {
   return a;
 }
 
-// sum += a b with the arithmetic of tensor cores: all terms are truncated one bit after the last
-// bit of the largest, and the result after its own last bit (Fasi et al. 2021, "Numerical behavior
-// of NVIDIA tensor cores").
+// Computes sum += a b with the arithmetic of tensor cores: all terms are truncated one bit after
+// the last bit of the largest term, and the result after its own last bit (Fasi et al. 2021,
+// "Numerical behavior of NVIDIA tensor cores").
 void AddCutOff(float (&sum)[8], const float (&a)[16], const float (&b)[16][8], int depth) {
   double addends[17][8];
   double largest[8];
@@ -461,12 +462,12 @@ uint16 NarrowHalf(float a) {
   const float size = std::fabs(a);
   if (size >= 65520.0f) return sign | 0x7c00;
   if (size == 0) return sign;
-  // The spacing of fp16 numbers here; ties go to even multiples.
+  // The spacing of fp16 numbers near this value; ties go to even multiples.
   int exponent = 0;
   std::frexp(size, &exponent);
   const int step = std::max(exponent, -13) - 11;
   const auto steps = static_cast<int>(std::nearbyint(std::ldexp(size, -step)));
-  // 2048 steps carry into the exponent.
+  // A result of 2048 steps carries into the exponent.
   if (step == -24) return static_cast<uint16>(sign | steps);
   return static_cast<uint16>(sign | ((step + 24) * 1024 + steps));
 }
@@ -525,7 +526,7 @@ void RunBlock(const cuda::LaunchShape& shape, EmulatedOrder order) {
   block.epoch = 0;
   block.early = order.early_copies;
   block.error = nullptr;
-  // NaN for all types.
+  // These bytes are NaN for all types.
   block.memory.assign(shape.shared_bytes + 16, 0xff);
   const auto misplaced = reinterpret_cast<uintptr_t>(block.memory.data()) % 16;
   state.shared = block.memory.data() + (16 - misplaced) % 16;

@@ -1,12 +1,12 @@
-// Runs kernels on the CPU, with the interface of src/cuda/primitives.cuh. A thread is a fiber; a
+// Runs kernels on the CPU, with the interface of src/cuda/primitives.cuh. A thread is a fiber. A
 // warp-level operation is computed when the last lane arrives. The emulator throws if
 //   - shared memory is read before it is written, or outside the requested range;
 //   - two threads access the same bytes without a barrier in between, and one of them writes;
 //   - bytes are used while an asynchronous copy is in flight, or a block ends before the copy does;
 //   - lanes or threads meet at different places, or some never arrive;
 //   - ldmatrix or a copy is misaligned, or a copy is too large.
-// It cannot detect wrong assumptions about PTX that it shares with the kernels, such as the order
-// of numbers in fragments. It emulates neither weak memory ordering nor performance.
+// It cannot detect its own wrong assumptions about PTX, such as the order of numbers in fragments.
+// It emulates neither weak memory ordering nor performance.
 #ifndef GNOMON_TESTS_CUDA_EMULATION_H_
 #define GNOMON_TESTS_CUDA_EMULATION_H_
 
@@ -36,8 +36,8 @@ using uint64 = unsigned long long;
 using cuda::Int64;
 using Place = std::source_location;
 
-// The constants of the running kernel. Here they are variables, so that each definition is compiled
-// only once.
+// The constants of the running kernel. In the emulator, they are variables, so that each definition
+// is compiled only once.
 struct Constants {
 #define GNOMON_MEMBER(name) static inline int name = 0;
   GNOMON_CUDA_CONSTANTS(GNOMON_MEMBER)
@@ -59,7 +59,7 @@ inline int BlockX() { return state.block_x; }
 inline int BlockY() { return state.block_y; }
 inline int BlocksX() { return state.blocks_x; }
 
-// Shared memory.
+// Functions for shared memory.
 void CheckRead(const void* from, int bytes, Place place);
 void CheckWrite(const void* to, int bytes, Place place);
 template <class T>
@@ -149,7 +149,7 @@ inline float FromBits(uint32 bits) {
   return a;
 }
 
-// Rounds to type 1 (bf16) or 2 (fp16), to nearest, ties to even.
+// Rounds to nearest in type 1 (bf16) or 2 (fp16), ties to even.
 uint16 Narrow(float a, int type);
 float Widen(uint16 bits, int type);
 template <class C>
@@ -191,7 +191,7 @@ namespace gnomon::testing {
 
 // A kernel compiled for the emulator.
 using EmulatedKernel = void (*)(const cuda::Parameters&);
-// Arguments: kind, definition ("" for none) and its struct.
+// Registers a kernel by its kind, its definition ("" for none) and the definition's struct.
 void AddEmulatedKernel(const char* kind, const char* definition, EmulatedKernel kernel,
                        const char* structure = "");
 struct EmulatedKernelName {
@@ -203,7 +203,8 @@ const std::vector<EmulatedKernelName>& EmulatedKernelNames();
 void AddEmulatedPairFunction(const PairFunction& function);
 std::vector<const PairFunction*> EmulatedPairFunctions();
 
-// The scheduling order of a block's fibers, and when copies land: immediately or when waited for.
+// The scheduling order of a block's fibers, and when copies take effect: immediately, or when a
+// thread waits for them.
 struct EmulatedOrder {
   bool backwards = false;  // lanes, warps and blocks in reverse order
   bool far_ahead = false;  // a warp runs as far as possible before the next one

@@ -1,4 +1,4 @@
-// Kernels with one error each, which the emulator must detect.
+// Each of these kernels has one error, which the emulator must detect.
 #include "emulation.h"
 
 #include <cstdint>
@@ -25,7 +25,8 @@ using device::Thread;
 std::function<void()> body;
 void Kernel(const cuda::Parameters&) { body(); }
 
-// The emulator's error for a kernel with 64 threads and 1 KiB, in all orders; "" if there is none.
+// Returns the emulator's error for a kernel with 64 threads and 1 KiB, run in all orders; "" if
+// there is none.
 std::string Seen(const std::function<void()>& kernel) {
   AddEmulatedKernel("test", "", Kernel);
   body = kernel;
@@ -44,7 +45,7 @@ std::string Seen(const std::function<void()>& kernel) {
       now = error.what();
       now = now.substr(now.rfind(": ") + 2);
     }
-    // Every order detects it, though with varying messages.
+    // All orders detect the error, but with different messages.
     if (order > 0) {
       EXPECT_EQ(now.empty(), seen.empty()) << now << seen;
     }
@@ -87,7 +88,7 @@ TEST(EmulationTest, SeesAMissingBarrier) {
               StoreShared<int>(At(4 * Thread()), 2);
             }),
             "");
-  // Two writes.
+  // Two threads write the same bytes.
   EXPECT_NE(Seen([] { StoreShared<int>(At(4 * (Thread() / 2)), 1); }), "");
 }
 
@@ -128,7 +129,7 @@ TEST(EmulationTest, SeesCopiesThatAreNotWaitedFor) {
               LoadShared<int>(At(4 * Thread()));
             }),
             "reads memory that an asynchronous copy still writes");
-  // One group too few.
+  // The kernel waits for one group too few.
   EXPECT_EQ(Seen([&] {
               copy();
               CopyWait<1>();
@@ -136,7 +137,7 @@ TEST(EmulationTest, SeesCopiesThatAreNotWaitedFor) {
               LoadShared<int>(At(4 * Thread()));
             }),
             "reads memory that an asynchronous copy still writes");
-  // A group that is not committed.
+  // The group has not been committed.
   EXPECT_EQ(Seen([&] {
               CopyAsync4(At(4 * Thread()), kNumbers, true);
               CopyWait<0>();
@@ -163,7 +164,7 @@ TEST(EmulationTest, SeesThreadsThatGoDifferentWays) {
               if (Thread() % 32 != 3) Shuffle(1, 0);
             }),
             "threads wait for others that never arrive");
-  // The calls are at two places; within a macro, all lines would count as one.
+  // The calls are in two lines; within a macro, all lines would count as one.
   const auto apart = [] {
     if (Thread() % 32 < 16) {
       Shuffle(1, 0);
@@ -177,7 +178,7 @@ TEST(EmulationTest, SeesThreadsThatGoDifferentWays) {
 TEST(EmulationTest, RoundsAsAGpuDoes) {
   using device::Narrow;
   using device::Widen;
-  // Ties to even.
+  // Ties are rounded to even.
   EXPECT_EQ(Widen(Narrow(1 + 1.0f / 256, 1), 1), 1);
   EXPECT_EQ(Widen(Narrow(1 + 3.0f / 256, 1), 1), 1 + 4.0f / 256);
   EXPECT_EQ(Widen(Narrow(1 + 1.0f / 2048, 2), 2), 1);

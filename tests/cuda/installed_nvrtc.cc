@@ -30,7 +30,7 @@ const cuda::Nvrtc* InstalledNvrtc() {
 
 namespace {
 
-// The number before the given words in the assembler's log.
+// Returns the number before the given words in the assembler's log.
 int NumberBefore(const std::string& log, const std::string& words) {
   const size_t end = log.find(" " + words);
   if (end == std::string::npos) throw std::runtime_error("no '" + words + "' in\n" + log);

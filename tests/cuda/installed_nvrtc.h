@@ -12,7 +12,7 @@ inline constexpr int kArchitectures[] = {80, 90, 100, 120};
 // The run-time options of this machine.
 cuda::RuntimeOptions InstalledCuda();
 
-// Shared by all tests; null if there is none.
+// The instance that all tests share; null if there is no NVRTC.
 const cuda::Nvrtc* InstalledNvrtc();
 
 // Resource usage per thread.

@@ -1,5 +1,5 @@
 // A kernel that calls each primitive (src/cuda/primitives.cuh) on data from the host, which checks
-// the results: in the emulator, and with NVRTC on a GPU.
+// the results. It runs in the emulator and, compiled by NVRTC, on a GPU.
 #ifndef GNOMON_TESTS_CUDA_PRIMITIVE_CALLS_CUH_
 #define GNOMON_TESTS_CUDA_PRIMITIVE_CALLS_CUH_
 
@@ -7,7 +7,7 @@
 
 namespace gnomon::device::calls {
 
-// The primitive to call is Parameters::batch. Reads x.data and writes o.data.
+// Parameters::batch selects the primitive to call. The kernel reads x.data and writes o.data.
 enum Call {
   kIndices,
   kFunctions,
@@ -24,7 +24,7 @@ enum Call {
 constexpr int kWarps = 2;
 constexpr int kThreads = 32 * kWarps;
 
-// Thread and block indices, and the number of blocks.
+// Stores thread and block indices, and the number of blocks.
 GNOMON_DEVICE void CallIndices(const Parameters& p) {
   const int at = (BlockY() * BlocksX() + BlockX()) * kThreads + Thread();
   auto* const to = static_cast<int*>(p.o.data) + 4 * at;
@@ -34,7 +34,7 @@ GNOMON_DEVICE void CallIndices(const Parameters& p) {
   to[3] = BlocksX();
 }
 
-// Functions of numbers a and b, p.queries of each.
+// Applies functions to p.queries pairs of numbers a and b.
 constexpr int kFunctionCount = 22;
 GNOMON_DEVICE void CallFunctions(const Parameters& p) {
   const auto* const from = static_cast<const float*>(p.x.data);
@@ -70,7 +70,7 @@ GNOMON_DEVICE void CallFunctions(const Parameters& p) {
   }
 }
 
-// Conversions of p.queries words, and as many more.
+// Converts p.queries words, and p.queries further words.
 constexpr int kConversionCount = 6;
 template <class C>
 GNOMON_DEVICE void CallConversions(const Parameters& p) {
@@ -94,7 +94,7 @@ GNOMON_DEVICE void CallConversions(const Parameters& p) {
   }
 }
 
-// Exchanges between the lanes of a warp.
+// Exchanges numbers between the lanes of a warp.
 constexpr int kLaneCount = 8;
 GNOMON_DEVICE void CallLanes(const Parameters& p) {
   const float a = static_cast<const float*>(p.x.data)[Thread()];
@@ -110,8 +110,8 @@ GNOMON_DEVICE void CallLanes(const Parameters& p) {
   }
 }
 
-// Three groups of copies; the last is awaited after the others are read. Then numbers of other
-// sizes.
+// Makes three groups of copies; waits for the last one after reading the others. Then stores and
+// loads numbers of other sizes.
 constexpr int kCopiesIn = 9 * kThreads;    // words
 constexpr int kCopiesOut = 11 * kThreads;  // words
 GNOMON_DEVICE int BytesOfFirst(int thread) { return thread % 17; }
@@ -146,7 +146,7 @@ GNOMON_DEVICE void CallCopies(const Parameters& p) {
       BitsOf(static_cast<float>(3.0 * LoadShared<double>(memory + 2 * kThreads + 8 * other)));
 }
 
-// Rows of elements and words copied to shared memory, with zeros for those outside the range.
+// Copies rows of elements, and words, to shared memory, with zeros for those outside the range.
 constexpr int kRowsFirst = 3, kRowsCount = 16, kRowsLow = 5, kRowsHigh = 15;
 constexpr int kRowsColumns = 21, kRowsPadded = 32, kRowsStride = 40;
 constexpr int kWordsCount = 70, kWordsLow = 10, kWordsHigh = 61;
@@ -166,7 +166,7 @@ GNOMON_DEVICE void CallRows(const Parameters& p) {
   CopyWait<0>();
   Barrier();
   auto* const to = static_cast<uint32*>(p.o.data);
-  // Bytes after a row's columns are not written.
+  // The bytes after the columns of a row are not written.
   const int row_words = kRowsPadded * Bytes<C>() / 4;
   for (int n = Thread(); n < kRowsCount * row_words; n += kThreads) {
     to[n] = LoadShared<uint32>(memory + n / row_words * row_bytes + n % row_words * 4);
@@ -176,7 +176,8 @@ GNOMON_DEVICE void CallRows(const Parameters& p) {
   }
 }
 
-// Four matrices of 8 x 8 16-bit numbers; the second warp's lanes point to their rows in reverse.
+// Loads four matrices of 8 x 8 16-bit numbers; the lanes of the second warp point to rows in
+// reverse order.
 GNOMON_DEVICE void CallMatrices(const Parameters& p) {
   const int lane = Thread() % 32;
   const bool second = Thread() >= 32;
@@ -196,7 +197,7 @@ GNOMON_DEVICE void CallMatrices(const Parameters& p) {
   }
 }
 
-// One product per warp with operands in registers: a, b and c of a lane take ten words.
+// Computes one product per warp with operands in registers; a, b and c of a lane take ten words.
 template <class C>
 GNOMON_DEVICE void CallProduct(const Parameters& p) {
   const auto* const from = static_cast<const uint32*>(p.x.data) + 10 * Thread();
@@ -207,8 +208,8 @@ GNOMON_DEVICE void CallProduct(const Parameters& p) {
   for (int n = 0; n < 4; ++n) static_cast<float*>(p.o.data)[4 * Thread() + n] = c[n];
 }
 
-// Products as the passes use them: scores S = X Y^T with 32 rows each, the same as Y X^T, and O = S
-// V with S as an operand. X, Y and V have 32 rows of kTileColumns elements.
+// Computes products as the passes do: scores S = X Y^T, the same as Y X^T, and O = S V with S as an
+// operand. X, Y and V have 32 rows of kTileColumns elements.
 constexpr int kTileRows = 32, kTileColumns = 32;
 constexpr int kTileNumbers = kTileRows * kTileColumns;
 template <class C>
@@ -272,7 +273,7 @@ GNOMON_DEVICE void CallTiles(const Parameters& p) {
   StoreTiles<C>(to + 2 * kTileNumbers, o);
 }
 
-// Elements of kElementCount pairs, preceded by as many numbers: 0, 1 or 2 of each are stored.
+// Stores 0, 1 or 2 elements of each of kElementCount pairs. The input starts with these numbers.
 constexpr int kElementCount = 90;
 template <class C>
 GNOMON_DEVICE void CallElements(const Parameters& p) {

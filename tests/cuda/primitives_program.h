@@ -11,7 +11,7 @@
 namespace gnomon::testing {
 
 cuda::KernelName PrimitivesName(cuda::Element element, bool aligned);
-// The source of its translation unit.
+// Returns the source of the kernel's translation unit.
 std::string PrimitivesSource(const cuda::KernelName& name);
 cuda::Program PrimitivesProgram(const cuda::KernelName& name);
 

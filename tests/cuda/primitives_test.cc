@@ -1,7 +1,7 @@
 // Compares the kernels' primitives (src/cuda/primitives.cuh) with plain host code: in the emulator,
-// through the run time on a mock driver, and on a GPU if there is one. The operand layouts of
-// tensor-core products are restated here from the PTX manual, because the emulator's order of
-// numbers in fragments would otherwise be checked only against itself.
+// through the run time on a mock driver and, if there is one, on a GPU. This file repeats the
+// operand layouts of tensor-core products from the PTX manual. Otherwise, the emulator's order of
+// numbers in fragments would be compared only with itself.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -35,7 +35,7 @@ namespace calls = device::calls;
 using Words = std::vector<uint32_t>;
 
 constexpr uint32_t kSharedBytes = 24 * 1024;
-// Fills the results before a launch, to detect elements that are not written.
+// Results are filled with this number before a launch, to detect elements that are not written.
 constexpr uint32_t kUntouched = 0xabcdabcdu;
 
 struct Launch {
@@ -49,7 +49,7 @@ struct Launch {
 class Machine {
  public:
   virtual ~Machine() = default;
-  // The `size` words that it writes.
+  // Returns the `size` words that the kernel writes.
   Words Run(const cuda::KernelName& name, const Launch& launch, const Words& in, size_t size) {
     cuda::Parameters parameters{};
     parameters.batch = launch.call;
@@ -83,10 +83,10 @@ class Emulation final : public Machine {
   }
 };
 
-// A GPU, through its driver and a compiler.
+// A GPU, used through its driver and NVRTC.
 class Gpu final : public Machine {
  public:
-  // Throws cuda::CudaError if there is none, or none that kernels can be compiled for.
+  // Throws cuda::CudaError if there is no GPU for which kernels can be compiled.
   explicit Gpu(const cuda::RuntimeOptions& options)
       : driver_(options.driver), library_(options.driver), runtime_(options) {
     (void)cuda::Nvrtc(options.nvrtc);
@@ -109,7 +109,7 @@ class Gpu final : public Machine {
     parameters.o.data = to.data();
     runtime_.Launch(0, nullptr, name, {launch.grid, calls::kThreads, kSharedBytes}, &parameters,
                     sizeof(parameters));
-    // Waits for the launch.
+    // The copy waits for the launch.
     driver_.Check(to_host_(out.data(), to.address(), 4 * out.size()), "copying to the host");
     return out;
   }
@@ -148,7 +148,7 @@ class Gpu final : public Machine {
 
 struct Place {
   const char* name;
-  // Shared by all tests; throws cuda::CudaError if there is none.
+  // Returns the machine that all tests share; throws cuda::CudaError if there is none.
   Machine& (*machine)();
 };
 
@@ -208,7 +208,7 @@ INSTANTIATE_TEST_SUITE_P(All, PrimitivesTest,
                                   NameOf(std::get<1>(test.param));
                          });
 
-// The values of 16-bit numbers.
+// Functions for the values of 16-bit numbers.
 
 double Value(uint16_t bits, Element element) {
   if (element == Element::kBFloat16) return std::bit_cast<float>(uint32_t{bits} << 16);
@@ -220,14 +220,14 @@ double Value(uint16_t bits, Element element) {
                                : std::ldexp(1 + mantissa / 1024.0, exponent - 15));
 }
 
-// The nearest number of the element type; ties to even.
+// Returns the nearest number of the element type, ties to even.
 uint16_t Nearest(double x, Element element) {
   const uint16_t infinity = element == Element::kBFloat16 ? 0x7f80 : 0x7c00;
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
   if (std::isnan(x)) return infinity + 1;
   x = std::abs(x);
-  // Positive numbers are ordered like their bits. What would round to the next number after the
-  // largest becomes infinity.
+  // Positive numbers are ordered like their bits. Numbers that would round to the next number after
+  // the largest become infinity.
   const double largest = Value(infinity - 1, element);
   const double behind = 2 * largest - Value(infinity - 2, element);
   uint16_t below = 0;
@@ -240,7 +240,7 @@ uint16_t Nearest(double x, Element element) {
   return sign | (up ? below + 1 : below);
 }
 
-// Ties away from zero, with ten bits after the leading one.
+// Rounds to ten bits after the leading one, ties away from zero.
 double NearestTf32(double x) {
   if (x == 0 || !std::isfinite(x)) return x;
   const int last = std::ilogb(x) - 10;
@@ -256,7 +256,7 @@ double RoundedTo(double x, Element element) {
   return element == Element::kFloat32 ? static_cast<float>(x) : Value(Nearest(x, element), element);
 }
 
-// Consecutive elements, packed into words.
+// Packs consecutive elements into words.
 Words AsWords(const std::vector<double>& numbers, Element element) {
   if (element == Element::kFloat32) {
     Words words(numbers.size());
@@ -274,7 +274,7 @@ double ElementAt(const Words& words, size_t n, Element element) {
   return Value(static_cast<uint16_t>(words.at(n / 2) >> (16 * (n % 2))), element);
 }
 
-// Both NaN, or equal numbers; the sign of zero is ignored.
+// Whether both are NaN, or equal except for the sign of zero.
 bool Same(double actual, double expected) {
   return std::isnan(expected) ? std::isnan(actual) : actual == expected;
 }
@@ -296,7 +296,7 @@ TEST_P(PrimitivesTest, ThreadsKnowWhoTheyAre) {
   }
 }
 
-// Approximate functions of a GPU are off by a few ulps.
+// The approximate functions of a GPU have errors of a few ulps.
 TEST_P(PrimitivesTest, FunctionsOfNumbers) {
   const float special[] = {0.0f,   -0.0f,    1.0f,  -1.0f,  0.5f,   127.5f,    -125.75f,   3e38f,
                            -3e38f, 1.5e-38f, 1e-6f, -1e-6f, 200.0f, kInfinity, -kInfinity, kNan};
@@ -325,7 +325,7 @@ TEST_P(PrimitivesTest, FunctionsOfNumbers) {
   const Words out = Run({.call = calls::kFunctions, .count = static_cast<int>(count)}, in,
                         calls::kFunctionCount * count);
   constexpr double kFew = 1e-6;
-  // In the order in which the kernel calls them; `at` is the index of the pair.
+  // Functions are in the order in which the kernel calls them; `at` is the index of the pair.
   struct Function {
     const char* name;
     double tolerance;
@@ -352,7 +352,7 @@ TEST_P(PrimitivesTest, FunctionsOfNumbers) {
        [](double x, double y, size_t) {
          return std::fma(static_cast<float>(x), static_cast<float>(y), static_cast<float>(x));
        }},
-      // The compiler must not fuse them: the product must be rounded.
+      // The compiler must not fuse the operations: the product must be rounded.
       {"a b + a", 0,
        [](double x, double y, size_t) {
          return static_cast<float>(static_cast<float>(x * y) + x);
@@ -397,7 +397,7 @@ TEST_P(PrimitivesTest, ConversionsOfNumbers) {
     // Every fourth number is at or near a tie between two 16-bit numbers.
     if (random_() % 4 == 0) bits = (bits & 0xffff0000u) + 0x7fff + random_() % 3;
     if (random_() % 4 == 0) bits = (bits & 0xffffe000u) + 0x0fff + random_() % 3;
-    // In the range of fp16.
+    // Some numbers are in the range of fp16.
     if (random_() % 4 == 0) bits = (bits & 0x87ffffffu) | 0x38000000u;
     if ((bits & 0x7f800000u) == 0) bits &= 0x80000000u;
   }
@@ -517,8 +517,8 @@ TEST_P(PrimitivesTest, MatricesOfSharedMemory) {
   }
 }
 
-// From "Matrix fragments for mma.m16n8k8" with .tf32 and "for mma.m16n8k16" with 16-bit types in
-// the PTX manual: (row, column) of a lane's n-th number.
+// The (row, column) of a lane's n-th number, from the PTX manual: "Matrix fragments for
+// mma.m16n8k8" with .tf32, and "for mma.m16n8k16" with 16-bit types.
 using Coordinates = std::pair<size_t, size_t>;
 Coordinates OfA(size_t lane, size_t n, bool tf32) {
   const size_t group = lane >> 2;
@@ -577,7 +577,7 @@ TEST_P(PrimitivesTest, AProductOfRegisters) {
   for (size_t n = 0; n < out.size(); ++n) ASSERT_EQ(FloatOf(out[n]), expected[n]) << n;
 }
 
-// Computes enough products of tiles, of integers and of arbitrary numbers, to reveal the order of
+// Computes enough products of tiles of integers and of arbitrary numbers to reveal the order of
 // summation.
 TEST_P(PrimitivesTest, ProductsOfTiles) {
   constexpr size_t kRows = calls::kTileRows;
@@ -601,7 +601,7 @@ TEST_P(PrimitivesTest, ProductsOfTiles) {
       const auto result = [&](size_t n, size_t row, size_t column) {
         return FloatOf(out[n * kNumbers + row * kColumns + column]);
       };
-      // The loss from splitting fp32 into two tf32 numbers, and from the order of summation.
+      // The error from splitting fp32 into two tf32 numbers, and from the order of summation.
       const double rounding = integers ? 0 : 2e-6;
       for (size_t i = 0; i < kRows; ++i) {
         for (size_t j = 0; j < kRows; ++j) {
@@ -649,14 +649,15 @@ TEST_P(PrimitivesTest, ElementsOfMemory) {
   }
 }
 
-// Compiled by NVRTC for each architecture. The kernel's arrays are in registers, so it has no
+// Compiles the kernel with NVRTC for each architecture. Its arrays are in registers, so it has no
 // stack.
 class CompiledPrimitivesTest : public ::testing::TestWithParam<std::tuple<int, Element>> {};
 
 TEST_P(CompiledPrimitivesTest, FitIntoRegisters) {
-  if (InstalledNvrtc() == nullptr) GTEST_SKIP() << "no NVRTC; GNOMON_NVRTC names its library";
+  if (InstalledNvrtc() == nullptr)
+    GTEST_SKIP() << "NVRTC not found; set GNOMON_NVRTC to its library";
   const auto& [architecture, element] = GetParam();
-  // Alternates between aligned and unaligned memory for each element type.
+  // The cases alternate between aligned and unaligned memory for each element type.
   const bool aligned = (architecture / 10 + static_cast<int>(element)) % 2 == 0;
   const Footprint footprint =
       FootprintOf(PrimitivesProgram(PrimitivesName(element, aligned)), architecture);

@@ -1,4 +1,5 @@
-// Properties other than accuracy of every pair function, with the CUDA kernels in the emulator.
+// Tests properties of every pair function other than accuracy, with the CUDA kernels in the
+// emulator.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -26,7 +27,7 @@ INSTANTIATE_TEST_SUITE_P(All, RulesTest, ::testing::ValuesIn(EmulatedPairFunctio
 const ProblemOptions kSome = {
     .shape = {2, 4, 2, 37, 70, 17, 16}, .right = 40, .bias = ProblemOptions::kSharedBias};
 
-// Results are bitwise equal for any order of threads, early or late copies, and any set of
+// Results are bitwise equal for any order of threads, for early or late copies, and for any set of
 // requested gradients.
 TEST_P(RulesTest, ResultsAreTheSameInAnyOrder) {
   size_t n = 0;
@@ -135,7 +136,7 @@ TEST_P(RulesTest, StatisticsAreThoseOfTheReference) {
   }
 }
 
-// NaN and infinities.
+// Tests with NaN and infinities.
 
 std::vector<std::vector<float>> Rows(const Problem<float>& p, Element element, size_t order) {
   const Results<float> r =
@@ -148,7 +149,7 @@ std::vector<std::vector<float>> Rows(const Problem<float>& p, Element element, s
   return rows;
 }
 
-// A non-finite token affects only the rows that see it; the others are bitwise unchanged.
+// A non-finite token affects only the rows that see it; all other rows are bitwise unchanged.
 template <class Spoil>
 void ExpectOnlySeeingRowsChange(const PairFunction& function, const Spoil& spoil) {
   const AttentionShape shape = {2, 4, 2, 70, 70, 17, 17};
@@ -219,7 +220,7 @@ void ExpectOnlySeeingRowsChange(const PairFunction& function, const Spoil& spoil
 
 TEST_P(RulesTest, PoisonInAValueReachesTheRowsThatSeeIt) {
   for (const float poison : {kNan, kInfinity, -kInfinity}) {
-    // Checks that depend on neither the poison nor the pair function run only once.
+    // Checks that do not depend on the poison or the pair function run only once.
     if (!std::isnan(poison) && std::string_view(function().name) != "dot") continue;
     ExpectOnlySeeingRowsChange(function(), [&](Problem<float>& p, int64_t key) {
       p.v.at(1, 0, key, p.options.shape.value_dim - 1) = poison;
@@ -263,7 +264,7 @@ TEST_P(RulesTest, HiddenColumnsMayHoldAnything) {
   }
 }
 
-// The distances are on both sides of the threshold for near tokens, and far below it.
+// Distances are on both sides of the threshold for near tokens, and far below it.
 TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
   for (const char* name : {"laplacian", "gaussian"}) {
     for (int fraction = 1; fraction <= 4096; fraction *= 8) {
@@ -280,7 +281,7 @@ TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
   }
 }
 
-// Key biases and row bases are sums over a long history.
+// Key biases and row bases are sums over many tokens.
 TEST(KeyBiasTest, BasesAreTakenOffFirst) {
   Problem<float> p =
       ProblemOf(EmulatedPairFunction("dot"),
@@ -291,8 +292,8 @@ TEST(KeyBiasTest, BasesAreTakenOffFirst) {
   ExpectCloseTo(RunCuda(p, {}), p.InDouble().Run(), Element::kFloat32);
 }
 
-// With bf16, gradients that sum over a row are as accurate as with fp32 although weights are
-// rounded; here f is large compared with its differences.
+// With bf16, gradients that are sums over a row are as accurate as with fp32, although weights are
+// rounded. In this test, f is large compared with its differences.
 TEST(BalanceTest, SumsOverRowsKeepTheirDigits) {
   Problem<float> p = ProblemOf(EmulatedPairFunction("laplacian"),
                                {.shape = {1, 2, 1, 66, 130, 64, 32},
@@ -309,7 +310,8 @@ TEST(BalanceTest, SumsOverRowsKeepTheirDigits) {
   }
 }
 
-// The rounding error in the sum of a row's ds is not multiplied by the slopes that its pairs share.
+// The rounding error in the sum of a row's ds must not be multiplied by the slope that its pairs
+// share.
 class EqualSlopesTest : public ::testing::TestWithParam<const char*> {
  protected:
   static constexpr float kFar = 1000;
@@ -325,7 +327,7 @@ TEST_P(EqualSlopesTest, LeaveTheGradientOfLse) {
     SCOPED_TRACE(pass_d_lse);
     Problem<float> p = ProblemOfName(Element::kBFloat16);
     p.pass_d_lse = pass_d_lse;
-    // All sums of scalars of "additive" are positive; all keys of "umbral" are far above the query.
+    // All sums of "additive" scalars are positive; all keys of "umbral" are far above the query.
     const bool is_cone = p.function.input == PairInput::kSquaredDistance;
     for (float& scalar : p.row) scalar += is_cone ? -kFar : kFar;
     const std::vector<double> expected = p.InDouble().Run().at("d_row");
@@ -342,8 +344,8 @@ TEST_P(EqualSlopesTest, LeaveTheGradientOfLse) {
 INSTANTIATE_TEST_SUITE_P(Functions, EqualSlopesTest, ::testing::Values("additive", "umbral"),
                          [](const auto& test) { return std::string(test.param); });
 
-// The gradient of its token is a sum of differences: all keys but the first are far away from it,
-// in almost the same direction.
+// The gradient of a query is a sum of differences: all keys except the first are far away, in
+// almost the same direction.
 class FarKeysTest : public EqualSlopesTest {};
 
 TEST_P(FarKeysTest, LeaveDifferencesInTheGradientOfTheQuery) {
@@ -367,7 +369,7 @@ std::string ErrorOf(const Problem<float>& p) {
   return "";
 }
 
-// Heads whose tables do not fit into memory together have bitwise the same results.
+// Heads whose tables do not fit into memory together must have bitwise the same results.
 TEST(RelativeTest, HeadsMayBeTakenOneAfterTheOther) {
   const OffsetLayout layout(9, 5, OffsetLayout::Far::kClip);
   for (const PairOptions pairs : {PairOptions{true, true, false}, PairOptions{true, false, true}}) {

@@ -33,15 +33,15 @@ struct Spec {
   std::string position;
 };
 
-// Every similarity and every position of the catalogue, and some compositions.
+// All similarities and positions of the catalogue, and some sums.
 std::vector<Spec> Specs() {
   std::vector<Spec> specs;
   for (const CatalogueEntry& similarity : SimilarityCatalogue()) {
     specs.push_back({similarity.name, "none"});
   }
   for (const CatalogueEntry& position : PositionCatalogue()) {
-    // The first has a table as long as the text, a grid has a fixed number of tokens, and the
-    // others need tensors per call.
+    // The first one has a table as long as the text, a grid has a fixed number of tokens, and the
+    // others need tensors in each call.
     const bool fits = position.name != "offset_bias" && position.name != "grid_bias" &&
                       position.name != "relative2d" && position.use() != "attention()";
     if (fits && position.name != "none") {
@@ -136,7 +136,7 @@ TEST(LanguageModelTest, EncodingsAreReadAtPositions) {
     model->eval();
     const torch::Tensor logits = model->forward(tokens);
     EXPECT_LT((model->forward_at(tokens, in_order) - logits).abs().max().item<double>(), 1e-6);
-    // Positions of tokens from 30 on in a longer text; each row has its own.
+    // Positions of tokens from 30 on in a longer text; each row has different ones.
     torch::Tensor later = in_order.clone();
     later.select(0, 1).add_(30);
     const torch::Tensor at = model->forward_at(tokens, later);
@@ -226,7 +226,7 @@ TEST(LanguageModelTest, DropoutActsInTrainingOnly) {
   EXPECT_TRUE(torch::equal(model->forward(tokens), model->forward(tokens)));
 }
 
-// A model whose zero-initialised tables hold random values.
+// Returns a model whose zero-initialised tables are filled with random values.
 LanguageModel WithTables(const LanguageModelOptions& options) {
   const torch::NoGradGuard no_grad;
   LanguageModel model = NewModel(options, 1);
@@ -240,7 +240,7 @@ LanguageModel WithTables(const LanguageModelOptions& options) {
   return model;
 }
 
-// Logits of each part of the tokens, read as segments with a memory.
+// Returns the logits of each part of the tokens, which are read as segments with a memory.
 std::vector<torch::Tensor> BySegments(LanguageModel& model, const torch::Tensor& tokens,
                                       const std::vector<int64_t>& lengths, int64_t memory) {
   LanguageModelMemory remembered;
@@ -274,7 +274,7 @@ TEST(MemoryTest, OfEverythingIsTheWholeText) {
   }
 }
 
-// Cached keys and values equal those recomputed from the memory.
+// Keys and values from a cache must equal those recomputed from a memory.
 TEST(MemoryTest, ACacheOfItsLengthIsTheSame) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor tokens = torch::randint(256, {2, 60}, torch::kLong);
@@ -357,7 +357,7 @@ TEST(MemoryTest, OneLayerSeesTheSegmentAndTheTokensBefore) {
       const torch::Tensor seen = tokens.slice(1, from, begin + lengths[n]);
       const torch::Tensor expected = model->forward(seen).slice(1, begin - from);
       EXPECT_LT(Distance(parts[n], expected), 1e-4) << position << " " << n;
-      // The memory makes the results differ from those of the segment alone.
+      // With a memory, the results must differ from those of the segment alone.
       if (n > 0) {
         const torch::Tensor alone = model->forward(tokens.narrow(1, begin, lengths[n]));
         EXPECT_GT(Distance(parts[n], alone), 1e-3) << position << " " << n;
@@ -374,7 +374,8 @@ TEST(MemoryTest, SegmentsOfOneTokenAreAWindowInEveryLayer) {
   LanguageModel model = WithTables(SmallModel("dot", "rope+t5"));
   const torch::Tensor got =
       torch::cat(BySegments(model, tokens, std::vector<int64_t>(kTokens, 1), kMemory), 1);
-  // Layer by layer and token by token: each token attends to its window in the layer below.
+  // Computes the model layer by layer and token by token; each token attends to its window in the
+  // layer below.
   const torch::Tensor table = model->named_parameters()["embedding.weight"];
   torch::Tensor x = torch::embedding(table, tokens) * std::sqrt(32.0);
   const auto modules = model->named_modules("", /*include_self=*/false);
@@ -403,7 +404,7 @@ TEST(MemoryTest, TakesNoGradient) {
     EXPECT_EQ(memory.layers[1].sizes(), (std::vector<int64_t>{2, 8, 32}));
     for (const torch::Tensor& layer : memory.layers) EXPECT_FALSE(layer.requires_grad());
     reader->forward(tokens.narrow(1, 10, 10), nullptr, &memory).square().sum().backward();
-    // The computation of the memory receives no gradients; its reader does.
+    // The computation of the memory receives no gradients, but the reader does.
     for (const auto& entry : writer->named_parameters()) {
       EXPECT_FALSE(entry.value().grad().defined()) << entry.key();
     }

@@ -5,7 +5,7 @@
 namespace gnomon::lab {
 namespace {
 
-// The examples themselves are tested in tests/python/test_task_generated.py.
+// tests/python/test_task_generated.py tests the examples themselves.
 
 TEST(ProblemsTest, StreamsAreTheSameAgainAndNoneIsAnother) {
   const Problem& problem = FindProblem("copy");
@@ -27,7 +27,7 @@ TEST(ProblemsTest, SubsetsAreSortedAndReachEverywhere) {
   EXPECT_TRUE(subsets.diff().gt(0).all().item<bool>());
   EXPECT_EQ(subsets.min().item<int64_t>(), 0);
   EXPECT_EQ(subsets.max().item<int64_t>(), 49);
-  // Each number occurs in 160 of them on average, with a standard deviation of 9.8.
+  // Each number occurs in 160 subsets on average, with a standard deviation of 9.8.
   const torch::Tensor counts = subsets.flatten().bincount({}, 50);
   EXPECT_GT(counts.min().item<int64_t>(), 110);
   EXPECT_LT(counts.max().item<int64_t>(), 210);

@@ -102,7 +102,7 @@ TEST_F(SafeTensorsTest, UnsignedNumbersGetASign) {
   EXPECT_TRUE(torch::equal(read.tensors.at("x"), torch::tensor({0x0101010101010101})));
   EXPECT_TRUE(torch::equal(read.tensors.at("y"), torch::tensor({0x01010101}, torch::kLong)));
   EXPECT_TRUE(torch::equal(read.tensors.at("z"), torch::tensor({257, 257}, torch::kInt)));
-  // The largest number of each type, which would be negative with a misread sign bit.
+  // The largest number of each type, which would be negative if its top bit were read as a sign.
   const std::string header = R"({"y":{"dtype":"U32","shape":[1],"data_offsets":[0,4]},)"
                              R"("z":{"dtype":"U16","shape":[2],"data_offsets":[4,8]}})";
   const uint64_t length = header.size();
@@ -171,8 +171,8 @@ TEST_F(SafeTensorsTest, TruncatedFiles) {
   EXPECT_NE(ErrorOfReading().find("cannot read"), std::string::npos);
 }
 
-// Every prefix of a file, and many files with changed bytes, are either read or rejected with an
-// Error.
+// All prefixes of a file, and many files with changed bytes, must either be read or rejected with
+// an Error.
 TEST_F(SafeTensorsTest, DamagedFilesNeverCrash) {
   WriteSafeTensors(
       path_, {{{"a", torch::ones({3, 2})}, {"b", torch::ones({4}, torch::kByte)}}, {{"k", "v"}}});

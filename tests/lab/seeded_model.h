@@ -10,7 +10,7 @@
 
 namespace gnomon::lab {
 
-// A model initialised from a seed.
+// Creates a model that is initialised from a seed.
 inline LanguageModel NewModel(const LanguageModelOptions& options, uint64_t seed) {
   torch::manual_seed(seed);
   return LanguageModel(options);

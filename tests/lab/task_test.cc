@@ -1,5 +1,5 @@
-// The features common to all tasks, tested with the task `recall` of CONTRIBUTING.md. This program
-// is linked with it; nothing else refers to it.
+// Tests the features that all tasks share, with the task `recall` of CONTRIBUTING.md. The task is
+// only linked into this program; nothing refers to it.
 #include "training/task.h"
 
 #include <gmock/gmock.h>
@@ -147,7 +147,7 @@ TEST_F(TaskTest, IsComparedByTheProgram) {
   EXPECT_THAT(output_, HasSubstr("over 2 seeds, trained for 5 steps of 8 examples. A dash marks a "
                                  "value that is undefined"));
 
-  // It continues where it stopped, with the same random numbers.
+  // The comparison continues where it stopped, with the same random numbers.
   json cut = record;
   cut["runs"].erase(4);
   std::ofstream(folder_ / "runs" / "results.json") << cut.dump();
@@ -197,7 +197,7 @@ TEST_F(TaskTest, ResumesBitwise) {
   for (int step = 4; step < 7; ++step) resumed.Step();
   EXPECT_TRUE(Equal(Values(whole.learner().module()), Values(resumed.learner().module())));
 
-  // The model's parameters are compared with those in the file.
+  // Compare the model's parameters with those in the file.
   SafeTensors file = ReadSafeTensors(At("file"));
   json config = json::parse(file.metadata.at("gnomon"));
   config["model"]["dim"] = 1 << 20;
@@ -251,7 +251,7 @@ TEST_F(TaskTest, ShapesOfArraysAndPlacesInThemAreNamed) {
   expect([&] { arrays.CheckRows("train.images", "train.labels"); }, "has 4 rows, but 'train.imag");
   expect([&] { arrays.Rows("train.few", 2); }, "sums to 3, but 'train.few' has 5");
 
-  // The same data in a different file count as unchanged.
+  // The same data in a different file are recognised as unchanged.
   file.metadata["more"] = "words";
   WriteSafeTensors(At("file"), file);
   EXPECT_EQ(Arrays(At("file")).sha256(), arrays.sha256());

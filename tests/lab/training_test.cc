@@ -38,7 +38,7 @@ LanguageModelOptions Small(const std::string& similarity = "dot",
   return options;
 }
 
-// The values of options as stored in a file.
+// Returns the values of options as stored in a file.
 template <class Struct>
 nlohmann::json OptionsToJson(Struct options) {
   return ToJson(options.Options());
@@ -74,7 +74,7 @@ TextData Data(const std::string& text = Text()) {
   return data;
 }
 
-// A checkpoint, and the task that its learner refers to.
+// A checkpoint, and the task to which its learner refers.
 struct Loaded {
   std::unique_ptr<TextTask> task = std::make_unique<TextTask>();
   Checkpoint checkpoint;
@@ -89,7 +89,7 @@ Loaded Load(const std::filesystem::path& path) {
   return loaded;
 }
 
-// A language model in training on a text.
+// Trains a language model on a text.
 class TextTrainer {
  public:
   TextTrainer(const LanguageModel& model, const std::string& text, const TextTraining& options,
@@ -103,7 +103,7 @@ class TextTrainer {
     trainer_ = std::make_unique<Trainer>(std::make_unique<TextLearner>(*task_, model, options),
                                          options, processes);
   }
-  // Continues from the content of a file.
+  // Continues from the contents of a file.
   TextTrainer(Loaded loaded, const std::string& text)
       : task_(std::move(loaded.task)), terms_(loaded.checkpoint.terms) {
     task_->SetText(Data(text));
@@ -161,7 +161,7 @@ TEST(LearningRateTest, StaysConstantAndDecaysAtTheEnd) {
   EXPECT_DOUBLE_EQ(LearningRate(options, 80, 100), 1.0);
   EXPECT_NEAR(LearningRate(options, 90, 100), 0.55, 1e-12);
   EXPECT_NEAR(LearningRate(options, 100, 100), 0.1, 1e-12);
-  // With an earlier end, the rates before its decay are the same.
+  // With an earlier end, the learning rates before the decay are the same.
   EXPECT_EQ(DecayBegin(100), 80);
   EXPECT_EQ(EndOfDecay(40), 50);
   EXPECT_DOUBLE_EQ(LearningRate(options, 40, 50), 1.0);
@@ -284,7 +284,7 @@ TEST(ProcessesTest, SharesAreConsecutiveAndEven) {
   }
 }
 
-// Threads that stand in for processes.
+// Threads that act as processes.
 class Threads {
  public:
   explicit Threads(int64_t size) : tensors_(size), barrier_(size) {}
@@ -337,13 +337,13 @@ TEST(TrainerTest, ProcessesDoWhatOneDoes) {
     const LanguageModelOptions model = Small("penumbral", "rope+hype:tau=learned");
     TextTrainer whole(NewModel(model, 1), text, options);
     for (int step = 0; step < kBegin; ++step) whole.Step();
-    // The first steps use one process, the others three.
+    // The first steps use one process; the other steps use three.
     const std::map<std::string, torch::Tensor> moments = whole.trainer().OptimizerState();
     const LearnerState state = whole.trainer().GatherState();
     Threads threads(kProcesses);
     std::vector<LanguageModel> models;
     for (int64_t rank = 0; rank < kProcesses; ++rank) {
-      // The weights of process 0 are used.
+      // All processes use the weights of process 0.
       models.push_back(NewModel(model, 10 + rank));
     }
     {
@@ -407,10 +407,10 @@ TEST(EvaluateTest, IsTheMeanOverBytesAndDashesBeyondTheTable) {
   EXPECT_FALSE(losses[2].loss);
   EXPECT_FALSE(losses[2].last);
   EXPECT_EQ(losses[0].windows, 8);
-  // Windows of 16 and 32 are no longer than the evaluated last bytes.
+  // Windows of 16 and 32 bytes are not longer than the last bytes that are evaluated.
   EXPECT_DOUBLE_EQ(*losses[0].loss, *losses[0].last);
 
-  // Computes the same in the simplest way, one window and one byte at a time.
+  // Computes the same loss in the simplest way, one window and one byte at a time.
   const torch::NoGradGuard no_grad;
   double sum = 0;
   for (const int64_t start : EvaluationStarts(200, 32, 64, 128)) {
@@ -455,7 +455,7 @@ TEST(EvaluateTest, BitsAByteCountTheBytesThatTokensStandFor) {
   }
   EXPECT_NEAR(*at.loss, nats / 48, 1e-5);
   EXPECT_NEAR(*at.bits_per_byte, nats / std::log(2.0) / static_cast<double>(spelled), 1e-5);
-  // For bytes, this is the loss in other units.
+  // For bytes, this is the loss in a different unit.
   LanguageModel of_bytes = NewModel(Small(), 1);
   const LengthLoss plain = Evaluate(of_bytes, bytes, {16}, 48)[0];
   EXPECT_DOUBLE_EQ(*plain.bits_per_byte, *plain.loss / std::log(2.0));
@@ -472,7 +472,7 @@ TEST(EvaluateTest, MemoryIsFilledBeforeEachStretch) {
       double last = 0;
       const int64_t tail = std::min<int64_t>(at.length, 32);
       for (const int64_t stretch : EvaluationStarts(403, kLongest, kLongest, kBudget)) {
-        // Reads whole windows before the stretch, as far as the text extends.
+        // Reads entire windows before the stretch, as far as the text extends.
         const int64_t windows = std::min((memory + at.length - 1) / at.length, stretch / at.length);
         const int64_t read_from = stretch - windows * at.length;
         for (int64_t begin = stretch; begin < stretch + kLongest; begin += at.length) {
@@ -584,7 +584,7 @@ TEST(EvaluateTest, WhatForgetsNothingReadsTheTextOnceForAllLengths) {
       EXPECT_EQ(losses[n].length, lengths[n]);
       EXPECT_EQ(losses[n].windows, budget / 32 * (32 / lengths[n]));
     }
-    // The windows of 8 and of 32 contain the same tokens; those of 5 omit the last two.
+    // The windows of 8 and of 32 contain the same tokens; the windows of 5 omit the last two.
     EXPECT_DOUBLE_EQ(*losses[1].loss, *losses[2].loss);
     double sum = 0;
     double last = 0;
@@ -612,7 +612,7 @@ TEST(EvaluateTest, MemoryEndsWithTheText) {
 }
 
 TEST(EvaluateTest, MemoryIsReadInFewPasses) {
-  // 16 one-window stretches, up to 1000 windows into the text.
+  // There are 16 stretches of one window, up to 1000 windows into the text.
   const std::string text = Text().substr(0, 8010);
   LanguageModel model = NewModel(Small(), 1);
   int passes = 0;
@@ -669,7 +669,7 @@ TEST(TrainerTest, MemoryMayBeLongerThanTheWindow) {
   }
   EXPECT_EQ(trainer.memory().length(), 20);
   EXPECT_LT(last, first - 2);
-  // Longer than in training, for evaluation.
+  // Evaluation may use a longer memory than training.
   EXPECT_TRUE(std::isfinite(*Evaluate(trainer.model(), text, {8}, 64, 200)[0].loss));
 }
 
@@ -682,7 +682,7 @@ TEST(TrainerTest, PositionsThatEndAndTextsThatAreTooShortHaveNoMemory) {
   EXPECT_THROW(Evaluate(learned, text, {16}, 64, 8), Error);
   EXPECT_THROW(CheckMemory(NewModel(Small("dot", "absolute_keys"), 1), 8), Error);
   EXPECT_NO_THROW(CheckMemory(NewModel(Small("dot", "absolute_keys"), 1), 0));
-  // Four rows of 32.
+  // The text needs four rows of 32 tokens.
   EXPECT_EQ(NeededTokens({options.length, options.memory}, options.batch), 160);
   EXPECT_THROW(TextTrainer(NewModel(Small(), 1), text.substr(0, 159), options), Error);
   const std::string enough = text.substr(0, 160);
@@ -777,7 +777,7 @@ TEST_F(CheckpointTest, HoldsWhatTheRunDoesBesideTraining) {
   };
   config["run"]["evaluation_bytes"] = 99;
   EXPECT_EQ(evaluation_bytes(), 99);
-  // Files written before these fields, and before other tasks, existed.
+  // Such files were written before these fields, and tasks other than text, existed.
   config.erase("run");
   config.erase("task");
   config["tokens"].erase("vocabulary");
@@ -802,7 +802,7 @@ TEST_F(CheckpointTest, ResumedTrainingRemembers) {
   EXPECT_EQ(resumed.memory().tokens.length(), 5 * 32);
   for (int step = 5; step < 9; ++step) resumed.Step();
   EXPECT_TRUE(Equal(Values(whole), Values(resumed)));
-  // The memory matters: without it, the weights would differ.
+  // Without the memory, the weights would differ.
   Loaded cleared = Load(path_);
   cleared.training().learner.tensors.at("memory.layers.0").zero_();
   TextTrainer forgetful(std::move(cleared), data.train);
@@ -935,7 +935,7 @@ TEST_F(CheckpointTest, AModelAloneIsACheckpoint) {
   nlohmann::json config;
   for (const char* field : {"format", "model", "tokens"}) config[field] = whole[field];
   file.metadata["gnomon"] = config.dump();
-  // Optimizer moments without the training state that they need.
+  // The file has optimizer moments without the training state that they need.
   EXPECT_NE(ErrorOf(file).find("but its model has"), std::string::npos);
   std::erase_if(file.tensors, [](const auto& entry) { return !entry.first.starts_with("model."); });
   ASSERT_EQ(ErrorOf(file), "no error");

@@ -54,7 +54,7 @@ def pytest_configure(config):
         os.environ.update(emulated_gpu.environment(cache))
 
 
-# : `make test-fast` skips these files, whose tests compile code, start programs or train models.
+#: `make test-fast` skips these files, whose tests compile code, start programs or train models.
 SLOW = {
     *(
         "careless",

@@ -627,7 +627,7 @@ class Mask:
     key_starts: Sequence[int] | None = None
     key_lengths: Sequence[int] | None = None
     query_offset: int | Sequence[int] | None = None
-    # : One row for all batch elements; batch element b rolls it by b.
+    #: One row for all batch elements; batch element b rolls it by b.
     query_segments: Sequence[int] | None = None
     key_segments: Sequence[int] | None = None
 

@@ -443,7 +443,7 @@ def tar(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-# : Files by name, and the number of bytes that identify the format of each.
+#: Files by name, and the number of bytes that identify the format of each.
 WHOLE = {
     "x.png": (picture(COLOUR), 1),
     "x.jpg": (picture(pixels_of(24, 24), "JPEG"), 1),

@@ -22,7 +22,7 @@ from gnomon.nn import (
 )
 
 HEADS, DIM = 2, 32
-# : Terms that require a user tensor.
+#: Terms that require a user tensor.
 GIVEN_ALONE = {"key_bias", "pair_bias"}
 
 
@@ -552,7 +552,7 @@ FUNCTIONS = {
     ),
     "t5_bucket of a list": lambda: gnomon.t5_bucket([-3, 0, 200], False),
 }
-# : Functions that read or extend the list of terms, which happens before a model is built.
+#: Functions that read or extend the list of terms, which happens before a model is built.
 NOT_IN_GRAPHS = {"catalogue", "load_terms"}
 
 

@@ -137,9 +137,9 @@ def test_all_at_once(similarity, dtype):
     )
 
 
-# : Terms of these scores that are constant along a row are not computed.
+#: Terms of these scores that are constant along a row are not computed.
 WITH_A_ROW_CONSTANT = [n for n in SIMILARITIES if n.startswith(("lorentz", "umbral")) or "log" in n]
-# : Numbers of rows and keys: one tile, several with a partial one, and the strategy for few rows.
+#: Numbers of rows and keys: one tile, several with a partial one, and the strategy for few rows.
 CAPPED = {"a tile": (13, 37), "tiles": (150, 331), "few rows": (2, 700)}
 
 
@@ -455,7 +455,7 @@ def test_scalable_softmax():
     torch.testing.assert_close(ours, scores.masked_fill(hidden, -math.inf).softmax(-1) @ v)
 
 
-# : Terms that depend on the keys before a row's own position; gates has shape (1, H, Lk).
+#: Terms that depend on the keys before a row's own position; gates has shape (1, H, Lk).
 COUNTING = {
     "forget": lambda gates: Forget(gates),
     "scalable softmax": lambda gates: ScalableSoftmax(gates.new_tensor([0.2, 0.3, 0.4, 0.5])),

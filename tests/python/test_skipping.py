@@ -53,7 +53,7 @@ def full(number):
     return torch.full((H,), number)
 
 
-# : Positions, in the dtype to which `to` converts.
+#: Positions, in the dtype to which `to` converts.
 POSITIONS = {
     "alibi": lambda to: [ALiBi(to(slopes()))],
     "hype": lambda to: [HyPE(to(slopes() / 0.004), to(full(0.004)), mode="abs")],

@@ -1,4 +1,4 @@
-"""Compares transformers' eager attention with gnomon for one model type: a class and figures."""
+"""Compares gnomon with transformers' eager attention for one model type."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from transformers import PreTrainedModel
 
 from gnomon.integrations.transformers import use_gnomon
 
-# Relative to the largest value of an output or gradient.
+# Limits relative to the largest value of an output or gradient.
 OUTPUT_ERROR, GRADIENT_ERROR = 1e-4, 1e-3
-#: Both round to bfloat16, but at different places. A router may therefore select another expert, so
-#: the limit applies to nine tenths of the values.
+#: Both round to bfloat16, but at different points, and a router may therefore select a different
+#: expert. The limit thus applies to nine tenths of the values.
 AUTOCAST_ERROR, AUTOCAST_SHARE = 0.1, 0.9
 PADDINGS = ("none", "left", "right")
 
@@ -38,7 +38,7 @@ Outcome = dict[str, Any]
 class _Counter(TorchDispatchMode):
     """Counts calls to gnomon and softmaxes over keys in modules named attention.
 
-    elsewhere: softmaxes of four-dimensional arrays in other modules, which need not be scores.
+    elsewhere: softmaxes of four-dimensional arrays in other modules, which may not be scores.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class _DiffersError(Exception):
 
 
 def compare(model_type: str) -> Outcome:
-    """Returns a dictionary with "class", "why" and figures.
+    """Returns a dictionary with "class", "why" and error figures.
 
     The classes are:
 
@@ -161,7 +161,7 @@ def _compare(model_type: str) -> Outcome:
             "why": f"{where}: {type(error).__name__}: {_line(error)}",
         }
     if dense.softmaxes == 0:
-        # No module that attends is named attention.
+        # No module named attention contains a softmax, so softmaxes in other modules count.
         dense.softmaxes, counter.softmaxes = dense.elsewhere, counter.elsewhere
     if counter.calls + counter.softmaxes > dense.softmaxes or counter.softmaxes == 0:
         return outcome | {"class": "equal", "why": ""}
@@ -174,7 +174,8 @@ def _compare(model_type: str) -> Outcome:
 def _check_as_sdpa(
     check: Any, theirs: PreTrainedModel, ours: PreTrainedModel, error: _DiffersError
 ) -> float:
-    """The error relative to transformers' default implementation; raises `error` if too large."""
+    """The error relative to transformers' default implementation; if it is too large, raises
+    `error`."""
     default = copy.deepcopy(theirs)
     switched = 0
     for part in default.modules():
@@ -206,7 +207,8 @@ def _has_interface(model: PreTrainedModel) -> bool:
 def _checks_of(
     model: PreTrainedModel, inputs: dict[str, Any]
 ) -> tuple[list[tuple[str, Any]], bool]:
-    """Names and functions of (theirs, ours), and whether tokens depend on the padding's content."""
+    """Names and functions of (theirs, ours), and whether outputs depend on the content of
+    padding."""
     checks: list[tuple[str, Any]] = []
     parameters = inspect.signature(model.forward).parameters
     # With several codebooks, tokens have more rows than a mask.
@@ -217,7 +219,8 @@ def _checks_of(
         given, rows = _padded(inputs, padding)
         if _runs(model, given):
             if rows is not None and _reads_padding(model, given, rows):
-                # Outputs of queries without keys (the mean of all, or 0) affect tokens.
+                # Other tokens depend on the outputs of queries without keys (the mean of all
+                # values, or 0).
                 reads, rows = True, rows & rows.all(1, keepdim=True)
             checks.append(
                 (padding, lambda a, b, i=given, r=rows: _forward_and_gradients(a, b, i, r))
@@ -227,7 +230,7 @@ def _checks_of(
     given, rows = _padded(inputs, "left" if pads else "none")
     if reads and rows is not None:
         rows = rows & rows.all(1, keepdim=True)
-    # Some models cache position tensors (Conformers), rounded by autocast.
+    # Some models (Conformers) cache position tensors that autocast has rounded.
     if _runs(copy.deepcopy(model), given, autocast=True):
         checks.append(("autocast", lambda a, b: _autocast(a, b, given, rows)))
     return checks, reads
@@ -261,8 +264,8 @@ def _call(model: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None) -
     leaves = floats_of(model(**inputs))
     if rows is None:
         return leaves
-    # Of tokens without padding, to which the eager implementation shows all keys. Tokens added by
-    # the model may come before or after the others.
+    # In rows without padding, the eager implementation shows all keys to all tokens. Tokens that
+    # the model adds may come before or after the others.
     ends = rows.new_ones(len(rows), 1)
     by_length = {
         rows.shape[1]: rows,
@@ -276,7 +279,7 @@ def _call(model: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None) -
 
 
 def _runs(model: PreTrainedModel, inputs: dict[str, Any], autocast: bool = False) -> bool:
-    """Whether the eager model can run; ours need not support anything else."""
+    """Whether the eager model can run; if it cannot, ours need not run either."""
     try:
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             leaves = _call(model, inputs, None)
@@ -328,13 +331,13 @@ _Results = tuple[list[Tensor], dict[str, Tensor]]
 
 
 def _results(model: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None) -> _Results:
-    """The outputs, and the gradients of parameters that have one."""
+    """The outputs, and the gradients of all parameters that have one."""
     model.zero_grad()
     leaves = _call(model, inputs, rows)
     torch.manual_seed(1)
     total = sum(
         (
-            # The same random direction in every dtype.
+            # The random direction is the same in every dtype.
             (leaf * torch.randn(leaf.shape).to(leaf.dtype))[leaf.isfinite()].sum()
             for leaf in leaves
             if leaf.requires_grad
@@ -363,7 +366,7 @@ def _gradient_errors(found: _Results, expected: _Results) -> Iterator[tuple[str,
     for name, other in expected[1].items():
         if other.numel() == 0 or not other.isfinite().all():
             continue
-        # A value that is 0 up to rounding has no relative error.
+        # The relative error of a value that is 0 up to rounding is not meaningful.
         scale = max(float(other.abs().max()), 1e-3 * largest, 1e-12)
         yield name, float((found[1][name].double() - other.double()).abs().max()) / scale
 
@@ -384,7 +387,8 @@ class _SmoothRelu(TorchFunctionMode):
 def _agree_without_kinks(
     theirs: PreTrainedModel, ours: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None
 ) -> bool:
-    """Whether gradients agree with softplus instead of ReLU, so that rounding flips no branch."""
+    """Whether gradients agree with softplus instead of ReLU, where rounding cannot change
+    branches."""
     try:
         with _SmoothRelu():
             expected, found = (_results(model, inputs, rows) for model in (theirs, ours))
@@ -402,10 +406,10 @@ def _is_rounding(
     found: _Results,
     expected: _Results,
 ) -> bool:
-    """Whether both agree in float64, and differ from it in float32 as much as eager attention does.
+    """Whether both agree in float64, and their float32 errors are similar.
 
     Some models amplify rounding errors: they select by a value, or divide by a near-zero value. If
-    eager attention itself is off by a tenth, it is no reference.
+    the error of eager attention itself is a tenth, it cannot be a reference.
     """
     given = {name: _doubled(value) for name, value in inputs.items()}
     try:
@@ -454,7 +458,7 @@ def _runs_generation(model: PreTrainedModel, inputs: dict[str, Any]) -> bool:
 def _generation(
     theirs: PreTrainedModel, ours: PreTrainedModel, inputs: dict[str, Any], unpadded: bool
 ) -> float:
-    """The error of generation; unpadded: rows without padding."""
+    """The error of generation; `unpadded` selects rows without padding."""
     rows = slice(1, None) if unpadded else slice(None)
     with torch.no_grad():
         (expected, logits), (found, its_logits) = (
@@ -488,7 +492,7 @@ def _autocast(
         )
         if off > 2 * their_off:
             raise
-    # The eager model does not agree with itself without autocast either.
+    # The eager model also does not agree with itself without autocast.
     return off
 
 

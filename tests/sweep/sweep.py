@@ -7,8 +7,8 @@ Outcomes are for the interpreter's release of transformers. Another environment 
 the same file. The page counts each release, and its lists show the newest outcome of each type.
 
 Each type runs in a separate process with a time limit, so that a crash or hang affects only that
-type. The limit is CPU time, which does not depend on the load of the machine. A process that waits
-instead is stopped after ten times the limit. The file gets one JSON line per completed type; when
+type. The limit is CPU time, which does not depend on the load of the machine. A process that only
+waits is stopped after ten times the limit. The file gets one JSON line per completed type; when
 restarted, the sweep continues with the missing types.
 """
 
@@ -47,7 +47,7 @@ MEANINGS = {
     "timed out": "did not finish within the time limit; the result is unknown",
 }
 CLASSES = tuple(MEANINGS)
-#: Address space in bytes: a type that requires more fails alone.
+#: Limit of address space in bytes; if a type needs more, only that type fails.
 MEMORY = 12 << 30
 
 
@@ -90,7 +90,7 @@ class _Job:
         os.close(to_parent)
 
     def outcome(self) -> dict[str, Any] | None:
-        """The outcome; None while the process runs."""
+        """The outcome, or None while the process runs."""
         pid, status, used = os.wait4(self._pid, os.WNOHANG)
         limit_s = self.limit_s
         found: dict[str, Any]
@@ -129,7 +129,7 @@ def read(path: Path, release: str | None = None) -> dict[str, dict[str, Any]]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The outcomes of a file in its order."""
+    """The outcomes of a file, in the order of the file."""
     outcomes = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -141,7 +141,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_releases(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """The outcomes of a file by release, the newest first, and by type."""
+    """The outcomes of a file by release (the newest first) and by type."""
     releases = {_release_of(outcome) for outcome in _lines(path)}
     names = [".".join(map(str, release)) for release in sorted(releases, reverse=True)]
     return {name: read(path, name) for name in names}
@@ -210,7 +210,7 @@ def _code() -> str:
 
 
 def hash_of_code(sources: list[str]) -> str:
-    """The hash of Python sources without comments, docstrings, layout and the words of messages."""
+    """The hash of Python sources without comments, docstrings, formatting and texts of messages."""
     text = "\n".join(repr(_structure(ast.parse(source))) for source in sources)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -234,7 +234,7 @@ def _structure(node: Any) -> Any:
 
 
 def _is_prose(node: ast.AST) -> bool:
-    """Whether a node is a text of several words: a message, not a name."""
+    """Whether a node is a text of several words, which is a message and not a name."""
     if isinstance(node, ast.JoinedStr):
         return any(map(_is_prose, node.values))
     if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
@@ -243,7 +243,7 @@ def _is_prose(node: ast.AST) -> bool:
 
 
 def _tested_range() -> tuple[str, str]:
-    """The oldest and the newest release that the integration states to be tested."""
+    """The oldest and the newest release that the integration lists as tested."""
     from gnomon.integrations.transformers import _versions
 
     return _versions.OLDEST_NAME, _versions.NEWEST_NAME
@@ -262,7 +262,7 @@ def _versions() -> str:
 
 
 def _reason(why: str) -> str:
-    """The reason without its type-specific parts."""
+    """The reason without the parts that depend on the type."""
     why = why.removeprefix("gnomon.integrations.transformers: ")
     return re.sub(r"\[[^\]]*\]|\b\d[\d.e+-]*", "n", why).replace("|", "\\|")
 
@@ -370,7 +370,8 @@ def _changes(releases: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
 
 
 def _shares(outcomes: dict[str, dict[str, Any]]) -> list[str]:
-    """The share of equal types among those with the attention interface and attention."""
+    """The fraction of equal types among those with the attention interface and a softmax over
+    keys."""
     attends = [o for o in outcomes.values() if o.get("interface") and o["class"] != "no attention"]
     if not attends:
         return []
@@ -431,7 +432,7 @@ _FIELDS = {
 def main() -> int:
     """Returns 0 if no type differs, crashes or is ignored, and the release is a tested one."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("file", type=Path, help="file of outcomes, which is appended to")
+    parser.add_argument("file", type=Path, help="file to which outcomes are appended")
     parser.add_argument("types", nargs="*", help="model types; default: all")
     parser.add_argument(
         "--again",

@@ -1,7 +1,7 @@
-"""Tiny models with random weights of every model type of transformers, and inputs for them.
+"""Tiny models with random weights for every model type of transformers, and their inputs.
 
-Configurations are shrunk by field name, because transformers has no list of small ones. If the
-model then fails to run, less is shrunk. The remaining types are not buildable.
+Configurations are shrunk by field name, because transformers has no list of small configurations.
+If the model then fails to run, fewer fields are shrunk. The remaining types are not buildable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIRST_ID, VOCABULARY = 40, 99
 BATCH, LENGTH = 2, 13
 #: The maximum size of a tiny model.
 MOST_PARAMETERS = 80_000_000
-#: CPU time for trying changes beyond those by name.
+#: CPU time for trying changes other than those by field name.
 PATIENCE_S = 20
 
 # Tasks of a type; the first class that runs is used.
@@ -69,7 +69,7 @@ def build(model_type: str) -> tuple[PreTrainedModel, dict[str, Any]]:
     """
     end = time.process_time() + PATIENCE_S
     attempts: list[_Attempt] = []
-    # A class other than the likeliest one: a part of the model.
+    # A class other than the most likely one, which may be a part of the model.
     part: _Attempt | None = None
     reasons: list[str] = []
     for shrink in (_tiny, _narrow, _short):
@@ -99,7 +99,8 @@ def build(model_type: str) -> tuple[PreTrainedModel, dict[str, Any]]:
             attempts.append(attempt)
     if not attempts and part is None:
         raise NotBuildableError([*reasons, "no inputs"][0])
-    # The likeliest class and the most advanced one; within a class, the smaller one first.
+    # The most likely class and the most advanced one; within a class, the smaller model comes
+    # first.
     farthest = max(attempts, key=lambda attempt: attempt.reached)
     first = max(
         (attempt for attempt in attempts if attempt.model_class is attempts[0].model_class),
@@ -135,8 +136,8 @@ def _in_short(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(lines)[:160] if lines else ''}"
 
 
-# Attempts. If names of fields and arguments are not sufficient, errors guide the search: the change
-# that is kept constructs, or runs, the most modules before the next error.
+# Attempts. If names of fields and arguments are not sufficient, errors guide the search. It keeps
+# the change with which the most modules are constructed, or run, before the next error.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +189,7 @@ class _Attempt:
             yield from _inputs_of(self.model)
 
     def run(self, inputs: dict[str, Any]) -> bool:
-        """Whether the model runs on these inputs, or gets further than on the previous ones."""
+        """Whether the model runs on these inputs, or gets further than with the previous inputs."""
         assert self.model is not None
         returned = 0
 
@@ -203,7 +204,7 @@ class _Attempt:
                 torch.manual_seed(0)
                 out = self.model(**inputs)
             if not any(leaf.isfinite().all() for leaf in floats_of(out)):
-                found = ValueError("gives nothing that is finite")
+                found = ValueError("returns no finite values")
         except Exception as error:
             found = error
         finally:
@@ -231,7 +232,7 @@ class _Attempt:
 
 
 def _mended(attempt: _Attempt, end: float) -> _Attempt:
-    """An attempt that runs, or the most advanced one when time is up."""
+    """An attempt that runs, or the most advanced one when the time is up."""
     tried = {repr(attempt.changes)}
     while attempt.error is not None and time.process_time() < end:
         if attempt.model is not None:
@@ -408,7 +409,7 @@ def _changes_to_try(attempt: _Attempt) -> Iterator[_Changes]:
             yield give(missed[1], value)
     defaults = CONFIG_MAPPING[attempt.model_type]()
     changed = _changed_names(defaults, getattr(attempt, "config", defaults))
-    # First the fields named by the error or its lines.
+    # First, the fields that the error or its lines name.
     for name in sorted(changed, key=lambda name: (name not in words, name)):
         yield dataclasses.replace(changes, kept=changes.kept | {name})
     kinds = _find(attempt.config, "layer_types") if hasattr(attempt, "config") else None
@@ -479,7 +480,7 @@ def _classes_of(model_type: str, config_class: type) -> Iterator[type[PreTrained
             if found is not None and name not in seen and _has_forward(found):
                 seen.add(name)
                 yield found
-    # A part of a larger model, which is in no mapping.
+    # This is a part of a larger model, and is in no mapping.
     module = config_class.__module__.replace("configuration_", "modeling_")
     try:
         modeling = importlib.import_module(module)
@@ -499,7 +500,7 @@ def _classes_of(model_type: str, config_class: type) -> Iterator[type[PreTrained
 
 
 def _has_forward(model_class: type[PreTrainedModel]) -> bool:
-    """Whether it has a forward of its own, rather than only submodels that do."""
+    """Whether the class defines forward itself, and not only its submodels do."""
     return model_class.forward is not torch.nn.Module.forward
 
 
@@ -515,7 +516,7 @@ def _model_of(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> P
     model = model_class._from_config(config, **options).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            # The initial weights are so small, or zero, that attention would be uniform.
+            # Some initial weights are zero, or so small that attention would be uniform.
             if parameter.is_floating_point():
                 noise = torch.randn_like(parameter)
                 parameter.add_(noise, alpha=0.1 if parameter.dim() > 1 else 0.02)
@@ -565,7 +566,7 @@ _GIVEN: dict[str, dict[str, Any]] = {
     "autoformer": _SERIES | {"moving_average": 3, "label_length": 2},
     "informer": _SERIES,
     "time_series_transformer": _SERIES,
-    # A patch is a pixel.
+    # In this model, a patch is a pixel.
     "swin2sr": {"image_size": 16},
     "patchtsmixer": {"context_length": 12, "patch_length": 4, "patch_stride": 4},
     "bamba": {"attn_layer_indices": [1]},
@@ -607,7 +608,7 @@ def _shrunk(
             changes[name] = new
     kinds = getattr(default, "layer_types", None)
     if isinstance(kinds, (list, tuple)) and kinds and isinstance(kinds[0], str):
-        # One layer of each kind, and at least two.
+        # The model has one layer of each kind, and at least two layers.
         distinct = list(dict.fromkeys(kinds))
         count = max(2, len(distinct))
         changes["layer_types"] = (distinct + [kinds[-1]])[:count] if len(distinct) < 2 else distinct
@@ -627,7 +628,7 @@ def _shrunk(
         for name, value in changes.items():
             setattr(config, name, value)
     for name, value in more.items():
-        # Fields that a model reads and its configuration lacks.
+        # Add fields that a model reads, but that its configuration lacks.
         if not hasattr(config, name):
             setattr(config, name, value)
     _mend(config)
@@ -674,14 +675,14 @@ def _mend(config: PreTrainedConfig) -> None:
     for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         sections = part.get("mrope_section")
         if sections:
-            # The sections count angles, one per pair of coordinates.
+            # Sections are numbers of angles, one per pair of coordinates.
             total = int(width * part.get("partial_rotary_factor", 1)) // 2
             each = [max(1, n * total // sum(sections)) for n in sections]
             part["mrope_section"] = [total - sum(each[1:]), *each[1:]]
 
 
 def _common(name: str, value: Any, ids: Iterator[int]) -> Any:
-    """Values that are small in every attempt; None leaves the field to the other rules."""
+    """Values that are small in every attempt; if None, the other rules apply to the field."""
     if value is None:
         return VOCABULARY if name == "vocab_size" else None
     if isinstance(value, bool):
@@ -757,7 +758,7 @@ def _tiny(
 def _narrow(
     config_class: type[PreTrainedConfig], except_for: _Changes = _AS_IT_IS
 ) -> PreTrainedConfig:
-    """All widths divided by the same power of two."""
+    """Divides all widths by the same power of two."""
     default = config_class()
     width = max(
         (
@@ -788,7 +789,7 @@ def _narrow(
 def _short(
     config_class: type[PreTrainedConfig], except_for: _Changes = _AS_IT_IS
 ) -> PreTrainedConfig:
-    """Original widths with few layers."""
+    """Keeps the original widths, with few layers."""
     return _shrunk(config_class, lambda name, value, config: None, except_for)
 
 
@@ -801,7 +802,7 @@ def _find(config: PreTrainedConfig, *names: str) -> Any:
         try:
             value = getattr(config, name, None)
         except RuntimeError:
-            # It differs between layers.
+            # The value differs between layers.
             continue
         if value is not None:
             return value
@@ -839,7 +840,7 @@ def _mel_bins(config: PreTrainedConfig) -> int:
 def _images(config: PreTrainedConfig, frames: int = 0) -> Tensor:
     height, width = _pair(_find(config, "image_size", "img_size", "input_size"), 64)
     channels = _find(config, "num_channels", "in_channels", "in_chans", "num_input_channels")
-    # For convolutions it is a list.
+    # For convolutions, the value is a list.
     shape = [channels if isinstance(channels, int) else 3, height or 64, width or 64]
     return torch.randn(BATCH, *([frames] if frames else []), *shape)
 
@@ -856,7 +857,7 @@ def _patches(config: PreTrainedConfig) -> tuple[Tensor, Tensor]:
 
 
 def _candidates(model: PreTrainedModel) -> dict[str, list[Any]]:
-    """Values for the arguments of a model's forward, by name, the likeliest first."""
+    """Values for the arguments of a model's forward by name, the most likely one first."""
     config = model.config
 
     def ids(*shape: int) -> Tensor:
@@ -935,7 +936,7 @@ _OF_IMAGES = {"git"}
 
 
 def _inputs_of(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
-    """Inputs for the signature of a model's forward, the likeliest first."""
+    """Inputs for the signature of a model's forward, the most likely ones first."""
     torch.manual_seed(1)
     parameters = inspect.signature(model.forward).parameters
     candidates = {name: values for name, values in _candidates(model).items() if name in parameters}
@@ -974,7 +975,7 @@ def _inputs_of(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
     if {"input_ids", "pixel_values"} <= set(candidates) and (
         hasattr(model, "get_text_features") or model.config.model_type in _OF_IMAGES
     ):
-        # Two towers: one score per pair.
+        # The model has two towers and returns one score per pair.
         attempts.reverse()
     for names in attempts:
         names = list(dict.fromkeys(names))

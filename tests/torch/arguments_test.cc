@@ -1,4 +1,4 @@
-// Per-head and per-batch arguments given as a number or a tensor without axes.
+// Tests per-head and per-batch arguments that are given as a number or a zero-dimensional tensor.
 #include <gnomon/torch/attention.h>
 #include <gnomon/torch/graph_attention.h>
 #include <gnomon/torch/linear_attention.h>

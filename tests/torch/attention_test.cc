@@ -1,4 +1,5 @@
-// gnomon::attention from C++. It is the same operator as in Python, whose tests check the formulas.
+// Tests gnomon::attention from C++. It is the same operator as in Python, where tests check the
+// formulas.
 #include <gmock/gmock.h>
 #include <gnomon/catalogue.h>
 #include <gnomon/torch/attention.h>
@@ -87,13 +88,13 @@ TEST_F(AttentionTest, ContentTermsByName) {
              attention(q, k + keys, v));
   const torch::Tensor u = Normal({4, 6});
   const torch::Tensor r = Normal({4, 9, 6});
-  // Without the distance terms only u remains, which is added to every query.
+  // Without the distance terms, only u remains, which is added to every query.
   ExpectNear(attention(q, k, v,
                        AttentionOptions()
                            .position({position::TransformerXL(u, u, torch::zeros_like(r))})
                            .causal(true)),
              attention(q + u.unsqueeze(1), k, v, AttentionOptions().causal(true)));
-  // With identical rows, every pair of cells reads two of them.
+  // If rows are identical, every pair of cells reads two of them.
   const torch::Tensor row = Normal({1, 6});
   const auto plane =
       position::Relative2D(row.expand({5, 6}).contiguous(), row.expand({5, 6}).contiguous(), 3, 3);
@@ -282,7 +283,7 @@ class GridTest : public AttentionTest {
   static constexpr int64_t kWidth = 3;
   static constexpr int64_t kTokens = 8;
 
-  // (4, L, L): value (4) of the grid offsets of each pair.
+  // Returns (4, L, L): `value` (4) of the grid offsets of each pair.
   template <class Value>
   static torch::Tensor Loop(const Value& value) {
     std::vector<torch::Tensor> entries;
@@ -339,7 +340,7 @@ TEST_F(GridTest, AugmentedTokensCarryTheSumOverAxes) {
 }
 
 TEST_F(GridTest, EachAxisTurnsItsPart) {
-  // An axis with a single cell does not rotate anything, and the other is RoPE in a sequence.
+  // An axis with a single cell rotates nothing; the other axis is RoPE in a sequence.
   const auto rotated = [&](const std::vector<int64_t>& shape) {
     return attention(x, y, values,
                      AttentionOptions().position(
@@ -392,7 +393,7 @@ TEST_F(AttentionTest, AugmentedTokensCarryTheBias) {
                                               1 / std::sqrt(6.0)));
 }
 
-// Each model's own map, and the exponential map, which is common to all of them.
+// Tests each model's own map, and the exponential map, which all models share.
 TEST_F(AttentionTest, HyperbolicDistanceIsThatOfItsModel) {
   const auto lse = [&](const Similarity& similarity) {
     return std::get<1>(attention_with_lse(q, k, v, AttentionOptions().similarity(similarity)));
@@ -432,7 +433,7 @@ TEST_F(AttentionTest, AWideConeEntailsEverything) {
   const torch::Tensor points = q * 0.01;
   const auto options = AttentionOptions().similarity(similarity::Entailment(gamma, 0.1, "none"));
   const torch::Tensor keys = points * 1.5;
-  // Near the origin, cones are half-spaces: keys straight ahead have no energy.
+  // Near the origin, cones are half-spaces; keys on the axis have no energy.
   const auto [o, lse] =
       attention_with_lse(points.narrow(2, 0, 1), keys.narrow(2, 0, 1), v.narrow(2, 0, 1), options);
   ExpectNear(lse, torch::zeros_like(lse));
@@ -446,7 +447,7 @@ TEST(ConesTest, OrderPoints) {
   EXPECT_FALSE(cones::ancestor(point(0, 0.1), point(0, 0.9)).item<bool>());
   EXPECT_TRUE(cones::ancestor(point(0, 2), point(0.1, 0.5), "umbral").item<bool>());
   EXPECT_FALSE(cones::ancestor(point(0, 2), point(0.1, 0.5), "umbral", 0.01).item<bool>());
-  // By symmetry, midway between points of equal height.
+  // By symmetry, the ancestor is midway between points of equal height.
   const torch::Tensor lca =
       cones::lowest_common_ancestor(point(-0.2, 0.5), point(0.4, 0.5), "umbral", 0.5);
   ExpectNear(lca, point(0.1, 0.5 + 0.3 / std::sinh(0.5)));
@@ -497,7 +498,7 @@ TEST(CatalogueTest, EveryEntrySaysWhatItIs) {
   EXPECT_EQ(PositionCatalogue().front().name, "none");
 }
 
-// Counted by hand: a squared distance is 5 simple operations.
+// The numbers were counted by hand: a squared distance takes 5 simple operations.
 TEST(CatalogueTest, CostsAreCounted) {
   std::map<std::string, std::string> told;
   for (const CatalogueEntry& entry : SimilarityCatalogue()) told[entry.name] = entry.cost;

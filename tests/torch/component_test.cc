@@ -16,7 +16,7 @@ using ::testing::Not;
 
 using Kind = CatalogueParameter::Kind;
 
-// One parameter of each kind, with and without a default.
+// An entry with one parameter of each kind, with and without a default.
 const CatalogueEntry& Entry() {
   static const CatalogueEntry entry = {
       .name = "a",

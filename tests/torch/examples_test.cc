@@ -41,7 +41,7 @@ TEST(ContributingTest, AFileIsAPosition) {
   const torch::Tensor expected = torch::matmul(scores.softmax(-1), k);
   EXPECT_TRUE(torch::allclose(o, expected));
   EXPECT_TRUE(torch::allclose(GradientOf(o, slopes), GradientOf(expected, slopes)));
-  // In a specification, in a sum, and along the axes of a grid.
+  // The term is used in a specification, in a sum, and along the axes of a grid.
   const torch::Tensor tokens = torch::randn({1, 2, 6, 4});
   for (const char* spec : {"root", "rope+root:slopes=0.3", "root:shape=2x3"}) {
     EXPECT_TRUE(attention(tokens, tokens, tokens, AttentionOptions().position(spec))
@@ -63,7 +63,7 @@ TEST(ContributingTest, ADefinitionIsASimilarity) {
   const torch::Tensor expected = torch::matmul(scores.softmax(-1), q);
   EXPECT_TRUE(torch::allclose(o, expected));
   EXPECT_TRUE(torch::allclose(GradientOf(o, gamma), GradientOf(expected, gamma)));
-  // In float32, the kernels for this machine run.
+  // In float32, calls use the kernels for this machine.
   const torch::Tensor single =
       attention(q.to(torch::kFloat), q.to(torch::kFloat), q.to(torch::kFloat),
                 AttentionOptions().similarity("student_t:gamma=0.5"));

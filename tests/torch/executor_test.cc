@@ -1,4 +1,4 @@
-// Work on PyTorch's threads.
+// Tests work on PyTorch's threads.
 #include "ops/operators/executor.h"
 
 #include <ATen/Parallel.h>

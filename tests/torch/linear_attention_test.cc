@@ -19,7 +19,7 @@ TEST(LinearAttention, IsTheQuotientOfItsSums) {
     EXPECT_TRUE(torch::allclose(linear_attention(q, k, v, LinearAttentionOptions().causal(causal)),
                                 expected));
   }
-  // If both are rotated by the same angle, the product of a query and its key is unchanged.
+  // If a query and a key are rotated by the same angle, their product is unchanged.
   const auto last = [](const torch::Tensor& x) { return x.slice(2, 89, 90); };
   const LinearAttentionOptions rotated =
       LinearAttentionOptions().rope(position::RoPE()).query_offset(0);

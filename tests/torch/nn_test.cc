@@ -91,8 +91,8 @@ TEST(LorentzMultiheadAttentionTest, IsItsFormula) {
   }
 }
 
-// Equivalent ways of hiding pairs give the same result: causal order, a mask, positions, a cache's
-// positions.
+// Equivalent ways of hiding pairs give the same result: causal order, a mask, positions, or the
+// positions of a cache.
 TEST(LorentzMultiheadAttentionTest, TakesMasksAndPositions) {
   torch::manual_seed(0);
   LorentzMultiheadAttention module(LorentzMultiheadAttentionOptions(6, 5, 4).position("rope"));
@@ -133,7 +133,7 @@ TEST(LorentzMultiheadAttentionTest, NamesItsParameters) {
                c10::ValueError);
 }
 
-// Rotated keys that a cache holds are those of the module and the positions of the call.
+// The rotated keys in a cache must match the module's rotation and the positions of the call.
 TEST(KVCacheTest, RotatesKeysAgainForAnotherRotationOrPositions) {
   torch::manual_seed(0);
   const torch::NoGradGuard no_grad;
@@ -209,7 +209,7 @@ TEST(KVCacheTest, CopiesGoOnByThemselves) {
   check(cache, {last - 2, last - 1, last}, 3);
   EXPECT_LT(cache.k.storage().nbytes(), 20 * 2 * 3 * 4 * sizeof(float));
   check(copy, {0, 1, 2, 3, 4}, 16);
-  // A selection of rows can be extended as well.
+  // A selection of rows can also be extended.
   KVCache selected = copy;
   for (torch::Tensor* tensor : {&selected.k, &selected.v, &selected.projections[0]}) {
     *tensor = tensor->index_select(0, torch::tensor({1, 0}));
@@ -236,7 +236,7 @@ TEST(KVCacheTest, WhatABackwardPassReadsStays) {
   EXPECT_NO_THROW(sum.backward());
 }
 
-// The same module, weights and numbers as in tests/python/test_nn.py, so both languages agree.
+// Uses the same module, weights and numbers as tests/python/test_nn.py: both languages agree.
 TEST(MultiheadAttentionTest, Golden) {
   MultiheadAttention module(MultiheadAttentionOptions(8, 2)
                                 .kv_heads(1)
@@ -526,7 +526,7 @@ TEST(TokenPositionTest, ACacheGivesTheSameAsTheWhole) {
   EXPECT_EQ(cache.length(), 0);
 }
 
-// The same module, weights and numbers as in tests/python/test_token_encodings.py.
+// Uses the same module, weights and numbers as tests/python/test_token_encodings.py.
 TEST(TokenEncodingTest, Golden) {
   TokenEncoding module = Convolutional(4, 3, 2);
   module->to(torch::kDouble);
@@ -561,7 +561,7 @@ TEST(TokenEncodingTest, FunctionsAreTheirSpecifications) {
       torch::equal(Sinusoidal(8, "split", {2, 3}, 1)(x), x + grid_sinusoid({2, 3}, 8, "split", 1)));
   EXPECT_EQ(LearnedAbsolute(9, 8)->max_length(), 9);
   EXPECT_EQ(Convolutional(8, 5, 2, /*causal=*/true)->history(), 4);
-  // The class defaults equal those of the specification.
+  // The defaults of the class equal those of the specification.
   EXPECT_TRUE(torch::equal(Sinusoidal(8)(x), TokenEncoding("sinusoidal", 8)(x)));
   const auto sizes = [](const TokenEncoding& module) {
     std::map<std::string, std::vector<int64_t>> of_module;

@@ -123,7 +123,7 @@ TEST(PositionEntryTest, TheBiasOfATermHasEachHeadAndOffset) {
   }
 }
 
-// The error for a map's result with q (1, 2, 3, 4) and k (1, 1, 5, 4).
+// Returns the error for a map's result with q (1, 2, 3, 4) and k (1, 1, 5, 4).
 std::string FaultOfMap(const MappedTokens& tokens) {
   const SimilarityEntry entry{.catalogue = Mine(Role::kSimilarity),
                               .map = [&](const Component&, const at::Tensor&, const at::Tensor&,
@@ -199,7 +199,7 @@ TEST(PositionEntryTest, NormsAndRotationsLeaveTheFormOfTokens) {
               HasSubstr("rope returns queries of shape [1, 2, 1, 4]; expected [1, 2, 3, 4]"));
 }
 
-// The error of a call with a position that no specification names.
+// Returns the error of a call with a position that is not in the catalogue.
 std::string FaultInAttention(const PositionEntry& entry, const CallArguments& arguments = {}) {
   const auto component = std::make_shared<const Component>(Component::Parse("mine"));
   const at::Tensor x = at::zeros({1, 2, 3, 4});
@@ -229,7 +229,7 @@ ContentTerm KeysAndValues(const Component& /*component*/, const std::vector<at::
   return {.query = call.q, .keys = tensors[1], .values = tensors[0], .layout = "clip"};
 }
 
-// q (1, 2, 3, 4), values with 5 columns, and tables for the offsets -2 to 2.
+// Tests with q (1, 2, 3, 4), values with 5 columns, and tables for the offsets -2 to 2.
 struct TablesTest : ::testing::Test {
   at::Tensor q = at::randn({1, 2, 3, 4}, at::kDouble);
   at::Tensor v = at::randn({1, 2, 3, 5}, at::kDouble);
@@ -240,7 +240,7 @@ struct TablesTest : ::testing::Test {
   std::shared_ptr<const Component> component =
       std::make_shared<const Component>(Component::Parse("mine"));
 
-  // (3, 3, columns): the table rows of all pairs.
+  // Returns the table rows of all pairs, (3, 3, columns).
   at::Tensor Rows(const at::Tensor& table) const { return table[0].index({offsets}); }
   at::Tensor Scores() const { return at::matmul(q, q.transpose(2, 3)) / 2; }
 };
@@ -335,8 +335,8 @@ TEST(SimilarityEntryTest, ScoresWithoutASpreadHaveNoStart) {
               HasSubstr("the scores of mine for N(0, 1) tokens have a standard deviation of 0"));
 }
 
-// Tests the errors of `body`, which registers terms. Runs it in a process of its own, because the
-// terms stay in the catalogue.
+// Tests the errors of `body`, which registers terms. Runs it in a separate process, because terms
+// cannot be removed from the catalogue.
 template <class Body>
 void ExpectApart(const Body& body, const char* said) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");

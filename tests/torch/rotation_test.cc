@@ -1,4 +1,4 @@
-// RoPE with multi-axis positions.
+// Tests RoPE with multi-axis positions.
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -16,7 +16,7 @@ constexpr int64_t kBatch = 2;
 constexpr int64_t kLength = 7;
 constexpr int64_t kPairs = 8;
 
-// A call that rotates tokens by their positions, with a head of keys for each head.
+// Returns a call that rotates tokens by their positions, with as many key heads as heads.
 RotationCall CallOf(const torch::Tensor& x, const torch::Tensor& positions) {
   return {.x = x,
           .position = 0,
@@ -51,7 +51,7 @@ torch::Tensor Coordinates(int64_t batch = kBatch, int64_t axes = 3) {
   return torch::randint(0, 500, {batch, kLength, axes}, torch::kLong);
 }
 
-// As in transformers for Qwen2-VL and Qwen3-VL: the frequencies are those of a sequence.
+// As in transformers for Qwen2-VL and Qwen3-VL, the frequencies are those for a sequence.
 TEST(RotationTest, SectionsAreTurnedByTheirAxes) {
   torch::manual_seed(0);
   const torch::Tensor x = Tokens();
@@ -68,7 +68,7 @@ TEST(RotationTest, SectionsAreTurnedByTheirAxes) {
           positions.index_select(2, torch::tensor(axes)).to(torch::kDouble) * frequencies;
       EXPECT_TRUE(torch::allclose(Rotated(spec, x, positions), Turned(x, angles))) << spec;
     }
-    // Text has the same position along all axes.
+    // Text tokens have the same position along all axes.
     const torch::Tensor text = torch::randint(0, 500, {kBatch, kLength});
     const torch::Tensor plain = Rotated("rope:layout=half", x, text);
     EXPECT_TRUE(torch::allclose(Rotated(spec, x, text), plain));
@@ -77,7 +77,7 @@ TEST(RotationTest, SectionsAreTurnedByTheirAxes) {
   }
 }
 
-// Without sections they work like a grid: each axis rotates a part of the columns.
+// Without sections, axes work as on a grid: each axis rotates a part of the columns.
 TEST(RotationTest, AxesHaveAPartOfTheColumnsEach) {
   torch::manual_seed(0);
   const torch::Tensor x = Tokens();

@@ -1,4 +1,4 @@
-// The API of gnomon/torch/terms.h: types, order and defaults must not change.
+// Tests the API of gnomon/torch/terms.h: types, order and defaults must not change.
 #include <gnomon/torch/terms.h>
 #include <gtest/gtest.h>
 

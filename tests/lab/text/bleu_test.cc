@@ -1,4 +1,4 @@
-// BLEU's edges. tests/python/test_task_translation.py compares its scores with sacrebleu's.
+// Edge cases of BLEU. tests/python/test_task_translation.py compares scores with sacrebleu's.
 #include "text/bleu.h"
 
 #include <gmock/gmock.h>

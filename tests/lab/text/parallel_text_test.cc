@@ -15,7 +15,7 @@
 namespace gnomon::lab {
 namespace {
 
-// 103 pairs with varied lengths.
+// Returns the lengths of 103 varied pairs.
 std::pair<std::vector<int64_t>, std::vector<int64_t>> Lengths() {
   std::pair<std::vector<int64_t>, std::vector<int64_t>> lengths;
   for (int64_t n = 0; n < 103; ++n) {
@@ -41,7 +41,7 @@ TEST(SentenceBatchesTest, APassHasEachPairOnce) {
       if (!seen.contains(pair)) left_out.insert(pair);
     }
   }
-  // Not always the same pairs.
+  // The pairs that are left out vary.
   EXPECT_GT(left_out.size(), 3u);
 }
 
@@ -62,7 +62,7 @@ TEST(SentenceBatchesTest, ABatchIsOfLikeLengths) {
     is_in_order = is_in_order && most >= before;
     before = most;
   }
-  // 17 lengths in 10 batches: a batch has at most two or three of them.
+  // There are 17 lengths in 10 batches, so a batch has at most two or three different lengths.
   EXPECT_LT(longest, total + 10 * 10 * 2);
   EXPECT_FALSE(is_in_order);
 }

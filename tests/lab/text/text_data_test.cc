@@ -105,7 +105,7 @@ TEST_F(TextDataTest, MistakesNameThePath) {
 }
 
 TEST(Sha256Test, KnownDigests) {
-  // The examples of FIPS 180-4, including the long one of a million letters.
+  // The examples of FIPS 180-4, including the one with a million letters.
   const auto digest = [](const std::string& text) {
     Sha256 hash;
     for (size_t at = 0; at < text.size(); at += 77) hash.Update(text.substr(at, 77));
@@ -149,7 +149,7 @@ TEST(TrainingStreamTest, RowsReadTheirPartsInOrder) {
     EXPECT_EQ(stream.begins, step % segments == 0);
     EXPECT_EQ(stream.starts[1] - stream.starts[0], 32);
     EXPECT_EQ(stream.starts[2] - stream.starts[1], 32);
-    // The token after the window is read as well.
+    // The token after the window is also read.
     EXPECT_LT(stream.starts[2] + kLength, kTokens);
     if (stream.begins) {
       shifts.insert(stream.starts[0]);

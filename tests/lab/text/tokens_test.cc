@@ -135,7 +135,7 @@ TEST(TokenOptionsTest, MistakesAreErrors) {
             std::string::npos);
 }
 
-// If the program was built without SentencePiece, the error tells what to install.
+// If the program was built without SentencePiece, the error says what to install.
 class SubwordsTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -174,7 +174,7 @@ TEST_F(SubwordsTest, KeepEveryByte) {
 }
 
 TEST_F(SubwordsTest, CountTheBytesOfWhatCannotBeSpelled) {
-  // SentencePiece's symbol for a space, and invalid UTF-8.
+  // These texts contain SentencePiece's symbol for a space, and invalid UTF-8.
   for (const std::string& text :
        {std::string("a\xe2\x96\x81 b\nfox\n"), std::string("a\xff\xfe b\nfox\n")}) {
     const TokenText tokens = tokenizer_->Encode(text);
