@@ -250,7 +250,7 @@ json DescribeSession(torch::Device device) {
 }
 
 Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, lab::Task& task) {
-  if (task.data_help() != nullptr && flags.data.empty()) {
+  if (task.description().takes_data() && flags.data.empty()) {
     throw Error("compare: --data is required");
   }
   const bool named = command.count("--position") > 0 || command.count("--similarity") > 0;
@@ -375,7 +375,7 @@ Comparison ResumedComparison(const CompareFlags& flags, lab::Task& task) {
     work.data = data.value("path", "");
     task.ReadData(work.data);
     if (task.data_sha256() != data.value("sha256", "")) {
-      throw Error(StrCat("the ", task.data_noun(), " at ", work.data,
+      throw Error(StrCat("the ", task.description().data_noun, " at ", work.data,
                          " has changed since this run started"));
     }
     task.CheckResumes(data);
@@ -524,7 +524,7 @@ bool RunHere(const std::vector<std::pair<int64_t, int64_t>>& todo, bool tensorbo
                                                FormatLoss(loss), ", ", schedule.Left()));
              },
          .point =
-             [&](int64_t step, double loss) {
+             [&, combination = combination, seed = seed](int64_t step, double loss) {
                if (seed >= 0) scalars.Loss(combination, seed, step, loss);
              },
          .evaluating =

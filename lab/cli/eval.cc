@@ -40,7 +40,7 @@ void PrintTable(const lab::Task& task, const std::vector<lab::Measurement>& meas
     head += StrCat(" ", metric.title, " |");
     rule += "--:|";
   }
-  std::cout << head << " " << task.examples() << " |\n" << rule << "--:|\n";
+  std::cout << head << " " << task.description().examples << " |\n" << rule << "--:|\n";
   for (const lab::Measurement& at : measurements) {
     std::cout << "| " << FormatCondition(at.condition);
     for (const std::optional<double>& value : at.values) std::cout << " | " << FormatLoss(value);
@@ -56,7 +56,7 @@ int Run(CLI::App& command, const EvalFlags& flags, lab::Task& task) {
   const std::optional<lab::TrainingState>& training = checkpoint.training;
   task.Settle(Command::kEval, /*is_resumed=*/true, training ? &training->options : nullptr);
   lab::CheckRanges(task.Options(Command::kEval), "");
-  if (task.data_help() != nullptr && flags.data.empty() && !training) {
+  if (task.description().takes_data() && flags.data.empty() && !training) {
     throw Error(
         StrCat("eval: ", flags.model, " contains only a model, without its data; pass --data"));
   }
@@ -81,7 +81,7 @@ int Run(CLI::App& command, const EvalFlags& flags, lab::Task& task) {
   }
   if (same_data == false) {
     std::cerr << "gnomon: "
-              << OneLine(StrCat("note: the ", task.data_noun(), " at ", data,
+              << OneLine(StrCat("note: the ", task.description().data_noun, " at ", data,
                                 " is not the data that the model was trained on, ",
                                 flags.data.empty() ? "which has changed since" : trained_on))
               << std::endl;
@@ -89,7 +89,7 @@ int Run(CLI::App& command, const EvalFlags& flags, lab::Task& task) {
   if (flags.as_json) {
     nlohmann::json record = task.DescribeData();
     record.update(task.DescribeEvaluation());
-    std::string noun = task.data_noun();
+    std::string noun = task.description().data_noun;
     std::replace(noun.begin(), noun.end(), ' ', '_');
     record["trained_on_this_" + noun] = same_data;
     record["step"] = training ? nlohmann::json(training->step) : nullptr;

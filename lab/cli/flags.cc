@@ -177,7 +177,7 @@ void AddTaskFlag(CLI::App* command, std::string* name) {
   std::string help = "Task to train; --task NAME --help lists its options";
   const char* separator = ". Tasks: ";
   for (const std::unique_ptr<lab::Task>& task : lab::AllTasks()) {
-    help += StrCat(separator, task->name(), " (", task->summary(), ")");
+    help += StrCat(separator, task->name(), " (", task->description().summary, ")");
     separator = ", ";
   }
   command->add_option("--task", *name, help)->capture_default_str();
@@ -190,7 +190,8 @@ void SetWarmup(const CLI::App& command, lab::TrainingOptions* options) {
 
 void AddDataFlag(CLI::App* command, const lab::Task& task, std::string* path,
                  const std::string& more) {
-  if (task.data_help() != nullptr) command->add_option("--data", *path, task.data_help() + more);
+  if (task.description().takes_data())
+    command->add_option("--data", *path, task.description().data_help + more);
 }
 
 void AddDeviceFlag(CLI::App* command, std::string* device, const std::string& what) {

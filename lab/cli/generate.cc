@@ -1,5 +1,6 @@
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,11 +29,11 @@ struct GenerateFlags {
 };
 
 // Throws Error if the task does not support generation.
-void CheckGenerates(const lab::Task& task) {
-  if (task.generation_help() != nullptr) return;
+lab::Generation GenerationOf(lab::Task& task) {
+  if (std::optional<lab::Generation> generation = task.generation()) return *generation;
   std::vector<std::string> names;
   for (const std::unique_ptr<lab::Task>& other : lab::AllTasks()) {
-    if (other->generation_help() != nullptr) names.emplace_back(other->name());
+    if (other->generation()) names.emplace_back(other->name());
   }
   throw Error(StrCat("generate: the task '", task.name(),
                      "' does not support generation; tasks that do: ", lab::Join(names, ", ")));
@@ -41,9 +42,9 @@ void CheckGenerates(const lab::Task& task) {
 int Run(const GenerateFlags& flags, lab::Task& task) {
   SetThreads(flags.threads);
   const lab::Checkpoint checkpoint = LoadModel(flags.model, task, lab::FindDevice(flags.device));
-  CheckGenerates(task);
-  lab::CheckRanges(task.GenerationOptions(), "");
-  if (task.generated_file() != nullptr && flags.out.empty()) {
+  const lab::Generation generation = GenerationOf(task);
+  lab::CheckRanges(generation.options, "");
+  if (!generation.file.empty() && flags.out.empty()) {
     throw Error("generate: --out is required");
   }
   // Ctrl-C is caught only after the first call, because a learner may first wait for standard
@@ -54,7 +55,7 @@ int Run(const GenerateFlags& flags, lab::Task& task) {
     is_caught = true;
     return !Interrupted();
   };
-  NamingOptions(task.GenerationFlags(), [&] {
+  NamingOptions(generation.memory_flags, [&] {
     checkpoint.learner->Generate(
         {.path = flags.out,
          .print = [](std::string_view text) { std::cout << text << std::flush; },
@@ -66,16 +67,15 @@ int Run(const GenerateFlags& flags, lab::Task& task) {
 }  // namespace
 
 void AddGenerate(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* action) {
-  const char* help = task->generation_help();
-  CLI::App* command = app.add_subcommand(
-      "generate", help == nullptr ? "Generate output from a trained model" : help);
+  // Tasks without generation are reported when the model has been read.
+  const lab::Generation generation =
+      task->generation().value_or(lab::Generation{.help = "Generate output from a trained model"});
+  CLI::App* command = app.add_subcommand("generate", generation.help);
   auto flags = std::make_shared<GenerateFlags>();
   command->add_option("--model", flags->model, "A checkpoint file, or the folder of a run")
       ->required();
-  if (task->generated_file() != nullptr) {
-    command->add_option("--out", flags->out, task->generated_file());
-  }
-  AddFlags(command, task->GenerationOptions());
+  if (!generation.file.empty()) command->add_option("--out", flags->out, generation.file);
+  AddFlags(command, generation.options);
   AddDeviceFlag(command, &flags->device, "to run the model");
   AddThreadsFlag(command, &flags->threads);
   command->callback(

@@ -102,14 +102,14 @@ json DescribeTask(const lab::Task& task) {
   }
   const lab::Conditions conditions = task.conditions();
   return {{"name", task.name()},
-          {"loss_unit", task.loss_unit()},
+          {"loss_unit", task.description().loss_unit},
           {"metrics", metrics},
           {"conditions",
            {{"key", conditions.key},
             {"title", conditions.title},
             {"values", conditions.values},
             {"trained", conditions.trained ? json(*conditions.trained) : json()}}},
-          {"examples", task.examples()}};
+          {"examples", task.description().examples}};
 }
 
 std::optional<std::string> TaskOfRecord(const std::filesystem::path& file) {
@@ -216,7 +216,7 @@ std::string FormatCondition(const json& condition) {
 json ToJson(const lab::Task& task, const lab::Measurement& measurement) {
   const std::vector<lab::Metric> metrics = task.metrics();
   json object = {{task.conditions().key, measurement.condition},
-                 {task.examples(), measurement.examples}};
+                 {task.description().examples, measurement.examples}};
   for (size_t n = 0; n < metrics.size(); ++n) {
     object[metrics[n].key] = OrNull(measurement.values[n]);
   }
@@ -284,7 +284,7 @@ RunResult RunFromJson(const lab::Task& task, const CompareSettings& settings, co
     for (const json& loss : at("losses")) {
       lab::Measurement& measured = run.measurements.emplace_back();
       measured.condition = loss.at(conditions.key);
-      measured.examples = loss.at(task.examples()).get<int64_t>();
+      measured.examples = loss.at(task.description().examples).get<int64_t>();
       for (const lab::Metric& metric : task.metrics()) {
         measured.values.push_back(NumberOrNone(loss.at(metric.key)));
       }
@@ -405,7 +405,7 @@ std::string FormatTable(const lab::Task& task, const CompareSettings& settings,
     }
     table += "\n";
   }
-  table += StrCat("\n", Capitalized(task.loss_unit()), ", mean",
+  table += StrCat("\n", Capitalized(task.description().loss_unit), ", mean",
                   settings.seeds.size() > 1 ? " ± standard deviation" : "", " over ",
                   DescribeSeeds(settings), ", ", task.TrainedAs(settings.training),
                   ". A dash marks a value that is undefined at that condition or not finished.\n");

@@ -72,8 +72,8 @@ void CheckSameData(const lab::Processes& processes, const lab::Task& task,
   const std::string sha256 = processes.BroadcastText(task.data_sha256());
   RunInEveryProcess(processes, [&] {
     if (task.data_sha256() == sha256) return;
-    throw Error(StrCat("the ", task.data_noun(), " at ", path, " in process ", processes.rank(),
-                       " differs from the one in process 0"));
+    throw Error(StrCat("the ", task.description().data_noun, " at ", path, " in process ",
+                       processes.rank(), " differs from the one in process 0"));
   });
 }
 
@@ -95,7 +95,7 @@ Work NewWork(const CLI::App& command, TrainFlags flags, lab::Task& task,
   torch::Device device(torch::kCPU);
   RunInEveryProcess(*processes, [&] {
     device = DeviceOf(flags, *processes);
-    if (task.data_help() != nullptr && flags.data.empty()) {
+    if (task.description().takes_data() && flags.data.empty()) {
       throw Error("train: --data is required");
     }
     SetWarmup(command, &training);
@@ -149,7 +149,7 @@ Work ResumedWork(CLI::App& command, TrainFlags* flags, lab::Task& task,
     task.CheckFits(training.options, processes->size());
     task.ReadData(training.data_path);
     if (task.data_sha256() != training.data_sha256) {
-      throw Error(StrCat("the ", task.data_noun(), " at ", training.data_path,
+      throw Error(StrCat("the ", task.description().data_noun, " at ", training.data_path,
                          " has changed since this run started"));
     }
     flags->run = training.run;
@@ -225,7 +225,7 @@ int Run(CLI::App& command, TrainFlags* flags, lab::Task& task, const lab::Proces
     smooth = done == 1 ? loss : 0.9 * smooth + 0.1 * loss;
     progress.Update(StrCat(
         "step ", trainer.step(), " of ", steps, ", loss ", FormatLoss(smooth), " ",
-        task.loss_unit(), ", ",
+        task.description().loss_unit, ", ",
         TimeLeft(clock.seconds(), static_cast<double>(done), static_cast<double>(steps - first))));
     if (trainer.step() % work.run.checkpoint_every == 0) save();
   }

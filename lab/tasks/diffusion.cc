@@ -134,8 +134,14 @@ class DiffusionTask final : public Task {
   VisionTransformerImpl* classifier() const { return classifier_.model; }
 
   const char* name() const override { return "diffusion"; }
-  const char* summary() const override {
-    return "a diffusion transformer that generates images; the loss by timestep";
+  TaskDescription description() const override {
+    return {.summary = "a diffusion transformer that generates images; the loss by timestep",
+            .data_help =
+                "A file of arrays train.images and train.labels, and the same for valid, made by "
+                "`gnomon data`",
+            .data_noun = "images",
+            .loss_unit = "mean squared error of the noise",
+            .examples = "images"};
   }
 
   TrainingOptions DefaultTraining(Command command) const override {
@@ -191,12 +197,6 @@ class DiffusionTask final : public Task {
     CheckMemoryHolds(StepFlags(Command::kTrain, training),
                      fixed + sizeof(float) * tokens * numbers);
   }
-
-  const char* data_help() const override {
-    return "A file of arrays train.images and train.labels, and the same for valid, made by "
-           "`gnomon data`";
-  }
-  const char* data_noun() const override { return "images"; }
 
   void ReadData(const std::string& path) override {
     data_ = ReadImages(path, {"images", 2}, reads_training_, model_.classes);
@@ -270,18 +270,16 @@ class DiffusionTask final : public Task {
     file.ExpectLayers(model.depth);
   }
 
-  const char* generation_help() const override {
-    return "Draw images of each class with a trained model";
+  std::optional<Generation> generation() override {
+    return Generation{.help = "Draw images of each class with a trained model",
+                      .file = "The PNG file to write, with a row of images for each class",
+                      .options = generation_.Options(),
+                      .memory_flags = "--samples"};
   }
-  const char* generated_file() const override {
-    return "The PNG file to write, with a row of images for each class";
-  }
-  OptionList GenerationOptions() override { return generation_.Options(); }
-  std::string GenerationFlags() const override { return "--samples"; }
 
   std::vector<Metric> metrics() const override {
     std::vector<Metric> metrics = {
-        {.key = "loss", .title = "loss, " + loss_unit(), .column = "loss"}};
+        {.key = "loss", .title = "loss, " + description().loss_unit, .column = "loss"}};
     if (!run_.classifier.empty()) {
       metrics.push_back(
           {.key = "frechet", .title = "Frechet distance", .column = "Frechet distance"});
@@ -299,8 +297,6 @@ class DiffusionTask final : public Task {
     return conditions;
   }
 
-  std::string loss_unit() const override { return "mean squared error of the noise"; }
-  const char* examples() const override { return "images"; }
   std::string TrainedAs(const TrainingOptions& training) const override {
     return StrCat("trained at all timesteps for ", training.steps, " steps of ", training.batch,
                   " images");

@@ -103,9 +103,11 @@ class GeneratedTask final : public Task {
   int64_t random_positions() const { return model_.random_positions; }
 
   const char* name() const override { return "generated"; }
-  const char* summary() const override {
-    return "synthetic problems: copy, reverse, sort, parity, stack, recall ...; accuracy at "
-           "lengths beyond the training lengths";
+  TaskDescription description() const override {
+    return {.summary =
+                "synthetic problems: copy, reverse, sort, parity, stack, recall ...; accuracy at "
+                "lengths beyond the training lengths",
+            .loss_unit = "nats per token of the answer"};
   }
 
   TrainingOptions DefaultTraining(Command command) const override {
@@ -152,16 +154,18 @@ class GeneratedTask final : public Task {
   }
 
   std::vector<Metric> metrics() const override {
-    return {
-        {.key = "accuracy",
-         .title = "accuracy of the answer tokens",
-         .column = "tokens",
-         .higher_is_better = true},
-        {.key = "exact",
-         .title = "share of fully correct answers",
-         .column = "answers",
-         .higher_is_better = true},
-        {.key = "loss", .title = "loss, " + loss_unit(), .column = "loss", .is_compared = false}};
+    return {{.key = "accuracy",
+             .title = "accuracy of the answer tokens",
+             .column = "tokens",
+             .higher_is_better = true},
+            {.key = "exact",
+             .title = "share of fully correct answers",
+             .column = "answers",
+             .higher_is_better = true},
+            {.key = "loss",
+             .title = "loss, " + description().loss_unit,
+             .column = "loss",
+             .is_compared = false}};
   }
   Conditions conditions() const override {
     Conditions conditions = {.key = "length",
@@ -170,7 +174,6 @@ class GeneratedTask final : public Task {
     if (is_trained_) conditions.trained = 0;
     return conditions;
   }
-  std::string loss_unit() const override { return "nats per token of the answer"; }
   std::string TrainedAs(const TrainingOptions& training) const override {
     return StrCat("trained on ", problem_.problem, " with 1 to ", rows_.lengths[0], " symbols for ",
                   training.steps, " steps of ", training.batch, " examples",

@@ -59,8 +59,14 @@ struct Outcome {
 class GraphsTask final : public Task {
  public:
   const char* name() const override { return "graphs"; }
-  const char* summary() const override {
-    return "a graph attention network that classifies the nodes of a graph";
+  TaskDescription description() const override {
+    return {.summary = "a graph attention network that classifies the nodes of a graph",
+            .data_help =
+                "A file of arrays: graph.edges, graph.words or graph.features, graph.labels, "
+                "train.nodes, valid.nodes and test.nodes (docs/tasks.md)",
+            .data_noun = "graph",
+            .loss_unit = "nats per node",
+            .examples = "nodes"};
   }
 
   // The paper's settings: a constant learning rate and an L2 penalty. `selection` replaces early
@@ -81,11 +87,6 @@ class GraphsTask final : public Task {
   void CheckModelFits() const override;
   void CheckFits(const TrainingOptions& training, int64_t processes) const override;
 
-  const char* data_help() const override {
-    return "A file of arrays: graph.edges, graph.words or graph.features, graph.labels, "
-           "train.nodes, valid.nodes and test.nodes (docs/tasks.md)";
-  }
-  const char* data_noun() const override { return "graph"; }
   void ReadData(const std::string& path) override;
   std::string HoldOut() override;
   std::string data_sha256() const override { return sha256_; }
@@ -101,15 +102,13 @@ class GraphsTask final : public Task {
   std::vector<Metric> metrics() const override {
     return {
         {.key = "accuracy", .title = "accuracy", .column = "accuracy", .higher_is_better = true},
-        {.key = "loss", .title = "loss, " + loss_unit(), .column = "loss"}};
+        {.key = "loss", .title = "loss, " + description().loss_unit, .column = "loss"}};
   }
   Conditions conditions() const override {
     return {.key = "split",
             .title = "nodes",
             .values = {evaluation_.splits.begin(), evaluation_.splits.end()}};
   }
-  std::string loss_unit() const override { return "nats per node"; }
-  const char* examples() const override { return "nodes"; }
   std::string TrainedAs(const TrainingOptions& training) const override;
 
   const GraphNetworkOptions& model() const { return model_; }

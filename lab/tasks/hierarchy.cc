@@ -179,8 +179,15 @@ TORCH_MODULE(HierarchyModel);
 class HierarchyTask final : public Task {
  public:
   const char* name() const override { return "hierarchy"; }
-  const char* summary() const override {
-    return "low-dimensional embeddings that predict which nodes are ancestors of which";
+  TaskDescription description() const override {
+    return {
+        .summary = "low-dimensional embeddings that predict which nodes are ancestors of which",
+        .data_help =
+            "A file of arrays: train.pairs, with a descendant and an ancestor per row, and either "
+            "both valid.pairs and test.pairs or neither (docs/tasks.md)",
+        .data_noun = "hierarchy",
+        .loss_unit = "nats per pair",
+        .examples = "pairs"};
   }
 
   TrainingOptions DefaultTraining(Command /*command*/) const override {
@@ -198,11 +205,6 @@ class HierarchyTask final : public Task {
   void CheckModelFits() const override;
   void CheckFits(const TrainingOptions& training, int64_t processes) const override;
 
-  const char* data_help() const override {
-    return "A file of arrays: train.pairs, with a descendant and an ancestor per row, and either "
-           "both valid.pairs and test.pairs or neither (docs/tasks.md)";
-  }
-  const char* data_noun() const override { return "hierarchy"; }
   void ReadData(const std::string& path) override;
   std::string HoldOut() override;
   std::string data_sha256() const override { return sha256_; }
@@ -233,8 +235,6 @@ class HierarchyTask final : public Task {
             .title = "pairs",
             .values = {evaluation_.splits.begin(), evaluation_.splits.end()}};
   }
-  std::string loss_unit() const override { return "nats per pair"; }
-  const char* examples() const override { return "pairs"; }
   std::string TrainedAs(const TrainingOptions& training) const override;
 
   const HierarchyModelOptions& model() const { return model_; }

@@ -170,7 +170,6 @@ class ImageTask : public Task {
                      fixed + sizeof(float) * tokens * numbers);
   }
 
-  const char* data_noun() const override { return "data"; }
   void ReadData(const std::string& path) override {
     data_ = ReadImages(path, kind_, /*has_training=*/is_trained_, model_.classes);
     if (is_trained_) pixels_ = data_.DescribePixels();
@@ -255,7 +254,7 @@ class ImageTask : public Task {
   std::vector<Metric> metrics() const override {
     return {
         {.key = "accuracy", .title = "accuracy", .column = "accuracy", .higher_is_better = true},
-        {.key = "loss", .title = "loss, " + loss_unit(), .column = "loss"}};
+        {.key = "loss", .title = "loss, " + description().loss_unit, .column = "loss"}};
   }
   Conditions conditions() const override {
     Conditions conditions = {.key = "size", .title = StrCat(noun_, " size")};
@@ -265,11 +264,17 @@ class ImageTask : public Task {
     conditions.trained = 0;
     return conditions;
   }
-  std::string loss_unit() const override { return StrCat("nats per ", noun_); }
-  const char* examples() const override { return kind_.array; }
   std::string TrainedAs(const TrainingOptions& training) const override {
     return StrCat("trained at ", SizesText(model_.size), " for ", training.steps, " steps of ",
                   training.batch, " ", kind_.array);
+  }
+
+ protected:
+  TaskDescription Described(const char* summary, const char* data_help) const {
+    return {.summary = summary,
+            .data_help = data_help,
+            .loss_unit = StrCat("nats per ", noun_),
+            .examples = kind_.array};
   }
 
  private:
@@ -452,12 +457,10 @@ std::unique_ptr<Learner> ImageTask::MakeLearner(const Terms& terms,
 class ImagesTask final : public ImageTask {
  public:
   ImagesTask() : ImageTask("images", "image", /*axes=*/2, /*patch=*/4, /*dim=*/64) {}
-  const char* summary() const override {
-    return "a vision transformer that classifies images; accuracy at several sizes";
-  }
-  const char* data_help() const override {
-    return "A file of arrays SPLIT.images (N x H x W, optionally with channels last) and "
-           "SPLIT.labels (integers from 0) for the splits train and valid";
+  TaskDescription description() const override {
+    return Described("a vision transformer that classifies images; accuracy at several sizes",
+                     "A file of arrays SPLIT.images (N x H x W, optionally with channels last) and "
+                     "SPLIT.labels (integers from 0) for the splits train and valid");
   }
 };
 
@@ -465,12 +468,11 @@ class VolumesTask final : public ImageTask {
  public:
   // Sinusoids of three coordinates require a dimension that is a multiple of 6.
   VolumesTask() : ImageTask("volumes", "volume", /*axes=*/3, /*patch=*/7, /*dim=*/48) {}
-  const char* summary() const override {
-    return "a vision transformer that classifies volumes, images with three axes";
-  }
-  const char* data_help() const override {
-    return "A file of arrays SPLIT.volumes (N x D x H x W, optionally with channels last) and "
-           "SPLIT.labels (integers from 0) for the splits train and valid";
+  TaskDescription description() const override {
+    return Described(
+        "a vision transformer that classifies volumes, images with three axes",
+        "A file of arrays SPLIT.volumes (N x D x H x W, optionally with channels last) and "
+        "SPLIT.labels (integers from 0) for the splits train and valid");
   }
 };
 

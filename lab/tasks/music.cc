@@ -208,8 +208,14 @@ class MusicTask final : public Task {
   const Pieces& measured() const { return evaluates_held_out() ? held_out_ : measured_; }
 
   const char* name() const override { return "music"; }
-  const char* summary() const override {
-    return "a music model over steps of pitches, event by event; loss at several lengths";
+  TaskDescription description() const override {
+    return {
+        .summary = "a music model over steps of pitches, event by event; loss at several lengths",
+        .data_help =
+            "A safetensors file with train.pieces and valid.pieces, made by `gnomon data` "
+            "(docs/tasks.md)",
+        .loss_unit = "nats per event",
+        .examples = "windows"};
   }
 
   TrainingOptions DefaultTraining(Command command) const override {
@@ -241,10 +247,6 @@ class MusicTask final : public Task {
                   StepFlags(Command::kTrain, training));
   }
 
-  const char* data_help() const override {
-    return "A safetensors file with train.pieces and valid.pieces, made by `gnomon data` "
-           "(docs/tasks.md)";
-  }
   void ReadData(const std::string& path) override;
   std::string HoldOut() override;
   std::string data_sha256() const override { return sha256_; }
@@ -269,17 +271,15 @@ class MusicTask final : public Task {
     CheckStoredSizes(ModelOptions({}), file);
   }
 
-  const char* generation_help() const override {
-    return "Generate a piece of music, or continue one, with a trained model";
+  std::optional<Generation> generation() override {
+    return Generation{.help = "Generate a piece of music, or continue one, with a trained model",
+                      .file = "The Standard MIDI File to write",
+                      .options = generation_.Options() + generation_.sampling.Options(),
+                      .memory_flags = "--prompt and --tokens"};
   }
-  const char* generated_file() const override { return "The Standard MIDI File to write"; }
-  OptionList GenerationOptions() override {
-    return generation_.Options() + generation_.sampling.Options();
-  }
-  std::string GenerationFlags() const override { return "--prompt and --tokens"; }
 
   std::vector<Metric> metrics() const override {
-    return {{.key = "loss", .title = "loss, " + loss_unit(), .column = "loss"},
+    return {{.key = "loss", .title = "loss, " + description().loss_unit, .column = "loss"},
             {.key = "step_loss", .title = "loss, nats per step", .column = "loss per step"}};
   }
   Conditions conditions() const override {
@@ -289,8 +289,6 @@ class MusicTask final : public Task {
     if (is_trained_) conditions.trained = 0;
     return conditions;
   }
-  std::string loss_unit() const override { return "nats per event"; }
-  const char* examples() const override { return "windows"; }
   json DescribeEvaluation() const override { return {{"part", evaluation_.part}}; }
   std::string TrainedAs(const TrainingOptions& training) const override {
     return StrCat("trained at length ", rows_.lengths[0], " for ", training.steps, " steps of ",

@@ -249,8 +249,14 @@ class SpeechTask final : public Task {
   }
 
   const char* name() const override { return "speech"; }
-  const char* summary() const override {
-    return "speech recognition with CTC; label error rate on sequences of several lengths";
+  TaskDescription description() const override {
+    return {
+        .summary = "speech recognition with CTC; label error rate on sequences of several lengths",
+        .data_help =
+            "A file of arrays train.audio, train.audio_rate, train.labels and, if known, "
+            "train.speakers, and the same for valid, made by `gnomon data`",
+        .loss_unit = "nats per label",
+        .examples = "sequences"};
   }
 
   TrainingOptions DefaultTraining(Command command) const override {
@@ -301,11 +307,6 @@ class SpeechTask final : public Task {
                           MeanTokens() * static_cast<double>(utterances()[0] + 1) / 2;
     CheckMemoryHolds(StepFlags(Command::kTrain, training),
                      fixed + sizeof(float) * tokens * numbers);
-  }
-
-  const char* data_help() const override {
-    return "A file of arrays train.audio, train.audio_rate, train.labels and, if known, "
-           "train.speakers, and the same for valid, made by `gnomon data`";
   }
 
   void ReadData(const std::string& path) override {
@@ -384,7 +385,7 @@ class SpeechTask final : public Task {
 
   std::vector<Metric> metrics() const override {
     return {{.key = "error", .title = "label error rate, %", .column = "error, %,"},
-            {.key = "loss", .title = "loss, " + loss_unit(), .column = "loss"}};
+            {.key = "loss", .title = "loss, " + description().loss_unit, .column = "loss"}};
   }
 
   Conditions conditions() const override {
@@ -393,9 +394,6 @@ class SpeechTask final : public Task {
     if (is_trained_) conditions.trained = 0;
     return conditions;
   }
-
-  std::string loss_unit() const override { return "nats per label"; }
-  const char* examples() const override { return "sequences"; }
 
   std::string TrainedAs(const TrainingOptions& training) const override {
     return StrCat("trained on sequences of 1 to ", utterances()[0], " utterances for ",

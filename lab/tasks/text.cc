@@ -112,11 +112,6 @@ void TextTask::CheckFits(const TrainingOptions& training, int64_t processes) con
                 StepFlags(Command::kTrain, training));
 }
 
-const char* TextTask::data_help() const {
-  return "A text file or a folder of text files; the last tenth is used for validation unless the "
-         "folder has files named train and valid";
-}
-
 void TextTask::SetText(TextData data) {
   data_ = std::move(data);
   has_data_ = true;
@@ -231,12 +226,8 @@ void TextTask::CheckSizes(const StoredSizes& file) const { CheckStoredSizes(opti
 
 std::vector<std::string> TextTask::state_fields() const { return {kMemoryTokens}; }
 
-OptionList TextTask::GenerationOptions() {
-  return generation_.Options() + generation_.sampling.Options();
-}
-
 std::vector<Metric> TextTask::metrics() const {
-  return {{.key = "loss", .title = "loss, " + loss_unit(), .column = "loss"},
+  return {{.key = "loss", .title = "loss, " + description().loss_unit, .column = "loss"},
           {.key = "last",
            .title = StrCat("last ", kLastTokens, " ", kind()),
            .column = StrCat("last ", kLastTokens)},
@@ -253,8 +244,6 @@ Conditions TextTask::conditions() const {
   if (is_trained_) conditions.trained = 0;
   return conditions;
 }
-
-std::string TextTask::loss_unit() const { return "nats per " + unit(); }
 
 json TextTask::DescribeEvaluation() const { return {{"memory", evaluated_.memory}}; }
 

@@ -67,8 +67,14 @@ class TextTask final : public Task {
   void SetText(TextData data);
 
   const char* name() const override { return kTextTask; }
-  const char* summary() const override {
-    return "a language model over bytes, words or subwords; loss at several lengths";
+  TaskDescription description() const override {
+    return {.summary = "a language model over bytes, words or subwords; loss at several lengths",
+            .data_help =
+                "A text file or a folder of text files; the last tenth is used for validation "
+                "unless the folder has files named train and valid",
+            .data_noun = "text",
+            .loss_unit = "nats per " + unit(),
+            .examples = "windows"};
   }
 
   TrainingOptions DefaultTraining(Command command) const override;
@@ -79,8 +85,6 @@ class TextTask final : public Task {
   void CheckModelFits() const override;
   void CheckFits(const TrainingOptions& training, int64_t processes) const override;
 
-  const char* data_help() const override;
-  const char* data_noun() const override { return "text"; }
   void ReadData(const std::string& path) override;
   std::string HoldOut() override;
   const TokenText& held_out() const { return held_out_tokens_; }
@@ -99,14 +103,14 @@ class TextTask final : public Task {
 
   std::vector<Metric> metrics() const override;
   Conditions conditions() const override;
-  std::string loss_unit() const override;
-  const char* examples() const override { return "windows"; }
   nlohmann::json DescribeEvaluation() const override;
   std::string TrainedAs(const TrainingOptions& training) const override;
 
-  const char* generation_help() const override { return "Continue a text with a trained model"; }
-  OptionList GenerationOptions() override;
-  std::string GenerationFlags() const override { return "--prompt and --tokens"; }
+  std::optional<Generation> generation() override {
+    return Generation{.help = "Continue a text with a trained model",
+                      .options = generation_.Options() + generation_.sampling.Options(),
+                      .memory_flags = "--prompt and --tokens"};
+  }
 
   // The evaluation settings.
   struct Evaluated {

@@ -212,8 +212,15 @@ class TranslationTask final : public Task {
   Pairs EvaluatedPairs(const std::string& split) const;
 
   const char* name() const override { return "translation"; }
-  const char* summary() const override {
-    return "an encoder-decoder for parallel sentences; loss, BLEU and exact match";
+  TaskDescription description() const override {
+    return {.summary = "an encoder-decoder for parallel sentences; loss, BLEU and exact match",
+            .data_help =
+                "A folder with train.LANGUAGE, valid.LANGUAGE and test*.LANGUAGE for two "
+                "languages, with "
+                "corresponding lines; files may be gzipped (.gz)",
+            .data_noun = "parallel text",
+            .loss_unit = "nats per token",
+            .examples = "sentences"};
   }
 
   TrainingOptions DefaultTraining(Command command) const override;
@@ -227,8 +234,6 @@ class TranslationTask final : public Task {
   void CheckModelFits() const override;
   void CheckFits(const TrainingOptions& training, int64_t processes) const override;
 
-  const char* data_help() const override;
-  const char* data_noun() const override { return "parallel text"; }
   void ReadData(const std::string& path) override;
   std::string HoldOut() override;
   std::string data_sha256() const override { return text_.sha256; }
@@ -243,16 +248,14 @@ class TranslationTask final : public Task {
                                        const TrainingOptions& training) override;
   void CheckSizes(const StoredSizes& file) const override;
 
-  const char* generation_help() const override {
-    return "Translate sentences and print one line for each";
+  std::optional<Generation> generation() override {
+    return Generation{.help = "Translate sentences and print one line for each",
+                      .options = translation_.Options(),
+                      .memory_flags = "--beam"};
   }
-  OptionList GenerationOptions() override { return translation_.Options(); }
-  std::string GenerationFlags() const override { return "--beam"; }
 
   std::vector<Metric> metrics() const override;
   Conditions conditions() const override;
-  std::string loss_unit() const override { return "nats per token"; }
-  const char* examples() const override { return "sentences"; }
   json DescribeEvaluation() const override;
   std::string TrainedAs(const TrainingOptions& training) const override;
 
@@ -372,11 +375,6 @@ void TranslationTask::CheckFits(const TrainingOptions& training, int64_t process
   const double rows = 2 * static_cast<double>(CountRows(training.batch, 0, processes));
   CheckMemoryHolds(StepFlags(Command::kTrain, training),
                    fixed + sizeof(float) * rows * (source + target));
-}
-
-const char* TranslationTask::data_help() const {
-  return "A folder with train.LANGUAGE, valid.LANGUAGE and test*.LANGUAGE for two languages, with "
-         "corresponding lines; files may be gzipped (.gz)";
 }
 
 void TranslationTask::ReadData(const std::string& path) {
@@ -557,7 +555,7 @@ void TranslationTask::CheckSizes(const StoredSizes& file) const {
 
 std::vector<Metric> TranslationTask::metrics() const {
   std::vector<Metric> metrics = {
-      {.key = "loss", .title = "loss, " + loss_unit(), .column = "loss"},
+      {.key = "loss", .title = "loss, " + description().loss_unit, .column = "loss"},
       {.key = "bleu", .title = "BLEU", .column = "BLEU", .higher_is_better = true},
       {.key = "exact_match",
        .title = "exact match",

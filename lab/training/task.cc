@@ -54,7 +54,7 @@ void StoredSizes::ExpectLayers(int64_t depth) const {
   throw Error(StrCat("it contains fewer tensors than ", depth, " layers have"));
 }
 
-std::vector<std::string> Task::DefaultPositions() const {
+std::vector<std::string> TaskOptions::DefaultPositions() const {
   return {"none", "sinusoidal", "rope", "alibi", "t5", "hype:tau=learned", "rope+hype:tau=learned"};
 }
 
@@ -63,11 +63,11 @@ std::string Task::HoldOut() {
       StrCat("the task '", name(), "' has no held-out data, which --tune and --until-flat need"));
 }
 
-std::string Task::StepFlags(Command /*command*/, const TrainingOptions& training) const {
+std::string TaskOptions::StepFlags(Command /*command*/, const TrainingOptions& training) const {
   return StrCat("--batch ", training.batch);
 }
 
-std::string Task::TrainedAs(const TrainingOptions& training) const {
+std::string TaskResults::TrainedAs(const TrainingOptions& training) const {
   return StrCat("trained for ", training.steps, " steps of ", training.batch, " examples");
 }
 

@@ -166,17 +166,29 @@ class StoredSizes {
   std::string prefix_;
 };
 
-// The options, data and models of a task. Call Options() and Settle() first; then ReadData() and
-// Prepare(), or ReadData() and TakeAssets() in either order; then the rest. Learners refer to the
-// task, which must outlive them.
-class Task {
+// The texts that describe a task in help, messages and reports.
+struct TaskDescription {
+  std::string summary;                // one line, for --help
+  std::string data_help = {};         // of --data; empty if the task generates its data from a seed
+  std::string data_noun = "data";     // the noun for the data in messages
+  std::string loss_unit;              // of the training loss, such as "nats per byte"
+  std::string examples = "examples";  // the unit of Measurement::examples
+
+  bool takes_data() const { return !data_help.empty(); }
+};
+
+// The command `gnomon generate` for a task.
+struct Generation {
+  std::string help;       // one line
+  std::string file = {};  // the output file; empty if the output is text on standard output
+  OptionList options = {};
+  std::string memory_flags = {};  // the flags that determine the memory of generation
+};
+
+// The options of a task.
+class TaskOptions {
  public:
-  virtual ~Task() = default;
-
-  virtual const char* name() const = 0;     // --task NAME
-  virtual const char* summary() const = 0;  // one line, for --help
-
-  // ---- Options
+  virtual ~TaskOptions() = default;
 
   // Default training options.
   virtual TrainingOptions DefaultTraining(Command /*command*/) const { return {}; }
@@ -196,13 +208,13 @@ class Task {
   // Throws Error if the machine has less memory than a model or its training needs at least.
   virtual void CheckModelFits() const {}
   virtual void CheckFits(const TrainingOptions& /*training*/, int64_t /*processes*/) const {}
+};
 
-  // ---- Data
+// The data of a task.
+class TaskData {
+ public:
+  virtual ~TaskData() = default;
 
-  // Help text of --data; null if the task generates its data from a seed.
-  virtual const char* data_help() const { return nullptr; }
-  // The noun for the data in messages.
-  virtual const char* data_noun() const { return "data"; }
   // Throws an Error that names the invalid file and the location of the fault.
   virtual void ReadData(const std::string& path) = 0;
   // Hash of everything that was read; empty if nothing was read.
@@ -216,7 +228,7 @@ class Task {
   // options or to end a run; neither training nor the reported evaluation uses it. Called between
   // ReadData() and Prepare(). Returns its size, such as "1000 images of the training split". Throws
   // Error if there is too little data, or if the task does not support holding out data.
-  virtual std::string HoldOut();
+  virtual std::string HoldOut() = 0;
   // Sets whether Learner::Evaluate() uses the held-out data.
   void EvaluateHeldOut(bool is_held_out) { evaluates_held_out_ = is_held_out; }
   bool evaluates_held_out() const { return evaluates_held_out_; }
@@ -233,7 +245,14 @@ class Task {
   // be no training.
   virtual void CheckData(const TrainingOptions* /*training*/) const {}
 
-  // ---- Models
+ private:
+  bool evaluates_held_out_ = false;
+};
+
+// The models of a task.
+class TaskModels {
+ public:
+  virtual ~TaskModels() = default;
 
   // Completes the terms with values from the data, such as the shape of a grid; called after
   // ReadData(). The result is used for the run and stored in records. Throws Error or c10::Error if
@@ -248,34 +267,31 @@ class Task {
   virtual void CheckSizes(const StoredSizes& file) const = 0;
   // The names of the fields in LearnerState::fields, which only training runs have.
   virtual std::vector<std::string> state_fields() const { return {}; }
+};
 
-  // ---- Generation
-
-  // Help text of `gnomon generate` for the task, one line; null if the task does not support
-  // generation.
-  virtual const char* generation_help() const { return nullptr; }
-  // Description of the output file; null if the output is text on standard output.
-  virtual const char* generated_file() const { return nullptr; }
-  virtual OptionList GenerationOptions() { return {}; }
-  // The flags that determine the memory of generation.
-  virtual std::string GenerationFlags() const { return "the generation"; }
-
-  // ---- Results
+// The results of a task.
+class TaskResults {
+ public:
+  virtual ~TaskResults() = default;
 
   // The first metric represents a run in tables and plots.
   virtual std::vector<Metric> metrics() const = 0;
   virtual Conditions conditions() const = 0;
-  // The unit of the training loss, such as "nats per byte".
-  virtual std::string loss_unit() const = 0;
-  // The unit of Measurement::examples.
-  virtual const char* examples() const { return "examples"; }
   // Additional fields of `gnomon eval --json`.
   virtual nlohmann::json DescribeEvaluation() const { return nlohmann::json::object(); }
   // The note below a table, such as "trained at length 128 for 700 steps of 2048 bytes".
   virtual std::string TrainedAs(const TrainingOptions& training) const;
+};
 
- private:
-  bool evaluates_held_out_ = false;
+// A task. Call Options() and Settle() first; then ReadData() and Prepare(), or ReadData() and
+// TakeAssets() in either order; then the rest. Learners refer to the task, which must outlive them.
+class Task : public TaskOptions, public TaskData, public TaskModels, public TaskResults {
+ public:
+  virtual const char* name() const = 0;  // --task NAME
+  virtual TaskDescription description() const = 0;
+  std::string HoldOut() override;
+  // None if the task does not support generation.
+  virtual std::optional<Generation> generation() { return std::nullopt; }
 };
 
 // The index in metrics() of the metric that is measured on held-out data: the loss, or else the
