@@ -8,12 +8,12 @@ BIN := .venv/bin
 CMAKE := $(BIN)/cmake
 NINJA := $(CURDIR)/$(BIN)/ninja
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
-# PYTHON=/path/to/python: the interpreter to create .venv from; its PyTorch is used if it has one.
+# PYTHON=/path/to/python: the interpreter for .venv; its PyTorch is used if it has one.
 PYTHON ?=
 export PYTHON
-# The mutants that `make mutants` runs; all of them by default.
+# The mutants that `make mutants` runs; default: all.
 ONLY ?=
-# For `make demo`: the text to train on; the source of Python's standard library by default.
+# For `make demo`: the text to train on; default: the source of Python's standard library.
 # For `make study`: the folder with the study's data.
 DATA ?=
 # The study that `make study` runs.
@@ -83,7 +83,7 @@ study: build ## run or resume a study and write its page (NAME=length DATA=folde
 install: build ## install for C and C++: headers, libraries, program (PREFIX=/usr/local NATIVE=OFF)
 	$(CMAKE) --install build --prefix "$(PREFIX)"
 
-# RELEASES="2.14 2.15": the PyTorch releases that the wheels support; all of them by default.
+# RELEASES="2.14 2.15": the PyTorch releases that the wheels support; default: all.
 .PHONY: wheel
 wheel: .venv/.setup-dev ## build the wheels in dist/ for several PyTorch releases (an hour)
 	@JOBS=$(JOBS) scripts/wheel $(RELEASES)
@@ -104,7 +104,7 @@ test-long: .venv/.setup-test build ## run the long tests that `make test` omits 
 	GNOMON_CUDA_FORMS=all $(ctest) --test-dir build --tests-regex cuda_tests
 	$(pytest) -m long
 
-# The lab as a project of its own: it compiles with the public headers of the installed library.
+# The lab as a separate project, which compiles with the public headers of the installed library.
 .PHONY: test-lab
 test-lab: build ## build the lab with the installed library, in build-lab
 	rm -rf build-lab/prefix
@@ -127,7 +127,7 @@ test-core: .venv/.setup ## build and test only the core, for all instruction set
 	$(CMAKE) --build build-core
 	$(ctest) --test-dir build-core
 
-# In a separate clone, whose .venv uses the oldest supported PyTorch.
+# This uses a separate clone, whose .venv has the oldest supported PyTorch.
 .PHONY: test-oldest
 test-oldest: ## run all tests with the oldest supported PyTorch, in build-oldest
 	@scripts/setup oldest
@@ -137,7 +137,7 @@ build-arm/.setup: scripts/setup
 	@scripts/setup arm
 	@touch $@
 
-# The excluded tests restart their own process, which qemu does not support.
+# Excluded tests restart their own process, which qemu does not support.
 .PHONY: test-arm
 test-arm: .venv/.setup build-arm/.setup ## build the core for 64-bit Arm and run its tests under qemu
 	@test -e build-arm/tree/build.ninja || $(configure) -B build-arm/tree -DGNOMON_TORCH=OFF \
@@ -149,8 +149,8 @@ build-arm/.setup-python: build-arm/.setup
 	@scripts/setup arm-python
 	@touch $@
 
-# qemu cannot run the tests that start processes or compile (slow), and the other tests take hours, so
-# FILES selects some.
+# qemu cannot run the tests that start processes or compile code (slow). The other tests take hours,
+# so FILES selects some of them.
 FILES ?= attention operators positions
 .PHONY: test-arm-python
 test-arm-python: .venv/.setup build-arm/.setup-python ## build for 64-bit Arm and run Python tests under qemu (FILES="attention operators")
@@ -184,7 +184,7 @@ mutants-cuda: build/build.ninja ## mutation-test the CUDA kernels; their emulati
 .PHONY: nightly
 nightly: test-long test-core test-lab sanitize sanitize-cuda test-arm test-oldest mutants mutants-cuda sweep ## run everything that `make test` omits (many hours)
 
-# Compares only model types with no or outdated results, so an interrupted sweep can be resumed.
+# Compares only model types without current results, so an interrupted sweep can be resumed.
 .PHONY: sweep
 sweep: .venv/.setup-test build ## compare all model types of transformers, oldest and newest release; writes docs/transformers.md (an hour)
 	@scripts/setup sweep
@@ -232,14 +232,14 @@ check-metadata: .venv/.setup-dev ## validate pyproject.toml, CITATION.cff, workf
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.readthedocs .readthedocs.yaml
 
-# clang-tidy needs most of a minute for a file that includes torch/torch.h, so it checks only the core,
-# for one instruction set. One kernel stands in for all instances of the template.
+# clang-tidy needs most of a minute for a file that includes torch/torch.h, so it checks only the
+# core, for one instruction set. One kernel represents all instances of the template.
 .PHONY: check
 check: check-format check-types build/build.ninja ## check formatting and types, run clang-tidy on the core
 	@printf '%s\n' $(core_files) build/generated/gnomon_core_objects/kernel_Penumbral.cc | xargs -r -n 1 -P $(JOBS) \
 		$(BIN)/clang-tidy -p build --quiet --extra-arg=-DHWY_COMPILE_ONLY_STATIC
 
-# Both exclude PyTorch, because the sanitizers would report its own findings.
+# Both targets exclude PyTorch, because the sanitizers would report errors in PyTorch itself.
 .PHONY: sanitize
 sanitize: sanitize-address sanitize-thread ## run the core tests under the sanitizers
 
@@ -250,7 +250,7 @@ sanitize-address: .venv/.setup ## run the core tests under AddressSanitizer and 
 	$(CMAKE) --build build-asan
 	$(ctest) --test-dir build-asan
 
-# Only the GPU kernels are instrumented, not the core.
+# Only the GPU kernels are instrumented; the core is not.
 .PHONY: sanitize-cuda
 sanitize-cuda: build/build.ninja ## run the emulated CUDA kernels under AddressSanitizer and UBSan
 	$(CMAKE) --build build --target gnomon_cuda_sanitized

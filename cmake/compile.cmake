@@ -1,4 +1,4 @@
-# Flags and functions for this project's own code: the library, its tests, and the lab.
+# Flags and functions for the project's own code: the library, its tests, and the lab.
 
 add_library(gnomon_flags INTERFACE)
 target_compile_options(
@@ -34,8 +34,9 @@ function(gnomon_stands_on_torch target)
   set_target_properties(${target} PROPERTIES JOB_POOL_COMPILE torch)
 endfunction()
 
-# Instantiating what PyTorch's headers define takes longer than compiling most files; batches of
-# sixteen files share that cost. Files that define the same names (terms, tasks) have own namespaces.
+# Instantiating the templates of PyTorch's headers takes longer than compiling most files, so
+# batches of sixteen files share this cost. Files that define the same names (terms, tasks) have
+# separate namespaces.
 function(gnomon_compiles_together target)
   # Relative paths in unity files allow a compiler cache to match them in another clone.
   set_target_properties(

@@ -1,4 +1,4 @@
-# Generates tables from definitions, one translation unit each.
+# Generates tables from definitions, in one translation unit per definition.
 
 # Sets `result` to the structs of a definition file, except templates. Editing the file reruns CMake.
 function(gnomon_definition_structs file result)
@@ -34,8 +34,8 @@ function(gnomon_definition_name struct result)
 endfunction()
 
 # Adds the given definition files' similarities to the catalogue of `target`, a library or program.
-# PAIR_FUNCTIONS also registers the pair functions of all definitions, for files that are not the
-# library's own.
+# PAIR_FUNCTIONS also registers the pair functions of all definitions, for files that are not part
+# of the library.
 function(gnomon_register_similarities target)
   cmake_parse_arguments(PARSE_ARGV 1 argument "PAIR_FUNCTIONS" "" "")
   set(GNOMON_INCLUDES "")
@@ -78,8 +78,8 @@ endfunction()
 
 # Compiles the table of each definition in the given files into `target`, together with the
 # definition's text for kernels that are compiled on demand. Sets `entries` to the list of definitions,
-# for example " X(PenumbralSquare, penumbral_square)". Structs in GNOMON_INLINED_DEFINITIONS also get
-# their own compiled passes of attention.
+# for example " X(PenumbralSquare, penumbral_square)". For structs in GNOMON_INLINED_DEFINITIONS,
+# the attention passes are also compiled with the definition inlined.
 function(gnomon_add_definitions target entries)
   set(list "")
   foreach(GNOMON_DEFINITION_FILE IN LISTS ARGN)

@@ -1,12 +1,13 @@
-# Installs two components with `cmake --install`: core (headers, the static library, the sources
-# needed to compile a definition) and torch. The lab installs the component program.
+# Defines two components for `cmake --install`: core (headers, the static library, the sources
+# needed to compile a definition) and torch. The lab defines the component program.
 
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gnomon)
 set(include_dir ${CMAKE_INSTALL_INCLUDEDIR})
 
-# Headers about similarities and positions of the PyTorch library, which are installed with that.
+# These headers are for similarities and positions of the PyTorch library, and are installed with
+# it.
 install(
   DIRECTORY include/gnomon
   DESTINATION ${include_dir}
@@ -15,7 +16,7 @@ install(
   PATTERN catalogue.h EXCLUDE
   PATTERN specification.h EXCLUDE
 )
-# The sources needed to compile a definition; the engine is in the library.
+# The sources that are needed to compile a definition. The engine is in the library.
 set(
   kernel_files
   base/derived_gradient-inl.h
@@ -36,7 +37,7 @@ set(
   reference/reference.h
   reference/vocabulary.h
 )
-# Installs files of src below `folder` under the same relative paths; passes further arguments on to
+# Installs files of src below `folder` with the same relative paths; passes additional arguments to
 # install().
 function(gnomon_install_sources folder files)
   foreach(file IN LISTS files)
@@ -96,7 +97,7 @@ if(TARGET gnomon_torch)
     DESTINATION ${package_dir}
     COMPONENT torch
   )
-  # The headers that term sources include, under the same paths as in the source tree.
+  # The headers that term sources include, with the same paths as in the source tree.
   install(
     DIRECTORY src/ops
     DESTINATION ${GNOMON_KERNEL_DIR}
@@ -111,7 +112,7 @@ if(TARGET gnomon_torch)
   )
 endif()
 
-# Adds a library's headers to a component of the wheels: all in the folder of `header`.
+# Adds a library's headers to a component of the wheels: all headers in the folder of `header`.
 function(gnomon_bundle_headers component library header)
   get_target_property(places ${library} INTERFACE_INCLUDE_DIRECTORIES)
   string(REGEX REPLACE "\\$<BUILD_INTERFACE:([^>]*)>" "\\1" places "${places}")
@@ -149,7 +150,7 @@ function(gnomon_bundle_sources component folder)
   )
 endfunction()
 
-# The component python: the contents of the library's wheel. Other installations exclude it.
+# The component python contains the files of the library's wheel. Other installations exclude it.
 if(TARGET gnomon_torch)
   set(GNOMON_LIBRARY_FOLDER "lib/torch-{release}")
   set(GNOMON_HEADER_FOLDERS source/include source/src include)

@@ -1,4 +1,5 @@
-"""The requirement of the lab's wheel: the library of the same version, whose symbols it uses."""
+"""The requirement of the lab's wheel: the library of the same version, because it uses its
+symbols."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ foreach(language C CXX)
 endforeach()
 set(CMAKE_C_COMPILER ${place}/site/ziglang/zig cc)
 set(CMAKE_CXX_COMPILER ${place}/site/ziglang/zig c++)
-# CMake requires the tool, but only an installation would run it.
+# CMake requires this tool, but only an installation would run it.
 set(CMAKE_INSTALL_NAME_TOOL true)
 set(hwy_DIR ${place}/packages)
 set(nlohmann_json_DIR ${place}/packages)

@@ -1,5 +1,5 @@
-# The flags that compile the kernels only for this machine's instruction set, which takes a third as
-# long as a build for all of them. The results are bitwise identical.
+# Flags that compile the kernels only for this machine's instruction set, which takes a third of the
+# time of a build for all. The results are bitwise identical.
 
 function(gnomon_native_flags result)
   set(program ${PROJECT_BINARY_DIR}/generated/native_target.cc)
@@ -22,7 +22,7 @@ int main() {
   )
   set(highway LINK_LIBRARIES hwy::hwy)
   if(DEFINED hwy_SOURCE_DIR)
-    # Downloaded sources, which are not built yet.
+    # Highway's sources were downloaded, and are not built yet.
     set(folder ${hwy_SOURCE_DIR})
     list(APPEND program ${folder}/hwy/targets.cc ${folder}/hwy/abort.cc)
     set(highway CMAKE_FLAGS -DINCLUDE_DIRECTORIES=${folder} COMPILE_DEFINITIONS -DHWY_STATIC_DEFINE)

@@ -1,12 +1,14 @@
 # gnomon_require(package name apt brew conda [find_package arguments] [GIT repository commit]):
-# calls find_package. If the package is missing, its sources are downloaded and built with this
-# project. If GNOMON_DOWNLOAD is OFF or no repository is given, an error names the packages to install.
+# calls find_package. If the package is missing, downloads its sources and builds them with this
+# project. If GNOMON_DOWNLOAD is OFF or no repository is given, an error names the packages to
+# install.
 #
 # name: the library's name; apt, brew and conda: the packages that contain it; commit: a full hash, so
 # that the sources are always the same.
 include(FetchContent)
 
-# The headers in a wheel (python -m gnomon.build). Highway's library is loaded with the kernels.
+# A wheel contains the headers (python -m gnomon.build). Highway's library is loaded with the
+# kernels.
 if(GNOMON_BUNDLED)
   foreach(target hwy::hwy nlohmann_json::nlohmann_json CLI11::CLI11)
     add_library(${target} INTERFACE IMPORTED)
@@ -54,9 +56,10 @@ macro(
   endif()
 endmacro()
 
-# Provides the target hwy::hwy, as Highway's own package does; sets `headers` to the include folder.
+# Provides the target hwy::hwy, like Highway's own package; sets `headers` to the include folder.
 macro(gnomon_require_highway headers)
-  # A shared library, like that of the packages: term libraries find its symbols there.
+  # Highway is built as a shared library, as in the packages, so that term libraries find its
+  # symbols.
   set(gnomon_shared_before ${BUILD_SHARED_LIBS})
   set(BUILD_SHARED_LIBS ON)
   set(CMAKE_POLICY_DEFAULT_CMP0077 NEW) # respect the variable, not only a cache entry

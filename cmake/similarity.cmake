@@ -6,10 +6,10 @@
 #
 #   namespace gnomon { const PairFunction& PairFunctionOfMatern(); }
 #
-# returns it for AttentionForward and AttentionBackward, as FindPairFunction("matern") does.
-# gnomon/kernel/definitions/README.md (installed with the headers) explains definitions; struct names
-# must differ from the library's. Instruction sets are chosen at run time: do not use -march. For a
-# similarity of gnomon::torch, with a name for attention(), use gnomon_add_terms().
+# returns it for AttentionForward and AttentionBackward, like FindPairFunction("matern").
+# gnomon/kernel/definitions/README.md (installed with the headers) explains definitions; struct
+# names must differ from the library's. Instruction sets are chosen at run time: do not use -march.
+# For a similarity of gnomon::torch, with a name for attention(), use gnomon_add_terms().
 function(gnomon_add_similarity target file)
   get_filename_component(name ${file} NAME_WE)
   get_filename_component(path ${file} ABSOLUTE)

@@ -1,10 +1,11 @@
 # Builds similarities, positions and encodings outside the library's source tree.
 
 # gnomon_add_terms(target files...) builds a term library for gnomon.load_terms() and
-# `gnomon compare --terms`. Each file is written as in the library's own folders: either a definition,
-# NAME-inl.h, or the source of a term, NAME.cc, which registers itself. The files are added to `target`;
-# if there is no such target, it is created as a module with the file name libTARGET.so. Needs the
-# component torch. Instruction sets are chosen at run time: do not use -march.
+# `gnomon compare --terms`. Each file is written like those in the library's own folders: either a
+# definition, NAME-inl.h, or the source of a term, NAME.cc, which registers itself. The files are
+# added to `target`. If there is no such target, it is created as a module with the file name
+# libTARGET.so. The component torch is required. Instruction sets are chosen at run time: do not use
+# -march.
 function(gnomon_add_terms target)
   if(NOT TARGET gnomon::torch)
     message(FATAL_ERROR "gnomon_add_terms needs find_package(gnomon COMPONENTS torch)")
@@ -27,7 +28,7 @@ function(gnomon_add_terms target)
     PRIVATE $<TARGET_PROPERTY:gnomon::kernel,INTERFACE_INCLUDE_DIRECTORIES>
   )
   if(definitions)
-    # Kernels are compiled with separate flags and without PyTorch.
+    # Kernels have separate flags and are compiled without PyTorch.
     set(objects ${target}_definitions)
     add_library(${objects} OBJECT)
     set_target_properties(${objects} PROPERTIES POSITION_INDEPENDENT_CODE ON)

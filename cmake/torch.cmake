@@ -1,5 +1,5 @@
-# The imported target gnomon::torch_sdk for an interpreter's PyTorch. Used by the build and by the
-# installed package.
+# Defines the imported target gnomon::torch_sdk for an interpreter's PyTorch. The build and the
+# installed package use it.
 #
 # find_package(Torch) is not used because, with a CUDA wheel, it requires a CUDA toolkit, which
 # gnomon does not need.
@@ -18,13 +18,13 @@ endfunction()
 function(gnomon_find_torch python version error)
   set(${error} "" PARENT_SCOPE)
   if(GNOMON_TORCH_PACKAGE)
-    # A PyTorch wheel that was only unpacked; it may not run on this machine.
+    # The PyTorch wheel was only unpacked; it may not run on this machine.
     set(folder ${GNOMON_TORCH_PACKAGE})
     file(STRINGS ${folder}/version.py found REGEX "^__version__ = ")
     string(REGEX REPLACE "^__version__ = '(.*)'$" "\\1" found "${found}")
     set(cxx11_abi 1)
   else()
-    # Without the current folder, which may contain something else named torch.
+    # Remove the current folder from the path, because it may contain something else named torch.
     execute_process(
       COMMAND
         ${python} -c
@@ -71,11 +71,11 @@ function(gnomon_find_torch python version error)
     INTERFACE ${folder}/include ${folder}/include/torch/csrc/api/include
   )
   target_compile_definitions(gnomon::torch_sdk INTERFACE _GLIBCXX_USE_CXX11_ABI=${cxx11_abi})
-  # -fPIC everywhere allows libraries and executables to share one precompiled header.
+  # With -fPIC everywhere, libraries and executables can share one precompiled header.
   target_compile_options(gnomon::torch_sdk INTERFACE -fPIC)
   target_link_directories(gnomon::torch_sdk INTERFACE ${folder}/lib)
-  # --no-as-needed: libtorch's registrations are needed even if none of its symbols is used. Apple's
-  # linker always keeps libraries.
+  # --no-as-needed is required, because libtorch's registrations are needed even if none of its
+  # symbols is used. Apple's linker always keeps libraries.
   if(NOT APPLE)
     target_link_options(gnomon::torch_sdk INTERFACE LINKER:--no-as-needed)
   endif()
