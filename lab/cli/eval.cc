@@ -81,9 +81,11 @@ int Run(CLI::App& command, const EvalFlags& flags, lab::Task& task) {
   }
   if (same_data == false) {
     std::cerr << "gnomon: "
-              << OneLine(StrCat("note: the ", task.description().data_noun, " at ", data,
-                                " is not the data that the model was trained on, ",
-                                flags.data.empty() ? "which has changed since" : trained_on))
+              << OneLine(
+                     StrCat("note: the ", task.description().data_noun, " at ", data,
+                            flags.data.empty()
+                                ? " has changed since the model was trained"
+                                : " is not the data that the model was trained on, " + trained_on))
               << std::endl;
   }
   if (flags.as_json) {

@@ -14,8 +14,8 @@ namespace {
 // Support that all entries have.
 constexpr const char* kSupport =
     "Every entry has forward and backward passes on the CPU. In attention(), float32, bfloat16 and "
-    "float16 use fused kernels with float32 accumulation, and float64 uses fused kernels of its "
-    "own.";
+    "float16 use fused kernels with float32 accumulation, and float64 uses separate fused "
+    "kernels.";
 constexpr const char* kCost =
     "Cost is the number of operations per query-key pair in the forward pass, in addition to the "
     "inner product, the scale and the exponential: simple operations (arithmetic, comparisons, "
@@ -112,7 +112,7 @@ int Run(Format format) {
     case Format::kText:
       std::cout << kSupport << "\n" << kCost << "\n\n";
       PrintText("Similarities (--similarity)", SimilarityCatalogue());
-      PrintText("Positions (--position); join them by +, and give parameters after colons",
+      PrintText("Positions (--position); join them with +, and give parameters after colons",
                 PositionCatalogue());
       break;
   }

@@ -408,14 +408,16 @@ std::string FormatTable(const lab::Task& task, const CompareSettings& settings,
   table += StrCat("\n", Capitalized(task.description().loss_unit), ", mean",
                   settings.seeds.size() > 1 ? " ± standard deviation" : "", " over ",
                   DescribeSeeds(settings), ", ", task.TrainedAs(settings.training),
-                  ". A dash marks a value that is undefined at that condition or not finished.\n");
+                  ". A dash marks a value that is undefined under this condition or belongs to an "
+                  "unfinished run.\n");
   if (settings.until_flat) {
     table +=
         "Each run ends once its loss on held-out training data is flat; the steps are the "
         "limit.\n";
   }
   if (settings.tuning && settings.tuning->is_finished) {
-    table += "Values chosen on held-out training data, with a seed that is not reported:\n";
+    table +=
+        "These values were chosen on held-out training data, with a seed that is not reported:\n";
     for (size_t c = 0; c < settings.combinations.size(); ++c) {
       const json& values = settings.tuning->chosen[c];
       table += StrCat("- ", settings.combinations[c].label(), ": ",
@@ -425,7 +427,7 @@ std::string FormatTable(const lab::Task& task, const CompareSettings& settings,
                       "\n");
     }
   }
-  if (any_diverged) table += "\\* the loss of at least one seed diverged.\n";
+  if (any_diverged) table += "\\* The loss diverged for at least one seed.\n";
   if (any_unfinished) {
     table += StrCat("† not converged: at least one seed was still improving when its ",
                     settings.training.steps, " steps ended.\n");

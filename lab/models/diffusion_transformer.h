@@ -1,6 +1,7 @@
 // The diffusion transformer DiT (Peebles and Xie 2023), with any similarity and any position of the
 // catalogue. Tokens are patches of a noisy image; the timestep and the class modulate the norms of
-// the blocks (adaLN-Zero). Also the noise schedule for training (Ho et al. 2020) and the sampler.
+// the blocks (adaLN-Zero). This file also declares the noise schedule for training (Ho et al. 2020)
+// and the sampler.
 #ifndef GNOMON_MODELS_DIFFUSION_TRANSFORMER_H_
 #define GNOMON_MODELS_DIFFUSION_TRANSFORMER_H_
 

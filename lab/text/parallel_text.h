@@ -39,7 +39,7 @@ struct ParallelText {
 // Reads the files PART.LANGUAGE of a folder, plain or gzipped (PART.LANGUAGE.gz). PART is `train`,
 // `valid` (or validation, val, dev) or any name that begins with `test`. If a language is empty, it
 // is determined from the files: files named src and tgt are source and target; if there are two
-// languages, it is the other one. Throws an Error that names the file and the line if a line is
+// languages, the missing one is used. Throws an Error that names the file and the line if a line is
 // empty or not UTF-8, or if the two files of a split have different numbers of lines.
 ParallelText ReadParallelText(const std::filesystem::path& folder,
                               const std::string& source_language,

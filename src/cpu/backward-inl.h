@@ -551,8 +551,8 @@ class BackwardPass {
     std::fill_n(block.d_keys, columns * padded_dim_, 0.0f);
     std::fill_n(block.d_values, columns * padded_value_dim_, 0.0f);
     std::fill_n(block.d_columns, kBackwardColumns * (column_numbers() + group_), 0.0f);
-    // At each block of rows, process the heads of the group in sequence. Heads that share a pair
-    // bias take turns on its gradient there.
+    // Process the heads of the group in sequence at each block of rows, because heads that share a
+    // pair bias take turns to add to its gradient.
     for (int64_t row_block = 0; row_block < row_blocks_; ++row_block) {
       const int64_t row = row_block * kRowBlock;
       const int64_t rows = std::min(kRowBlock, n_.queries - row);
@@ -1175,7 +1175,8 @@ class BackwardPass {
     AddScaledDifference(2 * dg, queries_.Head(b, h).row(i), y, dim_, d_x);
   }
 
-  // Each head has its own parts of a table's gradient; if heads share the table, each key head has.
+  // Each head has its own parts of a table's gradient. If heads share the table, each key head has
+  // its own parts instead.
   int64_t TableHeads(const RowTable& table) const {
     return table.heads() ? n_.heads : n_.key_heads;
   }

@@ -32,14 +32,14 @@ HWY_INLINE void CopyNumbers(const Real* from, int64_t n, Real* to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR { hn::StoreU(hn::LoadU(d, from + k), d, to + k); });
 }
 
-// to += from.
+// Computes to += from.
 HWY_INLINE void AddNumbers(const Real* from, int64_t n, Real* to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
     hn::StoreU(hn::LoadU(d, to + k) + hn::LoadU(d, from + k), d, to + k);
   });
 }
 
-// to += factor from.
+// Computes to += factor from.
 HWY_INLINE void AddScaled(Real factor, const Real* from, int64_t n, Real* to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
     hn::StoreU(hn::MulAdd(hn::Set(d, factor), hn::LoadU(d, from + k), hn::LoadU(d, to + k)), d,
@@ -47,7 +47,7 @@ HWY_INLINE void AddScaled(Real factor, const Real* from, int64_t n, Real* to) {
   });
 }
 
-// to += factor (x - y).
+// Computes to += factor (x - y).
 HWY_INLINE void AddScaledDifference(Real factor, const Real* x, const Real* y, int64_t n,
                                     Real* to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
@@ -103,7 +103,7 @@ HWY_INLINE void WithColumns(int64_t columns, const Body& body) {
   }
 }
 
-// to += factor from, for every query head.
+// Computes to += factor from for every query head.
 inline void AddScaledHeads(int64_t key_heads, int64_t group, const Real* factors, const Real* from,
                            HeadSteps from_steps, int64_t columns, Real* to, HeadSteps to_steps) {
   WithColumns(columns, [=](auto n) HWY_ATTR {

@@ -823,7 +823,8 @@ class Pass {
     }
   }
 
-  // The factor of the gradients of inner products. Those of a pair function include it.
+  // The factor of the gradients of inner products. The gradients from a pair function already
+  // include it.
   float ProductFactor(const Block& block) const { return function_ == nullptr ? block.c : 1.0f; }
   float ProductFactorTangent(const Block& block) const {
     return function_ == nullptr ? block.dc : 0.0f;
@@ -972,8 +973,8 @@ class Pass {
   // The pair function's arguments and slopes are computed for this many columns at a time.
   static constexpr int64_t kPairs = 128;
 
-  // Arrays of pairs in scratch memory, or of their tangents: the scalars of rows and heads at the
-  // beginning, those of columns from the column on.
+  // Arrays of pairs in scratch memory, or of their tangents. Scalars of rows and heads start at the
+  // beginning, scalars of columns at the first column.
   PairArrays PairsAt(bool is_tangent, const float* g, int64_t column,
                      const Scratch& scratch) const {
     const float* const pairs = scratch.pairs + is_tangent * kScalarArrays * stride_;

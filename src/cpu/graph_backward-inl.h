@@ -367,7 +367,7 @@ class GraphBackwardPass {
   }
 
   // Subtracts the f of the row's largest score from the f of a part's edges: the sum of ds (f -
-  // top_f) has no large terms, however large f is.
+  // top_f) has no large terms even if f is large.
   void SubtractTop(const Part& part, float* values) const {
     const float* top_f = top_f_.data() + part.row * n_.heads;
     for (int64_t e = part.begin; e < part.end; ++e, values += n_.heads) {

@@ -157,7 +157,7 @@ struct KeyBounds {
 
   void AddNorm(Real norm) {
     least_norm = std::min(least_norm, norm);
-    // NaN fails this comparison as well.
+    // NaN also fails this comparison.
     most_norm = norm < kInfinity ? std::max(most_norm, norm) : kInfinity;
   }
   void AddScalar(int s, Real scalar) {

@@ -19,7 +19,7 @@
 namespace gnomon::testing {
 namespace {
 
-// A problem and the direction of its derivative: another problem of the same sizes.
+// A problem, and the direction of its derivative, which is a second problem of the same sizes.
 struct Directed {
   Problem<float> at;
   Problem<float> along;

@@ -664,7 +664,7 @@ def with_module(q, k, v, **wrong):
         (with_module, "key_length", "did you mean key_lengths?"),
         (with_module, "is_causal", "expected causal="),
         (gnomon.attention_weights, "row", "did you mean rows?"),
-        # The error names the unknown argument even if a required argument is missing as well.
+        # The error names the unknown argument even if a required argument is also missing.
         (gnomon.graph_attention, "indptrs", "did you mean indptr?"),
         (gnomon.graph_attention, "edge_biases", "did you mean edge_bias?"),
         (gnomon.graph_attention, "zzz", "expected one of q, k, v, indptr, .*, return_lse"),
@@ -845,7 +845,7 @@ def test_wrong_values_are_named_in_one_short_line(call, message):
             "TransformerEncoderLayer: unexpected argument similarty; did you mean similarity?",
         ),
         (lambda: nn.CAPE(D, normalise=True), "gnomon.nn.CAPE: .*; did you mean normalize?"),
-        # Python's own errors and those of constructors are passed on.
+        # Errors of Python and of constructors are not changed.
         (lambda: nn.MultiheadAttention(D), "missing 1 required positional argument: 'num_heads'"),
         (lambda: nn.MultiheadAttention(D, "2"), "num_heads is a str; expected an integer"),
     ],

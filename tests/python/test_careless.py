@@ -494,7 +494,7 @@ def test_eval_says_that_the_text_is_another(folder, model, tmp_path):
     (tmp_path / "copy.txt").write_bytes((folder / "other.txt").read_bytes())
     changed = gnomon("eval", "--model", run, cwd=tmp_path)
     assert changed.returncode == 0
-    assert "which has changed since" in changed.stderr
+    assert "copy.txt has changed since the model was trained" in changed.stderr
 
 
 def test_eval_json_reports_whether_the_text_differs(folder, model, tmp_path):

@@ -267,7 +267,7 @@ def test_graphs(name, graph):
 
 @pytest.mark.parametrize("graph", ["few", "skewed", "no edges", "tiles"])
 def test_edge_biases_and_dropout(graph):
-    """As on the CPU: an edge bias acts as a key bias, and dropout drops the same edges."""
+    """As on the CPU, an edge bias acts as a key bias, and dropout drops the same edges."""
     rows = GRAPHS.get(graph) or random_rows(150, 90, seed=3)
     keys = max((j for row in rows for j in row), default=1) + 2
     inputs = graph_inputs("laplacian", rows, keys, heads=4, key_heads=2)

@@ -1,4 +1,4 @@
-"""Explicit positions: documents, trees, random positions, places on a grid."""
+"""Explicit positions: documents, trees, random positions, and places on a grid."""
 
 import math
 import textwrap

@@ -214,7 +214,7 @@ def in_ball(x, ball):
         (
             "klein",
             "none",
-            # From the hyperboloid (c x, c), c = 1 / sqrt(1 - |x|^2), to the ball, c x / (1 + c).
+            # Maps the hyperboloid (c x, c), c = 1 / sqrt(1 - |x|^2), to the ball: c x / (1 + c).
             lambda x, ball: x / (1 + (1 - x.square().sum(-1, keepdim=True)).sqrt()),
         ),
         (

@@ -240,8 +240,8 @@ def test_any_task_is_reported(values):
         "examples": "images",
     }
     results = record(task)
-    # The second combination is the best by both metrics; for one, higher is better, for the other,
-    # lower.
+    # The second combination is the best by both metrics. Higher is better for one metric, and lower
+    # for the other.
     assert report.best(results, "accuracy", 0, higher_is_better=True) == 1
     assert report.best(results, "loss", 0) == 1
     assert report.best(results, "accuracy", 0) == 0
@@ -299,7 +299,7 @@ def test_numbers_are_joined_in_their_order():
     lines = [line for line in axes.lines if len(line.get_xdata()) == 3]
     assert [list(line.get_xdata()) for line in lines] == [[28, 36, 44]] * 2
     assert all(line.get_linestyle() != "None" for line in lines)
-    # A metric with a single value has a spread as well.
+    # A metric with a single value also has a spread.
     results = record(conditions_of([28, 36]))
     results["summary"][1]["losses"][1]["loss"] = {"mean": None, "spread": None}
     axes = report.draw_conditions(results).axes[0]

@@ -313,7 +313,7 @@ def test_autocast():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Counts the calls of gnomon in place of PyTorch."""
+    """Counts calls of gnomon that replace calls of PyTorch."""
     count = []
 
     def replacement(*tensors, **arguments):

@@ -307,7 +307,7 @@ def comparison(folder) -> dict[str, Any]:
 
 
 def test_every_similarity_and_position(comparison):
-    """A position table has an end, beyond which nothing is defined."""
+    """A position table ends at its last row; later positions are undefined."""
     combinations = comparison["settings"]["combinations"]
     assert len(comparison["runs"]) == len(combinations) > 15
     for run, combination in zip(comparison["runs"], combinations, strict=True):

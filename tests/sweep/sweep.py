@@ -3,8 +3,9 @@
 
     .venv/bin/python tests/sweep/sweep.py tests/sweep/outcomes.jsonl --table docs/transformers.md
 
-Outcomes are for the interpreter's release of transformers. Another environment appends its own to
-the same file. The page counts each release, and its lists show the newest outcome of each type.
+Outcomes are for the interpreter's release of transformers. A different environment appends its
+outcomes to the same file. The page counts each release, and its lists show the newest outcome of
+each type.
 
 Each type runs in a separate process with a time limit, so that a crash or hang affects only that
 type. The limit is CPU time, which does not depend on the load of the machine. A process that only
