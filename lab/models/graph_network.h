@@ -32,25 +32,25 @@ struct Graph {
 // and also i to j unless edges are directed.
 Graph MakeGraph(int64_t nodes, const torch::Tensor& edges, bool is_directed);
 
-#define GNOMON_GRAPH_NETWORK_OPTIONS(OPTION)                                                     \
-  /* As the data have them; 0: not known yet. */                                                 \
-  OPTION(int64_t, features, 0, .has_flag = false)                                                \
-  OPTION(int64_t, classes, 0, .has_flag = false)                                                 \
-  OPTION(int64_t, depth, 2, .help = "Number of attention layers", .lowest = 1)                   \
-  OPTION(int64_t, heads, 8, .help = "Heads per hidden layer; their outputs are concatenated",    \
-         .lowest = 1)                                                                            \
-  OPTION(int64_t, hidden, 8, .help = "Dimension of each head in hidden layers", .lowest = 1)     \
-  OPTION(int64_t, out_heads, 1, .help = "Heads of the output layer; their outputs are averaged", \
-         .lowest = 1)                                                                            \
-  OPTION(double, dropout, 0.6,                                                                   \
-         .help = "Dropout probability on the input of each layer during training; below 1",      \
-         .highest = 1)                                                                           \
-  OPTION(double, attention_dropout, 0.6,                                                         \
-         .help = "Dropout probability on the attention weights during training; below 1",        \
-         .highest = 1)                                                                           \
-  OPTION(bool, directed, false,                                                                  \
-         .help =                                                                                 \
-             "Treat edges as directed: with an edge I J, node J attends to node I, but not the " \
+#define GNOMON_GRAPH_NETWORK_OPTIONS(OPTION)                                                      \
+  /* The numbers of features and classes in the data; 0 before they are read. */                  \
+  OPTION(int64_t, features, 0, .has_flag = false)                                                 \
+  OPTION(int64_t, classes, 0, .has_flag = false)                                                  \
+  OPTION(int64_t, depth, 2, .help = "Number of attention layers", .lowest = 1)                    \
+  OPTION(int64_t, heads, 8,                                                                       \
+         .help = "Number of heads per hidden layer; their outputs are concatenated", .lowest = 1) \
+  OPTION(int64_t, hidden, 8, .help = "Dimension of each head in hidden layers", .lowest = 1)      \
+  OPTION(int64_t, out_heads, 1,                                                                   \
+         .help = "Number of heads in the output layer; their outputs are averaged", .lowest = 1)  \
+  OPTION(double, dropout, 0.6,                                                                    \
+         .help = "Dropout probability on the input of each layer during training; below 1",       \
+         .highest = 1)                                                                            \
+  OPTION(double, attention_dropout, 0.6,                                                          \
+         .help = "Dropout probability on the attention weights during training; below 1",         \
+         .highest = 1)                                                                            \
+  OPTION(bool, directed, false,                                                                   \
+         .help =                                                                                  \
+             "Treat edges as directed: with an edge I J, node J attends to node I, but not the "  \
              "reverse")
 
 struct GraphNetworkOptions {

@@ -30,7 +30,7 @@ namespace gnomon::lab {
              "comma-separated (2000,10000). Each band has a quarter of the previous band's "    \
              "dimension",                                                                       \
          .lowest = 1, .may_lack = true)                                                         \
-  /* Rows of a learned table of absolute positions. */                                          \
+  /* The number of rows in a table of learned absolute positions. */                            \
   OPTION(int64_t, max_length, 512, .lowest = 1, .has_flag = false)
 
 struct LanguageModelOptions {

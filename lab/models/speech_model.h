@@ -19,19 +19,19 @@ namespace gnomon::lab {
 inline constexpr int64_t kLowestRate = 1000;
 inline constexpr int64_t kHighestRate = 1'000'000;
 
-#define GNOMON_SPEECH_MODEL_OPTIONS(OPTION)                                                      \
-  /* What the data tell, 0 before they are read: samples per second, and labels. */              \
-  OPTION(int64_t, rate, 0, .highest = kHighestRate, .has_flag = false)                           \
-  OPTION(int64_t, symbols, 0, .has_flag = false)                                                 \
-  OPTION(int64_t, mels, 40, .help = "Number of mel filters", .lowest = 1, .highest = 1024)       \
-  OPTION(int64_t, window, 25, .help = "Window of a feature frame, in milliseconds", .lowest = 1, \
-         .highest = 1000)                                                                        \
-  OPTION(int64_t, hop, 10,                                                                       \
-         .help = "Hop between frames, in milliseconds; a token covers four frames", .lowest = 1, \
-         .highest = 1000)                                                                        \
-  GNOMON_TRANSFORMER_SIZES(OPTION, 128, 4, 4, 512)                                               \
-  /* Rows of a learned table of absolute positions: the tokens of the longest sequence that      \
-     training can draw. */                                                                       \
+#define GNOMON_SPEECH_MODEL_OPTIONS(OPTION)                                                        \
+  /* The samples per second and the number of labels of the data; 0 before they are read. */       \
+  OPTION(int64_t, rate, 0, .highest = kHighestRate, .has_flag = false)                             \
+  OPTION(int64_t, symbols, 0, .has_flag = false)                                                   \
+  OPTION(int64_t, mels, 40, .help = "Number of mel filters", .lowest = 1, .highest = 1024)         \
+  OPTION(int64_t, window, 25, .help = "Window length of a feature frame, in milliseconds",         \
+         .lowest = 1, .highest = 1000)                                                             \
+  OPTION(int64_t, hop, 10,                                                                         \
+         .help = "Hop length between feature frames, in milliseconds; a token covers four frames", \
+         .lowest = 1, .highest = 1000)                                                             \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 128, 4, 4, 512)                                                 \
+  /* The number of rows in a table of learned absolute positions: the tokens of the longest        \
+     training sequence. */                                                                         \
   OPTION(int64_t, max_length, 1, .lowest = 1, .has_flag = false)
 
 struct SpeechModelOptions {

@@ -20,10 +20,11 @@ namespace gnomon::lab {
 // The options shared by all models with these layers.
 #define GNOMON_TRANSFORMER_SIZES(OPTION, dim_default, depth_default, heads_default, mlp_default)   \
   OPTION(int64_t, dim, dim_default, .help = "Model dimension", .lowest = 1)                        \
-  OPTION(int64_t, depth, depth_default, .help = "Layers", .lowest = 1)                             \
-  OPTION(int64_t, heads, heads_default, .help = "Attention heads per layer; must divide --dim",    \
+  OPTION(int64_t, depth, depth_default, .help = "Number of layers", .lowest = 1)                   \
+  OPTION(int64_t, heads, heads_default,                                                            \
+         .help = "Number of attention heads per layer; must divide --dim", .lowest = 1)            \
+  OPTION(int64_t, mlp, mlp_default, .help = "Number of hidden units of each layer's MLP",          \
          .lowest = 1)                                                                              \
-  OPTION(int64_t, mlp, mlp_default, .help = "Hidden units of each layer's MLP", .lowest = 1)       \
   OPTION(double, dropout, 0,                                                                       \
          .help = "Dropout probability on each residual branch during training; below 1",           \
          .highest = 1)                                                                             \

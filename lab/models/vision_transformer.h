@@ -19,12 +19,12 @@
 namespace gnomon::lab {
 
 #define GNOMON_VISION_TRANSFORMER_OPTIONS(OPTION)                                                  \
-  /* Of the images that it is trained on: the lengths of their axes. */                            \
+  /* The length of each axis of a training image. */                                               \
   OPTION(std::vector<int64_t>, size, {}, .lowest = 1, .highest = 65536, .has_flag = false)         \
   OPTION(int64_t, channels, 1, .lowest = 1, .highest = 4096, .has_flag = false)                    \
   OPTION(int64_t, classes, 1, .lowest = 1, .has_flag = false)                                      \
   OPTION(int64_t, patch, 4,                                                                        \
-         .help = "Side of a patch (a token) in pixels; must divide each side of an image",         \
+         .help = "Patch size in pixels (a patch is a token); must divide each side of an image",   \
          .lowest = 1, .highest = 65536)                                                            \
   OPTION(std::string, stem, "patches",                                                             \
          .help =                                                                                   \

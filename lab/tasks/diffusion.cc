@@ -67,8 +67,8 @@ struct DiffusionRunOptions {
   OPTION(int64_t, samples, 8,                                                                   \
          .help = "Number of samples per class, which form one row of the picture", .lowest = 1, \
          .highest = 1000)                                                                       \
-  OPTION(int64_t, steps, 50, .help = "Sampling steps from noise to an image", .lowest = 1,      \
-         .highest = kTimesteps)                                                                 \
+  OPTION(int64_t, steps, 50, .help = "Number of sampling steps from noise to an image",         \
+         .lowest = 1, .highest = kTimesteps)                                                    \
   OPTION(double, eta, 0,                                                                        \
          .help = "Amount of noise added in each step: 0 is DDIM; 1 with --steps 1000 is DDPM",  \
          .highest = 1)                                                                          \

@@ -41,18 +41,17 @@ enum Purpose : uint32_t {
 // The approximate number of tokens in an evaluation batch, for all lengths.
 constexpr int64_t kEvaluationBatch = 8192;
 
-#define GNOMON_PROBLEM_OPTIONS(OPTION)                                                             \
-  OPTION(std::string, problem, "copy",                                                             \
-         .help =                                                                                   \
-             "bucket-sort, copy, modular-addition, parity, recall, reverse, sort or stack; see "   \
-             "docs/tasks.md",                                                                      \
-         .choices = ProblemNames())                                                                \
-  OPTION(std::optional<int64_t>, symbols, std::nullopt,                                            \
-         .help =                                                                                   \
-             "Number of different symbols (for recall: of different keys and of different "        \
-             "values); default: 2 for "                                                            \
-             "copy, reverse and stack, 5 for modular-addition and bucket-sort, 100 for sort, 256 " \
-             "for recall",                                                                         \
+#define GNOMON_PROBLEM_OPTIONS(OPTION)                                                         \
+  OPTION(std::string, problem, "copy",                                                         \
+         .help =                                                                               \
+             "Problem: bucket-sort, copy, modular-addition, parity, recall, reverse, sort or " \
+             "stack; see docs/tasks.md",                                                       \
+         .choices = ProblemNames())                                                            \
+  OPTION(std::optional<int64_t>, symbols, std::nullopt,                                        \
+         .help =                                                                               \
+             "Number of different symbols (for recall: of different keys and of different "    \
+             "values); default: 2 for copy, reverse and stack, 5 for modular-addition and "    \
+             "bucket-sort, 100 for sort, 256 for recall",                                      \
          .lowest = 1)
 
 struct ProblemOptions {
@@ -65,7 +64,7 @@ struct ProblemOptions {
          .help =                                                                                  \
              "Draw random positions below this number for the tokens of each row, in increasing " \
              "order, in training and evaluation; 0: positions 0, 1, 2 ...")                       \
-  /* Rows of a learned table of absolute positions. */                                            \
+  /* The number of rows in a table of learned absolute positions. */                              \
   OPTION(int64_t, max_length, 512, .lowest = 1, .has_flag = false)
 
 struct GeneratedModelOptions {

@@ -41,13 +41,13 @@ constexpr int64_t kMostNodes = 1'000'000'000;
 // The maximum number of coordinates in an evaluation batch, unless a single pair exceeds it.
 constexpr int64_t kBatchNumbers = int64_t{1} << 21;
 
-#define GNOMON_HIERARCHY_MODEL_OPTIONS(OPTION)   \
-  /* As the data have them; 0: not known yet. */ \
-  OPTION(int64_t, nodes, 0, .has_flag = false)   \
-  OPTION(int64_t, dim, 5, .help = "Dimensions of the points", .lowest = 1)
+#define GNOMON_HIERARCHY_MODEL_OPTIONS(OPTION)                   \
+  /* The number of nodes in the data; 0 before they are read. */ \
+  OPTION(int64_t, nodes, 0, .has_flag = false)                   \
+  OPTION(int64_t, dim, 5, .help = "Number of dimensions of the points", .lowest = 1)
 
 #define GNOMON_HIERARCHY_TRAINING_OPTIONS(OPTION)                                             \
-  OPTION(int64_t, negatives, 50, .help = "Negative samples per pair", .lowest = 1)            \
+  OPTION(int64_t, negatives, 50, .help = "Number of negative samples per pair", .lowest = 1)  \
   OPTION(std::string, corrupt, "both",                                                        \
          .help =                                                                              \
              "Node of a pair that a negative sample replaces: ancestor, descendant, or both " \

@@ -29,11 +29,11 @@ using nlohmann::json;
 constexpr int64_t kEvaluationBatch = 16384;
 constexpr int64_t kLongestSide = 65536;
 
-#define GNOMON_IMAGE_TRAINING_OPTIONS(OPTION)                                                  \
-  OPTION(int64_t, shift, 0,                                                                    \
-         .help =                                                                               \
-             "Maximum random shift of a training image along each axis, in pixels; edges are " \
-             "repeated",                                                                       \
+#define GNOMON_IMAGE_TRAINING_OPTIONS(OPTION)                                                    \
+  OPTION(int64_t, shift, 0,                                                                      \
+         .help =                                                                                 \
+             "Maximum random shift of a training image along each axis, in pixels; edge pixels " \
+             "are repeated",                                                                     \
          .highest = kLongestSide)
 
 #define GNOMON_IMAGE_EVALUATION_OPTIONS(OPTION)                                                    \

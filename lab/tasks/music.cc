@@ -43,11 +43,11 @@ constexpr int64_t kVocabulary = kPitches + 2;
 // The approximate number of events in an evaluation batch, for all lengths.
 constexpr int64_t kEvaluationBatch = 8192;
 
-#define GNOMON_MUSIC_ROW_OPTIONS(OPTION)                                                      \
-  OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({256, 512, 1024}),               \
-         .help =                                                                              \
-             "Events per window, comma-separated: the first is the training length; all are " \
-             "evaluated",                                                                     \
+#define GNOMON_MUSIC_ROW_OPTIONS(OPTION)                                                         \
+  OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({256, 512, 1024}),                  \
+         .help =                                                                                 \
+             "Window lengths in events, comma-separated: the first is the training length; all " \
+             "are evaluated",                                                                    \
          .lowest = 1)
 
 struct MusicRowOptions {
@@ -81,9 +81,10 @@ struct MusicEvaluationOptions {
          .shows_default = false)                                                                  \
   OPTION(int64_t, tokens, 1024,                                                                   \
          .help = "Maximum number of events to add; the piece may end earlier", .lowest = 1)       \
-  OPTION(int64_t, steps_per_quarter, 4, .help = "Steps per quarter note", .lowest = 1,            \
+  OPTION(int64_t, steps_per_quarter, 4, .help = "Number of steps per quarter note", .lowest = 1,  \
          .highest = 1000)                                                                         \
-  OPTION(double, tempo, 80, .help = "Quarter notes per minute", .lowest = 4, .highest = 1000)
+  OPTION(double, tempo, 80, .help = "Tempo in quarter notes per minute", .lowest = 4,             \
+         .highest = 1000)
 
 struct MusicGenerationOptions {
   GNOMON_OPTIONS(GNOMON_MUSIC_GENERATION_OPTIONS)
@@ -91,9 +92,9 @@ struct MusicGenerationOptions {
 };
 
 struct MusicModelOptions {
-#define GNOMON_MUSIC_MODEL_OPTIONS(OPTION)             \
-  GNOMON_TRANSFORMER_SIZES(OPTION, 128, 4, 4, 512)     \
-  /* Rows of a learned table of absolute positions. */ \
+#define GNOMON_MUSIC_MODEL_OPTIONS(OPTION)                           \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 128, 4, 4, 512)                   \
+  /* The number of rows in a table of learned absolute positions. */ \
   OPTION(int64_t, max_length, 256, .lowest = 1, .has_flag = false)
 
   GNOMON_OPTIONS(GNOMON_MUSIC_MODEL_OPTIONS)

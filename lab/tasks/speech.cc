@@ -24,11 +24,11 @@ constexpr int64_t kHighestLabel = 0x10FFFF;
 // longer.
 constexpr int64_t kEvaluationTokens = 4096;
 
-#define GNOMON_SPEECH_SEQUENCE_OPTIONS(OPTION)                                              \
-  OPTION(std::vector<int64_t>, utterances, std::vector<int64_t>({3, 6, 12, 24}),            \
-         .help =                                                                            \
-             "Utterances per sequence, comma-separated: training uses from 1 to the first " \
-             "number; all numbers are evaluated",                                           \
+#define GNOMON_SPEECH_SEQUENCE_OPTIONS(OPTION)                                                   \
+  OPTION(std::vector<int64_t>, utterances, std::vector<int64_t>({3, 6, 12, 24}),                 \
+         .help =                                                                                 \
+             "Numbers of utterances per sequence, comma-separated: training uses from 1 to the " \
+             "first number; all numbers are evaluated",                                          \
          .lowest = 1, .highest = 10'000)
 
 struct SpeechSequenceOptions {

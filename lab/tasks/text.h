@@ -22,7 +22,7 @@
 namespace gnomon::lab {
 
 #define GNOMON_WINDOW_OPTIONS(OPTION)                                                          \
-  OPTION(int64_t, length, 256, .help = "Tokens per window", .lowest = 1)                       \
+  OPTION(int64_t, length, 256, .help = "Number of tokens per window", .lowest = 1)             \
   OPTION(                                                                                      \
       int64_t, memory, 0,                                                                      \
       .help =                                                                                  \
@@ -133,8 +133,8 @@ class TextTask final : public Task {
 #define GNOMON_TEXT_COMPARISON_OPTIONS(OPTION)                                                     \
   OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({128, 256, 512}),                     \
          .help =                                                                                   \
-             "Tokens per window, comma-separated: the first is the training length; all are "      \
-             "evaluated",                                                                          \
+             "Window lengths in tokens, comma-separated: the first is the training length; all "   \
+             "are evaluated",                                                                      \
          .lowest = 1)                                                                              \
   OPTION(int64_t, evaluation_bytes, 65536,                                                         \
          .help = "Number of bytes of validation text to evaluate at each length", .lowest = 1)     \
@@ -146,17 +146,17 @@ class TextTask final : public Task {
     GNOMON_OPTIONS(GNOMON_TEXT_COMPARISON_OPTIONS)
   };
 
-#define GNOMON_TEXT_EVALUATION_OPTIONS(OPTION)                                                   \
-  OPTION(std::vector<int64_t>, lengths, {},                                                      \
-         .help =                                                                                 \
-             "Tokens per window, comma-separated; default: 1, 2 and 4 times the training "       \
-             "length, or the max_length of a checkpoint without training state",                 \
-         .lowest = 1, .shows_default = false)                                                    \
-  OPTION(int64_t, bytes, 131072, .help = "Number of bytes of text to evaluate at each length",   \
-         .lowest = 1)                                                                            \
-  OPTION(std::optional<int64_t>, memory, std::nullopt,                                           \
-         .help =                                                                                 \
-             "Number of tokens of earlier windows to which each layer also attends, limited by " \
+#define GNOMON_TEXT_EVALUATION_OPTIONS(OPTION)                                                    \
+  OPTION(std::vector<int64_t>, lengths, {},                                                       \
+         .help =                                                                                  \
+             "Window lengths in tokens, comma-separated; default: 1, 2 and 4 times the training " \
+             "length, or the max_length of a checkpoint without training state",                  \
+         .lowest = 1, .shows_default = false)                                                     \
+  OPTION(int64_t, bytes, 131072, .help = "Number of bytes of text to evaluate at each length",    \
+         .lowest = 1)                                                                             \
+  OPTION(std::optional<int64_t>, memory, std::nullopt,                                            \
+         .help =                                                                                  \
+             "Number of tokens of earlier windows to which each layer also attends, limited by "  \
              "the start of the text; default: as in training")
   struct EvaluationFields {
     GNOMON_OPTIONS(GNOMON_TEXT_EVALUATION_OPTIONS)

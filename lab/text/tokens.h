@@ -89,7 +89,7 @@ std::string TokenUnit(const std::string& kind);
              "<unk> for words that are not in the training text; or subwords, which "             \
              "SentencePiece learns from the training text",                                       \
          .flag = "tokens", .choices = {std::begin(kTokenKinds), std::end(kTokenKinds)})           \
-  /* 0: the default. */                                                                           \
+  /* 0 for the default. */                                                                        \
   OPTION(int64_t, vocabulary, 0,                                                                  \
          .help =                                                                                  \
              "Vocabulary size: number of words (the most frequent ones, including <unk> and "     \

@@ -18,8 +18,8 @@ namespace gnomon::lab {
              "Number of steps of linear learning-rate warm-up; default: a tenth of the steps, at " \
              "most 100",                                                                           \
          .shows_default = false)                                                                   \
-  OPTION(double, learning_rate, 2e-3, .help = "Peak learning rate; it decays to a tenth",          \
-         .highest = 1e3)                                                                           \
+  OPTION(double, learning_rate, 2e-3,                                                              \
+         .help = "Peak learning rate; the rate decays to a tenth of it", .highest = 1e3)           \
   OPTION(                                                                                          \
       std::string, schedule, "cosine",                                                             \
       .help =                                                                                      \

@@ -1,7 +1,7 @@
-// A task is a segment of the sequence, processed in chunks of rows. For each chunk, the result is
-// the sum over the chunk's own rows plus the product of x and the state, which is the sum of y_j^T
-// z_j over all earlier chunks. A first pass computes each segment's initial state. Segments depend
-// only on the shape.
+// A task is a segment of the sequence, processed in chunks of rows. The result of a chunk is the
+// sum over its own rows, plus the product of x and the state. The state is the sum of y_j^T z_j
+// over all earlier chunks. A first pass computes each segment's initial state. Segments depend only
+// on the shape.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/causal_sums.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep

@@ -1,6 +1,7 @@
-// Entailment cones in the Poincare ball (Ganea et al. 2018, eq. 28): f = max(0, Xi - psi), with psi
-// the aperture of the query's cone and Xi the angle at the query between the cone's axis and the
-// key. c = -gamma. With X = |x|^2, Y = |y|^2, s = |x - y|^2 and q = Y - X - s = 2 x.(y - x):
+// Entailment cones in the Poincare ball (Ganea et al. 2018, eq. 28): f = max(0, Xi - psi), where
+// psi is the aperture of the query's cone, and Xi is the angle at the query between the cone's axis
+// and the key. c = -gamma. With X = |x|^2, Y = |y|^2, s = |x - y|^2 and q = Y - X - s = 2 x.(y -
+// x):
 //   Xi = angle of (cosine, sine),  cosine = (1 - X) q - 2 X s,  sine = (1 - X) sqrt(4 X s - q^2),
 // both scaled by 2 |x| |x - y| sqrt(1 + X Y - 2 x.y). No divisor can be 0, and the angle of a key
 // on the axis is exact. If query and key coincide, the angle is 0. Scalars: (X, psi) of the query,

@@ -212,8 +212,8 @@ double LargestLeftOut(const Problem<float>& problem, const LeftOut& left_out) {
   return largest;
 }
 
-// v_j and dO_i are unit vectors, so o_ij and the gradient of v_j in column i both equal p_ij; 0 if
-// a pair was skipped (or has negligible weight).
+// v_j and dO_i are unit vectors, so o_ij and the gradient of v_j in column i both equal p_ij. They
+// are 0 if a pair was skipped or has negligible weight.
 void SetUnitVectors(Problem<float>& p) {
   const AttentionShape& n = p.options.shape;
   for (int64_t b = 0; b < n.batch; ++b) {

@@ -489,8 +489,8 @@ TEST(EvaluateTest, MemoryIsFilledBeforeEachStretch) {
   }
 }
 
-// The mean loss if the memory of each stretch is recomputed window by window or, if the text has
-// been read up to the previous stretch, continued from there.
+// The mean loss if the memory of each stretch is recomputed window by window. If the text has been
+// read up to the previous stretch, reading continues from there.
 double LossByWindows(LanguageModel& model, const TokenText& text, int64_t length, int64_t longest,
                      int64_t budget, int64_t memory, bool reads_on) {
   const torch::NoGradGuard no_grad;

@@ -30,9 +30,9 @@ TARGET = "gnomon_core_tests"
 # first applied to three of them: a definition without tokens (whose object comes first, so that
 # functions shared by objects are linked from it), one with products and one with distances.
 KERNELS = {"kernel_Additive.cc.o", "kernel_Dot.cc.o", "kernel_Umbral.cc.o"}
-# A mutant may make tests run or wait forever. The limits are the minimum CPU time that tests get, a
-# multiple of the time that the named tests take without a mutant, and the time that they may be
-# almost idle. CPU time does not depend on how busy the machine is.
+# A mutant may make tests run or wait forever. Tests are stopped if they need more CPU time than a
+# multiple of the time without a mutant (at least LIMIT_S), or if they are almost idle for too long.
+# CPU time does not depend on how busy the machine is.
 LIMIT_S = 300
 PATIENCE = 3
 IDLE_S = 60

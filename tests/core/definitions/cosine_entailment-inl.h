@@ -1,5 +1,5 @@
 // Entailment cones in the Poincare ball (Ganea et al. 2018, eq. 28), expressed by cosines of angles
-// so that the vocabulary suffices. With psi the aperture of the query's cone and Xi the angle at
+// so that the vocabulary suffices. Let psi be the aperture of the query's cone, and Xi the angle at
 // the query between the cone's axis and the key:
 //   cos Xi = (g (1 + |x|^2) - |x|^2 (1 + |y|^2)) / (|x| |x - y| sqrt(1 + |x|^2 |y|^2 - 2 g))
 //   f = max(0, cos psi - cos Xi)
