@@ -10,6 +10,16 @@ from typing import Any, NoReturn
 from gnomon._checks import did_you_mean
 
 
+def failure(program: str) -> Callable[[str], NoReturn]:
+    """Returns a function that prints an error of the program in one line and exits with 2."""
+
+    def fail(message: str) -> NoReturn:
+        print(f"{program}: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+    return fail
+
+
 class Parser(argparse.ArgumentParser):
     """Reports invalid input in one line and suggests the closest known option.
 

@@ -18,20 +18,16 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import NoReturn
 
 import torch
 
 from gnomon import _build, _release
-from gnomon._command_line import Parser
+from gnomon._command_line import Parser, failure
 from gnomon._output import checked_output
 
 __all__ = ["main"]
 
-
-def _fail(message: str) -> NoReturn:
-    print(f"gnomon.build: {message}", file=sys.stderr)
-    raise SystemExit(2)
+_fail = failure("gnomon.build")
 
 
 def _say(message: str) -> None:

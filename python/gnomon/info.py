@@ -10,17 +10,19 @@ import json
 import os
 import platform
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from gnomon import _build
-from gnomon._command_line import Parser
+from gnomon._command_line import Parser, failure
 from gnomon._files import cache_folder
 from gnomon._library import LIBRARIES, VERSION, ops
 from gnomon._output import checked_output
 
 __all__ = ["collect"]
+
+_fail = failure("gnomon.info")
 
 #: Optional packages whose versions are reported.
 PACKAGES = ("numpy", "transformers", "timm", "torch_geometric", "onnx", "matplotlib")
@@ -83,11 +85,6 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(value) or "none"
     return str(value)
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"gnomon.info: {message}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 def main(arguments: list[str] | None = None) -> int:

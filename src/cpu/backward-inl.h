@@ -401,7 +401,7 @@ class BackwardPass {
     AddPairs(rows * seen * kBackwardColumns, rows * computed * kBackwardColumns);
   }
 
-  void LeaveOutTiles(const RowPlace& place, Choice& choice, Tiles* tiles) const {
+  void LeaveOutTiles(const RowRange& place, Choice& choice, Tiles* tiles) const {
     RowBounds& rows = choice.rows;
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, place.b);
     const KeyRange seen = tiles->blocks;

@@ -32,7 +32,7 @@
 #include "cpu/dual_table.h"
 #include "cpu/dual_terms-inl.h"
 #include "cpu/gemm-inl.h"
-#include "cpu/head_places.h"
+#include "cpu/head_slots.h"
 #include "cpu/packing-inl.h"
 #include "cpu/rows-inl.h"
 #include "cpu/vocabulary-inl.h"

@@ -10,7 +10,7 @@
 
 #include "base/visible_keys.h"
 #include "cpu/columns-inl.h"
-#include "cpu/head_places.h"
+#include "cpu/head_slots.h"
 #include "cpu/packing-inl.h"
 #include "cpu/workspace.h"
 #include "gnomon/attention.h"
@@ -24,15 +24,15 @@ namespace HWY_NAMESPACE {
 // their tangents.
 class DualPanels {
  public:
-  DualPanels(const Tokens& values, const Tokens& tangents, const HeadPlaces& places, int64_t rows,
+  DualPanels(const Tokens& values, const Tokens& tangents, const HeadSlots& slots, int64_t rows,
              int64_t columns)
       : values_(values),
         tangents_(tangents),
-        places_(places),
+        slots_(slots),
         columns_(columns),
         depth_(columns * (tangents.data != nullptr ? 2 : 1)),
         panels_(DivideUp(rows, kWidth)),
-        data_(places.count * panels_ * depth_ * kWidth) {}
+        data_(slots.count * panels_ * depth_ * kWidth) {}
 
   void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
     float* const to = panel(b, h, p);
@@ -41,13 +41,13 @@ class DualPanels {
     PackPanel(tangents_, b, h, p * kWidth, keys, columns_, to + columns_ * kWidth);
   }
   float* panel(int64_t b, int64_t h, int64_t p) const {
-    return data_.data() + (places_.Of(b, h) * panels_ + p) * depth_ * kWidth;
+    return data_.data() + (slots_.Of(b, h) * panels_ + p) * depth_ * kWidth;
   }
 
  private:
   Tokens values_;
   Tokens tangents_;
-  HeadPlaces places_;
+  HeadSlots slots_;
   int64_t columns_;
   int64_t depth_;
   int64_t panels_;
@@ -57,15 +57,14 @@ class DualPanels {
 // Sums with one row per key, accumulated in a view or in memory that is padded to whole vectors.
 class KeySums {
  public:
-  KeySums(const View<float>& out, const AttentionShape& n, const HeadPlaces& places,
-          int64_t columns)
+  KeySums(const View<float>& out, const AttentionShape& n, const HeadSlots& slots, int64_t columns)
       : out_(out),
-        places_(places),
+        slots_(slots),
         keys_(n.keys),
         columns_(columns),
         padded_(PaddedColumns(columns)) {
     if (out.data != nullptr && padded_ != columns) {
-      padded_sums_.Reset(places.count * keys_ * padded_);
+      padded_sums_.Reset(slots.count * keys_ * padded_);
     }
   }
 
@@ -73,7 +72,7 @@ class KeySums {
   int64_t stride() const { return padded_sums_ ? padded_ : out_.stride[2]; }
   float* row(int64_t b, int64_t h, int64_t j) const {
     if (!padded_sums_) return out_.row(b, h, j);
-    return padded_sums_.data() + (places_.Of(b, h) * keys_ + j) * padded_;
+    return padded_sums_.data() + (slots_.Of(b, h) * keys_ + j) * padded_;
   }
   void Clear(int64_t b, int64_t h) const {
     if (!wanted()) return;
@@ -88,7 +87,7 @@ class KeySums {
 
  private:
   View<float> out_;
-  HeadPlaces places_;
+  HeadSlots slots_;
   int64_t keys_;
   int64_t columns_;
   int64_t padded_;

@@ -146,7 +146,7 @@ class ForwardPass {
     Real norm[kRowBlock];     // squared norm of the query, for a distance
 
     int64_t rows() const { return heads * queries; }
-    RowPlace place() const { return {b, h, heads, i, queries}; }
+    RowRange range() const { return {b, h, heads, i, queries}; }
     int64_t head(int64_t r) const { return h + r / queries; }
     int64_t query(int64_t r) const { return i + r % queries; }
     // Calls body(row, its head, its query) for every row.
@@ -162,7 +162,7 @@ class ForwardPass {
     }
   };
 
-  struct Plan;
+  struct TileQueue;
 
   // The scratch memory of a worker.
   struct Scratch {
@@ -264,31 +264,32 @@ class ForwardPass {
     const int64_t tasks = head_tasks_.whole() ? heads : heads * in_head;
     const int64_t size = scratch_size() + block_size();
     const Buffer memory(size * WorkersFor(executor_, tasks));
-    std::vector<Plan> plans(skipping_.active() ? Size(WorkersFor(executor_, tasks)) : 0);
+    std::vector<TileQueue> queues(skipping_.active() ? Size(WorkersFor(executor_, tasks)) : 0);
     ParallelTasks(executor_, tasks, [&](int64_t task, int worker) {
       Real* const own = memory.data() + worker * size;
-      Plan* const plan = plans.empty() ? nullptr : &plans[Size(worker)];
-      if (!head_tasks_.whole()) return RunBlock(task / in_head, task % in_head, own, plan);
+      TileQueue* const queue = queues.empty() ? nullptr : &queues[Size(worker)];
+      if (!head_tasks_.whole()) return RunBlock(task / in_head, task % in_head, own, queue);
       head_tasks_.Assign(task, worker);
       for (int64_t p = 0; p < panels; ++p) Pack(task, p);
-      for (int64_t n = 0; n < in_head; ++n) RunBlock(task, n, own, plan);
+      for (int64_t n = 0; n < in_head; ++n) RunBlock(task, n, own, queue);
     });
   }
 
   // Runs block `index` of a key head's queries. Each segment runs separately, so that its tiles do
   // not depend on the other segments.
-  void RunBlock(int64_t head, int64_t index, Real* memory, Plan* plan) const {
+  void RunBlock(int64_t head, int64_t index, Real* memory, TileQueue* queue) const {
     const KeyRange queries = QueriesOf(index);
     for (int64_t begin = queries.begin; begin < queries.end;) {
       const int64_t end =
           segments_.exists()
               ? std::min(queries.end, segments_.EndOfRows(head / n_.key_heads, begin))
               : queries.end;
-      RunRows(head, index, {begin, end}, memory, plan);
+      RunRows(head, index, {begin, end}, memory, queue);
       begin = end;
     }
   }
-  void RunRows(int64_t head, int64_t index, KeyRange queries, Real* memory, Plan* plan) const {
+  void RunRows(int64_t head, int64_t index, KeyRange queries, Real* memory,
+               TileQueue* queue) const {
     const int64_t b = head / n_.key_heads;
     Scratch scratch = MakeScratch(memory);
     Block block;
@@ -297,8 +298,8 @@ class ForwardPass {
         segments_.Narrowed(BatchKeys(in_.mask, n_.keys, b), b, queries.begin, queries.end);
     TileMask seen;
     SetMask(block, batch, 0, n_.keys, &seen);
-    if (skipping_.Active(block.place())) {
-      AddTilesInOrder(block, batch, seen, *plan, scratch);
+    if (skipping_.Active(block.range())) {
+      AddTilesInOrder(block, batch, seen, *queue, scratch);
     } else {
       for (int64_t first = seen.begin / kWidth * kWidth; first < seen.end;
            first += kForwardColumns) {
@@ -325,7 +326,7 @@ class ForwardPass {
   // largest offset biases and moves outwards, so that rows accumulate most of their weight early.
   // One tile ends at the block's own positions, or half a tile later, so that all rows see most of
   // that tile.
-  struct Plan {
+  struct TileQueue {
     std::vector<KeyRange> tiles;
     std::vector<Real> largest;  // largest bias per tile
     std::vector<int64_t> order;
@@ -345,9 +346,9 @@ class ForwardPass {
   };
 
   // With `even`, tiles start at multiples of their width.
-  void SetOrder(const Block& block, const TileMask& seen, bool even, Plan& plan) const {
+  void SetOrder(const Block& block, const TileMask& seen, bool even, TileQueue& queue) const {
     constexpr int64_t kAlign = Skipping::kCell;
-    const RowPlace place = block.place();
+    const RowRange range = block.range();
     const int64_t begin = seen.begin / kAlign * kAlign;
     const int64_t end = RoundUp(seen.end, kAlign);
     const int64_t position =
@@ -357,60 +358,60 @@ class ForwardPass {
     if (even) own_end = RoundUp(std::clamp(position, begin + 1, seen.end), kForwardColumns);
     int64_t first = own_end - DivideUp(own_end - begin, kForwardColumns) * kForwardColumns;
     const int64_t own = (own_end - first) / kForwardColumns - 1;
-    plan.tiles.clear();
-    plan.largest.clear();
-    std::fill_n(plan.top, block.heads, -kInfinity);
+    queue.tiles.clear();
+    queue.largest.clear();
+    std::fill_n(queue.top, block.heads, -kInfinity);
     for (; first < end; first += kForwardColumns) {
       const KeyRange tile{std::max(first, begin), std::min(first + kForwardColumns, end)};
       Real largest = -kInfinity;
       for (int64_t h = 0; h < block.heads; ++h) {
-        const Real bias = skipping_.OffsetBias(place, h, tile.begin, std::min(tile.end, n_.keys));
-        plan.top[h] = std::max(plan.top[h], bias);
+        const Real bias = skipping_.OffsetBias(range, h, tile.begin, std::min(tile.end, n_.keys));
+        queue.top[h] = std::max(queue.top[h], bias);
         largest = std::max(largest, bias);
       }
-      plan.tiles.push_back(tile);
-      plan.largest.push_back(largest);
+      queue.tiles.push_back(tile);
+      queue.largest.push_back(largest);
     }
-    const auto count = static_cast<int64_t>(plan.tiles.size());
+    const auto count = static_cast<int64_t>(queue.tiles.size());
     const auto distance = [own](int64_t n) { return n < own ? own - n : n - own; };
     // Whether tile n precedes tile m.
     const auto before = [&](int64_t n, int64_t m) {
-      const Real of_n = plan.largest[Size(n)];
-      const Real of_m = plan.largest[Size(m)];
+      const Real of_n = queue.largest[Size(n)];
+      const Real of_m = queue.largest[Size(m)];
       return of_n != of_m ? of_n > of_m : distance(n) < distance(m);
     };
     int64_t low = 0;
     for (int64_t n = 1; n < count; ++n) low = before(n, low) ? n : low;
-    plan.order.assign(1, low);
+    queue.order.assign(1, low);
     for (int64_t high = low + 1; low > 0 || high < count;) {
       const bool past = high == count || (low > 0 && !before(high, low - 1));
-      plan.order.push_back(past ? --low : high++);
+      queue.order.push_back(past ? --low : high++);
     }
   }
 
   // Sets the bounds of all tiles after the first. The bound is +inf if a row sees only part of a
   // tile. Returns false if no tile can be skipped.
   bool SetBounds(const Block& block, KeyRange batch, const TileMask& seen, const Real* sums,
-                 Plan& plan) const {
+                 TileQueue& queue) const {
     bool any = false;
-    const RowPlace place = block.place();
-    const Real gate = skipping_.Gate(place, sums);
+    const RowRange range = block.range();
+    const Real gate = skipping_.Gate(range, sums);
     // Both ends of a row's range are monotonic in its position.
     const KeyRange open{seen.rows[block.queries - 1].begin, seen.rows[0].end};
-    plan.bounds.resize(plan.order.size() * kRowBlock);
-    for (size_t n = 1; n < plan.order.size(); ++n) {
-      Real* const bound = plan.bounds.data() + n * kRowBlock;
-      const KeyRange tile = plan.tiles[Size(plan.order[n])];
+    queue.bounds.resize(queue.order.size() * kRowBlock);
+    for (size_t n = 1; n < queue.order.size(); ++n) {
+      Real* const bound = queue.bounds.data() + n * kRowBlock;
+      const KeyRange tile = queue.tiles[Size(queue.order[n])];
       const KeyRange keys{std::max(tile.begin, batch.begin), std::min(tile.end, batch.end)};
       if (keys.begin < open.begin || keys.end > open.end ||
-          !skipping_.PassesGate(place, gate, keys.begin, keys.end) || HidesPairs(block, keys)) {
+          !skipping_.PassesGate(range, gate, keys.begin, keys.end) || HidesPairs(block, keys)) {
         std::fill_n(bound, kRowBlock, kInfinity);
       } else {
-        if (!any) skipping_.SetRows(place, &plan.rows);
+        if (!any) skipping_.SetRows(range, &queue.rows);
         any = true;
-        skipping_.Bound(plan.rows,
+        skipping_.Bound(queue.rows,
                         skipping_.KeysOf(block.b, block.h / group_, keys.begin, keys.end),
-                        keys.begin, keys.end, plan.top, bound);
+                        keys.begin, keys.end, queue.top, bound);
       }
     }
     return any;
@@ -438,11 +439,11 @@ class ForwardPass {
     return false;
   }
 
-  void AddTilesInOrder(Block& block, KeyRange batch, const TileMask& seen, Plan& plan,
+  void AddTilesInOrder(Block& block, KeyRange batch, const TileMask& seen, TileQueue& queue,
                        Scratch& scratch) const {
     if (seen.end <= seen.begin) return;
-    SetOrder(block, seen, /*even=*/false, plan);
-    const auto tiles = static_cast<int64_t>(plan.order.size());
+    SetOrder(block, seen, /*even=*/false, queue);
+    const auto tiles = static_cast<int64_t>(queue.order.size());
     int64_t computed = 0;
     bool leaves_out = false;
     for (int64_t n = 0; n < tiles; ++n) {
@@ -450,17 +451,17 @@ class ForwardPass {
       if (n == 1 || anew) {
         HWY_ALIGN Real sums[kRowBlock] = {};
         Skipping::SumsOf(block.largest, block.weight, block.rows(), -kInfinity, sums);
-        if (n == 1) leaves_out = SetBounds(block, batch, seen, sums, plan);
+        if (n == 1) leaves_out = SetBounds(block, batch, seen, sums, queue);
         if (leaves_out) {
-          skipping_.SetLimits(plan.bounds.data() + kRowBlock, tiles - 1, sums, &plan.rows);
+          skipping_.SetLimits(queue.bounds.data() + kRowBlock, tiles - 1, sums, &queue.rows);
         }
       }
       uint64_t left_out = 0;
       if (leaves_out) {
-        left_out = Skipping::LeftOut(plan.rows, plan.bounds.data() + n * kRowBlock);
-        if (left_out == Skipping::AllRows(plan.rows.place)) continue;
+        left_out = Skipping::LeftOut(queue.rows, queue.bounds.data() + n * kRowBlock);
+        if (left_out == Skipping::AllRows(queue.rows.range)) continue;
       }
-      const KeyRange tile = plan.tiles[Size(plan.order[Size(n)])];
+      const KeyRange tile = queue.tiles[Size(queue.order[Size(n)])];
       AddPackedTile(block, batch, tile, left_out, scratch);
       computed += std::min(tile.end, seen.end) - std::max(tile.begin, seen.begin);
     }
@@ -536,7 +537,7 @@ class ForwardPass {
     const int64_t size = scratch_size() + packed_size() + blocks() * block_size();
     const Buffer memory(size * WorkersFor(executor_, heads * even_parts));
     if (first_parts > 0) {
-      plans_.resize(Size(heads * blocks()));
+      queues_.resize(Size(heads * blocks()));
       ParallelTasks(executor_, heads, [&](int64_t head, int worker) {
         AddFirstPart(head / n_.key_heads, head % n_.key_heads, memory.data() + worker * size);
       });
@@ -588,16 +589,16 @@ class ForwardPass {
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
     for (int64_t n = 0; n < blocks(); ++n) {
       Block& block = all[Size(n)];
-      Plan& plan = plans_[Size((b * n_.key_heads + key_head) * blocks() + n)];
+      TileQueue& queue = queues_[Size((b * n_.key_heads + key_head) * blocks() + n)];
       TileMask seen;
       SetMask(block, batch, 0, n_.keys, &seen);
-      if (seen.begin < seen.end && skipping_.Active(block.place())) {
-        SetOrder(block, seen, /*even=*/true, plan);
-        const auto tiles = static_cast<int64_t>(plan.order.size());
+      if (seen.begin < seen.end && skipping_.Active(block.range())) {
+        SetOrder(block, seen, /*even=*/true, queue);
+        const auto tiles = static_cast<int64_t>(queue.order.size());
         int64_t keys_seen = 0;
-        plan.first_tiles = 0;
-        while (plan.first_tiles < tiles && keys_seen < kForwardColumns / 2) {
-          const KeyRange tile = plan.tiles[Size(plan.order[Size(plan.first_tiles++)])];
+        queue.first_tiles = 0;
+        while (queue.first_tiles < tiles && keys_seen < kForwardColumns / 2) {
+          const KeyRange tile = queue.tiles[Size(queue.order[Size(queue.first_tiles++)])];
           keys_seen += std::min(tile.end, seen.end) - std::max(tile.begin, seen.begin);
           TileMask mask;
           SetMask(block, batch, tile.begin, tile.end - tile.begin, &mask);
@@ -609,9 +610,9 @@ class ForwardPass {
         }
         HWY_ALIGN Real sums[kRowBlock] = {};
         Skipping::SumsOf(block.largest, block.weight, block.rows(), -kInfinity, sums);
-        skipping_.SetRows(block.place(), &plan.rows);
-        skipping_.SetEqualLimits(tiles, sums, &plan.rows);
-        plan.open = {seen.rows[block.queries - 1].begin, seen.rows[0].end};
+        skipping_.SetRows(block.range(), &queue.rows);
+        skipping_.SetEqualLimits(tiles, sums, &queue.rows);
+        queue.open = {seen.rows[block.queries - 1].begin, seen.rows[0].end};
       }
       Save(block, 0);
     }
@@ -624,10 +625,10 @@ class ForwardPass {
   };
 
   // The rows of a block that skip a tile of a part. The tile's keys are [tile.begin, tile.end).
-  uint64_t LeftOutOfPart(const Block& block, const Plan& plan, KeyRange tile,
+  uint64_t LeftOutOfPart(const Block& block, const TileQueue& queue, KeyRange tile,
                          TileBounds& bounds) const {
-    if (tile.begin < plan.open.begin || tile.end > plan.open.end || HidesPairs(block, tile) ||
-        !skipping_.MayLeaveOut(plan.rows, tile.begin, tile.end)) {
+    if (tile.begin < queue.open.begin || tile.end > queue.open.end || HidesPairs(block, tile) ||
+        !skipping_.MayLeaveOut(queue.rows, tile.begin, tile.end)) {
       return 0;
     }
     const int64_t key_head = block.h / group_;
@@ -635,8 +636,8 @@ class ForwardPass {
       bounds.keys = skipping_.BoundKeys(block.b, key_head, tile, /*values=*/false);
     }
     HWY_ALIGN Real bound[kRowBlock] = {};
-    skipping_.Bound(plan.rows, *bounds.keys, tile.begin, tile.end, plan.top, bound);
-    const uint64_t left_out = Skipping::LeftOut(plan.rows, bound);
+    skipping_.Bound(queue.rows, *bounds.keys, tile.begin, tile.end, queue.top, bound);
+    const uint64_t left_out = Skipping::LeftOut(queue.rows, bound);
     if (left_out == 0) return 0;
     if (!bounds.finite_values) {
       bounds.finite_values =
@@ -650,8 +651,8 @@ class ForwardPass {
     Scratch scratch = MakeScratch(memory);
     Real* const packed = memory + scratch_size();
     const std::unique_ptr<Block[]> all = AllBlocks(b, key_head, SumsIn(packed));
-    const Plan* const plans =
-        plans_.empty() ? nullptr : plans_.data() + (b * n_.key_heads + key_head) * blocks();
+    const TileQueue* const queues =
+        queues_.empty() ? nullptr : queues_.data() + (b * n_.key_heads + key_head) * blocks();
     const KeyRange batch = BatchKeys(in_.mask, n_.keys, b);
     for (int64_t tile = first_tile; tile < last_tile; ++tile) {
       const int64_t first = tile * kForwardColumns;
@@ -662,15 +663,15 @@ class ForwardPass {
       for (int64_t n = 0; n < blocks(); ++n) {
         Block& block = all[Size(n)];
         uint64_t left_out = 0;
-        if (plans != nullptr && plans[n].first_tiles > 0) {
-          if (plans[n].IsFirst(first)) continue;
-          if (!in_tile.empty()) left_out = LeftOutOfPart(block, plans[n], in_tile, bounds);
+        if (queues != nullptr && queues[n].first_tiles > 0) {
+          if (queues[n].IsFirst(first)) continue;
+          if (!in_tile.empty()) left_out = LeftOutOfPart(block, queues[n], in_tile, bounds);
         }
         TileMask mask;
         SetMask(block, batch, first, kForwardColumns, &mask);
         if (mask.end <= mask.begin) continue;
         const int64_t pairs = block.rows() * (mask.end - mask.begin);
-        const bool computes = left_out != Skipping::AllRows(block.place());
+        const bool computes = left_out != Skipping::AllRows(block.range());
         AddPairs(pairs, computes ? pairs : 0);
         if (!computes) continue;
         mask.LeaveOut(left_out, block.rows());
@@ -1121,7 +1122,7 @@ class ForwardPass {
   Terms terms_;
   Segments segments_;
   Skipping skipping_;
-  std::vector<Plan> plans_;  // per block, if tasks are parts of the keys
+  std::vector<TileQueue> queues_;  // per block, if tasks are parts of the keys
   Positions positions_;
   std::vector<char> non_finite_;  // per panel of values
   Buffer partial_;

@@ -18,7 +18,7 @@
 #include "base/visible_keys.h"
 #include "cpu/bfloat16.h"
 #include "cpu/gemm-inl.h"
-#include "cpu/head_places.h"
+#include "cpu/head_slots.h"
 #include "cpu/vocabulary-inl.h"
 #include "cpu/workspace.h"
 #include "gnomon/attention.h"
@@ -288,14 +288,14 @@ inline void CopyPadded(const Tokens& tokens, int64_t b, int64_t h, int64_t begin
 class PaddedRows {
  public:
   // Fill copies rows [begin, end) of one head.
-  PaddedRows(const Tokens& tokens, const HeadPlaces& places, int64_t rows, int64_t columns)
+  PaddedRows(const Tokens& tokens, const HeadSlots& slots, int64_t rows, int64_t columns)
       : tokens_(tokens),
-        places_(places),
+        slots_(slots),
         rows_(rows),
         columns_(columns),
         padded_(PaddedColumns(columns)) {
     if (padded_ != columns || tokens.type != kOwnType) {
-      copy_.Reset(places.count * rows * padded_);
+      copy_.Reset(slots.count * rows * padded_);
     }
   }
 
@@ -313,11 +313,11 @@ class PaddedRows {
 
  private:
   Real* Copy(int64_t b, int64_t h) const {
-    return copy_.data() + places_.Of(b, h) * rows_ * padded_;
+    return copy_.data() + slots_.Of(b, h) * rows_ * padded_;
   }
 
   Tokens tokens_;
-  HeadPlaces places_;
+  HeadSlots slots_;
   int64_t rows_;
   int64_t columns_;
   int64_t padded_;
@@ -540,15 +540,15 @@ inline void PairRows(const Tokens& tokens, int64_t b, int64_t h, int64_t begin, 
 // The rows of each head, packed as consecutive transposed panels of floats or pairs.
 class Panels {
  public:
-  Panels(const Tokens& tokens, const HeadPlaces& places, int64_t rows, int64_t columns,
+  Panels(const Tokens& tokens, const HeadSlots& slots, int64_t rows, int64_t columns,
          bool pairs = false)
       : tokens_(tokens),
-        places_(places),
+        slots_(slots),
         columns_(columns),
         pairs_(pairs),
         panel_rows_(pairs ? DivideUp(columns, 2) : columns),
         panels_(DivideUp(rows, kWidth)),
-        data_(places.count * panels_ * panel_rows_ * kWidth) {}
+        data_(slots.count * panels_ * panel_rows_ * kWidth) {}
 
   int64_t count() const { return panels_; }
 
@@ -561,11 +561,11 @@ class Panels {
 
  private:
   Real* At(int64_t b, int64_t h, int64_t p) const {
-    return data_.data() + (places_.Of(b, h) * panels_ + p) * panel_rows_ * kWidth;
+    return data_.data() + (slots_.Of(b, h) * panels_ + p) * panel_rows_ * kWidth;
   }
 
   Tokens tokens_;
-  HeadPlaces places_;
+  HeadSlots slots_;
   int64_t columns_;
   bool pairs_;
   int64_t panel_rows_;

@@ -138,10 +138,10 @@ class ColumnScalars {
 // The column scalars of every key head, padded to whole panels.
 class PackedScalars {
  public:
-  PackedScalars(const AttentionInput<Real>& in, const PairTable& table, const HeadPlaces& places,
+  PackedScalars(const AttentionInput<Real>& in, const PairTable& table, const HeadSlots& slots,
                 int64_t keys)
-      : scalars_(in, table), places_(places), padded_(RoundUp(keys, kWidth)) {
-    if (scalars_.count() > 0) data_.Reset(scalars_.count() * places.count * padded_);
+      : scalars_(in, table), slots_(slots), padded_(RoundUp(keys, kWidth)) {
+    if (scalars_.count() > 0) data_.Reset(scalars_.count() * slots.count * padded_);
   }
 
   const ColumnScalars& scalars() const { return scalars_; }
@@ -158,11 +158,11 @@ class PackedScalars {
 
  private:
   Real* Head(int64_t b, int64_t h) const {
-    return data_.data() + places_.Of(b, h) * scalars_.count() * padded_;
+    return data_.data() + slots_.Of(b, h) * scalars_.count() * padded_;
   }
 
   ColumnScalars scalars_;
-  HeadPlaces places_;
+  HeadSlots slots_;
   int64_t padded_;
   Buffer data_;
 };

@@ -176,7 +176,7 @@ struct KeyBounds {
 };
 
 // The rows of a block: queries [i, i + queries) of `heads` heads from h on.
-struct RowPlace {
+struct RowRange {
   int64_t b;
   int64_t h;
   int64_t heads;
@@ -187,7 +187,7 @@ struct RowPlace {
 
 // Per-row inputs of the bounds.
 struct RowBounds {
-  RowPlace place;
+  RowRange range;
   HWY_ALIGN Real norm[kRowBlock];
   HWY_ALIGN Real a[kMostScalars][kRowBlock];
   HWY_ALIGN Real t[kMostScalars][kRowBlock];
@@ -231,9 +231,9 @@ class Skipping {
   bool Active(int64_t b, int64_t h) const {
     return active() && (in_.key_bias != nullptr || bias_.Fall(b, h) > kLeastFall - tolerance_);
   }
-  bool Active(const RowPlace& place) const {
+  bool Active(const RowRange& range) const {
     bool active = false;
-    for (int64_t h = 0; h < place.heads; ++h) active = active || Active(place.b, place.h + h);
+    for (int64_t h = 0; h < range.heads; ++h) active = active || Active(range.b, range.h + h);
     return active;
   }
 
@@ -282,11 +282,11 @@ class Skipping {
   }
 
   // Sets the inputs of rows. Initially, rows skip nothing.
-  void SetRows(const RowPlace& place, Rows* rows) const {
-    rows->place = place;
+  void SetRows(const RowRange& range, Rows* rows) const {
+    rows->range = range;
     RowReader queries(in_.x, dim_);
-    for (int64_t r = 0; r < place.rows(); ++r) SetRow(place, r, queries, rows);
-    for (int64_t r = place.rows(); r < RoundUp(place.rows(), kLaneCount); ++r) {
+    for (int64_t r = 0; r < range.rows(); ++r) SetRow(range, r, queries, rows);
+    for (int64_t r = range.rows(); r < RoundUp(range.rows(), kLaneCount); ++r) {
       rows->norm[r] = rows->factor[r] = rows->temperature[r] = rows->own[r] = 0;
       for (int s = 0; s < table_.row_scalars; ++s) rows->a[s][r] = 0;
       for (int s = 0; s < table_.head_scalars; ++s) rows->t[s][r] = 0;
@@ -295,10 +295,10 @@ class Skipping {
   }
 
   // The largest offset bias of a head's rows with keys [first, end).
-  Real OffsetBias(const RowPlace& place, int64_t head, int64_t first, int64_t end) const {
+  Real OffsetBias(const RowRange& range, int64_t head, int64_t first, int64_t end) const {
     if (!bias_.exists()) return 0.0f;
-    const int64_t entry = n_.queries - 1 + first - (place.i + place.queries - 1);
-    return bias_.Most(place.b, place.h + head, entry, entry + place.queries - 1 + end - first);
+    const int64_t entry = n_.queries - 1 + first - (range.i + range.queries - 1);
+    return bias_.Most(range.b, range.h + head, entry, entry + range.queries - 1 + end - first);
   }
 
   // Returns a bound on biases: rows of one head can skip a tile of keys only if its biases are
@@ -306,26 +306,26 @@ class Skipping {
   //
   // The upper bound on the pair function's contribution is at least 0. If a tile's biases alone
   // exceed the tolerance for every row, no row skips the tile, and its keys need not be examined.
-  Real Gate(const RowPlace& place, const Real* least_sums) const {
+  Real Gate(const RowRange& range, const Real* least_sums) const {
     if (in_.temperature != nullptr || in_.relative.keys != nullptr) return kInfinity;
     Real most = -kInfinity;
-    for (int64_t r = 0; r < place.rows(); ++r) {
+    for (int64_t r = 0; r < range.rows(); ++r) {
       Real sum = least_sums[r];
       if (in_.key_bias_base != nullptr) {
-        const int64_t head = place.b * n_.heads + place.h + r / place.queries;
-        sum += in_.key_bias_base[head * n_.queries + place.i + r % place.queries] * kLog2E;
+        const int64_t head = range.b * n_.heads + range.h + r / range.queries;
+        sum += in_.key_bias_base[head * n_.queries + range.i + r % range.queries] * kLog2E;
       }
       most = std::max(most, sum);
     }
     return most + tolerance_;
   }
   // Whether a tile's biases are below the gate of its rows.
-  bool PassesGate(const RowPlace& place, Real gate, int64_t first, int64_t end) const {
+  bool PassesGate(const RowRange& range, Real gate, int64_t first, int64_t end) const {
     if (gate == kInfinity) return true;
-    for (int64_t h = 0; h < place.heads; ++h) {
-      Real bias = OffsetBias(place, h, first, end);
+    for (int64_t h = 0; h < range.heads; ++h) {
+      Real bias = OffsetBias(range, h, first, end);
       if (in_.key_bias != nullptr) {
-        bias += LargestKeyBias(place.b, place.h + h, first, end);
+        bias += LargestKeyBias(range.b, range.h + h, first, end);
       }
       // A bias of -inf, which masks the whole tile, also passes.
       if (!(bias > gate - std::log2(static_cast<Real>(end - first)))) return true;
@@ -357,13 +357,13 @@ class Skipping {
   // Whether any row may skip keys [first, end); false if their biases alone are too large. Callers
   // check this before they examine the keys.
   bool MayLeaveOut(const Rows& rows, int64_t first, int64_t end) const {
-    const RowPlace& place = rows.place;
+    const RowRange& range = rows.range;
     const Real log_count = std::log2(static_cast<Real>(end - first));
-    for (int64_t r = 0; r < place.rows(); ++r) {
-      const int64_t h = r / place.queries;
+    for (int64_t r = 0; r < range.rows(); ++r) {
+      const int64_t h = r / range.queries;
       const Real key =
-          in_.key_bias == nullptr ? 0.0f : LargestKeyBias(place.b, place.h + h, first, end);
-      const Real sum = OffsetBias(place, h, first, end) + key + rows.own[r];
+          in_.key_bias == nullptr ? 0.0f : LargestKeyBias(range.b, range.h + h, first, end);
+      const Real sum = OffsetBias(range, h, first, end) + key + rows.own[r];
       if (sum * rows.temperature[r] + log_count <= rows.limit[r] || sum == -kInfinity) return true;
     }
     return false;
@@ -385,7 +385,7 @@ class Skipping {
     // Smaller bounds are rounded up to this value.
     const VF least = hn::Set(d, -24.0f);
     const VF least_weight = hn::Set(d, 1.0f / (1 << 24));
-    for (int64_t r = 0; r < rows->place.rows(); r += kLaneCount) {
+    for (int64_t r = 0; r < rows->range.rows(); r += kLaneCount) {
       const VF limit = hn::Load(d, least_sums + r) + hn::Load(d, rows->doubt + r) +
                        hn::Set(d, tolerance_ - kBoundSlack);
       VF sum[kChoices];
@@ -419,7 +419,7 @@ class Skipping {
   void SetEqualLimits(int64_t tiles, const Real* least_sums, Rows* rows) const {
     const Real share =
         tolerance_ - kBoundSlack - std::log2(static_cast<Real>(std::max<int64_t>(1, tiles)));
-    for (int64_t r = 0; r < rows->place.rows(); ++r) {
+    for (int64_t r = 0; r < rows->range.rows(); ++r) {
       rows->limit[r] = least_sums[r] + rows->doubt[r] + share;
     }
   }
@@ -428,7 +428,7 @@ class Skipping {
   static uint64_t LeftOut(const Rows& rows, const Real* bound) {
     const DF d;
     uint64_t bits = 0;
-    for (int64_t r = 0; r < rows.place.rows(); r += kLaneCount) {
+    for (int64_t r = 0; r < rows.range.rows(); r += kLaneCount) {
       uint8_t lanes[8] = {};
       hn::StoreMaskBits(d, hn::LoadU(d, bound + r) <= hn::Load(d, rows.limit + r), lanes);
       uint64_t of_vector = 0;
@@ -437,9 +437,9 @@ class Skipping {
       }
       bits |= of_vector << r;
     }
-    return bits & AllRows(rows.place);
+    return bits & AllRows(rows.range);
   }
-  static uint64_t AllRows(const RowPlace& place) { return (uint64_t{1} << place.rows()) - 1; }
+  static uint64_t AllRows(const RowRange& range) { return (uint64_t{1} << range.rows()) - 1; }
 
  private:
   static constexpr int64_t kTaskCells = 16;
@@ -462,31 +462,31 @@ class Skipping {
     const DF d;
     HWY_ALIGN Real added[kRowBlock];
     HWY_ALIGN Real size[kRowBlock];
-    const RowPlace& place = rows.place;
+    const RowRange& range = rows.range;
     const Real log_count = std::log2(static_cast<Real>(end - first)) + kBoundSlack;
     bool any = false;
-    for (int64_t h = 0; h < place.heads; ++h) {
-      const Real offset = OffsetBias(place, h, first, end);
+    for (int64_t h = 0; h < range.heads; ++h) {
+      const Real offset = OffsetBias(range, h, first, end);
       Real key = 0;
       Real sum = offset;
       if (in_.key_bias != nullptr) {
-        key = LargestKeyBias(place.b, place.h + h, first, end);
+        key = LargestKeyBias(range.b, range.h + h, first, end);
         sum = offset == -kInfinity || key == -kInfinity ? -kInfinity : offset + key;
       } else if (top[h] - offset < kLeastFall - tolerance_) {
         sum = kInfinity;
       }
       if (!keys.finite()) sum = kInfinity;
       any = any || sum < kInfinity;
-      std::fill_n(added + h * place.queries, place.queries, sum);
-      std::fill_n(size + h * place.queries, place.queries, std::fabs(offset) + std::fabs(key));
+      std::fill_n(added + h * range.queries, range.queries, sum);
+      std::fill_n(size + h * range.queries, range.queries, std::fabs(offset) + std::fabs(key));
     }
-    const int64_t count = RoundUp(place.rows(), kLaneCount);
+    const int64_t count = RoundUp(range.rows(), kLaneCount);
     if (!any) {
       std::fill_n(bound, count, kInfinity);
       return;
     }
-    std::fill(added + place.rows(), added + count, kInfinity);
-    std::fill(size + place.rows(), size + count, 0.0f);
+    std::fill(added + range.rows(), added + count, kInfinity);
+    std::fill(size + range.rows(), size + count, 0.0f);
     HWY_ALIGN Real g_least[kRowBlock];
     HWY_ALIGN Real g_most[kRowBlock];
     HWY_ALIGN Real f_least[kRowBlock];
@@ -538,10 +538,10 @@ class Skipping {
     return {zero - product, product};
   }
 
-  void SetRow(const RowPlace& place, int64_t r, RowReader& queries, Rows* rows) const {
-    const int64_t b = place.b;
-    const int64_t h = place.h + r / place.queries;
-    const int64_t i = place.i + r % place.queries;
+  void SetRow(const RowRange& range, int64_t r, RowReader& queries, Rows* rows) const {
+    const int64_t b = range.b;
+    const int64_t h = range.h + r / range.queries;
+    const int64_t i = range.i + r % range.queries;
     const int64_t row = (b * n_.heads + h) * n_.queries + i;
     Real sum = 0;  // NaN if anything is non-finite
     const auto take = [&sum](Real number) {

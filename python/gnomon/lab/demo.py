@@ -11,13 +11,14 @@ import pathlib
 import sys
 import sysconfig
 from collections.abc import Sequence
-from typing import NoReturn
 
-from gnomon._command_line import Parser
+from gnomon._command_line import Parser, failure
 from gnomon._files import cache_folder, replacing
 from gnomon._output import checked_output
 
 __all__ = ["write_text"]
+
+_fail = failure("gnomon.demo")
 
 #: The comparison takes about three minutes on two cores.
 OPTIONS = (
@@ -41,11 +42,6 @@ def write_text(out: pathlib.Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out) as part:
         part.write_bytes(b"".join(source.read_bytes() + b"\n" for source in files))
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"gnomon.demo: {message}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,12 +12,12 @@
 #include <utility>
 
 #include "ops/attention/call_checks.h"
+#include "ops/attention/call_positions.h"
 #include "ops/attention/einstein_midpoint.h"
 #include "ops/attention/grid_bias.h"
 #include "ops/attention/key_bias.h"
 #include "ops/attention/outputs.h"
 #include "ops/attention/placed_bias.h"
-#include "ops/attention/token_places.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/geometry/geometry.h"
 #include "ops/operators/devices.h"
@@ -122,7 +122,7 @@ class Composition {
       }
     }
     AddTokens(tokens, value);
-    AddPlaces();
+    AddCallPositions();
     AddDropout();
     AddSoftcap(tokens);
     call_.rows_first = HasRowsFirst(given_q_);
@@ -191,12 +191,12 @@ class Composition {
     TORCH_CHECK_VALUE(
         !range_.query_offsets || !arguments_.query_offset,
         "gnomon.attention: query_offset and query_offsets are both given; pass one of them");
-    places_ = Places::Find(q_, k_, arguments_);
+    call_positions_ = CallPositions::Find(q_, k_, arguments_);
     coordinates_ = Coordinates::Find(q_, k_, positions_, arguments_);
     grid_ = FindGrid(q_, k_, positions_, arguments_);
     rotation_ = FindOne(positions_, PositionEntry::Role::kRotation, "rotations");
     const bool has_position =
-        !coordinates_ && std::any_of(positions_.begin(), positions_.end(), DependsOnPlaces);
+        !coordinates_ && std::any_of(positions_.begin(), positions_.end(), DependsOnPositions);
     range_.query_offset = QueryOffset(q_, k_, has_position, arguments_);
   }
 
@@ -208,9 +208,9 @@ class Composition {
           return position.entry->catalogue.sums_over_keys ||
                  position.entry->role() == PositionEntry::Role::kTemperature;
         });
-    if (!asks_for_order || (!places_ && !call_.key_segments)) return;
-    order_.emplace(places_ ? *places_ : Places::Consecutive(q_, range_), call_.query_segments,
-                   call_.key_segments, call_.key_starts, call_.key_lengths);
+    if (!asks_for_order || (!call_positions_ && !call_.key_segments)) return;
+    order_.emplace(call_positions_ ? *call_positions_ : CallPositions::Consecutive(q_, range_),
+                   call_.query_segments, call_.key_segments, call_.key_starts, call_.key_lengths);
     of_keys_ = {order_->columns(), order_->segment_begin()};
   }
 
@@ -218,7 +218,7 @@ class Composition {
     OptionalTensor bias;
     for (const ResolvedPosition& position : positions_) {
       if (!IsBias(position)) continue;
-      if (places_ && !grid_) {
+      if (call_positions_ && !grid_) {
         TORCH_CHECK_NOT_IMPLEMENTED(
             !position.entry->GoesByLength(*position.component), kOperation, ": ",
             position.component->name(),
@@ -250,7 +250,7 @@ class Composition {
                          .heads = range_.heads,
                          .key_heads = SizeOf(k_, 1)};
     const auto place = [&] {
-      if (places_) rotated.positions = places_->Of(rotated.of_keys);
+      if (call_positions_) rotated.positions = call_positions_->Of(rotated.of_keys);
       if (coordinates_) rotated.positions = coordinates_->Of(rotated.of_keys);
     };
     const PositionEntry& entry = *rotation_->entry;
@@ -267,7 +267,7 @@ class Composition {
 
   // The value of ContentCall::farthest.
   std::optional<int64_t> FarthestOffset() const {
-    if (places_ || coordinates_ || range_.query_offsets) return std::nullopt;
+    if (call_positions_ || coordinates_ || range_.query_offsets) return std::nullopt;
     const std::optional<int64_t> queries = range_.queries.maybe_as_int();
     const std::optional<int64_t> keys = range_.keys.maybe_as_int();
     const std::optional<int64_t> first = range_.query_offset.maybe_as_int();
@@ -421,9 +421,9 @@ class Composition {
   void AddMask() {
     if (!arguments_.mask) return;
     const at::Tensor& mask = *arguments_.mask;
-    TORCH_CHECK_TYPE(
-        mask.scalar_type() == at::kBool, kOperation, ": mask has dtype ", mask.scalar_type(),
-        "; expected bool; to add values to the scores, pass position.PairBias");
+    TORCH_CHECK_TYPE(mask.scalar_type() == at::kBool, kOperation, ": mask has dtype ",
+                     mask.scalar_type(),
+                     "; expected bool; to add values to the scores, pass position.PairBias");
     TORCH_CHECK_TYPE(mask.device() == q_.device(), kOperation, ": mask is on ", mask.device(),
                      ", but q is on ", q_.device(), "; expected the same device");
     call_.mask = BroadcastPairs("mask", mask, q_, k_);
@@ -451,7 +451,8 @@ class Composition {
   // The positions of the rows, and the number of available keys up to each.
   TemperatureCall Rows() const {
     const at::Tensor positions =
-        (places_ ? places_->queries() : range_.QueryPositions(q_.options())).unsqueeze(1);
+        (call_positions_ ? call_positions_->queries() : range_.QueryPositions(q_.options()))
+            .unsqueeze(1);
     return {positions.to(at::kDouble), KeysUpTo(positions).clamp_min(1).to(at::kDouble)};
   }
 
@@ -528,12 +529,12 @@ class Composition {
     call_.function = tokens.function;
   }
 
-  void AddPlaces() {
+  void AddCallPositions() {
     call_.query_offset = range_.query_offset;
     call_.query_offsets = range_.query_offsets;
-    if (places_) {
-      call_.query_positions = places_->queries();
-      call_.key_positions = places_->keys();
+    if (call_positions_) {
+      call_.query_positions = call_positions_->queries();
+      call_.key_positions = call_positions_->keys();
     }
     if (!packed_.empty()) {
       call_.bias_parameters = packed_.Parameters(range_.options);
@@ -629,7 +630,7 @@ class Composition {
   const ResolvedPosition* content_ = nullptr;
   const ResolvedPosition* rotation_ = nullptr;
   OffsetRange range_;
-  std::optional<Places> places_;
+  std::optional<CallPositions> call_positions_;
   std::optional<Coordinates> coordinates_;
   std::optional<TokenGrid> grid_;
   std::optional<KeyOrder> order_;

@@ -22,7 +22,7 @@ void ExpectRows(int64_t rows, int64_t expected) {
                     " rows; expected ", expected);
 }
 
-void ExpectPlaces(int64_t least, int64_t greatest, int64_t end, const char* what) {
+void ExpectPositions(int64_t least, int64_t greatest, int64_t end, const char* what) {
   TORCH_CHECK_VALUE(least >= 0 && greatest < end, "gnomon.attention: positions range from ", least,
                     " to ", greatest, "; expected 0 to ", end - 1, ", ", what);
 }
@@ -390,7 +390,7 @@ std::unique_ptr<TableLayout> KernelCall<T>::MakeRelativeLayout(const OperatorArg
     return layout;
   }
   if (name == "keys" && has_positions_) {
-    ExpectPlaces(least_key_, greatest_key_, rows, "the rows of the position's table");
+    ExpectPositions(least_key_, greatest_key_, rows, "the rows of the position's table");
     return std::make_unique<KeyLayout>(rows);
   }
   if (name == "keys") {
@@ -439,7 +439,7 @@ std::unique_ptr<GridLayout> KernelCall<T>::MakeGrid(c10::SymIntArrayRef grid,
                                           numbers[0], kind);
   });
   if (has_positions_) {
-    ExpectPlaces(least_, greatest_, layout->tokens(), "the indices of the grid");
+    ExpectPositions(least_, greatest_, layout->tokens(), "the indices of the grid");
     return layout;
   }
   // Keys beyond the grid have no bias.

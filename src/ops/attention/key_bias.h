@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "ops/attention/call.h"
-#include "ops/attention/token_places.h"
+#include "ops/attention/call_positions.h"
 #include "ops/coordinates/offset_range.h"
 
 namespace gnomon {

@@ -69,14 +69,15 @@ std::vector<at::Tensor> TokenGrid::Coordinates(const char* what, const c10::SymI
   return Split(at::arange(first, first + count, options.dtype(at::kLong)));
 }
 
-std::vector<at::Tensor> TokenGrid::CoordinatesAt(const char* what, const at::Tensor& places) const {
-  CheckPositions(what, places, tokens(),
+std::vector<at::Tensor> TokenGrid::CoordinatesAt(const char* what,
+                                                 const at::Tensor& positions) const {
+  CheckPositions(what, positions, tokens(),
                  "indices of the grid " + Text() + ", from 0 to " + std::to_string(tokens() - 1));
-  return Split(places);
+  return Split(positions);
 }
 
-std::vector<at::Tensor> TokenGrid::Split(const at::Tensor& places) const {
-  at::Tensor rest = (places - prefix_).clamp_min(0);
+std::vector<at::Tensor> TokenGrid::Split(const at::Tensor& positions) const {
+  at::Tensor rest = (positions - prefix_).clamp_min(0);
   std::vector<at::Tensor> coordinates(shape_.size());
   for (size_t axis = shape_.size(); axis-- > 0;) {
     coordinates[axis] = rest.remainder(shape_[axis]);

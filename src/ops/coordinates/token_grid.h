@@ -40,7 +40,7 @@ class TokenGrid {
                                       const at::TensorOptions& options) const;
   // The same for tokens at the given indices, int64 of any shape. Throws if one is known to lie
   // outside the grid.
-  std::vector<at::Tensor> CoordinatesAt(const char* what, const at::Tensor& places) const;
+  std::vector<at::Tensor> CoordinatesAt(const char* what, const at::Tensor& positions) const;
   // Whether each of these tokens lies on the grid, (L,).
   at::Tensor IsPlaced(const c10::SymInt& first, const c10::SymInt& count,
                       const at::TensorOptions& options) const;
@@ -48,7 +48,7 @@ class TokenGrid {
   bool operator==(const TokenGrid&) const = default;
 
  private:
-  std::vector<at::Tensor> Split(const at::Tensor& places) const;
+  std::vector<at::Tensor> Split(const at::Tensor& positions) const;
 
   std::vector<int64_t> shape_;
   int64_t prefix_;

@@ -112,10 +112,10 @@ class Encoder : public TokenEncoder {
   at::Tensor EncodeGrid(const TokenBatch& batch) const {
     const at::TensorOptions options = batch.embeddings.options().dtype(at::kDouble);
     const Augmentation augmentation(*this, batch);
-    const at::Tensor places = Positions(batch);
+    const at::Tensor positions = Positions(batch);
     const std::vector<at::Tensor> coordinates =
         batch.positions
-            ? grid_->CoordinatesAt("gnomon.nn: cape", places)
+            ? grid_->CoordinatesAt("gnomon.nn: cape", positions)
             : grid_->Coordinates("gnomon.nn: cape", batch.offset, Length(batch), options);
     std::array<at::Tensor, 2> axes;  // y and x, (B or 1, L), in [-1, 1] before the augmentation
     for (size_t axis = 0; axis < 2; ++axis) {
@@ -135,7 +135,7 @@ class Encoder : public TokenEncoder {
     const at::Tensor phase =
         std::numbers::pi * frequency *
         (over_waves(axes[1]) * angle.cos() + over_waves(axes[0]) * angle.sin());
-    const at::Tensor placed = (places >= grid_->prefix()).unsqueeze(-1);
+    const at::Tensor placed = (positions >= grid_->prefix()).unsqueeze(-1);
     return at::where(placed, at::cat({phase.cos(), phase.sin()}, 2), 0.0);
   }
 

@@ -31,10 +31,10 @@ class Encoder : public TokenEncoder {
                     const TokenBatch& batch) const override {
     const at::Tensor& table = Take(tensors, 0, "table of learned");
     if (batch.positions) {
-      const at::Tensor places = Positions(batch);
-      CheckPositions("gnomon.nn: learned", places, length_,
+      const at::Tensor positions = Positions(batch);
+      CheckPositions("gnomon.nn: learned", positions, length_,
                      "rows of the table, 0 to " + std::to_string(length_ - 1));
-      return at::embedding(table, places);
+      return at::embedding(table, positions);
     }
     TORCH_CHECK_VALUE(batch.offset >= 0 && batch.offset + Length(batch) <= length_,
                       "gnomon.nn: learned: positions range from ", batch.offset, " to ",

@@ -38,9 +38,9 @@ class Encoder : public TokenEncoder {
           .to(batch.embeddings.device());
     };
     if (batch.positions) {
-      const at::Tensor places = Positions(batch);
-      grid_->CoordinatesAt("gnomon.nn: sinusoidal", places);  // checks them
-      return at::embedding(table(), places);
+      const at::Tensor positions = Positions(batch);
+      grid_->CoordinatesAt("gnomon.nn: sinusoidal", positions);  // checks them
+      return at::embedding(table(), positions);
     }
     TORCH_CHECK_VALUE(batch.offset >= 0 && batch.offset + Length(batch) <= grid_->tokens(),
                       "gnomon.nn: sinusoidal: positions range from ", batch.offset, " to ",

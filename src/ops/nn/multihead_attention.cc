@@ -133,14 +133,15 @@ torch::Tensor MultiheadAttentionImpl::forward(const torch::Tensor& query, const 
   if (options.sink()) arguments.sink = sink;
   if (is_training()) arguments.dropout = options.dropout();
   arguments.tolerance = options.tolerance();
-  const OptionalTensor& places = arguments.key_positions;
+  const OptionalTensor& key_positions = arguments.key_positions;
   const bool turns = call.cache != nullptr && TurnsKeysOnce(*terms_) &&
                      (k.scalar_type() == at::kFloat || k.scalar_type() == at::kDouble) &&
-                     (!places || places->dim() < 3);
+                     (!key_positions || key_positions->dim() < 3);
   if (turns) {
     const auto turn = [&](const torch::Tensor& some, int64_t first) {
       const OptionalTensor of_some =
-          places ? OptionalTensor(places->narrow(-1, first, some.size(2))) : std::nullopt;
+          key_positions ? OptionalTensor(key_positions->narrow(-1, first, some.size(2)))
+                        : std::nullopt;
       return TurnedKeys(some, *terms_, options.num_heads(), first, of_some);
     };
     k = joined.turned(turn, terms_->text());

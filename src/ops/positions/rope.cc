@@ -128,22 +128,22 @@ at::Tensor RowsAt(const at::Tensor& table, const RotationCall& call) {
                       "each token of q and k");
     return table.narrow_symint(2, call.position, rows);
   }
-  at::Tensor places;
+  at::Tensor positions;
   if (call.positions) {
-    places = call.positions->of_tokens;
+    positions = call.positions->of_tokens;
     TORCH_CHECK_VALUE(
-        places.dim() == 2,
+        positions.dim() == 2,
         "gnomon.attention: RoPE has angles, and positions have several axes; expected one of them");
   } else {
-    places = call.firsts->to(at::kLong).reshape({-1, 1}) +
-             at::arange(rows, call.firsts->options().dtype(at::kLong));
+    positions = call.firsts->to(at::kLong).reshape({-1, 1}) +
+                at::arange(rows, call.firsts->options().dtype(at::kLong));
   }
-  CheckPositions("gnomon.attention: angles of RoPE", places, SizeOf(table, 2), "rows of angles");
+  CheckPositions("gnomon.attention: angles of RoPE", positions, SizeOf(table, 2), "rows of angles");
   std::vector<c10::SymInt> sizes = table.sym_sizes().vec();
-  if (places.sym_size(0) != 1) sizes[0] = places.sym_size(0);
+  if (positions.sym_size(0) != 1) sizes[0] = positions.sym_size(0);
   const at::Tensor whole = table.expand_symint(sizes);
   sizes[2] = rows;
-  return whole.gather(2, places.unsqueeze(1).unsqueeze(3).expand_symint(sizes));
+  return whole.gather(2, positions.unsqueeze(1).unsqueeze(3).expand_symint(sizes));
 }
 
 // Rotates by angles that the user supplies.

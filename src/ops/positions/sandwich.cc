@@ -20,9 +20,9 @@ at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tenso
   const c10::SymInt ahead = range.keys - 1 - range.query_offset;
   const c10::SymInt back = range.query_offset + range.queries - 1;
   // Offsets of both signs share a distance, so each sum is computed once.
-  at::Tensor places;
+  at::Tensor offsets;
   if (!range.query_offsets && ahead > 0 && back > 0) {
-    places = distances;
+    offsets = distances;
     distances = at::arange(ahead.max(back) + 1, distances.options());
   }
   const double log_step = -2 * std::log(component.Number("base")) / static_cast<double>(dims);
@@ -31,7 +31,7 @@ at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tenso
   for (int64_t i = 1; i <= dims / 2; ++i) {
     sum += (wide * std::exp(static_cast<double>(i) * log_step)).cos_();
   }
-  if (places.defined()) sum = sum.index_select(0, places);
+  if (offsets.defined()) sum = sum.index_select(0, offsets);
   return OverEntries(factor) * sum.to(factor.scalar_type());
 }
 

@@ -9,25 +9,21 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
-from typing import NoReturn
 
 import matplotlib
 
-from gnomon._command_line import Parser
+from gnomon._command_line import Parser, failure
 from gnomon._files import replacing
 from gnomon._output import checked_output
 from gnomon.lab._plots import STYLE
 from gnomon.lab.report import PLOTS, counts, has_verdicts, load, render, undecided
 
+_fail = failure("gnomon.report")
+
 
 def main(arguments: list[str] | None = None) -> int:
     with checked_output(_fail):
         return _main(arguments)
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"gnomon.report: {message}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 def _main(arguments: list[str] | None) -> int:

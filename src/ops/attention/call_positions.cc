@@ -1,4 +1,4 @@
-#include "ops/attention/token_places.h"
+#include "ops/attention/call_positions.h"
 
 #include <ATen/ATen.h>
 
@@ -39,7 +39,7 @@ void CheckKeyPositions(const at::Tensor& q, const at::Tensor& k, const CallArgum
 
 }  // namespace
 
-bool DependsOnPlaces(const ResolvedPosition& position) {
+bool DependsOnPositions(const ResolvedPosition& position) {
   switch (position.entry->role()) {
     case PositionEntry::Role::kNone:
     case PositionEntry::Role::kKeyBias:
@@ -85,7 +85,7 @@ std::optional<Coordinates> Coordinates::Find(const at::Tensor& q, const at::Tens
   if (!HasCoordinates(arguments)) return std::nullopt;
   for (const ResolvedPosition& position : positions) {
     TORCH_CHECK_VALUE(
-        !DependsOnPlaces(position) || position.entry->role() == PositionEntry::Role::kRotation,
+        !DependsOnPositions(position) || position.entry->role() == PositionEntry::Role::kRotation,
         OperatorArguments::kOperation, ": positions have several axes, which ",
         position.component->name(), " does not support; pass positions of shape (B, Lq)");
   }
@@ -106,8 +106,8 @@ std::optional<Coordinates> Coordinates::Find(const at::Tensor& q, const at::Tens
 
 TokenPositions Coordinates::Of(bool keys) const { return PositionsOf(queries_, keys_, keys); }
 
-std::optional<Places> Places::Find(const at::Tensor& q, const at::Tensor& k,
-                                   const CallArguments& arguments) {
+std::optional<CallPositions> CallPositions::Find(const at::Tensor& q, const at::Tensor& k,
+                                                 const CallArguments& arguments) {
   if (HasCoordinates(arguments)) return std::nullopt;
   if (!arguments.positions) {
     TORCH_CHECK_VALUE(!arguments.key_positions, OperatorArguments::kOperation,
@@ -118,40 +118,40 @@ std::optional<Places> Places::Find(const at::Tensor& q, const at::Tensor& k,
                     OperatorArguments::kOperation,
                     ": positions and query_offset are both given; expected one of them");
   CheckKeyPositions(q, k, arguments);
-  Places places;
-  places.queries_ = *CheckIntegers(OperatorArguments::kOperation, "positions", arguments.positions,
-                                   q, q.sym_size(2));
-  places.keys_ = arguments.key_positions
-                     ? *CheckIntegers(OperatorArguments::kOperation, "key_positions",
-                                      arguments.key_positions, q, k.sym_size(2))
-                     : places.queries_;
-  return places;
+  CallPositions positions;
+  positions.queries_ = *CheckIntegers(OperatorArguments::kOperation, "positions",
+                                      arguments.positions, q, q.sym_size(2));
+  positions.keys_ = arguments.key_positions
+                        ? *CheckIntegers(OperatorArguments::kOperation, "key_positions",
+                                         arguments.key_positions, q, k.sym_size(2))
+                        : positions.queries_;
+  return positions;
 }
 
-Places Places::Consecutive(const at::Tensor& q, const OffsetRange& range) {
+CallPositions CallPositions::Consecutive(const at::Tensor& q, const OffsetRange& range) {
   const c10::SymInt batch = q.sym_size(0);
-  Places places;
-  places.queries_ = range.QueryPositions(q.options()).expand_symint({batch, range.queries});
-  places.keys_ =
+  CallPositions positions;
+  positions.queries_ = range.QueryPositions(q.options()).expand_symint({batch, range.queries});
+  positions.keys_ =
       at::arange(range.keys, q.options().dtype(at::kLong)).expand_symint({batch, range.keys});
-  return places;
+  return positions;
 }
 
-TokenPositions Places::Of(bool keys) const { return PositionsOf(queries_, keys_, keys); }
+TokenPositions CallPositions::Of(bool keys) const { return PositionsOf(queries_, keys_, keys); }
 
-KeyOrder::KeyOrder(const Places& places, const OptionalTensor& query_segments,
+KeyOrder::KeyOrder(const CallPositions& positions, const OptionalTensor& query_segments,
                    const OptionalTensor& key_segments, const OptionalTensor& key_starts,
                    const OptionalTensor& key_lengths) {
-  const at::Tensor& keys = places.keys();
+  const at::Tensor& keys = positions.keys();
   const at::Tensor seen =
       WithoutHidden(at::ones_like(keys).unsqueeze(1).unsqueeze(3), key_starts, key_lengths)
           .squeeze(3)
           .squeeze(1) != 0;
   // A segment and a position are packed into one 64-bit integer.
   constexpr int64_t kApart = int64_t{1} << 32;
-  const at::Tensor first = places.queries().sym_size(1) == 0
+  const at::Tensor first = positions.queries().sym_size(1) == 0
                                ? keys.slice(1, 0, 1)
-                               : places.queries().amin({1}, /*keepdim=*/true);
+                               : positions.queries().amin({1}, /*keepdim=*/true);
   const auto code = [&](const at::Tensor& positions, const OptionalTensor& segments) {
     const at::Tensor offset = (positions - first).clamp(-kApart / 2, kApart / 2 - 1);
     return segments ? *segments * kApart + offset : offset;
@@ -164,10 +164,10 @@ KeyOrder::KeyOrder(const Places& places, const OptionalTensor& query_segments,
     const at::Tensor of_sorted = key_segments->expand_symint(order.sym_sizes()).gather(1, order);
     segment_begin_ = at::searchsorted(sorted, of_sorted * kApart - kApart / 2);
   }
-  last_ = at::searchsorted(sorted, code(places.queries(), query_segments), /*out_int32=*/false,
+  last_ = at::searchsorted(sorted, code(positions.queries(), query_segments), /*out_int32=*/false,
                            /*right=*/true);
   const at::Tensor segments =
-      query_segments ? *query_segments * kApart : at::zeros_like(places.queries());
+      query_segments ? *query_segments * kApart : at::zeros_like(positions.queries());
   first_ = at::searchsorted(sorted, segments - kApart / 2);
   past_ = at::searchsorted(sorted, segments + kApart / 2);
 }

@@ -1,6 +1,6 @@
 // The positions of a call's tokens.
-#ifndef GNOMON_OPS_ATTENTION_TOKEN_PLACES_H_
-#define GNOMON_OPS_ATTENTION_TOKEN_PLACES_H_
+#ifndef GNOMON_OPS_ATTENTION_CALL_POSITIONS_H_
+#define GNOMON_OPS_ATTENTION_CALL_POSITIONS_H_
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
@@ -15,7 +15,7 @@
 namespace gnomon {
 
 // Whether the effect of a position term depends on the tokens' positions.
-bool DependsOnPlaces(const ResolvedPosition& position);
+bool DependsOnPositions(const ResolvedPosition& position);
 
 // The position of the first query if tokens are consecutive, otherwise 0. Throws c10::ValueError if
 // a call requires query_offset but does not set it. has_position: whether some term depends on
@@ -39,13 +39,13 @@ class Coordinates {
 };
 
 // Positions given by the caller, one integer per token.
-class Places {
+class CallPositions {
  public:
   // nullopt if tokens are consecutive or have coordinates.
-  static std::optional<Places> Find(const at::Tensor& q, const at::Tensor& k,
-                                    const CallArguments& arguments);
+  static std::optional<CallPositions> Find(const at::Tensor& q, const at::Tensor& k,
+                                           const CallArguments& arguments);
   // The positions of consecutive tokens.
-  static Places Consecutive(const at::Tensor& q, const OffsetRange& range);
+  static CallPositions Consecutive(const at::Tensor& q, const OffsetRange& range);
 
   // (B, Lq) and (B, Lk), int64.
   const at::Tensor& queries() const { return queries_; }
@@ -61,7 +61,7 @@ class Places {
 // The keys of a call ordered by segment and then by position; keys that no query can see come last.
 class KeyOrder {
  public:
-  KeyOrder(const Places& places, const OptionalTensor& query_segments,
+  KeyOrder(const CallPositions& positions, const OptionalTensor& query_segments,
            const OptionalTensor& key_segments, const OptionalTensor& key_starts,
            const OptionalTensor& key_lengths);
 
@@ -88,4 +88,4 @@ class KeyOrder {
 
 }  // namespace gnomon
 
-#endif  // GNOMON_OPS_ATTENTION_TOKEN_PLACES_H_
+#endif  // GNOMON_OPS_ATTENTION_CALL_POSITIONS_H_

@@ -1,6 +1,6 @@
 // The memory layout of packed heads.
-#ifndef GNOMON_SRC_CPU_HEAD_PLACES_H_
-#define GNOMON_SRC_CPU_HEAD_PLACES_H_
+#ifndef GNOMON_SRC_CPU_HEAD_SLOTS_H_
+#define GNOMON_SRC_CPU_HEAD_SLOTS_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -13,7 +13,7 @@
 namespace gnomon {
 
 // The slots of a batch's heads in packed memory.
-struct HeadPlaces {
+struct HeadSlots {
   int64_t heads;  // per batch element
   int64_t group;  // heads per key head
   int64_t count;  // total number of slots
@@ -45,13 +45,13 @@ class HeadTasks {
   bool whole() const { return !of_head_.empty(); }
   // Call this before accessing the slots of key head `head`, counted across the batch.
   void Assign(int64_t head, int worker) { of_head_[static_cast<size_t>(head)] = worker; }
-  HeadPlaces keys() const { return Places(n_.key_heads, 1); }
-  HeadPlaces queries() const {
-    return Places(n_.heads, n_.heads / std::max<int64_t>(1, n_.key_heads));
+  HeadSlots keys() const { return Slots(n_.key_heads, 1); }
+  HeadSlots queries() const {
+    return Slots(n_.heads, n_.heads / std::max<int64_t>(1, n_.key_heads));
   }
 
  private:
-  HeadPlaces Places(int64_t heads, int64_t group) const {
+  HeadSlots Slots(int64_t heads, int64_t group) const {
     if (!whole()) return {heads, group, n_.batch * heads};
     return {heads, group, workers_ * group, of_head_.data()};
   }
@@ -64,4 +64,4 @@ class HeadTasks {
 
 }  // namespace gnomon
 
-#endif  // GNOMON_SRC_CPU_HEAD_PLACES_H_
+#endif  // GNOMON_SRC_CPU_HEAD_SLOTS_H_
