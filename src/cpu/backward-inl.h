@@ -401,9 +401,9 @@ class BackwardPass {
     AddPairs(rows * seen * kBackwardColumns, rows * computed * kBackwardColumns);
   }
 
-  void LeaveOutTiles(const RowRange& place, Choice& choice, Tiles* tiles) const {
+  void LeaveOutTiles(const BlockRows& range, Choice& choice, Tiles* tiles) const {
     RowBounds& rows = choice.rows;
-    const KeyRange batch = BatchKeys(in_.mask, n_.keys, place.b);
+    const KeyRange batch = BatchKeys(in_.mask, n_.keys, range.b);
     const KeyRange seen = tiles->blocks;
     const auto keys_of = [batch](int64_t block) {
       return KeyRange{std::max(batch.begin, block * kBackwardColumns),
@@ -411,22 +411,22 @@ class BackwardPass {
     };
     HWY_ALIGN Real sums[kRowBlock] = {};
     HWY_ALIGN Real weights[kRowBlock] = {};
-    const int64_t first_row = (place.b * n_.heads + place.h) * n_.queries + place.i;
-    std::copy_n(saved_.statistics + first_row, place.queries, sums);
-    std::copy_n(saved_.statistics + head_rows_ + first_row, place.queries, weights);
+    const int64_t first_row = (range.b * n_.heads + range.h) * n_.queries + range.i;
+    std::copy_n(saved_.statistics + first_row, range.queries, sums);
+    std::copy_n(saved_.statistics + head_rows_ + first_row, range.queries, weights);
     // A row without keys contributes no gradients.
-    Skipping::SumsOf(sums, weights, place.queries, kInfinity, sums);
-    const Real gate = skipping_.Gate(place, sums);
+    Skipping::SumsOf(sums, weights, range.queries, kInfinity, sums);
+    const Real gate = skipping_.Gate(range, sums);
     Real top = -kInfinity;
     int64_t promising = 0;
     for (int64_t block = seen.begin; block < seen.end; ++block) {
       const KeyRange keys = keys_of(block);
-      top = std::max(top, skipping_.OffsetBias(place, 0, keys.begin, keys.end));
-      promising += skipping_.PassesGate(place, gate, keys.begin, keys.end) ? 1 : 0;
+      top = std::max(top, skipping_.OffsetBias(range, 0, keys.begin, keys.end));
+      promising += skipping_.PassesGate(range, gate, keys.begin, keys.end) ? 1 : 0;
     }
     if (promising == 0) return;
-    skipping_.SetRows(place, &rows);
-    for (int64_t r = 0; r < place.queries; ++r) {
+    skipping_.SetRows(range, &rows);
+    for (int64_t r = 0; r < range.queries; ++r) {
       // Non-finite values must reach all keys to which the row attends.
       if (!std::isfinite(delta_.data()[first_row + r])) rows.doubt[r] = kNan;
     }
@@ -434,15 +434,15 @@ class BackwardPass {
     for (int64_t block = seen.begin; block < seen.end; ++block) {
       const KeyRange keys = keys_of(block);
       Real* const bound = choice.bounds.data() + (block - seen.begin) * kRowBlock;
-      if (skipping_.PassesGate(place, gate, keys.begin, keys.end)) {
-        skipping_.Bound(rows, skipping_.KeysOf(place.b, place.h / group_, keys.begin, keys.end),
+      if (skipping_.PassesGate(range, gate, keys.begin, keys.end)) {
+        skipping_.Bound(rows, skipping_.KeysOf(range.b, range.h / group_, keys.begin, keys.end),
                         keys.begin, keys.end, &top, bound);
       } else {
         std::fill_n(bound, kRowBlock, kInfinity);
       }
     }
     skipping_.SetLimits(choice.bounds.data(), seen.end - seen.begin, sums, &rows);
-    const uint64_t all = Skipping::AllRows(place);
+    const uint64_t all = Skipping::AllRows(range);
     std::vector<bool> left_out;
     for (int64_t block = seen.begin; block < seen.end; ++block) {
       left_out.push_back(

@@ -146,7 +146,7 @@ class ForwardPass {
     Real norm[kRowBlock];     // squared norm of the query, for a distance
 
     int64_t rows() const { return heads * queries; }
-    RowRange range() const { return {b, h, heads, i, queries}; }
+    BlockRows range() const { return {b, h, heads, i, queries}; }
     int64_t head(int64_t r) const { return h + r / queries; }
     int64_t query(int64_t r) const { return i + r % queries; }
     // Calls body(row, its head, its query) for every row.
@@ -348,7 +348,7 @@ class ForwardPass {
   // With `even`, tiles start at multiples of their width.
   void SetOrder(const Block& block, const TileMask& seen, bool even, TileQueue& queue) const {
     constexpr int64_t kAlign = Skipping::kCell;
-    const RowRange range = block.range();
+    const BlockRows range = block.range();
     const int64_t begin = seen.begin / kAlign * kAlign;
     const int64_t end = RoundUp(seen.end, kAlign);
     const int64_t position =
@@ -394,7 +394,7 @@ class ForwardPass {
   bool SetBounds(const Block& block, KeyRange batch, const TileMask& seen, const Real* sums,
                  TileQueue& queue) const {
     bool any = false;
-    const RowRange range = block.range();
+    const BlockRows range = block.range();
     const Real gate = skipping_.Gate(range, sums);
     // Both ends of a row's range are monotonic in its position.
     const KeyRange open{seen.rows[block.queries - 1].begin, seen.rows[0].end};

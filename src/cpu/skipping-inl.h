@@ -176,7 +176,7 @@ struct KeyBounds {
 };
 
 // The rows of a block: queries [i, i + queries) of `heads` heads from h on.
-struct RowRange {
+struct BlockRows {
   int64_t b;
   int64_t h;
   int64_t heads;
@@ -187,7 +187,7 @@ struct RowRange {
 
 // Per-row inputs of the bounds.
 struct RowBounds {
-  RowRange range;
+  BlockRows range;
   HWY_ALIGN Real norm[kRowBlock];
   HWY_ALIGN Real a[kMostScalars][kRowBlock];
   HWY_ALIGN Real t[kMostScalars][kRowBlock];
@@ -231,7 +231,7 @@ class Skipping {
   bool Active(int64_t b, int64_t h) const {
     return active() && (in_.key_bias != nullptr || bias_.Fall(b, h) > kLeastFall - tolerance_);
   }
-  bool Active(const RowRange& range) const {
+  bool Active(const BlockRows& range) const {
     bool active = false;
     for (int64_t h = 0; h < range.heads; ++h) active = active || Active(range.b, range.h + h);
     return active;
@@ -282,7 +282,7 @@ class Skipping {
   }
 
   // Sets the inputs of rows. Initially, rows skip nothing.
-  void SetRows(const RowRange& range, Rows* rows) const {
+  void SetRows(const BlockRows& range, Rows* rows) const {
     rows->range = range;
     RowReader queries(in_.x, dim_);
     for (int64_t r = 0; r < range.rows(); ++r) SetRow(range, r, queries, rows);
@@ -295,7 +295,7 @@ class Skipping {
   }
 
   // The largest offset bias of a head's rows with keys [first, end).
-  Real OffsetBias(const RowRange& range, int64_t head, int64_t first, int64_t end) const {
+  Real OffsetBias(const BlockRows& range, int64_t head, int64_t first, int64_t end) const {
     if (!bias_.exists()) return 0.0f;
     const int64_t entry = n_.queries - 1 + first - (range.i + range.queries - 1);
     return bias_.Most(range.b, range.h + head, entry, entry + range.queries - 1 + end - first);
@@ -306,7 +306,7 @@ class Skipping {
   //
   // The upper bound on the pair function's contribution is at least 0. If a tile's biases alone
   // exceed the tolerance for every row, no row skips the tile, and its keys need not be examined.
-  Real Gate(const RowRange& range, const Real* least_sums) const {
+  Real Gate(const BlockRows& range, const Real* least_sums) const {
     if (in_.temperature != nullptr || in_.relative.keys != nullptr) return kInfinity;
     Real most = -kInfinity;
     for (int64_t r = 0; r < range.rows(); ++r) {
@@ -320,7 +320,7 @@ class Skipping {
     return most + tolerance_;
   }
   // Whether a tile's biases are below the gate of its rows.
-  bool PassesGate(const RowRange& range, Real gate, int64_t first, int64_t end) const {
+  bool PassesGate(const BlockRows& range, Real gate, int64_t first, int64_t end) const {
     if (gate == kInfinity) return true;
     for (int64_t h = 0; h < range.heads; ++h) {
       Real bias = OffsetBias(range, h, first, end);
@@ -357,7 +357,7 @@ class Skipping {
   // Whether any row may skip keys [first, end); false if their biases alone are too large. Callers
   // check this before they examine the keys.
   bool MayLeaveOut(const Rows& rows, int64_t first, int64_t end) const {
-    const RowRange& range = rows.range;
+    const BlockRows& range = rows.range;
     const Real log_count = std::log2(static_cast<Real>(end - first));
     for (int64_t r = 0; r < range.rows(); ++r) {
       const int64_t h = r / range.queries;
@@ -439,7 +439,7 @@ class Skipping {
     }
     return bits & AllRows(rows.range);
   }
-  static uint64_t AllRows(const RowRange& range) { return (uint64_t{1} << range.rows()) - 1; }
+  static uint64_t AllRows(const BlockRows& range) { return (uint64_t{1} << range.rows()) - 1; }
 
  private:
   static constexpr int64_t kTaskCells = 16;
@@ -462,7 +462,7 @@ class Skipping {
     const DF d;
     HWY_ALIGN Real added[kRowBlock];
     HWY_ALIGN Real size[kRowBlock];
-    const RowRange& range = rows.range;
+    const BlockRows& range = rows.range;
     const Real log_count = std::log2(static_cast<Real>(end - first)) + kBoundSlack;
     bool any = false;
     for (int64_t h = 0; h < range.heads; ++h) {
@@ -538,7 +538,7 @@ class Skipping {
     return {zero - product, product};
   }
 
-  void SetRow(const RowRange& range, int64_t r, RowReader& queries, Rows* rows) const {
+  void SetRow(const BlockRows& range, int64_t r, RowReader& queries, Rows* rows) const {
     const int64_t b = range.b;
     const int64_t h = range.h + r / range.queries;
     const int64_t i = range.i + r % range.queries;
