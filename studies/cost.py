@@ -37,11 +37,11 @@ STUDY = Study(
     ),
     answer=(
         "In transformer models, a training step takes 3 to 16% longer with cones than with the dot "
-        "product. The paper's throughputs correspond to an increase of 1 to 28%. If most of a step "
-        "is spent on scores, as in graph attention and hierarchies, a step with cones takes 1.23 "
-        "to 1.27 times as long as one with the dot product. The factor is 0.85 to 1.10 for the "
-        "Laplacian and Gaussian similarities. For hyperbolic distances and entailment cones, it is "
-        "1.06 to 2.55, depending on the task and the processor."
+        "product. The paper's throughputs correspond to an increase of 1 to 28%. In graph "
+        "attention and hierarchies, most of a step is spent on scores; there, a step with cones "
+        "takes 1.23 to 1.27 times as long as one with the dot product. Over all tasks, the factor "
+        "is 0.85 to 1.10 for the Laplacian and Gaussian similarities. For hyperbolic distances and "
+        "entailment cones, it is 1.06 to 2.55, depending on the task and the processor."
     ),
     comparisons=(
         comparison(
@@ -132,13 +132,13 @@ STUDY = Study(
     ),
     claims=(),
     limits=(
-        "The models are small, so the parts outside attention take a large share of each step; "
+        "The models are small, so the layers outside attention account for much of each step; "
         "longer sequences or narrower MLPs would show larger differences. Quality is not compared, "
         "because training stops after 30 steps. The hierarchy task has no attention; its steps "
-        "only compute scores of pairs of points. If the range over the seeds is wide (volumes, "
-        "music, graphs), other programs were running, so the ratio is unreliable. Cosine, additive "
-        "and Lorentz similarities and hyperbolic distances in the half-space and Klein models are "
-        "not timed. The timings come from two machines."
+        "only compute scores of pairs of points. Ratios with a wide range over the seeds (volumes, "
+        "music, graphs) are unreliable, because other programs were running. Cosine, additive and "
+        "Lorentz similarities and hyperbolic distances in the half-space and Klein models are not "
+        "timed. The timings come from two machines."
     ),
     sources="Tseng et al. 2023, Coneheads, throughput table.",
     of_time=True,

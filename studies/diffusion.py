@@ -16,9 +16,10 @@ STUDY = Study(
     ),
     answer=(
         "No difference between cones and the dot product is significant, either in the loss or in "
-        "the Fréchet distance. A learned table and RoPE with a learned HyPE bias have a lower loss "
-        "than no position. With three seeds, the other positions are not distinguishable from no "
-        "position, and positions in attention are not distinguishable from sinusoids."
+        "the Fréchet distance. A learned table and RoPE with a learned HyPE bias have "
+        "significantly lower losses than no position. With three seeds, the other positions are "
+        "not distinguishable from no position, and positions in attention are not distinguishable "
+        "from sinusoids."
     ),
     comparisons=(
         Comparison(
@@ -102,10 +103,11 @@ STUDY = Study(
             ),
             why=(
                 "The mean distance is 35.0 with the dot product. The mean distance is 1.2% lower "
-                "with penumbral cones and 1.7% lower with umbral cones; the paper reports 1.7% and "
-                "1.9%. For the first seed, both kinds of cones have a higher distance than the dot "
-                "product. For each similarity, the distances of the three seeds differ by 3 to 4, "
-                "so three seeds cannot show a difference of this size."
+                "with penumbral cones and 1.7% lower with umbral cones; the paper reports "
+                "reductions of 1.7% and 1.9%. For the first seed, both kinds of cones have a "
+                "higher distance than the dot product. For each similarity, the distances of the "
+                "three seeds differ by 3 to 4, so three seeds cannot show a difference of this "
+                "size."
             ),
         ),
         Claim(
@@ -119,11 +121,12 @@ STUDY = Study(
                 for position in ("relative2d:shape=grid", ROPE, HYPE, f"{ROPE}+{HYPE}")
             ),
             why=(
-                "RoPE has the lowest mean loss (0.0534; sinusoids have 0.0565). Its loss is lower "
-                "than that of sinusoids for all three seeds, by 0.0012 to 0.0048, but this spread "
-                "is too large for significance. RoPE with a learned HyPE bias has a mean loss of "
-                "0.0536 with a smaller spread. The bias alone has 0.0582. This bias is symmetric "
-                "in the offset, but whether the symmetry explains the loss was not measured."
+                "RoPE has the lowest mean loss: 0.0534, compared with 0.0565 for sinusoids. Its "
+                "loss is lower than that of sinusoids for all three seeds, by 0.0012 to 0.0048, "
+                "but this spread is too large for significance. RoPE with a learned HyPE bias has "
+                "a mean loss of 0.0536 with a smaller spread. With the bias alone, the mean loss "
+                "is 0.0582. This bias is symmetric in the offset, but whether the symmetry "
+                "explains the loss was not measured."
             ),
         ),
         Claim(
@@ -144,9 +147,9 @@ STUDY = Study(
     margins={"loss": 0.001},
     limits=(
         "The noise prediction loss does not measure image quality. The Fréchet distance uses 500 "
-        "images and the features of a digit classifier, so it cannot be compared with the paper's, "
-        "which uses Inception features. The data consists of digits of 28 x 28 pixels in 49 "
-        "patches. The model is small, and after 600 or 1200 steps its images are not yet "
+        "images and the features of a digit classifier, so it cannot be compared with the paper's "
+        "distance, which uses Inception features. The data consists of digits of 28 x 28 pixels in "
+        "49 patches. The model is small, and after 600 or 1200 steps its images are not yet "
         "recognisable as digits."
     ),
     sources="Peebles and Xie 2023, DiT; Ho et al. 2020; Tseng et al. 2023, Coneheads.",

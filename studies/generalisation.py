@@ -113,10 +113,10 @@ STUDY = Study(
     title="Synthetic problems beyond the training length",
     question=(
         "Decoders are trained on problems of 1 to 40 symbols and evaluated on up to 500 symbols "
-        "(recall: 120). In the literature, positions drawn at random from a longer range perform "
-        "best (Ruoss et al. 2023). Models without positions are better than models with RoPE or "
-        "absolute positions (Kazemnejad et al. 2023); ALiBi is in between. Does this order hold "
-        "here, and where do learned HyPE biases and forget gates fall in it?"
+        "(120 in the recall problem). In the literature, positions drawn at random from a longer "
+        "range perform best (Ruoss et al. 2023). Models without positions are better than models "
+        "with RoPE or absolute positions (Kazemnejad et al. 2023); ALiBi is in between. Does this "
+        "order hold here, and where do learned HyPE biases and forget gates fall in it?"
     ),
     answer=(
         "Three seeds do not reproduce the published order. Only three of 108 differences are "
@@ -146,14 +146,14 @@ STUDY = Study(
             "(recall: 80 and 120).",
             contrasts("dot/none", "dot/rope"),
             why=(
-                "Both models learn to sort 40 symbols (accuracy 0.84), and the results on 100 "
-                "symbols confirm the claim. In bucket sort, the means also agree with the claim; "
-                "at 500 symbols, RoPE's accuracy varies from 0.79 to 0.99 between seeds. Without "
-                "positions, copying and reversing are hardly learned at 40 symbols (0.18 and "
-                "0.11). The rows of these problems at 100 symbols therefore compare learning "
-                "rather than generalisation. At 500 symbols, both models are near chance in these "
-                "two problems (0.03). No seed learns recall without positions; with RoPE, two of "
-                "three seeds do."
+                "Both models learn to sort 40 symbols (with a mean accuracy of 0.84), and the "
+                "results on 100 symbols confirm the claim. In bucket sort, the means also agree "
+                "with the claim; at 500 symbols, RoPE's accuracy varies from 0.79 to 0.99 between "
+                "seeds. Without positions, copying and reversing are hardly learned: the mean "
+                "accuracies at 40 symbols are 0.18 and 0.11. The rows of these problems at 100 "
+                "symbols therefore compare learning rather than generalisation. At 500 symbols, "
+                "both models are near chance (0.03) in these two problems. No seed learns recall "
+                "without positions; with RoPE, two of three seeds do."
             ),
         ),
         Claim(
@@ -163,13 +163,13 @@ STUDY = Study(
             ),
             contrasts("dot/none", "dot/sinusoidal"),
             why=(
-                "At 40 symbols, both models have the same accuracy in sorting (0.84) and bucket "
-                "sort (0.99). At longer lengths, the accuracy with sinusoids varies more between "
-                "seeds. In bucket sort at 500 symbols, it is 0.79 to 0.97 with sinusoids; without "
-                "positions, it is 0.99 for every seed. At 40 symbols, copying and reversing are "
-                "hardly learned without positions (at most 0.18) and partly learned with sinusoids "
-                "(at most 0.54). At longer lengths, both models are near chance in these two "
-                "problems. No seed of either model learns recall."
+                "At 40 symbols, both models have the same mean accuracy in sorting (0.84) and in "
+                "bucket sort (0.99). At longer lengths, the accuracy with sinusoids varies more "
+                "between seeds. In bucket sort at 500 symbols, it is 0.79 to 0.97 with sinusoids; "
+                "without positions, it is 0.99 for every seed. At 40 symbols, copying and "
+                "reversing are hardly learned without positions (mean accuracy at most 0.18) and "
+                "partly learned with sinusoids (at most 0.54). At longer lengths, both models are "
+                "near chance in these two problems. No seed of either model learns recall."
             ),
         ),
         Claim(
@@ -178,11 +178,12 @@ STUDY = Study(
             why=(
                 "At 40 symbols, both models learn to copy and to sort, and at longer lengths ALiBi "
                 "loses less accuracy. In copying at 500 symbols, ALiBi has an accuracy of 0.27 for "
-                "two seeds; its third seed and RoPE are near chance (0.03). RoPE reverses better "
-                "at 40 symbols (0.98; ALiBi has 0.54), but not at 100. In bucket sort at 500 "
-                "symbols, ALiBi has the lower accuracy (0.50; RoPE has 0.88). With each position, "
-                "two of three seeds learn recall. At 120 symbols, these seeds have higher "
-                "accuracies with ALiBi than with RoPE."
+                "two seeds; its third seed and RoPE are near chance (0.03). When reversing 40 "
+                "symbols, RoPE has a higher mean accuracy: 0.98, compared with 0.54 for ALiBi. "
+                "When reversing 100 symbols, it does not. In bucket sort at 500 symbols, ALiBi has "
+                "a lower mean accuracy: 0.50, compared with 0.88 for RoPE. With each position, two "
+                "of three seeds learn recall. At 120 symbols, these seeds have higher accuracies "
+                "with ALiBi than with RoPE."
             ),
         ),
         Claim(
@@ -190,13 +191,13 @@ STUDY = Study(
             "(recall: 80 and 120).",
             contrasts("dot/none", "dot/alibi"),
             why=(
-                "At 40 symbols, both models learn sorting and bucket sort. In sorting 100 symbols, "
-                "the model without positions has the higher mean (0.65; ALiBi has 0.61). In "
-                "sorting 500 symbols, ALiBi has the higher mean (0.51; the model without positions "
-                "has 0.26). In bucket sort, the accuracy with ALiBi falls by half from 40 to 500 "
-                "symbols. Copying and reversing are hardly learned without positions (0.18 and "
-                "0.11 at 40 symbols). No seed learns recall without positions; with ALiBi, two of "
-                "three seeds do."
+                "At 40 symbols, both models learn sorting and bucket sort. When sorting 100 "
+                "symbols, the model without positions has a higher mean accuracy: 0.65, compared "
+                "with 0.61 for ALiBi. When sorting 500 symbols, ALiBi has a higher mean accuracy: "
+                "0.51, compared with 0.26 without positions. In bucket sort, the accuracy with "
+                "ALiBi falls by half from 40 to 500 symbols. Copying and reversing are hardly "
+                "learned without positions: the mean accuracies at 40 symbols are 0.18 and 0.11. "
+                "No seed learns recall without positions; with ALiBi, two of three seeds do."
             ),
         ),
         Claim(
@@ -204,12 +205,12 @@ STUDY = Study(
             at_random(""),
             why=(
                 "With random positions, RoPE learns copying and reversing more slowly: at 40 "
-                "symbols, its accuracy in copying is 0.83 instead of 0.99. RoPE with random "
-                "positions loses less accuracy at longer lengths: at 100 symbols, its means are "
-                "higher by 0.15 in copying and by 0.10 in reversing. At 500 symbols, both problems "
-                "are near chance (0.03) with and without random positions. In bucket sort at 500 "
-                "symbols, random positions lower RoPE's mean accuracy and raise that of sinusoids "
-                "to 0.99."
+                "symbols, its mean accuracy in copying is 0.83, compared with 0.99 without random "
+                "positions. RoPE with random positions loses less accuracy at longer lengths: at "
+                "100 symbols, its mean accuracy is higher by 0.15 in copying and by 0.10 in "
+                "reversing. At 500 symbols, both problems are near chance (0.03) with and without "
+                "random positions. In bucket sort at 500 symbols, random positions lower RoPE's "
+                "mean accuracy and raise that of sinusoids to 0.99."
             ),
         ),
         Claim(
@@ -217,13 +218,13 @@ STUDY = Study(
             "symbols.",
             at_random("dot/none"),
             why=(
-                "Random positions have the higher means in copying and reversing, which are hardly "
-                "learned without positions (0.18 and 0.11 at 40 symbols). At 500 symbols, all "
-                "three models are near chance in these two problems. In sorting, all three models "
-                "have similar accuracies at 40 and 100 symbols; at 500 symbols, random positions "
-                "have the lower means. In bucket sort, sinusoids with random positions are as "
-                "accurate as the model without positions. RoPE's accuracy at 500 symbols is 0.64 "
-                "to 0.91, depending on the seed."
+                "In copying and reversing, which are hardly learned without positions, random "
+                "positions have higher mean accuracies. At 500 symbols, all three models are near "
+                "chance in these two problems. In sorting, all three models have similar "
+                "accuracies at 40 and 100 symbols; at 500 symbols, random positions have lower "
+                "mean accuracies. In bucket sort, sinusoids with random positions are as accurate "
+                "as the model without positions. RoPE's accuracy at 500 symbols is 0.64 to 0.91, "
+                "depending on the seed."
             ),
         ),
         Claim(
@@ -231,12 +232,13 @@ STUDY = Study(
             "symbols.",
             at_random("dot/alibi"),
             why=(
-                "In reversing and bucket sort, random positions have the higher mean in most rows. "
-                "ALiBi has the higher mean in copying at 100 symbols and in sorting at 500 "
-                "symbols. At 500 symbols, copying with random positions is near chance (0.08 and "
-                "0.05), and so is one of ALiBi's three seeds. At 40 symbols, ALiBi is more "
-                "accurate in copying (0.98; RoPE with random positions has 0.83). It is less "
-                "accurate in reversing (0.54; RoPE with random positions has 0.67)."
+                "In reversing and bucket sort, random positions have a higher mean accuracy in "
+                "most rows. ALiBi has a higher mean accuracy in copying at 100 symbols and in "
+                "sorting at 500 symbols. When copying 500 symbols, the models with random "
+                "positions are near chance (mean accuracies of 0.08 and 0.05), and so is one of "
+                "ALiBi's three seeds. When copying 40 symbols, ALiBi has a mean accuracy of 0.98, "
+                "compared with 0.83 for RoPE with random positions. When reversing 40 symbols, it "
+                "has a mean accuracy of 0.54, compared with 0.67."
             ),
         ),
         Claim(
@@ -244,13 +246,14 @@ STUDY = Study(
             contrasts("dot/rope+hype:tau=learned", "dot/rope"),
             why=(
                 "At 40 symbols, the accuracies with and without the bias are similar. At 500 "
-                "symbols, the bias lowers the accuracy in sorting and in bucket sort (from 0.88 to "
-                "0.38); copying and reversing are near chance with and without it. The same two of "
-                "three seeds learn recall with and without the bias; at 120 symbols, both seeds "
-                "are more accurate with it. In these problems, the answer may depend on any part "
-                "of the input, and a bias that grows with distance hides distant tokens. Whether "
-                "that explains the lower accuracies was not measured. On texts, the bias keeps the "
-                "loss low beyond the training length ([Beyond the training length](length.md))."
+                "symbols, the bias lowers the mean accuracy in sorting and in bucket sort (in "
+                "bucket sort, from 0.88 to 0.38). Copying and reversing are near chance with and "
+                "without the bias. The same two of three seeds learn recall with and without the "
+                "bias; at 120 symbols, both seeds are more accurate with it. In these problems, "
+                "the answer may depend on any part of the input, and a bias that grows with "
+                "distance hides distant tokens. Whether that explains the lower accuracies was not "
+                "measured. On texts, the bias keeps the loss low beyond the training length "
+                "([Beyond the training length](length.md))."
             ),
         ),
         Claim(
@@ -258,31 +261,31 @@ STUDY = Study(
             "120).",
             contrasts("dot/forget", "dot/none"),
             why=(
-                "With the gate, one of three seeds learns to copy 40 symbols (accuracy 0.95). Two "
-                "seeds learn to reverse them (0.69 and 0.78), and two learn recall (1.00). Without "
-                "positions, no seed learns any of these three problems. The two seeds that learn "
-                "recall with the gate keep their accuracy up to 120 symbols. The two that learn it "
-                "with RoPE fall to 0.39 and 0.32 (`studies/generalisation/recall.json` contains "
-                "all runs). At 500 symbols, copying and reversing are near chance with and without "
-                "the gate. Both models learn sorting and bucket sort at 40 symbols. At 500 "
-                "symbols, the gate has the lower accuracy in both problems: in bucket sort, the "
-                "accuracy is 0.37 with the gate and 0.99 without a position."
+                "With the gate, one of three seeds learns to copy 40 symbols, two seeds learn to "
+                "reverse them, and two seeds learn recall. Without positions, no seed learns any "
+                "of these three problems. The two seeds that learn recall with the gate keep their "
+                "accuracy up to 120 symbols. With RoPE, the accuracies of the two seeds that learn "
+                "recall fall to 0.39 and 0.32 (`studies/generalisation/recall.json` contains all "
+                "runs). At 500 symbols, copying and reversing are near chance with and without the "
+                "gate. Both models learn sorting and bucket sort at 40 symbols. At 500 symbols, "
+                "the gate has a lower mean accuracy in both problems: in bucket sort, it is 0.37, "
+                "compared with 0.99 without positions."
             ),
         ),
     ),
     limits=(
-        "The models are decoders with two layers and model dimension 64. The models are trained "
-        "for a few thousand steps with one learning rate per problem; the literature trains larger "
-        "models a hundred times as long. The column for 40 symbols shows how well a problem is "
-        "learned; if that accuracy is low, the accuracies at longer lengths are meaningless. "
-        "Chance is 0.03 in copying and reversing (32 symbols) and 0.02 in recall (64 values). "
-        "Recall is evaluated on at most 120 symbols, because there are 64 keys. Random positions, "
-        "drawn below 2048, were tried only in copying, reversing and sorting. At 40 symbols, "
-        "parity and modular addition are at chance with every position (1/2 and 1/5), and the "
-        "stack problem has an accuracy of about two thirds, so no claim covers them. Some seeds "
-        "learn recall and others do not, which explains the large spread of its accuracies. The "
-        "accuracy is that of single symbols, each predicted from the correct symbols before it; a "
-        "separate table shows the accuracy of whole answers."
+        "The models are decoders with two layers and a model dimension of 64. The models are "
+        "trained for a few thousand steps with one learning rate per problem; the literature "
+        "trains larger models a hundred times as long. The column for 40 symbols shows how well a "
+        "problem is learned; if that accuracy is low, the accuracies at longer lengths are "
+        "meaningless. Chance is 0.03 in copying and reversing (32 symbols) and 0.02 in recall (64 "
+        "values). Recall is evaluated on at most 120 symbols, because there are 64 keys. Random "
+        "positions, drawn below 2048, were tried only in copying, reversing and sorting. At 40 "
+        "symbols, parity and modular addition are at chance with every position (1/2 and 1/5), and "
+        "the stack problem has an accuracy of about two thirds, so no claim covers them. Some "
+        "seeds learn recall and others do not, which explains the large spread of its accuracies. "
+        "The accuracy is that of single symbols, each predicted from the correct symbols before "
+        "it; a separate table shows the accuracy of whole answers."
     ),
     sources=(
         "Deletang et al. 2023, Neural Networks and the Chomsky Hierarchy; Ruoss et al. 2023, "

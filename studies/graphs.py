@@ -43,14 +43,15 @@ STUDY = Study(
     question=(
         "A graph attention network (GAT) scores the two ends of an edge with an additive function. "
         "Tseng et al. 2023 replace it with other similarities and report one accuracy for each on "
-        "Cora. The additive score has 0.831; the others range from 0.823 (Laplacian) to 0.836 "
-        "(umbral cones). Which of these differences hold over 20 seeds?"
+        "Cora. The additive score has an accuracy of 0.831; the other accuracies range from 0.823 "
+        "(Laplacian) to 0.836 (umbral cones). Which of these differences hold over 20 seeds?"
     ),
     answer=(
         "None of the published differences is confirmed: over 20 seeds, no similarity is better "
         "than the additive score. Umbral cones, the hyperbolic distances, the Laplacian and the "
-        "Lorentz product are equivalent to it within 0.005. Cosine similarity and entailment "
-        "cones are worse, by 0.019 and 0.044."
+        "Lorentz product are equivalent to it, with a margin of 0.005 in accuracy. Cosine "
+        "similarity and entailment cones are worse: their mean accuracies are lower by 0.019 and "
+        "0.044."
     ),
     comparisons=(
         cora("cora", "Cora, similarities in the paper", SIMILARITIES),
@@ -76,7 +77,7 @@ STUDY = Study(
                 Contrast(f"{name}/none", "test", OWN, "test", "accuracy")
                 for name in ("dot", "hyperbolic:model=half_space")
             ),
-            why="The published differences are again smaller than the variation between seeds.",
+            why="The published differences are smaller than the variation between seeds.",
         ),
         Claim(
             "The Laplacian is worse than the additive score.",
@@ -94,8 +95,8 @@ STUDY = Study(
                 for name in ("hyperbolic", "gaussian", "entailment", *OTHERS[1:])
             ),
             why=(
-                "The distances in the ball and in the Klein model are the same function in "
-                "different coordinates and give the same accuracies. Cosine similarity and "
+                "The hyperbolic distances in the ball and in the Klein model are the same function "
+                "in different coordinates, so they give the same accuracies. Cosine similarity and "
                 "entailment cones are worse; settings other than GAT's were not tried."
             ),
         ),

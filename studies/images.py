@@ -20,7 +20,7 @@ STUDY = Study(
     ),
     answer=(
         "At the training size, RoPE is better than no position and has the highest mean accuracy "
-        "(0.94); a learned HyPE bias is worse than a learned table. On larger images the order "
+        "(0.94); a learned HyPE bias is worse than a learned table. On larger images, the order "
         "reverses: ALiBi, HyPE and no position are better than RoPE, and CAPE is better than "
         "ALiBi. The results on volumes are inconclusive, because every model overfits."
     ),
@@ -94,11 +94,10 @@ STUDY = Study(
                 for position in (SINUSOIDS, "relative2d:shape=grid", ROPE, HYPE)
             ),
             why=(
-                "On patches of digits, the mean accuracies of RoPE (0.938) and sinusoids (0.911) "
-                "are higher than that of the learned table (0.851). The mean accuracies of 2-D "
-                "relative keys (0.773) and of a learned HyPE bias (0.698) are lower. After "
-                "convolutions, the differences between RoPE, the table and the bias are smaller. "
-                "On the volumes, all models overfit (see the limits)."
+                "On patches of digits, RoPE and sinusoids have higher mean accuracies than the "
+                "learned table. 2-D relative keys and a learned HyPE bias have lower mean "
+                "accuracies. After convolutions, the differences between RoPE, the table and the "
+                "bias are smaller. On the volumes, all models overfit (see the limits)."
             ),
         ),
         Claim(
@@ -108,8 +107,8 @@ STUDY = Study(
                 for other in (SINUSOIDS, "none")
             ),
             why=(
-                "On patches, the mean accuracy is 0.938 with RoPE and 0.911 with sinusoids; "
-                "without a position, it is 0.700. After convolutions, it is 0.956 with RoPE and "
+                "On patches, the mean accuracy is 0.938 with RoPE and 0.911 with sinusoids. "
+                "Without a position, it is 0.700. After convolutions, it is 0.956 with RoPE and "
                 "0.908 without a position. On the volumes, all models overfit, and the means with "
                 "RoPE and without a position differ by 0.005."
             ),
@@ -122,9 +121,9 @@ STUDY = Study(
             tuple(Contrast(f"dot/{MIXED}", at, f"dot/{ROPE}", at, "accuracy") for at in (28, 44)),
             why=(
                 "At 28 pixels, both have a mean accuracy of 0.94. On larger digits, mixed RoPE has "
-                "the higher mean (0.43 compared with 0.38 at 36 pixels), but at each size its "
-                "accuracy is lower for one of three seeds. The paper trains far larger models, on "
-                "ImageNet."
+                "a higher mean accuracy (at 36 pixels, 0.43 compared with 0.38). However, at each "
+                "size, its accuracy is lower for one of three seeds. The paper trains far larger "
+                "models on ImageNet."
             ),
         ),
         Claim(
@@ -165,9 +164,9 @@ STUDY = Study(
                 )
             ),
             why=(
-                "At 44 pixels, CAPE has a mean accuracy of 0.518; with a bias, or without a "
-                "position, it is at most 0.387. At 28 pixels, CAPE has a mean accuracy of 0.726; "
-                "the others have 0.70."
+                "At 44 pixels, CAPE has a mean accuracy of 0.518; with a bias or without a "
+                "position, it is at most 0.387. At 28 pixels, CAPE has a mean accuracy of 0.726, "
+                "compared with 0.70 for the others."
             ),
         ),
         Claim(
@@ -182,13 +181,14 @@ STUDY = Study(
         ),
     ),
     limits=(
-        "Digits are easy; the models are small, training is short, and all combinations use the "
-        "same learning rate. The larger images are the same digits, enlarged. On the volumes "
-        "(1,188 for training, 298 for testing), every model overfits. The mean training losses end "
-        "at 0.022 nats or less; the mean test losses end at 1.25 nats or more. Predicting the "
-        "class frequencies would give a loss of 0.54. Always predicting the first class would give "
-        "an accuracy of 0.768; the models have 0.748 to 0.776. The area under the ROC curve, which "
-        "MedMNIST also reports, is not measured. Whether HyPE helps on volumes remains open."
+        "Digits are easy to classify. The models are small, training is short, and all "
+        "combinations use the same learning rate. The larger images are the same digits, enlarged. "
+        "On the volumes (1,188 for training, 298 for testing), every model overfits. The mean "
+        "training losses end at 0.022 nats or less; the mean test losses end at 1.25 nats or more. "
+        "Predicting the class frequencies would give a loss of 0.54. Always predicting the first "
+        "class would give an accuracy of 0.768; the models have mean accuracies of 0.748 to 0.776. "
+        "The area under the ROC curve, which MedMNIST also reports, is not measured. Whether HyPE "
+        "helps on volumes remains open."
     ),
     sources=(
         "Dosovitskiy et al. 2021; Touvron et al. 2021, DeiT; Ramachandran et al. 2019; Srinivas "
