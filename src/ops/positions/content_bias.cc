@@ -51,8 +51,8 @@ const RegisterPosition content_bias({
                   .formula = "r_i.E[p_j - p_i + extent - 1], where the rows of E run from past to "
                              "future; nothing is added where |p_i - p_j| >= extent",
                   .latex = R"(r_i \cdot E[p_j - p_i + n - 1])",
-                  .note = "n is the extent, and the rows of E run from past to future. Nothing is "
-                          "added at offsets of n and beyond",
+                  .note = "n is `extent`, and the rows of E run from past to future. Nothing is "
+                          "added at distances of n or more",
                   .details = "A module projects r_i, a short vector per head, from its tokens, and "
                              "has one table for all heads. The term equals \"relative\" with "
                              "far=\"zero\" and a separate query.",

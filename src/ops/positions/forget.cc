@@ -55,8 +55,8 @@ const RegisterPosition forget({
          .formula = "-(log f[h, 0] + ... + log f[h, j]); with a causal mask, this multiplies each "
                     "weight by the gates f of all later keys, up to the query's own",
          .latex = R"(-\sum_{l \le j} \log f_{h l})",
-         .note = "f is the gate. With a causal mask, each weight is thereby multiplied by the "
-                 "gates of all later keys, up to the query's own",
+         .note = "f is the gate. With a causal mask, this multiplies each weight by the gates of "
+                 "all later keys up to the query's position",
          .details =
              "The sum is accurate for long sequences, because it is computed in float64 and each "
              "query subtracts the sum at its own position (lse and sinks use the full sum). Gates "

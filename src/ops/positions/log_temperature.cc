@@ -29,8 +29,8 @@ const RegisterPosition log_temperature({
              "position",
          .latex = R"(\begin{aligned}\text{steps} && 1 + a \log(1 + \lfloor (p_i + 1) / n_0 )"
                   R"(\rfloor) \\ \text{smooth} && 1 + a \log \max(1, n_i / n_0)\end{aligned})",
-         .note = "a is the scale, n_0 is the length, and n_i is the number of keys up to the "
-                 "query's own position",
+         .note = "a is `scale`, n_0 is `length`, up to which the factor is 1, and n_i is the "
+                 "number of keys up to the query's own position",
          .details = "Only keys within key_starts and key_lengths, and in the query's own segment, "
                     "are counted. Other masks make no difference, except that a window that "
                     "excludes keys after the query is treated as a causal mask. With \"steps\", "

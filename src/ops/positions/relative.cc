@@ -99,8 +99,8 @@ const RegisterPosition relative({
              "max_offset] is added to v_j; with a separate query, r_i replaces q_i",
          .latex = R"(\frac{q_i \cdot E[p_j - p_i + m]}{\sqrt{D}})",
          .note = "m is max_offset, and the rows of E run from past to future. Offsets beyond m use "
-                 "the nearest row, or none. With values, W[p_j - p_i + m] is added to v_j. With a "
-                 "separate query r, the term is r_i.E[p_j - p_i + m]",
+                 "the nearest row or, with far=\"zero\", no row. With values, W[p_j - p_i + m] is "
+                 "added to v_j. With a separate query r, the term is r_i.E[p_j - p_i + m]",
          .details = "If your table runs from future to past, pass table.flip(-2). If the "
                     "separate query is a low-dimensional projection of the tokens and all heads "
                     "share one table, this is a content-conditioned bias (see content_bias).",
