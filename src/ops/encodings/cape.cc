@@ -161,9 +161,10 @@ const RegisterPosition cape({
                     "mean of p is subtracted first. On a grid, the sinusoids are waves over (x, y) "
                     "in [-1, 1]^2, where x is the column and y is the row",
          .latex = R"(\text{sinusoids of}\quad (p + \Delta + \epsilon_p)\, e^{\lambda})",
-         .note = "p is the position. In training, the other three variables are drawn uniformly: "
-                 "Delta within +-global_shift, epsilon within +-local_shift (in units of the "
-                 "position spacing) and lambda within +-ln(global_scale). In evaluation, they are 0",
+         .note =
+             "p is the position. In training, the other three variables are drawn uniformly: "
+             "Delta within +-global_shift, epsilon within +-local_shift (in units of the "
+             "position spacing) and lambda within +-ln(global_scale). In evaluation, they are 0",
          .details =
              "In training, positions are shifted, jittered and scaled at random for each call and "
              "each sequence; in evaluation, they do not change. E must be even.\n\nIf the shape "
