@@ -55,8 +55,8 @@ BOOKS = Text(
         "files of github.com/mlschmitt/classic-books-markdown at 9448827 (in `train`: The Wealth "
         "of Nations, Framley Parsonage, Little Dorrit, The Pickwick Papers, Wives and Daughters, "
         "The Mill on the Floss, Demonology and Devil-lore, Le Morte d'Arthur and Vanity Fair; in "
-        "`valid`: The Octopus, Ben-Hur and The Headless Horseman; in `test`, which is not used: "
-        "three others)"
+        "`valid`: The Octopus, Ben-Hur and The Headless Horseman; in `test`, which is not used, "
+        "three other books)"
     ),
 )
 PYTHON = Text("python", "Python's sources", "python.txt", ("-m", "gnomon.demo", "--text", "OUT"))
