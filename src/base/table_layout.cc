@@ -81,9 +81,10 @@ GridLayout::GridLayout(std::vector<int64_t> shape, int64_t prefix, Kind kind)
   }
   if (shape_.empty() || cells == 0 || prefix < 0 || prefix > kMost) {
     std::string text;
-    for (const int64_t length : shape_) text.append(" ").append(std::to_string(length));
-    throw Error("attention: grid is" + text + " after a prefix of " + std::to_string(prefix) +
-                "; expected positive lengths and at most 2^30 tokens");
+    for (const int64_t length : shape_)
+      text.append(text.empty() ? "" : ", ").append(std::to_string(length));
+    throw Error("attention: grid has shape (" + text + ") and prefix is " + std::to_string(prefix) +
+                "; expected positive axis lengths, a non-negative prefix and at most 2^30 tokens");
   }
   for (size_t axis = shape_.size(); axis-- > 0;) {
     stride_[axis] = kind == Kind::kTable ? size_ : 1;

@@ -57,8 +57,8 @@ void CheckPositions(const AttentionInput<T>& in) {
       high = std::max(high, KeyPosition(in, b, j));
     }
     if (low < -kLargest || high > kLargest || high - low >= kMostApart) {
-      Fail("positions", "of batch " + std::to_string(b) + " are from " + std::to_string(low) +
-                            " to " + std::to_string(high) +
+      Fail("positions", "of batch element " + std::to_string(b) + " range from " +
+                            std::to_string(low) + " to " + std::to_string(high) +
                             "; expected values within +-2^53 and less than 2^30 apart");
     }
   }
@@ -79,7 +79,7 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
   }
   constexpr int64_t kMost = int64_t{1} << 30;
   Require(n.queries < kMost && n.keys < kMost, "the number of queries or keys",
-          "is too large; expected less than 2^30");
+          "is too large; expected a number below 2^30");
   const int64_t rows = n.batch * n.heads * n.queries;
   const int64_t columns = n.batch * n.key_heads * n.keys;
   if (f.input != PairInput::kNone) {
@@ -95,7 +95,7 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
   const Chunks& chunks = in.mask.chunks;
   for (const int64_t number : {chunks.size, chunks.before, chunks.after}) {
     if (number < 0 || number >= kMost) {
-      Fail("chunks", "has " + std::to_string(number) + "; expected 0 to 2^30 - 1");
+      Fail("chunks", "contains " + std::to_string(number) + "; expected 0 to 2^30 - 1");
     }
   }
   Require(rows * columns == 0 ||
@@ -129,11 +129,12 @@ void Check(const PairFunction& f, const AttentionInput<T>& in) {
     Fail("tolerance", "is " + std::to_string(in.tolerance) + "; expected at least 0 and below 1");
   }
   if (!(in.dropout.rate >= 0 && in.dropout.rate <= 1)) {
-    Fail("dropout", "is " + std::to_string(in.dropout.rate) + "; expected 0 to 1");
+    Fail("dropout",
+         "is " + std::to_string(in.dropout.rate) + "; expected a probability from 0 to 1");
   }
   const auto require_scalars = [&](const char* name, const T* scalars, int count, int64_t size) {
     if (count == 0 || scalars != nullptr || size == 0) return;
-    Fail(name, std::string("is null; ") + f.name + " needs " + std::to_string(count));
+    Fail(name, std::string("is null; the pair function ") + f.name + " requires it");
   };
   require_scalars("row_scalars", in.row_scalars, f.row_scalars, rows);
   require_scalars("column_scalars", in.column_scalars, f.column_scalars, columns);

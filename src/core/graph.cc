@@ -35,8 +35,8 @@ void CheckGraph(const GraphShape& n, const int64_t* indptr, const int64_t* indic
   if (indptr[0] != 0) throw Error("graph_attention: indptr" + entry(0, indptr[0]) + "; expected 0");
   for (int64_t i = 0; i < n.queries; ++i) {
     if (indptr[i + 1] >= indptr[i]) continue;
-    throw Error("graph_attention: indptr" + entry(i + 1, indptr[i + 1]) + " after " +
-                std::to_string(indptr[i]) + "; expected values that never decrease");
+    throw Error("graph_attention: indptr" + entry(i + 1, indptr[i + 1]) + ", but indptr" +
+                entry(i, indptr[i]) + "; expected non-decreasing values");
   }
   if (indptr[n.queries] != n.edges) {
     throw Error("graph_attention: indptr" + entry(n.queries, indptr[n.queries]) +
@@ -44,8 +44,8 @@ void CheckGraph(const GraphShape& n, const int64_t* indptr, const int64_t* indic
   }
   for (int64_t e = 0; e < n.edges; ++e) {
     if (indices[e] >= 0 && indices[e] < n.keys) continue;
-    throw Error("graph_attention: indices" + entry(e, indices[e]) + "; expected one of " +
-                std::to_string(n.keys) + " keys, counted from 0");
+    throw Error("graph_attention: indices" + entry(e, indices[e]) +
+                "; expected a key index from 0 to " + std::to_string(n.keys - 1));
   }
 }
 
@@ -78,7 +78,7 @@ void Check(const PairFunction& f, const GraphInput<T>& in) {
                "column_scalars");
   RequireGiven(f.head_scalars == 0 || in.head_scalars != nullptr || n.heads == 0, "head_scalars");
   Require(in.dropout.rate >= 0 && in.dropout.rate <= 1, "dropout.rate",
-          "is invalid; expected 0 to 1");
+          "is invalid; expected a probability from 0 to 1");
 }
 
 template <class T>

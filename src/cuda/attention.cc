@@ -80,7 +80,7 @@ bool Describe(const TableLayout& layout, LayoutParameters* to) {
 // GPU.
 constexpr int64_t kBlocks = 264;
 
-static_assert(sizeof(Parameters) <= 4096, "what a kernel may be given on every GPU");
+static_assert(sizeof(Parameters) <= 4096, "some GPUs limit kernel parameters to 4 KiB");
 
 class Plan {
  public:
@@ -689,17 +689,17 @@ std::string Unsupported(const PairFunction& function, const Input& in) {
   LayoutParameters layout;
   if (in.bias.table != nullptr && in.bias.layout != nullptr &&
       !Describe(*in.bias.layout, &layout)) {
-    return "bias has a layout that is not supported";
+    return "bias has a layout that is not supported on a GPU";
   }
   if (in.relative.layout != nullptr && !Describe(*in.relative.layout, &layout)) {
-    return "relative has a layout that is not supported";
+    return "relative has a layout that is not supported on a GPU";
   }
   if (in.softcap != 0) {
     return "score_softcap is not supported on a GPU; expected tensors on the CPU, or "
            "similarity.Dot(softcap=), which caps products before biases are added";
   }
   if (in.query_positions != nullptr) {
-    return "positions are not supported on a GPU; expected query_offset";
+    return "positions are not supported on a GPU; pass query_offset instead";
   }
   if (in.relative.queries != nullptr) {
     return "relative queries (position to content) are not supported on a GPU; expected tensors "

@@ -14,7 +14,7 @@ SharedLibrary::SharedLibrary(const std::string& path)
 void* SharedLibrary::Symbol(const char* name) const { return dlsym(handle_, name); }
 
 void SharedLibrary::ThrowWithout(const char* name) const {
-  throw CudaError(path_ + " lacks the function " + name + "; a newer version is needed");
+  throw CudaError(path_ + " lacks the function " + name + "; install a newer version");
 }
 
 }  // namespace gnomon::cuda

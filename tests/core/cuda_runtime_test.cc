@@ -281,7 +281,7 @@ TEST_F(CudaRuntime, ADriverThatIsNone) {
   options.driver = kNvrtc;
   Runtime runtime(options);
   EXPECT_EQ(ErrorOf([&] { Launch(runtime, dot_); }),
-            std::string(kNvrtc) + " lacks the function cuInit; a newer version is needed");
+            std::string(kNvrtc) + " lacks the function cuInit; install a newer version");
 }
 
 TEST_F(CudaRuntime, ADriverWithoutDevices) {
@@ -311,7 +311,7 @@ TEST_F(CudaRuntime, ACompilerThatIsNone) {
   options.nvrtc = {kDriver};
   Runtime runtime(options);
   EXPECT_EQ(ErrorOf([&] { Launch(runtime, dot_); }),
-            std::string(kDriver) + " lacks the function nvrtcVersion; a newer version is needed");
+            std::string(kDriver) + " lacks the function nvrtcVersion; install a newer version");
 }
 
 TEST_F(CudaRuntime, ChoosesAnArchitecture) {

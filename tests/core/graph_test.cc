@@ -625,7 +625,7 @@ TEST(Graph, SaysWhatIsWrongWithIt) {
   EXPECT_THAT(message({{0, 1, 2, 2}, {3, 0, 2}}, same),
               ::testing::HasSubstr("indptr[3] is 2; expected the number of indices, 3"));
   EXPECT_THAT(message({{0, 1, 3, 3}, {3, 4, 2}}, same),
-              ::testing::HasSubstr("indices[1] is 4; expected one of 4 keys"));
+              ::testing::HasSubstr("indices[1] is 4; expected a key index from 0 to 3"));
   EXPECT_THAT(message({{0, 1, 3, 3}, {3, 0, -1}}, same), ::testing::HasSubstr("indices[2] is -1"));
   const Graph graph{{0, 1, 3, 3}, {3, 0, 2}};
   const std::vector<std::pair<const char*, void (*)(GraphInput<float>&)>> nulls = {

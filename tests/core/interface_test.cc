@@ -96,9 +96,9 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
        }},
       {"attention: heads is 2; expected a multiple of key_heads, 0",
        [](C& c) { c.in.shape.key_heads = 0; }},
-      {"attention: the number of queries or keys is too large; expected less than 2^30",
+      {"attention: the number of queries or keys is too large; expected a number below 2^30",
        [](C& c) { c.in.shape.queries = int64_t{1} << 31; }},
-      {"attention: the number of queries or keys is too large; expected less than 2^30",
+      {"attention: the number of queries or keys is too large; expected a number below 2^30",
        [](C& c) { c.in.shape.keys = int64_t{1} << 40; }},
       {"attention: x is null", [](C& c) { c.in.x.data = nullptr; }},
       {"attention: y is null", [](C& c) { c.in.y.data = nullptr; }},
@@ -155,18 +155,19 @@ TYPED_TEST(ErrorTest, InputsAreChecked) {
        [](C& c) { c.in.key_bias_base = c.memory.data(); }},
       {"attention: key_bias_low is given without key_bias; expected both",
        [](C& c) { c.in.key_bias_low = c.in.key_bias_base = c.memory.data(); }},
-      {"attention: dropout is 1.500000; expected 0 to 1", [](C& c) { c.in.dropout.rate = 1.5; }},
-      {"attention: dropout is nan; expected 0 to 1",
+      {"attention: dropout is 1.500000; expected a probability from 0 to 1",
+       [](C& c) { c.in.dropout.rate = 1.5; }},
+      {"attention: dropout is nan; expected a probability from 0 to 1",
        [](C& c) { c.in.dropout.rate = std::nan(""); }},
-      {"attention: chunks has -1; expected 0 to 2^30 - 1",
+      {"attention: chunks contains -1; expected 0 to 2^30 - 1",
        [](C& c) { c.in.mask.chunks.before = -1; }},
-      {"attention: chunks has 1073741824; expected 0 to 2^30 - 1",
+      {"attention: chunks contains 1073741824; expected 0 to 2^30 - 1",
        [](C& c) { c.in.mask.chunks.size = int64_t{1} << 30; }},
-      {"attention: chunks has 1073741824; expected 0 to 2^30 - 1",
+      {"attention: chunks contains 1073741824; expected 0 to 2^30 - 1",
        [](C& c) { c.in.mask.chunks.after = int64_t{1} << 30; }},
-      {"attention: row_scalars is null; penumbral needs 2",
+      {"attention: row_scalars is null; the pair function penumbral requires it",
        [](C& c) { c.in.row_scalars = nullptr; }},
-      {"attention: column_scalars is null; penumbral needs 2",
+      {"attention: column_scalars is null; the pair function penumbral requires it",
        [](C& c) { c.in.column_scalars = nullptr; }},
   };
   for (const Case& test_case : cases) {
@@ -189,7 +190,8 @@ TYPED_TEST(ErrorTest, OutputsAreChecked) {
 TYPED_TEST(ErrorTest, HeadScalarsAreChecked) {
   Call<TypeParam> call("additive");
   call.in.head_scalars = nullptr;
-  EXPECT_EQ(Message([&] { call.Forward(); }), "attention: head_scalars is null; additive needs 1");
+  EXPECT_EQ(Message([&] { call.Forward(); }),
+            "attention: head_scalars is null; the pair function additive requires it");
 }
 
 TYPED_TEST(ErrorTest, BackwardIsChecked) {

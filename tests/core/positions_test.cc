@@ -405,9 +405,10 @@ TEST(Positions, AreChecked) {
             "attention: bias has no layout; expected one, because the call has positions");
   options.bias = ProblemOptions::kNoBias;
   options.key_positions[3] = int64_t{1} << 30;
-  EXPECT_EQ(message(RandomProblem(FindPairFunction("dot"), options), [](AttentionInput<float>&) {}),
-            "attention: positions of batch 0 are from 0 to 1073741824; expected values within "
-            "+-2^53 and less than 2^30 apart");
+  EXPECT_EQ(
+      message(RandomProblem(FindPairFunction("dot"), options), [](AttentionInput<float>&) {}),
+      "attention: positions of batch element 0 range from 0 to 1073741824; expected values within "
+      "+-2^53 and less than 2^30 apart");
 }
 
 }  // namespace

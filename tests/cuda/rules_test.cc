@@ -410,9 +410,9 @@ TEST(RefusalTest, NamesTheArgument) {
   EXPECT_EQ(ErrorOf(RandomProblem(dot, {.shape = {1, 1, 1, 2, 3, 8, 8},
                                         .bias = ProblemOptions::kSharedBias,
                                         .layout = &layout})),
-            "attention on CUDA: bias has a layout that is not supported");
+            "attention on CUDA: bias has a layout that is not supported on a GPU");
   EXPECT_EQ(ErrorOf(RandomProblem(dot, {.shape = {1, 1, 1, 2, 3, 8, 8}, .relative = &layout})),
-            "attention on CUDA: relative has a layout that is not supported");
+            "attention on CUDA: relative has a layout that is not supported on a GPU");
 }
 
 }  // namespace

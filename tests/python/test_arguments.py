@@ -172,7 +172,7 @@ def test_one_value_for_all_heads_of_hype_augment():
 
 def test_two_values_for_four_heads_stay_an_error():
     for value in (torch.ones(2), torch.ones(1), torch.ones(1, 1)):
-        with pytest.raises(ValueError, match=r"expected \(H,\) = \(4,\), or \(\) for all heads"):
+        with pytest.raises(ValueError, match=r"expected \(H,\) = \(4,\), or \(\) if shared"):
             of_similarity(similarity.Laplacian, value.double())
 
 

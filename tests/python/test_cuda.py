@@ -368,7 +368,7 @@ def test_an_operator_launches_its_kernels(fakes, tmp_path):
     assert "head_dim is 320; expected at most 256" in lines[4]
     assert lines[4].startswith("NotImplementedError")
     assert lines[5].startswith("ValueError: attention: unknown pair function 'no_such_function'")
-    assert lines[6].startswith("ValueError: gnomon.attention: dropout is 0.5, but there is no seed")
+    assert lines[6].startswith("ValueError: gnomon.attention: dropout is 0.5, but seed is missing")
     assert lines[7] == "torch.Size([1, 2, 0, 4]) torch.Size([1, 2, 0]) b''"
     compiled = (tmp_path / "compilations").read_text().splitlines()
     assert compiled

@@ -65,7 +65,7 @@ VALUE_ERRORS = {
     ),
     "a node index out of range": (
         lambda: graph(indices=torch.tensor([0, 1, 3])),
-        r"indices\[2\] is 3; expected one of 3 keys",
+        r"indices\[2\] is 3; expected a key index from 0 to 2",
     ),
     "linear attention k with three axes": (
         lambda: linear(k=tokens(4, 6, 8)),
@@ -96,7 +96,7 @@ VALUE_ERRORS = {
     "a scale beyond float32": (lambda: attend(scale=1e39), "scale is 1e\\+39; expected a finite"),
     "an offset beyond 2^53": (
         lambda: attend(query_offset=2**62),
-        r"query_offset is.*expected -2\^53",
+        r"query_offset is.*expected a value from -2\^53",
     ),
     "an offset beyond int64": (lambda: attend(query_offset=2**63), "query_offset is.*within int64"),
     "only query_segments": (
@@ -138,7 +138,7 @@ VALUE_ERRORS = {
     ),
     "number of heads": (
         lambda: attend(q=tokens(2, 3, 6, 8)),
-        "q has 3 heads and k has 2; the number of heads of q must be a multiple",
+        "q has 3 heads and k has 2; expected the number of heads of q to be a multiple",
     ),
     "gamma": (
         lambda: attend(similarity=similarity.Laplacian(torch.ones(2))),
@@ -292,7 +292,7 @@ VALUE_ERRORS = {
     **{
         f"query_offset with {name}": (
             lambda arguments=arguments: attend(q=tokens(2, 4, 5, 8), **arguments),
-            f"query_offset is None, but Lq = 5 and Lk = 6 differ; {name} needs query_offset",
+            f"query_offset is None, but Lq = 5 and Lk = 6 differ; {name} requires query_offset",
         )
         for name, arguments in {
             "causal": {"causal": True},
@@ -341,7 +341,7 @@ VALUE_ERRORS = {
     ),
     "a position beyond a table": (
         lambda: nn.LearnedAbsolute(8, 4)(torch.zeros(2, 5, 4), offset=4),
-        "positions range from 4 to 8, but the table has 8 rows",
+        "positions range from 4 to 8; expected 0 to 7, because the table has 8 rows",
     ),
     "an unknown position": (
         lambda: nn.MultiheadAttention(8, 4, position="rop"),

@@ -76,7 +76,7 @@ def test_wrong_chunks():
             gnomon.attention(q, k, k, chunks=chunks)
     with pytest.raises(TypeError, match="chunks"):
         gnomon.attention(q, k, k, chunks=(4.0, 1, 1))
-    with pytest.raises(ValueError, match="chunks needs query_offset"):
+    with pytest.raises(ValueError, match="chunks requires query_offset"):
         gnomon.attention(q, k[:, :, :3], k[:, :, :3], chunks=(4, 1, 1))
 
 

@@ -475,7 +475,7 @@ def test_dropout_of_edges_follows_seeds_and_generators():
         ({"edge_bias": torch.zeros(2, 3)}, ValueError, r"\(E,\) or \(E, H\) = \(2, 2\)"),
         ({"edge_bias": torch.zeros(2).double()}, TypeError, "edge_bias has dtype Double"),
         ({"edge_bias": 1.0}, TypeError, "edge_bias is a float"),
-        ({"dropout": 1.5}, ValueError, "dropout is 1.5; expected 0 to 1"),
+        ({"dropout": 1.5}, ValueError, "dropout is 1.5; expected a probability from 0 to 1"),
         ({"dropout": 0.5, "seed": 0.5}, TypeError, "seed is a float"),
     ],
 )
@@ -616,7 +616,7 @@ ERRORS = {
     "heads": (
         {"k": torch.randn(3, 3, 2), "v": torch.randn(3, 3, 2)},
         ValueError,
-        "q has 4 heads and k has 3; the number of heads of q must be a multiple",
+        "q has 4 heads and k has 3; expected the number of heads of q to be a multiple",
     ),
     "dtype": (
         {"k": torch.randn(3, 4, 2).double()},
@@ -644,7 +644,7 @@ ERRORS = {
     "indptr falls": (
         {"indptr": torch.tensor([0, 3, 2, 3])},
         ValueError,
-        "indptr[2] is 2 after 3; expected values that never decrease",
+        "indptr[2] is 2, but indptr[1] is 3; expected non-decreasing values",
     ),
     "indptr has too few edges": (
         {"indptr": torch.tensor([0, 1, 1, 2])},
@@ -654,7 +654,7 @@ ERRORS = {
     "a key index out of range": (
         {"indices": torch.tensor([0, 3, 1])},
         ValueError,
-        "indices[1] is 3; expected one of 3 keys",
+        "indices[1] is 3; expected a key index from 0 to 2",
     ),
     "a negative key": ({"indices": torch.tensor([0, 1, -1])}, ValueError, "indices[2] is -1"),
     "similarity": (

@@ -589,7 +589,7 @@ ERRORS = {
     "offset": (
         lambda: attend(GridBias(torch.zeros(HEADS, 5, 7)), query_offset=1),
         "query_offset is 1 and Lq is 12, but position contains grid_bias on the grid 3x4; expected "
-        "queries",
+        "query_offset",
     ),
     "two grids": (
         lambda: attend([Grid((3, 4), [ALiBi(SLOPES)] * 2), GridBias(torch.zeros(HEADS, 7, 5))]),
@@ -676,7 +676,7 @@ ERRORS = {
             torch.zeros(1, 13, 8), causal=True, cache=KVCache()
         ),
         "query_offset is 0 and Lq is 13, but position contains alibi on the grid 3x4; expected "
-        "queries among",
+        "query_offset",
     ),
     "a table needs a shape": (
         lambda: MultiheadAttention(8, 2, position="grid_bias"),

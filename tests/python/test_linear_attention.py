@@ -429,7 +429,7 @@ ERRORS = {
     "heads": (
         {"k": torch.randn(2, 3, 6, 8), "v": torch.randn(2, 3, 6, 8)},
         ValueError,
-        "q has 4 heads and k has 3; the number of heads of q must be a multiple",
+        "q has 4 heads and k has 3; expected the number of heads of q to be a multiple",
     ),
     "dtype": (
         {"v": torch.randn(2, 4, 6, 8).double()},
@@ -484,7 +484,7 @@ ERRORS = {
     "seed and projection": (
         {"feature": "favor", "projection": torch.randn(5, 8), "seed": 1},
         ValueError,
-        "projection and seed are both given; expected one of them",
+        "projection and seed are both given; pass only one of them",
     ),
     "odd features to rotate": (
         {"feature": "favor", "num_features": 7, "rope": RoPE()},
@@ -524,7 +524,7 @@ ERRORS = {
     "both": (
         {"feature": "favor", "projection": torch.randn(5, 8), "num_features": 5},
         ValueError,
-        "projection and num_features are both given; expected one of them",
+        "projection and num_features are both given; pass only one of them",
     ),
 }
 

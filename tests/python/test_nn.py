@@ -677,7 +677,7 @@ def test_terms_that_no_call_supports_are_rejected_at_once(similarity, position, 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"dropout": -0.5}, "dropout is -0.5; expected 0 to 1"),
+        ({"dropout": -0.5}, "dropout is -0.5; expected a probability from 0 to 1"),
         ({"dropout": float("nan")}, "dropout is nan"),
         ({"tolerance": 1.0}, "tolerance is 1; expected at least 0 and less than 1"),
         ({"tolerance": float("nan")}, "tolerance is nan"),
@@ -699,7 +699,7 @@ def test_numbers_of_a_module(arguments, told):
     ],
 )
 def test_features_of_both_module_and_position(own, given):
-    expected = f"{own} is set, and position contains {own}; expected one of them"
+    expected = f"{own} is set, and position contains {own}; use only one of them"
     with pytest.raises(ValueError, match=expected):
         MultiheadAttention(32, 4, position=given, **{own: True})
     MultiheadAttention(32, 4, position=given)

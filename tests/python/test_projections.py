@@ -318,7 +318,7 @@ def test_temperatures_by_name(causal, offset):
 def test_two_sinks_are_refused():
     q, k, v = tensors_of_a_call()
     score = torch.zeros(HEADS, dtype=torch.float64)
-    with pytest.raises(ValueError, match="sink is given and position contains a sink"):
+    with pytest.raises(ValueError, match="sink is given, and position contains a sink"):
         gnomon.attention(q, k, v, position=Sink(score), sink=score)
     with pytest.raises(ValueError, match="two sinks"):
         gnomon.attention(q, k, v, position=[Sink(score), Sink(score)])

@@ -274,13 +274,13 @@ def test_compiled_and_in_a_module(name):
         ("rope:scaling=linear:factor=-2", "expected a positive number"),
         (
             "rope:scaling=longrope:original_max_position_embeddings=8:long_factor=1x2",
-            r"short_factor has 0 numbers; expected dims / 2 = 8",
+            r"short_factor has 0 elements; expected dims / 2 = 8",
         ),
         (
             # The message does not depend on the length of the text.
             "rope:scaling=longrope:original_max_position_embeddings=99:short_factor=1x2x3x4x5x6x7x8"
             ":long_factor=1x2",
-            r"long_factor has 2 numbers; expected dims / 2 = 8",
+            r"long_factor has 2 elements; expected dims / 2 = 8",
         ),
         (
             "rope:scaling=longrope:original_max_position_embeddings=8:long_factor=1x-2",
@@ -329,7 +329,7 @@ def test_xpos_beyond_the_range_of_float32():
         {"query_offset": -70000},
         {"query_offset": torch.tensor([0, -70000])},
     ):
-        with pytest.raises(ValueError, match="xpos, and tokens of Float are at positions that lie"):
+        with pytest.raises(ValueError, match="xpos, and the positions of Float tokens are up to"):
             gnomon.attention(x, x, x, position="rope:xpos", **where)
         o = gnomon.attention(x.double(), x.double(), x.double(), position="rope:xpos", **where)
         assert o.isfinite().all()

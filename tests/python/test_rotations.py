@@ -253,11 +253,11 @@ def test_a_module_learns_angles_and_decodes_with_them():
         (lambda: RoPE(key_angles=draw(1, 1, L, 2)), "key_angles but no angles"),
         (
             lambda: RoPE(angles=draw(1, 1, L, 2), key_angles=draw(1, 1, L + 1, 2)),
-            "key_angles of RoPE has 10 rows; expected one for each token of k, 9",
+            "key_angles of RoPE has 10 rows; expected one row for each token of k, 9",
         ),
         (
             lambda: RoPE(sections=(1, 2)),
-            "sections = 1x2, which are 3 pairs; expected dims / 2 = 4",
+            "sections = 1x2, which sum to 3 pairs; expected dims / 2 = 4",
         ),
         (
             lambda: RoPE(sections=(1, 3), section_order="interleaved"),

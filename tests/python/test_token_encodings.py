@@ -510,7 +510,7 @@ def test_without_positions_only_the_mask_gives_order():
         ),
         (
             lambda: Sinusoidal(8, shape=(2, 3))(torch.zeros(1, 2, 8), 5),
-            "sinusoidal: positions range from 5 to 6, but the grid 2x3 has 6 tokens",
+            "sinusoidal: positions range from 5 to 6; expected 0 to 5, because the grid 2x3 has 6",
         ),
         (lambda: Sinusoidal(6, shape=(2, 3)), r"dim is 6; expected.*2 \* axes = 4"),
         (lambda: Sinusoidal(8)(torch.zeros(2, 8)), r"embeddings have shape \[2, 8\]"),

@@ -464,7 +464,7 @@ TEST_F(AttentionTest, ErrorsNameTheArgument) {
       "umbral:map=xi is invalid; expected one of psi, exp, none");
   ExpectThrow<c10::ValueError>(
       [&] { attention(q.narrow(2, 0, 3), k, v, AttentionOptions().causal(true)); },
-      "causal needs query_offset");
+      "causal requires query_offset");
   ExpectThrow<c10::ValueError>([&] { position::RoPE(1.0, "half:dims=2"); }, "layout");
 }
 

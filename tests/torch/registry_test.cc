@@ -445,7 +445,7 @@ TEST(PositionEntryTest, AContentTermHasWhatItsTablesAreMultipliedBy) {
   for (const ContentFunction content :
        {ContentFunction(without_keys), ContentFunction(without_key)}) {
     EXPECT_THAT(fault(content),
-                HasSubstr("mine returns tables without the tokens that they are multiplied by"));
+                HasSubstr("mine returns a table without the tokens to multiply it by"));
   }
   const auto even = [](const Component&, const std::vector<at::Tensor>&, const ContentCall& call) {
     return ContentTerm{.query = call.q, .keys = at::zeros({1, 4, 4}), .layout = "clip"};

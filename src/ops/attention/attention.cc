@@ -43,7 +43,7 @@ class TensorReader {
     if (tensor.dim() == 0) return tensor.expand_symint({q_.sym_size(1)});
     TORCH_CHECK_VALUE(tensor.dim() == 1 && tensor.sym_size(0) == q_.sym_size(1), operation_, ": ",
                       name, " of ", component, " has shape ", tensor.sym_sizes(),
-                      "; expected (H,) = (", q_.sym_size(1), ",), or () for all heads");
+                      "; expected (H,) = (", q_.sym_size(1), ",), or () if shared by all heads");
     return tensor;
   }
 

@@ -113,7 +113,7 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
       const int64_t size = SizeOf(tensor, axis);
       if (may_be_shared && size == 1) return tensor;
       TORCH_CHECK_VALUE(size == queries, kName, ": ", name, " has shape ", tensor.sym_sizes(),
-                        ", with ", size, " rows; expected Lq = ", queries);
+                        ", with ", size, " rows; expected Lq = ", queries, " rows");
       return tensor.narrow(axis, first, count);
     };
     static constexpr auto kFields = CallArguments::Fields();

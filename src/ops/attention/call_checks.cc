@@ -19,15 +19,15 @@ void CheckChunks(const std::optional<std::vector<int64_t>>& chunks) {
   const std::vector<int64_t>& n = *chunks;
   bool right = n.size() == 3 && n[0] >= 1;
   for (const int64_t number : n) right = right && number >= 0 && number < kMost;
-  TORCH_CHECK_VALUE(
-      right, "gnomon.attention: chunks is ", at::IntArrayRef(n),
-      "; expected (size, before, after) with size at least 1 and the others at least 0");
+  TORCH_CHECK_VALUE(right, "gnomon.attention: chunks is ", at::IntArrayRef(n),
+                    "; expected (size, before, after) with size >= 1, before >= 0 and after >= 0");
 }
 
 }  // namespace
 
 void CheckDropoutRate(const char* operation, double rate) {
-  TORCH_CHECK_VALUE(rate >= 0 && rate <= 1, operation, ": dropout is ", rate, "; expected 0 to 1");
+  TORCH_CHECK_VALUE(rate >= 0 && rate <= 1, operation, ": dropout is ", rate,
+                    "; expected a probability from 0 to 1");
 }
 
 void CheckDropout(const char* operation, double rate, const OptionalTensor& seed) {
@@ -36,7 +36,7 @@ void CheckDropout(const char* operation, double rate, const OptionalTensor& seed
   TORCH_CHECK_TYPE(seed->scalar_type() == at::kLong, operation, ": seed has dtype ",
                    seed->scalar_type(), "; expected int64");
   TORCH_CHECK_VALUE(seed->numel() == 1, operation, ": seed has shape ", seed->sizes(),
-                    "; expected one number");
+                    "; expected one element");
 }
 
 at::Tensor SeedOrDrawn(const OptionalTensor& seed) {
@@ -102,10 +102,10 @@ OptionalTensor CheckIntegers(const char* operation, const char* name, const Opti
   const auto expected = c10::SymIntArrayRef(sizes).slice(absent);
   TORCH_CHECK_VALUE(length || tensor->sym_sizes() == expected, operation, ": ", name, " has shape ",
                     tensor->sym_sizes(), "; expected (B,) = (", q.sym_size(0),
-                    ",), or () for all batches");
+                    ",), or () if shared across the batch");
   TORCH_CHECK_VALUE(!length || tensor->sym_sizes() == expected, operation, ": ", name,
                     " has shape ", tensor->sym_sizes(), "; expected (B, length) = (", q.sym_size(0),
-                    ", ", length.value_or(0), "), or (length,) for all batches");
+                    ", ", length.value_or(0), "), or (length,) if shared across the batch");
   const at::Tensor integers = tensor->to(at::kLong);
   return absent == 0 ? integers : integers.expand_symint(sizes).contiguous();
 }
@@ -127,9 +127,10 @@ void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k
                         v.sym_size(2) == k.sym_size(2),
                     operation, ": v has shape ", v.sym_sizes(),
                     "; expected (B, Hkv, Lk, Dv) as in k ", k.sym_sizes());
-  TORCH_CHECK_VALUE(k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0, operation, ": q has ",
-                    q.sym_size(1), " heads and k has ", k.sym_size(1),
-                    "; the number of heads of q must be a multiple of that of k");
+  TORCH_CHECK_VALUE(
+      k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0, operation, ": q has ",
+      q.sym_size(1), " heads and k has ", k.sym_size(1),
+      "; expected the number of heads of q to be a multiple of the number of heads of k");
 }
 
 at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& tensor,

@@ -62,7 +62,7 @@ c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_posit
     const std::optional<int64_t> offset = arguments.query_offset->maybe_as_int();
     TORCH_CHECK_VALUE(!offset || (*offset >= -kLargestExact && *offset <= kLargestExact),
                       "gnomon.attention: query_offset is ", *arguments.query_offset,
-                      "; expected -2^53 to 2^53");
+                      "; expected a value from -2^53 to 2^53");
     return *arguments.query_offset;
   }
   if (q.sym_size(2) != k.sym_size(2)) {
@@ -74,7 +74,7 @@ c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_posit
     TORCH_CHECK_VALUE(needs_it == nullptr,
                       "gnomon.attention: query_offset is None, but Lq = ", q.sym_size(2),
                       " and Lk = ", k.sym_size(2), " differ; ", needs_it ? needs_it : "",
-                      " needs query_offset, the position of the first query");
+                      " requires query_offset, the position of the first query");
   }
   return 0;
 }
@@ -97,7 +97,7 @@ std::optional<Coordinates> Coordinates::Find(const at::Tensor& q, const at::Tens
     const at::Tensor& given = *arguments.key_positions;
     TORCH_CHECK_VALUE(given.dim() == 3 && given.sym_size(2) == coordinates.queries_.sym_size(2),
                       OperatorArguments::kOperation, ": key_positions has shape ",
-                      given.sym_sizes(), "; expected as many axes as positions, ",
+                      given.sym_sizes(), "; expected the same number of axes as positions, ",
                       coordinates.queries_.sym_size(2));
     coordinates.keys_ = CheckedCoordinates("key_positions", given, q, k.sym_size(2));
   }
@@ -116,7 +116,7 @@ std::optional<CallPositions> CallPositions::Find(const at::Tensor& q, const at::
   }
   TORCH_CHECK_VALUE(!arguments.query_offset && !arguments.query_offsets,
                     OperatorArguments::kOperation,
-                    ": positions and query_offset are both given; expected one of them");
+                    ": positions and query_offset are both given; pass only one of them");
   CheckKeyPositions(q, k, arguments);
   CallPositions positions;
   positions.queries_ = *CheckIntegers(OperatorArguments::kOperation, "positions",

@@ -190,7 +190,7 @@ class Composition {
     range_.query_offsets = CheckIntegers(kOperation, "query_offset", arguments_.query_offsets, q_);
     TORCH_CHECK_VALUE(
         !range_.query_offsets || !arguments_.query_offset,
-        "gnomon.attention: query_offset and query_offsets are both given; pass one of them");
+        "gnomon.attention: query_offset and query_offsets are both given; pass only one of them");
     call_positions_ = CallPositions::Find(q_, k_, arguments_);
     coordinates_ = Coordinates::Find(q_, k_, positions_, arguments_);
     grid_ = FindGrid(q_, k_, positions_, arguments_);
@@ -297,8 +297,9 @@ class Composition {
         table.sym_sizes(), "; expected (1 or H, rows, columns) with H = ", range_.heads);
     TORCH_CHECK_VALUE(
         (term.layout != "clip" && term.layout != "zero") || table.sym_size(1) % 2 == 1, kOperation,
-        ": ", content_->component->name(), " returns a table of ", what, " of ", table.sym_size(1),
-        " rows; expected an odd number, for offsets in both directions");
+        ": ", content_->component->name(), " returns a table of ", what, " with ",
+        table.sym_size(1),
+        " rows; expected an odd number of rows, because the offsets run in both directions");
   }
 
   void AddContent() {
@@ -316,8 +317,8 @@ class Composition {
                           term.key.defined() == term.queries.defined() &&
                           (term.keys.defined() || term.queries.defined() || term.values.defined()),
                       kOperation, ": ", content_->component->name(),
-                      " returns tables without the tokens that they are multiplied by; expected "
-                      "query with keys, key with queries, or values");
+                      " returns a table without the tokens to multiply it by; expected query "
+                      "together with keys, key together with queries, or values");
     CheckTable(term, "keys", term.keys);
     CheckTable(term, "queries", term.queries);
     CheckTable(term, "values", term.values);
@@ -585,7 +586,7 @@ class Composition {
   OptionalTensor Sink() const {
     const ResolvedPosition* named = FindOne(positions_, PositionEntry::Role::kSink, "sinks");
     TORCH_CHECK_VALUE(named == nullptr || !arguments_.sink, kOperation,
-                      ": sink is given and position contains a sink; expected one of them");
+                      ": sink is given, and position contains a sink; pass only one of them");
     if (named != nullptr) return named->tensors[0];
     if (!arguments_.sink) return std::nullopt;
     return AsParameter(*arguments_.sink, given_q_, "gnomon.attention: sink");

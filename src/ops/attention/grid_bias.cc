@@ -32,7 +32,7 @@ std::optional<TokenGrid> GridOfBias(const PositionEntry& entry, const Component&
   }
   TORCH_CHECK_VALUE(
       odd, "gnomon.attention: the table of ", entry.shown_name(), " has shape ", table.sym_sizes(),
-      "; expected (H, 2 height - 1, 2 width - 1), or the same with any number of axes");
+      "; expected (H, 2 height - 1, 2 width - 1), or the equivalent for another number of axes");
   return TokenGrid(shape, component.Integer("prefix"));
 }
 
@@ -74,12 +74,13 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
     const std::optional<TokenGrid> on = TokenGrid::Find(*position.component);
     TORCH_CHECK_VALUE(!on || on == grid, "gnomon.attention: position contains ",
                       position.component->name(), " on the grid ", on ? on->Text() : "",
-                      " and other terms on the grid ", grid->Text(), "; expected the same grid");
+                      " and other terms on the grid ", grid->Text(),
+                      "; expected one grid for all terms");
   }
   // Positions given by the caller are indices of the grid.
   if (arguments.positions) return grid;
   TORCH_CHECK_VALUE(!arguments.query_offsets,
-                    "gnomon.attention: query_offset is a tensor, which does not work with ",
+                    "gnomon.attention: query_offset is a tensor, which is not supported with ",
                     place(*first, grid), "; pass an integer or None");
   if (!arguments.query_offset) {
     TORCH_CHECK_VALUE(q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),
@@ -93,7 +94,8 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
   TORCH_CHECK_VALUE(offset >= 0 && offset + q.sym_size(2) <= grid->tokens(),
                     "gnomon.attention: query_offset is ", offset, " and Lq is ", q.sym_size(2),
                     ", but position contains ", place(*first, grid),
-                    "; expected queries among its ", grid->tokens(), " tokens");
+                    "; expected query_offset >= 0 and query_offset + Lq <= ", grid->tokens(),
+                    ", the size of the grid");
   return grid;
 }
 

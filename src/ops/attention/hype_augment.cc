@@ -29,9 +29,10 @@ std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Te
                     "; expected at least 1");
   const c10::SymInt heads = q.sym_size(1);
   const c10::SymInt key_heads = k.sym_size(1);
-  TORCH_CHECK_VALUE(key_heads >= 1 && heads % key_heads == 0, "gnomon.hype_augment: q has ", heads,
-                    " heads and k has ", key_heads,
-                    "; the number of heads of q must be a multiple of that of k");
+  TORCH_CHECK_VALUE(
+      key_heads >= 1 && heads % key_heads == 0, "gnomon.hype_augment: q has ", heads,
+      " heads and k has ", key_heads,
+      "; expected the number of heads of q to be a multiple of the number of heads of k");
   for (const auto& [name, value] : {std::pair("tau", &tau), std::pair("mu", &mu)}) {
     TORCH_CHECK_VALUE(value->dim() == 0 || (value->dim() == 1 && value->sym_size(0) == heads),
                       "gnomon.hype_augment: ", name, " has shape ", value->sym_sizes(),

@@ -24,7 +24,7 @@ void ExpectRows(int64_t rows, int64_t expected) {
 
 void ExpectPositions(int64_t least, int64_t greatest, int64_t end, const char* what) {
   TORCH_CHECK_VALUE(least >= 0 && greatest < end, "gnomon.attention: positions range from ", least,
-                    " to ", greatest, "; expected 0 to ", end - 1, ", ", what);
+                    " to ", greatest, "; expected ", what, ", 0 to ", end - 1);
 }
 
 // Beyond 2^53, positions in float64 are no longer exact.
@@ -35,7 +35,7 @@ void CheckOffsets(const at::Tensor& offsets) {
     const int64_t offset = offsets.const_data_ptr<int64_t>()[b];
     TORCH_CHECK_VALUE(offset >= -kLargestExact && offset <= kLargestExact,
                       "gnomon.attention: query_offset[", b, "] is ", offset,
-                      "; expected -2^53 to 2^53");
+                      "; expected a value from -2^53 to 2^53");
   }
 }
 
@@ -73,7 +73,7 @@ KernelCall<T>::KernelCall(const OperatorArguments& a) {
   input_.softcap = a.softcap;
   if (a.dropout != 0) {
     TORCH_CHECK_VALUE(a.seed, "gnomon.attention: dropout is ", a.dropout,
-                      ", but there is no seed; pass one");
+                      ", but seed is missing; pass a seed");
     input_.dropout = {a.dropout, static_cast<uint64_t>(a.seed->item<int64_t>())};
   }
 }
@@ -107,7 +107,7 @@ void KernelCall<T>::SetMask(const OperatorArguments& a) {
   if (!a.chunks) return;
   const std::vector<int64_t> chunks = ConcreteAll(*a.chunks);
   TORCH_CHECK_VALUE(chunks.size() == 3, "gnomon.attention: chunks has ", chunks.size(),
-                    " numbers; expected 3");
+                    " elements; expected 3");
   mask.chunks = {chunks[0], chunks[1], chunks[2]};
 }
 
@@ -305,7 +305,8 @@ void KernelCall<T>::SetBias(const OperatorArguments& a) {
   const AttentionShape& n = input_.shape;
   if (a.bias_parameters) {
     TORCH_CHECK_VALUE(
-        !a.bias, "gnomon.attention: bias and bias_parameters are both given; pass one of them");
+        !a.bias,
+        "gnomon.attention: bias and bias_parameters are both given; pass only one of them");
     // Up to this number, the table and the sums of its gradient fit into memory.
     constexpr int64_t kMostOffsets = int64_t{1} << 22;
     TORCH_CHECK_VALUE(span_.last - span_.first < kMostOffsets,
@@ -330,7 +331,7 @@ void KernelCall<T>::SetBias(const OperatorArguments& a) {
     const int64_t entries =
         bias_layout_ ? bias_layout_->size() : std::max<int64_t>(n.queries + n.keys - 1, 0);
     TORCH_CHECK_VALUE(*lengths_['n'] == entries, "gnomon.attention: bias has ", *lengths_['n'],
-                      " entries; expected ", entries);
+                      " elements; expected ", entries);
     bias_ = a.bias->contiguous();
   } else {
     return;
@@ -390,7 +391,7 @@ std::unique_ptr<TableLayout> KernelCall<T>::MakeRelativeLayout(const OperatorArg
     return layout;
   }
   if (name == "keys" && has_positions_) {
-    ExpectPositions(least_key_, greatest_key_, rows, "the rows of the position's table");
+    ExpectPositions(least_key_, greatest_key_, rows, "row indices of the position's table");
     return std::make_unique<KeyLayout>(rows);
   }
   if (name == "keys") {
@@ -409,10 +410,10 @@ std::unique_ptr<TableLayout> KernelCall<T>::MakeRelativeLayout(const OperatorArg
                     "gnomon.attention: relative_layout is \"", name,
                     "\"; expected grid, keys, clip, zero, past, clip_past or zero_past");
   if (name == "past" && has_positions_) {
-    TORCH_CHECK_VALUE(-span_.first < rows,
-                      "gnomon.attention: the table of relative keys has rows for ", rows,
-                      " distances, but positions have the distance p_i - p_j = ", -span_.first,
-                      "; expected more rows");
+    TORCH_CHECK_VALUE(
+        -span_.first < rows, "gnomon.attention: the table of relative keys has rows for ", rows,
+        " distances, but the positions contain the distance p_i - p_j = ", -span_.first,
+        "; expected at least ", 1 - span_.first, " rows");
   } else if (name == "past") {
     int64_t offset = input_.query_offset;
     if (a.query_offsets && a.query_offsets->numel() > 0 && a.query_offsets->is_cpu()) {
@@ -420,7 +421,8 @@ std::unique_ptr<TableLayout> KernelCall<T>::MakeRelativeLayout(const OperatorArg
     }
     TORCH_CHECK_VALUE(n.queries + offset <= rows || n.queries == 0,
                       "gnomon.attention: the table of relative keys has rows for ", rows,
-                      " distances; expected at least Lq + query_offset = ", n.queries + offset);
+                      " distances; expected at least Lq + query_offset = ", n.queries + offset,
+                      " rows");
   }
   return std::make_unique<OffsetLayout>(rows - 1, 0, name == "clip_past" ? Far::kClip : Far::kZero);
 }
@@ -432,22 +434,22 @@ std::unique_ptr<GridLayout> KernelCall<T>::MakeGrid(c10::SymIntArrayRef grid,
   const std::vector<int64_t> numbers = ConcreteAll(grid);
   TORCH_CHECK_VALUE(
       !numbers.empty(),
-      "gnomon.attention: grid is empty; expected the prefix and the lengths of its axes");
+      "gnomon.attention: grid is empty; expected the prefix, followed by the length of each axis");
   std::unique_ptr<GridLayout> layout;
   Translate([&] {
     layout = std::make_unique<GridLayout>(std::vector<int64_t>(numbers.begin() + 1, numbers.end()),
                                           numbers[0], kind);
   });
   if (has_positions_) {
-    ExpectPositions(least_, greatest_, layout->tokens(), "the indices of the grid");
+    ExpectPositions(least_, greatest_, layout->tokens(), "token indices on the grid");
     return layout;
   }
   // Keys beyond the grid have no bias.
   const int64_t offset = input_.query_offset;
-  TORCH_CHECK_VALUE(offset >= 0 && offset + n.queries <= layout->tokens(),
-                    "gnomon.attention: grid has ", layout->tokens(), " tokens, but Lq is ",
-                    n.queries, " and query_offset is ", offset,
-                    "; expected queries among its tokens");
+  TORCH_CHECK_VALUE(
+      offset >= 0 && offset + n.queries <= layout->tokens(), "gnomon.attention: grid has ",
+      layout->tokens(), " tokens, but Lq is ", n.queries, " and query_offset is ", offset,
+      "; expected query_offset >= 0 and query_offset + Lq at most the number of tokens");
   return layout;
 }
 

@@ -41,12 +41,14 @@ at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
   const auto take = [&] {
     TORCH_CHECK_VALUE(
         next < shapes.size() && next + 1 + static_cast<size_t>(shapes[next]) <= shapes.size(),
-        "gnomon.attention: bias_shapes has too few numbers for ", terms);
+        "gnomon.attention: bias_shapes has ", shapes.size(),
+        " elements; expected more, because the terms are ", terms);
     const at::IntArrayRef sizes = shapes.slice(next + 1, static_cast<size_t>(shapes[next]));
     next += 1 + sizes.size();
     const int64_t count = c10::multiply_integers(sizes);
     TORCH_CHECK_VALUE(at + count <= parameters.size(0), "gnomon.attention: bias_parameters has ",
-                      parameters.size(0), " numbers, which are too few for ", terms);
+                      parameters.size(0), " elements; expected at least ", at + count,
+                      " for the terms ", terms);
     at += count;
     return parameters.narrow(0, at - count, count).view(sizes);
   };
@@ -54,7 +56,7 @@ at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
   for (const Component& component : ParseSum(terms)) {
     const PositionEntry* entry = FindPositionEntry(component.name());
     TORCH_CHECK_VALUE(entry != nullptr && entry->role() == PositionEntry::Role::kBias,
-                      "gnomon.attention: bias_terms has ", component.name(),
+                      "gnomon.attention: bias_terms contains ", component.name(),
                       "; expected offset biases");
     std::vector<at::Tensor> tensors;
     for (size_t n = 0; n < entry->Tensors(component).size(); ++n) tensors.push_back(take());

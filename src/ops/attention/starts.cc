@@ -96,7 +96,7 @@ double HeadParameterStart(const SimilarityEntry& entry, const Component& compone
     TORCH_CHECK_VALUE(std::isfinite(spread) && spread > 0, "gnomon: the scores of ",
                       entry.catalogue.name, " for N(0, 1) tokens have a standard deviation of ",
                       spread, ", so ", parameter == nullptr ? "it" : parameter->name,
-                      " has no initial value; expected a number or a tensor");
+                      " has no initial value; pass a number or a tensor");
     return 1.0 / spread;
   });
 }

@@ -119,7 +119,7 @@ Parameter Table(const char* name, Index index, const TensorUse& tensor) {
 Parameter Shape() {
   return Of(Kind::kShape, "shape", "")
       .Means("axis sizes of the grid, which the tokens fill in row-major order")
-      .Otherwise("none: a sequence");
+      .Otherwise("no grid (a sequence)");
 }
 
 std::vector<Parameter> OnGrid(std::vector<Parameter> parameters, const Parameter& shape) {
@@ -135,7 +135,7 @@ std::vector<Parameter> OnAxis(std::vector<Parameter> parameters) {
   parameters.back() = parameters.back().NoArgument();
   parameters.push_back(Integer("axis", "")
                            .Means("grid axis whose coordinates replace the positions")
-                           .Otherwise("all, summed")
+                           .Otherwise("all axes, summed")
                            .NoArgument());
   return parameters;
 }

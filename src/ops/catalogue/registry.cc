@@ -310,7 +310,7 @@ const Entry& FindIn(
     if (is_known(*entry)) known.push_back(entry->catalogue.name);
   }
   TORCH_CHECK_VALUE(false, UnknownName(kind, component.name(), known),
-                    "; terms of a library are known only after it is loaded");
+                    "; if the term belongs to a term library, load the library first");
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ std::optional<int64_t> TokenPositions::FirstOfConsecutive() const {
 int64_t NumberOf(const at::Tensor& tensor, const char* what) {
   TORCH_CHECK_NOT_IMPLEMENTED(HasNumbers(tensor), what,
                               " depends on the values of positions, which are unknown in a traced "
-                              "or vmapped call; pass query_offset, or call it eagerly");
+                              "or vmapped call; pass query_offset, or make the call in eager mode");
   return tensor.item<int64_t>();
 }
 

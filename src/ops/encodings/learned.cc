@@ -38,7 +38,8 @@ class Encoder : public TokenEncoder {
     }
     TORCH_CHECK_VALUE(batch.offset >= 0 && batch.offset + Length(batch) <= length_,
                       "gnomon.nn: learned: positions range from ", batch.offset, " to ",
-                      batch.offset + Length(batch) - 1, ", but the table has ", length_, " rows");
+                      batch.offset + Length(batch) - 1, "; expected 0 to ", length_ - 1,
+                      ", because the table has ", length_, " rows");
     return table.narrow_symint(0, batch.offset, Length(batch));
   }
 

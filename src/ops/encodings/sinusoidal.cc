@@ -44,8 +44,8 @@ class Encoder : public TokenEncoder {
     }
     TORCH_CHECK_VALUE(batch.offset >= 0 && batch.offset + Length(batch) <= grid_->tokens(),
                       "gnomon.nn: sinusoidal: positions range from ", batch.offset, " to ",
-                      batch.offset + Length(batch) - 1, ", but the grid ", grid_->Text(), " has ",
-                      grid_->tokens(), " tokens");
+                      batch.offset + Length(batch) - 1, "; expected 0 to ", grid_->tokens() - 1,
+                      ", because the grid ", grid_->Text(), " has ", grid_->tokens(), " tokens");
     return table().narrow_symint(0, batch.offset, Length(batch));
   }
 

@@ -34,7 +34,7 @@ Light Check(const char* name, const at::Tensor& u, const at::Tensor& v, const st
     const c10::SymInt n = v.sym_size(-axis);
     TORCH_CHECK_VALUE(m == n || m == 1 || n == 1, "gnomon.cones.", name, ": u has shape ",
                       u.sym_sizes(), " and v has shape ", v.sym_sizes(),
-                      "; expected shapes that broadcast, apart from the last axis");
+                      "; expected shapes that broadcast, except for the last axis");
   }
   TORCH_CHECK_VALUE(cone == "umbral" || cone == "penumbral", "gnomon.cones.", name, ": cone is \"",
                     cone, "\"; expected one of penumbral, umbral");

@@ -30,9 +30,10 @@ void CheckNodes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   TORCH_CHECK_VALUE(v.sym_size(0) == k.sym_size(0) && v.sym_size(1) == k.sym_size(1), kOperation,
                     ": v has shape ", v.sym_sizes(), "; expected (Nk, Hkv, Dv) as in k ",
                     k.sym_sizes());
-  TORCH_CHECK_VALUE(k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0, kOperation,
-                    ": q has ", q.sym_size(1), " heads and k has ", k.sym_size(1),
-                    "; the number of heads of q must be a multiple of that of k");
+  TORCH_CHECK_VALUE(
+      k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0, kOperation, ": q has ",
+      q.sym_size(1), " heads and k has ", k.sym_size(1),
+      "; expected the number of heads of q to be a multiple of the number of heads of k");
 }
 
 // Converts (nodes, heads, columns) to one batch of sequences, and back.

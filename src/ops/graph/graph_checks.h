@@ -14,7 +14,7 @@ inline const PairFunction& CheckedGraph(const GraphArguments& a, AxisLengths<int
                     ": indptr has shape ", a.indptr.sizes(), "; expected (N + 1,) = (",
                     *lengths['N'] + 1, ",)");
   TORCH_CHECK_VALUE(a.dropout == 0 || a.seed, GraphArguments::kOperation, ": dropout is ",
-                    a.dropout, ", but there is no seed; pass one");
+                    a.dropout, ", but seed is missing; pass a seed");
   return function;
 }
 

@@ -42,9 +42,10 @@ View<const float> Rows(const at::Tensor& x) {
 void Check(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z) {
   TORCH_CHECK_VALUE(x.dim() == 4 && y.dim() == 4 && z.dim() == 4 &&
                         (y.size(1) > 0 ? x.size(1) % y.size(1) == 0 : x.size(1) == 0),
-                    kLinearAttention, ": x has shape ", x.sizes(), ", y ", y.sizes(), " and z ",
-                    z.sizes(),
-                    "; expected four axes each, and the heads of x to be a multiple of those of y");
+                    kLinearAttention, ": x, y and z have shapes ", x.sizes(), ", ", y.sizes(),
+                    " and ", z.sizes(),
+                    "; expected four axes each, and the number of heads of x to be a multiple of "
+                    "the number of heads of y");
   const at::ScalarType dtype = x.scalar_type();
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble, kLinearAttention, ": x has dtype ",
                    dtype, "; expected float32 or float64");

@@ -268,7 +268,7 @@ at::Tensor Projection(const at::Tensor& q, const LinearArguments& arguments) {
         "; expected (features, D) with D = ", head_dim);
     TORCH_CHECK_VALUE(!arguments.num_features && !arguments.seed, kLinearAttention,
                       ": projection and ", arguments.num_features ? "num_features" : "seed",
-                      " are both given; expected one of them");
+                      " are both given; pass only one of them");
     return AsParameter(projection, q, kLinearAttention, ": projection");
   }
   const double size = static_cast<double>(head_dim);

@@ -132,7 +132,7 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
                           (tensor.dim() == 1 && tensor.size(0) == shape.heads),
                       kName, ": ", parameter.name, " of ", term.name(), " has shape ",
                       tensor.sizes(), "; expected (H,) = (", shape.heads,
-                      ",), or () for all heads");
+                      ",), or () if shared by all heads");
     return tensor;
   };
   const SimilarityEntry& entry = terms.similarity();

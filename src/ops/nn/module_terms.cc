@@ -178,7 +178,7 @@ void CheckModule(const char* module, double dropout, double tolerance, const Own
                         : own.qk_norm && role == Role::kNorm ? "qk_norm"
                                                              : nullptr;
     TORCH_CHECK_VALUE(twice == nullptr, module, ": ", twice, " is set, and position contains ",
-                      term.name(), "; expected one of them");
+                      term.name(), "; use only one of them");
   }
 }
 

@@ -161,7 +161,7 @@ torch::Tensor MultiheadAttentionImpl::attention_weights(const torch::Tensor& que
                                                         const AttentionCall& call) {
   TORCH_CHECK_VALUE(
       call.cache == nullptr,
-      "MultiheadAttention.attention_weights: a cache is given, which it does not support; omit it");
+      "MultiheadAttention.attention_weights: a cache is given, but it is not supported; omit it");
   const torch::Tensor& keys = key.defined() ? key : query;
   CheckEmbeddings("MultiheadAttention", query, options.embed_dim());
   CheckEmbeddings("MultiheadAttention", keys, k_proj->options.in_features());

@@ -70,7 +70,7 @@ at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
         batch.lengths->dim() == 0 ||
             (batch.lengths->dim() == 1 && batch.lengths->sym_size(0) == embeddings.sym_size(0)),
         "gnomon.nn: ", name, ": lengths have shape ", batch.lengths->sym_sizes(),
-        "; expected (B,) = (", embeddings.sym_size(0), ",), or () for all");
+        "; expected (B,) = (", embeddings.sym_size(0), ",), or () if shared across the batch");
   }
   if (batch.positions) {
     const at::Tensor& positions = *batch.positions;
@@ -82,7 +82,7 @@ at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
                       "gnomon.nn: ", name, ": positions have shape ", positions.sym_sizes(),
                       "; expected (B, L) = (", sizes[0], ", ", sizes[1], "), or (L,)");
     TORCH_CHECK_VALUE(batch.offset == 0, "gnomon.nn: ", name, ": positions and the offset ",
-                      batch.offset, " are both given; expected one of them");
+                      batch.offset, " are both given; pass only one of them");
   }
   static Kept<std::tuple<std::string, int64_t, bool>, std::shared_ptr<const TokenEncoder>> known;
   const std::shared_ptr<const TokenEncoder> encoder =

@@ -23,7 +23,7 @@ torch::Tensor AddEncodings(const std::vector<TokenEncodingImpl*>& encodings,
       "gnomon.nn: lengths and a cache are both given; pass lengths only in a call with "
       "all tokens, without a cache");
   TORCH_CHECK_VALUE(!call.positions || !call.offset,
-                    "gnomon.nn: positions and offset are both given; expected one of them");
+                    "gnomon.nn: positions and offset are both given; pass only one of them");
   const int64_t offset = call.offset.value_or(call.cache ? call.cache->length() : 0);
   const torch::Tensor before = call.cache ? call.cache->embeddings : torch::Tensor();
   torch::Tensor tokens = embeddings;

@@ -50,7 +50,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
                     " rows; expected an even number");
   TORCH_CHECK_VALUE(SizeOf(queries, 1) == rows, "gnomon.attention: queries of disentangled has ",
                     SizeOf(queries, 1), " rows, but its keys have ", rows,
-                    "; expected the same number");
+                    "; expected the same number of rows");
   const int64_t span = rows / 2;
   const int64_t max_distance = component.Integer("max_distance");
   CheckBuckets(span, max_distance);

@@ -46,7 +46,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
     term.values = AsRows(component, "values", tensors[1], call.value_dim, call.heads);
     TORCH_CHECK_VALUE(SizeOf(term.values, 1) == rows, "gnomon.attention: values of relative has ",
                       SizeOf(term.values, 1), " rows, but its table has ", rows,
-                      "; expected the same number");
+                      "; expected the same number of rows");
   }
   return WithOwnScale(component, std::move(term));
 }

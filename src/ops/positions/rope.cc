@@ -53,9 +53,10 @@ void CheckSpread(const at::Tensor& x, const at::Tensor& positions, const at::Ten
   if (x.scalar_type() == at::kDouble || positions.numel() == 0) return;
   if (!HasNumbers(positions) || !HasNumbers(middle)) return;
   const auto farthest = (positions - middle).abs().max().item<double>();
-  TORCH_CHECK_VALUE(2 * farthest <= kLongest, "gnomon.attention: RoPE has xpos, and tokens of ",
-                    x.scalar_type(), " are at positions that lie ", 2 * farthest,
-                    " apart; expected at most ", kLongest, ", or float64");
+  TORCH_CHECK_VALUE(2 * farthest <= kLongest,
+                    "gnomon.attention: RoPE has xpos, and the positions of ", x.scalar_type(),
+                    " tokens are up to ", 2 * farthest, " apart; expected at most ", kLongest,
+                    ", or float64");
 }
 
 at::Tensor Decay(const at::Tensor& x, const at::Tensor& positions, const at::Tensor& middle,
@@ -76,7 +77,7 @@ std::vector<int64_t> AxesOfPairs(const Component& component, const std::vector<i
                                  int64_t pairs) {
   const int64_t sum = std::accumulate(sections.begin(), sections.end(), int64_t{0});
   TORCH_CHECK_VALUE(sum == pairs, "gnomon.attention: RoPE has sections = ", SizesText(sections),
-                    ", which are ", sum, " pairs; expected dims / 2 = ", pairs);
+                    ", which sum to ", sum, " pairs; expected dims / 2 = ", pairs);
   const auto axes = static_cast<int64_t>(sections.size());
   std::vector<int64_t> of_pairs;
   if (component.Choice("section_order") == "contiguous") {
@@ -121,11 +122,11 @@ at::Tensor RowsAt(const at::Tensor& table, const RotationCall& call) {
   const c10::SymInt rows = call.x.sym_size(2);
   if (!call.firsts && !call.positions) {
     TORCH_CHECK_VALUE(call.position >= 0 && call.position + rows <= table.sym_size(2),
-                      "gnomon.attention: angles of RoPE has ", table.sym_size(2), " rows, and ",
-                      call.of_keys ? "k" : "q", " is at the positions ", call.position, " to ",
-                      call.position + rows - 1,
-                      "; expected a row for each position, or key_angles as well, with a row for "
-                      "each token of q and k");
+                      "gnomon.attention: angles of RoPE has ", table.sym_size(2),
+                      " rows, but the tokens of ", call.of_keys ? "k" : "q", " have positions ",
+                      call.position, " to ", call.position + rows - 1,
+                      "; expected a row for each position, or angles with a row for each token of "
+                      "q together with key_angles with a row for each token of k");
     return table.narrow_symint(2, call.position, rows);
   }
   at::Tensor positions;
@@ -133,7 +134,7 @@ at::Tensor RowsAt(const at::Tensor& table, const RotationCall& call) {
     positions = call.positions->of_tokens;
     TORCH_CHECK_VALUE(
         positions.dim() == 2,
-        "gnomon.attention: RoPE has angles, and positions have several axes; expected one of them");
+        "gnomon.attention: RoPE has angles, and positions have several axes; use only one of them");
   } else {
     positions = call.firsts->to(at::kLong).reshape({-1, 1}) +
                 at::arange(rows, call.firsts->options().dtype(at::kLong));
@@ -151,14 +152,14 @@ at::Tensor RotateByTable(const Component& component, const std::vector<at::Tenso
                          const RotationCall& call) {
   for (const char* other : {"dims", "shape", "sections"}) {
     TORCH_CHECK_VALUE(!component.Find(other), "gnomon.attention: RoPE has angles and ", other,
-                      "; expected one of them");
+                      "; use only one of them");
   }
   TORCH_CHECK_VALUE(!component.Flag("xpos") && component.Choice("scaling") == "none",
                     "gnomon.attention: RoPE has angles and ",
-                    component.Flag("xpos") ? "xpos" : "scaling", "; expected one of them");
+                    component.Flag("xpos") ? "xpos" : "scaling", "; use only one of them");
   for (const char* other : {"base", "prefix", "section_order"}) {
     TORCH_CHECK_VALUE(component.HasDefault(other), "gnomon.attention: RoPE has angles and ", other,
-                      "; expected one of them");
+                      "; use only one of them");
   }
   const bool both = tensors.size() > 1;
   const at::Tensor& table = tensors[both && call.of_keys ? 1 : 0];
@@ -170,8 +171,9 @@ at::Tensor RotateByTable(const Component& component, const std::vector<at::Tenso
                     "; expected (1 or B, 1 or H, L, dims / 2) with B = ", call.x.sym_size(0),
                     ", H = ", call.heads);
   TORCH_CHECK_VALUE(!both || table.sym_size(2) == call.x.sym_size(2), "gnomon.attention: ", name,
-                    " of RoPE has ", table.sym_size(2), " rows; expected one for each token of ",
-                    call.of_keys ? "k, " : "q, ", call.x.sym_size(2));
+                    " of RoPE has ", table.sym_size(2),
+                    " rows; expected one row for each token of ", call.of_keys ? "k, " : "q, ",
+                    call.x.sym_size(2));
   return RotateFirst(component, call, both ? table : RowsAt(table, call),
                      component.Choice("layout") == "half");
 }
@@ -297,8 +299,8 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
       grid ? "the grid " + grid->Text() : "positions of several axes", "; expected a sequence");
   const std::optional<int64_t> last = call.positions ? std::nullopt : call.length.maybe_as_int();
   TORCH_CHECK_VALUE(!xpos || x.scalar_type() == at::kDouble || !last || *last <= kLongest,
-                    "gnomon.attention: RoPE has xpos, and tokens of ", x.scalar_type(),
-                    " have a length of ", *last, "; expected at most ", kLongest, ", or float64");
+                    "gnomon.attention: RoPE has xpos, and the sequence of ", x.scalar_type(),
+                    " tokens has length ", *last, "; expected at most ", kLongest, ", or float64");
   TORCH_CHECK_VALUE(!grid || !GoByLength(component),
                     "gnomon.attention: RoPE on a grid has scaling=", component.Choice("scaling"),
                     ", which depends on the length of the call; expected another scaling");

@@ -79,7 +79,7 @@ RotationFrequencies LongRope(const Component& component, double base, int64_t di
     const std::optional<std::vector<double>> factors = component.FindNumbers(name);
     TORCH_CHECK_VALUE(factors && static_cast<int64_t>(factors->size()) == dims / 2,
                       "gnomon.attention: RoPE has scaling=longrope, but ", name, " has ",
-                      factors ? factors->size() : 0, " numbers; expected dims / 2 = ", dims / 2,
+                      factors ? factors->size() : 0, " elements; expected dims / 2 = ", dims / 2,
                       " numbers, joined by x");
     return *factors;
   };

@@ -33,7 +33,7 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
                     call.heads == call.key_heads
                         ? std::string()
                         : " or the heads of k, " + std::to_string(call.key_heads) + ",",
-                    " or 1 for all, and axes = ", axes);
+                    " or 1 if shared by all heads, and axes = ", axes);
   const at::Tensor exact = frequencies.to(at::kDouble);
   at::Tensor angles;
   for (int64_t axis = 0; axis < axes; ++axis) {
