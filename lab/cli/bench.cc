@@ -480,8 +480,9 @@ void AddBench(CLI::App& app, Action* action) {
   CLI::App* command = app.add_subcommand(
       "bench",
       "Time the operators against PyTorch's scaled_dot_product_attention, interleaved in one "
-      "process. Prints ratios of medians, forward and backward; the share of the machine's GEMM "
-      "peak (as if all pairs were computed); the peak memory of a call in MiB, excluding inputs, "
+      "process. Prints ratios of medians, forward and backward; the throughput as a fraction of "
+      "the machine's GEMM peak (counting all pairs); the peak memory of a call in MiB, excluding "
+      "inputs, "
       "output and gradients; and the fraction of pairs that are computed (the rest are skipped as "
       "negligible). With --model, time training steps of the language model instead.");
   auto flags = std::make_shared<BenchFlags>();

@@ -766,10 +766,10 @@ void AddCompare(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* a
                     "the limit. The learning rate is constant until then and decays at the end");
   AddReal(command, "--flat-margin", &flags->flat.margin, 0, 1,
           "With --until-flat: a run is flat if its best held-out loss improves by less than this "
-          "fraction ...")
+          "fraction within --flat-share of the steps")
       ->capture_default_str();
   AddReal(command, "--flat-share", &flags->flat.share, 0.02, 0.8,
-          "... over this fraction of --steps")
+          "With --until-flat: fraction of --steps within which the best held-out loss must improve")
       ->capture_default_str();
   flags->workers.Add(command);
   command->add_flag("--tensorboard", flags->tensorboard,

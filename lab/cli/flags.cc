@@ -200,7 +200,7 @@ void AddDeviceFlag(CLI::App* command, std::string* device, const std::string& wh
 }
 
 void AddThreadsFlag(CLI::App* command, int64_t* threads) {
-  AddNumber(command, "--threads", threads, 0, 4096, "Threads; 0: one per core")
+  AddNumber(command, "--threads", threads, 0, 4096, "Number of threads; 0 means one per core")
       ->capture_default_str();
 }
 

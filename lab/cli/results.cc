@@ -86,7 +86,7 @@ std::vector<std::pair<int64_t, int64_t>> CompareSettings::Runs() const {
 lab::Terms ParseTerms(const std::string& option, const std::string& text) {
   const size_t slash = text.find('/');
   if (slash == std::string::npos || slash == 0 || slash + 1 == text.size()) {
-    throw Error(StrCat(option, ": '", text, "' is not SIMILARITY/POSITION"));
+    throw Error(StrCat(option, ": '", text, "' is invalid; expected SIMILARITY/POSITION"));
   }
   return {text.substr(0, slash), text.substr(slash + 1)};
 }

@@ -207,7 +207,7 @@ int Run(CLI::App& command, TrainFlags* flags, lab::Task& task, const lab::Proces
   const int64_t steps = trainer.options().steps;
   const int64_t first = trainer.step();
   progress.Note(StrCat(lab::CountParameters(trainer.learner().module()), " parameters, ",
-                       task.DescribeSize(), " to train on; steps ", first, " to ", steps));
+                       task.DescribeSize(), " of training data; steps ", first, " to ", steps));
   const std::string step_flags = task.StepFlags(Command::kTrain, trainer.options());
   const Stopwatch clock;
   double smooth = 0;

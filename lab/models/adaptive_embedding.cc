@@ -34,9 +34,8 @@ void CheckCutoffs(const std::vector<int64_t>& cutoffs, int64_t vocabulary) {
   for (const int64_t cutoff : cutoffs) {
     if (cutoff <= before || cutoff >= vocabulary) {
       throw Error(StrCat("--adaptive is ", at::IntArrayRef(cutoffs),
-                         "; expected increasing numbers, from at least 1 to less than the "
-                         "vocabulary, ",
-                         vocabulary));
+                         "; expected increasing numbers from 1 to ", vocabulary - 1,
+                         ", below the vocabulary size"));
     }
     before = cutoff;
   }

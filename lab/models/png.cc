@@ -68,8 +68,8 @@ std::string EncodePng(const torch::Tensor& pixels) {
   const int64_t channels = pixels.dim() == 3 ? pixels.size(2) : 0;
   if (pixels.scalar_type() != torch::kByte || (channels != 1 && channels != 3) ||
       pixels.numel() == 0) {
-    throw Error(StrCat("a picture is ", pixels.scalar_type(), " ", pixels.sizes(),
-                       "; expected bytes (height, width, 1 or 3)"));
+    throw Error(StrCat("an image has type and shape ", pixels.scalar_type(), " ", pixels.sizes(),
+                       "; expected bytes of shape (height, width, 1 or 3)"));
   }
   const torch::Tensor rows = pixels.contiguous();
   const auto* bytes = reinterpret_cast<const char*>(rows.const_data_ptr<uint8_t>());

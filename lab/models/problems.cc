@@ -193,7 +193,7 @@ const Problem& FindProblem(const std::string& name) {
   for (const Problem& problem : Problems()) {
     if (problem.name == name) return problem;
   }
-  throw Error(StrCat("--problem is '", name, "'; expected ", Join(ProblemNames(), ", ")));
+  throw Error(StrCat("--problem is '", name, "'; expected one of ", Join(ProblemNames(), ", ")));
 }
 
 ProblemRows MakeRows(const Problem& problem, int64_t symbols, int64_t length, int64_t count,

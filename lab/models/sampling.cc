@@ -16,7 +16,7 @@ GenerationOptions ToGeneration(const SamplingOptions& sampling, const LanguageMo
   }
   const LanguageModelOptions& options = model->options();
   if (sampling.top_k > options.vocabulary) {
-    throw Error(StrCat("generate: --top-k is ", sampling.top_k, ", but the model knows only ",
+    throw Error(StrCat("generate: --top-k is ", sampling.top_k, ", but the vocabulary has only ",
                        options.vocabulary, " ", kind));
   }
   // The model never reads the last generated token.

@@ -12,9 +12,9 @@ namespace gnomon::lab {
 
 #define GNOMON_SAMPLING_OPTIONS(OPTION)                                                        \
   OPTION(double, temperature, 0.8,                                                             \
-         .help = "Sampling temperature; 0: always pick the most likely token", .highest = 1e6) \
+         .help = "Sampling temperature; 0 always picks the most likely token", .highest = 1e6) \
   OPTION(int64_t, top_k, 0,                                                                    \
-         .help = "Sample from this many of the most likely tokens; 0: from all")               \
+         .help = "Number of most likely tokens to sample from; 0 means all tokens")            \
   OPTION(int64_t, seed, 0, .help = "Random seed for sampling",                                 \
          .highest = static_cast<double>(kLargestSeed))                                         \
   OPTION(                                                                                      \

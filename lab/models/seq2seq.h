@@ -28,7 +28,7 @@ inline constexpr const char* kSamePosition = "same";
   OPTION(std::string, cross_position, "none",                                                    \
          .help =                                                                                 \
              "Position specification of cross-attention, where each token's position is its "    \
-             "index in its own sentence; same: use --position")                                  \
+             "index in its own sentence; 'same' means the value of --position")                  \
   OPTION(int64_t, max_length, 256,                                                               \
          .help =                                                                                 \
              "Maximum number of tokens per sentence, including its end token. Longer sentences " \

@@ -12,7 +12,7 @@ void CheckLengths(const std::vector<int64_t>& lengths) {
   std::set<int64_t> seen;
   for (const int64_t length : lengths) {
     if (length < 1 || length > kMany) {
-      throw Error(StrCat("--lengths: ", length, " is not from 1 to ", kMany));
+      throw Error(StrCat("--lengths contains ", length, "; expected lengths from 1 to ", kMany));
     }
     if (!seen.insert(length).second) throw Error(StrCat("--lengths: ", length, " is given twice"));
   }

@@ -90,7 +90,7 @@ void CheckPixels(const std::string& path, const std::string& part, const Labelle
   if (images.pixels.scalar_type() == torch::kByte) return;
   const torch::Tensor wrong = (images.pixels < 0).logical_or(images.pixels > 1);
   if (!wrong.any().item<bool>()) return;
-  throw Error(StrCat(path, ": the array '", part, ".images' has ",
+  throw Error(StrCat(path, ": the array '", part, ".images' contains ",
                      images.pixels.masked_select(wrong)[0].item<float>(), " in image ",
                      wrong.flatten(1).any(1).nonzero()[0].item<int64_t>(),
                      "; expected bytes, or numbers from 0 to 1"));

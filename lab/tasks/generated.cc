@@ -63,7 +63,7 @@ struct ProblemOptions {
   OPTION(int64_t, random_positions, 0,                                                            \
          .help =                                                                                  \
              "Draw random positions below this number for the tokens of each row, in increasing " \
-             "order, in training and evaluation; 0: positions 0, 1, 2 ...")                       \
+             "order, in training and evaluation; 0 means positions 0, 1, 2 ...")                  \
   /* The number of rows in a table of learned absolute positions. */                              \
   OPTION(int64_t, max_length, 512, .lowest = 1, .has_flag = false)
 

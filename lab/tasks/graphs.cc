@@ -267,8 +267,8 @@ void GraphsTask::ReadNodes(const Arrays& arrays) {
     for (int64_t n = 0; n < nodes.size(0); ++n) {
       const int64_t node = values[n];
       const auto fail = [&](const std::string& fault) {
-        throw Error(
-            StrCat(path_, ": the array '", name, "' has node ", node, " at [", n, "], ", fault));
+        throw Error(StrCat(path_, ": the array '", name, "' contains node ", node, " at [", n,
+                           "], ", fault));
       };
       const char*& other = part_of[static_cast<size_t>(node)];
       if (other != nullptr) fail(StrCat("which '", other, ".nodes' also contains"));
@@ -322,7 +322,7 @@ void GraphsTask::CheckData(const TrainingOptions* training) const {
   const auto expect = [&](const std::string& part, const std::string& flag,
                           const std::string& instead = "") {
     if (NodesOf(part).defined()) return;
-    throw Error(StrCat(path_, ": the array '", part, ".nodes' is missing, which ", flag, " needs",
+    throw Error(StrCat(path_, ": the array '", part, ".nodes' is missing, but ", flag, " needs it",
                        instead));
   };
   if (training != nullptr) {
@@ -332,7 +332,7 @@ void GraphsTask::CheckData(const TrainingOptions* training) const {
   for (const std::string& split : splits()) {
     const std::string other = split == "test" ? "valid" : "test";
     const std::string instead =
-        NodesOf(other).defined() ? "; --splits " + other + " does not need it" : "";
+        NodesOf(other).defined() ? "; use --splits " + other + " instead" : "";
     expect(split, "--splits " + Join(splits(), ","), instead);
   }
 }

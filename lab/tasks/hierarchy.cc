@@ -322,7 +322,8 @@ torch::Tensor HierarchyTask::ReadPairs(const Arrays& arrays, const std::string& 
   const std::string name = part + ".pairs";
   const std::string names = name + "_names";
   const auto fail = [&](int64_t row, const std::string& fault) {
-    throw Error(StrCat(path_, ": the array '", name, "' has a pair ", fault, " at [", row, "]"));
+    throw Error(
+        StrCat(path_, ": the array '", name, "' contains a pair ", fault, " at [", row, "]"));
   };
   const bool is_first = part == "train";
   torch::Tensor pairs;
@@ -432,9 +433,10 @@ void HierarchyTask::ReadData(const std::string& path) {
 
 std::string HierarchyTask::HoldOut() {
   if (!parts_.contains("valid")) {
-    throw Error(StrCat(path_,
-                       ": there are no validation pairs, because too few pairs are implied by "
-                       "others for --held-out"));
+    throw Error(StrCat(
+        path_,
+        ": there are no validation pairs, because --held-out is 0 or too few pairs are implied by "
+        "others; increase --held-out, or add the arrays 'valid.pairs' and 'test.pairs'"));
   }
   HoldOutValid(&evaluation_.splits);
   return StrCat(parts_.at("valid").size(), " validation pairs");
@@ -447,7 +449,7 @@ void HierarchyTask::CheckData(const TrainingOptions* /*training*/) const {
     throw Error(StrCat(path_, ": there are no ", split, " pairs, which --splits ",
                        Join(splits(), ","), " needs: ",
                        is_held_out ? "the array 'test.pairs' is missing"
-                                   : "too few pairs are implied by others for --held-out"));
+                                   : "--held-out is 0 or too few pairs are implied by others"));
   }
 }
 

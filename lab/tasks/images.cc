@@ -68,8 +68,8 @@ std::vector<int64_t> ParseSize(const std::string& text, int64_t axes) {
   }
   if (size.size() == 1) size.resize(axes, size[0]);
   if (!is_sound || static_cast<int64_t>(size.size()) != axes) {
-    throw Error(StrCat("--sizes: '", text, "' is not a length of 1 to ", kLongestSide, ", or ",
-                       axes, " of them joined by x"));
+    throw Error(StrCat("--sizes: '", text, "' is invalid; expected a side length from 1 to ",
+                       kLongestSide, ", or ", axes, " side lengths joined by x"));
   }
   return size;
 }

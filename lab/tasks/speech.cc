@@ -421,7 +421,7 @@ class SpeechTask final : public Task {
   void CheckPart(const std::string& path, const SpeechPart& part) const {
     if (part.size() == 0) return;
     if (part.rate != model_.rate) {
-      throw Error(StrCat(path, ": the array '", part.name, ".audio_rate' has ", part.rate,
+      throw Error(StrCat(path, ": the array '", part.name, ".audio_rate' contains ", part.rate,
                          ", but the model expects ", model_.rate, " samples per second"));
     }
     // A sequence has at least as many tokens as its utterances have complete tokens.

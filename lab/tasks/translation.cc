@@ -60,13 +60,13 @@ struct SmoothingOptions {
   GNOMON_OPTIONS(GNOMON_SMOOTHING_OPTIONS)
 };
 
-#define GNOMON_SEARCH_OPTIONS(OPTION, beam_default)                                         \
-  OPTION(int64_t, beam, beam_default, .help = "Beam size; 1: greedy search", .lowest = 1,   \
-         .highest = 1000, .may_change = true)                                               \
-  OPTION(double, length_penalty, 0.6,                                                       \
-         .help =                                                                            \
-             "Length penalty alpha of the beam search: the log-probability of n tokens is " \
-             "divided by ((5 + n) / 6)^alpha (Wu et al. 2016)",                             \
+#define GNOMON_SEARCH_OPTIONS(OPTION, beam_default)                                            \
+  OPTION(int64_t, beam, beam_default, .help = "Beam size; 1 means greedy search", .lowest = 1, \
+         .highest = 1000, .may_change = true)                                                  \
+  OPTION(double, length_penalty, 0.6,                                                          \
+         .help =                                                                               \
+             "Length penalty alpha of the beam search: the log-probability of n tokens is "    \
+             "divided by ((5 + n) / 6)^alpha (Wu et al. 2016)",                                \
          .highest = 10, .may_change = true)
 #define GNOMON_DECODING_OPTIONS(OPTION, beam_default)                                              \
   GNOMON_SEARCH_OPTIONS(OPTION, beam_default)                                                      \
@@ -335,7 +335,9 @@ void TranslationTask::Settle(Command command, bool /*is_resumed*/,
                              const TrainingOptions* /*training*/) {
   CheckTokenOptions(tokens_);
   if (smoothing_.label_smoothing == 1) {
-    throw Error("--label-smoothing is 1; expected [0, 1): with 1, nothing would be learned");
+    throw Error(
+        "--label-smoothing is 1; expected a number in [0, 1), because with 1 the targets carry no "
+        "information");
   }
   command_ = command;
   if (command == Command::kTrain) {

@@ -64,8 +64,8 @@ PartFiles FindFiles(const fs::path& folder) {
     const std::string language = plain.extension().string().substr(1);
     const auto [found, is_new] = parts[part].emplace(language, file);
     if (!is_new) {
-      throw Error(StrCat(folder.string(), " has both ", found->second.filename().string(), " and ",
-                         file.filename().string()));
+      throw Error(StrCat(folder.string(), " contains both ", found->second.filename().string(),
+                         " and ", file.filename().string(), "; keep only one of them"));
     }
   }
   if (parts.empty()) {
@@ -103,7 +103,8 @@ void ChooseLanguages(const fs::path& folder, const PartFiles& parts, std::string
                        "; choose two with --source-language and --target-language"));
   }
   if (*source == *target) {
-    throw Error(StrCat("--source-language and --target-language are both '", *source, "'"));
+    throw Error(StrCat("--source-language and --target-language are both '", *source,
+                       "'; choose two different languages"));
   }
 }
 
@@ -213,7 +214,8 @@ ParallelText ReadParallelText(const fs::path& folder, const std::string& source_
     ParallelPart part = {name, ReadLines(source->second), ReadLines(target->second)};
     if (part.source.size() != part.target.size()) {
       throw Error(StrCat(target->second.string(), " has ", part.target.size(), " lines, but ",
-                         source->second.string(), " has ", part.source.size()));
+                         source->second.string(), " has ", part.source.size(),
+                         "; expected the same number"));
     }
     text.parts.push_back(std::move(part));
     text.files += 2;

@@ -25,7 +25,8 @@ constexpr size_t kMostBytes = size_t{4} << 30;
 bool Hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
 
 std::string ReadFile(const fs::path& path) {
-  if (IsDevice(path)) throw Error(StrCat("the data file ", path.string(), " is a device"));
+  if (IsDevice(path))
+    throw Error(StrCat("the data file ", path.string(), " is a device; expected a regular file"));
   std::ifstream in(path, std::ios::binary);
   if (!in) throw Error(StrCat("cannot read the data file ", path.string()));
   std::string bytes{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
@@ -85,8 +86,9 @@ std::optional<fs::path> FindPart(const fs::path& folder, const std::vector<std::
   }
   if (found.empty()) return std::nullopt;
   if (found.size() > 1) {
-    throw Error(StrCat("the data folder ", folder.string(), " has both ",
-                       found[0].filename().string(), " and ", found[1].filename().string()));
+    throw Error(StrCat("the data folder ", folder.string(), " contains both ",
+                       found[0].filename().string(), " and ", found[1].filename().string(),
+                       "; keep only one of them"));
   }
   return found[0];
 }
@@ -106,8 +108,9 @@ TextData ReadText(const fs::path& path) {
   const fs::file_status status = fs::status(path, error);
   if (!fs::exists(status)) throw Error(StrCat("no such data file or folder: ", path.string()));
   if (path.extension() == ".safetensors") {
-    throw Error(StrCat(path.string(),
-                       " contains arrays; expected text, or the task that reads them (--task)"));
+    throw Error(
+        StrCat(path.string(),
+               " contains arrays; pass a text file, or the --task that reads these arrays"));
   }
   TextData data;
   data.path = path.string();

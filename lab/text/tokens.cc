@@ -158,9 +158,8 @@ void CheckTokenOptions(const TokenOptions& options) {
   CheckRanges(checked.Options(), "");
   if (options.vocabulary == 0) return;
   if (options.kind == "bytes") {
-    throw Error(
-        StrCat("--vocabulary is ", options.vocabulary,
-               "; it applies only to --tokens words or subwords, as there are always 256 bytes"));
+    throw Error(StrCat("--vocabulary is ", options.vocabulary,
+                       "; leave it out, because it applies only to --tokens words or subwords"));
   }
   const int64_t fewest = options.kind == "words" ? kFewestWords : kFewestSubwords;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();

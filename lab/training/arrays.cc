@@ -39,7 +39,7 @@ const torch::Tensor& Arrays::Find(const std::string& name) const {
   if (found != file_.tensors.end()) return found->second;
   std::vector<std::string> names;
   for (const auto& entry : file_.tensors) names.push_back(entry.first);
-  Fail(name, "is missing; the file contains " + (names.empty() ? "none" : Join(names, ", ")));
+  Fail(name, "is missing; the file contains " + (names.empty() ? "no arrays" : Join(names, ", ")));
 }
 
 int64_t Arrays::CountAxes(const std::string& name) const { return Find(name).dim(); }
@@ -62,7 +62,7 @@ torch::Tensor Arrays::Integers(const std::string& name, int64_t axes, int64_t lo
   const torch::Tensor numbers = tensor.to(torch::kLong);
   const torch::Tensor wrong = (numbers < lowest).logical_or(numbers > highest);
   if (wrong.any().item<bool>()) {
-    Fail(name, StrCat("has ", numbers.masked_select(wrong)[0].item<int64_t>(), " at ",
+    Fail(name, StrCat("contains ", numbers.masked_select(wrong)[0].item<int64_t>(), " at ",
                       FirstPlace(wrong), "; expected ", lowest, " to ", highest));
   }
   return numbers;
@@ -74,7 +74,7 @@ torch::Tensor Arrays::Numbers(const std::string& name, int64_t axes) const {
   if (tensor.scalar_type() == torch::kByte) return numbers.div(255);
   const torch::Tensor wrong = numbers.isfinite().logical_not();
   if (wrong.any().item<bool>()) {
-    Fail(name, StrCat("has ", numbers.masked_select(wrong)[0].item<float>(), " at ",
+    Fail(name, StrCat("contains ", numbers.masked_select(wrong)[0].item<float>(), " at ",
                       FirstPlace(wrong), "; expected finite numbers"));
   }
   return numbers;

@@ -86,7 +86,8 @@ void CheckNumber(const Option& option, double value, const std::string& where) {
 void CheckChoice(const Option& option, const std::string& value, const std::string& where) {
   const std::vector<std::string>& choices = option.info.choices;
   if (choices.empty() || IsOneOf(value, choices)) return;
-  throw Error(StrCat(NameIn(where, option), " is '", value, "'; expected ", Join(choices, ", ")));
+  throw Error(
+      StrCat(NameIn(where, option), " is '", value, "'; expected one of ", Join(choices, ", ")));
 }
 
 }  // namespace

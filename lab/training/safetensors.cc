@@ -111,7 +111,8 @@ class Reader {
       end = last;
     }
     if (end != DataSize()) {
-      Fail(StrCat("the tensors take ", end, " bytes, but the file contains ", DataSize()));
+      Fail(StrCat("the tensors occupy ", end, " bytes, but the file contains ", DataSize(),
+                  " bytes of data"));
     }
     return content;
   }
@@ -133,8 +134,8 @@ class Reader {
     std::memcpy(&length, bytes_.data(), 8);
     if (length > kLongestHeader) Fail("it has no header (`gnomon data` converts other formats)");
     if (length > bytes_.size() - 8) {
-      Fail(StrCat("it is truncated: its header takes ", length, " bytes, and ", bytes_.size() - 8,
-                  " follow"));
+      Fail(StrCat("it is truncated: its header has ", length, " bytes, but only ",
+                  bytes_.size() - 8, " follow"));
     }
     data_ = 8 + length;
     std::set<std::string> names;
@@ -189,10 +190,12 @@ class Reader {
     }
     const auto begin = offsets[0].get<uint64_t>();
     const auto end = offsets[1].get<uint64_t>();
-    if (begin > end) fail(StrCat("has the bytes ", begin, " to ", end));
+    if (begin > end)
+      fail(StrCat("has data_offsets from ", begin, " to ", end,
+                  "; expected non-decreasing offsets"));
     if (end > DataSize()) {
-      Fail(StrCat("it is truncated: the tensor '", name, "' has the bytes ", begin, " to ", end,
-                  " of ", DataSize()));
+      Fail(StrCat("it is truncated: the tensor '", name, "' occupies bytes ", begin, " to ", end,
+                  ", but the file contains ", DataSize(), " bytes of data"));
     }
     constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
     std::vector<int64_t> sizes;
@@ -207,14 +210,16 @@ class Reader {
     }
     const uint64_t bytes = empty ? 0 : extent;
     if (bytes != end - begin) {
-      fail(StrCat("has ", end - begin, " bytes, but its shape ", shape.dump(), " takes ", bytes));
+      fail(
+          StrCat("has ", end - begin, " bytes, but its shape ", shape.dump(), " requires ", bytes));
     }
     torch::Tensor tensor = torch::empty(sizes, type->type);
     if (bytes > 0) std::memcpy(tensor.mutable_data_ptr(), bytes_.data() + data_ + begin, bytes);
     spans->emplace_back(begin, end);
     if (type->read_as == type->type) return tensor;
     tensor = tensor.to(type->read_as);
-    if (tensor.numel() > 0 && tensor.min().item<int64_t>() < 0) fail("has values above 2^63 - 1");
+    if (tensor.numel() > 0 && tensor.min().item<int64_t>() < 0)
+      fail("contains values above 2^63 - 1");
     return tensor;
   }
 

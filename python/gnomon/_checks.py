@@ -219,8 +219,8 @@ def to_number(operator: str, argument: str, value: object) -> float:
     if isinstance(value, Tensor):
         if value.requires_grad:
             raise ValueError(
-                f"gnomon.{operator}: {argument} requires grad, but is not trainable; expected a "
-                "number"
+                f"gnomon.{operator}: {argument} requires grad, but it cannot be trained; expected "
+                "a number"
             )
         value = value.item()
     value = plain(value)

@@ -397,7 +397,10 @@ class _Reader:
                 return result
             if name in self._calls and len(arguments) == 1:
                 return self._calls[name](arguments[0])
-            raise ValueError(f"it passes {len(arguments)} arguments to {name}()")
+            expected = "two or more" if name in ("max", "min") else "one"
+            raise ValueError(
+                f"it passes {len(arguments)} arguments to {name}(); expected {expected}"
+            )
         raise ValueError(
             f"it contains {ast.unparse(node)!r}; expected + - * / **, numbers, names and functions"
         )

@@ -82,7 +82,7 @@ def scaled_dot_product_attention(
     if is_causal:
         if attn_mask is not None:
             raise ValueError(
-                f"gnomon.{_NAME}: is_causal is True and attn_mask is given; expected one of them"
+                f"gnomon.{_NAME}: is_causal is True and attn_mask is given; pass only one of them"
             )
         arguments = {"causal": True, "query_offset": 0}
     leading = _leading_sizes(query, key, value, enable_gqa)
@@ -100,7 +100,9 @@ def scaled_dot_product_attention(
     if scale is not None:
         arguments["scale"] = scale
     if not 0 <= dropout_p <= 1:
-        raise ValueError(f"gnomon.{_NAME}: dropout_p is {dropout_p}; expected 0 to 1")
+        raise ValueError(
+            f"gnomon.{_NAME}: dropout_p is {dropout_p}; expected a probability from 0 to 1"
+        )
     if dropout_p > 0:
         arguments["dropout"] = dropout_p
     o = attention(q, k, v, **arguments)
@@ -142,17 +144,17 @@ def _check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
         if tensor.dtype != query.dtype or tensor.device != query.device:
             raise TypeError(
                 f"gnomon.{_NAME}: {name} is {tensor.dtype} on {tensor.device} and query "
-                f"is {query.dtype} on {query.device}; expected the same"
+                f"is {query.dtype} on {query.device}; expected the same dtype and device"
             )
     if key.shape[-1] != query.shape[-1]:
         raise ValueError(
             f"gnomon.{_NAME}: key has head_dim {key.shape[-1]}, but query has {query.shape[-1]}; "
-            "expected the same"
+            "expected the same head_dim"
         )
     if value.shape[-2] != key.shape[-2]:
         raise ValueError(
             f"gnomon.{_NAME}: value has length {value.shape[-2]} and key has {key.shape[-2]}; "
-            "expected the same"
+            "expected the same length"
         )
 
 
@@ -171,7 +173,7 @@ def _leading_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) 
             if tensor.shape[-3] == 0 or heads[0] % tensor.shape[-3] != 0:
                 raise ValueError(
                     f"gnomon.{_NAME}: query has {heads[0]} heads and {name} has "
-                    f"{tensor.shape[-3]}; expected a multiple"
+                    f"{tensor.shape[-3]}; expected the number of query heads to be a multiple of it"
                 )
     end = -3 if enable_gqa else -2
     shapes = [list(x.shape[:end]) for x in tokens]

@@ -157,7 +157,7 @@ def varlen_attention(
     ends_k = ends_q if cu_seqlens_k is None else _ends("cu_seqlens_k", cu_seqlens_k, k)
     if ends_q.shape != ends_k.shape:
         raise ValueError(
-            f"gnomon.{_NAME}: cu_seqlens_q has {ends_q.shape[0]} entries and cu_seqlens_k "
+            f"gnomon.{_NAME}: cu_seqlens_q has {ends_q.shape[0]} elements and cu_seqlens_k "
             f"has {ends_k.shape[0]}; expected the same number"
         )
     return _attend(q, k, v, Packing(ends_q, ends_k, cu_seqlens_k is None), return_lse, arguments)
@@ -306,7 +306,7 @@ def _lengths(name: str, ends: Tensor, total: int) -> list[int]:
     lengths = [end - begin for begin, end in itertools.pairwise(numbers)]
     if numbers[0] != 0 or numbers[-1] != total or min(lengths, default=0) < 0:
         raise ValueError(
-            f"gnomon.{_NAME}: {name} is {_shortened(numbers)}; expected non-decreasing numbers "
+            f"gnomon.{_NAME}: {name} is {_shortened(numbers)}; expected non-decreasing offsets "
             f"from 0 to {total}, the number of tokens"
         )
     return lengths
@@ -338,8 +338,8 @@ def nested_attention(
     queries, keys, of_values = ends
     if queries.shape != keys.shape or keys.shape != of_values.shape:
         raise ValueError(
-            f"gnomon.{operator}: q, k and v are nested tensors with different batch "
-            "sizes; expected the same"
+            f"gnomon.{operator}: q, k and v are nested tensors with different batch sizes; "
+            "expected equal batch sizes"
         )
     packing = Packing(queries, keys, keys is queries)
     found = _attend(values[0], values[1], values[2], packing, return_lse, arguments)
@@ -356,7 +356,10 @@ def _unnested(
     """Returns the packed values of a nested tensor (B, length, ...) and its sequence offsets."""
     check_tensors(operator, **{name: tokens})
     if not tokens.is_nested:
-        raise TypeError(f"gnomon.{operator}: {name} is not nested; expected all nested, or none")
+        raise TypeError(
+            f"gnomon.{operator}: {name} is not nested, but other inputs are; expected all inputs "
+            "to be nested, or none"
+        )
     jagged: Any = tokens
     if tokens.dim() != axes or jagged._ragged_idx != 1:
         raise ValueError(
@@ -402,14 +405,14 @@ def nested_module(
         packed, value_ends = _unnested(operator, "value", value, 3, axes)
         if value_ends.shape != key_ends.shape or packed.shape[0] != of_keys.shape[0]:
             raise ValueError(
-                f"gnomon.{operator}: value and key are nested tensors with "
-                "different lengths; expected the same"
+                f"gnomon.{operator}: value and key are nested tensors with different lengths; "
+                "expected equal lengths"
             )
         of_values = packed.unsqueeze(0)
     if key_ends.shape != queries.shape:
         raise ValueError(
-            f"gnomon.{operator}: query and key are nested tensors with different "
-            "batch sizes; expected the same"
+            f"gnomon.{operator}: query and key are nested tensors with different batch sizes; "
+            "expected equal batch sizes"
         )
     packing = Packing(queries, key_ends, key_ends is queries)
     given = packing.arguments(values.shape[0], of_keys.shape[0], places=True)

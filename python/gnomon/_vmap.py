@@ -149,7 +149,8 @@ class _OneByOne:
         ]
         if not results:
             raise NotImplementedError(
-                "gnomon: derivatives of zero samples are not supported; expected at least one"
+                "gnomon: derivatives of zero samples are not supported; expected at least one "
+                "sample"
             )
         stacked = [torch.stack(of_samples) for of_samples in zip(*results, strict=True)]
         kind = type(results[0])

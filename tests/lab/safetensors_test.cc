@@ -115,7 +115,7 @@ TEST_F(SafeTensorsTest, UnsignedNumbersGetASign) {
   const uint64_t size = beyond.size();
   WriteBytes(std::string(reinterpret_cast<const char*>(&size), 8) + beyond +
              std::string(8, '\xff'));
-  EXPECT_NE(ErrorOfReading().find("'x' has values above 2^63 - 1"), std::string::npos);
+  EXPECT_NE(ErrorOfReading().find("'x' contains values above 2^63 - 1"), std::string::npos);
 }
 
 TEST_F(SafeTensorsTest, HostileHeaders) {
@@ -124,10 +124,12 @@ TEST_F(SafeTensorsTest, HostileHeaders) {
     return R"({"x":{"dtype":)" + dtype + R"(,"shape":)" + shape + R"(,"data_offsets":)" + offsets +
            "}}";
   };
-  ExpectError(tensor("\"F32\"", "[2]", "[0,8]"), 4,
-              "it is truncated: the tensor 'x' has the bytes 0 to 8 of 4");
-  ExpectError(tensor("\"F32\"", "[2]", "[8,0]"), 8, "has the bytes 8 to 0");
-  ExpectError(tensor("\"F32\"", "[3]", "[0,8]"), 8, "takes 12");
+  ExpectError(
+      tensor("\"F32\"", "[2]", "[0,8]"), 4,
+      "it is truncated: the tensor 'x' occupies bytes 0 to 8, but the file contains 4 bytes");
+  ExpectError(tensor("\"F32\"", "[2]", "[8,0]"), 8,
+              "has data_offsets from 8 to 0; expected non-decreasing offsets");
+  ExpectError(tensor("\"F32\"", "[3]", "[0,8]"), 8, "requires 12");
   ExpectError(tensor("\"F32\"", "[1]", "[4,8]"), 8, "do not belong to any tensor");
   ExpectError(tensor("\"F32\"", "[1]", "[0,4]"), 8, "the file contains 8");
   ExpectError(tensor("\"Q4\"", "[1]", "[0,4]"), 4, "unknown dtype \"Q4\"");
@@ -163,7 +165,7 @@ TEST_F(SafeTensorsTest, TruncatedFiles) {
   WriteBytes("1234567");
   EXPECT_NE(ErrorOfReading().find("it has 7 bytes, so it is truncated"), std::string::npos);
   WriteBytes(std::string("\x10\0\0\0\0\0\0\0{}", 10));
-  EXPECT_NE(ErrorOfReading().find("truncated: its header takes 16 bytes, and 2 follow"),
+  EXPECT_NE(ErrorOfReading().find("truncated: its header has 16 bytes, but only 2 follow"),
             std::string::npos);
   WriteBytes(std::string(8, '\xff') + "{}");
   EXPECT_NE(ErrorOfReading().find("it has no header"), std::string::npos);

@@ -245,9 +245,9 @@ TEST_F(TaskTest, ShapesOfArraysAndPlacesInThemAreNamed) {
   expect([&] { arrays.Get("valid.images", 3); },
          "'valid.images' is missing; the file contains train.");
   expect([&] { arrays.Get("train.images", 4); }, "has shape [3, 2, 2]; expected 4 axes");
-  expect([&] { arrays.Integers("train.labels", 1, 0, 9); }, "has 10 at [2]; expected 0 to 9");
+  expect([&] { arrays.Integers("train.labels", 1, 0, 9); }, "contains 10 at [2]; expected 0 to 9");
   expect([&] { arrays.Integers("train.heights", 1, 0, 9); }, "has dtype Float; expected integers");
-  expect([&] { arrays.Numbers("train.heights", 1); }, "has nan at [1]; expected finite");
+  expect([&] { arrays.Numbers("train.heights", 1); }, "contains nan at [1]; expected finite");
   expect([&] { arrays.CheckRows("train.images", "train.labels"); }, "has 4 rows, but 'train.imag");
   expect([&] { arrays.Rows("train.few", 2); }, "sums to 3, but 'train.few' has 5");
 

@@ -848,7 +848,7 @@ TEST_F(CheckpointTest, HoldsItsVocabularyAndMemory) {
   expect(sound, "no error");
   expect(without("tokens.vocabulary"), "'tokens.vocabulary' is missing");
   expect(without("memory.layers.0"), "'memory.layers.0' is missing");
-  expect(with("/tokens/kind", "letters"), "'letters'; expected bytes");
+  expect(with("/tokens/kind", "letters"), "'letters'; expected one of bytes");
   expect(with("/tokens/kind", "bytes"), "byte tokens have none");
   expect(with("/tokens", 1), "'tokens' has the wrong type");
   expect(with("/task", "images"), "it belongs to the task 'images'; expected 'text'");

@@ -431,7 +431,7 @@ def test_numbers_in_tensors_without_axes(name, dtype):
     assert torch.equal(ours, expected) if isinstance(ours, torch.Tensor) else ours == expected
     # The tensor would be converted to a number, and its gradient would be lost.
     with pytest.raises(
-        ValueError, match=(f"{argument} requires grad, but is not trainable; expected a number")
+        ValueError, match=(f"{argument} requires grad, but it cannot be trained; expected a number")
     ):
         call(torch.tensor(number, dtype=dtype, requires_grad=True))
     for wrong in (torch.full((1,), number), torch.tensor(True), torch.tensor(1j)):

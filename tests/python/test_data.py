@@ -179,7 +179,7 @@ IMAGES = idx(np.arange(24).reshape(2, 3, 4), 0x08)
 @pytest.mark.parametrize(
     ("name", "content", "part"),
     [
-        ("x", IMAGES[:-1], "[2, 3, 4] of uint8 needs 24 bytes, but it has 23"),
+        ("x", IMAGES[:-1], "uint8 requires 24 bytes, but the file contains 23"),
         ("x", IMAGES + b"0", "is not a valid IDX file: [2, 3, 4] of uint8 needs 24 bytes"),
         ("x", IMAGES[:9], "is truncated: the sizes of 3 axes end at byte 16"),
         ("x.gz", gzip.compress(IMAGES, mtime=0)[:-9], "is truncated: its gzip data end"),
@@ -193,7 +193,7 @@ IMAGES = idx(np.arange(24).reshape(2, 3, 4), 0x08)
         ("x.json", b'{"a": [1]}', "is a dict; expected FILE:KEY with one of a"),
         ("x.json", b"7", "is an int; expected a list"),
         ("x.json", b'[1, "a"]', "row 1 does not contain only numbers"),
-        ("x.json", b"[[1], [[2]]]", "row 1 has entries of shape [1], but the first has []"),
+        ("x.json", b"[[1], [[2]]]", "row 1 contains elements of shape [1], but those of the first"),
         ("x.txt", b"1\n2 x\n", "line 2 does not contain only numbers"),
         ("x.txt", b"1\n\n2\n", "line 2 does not contain only numbers"),
         ("x.txt", b"1\n2\n99999999999999999999\n", "line 3 has a number beyond 64 bits"),

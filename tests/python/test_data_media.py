@@ -148,11 +148,11 @@ WAV = wav(np.arange(9), 2)
         (wav(np.arange(0), 2), "contains no samples"),
         (
             WAV[:22] + b"\0\0" + WAV[24:],
-            "is not a valid WAV file: its frames have 0 channels in 2 bytes",
+            "is not a valid WAV file: its header specifies 0 channels and 2 bytes per frame",
         ),
         (
             WAV[:32] + b"\0\0" + WAV[34:],
-            "is not a valid WAV file: its frames have 1 channels in 0 bytes",
+            "is not a valid WAV file: its header specifies 1 channels and 0 bytes per frame",
         ),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
@@ -190,12 +190,14 @@ def test_formats_of_missing_libraries_are_rejected_in_one_line(tmp_path, capsys,
     put(tmp_path, {"x.flac": b"fLaC", "x.png": b"PNG"})
     line = refusal(capsys, tmp_path / "out", tmp_path / "x.flac")
     assert (
-        "with soundfile, which cannot be imported; run: pip install soundfile, or gnomon[data]"
+        "require soundfile, but the package cannot be imported; run: pip install soundfile, or "
+        "pip install 'gnomon[data]'"
         in line
     )
     line = refusal(capsys, tmp_path / "out", tmp_path / "x.png")
     assert line == (
-        "is read with pillow, which cannot be imported; run: pip install pillow, or gnomon[data]"
+        "is an image, which requires pillow, but the package cannot be imported; run: pip install "
+        "pillow, or pip install 'gnomon[data]'"
     )
     # Some inputs need neither package.
     np.testing.assert_array_equal(read(tmp_path / "x.wav", WAV)["a.x"][0] * 2**15, np.arange(9))

@@ -514,7 +514,7 @@ def test_rows_of_a_layout(record):
             "ValueError",
             ["begin at [0, 4]", "multiples of the chunk size, 3"],
         ),
-        ("segments alone", "ValueError", ["key_segments is given without the other"]),
+        ("segments alone", "ValueError", ["only key_segments is given"]),
         ("segments with a wrong shape", "ValueError", ["key_segments has shape [1, 3]"]),
         ("segments with a wrong dtype", "TypeError", ["key_segments has dtype torch.float32"]),
         ("other shape", "ValueError", ["[1, 2, 5, 2, 5, 5] in process 1"]),

@@ -116,7 +116,7 @@ def test_torchrun_matches_one_process_and_either_resumes(folder):
     assert code == 0, errors
     # The output is printed only once.
     assert output == alone
-    assert errors.count(" to train on; steps 0 to 6") == 1
+    assert errors.count(" of training data; steps 0 to 6") == 1
     assert [file.name for file in (folder / "two").iterdir()] == [FILE]
     assert_same(folder / "two", folder / "one")
 

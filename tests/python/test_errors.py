@@ -56,7 +56,7 @@ HEADS = torch.ones(4)
 VALUE_ERRORS = {
     "a radius that requires grad": (
         lambda: attend(similarity=similarity.Penumbral(1.0, r=torch.ones((), requires_grad=True))),
-        "r of penumbral requires grad, but is not trainable; expected a number",
+        "r of penumbral requires grad, but it cannot be trained; expected a number",
     ),
     "graph q with two axes": (lambda: graph(q=tokens(2, 4)), "q has shape.*three axes"),
     "length of indptr": (

@@ -374,7 +374,7 @@ def test_a_rejected_call_leaves_the_cache_unchanged(device):
         with pytest.raises(error):
             module(x, cache=cache, **wrong)
         assert cache.length() == 6
-    with pytest.raises(ValueError, match="the same, apart from the length"):
+    with pytest.raises(ValueError, match="equal shapes, except for the length"):
         module(x[:1], cache=cache, causal=True)
     assert cache.length() == 6
 

@@ -598,7 +598,7 @@ ERRORS = {
     ),
     "a rotation on a different grid": (
         lambda: attend([RoPE(shape=(4, 3)), GridBias(torch.zeros(HEADS, 5, 7))]),
-        "position contains rope on the grid 4x3 and other terms on the grid 3x4; expected the same",
+        "position contains rope on the grid 4x3 and other terms on the grid 3x4; expected one grid",
     ),
     "two prefixes": (
         lambda: attend(

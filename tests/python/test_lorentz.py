@@ -586,7 +586,7 @@ def test_two_steps_of_a_causal_layer():
         ((torch.ones(2), 6, 5, 4), ValueError, r"c of manifold has shape \[2\]"),
         ((1.0, 0, 5, 4), ValueError, "in_channels is 0"),
         ((1.0, 6, 1, 4), ValueError, "out_channels is 1; expected at least 2"),
-        ((1.0, 6, 5, 4, False), ValueError, "with use_weight=False, out_channels is 5"),
+        ((1.0, 6, 5, 4, False), ValueError, "out_channels is 5 with use_weight=False"),
     ],
 )
 def test_wrong_layers(arguments, error, message):

@@ -197,8 +197,8 @@ def test_with_rms_norm_and_a_gated_mlp_it_is_llama(bias, kv_heads):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--norm", "batch"], "'batch'; expected layer, rms"),
-        (["--activation", "tanh"], "'tanh'; expected gelu, relu, swiglu, geglu"),
+        (["--norm", "batch"], "'batch'; expected one of layer, rms"),
+        (["--activation", "tanh"], "'tanh'; expected one of gelu, relu, swiglu, geglu"),
         (
             ["--position", "rope;sinusoidal"],
             "'sinusoidal' is added to the embeddings before all layers",

@@ -231,7 +231,7 @@ def state_of(known):
 REFUSED = {
     "another batch": (
         ValueError,
-        "batch of 2 and the tokens have a batch of 1",
+        "batch size 2 and the tokens have batch size 1",
         {"tokens": (1, 2)},
     ),
     "another depth": (ValueError, "2 layers and the model has 3", {"depth": 3}),

@@ -205,8 +205,8 @@ WRONG_ARGUMENTS = {
         ValueError, "attn_mask has shape", {"attn_mask": torch.ones(1, 1, 1, 3, 5) > 0},
     ),
     "a list": (TypeError, "attn_mask is a list", {"attn_mask": [[True] * 5] * 3}),
-    "dropout": (ValueError, "dropout_p is 1.5; expected 0 to 1", {"dropout_p": 1.5}),
-    "less dropout": (ValueError, "dropout_p is -1; expected 0 to 1", {"dropout_p": -1}),
+    "dropout": (ValueError, "dropout_p is 1.5; expected a probability", {"dropout_p": 1.5}),
+    "less dropout": (ValueError, "dropout_p is -1; expected a probability", {"dropout_p": -1}),
 }  # fmt: skip
 
 

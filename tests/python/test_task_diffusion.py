@@ -457,7 +457,7 @@ def test_wrong_data(folder, model):
     pixels = np.full((24, 8, 12, 3), 0.5, np.float32)
     pixels[5, 1, 2, 0] = 2.5
     bright = changed(folder, "bright", valid_images=pixels)
-    expected = "'valid.images' has 2.5 in image 5; expected bytes, or numbers from 0 to 1"
+    expected = "'valid.images' contains 2.5 in image 5; expected bytes, or numbers from 0 to 1"
     assert line(bright) == f"gnomon: {bright}: the array {expected}"
     wide = changed(folder, "wide", valid_images=pixels[:, :, :8].clip(0, 1))
     assert "'valid.images' has images of 8x8 with 3 channels, but 'train.images'" in line(wide)

@@ -289,7 +289,7 @@ GENERATED = ["train", "--task", "generated"]
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--problem", "cope"], "--problem is 'cope'; expected bucket-sort, copy, "),
+        (["--problem", "cope"], "--problem is 'cope'; expected one of bucket-sort, copy, "),
         (["--symbols", 1], "--symbols is 1: copy allows 2 to 65536"),
         (["--symbols", 3, "--problem", "parity"], "--symbols is 3: parity allows 2"),
         (["--lengths", "40,40"], "--lengths: 40 is given twice"),

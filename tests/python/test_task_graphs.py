@@ -244,19 +244,19 @@ def test_compare_of_every_similarity(folder, tmp_path):
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"graph.edges": [[0, NODES]]}, "'graph.edges' has 30 at [0, 1]; expected 0 to 29"),
+        ({"graph.edges": [[0, NODES]]}, "'graph.edges' contains 30 at [0, 1]; expected 0 to 29"),
         ({"graph.edges": [[0, 1, 2]]}, "'graph.edges' has shape [1, 3]; expected (edges, 2)"),
         ({"graph.labels": [0] * NODES}, "has 1 class; expected two or more"),
         ({"graph.words": None}, "'graph.words' is missing; the file contains graph.edges"),
         ({"graph.words_lengths": [2]}, "'graph.words_lengths' sums to 2"),
         ({"graph.labels": [0, 1, 2, 1]}, "'graph.words_lengths' has 30 rows, but 'graph.labels'"),
-        ({"train.nodes": [0, NODES - 1]}, "has node 29 at [1], which has no label"),
-        ({"valid.nodes": [10, 8]}, "has node 8 at [1], which 'train.nodes' also contains"),
-        ({"train.nodes": None}, "'train.nodes' is missing, which training needs"),
-        ({"valid.nodes": None}, "'valid.nodes' is missing, which --selection accuracy needs"),
+        ({"train.nodes": [0, NODES - 1]}, "contains node 29 at [1], which has no label"),
+        ({"valid.nodes": [10, 8]}, "contains node 8 at [1], which 'train.nodes' also contains"),
+        ({"train.nodes": None}, "'train.nodes' is missing, but training needs it"),
+        ({"valid.nodes": None}, "'valid.nodes' is missing, but --selection accuracy needs it"),
         (
             {"test.nodes": None},
-            "'test.nodes' is missing, which --splits test,valid needs; --splits valid does",
+            "'test.nodes' is missing, but --splits test,valid needs it; use --splits valid",
         ),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -283,7 +283,7 @@ def test_wrong_data_are_one_line(tmp_path, change, part):
         (["--position", "alibi"], "position 'alibi': the nodes of a graph have no order"),
         (["--dropout", "1"], "--dropout is 1"),
         (["--splits", "train,train"], "--splits: train is given twice"),
-        (["--splits", "best"], "--splits is 'best'; expected train, valid, test"),
+        (["--splits", "best"], "--splits is 'best'; expected one of train, valid, test"),
         (["--selection", "first"], "--selection is 'first'; expected accuracy, loss, last"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -298,7 +298,7 @@ def test_a_model_accepts_only_data_like_its_own(folder, tmp_path):
     data["graph.words"][0] = WORDS
     save_file(data, tmp_path / "graph.safetensors")
     words = ["eval", "--model", tmp_path / "run", "--data", tmp_path / "graph.safetensors"]
-    assert "'graph.words' has 12 at [0]; expected 0 to 11" in refused(*words, cwd=folder)
+    assert "'graph.words' contains 12 at [0]; expected 0 to 11" in refused(*words, cwd=folder)
 
 
 @pytest.mark.skipif(not CORA.exists(), reason="needs ../shared/data/cora")

@@ -146,7 +146,7 @@ def test_held_out_pairs_follow_from_the_others(folder, tmp_path):
     parents = {"train.pairs": np.array(PARENTS)}
     save_file(parents, tmp_path / "tree.safetensors")
     line = refused(*TRAIN, "--out", "none", cwd=tmp_path)
-    assert "too few pairs are implied by others for --held-out" in line
+    assert "too few pairs are implied by others; increase --held-out" in line
 
 
 def test_cones_learn_a_tree_in_two_dimensions(folder, tmp_path):
@@ -223,10 +223,10 @@ def test_compare_of_every_similarity(folder, tmp_path):
         ({"train.pairs": [[0, 1, 2]]}, "'train.pairs' has shape [1, 3]; expected (pairs, 2)"),
         (
             {"train.pairs": [[1, 0], [2, 2]]},
-            "'train.pairs' has a pair of a node with itself at [1]",
+            "'train.pairs' contains a pair of a node with itself at [1]",
         ),
         ({"train.pairs": [[1, 0], [0, 1]]}, "nodes 0 and 1 are ancestors of each other"),
-        ({"valid.pairs": [[1, 31]]}, "'valid.pairs' has 31 at [0, 1]; expected 0 to 30"),
+        ({"valid.pairs": [[1, 31]]}, "'valid.pairs' contains 31 at [0, 1]; expected 0 to 30"),
         ({"test.pairs": [[30, 0]]}, "'valid.pairs' is missing"),
         ({"valid.pairs": [[30, 0]]}, "no test pairs, which --splits test,valid needs: the array"),
     ],
@@ -250,7 +250,7 @@ def test_wrong_data_are_one_line(tmp_path, change, part):
         (["--position", "rope"], "position 'rope': the nodes of a hierarchy have no order"),
         (["--similarity", "additive"], "additive"),
         (["--splits", "test,test"], "--splits: test is given twice"),
-        (["--corrupt", "none"], "--corrupt is 'none'; expected ancestor, descendant, both"),
+        (["--corrupt", "none"], "--corrupt is 'none'; expected one of ancestor, descendant, both"),
         (["--held-out", "0.6"], "--held-out is 0.6"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",

@@ -414,8 +414,8 @@ def test_wrong_data_is_one_line(folder):
         return changed
 
     line = message(sound | {"valid.labels": labels(3)})
-    assert line == "gnomon: wrong: the array 'valid.labels' has 3 at [4]; expected 0 to 2"
-    assert "has -1 at [4]" in message(sound | {"train.labels": labels(-1)})
+    assert line == "gnomon: wrong: the array 'valid.labels' contains 3 at [4]; expected 0 to 2"
+    assert "contains -1 at [4]" in message(sound | {"train.labels": labels(-1)})
     assert "has 23 rows" in message(sound | {"train.images": sound["train.images"][:9]})
     assert "'valid.labels' has 5 rows" in message(
         sound | {"valid.labels": sound["valid.labels"][:5]}
@@ -436,7 +436,7 @@ def test_wrong_data_is_one_line(folder):
     assert "expected 4 axes" in message(sample((8, 8), "volumes"), task="volumes")
     numbers = sound["train.images"].astype(np.float32)
     numbers[2, 3, 4] = np.nan
-    assert "has nan at [2, 3, 4]" in message(sound | {"train.images": numbers})
+    assert "contains nan at [2, 3, 4]" in message(sound | {"train.images": numbers})
     assert "expected integers" in message(sound | {"train.labels": np.zeros(23, np.float32)})
     pairs = np.zeros((23, 2), np.int64)
     assert "one label per image" in message(sound | {"train.labels": pairs})
@@ -497,7 +497,7 @@ def test_a_model_meets_other_data(folder):
     line = refused("eval", "--model", "own", "--data", "colour", cwd=folder)
     assert "have 3 channels, but the model expects 1" in line
     save_file(large | {"valid.labels": large["valid.labels"] + 1}, folder / "wrong")
-    assert "has 3 at" in refused("eval", "--model", "own", "--data", "wrong", cwd=folder)
+    assert "contains 3 at" in refused("eval", "--model", "own", "--data", "wrong", cwd=folder)
     table = gnomon("eval", "--model", "own", "--sizes", "16", cwd=folder).stdout
     assert "| size | accuracy | loss, nats per image | images |" in table
 

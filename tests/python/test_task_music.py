@@ -287,7 +287,7 @@ ARRAYS = {"pieces": np.arange(24).reshape(8, 3), "pieces_lengths": np.array([3, 
 @pytest.mark.parametrize(
     ("arrays", "part"),
     [
-        (ARRAYS | {"pieces": np.full((8, 3), 128)}, "has 128 at [0, 0]; expected -1 to 127"),
+        (ARRAYS | {"pieces": np.full((8, 3), 128)}, "contains 128 at [0, 0]; expected -1 to 127"),
         (ARRAYS | {"pieces": np.full((8, 3), 0.5)}, "has dtype Double; expected integers"),
         (ARRAYS | {"pieces": np.arange(8)}, "has shape [8]; expected 2 axes"),
         (ARRAYS | {"pieces_lengths": np.array([3, 4])}, "sums to 7, but 'valid.pieces' has 8 rows"),
@@ -326,7 +326,7 @@ def test_wrong_words_are_one_line(gnomon, refused, tmp_path):
     generate += ["--out", "x.mid"]
     assert "--prompt has '128' in step 1" in refused(*generate, "--prompt", "60; 128")
     assert "--prompt has 'x' in step 0" in refused(*generate, "--prompt", "x")
-    assert "--top-k is 131, but the model knows only 130 events" in refused(
+    assert "--top-k is 131, but the vocabulary has only 130 events" in refused(
         *generate, "--top-k", 131
     )
     assert "--tempo" in refused(*generate, "--tempo", 1)

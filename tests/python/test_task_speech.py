@@ -399,24 +399,24 @@ WRONG = {
     "no audio": ({"train.audio": None}, "'train.audio' is missing"),
     "no rate": ({"valid.audio_rate": None}, "'valid.audio_rate' is missing"),
     "no labels": ({"valid.labels": None}, "'valid.labels' is missing"),
-    "nan": ({"valid.audio": array([0.5, math.nan], np.float32)}, "'valid.audio' has nan at [1]"),
+    "nan": ({"valid.audio": array([0.5, math.nan], np.float32)}, "'valid.audio' contains nan at [1]"),
     "stereo": ({"train.audio": np.ones((9, 2), np.float32)}, "has shape [9, 2]; expected 1 axis"),
     "lengths": ({"train.audio_lengths": array([3, 4])}, "'train.audio_lengths' sums to 7, but"),
     "another rate": (
         {"valid.audio_rate": array([16000])},
-        "'valid.audio_rate' has 16000, but the model expects 8000 samples per second",
+        "'valid.audio_rate' contains 16000, but the model expects 8000 samples per second",
     ),
     "low rate": (
         {"train.audio_rate": array([8])},
-        "'train.audio_rate' has 8 at [0]; expected 1000",
+        "'train.audio_rate' contains 8 at [0]; expected 1000",
     ),
     "unknown label": (
         {"valid.labels": array([0, 1, 3] + [0] * 9)},
-        "'valid.labels' has 3 at [2]; expected 0 to 2",
+        "'valid.labels' contains 3 at [2]; expected 0 to 2",
     ),
     "negative label": (
         {"train.labels": array([0, -1])},
-        "'train.labels' has -1 at [1]; expected 0",
+        "'train.labels' contains -1 at [1]; expected 0",
     ),
     "real label": (
         {"train.labels": array([0, 1], np.float32)},

@@ -336,7 +336,7 @@ def test_unread_packed_sequences_are_rejected():
 
     call(ours, [0, 4, 6, 12])
     for wrong in ([0, 4, 6, 11], [0, 4, 12], [4, 6, 12]):
-        with pytest.raises(ValueError, match=r"cu_seq_lens_q is .*; expected numbers from 0 to 12"):
+        with pytest.raises(ValueError, match=r"cu_seq_lens_q is .*; expected offsets from 0 to 12"):
             call(ours, wrong)
     with pytest.raises(ValueError, match="one of cu_seq_lens_q and cu_seq_lens_k is given"):
         call(ours, [0, 6, 12], [])

@@ -274,12 +274,12 @@ def test_nothing_is_padded():
 
 WRONG = {
     "ends": ({"cu_seqlens_q": [0, 3, 9]}, ValueError, r"cu_seqlens_q is \[0, 3, 9\]; .* 0 to 8"),
-    "falling ends": ({"cu_seqlens_q": [0, 5, 3, 8]}, ValueError, "non-decreasing numbers"),
+    "falling ends": ({"cu_seqlens_q": [0, 5, 3, 8]}, ValueError, "non-decreasing offsets"),
     "ends of keys": ({"cu_seqlens_k": [1, 3, 8]}, ValueError, "cu_seqlens_k is"),
     "numbers of sequences": (
         {"cu_seqlens_k": [0, 8]},
         ValueError,
-        "3 entries and cu_seqlens_k has 2",
+        "3 elements and cu_seqlens_k has 2",
     ),
     "floats": ({"cu_seqlens_q": torch.tensor([0.0, 8.0])}, ValueError, "integers"),
     "a padded batch": ({"q": torch.ones(1, 8, 2, 4)}, ValueError, r"expected three axes, \(total"),
@@ -368,7 +368,7 @@ def test_nested_tensors_that_are_refused():
         NotImplementedError, match=("mask is not supported with nested tensors; supported:")
     ):
         gnomon.attention(x, x, x, mask=torch.ones(1, 1) > 0)
-    with pytest.raises(TypeError, match="v is not nested; expected all nested"):
+    with pytest.raises(TypeError, match="v is not nested, but other inputs are"):
         gnomon.attention(x, x, plain)
     with pytest.raises(ValueError, match=r"expected \(batch, heads, length, head_dim\)"):
         gnomon.attention(*[x.transpose(1, 2)] * 3)
@@ -429,7 +429,7 @@ def test_modules_of_nested_keys_of_other_lengths():
         NotImplementedError, match="key_padding_mask is not supported with nested tensors"
     ):
         module(nested[0], key_padding_mask=torch.zeros(8, 7) > 0)
-    with pytest.raises(TypeError, match="key is not nested; expected all nested, or none"):
+    with pytest.raises(TypeError, match="key is not nested, but other inputs are"):
         module(nested[0], y.unsqueeze(0))
 
 

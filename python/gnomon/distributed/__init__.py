@@ -151,8 +151,8 @@ def context_parallel_attention(
     for name in ("positions", "key_positions"):
         if call[name] is not None:
             raise NotImplementedError(
-                f"gnomon.{NAME}: {name} is given, but tokens must be consecutive; expected "
-                "query_offset"
+                f"gnomon.{NAME}: {name} is given, but tokens must be consecutive; pass "
+                "query_offset instead"
             )
     similarity_spec, similarity_tensors = to_similarity(NAME, similarity)._lower()
     similarity = similarity_terms.Specified(similarity_spec, tuple(similarity_tensors))
@@ -162,8 +162,8 @@ def context_parallel_attention(
     if (call["query_segments"] is None) != (call["key_segments"] is None):
         given = "query_segments" if call["key_segments"] is None else "key_segments"
         raise ValueError(
-            f"gnomon.{NAME}: {given} is given without the other; expected both query_segments "
-            "and key_segments, or neither"
+            f"gnomon.{NAME}: only {given} is given; expected both query_segments and key_segments, "
+            "or neither"
         )
     check_initialised(NAME)
     tensors = [tensor for term in (similarity, *positions) for tensor in term._own_tensors()]

@@ -39,7 +39,10 @@ def place_in(operator: str, group: dist.ProcessGroup | None) -> tuple[int, int]:
     """Returns this process's rank in the group, and the group's size."""
     rank = dist.get_rank(group)
     if rank < 0:
-        raise ValueError(f"gnomon.{operator}: this process is not in the group")
+        raise ValueError(
+            f"gnomon.{operator}: this process does not belong to group; make the call only in "
+            "processes of the group"
+        )
     return rank, dist.get_world_size(group)
 
 
@@ -153,24 +156,24 @@ class Parts:
             if its[2] != first[2]:
                 raise ValueError(
                     f"gnomon.{NAME}: q has dtype {DTYPES[its[2]]} in process {process} and "
-                    f"{DTYPES[first[2]]} in process 0; expected the same"
+                    f"{DTYPES[first[2]]} in process 0; expected the same dtype"
                 )
             if its[3:9] != first[3:9]:
                 raise ValueError(
                     f"gnomon.{NAME}: (B, H, D) of q, (Hkv, D) of k and Dv of v are {its[3:9]} in "
-                    f"process {process} and {first[3:9]} in process 0; expected the same"
+                    f"process {process} and {first[3:9]} in process 0; expected equal sizes"
                 )
             if its[9:13] != first[9:13]:
                 raise ValueError(
                     f"gnomon.{NAME}: requires_grad of q, k, v and of any tensor in similarity "
                     f"or position is {[bool(need) for need in its[9:13]]} in process {process} "
-                    f"and {[bool(need) for need in first[9:13]]} in process 0; expected the same"
+                    f"and {[bool(need) for need in first[9:13]]} in process 0; expected equal flags"
                 )
             if its[13] != first[13]:
                 layouts = get_args(Layout)
                 raise ValueError(
                     f"gnomon.{NAME}: layout is {layouts[its[13]]!r} in process {process} and "
-                    f"{layouts[first[13]]!r} in process 0; expected the same"
+                    f"{layouts[first[13]]!r} in process 0; expected the same layout"
                 )
         queries, keys = ([its[n] for its in all_facts] for n in (0, 1))
         return cls(

@@ -114,7 +114,9 @@ def _header(content: bytearray, size: int) -> tuple[dict[str, Any], dict[str, st
     if length > _LONGEST_HEADER:
         raise ValueError("it has no header")
     if length > size - 8:
-        raise ValueError(f"it is truncated: its header takes {length} bytes, and {size - 8} follow")
+        raise ValueError(
+            f"it is truncated: its header has {length} bytes, but only {size - 8} follow"
+        )
     header = json.loads(
         content[8 : 8 + length].decode(), object_pairs_hook=_without_repeats, parse_int=_integer
     )
@@ -140,7 +142,9 @@ def _parse(content: bytearray) -> tuple[dict[str, Tensor], dict[str, str]]:
             raise ValueError(f"the tensors overlap or leave a gap at byte {min(first, end)}")
         end = last
     if end != len(data):
-        raise ValueError(f"the tensors take {end} bytes, but the file contains {len(data)}")
+        raise ValueError(
+            f"the tensors occupy {end} bytes, but the file contains {len(data)} bytes of data"
+        )
     return tensors, metadata
 
 
@@ -179,11 +183,12 @@ def _tensor(name: str, entry: Any, data: memoryview) -> tuple[Tensor, tuple[int,
     first, last = offsets
     if first <= last and last > len(data):
         raise ValueError(
-            f"it is truncated: the tensor {name!r} has the bytes {first} to {last} of {len(data)}"
+            f"it is truncated: the tensor {name!r} occupies bytes {first} to {last}, but the file "
+            f"contains {len(data)} bytes of data"
         )
     if first > last or last - first != count * dtype.itemsize:
         raise ValueError(
-            f"the tensor {name!r} has the bytes {first} to {last}, but its shape takes "
+            f"the tensor {name!r} occupies bytes {first} to {last}, but its shape requires "
             f"{count * dtype.itemsize}"
         )
     if count == 0:

@@ -240,7 +240,7 @@ def main() -> int:
                 pool.stop_file.unlink(missing_ok=True)
     except OSError as error:
         place = f" at {options.cluster}" if options.cluster else ""
-        print(f"gnomon: no Dask scheduler{place}: {error}", file=sys.stderr)
+        print(f"gnomon: cannot connect to a Dask scheduler{place}: {error}", file=sys.stderr)
         return 2
     return 0
 

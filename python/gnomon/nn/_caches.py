@@ -235,8 +235,8 @@ class KVCache:
                     continue
             raise ValueError(
                 f"gnomon.nn.KVCache: {name} has shape {list(new.shape)} and the cache has "
-                f"{None if rows is None else list(rows.tensor.shape)}; expected the same, apart "
-                "from the length"
+                f"{None if rows is None else list(rows.tensor.shape)}; expected equal shapes, "
+                "except for the length"
             )
 
     def length(self) -> int:
@@ -275,7 +275,7 @@ class KVCache:
             if self._positions is not None:
                 raise ValueError(
                     "gnomon.nn.KVCache: the cache contains positions, but the new tokens have "
-                    "none; expected positions of the new tokens"
+                    "none; pass the positions of the new tokens"
                 )
             return None
         known = self._positions

@@ -51,5 +51,5 @@ def check_embeddings(
     if not (cast and torch.is_autocast_enabled(tokens.device.type)):
         raise TypeError(
             f"gnomon.nn.{module}: {argument} has dtype {tokens.dtype} and the module has "
-            f"{weight.dtype}; expected the same"
+            f"{weight.dtype}; expected the same dtype"
         )

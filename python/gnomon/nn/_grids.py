@@ -59,7 +59,8 @@ def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
         )
     if len(sizes) != axes:
         raise ValueError(
-            f"gnomon.{name}: shape is {tuple(sizes)}; expected {axes} axes, like the table"
+            f"gnomon.{name}: shape is {tuple(sizes)}; expected {axes} axes, as many as the table "
+            "has"
         )
     target = [2 * size - 1 for size in sizes]
     if list(table.shape[1:]) == target:

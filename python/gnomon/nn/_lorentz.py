@@ -104,8 +104,8 @@ class LorentzMultiheadAttention(HeldTerms):
         self.use_weight = check_flag(_NAME, "use_weight", use_weight)
         if not self.use_weight and self.in_channels != self.out_channels:
             raise ValueError(
-                f"gnomon.{_NAME}: with use_weight=False, out_channels is {out_channels}; "
-                f"expected in_channels, which is {in_channels}"
+                f"gnomon.{_NAME}: out_channels is {out_channels} with use_weight=False; expected "
+                f"{in_channels}, the value of in_channels"
             )
         self.power_k = check_number(_NAME, "power_k", power_k)
         check_string(_NAME, "attention_type", attention_type)
@@ -199,7 +199,7 @@ class LorentzMultiheadAttention(HeldTerms):
         c = self._curvature()
         if isinstance(c, Tensor) and c.numel() != 1:
             raise ValueError(
-                f"gnomon.{_NAME}: c of manifold has shape {list(c.shape)}; expected one number"
+                f"gnomon.{_NAME}: c of manifold has shape {list(c.shape)}; expected one element"
             )
         if not isinstance(c, (Tensor, int, float)):
             raise wrong_type(_NAME, "c of manifold", c, "a number or a tensor")

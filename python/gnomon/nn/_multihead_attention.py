@@ -391,7 +391,8 @@ class MultiheadAttention(HeldTerms):
         if own.qk_dim * own.num_heads != own.embed_dim:
             raise ValueError(
                 f"gnomon.{name}: similarity is {own.similarity!r}, which needs a head dimension "
-                f"of {own.qk_dim}, but the module has {module.head_dim}; expected the same"
+                f"of {own.qk_dim}, but the module has {module.head_dim}; choose a similarity that "
+                "fits"
             )
         own.load_state_dict(module.state_dict(), strict=False)
         sources = {"out_proj.weight": weight, "out_proj.bias": module.out_proj.bias}

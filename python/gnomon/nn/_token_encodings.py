@@ -245,7 +245,7 @@ def _add_encodings(
         )
     positions = check_optional_integers("nn", "positions", positions, embeddings)
     if positions is not None and offset is not None:
-        raise ValueError("gnomon.nn: positions and offset are both given; expected one of them")
+        raise ValueError("gnomon.nn: positions and offset are both given; pass only one of them")
     if offset is None:
         offset = 0 if cache is None or positions is not None else cache.length()
     before = None if cache is None else cache.embeddings

@@ -114,8 +114,8 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         if width * num_heads != embed_dim:
             raise ValueError(
                 f"gnomon.{_NAME}: similarity is {similarity_spec!r}, which needs a head "
-                f"dimension of {width}, but the module has {embed_dim // num_heads}; expected "
-                "the same"
+                f"dimension of {width}, but the module has {embed_dim // num_heads}; choose a "
+                "similarity that fits"
             )
         torch.nn.MultiheadAttention.__init__(
             self,

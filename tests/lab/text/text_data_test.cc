@@ -101,7 +101,7 @@ TEST_F(TextDataTest, MistakesNameThePath) {
   Write("two/train.txt", "a");
   Write("two/train/b.txt", "b");
   Write("two/valid.txt", "c");
-  EXPECT_NE(ErrorOf(folder_ / "two").find("has both"), std::string::npos);
+  EXPECT_NE(ErrorOf(folder_ / "two").find("contains both"), std::string::npos);
 }
 
 TEST(Sha256Test, KnownDigests) {

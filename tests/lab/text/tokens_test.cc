@@ -123,9 +123,9 @@ TEST(TokenOptionsTest, MistakesAreErrors) {
   const auto error = [](const TokenOptions& options) {
     return ErrorOf([&] { BuildTokenizer(options, "a"); });
   };
-  EXPECT_NE(error({"letters"}).find("'letters'; expected bytes, words, subwords"),
+  EXPECT_NE(error({"letters"}).find("'letters'; expected one of bytes, words, subwords"),
             std::string::npos);
-  EXPECT_NE(error({"bytes", 100}).find("there are always 256 bytes"), std::string::npos);
+  EXPECT_NE(error({"bytes", 100}).find("applies only to --tokens words"), std::string::npos);
   EXPECT_NE(error({"words", 2}).find("is 2; expected 3 to"), std::string::npos);
   EXPECT_NE(error({"words", -1}).find("is -1"), std::string::npos);
   EXPECT_NE(error({"subwords", 100}).find("is 100; expected 258 to"), std::string::npos);

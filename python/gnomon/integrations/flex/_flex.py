@@ -67,7 +67,7 @@ def flex_attention(
     if not check_flag(_FLEX, "enable_gqa", enable_gqa) and query.shape[1] != key.shape[1]:
         raise ValueError(
             f"gnomon.{_FLEX}: query has {query.shape[1]} heads and key has {key.shape[1]}; "
-            "expected the same, or enable_gqa=True"
+            "expected the same number, or enable_gqa=True"
         )
     arguments: dict[str, Any] = {}
     if block_mask is not None:

@@ -131,7 +131,7 @@ def documents_of(
         return None
     if any(part is None for part in ends):
         raise ValueError(
-            f"{OPERATOR}: one of cu_seq_lens_q and cu_seq_lens_k is given; expected both"
+            f"{OPERATOR}: only one of cu_seq_lens_q and cu_seq_lens_k is given; expected both"
         )
     packed_reads += 1
     of_queries, of_keys = (

@@ -387,9 +387,9 @@ def segments_of(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
         rows = torch.arange(0, total + 1, length, device=ends.device)
         if int(ends[0]) != 0 or int(ends[-1]) != total or not bool(torch.isin(rows, ends).all()):
             raise ValueError(
-                f"{OPERATOR}: {name} is {ends.tolist()}; expected numbers from 0 to {total} (the "
-                f"number of tokens) that include the start of each of the {batch} rows of "
-                f"{length} tokens"
+                f"{OPERATOR}: {name} is {ends.tolist()}; expected offsets from 0 to {total} (the "
+                f"number of tokens) that include the start of each row ({batch} rows of {length} "
+                "tokens)"
             )
     places = torch.arange(total, device=ends.device)
     return torch.searchsorted(ends, places, right=True).view(batch, length)
@@ -403,7 +403,8 @@ def within_documents(mask: Mask, of_queries: Tensor, of_keys: Tensor) -> Mask:
         ):
             raise NotImplementedError(
                 f"{OPERATOR}: cu_seq_lens_q and cu_seq_lens_k differ, so the positions of the "
-                "queries, which causal and windowed attention need, are unknown; expected the same"
+                "queries, which causal and windowed attention need, are unknown; expected equal "
+                "values"
             )
     if mask.query_segments is None or mask.key_segments is None:
         return replace(mask, query_segments=of_queries, key_segments=of_keys)

@@ -150,7 +150,7 @@ def write(path: pathlib.Path | str, arrays: Mapping[str, Array]) -> Arrays:
         dtype = array.dtype.newbyteorder("=")
         if (signed := _SIGNED.get(dtype.name)) is not None:
             if array.size > 0 and array.max() > np.iinfo(signed).max:
-                raise ValueError(f"{name} has {array.max()}; expected at most 2^63 - 1")
+                raise ValueError(f"{name} contains {array.max()}; expected at most 2^63 - 1")
             dtype = np.dtype(signed)
         if dtype.kind not in "iufb" or dtype.itemsize > 8:
             raise ValueError(

@@ -39,8 +39,8 @@ def ragged(rows: list[Array], name: str) -> Arrays:
     for number, row in enumerate(rows):
         if row.ndim == 0 or (row.size and row.shape[1:] != shape):
             raise WrongFileError(
-                f"row {number} has entries of shape {list(row.shape[1:])}, but the first has "
-                f"{list(shape)}"
+                f"row {number} contains elements of shape {list(row.shape[1:])}, but those of the "
+                f"first row have shape {list(shape)}"
             )
     return {
         name: np.concatenate(

@@ -33,8 +33,8 @@ def _library(module: str, package: str, what: str) -> Any:
         return importlib.import_module(module)
     except (ImportError, OSError) as error:  # OSError: soundfile without libsndfile
         raise WrongFileError(
-            f"{what} with {package}, which cannot be imported; run: pip install {package}, or "
-            "gnomon[data]"
+            f"{what} {package}, but the package cannot be imported; run: pip install {package}, "
+            "or pip install 'gnomon[data]'"
         ) from error
 
 
@@ -50,7 +50,7 @@ def read_row(content: bytes, suffix: str) -> Row:
         mono = samples.mean(axis=1).astype(np.float32)
     if not np.isfinite(mono).all():
         place = np.isfinite(mono).argmin()
-        raise WrongFileError(f"has {mono[place]} at sample {place}; expected finite numbers")
+        raise WrongFileError(f"contains {mono[place]} at sample {place}; expected finite numbers")
     return Row(mono, f"has {rate} samples per second", rate)
 
 
@@ -86,7 +86,8 @@ def _wav(content: bytes) -> tuple[Array, int] | None:
         (kind,) = struct.unpack_from("<H", content, head + 24)
     if channels == 0 or block == 0 or block % channels:
         raise WrongFileError(
-            f"is not a valid WAV file: its frames have {channels} channels in {block} bytes"
+            f"is not a valid WAV file: its header specifies {channels} channels and {block} bytes "
+            "per frame"
         )
     width = block // channels
     data = np.frombuffer(content, np.uint8, size - size % block, start)
@@ -106,7 +107,7 @@ def _wav(content: bytes) -> tuple[Array, int] | None:
 
 def _decoded(content: bytes) -> tuple[Array, int]:
     """Returns the samples (frames, channels) and the sample rate, decoded by libsndfile."""
-    what = "is not a .wav of integers or floats; other formats are read"
+    what = "is not a WAV file of integers or floats; other formats require"
     soundfile = _library("soundfile", "soundfile", what)
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as sound:
@@ -133,7 +134,7 @@ def _image(content: bytes) -> Row:
 
     The shape is (height, width) for greyscale images, otherwise (height, width, 3).
     """
-    library = _library("PIL.Image", "pillow", "is read")
+    library = _library("PIL.Image", "pillow", "is an image, which requires")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # for images that can be read despite a warning

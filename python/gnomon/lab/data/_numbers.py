@@ -32,7 +32,10 @@ def read_idx(content: bytes) -> Array:
     expected = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if (got := len(content) - start) != expected:
         what = "is truncated" if got < expected else "is not a valid IDX file"
-        raise WrongFileError(f"{what}: {shape} of {dtype} needs {expected} bytes, but it has {got}")
+        raise WrongFileError(
+            f"{what}: an array of shape {shape} and dtype {dtype} requires {expected} bytes, but "
+            f"the file contains {got}"
+        )
     return np.frombuffer(content, dtype, offset=start).reshape(shape)
 
 
@@ -104,7 +107,7 @@ def read_json(content: bytes, key: str) -> list[Any]:
         raise WrongFileError(f"is not JSON: {error}") from error
     for part in filter(None, key.split(".")):
         if not isinstance(value, dict) or part not in value:
-            keys = f"; it has {', '.join(map(str, value))}" if isinstance(value, dict) else ""
+            keys = f"; it contains {', '.join(map(str, value))}" if isinstance(value, dict) else ""
             raise WrongFileError(f"has no {part!r}{keys}")
         value = value[part]
     if not isinstance(value, list):

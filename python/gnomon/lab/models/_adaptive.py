@@ -50,7 +50,7 @@ class AdaptiveEmbedding(torch.nn.Module):
         if any(a >= b for a, b in zip([0, *cutoffs], [*cutoffs, vocabulary], strict=True)):
             raise ValueError(
                 f"gnomon.models.LanguageModel: adaptive is {list(cutoffs)}; expected increasing "
-                f"numbers, from at least 1 to less than the vocabulary size, {vocabulary}"
+                f"integers from 1 to {vocabulary - 1}, below the vocabulary size"
             )
         self.bounds = [0, *cutoffs, vocabulary]
         for band, (tokens, columns) in enumerate(table_sizes(vocabulary, dim, cutoffs)):

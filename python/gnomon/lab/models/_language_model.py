@@ -273,7 +273,7 @@ class LanguageModel(torch.nn.Module):
             for other, known in refused:
                 if given is not None and known is not None:
                     raise ValueError(
-                        f"gnomon.{operator}: {name} and a {other} are both given; expected one of "
+                        f"gnomon.{operator}: {name} and a {other} are both given; pass only one of "
                         "them"
                     )
         positions = check_optional_integers(operator, "positions", positions, tokens)
@@ -368,7 +368,7 @@ class LanguageModel(torch.nn.Module):
         if targets.shape != tokens.shape:
             raise ValueError(
                 f"gnomon.{operator}: targets have shape {tuple(targets.shape)} and tokens "
-                f"have shape {tuple(tokens.shape)}; expected the same"
+                f"have shape {tuple(tokens.shape)}; expected the same shape"
             )
         vocabulary = self._options["vocabulary"]
         if targets.numel() > 0 and not 0 <= targets.min() <= targets.max() < vocabulary:
@@ -410,7 +410,7 @@ class LanguageModel(torch.nn.Module):
         if tokens.device != weight.device:
             raise TypeError(
                 f"gnomon.{operator}: tokens are on {tokens.device} and the model is on "
-                f"{weight.device}; expected the same"
+                f"{weight.device}; expected the same device"
             )
         if cache is not None and not isinstance(cache, LanguageModelCache):
             raise wrong_type(operator, "cache", cache, "a LanguageModelCache, or None")
@@ -427,13 +427,13 @@ class LanguageModel(torch.nn.Module):
             if known.layers and len(known.layers) != len(self.blocks):
                 raise ValueError(
                     f"gnomon.{operator}: the {name} has {len(known.layers)} layers and the "
-                    f"model has {len(self.blocks)}; expected the same"
+                    f"model has {len(self.blocks)}; expected the same number"
                 )
             batch = known._batch()
             if batch is not None and batch != len(tokens):
                 raise ValueError(
-                    f"gnomon.{operator}: the {name} has a batch of {batch} and the tokens "
-                    f"have a batch of {len(tokens)}; expected the same"
+                    f"gnomon.{operator}: the {name} has batch size {batch} and the tokens "
+                    f"have batch size {len(tokens)}; expected the same batch size"
                 )
         if cache is not None and self.max_length is not None and not placed:
             length = cache.tokens.length() + tokens.shape[1]
@@ -447,12 +447,12 @@ class LanguageModel(torch.nn.Module):
             if held.device != weight.device:
                 raise TypeError(
                     f"gnomon.{operator}: the memory is on {held.device} and the model is on "
-                    f"{weight.device}; expected the same"
+                    f"{weight.device}; expected the same device"
                 )
             if held.dtype != weight.dtype and not torch.is_autocast_enabled(held.device.type):
                 raise TypeError(
                     f"gnomon.{operator}: the memory has dtype {held.dtype} and the model "
-                    f"has dtype {weight.dtype}; expected the same"
+                    f"has dtype {weight.dtype}; expected the same dtype"
                 )
 
     def extra_repr(self) -> str:
