@@ -38,7 +38,7 @@ STUDY = Study(
     answer=(
         "In transformer models, a training step takes 3 to 16% longer with cones than with the dot "
         "product. The paper's throughputs correspond to an increase of 1 to 28%. In graph "
-        "attention and hierarchies, most of a step is spent on scores; there, a step with cones "
+        "attention and hierarchies, where most of a step is spent on scores, a step with cones "
         "takes 1.23 to 1.27 times as long as one with the dot product. Over all tasks, the factor "
         "is 0.85 to 1.10 for the Laplacian and Gaussian similarities. For hyperbolic distances and "
         "entailment cones, it is 1.06 to 2.55, depending on the task and the processor."

@@ -80,8 +80,8 @@ STUDY = Study(
             why=(
                 "After 600 steps, the mean losses with cones and with the dot product differ by at "
                 "most 0.0001. Each kind of cone has a lower loss than the dot product for one of "
-                "three seeds. After 1200 steps, both kinds have a higher loss for all three seeds, "
-                "by 0.0001 to 0.0008."
+                "three seeds. After 1200 steps, both kinds have a higher loss than the dot product "
+                "for all three seeds, by 0.0001 to 0.0008."
             ),
         ),
         Claim(
@@ -103,11 +103,10 @@ STUDY = Study(
             ),
             why=(
                 "The mean distance is 35.0 with the dot product. The mean distance is 1.2% lower "
-                "with penumbral cones and 1.7% lower with umbral cones; the paper reports "
-                "reductions of 1.7% and 1.9%. For the first seed, both kinds of cones have a "
-                "higher distance than the dot product. For each similarity, the distances of the "
-                "three seeds differ by 3 to 4, so three seeds cannot show a difference of this "
-                "size."
+                "with penumbral cones and 1.7% lower with umbral cones. In the paper, it is 1.7% "
+                "and 1.9% lower. For the first seed, both kinds of cones have a higher distance "
+                "than the dot product. For each similarity, the distances of the three seeds "
+                "differ by 3 to 4, so three seeds cannot show a difference of this size."
             ),
         ),
         Claim(

@@ -75,12 +75,12 @@ STUDY = Study(
         "in few dimensions, and does their lead shrink as dimensions are added?"
     ),
     answer=(
-        "The published result is not reproduced: in few dimensions, penumbral and umbral cones are "
-        "worse than the dot product or not distinguishable from it, on a hierarchy, on images and "
-        "in translation. On the hierarchy, they have a higher average precision than the dot "
-        "product in 16 or more dimensions, which is the opposite of the published trend. In four "
-        "or more dimensions, entailment cones and the Poincaré distance are better than the dot "
-        "product on the hierarchy by most metrics."
+        "The published result is not reproduced: on a hierarchy, on images and in translation, "
+        "penumbral and umbral cones in few dimensions are worse than the dot product or not "
+        "distinguishable from it. On the hierarchy, they have a higher average precision than the "
+        "dot product in 16 or more dimensions, which is the opposite of the published trend. In "
+        "four or more dimensions, entailment cones and the Poincaré distance are better than the "
+        "dot product on the hierarchy by most metrics."
     ),
     comparisons=(
         *map(hierarchy, DIMENSIONS),
@@ -155,14 +155,14 @@ STUDY = Study(
                 for metric in (None, "bleu")
             ),
             why=(
-                "Compared with the dot product, penumbral cones have a lower mean BLEU with head "
-                "dimension 4 and a higher one with 64, which is the opposite of the published "
-                "trend. Umbral cones have a lower mean BLEU with all three head dimensions, by 2.6 "
-                "to 3.5. With a head dimension of 4, one of the four dimensions determines the "
-                "height of the cone; whether this explains the lower BLEU was not tested. With "
-                "more heads and narrower values (`--heads 32` instead of `--heads 4 --qk-dim 4`), "
-                "raising the learning rate from 0.002 to 0.004 improves all three similarities, "
-                "but the order stays the same. The BLEU scores are:\n\n"
+                "Compared with the dot product, penumbral cones have a lower mean BLEU score with "
+                "a head dimension of 4 and a higher mean BLEU score with 64, which is the opposite "
+                "of the published trend. Umbral cones have lower mean BLEU scores with all three "
+                "head dimensions, by 2.6 to 3.5. With a head dimension of 4, one of the four "
+                "dimensions determines the height of the cone; whether this explains the lower "
+                "BLEU was not tested. With more heads and narrower values (`--heads 32` instead of "
+                "`--heads 4 --qk-dim 4`), raising the learning rate from 0.002 to 0.004 improves "
+                "all three similarities, but the order stays the same. The BLEU scores are:\n\n"
                 "| learning rate | dot product | penumbral cones | umbral cones | seeds |\n"
                 "| :-- | --: | --: | --: | --: |\n"
                 "| 0.001 | 12.7 | 12.7 | 11.6 | 1 |\n"
