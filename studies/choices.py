@@ -126,10 +126,10 @@ STUDY = Study(
         ),
     ),
     limits=(
-        "The models are small (four layers with model dimension 128), read bytes, and are trained "
-        "for 600 steps of 16 windows. The literature reports that norms and sinks stabilise long "
-        "training runs of large models, which this study does not test. All combinations use the "
-        "same learning rate."
+        "The models are small (four layers with a model dimension of 128), read bytes, and are "
+        "trained for 600 steps of 16 windows. The literature reports that norms and sinks "
+        "stabilise long training runs of large models, which this study does not test. All "
+        "combinations use the same learning rate."
     ),
     sources=(
         "QK-norm: Henry et al. 2020; Dehghani et al. 2023. Sinks: Xiao et al. 2024; OpenAI 2025, "

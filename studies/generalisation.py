@@ -180,10 +180,10 @@ STUDY = Study(
                 "loses less accuracy. In copying at 500 symbols, ALiBi has an accuracy of 0.27 for "
                 "two seeds; its third seed and RoPE are near chance (0.03). When reversing 40 "
                 "symbols, RoPE has a higher mean accuracy: 0.98, compared with 0.54 for ALiBi. "
-                "When reversing 100 symbols, it does not. In bucket sort at 500 symbols, ALiBi has "
-                "a lower mean accuracy: 0.50, compared with 0.88 for RoPE. With each position, two "
-                "of three seeds learn recall. At 120 symbols, these seeds have higher accuracies "
-                "with ALiBi than with RoPE."
+                "When reversing 100 symbols, RoPE has no such advantage. In bucket sort at 500 "
+                "symbols, ALiBi has a lower mean accuracy: 0.50, compared with 0.88 for RoPE. With "
+                "each position, two of three seeds learn recall. At 120 symbols, these seeds have "
+                "higher accuracies with ALiBi than with RoPE."
             ),
         ),
         Claim(

@@ -679,7 +679,7 @@ def describe(results: dict[str, Any], comparison: Comparison) -> str:
         shown = f"{shlex.join(made)}\n$ {shown}"
     digest = results["data"].get("sha256")
     lines = [
-        f"{state} {total} runs are complete. Each used {counts} "
+        f"{state} {total} runs are complete. Each run used {counts} "
         f"thread{'' if threads == [1] else 's'} of {enumerate_words(names, 'or')}.",
         f"\n```console\n$ {shown}\n```",
     ]
