@@ -846,8 +846,8 @@ def describe_method(study: Study, found: Found, margins: dict[str, float]) -> st
     if study.of_time:
         return text + (
             "The step time of a run is the median CPU time of its training steps. It is divided by "
-            "the step time of the first row for the same seed. The tables show the median time over "
-            "the seeds, and the median and range of these ratios."
+            "the step time of the first row for the same seed. The tables show the median time "
+            "over the seeds, and the median and range of these ratios."
         )
     of_margins = f" with {describe_margins(margins)}" if margins else ""
     return text + (
