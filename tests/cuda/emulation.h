@@ -18,7 +18,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <source_location>
 #include <string>
 #include <vector>
 
@@ -34,7 +33,23 @@ using uint16 = uint16_t;
 using uint32 = uint32_t;
 using uint64 = unsigned long long;
 using cuda::Int64;
-using Place = std::source_location;
+// A line of the source, like std::source_location, which Clang 14 lacks.
+class Place {
+ public:
+  static constexpr Place current(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    Place place;
+    place.file_ = file;
+    place.line_ = line;
+    return place;
+  }
+
+  constexpr const char* file_name() const { return file_; }
+  constexpr int line() const { return line_; }
+
+ private:
+  const char* file_ = "";
+  int line_ = 0;
+};
 
 // The constants of the running kernel. In the emulator, they are variables, so that each definition
 // is compiled only once.
