@@ -29,7 +29,7 @@
 
 namespace gnomon {
 
-// An invalid argument; the message names it.
+// Thrown for an invalid argument, which the message names.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -112,7 +112,7 @@ inline constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 // Chunks of `size` positions. A query attends to its own chunk, `before` chunks before it and
 // `after` chunks after it.
 struct Chunks {
-  int64_t size = 0;  // 0: no chunks
+  int64_t size = 0;  // 0 means no chunks
   int64_t before = 0;
   int64_t after = 0;
 };
@@ -120,19 +120,19 @@ struct Chunks {
 // Query i is at position p_i = query_offset + i and key j is at p_j = j, unless the input gives
 // positions. Query i attends to key j iff p_i - left <= p_j <= p_i + right, key_starts[b] <= j <
 // key_lengths[b], both are in the same segment, the chunk of i attends to the chunk of j, and pairs
-// is nonzero at (i, j). Causal means right = 0.
+// is nonzero at (i, j). right = 0 makes attention causal.
 struct Mask {
   int64_t left = kUnbounded;
   int64_t right = kUnbounded;
   Chunks chunks = {};
-  const int64_t* key_starts = nullptr;   // (B); null: 0
-  const int64_t* key_lengths = nullptr;  // (B); null: Lk
+  const int64_t* key_starts = nullptr;   // (B); null means 0
+  const int64_t* key_lengths = nullptr;  // (B); null means Lk
   // (B, Lq) and (B, Lk), contiguous: the documents of packed tokens, as arbitrary integers. Set
   // both or neither.
   const int32_t* query_segments = nullptr;
   const int32_t* key_segments = nullptr;
   // (B, H, Lq, Lk), the caller's array, with stride 0 along broadcast axes. Fully masked tiles are
-  // skipped. Null data: no mask.
+  // skipped. Null data means no mask.
   View<const uint8_t> pairs = {};
 };
 
@@ -145,15 +145,15 @@ struct TableRun {
   int64_t step;
 };
 
-// Entries [begin, end) of a table.
+// The table entries [begin, end).
 struct TableRange {
   int64_t begin;
   int64_t end;
 };
 
-// An entry that every pair reads. Its index is the code of the key's position minus the code of the
-// query's position. If the index is outside [begin, end), the pair reads the nearest entry (clip),
-// or none.
+// Describes an entry that every pair reads. Its index is the code of the key's position minus the
+// code of the query's position. If the index is outside [begin, end), the pair reads the nearest
+// entry (clip), or none.
 struct EntryDifference {
   int64_t begin;
   int64_t end;
@@ -170,21 +170,21 @@ class TableLayout {
   // columns of these runs are key positions.
   virtual void AddRuns(int64_t p, int64_t begin, int64_t end,
                        std::vector<TableRun>* runs) const = 0;
-  // A range that contains all entries that queries at positions [first, last) read for keys [begin,
-  // end).
+  // Returns a range that contains all entries that queries at positions [first, last) read for keys
+  // [begin, end).
   virtual TableRange Window(int64_t /*first*/, int64_t /*last*/, int64_t /*begin*/,
                             int64_t /*end*/) const {
     return {0, size()};
   }
-  // Maximum size of Window() for this many queries and keys.
+  // Returns the maximum size of Window() for this many queries and keys.
   virtual int64_t LargestWindow(int64_t /*queries*/, int64_t /*keys*/) const { return size(); }
-  // Maximum number of entries that one pair reads; 0: unknown.
+  // Returns the maximum number of entries that one pair reads, or 0 if it is unknown.
   virtual int64_t MostEntries() const { return 0; }
-  // The entries of AddRuns in the form of differences, for tokens at arbitrary positions. If empty,
-  // this form is not available, and AddRuns is called for each run of positions.
+  // Returns the entries of AddRuns as differences, for tokens at arbitrary positions. If the result
+  // is empty, this form is not available, and AddRuns is called for each run of positions.
   virtual std::vector<EntryDifference> Differences() const { return {}; }
-  // The codes of a position in the n-th difference; nullopt: a token at this position reads no
-  // entry.
+  // Returns the codes of a position in the n-th difference, or nullopt if a token at this position
+  // reads no entry.
   virtual std::optional<int64_t> KeyCode(size_t /*n*/, int64_t /*p*/) const { return {}; }
   virtual std::optional<int64_t> QueryCode(size_t /*n*/, int64_t /*p*/) const { return {}; }
 };
@@ -194,27 +194,28 @@ class TableLayout {
 // the pair.
 template <class T>
 struct Bias {
-  T* table = nullptr;                   // (1 or B, H, size), contiguous; null: no bias
-  int64_t batch_stride = 0;             // 0: shared by the batch
-  const TableLayout* layout = nullptr;  // null: indexed by offset
+  T* table = nullptr;                   // (1 or B, H, size), contiguous; null means no bias
+  int64_t batch_stride = 0;             // 0 if shared across the batch
+  const TableLayout* layout = nullptr;  // null if indexed by offset
 };
 
 // Relative keys E and values W (Shaw et al. 2018), and relative queries F, which are multiplied by
 // keys (position to content, He et al. 2021). All share one layout.
 template <class T>
 struct Relative {
-  const TableLayout* layout = nullptr;  // null: none of them
+  const TableLayout* layout = nullptr;  // null if there are no tables
   View<const T> query;                  // q: (B, H, Lq, dim)
   int64_t dim = 0;
   T factor = 1;               // r
-  const T* keys = nullptr;    // (1 or H, size, dim), contiguous; null: none
+  const T* keys = nullptr;    // (1 or H, size, dim), contiguous; may be null
   bool key_heads = false;     // whether each head has its own table
-  const T* values = nullptr;  // (1 or H, size, Dv), contiguous; null: none
+  const T* values = nullptr;  // (1 or H, size, Dv), contiguous; may be null
   bool value_heads = false;
   View<const T> key;  // k: (B, Hkv, Lk, key_dim)
   int64_t key_dim = 0;
-  // F: (1 or H, size, key_dim), contiguous; null: none. The layout must then be an OffsetLayout
-  // (table_layout.h), and rows are ordered by p_i - p_j: row n belongs to entry size - 1 - n.
+  // F: (1 or H, size, key_dim), contiguous; may be null. Otherwise, the layout must be an
+  // OffsetLayout (table_layout.h), and rows are ordered by p_i - p_j: row n belongs to entry
+  // size - 1 - n.
   const T* queries = nullptr;
   bool query_heads = false;
 };
@@ -243,7 +244,7 @@ struct AttentionInput {
   const T* head_scalars = nullptr;    // t: (S, H), contiguous
   const T* factor = nullptr;          // c: (H)
   Bias<const T> bias;
-  const T* key_bias = nullptr;  // kappa: (B, H, Lk), contiguous; null: none
+  const T* key_bias = nullptr;  // kappa: (B, H, Lk), contiguous; may be null
   // (B, H, Lk) and (B, H, Lq), contiguous; set both or neither. kappa_j is then key_bias[j] -
   // key_bias_base[i] + key_bias_low[j], in this order. This preserves the precision of sums over a
   // long past, which T cannot represent exactly, if base is close to the biases of the keys with
@@ -252,20 +253,20 @@ struct AttentionInput {
   const T* key_bias_low = nullptr;
   const T* key_bias_base = nullptr;
   // pi: (B, H, Lq, Lk), the caller's array, with stride 0 along broadcast axes. -inf masks the
-  // pair. Null data: none.
+  // pair. Null data means no pair bias.
   View<const T> pair_bias;
   Relative<T> relative;
-  const T* temperature = nullptr;  // tau: (B, H, Lq), contiguous; null: 1
-  // z > 0: a soft cap on the scores, including biases and the temperature. 0: none.
+  const T* temperature = nullptr;  // tau: (B, H, Lq), contiguous; null means 1
+  // z > 0 is a soft cap on the scores, including biases and the temperature; 0 means no cap.
   double softcap = 0;
   Dropout dropout;
   Mask mask;
   int64_t query_offset = 0;
   const int64_t* query_offsets = nullptr;  // (B): instead of query_offset
   // Fraction of a row's total weight that may be skipped: tiles are not computed if the sum of all
-  // their weights is provably smaller. With 0, and in fp64, everything is computed. The proofs
-  // require biases that decrease with distance and pair functions with bounds. Non-finite values
-  // are never skipped.
+  // their weights is provably smaller. If tolerance is 0 or the type is fp64, no tiles are skipped.
+  // The proofs require biases that decrease with distance and pair functions with bounds.
+  // Non-finite values are never skipped.
   double tolerance = kDefaultTolerance;
   // (B, Lq) and (B, Lk), contiguous; set both or neither: the positions of queries and keys, in any
   // order, instead of query_offset + i and j. Positions of one batch must lie less than 2^30 apart,
@@ -278,11 +279,11 @@ template <class T>
 struct AttentionOutput {
   View<T> o;         // (B, H, Lq, Dv); 0 if all keys of a query are masked
   T* lse = nullptr;  // (B, H, Lq), contiguous; natural logarithm, -inf if all keys are masked
-  // (3, B, H, Lq), contiguous; null: not stored. The backward pass uses them, and so does merging
+  // (3, B, H, Lq), contiguous; not stored if null. The backward pass uses them, and so does merging
   // results computed for parts of the keys. For each row: its largest score m in units of log2
-  // (s_ij / ln 2), the sum of 2^(s_ij / ln 2 - m), and the index of that score's key (-1: none or
-  // unknown). lse alone is not accurate enough: its rounding error, 6e-8 |lse|, would affect every
-  // weight.
+  // (s_ij / ln 2), the sum of 2^(s_ij / ln 2 - m), and the index of that score's key (-1 if there
+  // is none or it is unknown). lse alone is not accurate enough: its rounding error, 6e-8 |lse|,
+  // would affect every weight.
   T* statistics = nullptr;
 };
 
@@ -292,8 +293,8 @@ struct AttentionBackwardInput {
   View<const T> o;
   const T* lse = nullptr;    // (B, H, Lq), from the forward pass
   View<const T> d_o;         // (B, H, Lq, Dv)
-  const T* d_lse = nullptr;  // (B, H, Lq), contiguous; null: zero
-  // (3, B, H, Lq), from the forward pass; null: recomputed.
+  const T* d_lse = nullptr;  // (B, H, Lq), contiguous; null means 0
+  // (3, B, H, Lq), from the forward pass; recomputed if null.
   const T* statistics = nullptr;
 };
 
@@ -321,7 +322,7 @@ struct AttentionGradient {
   T* temperature = nullptr;
 };
 
-// Attention over the edges of a graph: gnomon/graph.h.
+// Declared in gnomon/graph.h.
 template <class T>
 struct GraphInput;
 template <class T>
@@ -359,7 +360,7 @@ struct PairFunction {
                              const AttentionGradient<double>&, const Executor&);
   // f for one pair in fp64, without the factor: a, b and t hold the row, column and head scalars.
   double (*value)(double g, const double* a, const double* b, const double* t);
-  // The same over the edges of a graph.
+  // The functions for attention over the edges of a graph.
   void (*graph_forward)(const GraphInput<float>&, const GraphOutput<float>&, const Executor&);
   void (*graph_backward)(const GraphInput<float>&, const GraphBackwardInput<float>&,
                          const GraphGradient<float>&, const Executor&);

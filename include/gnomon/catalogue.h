@@ -18,7 +18,7 @@
 namespace gnomon {
 
 struct CatalogueParameter {
-  // The values that a specification accepts, in the order of the names: a number, an integer,
+  // The values that a specification accepts, in the order of the enumerators: a number, an integer,
   // "true" or "false", one of the choices, the sizes of a grid's axes ("14x14"), numbers in the
   // same form ("1x1.5x2"), a number for all heads or "learned" or "fixed", or none, if only a
   // tensor is valid.
@@ -54,10 +54,11 @@ struct CatalogueParameter {
   std::string meaning = "";
   // The choice that this parameter refines; classes accept both together, scaling="yarn:factor=4".
   std::string detail_of = "";
-  // The values of that choice that use the parameter; it is an error with other values. Empty: all.
+  // The values of that choice that use the parameter; it is an error with other values. If empty,
+  // all values use it.
   std::vector<std::string> read_by = {};
   std::vector<std::string> choices = {};
-  // The range of a number or an integer; `above`: the lowest value is excluded.
+  // The range of a number or an integer. If `above` is true, the lowest value is excluded.
   std::optional<double> lowest = std::nullopt;
   std::optional<double> highest = std::nullopt;
   bool above = false;
@@ -65,7 +66,7 @@ struct CatalogueParameter {
   bool takes_tensor = false;
   Index index = Index::kNone;  // of a table
   Argument argument = Argument::kNone;
-  // For encodings: the name of the argument; empty: the parameter's name.
+  // For encodings: the name of the argument; if empty, the parameter's name is used.
   std::string argument_name = "";
   // For tables: whether only calls accept it, because modules have no initial value for it.
   bool of_call = false;
@@ -73,7 +74,7 @@ struct CatalogueParameter {
   // arguments.
   std::vector<std::string> axes = {};
 
-  // The accepted values as text: "number", "abs | odd | cosh".
+  // Returns the accepted values as text: "number", "abs | odd | cosh".
   std::string values() const;
 };
 
@@ -123,19 +124,21 @@ struct CatalogueEntry {
   // For encodings: whether it reads other tokens (a causal one reads only earlier ones). Its class
   // then has the argument `causal`.
   bool takes_causal = false;
-  // Name of the Python class and the C++ function, such as "HyPE"; empty: none.
+  // Name of the Python class and the C++ function, such as "HyPE"; empty if there is none.
   std::string class_name = "";
-  // The file that LoadTerms loaded it from; empty: built in.
+  // The file that LoadTerms loaded it from; empty for built-in terms.
   std::string library = "";
 
   const CatalogueParameter* Find(const std::string& parameter) const;
-  // For documentation pages: the beginning of the sentence that ends with the formula in LaTeX.
+  // For documentation pages: returns the beginning of the sentence that ends with the formula in
+  // LaTeX.
   const char* lead() const;
-  // Whether it has a table with this index.
+  // Returns whether it has a table with this index.
   bool HasTable(CatalogueParameter::Index index) const;
-  // Where the term can be used, and its requirements: "attention(), modules; dot and causal".
+  // Returns where the term can be used, and its requirements: "attention(), modules; dot and
+  // causal".
   std::string use() const;
-  // For positions: the supported arrangements of tokens, "sequence, grid".
+  // For positions: returns the supported arrangements of tokens, such as "sequence, grid".
   std::string tokens() const;
 };
 
@@ -143,12 +146,13 @@ struct CatalogueEntry {
 // "key_bias", "pair_bias", "content", "norm", "temperature", "sink", "gate".
 const char* RoleName(CatalogueEntry::Role role);
 
-// Both are in listing order: similarities with dot first, then by name; positions with "none"
-// first, then by role and name.
+// Return the entries in listing order: similarities with dot first, then by name; positions with
+// "none" first, then by role and name.
 std::vector<CatalogueEntry> SimilarityCatalogue();
 std::vector<CatalogueEntry> PositionCatalogue();
 
-// Both catalogues as JSON: {"similarities": [...], "positions": [...]}, with the fields above.
+// Returns both catalogues as JSON: {"similarities": [...], "positions": [...]}, with the fields
+// above.
 std::string CatalogueJson();
 
 // Loads a shared library of terms, built with gnomon_add_terms() of gnomon's CMake package, and
@@ -158,8 +162,8 @@ std::string CatalogueJson();
 // PyTorch, if it contains no terms, or if a name is already in use.
 std::vector<std::string> LoadTerms(const std::string& path);
 
-// The display name of a specification: "RoPE + learned HyPE" for "rope+hype:tau=learned". Throws
-// c10::ValueError if it is invalid.
+// Returns the display name of a specification: "RoPE + learned HyPE" for "rope+hype:tau=learned".
+// Throws c10::ValueError if it is invalid.
 std::string SimilarityTitle(const std::string& specification);
 std::string PositionTitle(const std::string& specification);
 

@@ -40,7 +40,7 @@ struct GraphInput {
   const T* column_scalars = nullptr;  // b: (C, Hkv, Nk), contiguous
   const T* head_scalars = nullptr;    // t: (S, H), contiguous
   const T* factor = nullptr;          // c: (H)
-  // (E, H), contiguous, added to the scores; -inf removes an edge. Null: none.
+  // (E, H), contiguous, added to the scores; -inf removes an edge. Null means no bias.
   const T* edge_bias = nullptr;
   Dropout dropout;  // the mask depends on the head, the node and the index of the edge
 };
@@ -49,8 +49,8 @@ template <class T>
 struct GraphOutput {
   View<T> o;         // (H, N, Dv); 0 in a row without edges
   T* lse = nullptr;  // (N, H), contiguous; natural logarithm, -inf in a row without edges
-  // (3, N, H), contiguous; null: not stored. The same as in gnomon/attention.h, with the index of
-  // an edge instead of a key.
+  // (3, N, H), contiguous; not stored if null. These are the statistics of gnomon/attention.h, with
+  // the index of an edge instead of a key.
   T* statistics = nullptr;
 };
 
@@ -60,8 +60,8 @@ struct GraphBackwardInput {
   View<const T> o;
   const T* lse = nullptr;    // (N, H), from the forward pass
   View<const T> d_o;         // (H, N, Dv)
-  const T* d_lse = nullptr;  // (N, H), contiguous; null: zero
-  // (3, N, H), from the forward pass; null: recomputed.
+  const T* d_lse = nullptr;  // (N, H), contiguous; null means 0
+  // (3, N, H), from the forward pass; recomputed if null.
   const T* statistics = nullptr;
 };
 

@@ -12,7 +12,7 @@ namespace gnomon {
 class Sha256 {
  public:
   void Update(std::string_view bytes);
-  // The digest in lower-case hexadecimal. Consumes the object.
+  // Returns the digest in lower-case hexadecimal. The object cannot be used afterwards.
   std::string Hex();
 
  private:

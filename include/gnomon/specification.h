@@ -18,21 +18,22 @@ struct SpecifiedTerm {
   std::string name;
   std::vector<std::pair<std::string, std::string>> options = {};  // the value of a flag is "true"
 
-  // The value of an option in the text; defaults are not applied.
+  // Returns the value of an option in the text; defaults are not applied.
   std::optional<std::string> Find(std::string_view key) const;
-  // The component as text, which ParseSpecification can parse.
+  // Returns the component as text, which ParseSpecification can parse.
   std::string Text() const;
 };
 
-// The components of a similarity, or of a sum of positions. Throws c10::ValueError for a syntax
-// error; names and values are not checked.
+// Returns the components of a similarity, or of a sum of positions. Throws c10::ValueError for a
+// syntax error; names and values are not checked.
 std::vector<SpecifiedTerm> ParseSpecification(std::string_view text);
 
-// The entry of a similarity or position, valid until the program ends; null if there is none.
+// Returns the catalogue entry of a similarity or position, which is valid until the program ends;
+// null if there is none.
 const CatalogueEntry* FindCatalogueEntry(const std::string& name);
 
-// A suggestion for an unknown name, with the most similar known names, at most three: "did you mean
-// rope?", "did you mean rope or rope_mixed?"; empty if no name is similar.
+// Returns a suggestion for an unknown name, with up to three of the most similar known names: "did
+// you mean rope?", "did you mean rope or rope_mixed?"; empty if no name is similar.
 std::string DidYouMean(std::string_view name, const std::vector<std::string>& known);
 
 }  // namespace gnomon

@@ -73,7 +73,7 @@ class GridLayout final : public TableLayout {
   int64_t prefix() const { return prefix_; }
   Kind kind() const { return kind_; }
   int64_t tokens() const { return tokens_; }
-  // For each axis, the index of its first entry and the stride between consecutive offsets.
+  // For each axis: the index of its first entry, and the stride between consecutive offsets.
   const std::vector<int64_t>& first() const { return first_; }
   const std::vector<int64_t>& stride() const { return stride_; }
   int64_t size() const override { return size_; }
@@ -86,7 +86,7 @@ class GridLayout final : public TableLayout {
   std::optional<int64_t> QueryCode(size_t n, int64_t p) const override;
 
  private:
-  // The coordinate of a position along an axis.
+  // Returns the coordinate of a position along an axis.
   int64_t Coordinate(size_t axis, int64_t p) const;
 
   std::vector<int64_t> shape_;

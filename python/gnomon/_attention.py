@@ -450,8 +450,8 @@ def attention(
             then still use query_offset and the key index.
         key_positions: (B, Lk) or (Lk,) integers: the positions p_j of the keys; by default those of
             the queries. If Lq and Lk differ, pass both positions and key_positions.
-        scale: factor of the dot product and of relative keys; 1/sqrt(D) by default. It raises an
-            error if the call uses neither.
+        scale: factor of the dot product and of relative keys; 1/sqrt(D) by default. Passing it
+            raises an error if the call uses neither.
         chunks: (size, before, after): positions are divided into chunks of `size`. A query
             attends to its own chunk, `before` chunks before it and `after` chunks after it. With
             Relative, this is the relative local attention of the Music Transformer (Huang et al.

@@ -92,12 +92,13 @@ def graph_attention(
         indices: (E,) integers in [0, Nk).
         similarity: an object from gnomon.similarity, or a specification; None means Dot(). Its
             tensors must have q's dtype, or float32 if q is bfloat16 or float16, and the shape (H,),
-            or () for all heads.
+            or () if shared by all heads.
         scale: factor of the dot product; 1/sqrt(D) by default. Other similarities do not accept it.
         sink: (H,), (N, H) or a number: the score of an additional key that has no value, in the
             softmax of each node, as in attention. lse includes the sink. -inf means no sink.
-        edge_bias: (E, H), or (E,) for all heads: numbers that are added to the scores of the edges;
-            -inf removes an edge. It must have q's dtype, or float32 if q is bfloat16 or float16.
+        edge_bias: (E, H), or (E,) if shared by all heads: values that are added to the scores of
+            the edges; -inf removes an edge. It must have q's dtype, or float32 if q is bfloat16 or
+            float16.
         dropout: probability of dropping a weight, from 0 to 1. The remaining weights are multiplied
             by 1 / (1 - dropout); lse is computed before dropout.
         seed: seed of the dropout mask; by default, it is drawn from PyTorch's generator. For a

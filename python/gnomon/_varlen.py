@@ -117,13 +117,15 @@ def varlen_attention(
         v: (total_k, Hkv, Dv).
         cu_seqlens_q: (n + 1,) non-decreasing integers from 0 to total_q, the boundaries of the n
             sequences. Sequences may be empty.
-        cu_seqlens_k: the same for k and v, up to total_k; by default cu_seqlens_q.
+        cu_seqlens_k: (n + 1,) non-decreasing integers from 0 to total_k, the boundaries in k and v;
+            by default cu_seqlens_q.
         return_lse: whether to also return lse (H, total_q).
 
     The other arguments are those of attention. Tensors with one entry per token have one entry per
-    packed token, and a batch axis of size 1: KeyBias and Forget take (1, H, total_k), the query
-    passed to Relative is (1, H, total_q, Dr), and sink and temperature are (1, H, total_q). The
-    table of OffsetBias has the shape (H, 2 n - 1), and its middle entry is the bias for p_j = p_i.
+    packed token, and a batch axis of size 1: the tensors of KeyBias and Forget are (1, H, total_k),
+    the query passed to Relative is (1, H, total_q, Dr), and sink and temperature are (1, H,
+    total_q). The table of OffsetBias has the shape (H, 2 n - 1), and its middle entry is the bias
+    for p_j = p_i.
 
     By default, cu_seqlens_q and cu_seqlens_k are read on the host, and consecutive sequences of
     equal length are computed as one batch. Under torch.compile, with dropout, or with tensors that

@@ -33,7 +33,7 @@ def ancestor(u: Tensor, v: Tensor, *, cone: str = "penumbral", r: float | None =
         TypeError: an invalid dtype or device.
 
     Example:
-        >>> u, v = torch.tensor([[0.0, 0.9], [0.1, 0.2]])  # (place, height)
+        >>> u, v = torch.tensor([[0.0, 0.9], [0.1, 0.2]])  # (x, height)
         >>> gnomon.cones.ancestor(u, v)
         tensor(True)
     """

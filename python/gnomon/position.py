@@ -349,7 +349,7 @@ class T5(Position):
 @dataclass(frozen=True, eq=False)
 class GridBias(Position):
     """Grid bias: adds table[h, dy + height - 1, dx + width - 1] to the score, where dy = y_j - y_i
-    and dx = x_j - x_i, or the same for any number of axes.
+    and dx = x_j - x_i, or the equivalent for any other number of axes.
 
     As in Grid, tokens lie on a grid in row-major order, after `prefix` tokens that have no bias.
     Swin indexes its tables by query minus key coordinates: flip them along both axes, as
@@ -358,7 +358,7 @@ class GridBias(Position):
     Liu et al. 2021, Swin Transformer.
 
     Args:
-        table: (H, 2 height - 1, 2 width - 1), or the same for any number of axes.
+        table: (H, 2 height - 1, 2 width - 1), or the equivalent for any other number of axes.
         prefix: number of tokens before the grid, such as a class token.
 
     Example:

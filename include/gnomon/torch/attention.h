@@ -35,7 +35,7 @@ struct AttentionOptions {
     Window(int64_t both) : pair(both, both) {}  // NOLINT: implicit
   };
 
-  // One position, or several, which are summed.
+  // One position, or several positions, which are summed.
   struct Positions : std::vector<Position> {
     using vector::vector;
     Positions(std::vector<Position> several) : vector(std::move(several)) {}  // NOLINT: implicit
@@ -52,26 +52,28 @@ struct AttentionOptions {
   // (left, right), both inclusive: p_i - left <= p_j <= p_i + right; nullopt is unbounded, and one
   // number sets both.
   TORCH_ARG(std::optional<Window>, window);
-  // (B,) integers, or () for all batches: the queries of batch b attend only to keys key_starts[b]
-  // <= j < key_lengths[b]. Other keys may contain NaN. The position of key j is still j.
+  // (B,) integers, or () if shared across the batch: the queries of batch element b attend only to
+  // keys key_starts[b] <= j < key_lengths[b]. Other keys may contain NaN. The position of key j is
+  // still j.
   TORCH_ARG(std::optional<torch::Tensor>, key_starts);
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
-  // (B, Lq) and (B, Lk) integers within int32, or (Lq,) and (Lk,) for all batches: a query attends
-  // only to keys of its own segment (packed documents). Set both or neither.
+  // (B, Lq) and (B, Lk) integers within int32, or (Lq,) and (Lk,) if shared across the batch: a
+  // query attends only to keys of its own segment (packed documents). Set both or neither.
   TORCH_ARG(std::optional<torch::Tensor>, query_segments);
   TORCH_ARG(std::optional<torch::Tensor>, key_segments);
   // The position of the first query, which may be negative. nullopt means 0 if Lq = Lk. If the
   // lengths differ, calls with causal, a window or a position must set it.
   TORCH_ARG(std::optional<int64_t>, query_offset);
-  // (B,) integers, or () for all batches: one offset per batch, instead of query_offset.
+  // (B,) integers, or () if shared across the batch: one offset per batch element, instead of
+  // query_offset.
   TORCH_ARG(std::optional<torch::Tensor>, query_offsets);
-  // (B, Lq) integers, or (Lq,) for all batches: the positions p_i of the queries, in any order;
-  // they may be negative. key_positions, (B, Lk) or (Lk,), are the positions p_j of the keys. They
-  // replace query_offset and the key indices in masks and in all terms that depend on positions. If
-  // Lq = Lk, the keys have the positions of the queries by default. On a grid, a position is an
-  // index in row-major order. The table of OffsetBias is then indexed by position, (H, 2 n - 1)
-  // with offset 0 in the middle. The positions of a batch must lie less than 2^30 apart. With
-  // offset biases, they must have at most 2^22 different offsets.
+  // (B, Lq) integers, or (Lq,) if shared across the batch: the positions p_i of the queries, in any
+  // order; they may be negative. key_positions, (B, Lk) or (Lk,), are the positions p_j of the
+  // keys. They replace query_offset and the key indices in masks and in all terms that depend on
+  // positions. If Lq = Lk, the keys have the positions of the queries by default. On a grid, a
+  // position is an index in row-major order. The table of OffsetBias is then indexed by position,
+  // (H, 2 n - 1) with offset 0 in the middle. The positions in a batch element must lie less than
+  // 2^30 apart. With offset biases, they must have at most 2^22 different offsets.
   TORCH_ARG(std::optional<torch::Tensor>, positions);
   TORCH_ARG(std::optional<torch::Tensor>, key_positions);
   // Factor of the dot product and of relative keys, by default 1/sqrt(D). It must not be set in
@@ -81,9 +83,9 @@ struct AttentionOptions {
   // and the given numbers of chunks before and after it. Together with Relative, this is the
   // relative local attention of Huang et al. 2019.
   TORCH_ARG(std::optional<std::vector<int64_t>>, chunks);
-  // (H,) or (B, H, Lq), or () for all: the score of an additional key without a value in each
-  // query's softmax (Agarwal et al. 2025, gpt-oss). The returned lse includes the sink. -inf means
-  // no sink.
+  // (H,) or (B, H, Lq), or () if shared by all heads: the score of an additional key without a
+  // value in each query's softmax (Agarwal et al. 2025, gpt-oss). The returned lse includes the
+  // sink. -inf means no sink.
   TORCH_ARG(std::optional<torch::Tensor>, sink);
   // Booleans that broadcast to (B, H, Lq, Lk): true where query i may attend to key j (other masks
   // still apply). Fully masked blocks are skipped.
@@ -112,8 +114,8 @@ struct AttentionOptions {
   // At least 0 and below 1: the fraction of each query's total weight that may be skipped. Blocks
   // of keys are not computed, neither in the forward nor in the backward pass, if the sum of all
   // their weights is provably smaller. Such proofs require biases that decrease with distance. The
-  // default, 2^-24, is the rounding error of float32; 0 computes everything, and so does float64.
-  // Non-finite values are never skipped.
+  // default, 2^-24, is the rounding error of float32. If it is 0 or the inputs are float64, no
+  // blocks are skipped. Non-finite values are never skipped.
   TORCH_ARG(double, tolerance) = kDefaultTolerance;
 };
 
@@ -125,41 +127,41 @@ struct AttentionOptions {
 torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                         const AttentionOptions& options = {});
 
-// Also returns lse (B, H, Lq), in float32 or float64: the natural logarithm of sum_j exp(s_ij),
-// which is differentiable. It is -inf if all keys are masked for a query.
+// Computes attention, and also returns lse (B, H, Lq), in float32 or float64: the natural logarithm
+// of sum_j exp(s_ij), which is differentiable. It is -inf if all keys are masked for a query.
 std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor& q,
                                                             const torch::Tensor& k,
                                                             const torch::Tensor& v,
                                                             const AttentionOptions& options = {});
 
-// The attention weights p_ij (B, H, rows, Lk) for the given rows of q, in the dtype of q, without
-// dropout and aggregation. They are differentiable. Rows are counted from 0, or backwards from -1
-// (the last). Memory is proportional to the number of rows times Lk. If all keys are masked for a
-// query, its weights are 0.
+// Returns the attention weights p_ij (B, H, rows, Lk) for the given rows of q, in the dtype of q,
+// without dropout and aggregation. They are differentiable. Rows are counted from 0, or backwards
+// from -1 (the last). Memory is proportional to the number of rows times Lk. If all keys are masked
+// for a query, its weights are 0.
 torch::Tensor attention_weights(const torch::Tensor& q, const torch::Tensor& k,
                                 const std::vector<int64_t>& rows = {-1},
                                 const AttentionOptions& options = {});
 
-// The slopes (H,) of ALiBi, float64: 2^(-8 (h + 1) / H) if H is a power of two; otherwise the
-// slopes for the power of two below H, followed by every second slope for the next power (Press et
-// al. 2022).
+// Returns the slopes (H,) of ALiBi, in float64: 2^(-8 (h + 1) / H) if H is a power of two;
+// otherwise the slopes for the power of two below H, followed by every second slope for the next
+// power (Press et al. 2022).
 torch::Tensor alibi_slopes(int64_t num_heads);
 
-// The T5 buckets (int64) of relative positions p_j - p_i, integers of any shape (Raffel et al.
-// 2020).
+// Returns the T5 buckets (int64) of relative positions p_j - p_i, integers of any shape (Raffel et
+// al. 2020).
 torch::Tensor t5_bucket(const torch::Tensor& relative_position, bool bidirectional,
                         int64_t num_buckets = 32, int64_t max_distance = 128);
 
-// The sinusoids (..., dim) of positions (...), with an even dim; float64 for float64 positions,
-// otherwise float32. layout "interleaved": (sin, cos) pairs of p 10000^(-2 i / dim) (Vaswani et al.
-// 2017); "split": all sines, then all cosines, exponent -i / (dim / 2 - 1) (tensor2tensor);
-// "split_xl": the same with exponent -2 i / dim (Dai et al. 2019).
+// Returns the sinusoids (..., dim) of positions (...), with an even dim; float64 for float64
+// positions, otherwise float32. layout "interleaved": (sin, cos) pairs of p 10000^(-2 i / dim)
+// (Vaswani et al. 2017); "split": all sines, then all cosines, exponent -i / (dim / 2 - 1)
+// (tensor2tensor); "split_xl": the same with exponent -2 i / dim (Dai et al. 2019).
 torch::Tensor sinusoid(const torch::Tensor& positions, int64_t dim,
                        const std::string& layout = "interleaved");
 
-// The sinusoids (prefix + the product of shape, dim) of tokens on a grid in row-major order: dim is
-// divided evenly among the axes; each part contains the sinusoids of one coordinate. The rows of
-// the prefix are zero.
+// Returns the sinusoids (prefix + the product of shape, dim) of tokens on a grid in row-major
+// order: dim is divided evenly among the axes; each part contains the sinusoids of one coordinate.
+// The rows of the prefix are zero.
 torch::Tensor grid_sinusoid(const std::vector<int64_t>& shape, int64_t dim,
                             const std::string& layout = "interleaved", int64_t prefix = 0);
 
@@ -180,15 +182,15 @@ std::tuple<torch::Tensor, torch::Tensor> hype_augment(const torch::Tensor& q,
 // balls of radius r (default 0.1).
 namespace cones {
 
-// Whether u is an ancestor of v, that is, whether v lies in the cone of u. Returns booleans, with
-// the broadcast shape of u and v without the last axis.
+// Returns whether u is an ancestor of v, that is, whether v lies in the cone of u. Returns
+// booleans, with the broadcast shape of u and v without the last axis.
 torch::Tensor ancestor(const torch::Tensor& u, const torch::Tensor& v,
                        const std::string& cone = "penumbral",
                        std::optional<double> r = std::nullopt);
 
-// The lowest point whose cone contains u and v, (..., D). Points that are too far apart have no
-// common ancestor below r in penumbral cones; the result is then the top of the geodesic through
-// both, which is higher than r.
+// Returns the lowest point (..., D) whose cone contains both u and v. Points that are too far apart
+// have no common ancestor below r in penumbral cones; the result is then the top of the geodesic
+// through both, which is higher than r.
 torch::Tensor lowest_common_ancestor(const torch::Tensor& u, const torch::Tensor& v,
                                      const std::string& cone = "penumbral",
                                      std::optional<double> r = std::nullopt);
@@ -203,8 +205,8 @@ namespace lorentz {
 // Lifts x (..., D) to points (..., D + 1), whose first coordinate is the time sqrt(c + |x|^2).
 torch::Tensor lift(const torch::Tensor& x, const HeadValue& c = 1.0);
 
-// The point (..., D) with the smallest sum of squared Lorentzian distances from points (..., n, D)
-// (Law et al. 2019).
+// Returns the point (..., D) with the smallest sum of squared Lorentzian distances from points
+// (..., n, D) (Law et al. 2019).
 torch::Tensor centroid(const torch::Tensor& points, const HeadValue& c = 1.0);
 
 }  // namespace lorentz

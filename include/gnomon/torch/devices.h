@@ -13,7 +13,7 @@ namespace gnomon {
 // for the operators.
 std::string WhyRefused(c10::Device device);
 
-// The driver's name for a GPU; the type and index of any other device.
+// Returns the driver's name for a GPU, or the type and index of any other device.
 std::string DeviceName(c10::Device device);
 
 }  // namespace gnomon

@@ -53,8 +53,8 @@ TokenEncoding CAPE(int64_t dim, const CAPEOptions& options = {});
 // later tokens.
 //
 // The encoding is a grouped convolution over the tokens. Token i reads `kernel` tokens starting at
-// i - floor(kernel / 2), or, in a causal model, the last `kernel` tokens up to itself. The weight
-// is weight_g weight_v / |weight_v|, normalised separately at each kernel tap.
+// i - floor(kernel / 2), or, in a causal model, the last `kernel` tokens up to and including token
+// i. The weight is weight_g weight_v / |weight_v|, normalised separately at each kernel tap.
 //
 // Parameters: `weight_g` (1, 1, kernel), `weight_v` (E, E / groups, kernel), initialised from N(0,
 // 4 / (kernel E)), and `bias` (E), initialised to 0.

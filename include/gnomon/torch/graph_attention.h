@@ -19,9 +19,10 @@ namespace gnomon {
 
 struct GraphAttentionOptions {
   TORCH_ARG(Similarity, similarity) = gnomon::similarity::Dot();
-  // Multiplies the dot product, by default 1/sqrt(D); an error with any other similarity.
+  // Factor of the dot product, by default 1/sqrt(D). It must not be set with any other similarity.
   TORCH_ARG(std::optional<double>, scale);
-  // (E, H), or (E,) for all heads: added to the scores of the edges; -inf removes an edge.
+  // (E, H), or (E,) if shared by all heads: values that are added to the scores of the edges; -inf
+  // removes an edge.
   TORCH_ARG(std::optional<torch::Tensor>, edge_bias);
   // Probability of dropping a weight. The other weights are multiplied by 1 / (1 - dropout), and
   // lse is computed before dropout. The mask depends only on the seed, the head, the node and the
@@ -41,8 +42,8 @@ torch::Tensor graph_attention(const torch::Tensor& q, const torch::Tensor& k,
                               const torch::Tensor& indices,
                               const GraphAttentionOptions& options = {});
 
-// Also returns lse (N, H), in float32 or float64: the natural logarithm of the sum of exp(s) over a
-// row's edges, which is differentiable. It is -inf for rows without edges.
+// Computes attention, and also returns lse (N, H), in float32 or float64: the natural logarithm of
+// the sum of exp(s) over a row's edges, which is differentiable. It is -inf for rows without edges.
 std::tuple<torch::Tensor, torch::Tensor> graph_attention_with_lse(
     const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
     const torch::Tensor& indptr, const torch::Tensor& indices,

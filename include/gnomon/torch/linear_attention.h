@@ -23,8 +23,8 @@ struct LinearAttentionOptions {
   TORCH_ARG(std::optional<Position>, rope);
   // Whether query i attends only to keys j <= i; requires Lq = Lk.
   TORCH_ARG(bool, causal) = false;
-  // (B,) integers, or () for all batches: keys from key_lengths[b] on are ignored and may contain
-  // NaN.
+  // (B,) integers, or () if shared across the batch: keys from key_lengths[b] on are ignored and
+  // may contain NaN.
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
   // The position of the first query, for rope. nullopt means 0 if Lq = Lk; if the lengths differ,
   // rope requires a value.
@@ -43,9 +43,9 @@ struct LinearAttentionOptions {
 torch::Tensor linear_attention(const torch::Tensor& q, const torch::Tensor& k,
                                const torch::Tensor& v, const LinearAttentionOptions& options = {});
 
-// The projection that linear_attention draws: (num_features, head_dim), float64. The rows within a
-// block of head_dim rows are orthogonal; each row is distributed as N(0, 1) (Choromanski et al.
-// 2021, section 2.4).
+// Returns the projection that linear_attention draws: (num_features, head_dim), float64. The rows
+// within a block of head_dim rows are orthogonal; each row is distributed as N(0, 1) (Choromanski
+// et al. 2021, section 2.4).
 torch::Tensor favor_projection(int64_t num_features, int64_t head_dim, int64_t seed = 0);
 
 }  // namespace gnomon

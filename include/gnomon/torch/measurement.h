@@ -1,4 +1,4 @@
-// Measurements of the kernels other than their run times, for `gnomon bench`.
+// Measures properties of the kernels other than run time, for `gnomon bench`.
 #ifndef GNOMON_TORCH_MEASUREMENT_H_
 #define GNOMON_TORCH_MEASUREMENT_H_
 
@@ -15,9 +15,9 @@ namespace gnomon {
 // PyTorch's threads for about `seconds`. Returns floating-point operations per second.
 double MeasurePeakFlops(double seconds);
 
-// Numbers of query-key pairs, in whole tiles: the pairs that the masks allow, and the pairs that
-// were computed. The difference was skipped (AttentionOptions::tolerance). Both are 0 if no fused
-// kernel ran.
+// Numbers of query-key pairs, rounded up to whole tiles: the pairs that the masks allow, and the
+// pairs that were computed. The remaining pairs were skipped (AttentionOptions::tolerance). Both
+// are 0 if no fused kernel ran.
 struct PairCounts {
   int64_t seen = 0;
   int64_t computed = 0;

@@ -73,15 +73,16 @@ struct KVCache {
   std::shared_ptr<Room> turned_room_;
 };
 
-// The components of a position that act in attention; "none" if there are none.
+// Returns the components of a position that act in attention, or "none" if there are none.
 std::string attention_position(const std::string& position);
 
-// The positions of a layer pattern such as "rope;rope;none", which a model's layers repeat.
+// Splits a layer pattern such as "rope;rope;none" into its positions. The pattern repeats across
+// the model's layers.
 std::vector<std::string> layer_positions(const std::string& pattern);
 
-// start * exp(5 theta): a learned per-head scalar with initial value `start`, parametrised by
-// theta, which starts at 0. AdamW changes every parameter by about its step size; the exponential
-// gives large and small values the same relative step.
+// Returns start * exp(5 theta), the value of a learned per-head scalar with the initial value
+// `start`. The parameter theta is initialised to 0. AdamW changes every parameter by about its step
+// size; the exponential gives large and small values the same relative step.
 torch::Tensor learned_number(const torch::Tensor& start, const torch::Tensor& theta);
 
 // A learned value of a module as it enters the scores (not the theta that the optimiser updates),
@@ -102,10 +103,10 @@ struct MultiheadAttentionOptions {
   TORCH_ARG(std::optional<int64_t>, kv_heads);
   // Head dimension of q and k; default embed_dim / num_heads.
   TORCH_ARG(std::optional<int64_t>, qk_dim);
-  // Specifications, or terms. The module registers copies of the terms' tensors under the names
-  // "<component>_<name>": parameters if they require grad, otherwise buffers.
+  // Specifications, or terms with tensors. The module registers copies of the terms' tensors under
+  // the names "<component>_<name>": parameters if they require grad, otherwise buffers.
   TORCH_ARG(Similarity, similarity) = Similarity("dot");
-  // Components that are added to embeddings are errors; see attention_position.
+  // Components that are added to embeddings raise errors; see attention_position.
   TORCH_ARG(Position, position) = Position("none");
   // The probability of dropping a weight during training.
   TORCH_ARG(double, dropout) = 0.0;
@@ -121,9 +122,9 @@ struct MultiheadAttentionOptions {
   TORCH_ARG(bool, qk_norm) = false;
   // Whether the output of attention is multiplied by sigmoid(gate_proj(query)) (Qiu et al. 2025).
   TORCH_ARG(bool, gate) = false;
-  // Whether each head has a learned sink (AttentionOptions::sink), which starts at 0.
+  // Whether each head has a learned sink (AttentionOptions::sink), which is initialised to 0.
   TORCH_ARG(bool, sink) = false;
-  // AttentionOptions::tolerance.
+  // See gnomon::AttentionOptions::tolerance.
   TORCH_ARG(double, tolerance) = kDefaultTolerance;
 };
 
@@ -192,11 +193,11 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
 
   // Returns the weights (B, H, n, Lk) of n rows of query (-1 is the last), like
   // gnomon::attention_weights, with this module's projections, similarity and position, and without
-  // dropout. A cache is an error. `key` defaults to query.
+  // dropout. A cache raises an error. `key` defaults to query.
   torch::Tensor attention_weights(const torch::Tensor& query, const torch::Tensor& key,
                                   const std::vector<int64_t>& rows, const AttentionCall& call = {});
 
-  // The learned values of the similarity and the position, without gradients.
+  // Returns the learned values of the similarity and the position, without gradients.
   std::vector<LearnedValue> learned_values() const;
 
   MultiheadAttentionOptions options;
@@ -210,9 +211,9 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   torch::Tensor sink;
 
  private:
-  // The tensors of the similarity and the position, in order.
+  // Returns the tensors of the similarity and the position, in order.
   std::vector<torch::Tensor> TermTensors() const;
-  // q and k (B, H, L, D) of checked embeddings.
+  // Returns q and k (B, H, L, D) for checked embeddings.
   std::pair<torch::Tensor, torch::Tensor> QueriesAndKeys(const torch::Tensor& query,
                                                          const torch::Tensor& key);
 
@@ -306,10 +307,10 @@ class TokenPositionImpl : public torch::nn::Cloneable<TokenPositionImpl> {
 
   void reset() override;
 
-  // embeddings (B, L, dim); returns the same shape.
+  // Returns the sum of embeddings (B, L, dim) and their encodings, with the same shape.
   torch::Tensor forward(const torch::Tensor& embeddings, const TokenCall& call = {});
 
-  // The maximum length at which the position is defined; nullopt: unlimited.
+  // The maximum length at which the position is defined; nullopt if it is unlimited.
   std::optional<int64_t> max_length() const { return max_length_; }
 
   TokenPositionOptions options;
@@ -320,8 +321,8 @@ class TokenPositionImpl : public torch::nn::Cloneable<TokenPositionImpl> {
 };
 TORCH_MODULE(TokenPosition);
 
-// The first encoding of a position that reads preceding tokens, such as "conv:kernel=64", without
-// the module; nullopt if there is none.
+// Returns the first encoding of a position that reads preceding tokens, such as "conv:kernel=64",
+// without creating the module; nullopt if there is none.
 std::optional<std::string> encoding_with_history(const TokenPositionOptions& options);
 
 }  // namespace gnomon::nn

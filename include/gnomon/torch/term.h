@@ -11,8 +11,9 @@
 
 namespace gnomon {
 
-// One number for all heads, or a tensor, which may require grad: (H,) with one value per query
-// head, or () for all heads. Its dtype is that of q, or float32 if q is float16 or bfloat16.
+// A number that applies to all heads, or a tensor, which may require grad: (H,) with one value per
+// query head, or () if shared by all heads. Its dtype is that of q, or float32 if q is float16 or
+// bfloat16.
 class HeadValue {
  public:
   HeadValue(double number) : number_(number) {}                                // NOLINT: implicit

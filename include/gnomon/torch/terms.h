@@ -294,7 +294,7 @@ Position Sandwich(HeadValue factor, int64_t dims = 128, double base = 10000.0);
 Position T5(torch::Tensor table, bool bidirectional, int64_t max_distance = 128);
 
 // Grid bias: adds table[h, dy + height - 1, dx + width - 1] to the score, where dy = y_j - y_i and
-// dx = x_j - x_i, or the same for any number of axes.
+// dx = x_j - x_i, or the equivalent for any other number of axes.
 //
 // As in Grid, tokens lie on a grid in row-major order, after `prefix` tokens that have no bias.
 // Swin indexes its tables by query minus key coordinates: flip them along both axes, as
@@ -302,7 +302,7 @@ Position T5(torch::Tensor table, bool bidirectional, int64_t max_distance = 128)
 //
 // Liu et al. 2021, Swin Transformer.
 //
-// table: (H, 2 height - 1, 2 width - 1), or the same for any number of axes.
+// table: (H, 2 height - 1, 2 width - 1), or the equivalent for any other number of axes.
 // prefix: number of tokens before the grid, such as a class token.
 Position GridBias(torch::Tensor table, int64_t prefix = 0);
 

@@ -31,8 +31,8 @@ struct TokenCall {
   // The position of the first token. Default: the length of the cache before the call, or 0 without
   // a cache.
   std::optional<int64_t> offset = std::nullopt;
-  // The lengths of the sequences, (B,) integers, or () for all: later tokens are padding, which no
-  // other token reads. Not supported with a cache.
+  // The lengths of the sequences, (B,) integers, or () if shared across the batch: later tokens are
+  // padding, which no other token reads. Not supported with a cache.
   std::optional<torch::Tensor> lengths = std::nullopt;
   // The tokens of this call follow those in the cache.
   TokenCache* cache = nullptr;
@@ -72,14 +72,14 @@ class TokenEncodingImpl : public torch::nn::Cloneable<TokenEncodingImpl> {
   // Returns the sum of embeddings (B, L, dim) and their encoding, with the same shape.
   torch::Tensor forward(const torch::Tensor& embeddings, const TokenCall& call = {});
 
-  // The encoding that forward adds, which broadcasts with the embeddings. `before` (B, N, dim)
-  // contains the embeddings of the N preceding tokens; undefined if there are none.
+  // Returns the encoding that forward adds, which broadcasts with the embeddings. `before` (B, N,
+  // dim) contains the embeddings of the N preceding tokens; it is undefined if there are none.
   torch::Tensor encode(const torch::Tensor& embeddings, int64_t offset, const torch::Tensor& before,
                        const TokenCall& call);
 
-  // The number of positions at which it is defined; nullopt: unlimited.
+  // Returns the number of positions at which it is defined; nullopt if it is unlimited.
   std::optional<int64_t> max_length() const { return max_length_; }
-  // The number of preceding tokens that it reads.
+  // Returns the number of preceding tokens that it reads.
   int64_t history() const { return history_; }
 
   TokenEncodingOptions options;

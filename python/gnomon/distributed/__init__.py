@@ -104,9 +104,10 @@ def context_parallel_attention(
         similarity: as in gnomon.attention; so are causal, window, query_offset, scale, aggregation
             and tolerance. tolerance applies to each shard of the keys.
         position: a position for the whole sequence. With Nq queries and Nk keys in all processes,
-            the table of OffsetBias is (H, Nq + Nk - 1), AbsoluteKeys takes Nk rows, and KeyBias
-            takes Nk entries. PairBias and mask have rows for the queries of this process and
-            columns for all Nk keys. A temperature has entries for the queries of this process.
+            the table of OffsetBias is (H, Nq + Nk - 1), the table of AbsoluteKeys has Nk rows, and
+            the bias of KeyBias has Nk elements per head. PairBias and mask have rows for the
+            queries of this process and columns for all Nk keys. A temperature has entries for the
+            queries of this process.
         key_lengths: (B,) integers; like key_starts, they refer to the keys of the whole sequence.
         chunks: as in gnomon.attention; each shard of k must begin at a multiple of the chunk size.
         query_segments: (B, Lq) integers for this process's queries.
@@ -115,8 +116,8 @@ def context_parallel_attention(
         group: a torch.distributed group; the default group if None.
         layout: "contiguous": the rows of process r follow those of process r - 1. "zigzag": with n
             processes, the sequence is split into 2 n pieces. Process r has pieces r and 2 n - 1 -
-            r, in this order; if the number of its rows is odd, the first piece has one row more.
-            context_parallel_rows returns the rows of a process.
+            r, in this order; if the number of its rows is odd, the first piece has one additional
+            row. context_parallel_rows returns the rows of a process.
         return_lse: whether to also return lse (B, H, Lq), which is differentiable.
 
     The gradients of q, k and v are complete. For tensors that all processes share (those of

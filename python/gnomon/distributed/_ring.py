@@ -1,4 +1,4 @@
-"""Attention to shards of the keys that travel around a ring; the results are merged exactly."""
+"""Computes attention to key shards that travel around a ring, and merges the results exactly."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ class Attention(HeldTerms):
         pair_bias: Tensor | None = None,
         **arguments: Unpack[ScaledArguments],
     ) -> Tensor:
-        """Returns the attention weights (B, H, n, Lk) of n queries, by default of the last one.
+        """Returns the attention weights (B, H, n, Lk) of n queries (default: only the last query).
 
         q is (B, H, Lq, D). The weights are those of gnomon.attention_weights with this module's
         similarity and position, without dropout. The other arguments are those of forward.

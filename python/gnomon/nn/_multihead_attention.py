@@ -269,7 +269,7 @@ class MultiheadAttention(HeldTerms):
         pair_bias: Tensor | None = None,
         **arguments: Unpack[MaskArguments],
     ) -> Tensor:
-        """Returns the attention weights (B, H, n, Lk) of n queries, by default of the last one.
+        """Returns the attention weights (B, H, n, Lk) of n queries (default: only the last query).
 
         query is (B, Lq, embed_dim). The weights are those of gnomon.attention_weights with this
         module's projections, similarity and position, without dropout. key_padding_mask and

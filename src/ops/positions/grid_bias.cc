@@ -22,7 +22,7 @@ const RegisterPosition grid_bias({
         {.name = "grid_bias",
          .title = "grid bias",
          .formula = "table[h, dy + height - 1, dx + width - 1], where dy = y_j - y_i and dx = x_j "
-                    "- x_i, or the same for any number of axes",
+                    "- x_i, or the equivalent for any other number of axes",
          .latex = R"(\text{table}[h, y_j - y_i + \text{height} - 1, x_j - x_i + \text{width} - 1])",
          .note = "A grid with any other number of axes works in the same way",
          .details = "As in Grid, tokens lie on a grid in row-major order, after `prefix` tokens "
@@ -33,10 +33,11 @@ const RegisterPosition grid_bias({
          .cost = "1 + 0",
          .needs_grid = true,
          .class_name = "GridBias"},
-    .parameters =
-        OnGrid({Table("table", Index::kGrid, {.start = Start})
-                    .Means("(H, 2 height - 1, 2 width - 1), or the same for any number of axes")},
-               Shape().NoArgument()),
+    .parameters = OnGrid(
+        {Table("table", Index::kGrid, {.start = Start})
+             .Means(
+                 "(H, 2 height - 1, 2 width - 1), or the equivalent for any other number of axes")},
+        Shape().NoArgument()),
 });
 
 }  // namespace

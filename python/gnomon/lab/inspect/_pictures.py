@@ -97,7 +97,7 @@ def symbol(character: str) -> str:
 
 
 def integer(lowest: int, highest: int) -> Callable[[str], int]:
-    """Returns an option type: an integer within bounds."""
+    """Returns an option type for an integer within bounds."""
 
     def parse(text: str) -> int:
         try:
@@ -114,7 +114,7 @@ def integer(lowest: int, highest: int) -> Callable[[str], int]:
 
 
 def integers(lowest: int, highest: int) -> Callable[[str], list[int]]:
-    """Returns an option type: comma-separated integers within bounds."""
+    """Returns an option type for comma-separated integers within bounds."""
     one = integer(lowest, highest)
 
     def parse(text: str) -> list[int]:
@@ -129,14 +129,14 @@ def integers(lowest: int, highest: int) -> Callable[[str], list[int]]:
 
 
 def named(text: str) -> str:
-    """An option type: non-empty text."""
+    """Option type for non-empty text."""
     if not text:
         raise argparse.ArgumentTypeError("an empty word")
     return text
 
 
 def items(text: str) -> list[str]:
-    """An option type: comma-separated, non-empty words."""
+    """Option type for comma-separated, non-empty words."""
     words = named(text).split(",")
     if "" in words:
         raise argparse.ArgumentTypeError(
@@ -146,7 +146,7 @@ def items(text: str) -> list[str]:
 
 
 def path(text: str) -> pathlib.Path:
-    """An option type: the path of a file or folder."""
+    """Option type for the path of a file or folder."""
     return pathlib.Path(named(text))
 
 

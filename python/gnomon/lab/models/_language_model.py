@@ -128,9 +128,9 @@ class LanguageModel(torch.nn.Module):
         similarity: a specification or a gnomon.similarity object, as in
             gnomon.nn.MultiheadAttention. An object must contain numbers, not tensors, so that a
             checkpoint can store it.
-        position: likewise, a specification or an object. It may include components that are added
-            to embeddings. "rope;rope;none" is a pattern of one position per layer, which repeats
-            over the layers.
+        position: a specification or an object, like similarity. It may include components that are
+            added to embeddings. "rope;rope;none" is a pattern of one position per layer, which
+            repeats over the layers.
         dropout: dropout probability on each residual branch in training, in [0, 1).
         max_length: number of rows of a learned absolute position table.
         norm: "layer", or "rms" (Zhang and Sennrich 2019).
@@ -142,8 +142,8 @@ class LanguageModel(torch.nn.Module):
             (Baevski and Auli 2019; Grave et al. 2017). Tokens must be sorted by descending
             frequency. By default, all tokens have dimension dim.
         kv_heads: number of key-value heads, a divisor of heads; defaults to heads.
-        qk_dim: head dimension of queries and keys; by default dim / heads, as for the values, or
-            the only one that the similarity supports.
+        qk_dim: head dimension of queries and keys. The default is dim / heads, the head dimension
+            of the values, or the only dimension that the similarity supports.
         device: device of parameters and buffers; the default device if None.
         dtype: floating-point dtype of parameters and buffers; the default dtype if None.
 

@@ -105,7 +105,7 @@ def verdicts(
     higher_is_better: Sequence[bool],
     looks: int = 1,
 ) -> list[tuple[str, float]]:
-    """Returns a verdict on the left side for each list of paired differences (left minus right).
+    """Returns a verdict on the left combination for each list of differences (left minus right).
 
     The verdict is *better* or *worse* if the mean differs significantly from 0 and is at least the
     margin. It is *equivalent* if the mean lies significantly within the margin, and *not
