@@ -79,7 +79,7 @@ struct CompareFlags {
   bool until_flat = false;
   UntilFlat flat;
   std::vector<std::string> tune;
-  int64_t tune_trials = 0;  // 0: the default
+  int64_t tune_trials = 0;  // 0 means the default
   lab::TrainingOptions training;
   lab::RunOptions run;
   std::string out;

@@ -40,7 +40,7 @@ struct Trial {
 
 struct Tuning {
   std::vector<TunedOption> options;
-  std::optional<int64_t> trials;  // per combination; none: the default in _tuning.py
+  std::optional<int64_t> trials;  // per combination; if absent, the default in _tuning.py
   int64_t seed = 0;               // seed of all trials; reported runs never use it
   std::vector<Trial> tried;
   bool is_finished = false;

@@ -15,8 +15,8 @@
 namespace gnomon::lab {
 
 struct BeamOptions {
-  int64_t beam = 4;             // number of hypotheses; 1: greedy decoding
-  double length_penalty = 0.6;  // alpha; 0: no penalty
+  int64_t beam = 4;             // number of hypotheses; 1 means greedy decoding
+  double length_penalty = 0.6;  // alpha; 0 means no penalty
 };
 
 struct Hypothesis {

@@ -43,7 +43,7 @@ struct LanguageModelCache {
       : max_length(most), layers(depth) {}
 
   // Maximum number of tokens whose keys and values are kept between calls; earlier ones are
-  // discarded, as in a memory of that length. None: no maximum.
+  // discarded, as in a memory of that length. If absent, there is no maximum.
   std::optional<int64_t> max_length;
   nn::TokenCache tokens;
   std::vector<nn::KVCache> layers;
@@ -133,8 +133,8 @@ void CheckMemory(const LanguageModel& model, int64_t memory);
 
 struct GenerationOptions {
   int64_t tokens = 256;
-  double temperature = 1;  // 0: always the most likely token
-  int64_t top_k = 0;       // 0: all tokens
+  double temperature = 1;  // 0 always picks the most likely token
+  int64_t top_k = 0;       // 0 means all tokens
   uint64_t seed = 0;
   bool use_cache = true;
 };

@@ -130,7 +130,8 @@ class DiffusionTask final : public Task {
   const DiffusionTrainingOptions& trained() const { return trained_; }
   const DiffusionRunOptions& run() const { return run_; }
   const DiffusionGenerationOptions& generation() const { return generation_; }
-  // The model that provides the features of the Frechet distance; null: it is not measured.
+  // The model that provides the features of the Frechet distance; null if the distance is not
+  // measured.
   VisionTransformerImpl* classifier() const { return classifier_.model; }
 
   const char* name() const override { return "diffusion"; }

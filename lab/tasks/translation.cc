@@ -114,9 +114,9 @@ constexpr const char* kHeldOutPart = "held_out";
 // The evaluation settings.
 struct Evaluated {
   BeamOptions search;
-  int64_t sentences = 0;  // 0: all
+  int64_t sentences = 0;  // 0 means all
   std::vector<std::string> splits;
-  std::string translations;  // output folder; empty: none
+  std::string translations;  // output folder; empty if there is none
 
   template <class Decoding>
   explicit Evaluated(const Decoding& options)

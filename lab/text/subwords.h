@@ -16,7 +16,7 @@ inline constexpr int64_t kFewestSubwords = 258;
 // If libgnomon_sentencepiece.so is missing, both functions throw an Error that says what to
 // install.
 
-// Learns `vocabulary` subwords (0: 8000) from a text. If training fails, throws Error with
+// Learns `vocabulary` subwords (0 means 8000) from a text. If training fails, throws Error with
 // SentencePiece's message.
 TokenizerPtr BuildSubwords(int64_t vocabulary, std::string_view text);
 

@@ -11,7 +11,7 @@ namespace gnomon::lab {
 
 struct CodePoint {
   uint32_t value = 0;
-  size_t bytes = 0;  // 0: invalid
+  size_t bytes = 0;  // 0 if invalid
 };
 
 // Returns the code point that begins at byte `at`. Overlong forms, surrogates and values above

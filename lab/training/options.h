@@ -24,8 +24,8 @@ struct OptionInfo {
   // The range of the number, or of each number in a list.
   double lowest = 0;
   double highest = static_cast<double>(kMany);
-  // The flag's name without leading dashes; default: the name in files, with dashes instead of
-  // underscores.
+  // The flag's name without leading dashes. The default is the name in files, with dashes instead
+  // of underscores.
   const char* flag = nullptr;
   // If false, the option exists only in files.
   bool has_flag = true;
@@ -38,7 +38,7 @@ struct OptionInfo {
   // For lists of texts: whether commas separate the items. If false, each item is a separate
   // argument and may contain commas.
   bool has_commas = true;
-  // For texts: the valid values; empty: all values are valid.
+  // For texts: the valid values. If empty, all values are valid.
   std::vector<std::string> choices = {};
 };
 
@@ -50,7 +50,8 @@ struct Option {
   std::string key;
   OptionInfo info;
   Value value;
-  // The object that contains the option in files, and the group of its flag; empty: the top level.
+  // The object that contains the option in files, and the group of its flag. Empty for the top
+  // level.
   std::string section = "";
 
   // "--learning-rate" for "learning_rate".

@@ -144,7 +144,7 @@ class Learner {
 struct Asset {
   std::string name;    // for messages: "vocabulary"
   std::string tensor;  // name in checkpoints
-  std::string file;    // name in folders; empty: not stored there
+  std::string file;    // name in folders; empty if it is not stored there
   // JSON pointer to the location in DescribeData() of the sha256 of the bytes.
   std::string sha256_at;
   std::string bytes;

@@ -45,11 +45,12 @@ struct TrainingOptions {
 // each of `processes`.
 void CheckTrainingOptions(const TrainingOptions& options, int64_t processes = 1);
 
-// The learning rate of a step (counted from 0) in a training that ends after `end` steps.
+// Returns the learning rate of a step (counted from 0) in a training run that ends after `end`
+// steps.
 double LearningRate(const TrainingOptions& options, int64_t step, int64_t end);
 
-// For the constant schedule: the first step of the decay, and the end of a training whose decay
-// begins with step `begin`.
+// For the constant schedule: the first step of the decay, and the end of a training run whose
+// decay begins at step `begin`.
 int64_t DecayBegin(int64_t end);
 int64_t EndOfDecay(int64_t begin);
 

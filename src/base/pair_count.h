@@ -8,7 +8,7 @@
 namespace gnomon {
 
 // Numbers of query-key pairs, counted in entire tiles: pairs that the masks leave visible, and
-// pairs that were computed. The difference was skipped (AttentionInput::tolerance).
+// pairs that were computed. The remaining pairs were skipped (AttentionInput::tolerance).
 struct PairCount {
   std::atomic<int64_t> seen{0};
   std::atomic<int64_t> computed{0};

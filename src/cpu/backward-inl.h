@@ -370,7 +370,7 @@ class BackwardPass {
   // The blocks of keys that a block of queries computes.
   struct Tiles {
     KeyRange blocks;
-    std::vector<bool> left_out;  // per block; empty: none is skipped
+    std::vector<bool> left_out;  // per block; empty if no block is skipped
 
     // Whether a block is computed.
     bool Computes(int64_t block) const {

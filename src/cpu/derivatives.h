@@ -10,7 +10,7 @@ namespace gnomon {
 // A call and its derivative in the direction of its inputs' tangents. All inputs must be finite. A
 // null pointer means a tangent of 0, or a result that is not needed.
 struct AttentionDerivatives {
-  // The pair function; null: the inner product.
+  // The pair function; null means the inner product.
   const DualTable* function = nullptr;
   // Relative queries are not supported.
   AttentionInput<float> input;

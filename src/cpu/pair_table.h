@@ -30,9 +30,9 @@ struct RowSpan {
 struct RowView {
   RowSpan span;
   RowSpan open;                       // whole vectors that are fully visible
-  const int32_t* segments = nullptr;  // segments of the columns; null: one segment
+  const int32_t* segments = nullptr;  // segments of the columns; null if there is only one segment
   int32_t segment = 0;
-  const int32_t* positions = nullptr;  // of the columns; null: the entire span is visible
+  const int32_t* positions = nullptr;  // of the columns; null if the entire span is visible
   int32_t low = 0;                     // positions [low, high) are visible
   int32_t high = 0;
 

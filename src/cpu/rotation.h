@@ -19,7 +19,7 @@ struct PairRotation {
   int64_t rows = 0;
   int64_t columns = 0;  // D
   int64_t pairs = 0;
-  int64_t block = 0;  // 0: pairs are adjacent
+  int64_t block = 0;  // 0 if pairs are adjacent
   bool back = false;  // whether to negate the sines
   View<const T> tokens;
   View<const T> cosines;

@@ -203,7 +203,7 @@ class RowTable {
     if (uses_.add_product) rows_.Fill(0, h, p * kWidth, std::min((p + 1) * kWidth, size_));
   }
 
-  // Computes window = a (rows x columns) times the table rows.
+  // Multiplies a (rows x columns) by the table rows, and stores the products in the window.
   void Multiply(int64_t h, int64_t rows, Strided a, const TableWindow& window) const {
     if (uses_.in_place) return MultiplyInPlace(h, rows, a, window);
     for (int64_t e = window.origin; e < window.range.end;) {

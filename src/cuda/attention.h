@@ -1,5 +1,6 @@
-// The operator of gnomon/attention.h on a GPU: selects the kernels, their order and their memory.
-// All terms have the same meaning as in gnomon/attention.h; pointers are device pointers.
+// Attention on a GPU. Runs the operator of gnomon/attention.h by selecting kernels, ordering their
+// launches and allocating their memory. All terms have the same meaning as in gnomon/attention.h;
+// pointers are device pointers.
 //
 // Tokens, values and outputs share one element type; scalars, biases, statistics and their
 // gradients are fp32. Results are bitwise reproducible.
@@ -41,20 +42,20 @@ struct Input : AttentionInput<float> {
 };
 
 struct Output {
-  Tensor o;  // null: only exact_o is written
-  // (B, H, Lq, Dv), contiguous: o before rounding to the element type; null: not stored.
+  Tensor o;  // if null, only exact_o is written
+  // (B, H, Lq, Dv), contiguous: o before rounding to the element type. Not stored if null.
   float* exact_o = nullptr;
   float* lse = nullptr;         // (B, H, Lq)
-  float* statistics = nullptr;  // (3, B, H, Lq); null: not stored
+  float* statistics = nullptr;  // (3, B, H, Lq); not stored if null
 };
 
 // The results of the forward pass and the gradients of its outputs.
 struct Saved {
   Tokens o;                        // ignored if exact_o is set
-  const float* exact_o = nullptr;  // null: o is used
+  const float* exact_o = nullptr;  // if null, o is used
   Tokens d_o;
-  const float* d_lse = nullptr;       // null: zero
-  const float* statistics = nullptr;  // null: the forward pass is repeated
+  const float* d_lse = nullptr;       // null means 0
+  const float* statistics = nullptr;  // if null, the forward pass is repeated
 };
 
 // Gradients with null pointers are not computed.

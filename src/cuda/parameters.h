@@ -42,9 +42,9 @@ struct Product {
   Matrix left, right;
   int rows, columns, depth;
   float factor;
-  float* to;      // (heads of the launch, rows, columns), contiguous; null: not stored
+  float* to;      // (heads of the launch, rows, columns), contiguous; not stored if null
   int adds;       // whether to add to the existing content
-  Array rounded;  // the result in the call's element type; null: not stored
+  Array rounded;  // the result in the call's element type; not stored if null
   int skips;      // whether a 0 of `left` means that no pair has read the entry
 };
 

@@ -24,7 +24,7 @@ namespace gnomon::cuda {
 struct RuntimeOptions {
   std::string driver;              // path of the driver library
   std::vector<std::string> nvrtc;  // candidate NVRTC libraries; the first that loads is used
-  std::string cache;               // folder for compiled kernels; empty: none
+  std::string cache;               // folder for compiled kernels; empty for no cache
   // Returns the source of a kernel.
   std::function<Program(const KernelName&)> program;
   // Receives warnings.

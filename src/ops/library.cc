@@ -338,8 +338,9 @@ void ForCompositions(const Add& add) {
       "Tensor[] tensors, " +
           call + ") -> Tensor",
       kFlat<AttentionOfModule>);
-  // The same for keys that module_turned_keys has rotated; new_keys are rotated here and overwrite
-  // the last rows of k. Caches store rotated keys if module_turns_keys_once returns true.
+  // Like module_attention, for keys that module_turned_keys has rotated; new_keys are rotated here
+  // and overwrite the last rows of k. Caches store rotated keys if module_turns_keys_once returns
+  // true.
   add("module_attention_of_turned_keys(Tensor q, Tensor(a!) k, Tensor v, str similarity, "
       "str position, Tensor[] tensors, Tensor? new_keys, " +
           call + ") -> Tensor",
@@ -455,7 +456,7 @@ TORCH_LIBRARY(gnomon, m) {
   m.def(AttentionOperator::BackwardSchema().c_str());
   m.def(AttentionOperator::JvpSchema().c_str());
   m.def(AttentionOperator::BackwardJvpSchema().c_str());
-  // The same over the edges of a graph (gnomon/graph.h).
+  // Attention over the edges of a graph (gnomon/graph.h).
   m.def(GraphOperator::ForwardSchema().c_str());
   m.def(GraphOperator::BackwardSchema().c_str());
   m.def(GraphOperator::JvpSchema().c_str());

@@ -240,7 +240,8 @@ LanguageModel WithTables(const LanguageModelOptions& options) {
   return model;
 }
 
-// Returns the logits of each part of the tokens, which are read as segments with a memory.
+// Splits the tokens into segments, reads them in order with a memory, and returns the logits of
+// each segment.
 std::vector<torch::Tensor> BySegments(LanguageModel& model, const torch::Tensor& tokens,
                                       const std::vector<int64_t>& lengths, int64_t memory) {
   LanguageModelMemory remembered;

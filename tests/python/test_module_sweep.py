@@ -493,7 +493,7 @@ def test_attention_without_projections_is_that_of_a_module():
         torch.testing.assert_close(torch.cat(parts, 2), whole)
 
 
-# With torch.compile(fullgraph=True), nothing may break the graph.
+# With torch.compile(fullgraph=True), there must be no graph breaks.
 
 
 def _tokens():

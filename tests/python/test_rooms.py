@@ -173,8 +173,8 @@ def test_includes_of_lower_rooms_are_fine(tmp_path):
     assert wrong_includes(tmp_path, [file]) == []
 
 
-# The folders of the package, and the folders that each may import. All folders may import the
-# modules next to them: operators and terms.
+# The subpackages of gnomon, and the subpackages that each may import. All may import the modules
+# directly in gnomon, which contain operators and terms.
 BESIDE = "gnomon"
 PACKAGES = {
     "gnomon.nn": set(),

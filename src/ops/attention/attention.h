@@ -18,7 +18,7 @@ namespace gnomon {
 ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& spec,
                                      at::TensorList tensors, const at::Tensor& q);
 
-// The same for positions, each of which is a sum of components.
+// Resolves positions, each of which is a sum of components, in the same way.
 std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& positions,
                                                at::TensorList tensors, const at::Tensor& q);
 
@@ -30,7 +30,7 @@ Outputs AttentionOfSpecs(const at::Tensor& q, const at::Tensor& k, const at::Ten
                          const std::vector<std::string>& positions, at::TensorList position_tensors,
                          const CallArguments& arguments, bool returns_lse);
 
-// The same for terms of the C++ interface.
+// Computes attention with terms of the C++ interface.
 Outputs AttentionOfTerms(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          const Similarity& similarity, const AttentionOptions::Positions& positions,
                          const CallArguments& arguments, bool returns_lse);

@@ -130,7 +130,7 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
       for (const Parameter* parameter : position.entry->Tensors(*position.component)) {
         const bool is_sink = position.entry->role() == PositionEntry::Role::kSink;
         if (parameter->tensor.of_values) {
-          // It is not used for weights.
+          // The weights do not depend on this tensor.
         } else if (HasRows(*parameter) && tensor->dim() >= 2) {
           *tensor = rows_of(parameter->name, *tensor, -2, /*may_be_shared=*/true);
         } else if (is_sink && tensor->dim() == 3) {

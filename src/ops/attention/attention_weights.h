@@ -12,15 +12,15 @@
 
 namespace gnomon {
 
-// The weights p_ij (B, H, rows, Lk) of AttentionOfSpecs, for the requested rows of q (-1 is the
-// last).
+// Returns the weights p_ij (B, H, rows, Lk) of AttentionOfSpecs, for the requested rows of q (-1 is
+// the last).
 at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
                             const std::vector<int64_t>& rows, const std::string& similarity,
                             at::TensorList similarity_tensors,
                             const std::vector<std::string>& positions,
                             at::TensorList position_tensors, const CallArguments& arguments);
 
-// The same for terms, with checked tokens.
+// Returns the weights for resolved terms and checked tokens.
 at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
                             const std::vector<int64_t>& rows, const ResolvedSimilarity& similarity,
                             std::vector<ResolvedPosition> positions, const CallArguments& call);

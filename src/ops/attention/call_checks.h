@@ -49,7 +49,7 @@ OptionalTensor CheckIntegers(const char* operation, const char* name, const Opti
 at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& tensor,
                      std::vector<c10::SymInt> sizes);
 
-// The same for query-key pairs, (1 or B, 1 or H, Lq, Lk).
+// Like Broadcast, for an array of query-key pairs (1 or B, 1 or H, Lq, Lk).
 at::Tensor BroadcastPairs(const char* name, const at::Tensor& pairs, const at::Tensor& q,
                           const at::Tensor& k);
 

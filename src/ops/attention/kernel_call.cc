@@ -53,7 +53,7 @@ void FillEmpty(Outputs& outputs) {
   auto& [o, lse, statistics] = outputs;
   o.zero_();
   lse.fill_(-std::numeric_limits<double>::infinity());
-  // The statistics mean: no score, no weight and no key.
+  // These are the statistics of a row without scores, weights and keys.
   statistics[0].fill_(-std::numeric_limits<double>::infinity());
   statistics[1].zero_();
   statistics[2].fill_(-1);

@@ -33,7 +33,7 @@ View<T> MutableRows(at::Tensor& tensor) {
   return {tensor.data_ptr<T>(), {tensor.stride(0), tensor.stride(1), tensor.stride(2)}};
 }
 
-// The same for tokens, which may be 16-bit if T = float.
+// Like Rows, for tokens, which may be 16-bit if T = float.
 template <class T>
 TokensOf<T> TokenRows(const at::Tensor& tensor) {
   if constexpr (std::is_same_v<T, double>) {

@@ -11,7 +11,8 @@
 
 namespace gnomon {
 
-// The number that a component sets for a per-head parameter; nullopt: none, or a tensor.
+// Returns the number that a component sets for a per-head parameter; nullopt if it sets none or a
+// tensor.
 std::optional<double> HeadNumberIn(const Component& component, const Parameter& parameter);
 
 // The initial gamma or beta of a similarity in a module, which gives the logits of N(0, 1) tokens

@@ -17,12 +17,12 @@ namespace gnomon {
 struct ContentTerm {
   at::Tensor query;        // (B, H, Lq, D)
   at::Tensor keys;         // (1 or H, n, D)
-  at::Tensor values = {};  // (1 or H, n, Dv); undefined: none
+  at::Tensor values = {};  // (1 or H, n, Dv); may be undefined
   // (B, Hkv, Lk, D) and (1 or H, n, D), as for relative_queries (attention_operators.h); undefined:
   // neither.
   at::Tensor key = {};
   at::Tensor queries = {};
-  at::Tensor key_weights = {};  // (H, D): adds its product with each key; undefined: none
+  at::Tensor key_weights = {};  // (H, D): adds its product with each key; may be undefined
   std::string layout;           // see OperatorArguments::relative_layout
   bool takes_scale = true;      // whether the argument `scale` multiplies its products
   double factor = 1;            // the factor if it does not
@@ -36,7 +36,7 @@ struct ContentCall {
   int64_t head_dim;
   int64_t value_dim;
   bool causal;
-  // The largest distance between a query and a key; nullopt: unknown before the call runs.
+  // The largest distance between a query and a key; nullopt if it is unknown before the call runs.
   std::optional<int64_t> farthest;
 };
 

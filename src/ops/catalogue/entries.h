@@ -63,17 +63,18 @@ struct SimilarityEntry {
   // Its pair functions: the choices that select them, and their names. Default: the pair function
   // with the entry's name.
   std::vector<std::pair<std::string, std::string>> functions = {};
-  // Whether the last coordinate of a token is a separate height; null: no.
+  // Whether the last coordinate of a token is a separate height; null means no.
   bool (*has_height)(const Component& component) = nullptr;
-  // Whether callers pass that coordinate first, as a time; null: last. Maps receive it last.
+  // Whether callers pass that coordinate first, as a time; null means last. Maps receive it last.
   bool (*height_is_first)(const Component& component) = nullptr;
   // For tokens that are hyperboloid points (x.x)_L = -c: c (H), computed from
-  // other_head_parameters; null: 1.
+  // other_head_parameters; null means 1.
   at::Tensor (*curvature)(const std::vector<at::Tensor>& others) = nullptr;
-  // The required number of columns of tokens; 0: any.
+  // The required number of columns of tokens; 0 means any number.
   int64_t columns = 0;
 
-  // The parameter that multiplies the scores of each head, "gamma" or "beta"; null: none.
+  // The parameter that multiplies the scores of each head, "gamma" or "beta"; null if there is
+  // none.
   const Parameter* head_parameter() const;
   // The other per-head parameters, in order.
   std::vector<const Parameter*> other_head_parameters() const;
@@ -85,7 +86,7 @@ struct SimilarityEntry {
   bool HeightIsFirst(const Component& component) const {
     return height_is_first != nullptr && height_is_first(component);
   }
-  // The parameter that states that a component's tokens are already points; null: they are not.
+  // The parameter that states that a component's tokens are already points; null if they are not.
   const Parameter* points_parameter(const Component& component) const;
   // The result of `map` for q (B, H, Lq, D), k (B, Hkv, Lk, D) and parameters (H,). Throws
   // c10::ValueError unless it satisfies MappedTokens.
@@ -152,8 +153,8 @@ struct PositionEntry {
   CatalogueEntry catalogue;
   std::vector<Parameter> parameters = {};
   OffsetBiasFunction bias = nullptr;          // of Role::kBias
-  KeyBiasFunction key_bias = nullptr;         // of Role::kKeyBias; null: its tensor
-  PairBiasFunction pair_bias = nullptr;       // of Role::kPairBias; null: its tensor
+  KeyBiasFunction key_bias = nullptr;         // of Role::kKeyBias; null means its tensor
+  PairBiasFunction pair_bias = nullptr;       // of Role::kPairBias; null means its tensor
   RotationFunction rotate = nullptr;          // of Role::kRotation
   TokenEncoderFactory encoder = nullptr;      // of Role::kEmbedding
   ContentFunction content = nullptr;          // of Role::kContent
@@ -163,12 +164,13 @@ struct PositionEntry {
   // parts of OffsetRange other than the offsets, such as keys, queries or query_offset; null:
   // no.
   bool (*goes_by_length)(const Component& component) = nullptr;
-  // Sets the context-dependent defaults of a component. Null: none.
+  // Sets the context-dependent defaults of a component; null if there are none.
   Component (*complete)(Component component, const ComponentUse& use) = nullptr;
-  // For modules: the number of positions at which it is defined; null: unlimited, or those of its
-  // grid.
+  // For modules: the number of positions at which it is defined; null if it is unlimited or given
+  // by its grid.
   std::optional<int64_t> (*max_length)(const Component& component, int64_t otherwise) = nullptr;
-  // For modules: the number of coordinates per position in its calls; null: one, or any number.
+  // For modules: the number of coordinates per position in its calls; null if it is one or any
+  // number.
   int64_t (*axes)(const Component& component) = nullptr;
 
   Role role() const { return catalogue.role; }

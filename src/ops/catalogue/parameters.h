@@ -40,9 +40,11 @@ struct TokenProjection {
   // Whether it is computed from the tokens of keys, so that a cache stores it.
   bool of_keys = false;
   int64_t (*columns)(const Component& component, const ModuleShape& shape) = nullptr;
-  // The initial value of b (H,), with W = 0; null: no b, and W is initialised from N(0, 1 / dim).
+  // The initial value of b (H,), with W = 0. If null, there is no b, and W is initialised from N(0,
+  // 1 / dim).
   at::Tensor (*bias_start)(int64_t heads) = nullptr;
-  // Computes the tensor from the product (B, H, L, columns) in the computing type; null: identity.
+  // Computes the tensor from the product (B, H, L, columns) in the computing type; null means the
+  // identity.
   at::Tensor (*finish)(const at::Tensor& product) = nullptr;
 };
 
@@ -56,13 +58,14 @@ struct TensorUse {
   // For per-head values: whether they are learned if the specification does not set them.
   bool learned = true;
   bool of_values = false;  // whether it is added to the values
-  // Whether a component has the tensor; null: always.
+  // Whether a component has the tensor; null means always.
   bool (*present)(const Component& component) = nullptr;
-  // For modules: converts the stored tensor to the form that the operator reads; null: identity.
+  // For modules: converts the stored tensor to the form that the operator reads; null means the
+  // identity.
   at::Tensor (*expand)(const Component& component, const at::Tensor& held,
                        const CallLengths& lengths) = nullptr;
   // Whether the module stores the table itself, indexed like the parameter, rather than an input of
-  // `expand`; null: always.
+  // `expand`; null means always.
   bool (*holds_table)(const Component& component) = nullptr;
   // For modules: the projection that computes the tensor from tokens, instead of an initial value.
   std::optional<TokenProjection> projection = std::nullopt;
@@ -80,7 +83,7 @@ const char* IndexName(Index index);
 
 struct Parameter : CatalogueParameter {
   TensorUse tensor = {};
-  // For a choice of maps: the one for tokens that are already points; empty: none.
+  // For a choice of maps: the map for tokens that are already points; empty if there is none.
   std::string points = "";
 
   bool is_per_head() const { return kind == Kind::kHeads; }
@@ -98,7 +101,7 @@ struct Parameter : CatalogueParameter {
   Parameter Called(const char* other_name) const;
   // For shapes: the names of the lengths of its axes.
   Parameter OfAxes(std::vector<std::string> names) const;
-  // For a choice of maps: the one for tokens that are already points.
+  // For a choice of maps: sets the map for tokens that are already points.
   Parameter Points(const char* choice) const;
 };
 

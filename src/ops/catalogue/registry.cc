@@ -116,7 +116,8 @@ bool TakesDefault(const CatalogueEntry& entry, const Parameter& parameter) {
   return true;
 }
 
-// The fault of an entry's parameters, such as "with two parameters w"; empty: none.
+// Returns the fault of an entry's parameters, such as "with two parameters w"; empty if there is
+// none.
 std::string FaultOfParameters(const CatalogueEntry& entry,
                               const std::vector<Parameter>& parameters) {
   // The parameters of grids, which have the same kinds in all terms.
@@ -143,8 +144,8 @@ std::string FaultOfParameters(const CatalogueEntry& entry,
   return "";
 }
 
-// The first member required by the entry's role that it lacks, such as "a function `rotate`";
-// empty: none.
+// Returns the first missing member that the entry's role requires, such as "a function `rotate`";
+// empty if there is none.
 std::string LackOf(const SimilarityEntry& entry) {
   if (entry.map == nullptr) return "a function `map`";
   for (const Parameter* parameter : entry.other_head_parameters()) {
@@ -237,7 +238,7 @@ std::string ExcessOf(const PositionEntry& entry) {
   return "";
 }
 
-// The fault of an entry, such as "without a function `rotate`"; empty: none.
+// Returns the fault of an entry, such as "without a function `rotate`"; empty if there is none.
 template <class Entry>
 std::string FaultOf(const Entry& entry) {
   if (!IsName(entry.catalogue.name))

@@ -40,17 +40,18 @@ const PositionEntry* FindPositionEntry(const std::string& name);
 std::vector<const SimilarityEntry*> AllSimilarities();
 std::vector<const PositionEntry*> AllPositions();
 
-// The entry with that name; checks the component's keys and values. Throws c10::ValueError, listing
-// similar names and all known names.
+// Returns the entry with that name, and checks the component's keys and values. Throws
+// c10::ValueError, listing similar names and all known names.
 const SimilarityEntry& FindSimilarity(const Component& component);
 const PositionEntry& FindPosition(const Component& component);
-// The same for positions that act in attention. Throws, with a message that begins with
+// Like FindPosition, for positions that act in attention. Throws, with a message that begins with
 // `operation`, for a position that is added to embeddings; lists only positions that a
 // specification fully describes, with tables if the caller holds them.
 const PositionEntry& FindPositionInAttention(const char* operation, const Component& component,
                                              bool holds_tables);
 
-// The number of positions at which a sum is defined in a module; nullopt: unlimited.
+// Returns the number of positions at which a sum is defined in a module; nullopt if it is
+// unlimited.
 std::optional<int64_t> LongestSequence(const std::vector<Component>& components,
                                        int64_t max_length);
 

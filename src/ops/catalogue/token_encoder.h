@@ -25,7 +25,7 @@ struct TokenBatch {
   OptionalTensor lengths;  // (B,) integers: later tokens are padding
   // (B, N, dim): the embeddings of the N preceding tokens, the latest last.
   OptionalTensor before;
-  std::optional<at::Generator> generator;  // random generator for training; default: PyTorch's own
+  std::optional<at::Generator> generator;  // random generator for training (default: PyTorch's)
   // The sequences are a part of a batch of batch_size sequences, starting at first_sequence;
   // default: the whole batch.
   int64_t first_sequence = 0;
@@ -41,9 +41,9 @@ class TokenEncoder {
 
   // The tensors that a module stores for it, drawn from PyTorch's generator.
   virtual std::vector<ModuleTensor> Tensors() const { return {}; }
-  // The number of positions at which it is defined; nullopt: unlimited.
+  // Returns the number of positions at which it is defined; nullopt if it is unlimited.
   virtual std::optional<int64_t> max_length() const { return std::nullopt; }
-  // The number of preceding tokens that it reads.
+  // Returns the number of preceding tokens that it reads.
   virtual int64_t history() const { return 0; }
   // The encoding to add to the embeddings; broadcasts with them.
   virtual at::Tensor Encode(const std::vector<at::Tensor>& tensors,

@@ -20,7 +20,7 @@ struct MappedTokens {
   at::Tensor column_scalars = {};  // (C, B, Hkv, Lk), or undefined
   at::Tensor head_scalars = {};    // (S, H), or undefined
   // The constant that the pair function omits from the scores of a row, which broadcasts to (B, H,
-  // Lq); null: 0.
+  // Lq); null means 0.
   std::function<at::Tensor()> row_constant = nullptr;
 };
 

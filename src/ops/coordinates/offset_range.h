@@ -25,7 +25,7 @@ struct OffsetRange {
   at::Tensor QueryPositions(const at::TensorOptions& like) const;
   // p_i - p_j of every entry, int64: (entries,), or (B, 1, entries).
   at::Tensor Distances(const at::TensorOptions& like) const;
-  // The same in the dtype of a tensor.
+  // The distances in the dtype of a tensor.
   at::Tensor DistancesAs(const at::Tensor& like) const;
 };
 

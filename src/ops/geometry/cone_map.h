@@ -30,8 +30,8 @@ struct ConeTokens {
 ConeTokens CallConeMap(const at::Tensor& q, const at::Tensor& k, std::string_view function,
                        std::string_view map, double r);
 
-// The same for any map, as tokens of the pair function; the caller supplies the factor. For "exp",
-// where heights depend on all columns, cone_map processes the points with the map none.
+// Supports any map, and returns tokens of the pair function; the caller supplies the factor. For
+// "exp", where heights depend on all columns, cone_map processes the points with the map none.
 MappedTokens MapCones(const at::Tensor& q, const at::Tensor& k, const char* function,
                       const std::string& map, double r);
 

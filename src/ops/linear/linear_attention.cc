@@ -67,7 +67,7 @@ at::Tensor BlockSums(const at::Tensor& query, const at::Tensor& key, const at::T
   return Ungroup(Group(query, Concrete(key.sym_size(1))).matmul(state), heads);
 }
 
-// The same, through the products of queries and keys.
+// Computes the same sum through the products of queries and keys.
 at::Tensor BlockProducts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   const int64_t heads = Concrete(query.sym_size(1));
   const at::Tensor products = Group(query, Concrete(key.sym_size(1))).matmul(key.transpose(3, 4));

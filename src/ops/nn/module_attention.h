@@ -50,8 +50,8 @@ at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::T
                            const ModuleTerms& terms, at::TensorList tensors,
                            const CallArguments& arguments);
 
-// The same for keys that TurnedKeys has rotated. If new_keys (B, Hkv, n, D) are given, they are
-// rotated first and overwrite the last n rows of k, without recording gradients.
+// Like ModuleAttention, for keys that TurnedKeys has rotated. If new_keys (B, Hkv, n, D) are given,
+// they are rotated first and overwrite the last n rows of k, without recording gradients.
 at::Tensor ModuleAttentionOfTurnedKeys(const at::Tensor& q, const at::Tensor& k,
                                        const at::Tensor& v, const ModuleTerms& terms,
                                        at::TensorList tensors, const OptionalTensor& new_keys,

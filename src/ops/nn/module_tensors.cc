@@ -96,7 +96,7 @@ void CheckCallOnce(const ModuleTerms& terms, const ModuleShape& shape,
   });
 }
 
-// The same for the positions without user-supplied tables.
+// Like CheckCall, for the positions without user-supplied tables.
 void CheckOthers(const ModuleTerms& terms, const std::string& positions, const ModuleShape& shape,
                  at::TensorList given) {
   std::vector<at::Tensor> kept;

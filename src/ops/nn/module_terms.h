@@ -40,7 +40,7 @@ class ModuleTerms {
     double number = 0;         // for kNumber
     bool is_given = false;     // whether the user supplied a tensor
     bool keeps_start = false;  // per-head parameters: whether the module stores the initial value
-    // The index of the position's component; -1: the similarity.
+    // The index of the position's component; -1 for the similarity.
     int64_t component = -1;
     // The prefix of its tensor names, such as "gamma" or "alibi2_slopes"; the parts, in order; and
     // the indices of its tensors within the module and within a call (ProjectTokens).

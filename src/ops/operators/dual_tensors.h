@@ -37,7 +37,7 @@ inline at::Tensor Duals(const at::Tensor& values, const at::Tensor& tangents) {
 inline at::Tensor Duals(const OptionalTensor& values, const OptionalTensor& tangents) {
   return Duals(OrUndefined(values), OrUndefined(tangents));
 }
-// The same for a gradient, which may be absent although its tangent is present.
+// Like Duals, for a gradient, which may be absent although its tangent is present.
 inline at::Tensor DualsOfGradient(const OptionalTensor& gradient, const OptionalTensor& tangents) {
   if (gradient || !tangents) return Duals(gradient, tangents);
   return Duals(at::zeros_like(*tangents), *tangents);

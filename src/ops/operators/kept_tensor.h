@@ -14,11 +14,11 @@ namespace gnomon {
 at::Tensor KeptTensor(const std::string& key, const at::Tensor& q,
                       const std::function<at::Tensor()>& make);
 
-// A per-head tensor filled with a number, in the compute dtype.
+// Returns a per-head tensor filled with a number, in the compute dtype.
 at::Tensor HeadNumber(const at::Tensor& q, double number);
 
-// The same as a scalar tensor. PyTorch would create one, with three calls, for every product with a
-// number.
+// Returns the number as a scalar tensor. PyTorch would create such a tensor, with three calls, for
+// every product with a number.
 at::Tensor KeptNumber(const at::Tensor& q, double number);
 
 }  // namespace gnomon

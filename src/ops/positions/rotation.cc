@@ -138,8 +138,8 @@ class RotationFunction : public torch::autograd::Function<RotationFunction> {
   }
 };
 
-// `block`: the number of columns whose two halves form pairs; 0: pairs are adjacent. The result is
-// `to`, if defined, which may be x.
+// `block`: the number of columns whose two halves form pairs; 0 if pairs are adjacent. The result
+// is `to`, if defined, which may be x.
 at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back,
                       const at::Tensor& to) {
   const at::Tensor turned = BelowAutograd([&] {
