@@ -11,7 +11,7 @@
 namespace gnomon::cli {
 namespace {
 
-// Support that all entries have.
+// Features that all entries support.
 constexpr const char* kSupport =
     "Every entry has forward and backward passes on the CPU. In attention(), float32, bfloat16 and "
     "float16 use fused kernels with float32 accumulation, and float64 uses separate fused "

@@ -34,7 +34,7 @@ std::filesystem::path UnfinishedRuns(const std::filesystem::path& folder);
 
 // Callbacks for the progress of a run.
 struct RunEvents {
-  std::function<void(int64_t step)> started = [](int64_t) {};  // step > 0: the run resumes
+  std::function<void(int64_t step)> started = [](int64_t) {};  // the run resumes if step > 0
   std::function<void(int64_t step, double loss)> step = [](int64_t, double) {};
   std::function<void(int64_t step, double loss)> point = [](int64_t, double) {};  // of the curve
   std::function<void()> evaluating = [] {};

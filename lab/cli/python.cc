@@ -69,7 +69,7 @@ std::vector<char*> Pointers(std::vector<std::string>& words) {
 }
 
 struct Outcome {
-  int code = -1;  // -1: it could not be started
+  int code = -1;  // -1 if it could not be started
   std::string output;
   std::string errors;
 };

@@ -125,7 +125,7 @@ class VisionTransformerImpl : public torch::nn::Module {
 TORCH_MODULE(VisionTransformer);
 
 // Returns the same model and weights for images of a different size, whose tokens form a different
-// grid. Returns nothing if its position has parameters for each place of the original grid.
+// grid. Returns nothing if its position has parameters for each cell of the original grid.
 std::optional<VisionTransformer> ForSize(const VisionTransformer& model,
                                          const std::vector<int64_t>& size);
 

@@ -24,7 +24,7 @@ void CheckTrainingOptions(const TrainingOptions& options, int64_t processes) {
 
 namespace {
 
-// The constant schedule decays the learning rate in the last 1 / kDecayPart of the training.
+// The constant schedule decays the learning rate in the last 1 / kDecayPart of the training run.
 constexpr int64_t kDecayPart = 5;
 
 }  // namespace

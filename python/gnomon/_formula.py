@@ -461,7 +461,7 @@ def definition_of(
         text: the definition's descriptive strings, "kTitle" and so on.
 
     Raises:
-        ValueError: the formula is invalid; the message continues "formula is '...': ".
+        ValueError: the formula is invalid; the message is appended to "formula is '...': ".
     """
     try:
         tree = ast.parse(formula.strip(), mode="eval").body

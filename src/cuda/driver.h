@@ -73,7 +73,7 @@ class CurrentContext {
   CurrentContext(const CurrentContext&) = delete;
   CurrentContext& operator=(const CurrentContext&) = delete;
 
-  // A number that is unique among all contexts that this process has ever had, if the driver
+  // A number that is unique among all contexts that this process has ever created, if the driver
   // provides one.
   uint64_t id() const { return id_; }
 

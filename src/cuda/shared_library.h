@@ -7,7 +7,7 @@
 
 namespace gnomon::cuda {
 
-// An error of the machine or of a kernel, not of an argument.
+// An error caused by the machine or a kernel rather than by an argument.
 class CudaError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -33,7 +33,7 @@ namespace gnomon::nn {
 // any rotation or map, and the other tensors that a position projects from keys, (B, H, L, ...).
 //
 // Without gradients, the tensors are views of larger ones, and tokens are appended in place.
-// Copying a cache costs nothing, and copies are independent.
+// Copying a cache does not copy its tensors, and copies are independent.
 struct KVCache {
   torch::Tensor k;
   torch::Tensor v;

@@ -12,7 +12,7 @@ Arrays: TypeAlias = dict[str, Array]
 
 
 class WrongFileError(ValueError):
-    """An error in a file's contents; its message continues the file's name."""
+    """An error in a file's contents; its message is appended to the file's name."""
 
 
 def fault_of(path: object, fault: object) -> str:

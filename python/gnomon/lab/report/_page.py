@@ -84,7 +84,7 @@ BUSY = 0.1
 
 
 def busy(results: dict[str, Any]) -> str:
-    """Returns a warning if other programs used much CPU time, otherwise an empty string."""
+    """Returns a warning if other programs used a lot of CPU time, otherwise an empty string."""
     shares = [r["others"] for r in results["runs"] if r.get("others") is not None]
     if not shares or max(shares) <= BUSY:
         return ""
