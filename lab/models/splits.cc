@@ -13,7 +13,7 @@ void CheckSplits(const std::vector<std::string>& splits) {
   for (const std::string& split : splits) {
     if (!seen.insert(split).second) throw Error(StrCat("--splits: ", split, " is given twice"));
   }
-  if (seen.empty()) throw Error("--splits: the list is empty; expected at least one");
+  if (seen.empty()) throw Error("--splits: the list is empty; expected at least one split");
 }
 
 void HoldOutValid(std::vector<std::string>* splits) {

@@ -31,8 +31,7 @@ void CheckTransformer(const std::string& where, int64_t dim, int64_t heads, doub
   if (dim % heads != 0) {
     throw Error(StrCat(where, ": dim is ", dim, "; expected a multiple of heads, ", heads));
   }
-  if (dropout == 1)
-    throw Error(StrCat(where, ": dropout is 1; expected at least 0, and less than 1"));
+  if (dropout == 1) throw Error(StrCat(where, ": dropout is 1; expected a probability below 1"));
 }
 
 bool IsGated(const std::string& activation) {

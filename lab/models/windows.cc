@@ -16,7 +16,7 @@ void CheckLengths(const std::vector<int64_t>& lengths) {
     }
     if (!seen.insert(length).second) throw Error(StrCat("--lengths: ", length, " is given twice"));
   }
-  if (lengths.empty()) throw Error("--lengths: the list is empty; expected at least one");
+  if (lengths.empty()) throw Error("--lengths: the list is empty; expected at least one length");
 }
 
 torch::Tensor Windows(const TokenText& text, const int64_t* starts, int64_t count, int64_t length) {

@@ -363,7 +363,8 @@ torch::Tensor DiffusionLearner::Probe() {
   const DiffusionModelOptions& options = model_->options();
   if (model_->max_length() && *model_->max_length() < model_->tokens()) {
     throw Error(StrCat("the position is defined only up to length ", *model_->max_length(),
-                       ", but an image has ", model_->tokens(), " patches"));
+                       ", but an image has ", model_->tokens(),
+                       " patches; choose a position without a maximum length"));
   }
   return model_->forward(torch::ones({1, options.channels, options.size[0], options.size[1]}),
                          torch::zeros({1}, torch::kLong), torch::zeros({1}, torch::kLong));

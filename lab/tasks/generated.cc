@@ -305,7 +305,8 @@ torch::Tensor GeneratedLearner::Probe() {
   const std::optional<int64_t> longest = model_->max_length();
   if (longest && *longest < options.max_length) {
     throw Error(StrCat("the position is defined only up to length ", *longest,
-                       ", but the longest rows have ", options.max_length, " tokens"));
+                       ", but the longest rows have ", options.max_length,
+                       " tokens; choose a position without a maximum length"));
   }
   // A position on a grid has a maximum length and needs tokens for the entire grid.
   const int64_t length = longest ? options.max_length : std::min<int64_t>(8, options.max_length);

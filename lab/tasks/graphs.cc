@@ -186,7 +186,7 @@ void GraphsTask::Settle(Command /*command*/, bool /*is_resumed*/,
                         const TrainingOptions* /*training*/) {
   for (const auto& [flag, value] : {std::pair("--dropout", model_.dropout),
                                     std::pair("--attention-dropout", model_.attention_dropout)}) {
-    if (value == 1) throw Error(StrCat(flag, " is 1; expected less"));
+    if (value == 1) throw Error(StrCat(flag, " is 1; expected a probability below 1"));
   }
   CheckSplits(evaluation_.splits);
 }
@@ -379,7 +379,7 @@ std::string GraphsTask::TrainedAs(const TrainingOptions& training) const {
 
 torch::Tensor GraphsLearner::Probe() {
   if (terms_.position != "none") {
-    throw Error("the nodes of a graph have no order; the only position is 'none'");
+    throw Error("the nodes of a graph have no order; expected the position 'none'");
   }
   // The probe graph has two nodes and one edge.
   const GraphNetworkOptions& options = task_.model();

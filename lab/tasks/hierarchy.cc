@@ -488,7 +488,7 @@ std::string HierarchyTask::TrainedAs(const TrainingOptions& training) const {
 
 torch::Tensor HierarchyLearner::Probe() {
   if (terms_.position != "none")
-    throw Error("the nodes of a hierarchy have no order; the only position is 'none'");
+    throw Error("the nodes of a hierarchy have no order; expected the position 'none'");
   const torch::Tensor nodes = torch::arange(std::min<int64_t>(8, task_.model().nodes));
   return model_->ScoreAncestors(nodes.expand({nodes.size(0), -1}), nodes);
 }

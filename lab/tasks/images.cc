@@ -300,7 +300,8 @@ class ImageLearner final : public Learner {
     const int64_t tokens = options.grid().tokens();
     if (model_->max_length() && *model_->max_length() < tokens) {
       throw Error(StrCat("the position is defined only up to length ", *model_->max_length(),
-                         ", but an image has ", tokens, " tokens"));
+                         ", but an image has ", tokens,
+                         " tokens; choose a position without a maximum length"));
     }
     std::vector<int64_t> shape = {1, options.channels};
     shape.insert(shape.end(), options.size.begin(), options.size.end());

@@ -350,7 +350,8 @@ class MusicLearner final : public Learner {
     const std::optional<int64_t> most = model_->max_length();
     if (most && *most < options.max_length) {
       throw Error(StrCat("the position is defined only up to length ", *most,
-                         ", which is less than the training length, ", options.max_length));
+                         ", which is less than the training length, ", options.max_length,
+                         "; choose a position without a maximum length"));
     }
     // A position on a grid has a maximum length and needs tokens for the entire grid.
     const int64_t length = most ? options.max_length : std::min<int64_t>(8, options.max_length);

@@ -282,7 +282,8 @@ class SpeechTask final : public Task {
   void Settle(Command command, bool /*is_resumed*/, const TrainingOptions* /*training*/) override {
     is_trained_ = command != Command::kEval;
     const std::vector<int64_t>& utterances = sequences_.utterances;
-    if (utterances.empty()) throw Error("--utterances: the list is empty; expected at least one");
+    if (utterances.empty())
+      throw Error("--utterances: the list is empty; expected at least one number");
     std::set<int64_t> seen;
     for (const int64_t count : utterances) {
       if (!seen.insert(count).second)
@@ -463,7 +464,7 @@ torch::Tensor SpeechLearner::Probe() {
     throw Error(StrCat("the position is defined only up to length ", *most,
                        ", but training sequences "
                        "can have up to ",
-                       options.max_length, " tokens"));
+                       options.max_length, " tokens; choose a position without a maximum length"));
   }
   // The probe runs sequences of different lengths, in a batch and separately.
   const auto sound = [&](int64_t tokens) {

@@ -269,7 +269,8 @@ torch::Tensor TextLearner::Probe() {
   const std::optional<int64_t> most = model_->max_length();
   if (most && *most < options.max_length) {
     throw Error(StrCat("the position is defined only up to length ", *most,
-                       ", which is less than the training length, ", options.max_length));
+                       ", which is less than the training length, ", options.max_length,
+                       "; choose a position without a maximum length"));
   }
   CheckMemory(model_, std::max(memory_.max_length, task_.evaluated().memory));
   // A position on a grid has a maximum length and needs tokens for the entire grid.

@@ -606,7 +606,8 @@ torch::Tensor TranslationLearner::Probe() {
   const std::optional<int64_t> most = model_->max_length();
   if (most && *most < options.max_length) {
     throw Error(StrCat("the position is defined only up to length ", *most,
-                       ", which is less than --max-length, ", options.max_length));
+                       ", which is less than --max-length, ", options.max_length,
+                       "; choose a position without a maximum length, or a smaller --max-length"));
   }
   // The probe has two sentences of different lengths, with more target tokens than source tokens.
   const int64_t source = std::min<int64_t>(5, options.max_length);

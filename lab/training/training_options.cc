@@ -14,7 +14,8 @@ void CheckTrainingOptions(const TrainingOptions& options, int64_t processes) {
   CheckRanges(checked.Options(), "training");
   if (options.batch < processes) {
     throw Error(StrCat("training: batch is ", options.batch,
-                       "; expected at least one for each of the ", processes, " processes"));
+                       "; expected at least one example for each of the ", processes,
+                       " processes"));
   }
   if (options.warmup > options.steps) {
     throw Error(StrCat("training: warmup is ", options.warmup, "; expected at most the ",
