@@ -261,7 +261,8 @@ std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
   const int64_t tokens = text.size();
   if (tokens <= longest) {
     throw Error(StrCat("evaluation: the text has ", tokens, " tokens, but windows of ", longest,
-                       " tokens need ", longest + 1, "; use a longer text or shorter windows"));
+                       " tokens need at least ", longest + 1,
+                       "; use a longer text or shorter windows"));
   }
   // A memory larger than the text has no effect.
   memory = std::min(memory, tokens);

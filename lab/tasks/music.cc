@@ -154,7 +154,8 @@ Pieces ReadPieces(const Arrays& arrays, const std::string& part) {
   Pieces all;
   for (size_t n = 0; n < pieces.size(); ++n) {
     if (pieces[n].empty()) {
-      throw Error(StrCat(arrays.path(), ": the array '", name, "' has no steps in piece ", n));
+      throw Error(StrCat(arrays.path(), ": the array '", name, "' contains no steps for piece ", n,
+                         "; remove empty pieces"));
     }
     std::vector<int64_t> events = {kBound};
     for (const torch::Tensor& step : pieces[n])

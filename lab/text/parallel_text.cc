@@ -208,7 +208,7 @@ ParallelText ReadParallelText(const fs::path& folder, const std::string& source_
       if (file == files.end()) {
         throw Error(StrCat(folder.string(), ": the split '", name, "' has ",
                            other->second.filename().string(), " but no file for '", *language,
-                           "'"));
+                           "'; add this file"));
       }
     }
     ParallelPart part = {name, ReadLines(source->second), ReadLines(target->second)};

@@ -327,7 +327,8 @@ def nested_attention(
     for name in arguments:
         if name not in VarlenArguments.__optional_keys__:
             raise NotImplementedError(
-                f"gnomon.{operator}: {name} is not supported with nested tensors; supported: "
+                f"gnomon.{operator}: {name} is not supported with nested tensors; supported "
+                "arguments: "
                 f"{', '.join(sorted(VarlenArguments.__optional_keys__))}"
             )
     values, ends = [], []
@@ -393,7 +394,8 @@ def nested_module(
     for name, given in {**others, **arguments}.items():
         if given is not None and name not in known:
             raise NotImplementedError(
-                f"gnomon.{operator}: {name} is not supported with nested tensors; supported: "
+                f"gnomon.{operator}: {name} is not supported with nested tensors; supported "
+                "arguments: "
                 f"{', '.join(known)}"
             )
     axes = "(batch, length, embed_dim)"

@@ -468,17 +468,17 @@ ERRORS = {
     "num_features with elu": (
         {"num_features": 8},
         ValueError,
-        'num_features applies only to the feature favor; feature is "elu"',
+        'num_features applies only to the feature favor, but feature is "elu"',
     ),
     "seed with relu": (
         {"feature": "relu", "seed": 0},
         ValueError,
-        'seed applies only to the feature favor; feature is "relu"',
+        'seed applies only to the feature favor, but feature is "relu"',
     ),
     "projection with elu": (
         {"projection": torch.randn(5, 8)},
         ValueError,
-        'projection applies only to the feature favor; feature is "elu"',
+        'projection applies only to the feature favor, but feature is "elu"',
     ),
     "a float as seed": ({"seed": 1.0}, TypeError, "seed is a float; expected an integer, or None"),
     "seed and projection": (

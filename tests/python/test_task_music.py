@@ -291,7 +291,7 @@ ARRAYS = {"pieces": np.arange(24).reshape(8, 3), "pieces_lengths": np.array([3, 
         (ARRAYS | {"pieces": np.full((8, 3), 0.5)}, "has dtype Double; expected integers"),
         (ARRAYS | {"pieces": np.arange(8)}, "has shape [8]; expected 2 axes"),
         (ARRAYS | {"pieces_lengths": np.array([3, 4])}, "sums to 7, but 'valid.pieces' has 8 rows"),
-        (ARRAYS | {"pieces_lengths": np.array([8, 0])}, "has no steps in piece 1"),
+        (ARRAYS | {"pieces_lengths": np.array([8, 0])}, "contains no steps for piece 1"),
         ({"pieces": np.arange(24)}, "has shape [24]; expected 3 axes"),
         ({"notes": np.arange(24)}, "the array 'valid.pieces' is missing"),
         (

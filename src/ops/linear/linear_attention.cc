@@ -292,7 +292,8 @@ void CheckArguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
         std::pair("seed", arguments.seed.has_value()),
         std::pair("projection", arguments.projection.has_value())}) {
     TORCH_CHECK_VALUE(is_favor || !is_given, kLinearAttention, ": ", name,
-                      " applies only to the feature favor; feature is \"", arguments.feature, "\"");
+                      " applies only to the feature favor, but feature is \"", arguments.feature,
+                      "\"; leave it out");
   }
   TORCH_CHECK_VALUE(!arguments.causal || q.sym_size(2) == k.sym_size(2), kLinearAttention,
                     ": causal is True, but Lq = ", q.sym_size(2), " and Lk = ", k.sym_size(2),

@@ -17,7 +17,9 @@ def load(folder: pathlib.Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(results, dict) or results.get("format") != 1:
-        raise ValueError(f"{path} is not the record of a comparison in format 1")
+        raise ValueError(
+            f"{path} is not a valid record of a comparison; expected a results.json in format 1"
+        )
     needed = {"settings", "summary", "runs", "data", "sessions", "versions"}
     missing = needed - results.keys()
     if missing:
