@@ -449,7 +449,8 @@ void HierarchyTask::CheckData(const TrainingOptions* /*training*/) const {
     throw Error(StrCat(path_, ": there are no ", split, " pairs, which --splits ",
                        Join(splits(), ","), " needs: ",
                        is_held_out ? "the array 'test.pairs' is missing"
-                                   : "--held-out is 0 or too few pairs are implied by others"));
+                                   : "--held-out is 0 or too few pairs are implied by others; "
+                                     "increase --held-out, or add valid.pairs and test.pairs"));
   }
 }
 

@@ -151,7 +151,7 @@ def test_cutoffs_may_exceed_the_number_of_bytes(tmp_path):
     table = load_file(tmp_path / "run/checkpoint.safetensors")["model.embedding.table_1"]
     assert table.shape == (280, 32 // 4)
     printed = refused(*arguments, "--adaptive", "20,3000", "--out", "none", cwd=tmp_path)
-    assert "expected increasing numbers from 1 to 3" in printed
+    assert "expected increasing numbers from 1 to " in printed
     assert not (tmp_path / "none").exists()
 
 

@@ -146,7 +146,7 @@ def test_held_out_pairs_follow_from_the_others(folder, tmp_path):
     parents = {"train.pairs": np.array(PARENTS)}
     save_file(parents, tmp_path / "tree.safetensors")
     line = refused(*TRAIN, "--out", "none", cwd=tmp_path)
-    assert "too few pairs are implied by others; increase --held-out" in line
+    assert "too few pairs are implied by others" in line
 
 
 def test_cones_learn_a_tree_in_two_dimensions(folder, tmp_path):
