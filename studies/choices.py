@@ -56,7 +56,7 @@ STUDY = Study(
     ),
     claims=(
         Claim(
-            "QK-norm lowers the loss of RoPE, at the training length and beyond.",
+            "QK-norm lowers the loss of RoPE at the training length and beyond.",
             against("rope+qk_norm", "rope", SHORT, 256, LONG),
             why=(
                 "Beyond the training length, QK-norm lowers the mean loss (from 2.244 to 1.970 at "
@@ -66,7 +66,7 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "A sink lowers the loss of RoPE and of ALiBi, at the training length and beyond.",
+            "A sink lowers the loss of RoPE and of ALiBi at the training length and beyond.",
             (
                 *against("rope+sink", "rope", SHORT, LONG),
                 *against("alibi+sink", "alibi", SHORT, LONG),
@@ -78,7 +78,7 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "An output gate lowers the loss of RoPE, at the training length and beyond.",
+            "An output gate lowers the loss of RoPE at the training length and beyond.",
             against("rope+gate", "rope", SHORT, LONG),
             why=(
                 "At the training length, the gate lowers the loss for two of three seeds. At 512 "
@@ -99,8 +99,8 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "RoPE with a forget gate has a lower loss than RoPE, and than RoPE with a learned "
-            "HyPE bias, at the training length and beyond.",
+            "RoPE with a forget gate has a lower loss than RoPE alone or with a learned HyPE "
+            "bias, at and beyond the training length.",
             (
                 *against("rope+forget", "rope", SHORT, LONG),
                 *against("rope+forget", HYPE, SHORT, LONG),

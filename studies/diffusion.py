@@ -129,7 +129,7 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "Any position has a lower loss than none.",
+            "Every positional encoding has a lower loss than no positional encoding.",
             tuple(
                 Contrast(f"dot/{position}", "0-999", "dot/none", "0-999")
                 for position in (

@@ -142,8 +142,7 @@ STUDY = Study(
     ),
     claims=(
         Claim(
-            "Models without positions are better than models with RoPE, at 100 and 500 symbols "
-            "(recall: 80 and 120).",
+            "Models without positions are better than models with RoPE at both longer lengths.",
             contrasts("dot/none", "dot/rope"),
             why=(
                 "Both models learn to sort 40 symbols (with a mean accuracy of 0.84), and the "
@@ -158,8 +157,8 @@ STUDY = Study(
         ),
         Claim(
             (
-                "Models without positions are better than models with sinusoids, at 100 and 500 "
-                "symbols (recall: 80 and 120)."
+                "Models without positions are better than models with sinusoids at both longer "
+                "lengths."
             ),
             contrasts("dot/none", "dot/sinusoidal"),
             why=(
@@ -173,7 +172,7 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "ALiBi is better than RoPE, at 100 and 500 symbols (recall: 80 and 120).",
+            "ALiBi is better than RoPE at both longer lengths.",
             contrasts("dot/alibi", "dot/rope"),
             why=(
                 "At 40 symbols, both models learn to copy and to sort, and at longer lengths ALiBi "
@@ -187,8 +186,7 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "Models without positions are better than models with ALiBi, at 100 and 500 symbols "
-            "(recall: 80 and 120).",
+            "Models without positions are better than models with ALiBi at both longer lengths.",
             contrasts("dot/none", "dot/alibi"),
             why=(
                 "At 40 symbols, both models learn sorting and bucket sort. When sorting 100 "
@@ -201,7 +199,7 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "Random positions improve RoPE and sinusoids, at 100 and 500 symbols.",
+            "Random positions improve RoPE and sinusoids at both longer lengths.",
             at_random(""),
             why=(
                 "With random positions, RoPE learns copying and reversing more slowly: at 40 "
@@ -214,8 +212,8 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "RoPE and sinusoids with random positions are better than no position, at 100 and 500 "
-            "symbols.",
+            "RoPE and sinusoids with random positions are better than no position at both longer "
+            "lengths.",
             at_random("dot/none"),
             why=(
                 "In copying and reversing, which are hardly learned without positions, random "
@@ -228,8 +226,8 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "RoPE and sinusoids with random positions are better than ALiBi, at 100 and 500 "
-            "symbols.",
+            "RoPE and sinusoids with random positions are better than ALiBi at both longer "
+            "lengths.",
             at_random("dot/alibi"),
             why=(
                 "In reversing and bucket sort, random positions have a higher mean accuracy in "
@@ -242,7 +240,7 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "A learned HyPE bias improves RoPE, at 100 and 500 symbols (recall: 80 and 120).",
+            "A learned HyPE bias improves RoPE at both longer lengths.",
             contrasts("dot/rope+hype:tau=learned", "dot/rope"),
             why=(
                 "At 40 symbols, the accuracies with and without the bias are similar. At 500 "
@@ -257,8 +255,7 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "A forget gate is better than no position, at 100 and 500 symbols (recall: 80 and "
-            "120).",
+            "A forget gate is better than no position at both longer lengths.",
             contrasts("dot/forget", "dot/none"),
             why=(
                 "With the gate, one of three seeds learns to copy 40 symbols, two seeds learn to "

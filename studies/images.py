@@ -115,8 +115,8 @@ STUDY = Study(
         ),
         Claim(
             (
-                "Mixed RoPE, with learned per-head frequencies, is better than axial RoPE, at the "
-                "training size and on digits of 44 pixels."
+                "Mixed RoPE, with learned per-head frequencies, is better than axial RoPE at the "
+                "training size and on 44-pixel digits."
             ),
             tuple(Contrast(f"dot/{MIXED}", at, f"dot/{ROPE}", at, "accuracy") for at in (28, 44)),
             why=(
@@ -144,7 +144,7 @@ STUDY = Study(
         ),
         Claim(
             "Models with distance biases, or without positions, are better than those with RoPE "
-            "or sinusoids on digits of 44 pixels.",
+            "or sinusoids on 44-pixel digits.",
             tuple(
                 Contrast(f"dot/{left}", 44, f"dot/{other}", 44, "accuracy")
                 for left in (ALIBI, HYPE, "none")
@@ -152,7 +152,7 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "On digits of 44 pixels CAPE is better than distance biases, and these are better than "
+            "On 44-pixel digits, CAPE is better than distance biases, and these are better than "
             "no position.",
             tuple(
                 Contrast(f"dot/{left}", 44, f"dot/{right}", 44, "accuracy")

@@ -119,7 +119,7 @@ STUDY = Study(
         ),
         Claim(
             (
-                "RoPE with a learned HyPE bias is better than RoPE or distance biases alone, at "
+                "RoPE with a learned HyPE bias is better than RoPE or distance biases alone at "
                 "eight times the training length."
             ),
             tuple(against(BOTH, other) for other in ("rope", *BIASES)),

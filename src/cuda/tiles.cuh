@@ -35,7 +35,10 @@ GNOMON_DEVICE void MultiplyRows(float (&s)[kTiles][4], const Operand (&own)[kOwn
   const int warp = Thread() / 32;
   // Operands in registers require full unrolling. For operands in shared memory, it would load all
   // of them at once and exhaust the registers.
+// In the emulation, kOwn is not a constant.
+#ifndef GNOMON_CUDA_EMULATION
 #pragma unroll(C::kOwn != 0 ? 32 : 4)
+#endif
   for (int k = 0; k < columns / Depth<C>(); ++k) {
     Operand left;
     if (C::kOwn == 0) LoadLeft<C>(left, own_tile, row_bytes, 16 * warp, k);
