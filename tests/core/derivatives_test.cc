@@ -151,7 +151,7 @@ Results<double> RunReference(const Directed& p) {
 
   Results<double> all;
   for (const auto& [name, duals] : results) {
-    const auto push = [&](const std::string& to, double Dual::* part) {
+    const auto push = [&, duals = duals](const std::string& to, double Dual::* part) {
       all[to] = {};
       for (const Dual& dual : duals) all[to].push_back(dual.*part);
     };

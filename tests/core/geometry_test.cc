@@ -65,7 +65,7 @@ template <class Height>
 double LowestCommonAncestor(const Token& a, const Token& b, const Height& height) {
   const auto [left, right] = std::minmax(a.x, b.x);
   const auto [front, back] = std::minmax(a.y, b.y);
-  return Least(left - 0.1, right + 0.1, [&](double x) {
+  return Least(left - 0.1, right + 0.1, [&, front = front, back = back](double x) {
     return Least(front - 0.1, back + 0.1, [&](double y) {
       const Token p = {x, y, 0};
       return std::max(height(p, a), height(p, b));

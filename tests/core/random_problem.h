@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <cstdlib>
 #include <limits>
 #include <map>
@@ -245,8 +246,8 @@ inline std::vector<int32_t> Documents(int64_t batch, int64_t count, int64_t leng
 template <class T>
 using Results = std::map<std::string, std::vector<T>>;
 
-// g++ before 13 has no _Float16 for Arm.
-#ifdef __aarch64__
+// GCC before 13 has no _Float16 for Arm, and Clang before 15 has none for x86.
+#if defined(__aarch64__) || (defined(__clang__) && __clang_major__ < 15)
 using Float16 = __fp16;
 #else
 using Float16 = _Float16;
@@ -263,11 +264,16 @@ inline uint16_t ToBits(float number, TokenType type) {
   if (type == TokenType::kBFloat16) {
     return static_cast<uint16_t>(std::bit_cast<uint32_t>(RoundToBfloat16(number)) >> 16);
   }
-  return std::bit_cast<uint16_t>(static_cast<Float16>(number));
+  const auto half = static_cast<Float16>(number);
+  uint16_t bits = 0;
+  std::memcpy(&bits, &half, sizeof(bits));
+  return bits;
 }
 inline float FromBits(uint16_t bits, TokenType type) {
   if (type == TokenType::kBFloat16) return std::bit_cast<float>(uint32_t{bits} << 16);
-  return static_cast<float>(std::bit_cast<Float16>(bits));
+  Float16 half;
+  std::memcpy(&half, &bits, sizeof(half));
+  return static_cast<float>(half);
 }
 
 // A float array as tokens of a type that represents its values; owns the 16-bit copy.
