@@ -18,6 +18,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from gnomon.lab.report.__main__ import main as report_main
+
 pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -202,16 +204,14 @@ def test_report_is_self_contained_and_a_function_of_the_results(comparison, tmp_
     ("content", "part"),
     [(None, "cannot read"), ("{", "not JSON"), ("{}", "format 1"), ('{"format": 1}', "lacks")],
 )
-def test_report_rejects_invalid_records(tmp_path, content, part):
+def test_report_rejects_invalid_records(tmp_path, capsys, content, part):
     if content is not None:
         (tmp_path / "results.json").write_text(content)
-    done = subprocess.run(
-        [sys.executable, "-m", "gnomon.report", tmp_path], capture_output=True, text=True,
-        timeout=SECONDS,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert part in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    with pytest.raises(SystemExit, match="2"):
+        report_main([str(tmp_path)])
+    message = capsys.readouterr().err
+    assert part in message
+    assert len(message.splitlines()) == 1
 
 
 def test_compare_without_python_keeps_results_and_says_so(folder, tmp_path):

@@ -191,8 +191,7 @@ def test_formats_of_missing_libraries_are_rejected_in_one_line(tmp_path, capsys,
     line = refusal(capsys, tmp_path / "out", tmp_path / "x.flac")
     assert (
         "require soundfile, but the package cannot be imported; run: pip install soundfile, or "
-        "pip install 'gnomon[data]'"
-        in line
+        "pip install 'gnomon[data]'" in line
     )
     line = refusal(capsys, tmp_path / "out", tmp_path / "x.png")
     assert line == (
@@ -210,7 +209,7 @@ def test_formats_of_missing_libraries_are_rejected_in_one_line(tmp_path, capsys,
         floats[1] = wrong
         put(tmp_path, {"x.wav": header + floats.tobytes()})
         line = refusal(capsys, tmp_path / "out", tmp_path / "x.wav")
-        assert line == f"has {word} at sample 1; expected finite numbers"
+        assert line == f"contains {word} at sample 1; expected finite numbers"
 
 
 GREY, COLOUR = pixels_of(5, 7), pixels_of(5, 7, 3)

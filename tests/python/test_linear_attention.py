@@ -300,9 +300,7 @@ def test_low_precision_rounds_only_inputs_and_outputs(dtype):
         assert torch.equal(o, exact.to(dtype))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pairwise(feature=FEATURES, causal=[False, True], dynamic=[False, True])
 def test_compile(feature, causal, dynamic):
     torch.compiler.reset()
 
@@ -390,7 +388,7 @@ def test_opcheck():
     torch.library.opcheck(ops.causal_sums, (x, y, y, True), test_utils=CHECKS)
     torch.library.opcheck(ops.causal_linear, (x, y, y, "elu"), test_utils=CHECKS)
     q = torch.randn(1, 2, 9, 4, requires_grad=True)
-    for feature, causal in (("elu", False), ("favor", True)):
+    for feature, causal in (("elu", False), ("relu", True)):
         torch.library.opcheck(
             ops.linear_attention,
             (q, q, q, feature, "rope", causal, None, None, None, None, None),
@@ -410,9 +408,9 @@ q, k, v = (torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3))
 o = gnomon.linear_attention(q, k, v, sys.argv[2], gnomon.position.RoPE(), True)
 o.sum().backward()
 """
-    peaks = [peak_memory(before, step, length, feature) for length in (16384, 32768)]
-    # One weight matrix for two heads would take 8.6 GB.
-    assert 10_000 < peaks[1] < 2_000_000
+    peaks = [peak_memory(before, step, length, feature) for length in (8192, 16384)]
+    # One weight matrix for two heads would take 2.1 GB.
+    assert 5_000 < peaks[1] < 1_000_000
     assert peaks[1] < 2.3 * peaks[0]
 
 

@@ -310,7 +310,7 @@ def test_lift_and_centroid():
         (
             lambda: lorentz.lift(x, torch.ones(3)),
             ValueError,
-            r"c has shape \[3\]; expected one that",
+            r"c has shape \[3\]; expected a shape that",
         ),
         (lambda: lorentz.centroid(x, torch.ones(H, 2)), ValueError, "centroid: c has shape"),
         (lambda: lorentz.lift(x, torch.ones(1, device="meta")), TypeError, "c is on meta"),

@@ -318,7 +318,7 @@ def test_xpos_needs_products():
 def test_xpos_beyond_the_range_of_float32():
     x = torch.ones(1, 1, 2, 4)
     long = {"position": "rope:xpos", "causal": True, "query_offset": 65535}
-    with pytest.raises(ValueError, match="a length of 65537; expected at most 65536, or float64"):
+    with pytest.raises(ValueError, match="has length 65537; expected at most 65536, or float64"):
         gnomon.attention(x, x, x, **long)
     o = gnomon.attention(x.double(), x.double(), x.double(), **long)
     torch.testing.assert_close(o, x.double())

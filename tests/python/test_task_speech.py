@@ -399,7 +399,10 @@ WRONG = {
     "no audio": ({"train.audio": None}, "'train.audio' is missing"),
     "no rate": ({"valid.audio_rate": None}, "'valid.audio_rate' is missing"),
     "no labels": ({"valid.labels": None}, "'valid.labels' is missing"),
-    "nan": ({"valid.audio": array([0.5, math.nan], np.float32)}, "'valid.audio' contains nan at [1]"),
+    "nan": (
+        {"valid.audio": array([0.5, math.nan], np.float32)},
+        "'valid.audio' contains nan at [1]",
+    ),
     "stereo": ({"train.audio": np.ones((9, 2), np.float32)}, "has shape [9, 2]; expected 1 axis"),
     "lengths": ({"train.audio_lengths": array([3, 4])}, "'train.audio_lengths' sums to 7, but"),
     "another rate": (

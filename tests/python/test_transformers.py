@@ -1073,7 +1073,7 @@ def test_other_handwritten_operations(way):
         found = layer(*tokens, way)
     assert "gnomon::attention_forward" in [event.key for event in profile.key_averages()]
     said = [str(w.message) for w in said if "gnomon" in str(w.message)]
-    assert (way == "two") == any("some of its attention remains dense" in text for text in said)
+    assert (way == "two") == any("some of its attention stays dense" in text for text in said)
     torch.testing.assert_close(found, expected)
     for mine, other in zip(
         torch.autograd.grad((found * direction).sum(), tokens), gradients, strict=True

@@ -450,7 +450,7 @@ TEST(PositionEntryTest, AContentTermHasWhatItsTablesAreMultipliedBy) {
   const auto even = [](const Component&, const std::vector<at::Tensor>&, const ContentCall& call) {
     return ContentTerm{.query = call.q, .keys = at::zeros({1, 4, 4}), .layout = "clip"};
   };
-  EXPECT_THAT(fault(even), HasSubstr("mine returns a table of keys of 4 rows; expected an odd"));
+  EXPECT_THAT(fault(even), HasSubstr("mine returns a table of keys with 4 rows; expected an odd"));
   const auto flat = [](const Component&, const std::vector<at::Tensor>&, const ContentCall& call) {
     return ContentTerm{.query = call.q, .keys = at::zeros({3, 4}), .layout = "clip"};
   };
