@@ -22,7 +22,7 @@ INTRODUCTION = """\
 
 `make bench` runs these measurements and writes this page. Ratios carry over to other machines
 better than milliseconds. In every comparison, the alternatives run in turn in one process, so that
-changes of the clock frequency affect them equally. Run no other programs during the measurements.
+changes in the clock frequency affect them equally. Run no other programs during the measurements.
 Cases that appear in two tables were measured twice; the two results differ by up to 10%.
 
 | command | what it measures |

@@ -119,7 +119,7 @@ STUDY = Study(
         "order hold here, and where do learned HyPE biases and forget gates fall in it?"
     ),
     answer=(
-        "Three seeds do not reproduce the published order. Only three of 108 differences are "
+        "With three seeds, the published order is not reproduced. Only three of 108 differences are "
         "significant; in one of them, the model without positions is better than the model with "
         "RoPE. At 500 symbols, no model sorts better than a predictor that repeats the previous "
         "symbol. Except in bucket "

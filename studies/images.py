@@ -96,8 +96,8 @@ STUDY = Study(
             why=(
                 "On patches of digits, RoPE and sinusoids have higher mean accuracies than the "
                 "learned table. 2-D relative keys and a learned HyPE bias have lower mean "
-                "accuracies. After convolutions, the differences between RoPE, the table and the "
-                "bias are smaller. On the volumes, all models overfit (see the limits)."
+                "accuracies. On convolutional feature maps, RoPE, the table and the bias differ "
+                "less. On the volumes, all models overfit (see the limits)."
             ),
         ),
         Claim(
@@ -108,9 +108,9 @@ STUDY = Study(
             ),
             why=(
                 "On patches, the mean accuracy is 0.938 with RoPE and 0.911 with sinusoids. "
-                "Without a position, it is 0.700. After convolutions, it is 0.956 with RoPE and "
-                "0.908 without a position. On the volumes, all models overfit, and the means with "
-                "RoPE and without a position differ by 0.005."
+                "Without a position, it is 0.700. On convolutional feature maps, it is 0.956 with "
+                "RoPE and 0.908 without a position. On the volumes, all models overfit, and the "
+                "means with RoPE and without a position differ by 0.005."
             ),
         ),
         Claim(

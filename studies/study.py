@@ -779,6 +779,12 @@ def draw_times(found: Found) -> Any:
 #: First words of titles that are proper names.
 PROPER_NAMES = {"Cora", "Python's", "Shakespeare's"}
 
+#: Names of data that differ in sentences from those in titles.
+SENTENCE_NAMES = {"Python's sources": "Python source code"}
+
+#: Descriptions of more runs than this refer to the appendix instead of listing the titles.
+LONGEST_LIST = 8
+
 
 def inside_sentence(title: str) -> str:
     """Returns a comparison's title as part of a sentence, in lower case unless it is a name."""
@@ -789,7 +795,7 @@ def inside_sentence(title: str) -> str:
 
 
 def describe_runs(titles: list[str], combinations: int, runs: str) -> str:
-    """Describes runs of the same kind: "8 combinations on each of novels and plays (3 seeds)"."""
+    """Describes runs of the same kind: "8 combinations each on novels and plays (3 seeds)"."""
     trained = f"{combinations} combinations on"
     if len(titles) == 1:
         name, _, rest = inside_sentence(titles[0]).partition(", ")
@@ -804,9 +810,18 @@ def describe_runs(titles: list[str], combinations: int, runs: str) -> str:
         pattern = inside_sentence(patterns.pop())
         names = pattern.format(enumerate_words(number[0] for number in numbers))
         return f"{combinations} combinations each on {names} ({runs})"
+    if len(titles) > LONGEST_LIST:
+        return f"{trained} each of the {len(titles)} workloads in the appendix ({runs})"
     parts = [inside_sentence(title).partition(", ") for title in titles]
-    shown = [f"{name} ({rest})" if rest else name for name, _, rest in parts]
-    return f"{trained} each of {enumerate_words(shown)} ({runs})"
+    parts = [(SENTENCE_NAMES.get(name, name), comma, rest) for name, comma, rest in parts]
+    rests = {rest for _, _, rest in parts}
+    if len(rests) == 1:
+        # Titles that differ only in the name: "novels and plays (long windows; 3 seeds)".
+        runs = "; ".join([*filter(None, rests), runs])
+        shown = [name for name, _, _ in parts]
+    else:
+        shown = [f"{name} ({rest})" if rest else name for name, _, rest in parts]
+    return f"{combinations} combinations each on {enumerate_words(shown)} ({runs})"
 
 
 def describe_margins(margins: dict[str, float]) -> str:
@@ -851,7 +866,7 @@ def describe_method(study: Study, found: Found, margins: dict[str, float]) -> st
         )
     of_margins = f" with {describe_margins(margins)}" if margins else ""
     return text + (
-        "All combinations of a comparison use the same data order, learning rate and number of "
+        "All combinations in a comparison use the same data order, learning rate and number of "
         "steps; runs with the same seed are paired. Differences are tested by paired t tests and "
         f"equivalence tests ([details](index.md#how-verdicts-are-made)){of_margins}. The p-values "
         "are adjusted for all comparisons on this page (Holm); the 95% intervals are not adjusted."

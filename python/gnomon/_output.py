@@ -1,4 +1,4 @@
-"""Reports failed writes to standard output in this package's programs."""
+"""Makes this package's programs report an error if standard output cannot be written."""
 
 from __future__ import annotations
 

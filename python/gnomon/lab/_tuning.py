@@ -66,7 +66,7 @@ def value_at(trial: dict[str, Any], step: int) -> float | None:
 def unfinished(
     batch: list[dict[str, Any]], steps: int, sign: int
 ) -> list[tuple[dict[str, Any], int]]:
-    """Returns the trials of a batch to continue, and the steps at which they stop next.
+    """Returns which trials in a batch to continue, and the step at which each one stops next.
 
     sign is -1 if higher values are better.
     """

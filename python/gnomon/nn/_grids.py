@@ -79,10 +79,10 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
     """Adapts a model with grid positions to another grid shape in place, and returns the model.
 
     Use it to fine-tune a model at another resolution. Positions with a shape, in attention modules,
-    TokenPosition and TokenEncoding, get the new shape. Their tables are interpolated as by
-    resize_grid_table; this applies to biases ("grid_bias", "offset_bias" along an axis) and to the
-    rows of "relative2d". Sequence positions do not change. Create a new optimizer afterwards,
-    because tables are replaced.
+    TokenPosition and TokenEncoding, get the new shape. Their tables are interpolated in the same
+    way as in resize_grid_table; this applies to biases ("grid_bias", "offset_bias" along an axis)
+    and to the rows of "relative2d". Sequence positions do not change. Create a new optimizer
+    afterwards, because tables are replaced.
 
     Args:
         module: an attention module, or a model that contains one or more.

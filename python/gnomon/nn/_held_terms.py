@@ -188,7 +188,7 @@ class HeldTerms(torch.nn.Module):
         """Resets the sink and the tensors of the terms to their initial or passed values.
 
         Raises:
-            RuntimeError: a tensor was passed on the meta device, which stores no values.
+            RuntimeError: a tensor passed in a term is on the meta device, which stores no values.
         """
         if self.sink is not None:
             torch.nn.init.zeros_(self.sink)

@@ -360,7 +360,7 @@ def _swin_forward(
         mask = replace(mask, query_segments=segments, key_segments=segments)
     height, width = layer.relative_position_bias.window_size
     table = layer.relative_position_bias.relative_position_bias_table
-    # The table is indexed by query - key, but GridBias by key - query.
+    # Swin's table is indexed by query - key. GridBias is indexed by key - query.
     table = table.view(2 * height - 1, 2 * width - 1, -1).permute(2, 0, 1).flip(1, 2)
     o = attend(
         layer,

@@ -76,7 +76,7 @@ def asks_for_something(value: object, default: object = None) -> bool:
 def weights_are_collected() -> bool:
     """Returns whether the caller of a running forward pass requested attention weights.
 
-    Some models (GPT-2) do not pass this request to their attention.
+    Some models (GPT-2) do not pass this request on to their attention layers.
     """
     return any("attentions" in name for name in _active_collector.get() or ())
 

@@ -2,7 +2,7 @@
 
 The experiment follows Tseng et al. 2023, section 7.7. A cone in two dimensions can contain any set
 of descendants, and gives them equal scores. A half-plane can also separate a set, but with a margin
-that shrinks with the number of nodes. The margin that Adam reaches is a lower bound of the best
+that shrinks with the number of nodes. The margin that Adam reaches is a lower bound on the best
 margin. For cones in two dimensions, this bound can be loose: there is only one axis besides the
 height, and nodes rarely pass each other on it during the optimisation.
 """

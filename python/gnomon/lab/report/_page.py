@@ -236,7 +236,7 @@ def counts(results: dict[str, Any]) -> list[str]:
 
 
 def verdict_section(results: dict[str, Any]) -> str:
-    """Returns the figure of effects, the count of each verdict, and tables of all pairs."""
+    """Returns the effect-size plot, the number of pairs per verdict, and tables of all pairs."""
     settings = results["settings"]
     margin = settings.get("margin")
     first = metrics(results)[0]["title"]
