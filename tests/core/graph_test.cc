@@ -621,7 +621,7 @@ TEST(Graph, SaysWhatIsWrongWithIt) {
   EXPECT_THAT(message({{1, 1, 3, 3}, {3, 0, 2}}, same),
               ::testing::HasSubstr("indptr[0] is 1; expected 0"));
   EXPECT_THAT(message({{0, 3, 1, 3}, {3, 0, 2}}, same),
-              ::testing::HasSubstr("indptr[2] is 1 after 3"));
+              ::testing::HasSubstr("indptr[2] is 1, but indptr[1] is 3"));
   EXPECT_THAT(message({{0, 1, 2, 2}, {3, 0, 2}}, same),
               ::testing::HasSubstr("indptr[3] is 2; expected the number of indices, 3"));
   EXPECT_THAT(message({{0, 1, 3, 3}, {3, 4, 2}}, same),
