@@ -150,7 +150,7 @@ STUDY = Study(
                 "Compared with RoPE and a HyPE bias whose `mu` is learned as well, Transformer-XL "
                 "has a lower loss on Python source code up to 2048 bytes. On novels at 8192 bytes, "
                 "it has a higher loss. These differences are 0.004 to 0.009. From 2048 to 8192 "
-                "bytes, the loss of Transformer-XL rises in all six runs, by 0.0035 to 0.0065. The "
+                "bytes, the loss of Transformer-XL rises in all six runs, by at most 0.0065. The "
                 "losses of the other positions fall or stay the same. The exception is one seed on "
                 "novels, where the loss rises if only tau or ALiBi's slopes are learned."
             ),

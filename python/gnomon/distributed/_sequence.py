@@ -66,7 +66,7 @@ _CUT = ("offsets", "keys", "key_entries", "pairs")
 
 @functools.cache
 def _name_and_indices(spec: str) -> tuple[str, tuple[str | None, ...]]:
-    """Returns the name, and each tensor's index kind, or None if it is not in _CUT."""
+    """Returns the term's name, and the index kind of each tensor (None if it is not in _CUT)."""
     (component,) = components_of(spec)
     indices = {table: index for index in _CUT for table in component.tables(index)}
     return component.name, tuple(indices.get(tensor) for tensor in component.tensors)

@@ -51,7 +51,7 @@ class _Product:
 
     @property
     def lead(self) -> torch.Size:
-        """The leading axes, without the last two."""
+        """The shape of the leading axes, that is, all except the last two."""
         return torch.broadcast_shapes(self.q.shape[:-2], self.k.shape[:-2])
 
     @property
@@ -439,7 +439,7 @@ def _where(_seen: _Seen, _function: Any, condition: Any, a: Any, b: Any) -> Any:
 
 @_rule("max", "maximum", "clamp", "clamp_min")
 def _at_least(_seen: _Seen, _function: Any, a: Any, b: Any = None, **kwargs: Any) -> Any:
-    # A lower bound that no score is below has no effect.
+    # A lower bound below all scores has no effect.
     low = kwargs.pop("min", b)
     return a if _product_of(a) is not None and not kwargs and _is_low(low) else NotImplemented
 
