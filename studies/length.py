@@ -105,7 +105,7 @@ STUDY = Study(
         "has a lower mean loss than fixed HyPE or ALiBi. The difference is significant on two of "
         "three texts. With RoPE, a learned HyPE bias is equivalent to ALiBi with learned slopes in "
         "four of six comparisons. On windows of up to 8192 bytes, RoPE with a forget gate has the "
-        "lowest loss of six positions for every seed and at every length. However, only one of "
+        "lowest loss of six positions for every seed and at every length, but only one of "
         "twelve differences is significant after Holm's correction. Most other claims are "
         "undecided with three to five seeds, including the claim that RoPE with a learned HyPE "
         "bias does not get worse beyond the training length."

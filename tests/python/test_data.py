@@ -180,7 +180,11 @@ IMAGES = idx(np.arange(24).reshape(2, 3, 4), 0x08)
     ("name", "content", "part"),
     [
         ("x", IMAGES[:-1], "uint8 requires 24 bytes, but the file contains 23"),
-        ("x", IMAGES + b"0", "is not a valid IDX file: [2, 3, 4] of uint8 needs 24 bytes"),
+        (
+            "x",
+            IMAGES + b"0",
+            "is not a valid IDX file: an array of shape [2, 3, 4] and dtype uint8",
+        ),
         ("x", IMAGES[:9], "is truncated: the sizes of 3 axes end at byte 16"),
         ("x.gz", gzip.compress(IMAGES, mtime=0)[:-9], "is truncated: its gzip data end"),
         ("x.gz", gzip.compress(IMAGES, mtime=0)[:-8] + b"\0" * 8, "is damaged"),
@@ -249,7 +253,10 @@ def test_numbers_of_any_kind(tmp_path, capsys, dtype, written):
             np.array(["2026-01-01"], "M8[D]"),
             "train.x has dtype datetime64[D]; expected real numbers",
         ),
-        (np.array([2**63], np.uint64), "train.x has 9223372036854775808; expected at most 2^63"),
+        (
+            np.array([2**63], np.uint64),
+            "train.x contains 9223372036854775808; expected at most 2^63",
+        ),
     ],
 )
 def test_numbers_that_no_file_holds(tmp_path, capsys, array, part):
