@@ -120,7 +120,8 @@ STUDY = Study(
     ),
     answer=(
         "With three seeds, the published order is not reproduced. Only three of 108 differences "
-        "are significant; in one of them, the model without positions is better than the model with "
+        "are significant; in one of them, the model without positions is better than the model "
+        "with "
         "RoPE. At 500 symbols, no model sorts better than a predictor that repeats the previous "
         "symbol. Except in bucket "
         "sort, where that predictor has an accuracy of 0.99, every model has a lower accuracy at "
