@@ -1,4 +1,4 @@
-"""Steps that call gnomon's operators, and those that they are compared with."""
+"""Benchmark steps that call gnomon's operators, and the steps that serve as baselines."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ sum: ``"rope" + ALiBi(slopes)``. Omitted parameters have the initial values of a
     ),
 }
 
-#: C++ keywords that are possible names of parameters, except those that are also Python keywords.
+#: C++ keywords that could be parameter names, except Python keywords.
 CPP_KEYWORDS = {
     *("auto", "bool", "case", "catch", "char", "const", "default", "delete", "do", "double"),
     *("enum", "explicit", "export", "extern", "float", "friend", "goto", "inline", "int", "long"),

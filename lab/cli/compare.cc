@@ -674,7 +674,7 @@ int RunAll(const CLI::App& command, const CompareFlags& flags, Comparison* work)
   return report.is_refused ? kWrongInput : 0;
 }
 
-// What a worker executes: one run, whose result is written to a file.
+// Executes one run in a worker and writes its result to a file.
 int RunOnly(Comparison* work, const CompareFlags& flags) {
   const std::string& only = flags.only;
   auto runs = work->settings.Runs();

@@ -25,10 +25,11 @@ struct Hypothesis {
 };
 
 // Returns the best translation of each of B sentences, found by beam search. Each step considers
-// the 2 * beam most likely continuations of the current hypotheses. Of the first `beam`
-// continuations, those that end the sentence are finished. The first `beam` continuations that do
-// not end it become the next hypotheses. A sentence is done when `beam` hypotheses are finished.
-// The score of a hypothesis with n tokens, including the end, is its log-probability divided by ((5
+// the 2 * beam most likely continuations of the current hypotheses. Among the first
+// `beam` continuations, the ones that end the sentence are finished. The first `beam` continuations
+// that do not end it become the next hypotheses. A sentence is done when `beam` hypotheses are
+// finished. The score of a hypothesis with n tokens, including the end, is its log-probability
+// divided by ((5
 // + n) / 6)^alpha (Wu et al. 2016, equation 14, without coverage). It has at most kExtraTokens more
 // tokens than the source (Vaswani et al. 2017, section 6.1), and at most as many as the model has
 // positions. A hypothesis that reaches the limit is finished.

@@ -417,7 +417,7 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
 }
 
 // Copies words first ... first + count - 1, with 0 for words outside [low, high), which are not
-// read. `thread` is the index of the calling thread among those that copy.
+// read. `thread` is the calling thread's index among the copying threads.
 GNOMON_DEVICE void CopyWords(unsigned char* to, const void* from, int first, int count, int low,
                              int high, int thread, int threads) {
 #pragma unroll 1

@@ -32,7 +32,7 @@ struct Definition {
   PairInput input;
   // f and its directional derivative along the second argument.
   Number (*value)(const Point&, const Point&);
-  // The derivatives from Gradient (NaN for those that it does not set).
+  // The derivatives from Gradient; NaN where Gradient sets none.
   Point (*gradient)(const Point&);
 };
 

@@ -160,7 +160,7 @@ def test_every_option_refuses_an_empty_word(folder, refuse):
                 given += ["--data", "text.txt"]
             if command == "bench" and option in ("--depth", "--mlp"):
                 given += ["--model", "dot/none"]
-            # The second form is what a shell makes of --option=$EMPTY. The next word is not the
+            # A shell expands --option=$EMPTY to the second form. The next word is not the
             # option's value.
             for words in ([option, ""], [f"{option}=", "--help"]):
                 line = refuse(*given, *words)

@@ -1,4 +1,4 @@
-"""Invalid arguments raise the right exception, which names the argument and what is expected."""
+"""Invalid arguments raise exceptions that name the argument and the expected value."""
 
 import warnings
 

@@ -356,7 +356,7 @@ def test_the_first_interrupt_ends_a_wait_for_sentences(folder, model):
         # The command has read the model and waits for standard input.
         while "pipe" not in (told := wait.read_text()):
             if told == "0" and process.poll() is None and os.geteuid() != 0:
-                pytest.skip("the kernel does not report what a process waits for")
+                pytest.skip("the kernel does not report why a process is waiting")
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -64,8 +64,9 @@ at::Tensor Normed(const at::Tensor& x, const std::vector<ResolvedPosition>& posi
 
 // Whether the term transforms keys with its own parameters.
 bool LearnsFromKeys(const ResolvedPosition& position) {
-  return position.entry->norm != nullptr ||
-         (position.entry->role() == PositionEntry::Role::kRotation && !position.tensors.empty());
+  const bool rotates =
+      position.entry->role() == PositionEntry::Role::kRotation && !position.of_turned_keys;
+  return position.entry->norm != nullptr || (rotates && !position.tensors.empty());
 }
 
 void CheckScale(const char* operation, double scale) {

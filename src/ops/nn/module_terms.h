@@ -110,7 +110,7 @@ std::shared_ptr<const Component> ModuleComponent(const std::string& spec);
 // Implements nn::learned_number.
 at::Tensor LearnedNumber(const at::Tensor& start, const at::Tensor& theta);
 
-// The sizes of a module, including those that its options omit. Throws c10::ValueError if they are
+// The sizes of a module, including sizes that its options omit. Throws c10::ValueError if they are
 // inconsistent or the specification is invalid.
 struct ModuleSizes {
   int64_t key_heads;
