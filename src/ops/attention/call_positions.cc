@@ -152,8 +152,8 @@ KeyOrder::KeyOrder(const CallPositions& positions, const OptionalTensor& query_s
   const at::Tensor first = positions.queries().sym_size(1) == 0
                                ? keys.slice(1, 0, 1)
                                : positions.queries().amin({1}, /*keepdim=*/true);
-  const auto code = [&](const at::Tensor& positions, const OptionalTensor& segments) {
-    const at::Tensor offset = (positions - first).clamp(-kApart / 2, kApart / 2 - 1);
+  const auto code = [&](const at::Tensor& tokens, const OptionalTensor& segments) {
+    const at::Tensor offset = (tokens - first).clamp(-kApart / 2, kApart / 2 - 1);
     return segments ? *segments * kApart + offset : offset;
   };
   const auto [sorted, order] =
