@@ -401,8 +401,8 @@ for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
                 a.double(), b, rtol=0, atol=tolerance * max(1, float(b.detach().abs().max())))
 gnomon.nn.MultiheadAttention(8, 2, similarity="value")(torch.randn(1, 5, 8)).sum().backward()
 
-# Terms that require the dot product do not work with a different similarity that has the scale. q =
-torch.randn(1, 4, 9, 8)
+# Terms that require the dot product do not work with a different similarity that has the scale.
+q = torch.randn(1, 4, 9, 8)
 for position, told in (
     ("rope:xpos", "expected the similarity dot"),
     (

@@ -284,7 +284,7 @@ def test_wrong_data_are_one_line(tmp_path, change, part):
         (["--dropout", "1"], "--dropout is 1"),
         (["--splits", "train,train"], "--splits: train is given twice"),
         (["--splits", "best"], "--splits is 'best'; expected one of train, valid, test"),
-        (["--selection", "first"], "--selection is 'first'; expected accuracy, loss, last"),
+        (["--selection", "first"], "--selection is 'first'; expected one of accuracy, loss, last"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
