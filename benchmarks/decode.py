@@ -1,12 +1,12 @@
-"""Compares decoding (few queries on a long cache) with SDPA, in CPU time of one thread.
+"""Compares gnomon.attention with SDPA in decoding (few queries, long cache), by CPU time.
 
     .venv/bin/python benchmarks/decode.py [--terms] [--keys 128,2048,32768] [--rounds 9]
 
-Reports the median time of a call in microseconds and the median ratio to SDPA. The rows are
-combinations of dtype, head dimension, group size (query heads per key head) and number of queries.
-The batch size is 1, with 8 query heads. Calls alternate. With --terms, the script instead compares
-other score terms and cones with the dot product. CPU time is hardly affected by other programs on
-the machine.
+Reports the median time of a call in microseconds and the median ratio to SDPA, for each combination
+of dtype, head dimension, group size (query heads per key head), number of queries and cache length.
+The batch size is 1, with 8 query heads. With --terms, the script instead compares biases, a causal
+mask and other similarities with the dot product. The calls alternate and run on one thread. Other
+programs on the machine hardly affect CPU time.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def with_terms(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, C
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--terms", action="store_true", help="biases, tables and cones instead")
+    parser.add_argument("--terms", action="store_true", help="compare terms with the dot product")
     parser.add_argument("--keys", default="128,2048,32768", help="cache lengths")
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()

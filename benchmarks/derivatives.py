@@ -1,14 +1,15 @@
-"""Compares forward-mode and second derivatives with first-order passes, in CPU time of one thread.
+"""Compares forward-mode and second derivatives with forward and backward passes, by CPU time.
 
     .venv/bin/python benchmarks/derivatives.py [--length N] [--rounds N] [--similarity S]
         [--terms NAME] [--math | --float64]
 
-Reports median milliseconds, and the median ratio to a first-order call. A jvp is compared with the
-forward pass, a gradient of a gradient with the backward pass, and a mean-flow step (a jvp inside a
-loss, and its backward pass) with a forward and a backward pass. Calls alternate. With --math, the
-script also times PyTorch's unfused implementation (SDPBackend.MATH). --terms adds a term to the
-call. With --float64, the script instead compares the first-order passes in float64 with those in
-float32. CPU time is hardly affected by other programs on the machine.
+Reports the median time in milliseconds and a median ratio. A jvp is compared with the forward pass,
+a gradient of a gradient (double backward) with the backward pass, and a mean-flow step (a jvp in a
+loss, and the backward pass of that loss) with a forward and a backward pass. The calls alternate
+and run on one thread. With --math, the script also times PyTorch's unfused implementation
+(SDPBackend.MATH). --terms adds a term, a mask or another argument to the call. With --float64, the
+script instead compares forward and backward passes in float64 with those in float32. Other programs
+on the machine hardly affect CPU time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def math_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def terms(name: str | None, length: int) -> dict[str, object]:
-    """Returns the arguments of gnomon.attention for the term."""
+    """Returns the arguments that add the term to a call of gnomon.attention."""
     torch.manual_seed(1)
     documents = torch.arange(length).div(256, rounding_mode="floor")[None]
     return {

@@ -1,4 +1,4 @@
-"""Measures alternating steps, and defines the rows of the table and their limits."""
+"""Measures steps that run alternately, and defines table rows and their limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "build" / "bin" / "gnomon"
-# A step is repeated for at least this long.
+# Steps faster than this are repeated to take about this long.
 LEAST_SECONDS = 0.02
 
 Step = Callable[[], object]
@@ -28,7 +28,7 @@ class NotMeasuredError(Exception):
 
 @dataclass(frozen=True)
 class Limit:
-    """A requirement: at most or at least `value`."""
+    """A requirement: the figure must be at most (or, if `at_least`, at least) `value`."""
 
     value: float
     at_least: bool = False
@@ -42,7 +42,7 @@ class Limit:
         return f"at {'least' if self.at_least else 'most'} {self.value:.{self.digits}f}{self.unit}"
 
     def show(self, figure: float) -> str:
-        """Formats with an additional digit, so that a near miss does not look like the limit."""
+        """Formats a figure with one digit more than the limit, so that a near miss is visible."""
         return f"{figure:.{self.digits + 1}f}{self.unit}"
 
 
@@ -92,7 +92,7 @@ class Line:
 
 
 def interleaved(steps: Sequence[Step], rounds: int) -> list[list[float]]:
-    """Returns the seconds per call of each step in each round."""
+    """Returns one list per round, which contains the seconds per call of each step."""
 
     def seconds(step: Step, repeats: int) -> float:
         start = time.perf_counter()
@@ -103,7 +103,7 @@ def interleaved(steps: Sequence[Step], rounds: int) -> list[list[float]]:
     def repeats_of(step: Step) -> int:
         once = seconds(step, 1)
         if once < LEAST_SECONDS:
-            # The first calls may be slow: they allocate memory, for example.
+            # The first calls may be slow, for example because they allocate memory.
             once = min(once, seconds(step, 8))
         return max(1, round(LEAST_SECONDS / once))
 
@@ -123,7 +123,10 @@ def ratio(times: list[list[float]], step: int = 0, to: int = 1) -> float:
 def against(
     make_ours: Callable[[], Step], make_theirs: Callable[[], Step]
 ) -> Callable[[int], Measured]:
-    """Measures time(ours) / time(theirs); both are created on demand to save memory."""
+    """Returns a function that measures time(ours) / time(theirs).
+
+    It creates the steps itself, so that they use memory only while they are measured.
+    """
 
     def measure(rounds: int) -> Measured:
         torch.manual_seed(0)
@@ -133,7 +136,7 @@ def against(
 
 
 def program(*arguments: object, target: str = "") -> dict[str, Any]:
-    """Returns the --json output of the command, with the given instruction set or the best one."""
+    """Returns the command's --json output; `target` is the instruction set, by default the best."""
     environment = dict(os.environ)
     if target:
         environment["GNOMON_TARGET"] = target

@@ -1,11 +1,11 @@
-"""Compares the overhead of small calls with SDPA, in CPU time of one thread.
+"""Compares the overhead of small gnomon.attention calls with that of SDPA, by CPU time.
 
     .venv/bin/python benchmarks/small_calls.py [LENGTH]
 
-Reports the median microseconds of a call and the median ratio to SDPA, for each similarity, forward
-and forward + backward. The default shape is B 1, H 8, L 16, D 64. Calls alternate. Gradients are
-computed for q, k, v and the similarity's own parameter. CPU time is hardly affected by other
-programs on the machine.
+Reports the median time of a call in microseconds and the median ratio to SDPA, for each similarity,
+with and without the backward pass. The default shape is B 1, H 8, L 16, D 64. Gradients are
+computed for q, k, v and the similarity's own parameter. The calls alternate and run on one thread.
+Other programs on the machine hardly affect CPU time.
 """
 
 from __future__ import annotations

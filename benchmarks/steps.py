@@ -1,4 +1,4 @@
-"""Benchmark steps that call gnomon's operators, and the steps that serve as baselines."""
+"""Benchmark steps for gnomon's operators and for the baselines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tokens(
 
 
 def step(call: Callable[[], Tensor], inputs: Sequence[Tensor], backward: bool) -> Step:
-    """Returns a step that calls an operator once, without autograd or with a backward pass."""
+    """Returns a step: one call of an operator, either without autograd or with a backward pass."""
     if backward:
         d_o = torch.randn_like(call().detach())
         return lambda: torch.autograd.grad(call(), inputs, d_o)
@@ -91,7 +91,7 @@ BIASES = ["ALiBi", "T5", "HyPE"]
 
 
 def bias(name: str, learned: bool, heads: int = HEADS) -> tuple[Any, list[Tensor]]:
-    """Returns a position and its tensors."""
+    """Returns a position and its parameters."""
 
     def tensor(values: Tensor) -> Tensor:
         return values.float().clone().requires_grad_(learned)
@@ -118,7 +118,7 @@ def offsets() -> Tensor:
 
 
 def mask_maker(name: str, learned: bool) -> tuple[Callable[[], Tensor], list[Tensor]]:
-    """Returns a function that creates the mask (H, L, L) for SDPA, and its parameters."""
+    """Returns a function that creates SDPA's mask (H, L, L), and the mask's parameters."""
     slopes = gnomon.alibi_slopes(HEADS).float()
     distance = offsets().abs().float()
     if name == "ALiBi":
@@ -134,14 +134,14 @@ def mask_maker(name: str, learned: bool) -> tuple[Callable[[], Tensor], list[Ten
 
 
 def sdpa_with_mask(name: str) -> Step:
-    """Passes a fixed mask, which is created once."""
+    """Returns a step that passes SDPA a fixed mask, created once."""
     qkv = tokens()
     mask = mask_maker(name, learned=False)[0]().contiguous()
     return step(lambda: scaled_dot_product_attention(*qkv, attn_mask=mask), qkv, False)
 
 
 def sdpa_with_learned_mask(name: str) -> Step:
-    """Passes a learned mask, which is recreated in every step."""
+    """Returns a step that passes SDPA a learned mask, recreated in every call."""
     qkv = tokens()
     make, parameters = mask_maker(name, learned=True)
     return step(
@@ -192,7 +192,7 @@ def relative_step(most_offset: int, backward: bool) -> Step:
 
 
 def document_lengths(longest: int, total: int = 2 * LENGTH) -> list[int]:
-    """Returns the lengths of documents that are packed into one sequence."""
+    """Returns random document lengths that add up to `total`."""
     generator = torch.Generator().manual_seed(0)
     lengths: list[int] = []
     while sum(lengths) < total:
@@ -210,7 +210,7 @@ def packed_step(
     looped: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Step:
-    """A step on documents that are packed into one sequence, or (`looped`) computed one by one."""
+    """Returns a step on documents packed into one sequence or, if `looped`, computed one by one."""
     q = leaf(1, HEADS, sum(lengths), DIM, dtype=dtype)
     k, v = (leaf(1, key_heads, sum(lengths), DIM, dtype=dtype) for _ in range(2))
     if not looped:
@@ -233,7 +233,7 @@ def packed_step(
 
 
 def window_step(gathered: bool, segmented: bool = False) -> Step:
-    """Swin's 7 x 7 windows with a learned bias over both offsets, forward and backward."""
+    """Returns a forward and backward step on Swin's 7 x 7 windows with a learned 2-D bias."""
     side, heads = 7, 4
     places = torch.cartesian_prod(torch.arange(side), torch.arange(side))
     offsets = places[None, :] - places[:, None] + side - 1
@@ -253,7 +253,7 @@ def window_step(gathered: bool, segmented: bool = False) -> Step:
 
 
 def decoding_step(position: str | None, dim: int = 32, keys: int = LENGTH) -> Step:
-    """Adds one token to a module with a cache, which is reset before its memory grows again."""
+    """Returns a step that decodes one token; the cache is reset before its memory grows again."""
     module = gnomon.nn.MultiheadAttention(HEADS * dim, HEADS, position=position).eval()
     prompt, token = gnomon.nn.KVCache(), torch.randn(1, 1, HEADS * dim)
     with torch.no_grad():

@@ -1,7 +1,7 @@
-"""Performance targets of gnomon: ratios to the usual alternatives, and between its own variants.
+"""Performance targets of gnomon: ratios to the usual alternatives and between its own variants.
 
-The steps of a comparison alternate in one process, so that a change of the clock frequency affects
-both. The result is the ratio of their times, as the median over the rounds.
+The two steps of a comparison alternate in one process, so that a change in clock frequency affects
+both. The result is the median, over the rounds, of the ratio of their times.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def measure_decode(dim: int, rounds: int) -> Measured:
     return Measured(ratio(times), note)
 
 
-# A name, and functions that create the two compared steps.
+# A name, and two functions that create the steps to compare.
 Case = tuple[str, Callable[[], Step], Callable[[], Step]]
 
 
@@ -172,7 +172,7 @@ def operator_record(target: str, rounds: int) -> dict[str, Any]:
 
 
 def measure_of_peak(mode: str, target: str, rounds: int) -> Measured:
-    """Returns the percentage of the GEMM peak that `gnomon bench` measures."""
+    """Returns the dot product's speed as a percentage of the GEMM peak, from `gnomon bench`."""
     (record,) = (r for r in operator_record(target, rounds)["modes"] if r["mode"] == mode)
     (row,) = (r for r in record["cases"] if r["case"] == "dot")
     return Measured(100 * row["of_peak"], f"of {record['peak_gflops']:.0f} GFLOP/s")
@@ -185,9 +185,9 @@ def measure_model(rounds: int) -> Measured:
 
 
 def cora_graph() -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the edges (2, E) with both directions and self loops, and the same graph in CSR."""
+    """Returns Cora's edges (2, E), in both directions and with self-loops, and the graph in CSR."""
     if not CORA.exists():
-        raise NotMeasuredError("no data/cora: gnomon data get cora --out data/cora")
+        raise NotMeasuredError("data/cora is missing; run: gnomon data get cora --out data/cora")
     pairs = [[int(node) for node in line.split()] for line in CORA.read_text().splitlines()]
     one_way = torch.tensor(pairs).t()
     loops = torch.arange(CORA_PAPERS).repeat(2, 1)
@@ -236,7 +236,7 @@ def high_water() -> int:
 
 
 def peak_of_bias(name: str) -> float:
-    """Peak memory in MiB of a step with a learned bias, minus its inputs, output and gradients."""
+    """Returns the peak MiB of a step with a learned bias, beyond inputs, output and gradients."""
 
     def run(length: int) -> list[Tensor]:
         qkv = tokens(heads=1, length=length)
@@ -254,10 +254,10 @@ def peak_of_bias(name: str) -> float:
 
 
 def measure_memory(name: str, rounds: int) -> Measured:
-    """Measures in a separate process; the result is reproducible, so one round is enough."""
+    """Measures peak_of_bias in a new process, only once because the result is reproducible."""
     if not pathlib.Path("/proc/self/clear_refs").exists():
         raise NotMeasuredError("needs /proc/self/clear_refs")
-    # glibc changes this threshold while a program runs, and keeps freed blocks below it.
+    # By default, glibc raises this threshold as blocks are freed, and keeps freed blocks below it.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     try:
         context = multiprocessing.get_context("spawn")
@@ -458,7 +458,7 @@ def position_rows() -> Iterator[Row]:
 
 
 def few_rounds(measure: Callable[[int], Measured]) -> Callable[[int], Measured]:
-    """Reduces the number of rounds of rows whose calls take several seconds."""
+    """Reduces the number of rounds, for a row whose calls take several seconds."""
     return lambda rounds: measure(max(1, rounds // 3))
 
 
@@ -555,7 +555,7 @@ def use_rows() -> Iterator[Row]:
 
 
 def machine_rows() -> Iterator[Row]:
-    """Rows on hardware utilisation."""
+    """Rows for hardware utilisation and memory."""
     for mode, least, target in (
         ("forward, full", 86, ""),
         ("forward, causal", 80, ""),
@@ -605,7 +605,7 @@ def targets_table(lines: Sequence[Line]) -> str:
 
 
 def length_curve(rounds: int) -> list[tuple[int, float, float]]:
-    """Length, milliseconds, and time / L^2 relative to L 2048: one head, full, forward."""
+    """Returns L, milliseconds, and time / L^2 relative to L 2048: forward, full, one head."""
     torch.manual_seed(0)
     times = interleaved([ours(heads=1, length=length) for length in CURVE_LENGTHS], rounds)
     base = CURVE_LENGTHS.index(LENGTH)
@@ -631,7 +631,7 @@ def measure_all(only: str, rounds: int) -> tuple[list[Line], list[tuple[int, flo
         if only in row.name:
             lines.append(measure_row(row, rounds))
             print(lines[-1], file=sys.stderr, flush=True)
-    # The longest calls take seconds.
+    # The longest calls take seconds, so fewer rounds are measured.
     curve = length_curve(max(1, rounds // 3)) if only in CURVE else []
     return lines, curve
 
@@ -639,7 +639,7 @@ def measure_all(only: str, rounds: int) -> tuple[list[Line], list[tuple[int, flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases that contain TEXT")
-    parser.add_argument("--rounds", type=int, default=9, help="rounds per median (default 9)")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds per case (default 9)")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the results")
     flags = parser.parse_args()
     lines, curve = measure_all(flags.only, flags.rounds)

@@ -1,4 +1,4 @@
-"""Runs all benchmarks and writes docs/benchmarks.md; takes ten minutes on an idle machine."""
+"""Runs all benchmarks and writes docs/benchmarks.md, in ten minutes on an idle machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requirement of the lab's wheel: the library of the same version, because it uses its
+"""The dependency of the lab's wheel: the library in the same version, because the lab uses its
 symbols."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ TREE = pathlib.Path(__file__).resolve().parents[1]
 
 
 def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the dependencies to scikit-build-core."""
+    """Returns the wheel's dependencies, for scikit-build-core."""
     text = (TREE / "CMakeLists.txt").read_text(encoding="utf-8")
     match = re.search(r"project\(gnomon VERSION ([0-9.]+)", text)
     if match is None:

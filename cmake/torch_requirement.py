@@ -1,6 +1,6 @@
 """The PyTorch requirement of a wheel: the minor releases that its libraries are compiled for.
 
-The environment variable GNOMON_TORCH_RELEASES (scripts/wheel) lists them, oldest first; the
+The environment variable GNOMON_TORCH_RELEASES, set by scripts/wheel, lists them, oldest first; the
 default is the release of the installed PyTorch.
 """
 
@@ -28,13 +28,13 @@ def requirement() -> str:
         major, minor = RELEASES[-1].split(".")
         return f"torch>={RELEASES[0]},<{major}.{int(minor) + 1}"
     version = torch.__version__.partition("+")[0]
-    # All patch releases of a minor release have the same ABI; pre-release builds do not.
+    # Patch releases of the same minor release share an ABI; pre-release builds may not.
     match = re.fullmatch(r"(\d+\.\d+)\.\d+", version)
     return f"torch=={match[1]}.*" if match else f"torch=={version}"
 
 
 def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the dependencies to scikit-build-core."""
+    """Returns the wheel's dependencies, for scikit-build-core."""
     return {"dependencies": [requirement(), "typing_extensions"]}
 
 

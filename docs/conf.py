@@ -44,10 +44,10 @@ autodoc_default_options = {
 }
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-# Puts each parameter on its own line if the signature does not fit into one.
+# Puts each parameter on its own line if the signature does not fit on one.
 maximum_signature_line_length = 76
 napoleon_use_ivar = True
-# Objects of other projects and private objects have no page.
+# Other projects' objects and private objects have no pages here.
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|collections|os|transformers)\..*|Tensor|gnomon\.(.*\.)?_.*")
@@ -63,7 +63,7 @@ def escape_formulas(app, what, name, obj, options, lines):
 
 
 def hide_private_bases(app, name, obj, options, bases):
-    """Links to the nearest public base classes instead of those without a page."""
+    """Links to the nearest public base classes instead of private ones, which have no page."""
 
     def is_private(base):
         module = base.__module__
@@ -77,7 +77,7 @@ def hide_private_bases(app, name, obj, options, bases):
 
 
 def write_mathml(translator, node):
-    """Renders formulas as MathML, which browsers support natively: no scripts, no network."""
+    """Renders formulas as MathML, which browsers support without scripts or downloads."""
     block = isinstance(node, nodes.math_block)
     mathml = latex2mathml.tex2mathml(node.astext(), as_block=block)
     mathml = mathml.replace("<mtable", '<mtable displaystyle="true"')
@@ -103,7 +103,7 @@ _CALL = (
     "key_positions=None, scale=None, chunks=None, mask=None, sink=None, temperature=None, "
     "score_softcap=None"
 )
-#: Signatures that overloads or types would make unreadable.
+#: Signatures written by hand because overloads or types make the generated ones unreadable.
 SIGNATURES = {
     "gnomon.attention": f"(q, k, v, *, {_CALL}, dropout=0.0, seed=None, aggregation='mean', "
     "tolerance=2**-24, return_lse=False)",
@@ -129,7 +129,7 @@ def write_signature(app, what, name, obj, options, signature, return_annotation)
 
 
 class ProgramHelp(Directive):
-    """``.. program-help:: train --task images``: the program's own help, with its options as
+    """``.. program-help:: train --task images`` shows the command's own help, with its options as
     tables."""
 
     required_arguments = 1
@@ -140,7 +140,7 @@ class ProgramHelp(Directive):
         text = subprocess.run(command, capture_output=True, check=True, encoding="utf-8").stdout
         if "\nUsage: " not in text:  # commands written in Python
             return [nodes.literal_block(text, text, language="text")]
-        # If a row is too long, its description is on the next line.
+        # If an option is too long, its description is on the next line.
         text = re.sub(r"^(  \S.*)\n {20,}(?=\S)", r"\1  ", text, flags=re.MULTILINE)
         heading, rows, found = "", [], []
         for line in [*text.splitlines(), ":"]:
@@ -180,7 +180,7 @@ def analyze_without_overloads(self, analyze=ModuleAnalyzer.analyze):
 
 ModuleAnalyzer.analyze = analyze_without_overloads
 
-# Packages with private files are a single module to users, so their pages treat the files as one.
+# Users see a package with private files as a single module, so its page treats the files as one.
 for package in (gnomon.nn, gnomon.lab.models):
     name, path = package.__name__, inspect.getfile(package)
     sources = [file.read_text() for file in sorted(pathlib.Path(path).parent.glob("*.py"))]

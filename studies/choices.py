@@ -36,10 +36,10 @@ STUDY = Study(
     answer=(
         "With three seeds, only one addition makes a significant difference: the forget gate has a "
         "lower loss than ALiBi. RoPE with a forget gate has the lowest mean loss at every length. "
-        "At 512 bytes, it is 1.708, compared with 2.244 for RoPE alone. QK-norm, sinks, output "
-        "gates, query-dependent biases and YaRN are not distinguishable from RoPE alone. Longer "
-        "training and larger models, for which several of these additions were designed, were not "
-        "tested."
+        "At 512 bytes, its mean loss is 1.708, compared with 2.244 for RoPE alone. QK-norm, sinks, "
+        "output gates, query-dependent biases and YaRN are not distinguishable from RoPE alone. "
+        "Longer training and larger models, for which several of these additions were designed, "
+        "were not tested."
     ),
     comparisons=(
         Comparison(
@@ -94,8 +94,8 @@ STUDY = Study(
             "RoPE lowers the loss of a model with the forget gate.",
             against("rope+forget", "forget", SHORT, LONG),
             why=(
-                "RoPE lowers this loss for all three seeds at both lengths, by 0.010 to 0.031, but "
-                "three seeds are too few for significance."
+                "Adding RoPE lowers the loss for all three seeds at both lengths, by 0.010 to "
+                "0.031, but three seeds are too few for significance."
             ),
         ),
         Claim(

@@ -32,16 +32,17 @@ STUDY = Study(
     title="The cost of a similarity",
     question=(
         "Tseng et al. 2023 report that on a V100, the training throughput with cones is 0.9% to "
-        "21.9% lower than with dot products. How much longer does a training step "
-        "take on a CPU?"
+        "21.9% lower than with dot products. On a CPU, how much longer does a training step take "
+        "with cones and with other similarities?"
     ),
     answer=(
         "In transformer models, a training step takes 3 to 16% longer with cones than with the dot "
-        "product. The paper's throughputs correspond to an increase of 1 to 28%. In graph "
-        "attention and hierarchies, where most of a step is spent on scores, a step with cones "
-        "takes 1.23 to 1.27 times as long as one with the dot product. Over all tasks, the factor "
-        "is 0.85 to 1.10 for the Laplacian and Gaussian similarities. For hyperbolic distances and "
-        "entailment cones, it is 1.06 to 2.55, depending on the task and the processor."
+        "product. The paper's throughputs correspond to steps that take 1 to 28% longer. In the "
+        "graph and hierarchy tasks, which spend most of a step on scores, a step with cones takes "
+        "1.23 to 1.27 times as long as one with the dot product. Over all tasks, the step time "
+        "relative to the dot product is 0.85 to 1.10 for the Laplacian and Gaussian similarities. "
+        "For hyperbolic distances and entailment cones, it is 1.06 to 2.55, depending on the task "
+        "and the processor."
     ),
     comparisons=(
         comparison(

@@ -1,4 +1,4 @@
-"""Compares positions and similarities of a diffusion transformer."""
+"""Compares positions and similarities in a diffusion transformer."""
 
 from study import CLASSIFIER, MNIST, Claim, Comparison, Contrast, Study
 
@@ -11,8 +11,8 @@ STUDY = Study(
     question=(
         "Tseng et al. 2023 report that cones lower the Fréchet distance of a diffusion transformer "
         "(DiT) from 68.9 to 67.6. Do cones lower the noise prediction loss compared with the dot "
-        "product? Do positions in attention lower this loss compared with DiT's sinusoids? Are the "
-        "generated images closer to the data?"
+        "product? Do positions in attention lower this loss compared with DiT's sinusoids? Are "
+        "images generated with cones closer to the data?"
     ),
     answer=(
         "No difference between cones and the dot product is significant, either in the loss or in "
@@ -102,17 +102,17 @@ STUDY = Study(
                 for cone in ("penumbral", "umbral")
             ),
             why=(
-                "The mean distance is 35.0 with the dot product. The mean distance is 1.2% lower "
-                "with penumbral cones and 1.7% lower with umbral cones. In the paper, it is 1.7% "
-                "and 1.9% lower. For the first seed, both kinds of cones have a higher distance "
-                "than the dot product. For each similarity, the distances of the three seeds "
-                "differ by 3 to 4, so three seeds cannot show a difference of this size."
+                "With the dot product, the mean distance is 35.0. It is 1.2% lower with penumbral "
+                "cones and 1.7% lower with umbral cones; in the paper, the reductions are 1.7% and "
+                "1.9%, respectively. For the first seed, both kinds of cones have a higher "
+                "distance than the dot product. For each similarity, the distances of the three "
+                "seeds differ by 3 to 4, so three seeds cannot show a difference of this size."
             ),
         ),
         Claim(
             (
                 "Positions in attention have a lower loss than sinusoids or a learned table, which "
-                "are added to the patches."
+                "are added to the patch embeddings."
             ),
             tuple(
                 Contrast(f"dot/{position}", "0-999", f"dot/{added}", "0-999")
@@ -125,7 +125,7 @@ STUDY = Study(
                 "but this spread is too large for significance. RoPE with a learned HyPE bias has "
                 "a mean loss of 0.0536 with a smaller spread. With the bias alone, the mean loss "
                 "is 0.0582. This bias is symmetric in the offset, but whether the symmetry "
-                "explains the loss was not measured."
+                "explains the higher loss was not tested."
             ),
         ),
         Claim(
@@ -138,8 +138,8 @@ STUDY = Study(
                 )
             ),
             why=(
-                "Sinusoids and a learned HyPE bias alone also lower the loss for all three seeds, "
-                "by at most 0.0037."
+                "All six positional encodings lower the loss for all three seeds. Sinusoids and a "
+                "learned HyPE bias alone lower it by at most 0.0037."
             ),
         ),
     ),
@@ -147,8 +147,8 @@ STUDY = Study(
     limits=(
         "The noise prediction loss does not measure image quality. The Fréchet distance uses 500 "
         "images and the features of a digit classifier, so it cannot be compared with the paper's "
-        "distance, which uses Inception features. The data consists of digits of 28 x 28 pixels in "
-        "49 patches. The model is small, and after 600 or 1200 steps its images are not yet "
+        "distance, which uses Inception features. The images are digits of 28 x 28 pixels, split "
+        "into 49 patches. The model is small, and after 600 or 1200 steps its images are not yet "
         "recognisable as digits."
     ),
     sources="Peebles and Xie 2023, DiT; Ho et al. 2020; Tseng et al. 2023, Coneheads.",

@@ -22,8 +22,8 @@ LENGTHS = "40,100,200,500"
 def repeats(symbols: int) -> Callable[[str], tuple[str, str, dict[int, float]]]:
     """Returns a baseline for sorting that repeats the previous symbol, which the models also see.
 
-    It is wrong once per distinct symbol. The expected number of distinct symbols in n draws from V
-    is V (1 - (1 - 1/V)^n).
+    It is wrong once per distinct symbol. The expected number of distinct symbols in n draws from
+    V symbols is V (1 - (1 - 1/V)^n).
     """
 
     def baseline(lengths: str) -> tuple[str, str, dict[int, float]]:
@@ -35,7 +35,7 @@ def repeats(symbols: int) -> Callable[[str], tuple[str, str, dict[int, float]]]:
     return baseline
 
 
-# The default numbers of symbols of these problems.
+# Baselines for problems with their default numbers of symbols.
 REPEATS = {"sort": repeats(100), "bucket-sort": repeats(5)}
 
 
@@ -69,8 +69,9 @@ def comparison(
     )
 
 
-# With this many symbols, most occur only a few times in an input, so a symbol determines the next
-# one, as in text. With two symbols, it does not, and 1500 steps are too few to learn copying.
+# With this many symbols, most occur only a few times in an input, so a symbol usually determines
+# the next one, as in text. With two symbols, it does not, and 1500 steps are too few to learn
+# copying.
 MANY_SYMBOLS = ("--symbols", "32")
 # Enough keys for an input of 120 symbols.
 KEYS = ("--symbols", "64")
@@ -95,8 +96,8 @@ def contrasts(left: str, right: str) -> tuple[Contrast, ...]:
 
 
 def at_random(right: str) -> tuple[Contrast, ...]:
-    """RoPE and sinusoids with random positions, compared with another combination, or with
-    themselves if `right` is empty."""
+    """Compares RoPE and sinusoids with random positions to `right` or, if `right` is empty, to the
+    same encoding without random positions."""
     return tuple(
         Contrast(
             *(position, at, right or position, at),
@@ -115,17 +116,16 @@ STUDY = Study(
         "Decoders are trained on problems of 1 to 40 symbols and evaluated on up to 500 symbols "
         "(120 in the recall problem). In the literature, positions drawn at random from a longer "
         "range perform best (Ruoss et al. 2023). Models without positions are better than models "
-        "with RoPE or absolute positions (Kazemnejad et al. 2023); ALiBi is in between. Does this "
-        "order hold here, and where do learned HyPE biases and forget gates fall in it?"
+        "with ALiBi, which are better than models with RoPE or absolute positions (Kazemnejad et "
+        "al. 2023). Does this order hold here, and where do learned HyPE biases and forget gates "
+        "fall in it?"
     ),
     answer=(
         "With three seeds, the published order is not reproduced. Only three of 108 differences "
         "are significant; in one of them, the model without positions is better than the model "
-        "with "
-        "RoPE. At 500 symbols, no model sorts better than a predictor that repeats the previous "
-        "symbol. Except in bucket "
-        "sort, where that predictor has an accuracy of 0.99, every model has a lower accuracy at "
-        "500 symbols than at 40."
+        "with RoPE. At 500 symbols, no model sorts better than a predictor that repeats the "
+        "previous symbol. Except in bucket sort, where that predictor has an accuracy of 0.99, "
+        "every model has a lower accuracy at 500 symbols than at 40."
     ),
     comparisons=(
         comparison("copy", MANY_SYMBOLS),
@@ -152,8 +152,8 @@ STUDY = Study(
                 "seeds. Without positions, copying and reversing are hardly learned: the mean "
                 "accuracies at 40 symbols are 0.18 and 0.11. The rows of these problems at 100 "
                 "symbols therefore compare learning rather than generalisation. At 500 symbols, "
-                "both models are near chance (0.03) in these two problems. No seed learns recall "
-                "without positions; with RoPE, two of three seeds do."
+                "both models are near chance (0.03) in copying and reversing. No run learns recall "
+                "without positions; with RoPE, two of three runs do."
             ),
         ),
         Claim(
@@ -169,7 +169,7 @@ STUDY = Study(
                 "without positions, it is 0.99 for every seed. At 40 symbols, copying and "
                 "reversing are hardly learned without positions (mean accuracy at most 0.18) and "
                 "partly learned with sinusoids (at most 0.54). At longer lengths, both models are "
-                "near chance in these two problems. No seed of either model learns recall."
+                "near chance in these two problems. No run of either model learns recall."
             ),
         ),
         Claim(
@@ -178,12 +178,12 @@ STUDY = Study(
             why=(
                 "At 40 symbols, both models learn to copy and to sort, and at longer lengths ALiBi "
                 "loses less accuracy. In copying at 500 symbols, ALiBi has an accuracy of 0.27 for "
-                "two seeds; its third seed and RoPE are near chance (0.03). When reversing 40 "
-                "symbols, RoPE has a higher mean accuracy: 0.98, compared with 0.54 for ALiBi. "
-                "When reversing 100 symbols, RoPE has no such advantage. In bucket sort at 500 "
-                "symbols, ALiBi has a lower mean accuracy: 0.50, compared with 0.88 for RoPE. With "
-                "each position, two of three seeds learn recall. At 120 symbols, these seeds have "
-                "higher accuracies with ALiBi than with RoPE."
+                "two seeds; for the third seed, it is near chance (0.03), as is RoPE for all "
+                "seeds. When reversing 40 symbols, RoPE has a higher mean accuracy: 0.98, compared "
+                "with 0.54 for ALiBi. When reversing 100 symbols, RoPE has no such advantage. In "
+                "bucket sort at 500 symbols, ALiBi has a lower mean accuracy: 0.50, compared with "
+                "0.88 for RoPE. With either position, the model learns recall for the same two of "
+                "three seeds. At 120 symbols, ALiBi has a higher accuracy than RoPE for both seeds."
             ),
         ),
         Claim(
@@ -196,7 +196,7 @@ STUDY = Study(
                 "0.51, compared with 0.26 without positions. In bucket sort, the accuracy with "
                 "ALiBi falls by half from 40 to 500 symbols. Copying and reversing are hardly "
                 "learned without positions: the mean accuracies at 40 symbols are 0.18 and 0.11. "
-                "No seed learns recall without positions; with ALiBi, two of three seeds do."
+                "No run learns recall without positions; with ALiBi, two of three runs do."
             ),
         ),
         Claim(
@@ -207,9 +207,9 @@ STUDY = Study(
                 "symbols, its mean accuracy in copying is 0.83, compared with 0.99 without random "
                 "positions. RoPE with random positions loses less accuracy at longer lengths: at "
                 "100 symbols, its mean accuracy is higher by 0.15 in copying and by 0.10 in "
-                "reversing. At 500 symbols, both problems are near chance (0.03) with and without "
-                "random positions. In bucket sort at 500 symbols, random positions lower RoPE's "
-                "mean accuracy and raise that of sinusoids to 0.99."
+                "reversing. At 500 symbols, the accuracies in both problems are near chance (0.03) "
+                "with and without random positions. In bucket sort at 500 symbols, random "
+                "positions lower RoPE's mean accuracy and raise that of sinusoids to 0.99."
             ),
         ),
         Claim(
@@ -222,8 +222,8 @@ STUDY = Study(
                 "chance in these two problems. In sorting, all three models have similar "
                 "accuracies at 40 and 100 symbols; at 500 symbols, random positions have lower "
                 "mean accuracies. In bucket sort, sinusoids with random positions are as accurate "
-                "as the model without positions. RoPE's accuracy at 500 symbols is 0.64 to 0.91, "
-                "depending on the seed."
+                "as the model without positions. With random positions, RoPE's accuracy in bucket "
+                "sort at 500 symbols is 0.64 to 0.91, depending on the seed."
             ),
         ),
         Claim(
@@ -234,10 +234,11 @@ STUDY = Study(
                 "In reversing and bucket sort, random positions have a higher mean accuracy in "
                 "most rows. ALiBi has a higher mean accuracy in copying at 100 symbols and in "
                 "sorting at 500 symbols. When copying 500 symbols, the models with random "
-                "positions are near chance (mean accuracies of 0.08 and 0.05), and so is one of "
-                "ALiBi's three seeds. When copying 40 symbols, ALiBi has a mean accuracy of 0.98, "
-                "compared with 0.83 for RoPE with random positions. When reversing 40 symbols, it "
-                "has a mean accuracy of 0.54, compared with 0.67."
+                "positions are near chance (mean accuracies of 0.08 for RoPE and 0.05 for "
+                "sinusoids), and so is ALiBi for one of three seeds. When copying 40 symbols, "
+                "ALiBi has a mean accuracy of 0.98, compared with 0.83 for RoPE with random "
+                "positions. When reversing 40 symbols, ALiBi has a mean accuracy of 0.54, compared "
+                "with 0.67 for RoPE with random positions."
             ),
         ),
         Claim(
@@ -245,45 +246,47 @@ STUDY = Study(
             contrasts("dot/rope+hype:tau=learned", "dot/rope"),
             why=(
                 "At 40 symbols, the accuracies with and without the bias are similar. At 500 "
-                "symbols, the bias lowers the mean accuracy in sorting and in bucket sort (in "
-                "bucket sort, from 0.88 to 0.38). Copying and reversing are near chance with and "
-                "without the bias. The same two of three seeds learn recall with and without the "
-                "bias; at 120 symbols, both seeds are more accurate with it. In these problems, "
-                "the answer may depend on any part of the input, and a bias that grows with "
-                "distance hides distant tokens. Whether that explains the lower accuracies was not "
-                "measured. On texts, the bias keeps the loss low beyond the training length "
-                "([Beyond the training length](length.md))."
+                "symbols, the bias lowers the mean accuracy in sorting and in bucket sort (from "
+                "0.88 to 0.38 in bucket sort). In copying and reversing, the accuracies are near "
+                "chance with and without the bias. With and without the bias, the model learns "
+                "recall for the same two of three seeds; at 120 symbols, the accuracy is higher "
+                "with the bias for both seeds. In these problems, the answer may depend on any "
+                "part of the input, and a bias that grows with distance hides distant tokens. "
+                "Whether this explains the lower accuracies was not tested. On texts, the bias "
+                "keeps the loss low beyond the training length ([Beyond the training "
+                "length](length.md))."
             ),
         ),
         Claim(
             "A forget gate is better than no position at both longer lengths.",
             contrasts("dot/forget", "dot/none"),
             why=(
-                "With the gate, one of three seeds learns to copy 40 symbols, two seeds learn to "
-                "reverse them, and two seeds learn recall. Without positions, no seed learns any "
-                "of these three problems. The two seeds that learn recall with the gate keep their "
-                "accuracy up to 120 symbols. With RoPE, the accuracies of the two seeds that learn "
+                "With the gate, one of three runs learns to copy 40 symbols, two runs learn to "
+                "reverse them, and two runs learn recall. Without positions, no run learns any of "
+                "these three problems. The two runs that learn recall with the gate keep their "
+                "accuracy up to 120 symbols. With RoPE, the accuracies of the two runs that learn "
                 "recall fall to 0.39 and 0.32 (`studies/generalisation/recall.json` contains all "
-                "runs). At 500 symbols, copying and reversing are near chance with and without the "
-                "gate. Both models learn sorting and bucket sort at 40 symbols. At 500 symbols, "
-                "the gate has a lower mean accuracy in both problems: in bucket sort, it is 0.37, "
-                "compared with 0.99 without positions."
+                "runs). At 500 symbols, the accuracies in copying and reversing are near chance "
+                "with and without the gate. Both models learn sorting and bucket sort at 40 "
+                "symbols. At 500 symbols, the model with the gate has a lower mean accuracy in "
+                "both problems: in bucket sort, it is 0.37, compared with 0.99 without positions."
             ),
         ),
     ),
     limits=(
-        "The models are decoders with two layers and a model dimension of 64. The models are "
-        "trained for a few thousand steps with one learning rate per problem; the literature "
-        "trains larger models a hundred times as long. The column for 40 symbols shows how well a "
-        "problem is learned; if that accuracy is low, the accuracies at longer lengths are "
+        "The models are decoders with two layers and a model dimension of 64. They are trained for "
+        "a few thousand steps with one learning rate per problem; models in the literature are "
+        "larger and are trained for a hundred times as long. The column for 40 symbols shows how "
+        "well a problem is learned; if that accuracy is low, the accuracies at longer lengths are "
         "meaningless. Chance is 0.03 in copying and reversing (32 symbols) and 0.02 in recall (64 "
-        "values). Recall is evaluated on at most 120 symbols, because there are 64 keys. Random "
-        "positions, drawn below 2048, were tried only in copying, reversing and sorting. At 40 "
-        "symbols, parity and modular addition are at chance with every position (1/2 and 1/5), and "
-        "the stack problem has an accuracy of about two thirds, so no claim covers them. Some "
-        "seeds learn recall and others do not, which explains the large spread of its accuracies. "
-        "The accuracy is that of single symbols, each predicted from the correct symbols before "
-        "it; a separate table shows the accuracy of whole answers."
+        "values). Recall is evaluated on at most 120 symbols, because 64 different keys allow at "
+        "most 128 symbols. Random positions, which are drawn below 2048, were tried only in "
+        "copying, reversing, sorting and bucket sort. At 40 symbols, the accuracies in parity and "
+        "modular addition are at chance (1/2 and 1/5) with every position, and the accuracy in the "
+        "stack problem is about two thirds, so no claim covers these three problems. Some runs "
+        "learn recall and others do not, which explains the large spread of its accuracies. The "
+        "accuracy is measured per symbol, and each symbol is predicted from the correct preceding "
+        "symbols; a separate table shows the accuracy of whole answers."
     ),
     sources=(
         "Deletang et al. 2023, Neural Networks and the Chomsky Hierarchy; Ruoss et al. 2023, "

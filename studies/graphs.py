@@ -42,16 +42,17 @@ STUDY = Study(
     title="Similarities on a graph",
     question=(
         "A graph attention network (GAT) scores the two ends of an edge with an additive function. "
-        "Tseng et al. 2023 replace it with other similarities and report one accuracy for each on "
-        "Cora. The additive score has an accuracy of 0.831; the other accuracies range from 0.823 "
-        "(Laplacian) to 0.836 (umbral cones). Which of these differences hold over 20 seeds?"
+        "Tseng et al. 2023 replace this function with other similarities and report one accuracy "
+        "on Cora for each. In the paper, the additive score has an accuracy of 0.831; the other "
+        "accuracies range from 0.823 (Laplacian) to 0.836 (umbral cones). Which of these "
+        "differences hold over 20 seeds?"
     ),
     answer=(
         "None of the published differences is confirmed: over 20 seeds, no similarity is better "
         "than the additive score. Umbral cones, the hyperbolic distances, the Laplacian and the "
-        "Lorentz product are equivalent to it, with a margin of 0.005 in accuracy. Cosine "
-        "similarity and entailment cones are worse: their mean accuracies are lower by 0.019 and "
-        "0.044."
+        "Lorentzian distance are equivalent to the additive score, with a margin of 0.005 in "
+        "accuracy. Cosine similarity and entailment cones are worse: their mean accuracies are "
+        "lower by 0.019 and 0.044."
     ),
     comparisons=(
         cora("cora", "Cora, similarities in the paper", SIMILARITIES),

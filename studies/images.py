@@ -14,9 +14,9 @@ STUDY = Study(
     title="Positions on grids",
     question=(
         "A vision transformer can encode patch positions with a learned table, sinusoids, axial "
-        "RoPE, 2-D relative keys, a table of biases, or distance biases (HyPE, ALiBi). Which "
-        "classifies digits best, at the training size and on larger images? Does HyPE help on "
-        "volumes, as Angelotti 2023 proposes?"
+        "RoPE, 2-D relative keys, a table of biases, or distance biases (HyPE, ALiBi). Which of "
+        "these classifies digits best, at the training size and on larger images? Does HyPE help "
+        "on volumes, as Angelotti 2023 proposes?"
     ),
     answer=(
         "At the training size, RoPE is better than no position and has the highest mean accuracy "
@@ -96,8 +96,8 @@ STUDY = Study(
             why=(
                 "On patches of digits, RoPE and sinusoids have higher mean accuracies than the "
                 "learned table. 2-D relative keys and a learned HyPE bias have lower mean "
-                "accuracies. On convolutional feature maps, RoPE, the table and the bias differ "
-                "less. On the volumes, all models overfit (see the limits)."
+                "accuracies. On convolutional feature maps, the accuracies with RoPE, the table "
+                "and the bias differ less. On the volumes, all models overfit (see Limits)."
             ),
         ),
         Claim(
@@ -110,7 +110,7 @@ STUDY = Study(
                 "On patches, the mean accuracy is 0.938 with RoPE and 0.911 with sinusoids. "
                 "Without a position, it is 0.700. On convolutional feature maps, it is 0.956 with "
                 "RoPE and 0.908 without a position. On the volumes, all models overfit, and the "
-                "means with RoPE and without a position differ by 0.005."
+                "mean accuracies with RoPE and without a position differ by 0.006."
             ),
         ),
         Claim(
@@ -137,9 +137,9 @@ STUDY = Study(
             ),
             why=(
                 "On patches, the mean accuracy is 0.70 with each of the three biases and also "
-                "without a position. Distance biases are symmetric in the offset. The table has a "
-                "separate bias for each offset, but its mean is no higher. On the volumes, all "
-                "models overfit."
+                "without a position. Distance biases are symmetric in the offset. The table is "
+                "not, because it has a separate bias for each offset, but its mean accuracy is no "
+                "higher. On the volumes, all models overfit."
             ),
         ),
         Claim(
@@ -152,8 +152,8 @@ STUDY = Study(
             ),
         ),
         Claim(
-            "On 44-pixel digits, CAPE is better than distance biases, and these are better than "
-            "no position.",
+            "On 44-pixel digits, CAPE is better than distance biases, which are better than no "
+            "position.",
             tuple(
                 Contrast(f"dot/{left}", 44, f"dot/{right}", 44, "accuracy")
                 for left, right in (
@@ -166,7 +166,7 @@ STUDY = Study(
             why=(
                 "At 44 pixels, CAPE has a mean accuracy of 0.518; with a bias or without a "
                 "position, it is at most 0.387. At 28 pixels, CAPE has a mean accuracy of 0.726, "
-                "compared with 0.70 for the others."
+                "compared with 0.70 with a bias or without a position."
             ),
         ),
         Claim(
@@ -183,12 +183,12 @@ STUDY = Study(
     limits=(
         "Digits are easy to classify. The models are small, training is short, and all "
         "combinations use the same learning rate. The larger images are the same digits, enlarged. "
-        "On the volumes (1,188 for training, 298 for testing), every model overfits. The mean "
-        "training losses end at 0.022 nats or less; the mean test losses end at 1.25 nats or more. "
-        "Predicting the class frequencies would give a loss of 0.54. Always predicting the first "
-        "class would give an accuracy of 0.768; the models have mean accuracies of 0.748 to 0.776. "
-        "The area under the ROC curve, which MedMNIST also reports, is not measured. Whether HyPE "
-        "helps on volumes remains open."
+        "On the volumes (1,188 for training, 298 for testing), every model overfits. The final "
+        "training losses have means of at most 0.022 nats; the final test losses have means of at "
+        "least 1.25 nats. Predicting the class frequencies would give a loss of 0.54. Always "
+        "predicting the majority class would give an accuracy of 0.768; the models have mean "
+        "accuracies of 0.748 to 0.776. The area under the ROC curve, which MedMNIST also reports, "
+        "is not measured. Whether HyPE helps on volumes remains open."
     ),
     sources=(
         "Dosovitskiy et al. 2021; Touvron et al. 2021, DeiT; Ramachandran et al. 2019; Srinivas "

@@ -1,4 +1,4 @@
-"""Tests which position is best at the training length, and which extrapolates beyond it."""
+"""Tests which positions are best at the training length, and which extrapolate beyond it."""
 
 import dataclasses
 
@@ -22,7 +22,8 @@ POSITIONS = (
     "relative",
 )
 LONGEST = 2048
-# The best combinations up to LONGEST, and those needed to explain them, are evaluated beyond it.
+# The combinations that are best up to LONGEST, and those needed to explain their results, are also
+# evaluated beyond it.
 BEST = (
     "hype:tau=learned:mu=learned",
     "rope+alibi:slopes=learned",
@@ -52,7 +53,7 @@ BOOKS = Text(
     "Novels",
     "classic-books",
     data_from=(
-        "files of github.com/mlschmitt/classic-books-markdown at 9448827 (in `train`: The Wealth "
+        "files from github.com/mlschmitt/classic-books-markdown at 9448827 (in `train`: The Wealth "
         "of Nations, Framley Parsonage, Little Dorrit, The Pickwick Papers, Wives and Daughters, "
         "The Mill on the Floss, Demonology and Devil-lore, Le Morte d'Arthur and Vanity Fair; in "
         "`valid`: The Octopus, Ben-Hur and The Headless Horseman; in `test`, which is not used, "
@@ -87,7 +88,7 @@ def further(text: Text) -> Comparison:
     named = dataclasses.replace(
         text, name=f"{text.name}-{FURTHER}", title=f"{text.title}, long windows"
     )
-    # The longer the windows, the fewer last bytes a text has.
+    # Longer windows leave fewer last bytes per text, so more of the text is evaluated.
     more = ("--evaluation-bytes", "131072")
     return comparison(named, BEST, (128, LONGEST, FURTHER), 3, more)
 
@@ -128,15 +129,15 @@ STUDY = Study(
             tuple(Contrast(HYPE, n, HYPE, 128, "last") for n in (256, 1024, LONGEST, FURTHER)),
             left_is="not worse",
             why=(
-                "The mean loss over all bytes is at most 0.001 higher at 2048 bytes than at 128. "
-                "The rows above use only the last 32 bytes of each window, which have most of the "
-                "context. If windows are longer, there are fewer such bytes, and they come from "
-                "other parts of the text. From 128 to 2048 bytes, the loss on these bytes rises on "
-                "all three texts, by at most 0.081. With fixed ALiBi and Transformer-XL, it rises "
-                "by at most 0.068. With RoPE alone, it rises by 1.6 to 1.8. From 128 to 8192 "
-                "bytes, the mean loss rises in only one of six runs, by 0.027. RoPE "
-                "with learned ALiBi slopes behaves in the same way. With a learned `mu`, the mean "
-                "loss falls in all six runs."
+                "The mean loss over all bytes is at most 0.002 higher at 2048 bytes than at 128. "
+                "The rows above use only the last 32 bytes of each window, which have the most "
+                "context. If the windows are longer, a text has fewer such bytes, and they come "
+                "from other parts of the text. In the comparisons without windows of 8192 bytes, "
+                "the loss on these bytes rises from 128 to 2048 bytes on all three texts, by at "
+                "most 0.081. With fixed ALiBi and Transformer-XL, it rises by at most 0.068. With "
+                "RoPE alone, it rises by 1.6 to 1.8. From 128 to 8192 bytes, the mean loss rises "
+                "in only one of six runs, by 0.027. RoPE with learned ALiBi slopes behaves in the "
+                "same way. With a learned `mu`, the mean loss falls in all six runs."
             ),
         ),
         Claim(
@@ -147,12 +148,13 @@ STUDY = Study(
                 for n in (128, LONGEST, FURTHER)
             ),
             why=(
-                "Compared with RoPE and a HyPE bias whose `mu` is learned as well, Transformer-XL "
-                "has a lower loss on Python source code up to 2048 bytes. On novels at 8192 bytes, "
-                "it has a higher loss. These differences are 0.004 to 0.009. From 2048 to 8192 "
-                "bytes, the loss of Transformer-XL rises in all six runs, by at most 0.0065. The "
-                "losses of the other positions fall or stay the same. The exception is one seed on "
-                "novels, where the loss rises if only tau or ALiBi's slopes are learned."
+                "Compared with RoPE and a HyPE bias whose `mu` is also learned, Transformer-XL has "
+                "a lower loss on Python source code up to 2048 bytes. On novels at 8192 bytes, it "
+                "has a higher loss. These differences are 0.004 to 0.009. From 2048 to 8192 bytes, "
+                "the loss of Transformer-XL rises in all six runs, by at most 0.0065. The losses "
+                "of the other positions fall or stay the same. The exception is one seed on "
+                "novels, for which the loss rises with `rope+alibi:slopes=learned` and "
+                "`rope+hype:tau=learned`."
             ),
         ),
         Claim(
@@ -177,21 +179,23 @@ STUDY = Study(
             left_is="not worse",
             why=(
                 "With the default `mu`, HyPE differs little from ALiBi, whether fixed or learned, "
-                "so its advantage over fixed ALiBi comes from learning. On each text, the mean "
-                "loss of a learned HyPE bias is 0.004 to 0.017 higher than KERPLE's."
+                "so the advantage of a learned HyPE bias over fixed ALiBi comes from learning. On "
+                "each text, the mean loss of a learned HyPE bias is 0.004 to 0.017 higher than "
+                "KERPLE's."
             ),
         ),
         Claim(
             "With RoPE, learning HyPE's tau and mu is better than learning tau alone.",
             tuple(Contrast(HYPE_WITH_MU, n, HYPE, n) for n in (128, LONGEST, FURTHER)),
             why=(
-                "On novels, learning `mu` as well lowers the loss for all three seeds, by at most "
+                "On novels, also learning `mu` lowers the loss for all three seeds, by at most "
                 "0.040 (at 8192 bytes). The difference is largest for the seed whose loss rises if "
                 "only tau is learned."
             ),
         ),
         Claim(
-            "Learning tau and mu is better than the fixed bias.",
+            "A HyPE bias with a learned tau, alone or with a learned mu, is better than a fixed "
+            "HyPE bias.",
             tuple(
                 Contrast(left, n, "dot/hype", n)
                 for left in ("dot/hype:tau=learned", "dot/hype:tau=learned:mu=learned")
@@ -213,10 +217,10 @@ STUDY = Study(
         ),
     ),
     limits=(
-        "The models are small, with four layers and a model dimension of 128. The models read "
-        "bytes and are trained for 600 steps of 16 windows, which is far from convergence. At "
-        "other sizes, the order of the positions may differ. In the literature, larger models also "
-        "break down beyond their training length. All combinations use the same learning rate. "
+        "The models are small, with four layers and a model dimension of 128. They read bytes and "
+        "are trained for 600 steps of 16 windows, so they are far from convergence. At other model "
+        "sizes, the order of the positions may differ. In the literature, larger models also break "
+        "down beyond their training length. All combinations use the same learning rate. "
         "Shakespeare's plays are not evaluated at 8192 bytes, because their validation split "
         "contains only thirteen windows of that length."
     ),

@@ -31,10 +31,10 @@ def against_itself(position: str) -> Contrast:
 STUDY = Study(
     title="Speech longer than in training",
     question=(
-        "Encoders with CTC are trained on one to three spoken digits and evaluated on up to 24. "
-        "Likhomanenko et al. 2021 report that continuous augmented positions (CAPE) keep their "
-        "error rate on longer recordings, whereas sinusoids do not. Does this hold here, and how "
-        "do convolutions, RoPE and distance biases behave?"
+        "Encoders are trained with CTC on recordings of one to three spoken digits and evaluated "
+        "on recordings of up to 24 digits. Likhomanenko et al. 2021 report that continuous "
+        "augmented positions (CAPE) keep their error rate on longer recordings, whereas sinusoids "
+        "do not. Does this hold here, and how do convolutions, RoPE and distance biases behave?"
     ),
     answer=(
         "With three seeds, all claims are undecided, because the error rates on long recordings "

@@ -3,9 +3,9 @@
 A study is a file in this folder that defines ``STUDY``. ``python studies/study.py NAME DATA`` runs
 or resumes its unfinished comparisons, and writes
 
-- ``studies/NAME/COMPARISON.json``, a short form of the record of ``gnomon compare``, from which
+- ``studies/NAME/COMPARISON.json``, a compact copy of the record of ``gnomon compare``, from which
   another machine can resume;
-- ``docs/studies/NAME.md`` and its figures, from these records only.
+- ``docs/studies/NAME.md`` and its figures, which are generated from these records only.
 
 DATA is the folder to which the study's paths are relative.
 """
@@ -52,7 +52,7 @@ CLASSIFIER = "classifier"
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A call of ``gnomon compare``."""
+    """An invocation of ``gnomon compare``."""
 
     name: str  # the name of its record
     title: str  # "Shakespeare's plays, bytes"
@@ -102,9 +102,9 @@ class Study:
     answer: str  # three sentences
     comparisons: tuple[Comparison, ...]
     claims: tuple[Claim, ...]
-    limits: str  # its limitations
+    limits: str
     sources: str = ""
-    # Equivalence margins of these metrics; other metrics use MARGINS.
+    # Equivalence margins by metric; other metrics use MARGINS.
     margins: dict[str, float] = dataclasses.field(default_factory=dict)
     # If True, the study compares the time of training steps instead of metrics, and has no claims.
     of_time: bool = False
@@ -137,7 +137,7 @@ AGREEING = {
 
 
 def verdict(outcomes: list[str], left_is: str) -> str:
-    """Returns the verdict on a claim from the outcomes of its contrasts; left_is as in Claim."""
+    """Returns the verdict on a claim from the outcomes of its contrasts and `Claim.left_is`."""
     tested = [outcome for outcome in outcomes if outcome not in {FEW_SEEDS, NOT_RUN}]
     if not tested:
         return FEW_SEEDS if FEW_SEEDS in outcomes else NOT_RUN
@@ -163,7 +163,7 @@ def names() -> list[str]:
     return sorted(path.stem for path in RECORDS.glob("*.py") if path.stem != "study")
 
 
-# ---- Commands that create the data files of data sets used by several studies, in the data folder.
+# ---- Commands that create data sets for several studies, in the data folder.
 
 MNIST = (
     *("gnomon", "data", "OUT"),
@@ -411,7 +411,7 @@ def metric_of(results: dict[str, Any], contrast: Contrast) -> dict[str, Any]:
 def differences_of(
     results: dict[str, Any], contrast: Contrast, of_right: dict[str, Any] | None = None
 ) -> list[float]:
-    """Left minus right for each common seed; ``of_right`` has the right side's results if given."""
+    """Returns left minus right per common seed; ``of_right`` defaults to ``results``."""
     key = metric_of(results, contrast)["key"]
     left = by_seed(results, contrast.left, contrast.left_at, key)
     right = by_seed(of_right or results, contrast.right, contrast.right_at, key)
@@ -426,7 +426,7 @@ def has(results: dict[str, Any], label: str, at: Any) -> bool:
     return label in labels_of(results) and at in results["task"]["conditions"]["values"]
 
 
-#: The key of a condition, a word in its title, and the condition's form in the title of a row.
+#: The key of a condition, a word in its title, and the format of the condition in row titles.
 PLACES = (
     ("timesteps", "", "timesteps {}"),
     ("split", "", "{} split"),
@@ -434,7 +434,7 @@ PLACES = (
     ("length", "bytes", "{} bytes"),
     ("length", "events", "{} events"),
     ("length", "symbols", "{} symbols"),
-    # The utterances of the studies are spoken digits.
+    # In the studies, utterances are spoken digits.
     ("length", "utterances", "{} digits"),
 )
 SPLITS = {"train": "training", "valid": "validation"}
@@ -464,7 +464,7 @@ def row_title(
 
 
 def contrast_rows(claim: Claim, found: Found, margins: dict[str, float]) -> list[Row]:
-    """Returns a row without an outcome for each contrast in each comparison that has it."""
+    """Returns a row without an outcome for each contrast in each comparison that contains it."""
     rows = []
     by_name = {comparison.name: (comparison, results) for comparison, results in found}
     for comparison, results in found:
@@ -493,7 +493,7 @@ def contrast_rows(claim: Claim, found: Found, margins: dict[str, float]) -> list
 
 
 def tested_rows(study: Study, found: Found) -> list[list[Row]]:
-    """Returns the rows of each claim; p-values are adjusted for the number of all rows."""
+    """Returns the rows of each claim; p-values are adjusted for the total number of rows."""
     claims = [contrast_rows(claim, found, study.margins) for claim in study.claims]
     rows = [row for claim in claims for row in claim]
     outcomes = iter(
@@ -512,7 +512,7 @@ def tested_rows(study: Study, found: Found) -> list[list[Row]]:
 
 
 def describe_claim(claim: Claim, rows: list[Row]) -> list[str]:
-    """Returns the claim, its verdict, its rows and the reasons."""
+    """Returns the Markdown blocks of a claim: its text, verdict, table of rows and explanation."""
     outcomes = [row.outcome for row in rows]
     said = verdict(outcomes, claim.left_is)
     counts = ", ".join(f"{n} {outcome}" for outcome, n in Counter(outcomes).items())
@@ -580,7 +580,7 @@ def summary_table(
 
 
 def time_ratios(results: dict[str, Any]) -> list[tuple[str, list[float]]]:
-    """Each combination's label, and its sorted step times relative to the first combination."""
+    """Returns each combination's label and sorted ratios of step times to the first combination."""
     times: list[dict[int, float]] = [{} for _ in results["settings"]["combinations"]]
     for run in results["runs"]:
         times[run["combination"]][run["seed"]] = run["processor_ms_per_step"]
@@ -593,7 +593,7 @@ def time_ratios(results: dict[str, Any]) -> list[tuple[str, list[float]]]:
 
 
 def time_table(results: dict[str, Any]) -> str:
-    """Returns a table of the CPU time of training steps, and its ratio to the first combination."""
+    """Returns a table of CPU times per training step, and their ratios to the first combination."""
     ratios_of = dict(time_ratios(results))
     rows = []
     for row, name in zip(results["summary"], report.labels(results), strict=True):
@@ -625,12 +625,12 @@ def cpu(machine: dict[str, Any]) -> str:
     """Returns a CPU and its instruction set: "an AMD EPYC CPU (AVX-512)"."""
     name = machine["cpu"].replace("(R)", "").removesuffix(" Processor")
     article = "an" if name[0] in "AEIOU" else "a"
-    # AVX3 and its variants, such as AVX3_ZEN4, are Highway's names.
+    # AVX3 and its variants, such as AVX3_ZEN4, are Highway's names for AVX-512.
     instructions = re.sub(r"^AVX3.*", "AVX-512", machine["instruction_set"])
     return f"{article} {name} CPU ({instructions})"
 
 
-#: The title of a condition in the records, and its name in the caption of a table.
+#: The title of a condition in the records, and its name in table captions.
 CONDITIONS = {
     "evaluation length, bytes": "evaluation length (bytes)",
     "events per window": "window length (events)",
@@ -639,7 +639,7 @@ CONDITIONS = {
     "nodes": "split",
     "pairs": "split",
     "timesteps": "range of timesteps",
-    # The utterances of the studies are spoken digits.
+    # In the studies, utterances are spoken digits.
     "utterances per sequence": "number of spoken digits",
 }
 
@@ -694,7 +694,7 @@ def save(figure: Any, path: pathlib.Path) -> None:
 
 
 def draw_effects(study: Study, claims: list[list[Row]]) -> Any:
-    """Draws the differences and their 95% intervals, divided by the margins; right is better."""
+    """Draws differences and their 95% intervals, divided by the margins; right means better."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -776,10 +776,10 @@ def draw_times(found: Found) -> Any:
     return figure
 
 
-#: First words of titles that are proper names.
+#: Proper names with which titles start.
 PROPER_NAMES = {"Cora", "Python's", "Shakespeare's"}
 
-#: Names of data that differ in sentences from those in titles.
+#: Names of data in titles, and different names for them in sentences.
 SENTENCE_NAMES = {"Python's sources": "Python source code"}
 
 #: Descriptions of more runs than this refer to the appendix instead of listing the titles.

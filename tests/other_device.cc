@@ -1,7 +1,7 @@
-// A stand-in device for machines without a GPU: PyTorch's type for external devices, named "other",
-// with the memory and kernels of the CPU. Like a GPU, it rejects operators with tensors on two
-// devices, and random numbers from a different device's generator. It therefore reveals tensors
-// that were left on the CPU. It is loaded as a library.
+// A stand-in device for machines without a GPU. It has PyTorch's type for external devices, is
+// named "other", and uses the memory and kernels of the CPU. Like a GPU, it rejects operators with
+// tensors on two devices, and random numbers from a different device's generator. It therefore
+// reveals tensors that were left on the CPU. It is loaded as a shared library.
 //
 // It differs from other external devices, and resembles a GPU, in two ways: parameters moved to it
 // stay the same tensors (Module::to in C++), and convolutions need no separate kernel.
@@ -129,7 +129,7 @@ at::Tensor EmptyStrided(at::IntArrayRef size, at::IntArrayRef stride,
                                            c10::dtype_or_default(type));
 }
 
-// Returns the same memory as a CPU tensor.
+// Returns a CPU tensor that shares the memory.
 at::Tensor OnCpu(const at::Tensor& tensor) {
   if (tensor.is_cpu() || !tensor.defined()) return tensor;
   auto* const data = static_cast<char*>(const_cast<void*>(tensor.storage().data()));
@@ -180,7 +180,7 @@ at::Tensor ReshapeAlias(const at::Tensor& tensor, at::IntArrayRef size, at::IntA
   return ViewOf(tensor, size, stride, tensor.storage_offset());
 }
 
-// Returns the CPU's result for the same sizes and strides.
+// Returns the same view that the CPU returns.
 at::Tensor View(const at::Tensor& tensor, at::IntArrayRef size) {
   const at::Tensor view = OnCpu(tensor).view(size);
   return ViewOf(tensor, view.sizes(), view.strides(), tensor.storage_offset());
@@ -296,7 +296,7 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 // Under autocast, operators keep the dtypes of their tensors, except those that cast explicitly.
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
-// Without these, copying a conjugated tensor would first make a copy of it.
+// Without these, copying a conjugated or negated tensor would first make a copy of it.
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }

@@ -23,7 +23,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def draw_matrix(ax, values, title, caption, tile=True, cmap="Blues", limits=None, ghost=True):
-    """Draws a faint L x L matrix, only one tile of which exists at any moment."""
+    """Draws a faint L x L matrix and highlights one tile, the only part that exists at a time."""
     low, high = limits or (np.nanmin(values), np.nanmax(values))
     ax.imshow(values, cmap=cmap, vmin=low, vmax=high, alpha=0.35 if ghost else 1.0)
     if tile:
@@ -90,7 +90,7 @@ def main() -> None:
         FancyArrowPatch((0.718, 0.54), (0.772, 0.54), arrowstyle="->", mutation_scale=14, color=INK)
     )
 
-    # The vector expanded along the diagonals.
+    # The vector whose entries fill the diagonals of the bias.
     strip = figure.add_axes((0.275, 0.06, 0.19, 0.05))
     strip.imshow(vector[None], cmap="Greens", aspect="auto", vmin=bias.min(), vmax=bias.max())
     strip.set_xticks([0, SIZE - 1, 2 * SIZE - 2], ["1 - Lq", "0", "Lk - 1"], fontsize=8)

@@ -1,7 +1,8 @@
-"""Writes gallery.md and its pictures, in docs/gallery, from the catalogue of gnomon.
+"""Writes docs/gallery.md and its pictures (docs/gallery) from gnomon's catalogue.
 
-A card has the formula, a heat map of the scores, code, cost and paper of one term. `make facades`
-updates the page (--page prints it); run this script to draw the pictures of a new term as well.
+Each card shows one term's formula, a heat map of its scores, example code, cost and paper. `make
+facades` updates only the page (which --page prints); to draw pictures as well, for example of a new
+term, run this script.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ x = torch.randn(1, 49, 64)  # batch, length, embed_dim
 ```
 """
 
-# Options that a specification needs; all other terms work without options.
+# Specifications with options; for all other terms, the name is enough.
 SPECIFICATIONS = {
     "hype": "hype:tau=learned",
     "alibi": "alibi:slopes=learned",
@@ -65,7 +66,7 @@ CAPTIONS = {
 
 
 def scores(q: Tensor, k: Tensor, **arguments: Any) -> Tensor:
-    """Returns the scores s_ij (queries, keys) of one head; masked pairs have -inf."""
+    """Returns the scores s_ij (queries, keys) of one head; masked pairs are -inf."""
     q, k = q[None, None], k[None, None]
     weights = gnomon.attention_weights(q, k, slice(None), **arguments)
     _, lse = gnomon.attention(q, k, k, return_lse=True, tolerance=0.0, **arguments)
@@ -85,7 +86,7 @@ def plane(name: str) -> Tensor:
 
 
 def position_picture(name: str) -> Tensor | None:
-    """Returns the picture of a position; None if it has none."""
+    """Returns the picture of a position, or None if the gallery shows none."""
     torch.manual_seed(1)
     zeros = torch.zeros(LENGTH, DIM)
     tokens = torch.randn(LENGTH, DIM)

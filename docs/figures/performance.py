@@ -1,7 +1,7 @@
 """Draws performance.svg from performance.json: gnomon's dot product compared with SDPA.
 
-The JSON file holds measured ratios of times, gnomon / SDPA. `gnomon bench` and `make bench` print
-the same cases. To add a processor, add its name and one value for each case.
+The JSON file contains measured time ratios, gnomon / SDPA, of cases that `gnomon bench` and `make
+bench` also print. To add a processor, add its name and one value for each case.
 """
 
 import json

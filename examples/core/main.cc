@@ -22,7 +22,7 @@ std::vector<float> Tokens(double frequency) {
   return tokens;
 }
 
-// The weights of query `row` of `head`, computed from the formula.
+// The weights of query `row` in head `head`, computed from the formula.
 std::vector<double> Weights(const std::vector<float>& q, const std::vector<float>& k, int64_t head,
                             int64_t row) {
   std::vector<double> weights(kLength);

@@ -27,7 +27,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps x (B, L, dim) to the same shape."""
         qkv = self.qkv(x).unflatten(2, (3, self.num_heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each B, num_heads, L, dim / num_heads
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, num_heads, L, dim / num_heads)
         # timm calls F.scaled_dot_product_attention(q, k, v)
         o = gnomon.attention(q, k, v, similarity=gnomon.similarity.Penumbral(self.gamma))
         return self.proj(o.transpose(1, 2).flatten(2))
@@ -92,7 +92,7 @@ def main() -> None:
     images, labels = draw(256)
     with torch.no_grad():
         right = (model(images).argmax(1) == labels).float().mean().item()
-    print(f"right: {100 * right:.0f}% of new images")
+    print(f"accuracy on new images: {100 * right:.0f}%")
 
 
 if __name__ == "__main__":

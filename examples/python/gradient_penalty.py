@@ -1,7 +1,7 @@
 """A critic with a gradient penalty (Gulrajani et al. 2017) estimates a Wasserstein distance.
 
-Samples of both distributions are sets of points; those of the second one are shifted by a constant.
-The distance is therefore the norm of the vector of all shifts.
+A sample is a set of points. The second distribution is the first with every coordinate shifted by a
+constant, so the exact distance is the norm of that shift over all coordinates of a sample.
 """
 
 import torch
@@ -23,13 +23,13 @@ class Critic(nn.Module):
         """Returns scores (B,) for sets of points (B, POINTS, 2)."""
         x = self.embed(points)
         qkv = self.qkv(x).unflatten(2, (3, HEADS, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each B, HEADS, POINTS, DIM / HEADS
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, HEADS, POINTS, DIM / HEADS)
         x = x + gnomon.attention(q, k, v).transpose(1, 2).flatten(2)
         return self.score(x).sum((1, 2))
 
 
 def critic_loss(critic: nn.Module, real: Tensor, fake: Tensor, mix: Tensor) -> Tensor:
-    """Returns the negative distance plus the penalty at the points lerp(real, fake, mix)."""
+    """Returns the negative distance estimate plus the penalty at lerp(real, fake, mix)."""
     between = torch.lerp(real, fake, mix[:, None, None]).requires_grad_()
     (gradient,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
     penalty = (gradient.flatten(1).norm(dim=1) - 1).square().mean()

@@ -1,7 +1,8 @@
 """The sharpness of a language model's loss, from Hessian-vector products.
 
-The sharpness is the largest eigenvalue of the Hessian of the loss with respect to all parameters.
-Power iteration finds it without computing the Hessian. The training text repeats every few letters.
+The sharpness is the largest absolute value of the eigenvalues of the Hessian of the loss with
+respect to all parameters. Power iteration finds it without computing the Hessian. Each training
+text repeats a random word.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ class LanguageModel(nn.Module):
         """Returns logits (B, L, VOCABULARY) for tokens (B, L)."""
         x = self.embedding(tokens)
         qkv = self.qkv(self.norm(x)).unflatten(2, (3, HEADS, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each B, HEADS, L, DIM / HEADS
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, HEADS, L, DIM / HEADS)
         o = gnomon.attention(q, k, v, position="alibi", causal=True)
         x = x + o.transpose(1, 2).flatten(2)
         return self.out(x + self.mlp(x))
@@ -52,7 +53,7 @@ def hessian_vector_product(
 
 
 def sharpness(loss: Callable[[Tensors], Tensor], parameters: Tensors, steps: int = 20) -> float:
-    """Returns the absolute value of the Hessian's largest eigenvalue."""
+    """Returns the largest absolute value of the Hessian's eigenvalues."""
     vector = {name: torch.randn_like(x) for name, x in parameters.items()}
     size = 1.0
     for _ in range(steps):

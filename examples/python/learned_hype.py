@@ -24,7 +24,7 @@ class Recall(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Returns logits (B, L, VOCABULARY) for tokens (B, L)."""
         qkv = self.qkv(self.embedding(tokens)).unflatten(2, (3, HEADS, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each B, HEADS, L, DIM / HEADS
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, HEADS, L, DIM / HEADS)
         hype = gnomon.position.HyPE(self.tau, self.mu)
         o = gnomon.attention(q, k, v, position=hype, causal=True)
         return self.out(o.transpose(1, 2).flatten(2))

@@ -26,13 +26,13 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps x (B, L, DIM) to the same shape."""
         qkv = self.qkv(x).unflatten(2, (3, HEADS, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each B, HEADS, L, DIM / HEADS
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, HEADS, L, DIM / HEADS)
         o = gnomon.attention(q, k, v, similarity=gnomon.similarity.Gaussian(self.gamma))
         return self.out(o.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
-    """A transformer block whose norms are scaled and shifted by the times (adaLN)."""
+    """A transformer block whose normalised tokens are scaled and shifted by the times (adaLN)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def quadrants() -> Tensor:
 
 
 def draw(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns images, noise and times r <= t; r = t for half of them, as in flow matching."""
+    """Returns images, noise and times r <= t; half of the pairs have r = t, as in flow matching."""
     x = quadrants()[torch.randint(CLASSES, (count,))]
     times = torch.sigmoid(torch.randn(2, count) - 0.4)
     r, t = times.amin(0), times.amax(0)

@@ -1,6 +1,6 @@
-// Attention with the similarity of matern-inl.h, which is not part of the library. Compares the
-// kernel and its gradients with respect to keys and length scales with plain loops, on every
-// available instruction set.
+// Attention with the similarity defined in matern-inl.h, which is not part of the library. On every
+// available instruction set, checks the output and the gradients with respect to keys and inverse
+// length scales against plain loops.
 #include <gnomon/attention.h>
 
 #include <array>
@@ -29,7 +29,7 @@ Array Tokens(double frequency) {
   return tokens;
 }
 
-// The sum of all outputs times d_o, computed from the formula.
+// The sum of o * d_o over all elements, computed from the formula.
 double Objective(const Array& q, const Array& k, const Array& v, const Array& inverse_length,
                  const Array& d_o) {
   double total = 0;

@@ -22,14 +22,14 @@ MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tens
 const RegisterSimilarity adaptive({
     .catalogue = {.name = "adaptive",
                   .title = "adaptive Gaussian",
-                  .formula = "-gamma e^z |x - y|^2, (x, z) the query, y the key without its last "
-                             "coordinate",
+                  .formula = "-gamma e^z |x - y|^2, where (x, z) is the query and y is the key "
+                             "without its last coordinate",
                   .latex = R"(-\gamma_h\, e^z\, |x - y|^2)",
-                  .note = "where (x, z) is the query and y the key without its last coordinate",
+                  .note = "where (x, z) is the query and y is the key without its last coordinate",
                   .details = "Needs D >= 2.",
                   .source = "an example, 2026"},
     .parameters = {PerHead("gamma", "learned").Means("per-head factor"),
-                   PositiveNumber("limit", "8").Means("z is clamped to +-limit")},
+                   PositiveNumber("limit", "8").Means("z is clamped to [-limit, limit]")},
     .map = Map,
     .has_height = [](const Component&) { return true; },
 });

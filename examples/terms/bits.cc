@@ -10,7 +10,7 @@ namespace gnomon {
 namespace bits {
 namespace {
 
-// Column n is the n-th binary digit of a position, starting with the lowest.
+// Column n of an encoding is binary digit n of the position; digit 0 is the lowest.
 class Encoder : public TokenEncoder {
  public:
   Encoder(const Component& component, int64_t dim) : dim_(dim), scale_(component.Number("scale")) {}
@@ -34,11 +34,11 @@ std::unique_ptr<TokenEncoder> Make(const Component& component, int64_t dim, bool
 const RegisterPosition bits({
     .catalogue = {.name = "bits",
                   .title = "binary digits",
-                  .formula = "the binary digits of p times scale, added to the embeddings",
+                  .formula = "scale times the binary digits of p, added to the embeddings",
                   .source = "an example, 2026",
                   .role = CatalogueEntry::Role::kEmbedding,
                   .cost = "0 + 0"},
-    .parameters = {Number("scale", "1").Means("value that a digit of 1 adds")},
+    .parameters = {Number("scale", "1").Means("value added for each digit that is 1")},
     .encoder = Make,
 });
 

@@ -32,6 +32,6 @@ int main() {
   gnomon::nn::TokenPosition encoding("bits", /*dim=*/4, /*max_length=*/6);
   const torch::Tensor digits = encoding->forward(torch::zeros({1, 6, 4}))[0][5];
   const bool same = torch::equal(digits, torch::tensor({1.0f, 0.0f, 1.0f, 0.0f}));
-  std::printf("difference %.1e, the digits of 5 are %s\n", worst, same ? "right" : "wrong");
+  std::printf("largest difference %.1e; the digits of 5 are %s\n", worst, same ? "right" : "wrong");
   return worst < 1e-12 && same ? 0 : 1;
 }

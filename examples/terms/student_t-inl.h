@@ -1,5 +1,5 @@
 // Student's t: weights proportional to (1 + |x_i - y_j|^2)^-gamma. f = log(1 + |x_i - y_j|^2).
-// Its gradient is derived from the value.
+// The gradient is derived automatically from Value().
 struct StudentT {
   static constexpr const char* kTitle = "Student's t";
   static constexpr const char* kFormula = "-gamma log(1 + |q - k|^2)";

@@ -20,7 +20,7 @@ bool Agree(const char* name, const at::Tensor& actual, const at::Tensor& expecte
 
 at::Tensor Leaf(double value) { return at::full({kHeads}, value).requires_grad_(); }
 
-// The gradient of the sum of o with respect to each element of a leaf.
+// Returns the gradient of sum(o) with respect to a leaf tensor.
 at::Tensor GradientOf(const at::Tensor& leaf, const at::Tensor& o) {
   o.sum().backward();
   return leaf.grad();

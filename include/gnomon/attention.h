@@ -8,11 +8,11 @@
 //   o_i  = sum_j m_ij p_ij (v_j + W_h(i, j)),   lse_i = log sum_j exp(s_ij)
 //
 // Here f is the pair function of a similarity (src/definitions), with row, column and head scalars
-// a, b and t, and c is a factor per query head. beta is a bias read from a table (indexed by offset
-// unless it has a layout). E, F and W are relative keys, queries and values read from tables of
-// rows, and r is their scale. kappa is a per-key bias, pi is a per-pair bias (the caller's array),
-// tau is a per-row temperature, and m is the dropout mask. No Lq x Lk array is ever allocated, in
-// either pass. Results are bitwise identical from run to run and for any number of workers.
+// a, b and t, and c is a per-head factor. beta is a bias read from a table (indexed by offset
+// unless it has a layout). E, F and W are relative keys, queries and values read from tables, and r
+// scales the products with E and F. kappa is a per-key bias, pi is a per-pair bias (the caller's
+// array), tau is a per-row temperature, and m is the dropout mask. Neither pass allocates an
+// Lq x Lk array. Results are bitwise identical from run to run and for any number of workers.
 #ifndef GNOMON_ATTENTION_H_
 #define GNOMON_ATTENTION_H_
 
@@ -61,8 +61,8 @@ class ThreadExecutor final : public Executor {
 // The input g of a pair function: nothing, x_i . y_j, or |x_i - y_j|^2.
 enum class PairInput { kNone, kInnerProduct, kSquaredDistance };
 
-// B batches; H query heads, of which H / Hkv share each key head; D is the head_dim of x and y (0
-// if the pair function reads neither); Dv is the head_dim of v.
+// B is the batch size; H / Hkv query heads share each key head; D is the head_dim of x and y (0 if
+// the pair function reads neither); Dv is the head_dim of v.
 struct AttentionShape {
   int64_t batch = 0;
   int64_t heads = 0;
@@ -73,7 +73,8 @@ struct AttentionShape {
   int64_t value_dim = 0;
 };
 
-// A (batch, head, row, column) array whose columns are contiguous; strides in elements.
+// A (batch, head, row, column) array. `stride` contains the first three strides, in elements; the
+// column stride is 1.
 template <class T>
 struct View {
   T* data = nullptr;
@@ -98,7 +99,7 @@ struct Tokens {
          TokenType number_type = TokenType::kFloat32)
       : data(numbers), stride(strides), type(number_type) {}
 
-  // Points to the elements of a row, which have that type.
+  // Returns a pointer to a row, whose elements have the type `type`.
   const void* row(int64_t b, int64_t h, int64_t i) const {
     const int64_t offset = b * stride[0] + h * stride[1] + i * stride[2];
     return static_cast<const char*>(data) + offset * (type == TokenType::kFloat32 ? 4 : 2);
@@ -127,8 +128,8 @@ struct Mask {
   Chunks chunks = {};
   const int64_t* key_starts = nullptr;   // (B); null means 0
   const int64_t* key_lengths = nullptr;  // (B); null means Lk
-  // (B, Lq) and (B, Lk), contiguous: the documents of packed tokens, as arbitrary integers. Set
-  // both or neither.
+  // (B, Lq) and (B, Lk), contiguous: arbitrary integers that identify the documents of packed
+  // tokens. Set both or neither.
   const int32_t* query_segments = nullptr;
   const int32_t* key_segments = nullptr;
   // (B, H, Lq, Lk), the caller's array, with stride 0 along broadcast axes. Fully masked tiles are
@@ -136,8 +137,8 @@ struct Mask {
   View<const uint8_t> pairs = {};
 };
 
-// Consecutive pairs of one query that read a table in order: the pair with key column + n reads the
-// entry with index entry + n step, for n = 0 ... count - 1. step is 0 or 1.
+// Consecutive pairs of one query that read a table in order: for n = 0 ... count - 1, the pair with
+// the key at `column + n` reads the table entry at `entry + n * step`, where step is 0 or 1.
 struct TableRun {
   int64_t column;
   int64_t count;
@@ -151,9 +152,9 @@ struct TableRange {
   int64_t end;
 };
 
-// Describes an entry that every pair reads. Its index is the code of the key's position minus the
-// code of the query's position. If the index is outside [begin, end), the pair reads the nearest
-// entry (clip), or none.
+// Describes one entry of each pair: its index is the KeyCode() of the key's position minus the
+// QueryCode() of the query's position. If the index is outside [begin, end), the pair reads the
+// nearest entry if `clip` is true, and none otherwise.
 struct EntryDifference {
   int64_t begin;
   int64_t end;
@@ -181,17 +182,18 @@ class TableLayout {
   // Returns the maximum number of entries that one pair reads, or 0 if it is unknown.
   virtual int64_t MostEntries() const { return 0; }
   // Returns the entries of AddRuns as differences, for tokens at arbitrary positions. If the result
-  // is empty, this form is not available, and AddRuns is called for each run of positions.
+  // is empty, this form is not available, and AddRuns is called for each run of consecutive
+  // positions.
   virtual std::vector<EntryDifference> Differences() const { return {}; }
-  // Returns the codes of a position in the n-th difference, or nullopt if a token at this position
-  // reads no entry.
+  // Return the code of a key's or a query's position for the n-th difference, or nullopt if a token
+  // at this position reads no entry.
   virtual std::optional<int64_t> KeyCode(size_t /*n*/, int64_t /*p*/) const { return {}; }
   virtual std::optional<int64_t> QueryCode(size_t /*n*/, int64_t /*p*/) const { return {}; }
 };
 
-// A table of biases per head. By default, entry n belongs to column - row = n - (Lq - 1), and the
-// table has Lq + Lk - 1 entries; if the input gives positions, the bias has a layout. -inf masks
-// the pair.
+// A table of biases for each head. By default, entry n belongs to column - row = n - (Lq - 1), and
+// the table has Lq + Lk - 1 entries; if the input gives positions, the bias must have a layout.
+// -inf masks the pair.
 template <class T>
 struct Bias {
   T* table = nullptr;                   // (1 or B, H, size), contiguous; null means no bias
@@ -200,7 +202,7 @@ struct Bias {
 };
 
 // Relative keys E and values W (Shaw et al. 2018), and relative queries F, which are multiplied by
-// keys (position to content, He et al. 2021). All share one layout.
+// keys (position to content, He et al. 2021). All three share one layout.
 template <class T>
 struct Relative {
   const TableLayout* layout = nullptr;  // null if there are no tables
@@ -234,8 +236,8 @@ template <class T>
 struct AttentionInput {
   AttentionShape shape;
   // x and y have the same type; v may have a different one. If all three are bfloat16 and the
-  // processor multiplies bfloat16 natively, the kernels use these instructions and round the
-  // weights to bfloat16. Sums are accumulated in fp32.
+  // processor has bfloat16 multiplication instructions, the kernels use them and round the weights
+  // to bfloat16. Sums are accumulated in fp32.
   TokensOf<T> x;                      // (B, H, Lq, D)
   TokensOf<T> y;                      // (B, Hkv, Lk, D)
   TokensOf<T> v;                      // (B, Hkv, Lk, Dv)
@@ -246,10 +248,11 @@ struct AttentionInput {
   Bias<const T> bias;
   const T* key_bias = nullptr;  // kappa: (B, H, Lk), contiguous; may be null
   // (B, H, Lk) and (B, H, Lq), contiguous; set both or neither. kappa_j is then key_bias[j] -
-  // key_bias_base[i] + key_bias_low[j], in this order. This preserves the precision of sums over a
-  // long past, which T cannot represent exactly, if base is close to the biases of the keys with
-  // large weights. lse is computed from these scores. Their gradients are not returned: the
-  // gradient of low equals that of key_bias, and that of base equals -d_lse.
+  // key_bias_base[i] + key_bias_low[j], evaluated in this order. This preserves the precision of
+  // sums over a long past, which T cannot represent exactly, if base is close to the biases of the
+  // keys with large weights. lse is computed from these scores. The gradients of low and base are
+  // not returned. That of low equals the gradient of key_bias. Without a soft cap, that of base is
+  // -tau d_lse, or 0 if all keys are masked; with one, it cannot be computed from d_lse alone.
   const T* key_bias_low = nullptr;
   const T* key_bias_base = nullptr;
   // pi: (B, H, Lq, Lk), the caller's array, with stride 0 along broadcast axes. -inf masks the
@@ -269,8 +272,8 @@ struct AttentionInput {
   // Non-finite values are never skipped.
   double tolerance = kDefaultTolerance;
   // (B, Lq) and (B, Lk), contiguous; set both or neither: the positions of queries and keys, in any
-  // order, instead of query_offset + i and j. Positions of one batch must lie less than 2^30 apart,
-  // except for keys outside key_starts and key_lengths.
+  // order, instead of query_offset + i and j. Positions in a batch element must lie less than 2^30
+  // apart, except for keys outside key_starts and key_lengths.
   const int64_t* query_positions = nullptr;
   const int64_t* key_positions = nullptr;
 };
@@ -279,11 +282,11 @@ template <class T>
 struct AttentionOutput {
   View<T> o;         // (B, H, Lq, Dv); 0 if all keys of a query are masked
   T* lse = nullptr;  // (B, H, Lq), contiguous; natural logarithm, -inf if all keys are masked
-  // (3, B, H, Lq), contiguous; not stored if null. The backward pass uses them, and so does merging
-  // results computed for parts of the keys. For each row: its largest score m in units of log2
-  // (s_ij / ln 2), the sum of 2^(s_ij / ln 2 - m), and the index of that score's key (-1 if there
-  // is none or it is unknown). lse alone is not accurate enough: its rounding error, 6e-8 |lse|,
-  // would affect every weight.
+  // (3, B, H, Lq), contiguous; not stored if null. The backward pass uses them, as does code that
+  // merges results for subsets of the keys. For each row: the maximum m of s_ij / ln 2, the sum of
+  // 2^(s_ij / ln 2 - m), and the index of the key with the maximum (-1 if there is none or it is
+  // unknown). lse alone is not accurate enough: its rounding error, 6e-8 |lse|, would affect every
+  // weight.
   T* statistics = nullptr;
 };
 
@@ -358,7 +361,7 @@ struct PairFunction {
                             const Executor&);
   void (*reference_backward)(const AttentionInput<double>&, const AttentionBackwardInput<double>&,
                              const AttentionGradient<double>&, const Executor&);
-  // f for one pair in fp64, without the factor: a, b and t hold the row, column and head scalars.
+  // f for one pair in fp64, without the factor c; a, b and t are its row, column and head scalars.
   double (*value)(double g, const double* a, const double* b, const double* t);
   // The functions for attention over the edges of a graph.
   void (*graph_forward)(const GraphInput<float>&, const GraphOutput<float>&, const Executor&);
@@ -384,7 +387,7 @@ void AddPairFunction(const PairFunction& function);
 // Throws Error, listing the known names, if there is no function with that name.
 const PairFunction& FindPairFunction(std::string_view name);
 
-// Checks the views against the shape (throws Error), then runs the kernels.
+// Checks the arguments, throwing Error if one is invalid, and runs the kernels.
 void AttentionForward(const PairFunction& function, const AttentionInput<float>& input,
                       const AttentionOutput<float>& output,
                       const Executor& executor = SerialExecutor());
@@ -402,7 +405,8 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<double
 
 // Targets() returns the instruction sets that both this build and this processor support, best
 // first (for example "AVX3", "AVX2", "SSE4", "SCALAR"). SetTarget() selects one for all later
-// calls. The default is the best one, or the one that the environment variable GNOMON_TARGET names.
+// calls. The default is the one named by the environment variable GNOMON_TARGET if it is set,
+// otherwise the best one.
 std::vector<std::string> Targets();
 void SetTarget(std::string_view name);
 std::string CurrentTarget();

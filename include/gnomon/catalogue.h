@@ -1,6 +1,6 @@
-// The similarities and positions of the library, as data. `gnomon list` prints this data, and it
-// defines the valid specifications of calls, modules and the command line. Does not depend on
-// PyTorch.
+// The similarities and positions of the library, as data. The data defines which specifications
+// calls, modules and the command line accept; `gnomon list` prints it. This header does not depend
+// on PyTorch.
 //
 //   similarity = component
 //   position   = component ("+" component)*          their sum
@@ -18,18 +18,18 @@
 namespace gnomon {
 
 struct CatalogueParameter {
-  // The values that a specification accepts, in the order of the enumerators: a number, an integer,
-  // "true" or "false", one of the choices, the sizes of a grid's axes ("14x14"), numbers in the
-  // same form ("1x1.5x2"), a number for all heads or "learned" or "fixed", or none, if only a
+  // The values that a specification accepts, in the order of the enumerators: a number; an integer;
+  // "true" or "false"; one of the choices; the sizes of a grid's axes ("14x14"); numbers in the
+  // same form ("1x1.5x2"); a number for all heads, "learned" or "fixed"; and none, because only a
   // tensor is valid.
   enum class Kind { kNumber, kInteger, kFlag, kChoice, kShape, kNumbers, kHeads, kTable };
-  // The index of a table's entries (its last axis) or rows (its second-to-last axis).
+  // The quantity that indexes a table's entries (its last axis) or rows (its second-to-last axis).
   enum class Index {
     kNone,         // independent of positions
     kBuckets,      // buckets of offsets
     kOffsets,      // all offsets from rows to columns of the call
     kNearOffsets,  // offsets up to a maximum
-    kDistances,    // distances to the past
+    kDistances,    // distances p_i - p_j
     kKeys,         // columns of the call, one row each
     kKeyEntries,   // columns of the call, one entry each
     kGrid,         // offsets on a grid
@@ -40,29 +40,31 @@ struct CatalogueParameter {
     kTokens,       // tokens, whether rows or columns
     kBucketRows    // buckets of distances p_i - p_j, one row each
   };
-  // The argument of the term's Python class and C++ function: none (a module, a grid or a table
-  // determines the value), required, or optional with the parameter's default.
+  // Whether the term's Python class and C++ function have an argument for the parameter: none (a
+  // module, a grid or a table determines the value), required, or optional with the default.
   enum class Argument { kNone, kRequired, kOptional };
 
   std::string name;
   Kind kind = Kind::kNumber;
-  // The default, in the form of a specification; empty if it depends on something else, which
-  // `otherwise` describes.
+  // The default, as written in a specification; empty if it has no such form, in which case
+  // `otherwise` describes it, if there is one.
   std::string default_value = "";
   std::string otherwise = "";
   // Description, including the shape of a table: one or more phrases.
   std::string meaning = "";
-  // The choice that this parameter refines; classes accept both together, scaling="yarn:factor=4".
+  // The choice that this parameter refines; classes accept both in one argument, such as
+  // scaling="yarn:factor=4".
   std::string detail_of = "";
-  // The values of that choice that use the parameter; it is an error with other values. If empty,
-  // all values use it.
+  // The values of that choice that use the parameter; setting it with another value is an error.
+  // If empty, all values use it.
   std::vector<std::string> read_by = {};
   std::vector<std::string> choices = {};
   // The range of a number or an integer. If `above` is true, the lowest value is excluded.
   std::optional<double> lowest = std::nullopt;
   std::optional<double> highest = std::nullopt;
   bool above = false;
-  // Whether it may be a tensor: "name=tensor", with the tensor passed along with the specification.
+  // Whether the value may be a tensor: "name=tensor", with the tensor passed along with the
+  // specification.
   bool takes_tensor = false;
   Index index = Index::kNone;  // of a table
   Argument argument = Argument::kNone;
@@ -74,22 +76,21 @@ struct CatalogueParameter {
   // arguments.
   std::vector<std::string> axes = {};
 
-  // Returns the accepted values as text: "number", "abs | odd | cosh".
+  // Returns the accepted values as text, such as "number" or "abs | odd | cosh".
   std::string values() const;
 };
 
 struct CatalogueEntry {
-  // The role of the term.
   enum class Role {
     kSimilarity,   // computes the scores of pairs
-    kNone,         // nothing
+    kNone,         // has no effect
     kEmbedding,    // is added to the embeddings
     kRotation,     // rotates coordinates of q and k
-    kBias,         // adds to scores, by offset in the sequence or along the axes of a grid
-    kGridBias,     // adds to scores, from a table over the offsets on a grid
-    kKeyBias,      // adds to scores, by key
-    kPairBias,     // adds to scores, by pair
-    kContent,      // adds products of the query and the rows of tables to scores
+    kBias,         // adds a bias for each offset in the sequence or along the axes of a grid
+    kGridBias,     // adds a bias for each offset on a grid, from a table
+    kKeyBias,      // adds a bias for each key
+    kPairBias,     // adds a bias for each pair
+    kContent,      // adds products of queries or keys with table rows to scores
     kNorm,         // normalises q and k before all other terms
     kTemperature,  // multiplies all scores of a row
     kSink,         // adds one more score to the softmax
@@ -110,8 +111,8 @@ struct CatalogueEntry {
   Role role = Role::kSimilarity;
   std::vector<CatalogueParameter> parameters = {};
   // Operations per query-key pair in the forward pass, in addition to the inner product, the scale
-  // and the exponential, such as "5 + 1": simple ones (arithmetic, comparisons, selections) and
-  // special ones (roots, logarithms, angles, divisions).
+  // and the exponential: simple ones (arithmetic, comparisons, selections) plus special ones
+  // (roots, logarithms, angles, divisions), such as "5 + 1".
   std::string cost = "";
   // Requirements on the call.
   bool needs_grid = false;
@@ -121,8 +122,8 @@ struct CatalogueEntry {
   // enough to compute it.
   bool sums_over_keys = false;
   bool takes_scale = false;  // for similarities: whether the argument `scale` multiplies the scores
-  // For encodings: whether it reads other tokens (a causal one reads only earlier ones). Its class
-  // then has the argument `causal`.
+  // For encodings: whether a token's encoding depends on other tokens. The class then has the
+  // argument `causal`, which excludes later tokens.
   bool takes_causal = false;
   // Name of the Python class and the C++ function, such as "HyPE"; empty if there is none.
   std::string class_name = "";
@@ -135,8 +136,8 @@ struct CatalogueEntry {
   const char* lead() const;
   // Returns whether it has a table with this index.
   bool HasTable(CatalogueParameter::Index index) const;
-  // Returns where the term can be used, and its requirements: "attention(), modules; dot and
-  // causal".
+  // Returns where the term can be used, and its requirements, such as "attention(), modules; dot
+  // and causal".
   std::string use() const;
   // For positions: returns the supported arrangements of tokens, such as "sequence, grid".
   std::string tokens() const;
@@ -146,8 +147,8 @@ struct CatalogueEntry {
 // "key_bias", "pair_bias", "content", "norm", "temperature", "sink", "gate".
 const char* RoleName(CatalogueEntry::Role role);
 
-// Return the entries in listing order: similarities with dot first, then by name; positions with
-// "none" first, then by role and name.
+// Return the entries in listing order. Similarities: "dot", then the others by name. Positions:
+// "none", then the others by role and name.
 std::vector<CatalogueEntry> SimilarityCatalogue();
 std::vector<CatalogueEntry> PositionCatalogue();
 

@@ -1,6 +1,6 @@
 // Forward-mode derivatives of attention and of its gradients, on plain views. The tangents of the
 // results are the derivatives in the direction of the input tangents. In the backward pass, they
-// are products with second derivatives. Plain loops compute them in fp64, with memory linear in the
+// are Hessian-vector products. Plain loops compute them in fp64, with memory linear in the
 // lengths.
 #ifndef GNOMON_DERIVATIVES_H_
 #define GNOMON_DERIVATIVES_H_
@@ -20,7 +20,7 @@ struct Dual {
       : value(number), tangent(derivative) {}
 };
 
-// Check the views against the shape (throw Error), then run the loops.
+// Check the arguments, throwing Error if one is invalid, and run the loops.
 void AttentionForward(const PairFunction& function, const AttentionInput<Dual>& input,
                       const AttentionOutput<Dual>& output,
                       const Executor& executor = SerialExecutor());

@@ -2,12 +2,12 @@
 //
 //   o_i = sum_e p_e v_{j(e)},   p_e = exp(s_e) / sum exp(s),   both sums over the edges of row i
 //
-// The scores s are those of gnomon/attention.h plus a bias per edge, without masks. With dropout,
-// o_i is the sum of p_e m_e v_{j(e)} (see Dropout), and lse includes all edges. The graph is a
-// sparse matrix in CSR format: edges indptr[i] ... indptr[i + 1] - 1 belong to query i, and edge e
-// leads to the key indices[e]. Duplicate edges are counted once per occurrence. Both passes use O(E
-// H) memory in addition to the arguments. Results are bitwise identical from run to run and for any
-// number of workers.
+// The scores s are those of gnomon/attention.h plus a bias per edge, without masks. With a
+// dropout mask m (see Dropout), o_i is the sum of p_e m_e v_{j(e)}, but lse includes all edges. The
+// graph is a sparse matrix in CSR format: edges indptr[i] ... indptr[i + 1] - 1 belong to query i,
+// and edge e leads to the key indices[e]. Duplicate edges are counted once per occurrence. Both
+// passes use O(E H) memory in addition to the arguments. Results are bitwise identical from run to
+// run and for any number of workers.
 #ifndef GNOMON_GRAPH_H_
 #define GNOMON_GRAPH_H_
 
@@ -50,7 +50,7 @@ struct GraphOutput {
   View<T> o;         // (H, N, Dv); 0 in a row without edges
   T* lse = nullptr;  // (N, H), contiguous; natural logarithm, -inf in a row without edges
   // (3, N, H), contiguous; not stored if null. These are the statistics of gnomon/attention.h, with
-  // the index of an edge instead of a key.
+  // edge indices instead of key indices.
   T* statistics = nullptr;
 };
 
@@ -79,7 +79,7 @@ struct GraphGradient {
   T* edge_bias = nullptr;
 };
 
-// Checks the views against the shape and the graph (throws Error), then runs the kernels.
+// Checks the arguments and the graph, throwing Error if one is invalid, and runs the kernels.
 void GraphForward(const PairFunction& function, const GraphInput<float>& input,
                   const GraphOutput<float>& output, const Executor& executor = SerialExecutor());
 void GraphForward(const PairFunction& function, const GraphInput<double>& input,

@@ -1,5 +1,5 @@
-// Parsed specifications of similarities and positions, for programs that read or change them. Their
-// grammar is in gnomon/catalogue.h. Does not depend on PyTorch.
+// Parsed specifications of similarities and positions, for programs that read or change them. The
+// grammar is in gnomon/catalogue.h. This header does not depend on PyTorch.
 #ifndef GNOMON_SPECIFICATION_H_
 #define GNOMON_SPECIFICATION_H_
 
@@ -18,9 +18,9 @@ struct SpecifiedTerm {
   std::string name;
   std::vector<std::pair<std::string, std::string>> options = {};  // the value of a flag is "true"
 
-  // Returns the value of an option in the text; defaults are not applied.
+  // Returns the value that the text gives for an option; defaults are not applied.
   std::optional<std::string> Find(std::string_view key) const;
-  // Returns the component as text, which ParseSpecification can parse.
+  // Returns the component as text that ParseSpecification can parse.
   std::string Text() const;
 };
 
@@ -32,8 +32,8 @@ std::vector<SpecifiedTerm> ParseSpecification(std::string_view text);
 // null if there is none.
 const CatalogueEntry* FindCatalogueEntry(const std::string& name);
 
-// Returns a suggestion for an unknown name, with up to three of the most similar known names: "did
-// you mean rope?", "did you mean rope or rope_mixed?"; empty if no name is similar.
+// Returns a suggestion for an unknown name, with up to three of the most similar known names, such
+// as "did you mean rope or rope_mixed?"; empty if no name is similar.
 std::string DidYouMean(std::string_view name, const std::vector<std::string>& known);
 
 }  // namespace gnomon

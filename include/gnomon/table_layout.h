@@ -56,8 +56,8 @@ class KeyLayout final : public TableLayout {
   int64_t keys_;
 };
 
-// For tokens on a grid in row-major order, after `prefix` tokens that read no entry, neither as
-// queries nor as keys. A token's position is its index in this order.
+// For tokens on a grid in row-major order, preceded by `prefix` tokens that read no entries,
+// neither as queries nor as keys. A token's position is its index in this order.
 //   kTable: one entry for the offsets along all axes, row-major over (2 n_1 - 1, 2 n_2 - 1, ...)
 //     with the index offset + n_a - 1 along axis a;
 //   kAxes: the sum of one entry per axis, from consecutive tables of 2 n_a - 1 entries.

@@ -1,6 +1,6 @@
 // Times the operators against PyTorch's scaled_dot_product_attention (SDPA) in one process. Each
-// round runs every case once, so that changes in clock frequency affect all cases. On a GPU, CUDA
-// events measure the times, and each SDPA kernel is a separate case.
+// round runs every case once, so that changes in clock frequency affect all cases equally. On a
+// GPU, times are measured with CUDA events, and each SDPA kernel is a separate case.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ constexpr int64_t kT5Buckets = 32;
 constexpr int64_t kShawOffset = 16;
 
 struct BenchFlags {
-  // Sizes of the operator's inputs or of a model, which have different defaults.
+  // Sizes of the operator's inputs or, with --model, of the model. The two have different defaults.
   std::optional<int64_t> batch;
   std::optional<int64_t> heads;
   std::optional<int64_t> length;
@@ -60,7 +60,7 @@ struct Shape {
   int64_t heads = 8;
   int64_t length = 2048;
   int64_t dim = 64;
-  torch::TensorOptions tokens = torch::TensorOptions();  // their type and device
+  torch::TensorOptions tokens = torch::TensorOptions();  // dtype and device
 
   std::vector<int64_t> sizes() const { return {batch, heads, length, dim}; }
 };
@@ -73,7 +73,7 @@ Tensor Normal(const std::vector<int64_t>& sizes, const torch::TensorOptions& opt
 // The SDPA kernels on a GPU.
 constexpr const char* kSdpaKernels[] = {"cudnn", "flash", "efficient"};
 
-// While this object exists, SDPA uses only this kernel; if it is null, SDPA chooses one.
+// While this object exists, SDPA uses only the kernel `name`; if `name` is null, SDPA chooses one.
 class OneSdpaKernel {
  public:
   explicit OneSdpaKernel(const char* name) { Use(name); }
@@ -140,7 +140,7 @@ class Cases {
     }
   }
 
-  // The selected cases and the references, or all cases if none were selected.
+  // Returns the selected cases along with SDPA and dot, or all cases if none were selected.
   std::vector<Case> Chosen(const std::vector<std::string>& asked_for) const {
     if (asked_for.empty()) return cases_;
     std::vector<Case> chosen;
@@ -148,7 +148,8 @@ class Cases {
     for (const Case& one : cases_) names.push_back(one.name);
     for (const std::string& name : asked_for) {
       if (std::find(names.begin(), names.end(), name) == names.end()) {
-        throw Error(StrCat("--cases: unknown case '", name, "'; known: ", lab::Join(names, ", ")));
+        throw Error(
+            StrCat("--cases contains '", name, "'; expected cases from ", lab::Join(names, ", ")));
       }
     }
     for (const Case& one : cases_) {
@@ -177,7 +178,7 @@ class Cases {
         add(StrCat("sdpa-", kernel), "PyTorch, this kernel", kernel);
       }
     }
-    // The L x L mask is created when the case runs.
+    // The L x L masks are created when the case first runs.
     auto masks = std::make_shared<std::pair<Tensor, Tensor>>();
     cases_.push_back({"sdpa+mask", "PyTorch, ALiBi as an L x L mask", inputs,
                       [inputs, masks, shape = shape_](bool causal) {
@@ -187,7 +188,7 @@ class Cases {
                       }});
   }
 
-  // Whether an SDPA kernel supports these token sizes and this dtype.
+  // Whether an SDPA kernel supports the sizes and dtype of the tokens.
   bool Takes(const char* kernel) const {
     try {
       const torch::NoGradGuard no_grad;
@@ -199,7 +200,7 @@ class Cases {
     }
   }
 
-  // The masks of the full and the causal case.
+  // The masks for full and for causal attention.
   static std::pair<Tensor, Tensor> AlibiMasks(const Shape& shape) {
     const Tensor positions = torch::arange(shape.length, torch::kFloat).to(shape.tokens.device());
     const Tensor relative = positions.unsqueeze(0) - positions.unsqueeze(1);
@@ -255,7 +256,8 @@ class Cases {
 
   // Times only the operator: the tokens are mapped in advance.
   void AddMapped(const std::string& spec, const Tensor& gamma) {
-    // Calls map low-precision tokens in float32, so the operator alone is not comparable to a call.
+    // attention() maps low-precision tokens in float32, so the time of the operator alone would not
+    // be comparable to the time of a call.
     if (q_.scalar_type() != torch::kFloat) return;
     const MappedAttention mapped(spec, q_, k_, v_, gamma);
     cases_.push_back({spec + " (operator)", "on mapped tokens", mapped.inputs(), mapped});
@@ -284,7 +286,8 @@ double TimeOnce(const Case& one, const Mode& mode, const Tensor& d_o) {
   return TimeOn(d_o.device(), [&] { RunOnce(one, mode, d_o); });
 }
 
-// The peak memory minus inputs, output and gradients. Null if the system does not report it.
+// The peak memory in MiB, excluding inputs, output and gradients; null if the system does not
+// report it.
 nlohmann::json PeakMebibytes(const Case& one, const Mode& mode, const Tensor& d_o) {
   int64_t results = 0;
   const auto run = [&] {
@@ -298,8 +301,8 @@ nlohmann::json PeakMebibytes(const Case& one, const Mode& mode, const Tensor& d_
   return static_cast<double>(std::max<int64_t>(*peak - results, 0)) / (1 << 20);
 }
 
-// The fraction of unmasked pairs that is computed; the rest is skipped within the tolerance. Null
-// if no fused kernel runs.
+// The fraction of unmasked pairs that are computed; the rest are skipped as negligible. Null if no
+// fused kernel runs.
 nlohmann::json ComputedShare(const Case& one, const Mode& mode, const Tensor& d_o) {
   const PairCounts count = CountPairs([&] { RunOnce(one, mode, d_o); });
   if (count.seen == 0) return {};
@@ -315,8 +318,9 @@ double CountFlops(const Shape& shape, const Mode& mode) {
   return 2 * pairs * static_cast<double>(shape.dim) * gemms * (mode.causal ? 0.5 : 1.0);
 }
 
-// GEMM throughput in floating-point operations per second. On the CPU, this measures our own GEMM;
-// on other devices PyTorch's, with the dtype of the tokens and the size of the scores.
+// GEMM throughput in floating-point operations per second. On the CPU, this measures gnomon's own
+// GEMM; on other devices, it measures PyTorch's, for L x L matrices (at most 8192 x 8192) with the
+// dtype of the tokens.
 double MeasurePeak(const Tensor& like) {
   if (like.is_cpu()) return MeasurePeakFlops(kPeakSeconds);
   const int64_t rows = std::min<int64_t>(like.size(2), 8192);
@@ -345,7 +349,8 @@ void PrintMode(const nlohmann::json& mode) {
   std::cout << std::flush;
 }
 
-// The record of one mode without the memory figures; none after Ctrl-C.
+// Returns the record of one mode, without the memory use and the fraction of computed pairs;
+// nullopt after Ctrl-C.
 std::optional<nlohmann::json> TimeMode(const std::vector<Case>& cases, const Mode& mode,
                                        const Shape& shape, int64_t repeats, const Tensor& d_o,
                                        Progress* progress) {
@@ -411,7 +416,7 @@ int BenchOperator(const Shape& shape, const BenchFlags& flags) {
       record["modes"].push_back(*timed);
     }
   }
-  // This would affect timings, so memory is measured last.
+  // GiveBackFreedMemory() slows down later allocations, so memory is measured last.
   GiveBackFreedMemory();
   for (size_t m = 0; m < record["modes"].size(); ++m) {
     for (size_t c = 0; c < cases.size() && !Interrupted(); ++c) {
@@ -479,22 +484,22 @@ int Run(const BenchFlags& flags) {
 void AddBench(CLI::App& app, Action* action) {
   CLI::App* command = app.add_subcommand(
       "bench",
-      "Time the operators against PyTorch's scaled_dot_product_attention, interleaved in one "
-      "process. Prints ratios of medians, forward and backward; the throughput as a fraction of "
-      "the machine's GEMM peak (counting all pairs); the peak memory of a call in MiB, excluding "
-      "inputs, "
-      "output and gradients; and the fraction of pairs that are computed (the rest are skipped as "
+      "Time gnomon's attention against PyTorch's scaled_dot_product_attention, with interleaved "
+      "calls in one process. For the forward pass alone and for both passes, prints the median "
+      "times and their ratios to sdpa and dot; the throughput as a fraction of the machine's GEMM "
+      "peak (counting all pairs); the peak memory of a call in MiB, excluding inputs, output and "
+      "gradients; and the fraction of pairs that are computed (the rest are skipped as "
       "negligible). With --model, time training steps of the language model instead.");
   auto flags = std::make_shared<BenchFlags>();
   const auto add = [&](const char* name, std::optional<int64_t>* value, const char* help) {
     return AddNumber(command, name, value, 1, kMany, help);
   };
-  add("--batch", &flags->batch, "Batch size; default 1, or 16 with --model");
-  add("--heads", &flags->heads, "Number of heads; default 8, or 4 with --model");
+  add("--batch", &flags->batch, "Batch size; default: 1, or 16 with --model");
+  add("--heads", &flags->heads, "Number of heads; default: 8, or 4 with --model");
   add("--length", &flags->length,
-      "Number of queries and of keys; default 2048, or 256 with --model");
+      "Sequence length of queries and keys; default: 2048, or 256 with --model");
   add("--dim", &flags->dim,
-      "Head dimension; default 64. With --model: model dimension; default 128");
+      "Head dimension; default: 64. With --model: model dimension; default: 128");
   AddNumber(command, "--repeats", &flags->repeats, 1, int64_t{1} << 30,
             "Number of rounds; the results are medians over all rounds")
       ->capture_default_str();
@@ -505,16 +510,16 @@ void AddBench(CLI::App& app, Action* action) {
   AddDeviceFlag(command, &flags->device, "to run the benchmark");
   AddThreadsFlag(command, &flags->threads);
   CLI::Option* cases = AddList(command, "--cases", &flags->cases,
-                               "Comma-separated cases, in addition to sdpa and dot; default: all");
+                               "Comma-separated cases to time besides sdpa and dot; default: all");
   CLI::Option* model =
       AddList(
           command, "--model", &flags->models,
           "Comma-separated SIMILARITY/POSITION pairs: time training steps of the language model "
-          "with each in turn, and print their ratios to the first")
+          "with each pair, and print the ratios of these times to the first pair's")
           ->excludes(cases)
           ->excludes(dtype);
-  add("--depth", &flags->depth, "With --model: number of layers; default 4")->needs(model);
-  add("--mlp", &flags->mlp, "With --model: hidden units of each layer's MLP; default 512")
+  add("--depth", &flags->depth, "With --model: number of layers; default: 4")->needs(model);
+  add("--mlp", &flags->mlp, "With --model: hidden units of each layer's MLP; default: 512")
       ->needs(model);
   command->add_flag("--json", flags->as_json, "Print JSON");
   command->callback([action, flags] { *action = [flags] { return Run(*flags); }; });

@@ -21,8 +21,8 @@ struct ModelBench {
   bool as_json = false;
 };
 
-// Times one training step of each model in turn. Prints the medians and their ratios to the first
-// model's. Returns the exit code.
+// Times training steps of the models in turn. Prints each model's median time and its ratio to that
+// of the first model. Returns the exit code.
 int BenchModels(const ModelBench& bench);
 
 }  // namespace gnomon::cli

@@ -20,7 +20,8 @@ std::string Named(const lab::Terms& terms) {
   return StrCat("similarity '", terms.similarity, "', position '", terms.position, "': ");
 }
 
-// An operator's message, without the "gnomon: " prefix, which the program adds to every message.
+// The error message of an operator, without the "gnomon: " prefix, which the program adds to every
+// message.
 std::string Said(const c10::Error& error) {
   constexpr std::string_view kProgram = "gnomon: ";
   const std::string text = error.what_without_backtrace();

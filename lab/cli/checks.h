@@ -1,4 +1,4 @@
-// Checks that run before the first step.
+// Checks that run before the first training step.
 #ifndef GNOMON_CLI_CHECKS_H_
 #define GNOMON_CLI_CHECKS_H_
 
@@ -20,8 +20,8 @@ std::unique_ptr<lab::Learner> CheckTerms(lab::Task& task, const lab::Terms& term
                                          const lab::TrainingOptions& training, lab::Command command,
                                          torch::Device device = torch::kCPU);
 
-// Loads the checkpoint at `path` onto a device and tests it there. Throws Error if the file is
-// invalid or the device does not support the model.
+// Loads the checkpoint at `path` onto a device and checks that the model runs there. Throws Error
+// if the file is invalid or the device does not support the model.
 lab::Checkpoint LoadModel(const std::string& path, lab::Task& task, torch::Device device);
 
 }  // namespace gnomon::cli

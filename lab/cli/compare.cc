@@ -55,13 +55,13 @@ constexpr int64_t kMostSeeds = 1000;
       .flag = "similarity")                                                                        \
   OPTION(std::vector<std::string>, runs, {},                                                       \
          .help =                                                                                   \
-             "SIMILARITY/POSITION: one additional combination; repeatable. Without --position "    \
-             "and --similarity, only these are run",                                               \
+             "An additional combination, SIMILARITY/POSITION; repeatable. Without --position "     \
+             "and --similarity, only the combinations given by --run are compared",                \
          .flag = "run", .has_commas = false)                                                       \
   OPTION(std::string, seeds, "1",                                                                  \
          .help =                                                                                   \
-             "Number of seeds; FEWEST..MOST adds seeds while any pair of combinations is "         \
-             "undecided, and needs --margin")                                                      \
+             "Number of seeds; FEWEST..MOST adds seeds while the verdict on any pair of "          \
+             "combinations is undecided, and needs --margin")                                      \
   OPTION(int64_t, first_seed, 0, .help = "The first seed",                                         \
          .highest = static_cast<double>(kLargestSeed - kMostSeeds), .flag = "seed")
 
@@ -84,7 +84,7 @@ struct CompareFlags {
   lab::RunOptions run;
   std::string out;
   std::string resume;
-  std::string only;  // COMBINATION,SEED: the run of a worker
+  std::string only;  // COMBINATION,SEED: the one run that a worker executes
   WorkerFlags workers;
   bool tensorboard = false;
   std::string device = "cpu";
@@ -110,8 +110,8 @@ struct Comparison {
   }
 };
 
-// Represents a trial in the list of runs, where other runs have their seed. Seeds are never
-// negative, so the two cannot be confused.
+// Represents a trial in a list of runs, in place of a seed. Seeds are never negative, so the two
+// cannot be confused.
 int64_t TrialSeed(int64_t number) { return -1 - number; }
 
 void Save(Comparison* work, const char* status) {
@@ -128,8 +128,8 @@ void Save(Comparison* work, const char* status) {
                            {FormatTable(task, work->settings, record["summary"])});
 }
 
-// All pairs of a position and a similarity, followed by the single runs. Returns only the single
-// runs if nothing else is given.
+// All pairs of a similarity and a position (only if `product`), followed by the combinations given
+// by --run.
 std::vector<lab::Terms> Combinations(const RunChoices& choices, bool product) {
   std::vector<lab::Terms> all;
   if (product) {
@@ -162,7 +162,7 @@ std::pair<int64_t, int64_t> ParseSeeds(const std::string& text) {
   constexpr int64_t kFewestOfTests = 3;
   if (*fewest < *most && *fewest < kFewestOfTests) {
     throw Error(StrCat("--seeds is ", text, "; expected at least ", kFewestOfTests,
-                       " before the dots, because the tests need that many"));
+                       " before the dots, because the significance tests need that many seeds"));
   }
   return {*fewest, *most};
 }
@@ -176,7 +176,8 @@ void CheckAll(Comparison* work) {
   }
 }
 
-// Checks every --tune value, or both ends of its range, in each combination; one option at a time.
+// Checks each --tune option on its own: all its values, or both ends of its range, in each
+// combination that has the option.
 void CheckTuned(const Comparison& work) {
   const CompareSettings& settings = work.settings;
   for (const TunedOption& option : settings.tuning->options) {
@@ -344,7 +345,7 @@ json ReadRecord(const fs::path& file) {
       record.is_object() && record.value("format", json()) == kResultsFormat &&
       record.value("settings", json()).is_object() && record.value("data", json()).is_object() &&
       record.value("sessions", json()).is_array() && record.value("runs", json()).is_array();
-  if (!sound) throw Error(StrCat(file.string(), " is not the record of a comparison"));
+  if (!sound) throw Error(StrCat(file.string(), " is not a comparison record"));
   return record;
 }
 
@@ -382,7 +383,7 @@ Comparison ResumedComparison(const CompareFlags& flags, lab::Task& task) {
     if (work.settings.holds_out()) task.HoldOut();
     ResumeAssets(work);
   } catch (const json::exception& error) {
-    throw Error(StrCat(file.string(), " is not the record of a comparison: ", error.what()));
+    throw Error(StrCat(file.string(), " is not a comparison record: ", error.what()));
   } catch (const Error& error) {
     throw Error(StrCat("cannot resume ", file.string(), ": ", error.what()));
   }
@@ -395,7 +396,7 @@ Comparison ResumedComparison(const CompareFlags& flags, lab::Task& task) {
   return work;
 }
 
-// Estimates a session's remaining time from the steps that it has finished.
+// Estimates a session's remaining time from the steps finished so far.
 class Schedule {
  public:
   explicit Schedule(int64_t total) : total_(total) {}
@@ -428,7 +429,7 @@ class LiveReport {
  public:
   void Update(const fs::path& folder) {
     if (clock_.seconds() < kSeconds) return;
-    DrawReport(folder);  // the final report shows any error
+    DrawReport(folder);  // errors are ignored here; RunAll() reports them
     clock_ = Stopwatch();
   }
 
@@ -437,7 +438,7 @@ class LiveReport {
   Stopwatch clock_;
 };
 
-// State shared by runs in this process and runs on workers.
+// State that RunHere() and RunByWorkers() share.
 class Session {
  public:
   explicit Session(Comparison* of) : work(of) {}
@@ -544,12 +545,12 @@ json TrialToJson(const OneRun& run, const RunResult& result) {
           {"seconds", result.seconds}};
 }
 
-// Returns nullopt if the result belongs to an earlier stage of a trial, with fewer steps.
+// Returns nullopt if the result is from an earlier stage of a trial, with fewer steps.
 std::optional<RunResult> ReadResult(const OneRun& run) {
   const fs::path file = run.result_file();
   std::ifstream in(file);
   const json object = json::parse(in, nullptr, /*allow_exceptions=*/false);
-  if (!object.is_object()) throw Error(StrCat(file.string(), " is not the result of a run"));
+  if (!object.is_object()) throw Error(StrCat(file.string(), " contains no run result"));
   if (run.trial == nullptr) return RunFromJson(run.task, run.settings, object);
   if (object.value("steps", json()) != run.trial->steps) return std::nullopt;
   RunResult result;
@@ -578,7 +579,7 @@ bool RunByWorkers(const std::vector<std::pair<int64_t, int64_t>>& todo, Workers*
   });
 }
 
-// Adds a seed for all combinations that occur in an undecided pair. Returns whether there are any.
+// Adds a seed for all combinations that occur in an undecided pair. Returns false if it adds none.
 bool AddSeed(Comparison* work) {
   CompareSettings& settings = work->settings;
   if (!settings.seed_range) return false;
@@ -591,8 +592,8 @@ bool AddSeed(Comparison* work) {
   return true;
 }
 
-// Executes runs on workers or in this process. If workers finished a run after the comparison was
-// stopped, its result is read instead. Returns whether all runs are finished.
+// Executes runs on workers or in this process. If a worker finished a run after the comparison was
+// stopped, reads its result instead of repeating the run. Returns whether all runs are finished.
 bool RunThem(std::vector<std::pair<int64_t, int64_t>> todo, bool tensorboard, Workers* workers,
              Session* session) {
   std::erase_if(todo, [&](const auto& at) {
@@ -606,7 +607,7 @@ bool RunThem(std::vector<std::pair<int64_t, int64_t>> todo, bool tensorboard, Wo
                             : RunHere(todo, tensorboard, session);
 }
 
-// Returns true once all values are chosen, false after Ctrl-C.
+// Runs trials until all values are chosen, and returns true; returns false after Ctrl-C.
 bool Tune(Workers* workers, Session* session) {
   Comparison& work = *session->work;
   Tuning& tuning = *work.settings.tuning;
@@ -614,7 +615,7 @@ bool Tune(Workers* workers, Session* session) {
   while (!tuning.is_finished) {
     Save(&work, "running");
     if (!NextTrials(work.folder, &tuning, &trials)) break;
-    Save(&work, "running");  // workers read the trials
+    Save(&work, "running");  // workers read the trials from the record
     for (auto& [combination, number] : trials) number = TrialSeed(number);
     if (!RunThem(trials, /*tensorboard=*/false, workers, session)) return false;
   }
@@ -624,7 +625,7 @@ bool Tune(Workers* workers, Session* session) {
   return true;
 }
 
-// The command-line options that each worker's run receives.
+// The command-line options passed to each worker's run.
 std::vector<std::string> WorkerWords(const CLI::App& command, const Comparison& work) {
   std::vector<std::string> words = {"--task", work.task->name(), "--checkpoint-every",
                                     std::to_string(work.checkpoint_every)};
@@ -651,7 +652,7 @@ int RunAll(const CLI::App& command, const CompareFlags& flags, Comparison* work)
                                work->folder.string()));
   bool finished = !settings.tuning || Tune(workers.get(), &session);
   do {
-    Save(work, "running");  // workers read the settings
+    Save(work, "running");  // workers read the settings from the record
     finished = finished && RunThem(Remaining(*work), flags.tensorboard, workers.get(), &session);
     if (!finished) {
       Save(work, "interrupted");
@@ -689,7 +690,8 @@ int RunOnly(Comparison* work, const CompareFlags& flags) {
   if (found == runs.end()) {
     throw Error(StrCat("--only is ", only, ", which is not a run of this comparison"));
   }
-  // This process must end with its worker: it would interfere with the run that replaces it.
+  // This process must end when its worker does; otherwise it would interfere with the process that
+  // repeats the run.
   if (const char* parent = std::getenv("GNOMON_PARENT"); parent != nullptr) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (std::to_string(::getppid()) != parent) return kInternalFailure;
@@ -730,8 +732,8 @@ void AddCompare(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* a
   CLI::App* command = app.add_subcommand(
       "compare",
       "Train a small model with each combination of similarity and position on the same data, in "
-      "the same order, with the same budget, and evaluate each under several conditions, such as "
-      "lengths. Writes results.json, table.md and report.html to a folder.");
+      "the same order, with the same budget, and evaluate each model under several conditions, "
+      "such as different lengths. Writes results.json, table.md and report.html to a folder.");
   auto flags = std::make_shared<CompareFlags>();
   flags->task = task->name();
   flags->choices.positions = task->DefaultPositions();
@@ -740,7 +742,7 @@ void AddCompare(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* a
   AddDataFlag(command, *task, &flags->data);
   AddFlags(command, flags->choices.Options());
   command->add_option("--out", flags->out,
-                      "Folder for the results; default runs/<date>-<time>-<name of the data>");
+                      "Folder for the results; default: runs/<date>-<time>-<name of the data>");
   command->add_option(
       "--resume", flags->resume,
       "Resume the comparison in this folder with its own settings; finished runs are kept, and "
@@ -754,22 +756,23 @@ void AddCompare(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* a
   command
       ->add_option("--tune", flags->tune,
                    "OPTION=VALUE,VALUE or OPTION=LOW..HIGH; repeatable. Tune a numeric model or "
-                   "training option, or a parameter of the terms. Optuna tunes each combination "
-                   "separately, on held-out training data")
+                   "training option, or a numeric parameter of a similarity or position. Optuna "
+                   "tunes each combination separately, on held-out training data")
       ->default_str("");
   AddNumber(command, "--tune-trials", &flags->tune_trials, 1, 10'000,
-            "Trials per combination for --tune; default: 12, or the size of the grid if that is "
-            "smaller and all options are lists")
+            "Trials per combination for --tune; default: 12, or the number of grid points if all "
+            "options are lists and the grid is smaller")
       ->default_str("");
   command->add_flag("--until-flat", flags->until_flat,
-                    "End each run once its loss on held-out training data is flat, with --steps as "
-                    "the limit. The learning rate is constant until then and decays at the end");
+                    "Train until the loss on held-out training data is flat, with --steps as the "
+                    "upper limit. The learning rate is constant until the loss is flat and then "
+                    "decays to the end of the run");
   AddReal(command, "--flat-margin", &flags->flat.margin, 0, 1,
-          "With --until-flat: a run is flat if its best held-out loss improves by less than this "
-          "fraction within --flat-share of the steps")
+          "With --until-flat: the loss is flat if its best held-out value improved by less than "
+          "this fraction over the last --flat-share of --steps")
       ->capture_default_str();
   AddReal(command, "--flat-share", &flags->flat.share, 0.02, 0.8,
-          "With --until-flat: fraction of --steps within which the best held-out loss must improve")
+          "With --until-flat: fraction of --steps over which the improvement is measured")
       ->capture_default_str();
   flags->workers.Add(command);
   command->add_flag("--tensorboard", flags->tensorboard,

@@ -6,8 +6,8 @@
 
 namespace gnomon::cli {
 
-// Python reads the formats (python/gnomon/lab/data); it receives all words after the command,
-// including --help.
+// The command is implemented in Python (python/gnomon/lab/data), which receives all words after
+// `data`, including --help.
 void AddData(CLI::App& app, Action* action) {
   CLI::App* command = app.add_subcommand(
       "data",

@@ -51,14 +51,15 @@ void PrintTable(const lab::Task& task, const std::vector<lab::Measurement>& meas
 int Run(CLI::App& command, const EvalFlags& flags, lab::Task& task) {
   SetThreads(flags.threads);
   lab::Checkpoint checkpoint = LoadModel(flags.model, task, lab::FindDevice(flags.device));
-  // Evaluation options may have the same names as training options, which the checkpoint has set.
+  // Some evaluation options are also training options, so loading the checkpoint has overwritten
+  // them.
   SetAgain(command, task.Options(Command::kEval));
   const std::optional<lab::TrainingState>& training = checkpoint.training;
   task.Settle(Command::kEval, /*is_resumed=*/true, training ? &training->options : nullptr);
   lab::CheckRanges(task.Options(Command::kEval), "");
   if (task.description().takes_data() && flags.data.empty() && !training) {
     throw Error(
-        StrCat("eval: ", flags.model, " contains only a model, without its data; pass --data"));
+        StrCat("eval: ", flags.model, " contains only a model, with no data path; pass --data"));
   }
   const std::string trained_on = training ? training->data_path : "";
   const std::string data = flags.data.empty() ? trained_on : flags.data;
@@ -81,11 +82,10 @@ int Run(CLI::App& command, const EvalFlags& flags, lab::Task& task) {
   }
   if (same_data == false) {
     std::cerr << "gnomon: "
-              << OneLine(
-                     StrCat("note: the ", task.description().data_noun, " at ", data,
-                            flags.data.empty()
-                                ? " has changed since the model was trained"
-                                : " is not the data that the model was trained on, " + trained_on))
+              << OneLine(StrCat("note: the ", task.description().data_noun, " at ", data,
+                                flags.data.empty()
+                                    ? " has changed since the model was trained"
+                                    : " differs from the model's training data, " + trained_on))
               << std::endl;
   }
   if (flags.as_json) {
@@ -114,7 +114,7 @@ void AddEval(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* acti
   command->add_option("--model", flags->model, "A checkpoint file, or the folder of a run")
       ->required();
   AddDataFlag(command, *task, &flags->data,
-              "; default: the model's own data, if the checkpoint contains its training state");
+              "; default: the training run's data, if the checkpoint contains its training state");
   AddFlags(command, task->Options(Command::kEval));
   command->add_flag("--json", flags->as_json, "Print JSON");
   AddDeviceFlag(command, &flags->device, "to evaluate the model");

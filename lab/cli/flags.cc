@@ -21,7 +21,7 @@ using lab::StrCat;
 
 namespace {
 
-// The range in the help text, such as "1 to 4096"; very large bounds are omitted.
+// The range in the help text, such as "1 to 4096"; very large upper bounds are omitted.
 std::string Span(double lowest, double highest) {
   constexpr double kFar = 1e9;
   return highest < kFar ? StrCat(lowest, " to ", highest) : StrCat(lowest, " or more");
@@ -43,7 +43,7 @@ std::vector<std::string> Items(const std::string& name, const std::vector<std::s
       const size_t end = std::min(word.find(',', begin), word.size());
       if (end == begin) {
         throw Error(StrCat(name, " has an empty item in '", word,
-                           "'; expected items joined by single commas"));
+                           "'; expected items separated by single commas"));
       }
       items.push_back(word.substr(begin, end - begin));
       if (std::find(items.begin(), items.end() - 1, items.back()) != items.end() - 1) {
@@ -99,7 +99,7 @@ CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<int
       const std::optional<int64_t> number = ParseInteger(item);
       if (!number || *number < lowest || *number > highest) {
         throw Error(
-            StrCat(name, " has ", item, "; expected integers from ", lowest, " to ", highest));
+            StrCat(name, " contains ", item, "; expected integers from ", lowest, " to ", highest));
       }
       if (std::find(numbers->begin(), numbers->end(), *number) != numbers->end()) {
         throw Error(StrCat(name, ": ", *number, " is given twice"));
@@ -216,7 +216,7 @@ void CheckResumes(const CLI::App& command, const lab::OptionList& list) {
   }
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_name();
-    // Options that are hidden from --help are internal.
+    // Options that are hidden from --help are internal and always allowed.
     if (option->get_group().empty()) continue;
     if (option->count() > 0 && std::find(allowed.begin(), allowed.end(), name) == allowed.end()) {
       throw Error(

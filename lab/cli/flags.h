@@ -20,8 +20,8 @@ using lab::kMany;
 // Parses a word as an integer; returns nothing if it is not one.
 std::optional<int64_t> ParseInteger(const std::string& word);
 
-// Accepts only decimal integers from `lowest` to `highest`; otherwise throws an Error that names
-// the option.
+// A validator that accepts only decimal integers from `lowest` to `highest`; for any other word, it
+// throws an Error that names the option.
 CLI::Validator WholeNumber(const std::string& name, int64_t lowest, int64_t highest);
 
 // Adds an option that accepts a number from `lowest` to `highest`; any other word, including NaN,
@@ -42,17 +42,18 @@ CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<std
 CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<int64_t>* numbers,
                      int64_t lowest, int64_t highest, const std::string& help);
 
-// Adds a flag for each option of a list that has one, in the group of its section; the current
-// values are the defaults.
+// Adds a flag for each option in `list` that has `has_flag`. The option's section is the flag's
+// help group; its current value is the default.
 void AddFlags(CLI::App* command, const lab::OptionList& list);
 
-// Sets the options from the command line again, after a checkpoint or record has set all options.
+// Sets the options given on the command line again, after a checkpoint or record has overwritten
+// them.
 void SetAgain(CLI::App& command, const lab::OptionList& list);
 
 // Adds --task to the help; ChooseTask() has already read its value.
 void AddTaskFlag(CLI::App* command, std::string* name);
 
-// Sets the default of --warmup, which depends on --steps.
+// Sets the default warm-up, which depends on --steps, unless --warmup is given.
 void SetWarmup(const CLI::App& command, lab::TrainingOptions* options);
 
 // Adds --data if the task reads data; `more` is appended to its help.
@@ -66,10 +67,10 @@ void AddThreadsFlag(CLI::App* command, int64_t* threads);
 // Sets the number of threads; 0 keeps PyTorch's default, the number of cores.
 void SetThreads(int64_t threads);
 
-// Throws Error if --resume is combined with an option that it cannot change. It can change machine
-// options (such as --device) and the options of `list` marked as changeable.
+// Throws Error if --resume is combined with an option that a resumed run cannot change. It can
+// change machine options (such as --device) and the options in `list` that have `may_change`.
 void CheckResumes(const CLI::App& command, const lab::OptionList& list = {});
-// The command line that resumes the run in a folder, with the given machine options.
+// The command line that resumes the run in a folder, with the machine options of `command`.
 std::string ResumeLine(const CLI::App& command, const std::string& folder);
 
 }  // namespace gnomon::cli

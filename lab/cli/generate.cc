@@ -47,8 +47,8 @@ int Run(const GenerateFlags& flags, lab::Task& task) {
   if (!generation.file.empty() && flags.out.empty()) {
     throw Error("generate: --out is required");
   }
-  // Ctrl-C is caught only after the first call, because a learner may first wait for standard
-  // input, where Ctrl-C should end the program.
+  // Ctrl-C is caught only from the first call of proceed() on: before, a learner may wait for
+  // standard input, and Ctrl-C should then end the program.
   bool is_caught = false;
   const auto proceed = [&is_caught] {
     if (!is_caught) CatchInterrupts();
@@ -67,7 +67,7 @@ int Run(const GenerateFlags& flags, lab::Task& task) {
 }  // namespace
 
 void AddGenerate(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* action) {
-  // Tasks without generation are reported when the model has been read.
+  // Run() reports a task that does not support generation after it has read the model.
   const lab::Generation generation =
       task->generation().value_or(lab::Generation{.help = "Generate output from a trained model"});
   CLI::App* command = app.add_subcommand("generate", generation.help);

@@ -6,13 +6,13 @@
 
 namespace gnomon::cli {
 
-// Python draws the pictures (python/gnomon/lab/inspect); it receives all words after the command,
-// including --help.
+// The command is implemented in Python (python/gnomon/lab/inspect), which receives all words after
+// `inspect`, including --help.
 void AddInspect(CLI::App& app, Action* action) {
   CLI::App* command =
       app.add_subcommand("inspect",
                          "Draw encodings, their decay with distance, the attention of a trained "
-                         "model, or cones; `gnomon inspect --help` lists the figures");
+                         "model, or hyperbolic cones; `gnomon inspect --help` lists the figures");
   command->set_help_flag();
   command->prefix_command();
   command->callback([action, command] {

@@ -112,7 +112,7 @@ int Run(Format format) {
     case Format::kText:
       std::cout << kSupport << "\n" << kCost << "\n\n";
       PrintText("Similarities (--similarity)", SimilarityCatalogue());
-      PrintText("Positions (--position); join them with +, and give parameters after colons",
+      PrintText("Positions (--position); join several with +, and append parameters after colons",
                 PositionCatalogue());
       break;
   }
@@ -123,7 +123,8 @@ int Run(Format format) {
 
 void AddList(CLI::App& app, Action* action) {
   CLI::App* command = app.add_subcommand(
-      "list", "List the similarities and positions, with formula, parameters, cost and source");
+      "list",
+      "List the similarities and positions with their formulas, parameters, costs and sources");
   auto format = std::make_shared<Format>(Format::kText);
   CLI::Option* json =
       command->add_flag_callback("--json", [format] { *format = Format::kJson; }, "Print JSON");

@@ -9,7 +9,8 @@
 
 namespace gnomon::cli {
 
-// The median (for an even number of values, the upper middle one); 0 if there are no values.
+// The median (for an even number of values, the larger of the two middle ones); 0 if there are no
+// values.
 double Median(std::vector<double> values);
 
 // The quantile at `share`, from 0 to 1; 0 if there are no values.
@@ -37,12 +38,12 @@ class OtherPrograms {
   std::optional<Times> start_;
 };
 
-// Makes the C library return freed large blocks to the system if it can, so that PeakBytes counts
-// only blocks in use. Later allocations are slower.
+// Makes the C library (glibc) return large freed blocks to the system, so that PeakBytes counts
+// only blocks in use. This slows down later allocations.
 void GiveBackFreedMemory();
 
-// The process's peak memory during `work` minus its memory before, in bytes (whole pages). None if
-// the system does not report it.
+// The process's peak memory during `work` minus its memory before `work`, in bytes (whole pages).
+// None if the system does not report it.
 std::optional<int64_t> PeakBytes(const std::function<void()>& work);
 
 }  // namespace gnomon::cli

@@ -27,7 +27,7 @@ using lab::Command;
 using lab::StrCat;
 using nlohmann::json;
 
-// Number of points of a training curve.
+// Number of points in a training curve.
 constexpr int64_t kCurvePoints = 100;
 constexpr const char* kCheckpointName = "checkpoint.safetensors";
 constexpr const char* kStateKey = "gnomon-run";
@@ -38,7 +38,7 @@ constexpr const char* kTimes = "times.elapsed";
 constexpr const char* kProcessorTimes = "times.processor";
 constexpr const char* kCurve = "curve";
 constexpr const char* kHeldOut = "held_out";
-// Number of held-out measurements of a run that uses all its steps.
+// The interval between held-out measurements is the maximum number of steps divided by this.
 constexpr int64_t kHeldOutPoints = 50;
 
 // Measurements of a run's training so far.
@@ -47,7 +47,7 @@ struct Measured {
   std::vector<double> processor_milliseconds;
   std::vector<int64_t> curve_steps;
   std::vector<double> curve_losses;
-  // Losses since the last point of the curve.
+  // Sum and number of the losses since the last point of the curve.
   double sum = 0;
   int64_t summed = 0;
   double seconds = 0;  // including earlier sessions
@@ -135,7 +135,7 @@ Measured Restore(const fs::path& path, lab::Trainer* trainer) {
     trainer->EndAt(fields.at("end").get<int64_t>());
   } catch (const std::exception& error) {
     throw Error(StrCat(path.string(), " is not a checkpoint of this run (", error.what(),
-                       "); remove it to start the run again"));
+                       "); remove this file to restart the run"));
   }
   return measured;
 }
@@ -146,7 +146,8 @@ double MeasureHeldOut(lab::Task& task, lab::Learner& learner) {
   task.EvaluateHeldOut(true);
   std::vector<lab::Measurement> measured;
   NamingOptions(task.EvaluationFlags(Command::kCompare), [&] {
-    // Ctrl-C does not stop this evaluation: without its value, the run would continue differently.
+    // Ctrl-C does not stop this evaluation: without its value, a resumed run would continue
+    // differently.
     measured = learner.Evaluate([] { return true; });
   });
   task.EvaluateHeldOut(false);
@@ -226,7 +227,7 @@ std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events) {
       measured.held_out_values.push_back(value);
       measured.is_flat = IsFlat(*settings.until_flat, measured.held_out_steps,
                                 measured.held_out_values, training.steps, higher_is_better);
-      // The final decay begins. Its length depends on the number of steps before it.
+      // Start the final decay, whose length depends on the number of steps so far.
       if (measured.is_flat) trainer.EndAt(lab::EndOfDecay(trainer.step()));
     }
     if (trainer.step() % stride == 0 || trainer.step() == trainer.end()) {

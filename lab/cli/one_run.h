@@ -22,7 +22,7 @@ struct OneRun {
   int64_t combination = 0;
   int64_t seed = 0;
   int64_t checkpoint_every = 0;  // steps
-  const Trial* trial = nullptr;  // the tuning trial to run instead of a seed
+  const Trial* trial = nullptr;  // if set, this is a tuning trial, whose seed is Tuning::seed
 
   // The folder of the unfinished run, with its checkpoint and, on a worker, its result.
   std::filesystem::path own_folder() const;
@@ -41,9 +41,9 @@ struct RunEvents {
 };
 
 // Trains and evaluates a run, resuming from its checkpoint if there is one. After Ctrl-C, writes a
-// checkpoint and returns nothing. The caller removes the checkpoint of a finished run. A trial is
-// trained for Trial::steps, measured only on the held-out data, and leaves a checkpoint to continue
-// from.
+// checkpoint and returns nothing. The caller removes the checkpoint of a finished run. A trial
+// stops at step Trial::steps, is measured only on the held-out data, and leaves a checkpoint from
+// which it can continue.
 std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events);
 
 }  // namespace gnomon::cli

@@ -51,7 +51,7 @@ Failure DescribeFailure() {
     return {kWrongInput, StrCat(error.path1().string(), ": ", error.code().message())};
   } catch (const std::ios_base::failure&) {
     // Only standard output is configured to throw.
-    return {kWrongInput, StrCat("cannot write to the standard output: ", std::strerror(errno))};
+    return {kWrongInput, StrCat("cannot write to standard output: ", std::strerror(errno))};
   } catch (const std::exception& error) {
     if (const auto what = DescribeShortage(error)) {
       return {kWrongInput, StrCat("not enough memory", *what)};
@@ -116,7 +116,7 @@ std::string Suggestion(const CLI::App& app, const std::vector<std::string>& word
                      " (see ", help, ")"));
 }
 
-// These words only print information about the command.
+// Throws Error if the working directory was deleted, unless the command only prints information.
 void CheckWorkingFolder(const CLI::App& command) {
   if (!working_folder_is_deleted || command.get_name() == "list") return;
   for (const std::string& word : command.remaining()) {
@@ -164,8 +164,8 @@ void AddTermsFlag(CLI::App* command) {
   command
       ->add_option_function<std::vector<std::string>>(
           "--terms", load,
-          "A term library with additional similarities, positions and encodings, built with "
-          "gnomon_add_terms() of the CMake package; repeatable")
+          "A library of additional similarities, positions and encodings (terms), built with the "
+          "CMake function gnomon_add_terms(); repeatable")
       ->allow_extra_args(false);
 }
 
@@ -205,15 +205,15 @@ void RefuseOptionsWithoutValue(int argc, char** argv) {
 }
 
 int RunProgram(int argc, char** argv, const lab::ProcessesPtr& processes) {
-  // Running out of memory is an ordinary error and must not abort.
+  // Running out of memory is an ordinary error and must not abort the process.
   FLAGS_caffe2_use_fatal_for_enforce = false;
-  CLI::App app("gnomon: exact attention with a free choice of similarity and position.");
+  CLI::App app("gnomon: exact attention with any combination of similarity and position.");
   app.name("gnomon");
   app.require_subcommand(0, 1);
   app.set_version_flag("--version", std::string(GNOMON_VERSION));
   app.footer(
-      "Exit codes: 0 success, 1 internal error, 2 invalid input or not enough disk or memory, 130 "
-      "stopped by Ctrl-C (finished work is kept).");
+      "Exit codes: 0 success, 1 internal error, 2 invalid input or insufficient disk space or "
+      "memory, 130 stopped by Ctrl-C (finished work is kept).");
   Action action;
   int code = 0;
   const ThrowingOutput throwing;

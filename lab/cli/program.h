@@ -8,20 +8,21 @@
 
 namespace gnomon::cli {
 
-// Whether the working directory was deleted, so that the process moved to the root folder. Commands
-// that need a working directory are then rejected.
+// Whether the process moved to the root directory because its working directory had been deleted.
+// Commands that need a working directory are then rejected.
 extern bool working_folder_is_deleted;
 
-// Runs a command line and returns the exit code. On failure, prints one line. If several processes
-// run the command, which only train supports, they return the same code where possible.
+// Runs a command line and returns the exit code. On failure, prints a one-line message. If several
+// processes run the command, which only train supports, they return the same code where possible.
 int RunProgram(int argc, char** argv, const lab::ProcessesPtr& processes);
 
-// Runs work that may fail in some processes only. The work must not contain a collective operation,
-// in which the other processes would wait forever. Returns when all processes have finished. If the
-// work threw in any process, the first such process prints the reason, and all throw Stopped.
+// Runs `part`, which may fail in only some of the processes. It must not contain a collective
+// operation: if one process failed before it, the others would wait forever. Returns when all
+// processes have finished `part`. If it threw in any process, the first of these (by rank) prints
+// the reason, and all processes throw Stopped.
 void RunInEveryProcess(const lab::Processes& processes, const std::function<void()>& part);
 
-// Ends the program; the message has already been printed.
+// Thrown to end the program after the message has been printed.
 struct Stopped {
   int code;
 };

@@ -12,7 +12,7 @@ namespace gnomon::cli {
 // A message without line breaks, shortened to fit into a log line.
 std::string OneLine(const std::string& message);
 
-// "42 s", "6 min", "1 h 05 min".
+// Formats a duration, such as "42 s", "6 min" or "1 h 05 min".
 std::string Duration(double seconds);
 
 class Stopwatch {
@@ -28,7 +28,7 @@ class Stopwatch {
 // A status line on standard error: rewritten on a terminal, printed every ten seconds otherwise.
 class Progress {
  public:
-  // If not `shown`, prints nothing.
+  // Prints nothing unless `shown`.
   explicit Progress(bool shown = true);
   ~Progress();
   Progress(const Progress&) = delete;
@@ -48,13 +48,14 @@ class Progress {
   Stopwatch clock_;
 };
 
-// Estimates the remaining time if `done` of `total` parts took `seconds`, such as "6 min left".
+// Returns the estimated remaining time, such as "6 min left", if `done` of `total` parts took
+// `seconds`.
 std::string TimeLeft(double seconds, double done, double total);
 
-// Formats a number in printf format, or null as a dash.
+// Formats a number with a printf format; null becomes a dash.
 std::string FormatNumber(const nlohmann::json& value, const char* format);
 
-// Formats a loss, such as "1.234", or a missing one as a dash.
+// Formats a loss, such as "1.234"; a missing loss becomes a dash.
 std::string FormatLoss(const std::optional<double>& loss);
 
 }  // namespace gnomon::cli

@@ -29,9 +29,8 @@ using lab::StrCat;
 
 bool IsProgram(const fs::path& path) { return ::access(path.c_str(), X_OK) == 0; }
 
-// Returns the interpreter next to the program. Looks first next to the path by which the program
-// was called (which may be a link in a virtual environment), then next to its real path. If there
-// is none, returns the interpreter of the build.
+// Returns the interpreter (see python.h). Looks for one next to the path by which the program was
+// called (which may be a link in a virtual environment), then next to its real path.
 std::string FindPython() {
   if (const char* chosen = std::getenv("GNOMON_PYTHON"); chosen != nullptr && *chosen != '\0') {
     return chosen;
@@ -69,12 +68,12 @@ std::vector<char*> Pointers(std::vector<std::string>& words) {
 }
 
 struct Outcome {
-  int code = -1;  // -1 if it could not be started
+  int code = -1;  // -1 if it could not be started or was killed
   std::string output;
   std::string errors;
 };
 
-// Runs a program to its end.
+// Runs a program until it exits.
 Outcome RunProgram(std::vector<std::string> words) {
   std::array<int, 2> output;
   std::array<int, 2> errors;
@@ -97,7 +96,7 @@ Outcome RunProgram(std::vector<std::string> words) {
   Outcome outcome;
   std::array<std::string*, 2> texts = {&outcome.output, &outcome.errors};
   std::array<pollfd, 2> ends = {pollfd{output[0], POLLIN, 0}, pollfd{errors[0], POLLIN, 0}};
-  // A descriptor is set to a negative number when its stream has ended.
+  // A negative descriptor, which poll() ignores, marks a stream that has ended.
   while (child > 0 && (ends[0].fd >= 0 || ends[1].fd >= 0)) {
     if (::poll(ends.data(), ends.size(), -1) < 0 && errno != EINTR) break;
     for (size_t n = 0; n < ends.size(); ++n) {
@@ -128,7 +127,8 @@ std::string LastLine(const std::string& text) {
   return last;
 }
 
-// On failure, throws Error with the last line of the interpreter's standard error.
+// Returns the interpreter's output. On failure, throws Error with the last line of its standard
+// error.
 std::string OutputOfPython(std::vector<std::string> words) {
   const std::string python = FindPython();
   words.insert(words.begin(), python);

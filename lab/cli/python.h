@@ -1,4 +1,4 @@
-// The Python interpreter for reports, significance tests and workers.
+// Runs Python, for example for reports, significance tests and workers.
 #ifndef GNOMON_CLI_PYTHON_H_
 #define GNOMON_CLI_PYTHON_H_
 
@@ -12,29 +12,29 @@
 
 namespace gnomon::cli {
 
-// The interpreter is, in this order, the one in GNOMON_PYTHON, the one next to the program, the one
-// that the program was built with, or python3.
+// The interpreter is GNOMON_PYTHON if that is set. Otherwise, it is the first of these that exists:
+// one next to the program, the one that the program was built with, and python3.
 
 struct Report {
-  std::string fault;        // the reason for a missing report, in one line; empty if there is one
+  std::string fault;        // one line: why there is no report; empty if there is a report
   bool is_refused = false;  // the report could not be written, or the record is invalid
   std::string verdicts;     // lines with the verdicts; empty if there are too few seeds
 };
 
-// Writes report.html with `python -m gnomon.report FOLDER`. Writes none if the interpreter or a
-// required package is missing.
+// Writes report.html with `python -m gnomon.report FOLDER`, unless the interpreter or a required
+// package is missing.
 Report DrawReport(const std::filesystem::path& folder);
 
 // Returns the output of `python -m MODULE WORDS`. On failure, throws Error with the last line of
 // its standard error.
 std::string AskPython(const std::string& module, std::vector<std::string> words);
 
-// Like AskPython(), for a self-contained file of the gnomon package. Does not import the package,
-// because importing PyTorch takes seconds.
+// Like AskPython(), but runs a self-contained file of the gnomon package. This does not import the
+// package, because importing PyTorch takes seconds.
 std::string AskPythonFile(const std::string& file, std::vector<std::string> words);
 
 // A child process `python -m MODULE WORDS` in a separate session, so that Ctrl-C does not reach it.
-// Lines are exchanged in both directions; its standard error is inherited.
+// Write() and Read() exchange lines with it; it inherits the standard error stream.
 class PythonChild {
  public:
   // Throws Error if the process cannot be started.
@@ -58,8 +58,8 @@ class PythonChild {
   bool ended_ = false;
 };
 
-// Replaces this process by `python -m MODULE WORDS` with the same interpreter. Returns only on
-// failure, by throwing Error.
+// Replaces this process with `python -m MODULE WORDS`, run by the same interpreter. Never returns;
+// throws Error on failure.
 int BecomePython(const std::string& module, std::vector<std::string> words);
 
 }  // namespace gnomon::cli

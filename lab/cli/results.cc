@@ -191,7 +191,7 @@ CompareSettings CompareFromJson(const json& object, lab::Task& task) {
           {more.at("seed").get<int64_t>(), more.at("combinations").get<std::vector<int64_t>>()});
       for (const int64_t combination : settings.added.back().combinations) {
         if (combination >= 0 && combination < std::ssize(settings.combinations)) continue;
-        throw Error(StrCat("added_seeds names combination ", combination, ", which is missing"));
+        throw Error(StrCat("added_seeds contains the unknown combination ", combination));
       }
     }
     const lab::OptionList options = Options(&settings, task);
@@ -204,7 +204,7 @@ CompareSettings CompareFromJson(const json& object, lab::Task& task) {
     throw Error(StrCat("its settings: ", error.what()));
   }
   if (settings.combinations.empty() || settings.seeds.empty()) {
-    throw Error("its settings contain no combination or no seed");
+    throw Error("its settings contain no combinations or no seeds");
   }
   return settings;
 }
@@ -258,7 +258,7 @@ RunResult RunFromJson(const lab::Task& task, const CompareSettings& settings, co
     run.diverged = at("status").get<std::string>() == "diverged";
     run.parameters = at("parameters").get<int64_t>();
     run.ms_per_step = at("ms_per_step").get<double>();
-    // Older records may lack the following fields.
+    // Older records may lack the fields that are read with value().
     field = "ms_quartiles";
     const json quartiles = object.value(field, json());
     if (!quartiles.is_null()) run.ms_quartiles = quartiles.get<std::pair<double, double>>();
@@ -348,8 +348,8 @@ json Summarize(const lab::Task& task, const CompareSettings& settings,
 
 namespace {
 
-// The conditions at which a metric is shown: all, except those at which only the first metric is
-// known.
+// The conditions at which a metric is shown: all except those at which the first metric is known
+// but this one is not.
 std::vector<size_t> MeasuredAt(const json& summary, size_t conditions, const std::string& first,
                                const std::string& key) {
   std::vector<size_t> places;
@@ -378,7 +378,7 @@ std::string FormatTable(const lab::Task& task, const CompareSettings& settings,
   const lab::Conditions conditions = task.conditions();
   std::string table = "| similarity/position | parameters | ms per step |";
   std::string rule = "|:--|--:|--:|";
-  std::vector<std::pair<std::string, size_t>> columns;  // a metric's key, a condition
+  std::vector<std::pair<std::string, size_t>> columns;  // metric key and condition index
   const std::vector<lab::Metric> metrics = task.metrics();
   for (const lab::Metric& metric : metrics) {
     if (!metric.is_compared) continue;
@@ -412,12 +412,12 @@ std::string FormatTable(const lab::Task& task, const CompareSettings& settings,
                   "unfinished run.\n");
   if (settings.until_flat) {
     table +=
-        "Each run ends once its loss on held-out training data is flat; the steps are the "
-        "limit.\n";
+        "Each run ends once its loss on held-out training data is flat; the number of steps is "
+        "an upper limit.\n";
   }
   if (settings.tuning && settings.tuning->is_finished) {
     table +=
-        "These values were chosen on held-out training data, with a seed that is not reported:\n";
+        "These values were chosen on held-out training data, with a seed that no run above uses:\n";
     for (size_t c = 0; c < settings.combinations.size(); ++c) {
       const json& values = settings.tuning->chosen[c];
       table += StrCat("- ", settings.combinations[c].label(), ": ",
@@ -429,8 +429,8 @@ std::string FormatTable(const lab::Task& task, const CompareSettings& settings,
   }
   if (any_diverged) table += "\\* The loss diverged for at least one seed.\n";
   if (any_unfinished) {
-    table += StrCat("† not converged: at least one seed was still improving when its ",
-                    settings.training.steps, " steps ended.\n");
+    table += StrCat("† not converged: at least one seed was still improving at the end of its ",
+                    settings.training.steps, " steps.\n");
   }
   return table;
 }

@@ -28,8 +28,8 @@ struct AddedSeed {
   std::vector<int64_t> combinations;
 };
 
-// When --until-flat ends a run: if the best held-out value improves by less than the fraction
-// `margin` over the fraction `share` of the steps.
+// The criterion of --until-flat: a run is flat if its best held-out value improved by less than the
+// fraction `margin` over the last fraction `share` of the steps.
 struct UntilFlat {
   double margin = 0.005;
   double share = 0.2;
@@ -52,7 +52,7 @@ struct CompareSettings {
   std::optional<Tuning> tuning;
   lab::TrainingOptions training;  // the seed is set per run
 
-  // Whether a part of the training data is held out.
+  // Whether part of the training data is held out.
   bool holds_out() const { return until_flat || tuning; }
   // All runs as (combination, seed), in execution order.
   std::vector<std::pair<int64_t, int64_t>> Runs() const;
@@ -60,7 +60,7 @@ struct CompareSettings {
 
 // The metrics, conditions and units of a configured task, for the report.
 nlohmann::json DescribeTask(const lab::Task& task);
-// The task of the record in a file; none if the file is not a valid record.
+// The task of the record in `file`; none if the file is not a valid record.
 std::optional<std::string> TaskOfRecord(const std::filesystem::path& file);
 
 // Converts the settings and the task's options to JSON.
@@ -83,11 +83,12 @@ struct RunResult {
   // The quartiles of the step time, and the fraction of CPU time used by other programs, if known.
   std::optional<std::pair<double, double>> ms_quartiles;
   std::optional<double> others;
-  // Median CPU time of all threads, which other programs affect less.
+  // Median CPU time per step, summed over all threads; other programs affect it less than
+  // ms_per_step.
   std::optional<double> processor_ms_per_step;
   double seconds = 0;  // training and evaluation together
   std::vector<int64_t> curve_steps;
-  std::vector<double> curve_losses;  // mean training loss since the previous step of the curve
+  std::vector<double> curve_losses;  // mean training loss since the previous point
   std::vector<lab::Measurement> measurements;  // one per condition
   // With --until-flat: the number of steps, whether the held-out value became flat before the last
   // step, and the held-out values before the final decay.

@@ -15,7 +15,7 @@ struct RunFolder {
   lab::FolderLock lock;
 };
 
-// Creates the folder of a new run, `out` or by default runs/<date>-<time>-<name>. Throws Error if
+// Creates the folder of a new run: `out` or, by default, runs/<date>-<time>-<name>. Throws Error if
 // it cannot be written, is not empty, or is in use by another run.
 RunFolder CreateRunFolder(const std::string& out, const std::string& name);
 

@@ -13,7 +13,7 @@
 
 namespace gnomon::cli {
 
-// Throws Error if TensorBoard is requested but not installed.
+// Throws Error if TensorBoard is not installed.
 void CheckScalars(const CLI::App& command);
 
 // Writes events to FOLDER/tensorboard, with one folder per run. Does nothing unless `is_wanted`.
@@ -23,7 +23,7 @@ class Scalars {
           const std::filesystem::path& folder);
 
   void Loss(int64_t combination, int64_t seed, int64_t step, double loss);
-  // Writes the run's metrics at its last step.
+  // Writes the final metrics of the run.
   void Result(const RunResult& result);
 
  private:

@@ -28,7 +28,7 @@ std::optional<std::string> DescribeShortage(const std::exception& error) {
   if (wanted != std::string::npos) {
     const size_t begin = wanted + kWanted.size();
     const size_t end = message.find_first_not_of("0123456789", begin);
-    return StrCat(": it would allocate ", message.substr(begin, end - begin), " bytes");
+    return StrCat(": failed to allocate ", message.substr(begin, end - begin), " bytes");
   }
   // These phrases occur in messages about sizes that exceed 64 bits, and about failed allocations.
   for (const char* part :

@@ -9,11 +9,11 @@
 
 namespace gnomon::cli {
 
-// For an allocation failure, returns ": it would allocate 512 bytes" (an example), or "" if the
+// For an allocation failure, returns ": failed to allocate 512 bytes" (an example), or "" if the
 // size is unknown. Returns nothing for other exceptions.
 std::optional<std::string> DescribeShortage(const std::exception& error);
 
-// Does work whose memory use depends on `options`, such as "--batch 9 and --length 8". If memory
+// Runs `work`, whose memory use depends on `options`, such as "--batch 9 and --length 8". If memory
 // runs out, throws an Error that names these options.
 void NamingOptions(const std::string& options, const std::function<void()>& work);
 

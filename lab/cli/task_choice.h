@@ -11,8 +11,8 @@ namespace gnomon::cli {
 
 struct TaskChoice {
   std::shared_ptr<lab::Task> task;
-  // The reason why the given run or checkpoint does not state its task; empty if it does or if none
-  // is given.
+  // The reason why the task of the given run or checkpoint is unknown; empty if it is known or if
+  // no run or checkpoint is given.
   std::string fault;
 };
 

@@ -14,8 +14,8 @@ namespace gnomon::cli {
 // the time between two events on the current stream, after all previous work has finished.
 double TimeOn(c10::Device device, const std::function<void()>& work);
 
-// The peak tensor memory in PyTorch's device allocator during `work` minus its amount before, in
-// bytes. None if the allocator does not count it, and on the CPU (see PeakBytes).
+// The peak tensor memory in PyTorch's device allocator during `work` minus the amount before
+// `work`, in bytes. None if the allocator does not count it, and on the CPU (see PeakBytes).
 std::optional<int64_t> PeakBytesOn(c10::Device device, const std::function<void()>& work);
 
 }  // namespace gnomon::cli

@@ -54,7 +54,7 @@ struct Work {
   lab::RunOptions run;
 };
 
-// Broadcasts the assets that process 0 learns from the data.
+// Learns the assets from the data in process 0, and broadcasts them to the other processes.
 void ShareAssets(const lab::Processes& processes, lab::Task& task) {
   RunInEveryProcess(processes, [&] {
     if (processes.rank() == 0) task.Prepare();
@@ -77,7 +77,8 @@ void CheckSameData(const lab::Processes& processes, const lab::Task& task,
   });
 }
 
-// Throws Error if the device does not exist, or if several processes would share it.
+// Throws Error if the device does not exist, or if it is not the CPU and several processes would
+// share it.
 torch::Device DeviceOf(const TrainFlags& flags, const lab::Processes& processes) {
   const torch::Device device = lab::FindDevice(flags.device);
   if (!device.is_cpu() && processes.size() > 1) {
@@ -87,7 +88,7 @@ torch::Device DeviceOf(const TrainFlags& flags, const lab::Processes& processes)
   return device;
 }
 
-// Runs all checks before the first step.
+// Runs all checks, and prepares the run up to its first step.
 Work NewWork(const CLI::App& command, TrainFlags flags, lab::Task& task,
              const lab::ProcessesPtr& processes) {
   Work work;
@@ -104,7 +105,7 @@ Work NewWork(const CLI::App& command, TrainFlags flags, lab::Task& task,
     lab::CheckRanges(task.Options(Command::kTrain), "");
     task.ReadData(flags.data);
     flags.terms = CompleteTerms(task, flags.terms);
-    // Check before the assets are learned, which may take minutes.
+    // Check the terms before learning the assets, which may take minutes.
     CheckTerms(task, flags.terms, training, Command::kTrain, device);
   });
   CheckSameData(*processes, task, flags.data);
@@ -252,10 +253,10 @@ void AddTrain(CLI::App& app, const std::shared_ptr<lab::Task>& task,
   CLI::App* command = app.add_subcommand(
       "train", "Train a model for a task, by default a language model, and save it");
   command->footer(
-      "To use several processes, run: torchrun --nproc-per-node N -m gnomon train ... They share "
-      "the examples of each step and produce the same result as one process. Each process reads "
-      "the data, and the checkpoint when resuming; one process writes checkpoints. Any number of "
-      "processes can resume a run.");
+      "To use several processes, run: torchrun --nproc-per-node N -m gnomon train ... The "
+      "processes split the examples of each step and produce the same result as one process. Each "
+      "process reads the data, and the checkpoint when resuming; one process writes checkpoints. "
+      "Any number of processes can resume a run.");
   auto flags = std::make_shared<TrainFlags>();
   flags->task = task->name();
   flags->training = task->DefaultTraining(Command::kTrain);
@@ -263,10 +264,10 @@ void AddTrain(CLI::App& app, const std::shared_ptr<lab::Task>& task,
   AddDataFlag(command, *task, &flags->data);
   AddFlags(command, flags->terms.Options());
   command->add_option("--out", flags->out,
-                      "Folder for the checkpoint; default runs/<date>-<time>-<name of the data>");
+                      "Folder for the checkpoint; default: runs/<date>-<time>-<name of the data>");
   command->add_option("--resume", flags->resume,
-                      "Resume the run in this folder with its own settings; only options of the "
-                      "group Run can be changed");
+                      "Resume the run in this folder with its own settings; only options in the "
+                      "Run group can be changed");
   AddDeviceFlag(command, &flags->device, "to train the model");
   AddThreadsFlag(command, &flags->threads);
   AddFlags(command,

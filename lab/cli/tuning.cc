@@ -47,7 +47,7 @@ OptionList OnlyNumbers(OptionList list) {
   return list;
 }
 
-// The task's options that change the model or its training.
+// The task's numeric options that change the model or its training.
 OptionList OfTask(lab::Task& task) {
   OptionList list = OnlyNumbers(task.Options(Command::kCompare));
   std::erase_if(list, [](const Option& option) {
@@ -275,7 +275,7 @@ TunedOption ParseTuned(const std::string& text, lab::Task& task, lab::TrainingOp
     const std::string near = DidYouMean(tuned.name, names);
     throw Error(StrCat("--tune: '", tuned.name,
                        "' is not a numeric option of the model or its training, nor a numeric "
-                       "parameter of a compared term",
+                       "parameter of a compared similarity or position",
                        near.empty() ? "" : "; " + near));
   }
   const std::string what = text.substr(equals + 1);

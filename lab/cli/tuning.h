@@ -32,7 +32,7 @@ struct Trial {
   int64_t combination = 0;
   int64_t number = 0;     // index within the combination
   nlohmann::json values;  // by option
-  int64_t steps = 0;      // train for this many steps; may grow
+  int64_t steps = 0;      // number of steps to train for; may grow
   // Pairs of a step and the held-out metric at that step; no metric if training diverged.
   std::vector<std::pair<int64_t, std::optional<double>>> measured;
   double seconds = 0;
@@ -44,7 +44,7 @@ struct Tuning {
   int64_t seed = 0;               // seed of all trials; reported runs never use it
   std::vector<Trial> tried;
   bool is_finished = false;
-  std::vector<nlohmann::json> chosen;  // for each combination: values, or null if all diverged
+  std::vector<nlohmann::json> chosen;  // per combination: values, or null if all trials diverged
 
   Trial* Find(int64_t combination, int64_t number);
 };
@@ -80,7 +80,8 @@ std::string DescribeValues(const nlohmann::json& values);
 // Throws Error if Optuna is not installed.
 void CheckOptuna();
 
-// Asks Optuna for the next trials and adds them. Returns false once the values are chosen.
+// Asks Optuna for the next trials, stores them in `tuning` and lists them in `trials` as
+// (combination, number). Returns false once the values are chosen.
 bool NextTrials(const std::filesystem::path& folder, Tuning* tuning,
                 std::vector<std::pair<int64_t, int64_t>>* trials);
 

@@ -90,7 +90,8 @@ bool Workers::Run(const std::vector<std::pair<int64_t, int64_t>>& runs,
     }
   }
   if (fault) throw Error(*fault);
-  if (left > 0 && !stopping) throw Error("the workers' process has ended; resume with --resume");
+  if (left > 0 && !stopping)
+    throw Error("the process that manages the workers has ended; resume with --resume");
   return left == 0;
 }
 

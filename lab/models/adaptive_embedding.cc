@@ -22,7 +22,7 @@ torch::Tensor Normal(torch::IntArrayRef shape, int64_t fan_in) {
   return torch::randn(shape) / std::sqrt(static_cast<double>(fan_in));
 }
 
-// Indices of a band's tokens in `tokens` (N).
+// Indices of a band's tokens in `tokens` (N,).
 torch::Tensor Places(const torch::Tensor& tokens, int64_t begin, int64_t end) {
   return tokens.ge(begin).logical_and_(tokens.lt(end)).nonzero().squeeze(1);
 }
@@ -35,7 +35,7 @@ void CheckCutoffs(const std::vector<int64_t>& cutoffs, int64_t vocabulary) {
     if (cutoff <= before || cutoff >= vocabulary) {
       throw Error(StrCat("--adaptive is ", at::IntArrayRef(cutoffs),
                          "; expected increasing numbers from 1 to ", vocabulary - 1,
-                         ", below the vocabulary size"));
+                         " (less than the vocabulary size)"));
     }
     before = cutoff;
   }

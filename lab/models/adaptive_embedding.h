@@ -10,16 +10,16 @@
 
 namespace gnomon::lab {
 
-// Throws an Error that names the option unless the cutoffs increase, from at least 1 to less than
+// Throws an Error that names the option unless the cutoffs are increasing, positive and less than
 // the vocabulary size.
 void CheckCutoffs(const std::vector<int64_t>& cutoffs, int64_t vocabulary);
 
-// Tokens are ordered by frequency and split into bands at the cutoffs. Band n has a table tables.n
+// Tokens are ordered by frequency and split into bands at the cutoffs. Band n has a table table_n
 // (tokens, columns) with max(dim / 4^n, 1) columns. All bands except the first also have a
-// projection projections.n (dim, columns). A token's embedding is its projected row. In the output
-// layer, the first softmax covers the tokens of the first band and one row of `clusters` (bands -
-// 1, dim) for each further band. A second softmax distributes a band's probability among its
-// tokens.
+// projection projection_n (dim, columns). A token's embedding is its row of the table, projected to
+// dim columns. In the output layer, the first softmax covers the tokens of the first band and one
+// row of `clusters` (bands - 1, dim) for each further band. A second softmax distributes a band's
+// probability among its tokens.
 class AdaptiveEmbeddingImpl : public torch::nn::Module {
  public:
   // Checks the cutoffs. Initial embeddings have variance 1 / dim, so inputs with unit variance give
@@ -49,7 +49,7 @@ class AdaptiveEmbeddingImpl : public torch::nn::Module {
 
   std::vector<int64_t> ends_;
   std::vector<torch::Tensor> tables_;
-  std::vector<torch::Tensor> projections_;  // projections_[n - 1]: of band n
+  std::vector<torch::Tensor> projections_;  // projections_[n - 1] belongs to band n
   torch::Tensor clusters_;
 };
 TORCH_MODULE(AdaptiveEmbedding);

@@ -9,7 +9,7 @@
 namespace gnomon::lab {
 namespace {
 
-// Limits on the logits and the sentences that are decoded together.
+// Maximum numbers of logits and of sentences in a batch.
 constexpr int64_t kMostLogits = int64_t{1} << 22;
 constexpr int64_t kMostSentences = 64;
 
@@ -31,16 +31,17 @@ double LengthPenalty(int64_t tokens, double alpha) {
   return std::pow((5 + static_cast<double>(tokens)) / 6, alpha);
 }
 
-// The input of a step: rows of the previous step, their last tokens, and their scores.
+// The input of the next step: for each hypothesis, its row in the previous step, its last token and
+// its score.
 struct Next {
   std::vector<int64_t> rows;
   std::vector<int64_t> tokens;
   std::vector<float> scores;
 };
 
-// Adds one sentence's most likely continuations, best first, given as `values` (scores) and
-// `places` (hypothesis * vocabulary + token). `first` is the row of the sentence's first
-// hypothesis.
+// Adds the most likely continuations of one sentence to `search` and `next`. They are given, best
+// first, by `values` (scores) and `places` (hypothesis * vocabulary + token). `first` is the row of
+// the sentence's first hypothesis.
 void Advance(const torch::Tensor& values, const torch::Tensor& places, int64_t vocabulary,
              int64_t end, int64_t length, int64_t first, const BeamOptions& options, Search* search,
              Next* next) {
@@ -97,8 +98,8 @@ std::optional<std::vector<Hypothesis>> BeamSearch(Seq2Seq& model, const PaddedTo
   torch::Tensor scores = torch::zeros({lengths.size(0), 1});
   for (int64_t length = 1; !searches.empty(); ++length) {
     if (proceed != nullptr && !proceed()) return std::nullopt;
-    // The number of hypotheses per sentence: at first one, then up to `beam`. It is the same for
-    // all sentences.
+    // The number of hypotheses, which is the same for all sentences: one at first, then up to
+    // `beam`.
     const auto count = static_cast<int64_t>(searches.size());
     const int64_t followed = std::ssize(searches[0].followed);
     const torch::Tensor logits = model->decode(tokens, encoded, lengths, &cache).select(1, 0);

@@ -25,14 +25,13 @@ struct Hypothesis {
 };
 
 // Returns the best translation of each of B sentences, found by beam search. Each step considers
-// the 2 * beam most likely continuations of the current hypotheses. Among the first
-// `beam` continuations, the ones that end the sentence are finished. The first `beam` continuations
-// that do not end it become the next hypotheses. A sentence is done when `beam` hypotheses are
+// the 2 * beam most likely continuations of the current hypotheses. Those among the first `beam`
+// that end the sentence become finished hypotheses; the first `beam` that do not end it become the
+// current hypotheses of the next step. The search for a sentence stops when `beam` hypotheses are
 // finished. The score of a hypothesis with n tokens, including the end, is its log-probability
-// divided by ((5
-// + n) / 6)^alpha (Wu et al. 2016, equation 14, without coverage). It has at most kExtraTokens more
-// tokens than the source (Vaswani et al. 2017, section 6.1), and at most as many as the model has
-// positions. A hypothesis that reaches the limit is finished.
+// divided by ((5 + n) / 6)^alpha (Wu et al. 2016, equation 14, without coverage). A hypothesis has
+// at most kExtraTokens more tokens than the source (Vaswani et al. 2017, section 6.1), and at most
+// as many as the model has positions; it is finished when it reaches this limit.
 //
 // The model must be in evaluation mode. `end` is the token that ends sentences and starts the
 // decoder. `proceed` is called before each step; the result is empty if it returned false.

@@ -155,14 +155,14 @@ torch::Tensor SampleImages(DiffusionTransformer& model, const torch::Tensor& lab
   model->eval();
   const torch::Tensor left = NoiseSchedule();
   const auto left_at = [&](int64_t step) {
-    // The fraction of the image after this many sampling steps, which start with noise.
+    // The fraction of the image (see NoiseSchedule) when `step` sampling steps remain.
     return step == 0 ? 1.0 : left[step * kTimesteps / options.steps - 1].item<double>();
   };
   const torch::Tensor none = torch::full_like(labels, model->options().classes);
   const DiffusionModelOptions& images = model->options();
   const std::vector<int64_t> shape = {labels.size(0), images.channels, images.size[0],
                                       images.size[1]};
-  // Noise is drawn on the CPU, so that it is equal on every device.
+  // Noise is drawn on the CPU, so that it is identical on all devices.
   const auto draw = [&] { return torch::randn(shape, generator).to(model->device()); };
   torch::Tensor x = draw();
   for (int64_t step = options.steps; step > 0; --step) {

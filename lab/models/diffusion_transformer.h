@@ -1,4 +1,4 @@
-// The diffusion transformer DiT (Peebles and Xie 2023), with any similarity and any position of the
+// The diffusion transformer DiT (Peebles and Xie 2023), with any similarity and any position in the
 // catalogue. Tokens are patches of a noisy image; the timestep and the class modulate the norms of
 // the blocks (adaLN-Zero). This file also declares the noise schedule for training (Ho et al. 2020)
 // and the sampler.
@@ -37,19 +37,18 @@ inline constexpr int64_t kTimesteps = 1000;
 struct DiffusionModelOptions {
   GNOMON_OPTIONS(GNOMON_DIFFUSION_MODEL_OPTIONS)
 
-  // The grid of the tokens. Throws Error unless images have two axes that are divisible by the
-  // patch size.
+  // The token grid. Throws Error unless images have two axes that are divisible by the patch size.
   TokenGrid grid() const;
 };
 
 // x -> x + gate attention((1 + scale) norm(x) + shift), followed by the same for the MLP. A linear
-// map of SiLU(condition) computes the shift, scale and gate of both. It is initialised to 0, so
-// that the block starts as the identity (section 3.2). The norms have no weights.
+// map of SiLU(condition) computes the shift, scale and gate of both sublayers. It is initialised to
+// 0, so that the block starts as the identity (section 3.2). The norms have no weights.
 class DiffusionBlockImpl : public torch::nn::Module {
  public:
   // `position` is the position of this layer; options.position is ignored.
   DiffusionBlockImpl(const TransformerOptions& options, const std::string& position);
-  // x has shape (B, L, dim), condition (B, dim).
+  // x has shape (B, L, dim); condition has shape (B, dim).
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& condition,
                         const std::optional<BatchRows>& rows = std::nullopt);
 
@@ -99,7 +98,7 @@ TORCH_MODULE(DiffusionTransformer);
 // section 4).
 torch::Tensor NoiseSchedule();
 
-// Adds noise to images (B, C, H, W) at timesteps (B,): sqrt(a) x + sqrt(1 - a) noise. The noise has
+// Adds noise to images (B, C, H, W) at timesteps (B,): sqrt(a) x + sqrt(1 - a) noise. `noise` has
 // the shape of the images.
 torch::Tensor AddNoise(const torch::Tensor& images, const torch::Tensor& noise,
                        const torch::Tensor& timesteps);
@@ -108,8 +107,8 @@ struct DiffusionSampling {
   int64_t steps = 50;
   // Amount of noise added per step: 0 is DDIM; 1 is DDPM if all timesteps are used.
   double eta = 0;
-  // Classifier-free guidance scale (Ho and Salimans 2022): the predicted noise is that without the
-  // class plus this factor times the difference due to the class. 1 disables guidance.
+  // Classifier-free guidance scale (Ho and Salimans 2022): the noise is predicted as n + guidance *
+  // (c - n), where c and n are the predictions with and without the class. 1 disables guidance.
   double guidance = 1;
 };
 

@@ -11,11 +11,11 @@
 namespace gnomon::lab {
 namespace {
 
-// Approximate number of tokens in an evaluation batch, for all lengths, and maximum number of
-// logits.
+// Approximate number of tokens in an evaluation batch, regardless of the window length, and its
+// maximum number of logits.
 constexpr int64_t kEvaluationBatch = 8192;
 constexpr int64_t kEvaluationLogits = int64_t{1} << 25;
-// Maximum number of elements in a batch's cached keys and values, unless a single row has more.
+// Maximum number of elements in a batch's cached keys and values; a single row may have more.
 constexpr int64_t kEvaluationMemory = int64_t{1} << 29;
 
 // Sums of losses over the windows of one length.
@@ -30,7 +30,7 @@ class WindowSums {
     Add(Losses(model, Windows(text_, starts, count, length_), cache).to(torch::kDouble), starts);
   }
 
-  // Adds the windows that begin in a stretch, given the losses of its tokens.
+  // Adds the losses of the whole windows in a stretch, given the losses of its tokens.
   void AddStretch(const torch::Tensor& stretch, int64_t start) {
     const int64_t count = stretch.size(0) / length_;
     std::vector<int64_t> starts;
@@ -109,8 +109,8 @@ LanguageModelCache Joined(std::vector<LanguageModelCache> parts) {
       }
     }
     whole.layers[layer] = std::move(joined);
-    // Layers are concatenated one by one and then freed, because memory may not suffice for two
-    // copies of all layers.
+    // Free the parts of each layer as soon as they are concatenated, because memory may not suffice
+    // for two copies of all layers.
     for (LanguageModelCache& part : parts) part.layers[layer].reset();
   }
   if (whole.tokens.embeddings.defined()) {
@@ -121,7 +121,7 @@ LanguageModelCache Joined(std::vector<LanguageModelCache> parts) {
 }
 
 // Reads the `tokens` tokens before each of `starts` into `cache`, in windows of `length`, as many
-// at once as memory allows. Returns false if `proceed` returned false.
+// at once as a batch may contain. Returns false if `proceed` returned false.
 bool ReadBefore(LanguageModel& model, const TokenText& text, const std::vector<int64_t>& starts,
                 int64_t tokens, int64_t length, const std::function<bool()>& proceed,
                 LanguageModelCache* cache) {
@@ -139,7 +139,7 @@ bool ReadBefore(LanguageModel& model, const TokenText& text, const std::vector<i
 }
 
 // Returns a cache with the `tokens` tokens before each of `stretches`, read in windows of `length`.
-// The cache holds all windows except the last, so each token attends to all previous ones. The
+// `memory` covers all windows except the last, so each token attends to all those before it. The
 // result is empty if `proceed` returned false.
 std::optional<LanguageModelCache> FillCache(LanguageModel& model, const TokenText& text,
                                             const std::vector<int64_t>& stretches, int64_t tokens,
@@ -166,7 +166,7 @@ struct Stretches {
   int64_t memory;
 
   int64_t count() const { return static_cast<int64_t>(starts.size()); }
-  // The number of tokens in each stretch that fill windows of `window` tokens.
+  // The number of tokens in each stretch that belong to whole windows of `window` tokens.
   int64_t Counted(int64_t window) const { return length / window * window; }
   // Number of tokens to read before `start` to fill the memory: a multiple of `window`, limited by
   // the start of the text.
@@ -223,8 +223,8 @@ bool AddStretches(LanguageModel& model, const TokenText& text, const Stretches& 
   return true;
 }
 
-// Like AddStretches(), if the memory holds the entire text. Each token then attends to all previous
-// tokens, regardless of the windows, so one pass over the text covers all lengths.
+// Like AddStretches(), but for a memory that holds the entire text. Each token then attends to all
+// previous tokens, regardless of the windows, so one pass over the text covers all lengths.
 bool AddInOnePass(LanguageModel& model, const TokenText& text, const Stretches& stretches,
                   int64_t most_losses, const std::function<bool()>& proceed,
                   std::vector<WindowSums>* sums) {

@@ -28,8 +28,8 @@ inline constexpr int64_t kLastTokens = 32;
 // must have more tokens than the longest length. `proceed` is called between batches; the result is
 // empty if it returned false. With a memory, the windows of each stretch (EvaluationStarts) are
 // consecutive. The tokens before the stretch fill the memory but are not evaluated, so the losses
-// cover the same tokens as without a memory. If it is faster, the memory of the previous stretch is
-// reused; if the memory holds the entire text, one pass covers all lengths.
+// cover the same tokens as without a memory. Where that is faster, the memory of the previous
+// stretch is reused or, if the memory holds the entire text, one pass covers all lengths.
 std::vector<LengthLoss> Evaluate(LanguageModel& model, const TokenText& text,
                                  const std::vector<int64_t>& lengths, int64_t budget,
                                  int64_t memory = 0,

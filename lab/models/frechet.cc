@@ -13,7 +13,8 @@ std::pair<torch::Tensor, torch::Tensor> MeanAndCovariance(const torch::Tensor& f
   return {mean, torch::matmul(rest.t(), rest) / static_cast<double>(rows.size(0) - 1)};
 }
 
-// Returns the square roots of the eigenvalues of a positive semidefinite matrix.
+// Returns the square roots of the eigenvalues `values` of a positive semidefinite matrix, which may
+// be slightly negative due to rounding.
 torch::Tensor RootsOfEigenvalues(const torch::Tensor& values) { return values.clamp_min(0).sqrt(); }
 
 }  // namespace

@@ -8,8 +8,8 @@ namespace gnomon::lab {
 
 // Returns |m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a C_b)^(1/2)), where m and C are the means and
 // covariances of `a` (N, D) and `b` (M, D). This is the squared 2-Wasserstein distance between the
-// two normal distributions. Each set needs at least two rows. Returns NaN if a feature is not
-// finite.
+// normal distributions with these means and covariances. Each set needs at least two rows. Returns
+// NaN if a feature is not finite.
 double FrechetDistance(const torch::Tensor& a, const torch::Tensor& b);
 
 }  // namespace gnomon::lab

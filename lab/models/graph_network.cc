@@ -29,7 +29,8 @@ Graph MakeGraph(int64_t nodes, const torch::Tensor& edges, bool is_directed) {
   const torch::Tensor from = edges.select(1, 0);
   const torch::Tensor to = edges.select(1, 1);
   const torch::Tensor itself = torch::arange(nodes);
-  // Represents each edge by one number, which sorts edges by the attending node.
+  // Represent each edge by a single number, so that sorting the numbers sorts the edges by their
+  // attending node.
   std::vector<torch::Tensor> pairs = {to * nodes + from, itself * nodes + itself};
   if (!is_directed) pairs.push_back(from * nodes + to);
   const torch::Tensor sorted = std::get<0>(torch::_unique(torch::cat(pairs), /*sorted=*/true));
@@ -64,8 +65,8 @@ torch::Tensor GraphAttentionLayerImpl::forward(const Graph& graph, const torch::
   if (!is_training() || dropout_ == 0) {
     return graph_attention(q, k, v, graph.indptr, graph.indices, options) + bias;
   }
-  // Dropout must drop the weight of an edge in a head after the softmax over all edges. Therefore
-  // each edge is a separate key, whose value is set to zero.
+  // Dropout applies to the weights after the softmax, separately for each edge and head. Dropping a
+  // weight is the same as zeroing the value, so each edge gets its own key and value.
   const int64_t edges = graph.indices.size(0);
   const torch::Tensor tokens =
       graph.edges.Multiply(torch::cat({k.flatten(1), h}, 1)).view({edges, -1});

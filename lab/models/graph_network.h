@@ -1,4 +1,4 @@
-// Graph attention networks (Velickovic et al. 2018) with any similarity of the catalogue.
+// Graph attention networks (Velickovic et al. 2018) with any similarity in the catalogue.
 #ifndef GNOMON_MODELS_GRAPH_NETWORK_H_
 #define GNOMON_MODELS_GRAPH_NETWORK_H_
 
@@ -17,19 +17,20 @@ namespace gnomon::lab {
 // Nodes, their edges and features.
 struct Graph {
   int64_t nodes = 0;
-  // The nodes that each node attends to, including itself, in ascending order without duplicates.
+  // The nodes that each node attends to, including itself, in CSR format: in ascending order and
+  // without duplicates.
   torch::Tensor indptr;
   torch::Tensor indices;
-  SparseMatrix edges;  // (E, nodes): 1 in the column of the node that the edge comes from
-  // The features (nodes, features), in one of the two forms.
+  SparseMatrix edges;  // (E, nodes): row e has a 1 in the column of the node that edge e comes from
+  // The features (nodes, features), stored in one of these two tensors.
   SparseMatrix sparse_features;
   torch::Tensor dense_features;
 
   Graph To(torch::Device device) const;
 };
 
-// Creates a graph without features. For each row (i, j) of edges (E, 2), node j attends to node i,
-// and also i to j unless edges are directed.
+// Creates a graph without features. For each row (i, j) of edges (E, 2), node j attends to node i;
+// unless edges are directed, node i also attends to node j.
 Graph MakeGraph(int64_t nodes, const torch::Tensor& edges, bool is_directed);
 
 #define GNOMON_GRAPH_NETWORK_OPTIONS(OPTION)                                                      \
@@ -50,8 +51,8 @@ Graph MakeGraph(int64_t nodes, const torch::Tensor& edges, bool is_directed);
          .highest = 1)                                                                            \
   OPTION(bool, directed, false,                                                                   \
          .help =                                                                                  \
-             "Treat edges as directed: with an edge I J, node J attends to node I, but not the "  \
-             "reverse")
+             "Treat edges as directed: with an edge I J, node J attends to node I, but not vice " \
+             "versa")
 
 struct GraphNetworkOptions {
   GNOMON_OPTIONS(GNOMON_GRAPH_NETWORK_OPTIONS)
@@ -65,7 +66,7 @@ class GraphAttentionLayerImpl : public torch::nn::Module {
  public:
   GraphAttentionLayerImpl(int64_t inputs, int64_t heads, int64_t columns,
                           const std::string& similarity, double dropout);
-  // h has shape (nodes, heads * columns), the result (nodes, heads, columns).
+  // h has shape (nodes, heads * columns); the result has shape (nodes, heads, columns).
   torch::Tensor forward(const Graph& graph, const torch::Tensor& h);
 
   torch::Tensor weight;        // (inputs, heads, columns)

@@ -31,7 +31,7 @@ std::string Rewritten(const std::string& position,
   return Join(layers, ";");
 }
 
-// Describes a grid in a message: "3x4" or "3x4 after 1".
+// Describes a grid in a message: "3x4", or "3x4 after 1" if one token precedes it.
 std::string GridText(const std::string& shape, const std::string& prefix) {
   return shape + (prefix == "0" ? "" : " after " + prefix);
 }
@@ -47,7 +47,7 @@ std::optional<std::string> GridText(const SpecifiedTerm& term) {
   return GridText(*shape, term.Find(kPrefix).value_or("0"));
 }
 
-// Replaces or adds the shape and the prefix of a component.
+// Sets the shape and the prefix of a component; keeps_prefix keeps a prefix that it already has.
 std::string WithGrid(SpecifiedTerm term, const TokenGrid& grid, bool keeps_prefix) {
   auto& options = term.options;
   if (!keeps_prefix) {

@@ -18,13 +18,13 @@ struct TokenGrid {
   int64_t tokens() const;
 };
 
-// Fills the grid's shape and prefix into a position specification. Replaces "shape=grid", and adds
-// the shape to components that require one; adds the prefix if none is given. For example,
-// "rope:shape=grid+alibi" becomes "rope:shape=7x7:prefix=1+alibi". Throws c10::ValueError for
-// syntax errors and for a different grid; checks nothing else.
+// Inserts the grid's shape and prefix into a position specification: the shape replaces
+// "shape=grid" and is added to components that require one, and the prefix is added where none is
+// given. For example, "rope:shape=grid+alibi" becomes "rope:shape=7x7:prefix=1+alibi". Throws
+// c10::ValueError for syntax errors and if a component has a different grid; checks nothing else.
 std::string OnGrid(const std::string& position, const TokenGrid& grid);
 
-// Replaces `grid` by `other` in each component.
+// Replaces `grid` with `other` in each component that has it.
 std::string OnOtherGrid(const std::string& position, const TokenGrid& grid, const TokenGrid& other);
 
 }  // namespace gnomon::lab

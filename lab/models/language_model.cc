@@ -163,7 +163,8 @@ torch::Tensor LanguageModelImpl::Layers(torch::Tensor x, LanguageModelCache* cac
     call.cache = cache == nullptr ? nullptr : &cache->layers[layer];
     call.positions = positions;
     const torch::Tensor before = TakeBefore(layer, x, memory);
-    // All layers except the last must compute all tokens, because later layers attend to them.
+    // All layers except the last must compute their outputs for all tokens, because later layers
+    // attend to them.
     x = blocks_[layer]->as<TransformerBlock>()->forward(
         x, call, before, rows, layer + 1 == options_.depth ? last : std::nullopt);
     if (cache != nullptr && cache->max_length) cache->layers[layer].keep_last(*cache->max_length);
@@ -196,7 +197,7 @@ void CheckMemory(const LanguageModel& model, int64_t memory) {
   if (memory == 0 || !longest) return;
   throw Error(StrCat("memory is ", memory,
                      ", so positions continue through the whole text, but the position '",
-                     model->options().position, "' ends at ", *longest,
+                     model->options().position, "' is defined only up to length ", *longest,
                      "; choose a position without a maximum length"));
 }
 

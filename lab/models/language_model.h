@@ -1,5 +1,5 @@
 // A decoder-only Transformer (Vaswani et al. 2017, with pre-norm as in Radford et al. 2019) with
-// tied embeddings (optionally adaptive), and any similarity and position of the catalogue.
+// tied embeddings (optionally adaptive), and any similarity and position in the catalogue.
 #ifndef GNOMON_MODELS_LANGUAGE_MODEL_H_
 #define GNOMON_MODELS_LANGUAGE_MODEL_H_
 
@@ -20,17 +20,17 @@
 
 namespace gnomon::lab {
 
-#define GNOMON_LANGUAGE_MODEL_OPTIONS(OPTION)                                                   \
-  OPTION(int64_t, vocabulary, kByteVocabulary, .lowest = 1, .has_flag = false)                  \
-  GNOMON_TRANSFORMER_SIZES(OPTION, 128, 4, 4, 512)                                              \
-  GNOMON_TERM_OPTIONS(OPTION)                                                                   \
-  OPTION(std::vector<int64_t>, adaptive, {},                                                    \
-         .help =                                                                                \
-             "Adaptive embeddings and softmax: index of the first token in each further band, " \
-             "comma-separated (2000,10000). Each band has a quarter of the previous band's "    \
-             "dimension",                                                                       \
-         .lowest = 1, .may_lack = true)                                                         \
-  /* The number of rows in a table of learned absolute positions. */                            \
+#define GNOMON_LANGUAGE_MODEL_OPTIONS(OPTION)                                                \
+  OPTION(int64_t, vocabulary, kByteVocabulary, .lowest = 1, .has_flag = false)               \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 128, 4, 4, 512)                                           \
+  GNOMON_TERM_OPTIONS(OPTION)                                                                \
+  OPTION(std::vector<int64_t>, adaptive, {},                                                 \
+         .help =                                                                             \
+             "Adaptive embeddings and softmax: index of the first token in each band after " \
+             "the first, comma-separated (2000,10000). Each band has a quarter of the "      \
+             "previous band's dimension",                                                    \
+         .lowest = 1, .may_lack = true)                                                      \
+  /* The number of rows in a table of learned absolute positions. */                         \
   OPTION(int64_t, max_length, 512, .lowest = 1, .has_flag = false)
 
 struct LanguageModelOptions {
@@ -43,7 +43,7 @@ struct LanguageModelCache {
       : max_length(most), layers(depth) {}
 
   // Maximum number of tokens whose keys and values are kept between calls; earlier ones are
-  // discarded, as in a memory of that length. If absent, there is no maximum.
+  // discarded, as in a LanguageModelMemory of that length. If absent, there is no maximum.
   std::optional<int64_t> max_length;
   nn::TokenCache tokens;
   std::vector<nn::KVCache> layers;
@@ -51,7 +51,7 @@ struct LanguageModelCache {
 
 // The memory of Transformer-XL (Dai et al. 2019, section 3.2): the input of each layer for the last
 // tokens of the previous segments. The memory receives no gradient, but the weights that map it to
-// keys and values do. If weights do not change, a cache with the same max_length gives the same
+// keys and values do. If the weights do not change, a cache with the same max_length gives the same
 // result with less computation.
 struct LanguageModelMemory {
   int64_t max_length = 0;  // tokens to keep
@@ -64,19 +64,20 @@ struct LanguageModelMemory {
 };
 
 // Weights are drawn from PyTorch's default generator. The weights of the encodings are drawn last,
-// so that two models with the same seed start with equal values for all weights that both have.
-// Tokens, targets and positions are moved to the model's device. Throws gnomon::Error or c10::Error
-// if an option or a specification is invalid.
+// so that models with the same seed but different encodings have the same initial values of all
+// other weights. Tokens, targets and positions are moved to the model's device. Throws
+// gnomon::Error or c10::Error if an option or a specification is invalid.
 class LanguageModelImpl : public torch::nn::Module {
  public:
   explicit LanguageModelImpl(LanguageModelOptions options);
 
-  // Returns the logits (B, L, vocabulary) of the token after each of `tokens` (B, L), int64, or
-  // log-probabilities with adaptive embeddings. With a cache, the tokens continue the cached ones.
-  // With a memory, they are the next segment, which is then added to the memory. Token encodings
-  // use positions counted from the first segment. In training, random numbers are drawn for the
-  // batch that contains `rows`; by default, that is this batch. Throws Error if both a cache and a
-  // memory are given, or if the memory has a different batch size.
+  // Returns the logits (B, L, vocabulary) of the token after each of `tokens` (B, L), int64; with
+  // adaptive embeddings, returns log-probabilities. With a cache, the tokens continue the cached
+  // ones. With a memory, they are the next segment, which is then added to the memory; token
+  // encodings count positions from the start of the first segment. In training, random numbers are
+  // drawn for the whole batch that `rows` is a part of; by default, the tokens are the whole batch.
+  // Throws Error if both a cache and a memory are given, or if the memory has a different batch
+  // size.
   torch::Tensor forward(const torch::Tensor& tokens, LanguageModelCache* cache = nullptr,
                         LanguageModelMemory* memory = nullptr,
                         const std::optional<BatchRows>& rows = std::nullopt);
@@ -87,8 +88,8 @@ class LanguageModelImpl : public torch::nn::Module {
   torch::Tensor forward_at(const torch::Tensor& tokens, const torch::Tensor& positions,
                            const std::optional<BatchRows>& rows = std::nullopt);
 
-  // Returns the losses (B, T) in nats of the `targets` (B, T) after each of the last T tokens. They
-  // equal the losses from forward(), but no other logits are computed.
+  // Returns the losses (B, T), in nats, of the `targets` (B, T) that follow the last T tokens. They
+  // equal the losses from forward(), but logits are computed only for these tokens.
   torch::Tensor losses(const torch::Tensor& tokens, const torch::Tensor& targets,
                        LanguageModelCache* cache = nullptr, LanguageModelMemory* memory = nullptr,
                        const std::optional<BatchRows>& rows = std::nullopt);
@@ -99,7 +100,7 @@ class LanguageModelImpl : public torch::nn::Module {
 
  private:
   // Returns the layer's inputs from previous segments, and adds `x`, its input from this segment,
-  // to the memory. The result is undefined without a memory.
+  // to the memory. Without a memory, returns an undefined tensor.
   torch::Tensor TakeBefore(int64_t layer, const torch::Tensor& x, LanguageModelMemory* memory);
   // Returns embeddings with variance 1.
   torch::Tensor Rows(const torch::Tensor& tokens);
@@ -107,7 +108,8 @@ class LanguageModelImpl : public torch::nn::Module {
   torch::Tensor Embed(const torch::Tensor& tokens, LanguageModelCache* cache,
                       LanguageModelMemory* memory, const std::optional<BatchRows>& rows,
                       const std::optional<torch::Tensor>& positions = std::nullopt);
-  // Applies all layers and the final norm, for the `last` tokens or for all.
+  // Applies all layers and the final norm. Returns the results for the last `last` tokens, or for
+  // all.
   torch::Tensor Layers(torch::Tensor x, LanguageModelCache* cache, LanguageModelMemory* memory,
                        const std::optional<BatchRows>& rows,
                        const std::optional<torch::Tensor>& positions = std::nullopt,
@@ -125,16 +127,17 @@ class LanguageModelImpl : public torch::nn::Module {
 TORCH_MODULE(LanguageModel);
 
 // Throws Error unless tokens may have arbitrary positions: an encoding that uses adjacent tokens,
-// such as a convolution, does not support them.
+// such as a convolution, does not support arbitrary positions.
 void CheckPlacedAnywhere(const LanguageModelOptions& options);
 
-// Throws Error if the model's position has a maximum length, which a memory would exceed.
+// Throws Error if `memory` is not 0 and the model's position has a maximum length: with a memory,
+// positions continue through the whole text and would exceed it.
 void CheckMemory(const LanguageModel& model, int64_t memory);
 
 struct GenerationOptions {
   int64_t tokens = 256;
   double temperature = 1;  // 0 always picks the most likely token
-  int64_t top_k = 0;       // 0 means all tokens
+  int64_t top_k = 0;       // 0 samples from all tokens
   uint64_t seed = 0;
   bool use_cache = true;
 };

@@ -25,14 +25,15 @@ void CheckWeightsFit(const LanguageModelOptions& model) {
 
 void CheckStepFits(const LanguageModelOptions& model, int64_t rows, int64_t length,
                    const std::string& flags) {
-  // Memory holds weights, gradients and two moments.
+  // Memory holds the weights, their gradients and the optimizer's two moments.
   const double fixed = 4 * WeightBytes(model);
   CheckMemoryHolds(ModelFlags(model), fixed);
   const auto depth = static_cast<double>(model.depth);
   // The number of logits per token; with adaptive embeddings, those of the first softmax.
   const auto vocabulary =
       static_cast<double>(model.adaptive.empty() ? model.vocabulary : model.adaptive[0]);
-  // At the end, memory also holds the logits, their log-probabilities and the gradient.
+  // After the last layer, memory also holds the logits, their log-probabilities and a gradient of
+  // the same size.
   const double numbers = depth * LayerNumbers(model) + 3 * vocabulary;
   const double tokens = static_cast<double>(rows) * static_cast<double>(length);
   CheckMemoryHolds(flags, fixed + sizeof(float) * tokens * numbers);

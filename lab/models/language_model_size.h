@@ -10,7 +10,7 @@
 
 namespace gnomon::lab {
 
-// Throws an Error that names the flags if the machine's memory cannot hold the weights.
+// Throws an Error that names the model's flags if the machine's memory cannot hold the weights.
 void CheckWeightsFit(const LanguageModelOptions& model);
 
 // Throws an Error that names `flags` if memory is too small for a training step on `rows` rows of

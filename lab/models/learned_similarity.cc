@@ -6,8 +6,8 @@
 namespace gnomon::lab {
 namespace {
 
-// Replaces learned parameters by tensors: "umbral:r=0.2" and "umbral:gamma=learned:r=0.2" both
-// become "umbral:r=0.2:gamma=tensor".
+// Replaces a learned parameter with a tensor: for gamma, "umbral:r=0.2" and
+// "umbral:gamma=learned:r=0.2" both become "umbral:r=0.2:gamma=tensor".
 std::string WithTensor(const std::string& spec, const std::string& parameter) {
   SpecifiedTerm term = ParseSpecification(spec).front();
   std::erase_if(term.options, [&](const auto& option) { return option.first == parameter; });
@@ -19,8 +19,8 @@ std::string WithTensor(const std::string& spec, const std::string& parameter) {
 
 LearnedSimilarityImpl::LearnedSimilarityImpl(const std::string& spec, int64_t heads, int64_t dim)
     : spec_(spec) {
-  // The module computes the number of columns, and the initial value for which logits have standard
-  // deviation 1.
+  // The module provides the number of columns, and the initial values for which the logits have
+  // standard deviation 1.
   nn::MultiheadAttention module(
       nn::MultiheadAttentionOptions(heads * dim, heads).similarity(spec).bias(false));
   columns_ = module->q_proj->options.out_features() / heads;

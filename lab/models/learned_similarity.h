@@ -1,4 +1,4 @@
-// A similarity of the catalogue with learned per-head parameters, for code that calls operators
+// A similarity from the catalogue with learned per-head parameters, for code that calls operators
 // directly instead of nn::MultiheadAttention.
 #ifndef GNOMON_MODELS_LEARNED_SIMILARITY_H_
 #define GNOMON_MODELS_LEARNED_SIMILARITY_H_

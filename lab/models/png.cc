@@ -39,7 +39,8 @@ uint32_t Adler(std::string_view bytes) {
   return (b << 16) | a;
 }
 
-// A zlib stream (RFC 1950) of stored blocks (RFC 1951, section 3.2.4).
+// Returns a zlib stream (RFC 1950) that contains the bytes in uncompressed blocks (RFC 1951,
+// section 3.2.4).
 std::string Zlib(std::string_view bytes) {
   constexpr size_t kBlock = 65535;
   std::string packed = "\x78\x01";
@@ -68,7 +69,7 @@ std::string EncodePng(const torch::Tensor& pixels) {
   const int64_t channels = pixels.dim() == 3 ? pixels.size(2) : 0;
   if (pixels.scalar_type() != torch::kByte || (channels != 1 && channels != 3) ||
       pixels.numel() == 0) {
-    throw Error(StrCat("an image has type and shape ", pixels.scalar_type(), " ", pixels.sizes(),
+    throw Error(StrCat("an image has dtype ", pixels.scalar_type(), " and shape ", pixels.sizes(),
                        "; expected bytes of shape (height, width, 1 or 3)"));
   }
   const torch::Tensor rows = pixels.contiguous();

@@ -13,7 +13,7 @@ namespace gnomon::lab {
 // for RGB.
 std::string EncodePng(const torch::Tensor& pixels);
 
-// Repeats each pixel of (height, width, C) `times` times along both axes.
+// Enlarges pixels (height, width, C) by repeating each one `times` times along both axes.
 torch::Tensor Enlarged(const torch::Tensor& pixels, int64_t times);
 
 }  // namespace gnomon::lab

@@ -11,7 +11,7 @@
 namespace gnomon::lab {
 namespace {
 
-// Default limits on symbols and tokens.
+// Maximum number of distinct symbols in most problems.
 constexpr int64_t kManySymbols = 65536;
 
 std::vector<std::string> Numbered(const std::string& prefix, int64_t count) {
@@ -28,7 +28,7 @@ std::vector<std::string> Symbols(int64_t symbols) {
 
 int64_t Any(int64_t /*symbols*/) { return kMany; }
 
-// Draws an input of symbols and appends the mark.
+// Draws `length` random symbols, appends them and the mark to `row`, and returns them.
 std::vector<int64_t> DrawInput(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
   std::vector<int64_t> input(length);
   for (int64_t& symbol : input) row->Add(symbol = draws->Below(symbols));
@@ -40,7 +40,7 @@ void AddAnswer(const std::vector<int64_t>& answer, ProblemRow* row) {
   for (const int64_t symbol : answer) row->Add(symbol, /*answers=*/true);
 }
 
-// The number of tokens if the answer is as long as the input.
+// The number of tokens in a row whose answer is as long as its input.
 int64_t Twice(int64_t length) { return 2 * length + 1; }
 
 void MakeCopy(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
@@ -61,7 +61,8 @@ void MakeSort(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
 
 int64_t OneMore(int64_t length) { return length + 2; }
 
-// The sum modulo the number of symbols; with two symbols, this is parity.
+// The answer is the sum of the input modulo the number of symbols. With two symbols, it is the
+// parity.
 void MakeSum(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
   int64_t sum = 0;
   for (const int64_t symbol : DrawInput(symbols, length, draws, row)) sum += symbol;
@@ -69,8 +70,8 @@ void MakeSum(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
 }
 
 // The input is a stack from bottom to top, followed by actions. The answer is the resulting stack
-// from top to bottom, followed by an end token. The tokens from `symbols` on are the actions: one
-// push per symbol, then pop.
+// from top to bottom, followed by an end token. Tokens `symbols` to 2 * `symbols` are the actions:
+// a push for each symbol, followed by pop.
 std::vector<std::string> StackWords(int64_t symbols) {
   std::vector<std::string> words = Numbered("", symbols);
   for (std::string& word : Numbered("push", symbols)) words.push_back(std::move(word));
@@ -101,8 +102,8 @@ void MakeStack(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
   AddAnswer(stack, row);
 }
 
-// The input consists of key-value pairs, followed by all keys in a different order; after each of
-// these keys, its value is the answer. The tokens from `symbols` on are the values.
+// The input consists of key-value pairs. After the mark, all keys are repeated in random order,
+// each followed by its value, which is the answer. Tokens from `symbols` on are the values.
 std::vector<std::string> RecallWords(int64_t symbols) {
   std::vector<std::string> words = Numbered("k", symbols);
   for (std::string& word : Numbered("v", symbols)) words.push_back(std::move(word));

@@ -1,5 +1,5 @@
-// Problems used in the literature to measure generalisation to longer inputs, generated from a
-// seed. A row is an input, a mark and the answer. `length` is the number of symbols in the input.
+// Synthetic problems from the literature on generalisation to longer inputs, generated from a seed.
+// A row is an input, a mark and the answer. `length` is the number of symbols in the input.
 #ifndef GNOMON_MODELS_PROBLEMS_H_
 #define GNOMON_MODELS_PROBLEMS_H_
 
@@ -27,7 +27,7 @@ class Draws {
 
 struct ProblemRow {
   std::vector<int64_t> tokens;
-  std::vector<bool> is_answer;  // which tokens the model must predict
+  std::vector<bool> is_answer;  // whether the model must predict each token
 
   void Add(int64_t token, bool answers = false);
 };
@@ -39,7 +39,7 @@ struct Problem {
   int64_t symbols;
   int64_t fewest_symbols;
   int64_t most_symbols;
-  // Vocabulary size; the last token is the mark between input and answer.
+  // The name of each token. The last token is the mark between input and answer.
   std::vector<std::string> (*vocabulary)(int64_t symbols);
   // Maximum number of tokens per row, including the answer.
   int64_t (*tokens)(int64_t length);
@@ -50,7 +50,7 @@ struct Problem {
 
 const std::vector<Problem>& Problems();
 std::vector<std::string> ProblemNames();
-// Throws an Error that lists all problems if there is no problem with this name.
+// Throws an Error that lists all problem names if no problem has this name.
 const Problem& FindProblem(const std::string& name);
 
 struct ProblemRows {
@@ -61,8 +61,8 @@ struct ProblemRows {
 ProblemRows MakeRows(const Problem& problem, int64_t symbols, int64_t length, int64_t count,
                      Draws* draws);
 
-// Returns a sorted random subset of `size` numbers from 0 to `limit` - 1 for each of `count` rows:
-// (count, size), int64.
+// Returns `count` random subsets, each with `size` numbers from 0 to `limit` - 1 in ascending
+// order: (count, size), int64.
 torch::Tensor RandomSubsets(int64_t limit, int64_t size, int64_t count, Draws* draws);
 
 }  // namespace gnomon::lab

@@ -17,17 +17,16 @@ namespace gnomon::lab {
          .help = "Number of most likely tokens to sample from; 0 means all tokens")            \
   OPTION(int64_t, seed, 0, .help = "Random seed for sampling",                                 \
          .highest = static_cast<double>(kLargestSeed))                                         \
-  OPTION(                                                                                      \
-      bool, no_cache, false,                                                                   \
-      .help = "Process the entire text again for each token instead of caching keys and values")
+  OPTION(bool, no_cache, false,                                                                \
+         .help = "Reprocess the entire text for each token instead of caching keys and values")
 
 struct SamplingOptions {
   GNOMON_OPTIONS(GNOMON_SAMPLING_OPTIONS)
 };
 
-// Checks the options for `tokens` new tokens after a prompt of `prompt` tokens. Throws Error if the
-// options contradict each other or exceed the model's maximum length; messages refer to tokens as
-// `kind`.
+// Returns the options for generating `tokens` tokens after a prompt of `prompt` tokens. Throws
+// Error if they contradict each other or exceed the model's limits; messages call the tokens
+// `kind`, such as "words".
 GenerationOptions ToGeneration(const SamplingOptions& sampling, const LanguageModel& model,
                                int64_t prompt, int64_t tokens, const std::string& kind);
 

@@ -19,7 +19,8 @@ TransformerOptions BlockOptions(const Seq2SeqOptions& options) {
   return ToTransformer(options, options.similarity, options.position, options.max_length);
 }
 
-// Token encodings do not apply to cross-attention, because its tokens already include them.
+// Returns the cross-attention position of each layer. The value "same" omits token encodings,
+// because the inputs of cross-attention already contain them.
 std::vector<std::string> CrossPositions(const Seq2SeqOptions& options) {
   if (options.cross_position == kSamePosition) {
     return LayerPositions(options.position, options.depth);
@@ -27,7 +28,7 @@ std::vector<std::string> CrossPositions(const Seq2SeqOptions& options) {
   return std::vector<std::string>(options.depth, options.cross_position);
 }
 
-// Creates the attention module of one of a layer's three residual branches.
+// Creates the attention module of a residual branch. A decoder layer has three such branches.
 nn::MultiheadAttention MakeBranch(const TransformerOptions& options, const std::string& position) {
   nn::MultiheadAttention attention = MakeAttention(options, position);
   InitializeLinear(attention->out_proj, ResidualGain(3 * options.depth));
@@ -113,10 +114,10 @@ Seq2SeqImpl::Seq2SeqImpl(Seq2SeqOptions options) : options_(std::move(options)) 
   const std::vector<std::string> cross_positions = CrossPositions(options_);
   embedding_ =
       register_module("embedding", torch::nn::Embedding(options_.vocabulary, options_.dim));
-  // With these weights, the normalised output gives logits of unit variance. Embed() scales the
-  // inputs to unit variance.
+  // With these weights, the decoder's normalised output gives logits of unit variance. Embed()
+  // scales the inputs to unit variance.
   torch::nn::init::normal_(embedding_->weight, 0, 1 / std::sqrt(static_cast<double>(options_.dim)));
-  // Used only for its maximum length; it adds nothing to embeddings.
+  // This module is created only to get its maximum length; it adds nothing to the embeddings.
   cross_length_ = nn::TokenPosition(Join(cross_positions, "+"), options_.dim, options_.max_length)
                       ->max_length();
   const TransformerOptions block = BlockOptions(options_);

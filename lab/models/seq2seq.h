@@ -1,6 +1,6 @@
 // An encoder-decoder Transformer (Vaswani et al. 2017) with pre-norm as in Radford et al. 2019.
-// Encoder, decoder and logits share one embedding table (Press and Wolf 2017). It supports any
-// similarity, and any position for each of its three kinds of attention.
+// The encoder, the decoder and the output layer share one embedding table (Press and Wolf 2017).
+// The model supports any similarity, and separate positions for self-attention and cross-attention.
 #ifndef GNOMON_MODELS_SEQ2SEQ_H_
 #define GNOMON_MODELS_SEQ2SEQ_H_
 
@@ -18,7 +18,7 @@
 
 namespace gnomon::lab {
 
-// Value of cross_position that selects the same position as for self-attention.
+// The value of cross_position that selects the position of self-attention.
 inline constexpr const char* kSamePosition = "same";
 
 #define GNOMON_SEQ2SEQ_OPTIONS(OPTION)                                                           \
@@ -27,20 +27,20 @@ inline constexpr const char* kSamePosition = "same";
   GNOMON_TERM_OPTIONS(OPTION)                                                                    \
   OPTION(std::string, cross_position, "none",                                                    \
          .help =                                                                                 \
-             "Position specification of cross-attention, where each token's position is its "    \
+             "Position specification for cross-attention, where each token's position is its "   \
              "index in its own sentence; 'same' means the value of --position")                  \
   OPTION(int64_t, max_length, 256,                                                               \
          .help =                                                                                 \
-             "Maximum number of tokens per sentence, including its end token. Longer sentences " \
+             "Maximum number of tokens per sentence, including the end token. Longer sentences " \
              "are skipped in training; a learned position table has this many rows",             \
          .lowest = 2, .highest = 1e6)
 
-// The depth applies to both encoder and decoder.
+// The encoder and the decoder have `depth` layers each.
 struct Seq2SeqOptions {
   GNOMON_OPTIONS(GNOMON_SEQ2SEQ_OPTIONS)
 };
 
-// Rows of tokens of different lengths.
+// Rows of different lengths, padded to the longest.
 struct PaddedTokens {
   torch::Tensor tokens;   // (B, L), int64
   torch::Tensor lengths;  // (B,), int64; later tokens are padding
@@ -52,8 +52,8 @@ PaddedTokens PadTokens(const std::vector<std::vector<int32_t>>& rows, int64_t pa
 struct Seq2SeqCache {
   explicit Seq2SeqCache(int64_t depth) : self(depth), cross(depth) {}
 
-  // Selects rows of the batch (int64). With `is_same_source`, does not copy the keys and values of
-  // the source, because they are equal.
+  // Selects rows (int64) of the batch. `is_same_source` means that the source stays the same in
+  // every row, so that its keys and values need not be copied.
   void Select(const torch::Tensor& rows, bool is_same_source);
 
   nn::TokenCache tokens;
@@ -61,15 +61,15 @@ struct Seq2SeqCache {
   std::vector<nn::KVCache> cross;
 };
 
-// One decoder layer: x + attention(norm(x)), which is causal; x + cross_attention(norm(x),
-// encoded); and x + mlp(norm(x)).
+// One decoder layer: x + attention(norm(x)) with causal attention, followed by
+// x + cross_attention(norm(x), encoded), followed by x + mlp(norm(x)).
 class TransformerDecoderBlockImpl : public torch::nn::Module {
  public:
   // `position` applies to self-attention and `cross_position` to cross-attention; options.position
   // is ignored.
   TransformerDecoderBlockImpl(const TransformerOptions& options, const std::string& position,
                               const std::string& cross_position);
-  // x (B, Lt, dim) has positions starting at `offset`. `encoded` (B, Ls, dim) has `lengths` tokens
+  // The positions of x (B, Lt, dim) start at `offset`. `encoded` (B, Ls, dim) has `lengths` tokens
   // per row, or is empty if the cache already contains the source.
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& encoded, const torch::Tensor& lengths,
                         int64_t offset, nn::KVCache* self, nn::KVCache* cross,
@@ -86,11 +86,11 @@ class TransformerDecoderBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(TransformerDecoderBlock);
 
-// Weights are drawn from PyTorch's default generator, those of the encodings last, as in the
-// language model. Dropout applies to each residual branch and to the embeddings. Its random numbers
-// are drawn for the batch that contains `rows`; by default, that is this batch. Tokens and lengths
-// are moved to the model's device. Throws gnomon::Error or c10::Error if an option or a
-// specification is invalid.
+// Weights are drawn from PyTorch's default generator; those of the encodings are drawn last, as in
+// the language model. Dropout applies to each residual branch and to the embeddings. Its random
+// numbers are drawn for the whole batch that contains `rows`; by default, the tokens are the whole
+// batch. Tokens and lengths are moved to the model's device. Throws gnomon::Error or c10::Error if
+// an option or a specification is invalid.
 class Seq2SeqImpl : public torch::nn::Module {
  public:
   explicit Seq2SeqImpl(Seq2SeqOptions options);
@@ -100,7 +100,7 @@ class Seq2SeqImpl : public torch::nn::Module {
                        const std::optional<BatchRows>& rows = std::nullopt);
 
   // Returns the logits (B, Lt, vocabulary) of the token after each token of `target` (B, Lt),
-  // int64. With a cache, the tokens continue the cached ones, for the same source.
+  // int64. With a cache, `target` continues the cached tokens, and the source must be the same.
   torch::Tensor decode(const torch::Tensor& target, const torch::Tensor& encoded,
                        const torch::Tensor& lengths, Seq2SeqCache* cache = nullptr,
                        const std::optional<BatchRows>& rows = std::nullopt);
@@ -109,7 +109,7 @@ class Seq2SeqImpl : public torch::nn::Module {
                         const std::optional<BatchRows>& rows = std::nullopt);
 
   const Seq2SeqOptions& options() const { return options_; }
-  // The maximum length for which the encodings are defined; none if unlimited.
+  // The maximum length for which all positions are defined; none if unlimited.
   std::optional<int64_t> max_length() const;
 
  private:

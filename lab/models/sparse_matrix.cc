@@ -9,8 +9,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Weighted sums of rows of x. The backward pass is the same operation with the transposed matrix.
-// PyTorch's embedding has a backward pass that is several times slower.
+// Returns weighted sums of rows of x. The backward pass calls this function with the transposed
+// matrix, because the backward pass of PyTorch's embedding is several times slower.
 torch::Tensor SumRows(const torch::Tensor& x, const torch::Tensor& indices,
                       const torch::Tensor& indptr, const std::optional<torch::Tensor>& values) {
   return std::get<0>(at::embedding_bag(x.contiguous(), indices, indptr,

@@ -39,7 +39,7 @@ class SparseMatrix {
 // Returns the rows `indices` (n,) of x (rows, D), differentiable in x.
 torch::Tensor TakeRows(const torch::Tensor& x, const torch::Tensor& indices);
 
-// Returns the row boundaries (rows + 1,), given the row of each non-zero in order.
+// Returns the CSR row pointers (rows + 1,), given the row of each non-zero.
 torch::Tensor RowStarts(const torch::Tensor& row_of_entry, int64_t rows);
 
 }  // namespace gnomon::lab

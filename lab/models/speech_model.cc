@@ -14,7 +14,7 @@ namespace {
 // Kernel width of the two convolutions, which have stride 2.
 constexpr int64_t kKernel = 3;
 constexpr int64_t kStride = 2;
-// Lower bound on the power, before its logarithm is taken.
+// Lower bound on the power, so that its logarithm is finite.
 constexpr double kLeastPower = 1e-10;
 
 void CheckOptions(SpeechModelOptions options) {
@@ -33,8 +33,9 @@ int64_t SamplesOf(const SpeechModelOptions& options, int64_t milliseconds) {
 double MelOf(double hertz) { return 2595 * std::log10(1 + hertz / 700); }
 double HertzOf(double mel) { return 700 * (std::pow(10, mel / 2595) - 1); }
 
-// (frequencies, mels): filter m increases from 0 at corner m to 1 at corner m + 1 and decreases to
-// 0 at corner m + 2. The corners are evenly spaced on the mel scale from 0 to half the rate.
+// Returns the filters (frequencies, mels). Filter m increases from 0 at corner m to 1 at corner
+// m + 1 and decreases to 0 at corner m + 2. The corners are evenly spaced on the mel scale from 0
+// to half the sampling rate.
 torch::Tensor MelBank(int64_t mels, int64_t rate, int64_t fourier) {
   const int64_t frequencies = fourier / 2 + 1;
   const double highest = static_cast<double>(rate) / 2;
@@ -64,7 +65,7 @@ torch::Tensor MelBank(int64_t mels, int64_t rate, int64_t fourier) {
   return bank;
 }
 
-// Whether each of `length` positions precedes its row's padding, (B, 1, length).
+// Returns a mask (B, 1, length) that is false in the padding of each row.
 torch::Tensor IsInside(const torch::Tensor& lengths, int64_t length) {
   return (torch::arange(length, lengths.options()) < lengths.unsqueeze(1)).unsqueeze(1);
 }
@@ -124,7 +125,7 @@ SpeechModelImpl::SpeechModelImpl(const SpeechModelOptions& options, const Terms&
                                 torch::nn::LayerNorm(torch::nn::LayerNormOptions({options_.dim})));
   head_ = register_module("head", torch::nn::Linear(options_.dim, options_.symbols + 1));
   InitializeLinear(head_, 1);
-  // The encoder is created last, so that two models with the same seed differ only in their terms.
+  // The encoder is created last, so that its terms do not affect the other initial weights.
   encoder_ = register_module("encoder", Encoder(EncoderOptions(options_, terms)));
 }
 
@@ -148,7 +149,7 @@ SpeechOutput SpeechModelImpl::forward(const std::vector<torch::Tensor>& sounds, 
   const auto halve = [](const torch::Tensor& of) {
     return (of + (kStride - 1)).floor_divide(kStride);
   };
-  // Padding is set to zero before each convolution, like the values beyond the ends of a sequence.
+  // Padding must be zero before each convolution, like the values beyond the ends of a sequence.
   x = torch::gelu(front_in_->forward(x.transpose(1, 2)));
   x = x * IsInside(halve(lengths), x.size(2));
   x = torch::gelu(front_out_->forward(x)).transpose(1, 2);
@@ -175,7 +176,7 @@ std::vector<std::vector<int64_t>> DecodeGreedily(const SpeechOutput& output) {
 }
 
 int64_t EditDistance(const std::vector<int64_t>& from, const std::vector<int64_t>& to) {
-  // Computes the distances between all prefixes of both sequences, row by row.
+  // distances[j] is the distance from a prefix of `from` to the first j elements of `to`.
   std::vector<int64_t> distances(to.size() + 1);
   std::iota(distances.begin(), distances.end(), 0);
   for (size_t i = 0; i < from.size(); ++i) {

@@ -15,7 +15,7 @@
 
 namespace gnomon::lab {
 
-// The lowest and highest number of samples per second.
+// The lowest and highest sampling rate, in samples per second.
 inline constexpr int64_t kLowestRate = 1000;
 inline constexpr int64_t kHighestRate = 1'000'000;
 
@@ -44,10 +44,10 @@ int64_t CountTokens(int64_t frames);
 // The distance in samples between successive tokens.
 int64_t SamplesPerToken(const SpeechModelOptions& options);
 
-// Computes logarithms of mel-scaled power spectra. The short-time Fourier transform has Hann
-// windows centred on every hop, with zeros beyond the ends. The filters are triangles, evenly
-// spaced on the mel scale 2595 log10(1 + f / 700) (O'Shaughnessy 1987). Each filter's output is
-// normalised to mean 0 and variance 1 over the sound.
+// Computes log-mel features. The short-time Fourier transform uses a Hann window every `hop`
+// milliseconds, starting with one centred on the first sample, and zeros beyond the ends. The
+// filters are triangular and evenly spaced on the mel scale 2595 log10(1 + f / 700) (O'Shaughnessy
+// 1987). Each filter's output is normalised to mean 0 and variance 1 over the sound.
 class LogMel {
  public:
   // Throws Error if a filter is too narrow for the frequency resolution of a window.
@@ -72,8 +72,8 @@ class SpeechModelImpl : public torch::nn::Module {
   // Throws gnomon::Error or c10::Error if an option or a term is invalid.
   SpeechModelImpl(const SpeechModelOptions& options, const Terms& terms);
 
-  // `sounds` are tensors (S,) of any lengths. They are padded to `frames` frames or to the longest
-  // sound; padding does not affect the output.
+  // `sounds` are tensors (S,) of any lengths. They are padded to `frames` frames, or to the longest
+  // sound if it is longer. Padding does not affect the output.
   SpeechOutput forward(const std::vector<torch::Tensor>& sounds, int64_t frames = 0,
                        const std::optional<BatchRows>& rows = std::nullopt);
 

@@ -20,8 +20,8 @@ void HoldOutValid(std::vector<std::string>* splits) {
   if (*splits == std::vector<std::string>{"test", "valid"}) *splits = {"test"};
   if (std::find(splits->begin(), splits->end(), "valid") == splits->end()) return;
   throw Error(
-      "--splits: the split valid is held out for --tune and --until-flat, so results cannot report "
-      "it; choose train or test");
+      "--splits: the split 'valid' is held out for --tune and --until-flat, so it cannot be "
+      "evaluated; choose train or test");
 }
 
 }  // namespace gnomon::lab

@@ -13,14 +13,14 @@ namespace {
 // The epsilon of nn::RMSNorm.
 constexpr double kRMSNormEpsilon = 1e-6;
 
-// Splits a position that is a pattern of layers.
+// Splits a layer pattern such as "rope;rope;none" into its positions.
 std::vector<std::string> PatternOf(const std::string& position) {
   std::vector<std::string> parts = nn::layer_positions(position);
   for (size_t n = 1; n < parts.size(); ++n) {
     if (nn::attention_position(parts[n]) == parts[n] || parts[n] == "none") continue;
-    throw Error(
-        StrCat("the layer position '", parts[n],
-               "' is added to the embeddings before all layers; put it only in the first item"));
+    throw Error(StrCat("the layer position '", parts[n],
+                       "' is added to the embeddings before all layers; put it only in the first "
+                       "item of the list"));
   }
   return parts;
 }

@@ -31,7 +31,7 @@ namespace gnomon::lab {
   OPTION(std::string, norm, "layer", .help = "Normalisation before each branch: layer or rms",     \
          .may_lack = true, .choices = {"layer", "rms"})                                            \
   OPTION(std::string, activation, "gelu",                                                          \
-         .help = "Activation of the MLP: gelu, relu, or the gated swiglu or geglu",                \
+         .help = "Activation of the MLP: gelu, relu, swiglu (gated) or geglu (gated)",             \
          .may_lack = true, .choices = {"gelu", "relu", "swiglu", "geglu"})                         \
   OPTION(bool, no_bias, false, .help = "Omit the biases of the attention and MLP projections",     \
          .may_lack = true)                                                                         \
@@ -73,7 +73,7 @@ TransformerOptions ToTransformer(const Model& model, const std::string& similari
   return options;
 }
 
-// The flags that determine the size of the weights, and their values.
+// The flags that determine the number of weights, with their values.
 template <class Model>
 std::string ModelFlags(const Model& model) {
   const std::string sizes = StrCat("--dim ", model.dim, ", --depth ", model.depth);
@@ -90,7 +90,7 @@ int64_t HiddenUnits(const Model& model) {
   return IsGated(model.activation) ? 2 * model.mlp : model.mlp;
 }
 
-// Number of columns of the values.
+// Total number of value columns over all heads.
 template <class Model>
 double ValueColumns(const Model& model) {
   const auto dim = static_cast<double>(model.dim);
@@ -98,8 +98,8 @@ double ValueColumns(const Model& model) {
          static_cast<double>(model.heads);
 }
 
-// A lower bound on the number of attention weights. Queries and keys count only if --qk-dim is
-// given, because some similarities need only a single column.
+// A lower bound on the number of attention weights. It includes the query and key projections only
+// if --qk-dim is given, because some similarities need only one column per head.
 template <class Model>
 double AttentionWeights(const Model& model) {
   const auto heads = static_cast<double>(model.heads + model.kv_heads.value_or(model.heads));
@@ -123,7 +123,7 @@ double LayerNumbers(const Model& model) {
          static_cast<double>(HiddenUnits(model) + model.mlp);
 }
 
-// Splits a position specification into one position per layer: the layers repeat the pattern
+// Returns the position of each layer. Layers repeat the pattern of a specification such as
 // "rope;rope;none". Throws Error if any position after the first adds token encodings, which apply
 // to the embeddings and therefore precede all layers.
 std::vector<std::string> LayerPositions(const std::string& position, int64_t depth);
@@ -136,17 +136,18 @@ void CheckTransformer(const std::string& where, int64_t dim, int64_t heads, doub
 // variance gain^2; sets biases to 0.
 void InitializeLinear(torch::nn::Linear& linear, double gain);
 
-// The gain of the last weights in a residual branch, chosen so that each of a model's `branches`
-// contributes equally to the variance of the residual stream.
+// The gain of the last linear map in each of a model's residual branches, chosen so that the
+// variance that all `branches` add to the residual stream does not depend on their number.
 double ResidualGain(int64_t branches);
 
-// Applies dropout in training, with random numbers drawn for the rows of a batch.
+// Applies dropout with random numbers drawn for the whole batch that contains `rows`; by default,
+// x is the whole batch.
 torch::Tensor DropOut(const torch::Tensor& x, double dropout, const std::optional<BatchRows>& rows);
 
-// Returns the arguments of token encodings for these rows.
+// Returns the arguments that tell token encodings which rows of the batch they receive.
 nn::TokenCall TokenCallOf(const std::optional<BatchRows>& rows);
 
-// Creates attention with the sizes and the similarity of the options, and a position.
+// Creates an attention module from the options, but with `position` instead of options.position.
 nn::MultiheadAttention MakeAttention(const TransformerOptions& options,
                                      const std::string& position);
 
@@ -156,7 +157,7 @@ class NormImpl : public torch::nn::Module {
  public:
   NormImpl(const std::string& kind, int64_t dim);
   torch::Tensor forward(const torch::Tensor& x) const;
-  // The device of the module and its model.
+  // The device of the weights.
   torch::Device device() const { return weight_.device(); }
 
  private:
@@ -166,7 +167,7 @@ class NormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Norm);
 
-// mlp_out(activation(mlp_in(x))); both maps are registered as submodules with these names.
+// Computes mlp_out(activation(mlp_in(x))). Both maps are submodules of `owner` with these names.
 struct FeedForward {
   FeedForward(torch::nn::Module* owner, const TransformerOptions& options);
   torch::Tensor forward(const torch::Tensor& x);
@@ -182,13 +183,14 @@ class TransformerBlockImpl : public torch::nn::Module {
   // `position` is the position of this layer; options.position is ignored.
   TransformerBlockImpl(const TransformerOptions& options, const std::string& position);
   // Keys and values come from `memory` (B, M, dim), if defined, followed by x (B, L, dim); queries
-  // come from x. Dropout is drawn for the batch that contains `rows`. With `last`, only that many
-  // final tokens are returned (possibly none), but a cache still receives all tokens.
+  // come from x. Random numbers for dropout are drawn for the whole batch that contains `rows`.
+  // With `last`, only that many final tokens are returned (possibly none), but a cache still
+  // receives all tokens.
   torch::Tensor forward(torch::Tensor x, nn::AttentionCall call = {},
                         const torch::Tensor& memory = {},
                         const std::optional<BatchRows>& rows = std::nullopt,
                         const std::optional<int64_t>& last = std::nullopt);
-  // Returns the attention weights (B, H, n, L) of n rows of x over all rows.
+  // Returns the attention weights (B, H, n, L) of the n tokens `rows` over all tokens.
   torch::Tensor attention_weights(const torch::Tensor& x, const std::vector<int64_t>& rows);
 
  private:
@@ -203,11 +205,11 @@ TORCH_MODULE(TransformerBlock);
 // Creates one block per layer, with the position of that layer, and registers them as "blocks".
 torch::nn::ModuleList MakeBlocks(torch::nn::Module* owner, const TransformerOptions& options);
 
-// Creates the encodings that the positions add to embeddings; they also contain the maximum length
-// of all positions.
+// Creates the module that adds token encodings to embeddings. Its maximum length accounts for the
+// positions of all layers.
 nn::TokenPosition MakeTokenPosition(const TransformerOptions& options, bool causal);
 
-// Applies positions, all layers and a norm to embeddings.
+// Applies token encodings, all layers and a final norm to embeddings.
 class EncoderImpl : public torch::nn::Module {
  public:
   explicit EncoderImpl(const TransformerOptions& options);
@@ -215,7 +217,7 @@ class EncoderImpl : public torch::nn::Module {
   // `lengths` (B,) and above are padding, which is masked.
   torch::Tensor forward(torch::Tensor x, const std::optional<torch::Tensor>& lengths = std::nullopt,
                         const std::optional<BatchRows>& rows = std::nullopt);
-  // Returns the attention weights (B, H, n, L) of n rows over all tokens in the last layer.
+  // Returns the last layer's attention weights (B, H, n, L) of the n tokens `rows` over all tokens.
   torch::Tensor last_attention_weights(torch::Tensor x, const std::vector<int64_t>& rows);
   // The maximum number of tokens for which the position is defined; none if unlimited.
   std::optional<int64_t> max_length() const { return token_position_->max_length(); }

@@ -47,15 +47,15 @@ struct VisionTransformerOptions {
   TokenGrid grid() const { return GridOf(size); }
 };
 
-// Throws a descriptive Error unless the size is divisible by the patch size.
+// Throws Error unless every side of an image is divisible by the patch size.
 void CheckPatches(int64_t patch, const std::vector<int64_t>& size);
 
 // Returns the patches (B, tokens, C patch^axes) of images (B, C, ...). Tokens are in row-major
 // order; the pixels of a patch are ordered by channel, then in row-major order.
 torch::Tensor Patches(const torch::Tensor& images, int64_t patch);
 
-// Maps images (B, C, ...) to tokens (B, tokens, dim) by a linear map of each patch. The weight of
-// its submodule `projection` is that of a convolution with stride `patch`, flattened.
+// Maps images (B, C, ...) to tokens (B, tokens, dim) by a linear map of each patch. Its submodule
+// `projection` has the flattened weight of a convolution with stride `patch`.
 class PatchEmbeddingImpl : public torch::nn::Module {
  public:
   PatchEmbeddingImpl(int64_t axes, int64_t channels, int64_t patch, int64_t dim);
@@ -81,26 +81,26 @@ class ConvolutionStemImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ConvolutionStem);
 
-// Weights are drawn from PyTorch's default generator, those of the encodings last. Throws
+// Weights are drawn from PyTorch's default generator; those of the encodings are drawn last. Throws
 // gnomon::Error or c10::Error if an option or a specification is invalid.
 class VisionTransformerImpl : public torch::nn::Module {
  public:
   explicit VisionTransformerImpl(VisionTransformerOptions options);
 
-  // Returns the input (B, dim) of the head for images (B, C, size). In training, random numbers are
-  // drawn for the batch that contains `rows`; by default, that is this batch.
+  // Returns the classification head's input (B, dim) for images (B, C, size). In training, random
+  // numbers are drawn for the whole batch that contains `rows`; by default, `images` is the batch.
   torch::Tensor features(const torch::Tensor& images,
                          const std::optional<BatchRows>& rows = std::nullopt);
   // Returns logits (B, classes).
   torch::Tensor forward(const torch::Tensor& images,
                         const std::optional<BatchRows>& rows = std::nullopt);
 
-  // Returns the attention weights (B, places) over the grid in the last layer, averaged over heads.
-  // They are the weights of the class token or, without a class token, the mean over all tokens.
+  // Returns the last layer's attention weights (B, cells) over the grid, averaged over heads. They
+  // are those of the class token or, without a class token, the mean over all tokens.
   torch::Tensor attention_map(const torch::Tensor& images);
 
-  // Sets the mean and standard deviation of each channel over the training images. forward()
-  // normalises images with them.
+  // Sets the mean and standard deviation of each channel over the training images. The model
+  // normalises its input with them.
   void SetPixels(const torch::Tensor& mean, const torch::Tensor& deviation);
 
   const VisionTransformerOptions& options() const { return options_; }
@@ -124,8 +124,8 @@ class VisionTransformerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(VisionTransformer);
 
-// Returns the same model and weights for images of a different size, whose tokens form a different
-// grid. Returns nothing if its position has parameters for each cell of the original grid.
+// Returns a copy of the model for images of a different size, whose tokens form a different grid.
+// Returns nullopt if the position is not defined for that grid or has parameters for each cell.
 std::optional<VisionTransformer> ForSize(const VisionTransformer& model,
                                          const std::vector<int64_t>& size);
 

@@ -16,7 +16,7 @@ namespace gnomon::lab {
 // Throws Error if the option --lengths is empty or contains a length twice.
 void CheckLengths(const std::vector<int64_t>& lengths);
 
-// Returns rows of `length` + 1 tokens (count, length + 1) that begin at `starts`, int64.
+// Returns int64 windows (count, length + 1) of the text that begin at the tokens `starts`.
 torch::Tensor Windows(const TokenText& text, const int64_t* starts, int64_t count, int64_t length);
 
 // Returns the losses (B, L) in nats of all tokens of `windows` (B, L + 1) except the first.

@@ -1,5 +1,5 @@
 // The task `diffusion`: a diffusion transformer (Peebles and Xie 2023) predicts the noise in
-// images, conditioned on a class. `gnomon generate` samples images from it.
+// images, conditioned on a class. `gnomon generate` samples images from the model.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -37,26 +37,27 @@ constexpr int64_t kRanges = 4;
 
 #define GNOMON_DIFFUSION_TRAINING_OPTIONS(OPTION)                                                  \
   OPTION(double, label_dropout, 0.1,                                                               \
-         .help = "Fraction of examples trained without their class, for classifier-free guidance", \
+         .help =                                                                                   \
+             "Fraction of training examples whose class is dropped, for classifier-free guidance", \
          .highest = 1)
 
 struct DiffusionTrainingOptions {
   GNOMON_OPTIONS(GNOMON_DIFFUSION_TRAINING_OPTIONS)
 };
 
-#define GNOMON_DIFFUSION_RUN_OPTIONS(OPTION)                                                      \
-  OPTION(int64_t, evaluation_images, 2000,                                                        \
-         .help = "Number of validation images for the loss; each is evaluated at one timestep",   \
-         .lowest = kRanges, .may_lack = true, .may_change = true)                                 \
-  OPTION(std::string, classifier, "",                                                             \
-         .help =                                                                                  \
-             "Run or checkpoint of --task images on the same data; its model provides the "       \
-             "features for the Frechet distance between generated and validation images",         \
-         .may_lack = true, .may_change = true)                                                    \
-  OPTION(int64_t, frechet_images, 500,                                                            \
-         .help =                                                                                  \
-             "Number of validation images, and of generated images of the same classes, for the " \
-             "Frechet distance",                                                                  \
+#define GNOMON_DIFFUSION_RUN_OPTIONS(OPTION)                                                    \
+  OPTION(int64_t, evaluation_images, 2000,                                                      \
+         .help = "Number of validation images for the loss; each is evaluated at one timestep", \
+         .lowest = kRanges, .may_lack = true, .may_change = true)                               \
+  OPTION(std::string, classifier, "",                                                           \
+         .help =                                                                                \
+             "Run or checkpoint of --task images on the same data; its model provides the "     \
+             "features for the Frechet distance between generated and validation images",       \
+         .may_lack = true, .may_change = true)                                                  \
+  OPTION(int64_t, frechet_images, 500,                                                          \
+         .help =                                                                                \
+             "Number of validation images for the Frechet distance; the same number of images " \
+             "is generated, with the same classes",                                             \
          .lowest = 2, .may_lack = true, .may_change = true)
 
 struct DiffusionRunOptions {
@@ -81,7 +82,7 @@ struct DiffusionGenerationOptions {
   GNOMON_OPTIONS(GNOMON_DIFFUSION_GENERATION_OPTIONS)
 };
 
-// Maps [0, 1] to [-1, 1].
+// Maps pixels from [0, 1] to [-1, 1].
 torch::Tensor Centred(const torch::Tensor& pixels) { return 2 * pixels - 1; }
 
 // Throws Error unless pixels are bytes or floats in [0, 1], because generated images have this
@@ -114,8 +115,8 @@ class DiffusionLearner final : public Learner {
   // The Frechet distance between generated and validation images; nullopt if `proceed` returned
   // false.
   std::optional<double> Frechet(const std::function<bool()>& proceed);
-  // Images of the first classes, (classes, samples, H, W, C) bytes; undefined if `proceed` returned
-  // false.
+  // Generates images of the first `classes` classes: bytes (classes, samples, H, W, C), or
+  // undefined if `proceed` returned false.
   torch::Tensor Images(int64_t classes, const DiffusionGenerationOptions& how,
                        const std::function<bool()>& proceed);
   bool IsPng() const { return model_->options().channels == 1 || model_->options().channels == 3; }
@@ -130,16 +131,16 @@ class DiffusionTask final : public Task {
   const DiffusionTrainingOptions& trained() const { return trained_; }
   const DiffusionRunOptions& run() const { return run_; }
   const DiffusionGenerationOptions& generation() const { return generation_; }
-  // The model that provides the features of the Frechet distance; null if the distance is not
+  // The model that provides the features for the Frechet distance; null if the distance is not
   // measured.
   VisionTransformerImpl* classifier() const { return classifier_.model; }
 
   const char* name() const override { return "diffusion"; }
   TaskDescription description() const override {
-    return {.summary = "a diffusion transformer that generates images; the loss by timestep",
+    return {.summary = "a diffusion transformer that generates images; loss by timestep",
             .data_help =
-                "A file of arrays train.images and train.labels, and the same for valid, made by "
-                "`gnomon data`",
+                "A file with the arrays train.images, train.labels, valid.images and valid.labels, "
+                "made by `gnomon data`",
             .data_noun = "images",
             .loss_unit = "mean squared error of the noise",
             .examples = "images"};
@@ -246,7 +247,7 @@ class DiffusionTask final : public Task {
     if (classifier_.model == nullptr) return;
     if (data.value("classifier_sha256", "") == classifier_.sha256) return;
     throw Error(StrCat("--classifier: ", run_.classifier,
-                       " differs from the classifier of the first distances; use the same one"));
+                       " differs from the classifier of the earlier distances; use the same one"));
   }
   std::string DescribeSize() const override {
     return StrCat(Counted(data_.train.count(), "image"), " of ", SizesText(model_.size), " and ",
@@ -264,7 +265,7 @@ class DiffusionTask final : public Task {
   void CheckSizes(const StoredSizes& file) const override {
     DiffusionModelOptions model = model_;
     CheckRanges(model.Options(), "model");
-    model.grid();  // throws if there is none
+    model.grid();  // throws for an invalid size
     file.Expect("labels.weight", {model.classes + 1, model.dim});
     file.Expect("patches.weight", {model.dim, model.patch * model.patch * model.channels});
     file.Expect("blocks.0.mlp_in.weight", {HiddenUnits(model), model.dim});
@@ -342,7 +343,7 @@ class DiffusionTask final : public Task {
 
   double WeightBytes() const {
     const auto dim = static_cast<double>(model_.dim);
-    // The six parts of the modulation are included.
+    // The modulation has a linear map of size dim x 6 dim.
     const double layer = LayerWeights(model_) + 6 * dim * dim;
     return sizeof(float) *
            (static_cast<double>(model_.classes) * dim + static_cast<double>(model_.depth) * layer);
@@ -373,7 +374,7 @@ torch::Tensor DiffusionLearner::Probe() {
 torch::Tensor DiffusionLearner::Loss(const Batch& batch) {
   const LabelledImages& part = task_.data().train;
   const DiffusionModelOptions& options = model_->options();
-  // Every process draws for the whole batch, so that all draw the same numbers.
+  // Every process draws random numbers for the whole batch, so that all draw the same ones.
   const torch::Tensor rows = torch::randint(part.count(), {batch.total}, torch::kLong);
   const torch::Tensor times = torch::randint(kTimesteps, {batch.total}, torch::kLong);
   const torch::Tensor unnamed = torch::rand({batch.total}) < task_.trained().label_dropout;
@@ -399,7 +400,7 @@ std::vector<Measurement> DiffusionLearner::Evaluate(const std::function<bool()>&
   const LabelledImages& part = is_held_out ? task_.data().held_out : task_.data().valid;
   const DiffusionModelOptions& options = model_->options();
   const int64_t total = std::min(task_.run().evaluation_images, part.count());
-  // The timesteps are identical for every model and evenly spaced; each image has one.
+  // Each image has one timestep. The timesteps are evenly spaced and the same for every model.
   const torch::Tensor times =
       torch::div(torch::arange(total, torch::kLong) * kTimesteps, total, "floor");
   at::Generator generator = at::detail::createCPUGenerator(/*seed=*/0);
@@ -482,7 +483,7 @@ torch::Tensor DiffusionLearner::Images(int64_t classes, const DiffusionGeneratio
     if (!images.defined()) return {};
     lines.push_back(images);
   }
-  // (classes, samples, C, H, W), channels last.
+  // Converts (classes, samples, C, H, W) to bytes with the channels last.
   return ((torch::stack(lines).cpu() + 1) * 127.5)
       .round()
       .clamp(0, 255)
@@ -499,7 +500,7 @@ void DiffusionLearner::Generate(const Output& output) {
   }
   const torch::Tensor images = Images(classes, how, output.proceed);
   if (!images.defined()) return;
-  // The images of a class side by side: (classes H, samples W, C).
+  // Places the images of a class side by side: (classes H, samples W, C).
   const torch::Tensor pixels = images.permute({0, 2, 1, 3, 4}).flatten(2, 3).flatten(0, 1);
   WriteFileAtomically(output.path, {EncodePng(pixels)});
   output.print(StrCat(classes * how.samples, " images, ", output.path, "\n"));
@@ -516,7 +517,7 @@ std::optional<Picture> DiffusionLearner::Draw(const std::function<bool()>& proce
   const torch::Tensor images =
       Images(std::min(model_->options().classes, kMostClasses), how, proceed);
   if (!images.defined()) return std::nullopt;
-  // One column per class: (samples H, classes W, C).
+  // Places the images of a class in a column: (samples H, classes W, C).
   const torch::Tensor pixels = images.permute({1, 2, 0, 3, 4}).flatten(2, 3).flatten(0, 1);
   return Picture{.title = "Images generated from the same noise, one column per class.",
                  .png = EncodePng(Enlarged(pixels, 2))};

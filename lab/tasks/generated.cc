@@ -28,7 +28,7 @@ namespace {
 
 using nlohmann::json;
 
-// The purpose of random draws.
+// The purpose of a stream of random numbers.
 enum Purpose : uint32_t {
   kTraining,
   kEvaluation,
@@ -38,7 +38,7 @@ enum Purpose : uint32_t {
   kHeldOutPositions
 };
 
-// The approximate number of tokens in an evaluation batch, for all lengths.
+// The approximate number of tokens in an evaluation batch of any length.
 constexpr int64_t kEvaluationBatch = 8192;
 
 #define GNOMON_PROBLEM_OPTIONS(OPTION)                                                         \
@@ -49,22 +49,22 @@ constexpr int64_t kEvaluationBatch = 8192;
          .choices = ProblemNames())                                                            \
   OPTION(std::optional<int64_t>, symbols, std::nullopt,                                        \
          .help =                                                                               \
-             "Number of different symbols (for recall: of different keys and of different "    \
-             "values); default: 2 for copy, reverse and stack, 5 for modular-addition and "    \
-             "bucket-sort, 100 for sort, 256 for recall",                                      \
+             "Number of different symbols (for recall: number of different keys, and of "      \
+             "different values); default: 2 for copy, reverse and stack, 5 for "               \
+             "modular-addition and bucket-sort, 100 for sort, 256 for recall",                 \
          .lowest = 1)
 
 struct ProblemOptions {
   GNOMON_OPTIONS(GNOMON_PROBLEM_OPTIONS)
 };
 
-#define GNOMON_GENERATED_MODEL_OPTIONS(OPTION)                                                    \
-  GNOMON_TRANSFORMER_SIZES(OPTION, 64, 4, 4, 256)                                                 \
-  OPTION(int64_t, random_positions, 0,                                                            \
-         .help =                                                                                  \
-             "Draw random positions below this number for the tokens of each row, in increasing " \
-             "order, in training and evaluation; 0 means positions 0, 1, 2 ...")                  \
-  /* The number of rows in a table of learned absolute positions. */                              \
+#define GNOMON_GENERATED_MODEL_OPTIONS(OPTION)                                                 \
+  GNOMON_TRANSFORMER_SIZES(OPTION, 64, 4, 4, 256)                                              \
+  OPTION(int64_t, random_positions, 0,                                                         \
+         .help =                                                                               \
+             "In training and evaluation, give the tokens of each row random positions below " \
+             "this number, in increasing order; 0 means positions 0, 1, 2 ...")                \
+  /* The number of rows in a table of learned absolute positions. */                           \
   OPTION(int64_t, max_length, 512, .lowest = 1, .has_flag = false)
 
 struct GeneratedModelOptions {
@@ -75,7 +75,7 @@ struct GeneratedModelOptions {
   OPTION(std::vector<int64_t>, lengths, std::vector<int64_t>({40, 100, 200, 500}),                 \
          .help =                                                                                   \
              "Input lengths in symbols, comma-separated: training uses lengths from 1 to the "     \
-             "first one; all are evaluated",                                                       \
+             "first length listed; all listed lengths are evaluated",                              \
          .lowest = 1)                                                                              \
   OPTION(int64_t, evaluation_examples, 128, .help = "Number of inputs to evaluate at each length", \
          .lowest = 1)
@@ -136,7 +136,7 @@ class GeneratedTask final : public Task {
 
   void ReadData(const std::string& /*path*/) override {}
   std::string HoldOut() override {
-    return StrCat(rows_.evaluation_examples, " inputs that are drawn separately");
+    return StrCat(rows_.evaluation_examples, " separately drawn inputs");
   }
   json DescribeData() const override {
     return {{"data", {{"problem", problem_.problem}, {"symbols", symbols()}}}};
@@ -180,7 +180,7 @@ class GeneratedTask final : public Task {
                       ? StrCat(" at random positions below ", model_.random_positions)
                       : "",
                   "; \"tokens\": accuracy of the answer tokens, each predicted from the correct "
-                  "prefix; \"answers\": share of answers that are correct from end to end");
+                  "prefix; \"answers\": share of fully correct answers");
   }
 
   // The number of tokens that a model reads per row: all but the last.
@@ -204,7 +204,7 @@ class GeneratedTask final : public Task {
   GeneratedModelOptions model_;
   GeneratedRowOptions rows_;
   GeneratedEvaluationOptions evaluation_;
-  bool is_trained_ = false;  // trained at the first length
+  bool is_trained_ = false;  // whether a model is trained, at the first length
 };
 
 const RegisterTask<GeneratedTask> registered;
@@ -221,7 +221,8 @@ void GeneratedTask::Settle(Command command, bool is_resumed, const TrainingOptio
   const int64_t limit = model_.random_positions;
   if (limit > 0 && limit < read) {
     throw Error(StrCat("--random-positions is ", limit,
-                       "; expected at least the longest training rows, ", read, " tokens"));
+                       "; expected at least the longest row length in training, ", read,
+                       " tokens"));
   }
   model_.max_length = limit > 0 ? limit : read;
 }
@@ -240,7 +241,7 @@ void GeneratedTask::CheckLongest() const {
   const int64_t length = *std::max_element(rows_.lengths.begin(), rows_.lengths.end());
   const int64_t most = problem().longest(symbols());
   if (length > most) {
-    throw Error(StrCat("--lengths: ", length, " is too long for ", problem().name, " of ",
+    throw Error(StrCat("--lengths: ", length, " is too long for ", problem().name, " with ",
                        symbols(), " symbols; expected at most ", most));
   }
   // One layer stores at least its input, the values, the output of attention and the hidden units.
@@ -263,10 +264,10 @@ class GeneratedLearner final : public Learner {
   // Returns the logits of all `tokens` (B, L + 1) except the first.
   torch::Tensor Predict(const torch::Tensor& tokens, const torch::Tensor& positions,
                         const std::optional<BatchRows>& rows);
-  // Random positions for the rows; undefined if positions are not random.
+  // Draws positions (rows, length); undefined without --random-positions.
   torch::Tensor DrawPositions(uint32_t purpose, int64_t seed, int64_t step, int64_t rows,
                               int64_t length) const;
-  // The longest row that the model supports.
+  // The maximum row length that the model supports; none if unlimited.
   std::optional<int64_t> most() const {
     const int64_t limit = task_.random_positions();
     return limit > 0 ? std::optional(limit) : model_->max_length();
@@ -375,7 +376,7 @@ std::vector<Measurement> GeneratedLearner::Evaluate(const std::function<bool()>&
     int64_t tokens = 0;
     int64_t right_tokens = 0;
     int64_t right_answers = 0;
-    // Each example has its own stream, so that examples do not depend on the batch size.
+    // All examples of a length share one stream, so that they do not depend on the batch size.
     Draws draws(is_held_out ? kHeldOut : kEvaluation, 0, length);
     for (int64_t at = 0; at < examples; at += rows) {
       if (!proceed()) return {};

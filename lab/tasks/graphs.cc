@@ -40,7 +40,7 @@ constexpr const char* kSelection = "selection";
 
 #define GNOMON_GRAPHS_EVALUATION_OPTIONS(OPTION)                                        \
   OPTION(std::vector<std::string>, splits, std::vector<std::string>({"test", "valid"}), \
-         .help = "Nodes to evaluate: train, valid, test", .choices = {"train", "valid", "test"})
+         .help = "Splits to evaluate: train, valid, test", .choices = {"train", "valid", "test"})
 
 struct GraphsTrainingOptions {
   GNOMON_OPTIONS(GNOMON_GRAPHS_TRAINING_OPTIONS)
@@ -69,8 +69,8 @@ class GraphsTask final : public Task {
             .examples = "nodes"};
   }
 
-  // The paper's settings: a constant learning rate and an L2 penalty. `selection` replaces early
-  // stopping. The batch covers all training nodes of the usual datasets.
+  // The settings of Velickovic et al. 2018: a constant learning rate and an L2 penalty. `selection`
+  // replaces early stopping. A batch contains all training nodes of the usual datasets.
   TrainingOptions DefaultTraining(Command /*command*/) const override {
     TrainingOptions training;
     training.batch = 1024;
@@ -208,7 +208,7 @@ void GraphsTask::CheckModelFits() const {
 }
 
 void GraphsTask::CheckFits(const TrainingOptions& /*training*/, int64_t /*processes*/) const {
-  // Memory holds the keys and values of every edge in each hidden layer, and their gradients.
+  // Memory must hold the keys and values of every edge in each hidden layer, and their gradients.
   const double width = static_cast<double>(model_.heads) * static_cast<double>(model_.hidden);
   const double numbers = 4 * (static_cast<double>(model_.depth) - 1) * width *
                          static_cast<double>(graph_.indices.size(0));
@@ -249,7 +249,7 @@ void GraphsTask::ReadFeatures(const Arrays& arrays) {
   if (features == 0) features = words.max().item<int64_t>() + 1;
   CheckModelFits();
   const torch::Tensor starts = torch::cat({torch::zeros({1}, torch::kLong), counts.cumsum(0)});
-  // Normalises the features of each node to sum to 1.
+  // Scales the features of each node so that they sum to 1.
   const torch::Tensor shares =
       torch::repeat_interleave(counts.clamp_min(1).to(torch::kFloat).reciprocal(), counts);
   graph_.sparse_features = SparseMatrix(starts, words, features, shares);
@@ -342,7 +342,7 @@ json GraphsTask::DescribeData() const {
            {{"path", path_},
             {"sha256", sha256_},
             {"nodes", graph_.nodes},
-            // The number of edges of the network: edges in both directions, and self-loops.
+            // The number of edges in the network, including reversed edges and self-loops.
             {"edges", graph_.indices.size(0)},
             {"features", model_.features},
             {"classes", model_.classes},
@@ -373,7 +373,7 @@ std::string GraphsTask::TrainedAs(const TrainingOptions& training) const {
   const std::string chosen =
       learning_.selection == "last"
           ? ""
-          : StrCat(", using the weights with the best validation ", learning_.selection);
+          : StrCat(", evaluated with the weights of the best validation ", learning_.selection);
   return StrCat("trained for ", training.steps, " steps of ", nodes, " nodes", chosen);
 }
 

@@ -1,6 +1,6 @@
-// The task `hierarchy`: predict ancestors in a hierarchy. Each node is a low-dimensional point; the
-// similarity of points ranks the pairs of the transitive closure above all others (Nickel and Kiela
-// 2017; Ganea et al. 2018).
+// The task `hierarchy`: predict ancestors in a hierarchy. Each node is a low-dimensional point. The
+// similarity of two points should be higher for pairs of the transitive closure than for all other
+// pairs (Nickel and Kiela 2017; Ganea et al. 2018).
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -33,7 +33,8 @@ using nlohmann::json;
 
 // Ranks up to this number count as hits.
 constexpr int64_t kHits = 10;
-// A held-out pair is ranked against this many wrong ancestors and this many wrong descendants.
+// For the average precision, each pair is compared with this many wrong ancestors and this many
+// wrong descendants.
 constexpr int64_t kWrong = 5;
 constexpr uint64_t kWrongSeed = 20171207;
 // An upper bound on the number of nodes, small enough that a pair of nodes fits in 64 bits.
@@ -44,28 +45,28 @@ constexpr int64_t kBatchNumbers = int64_t{1} << 21;
 #define GNOMON_HIERARCHY_MODEL_OPTIONS(OPTION)                   \
   /* The number of nodes in the data; 0 before they are read. */ \
   OPTION(int64_t, nodes, 0, .has_flag = false)                   \
-  OPTION(int64_t, dim, 5, .help = "Number of dimensions of the points", .lowest = 1)
+  OPTION(int64_t, dim, 5, .help = "Dimension of the node embeddings", .lowest = 1)
 
-#define GNOMON_HIERARCHY_TRAINING_OPTIONS(OPTION)                                             \
-  OPTION(int64_t, negatives, 50, .help = "Number of negative samples per pair", .lowest = 1)  \
-  OPTION(std::string, corrupt, "both",                                                        \
-         .help =                                                                              \
-             "Node of a pair that a negative sample replaces: ancestor, descendant, or both " \
-             "(alternately)",                                                                 \
+#define GNOMON_HIERARCHY_TRAINING_OPTIONS(OPTION)                                            \
+  OPTION(int64_t, negatives, 50, .help = "Number of negative samples per pair", .lowest = 1) \
+  OPTION(std::string, corrupt, "both",                                                       \
+         .help =                                                                             \
+             "Node of a pair that negative samples replace: ancestor, descendant, or both "  \
+             "(one at a time)",                                                              \
          .choices = {"ancestor", "descendant", "both"})
 
-#define GNOMON_HIERARCHY_SPLIT_OPTIONS(OPTION)                                                \
-  OPTION(double, held_out, 0.05,                                                              \
-         .help =                                                                              \
-             "If the data has no valid.pairs: fraction of the implied pairs to hold out for " \
-             "validation, and the same fraction for testing",                                 \
-         .highest = 0.5)                                                                      \
-  OPTION(int64_t, split_seed, 0, .help = "Random seed for choosing the held-out pairs",       \
+#define GNOMON_HIERARCHY_SPLIT_OPTIONS(OPTION)                                             \
+  OPTION(double, held_out, 0.05,                                                           \
+         .help =                                                                           \
+             "If the data has no valid.pairs: fraction of the pairs implied by others to " \
+             "hold out for validation; the same number is held out for testing",           \
+         .highest = 0.5)                                                                   \
+  OPTION(int64_t, split_seed, 0, .help = "Random seed for choosing the held-out pairs",    \
          .highest = static_cast<double>(kLargestSeed))
 
 #define GNOMON_HIERARCHY_EVALUATION_OPTIONS(OPTION)                                     \
   OPTION(std::vector<std::string>, splits, std::vector<std::string>({"test", "valid"}), \
-         .help = "Pairs to evaluate: train, valid, test", .choices = {"train", "valid", "test"})
+         .help = "Splits to evaluate: train, valid, test", .choices = {"train", "valid", "test"})
 
 struct HierarchyModelOptions {
   GNOMON_OPTIONS(GNOMON_HIERARCHY_MODEL_OPTIONS)
@@ -97,7 +98,7 @@ class PairSet {
   torch::Tensor pairs() const {
     return torch::stack({numbers_.div(nodes_, "floor"), numbers_.remainder(nodes_)}, 1);
   }
-  // Whether the set contains the pairs, as bool; the tensors are broadcast against each other.
+  // Returns whether the set contains each pair. The two tensors are broadcast against each other.
   torch::Tensor Has(const torch::Tensor& descendants, const torch::Tensor& ancestors) const {
     const torch::Tensor asked = descendants * nodes_ + ancestors;
     const torch::Tensor places = torch::searchsorted(numbers_, asked).clamp_max(size() - 1);
@@ -142,13 +143,13 @@ class HierarchyModelImpl : public torch::nn::Module {
   // The device of the model, to which nodes and masks must be moved.
   torch::Device device() const { return points_.device(); }
 
-  // Returns the scores (B, N) of `ancestors` (B, N) with `descendants` (B,). With a single key, lse
-  // is the key's score.
+  // Returns the scores (B, N) of `ancestors` (B, N) with `descendants` (B,). Each query has a
+  // single key, so that the log-sum-exp is the key's score.
   torch::Tensor ScoreAncestors(const torch::Tensor& ancestors, const torch::Tensor& descendants) {
     return LogSumExp(Points(ancestors), Points(descendants.unsqueeze(1)), std::nullopt);
   }
-  // Returns the logarithm (B,) of the sum of exp(score) of `ancestors` (B,) with `descendants` (B,
-  // N) where `mask` (B, N) is true. This is the logarithm of attention's denominator.
+  // Returns the log-sum-exp (B,) of the scores of `ancestors` (B,) with `descendants` (B, N) where
+  // `mask` (B, N) is true. This is the logarithm of attention's denominator.
   torch::Tensor SumDescendants(const torch::Tensor& ancestors, const torch::Tensor& descendants,
                                const torch::Tensor& mask) {
     return LogSumExp(Points(ancestors.unsqueeze(1)), Points(descendants),
@@ -275,7 +276,7 @@ class HierarchyLearner final : public Learner {
 
  private:
   // Returns the rank (pairs,) of each pair's ancestor among all nodes that are not ancestors of its
-  // descendant. Ties count as half. The result is undefined if `proceed` returned false.
+  // descendant. A tie counts as half a rank. The result is undefined if `proceed` returned false.
   torch::Tensor Ranks(const torch::Tensor& pairs, const std::function<bool()>& proceed);
   double PrecisionOf(const torch::Tensor& pairs);
 
@@ -307,16 +308,16 @@ void HierarchyTask::CheckModelFits() const {
 
 void HierarchyTask::CheckFits(const TrainingOptions& training, int64_t processes) const {
   const auto dim = static_cast<double>(model_.dim);
-  // Memory holds weights, gradients and two moments; also, for each row, the points and their
-  // gradients.
+  // Memory must hold the weights, their gradients and Adam's two moments, and the points in each
+  // row with their gradients.
   const double rows = static_cast<double>(CountRows(training.batch, 0, processes)) *
                       static_cast<double>(learning_.negatives);
   CheckMemoryHolds(StepFlags(Command::kTrain, training),
                    sizeof(float) * dim * (4 * static_cast<double>(model_.nodes) + 2 * rows));
 }
 
-// Numbers the nodes if the data have names. Training pairs are read first; other pairs must not
-// contain new names.
+// Reads the pairs of a split. If the nodes have names, the training pairs must be read first: they
+// assign a number to each name, and other pairs must not contain new names.
 torch::Tensor HierarchyTask::ReadPairs(const Arrays& arrays, const std::string& part,
                                        std::map<std::string, int64_t>* numbers) const {
   const std::string name = part + ".pairs";
@@ -339,7 +340,7 @@ torch::Tensor HierarchyTask::ReadPairs(const Arrays& arrays, const std::string& 
       if (is_first) numbers->emplace(text, static_cast<int64_t>(numbers->size()));
       const auto found = numbers->find(text);
       if (found == numbers->end()) {
-        throw Error(StrCat(path_, ": the array '", names, "' has '", text,
+        throw Error(StrCat(path_, ": the array '", names, "' contains '", text,
                            "', which is not a node of the training pairs"));
       }
       number_of.push_back(found->second);
@@ -360,7 +361,8 @@ torch::Tensor HierarchyTask::ReadPairs(const Arrays& arrays, const std::string& 
   return pairs.contiguous();
 }
 
-// Holds out pairs implied by two other pairs, so that the rest still determines the closure.
+// Holds out only pairs implied by two other pairs, so that the training pairs still determine the
+// transitive closure.
 void HierarchyTask::SplitPairs(const PairSet& all) {
   const torch::Tensor pairs = all.pairs();
   const int64_t* values = pairs.const_data_ptr<int64_t>();
@@ -499,14 +501,14 @@ torch::Tensor HierarchyLearner::Loss(const Batch& batch) {
   const PairSet& train = task_.PairsOf("train");
   const torch::Tensor pairs = train.pairs();
   const torch::Tensor picked = torch::randint(pairs.size(0), {batch.total});
-  // Every process draws for the whole batch, so that all draw the same numbers.
+  // Every process draws random numbers for the whole batch, so that all draw the same ones.
   const torch::Tensor drawn =
       torch::randint(task_.model().nodes, {2, batch.total, learning.negatives});
   const torch::Tensor own = pairs.index_select(0, picked.narrow(0, batch.first, batch.count));
   const torch::Tensor descendants = own.select(1, 0);
   const torch::Tensor ancestors = own.select(1, 1);
-  // The correct node, followed by the negative samples. Samples that the training pairs contain are
-  // masked.
+  // Returns the correct node, followed by the negative samples. Samples that form a training pair
+  // are masked.
   const auto candidates = [&](int64_t side, const torch::Tensor& right) {
     const torch::Tensor wrong = drawn.select(0, side).narrow(0, batch.first, batch.count);
     return torch::cat({right.unsqueeze(1), wrong}, 1);

@@ -10,7 +10,7 @@
 namespace gnomon::lab {
 namespace {
 
-// When all images are processed, this many are converted to floats at once.
+// The number of images that are converted to floats at once when all images are processed.
 constexpr int64_t kChunk = 1024;
 
 [[noreturn]] void Fail(const std::string& path, const std::string& array,
@@ -40,7 +40,7 @@ torch::Tensor ReadPixels(const Arrays& arrays, const std::string& name, int64_t 
   return has_channels ? pixels : pixels.unsqueeze(-1);
 }
 
-// A larger label is unlikely to be a class.
+// Maximum number of classes; larger labels are probably not class indices.
 constexpr int64_t kMostClasses = 65536;
 
 torch::Tensor ReadLabels(const Arrays& arrays, const std::string& name, int64_t highest) {

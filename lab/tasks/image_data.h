@@ -46,14 +46,14 @@ struct ImageData {
   };
   Pixels DescribePixels() const;
 
-  // Holds out rows of the training split (ChooseHeldOut) and returns their number.
+  // Holds out the rows of the training split that ChooseHeldOut() selects; returns their number.
   int64_t HoldOut(const std::string& noun);
 };
 
 // Reads the arrays `train.images` and `valid.images` (N, H, W) or (N, H, W, C), or `train.volumes`
 // etc. with three spatial axes. Also reads `train.labels` and `valid.labels`, (N,) or (N, 1),
-// numbered from 0. Reads the training split only if `has_training`; otherwise the largest valid
-// label is `classes` - 1. Throws Error with the file, the array and the reason.
+// numbered from 0. Reads the training split only if `has_training`; otherwise, labels must be below
+// `classes`. Throws an Error that names the file, the array and the fault.
 ImageData ReadImages(const std::string& path, const ImageKind& kind, bool has_training,
                      int64_t classes);
 

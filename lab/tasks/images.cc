@@ -25,7 +25,7 @@ namespace {
 
 using nlohmann::json;
 
-// The approximate number of tokens in an evaluation batch, for all image sizes.
+// The approximate number of tokens in an evaluation batch of any image size.
 constexpr int64_t kEvaluationBatch = 16384;
 constexpr int64_t kLongestSide = 65536;
 
@@ -36,14 +36,14 @@ constexpr int64_t kLongestSide = 65536;
              "are repeated",                                                                     \
          .highest = kLongestSide)
 
-#define GNOMON_IMAGE_EVALUATION_OPTIONS(OPTION)                                                    \
-  OPTION(std::vector<std::string>, sizes, {},                                                      \
-         .help =                                                                                   \
-             "Additional evaluation sizes, comma-separated; each is one side or all sides (32 or " \
-             "32x48). Images are resized, which changes the number of tokens",                     \
-         .may_lack = true, .may_change = true)                                                     \
-  OPTION(std::optional<int64_t>, evaluation_examples, std::nullopt,                                \
-         .help = "Number of validation images to evaluate, taken from the start; default: all",    \
+#define GNOMON_IMAGE_EVALUATION_OPTIONS(OPTION)                                                   \
+  OPTION(std::vector<std::string>, sizes, {},                                                     \
+         .help =                                                                                  \
+             "Additional evaluation sizes, comma-separated; each is one side length or all side " \
+             "lengths (32 or 32x48). Images are resized, which changes the number of tokens",     \
+         .may_lack = true, .may_change = true)                                                    \
+  OPTION(std::optional<int64_t>, evaluation_examples, std::nullopt,                               \
+         .help = "Number of validation images to evaluate, taken from the start; default: all",   \
          .lowest = 1, .may_lack = true, .may_change = true)
 
 struct ImageTrainingOptions {
@@ -54,7 +54,7 @@ struct ImageEvaluationOptions {
   GNOMON_OPTIONS(GNOMON_IMAGE_EVALUATION_OPTIONS)
 };
 
-// A single number such as "32" applies to every axis.
+// Parses a size such as "32x48". A single number such as "32" applies to every axis.
 std::vector<int64_t> ParseSize(const std::string& text, int64_t axes) {
   std::vector<int64_t> size;
   bool is_sound = !text.empty() && text.back() != 'x';
@@ -74,7 +74,7 @@ std::vector<int64_t> ParseSize(const std::string& text, int64_t axes) {
   return size;
 }
 
-// The size as an evaluation condition; a single number if all axes are equal.
+// The size as an evaluation condition; a single number if all sides are equal.
 json SizeName(const std::vector<int64_t>& size) {
   const bool is_even =
       std::all_of(size.begin(), size.end(), [&](int64_t length) { return length == size[0]; });
@@ -93,7 +93,7 @@ double WeightBytes(const VisionTransformerOptions& model) {
 
 class ImageTask : public Task {
  public:
-  // Messages use `noun`, a singular form. The last two arguments are defaults.
+  // `noun` is a singular noun for messages. `patch` and `dim` are default option values.
   ImageTask(const char* name, const char* noun, int64_t axes, int64_t patch, int64_t dim)
       : kind_{name, axes}, noun_(noun) {
     model_.patch = patch;
@@ -104,7 +104,7 @@ class ImageTask : public Task {
   const VisionTransformerOptions& model() const { return model_; }
   const ImageTrainingOptions& augmentation() const { return augmentation_; }
   const ImageData& data() const { return data_; }
-  // The first is the training size.
+  // All sizes to evaluate; the first is the training size.
   std::vector<std::vector<int64_t>> EvaluatedSizes() const {
     std::vector<std::vector<int64_t>> sizes = {model_.size};
     for (const std::string& text : evaluation_.sizes) {
@@ -160,7 +160,7 @@ class ImageTask : public Task {
     CheckMemoryHolds(ModelFlags(model_), WeightBytes(model_));
   }
   void CheckFits(const TrainingOptions& training, int64_t processes) const override {
-    // Memory holds weights, gradients and two moments.
+    // Memory must hold the weights, their gradients and Adam's two moments.
     const double fixed = 4 * WeightBytes(model_);
     CheckMemoryHolds(ModelFlags(model_), fixed);
     const double numbers = static_cast<double>(model_.depth) * LayerNumbers(model_);
@@ -280,12 +280,12 @@ class ImageTask : public Task {
  private:
   ImageKind kind_;
   const char* noun_;
-  VisionTransformerOptions model_;  // similarity and position are set by the terms
+  VisionTransformerOptions model_;  // MakeLearner() sets similarity and position
   ImageTrainingOptions augmentation_;
   ImageEvaluationOptions evaluation_;
-  bool is_trained_ = true;  // false for evaluation only
+  bool is_trained_ = true;  // false if a model is only evaluated
   ImageData data_;
-  ImageData::Pixels pixels_;  // statistics of the training part
+  ImageData::Pixels pixels_;  // statistics of the training images
 };
 
 class ImageLearner final : public Learner {
@@ -471,7 +471,7 @@ class VolumesTask final : public ImageTask {
   VolumesTask() : ImageTask("volumes", "volume", /*axes=*/3, /*patch=*/7, /*dim=*/48) {}
   TaskDescription description() const override {
     return Described(
-        "a vision transformer that classifies volumes, images with three axes",
+        "a vision transformer that classifies 3D volumes; accuracy at several sizes",
         "A file of arrays SPLIT.volumes (N x D x H x W, optionally with channels last) and "
         "SPLIT.labels (integers from 0) for the splits train and valid");
   }

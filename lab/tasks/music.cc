@@ -1,8 +1,8 @@
 // The task `music`: a decoder-only Transformer predicts each event of a piece from the preceding
-// ones. Pieces consist of time steps of equal length with a set of sounding pitches. A step becomes
-// its pitches, in the order of the data, followed by the event "step". This is the grid of Huang et
-// al. 2019, Music Transformer, section 4.1, with any number of pitches. A separate event marks the
-// start and the end of a piece.
+// ones. A piece consists of time steps of equal length, each with a set of sounding pitches. A step
+// is encoded as its pitches, in the order of the data, followed by the event "step". This is the
+// grid encoding of Huang et al. 2019, Music Transformer, section 4.1, with any number of pitches. A
+// separate event marks the start and the end of a piece.
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -40,7 +40,7 @@ constexpr int64_t kStep = kPitches;       // the end of a step
 constexpr int64_t kBound = kPitches + 1;  // the start and the end of a piece
 constexpr int64_t kVocabulary = kPitches + 2;
 
-// The approximate number of events in an evaluation batch, for all lengths.
+// The approximate number of events in an evaluation batch of any length.
 constexpr int64_t kEvaluationBatch = 8192;
 
 #define GNOMON_MUSIC_ROW_OPTIONS(OPTION)                                                         \
@@ -58,7 +58,7 @@ struct MusicRowOptions {
   OPTION(int64_t, transpose, 3,                                                             \
          .help =                                                                            \
              "Maximum random transposition of a training window, in semitones up or down; " \
-             "pitches remain within 0 to 127",                                              \
+             "pitches stay between 0 and 127",                                              \
          .highest = kPitches)
 
 struct MusicTrainingOptions {
@@ -104,8 +104,8 @@ struct MusicModelOptions {
 struct Pieces {
   std::vector<torch::Tensor> events;
   int64_t steps = 0;
-  // All events of a piece except the first are predicted. These are the total number of predicted
-  // events, and the number before each piece.
+  // The total number of predicted events, and their number before each piece. All events of a piece
+  // except the first are predicted.
   int64_t predicted = 0;
   std::vector<int64_t> before;
 
@@ -173,7 +173,8 @@ struct Window {
   int64_t length = 0;  // number of predicted events
 };
 
-// Rows of events (windows, longest + 1) for windows of up to `longest` events, padded with -100.
+// Returns the events of each window, padded with -100 to `longest` predicted events: (windows,
+// longest + 1).
 torch::Tensor Rows(const Pieces& pieces, const std::vector<Window>& windows, int64_t longest) {
   constexpr int64_t kNone = -100;
   const auto count = static_cast<int64_t>(windows.size());
@@ -212,7 +213,7 @@ class MusicTask final : public Task {
   const char* name() const override { return "music"; }
   TaskDescription description() const override {
     return {
-        .summary = "a music model over steps of pitches, event by event; loss at several lengths",
+        .summary = "a music model that predicts a piece event by event; loss at several lengths",
         .data_help =
             "A safetensors file with train.pieces and valid.pieces, made by `gnomon data` "
             "(docs/tasks.md)",
@@ -313,7 +314,7 @@ class MusicTask final : public Task {
   MusicTrainingOptions training_;
   MusicEvaluationOptions evaluation_;
   MusicGenerationOptions generation_;
-  bool is_trained_ = false;  // trained at the first length
+  bool is_trained_ = false;  // whether a model is trained, at the first length
   std::string path_;
   std::string sha256_;
   Pieces train_;
@@ -379,16 +380,17 @@ std::unique_ptr<Learner> MusicTask::MakeLearner(const Terms& terms,
   return std::make_unique<MusicLearner>(*this, LanguageModel(ModelOptions(terms)), training);
 }
 
-// Picks a piece with probability proportional to its events, a window within it, and a
-// transposition.
+// Picks a piece with probability proportional to its number of events, a window within the piece,
+// and a transposition.
 torch::Tensor MusicLearner::Loss(const Batch& batch) {
   const Pieces& pieces = task_.train();
-  // Uses PyTorch's generator, which is reseeded for each step, for all rows of the batch.
+  // Draws for all rows of the batch, with PyTorch's generator, which is reseeded for each step.
   const torch::Tensor drawn = torch::rand({batch.total, 3}, torch::kDouble);
   const auto at = drawn.accessor<double, 2>();
   std::vector<Window> windows;
   std::vector<double> shifts;
-  // The length covers the whole batch, because all processes must draw dropout for the same shape.
+  // Rows are padded to the longest window of the whole batch, because all processes must draw
+  // dropout for the same shape.
   int64_t predicted = 0;
   int64_t longest = 0;
   for (int64_t row = 0; row < batch.total; ++row) {
@@ -572,8 +574,8 @@ std::optional<Picture> MusicLearner::Draw(const std::function<bool()>& proceed) 
   const torch::Tensor pixels = PaintRoll(roll, given, kBar);
   if (!proceed() || !pixels.defined()) return std::nullopt;
   return Picture{.title =
-                     "Continuations of the first steps of a piece (blue). Rows are pitches, with "
-                     "each C in grey; columns are steps, with every sixteenth in grey.",
+                     "The first steps of a piece (blue) and their continuation. Rows are pitches, "
+                     "with each C in grey; columns are steps, with every 16th in grey.",
                  .png = EncodePng(Enlarged(pixels, 5))};
 }
 

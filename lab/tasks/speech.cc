@@ -24,11 +24,11 @@ constexpr int64_t kHighestLabel = 0x10FFFF;
 // longer.
 constexpr int64_t kEvaluationTokens = 4096;
 
-#define GNOMON_SPEECH_SEQUENCE_OPTIONS(OPTION)                                                   \
-  OPTION(std::vector<int64_t>, utterances, std::vector<int64_t>({3, 6, 12, 24}),                 \
-         .help =                                                                                 \
-             "Numbers of utterances per sequence, comma-separated: training uses from 1 to the " \
-             "first number; all numbers are evaluated",                                          \
+#define GNOMON_SPEECH_SEQUENCE_OPTIONS(OPTION)                                                    \
+  OPTION(std::vector<int64_t>, utterances, std::vector<int64_t>({3, 6, 12, 24}),                  \
+         .help =                                                                                  \
+             "Numbers of utterances per sequence, comma-separated: training sequences have from " \
+             "1 to the first number of utterances; all numbers are evaluated",                    \
          .lowest = 1, .highest = 10'000)
 
 struct SpeechSequenceOptions {
@@ -64,7 +64,7 @@ std::vector<int64_t> ToVector(const torch::Tensor& numbers) {
   return {first, first + row.numel()};
 }
 
-// Reads a ragged array, or one row per utterance.
+// Reads a list of integers per utterance, from a ragged array or from an array of one or two axes.
 std::vector<std::vector<int64_t>> ReadLists(const Arrays& arrays, const std::string& name,
                                             int64_t highest) {
   const bool is_ragged = arrays.Has(name + "_lengths");
@@ -92,7 +92,7 @@ SpeechPart ReadPart(const Arrays& arrays, const std::string& part, int64_t highe
   const std::string audio = part + ".audio";
   const std::string labels = part + ".labels";
   const std::string speakers = part + ".speakers";
-  // Rows() checks the lengths, Numbers() the sample values.
+  // Rows() checks the lengths, and Numbers() checks the sample values.
   const int64_t axes = arrays.Has(audio + "_lengths") || arrays.CountAxes(audio) != 2 ? 1 : 2;
   const torch::Tensor samples = arrays.Numbers(audio, axes).reshape({-1});
   int64_t at = 0;
@@ -137,7 +137,7 @@ SpeechPart Select(const SpeechPart& part, const std::vector<int64_t>& rows) {
   return selected;
 }
 
-// Utterances that are concatenated.
+// The indices of utterances that are concatenated.
 using Sequence = std::vector<int64_t>;
 
 int64_t CountSamples(const SpeechPart& part, const Sequence& sequence) {
@@ -162,7 +162,7 @@ std::vector<int64_t> Labels(const SpeechPart& part, const Sequence& sequence) {
 }
 
 // Draws the sequences of a training step. Each has 1 to `most` utterances (uniformly distributed)
-// of a single speaker: the speaker of a random utterance.
+// of a single speaker. The first utterance is drawn from all utterances and determines the speaker.
 std::vector<Sequence> DrawSequences(const SpeechPart& part, int64_t total, int64_t most) {
   const torch::Tensor draws = torch::rand({total, most + 1}, torch::kDouble);
   const auto entries = draws.accessor<double, 2>();
@@ -182,9 +182,9 @@ std::vector<Sequence> DrawSequences(const SpeechPart& part, int64_t total, int64
   return sequences;
 }
 
-// Draws sequences of `count` utterances that cover at least `utterances` utterances, cycling
-// through the speakers. A speaker's utterances are in random order and repeat only after all have
-// been used. Every call returns the same sequences.
+// Draws sequences of `count` utterances, at least `utterances` in total, and cycles through the
+// speakers. A speaker's utterances are in random order and repeat only after all have been used.
+// Every call returns the same sequences.
 std::vector<Sequence> EvaluationSequences(const SpeechPart& part, int64_t count,
                                           int64_t utterances) {
   at::Generator generator = at::detail::createCPUGenerator(/*seed=*/0);
@@ -253,8 +253,8 @@ class SpeechTask final : public Task {
     return {
         .summary = "speech recognition with CTC; label error rate on sequences of several lengths",
         .data_help =
-            "A file of arrays train.audio, train.audio_rate, train.labels and, if known, "
-            "train.speakers, and the same for valid, made by `gnomon data`",
+            "A file with the arrays train.audio, train.audio_rate, train.labels and, if known, "
+            "train.speakers, and the same arrays for valid, made by `gnomon data`",
         .loss_unit = "nats per label",
         .examples = "sequences"};
   }
@@ -299,7 +299,7 @@ class SpeechTask final : public Task {
   void CheckModelFits() const override { CheckMemoryHolds(ModelFlags(model_), WeightBytes()); }
 
   void CheckFits(const TrainingOptions& training, int64_t processes) const override {
-    // Memory holds weights, gradients and two moments.
+    // Memory must hold the weights, their gradients and Adam's two moments.
     const double fixed = 4 * WeightBytes();
     CheckMemoryHolds(ModelFlags(model_), fixed);
     const double numbers = static_cast<double>(model_.depth) * LayerNumbers(model_);
@@ -312,7 +312,7 @@ class SpeechTask final : public Task {
 
   void ReadData(const std::string& path) override {
     const Arrays arrays(path);
-    // The training data define the model's parameters, unless they come from a file.
+    // A new model gets its sampling rate and its number of symbols from the training data.
     const bool is_new = model_.rate == 0;
     if (is_new || arrays.Has("train.audio")) {
       train_ = ReadPart(arrays, "train", is_new ? kHighestLabel : model_.symbols - 1);
@@ -327,7 +327,7 @@ class SpeechTask final : public Task {
     CheckPart(arrays.path(), train_);
     CheckPart(arrays.path(), valid_);
     if (is_new) {
-      // An utterance may occur several times in a sequence.
+      // The longest utterance may occur several times in a sequence.
       int64_t longest = 0;
       for (const torch::Tensor& audio : train_.audio) longest = std::max(longest, audio.numel());
       model_.max_length = CountTokens(CountFrames(model_, longest * utterances()[0]));
@@ -425,7 +425,7 @@ class SpeechTask final : public Task {
       throw Error(StrCat(path, ": the array '", part.name, ".audio_rate' contains ", part.rate,
                          ", but the model expects ", model_.rate, " samples per second"));
     }
-    // A sequence has at least as many tokens as its utterances have complete tokens.
+    // A sequence has at least one token for every `samples` samples of each utterance.
     const int64_t samples = SamplesPerToken(model_);
     for (int64_t row = 0; row < part.size(); ++row) {
       const std::vector<int64_t>& labels = part.labels[row];
@@ -439,7 +439,7 @@ class SpeechTask final : public Task {
       const int64_t has = part.audio[row].numel();
       if (has >= needed * samples) continue;
       throw Error(StrCat(path, ": row ", row, " of the array '", part.name, ".audio' has ", has,
-                         " samples, which is too few for its ", labels.size(), " labels: expected ",
+                         " samples, which is too few for its ", labels.size(), " labels; expected ",
                          needed * samples, " for ", needed, " tokens"));
     }
   }
@@ -462,9 +462,8 @@ torch::Tensor SpeechLearner::Probe() {
   const std::optional<int64_t> most = model_->max_length();
   if (most && *most < options.max_length) {
     throw Error(StrCat("the position is defined only up to length ", *most,
-                       ", but training sequences "
-                       "can have up to ",
-                       options.max_length, " tokens; choose a position without a maximum length"));
+                       ", but training sequences can have up to ", options.max_length,
+                       " tokens; choose a position without a maximum length"));
   }
   // The probe runs sequences of different lengths, in a batch and separately.
   const auto sound = [&](int64_t tokens) {

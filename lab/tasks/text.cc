@@ -86,7 +86,7 @@ void TextTask::Settle(Command command, bool is_resumed, const TrainingOptions* t
     if (!memory) memory = window.memory;
     evaluated_ = {comparison_.lengths, comparison_.evaluation_bytes, *memory};
   } else {
-    // A new model has as many positions as its training windows.
+    // Without training state, the training length is the model's max_length.
     const int64_t trained = training != nullptr ? window.length : options_.model.max_length;
     if (evaluation_.lengths.empty()) evaluation_.lengths = {trained, 2 * trained, 4 * trained};
     CheckLengths(evaluation_.lengths);
@@ -212,8 +212,8 @@ std::unique_ptr<Learner> TextTask::MakeLearner(const Terms& terms,
   LanguageModelOptions model = options_.model;
   model.similarity = terms.similarity;
   model.position = terms.position;
-  // Before there is a tokenizer, the model is only checked, with a vocabulary large enough for any
-  // cutoffs.
+  // Without a tokenizer, the model is built only to check its options. Its vocabulary is then made
+  // large enough for all cutoffs.
   if (tokens_.tokenizer == nullptr && !model.adaptive.empty()) {
     const auto& cutoffs = model.adaptive;
     model.vocabulary =
@@ -255,8 +255,8 @@ std::string TextTask::TrainedAs(const TrainingOptions& training) const {
   if (evaluated_.memory != window.memory) {
     text += StrCat(", evaluated with a memory of ", evaluated_.memory);
   }
-  return text + StrCat("; \"last ", kLastTokens, "\": over the last ", kLastTokens, " ", kind(),
-                       " of each window");
+  return text + StrCat("; \"last ", kLastTokens, "\": loss over the last ", kLastTokens, " ",
+                       kind(), " of each window");
 }
 
 TextLearner::TextLearner(const TextTask& task, LanguageModel model, const TrainingOptions& training)
@@ -317,7 +317,7 @@ std::vector<Measurement> TextLearner::Evaluate(const std::function<bool()>& proc
   const TokenText& text = is_held_out ? task_.held_out() : task_.tokens().valid;
   if (is_held_out) {
     how.lengths.resize(1);
-    how.bytes = std::max<int64_t>(how.bytes / 4, 1);  // held-out data is measured often
+    how.bytes = std::max<int64_t>(how.bytes / 4, 1);  // held-out data is evaluated often
   }
   std::vector<Measurement> measured;
   for (const LengthLoss& at : lab::Evaluate(model_, text, how.lengths,
@@ -356,8 +356,8 @@ LearnerState TextLearner::State(const Gather& gather) const {
   return state;
 }
 
-// The state holds the positions of the streams in the text; it is empty before the first segment
-// and without a memory.
+// The state is the model's memory of earlier segments. It is empty before the first segment and
+// without a memory.
 size_t TextLearner::CheckState(const LearnerState& state) const {
   const auto tokens = Field<int64_t>(state.fields, kMemoryTokens);
   if (tokens < 0) throw Error(StrCat("the field '", kMemoryTokens, "' is negative"));

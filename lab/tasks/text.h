@@ -21,13 +21,13 @@
 
 namespace gnomon::lab {
 
-#define GNOMON_WINDOW_OPTIONS(OPTION)                                                          \
-  OPTION(int64_t, length, 256, .help = "Number of tokens per window", .lowest = 1)             \
-  OPTION(                                                                                      \
-      int64_t, memory, 0,                                                                      \
-      .help =                                                                                  \
-          "Memory of Transformer-XL: number of tokens of earlier windows to which each layer " \
-          "also attends, without gradient. The windows of a row are then consecutive in the text")
+#define GNOMON_WINDOW_OPTIONS(OPTION)                                                        \
+  OPTION(int64_t, length, 256, .help = "Number of tokens per window", .lowest = 1)           \
+  OPTION(                                                                                    \
+      int64_t, memory, 0,                                                                    \
+      .help =                                                                                \
+          "Transformer-XL memory: number of tokens of earlier windows that each layer also " \
+          "attends to, without gradient. The windows of a row are then consecutive in the text")
 
 // The content of a row in a training step.
 struct WindowOptions {
@@ -35,7 +35,7 @@ struct WindowOptions {
 };
 
 // The minimum number of tokens in a training text: one window and the next token. With a memory: a
-// window for each of `batch` rows, and one more token.
+// window for each of `batch` rows, and one more window.
 int64_t NeededTokens(const WindowOptions& window, int64_t batch);
 
 #define GNOMON_TEXT_GENERATION_OPTIONS(OPTION)                                                    \
@@ -50,7 +50,7 @@ struct TextGenerationOptions {
 };
 
 struct TextOptions {
-  LanguageModelOptions model;  // similarity and position are set by the terms
+  LanguageModelOptions model;  // MakeLearner() sets similarity and position
   WindowOptions window;
   TokenOptions tokens;
 };
@@ -63,7 +63,7 @@ class TextTask final : public Task {
   const TextOptions& options() const { return options_; }
   const TextData& data() const { return data_; }
   const TokenData& tokens() const { return tokens_; }
-  // Sets the text as ReadData() does.
+  // Sets the text, like ReadData().
   void SetText(TextData data);
 
   const char* name() const override { return kTextTask; }
@@ -115,7 +115,7 @@ class TextTask final : public Task {
   // The evaluation settings.
   struct Evaluated {
     std::vector<int64_t> lengths;
-    int64_t bytes = 0;   // validation text to use, approximately
+    int64_t bytes = 0;   // of validation text, approximately
     int64_t memory = 0;  // tokens
   };
   const Evaluated& evaluated() const { return evaluated_; }
@@ -140,7 +140,7 @@ class TextTask final : public Task {
          .help = "Number of bytes of validation text to evaluate at each length", .lowest = 1)     \
   OPTION(std::optional<int64_t>, evaluation_memory, std::nullopt,                                  \
          .help =                                                                                   \
-             "Number of tokens of earlier windows to which each layer attends during evaluation; " \
+             "Number of tokens of earlier windows that each layer also attends to in evaluation; " \
              "default: as in training")
   struct ComparisonFields {
     GNOMON_OPTIONS(GNOMON_TEXT_COMPARISON_OPTIONS)
@@ -156,8 +156,8 @@ class TextTask final : public Task {
          .lowest = 1)                                                                             \
   OPTION(std::optional<int64_t>, memory, std::nullopt,                                            \
          .help =                                                                                  \
-             "Number of tokens of earlier windows to which each layer also attends, limited by "  \
-             "the start of the text; default: as in training")
+             "Number of tokens of earlier windows that each layer also attends to (fewer near "   \
+             "the start of the text); default: as in training")
   struct EvaluationFields {
     GNOMON_OPTIONS(GNOMON_TEXT_EVALUATION_OPTIONS)
   };
@@ -166,7 +166,7 @@ class TextTask final : public Task {
   // The unit of the tokens: "byte", "word" or "subword".
   std::string unit() const { return TokenUnit(kind()); }
   void SetTokenizer(TokenizerPtr tokenizer);
-  // Requires both a text and a tokenizer.
+  // Does nothing until both the text and the tokenizer are set.
   void Encode();
 
   TextOptions options_;
@@ -175,7 +175,7 @@ class TextTask final : public Task {
   EvaluationFields evaluation_;
   TextGenerationOptions generation_;
   Evaluated evaluated_;
-  bool is_trained_ = false;  // trained at the first evaluated length
+  bool is_trained_ = false;  // whether a model is trained, at the first evaluated length
   TextData data_;
   bool has_data_ = false;
   TokenData tokens_;
@@ -207,7 +207,7 @@ class TextLearner final : public Learner {
   LanguageModel model_;
   TrainingOptions training_;
   LanguageModelMemory memory_;
-  LanguageModelMemory next_;  // after the current step
+  LanguageModelMemory next_;  // the memory after the current step
 };
 
 }  // namespace gnomon::lab

@@ -32,7 +32,7 @@ namespace {
 
 using nlohmann::json;
 
-// Evaluation batches have at most this many tokens and at most this many logits.
+// The maximum numbers of tokens and of logits in an evaluation batch with several sentences.
 constexpr int64_t kEvaluationTokens = 8192;
 constexpr int64_t kEvaluationLogits = int64_t{1} << 25;
 
@@ -40,11 +40,11 @@ constexpr int64_t kEvaluationLogits = int64_t{1} << 25;
   OPTION(std::string, source_language, "",                                                         \
          .help =                                                                                   \
              "Suffix of the source files, such as de in train.de; default: src or source, or the " \
-             "one other than --target-language",                                                   \
+             "suffix other than --target-language",                                                \
          .shows_default = false)                                                                   \
   OPTION(std::string, target_language, "",                                                         \
          .help =                                                                                   \
-             "Suffix of the target files; default: tgt or target, or the one other than "          \
+             "Suffix of the target files; default: tgt or target, or the suffix other than "       \
              "--source-language",                                                                  \
          .shows_default = false)
 
@@ -87,11 +87,11 @@ struct SmoothingOptions {
       .help = "Folder for the translations, written to SPLIT.LANGUAGE with one sentence per line", \
       .shows_default = false)
 
-#define GNOMON_TRANSLATION_OPTIONS(OPTION)                                                       \
-  OPTION(                                                                                        \
-      std::string, source, "-",                                                                  \
-      .help =                                                                                    \
-          "File with one sentence per line to translate, optionally gzipped; -: standard input") \
+#define GNOMON_TRANSLATION_OPTIONS(OPTION)                                                        \
+  OPTION(                                                                                         \
+      std::string, source, "-",                                                                   \
+      .help =                                                                                     \
+          "File to translate, one sentence per line, optionally gzipped; - means standard input") \
   GNOMON_SEARCH_OPTIONS(OPTION, 4)
 
 struct RunDecoding {
@@ -170,7 +170,7 @@ PairBatch MakeBatch(const Pairs& pairs, const std::vector<int64_t>& rows, int64_
   batch.input = told.tokens.roll(1, /*dims=*/1);
   batch.input.select(1, 0).fill_(end);
   const torch::Tensor is_padding = torch::arange(length) >= told.lengths.unsqueeze(1);
-  constexpr int64_t kIgnored = -100;  // the default of cross_entropy
+  constexpr int64_t kIgnored = -100;  // the default ignore_index of cross_entropy
   batch.labels = told.tokens.masked_fill(is_padding, kIgnored);
   batch.tokens = CountTokens(target);
   return batch;
@@ -208,7 +208,7 @@ class TranslationTask final : public Task {
   const Pairs& train() const { return train_; }
   const Evaluated& evaluated() const { return evaluated_; }
   const TranslationOptions& translation() const { return translation_; }
-  // The sentences of a split to evaluate, taken from the start.
+  // The pairs of a split to evaluate, taken from its start.
   Pairs EvaluatedPairs(const std::string& split) const;
 
   const char* name() const override { return "translation"; }
@@ -216,8 +216,7 @@ class TranslationTask final : public Task {
     return {.summary = "an encoder-decoder for parallel sentences; loss, BLEU and exact match",
             .data_help =
                 "A folder with train.LANGUAGE, valid.LANGUAGE and test*.LANGUAGE for two "
-                "languages, with "
-                "corresponding lines; files may be gzipped (.gz)",
+                "languages, aligned line by line; files may be gzipped (.gz)",
             .data_noun = "parallel text",
             .loss_unit = "nats per token",
             .examples = "sentences"};
@@ -249,7 +248,7 @@ class TranslationTask final : public Task {
   void CheckSizes(const StoredSizes& file) const override;
 
   std::optional<Generation> generation() override {
-    return Generation{.help = "Translate sentences and print one line for each",
+    return Generation{.help = "Translate sentences and print one translation per line",
                       .options = translation_.Options(),
                       .memory_flags = "--beam"};
   }
@@ -262,16 +261,16 @@ class TranslationTask final : public Task {
  private:
   const std::string& kind() const { return tokens_.kind; }
   void SetTokenizer(TokenizerPtr tokenizer);
-  // Requires both a text and a tokenizer.
+  // Does nothing until both the text and the tokenizer are set.
   void Encode();
-  // Requires both a text and the evaluation settings.
+  // Does nothing until both the text and the evaluation settings are set.
   void ChooseSplits();
   // Throws Error if there are no training data.
   const ParallelPart& TrainPart() const;
 
   LanguageOptions languages_;
   TokenOptions tokens_;
-  Seq2SeqOptions model_;  // similarity and position are set by the terms
+  Seq2SeqOptions model_;  // MakeLearner() sets similarity and position
   SmoothingOptions smoothing_;
   RunDecoding run_;
   ComparisonDecoding comparison_;
@@ -363,14 +362,14 @@ void TranslationTask::CheckModelFits() const {
 }
 
 void TranslationTask::CheckFits(const TrainingOptions& training, int64_t processes) const {
-  // Memory holds weights, gradients and two moments.
+  // Memory must hold the weights, their gradients and Adam's two moments.
   const double fixed = 4 * WeightBytes(model_);
   CheckMemoryHolds(ModelFlags(model_), fixed);
   const auto dim = static_cast<double>(model_.dim);
   const auto depth = static_cast<double>(model_.depth);
   const auto vocabulary = static_cast<double>(model_.vocabulary);
-  // The decoder has a third branch for cross-attention. At its end, memory holds the logits, the
-  // log-probabilities and the gradient.
+  // A decoder layer has a third branch for cross-attention. The loss needs memory for the logits,
+  // the log-probabilities and the gradient.
   const double source = depth * LayerNumbers(model_);
   const double target = source + depth * (3 * dim + ValueColumns(model_)) + 3 * vocabulary;
   // A sentence has at least two tokens, including the end token.
@@ -629,8 +628,8 @@ torch::Tensor TranslationLearner::Loss(const Batch& batch) {
     batches_.emplace(lengths(pairs.source), lengths(pairs.target),
                      static_cast<uint64_t>(training_.seed), batch.total);
   }
-  // Rows are padded to the length of the whole batch, so that all processes draw the same random
-  // numbers.
+  // Rows are padded to the longest row of the whole batch, so that all processes draw the same
+  // random numbers.
   const PairBatch all =
       MakeBatch(pairs, batches_->Pairs(batch.step), EndOfSentence(task_.tokenizer()));
   const auto own = [&](const torch::Tensor& rows) {
@@ -677,7 +676,7 @@ std::vector<Measurement> TranslationLearner::Evaluate(const std::function<bool()
   if (!folder.empty()) {
     std::error_code error;
     std::filesystem::create_directories(folder, error);
-    if (error) throw Error(StrCat("--translations: cannot make the folder ", folder.string()));
+    if (error) throw Error(StrCat("--translations: cannot create the folder ", folder.string()));
   }
   std::vector<Measurement> measured;
   for (const std::string& split : how.splits) {
@@ -730,8 +729,10 @@ void TranslationLearner::Generate(const Output& output) {
     sentences.push_back(EncodeSentence(task_.tokenizer(), lines[n]));
     const int64_t length = std::ssize(sentences.back());
     if (most && length > *most) {
-      throw Error(StrCat("--source: line ", n + 1, " has ", length,
-                         " tokens including its end, but the model's position ends at ", *most));
+      throw Error(
+          StrCat("--source: line ", n + 1, " has ", length,
+                 " tokens including its end token, but the position is defined only up to length ",
+                 *most));
     }
   }
   // Batches are small, so that the first results appear soon.

@@ -14,7 +14,8 @@ namespace {
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsPoint(char c) { return c == '.' || c == ','; }
 
-// Whether c is an ASCII character other than a letter, a digit, ' , - . or a control character.
+// Whether c is a printable ASCII character other than a letter, a digit, an apostrophe, a comma, a
+// hyphen or a period.
 bool IsSymbol(char c) {
   return (c >= ' ' && c <= '&') || (c >= '(' && c <= '+') || c == '/' || (c >= ':' && c <= '@') ||
          (c >= '[' && c <= '`') || (c >= '{' && c <= '~');
@@ -37,8 +38,8 @@ std::string Replace(const std::string& text, std::string_view from, std::string_
 }
 
 // Adds spaces around the first or second character of each adjacent pair that `matches`, from left
-// to right without overlaps. All patterns are ASCII, so the bytes of other characters behave like
-// the characters.
+// to right without overlaps. All patterns are ASCII, so that matching bytes is equivalent to
+// matching characters.
 template <class Matches>
 std::string SpacePairs(const std::string& text, const Matches& matches, bool around_first) {
   std::string spaced;

@@ -1,7 +1,7 @@
 // BLEU (Papineni et al. 2002) as computed by sacrebleu with default settings (Post 2018, A Call for
 // Clarity in Reporting BLEU Scores). It is case-sensitive and uses one reference per line,
-// mteval-v13a tokens and n-grams of up to four tokens. Orders without a match are smoothed as by
-// NIST ("exp" in sacrebleu, method 3 of Chen and Cherry 2014).
+// mteval-v13a tokenization and n-grams of up to four tokens. N-gram orders without a match get NIST
+// smoothing ("exp" in sacrebleu, method 3 of Chen and Cherry 2014).
 #ifndef GNOMON_TEXT_BLEU_H_
 #define GNOMON_TEXT_BLEU_H_
 
@@ -14,7 +14,7 @@
 namespace gnomon::lab {
 
 inline constexpr size_t kBleuOrder = 4;
-// The corresponding signature of sacrebleu.
+// The corresponding sacrebleu signature.
 inline constexpr const char* kBleuSignature = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp";
 
 // Tokenizes a line of UTF-8 as mteval-v13a does.

@@ -200,7 +200,7 @@ ParallelText ReadParallelText(const fs::path& folder, const std::string& source_
   for (const auto& [name, files] : found) {
     const auto source = files.find(text.source_language);
     const auto target = files.find(text.target_language);
-    // These are files of other languages.
+    // This split has only files of other languages.
     if (source == files.end() && target == files.end()) continue;
     for (const auto& [language, file, other] :
          {std::tuple(&text.source_language, source, target),
@@ -221,8 +221,8 @@ ParallelText ReadParallelText(const fs::path& folder, const std::string& source_
     text.files += 2;
   }
   if (text.parts.empty()) {
-    throw Error(StrCat(folder.string(), " contains no split in '", text.source_language, "' and '",
-                       text.target_language, "'"));
+    throw Error(StrCat(folder.string(), " contains no split for the languages '",
+                       text.source_language, "' and '", text.target_language, "'"));
   }
   const auto rank = [](const ParallelPart& part) {
     return part.name == kTrainPart ? 0 : part.name == kValidPart ? 1 : 2;
@@ -280,7 +280,8 @@ void SentenceBatches::Shuffle(int64_t pass) {
     return std::pair(target_lengths_[a], source_lengths_[a]) <
            std::pair(target_lengths_[b], source_lengths_[b]);
   });
-  // Each pass leaves out random pairs; otherwise it would always be the longest.
+  // The first batch starts at a random offset; otherwise, the longest pairs would always be left
+  // out.
   const int64_t batches = std::ssize(pairs) / batch_;
   const auto spare = static_cast<size_t>(std::ssize(pairs) - batches * batch_);
   const auto first = static_cast<int64_t>(Below(spare + 1, &generator));

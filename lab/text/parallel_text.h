@@ -1,5 +1,5 @@
-// Sentences and their translations. Reads two files with corresponding lines per split, tokenizes
-// them, and selects the pairs of each training step.
+// Sentences and their translations. Each split has two files whose lines correspond. This code
+// reads and tokenizes them, and selects the pairs of each training step.
 #ifndef GNOMON_TEXT_PARALLEL_TEXT_H_
 #define GNOMON_TEXT_PARALLEL_TEXT_H_
 
@@ -17,7 +17,7 @@ inline constexpr const char* kTrainPart = "train";
 inline constexpr const char* kValidPart = "valid";
 
 struct ParallelPart {
-  std::string name;  // "train", "valid", or that of its files
+  std::string name;  // "train", "valid", or the name of a test set
   // Both languages have the same number of sentences. Sentences are not empty and contain no line
   // feeds.
   std::vector<std::string> source;
@@ -38,9 +38,10 @@ struct ParallelText {
 
 // Reads the files PART.LANGUAGE of a folder, plain or gzipped (PART.LANGUAGE.gz). PART is `train`,
 // `valid` (or validation, val, dev) or any name that begins with `test`. If a language is empty, it
-// is determined from the files: files named src and tgt are source and target; if there are two
-// languages, the missing one is used. Throws an Error that names the file and the line if a line is
-// empty or not UTF-8, or if the two files of a split have different numbers of lines.
+// is determined from the files. If both are empty, they are src and tgt, or source and target. If
+// one is given and the files have two languages, the other language is used. Throws an Error that
+// names the file and the line if a line is empty or not UTF-8. Throws an Error that names both
+// files of a split if their numbers of lines differ.
 ParallelText ReadParallelText(const std::filesystem::path& folder,
                               const std::string& source_language,
                               const std::string& target_language);
@@ -50,13 +51,13 @@ ParallelText ReadParallelText(const std::filesystem::path& folder,
 // not UTF-8, the line.
 std::vector<std::string> ReadSentences(const std::filesystem::path& path);
 
-// Whether a line is empty or contains only spaces.
+// Whether a line is empty or contains only white space.
 bool IsBlank(std::string_view line);
 
 // The tokens of a line of text, including the end token.
 using Sentence = std::vector<int32_t>;
 
-// The end token of sentences.
+// The token at the end of each sentence.
 int64_t EndOfSentence(const Tokenizer& tokenizer);
 Sentence EncodeSentence(const Tokenizer& tokenizer, std::string_view line);
 // Decodes tokens without the end token to UTF-8.
@@ -72,7 +73,7 @@ class SentenceBatches {
   SentenceBatches(std::vector<int64_t> source_lengths, std::vector<int64_t> target_lengths,
                   uint64_t seed, int64_t batch);
 
-  // The `batch` pairs of a step; there must be at least as many pairs.
+  // Returns the `batch` pairs of a step. There must be at least `batch` pairs in total.
   std::vector<int64_t> Pairs(int64_t step);
 
  private:

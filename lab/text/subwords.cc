@@ -110,7 +110,7 @@ class SubwordTokenizer : public Tokenizer {
         ids.push_back(id);
         ends.push_back(at);
       }
-      // The lengths differ if the line contains U+2581 itself or invalid UTF-8.
+      // The pieces differ in length from the line if it contains U+2581 itself or invalid UTF-8.
       if (!pieces.empty()) ends.back() = end;
       begin = end;
       if (ends_here) {

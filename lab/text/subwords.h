@@ -1,5 +1,5 @@
-// Subword tokenizers by SentencePiece (Kudo and Richardson 2018) with byte-pair encoding (Sennrich
-// et al. 2016).
+// SentencePiece subword tokenizers (Kudo and Richardson 2018) with byte-pair encoding (Sennrich et
+// al. 2016).
 #ifndef GNOMON_TEXT_SUBWORDS_H_
 #define GNOMON_TEXT_SUBWORDS_H_
 

@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kProbe = 8192;
-// A text is held in memory, which a mistaken `--data /` would fill without this limit.
+// Texts are held in memory, which a mistaken `--data /` would fill without this limit.
 constexpr size_t kMostBytes = size_t{4} << 30;
 
 bool Hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }

@@ -35,21 +35,21 @@ std::vector<int64_t> TrainingStarts(int64_t tokens, int64_t length, uint64_t see
 // The segments of one training step that reads a text as `batch` parallel streams.
 struct StreamStep {
   std::vector<int64_t> starts;  // one per stream
-  bool begins = false;          // the streams restart: this segment does not continue the last
+  bool begins = false;          // whether the streams restart at this segment
 };
 
 // Number of segments of `length` per stream; 0 if the text is too short.
 int64_t StreamSegments(int64_t tokens, int64_t length, int64_t batch);
 
 // Stream n is the n-th of `batch` equal sections of the text, read in consecutive segments of
-// `length`. At the end, all streams restart, each time shifted by a number in [0, length) that
-// depends only on (seed, round). StreamSegments must be at least 1.
+// `length`. After the last segment, all streams restart, shifted by a number in [0, length) that
+// depends only on the seed and the number of restarts. StreamSegments() must be at least 1.
 StreamStep TrainingStream(int64_t tokens, int64_t length, uint64_t seed, int64_t step,
                           int64_t batch);
 
 // Returns the start of each evaluation window of `length`. Stretches of `longest` tokens are spread
-// evenly over the text and split into windows of `length`. Together they have `budget` tokens;
-// there is at least one stretch. All lengths that divide `longest` therefore predict the same
+// evenly over the text and split into windows of `length`. There are as many stretches as fit into
+// `budget` tokens, but at least one. All lengths that divide `longest` therefore predict the same
 // tokens.
 std::vector<int64_t> EvaluationStarts(int64_t tokens, int64_t length, int64_t longest,
                                       int64_t budget);

@@ -33,7 +33,7 @@ constexpr const char* kLineEndWord = "<eos>";
 bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\v' || c == '\f'; }
 
 // Calls visit(word, end) for each word, and visit("\n", end) for each line end. `end` is the index
-// of the next byte.
+// of the byte that follows.
 template <class Visit>
 void ForEachWord(std::string_view text, Visit visit) {
   size_t at = 0;

@@ -71,7 +71,7 @@ class Tokenizer {
 
   // The text must outlive the result.
   virtual TokenText Encode(std::string_view text) const = 0;
-  // The text of a token that follows the token `before`, or that starts a text.
+  // The text of a token after the token `before`, or at the start of a text if there is none.
   virtual std::string Text(int64_t token, std::optional<int64_t> before) const = 0;
 };
 
@@ -106,7 +106,8 @@ void CheckTokenOptions(const TokenOptions& options);
 // Builds the vocabulary from a training text; throws Error if that fails.
 TokenizerPtr BuildTokenizer(const TokenOptions& options, std::string_view training_text);
 
-// Throws Error if the vocabulary was not written by a tokenizer of this kind.
+// Restores a tokenizer from its vocabulary(). Throws Error if the vocabulary is not valid for this
+// kind.
 TokenizerPtr ReadTokenizer(const std::string& kind, std::string_view vocabulary);
 
 // Both splits of a text as tokens.

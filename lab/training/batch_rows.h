@@ -6,8 +6,8 @@
 
 namespace gnomon::lab {
 
-// Rows `first`, `first` + 1 ... of a batch of `total` rows. If the generator is in the same state,
-// training draws the same random numbers for these rows as it would in the whole batch.
+// Rows `first`, `first` + 1 ... of a batch of `total` rows. Given the same generator state,
+// training draws the same random numbers for these rows as it would for the whole batch.
 struct BatchRows {
   int64_t first = 0;
   int64_t total = 0;

@@ -22,11 +22,10 @@ constexpr int64_t kCheckpointFormat = 1;
 constexpr const char* kModelPrefix = "model.";
 constexpr const char* kOptimizerPrefix = "optimizer.";
 
-// Fields in the configuration of a training run, in addition to those of a model and the task's
-// state fields.
+// Configuration fields that only training runs have, in addition to the task's state fields.
 constexpr const char* kTrainingFields[] = {"step", "training", "data"};
 
-// Returns a tensor that a checkpoint must contain; throws Error if it does not.
+// Returns a tensor of the file; throws Error if it is missing or its shape or type is wrong.
 torch::Tensor Take(const SafeTensors& file, const std::string& name, torch::IntArrayRef shape,
                    torch::ScalarType type) {
   const auto found = file.tensors.find(name);
@@ -43,7 +42,7 @@ bool IsOfTraining(const Option& option) {
   return option.section == "training" || option.section == "run";
 }
 
-// The stored options of the model, or those of its training.
+// All stored options. OfModel() selects those of the model, and OfTraining() those of its training.
 OptionList StoredOptions(Task& task, Terms* terms) {
   return InSection("model", terms->Options()) + task.Options(Command::kTrain);
 }
@@ -122,7 +121,7 @@ json ReadConfig(const std::map<std::string, std::string>& metadata) {
   const auto config = metadata.find(kConfigKey);
   if (config == metadata.end()) throw Error("it contains no gnomon configuration");
   json object = json::parse(config->second, nullptr, /*allow_exceptions=*/false);
-  if (object.is_discarded()) throw Error("its configuration is not JSON");
+  if (object.is_discarded()) throw Error("its configuration is not valid JSON");
   const auto format = Field<int64_t>(object, "format");
   if (format != kCheckpointFormat) throw Error(StrCat("its format is ", format, "; expected 1"));
   return object;

@@ -36,16 +36,16 @@ struct Checkpoint {
   std::optional<TrainingState> training;  // none if the file contains only a model
 };
 
-// Writes a safetensors file that any number of processes can resume. It contains the weights, the
-// optimizer's and the learner's state, the task's options and assets, and the path of the data.
-// Without training state, it contains only the weights, the assets and the model options. This is a
-// collective operation; process 0 writes.
+// Writes a safetensors file from which any number of processes can resume training. It contains the
+// weights, the optimizer's and the learner's state, the task's options and assets, and the path of
+// the data. (A checkpoint without training state contains only the weights, the assets and the
+// model options.) This is a collective operation; process 0 writes.
 void SaveCheckpoint(const std::filesystem::path& path, Trainer& trainer, Task& task,
                     const Terms& terms, const RunOptions& run, const std::string& data_path);
 
-// Sets the options and assets of the task from the file. The learner refers to the task and is on
-// `device`; the file may have been written on a different one. Throws Error if the file is not a
-// valid checkpoint of this task.
+// Sets the options and assets of the task from the file. The returned learner refers to the task
+// and is on `device`, which may differ from the device on which the file was written. Throws Error
+// if the file is not a valid checkpoint of this task.
 Checkpoint LoadCheckpoint(const std::filesystem::path& path, Task& task,
                           torch::Device device = torch::kCPU);
 

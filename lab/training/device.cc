@@ -23,7 +23,7 @@ std::optional<c10::Device> Parse(const std::string& name) {
   return std::nullopt;
 }
 
-// The number of devices that PyTorch finds. It may have been built without GPU support.
+// The number of devices that PyTorch finds; 0 if it was built without GPU support.
 int64_t CountDevices(c10::DeviceType type) {
   return at::globalContext().getAcceleratorHooksInterface(type).deviceCount();
 }
@@ -40,8 +40,8 @@ c10::Device FindDevice(const std::string& name) {
   const int64_t count = CountDevices(device->type());
   if (count == 0) throw Error(StrCat("--device is ", name, ", but PyTorch finds no GPU"));
   if (device->index() >= count) {
-    throw Error(
-        StrCat("--device is ", name, ", but the number of GPUs is ", count, " (numbered from 0)"));
+    throw Error(StrCat("--device is ", name, "; expected a GPU index below ", count,
+                       ", the number of GPUs"));
   }
   if (const std::string problem = WhyRefused(*device); !problem.empty()) {
     throw Error(StrCat("--device is ", name, "; ", problem));

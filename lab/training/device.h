@@ -1,4 +1,4 @@
-// Selects the device of models.
+// Selects the device on which models run.
 #ifndef GNOMON_TRAINING_DEVICE_H_
 #define GNOMON_TRAINING_DEVICE_H_
 

@@ -49,7 +49,7 @@ int OpenBeside(const std::filesystem::path& path, std::string* name) {
 
 void WriteFileAtomically(const std::filesystem::path& given,
                          const std::vector<std::string_view>& parts) {
-  // If the path is a link, its target is replaced. Only regular files can be replaced.
+  // If the path is a link, its target is replaced. Devices and pipes are written in place.
   std::error_code error;
   std::filesystem::path path = std::filesystem::weakly_canonical(given, error);
   if (error) path = given;
@@ -105,7 +105,7 @@ FolderLock::FolderLock(const std::filesystem::path& folder) {
   if (file < 0) {
     throw Error(StrCat("cannot open the folder ", folder.string(), ": ", std::strerror(errno)));
   }
-  // The descriptor must not be that of a standard stream, which may be closed.
+  // If a standard stream is closed, open() may return its descriptor, so a higher one is used.
   file_ = ::fcntl(file, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
   ::close(file);
   if (::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;

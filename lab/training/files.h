@@ -21,7 +21,8 @@ bool IsDevice(const std::filesystem::path& path);
 // The folder that contains a file.
 std::filesystem::path FolderOf(const std::filesystem::path& path);
 
-// Removes files that killed writers of `path` left behind. Requires exclusive use of the folder.
+// Removes unfinished files that killed writers of `path` left behind. Requires exclusive use of the
+// folder.
 void RemoveUnfinished(const std::filesystem::path& path);
 
 // Gives exclusive use of a folder until the lock is destroyed or the process ends, even if it is

@@ -65,7 +65,8 @@ const json& SectionOf(const json& object, const std::string& section) {
   if (section.empty()) return object;
   const auto found = object.is_object() ? object.find(section) : object.end();
   if (!object.is_object() || found == object.end()) return none;
-  if (!found->is_object()) throw Error(StrCat("the field '", section, "' has the wrong type"));
+  if (!found->is_object())
+    throw Error(StrCat("the field '", section, "' has the wrong type; expected an object"));
   return *found;
 }
 

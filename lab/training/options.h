@@ -24,14 +24,14 @@ struct OptionInfo {
   // The range of the number, or of each number in a list.
   double lowest = 0;
   double highest = static_cast<double>(kMany);
-  // The flag's name without leading dashes. The default is the name in files, with dashes instead
-  // of underscores.
+  // The flag's name without leading dashes. The default is the option's key, with dashes instead of
+  // underscores.
   const char* flag = nullptr;
   // If false, the option exists only in files.
   bool has_flag = true;
   // Whether --help shows the default; false if it depends on something that `help` describes.
   bool shows_default = true;
-  // Whether files may omit the option; it then has its default.
+  // Whether files may omit the option, which then keeps its default.
   bool may_lack = false;
   // Whether the value may change when a run is resumed.
   bool may_change = false;
@@ -50,8 +50,8 @@ struct Option {
   std::string key;
   OptionInfo info;
   Value value;
-  // The object that contains the option in files, and the group of its flag. Empty for the top
-  // level.
+  // The name of the object that contains the option in files, and of its flag's group in --help.
+  // Empty for the top level.
   std::string section = "";
 
   // "--learning-rate" for "learning_rate".
@@ -104,8 +104,8 @@ void FromJson(const nlohmann::json& object, const OptionList& list);
 // empty.
 void CheckRanges(const OptionList& list, const std::string& where);
 
-// Returns a field of an object; throws Error if it is missing or has the wrong type. Value is
-// int64_t, double, bool, std::string, or a vector of int64_t or std::string.
+// Returns a field of an object; throws Error if it is missing or has the wrong type. T is int64_t,
+// double, bool, std::string, or a vector of int64_t or std::string.
 template <class T>
 T Field(const nlohmann::json& object, const std::string& name);
 

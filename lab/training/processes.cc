@@ -11,9 +11,9 @@
 namespace gnomon::lab {
 namespace {
 
-// Calls PyTorch's collectives for compiled graphs. Unlike the process group classes, they are
-// called by name, so this also links with PyTorch builds that lack torch.distributed. The call is
-// boxed, because argument types differ between PyTorch versions.
+// Calls a functional collective, which PyTorch provides for compiled graphs. Unlike process group
+// classes, it is called by name, so this also links with PyTorch builds without torch.distributed.
+// The call is boxed, because argument types differ between PyTorch versions.
 torch::Tensor CallCollective(const char* name, torch::jit::Stack arguments) {
   const torch::NoGradGuard no_grad;
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();

@@ -58,8 +58,8 @@ class ProcessGroup final : public Processes {
   int64_t size_;
 };
 
-// The rows of a batch that process `rank` of `size` processes computes. Rows are consecutive in
-// rank order, and their numbers differ by at most one.
+// The first row, and the number of rows, that process `rank` of `size` processes computes. Rows are
+// assigned in rank order, and the numbers of two processes differ by at most one.
 int64_t FirstRow(int64_t batch, int64_t rank, int64_t size);
 int64_t CountRows(int64_t batch, int64_t rank, int64_t size);
 

@@ -29,8 +29,8 @@ constexpr uint64_t kLongestHeader = 100'000'000;
 struct NamedType {
   const char* name;
   torch::ScalarType type;
-  // The type to which tensors are converted, because PyTorch has few operators for wide unsigned
-  // integers.
+  // The type to which tensors are converted when read. Wide unsigned integers become signed,
+  // because PyTorch has few operators for them.
   torch::ScalarType read_as = type;
 };
 
@@ -127,15 +127,14 @@ class Reader {
   json Header() {
     if (bytes_.empty()) Fail("it is empty");
     if (bytes_.size() < 8) {
-      Fail(
-          StrCat("it has ", bytes_.size(), " bytes, so it is truncated or not a safetensors file"));
+      Fail(StrCat("it has ", bytes_.size(), " bytes; expected at least 8"));
     }
     uint64_t length = 0;
     std::memcpy(&length, bytes_.data(), 8);
     if (length > kLongestHeader) Fail("it has no header (`gnomon data` converts other formats)");
     if (length > bytes_.size() - 8) {
       Fail(StrCat("it is truncated: its header has ", length, " bytes, but only ",
-                  bytes_.size() - 8, " follow"));
+                  bytes_.size() - 8, " are present"));
     }
     data_ = 8 + length;
     std::set<std::string> names;
@@ -158,7 +157,7 @@ class Reader {
     std::map<std::string, std::string> metadata;
     if (!entry.is_object()) Fail("its __metadata__ is not an object");
     for (const auto& [key, value] : entry.items()) {
-      if (!value.is_string()) Fail(StrCat("the metadata '", key, "' is not a string"));
+      if (!value.is_string()) Fail(StrCat("the metadata value of '", key, "' is not a string"));
       metadata[key] = value.get<std::string>();
     }
     return metadata;
@@ -199,11 +198,12 @@ class Reader {
     }
     constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
     std::vector<int64_t> sizes;
-    uint64_t extent = c10::elementSize(type->type);  // in bytes, without axes of size 0
+    uint64_t extent = c10::elementSize(type->type);  // in bytes, ignoring axes of size 0
     bool empty = false;
     for (const json& size : shape) {
       const auto n = size.get<uint64_t>();
-      if (n > 0 && extent > kMost / n) fail("has a shape whose size exceeds 64 bits");
+      if (n > 0 && extent > kMost / n)
+        fail("has a shape that is too large; expected at most 2^63 - 1 bytes");
       extent *= std::max<uint64_t>(n, 1);
       empty = empty || n == 0;
       sizes.push_back(static_cast<int64_t>(n));

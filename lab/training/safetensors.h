@@ -21,10 +21,10 @@ struct SafeTensors {
 void WriteSafeTensors(const std::filesystem::path& path, const SafeTensors& content);
 
 // Reads a file and validates its header completely; throws Error naming the file and the fault.
-// Never allocates more memory than the file's size.
+// Checks the size of each tensor against that of the file before allocating memory for it.
 SafeTensors ReadSafeTensors(const std::filesystem::path& path);
 
-// Reads only the metadata, and neither reads nor checks the tensors. Throws Error naming the file
+// Reads only the metadata, without reading or checking the tensors. Throws Error naming the file
 // and the fault.
 std::map<std::string, std::string> ReadSafeTensorsMetadata(const std::filesystem::path& path);
 

@@ -18,7 +18,7 @@ std::vector<std::unique_ptr<Task> (*)()>& Makers() {
   return makers;
 }
 
-// The memory of the machine, or the limit of this process's control group if that is lower.
+// The machine's memory, or the memory limit of this process's control group if that is lower.
 double MemoryBytes() {
   const double pages = static_cast<double>(::sysconf(_SC_PHYS_PAGES));
   double bytes = pages * static_cast<double>(::sysconf(_SC_PAGE_SIZE));
@@ -51,7 +51,7 @@ void StoredSizes::Expect(const std::string& name, const std::vector<int64_t>& sh
 
 void StoredSizes::ExpectLayers(int64_t depth) const {
   if (depth <= static_cast<int64_t>(tensors_.size())) return;
-  throw Error(StrCat("it contains fewer tensors than ", depth, " layers have"));
+  throw Error(StrCat("it contains fewer tensors than ", depth, " layers need"));
 }
 
 std::vector<std::string> TaskOptions::DefaultPositions() const {
@@ -135,7 +135,7 @@ int64_t CountParameters(const torch::nn::Module& module) {
 void CheckMemoryHolds(const std::string& flags, double bytes) {
   const double most = MemoryBytes();
   if (bytes <= most) return;
-  throw Error(StrCat("not enough memory for ", flags, ": this needs at least ", Gibibytes(bytes),
+  throw Error(StrCat("not enough memory for ", flags, ": requires at least ", Gibibytes(bytes),
                      ", but the machine has ", Gibibytes(most)));
 }
 

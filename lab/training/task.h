@@ -1,4 +1,4 @@
-// A task defines its data, model, loss, metrics and evaluation conditions, in one file in tasks/.
+// A task is a file in tasks/ that defines the data, model, loss, metrics and evaluation conditions.
 // The trainer, checkpoints, command line and report work with every task.
 #ifndef GNOMON_TRAINING_TASK_H_
 #define GNOMON_TRAINING_TASK_H_
@@ -32,7 +32,7 @@ struct Metric {
   std::string title;   // "loss, nats per byte"
   std::string column;  // in short: "loss"
   bool higher_is_better = false;
-  // Whether comparison tables show it; files and `gnomon eval` contain all metrics.
+  // Whether comparison tables show this metric; files and `gnomon eval` contain all metrics.
   bool is_compared = true;
 };
 
@@ -47,22 +47,22 @@ struct Conditions {
 // The results under one condition.
 struct Measurement {
   nlohmann::json condition;
-  // One value per metric of the task; none if the position is undefined for this condition or the
-  // value is not finite.
+  // One entry per metric of the task; it is empty if the position is undefined for this condition
+  // or the value is not finite.
   std::vector<std::optional<double>> values;
   int64_t examples = 0;
 };
 
-// This process's rows of a training step.
+// The rows of a training step's batch that this process computes.
 struct Batch {
   int64_t step = 0;
   int64_t first = 0;
   int64_t count = 0;
-  int64_t total = 0;     // number of rows over all processes
+  int64_t total = 0;     // number of rows in the whole batch
   bool is_last = false;  // whether this is the last training step
 
-  // The rows for which random numbers of dropout and encodings are drawn; none if these are all
-  // rows of the batch.
+  // The rows for which dropout and encodings draw random numbers; none if this process computes the
+  // whole batch.
   std::optional<BatchRows> rows() const {
     return count < total ? std::optional(BatchRows{first, total}) : std::nullopt;
   }
@@ -88,7 +88,7 @@ struct LearnerState {
 };
 
 // One model of a task. Data is on the CPU, but the module may be on a different device; models move
-// their inputs.
+// their inputs to that device.
 class Learner {
  public:
   // Gathers the rows of the whole batch from all processes; this is a collective operation.
@@ -98,34 +98,34 @@ class Learner {
 
   virtual torch::nn::Module& module() = 0;
 
-  // Returns the model's output for a small built-in input; it must be finite. Throws Error if the
-  // terms do not fit the task. Needs no data.
+  // Returns the model's output for a small built-in input. The output must be finite. Throws Error
+  // if the terms do not fit the task. Needs no data.
   virtual torch::Tensor Probe() = 0;
 
   // Throws Error if the data is insufficient.
   virtual void CheckTraining() const {}
 
   // Returns the contribution of these rows to the mean loss of their batch; the contributions of
-  // all processes add up to the mean. It depends only on the parameters, the data, the step and the
-  // state.
+  // all processes add up to the mean. The result depends only on the parameters, the data, the step
+  // and the state.
   virtual torch::Tensor Loss(const Batch& batch) = 0;
 
-  // Called after the step to which Loss() belongs; the state of that step becomes the current
-  // state.
+  // Makes the state that the latest Loss() computed the current state. Called after the optimizer
+  // step.
   virtual void Keep() {}
 
   // Evaluates the model under each condition, on data that is not used for training. After
-  // EvaluateHeldOut(true), evaluates it on the held-out data under the training condition only, and
-  // may omit metrics other than DecidingMetric(). `proceed` is polled between batches; the result
-  // is empty if it returned false.
+  // EvaluateHeldOut(true), evaluates the model only under the training condition, on the held-out
+  // data, and may omit metrics other than DecidingMetric(). `proceed` is polled between batches; if
+  // it returns false, the result is empty.
   virtual std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) = 0;
 
   // Generates output according to the task's GenerationOptions(); stops early if `proceed` returns
   // false.
   virtual void Generate(const Output& /*output*/) {}
 
-  // Draws a picture for the report of a comparison, within seconds. Returns nothing if the task has
-  // no picture or `proceed` returned false. Does not use PyTorch's default generator.
+  // Draws a picture for a comparison report; this takes a few seconds at most. Returns nothing if
+  // the task has no picture or `proceed` returned false. Does not use PyTorch's default generator.
   virtual std::optional<Picture> Draw(const std::function<bool()>& /*proceed*/) {
     return std::nullopt;
   }
@@ -139,13 +139,13 @@ class Learner {
   virtual void Restore(const LearnerState& /*state*/, int64_t /*first*/, int64_t /*count*/) {}
 };
 
-// Data that a task learns before training, such as a vocabulary. It is stored in checkpoints and in
-// the folder of a comparison.
+// Data that a task learns before training, such as a vocabulary. Assets are stored in checkpoints
+// and in the folder of a comparison.
 struct Asset {
   std::string name;    // for messages: "vocabulary"
   std::string tensor;  // name in checkpoints
-  std::string file;    // name in folders; empty if it is not stored there
-  // JSON pointer to the location in DescribeData() of the sha256 of the bytes.
+  std::string file;    // file name in the comparison's folder; empty if not stored there
+  // JSON pointer into DescribeData() to the sha256 of `bytes`.
   std::string sha256_at;
   std::string bytes;
 };
@@ -169,9 +169,9 @@ class StoredSizes {
 // The texts that describe a task in help, messages and reports.
 struct TaskDescription {
   std::string summary;                // one line, for --help
-  std::string data_help = {};         // of --data; empty if the task generates its data from a seed
+  std::string data_help = {};         // help of --data; empty if the data is generated from a seed
   std::string data_noun = "data";     // the noun for the data in messages
-  std::string loss_unit;              // of the training loss, such as "nats per byte"
+  std::string loss_unit;              // unit of the training loss, such as "nats per byte"
   std::string examples = "examples";  // the unit of Measurement::examples
 
   bool takes_data() const { return !data_help.empty(); }
@@ -182,7 +182,7 @@ struct Generation {
   std::string help;       // one line
   std::string file = {};  // the output file; empty if the output is text on standard output
   OptionList options = {};
-  std::string memory_flags = {};  // the flags that determine the memory of generation
+  std::string memory_flags = {};  // the flags that determine the memory that generation needs
 };
 
 // The options of a task.
@@ -194,18 +194,18 @@ class TaskOptions {
   virtual TrainingOptions DefaultTraining(Command /*command*/) const { return {}; }
   // Default positions of a comparison.
   virtual std::vector<std::string> DefaultPositions() const;
-  // The options in flags and files other than terms and training options, with the defaults of a
-  // command. Checkpoints store those of kTrain; models are built from the sections other than
-  // "training" and "run".
+  // All options in flags and files except terms and training options, with the command's defaults.
+  // Checkpoints store the options of kTrain; models are built from all sections except "training"
+  // and "run".
   virtual OptionList Options(Command command) = 0;
-  // Called once all options are set, by flags or (`is_resumed`) by a file. `training` is null for a
-  // model without training state. Throws Error if options contradict each other.
+  // Called once all options are set, from flags or, if `is_resumed`, from a file. `training` is
+  // null for a model without training state. Throws Error if options contradict each other.
   virtual void Settle(Command /*command*/, bool /*is_resumed*/,
                       const TrainingOptions* /*training*/) {}
-  // The flags that determine the memory of a training step or an evaluation.
+  // The flags that determine the memory that a training step or an evaluation needs.
   virtual std::string StepFlags(Command command, const TrainingOptions& training) const;
   virtual std::string EvaluationFlags(Command /*command*/) const { return "the evaluation"; }
-  // Throws Error if the machine has less memory than a model or its training needs at least.
+  // Throws Error if the machine lacks the minimum memory for a model or its training.
   virtual void CheckModelFits() const {}
   virtual void CheckFits(const TrainingOptions& /*training*/, int64_t /*processes*/) const {}
 };
@@ -237,9 +237,9 @@ class TaskData {
   // Learns the assets; only one of several processes calls it.
   virtual void Prepare() {}
   virtual std::vector<Asset> Assets() const { return {}; }
-  // Sets the bytes of Assets(), in order; an empty string means that the file does not contain the
-  // asset. Throws Error if they are invalid or, with `is_stored`, do not match the options in their
-  // file.
+  // Sets the bytes of Assets(), in order; an empty string means that the asset is not stored.
+  // Throws Error if the bytes are invalid or, with `is_stored`, do not match the options that were
+  // stored with them.
   virtual void TakeAssets(const std::vector<std::string>& /*bytes*/, bool /*is_stored*/) {}
   // Throws Error if the data and the options do not fit together. `training` is null if there will
   // be no training.
@@ -262,8 +262,8 @@ class TaskModels {
   // calls it.
   virtual std::unique_ptr<Learner> MakeLearner(const Terms& terms,
                                                const TrainingOptions& training) = 0;
-  // Compares the options with the tensors in a file, so that options cannot make the model larger
-  // than its file.
+  // Checks the options against the tensor sizes in a file, so that wrong options cannot create a
+  // model that is larger than the file.
   virtual void CheckSizes(const StoredSizes& file) const = 0;
   // The names of the fields in LearnerState::fields, which only training runs have.
   virtual std::vector<std::string> state_fields() const { return {}; }
@@ -294,8 +294,8 @@ class Task : public TaskOptions, public TaskData, public TaskModels, public Task
   virtual std::optional<Generation> generation() { return std::nullopt; }
 };
 
-// The index in metrics() of the metric that is measured on held-out data: the loss, or else the
-// first one.
+// The index in metrics() of the metric that is measured on held-out data: the loss or, if there is
+// none, the first metric.
 size_t DecidingMetric(const Task& task);
 
 // The rows of the training data that HoldOut() holds out: a tenth, at most 1000, drawn with a fixed
@@ -324,7 +324,7 @@ class RegisterTask {
   }
 };
 
-// Creates the initial learner for training.seed; its weights are identical on all devices.
+// Creates a learner with the initial weights for training.seed, which are the same on all devices.
 std::unique_ptr<Learner> NewLearner(Task& task, const Terms& terms, const TrainingOptions& training,
                                     torch::Device device = torch::kCPU);
 

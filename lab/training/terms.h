@@ -12,9 +12,9 @@ namespace gnomon::lab {
   OPTION(std::string, similarity, "dot", .help = "Similarity specification; see `gnomon list`") \
   OPTION(std::string, position, "none",                                                         \
          .help =                                                                                \
-             "Position specification; see `gnomon list`. Several specifications, separated by " \
-             "semicolons, form a pattern that the layers repeat, such as \"rope;rope;none\". "  \
-             "Except in compare, commas also separate them")
+             "Position specification; see `gnomon list`. Several specifications separated by "  \
+             "semicolons, such as \"rope;rope;none\", form a pattern that repeats over the "    \
+             "layers. Except in compare, commas are also accepted as separators")
 
 struct Terms {
   GNOMON_OPTIONS(GNOMON_TERM_OPTIONS)

@@ -50,7 +50,7 @@ Trainer::Trainer(std::unique_ptr<Learner> learner, const TrainingOptions& option
   groups.emplace_back(free, with_decay(0));
   optimizer_ = std::make_unique<torch::optim::AdamW>(groups);
   // Processors of different types may draw slightly different weights, so process 0 broadcasts its
-  // own.
+  // weights.
   if (processes_->size() > 1) {
     const torch::NoGradGuard no_grad;
     std::vector<torch::Tensor> tensors = module_.parameters();
@@ -112,7 +112,7 @@ double Trainer::SumGradients(const torch::Tensor& loss) {
 
 double Trainer::Step() {
   module_.train();
-  // Each step has its own dropout stream, so a resumed run draws the same numbers.
+  // Reseed at each step, so that a resumed run draws the same numbers as an uninterrupted one.
   torch::manual_seed(static_cast<uint64_t>(options_.seed) * 0x9e3779b97f4a7c15 +
                      static_cast<uint64_t>(step_));
   const int64_t rank = processes_->rank();
@@ -157,7 +157,7 @@ void Trainer::Restore(const std::map<std::string, torch::Tensor>& state, int64_t
       throw Error(StrCat("the optimizer's tensor '", name, "' is missing"));
     }
     if (found->second.sizes() != parameter.sizes()) {
-      throw Error(StrCat("the optimizer's tensor '", name, "' is ", found->second.sizes(),
+      throw Error(StrCat("the optimizer's tensor '", name, "' has shape ", found->second.sizes(),
                          "; expected ", parameter.sizes()));
     }
     return found->second.to(parameter.device(), /*non_blocking=*/false, /*copy=*/true);

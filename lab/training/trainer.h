@@ -17,8 +17,8 @@
 
 namespace gnomon::lab {
 
-// Whether weight decay applies: to matrices and embeddings, not to biases, norms, or parameters of
-// a similarity or position.
+// Whether weight decay applies to a parameter. It applies to matrices and embeddings, but not to
+// biases, norms, or parameters of a similarity or position.
 bool Decays(std::string_view name, const torch::Tensor& parameter);
 
 // The names of a parameter's moments in the optimizer's state.
@@ -29,7 +29,7 @@ std::array<std::string, 2> MomentsOf(const std::string& parameter);
 // from the same learner and options, and make the same calls in the same order.
 class Trainer {
  public:
-  // Throws Error in all processes, before any collective, if options or data are invalid.
+  // Throws Error in all processes, before any collective operation, if options or data are invalid.
   Trainer(std::unique_ptr<Learner> learner, const TrainingOptions& options,
           ProcessesPtr processes = std::make_shared<Processes>());
 
@@ -38,7 +38,7 @@ class Trainer {
   double Step();
 
   int64_t step() const { return step_; }
-  // The number of steps: that of the options, unless EndAt() has set an earlier end.
+  // The number of steps: options().steps, unless EndAt() has set an earlier end.
   int64_t end() const { return end_; }
   void EndAt(int64_t end) { end_ = end; }
   Learner& learner() { return *learner_; }
@@ -48,9 +48,9 @@ class Trainer {
   // Gathers the learner's state for the whole batch; this is a collective operation.
   LearnerState GatherState() const;
 
-  // OptimizerState() returns AdamW's moments by parameter, for checkpoints. Restore() restores them
-  // and the state of the whole batch; it throws Error if a tensor is missing or has a different
-  // shape.
+  // OptimizerState() returns AdamW's moments by parameter, for checkpoints. Restore() restores the
+  // moments and the learner's state for the whole batch; it throws Error if a tensor is missing or
+  // has the wrong shape.
   std::map<std::string, torch::Tensor> OptimizerState() const;
   void Restore(const std::map<std::string, torch::Tensor>& state, int64_t step,
                const LearnerState& learner_state);

@@ -1,4 +1,4 @@
-// Training options: AdamW with a linear warm-up and a decay of the learning rate.
+// Training options: AdamW with learning-rate warm-up and decay.
 #ifndef GNOMON_TRAINING_TRAINING_OPTIONS_H_
 #define GNOMON_TRAINING_TRAINING_OPTIONS_H_
 
@@ -10,12 +10,12 @@ namespace gnomon::lab {
 
 #define GNOMON_TRAINING_OPTIONS(OPTION)                                                            \
   OPTION(int64_t, batch, 16,                                                                       \
-         .help = "Number of examples (for text: windows) per step, over all processes",            \
+         .help = "Total number of examples (for text: windows) per step across all processes",     \
          .lowest = 1)                                                                              \
   OPTION(int64_t, steps, 1000, .help = "Number of optimizer steps", .lowest = 1)                   \
   OPTION(int64_t, warmup, 100,                                                                     \
          .help =                                                                                   \
-             "Number of steps of linear learning-rate warm-up; default: a tenth of the steps, at " \
+             "Number of linear learning-rate warm-up steps; default: a tenth of the steps, at "    \
              "most 100",                                                                           \
          .shows_default = false)                                                                   \
   OPTION(double, learning_rate, 2e-3,                                                              \
@@ -41,8 +41,8 @@ struct TrainingOptions {
   GNOMON_OPTIONS(GNOMON_TRAINING_OPTIONS)
 };
 
-// Throws an Error that names a field that is out of range. A batch needs at least one example for
-// each of `processes`.
+// Throws an Error that names a field that is out of range. A batch must have at least one example
+// per process.
 void CheckTrainingOptions(const TrainingOptions& options, int64_t processes = 1);
 
 // Returns the learning rate of a step (counted from 0) in a training run that ends after `end`
@@ -58,7 +58,7 @@ int64_t EndOfDecay(int64_t begin);
   OPTION(int64_t, checkpoint_every, 500, .help = "Number of steps between checkpoints", \
          .lowest = 1, .may_lack = true, .may_change = true)
 
-// Options of a run other than training.
+// Run options other than training options.
 struct RunOptions {
   GNOMON_OPTIONS(GNOMON_RUN_OPTIONS)
 };

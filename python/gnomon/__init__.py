@@ -36,7 +36,7 @@ __version__ = _library.VERSION
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Returns a package of the lab, which is imported on first use."""
+    """Imports a lab package, such as gnomon.report, on first use."""
     if name == "lab" or name in _lab.NAMES:
         return importlib.import_module(f"gnomon.{name}")
     raise AttributeError(f"module 'gnomon' has no attribute {name!r}")

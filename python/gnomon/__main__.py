@@ -7,7 +7,7 @@ from gnomon import _lab
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line, by default that of this process, and returns the exit code."""
+    """Runs the given arguments, by default those of this process, and returns the exit code."""
     return _lab.run("__main__", arguments)
 
 

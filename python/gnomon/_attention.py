@@ -38,7 +38,7 @@ Window = tuple[int | None, int | None]
 #: An integer tensor, or values that can be converted to one.
 Integers: TypeAlias = Tensor | Sequence[Any] | int
 Aggregation = Literal["mean", "einstein_midpoint", "lorentz_centroid"]
-#: A position argument: a position, a specification, or a list of these, which is summed.
+#: A position argument: a position, a specification, or a sequence of these, which are summed.
 Positions: TypeAlias = Position | str | Sequence[Position | str]
 
 
@@ -88,7 +88,7 @@ class AttentionArguments(WeightArguments, total=False):
     seed: int | None
 
 
-#: Operator arguments by name. Each function below sets one or two of them.
+#: Operator arguments by name. Each _lower_... function sets one or two of them.
 _Lowered = dict[str, Any]
 
 
@@ -224,9 +224,9 @@ _SOFTCAP = (
     "expected similarity=gnomon.similarity.Dot(softcap=...), which caps dot products before biases "
     "are added, or score_softcap=, which caps scores after biases are added"
 )
-#: Arguments of PyTorch, flash-attn and FlexAttention functions, each with gnomon's argument that
-#: replaces it (if any) and advice. If a function lacks the replacement, the argument is reported as
-#: unknown.
+#: Arguments of PyTorch, flash-attn and FlexAttention functions, each with the gnomon argument that
+#: replaces it (if any) and advice for the error message. If a gnomon function lacks the
+#: replacement, the argument is reported as unknown.
 FOREIGN_ARGUMENTS: dict[str, tuple[str | None, str]] = {
     "attn_mask": ("mask", _MASK),
     "attention_mask": ("mask", _MASK),
@@ -256,7 +256,7 @@ FOREIGN_ARGUMENTS: dict[str, tuple[str | None, str]] = {
     "window_size": ("window", "expected window=(left, right), where None means unbounded"),
     "sliding_window": (
         "window",
-        "expected window=(left, right), where neither counts the query's own position",
+        "expected window=(left, right), neither of which counts the query's own position",
     ),
     "alibi_slopes": ("position", "expected position=gnomon.position.ALiBi(slopes)"),
     "softcap": ("similarity", _SOFTCAP),
@@ -282,14 +282,14 @@ UNSET: _Lowered = {
 _IN_ORDER = list(UNSET.items())
 _PLACES = {name: place for place, name in enumerate(UNSET)}
 
-# Stored because looking up an operator takes a noticeable part of a small call.
+# Stored because looking up an operator takes a noticeable part of a small call's time.
 _attention = ops.attention.default
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def takes(arguments: Any) -> Callable[[_Function], _Function]:
-    """Decorates a function so that its signature lists the TypedDict's arguments."""
+    """Decorates a function so that its signature lists the arguments in a TypedDict."""
     types = get_type_hints(AttentionArguments)
     own = [
         inspect.Parameter(
@@ -328,7 +328,7 @@ def _in_order(arguments: Any) -> list[str]:
 def lower_call(
     operator: str, like: Tensor, given: Mapping[str, Any], arguments: Any, **own: Any
 ) -> _Lowered:
-    """Converts `given`, a function's arguments without its terms, to operator arguments.
+    """Converts `given`, a call's arguments other than its terms, to operator arguments.
 
     `arguments` is the TypedDict of valid names. `own` contains additional operator arguments.
     """
@@ -355,7 +355,7 @@ def passed(lowered: _Lowered) -> list[Any]:
     return [lowered.get(name, unset) for name, unset in _IN_ORDER[:count]]
 
 
-# Arguments of functions in addition to those in their TypedDict.
+# Arguments of each function that are not in its TypedDict.
 _OWN_ARGUMENTS = {
     "attention": ("return_lse",),
     "attention_weights": ("rows",),
@@ -429,7 +429,7 @@ def attention(
             key_lengths[b]. Here and below, a number or a 0-d tensor applies to the whole batch, and
             lists are accepted in place of tensors.
         key_starts: (B,) integers: in batch element b, queries attend only to keys j >=
-            key_starts[b]. The hidden keys may contain NaN. They still count in positions: key j
+            key_starts[b]. The excluded keys may contain NaN. They still occupy positions: key j
             keeps the position j.
         query_segments: (B, Lq) integers in the int32 range, or (Lq,) if shared across the batch: a
             query attends only to keys in its own segment, such as a document in a packed sequence.
@@ -437,7 +437,7 @@ def attention(
         key_segments: (B, Lk) or (Lk,) integers; required with query_segments.
         query_offset: the position of the first query: an integer between -2^53 and 2^53, or (B,)
             integers, one per batch element. It defaults to 0 if Lq = Lk. If the lengths differ,
-            calls with causal, a window or a position must pass it.
+            calls with causal, a window, chunks or a position must pass it.
         positions: (B, Lq) integers, or (Lq,) if shared across the batch: the positions p_i of the
             queries, in any order; they may be negative. Masks and position terms then use them
             instead of query_offset and the key index. Pass positions for packed documents (with
@@ -446,16 +446,16 @@ def attention(
             its middle entry is the bias for p_j = p_i. Positions in one batch element must differ
             by less than 2^30; with offset biases, there may be at most 2^22 different offsets. A
             tensor of shape (1 or B, Lq, axes) contains coordinates, which only RoPE accepts. Each
-            coordinate axis rotates its section of RoPE's pairs, or an equal number of pairs. Masks
-            then still use query_offset and the key index.
+            axis then rotates its own section of RoPE's pairs (by default, an equal share of them),
+            and masks still use query_offset and the key index.
         key_positions: (B, Lk) or (Lk,) integers: the positions p_j of the keys; by default those of
             the queries. If Lq and Lk differ, pass both positions and key_positions.
         scale: factor of the dot product and of relative keys; 1/sqrt(D) by default. Passing it
             raises an error if the call uses neither.
-        chunks: (size, before, after): positions are divided into chunks of `size`. A query
-            attends to its own chunk, `before` chunks before it and `after` chunks after it. With
-            Relative, this is the relative local attention of the Music Transformer (Huang et al.
-            2019).
+        chunks: (size, before, after): the sequence is divided into chunks of `size` positions. A
+            query attends only to its own chunk, the `before` chunks before it and the `after`
+            chunks after it. With Relative, this is the relative local attention of the Music
+            Transformer (Huang et al. 2019).
         dropout: probability of dropping a weight, from 0 to 1. The remaining weights are multiplied
             by 1 / (1 - dropout); lse is computed before dropout.
         seed: seed of the dropout mask; by default, it is drawn from PyTorch's generator. For a
@@ -464,26 +464,28 @@ def attention(
             "mean" is sum_j p_ij v_j.
             "einstein_midpoint" is sum_j p_ij g_j v_j / sum_j p_ij g_j with
             g_j = 1 / sqrt(1 - |v_j|^2), for values in the Klein ball; values outside the ball are
-            moved to its boundary (Gulcehre et al. 2019). log g_j is added to s_ij.
+            moved to its boundary (Gulcehre et al. 2019). lse is then log sum_j g_j exp(s_ij).
             "lorentz_centroid" is m sqrt(c / |(m.m)_L|) with m = sum_j p_ij v_j, for values on the
             hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c (Law et al. 2019). The time coordinate
-            of v and o comes first. c is that of similarity.Lorentz if it is used, otherwise 1.
+            of v and o comes first. c is the c of similarity.Lorentz if the call uses it, otherwise
+            1.
         mask: a Boolean tensor that broadcasts to (B, H, Lq, Lk): True where query i may attend to
             key j. Other masking arguments also apply. Fully masked blocks are skipped. Arguments
             such as causal, window and segments are faster if they can express the mask. For
             additive masks, use position.PairBias.
-        sink: (H,), (B, H, Lq) or a number: the score of an additional key that has no value, in the
-            softmax of each query (Agarwal et al. 2025, gpt-oss). 0 adds 1 to the softmax
-            denominator, and -inf means no sink. The returned lse includes the sink.
-        temperature: a tensor that broadcasts to (B, H, Lq), or a number: multiplies s_ij, including
-            biases but not the sink. A tensor that requires grad receives a gradient. For scalable
-            softmax (Nakanishi 2025), pass s log(n) for a query that attends to n keys.
+        sink: (H,), (B, H, Lq) or a number: the score, in each query's softmax, of an additional key
+            without a value (Agarwal et al. 2025, gpt-oss). 0 adds 1 to the softmax denominator, and
+            -inf means no sink. The returned lse includes the sink.
+        temperature: a factor of s_ij, including biases but not the sink: a number, or a tensor that
+            broadcasts to (B, H, Lq). A tensor that requires grad receives a gradient. For scalable
+            softmax (Nakanishi 2025), pass s log(n), where s is a learned factor and n is the number
+            of keys that the query attends to.
         score_softcap: a positive number z: the scores become z tanh(s_ij / z), where s_ij includes
             biases and temperature. similarity.Dot(softcap=z) caps only the dot product, before
-            biases, as Gemma 2 does; without biases, both give the same result. score_softcap runs
-            only on CPUs. It is not supported with Umbral, the "log" scores of cones, Lorentz,
-            Forget and aggregation="einstein_midpoint": their kernels omit a per-query constant that
-            cancels in a softmax, but not under a cap.
+            biases, as Gemma 2 does; without biases, both give the same result. score_softcap is
+            supported only on CPUs, and not with Umbral, the "log" scores of cones, Lorentz, Forget
+            or aggregation="einstein_midpoint": their kernels omit a per-query constant, which
+            cancels in a softmax but not under a cap.
         tolerance: the fraction of each query's total weight that may be skipped, at least 0 and
             below 1. Forward and backward passes skip blocks of keys if a bound proves that their
             total weight is below this fraction. The bound follows from the norms of q and k and
@@ -492,8 +494,8 @@ def attention(
             is the rounding error of a float32 sum. Nothing is skipped if tolerance is 0, if the
             inputs are float64, or in decoding (few queries, many cached keys). Skipping does not
             change how NaN and infinity propagate.
-        return_lse: whether to also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij),
-            which is differentiable.
+        return_lse: whether to also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij).
+            lse is differentiable.
 
     The tensors of similarity and position must have q's dtype, or float32 if q is bfloat16 or
     float16. Where (H,) is expected, a 0-d tensor applies to all heads. torch.func transforms are
@@ -532,7 +534,7 @@ def attention(
     return o, lse
 
 
-#: Indices of rows of q: one, several, or a slice.
+#: Row indices of q: an integer, several integers, or a slice.
 Rows: TypeAlias = Integers | slice
 
 
@@ -596,10 +598,10 @@ def lower(
 
 
 def check_rows(operator: str, rows: Rows, q: Tensor) -> list[int]:
-    """Converts rows to a list of integers; a slice gives non-negative ones."""
+    """Converts rows to a list of indices, which are non-negative if rows is a slice."""
     if isinstance(rows, slice):
         return list(range(q.shape[2] if q.dim() == 4 else 0)[rows])
-    # A list is handled without a tensor, whose values cannot be read during tracing.
+    # Do not convert a list to a tensor, whose values cannot be read during tracing.
     if isinstance(rows, (list, tuple)) and all(type(row) is int for row in rows):
         return list(rows)
     numbers = check_integers(

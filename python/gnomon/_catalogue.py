@@ -16,7 +16,7 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
     Returns:
         A dictionary with the lists "similarities" and "positions". Each entry is a dictionary that
         describes one term: its name, title, formula (as text and in LaTeX, with a note), details,
-        source, cost, Python class and parameters, and the library from which load_terms loaded it.
+        source, cost, Python class, parameters and, if load_terms added the term, its library.
         The entry's role is "similarity" or the kind of position ("rotation", "bias", "content",
         ...). Other fields tell whether the term needs a grid, a causal mask or the dot product. A
         parameter has a name, kind, meaning, default, choices and range. include/gnomon/catalogue.h
@@ -54,9 +54,9 @@ def load_terms(path: str | os.PathLike[str]) -> list[str]:
         The names of the terms in the library.
 
     Raises:
-        TypeError: path is not a path.
+        TypeError: path is neither a string nor an os.PathLike object.
         ValueError: the file does not exist, was built for a different gnomon or PyTorch, or
-            contains no terms; or a term's name is already in use. No terms are added then.
+            contains no terms; or a term's name is already in use. In each case, no term is added.
 
     Example:
         >>> names = gnomon.load_terms("build/libmy_terms.so")  # doctest: +SKIP

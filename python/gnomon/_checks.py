@@ -58,7 +58,7 @@ def checks_argument_names(
 ) -> Callable[[_Function], _Function]:
     """Decorates a function so that its error for an unknown argument suggests the closest name.
 
-    error: creates the error for a name; by default, unknown_name does.
+    error: a function that creates the error for a name; by default, unknown_name.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -76,7 +76,7 @@ def checks_argument_names(
 def name_unknown_arguments(cls: type, advice: Mapping[str, str] | None = None) -> None:
     """Makes a constructor's error for an unknown argument suggest the closest name.
 
-    advice: text for arguments of other libraries, by name, in place of a suggestion.
+    advice: maps other libraries' argument names to a text that replaces the suggestion.
     """
     for base in cls.__mro__:
         construct = vars(base).get("__init__")
@@ -149,7 +149,7 @@ def check_layout(operator: str, argument: str, value: object) -> None:
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Casts floating-point tensors other than float64 to autocast's dtype, as SDPA does."""
-    # Reading tensor.device costs as much as the rest of this function.
+    # Reading tensor.device takes as long as the rest of this function, so check is_cpu first.
     kind = "cpu" if tensors[0].is_cpu else tensors[0].device.type
     # Autocast does not support the meta device.
     if kind == "meta" or not torch.is_autocast_enabled(kind):
@@ -191,7 +191,7 @@ def is_flag(value: object) -> bool:
 
 
 def check_flag(operator: str, argument: str, value: object) -> bool:
-    """Returns the value as a bool."""
+    """Checks a flag and converts it to bool."""
     if value is True or value is False:
         return value
     if not is_flag(value):
@@ -205,7 +205,7 @@ def check_string(operator: str, argument: str, value: object, expected: str = "a
 
 
 def is_number(value: object) -> bool:
-    """Returns whether a value is a real number; 0-d tensors count, Booleans do not."""
+    """Returns whether a value is a real number (0-d tensors count, but Booleans do not)."""
     value = plain(value)
     if isinstance(value, bool):
         return False
@@ -250,7 +250,7 @@ def is_integer_type(dtype: torch.dtype) -> bool:
 
 
 def is_integer(value: object) -> bool:
-    """Returns whether a value is an integer; 0-d tensors count, Booleans do not."""
+    """Returns whether a value is an integer (0-d tensors count, but Booleans do not)."""
     value = plain(value)
     if isinstance(value, (bool, float, SymFloat)):
         return False
@@ -287,7 +287,7 @@ def check_integer(operator: str, argument: str, value: object, expected: str = "
         raise wrong_type(operator, argument, value, expected)
     if isinstance(number, int) and not -(2**63) <= number < 2**63:
         raise ValueError(
-            f"gnomon.{operator}: {argument} is {number}; expected an integer within int64"
+            f"gnomon.{operator}: {argument} is {number}; expected an integer in the int64 range"
         )
     return number
 

@@ -11,7 +11,7 @@ from gnomon._checks import did_you_mean
 
 
 def failure(program: str) -> Callable[[str], NoReturn]:
-    """Returns a function that prints an error of the program in one line and exits with 2."""
+    """Returns a function that prints an error of the program on one line and exits with code 2."""
 
     def fail(message: str) -> NoReturn:
         print(f"{program}: {message}", file=sys.stderr)
@@ -21,7 +21,7 @@ def failure(program: str) -> Callable[[str], NoReturn]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports invalid input in one line and suggests the closest known option.
+    """Reports invalid input on one line and suggests the closest known option.
 
     A subcommand rejects its unknown arguments itself, because only it knows its options.
 

@@ -103,8 +103,8 @@ def define(
         gnomon.nn.MultiheadAttention(512, 8, similarity="student_t")
 
     Args:
-        name: the name in specifications and in the catalogue, such as "student_t": lower-case
-            letters, digits and underscores. The class name is the same in CamelCase, StudentT.
+        name: the name in specifications and in the catalogue, such as "student_t": lowercase
+            letters, digits and underscores. The class has the same name in CamelCase, StudentT.
         formula: f, an expression in ``g`` and ``heads`` with numbers, + - * / ** and the functions
             abs, exp, log, log1p, max, min, sigmoid, softplus, sqrt and tanh. It is computed in
             float32, or in float64 for float64 tokens. The argument of exp is clamped to at most 88,
@@ -120,15 +120,15 @@ def define(
         source: the citation in the catalogue.
 
     Returns:
-        The class. ``heads`` contains the names of its arguments, which are numbers or tensors of
-        shape (H,) or (). Pass its attribute ``library`` to ``gnomon compare --terms``. Calling
-        define() again with the same arguments returns the same class.
+        The class. Its arguments have the names in ``heads`` and are numbers or tensors of shape
+        (H,) or (). To use the class in ``gnomon compare``, pass its attribute ``library`` to
+        --terms. Calling define() again with the same arguments returns the same class.
 
     Raises:
         ValueError: an argument is invalid, the formula cannot be parsed, or the name belongs to
             another similarity or position.
         RuntimeError: the compiler is missing or fails. The environment variable ``CXX`` selects
-            the compiler (c++ by default), and ``GNOMON_CACHE`` the cache folder.
+            the compiler (c++ by default), and ``GNOMON_CACHE`` selects the cache folder.
 
     Example:
         >>> Cauchy = gnomon.similarity.define("cauchy", "log1p(g)")  # doctest: +SKIP
@@ -147,15 +147,25 @@ def define(
         )
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z][a-z0-9]*)*", name) or len(name) > _LONGEST:
         raise _wrong(
-            "name", name, "lowercase letters, digits and single underscores, at most 60 characters"
+            "name",
+            name,
+            "lowercase letters, digits and single underscores, at most 60 characters, with a "
+            "letter at the start and after each underscore",
         )
     if input not in _INPUTS:
         raise _wrong("input", input, " or ".join(map(repr, _INPUTS)))
     for n, head in enumerate(heads):
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", head) or keyword.iskeyword(head):
-            raise _wrong("heads", tuple(heads), "names of letters, digits and underscores")
+            raise _wrong(
+                "heads",
+                tuple(heads),
+                "names of letters, digits and underscores that start with a letter and are not "
+                "Python keywords",
+            )
         if head in (*_TAKEN, *FUNCTIONS, *heads[:n]) or hasattr(DefinedSimilarity, head):
-            raise _wrong("heads", tuple(heads), f"names other than {head}, which is reserved")
+            raise _wrong(
+                "heads", tuple(heads), f"names other than {head}, which is reserved or repeated"
+            )
     multiplier = factor.removeprefix("-")
     if (multiplier != "scale" and multiplier not in heads) or factor == "-scale":
         expected = ["scale", *(sign + head for head in heads for sign in ("", "-"))]
@@ -253,7 +263,7 @@ def _command() -> list[str]:
 
 
 def _link_options() -> list[str]:
-    """Returns the linker options; macOS's linker needs every library that defines a symbol."""
+    """Returns the linker options; on macOS, every library that defines a symbol must be listed."""
     options = ["-lgnomon_torch"]
     if sys.platform == "darwin":
         core = LIBRARIES.parent / library_name("gnomon_core")
@@ -303,6 +313,6 @@ def _compile(name: str, struct: str, text: str, source: str, library: pathlib.Pa
         ) from None
 
 
-# Messages and pickles show the public module.
+# Error messages and pickles should name the public module.
 for _member in (DefinedSimilarity, define):
     _member.__module__ = "gnomon.similarity"

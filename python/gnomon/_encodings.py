@@ -59,7 +59,7 @@ def t5_bucket(
 
 
 def sinusoid(positions: Integers, dim: int, *, layout: str = "interleaved") -> Tensor:
-    """Returns sinusoids of shape (..., dim) for positions of shape (...), a tensor or a list.
+    """Returns sinusoids (..., dim) for positions of shape (...), given as a tensor or a list.
 
     dim must be even. The dtype is float64 for float64 positions, otherwise float32. With the layout
     "interleaved", coordinates 2 i and 2 i + 1 are the sine and the cosine of p 10000^(-2 i / dim)
@@ -84,7 +84,7 @@ def grid_sinusoid(
     """Returns sinusoids (prefix + prod(shape), dim) for tokens on a grid in row-major order.
 
     dim is divided evenly among the axes: each part contains the sinusoids of one coordinate. The
-    result is float32, and the first `prefix` rows are zero. sinusoid documents the layouts.
+    result is float32, and the first `prefix` rows are zero. See sinusoid for the layouts.
 
     Example:
         >>> gnomon.grid_sinusoid((7, 7), dim=64).shape
@@ -107,14 +107,14 @@ def hype_augment(
     axes: Sequence[int] | None = None,
     query_offset: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Appends 2 * copies coordinates to q and k that add the HyPE bias to the dot product.
+    """Extends q and k by 2 * copies coordinates that add the HyPE bias to the dot product.
 
     Use it with attention kernels that do not accept a bias. The inner product of the new
     coordinates is sqrt(D) times the odd HyPE bias, where D is the original head_dim, so pass
-    1/sqrt(D) as the kernel's scale. tau and mu are numbers or tensors of shape (H,). If mu has
-    shape (H,), k is expanded to q's H heads. axes is the shape of a grid with tokens in row-major
-    order: the bias is then the sum over the axes, with 2 * copies coordinates per axis (Angelotti
-    2023).
+    1/sqrt(D) as the kernel's scale. copies repeats the coordinates without changing the bias. tau
+    and mu are numbers or tensors of shape (H,). If mu has shape (H,), k is expanded to q's H heads.
+    axes is the shape of a grid with tokens in row-major order: the bias is then the sum over the
+    axes, with 2 * copies coordinates per axis (Angelotti 2023).
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)

@@ -36,7 +36,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         yield path
         return
     named, path = path, path.resolve()
-    # The name is unique, and hidden because readers of text folders skip hidden files.
+    # The name is unique. The file is hidden because readers of text folders skip hidden files.
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         yield part

@@ -48,8 +48,8 @@ class Graph:
 
     def number(self, value: float) -> int:
         if not abs(value) <= _MOST:
-            text = str(value) if isinstance(value, float) else f"of {len(str(value))} digits"
-            raise ValueError(f"it contains the number {text}, which float32 cannot represent")
+            text = str(value) if isinstance(value, float) else f"{len(str(value))} digits"
+            raise ValueError(f"it contains a number that float32 cannot represent ({text})")
         return self._add("number", float(value))
 
     def value_of(self, node: int) -> float | None:
@@ -98,7 +98,7 @@ class Graph:
     def largest(self, a: int, b: int) -> int:
         if self.value_of(b) is None:
             a, b = b, a
-        # Only the second operand propagates NaN, so it must not be the constant.
+        # max propagates NaN only from its second operand, which must therefore not be the constant.
         return a if self._is_below(b, a) else self._add("max", b, a)
 
     def least(self, a: int, b: int) -> int:
@@ -109,7 +109,7 @@ class Graph:
         return value is not None and value <= 0 and self.is_positive(a)
 
     def where_greater(self, a: int, b: int, yes: int, no: int) -> int:
-        """Selects yes where a > b, and no elsewhere."""
+        """Selects `yes` where a > b, and `no` elsewhere."""
         return yes if yes == no else self._add("where", a, b, yes, no)
 
     def sqrt(self, a: int) -> int:
@@ -128,7 +128,7 @@ class Graph:
     def log1p(self, a: int) -> int:
         if self.is_positive(a):
             return self._add("log1p", a)
-        # Below 0, log(1 + a) = -log(1 + b) with b = -a / (1 + a) keeps the digits of a.
+        # For a < 0, use -log(1 + b) with b = -a / (1 + a), which keeps the digits of a.
         zero = self.number(0)
         below = self.least(zero, a)
         rest = self.largest(self.add(self.number(1), below), self.number(_LEAST_NORMAL))
@@ -157,7 +157,10 @@ class Graph:
         if exponent is None:
             return self.exp(self.multiply(b, self.log(a)))
         if abs(exponent) > _MOST_POWER:
-            raise ValueError(f"it contains the power {exponent:g}; expected at most {_MOST_POWER}")
+            raise ValueError(
+                f"it contains the power {exponent:g}; expected an exponent from -{_MOST_POWER} to "
+                f"{_MOST_POWER}"
+            )
         halves = round(2 * abs(exponent))
         result = self.number(1)
         square = a
@@ -178,7 +181,7 @@ class Graph:
         return self.divide(self.number(1), result) if exponent < 0 else result
 
     def is_positive(self, node: int, above: bool = False) -> bool:
-        """Returns whether the node is known to be at least 0, or above 0."""
+        """Returns whether the node is known to be at least 0 or, if `above`, greater than 0."""
         kind, *of = self.operations[node]
         if kind == "number":
             return of[0] > 0 if above else of[0] >= 0
@@ -223,7 +226,7 @@ class Graph:
         return of[1:] if kind == "function" else of
 
     def derivatives(self, result: int, leaves: Sequence[int]) -> list[int]:
-        """Returns the result's derivative with respect to each leaf; max and min split ties."""
+        """Returns the result's derivative by each leaf; at ties, max and min split the gradient."""
         order = self.reached_from([result])
         gradient = {result: self.number(1)}
         for node in reversed(order):
@@ -234,7 +237,7 @@ class Graph:
         return [gradient.get(leaf, self.number(0)) for leaf in leaves]
 
     def _slopes(self, node: int, d: int) -> list[tuple[int, int]]:
-        """Returns each operand of a node and its gradient, given the node's gradient d."""
+        """Returns (operand, gradient) for each operand of a node, given the node's gradient d."""
         kind, *of = self.operations[node]
         zero, one, half = self.number(0), self.number(1), self.number(0.5)
         if kind == "+":
@@ -285,7 +288,7 @@ class Graph:
         return []
 
     def bounds(self, result: int) -> tuple[int, int] | None:
-        """Returns operations that bound the result for every g in a range; None if unknown."""
+        """Returns the result's lower and upper bound over a range of g, or None if unknown."""
         ranges: dict[int, tuple[int, int]] = {}
         for node in self.reached_from([result]):
             found = self._range(node, ranges)
@@ -328,7 +331,7 @@ class Graph:
                 self.largest(below, high),
             )
         if kind == "*" and of[0] == of[1] and not self.is_positive(of[0]):
-            # A square is 0 if the range contains 0.
+            # The lower bound of a square is 0 if the range contains 0.
             down, up = self.multiply(low, low), self.multiply(high, high)
             above = self.where_greater(low, zero, down, zero)
             return self.where_greater(zero, high, up, above), self.largest(down, up)
@@ -461,7 +464,7 @@ def definition_of(
         text: the definition's descriptive strings, "kTitle" and so on.
 
     Raises:
-        ValueError: the formula is invalid; the message is appended to "formula is '...': ".
+        ValueError: the formula is invalid; the caller puts "formula is '...': " before the message.
     """
     try:
         tree = ast.parse(formula.strip(), mode="eval").body

@@ -86,7 +86,7 @@ def graph_attention(
     Args:
         q: (N, H, D), bfloat16, float16, float32 or float64, on the CPU or an NVIDIA GPU (float64:
             CPU only). k and v must have the same dtype and device.
-        k: (Nk, Hkv, D), where Hkv divides H. The nodes may differ from those of q.
+        k: (Nk, Hkv, D), where Hkv divides H. The key nodes may differ from the query nodes.
         v: (Nk, Hkv, Dv).
         indptr: (N + 1,) non-decreasing integers from 0 to E, a tensor or a list.
         indices: (E,) integers in [0, Nk).
@@ -94,8 +94,8 @@ def graph_attention(
             tensors must have q's dtype, or float32 if q is bfloat16 or float16, and the shape (H,),
             or () if shared by all heads.
         scale: factor of the dot product; 1/sqrt(D) by default. Other similarities do not accept it.
-        sink: (H,), (N, H) or a number: the score of an additional key that has no value, in the
-            softmax of each node, as in attention. lse includes the sink. -inf means no sink.
+        sink: (H,), (N, H) or a number: the score, in each node's softmax, of an additional key
+            without a value, as in attention. lse includes the sink. -inf means no sink.
         edge_bias: (E, H), or (E,) if shared by all heads: values that are added to the scores of
             the edges; -inf removes an edge. It must have q's dtype, or float32 if q is bfloat16 or
             float16.
@@ -104,7 +104,7 @@ def graph_attention(
         seed: seed of the dropout mask; by default, it is drawn from PyTorch's generator. For a
             given seed, whether a weight is dropped depends only on its head, node and edge index.
         return_lse: whether to also return lse (N, H), the natural logarithm of the sum of
-            exp(score) over a node's edges, which is differentiable.
+            exp(score) over a node's edges. lse is differentiable.
 
     Returns:
         o (N, H, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. For a node without
@@ -162,7 +162,7 @@ def _with_sink(o: Tensor, lse: Tensor, sink: Tensor | float) -> tuple[Tensor, Te
     finite, score = lse.clamp_min(nothing), score.clamp_min(nothing)
     margin = finite - score
     log_sigmoid = torch.nn.functional.logsigmoid
-    # The second derivative of torch.logaddexp is NaN where one argument is far above the other.
+    # The second derivative of torch.logaddexp is NaN if one argument is far larger than the other.
     total = torch.where(margin >= 0, finite - log_sigmoid(margin), score - log_sigmoid(-margin))
     keys = torch.sigmoid(margin)
     keys = torch.where(lse == -math.inf, 0.0, keys)
@@ -207,9 +207,13 @@ def csr(edge_index: Integers, num_nodes: int) -> tuple[Tensor, Tensor]:
     if not is_compiling() and target.shape[0] > 0 and target.device.type != "meta":
         least, most = int(target[0]), int(target[-1])
         if least < 0 or most >= num_nodes:
+            expected = (
+                f"nodes from 0 to {num_nodes - 1}"
+                if num_nodes > 0
+                else "no edges, because num_nodes is 0"
+            )
             raise ValueError(
-                f"gnomon.csr: edge_index has targets from {least} to {most}; expected nodes from "
-                f"0 to {num_nodes - 1}"
+                f"gnomon.csr: edge_index has targets from {least} to {most}; expected {expected}"
             )
     nodes = torch.arange(num_nodes + 1, device=target.device)
     return torch.searchsorted(target, nodes), source[order]

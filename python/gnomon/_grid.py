@@ -19,9 +19,9 @@ class Grid(Position):
     """Bias on a grid: the sum of one offset bias per axis.
 
     Each entry of axes is an offset bias, such as ALiBi; it depends on the coordinates along its
-    axis instead of p_i and p_j. shape is (height, width), or has any other number of axes. Tokens
-    are in row-major order. The `prefix` tokens before them, such as a class token, have no bias,
-    neither as queries nor as keys.
+    axis instead of p_i and p_j. shape is (height, width), or the sizes of any other number of
+    axes. Tokens are in row-major order. The `prefix` tokens before them, such as a class token,
+    have no bias, neither as queries nor as keys.
 
     Without query_offset, q and k contain all tokens: Lq = Lk = prefix + prod(shape). With it, query
     i is token query_offset + i and key j is token j. Keys beyond the grid (memory keys) have no
@@ -46,7 +46,7 @@ class Grid(Position):
         shape = check_shape("gnomon.position.Grid: shape", self.shape)
         if not isinstance(self.axes, Sequence):
             raise wrong_type("position.Grid", "axes", self.axes, "a sequence of biases")
-        # A copy, because the caller may modify a list later.
+        # Make a copy, because the caller may modify a list later.
         self._set("shape", tuple(shape))
         self._set("axes", tuple(self.axes))
         self._set("prefix", check_integer("position.Grid", "prefix", self.prefix))
@@ -80,5 +80,5 @@ class Grid(Position):
         return [tensor for bias in self.axes for tensor in bias._own_tensors()]
 
 
-# Messages and pickles show the public module.
+# Error messages and pickles should name the public module.
 Grid.__module__ = "gnomon.position"

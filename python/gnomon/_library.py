@@ -1,4 +1,4 @@
-"""Loads the operator library, which is built for one PyTorch release or for several."""
+"""Loads the operator library for the installed PyTorch release."""
 
 import pathlib
 import re
@@ -14,7 +14,7 @@ if _release.is_building():
 
     sys.exit(build.main(sys.argv[1:]))
 
-#: The folder of the libraries for this PyTorch.
+#: The folder of the libraries for this PyTorch release.
 LIBRARIES: pathlib.Path = _release.libraries()
 #: The symbol that term libraries for this build refer to.
 TERMS_SYMBOL = _build.TERMS_SYMBOL.replace(

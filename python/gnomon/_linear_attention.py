@@ -60,8 +60,8 @@ def linear_attention(
             rope requires it.
         num_features: number of "favor" features; by default the even number nearest to D ln D, at
             least 2.
-        seed: seed of the "favor" projection, which every call draws again. The same seed gives the
-            same projection; None means 0.
+        seed: seed of the "favor" projection, which is redrawn in every call. The same seed gives
+            the same projection; None means 0.
         projection: (num_features, D), a "favor" projection to use instead of drawing one; see
             gnomon.favor_projection.
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 def checked_output(fail: Callable[[str], object]) -> Iterator[None]:
     """Calls `fail` with a message if the output printed in this context cannot be written.
 
-    The output is written at the end, because argparse ignores failed writes of --help.
+    The output is collected and written at the end, because argparse ignores failed writes of
+    --help.
     """
     text = io.StringIO()
     try:
@@ -22,7 +23,7 @@ def checked_output(fail: Callable[[str], object]) -> Iterator[None]:
     finally:
         fault = _write(text.getvalue())
         if fault is not None:
-            fail(f"cannot write to the standard output: {fault}")
+            fail(f"cannot write to standard output: {fault}")
 
 
 def _write(text: str) -> str | None:
@@ -34,7 +35,7 @@ def _write(text: str) -> str | None:
     try:
         print(text, end="", flush=True)
     except OSError as error:
-        # Otherwise Python would flush again at exit and report the error there.
+        # Without this redirection, Python would flush again at exit and report the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return error.strerror
     return None

@@ -24,7 +24,7 @@ def plain_program(program: torch.export.ExportedProgram) -> torch.export.Exporte
 
 
 def tell_onnx_exporter() -> None:
-    """Registers the plain operators if the ONNX exporter is tracing."""
+    """Registers the decomposition of attention if the ONNX exporter is tracing."""
     if torch.onnx.is_in_onnx_export():
         torch._decomp.decomposition_table.setdefault(
             ops.attention_forward.default, _attention_of_exporter
@@ -35,7 +35,8 @@ def _attention_of_exporter(*values: Any) -> Any:
     operator = ops.attention_forward.default
     if torch.onnx.is_in_onnx_export():
         return _attention_forward(*values)
-    # The decomposition table is global, and torch.compile() reads it for symbolic shapes.
+    # Remove the decomposition after the export: the table is global, and torch.compile() reads it
+    # for symbolic shapes.
     torch._decomp.decomposition_table.pop(operator, None)
     return operator(*values)
 
@@ -120,7 +121,7 @@ def _scores(call: SimpleNamespace) -> Tensor:
     y = _by_heads(call.y.to(dtype), call)
     queries, keys = x.shape[2], y.shape[2]
     if kind == "distance":
-        # Centring reduces cancellation for tokens far from 0 and close together.
+        # Centring reduces cancellation for tokens that are close together but far from 0.
         middle = y.mean(2, keepdim=True)
         x, y = x - middle, y - middle
         squares = x.square().sum(-1, keepdim=True) + y.square().sum(-1).unsqueeze(-2)

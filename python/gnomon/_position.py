@@ -18,7 +18,7 @@ class Position(Term):
     _module = "position"
 
     def _is_bias(self) -> bool:
-        """Returns whether this is a single offset bias, which can act along a grid axis."""
+        """Returns whether this is a single offset bias that can act along a grid axis."""
         if hasattr(self, "_name"):
             entry = entry_of(self._name)
             return entry is not None and reads_axes(entry)
@@ -43,7 +43,8 @@ class Position(Term):
 class Specified(SpecifiedTerm, Position):
     """A position given by a specification, or a sum such as "rope+alibi:slopes=tensor".
 
-    tensors contains the values of the parameters written as "name=tensor", in order.
+    tensors contains the values of the parameters written as "name=tensor": term by term, and in
+    catalogue order within each term.
 
     Example:
         >>> slopes = gnomon.alibi_slopes(8)
@@ -68,7 +69,7 @@ class Sum(Position):
     def __post_init__(self) -> None:
         if isinstance(self.terms, (str, Position)) or not isinstance(self.terms, Sequence):
             raise wrong_type("position.Sum", "terms", self.terms, "a sequence of positions")
-        # A copy, because the caller may modify a list later.
+        # Make a copy, because the caller may modify a list later.
         self._set("terms", tuple(to_positions("position.Sum", self.terms, "terms")))
 
     def _lower(self) -> tuple[str, Sequence[Tensor]]:
@@ -139,6 +140,6 @@ def reversed_rows(operator: str, name: str, rows: object) -> Tensor:
     return rows.flip(-2)
 
 
-# Messages and pickles show the public module.
+# Error messages and pickles should name the public module.
 for _term in (Position, Specified, Sum):
     _term.__module__ = "gnomon.position"

@@ -21,7 +21,7 @@ def library_name(name: str) -> str:
 #: The file that contains the operators for one PyTorch release.
 OPERATORS = library_name("gnomon_torch")
 _HERE = pathlib.Path(__file__).parent
-#: The folder of the sources in a wheel; None in a source tree, which `make build` builds.
+#: The folder of the C++ sources in a wheel; None in a source tree, where `make build` builds them.
 SOURCES = _HERE / _build.SOURCES if _build.SOURCES else None
 
 
@@ -35,7 +35,7 @@ def release_of(version: str) -> str:
 
 
 def check_release(version: str) -> str:
-    """Returns the release of a PyTorch version, if this package has libraries for it."""
+    """Returns a PyTorch version's release; raises ImportError if there are no libraries for it."""
     release = release_of(version)
     if release not in _build.TORCH_RELEASES:
         remedy = "rebuild it with this interpreter (`make build`, or `pip install .`)"

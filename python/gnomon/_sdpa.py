@@ -126,8 +126,8 @@ def _of_nested(
         )
     if is_causal and query.shape[2] != key.shape[2]:
         raise NotImplementedError(
-            f"gnomon.{_NAME}: is_causal with nested tensors requires equal lengths of query and "
-            "key; use gnomon.attention, which aligns the last tokens"
+            f"gnomon.{_NAME}: is_causal with nested tensors requires query and key of the same "
+            "length; use gnomon.attention, which aligns the last tokens"
         )
     arguments: dict[str, Any] = {"causal": is_causal, "scale": scale, "dropout": dropout_p}
     o: Tensor = nested_attention(_NAME, query, key, value, False, arguments)
@@ -173,7 +173,7 @@ def _leading_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) 
             if tensor.shape[-3] == 0 or heads[0] % tensor.shape[-3] != 0:
                 raise ValueError(
                     f"gnomon.{_NAME}: query has {heads[0]} heads and {name} has "
-                    f"{tensor.shape[-3]}; expected the number of query heads to be a multiple of it"
+                    f"{tensor.shape[-3]}; expected query's head count to be a multiple of {name}'s"
                 )
     end = -3 if enable_gqa else -2
     shapes = [list(x.shape[:end]) for x in tokens]

@@ -1,4 +1,4 @@
-"""Base class and specifications of similarities."""
+"""The base class of similarities, and similarities given by specifications."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Similarity(Term):
 class Specified(SpecifiedTerm, Similarity):
     """A similarity given by a specification, such as "penumbral:gamma=tensor:score=height2".
 
-    tensors contains the values of the parameters written as "name=tensor", in order.
+    tensors contains the values of the parameters written as "name=tensor", in catalogue order.
 
     Example:
         >>> gamma = torch.ones(8, requires_grad=True)
@@ -29,7 +29,7 @@ _DOT = Specified("dot")
 
 
 def to_similarity(operator: str, similarity: object) -> Similarity:
-    """Converts a similarity, a specification or None to a similarity."""
+    """Converts a Similarity, a specification or None (the dot product) to a Similarity."""
     if isinstance(similarity, Similarity):
         return similarity
     if similarity is None:
@@ -44,6 +44,6 @@ def to_similarity(operator: str, similarity: object) -> Similarity:
     )
 
 
-# Messages and pickles show the public module.
+# Error messages and pickles should name the public module.
 for _term in (Similarity, Specified):
     _term.__module__ = "gnomon.similarity"

@@ -1,7 +1,8 @@
 """Lowers similarities and positions to operator arguments.
 
-A term becomes a specification, "name:key=value", and a list of tensors. The tensors are the values
-of the parameters written as "name=tensor", in catalogue order (include/gnomon/catalogue.h).
+A term (a similarity or a position) becomes a specification, "name:key=value", and a list of
+tensors. The tensors are the values of the parameters written as "name=tensor", in catalogue order
+(include/gnomon/catalogue.h).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def to_spec(name: str, **options: object) -> str:
             raise wrong_type("attention", f"{key} of {term}", value, "a number")
         elif isinstance(value, str) and any(mark in value for mark in ":+="):
             raise ValueError(
-                f"gnomon: {term} has {key} = {value!r}; expected a word without :, + and ="
+                f"gnomon: {term} has {key} = {value!r}; expected a word without :, + or ="
             )
         between = f":{key}="
         for part in value if isinstance(value, (tuple, list)) else (value,):
@@ -59,7 +60,7 @@ def to_spec(name: str, **options: object) -> str:
 
 
 def check_shape(what: str, shape: object) -> list[int]:
-    """Checks the axis lengths of a grid; `what` names the operator and the argument."""
+    """Returns a grid's axis lengths; `what` names the operator and the argument in errors."""
     if not isinstance(shape, Sequence) or not all(is_integer(size) for size in shape):
         raise TypeError(f"{what} is {shown(shape)}; expected a sequence of integers")
     if len(shape) == 0:
@@ -146,7 +147,8 @@ class Term(metaclass=_TermType):
             shape = getattr(self, field)
             if shape is not None:
                 what = f"gnomon.{self._module}.{type(self).__name__}: {field}"
-                # A copy, because changing a list later would not update the stored specification.
+                # Make a copy, because changing a list later would not update the stored
+                # specification.
                 self._set(field, tuple(check_shape(what, shape)))
         self._keep_lowered()
 
@@ -160,12 +162,12 @@ class Term(metaclass=_TermType):
             self._set("_lowered", (self._to_spec(), tuple(self._own_tensors())))
 
     def _lower(self) -> tuple[str, Sequence[Tensor]]:
-        """Returns the specification and the tensors, in operator order."""
+        """Returns the specification and the tensors, in the order that the operator expects."""
         lowered: tuple[str, Sequence[Tensor]] | None = getattr(self, "_lowered", None)
         return (self._to_spec(), self._own_tensors()) if lowered is None else lowered
 
     def _tensor_fields(self) -> list[str]:
-        """Returns the fields that are tensors, in operator order."""
+        """Returns the fields that are tensors, in the order that the operator expects."""
         return [field for field in self._tensors if isinstance(getattr(self, field), Tensor)]
 
     def _own_tensors(self) -> list[Tensor]:
@@ -221,7 +223,7 @@ class Term(metaclass=_TermType):
 
 @dataclass(frozen=True, eq=False)
 class SpecifiedTerm(Term):
-    """A term given by a specification and the tensors that it mentions, in order."""
+    """A term given by a specification and its tensors, in catalogue order."""
 
     spec: str
     tensors: tuple[Tensor, ...] = ()

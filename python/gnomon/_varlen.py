@@ -59,7 +59,7 @@ class VarlenArguments(TypedDict, total=False):
 _OF_TOKENS = ("tokens", "key_entries", "pairs", "keys", "queries", "offsets")
 
 
-# Terms that depend only on p_j - p_i, and options with which they do not.
+# Terms that depend only on p_j - p_i, and options that make them depend on more than that.
 _BY_OFFSET = frozenset(("alibi", "hype", "kerple", "rope", "sandwich", "t5"))
 _NOT_BY_OFFSET = frozenset(("angles", "axis", "key_angles", "scaling", "sections", "shape", "xpos"))
 
@@ -102,36 +102,36 @@ def varlen_attention(
     return_lse: bool = False,
     **arguments: Unpack[VarlenArguments],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Computes attention() separately within each of several packed sequences.
+    """Computes attention() separately for each packed sequence.
 
     The queries of sequence n are rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of q. Its keys and
-    values are the rows of k and v that cu_seqlens_k gives in the same way. This is flash-attn's
+    values are the rows of k and v that cu_seqlens_k selects in the same way. This is flash-attn's
     format, which needs no padding. Positions restart in each sequence: its keys have the positions
     0, 1, ..., and its last query has the position of its last key. With causal=True and fewer
     queries than keys, the last query therefore attends to all keys. This is flash-attn's
     bottom-right alignment; scaled_dot_product_attention aligns the mask to the top left.
 
     Args:
-        q: (total_q, H, D). Dtypes and devices of q, k and v are as in attention.
+        q: (total_q, H, D). The dtypes and devices of q, k and v must be as in attention().
         k: (total_k, Hkv, D), where Hkv divides H.
         v: (total_k, Hkv, Dv).
         cu_seqlens_q: (n + 1,) non-decreasing integers from 0 to total_q, the boundaries of the n
             sequences. Sequences may be empty.
-        cu_seqlens_k: (n + 1,) non-decreasing integers from 0 to total_k, the boundaries in k and v;
-            by default cu_seqlens_q.
+        cu_seqlens_k: (n + 1,) non-decreasing integers from 0 to total_k, the sequence boundaries in
+            k and v; by default cu_seqlens_q.
         return_lse: whether to also return lse (H, total_q).
 
-    The other arguments are those of attention. Tensors with one entry per token have one entry per
-    packed token, and a batch axis of size 1: the tensors of KeyBias and Forget are (1, H, total_k),
-    the query passed to Relative is (1, H, total_q, Dr), and sink and temperature are (1, H,
-    total_q). The table of OffsetBias has the shape (H, 2 n - 1), and its middle entry is the bias
-    for p_j = p_i.
+    The other arguments are those of attention. Tensors that have one entry per token in attention()
+    have one entry per packed token here, and a batch axis of size 1: the tensors of KeyBias and
+    Forget are (1, H, total_k), the query passed to Relative is (1, H, total_q, Dr), and sink and
+    temperature are (1, H, total_q). The table of OffsetBias has the shape (H, 2 m - 1), with m
+    greater than every |p_j - p_i|, and its middle entry is the bias for p_j = p_i.
 
     By default, cu_seqlens_q and cu_seqlens_k are read on the host, and consecutive sequences of
     equal length are computed as one batch. Under torch.compile, with dropout, or with tensors that
     have one entry per token, all sequences are computed in a single call with segments and
-    positions. Such a call does not support rotations that depend on its length. On CPUs, short
-    sequences without positions are also computed in a single call.
+    positions. Such a call does not support RoPE scaling that depends on the length of a call. On
+    CPUs, short sequences are also computed in a single call if there is no position term.
 
     Returns:
         o (total_q, H, Dv) in q's dtype, or (o, lse). If a sequence has no keys, o is 0 and lse is
@@ -166,7 +166,7 @@ def varlen_attention(
 
 
 class Packing(NamedTuple):
-    """The boundaries of n packed sequences, (n + 1,) each for queries and keys."""
+    """The boundaries of n packed sequences: one tensor (n + 1,) for queries, and one for keys."""
 
     queries: Tensor
     keys: Tensor
@@ -176,8 +176,8 @@ class Packing(NamedTuple):
     def arguments(self, total_q: int, total_k: int, places: bool) -> dict[str, Tensor]:
         """Returns the arguments of attention that describe all sequences as one packed sequence.
 
-        If `places` is False, positions are omitted for equal queries and keys. The indices of
-        packed tokens then serve as positions, with the same differences within a sequence.
+        If `places` is False, positions are omitted in self-attention. The indices of the packed
+        tokens then serve as positions, because their differences within a sequence are the same.
         """
         rows = torch.arange(total_q, device=self.queries.device)
         of_queries = torch.searchsorted(self.queries[1:], rows, right=True)
@@ -289,9 +289,10 @@ def _applies_to_each(positions: list[Position], given: Mapping[str, Any]) -> boo
 
 
 def _depend_on_offsets(positions: list[Position]) -> bool:
-    """Returns whether positions are known to depend only on p_j - p_i, which packing preserves.
+    """Returns whether all terms are known to depend only on p_j - p_i, which packing preserves.
 
-    Token positions are then omitted: GPUs have no kernels for them, and they slow CPU kernels down.
+    If so, token positions are omitted, because GPUs have no kernels for them and they slow down the
+    CPU kernels.
     """
     for position in positions:
         # torch.compile cannot trace components_of().
@@ -386,7 +387,7 @@ def nested_module(
     others: Mapping[str, Any],
     arguments: Mapping[str, Any],
 ) -> Tensor:
-    """Computes a module's forward for nested tokens (B, length, dim) as one packed sequence.
+    """Runs a module's forward on nested tokens (B, length, dim) as one packed sequence.
 
     `others` are module arguments for padded batches, which are rejected unless they are None.
     """

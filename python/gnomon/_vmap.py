@@ -22,10 +22,10 @@ _BATCH = {
 
 
 class _Rule:
-    """Batching rule of an operator that folds samples into one axis.
+    """Batching rule that folds the samples into one axis of the arguments.
 
-    axes maps each argument and output to this axis. In a backward pass, each result has the name of
-    the argument whose gradient it is. Arguments in `shared` may have size 1 along the axis; the
+    axes maps the names of arguments and outputs to this axis. In a backward pass, each gradient has
+    the name of its argument. Arguments in `shared` may have size 1 along the axis; their single
     entry then applies to all heads.
     """
 
@@ -163,13 +163,13 @@ class _OneByOne:
 
 
 def _favor_projection(info: Any, in_dims: Sequence[Any], like: Tensor, *args: Any) -> Any:
-    """Draws one projection for all samples; it depends only on `like`'s last axis and device."""
+    """Draws one projection for all samples; only the device and last axis of `like` matter."""
     one = like.new_empty(like.movedim(in_dims[0], 0).shape[1:])  # valid for zero samples
     return ops.favor_projection(one, *args), None
 
 
 def _rules_of(name: str) -> list[_Rule]:
-    """Returns an operator's forward and backward rules, which use the head axis."""
+    """Returns an operator's forward and backward rules, which fold samples into the head axis."""
     axes = dict(zip(*ops.operator_axes(name), strict=True))
     heads = {
         argument: next((n for n, axis in enumerate(of) if axis[-1] in "HG"), None)

@@ -44,7 +44,7 @@ def _tool(name: str) -> str:
 
 
 def _compiler() -> str:
-    """Returns the path of the compiler that ``gnomon.similarity.define`` also uses."""
+    """Returns the path of the C++ compiler, which ``gnomon.similarity.define`` also uses."""
     chosen = shlex.split(os.environ.get("CXX") or "c++")[0]
     found = shutil.which(chosen)
     if found is None:
@@ -56,7 +56,7 @@ def _compiler() -> str:
 
 
 def _configure(sources: pathlib.Path, tree: pathlib.Path, program: bool) -> list[str]:
-    """Returns the CMake command; the libraries link to the wheel's kernels by absolute path."""
+    """Returns the configure command; the libraries link to the wheel's kernels by absolute path."""
     package = sources.parent
     settings = {
         "CMAKE_BUILD_RPATH": "@loader_path" if sys.platform == "darwin" else "$ORIGIN",
@@ -96,7 +96,7 @@ def _compile(sources: pathlib.Path, folder: pathlib.Path, program: bool) -> None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the program; returns its exit code."""
+    """Runs the command line and returns its exit code."""
     with checked_output(_fail):
         parser = Parser(
             fail=_fail,
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _say(f"wrote the libraries to {folder} in {time.monotonic() - start:.0f} seconds")
     check = [sys.executable, "-c", "import gnomon"]
     if subprocess.run(check).returncode != 0:
-        _fail("the libraries do not load; the reason is above")
+        _fail("the libraries do not load; the error is above")
     _say("import gnomon works")
     return 0
 

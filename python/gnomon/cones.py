@@ -1,4 +1,4 @@
-"""The partial order of points that umbral and penumbral cones define (Tseng et al. 2023).
+"""The partial order that umbral and penumbral cones define on points (Tseng et al. 2023).
 
 Points (..., D), with D >= 2, lie in the upper half-space: the last coordinate is the height. Use
 these functions for figures and tests.
@@ -15,7 +15,7 @@ __all__ = ["ancestor", "lowest_common_ancestor"]
 
 
 def ancestor(u: Tensor, v: Tensor, *, cone: str = "penumbral", r: float | None = None) -> Tensor:
-    """Tests whether u is an ancestor of v, that is, v lies in the cone of u.
+    """Tests whether u is an ancestor of v, that is, whether v lies in the cone of u.
 
     Args:
         u: (..., D), floating point.
@@ -47,9 +47,9 @@ def lowest_common_ancestor(
 ) -> Tensor:
     """Returns the lowest point (..., D) whose cone contains both u and v.
 
-    The arguments are those of ancestor(). If penumbral points are too far apart, no such point lies
-    below the horosphere; the result is then the top of the geodesic through both points, which is
-    higher than r.
+    The arguments are those of ancestor(). With penumbral cones, no such point lies below the
+    horosphere if u and v are too far apart; the result is then the highest point of the geodesic
+    through u and v, which lies above height r.
 
     Example:
         >>> u, v = torch.tensor([[0.0, 0.2], [0.3, 0.2]])
@@ -61,7 +61,7 @@ def lowest_common_ancestor(
 
 
 def _check(name: str, u: object, v: object, cone: object, r: object) -> float | None:
-    """Checks the arguments, and returns r for the operators."""
+    """Checks the arguments and returns r as a float or None."""
     operator = f"cones.{name}"
     check_tensors(operator, u=u, v=v)
     check_string(operator, "cone", cone)

@@ -26,7 +26,7 @@ _fail = failure("gnomon.info")
 
 #: Optional packages whose versions are reported.
 PACKAGES = ("numpy", "transformers", "timm", "torch_geometric", "onnx", "matplotlib")
-#: Other variables that change results or speed; those named GNOMON_... are always reported.
+#: Environment variables that affect results or speed; GNOMON_... variables are always reported.
 VARIABLES = ("CUDA_HOME", "CXX", "MKL_CBWR", "OMP_NUM_THREADS")
 
 

@@ -1,4 +1,4 @@
-"""Functions for points on the hyperboloid, a model of hyperbolic space (the Lorentz model).
+"""Functions for points on the hyperboloid (the Lorentz model of hyperbolic space).
 
 Points (..., D) have their time coordinate first and satisfy (x.x)_L = -x_0^2 + x_1^2 + ... = -c.
 The space has curvature -1 / c. gnomon.similarity.Lorentz compares such points, and
@@ -21,8 +21,8 @@ def lift(x: Tensor, c: float | Tensor = 1.0) -> Tensor:
 
     Args:
         x: (..., D), floating point.
-        c: a positive number, or a tensor that broadcasts with (...), for example of shape (H, 1)
-            if x is (B, H, L, D).
+        c: a positive number, or a tensor that broadcasts to x.shape[:-1], for example of shape
+            (H, 1) if x is (B, H, L, D).
 
     Returns:
         (..., D + 1), in x's dtype.
@@ -44,11 +44,11 @@ def lift(x: Tensor, c: float | Tensor = 1.0) -> Tensor:
 def centroid(points: Tensor, c: float | Tensor = 1.0) -> Tensor:
     """Returns the point with the smallest sum of squared Lorentzian distances to the given points.
 
-    The formula is that of Law et al. 2019.
+    This is the closed-form centroid of Law et al. 2019.
 
     Args:
         points: (..., n, D), time coordinate first.
-        c: as in lift().
+        c: a positive number, or a tensor that broadcasts to points.shape[:-2].
 
     Returns:
         (..., D), time coordinate first.
@@ -72,7 +72,7 @@ def centroid(points: Tensor, c: float | Tensor = 1.0) -> Tensor:
 def _curvature(
     name: str, c: object, like: Tensor, shape: torch.Size
 ) -> tuple[Tensor | None, float]:
-    """Converts c to a tensor that broadcasts to `shape`, on the device of `like`, or a number."""
+    """Checks c and returns it as (tensor, 1.0) or (None, number), as the operators expect."""
     if isinstance(c, Tensor):
         check_layout(f"lorentz.{name}", "c", c)
         if c.device != like.device:

@@ -32,7 +32,7 @@ bool LogsCalls() {
     const char* const value = std::getenv("GNOMON_LOG");
     if (value == nullptr || *value == '\0') return false;
     if (std::string_view(value) == "calls") return true;
-    std::fprintf(stderr, "gnomon: GNOMON_LOG is '%s'; expected calls, or nothing\n", value);
+    std::fprintf(stderr, "gnomon: GNOMON_LOG is '%s'; expected calls or an empty value\n", value);
     return false;
   }();
   return logs;
@@ -43,7 +43,7 @@ void LogCall(const std::string& kind, const std::string& sizes) {
   static std::set<std::string> known;
   const std::scoped_lock lock(mutex);
   if (!known.insert(kind).second) return;
-  std::fprintf(stderr, "gnomon: %s; first with %s\n", kind.c_str(), sizes.c_str());
+  std::fprintf(stderr, "gnomon: %s; first call: %s\n", kind.c_str(), sizes.c_str());
 }
 
 template <class Number>

@@ -15,7 +15,7 @@ struct CallPlan {
   bool may_skip = false;          // tiles that are provably negligible may be skipped
 };
 
-// The engine writes its choices here unless this is null.
+// The engine writes its choices to this object unless the pointer is null.
 inline thread_local CallPlan* call_plan = nullptr;
 
 // Whether the environment variable GNOMON_LOG is "calls". It is read only once.

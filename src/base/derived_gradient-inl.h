@@ -3,11 +3,11 @@
 //
 // This file has no include guard. For each vocabulary, it is included in a separate namespace,
 // after the namespace alias `vocabulary` and before the definition, which then uses the functions
-// below. At kinks, derivatives are those of src/reference/dual.h.
+// below. At kinks, the derivatives are the same as in src/reference/dual.h.
 
 template <class V>
 struct Tangent {
-  // Not defaulted, because defaulted constructors are not compiled for the instruction set.
+  // Not defaulted, because a defaulted constructor is not compiled for the target instruction set.
   Tangent() {}
   Tangent(V number, V derivative) : value(number), tangent(derivative) {}
 
@@ -96,7 +96,7 @@ inline Tangent<V> Sqrt(Tangent<V> a) {
 template <class V>
 inline Tangent<V> Rsqrt(Tangent<V> a) {
   const V inverse = vocabulary::Rsqrt(a.value);
-  // In this order, a tangent of 0 stays 0.
+  // Multiply the tangent first, so that a tangent of 0 stays 0 even where inverse^3 overflows.
   const V half = inverse * vocabulary::Splat(a.value, -0.5f);
   return {inverse, ((a.tangent * inverse) * inverse) * half};
 }

@@ -1,6 +1,6 @@
 // Selects the weights that dropout keeps by hashing the seed and the pair's indices, so that the
-// backward pass and all other targets agree. The kernels apply the same hash to many columns at
-// once.
+// backward pass and all other targets keep the same weights. The kernels apply the same hash to
+// many columns at once.
 #ifndef GNOMON_SRC_BASE_DROPOUT_H_
 #define GNOMON_SRC_BASE_DROPOUT_H_
 
@@ -12,7 +12,7 @@
 
 namespace gnomon {
 
-// The inputs to the hash that a row determines.
+// The hash inputs that all columns of a row share.
 struct DropoutRow {
   uint32_t first;
   uint32_t second;

@@ -8,11 +8,11 @@
 
 namespace gnomon {
 
-// Row i of the graph contributes its edges plus one extra step, at positions indptr[i] + i to
+// Row i of the graph occupies one position per edge and one extra position: indptr[i] + i to
 // indptr[i + 1] + i. A chunk is an interval of positions (Merrill and Garland 2016, Merge-Based
-// Parallel Sparse Matrix-Vector Multiplication). This balances the work both for rows with many
-// edges and for many empty rows. Chunks depend only on the graph. A row that crosses chunk borders
-// is summed in parts, one per chunk; each part has its own memory slot.
+// Parallel Sparse Matrix-Vector Multiplication). Chunks are therefore balanced both if rows have
+// many edges and if many rows are empty. Chunks depend only on the graph. A row that crosses chunk
+// borders is summed in parts, one per chunk; each part has its own memory slot.
 class EdgeChunks {
  public:
   EdgeChunks(const int64_t* indptr, int64_t rows, int64_t size)

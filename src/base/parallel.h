@@ -18,8 +18,8 @@ inline int WorkersFor(const Executor& executor, int64_t tasks) {
 }
 
 // Calls body(task, worker) once for each task = 0 .. tasks - 1. Tasks start in this order but may
-// run concurrently, so the results of body must depend only on the task. worker <
-// WorkersFor(executor, tasks) selects scratch memory that no concurrent call uses.
+// run concurrently, so the results of body must depend only on the task. Concurrent calls have
+// different values of worker < WorkersFor(executor, tasks), which select their scratch memory.
 template <class Body>
 void ParallelTasks(const Executor& executor, int64_t tasks, const Body& body) {
   const int workers = WorkersFor(executor, tasks);
@@ -35,8 +35,8 @@ void ParallelTasks(const Executor& executor, int64_t tasks, const Body& body) {
   });
 }
 
-// Makes tasks add to shared sums in the order of their numbers. A task waits only for lower
-// numbers, which have already started, because ParallelTasks starts tasks in order.
+// Makes tasks add to shared sums in the order of their numbers. A task waits only for tasks with
+// lower numbers, which have already started, because ParallelTasks starts tasks in order.
 class Turns {
  public:
   explicit Turns(int64_t sums) : next_(new std::atomic<int64_t>[static_cast<size_t>(sums)]) {}

@@ -7,7 +7,7 @@
 namespace gnomon {
 namespace {
 
-// Larger positions are outside every table; the limit prevents overflow in sums.
+// Positions beyond this limit are outside every table; clamping them prevents overflow in sums.
 constexpr int64_t kFar = int64_t{1} << 61;
 
 int64_t Near(int64_t p) { return std::clamp(p, -kFar, kFar); }

@@ -1,4 +1,4 @@
-// The keys visible to a query: one interval per row.
+// The interval of keys visible to a query.
 #ifndef GNOMON_SRC_BASE_VISIBLE_KEYS_H_
 #define GNOMON_SRC_BASE_VISIBLE_KEYS_H_
 
@@ -71,7 +71,7 @@ int64_t KeyPosition(const AttentionInput<T>& in, int64_t b, int64_t j) {
   return HasPositions(in) ? in.key_positions[b * in.shape.keys + j] : j;
 }
 
-// The key positions visible to a query at p, ignoring columns and segments.
+// The key positions visible to a query at position p, ignoring the batch's key range and segments.
 inline KeyRange VisiblePositions(const Mask& mask, int64_t p) {
   return VisibleKeys(mask, {-2 * kFar, 2 * kFar}, p);
 }

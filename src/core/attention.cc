@@ -1,4 +1,4 @@
-// Public entry points of attention: argument checks, then kernels.
+// Public entry points of attention, which check the arguments and call the kernels.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -159,11 +159,11 @@ void CheckBackward(const PairFunction& f, const AttentionInput<T>& in,
   RequireView(saved.d_o, "d_o", rows * in.shape.value_dim);
   Require(saved.lse != nullptr || rows == 0, "lse", "is null");
   Require(grad.bias.table == nullptr || in.bias.table != nullptr, "d_bias",
-          "is given without the bias; expected both");
+          "is given without bias; expected both");
   Require(grad.bias.table == nullptr || grad.bias.batch_stride == in.bias.batch_stride, "d_bias",
-          "has a different batch_stride than the bias; expected the same");
+          "has a different batch_stride than bias; expected the same");
   Require(grad.key_bias == nullptr || in.key_bias != nullptr, "d_key_bias",
-          "is given without the bias; expected both");
+          "is given without key_bias; expected both");
   Require((grad.relative_query.data == nullptr && grad.relative_keys == nullptr) ||
               in.relative.keys != nullptr,
           "d_relative_keys", "is given without relative keys; expected both");
@@ -171,7 +171,7 @@ void CheckBackward(const PairFunction& f, const AttentionInput<T>& in,
               in.relative.queries != nullptr,
           "d_relative_queries", "is given without relative queries; expected both");
   Require(grad.pair_bias.data == nullptr || in.pair_bias.data != nullptr, "d_pair_bias",
-          "is given without the bias; expected both");
+          "is given without pair_bias; expected both");
   Require(grad.pair_bias.data == nullptr || in.shape.queries < 2 || grad.pair_bias.stride[2] != 0,
           "d_pair_bias", "has rows that share memory; expected separate rows");
   Require(grad.temperature == nullptr || in.temperature != nullptr, "d_temperature",
@@ -208,7 +208,7 @@ const PairTableOf<double>* DoubleTableOf(const PairFunction& function) {
   if (value != nullptr && *value != '\0') {
     if (std::string_view(value) == "reference") return nullptr;
     throw Error("attention: GNOMON_FLOAT64 is '" + std::string(value) +
-                "'; expected reference, or nothing");
+                "'; expected reference or an empty value");
   }
   ChooseTargetOnce();
   return FindDoubleTable(function);

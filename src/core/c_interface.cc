@@ -1,4 +1,4 @@
-// Implements the C interface with the C++ interface.
+// Implements the C interface on top of the C++ interface.
 #include <exception>
 #include <string>
 

@@ -8,8 +8,8 @@
 
 namespace gnomon {
 
-// Maps the tokens [begin, end) in the order of (B, H, L), forward or backward. Each token is mapped
-// independently.
+// Maps the tokens [begin, end), counted in (B, H, L) order, forward or backward. Each token is
+// mapped independently.
 void MapConeTokens(const MappedCones<float>& cones, int64_t begin, int64_t end);
 void MapConeTokens(const MappedCones<double>& cones, int64_t begin, int64_t end);
 

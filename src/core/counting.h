@@ -1,5 +1,5 @@
-// The vocabulary of the definitions for numbers that count operations. This measures the cost of a
-// pair, in addition to the inner product, the scale and the exponential.
+// The definitions' vocabulary for numbers that count operations. The count is the cost of a pair in
+// addition to the inner product, the scale and the exponential.
 #ifndef GNOMON_SRC_CORE_COUNTING_H_
 #define GNOMON_SRC_CORE_COUNTING_H_
 

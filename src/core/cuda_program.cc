@@ -20,8 +20,8 @@ cuda::Program CudaProgram(const cuda::KernelName& kernel) {
     const DefinitionSource* text = FindDefinitionSource(function);
     if (text == nullptr) {
       throw Error("attention: pair function '" + kernel.definition +
-                  "' runs on the CPU only, because this build does not contain the source of its "
-                  "definition; add it with gnomon_add_similarity() or gnomon_add_terms()");
+                  "' runs only on the CPU, because this build does not contain its source; add "
+                  "the function with gnomon_add_similarity() or gnomon_add_terms()");
     }
     structure = text->struct_name;
     file = std::string("definitions/") + text->file_name;

@@ -1,5 +1,5 @@
-// The tables of the library's pair functions for doubles. User-defined pair functions have none, so
-// that their libraries are smaller.
+// The float64 tables of the library's pair functions. User-defined pair functions have no such
+// tables, so that their libraries are smaller.
 #include "cpu/double.h"
 // Must follow double.h:
 #undef HWY_TARGET_INCLUDE

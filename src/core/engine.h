@@ -9,13 +9,13 @@
 
 namespace gnomon {
 
-// These run on the selected instruction set. They throw Error if the table is for a different one.
+// These two run on the selected instruction set; they throw Error if the table is for another one.
 void EngineForward(const PairTable& table, const AttentionInput<float>& in,
                    const AttentionOutput<float>& out, const Executor& executor);
 void EngineBackward(const PairTable& table, const AttentionInput<float>& in,
                     const AttentionBackwardInput<float>& saved,
                     const AttentionGradient<float>& gradient, const Executor& executor);
-// These run on the selected instruction set, or on a lower one if there are no kernels for doubles.
+// These two run on the selected instruction set, or on a lower one if it has no float64 kernels.
 void EngineForward(const PairTableOf<double>& table, const AttentionInput<double>& in,
                    const AttentionOutput<double>& out, const Executor& executor);
 void EngineBackward(const PairTableOf<double>& table, const AttentionInput<double>& in,

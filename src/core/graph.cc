@@ -1,4 +1,4 @@
-// Public entry points of graph attention: argument checks, then kernels.
+// Public entry points of graph attention, which check the arguments and call the kernels.
 #include "gnomon/graph.h"
 
 #include <string>
@@ -24,8 +24,8 @@ void Require(bool condition, const char* name, const char* problem) {
 
 void RequireGiven(bool is_given, const char* name) { Require(is_given, name, "is null"); }
 
-// Checks all entries, because the kernels would access memory outside their arrays for an invalid
-// one.
+// Checks all entries, because an invalid one would make the kernels access memory outside their
+// arrays.
 void CheckGraph(const GraphShape& n, const int64_t* indptr, const int64_t* indices) {
   RequireGiven(indptr != nullptr, "indptr");
   RequireGiven(indices != nullptr || n.edges == 0, "indices");

@@ -8,7 +8,7 @@
 
 namespace gnomon {
 
-// Rotates the tokens [begin, end) in the order of (B, H, L). Each token is rotated independently.
+// Rotates the tokens [begin, end), counted in (B, H, L) order. Each token is rotated independently.
 void RotatePairsOf(const PairRotation<float>& rotation, int64_t begin, int64_t end);
 void RotatePairsOf(const PairRotation<double>& rotation, int64_t begin, int64_t end);
 

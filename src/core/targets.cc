@@ -14,7 +14,7 @@ void Choose(int64_t targets) {
   hwy::GetChosenTarget().Update(targets);
 }
 
-// The targets for which there are kernels and processor support.
+// The targets that have kernels and that the processor supports.
 int64_t Supported() {
   static const int64_t supported = [] {
     hwy::SetSupportedTargetsForTest(0);

@@ -16,7 +16,7 @@ class WithStatistics {
 
  public:
   // If the statistics are null, recomputes them with an additional forward pass: forward(o, lse,
-  // statistics) writes all three, contiguous and in the order of `rows`.
+  // statistics) writes all three as contiguous arrays of `rows` rows.
   template <class Forward>
   WithStatistics(const Saved& saved, int64_t rows, int64_t value_dim, const Forward& forward)
       : saved_(saved) {

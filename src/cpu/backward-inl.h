@@ -3,10 +3,10 @@
 // A task is a block of keys of one key head, with all queries that attend to them. It accumulates
 // the gradients of its keys and values in private memory. The gradient of a block of queries is
 // shared: tasks add to it in turn, in key order. They add table gradients to a few partial sums,
-// also in turn. Tasks start in key order, so each turn waits only for tasks that have already
-// started. Sums have a fixed order, so results do not depend on the number of workers. With many
-// key heads, each head is one task that packs its own data, processes its blocks in order and
-// finishes its gradients.
+// also in turn. Tasks start in key order, so a task waits only for tasks that have already started.
+// Sums have a fixed order, so results do not depend on the number of workers. With many key heads,
+// each head is one task that packs its own data, processes its blocks in order and finishes its
+// gradients.
 #if defined(GNOMON_SRC_CPU_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_BACKWARD_INL_H_
 #undef GNOMON_SRC_CPU_BACKWARD_INL_H_
@@ -149,8 +149,8 @@ class BackwardPass {
   }
 
  private:
-  // The number of row sums (over keys) and of column sums (over queries): the gradients of the
-  // scalars, followed by that of the squared norm.
+  // The numbers of row sums (over keys) and column sums (over queries). The sums are the gradients
+  // of the scalars, followed by that of the squared norm.
   int row_numbers() const { return functions_.row_scalars() + (functions_.is_distance() ? 1 : 0); }
   int column_numbers() const {
     return functions_.column_scalars() + (functions_.is_distance() ? 1 : 0);
@@ -274,7 +274,7 @@ class BackwardPass {
       }
       const Real sum = saved_.statistics[head_rows_ + row];
       if (sum == 0.0f) {
-        // 2^(s - inf) = 0: a row without keys gets no weights and no gradients.
+        // 2^(s - inf) = 0, so the weights and gradients of a row without keys are 0.
         largest_.data()[row] = kInfinity;
         inverse_sum_.data()[row] = 0;
         delta_.data()[row] = 0;
@@ -316,9 +316,9 @@ class BackwardPass {
   }
 
   // sum_j p_ij dP_ij = dO_i . o_i for a row whose weights are 2^(score - largest) / sum. If one key
-  // dominates, dP_ij - delta_i cancels for it, and the rounding errors must cancel as well. Delta
-  // is then computed as that key's dP, exactly as in the tiles, plus a correction for the
-  // difference between o_i and the key's value.
+  // dominates, dP_ij and delta_i cancel for that key, and so must their rounding errors. Delta is
+  // then computed as that key's dP, exactly as in the tiles, plus a correction for the difference
+  // between o_i and the key's value.
   Real Delta(int64_t b, int64_t h, int64_t i, Real sum, RowReader& values,
              std::vector<TableRun>* runs) const {
     const Real* HWY_RESTRICT o = saved_.o.row(b, h, i);
@@ -427,7 +427,7 @@ class BackwardPass {
     if (promising == 0) return;
     skipping_.SetRows(range, &rows);
     for (int64_t r = 0; r < range.queries; ++r) {
-      // Non-finite values must reach all keys to which the row attends.
+      // Non-finite values must reach all keys to which the row attends, so skip none of its tiles.
       if (!std::isfinite(delta_.data()[first_row + r])) rows.doubt[r] = kNan;
     }
     choice.bounds.resize(Size(seen.end - seen.begin) * kRowBlock);
@@ -502,14 +502,14 @@ class BackwardPass {
     Real* capped;        // one row's uncapped scores, then the biases that cap them
     Real* key_window;    // kRowBlock rows: products with relative keys, then their gradients
     Real* value_window;  // kRowBlock rows: products of dO with relative values, then weights
-    Real* of_keys;       // products with relative queries, then gradients, laid out as the tile
+    Real* of_keys;       // products with relative queries, then gradients, laid out like the tile
     Real* key_parts;     // scratch for of_keys
     Real* d_of_keys;     // kBackwardColumns rows: gradients of the rows of content_keys_
     TileMask mask;
     std::vector<Band> bands;
     TableWindow keys_window;
     std::vector<TableRun> runs;
-    std::vector<NearPair> near_pairs;  // of the tile; columns as in the tile
+    std::vector<NearPair> near_pairs;  // near pairs of the tile; columns within the tile
   };
 
   void KeyBlock(int64_t b, int64_t key_head, int64_t index, Real* scratch) {
@@ -551,7 +551,7 @@ class BackwardPass {
     std::fill_n(block.d_keys, columns * padded_dim_, 0.0f);
     std::fill_n(block.d_values, columns * padded_value_dim_, 0.0f);
     std::fill_n(block.d_columns, kBackwardColumns * (column_numbers() + group_), 0.0f);
-    // Process the heads of the group in sequence at each block of rows, because heads that share a
+    // For each block of rows, process the heads of a group in sequence, because heads that share a
     // pair bias take turns to add to its gradient.
     for (int64_t row_block = 0; row_block < row_blocks_; ++row_block) {
       const int64_t row = row_block * kRowBlock;
@@ -589,7 +589,7 @@ class BackwardPass {
         Real* d_y = grad_.y.row(b, key_head, first + j);
         std::copy_n(d_keys + j * padded_dim_, dim_, d_y);
         if (functions_.is_distance()) {
-          // Without this check, a key without queries would multiply 0 by an unset row.
+          // If no query attends to the key, d_norm is 0 and the key's row may not have been set.
           const Real d_norm = d_columns[functions_.column_scalars() * kBackwardColumns + j];
           if (d_norm != 0) AddNormGradient(d_norm, keys_.Head(b, key_head).row(first + j), d_y);
         }
@@ -731,7 +731,7 @@ class BackwardPass {
     return {key_panels_.panel(b, key_head, first / kWidth), dim_, begin};
   }
 
-  // Inner products of a band's rows with its keys, identical to the forward pass.
+  // Inner products of a band's rows with its keys, identical to those of the forward pass.
   void MultiplyTokens(const Block& block, const Band& band, int64_t h, int64_t first_row,
                       KeyRange batch) const {
     const int64_t b = block.b;
@@ -1042,7 +1042,7 @@ class BackwardPass {
         grad_.head_scalars[s * n_.heads + h] = static_cast<Real>(sums.t[s]);
       }
     }
-    // Like the factor's gradient, this is a sum of ds times scores.
+    // Like the factor's gradient, the temperature's gradient is a sum of ds times scores.
     for (int64_t row = 0; grad_.temperature != nullptr && row < head_rows_; ++row) {
       const double top_s =
           static_cast<double>(in_.factor[row / n_.queries % n_.heads]) * top_f_.data()[row];
@@ -1055,7 +1055,7 @@ class BackwardPass {
     if (!d_bias_) return;
     const BiasTable& bias = terms_.bias();
     ParallelTasks(executor_, n_.heads, [&](int64_t h, int) {
-      // If the batch is empty, a table that it shares has a zero gradient.
+      // Set all gradients to 0, which is also the gradient of a shared table if the batch is empty.
       for (int64_t n = 0; n < bias.tables() / n_.heads; ++n) {
         std::fill_n(grad_.bias.table + n * grad_.bias.batch_stride + h * bias.size(), bias.size(),
                     0.0f);
@@ -1070,9 +1070,9 @@ class BackwardPass {
     });
   }
 
-  // Corrects the gradient of a factor, sum ds f. The accumulated part is sum ds (f - top_f). The
-  // rest is top_f times the sum of a row's ds, which equals its dlse up to rounding. That rounding
-  // error is multiplied by the row's mean of f, sum_j p f.
+  // Returns the correction of a factor's gradient, sum ds f, of which only sum ds (f - top_f) has
+  // been accumulated. For each row, this adds top_f times the exact sum of ds, which is dlse, and
+  // subtracts the rounding error of the computed sum of ds times the row's mean of f - top_f.
   double Balance(int64_t head) const {
     double sum = 0;
     for (int64_t i = 0; i < n_.queries; ++i) {
@@ -1083,7 +1083,7 @@ class BackwardPass {
     }
     return sum;
   }
-  // Corrects the sum for one row with scores s; `mean` is the mean of s - top_s.
+  // The correction for one row with scores s; `mean` is the mean of s - top_s.
   double Balance(int64_t row, double top_s, double mean) const {
     return (top_s != 0 ? top_s * DLse(row) : 0) - (mean != 0 ? Imbalance(row) * mean : 0);
   }
@@ -1156,7 +1156,8 @@ class BackwardPass {
   // The ds of a row add up to its dlse, except for rounding. If the slopes of f are large and
   // nearly equal, they would amplify that rounding error in the query's gradient. Sums that use
   // slope differences omit dlse times the common slope, which is added here. For sums that use the
-  // slopes themselves, the excess is subtracted from the highest-weighted pair. `d_x` may be null.
+  // slopes themselves, the rounding error of the sum of ds is subtracted from the highest-weighted
+  // pair. `d_x` may be null.
   void BalanceQuery(int64_t b, int64_t h, int64_t i, Real* d_x) const {
     const int64_t row = RowOf(b, h, i);
     const Real* const slopes = TopSlopes(row);
@@ -1170,7 +1171,7 @@ class BackwardPass {
     const Real* const y = keys_.Head(b, h / group_).row(TopOf(row));
     const Real dg = -imbalance * factor * slopes[functions_.row_scalars() + 1];
     if (!functions_.is_distance()) return AddScaled(dg, y, dim_, d_x);
-    // The slope with respect to the squared norm multiplies x.
+    // The multiple of x belongs to the squared norm's sum, which uses slope differences.
     if (slopes[0] != 0.0f) return AddScaled(-2 * dg, y, dim_, d_x);
     AddScaledDifference(2 * dg, queries_.Head(b, h).row(i), y, dim_, d_x);
   }
@@ -1267,7 +1268,7 @@ class BackwardPass {
   Positions positions_;
   std::vector<KeyRange> seen_blocks_;  // per batch and block of queries
   PaddedRows relative_queries_;
-  PaddedRows content_keys_;  // rows that relative queries multiply
+  PaddedRows content_keys_;  // rows that are multiplied by relative queries
   RowTableGradient d_position_queries_;
   RowTableGradient d_relative_keys_;
   RowTableGradient d_relative_values_;

@@ -25,7 +25,7 @@ constexpr size_t kRows = 6;
 constexpr size_t kVectors = 4;
 constexpr size_t kLanes = 16;
 
-// Computes one register block of rows x vectors, over all of k.
+// Computes one register block of C: kBlockRows rows by kBlockVectors vectors, over the full depth.
 template <int kBlockRows, int kBlockVectors, bool kAdd>
 GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline void Micro(size_t pairs,
                                                                         const float* a, size_t lda,
@@ -62,7 +62,7 @@ GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline void Micro(size_t p
   }
 }
 
-// Computes all rows of one block of columns.
+// Computes all rows of C in one block of columns.
 template <int kBlockVectors, bool kAdd>
 GNOMON_TARGET_BFLOAT16 void Block(size_t m, size_t pairs, const float* a, size_t lda,
                                   const float* b, size_t ldb, float* c, size_t ldc) {
@@ -107,7 +107,7 @@ constexpr size_t kSums = 16;
 constexpr __mmask16 kAllLanes = 0xffff;
 constexpr __mmask8 kAllPairs = 0xff;
 
-// Reduces a, b, c and e within each block of 128 bits.
+// Returns the sums of a, b, c and e within each 128-bit block, in this order.
 GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfFour(__m512 a, __m512 b,
                                                                                __m512 c, __m512 e) {
   const auto ab = (__m512d)_mm512_add_ps(_mm512_maskz_unpacklo_ps(kAllLanes, a, b),
@@ -118,14 +118,14 @@ GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfFour(_
                        (__m512)_mm512_maskz_unpackhi_pd(kAllPairs, ab, ce));
 }
 
-// Adds blocks 0 and 1, and blocks 2 and 3, of both vectors.
+// Returns the 128-bit blocks a0 + a1, a2 + a3, b0 + b1 and b2 + b3.
 GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfBlocks(__m512 a,
                                                                                  __m512 b) {
   return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(kAllLanes, a, b, 0x88),
                        _mm512_maskz_shuffle_f32x4(kAllLanes, a, b, 0xdd));
 }
 
-// Returns a vector whose lane n is the sum of vector n. The order of summation is fixed.
+// Returns a vector whose lane n is the sum of the lanes of of[n]. The order of summation is fixed.
 GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfLanes(const __m512* of) {
   const __m512 low =
       SumsOfBlocks(SumsOfFour(of[0], of[1], of[2], of[3]), SumsOfFour(of[4], of[5], of[6], of[7]));
@@ -134,7 +134,8 @@ GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline __m512 SumsOfLanes(
   return SumsOfBlocks(low, high);
 }
 
-// Adds products of kBlockRows rows with kParts rows of B to sums[r * kKeys + n].
+// Adds the products of row r of A and row n of B to sums[r * kKeys + n], for kBlockRows rows of A
+// and kParts rows of B.
 template <int kBlockRows, int kKeys, int kParts>
 GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline void AddRowProducts(
     size_t columns, const float* const* a, const uint16_t* const* b, __m512* sums) {
@@ -156,7 +157,7 @@ GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline void AddRowProducts
     }
   }
   if (column == columns) return;
-  // Masked loads avoid reading past the rows.
+  // Masked loads avoid reading past the ends of the rows.
   const size_t rest = columns - column;
   const auto numbers = static_cast<__mmask32>((uint64_t{1} << rest) - 1);
   const auto pairs = static_cast<__mmask16>((1u << (rest + 1) / 2) - 1);
@@ -175,13 +176,13 @@ GNOMON_TARGET_BFLOAT16 __attribute__((always_inline)) inline void AddRowProducts
   }
 }
 
-// Computes products of kBlockRows rows with kSums / kBlockRows rows of B, and stores `count` of
-// them.
+// Computes the inner products of kBlockRows rows of A with kSums / kBlockRows rows of B, and stores
+// at most `count` per row of A.
 template <int kBlockRows>
 GNOMON_TARGET_BFLOAT16 void RowBlock(size_t columns, const float* const* a,
                                      const uint16_t* const* b, size_t count, float* c, size_t ldc) {
   constexpr int kKeys = kSums / kBlockRows;
-  // The limit is the number of registers for addresses.
+  // The limit of 8 keeps all addresses of rows in registers.
   constexpr int kParts = std::min(kKeys, 8);
   __m512 sums[kSums];
   GNOMON_UNROLL
@@ -227,7 +228,7 @@ void MultiplyAddPairs(size_t m, size_t n_vectors, size_t pairs, const float* a, 
 void MultiplyPairRows(size_t m, size_t n, size_t columns, const float* a, size_t lda, const void* b,
                       int64_t stride, float* c, size_t ldc) {
   for (size_t j = 0; j < n; j += kSums) {
-    // Replaces missing rows by the last one; their products are not stored.
+    // Replaces rows past the end with the last row; their products are not stored.
     const uint16_t* rows[kSums];
     for (size_t t = 0; t < kSums; ++t) {
       const auto row = static_cast<int64_t>(std::min(j + t, n - 1));

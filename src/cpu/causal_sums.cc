@@ -1,7 +1,8 @@
-// A task is a segment of the sequence, processed in chunks of rows. The result of a chunk is the
-// sum over its own rows, plus the product of x and the state. The state is the sum of y_j^T z_j
-// over all earlier chunks. A first pass computes each segment's initial state. Segments depend only
-// on the shape.
+// Each task processes a segment of the sequence in chunks of rows. The result of a chunk is the sum
+// over its own rows, plus the product of x and the state. The state is the sum of y_j^T z_j over
+// all earlier chunks. A first pass sums each segment; the initial state of a segment is the total
+// over all earlier segments. Segments depend only on the shape, so results do not depend on the
+// number of workers.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/causal_sums.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -58,8 +59,8 @@ class Pass {
  public:
   Pass(const CausalSums& n, const Executor& executor)
       : n_(n), executor_(executor), chunks_(DivideUp(n.rows, kChunk)) {
-    // Creates enough tasks for many workers, each long enough to amortise the computation of its
-    // state.
+    // Creates enough tasks for many workers, with segments long enough to amortise the computation
+    // of their initial states.
     constexpr int64_t kTasks = 32;
     constexpr int64_t kLeastChunks = 8;
     const int64_t pairs = n.batch * n.key_heads;
@@ -98,7 +99,7 @@ class Pass {
     size_t z_stride;
   };
 
-  // Loads the n-th chunk in the order of summation, which starts at the end if `reverse`.
+  // Loads the n-th chunk in summation order, which starts at the end of the sequence if `reverse`.
   Chunk Load(int64_t task, int64_t n, const Scratch& scratch) const {
     Chunk chunk;
     chunk.b = task / segments_ / n_.key_heads;
@@ -120,7 +121,8 @@ class Pass {
     return chunk;
   }
 
-  // Returns the rows of a view in place, or applies the feature map and stores them in `to`.
+  // Returns the chunk's rows of a view: in place if there is no feature map, otherwise mapped and
+  // stored in `to`.
   Strided MappedRows(const View<const float>& view, const Chunk& chunk, int64_t head,
                      float* to) const {
     const float* from = view.row(chunk.b, head, chunk.begin);
@@ -142,7 +144,7 @@ class Pass {
     return {to, Size(n_.dim), 1};
   }
 
-  // Initialises the state with zeros or with the sums of earlier segments.
+  // Initialises the state with the sum over all earlier segments (zeros for the first segment).
   void Begin(int64_t task, const Scratch& scratch) const {
     std::fill_n(scratch.state.data(), state_size_, 0.0f);
     std::fill_n(scratch.sum.data(), n_.dim, 0.0f);

@@ -1,4 +1,4 @@
-// The kernel of causal linear sums, on plain views.
+// The kernel for causal linear sums, on plain views.
 #ifndef GNOMON_SRC_CPU_CAUSAL_SUMS_H_
 #define GNOMON_SRC_CPU_CAUSAL_SUMS_H_
 
@@ -26,8 +26,8 @@ struct CausalSums {
   Feature feature = Feature::kNone;
   bool reverse = false;
   View<float> out;
-  // If not null, receives d_i = sum_j x_i . y_j, (B, H, L), and out_i is divided by d_i (out_i = 0
-  // if d_i = 0).
+  // If not null, receives d_i = sum_j x_i . y_j with shape (B, H, L), and out_i is divided by d_i
+  // (or set to 0 if d_i = 0).
   float* denominator = nullptr;
 };
 

@@ -16,9 +16,9 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
 
-// Calls body(tag, k) for vectors that together cover n numbers; each vector starts at number k. The
-// last vectors are shorter, so that no number beyond n is accessed. A row of 8 numbers is a single
-// vector of 8.
+// Calls body(tag, first) for the vectors that cover numbers [k, n); `first` is the index of the
+// first number in the vector. The last vectors are shorter, so that nothing past n is accessed:
+// with full vectors of 16 lanes, a row of 8 numbers is a single vector of 8 lanes.
 template <size_t kCount = kLanes, class Body>
 HWY_INLINE void ForVectors(int64_t n, const Body& body, int64_t k = 0) {
   const hn::CappedTag<Real, kCount> d;
@@ -32,14 +32,14 @@ HWY_INLINE void CopyNumbers(const Real* from, int64_t n, Real* to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR { hn::StoreU(hn::LoadU(d, from + k), d, to + k); });
 }
 
-// Computes to += from.
+// Computes `to += from`.
 HWY_INLINE void AddNumbers(const Real* from, int64_t n, Real* to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
     hn::StoreU(hn::LoadU(d, to + k) + hn::LoadU(d, from + k), d, to + k);
   });
 }
 
-// Computes to += factor from.
+// Computes `to += factor * from`.
 HWY_INLINE void AddScaled(Real factor, const Real* from, int64_t n, Real* to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
     hn::StoreU(hn::MulAdd(hn::Set(d, factor), hn::LoadU(d, from + k), hn::LoadU(d, to + k)), d,
@@ -47,7 +47,7 @@ HWY_INLINE void AddScaled(Real factor, const Real* from, int64_t n, Real* to) {
   });
 }
 
-// Computes to += factor (x - y).
+// Computes `to += factor * (x - y)`.
 HWY_INLINE void AddScaledDifference(Real factor, const Real* x, const Real* y, int64_t n,
                                     Real* to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
@@ -81,8 +81,8 @@ HWY_INLINE Real SumOfProducts(const Real* x, const Real* y, int64_t n) {
   return total;
 }
 
-// Strides between query heads: from one head to the next within a group, and from a group's last
-// head to the next group. The rows belong to query heads or to key heads.
+// The steps of a pointer to rows, which exist per query head or per key head: `query` is added
+// after each query head, and `key` after each group of query heads.
 struct HeadSteps {
   int64_t query;
   int64_t key;
@@ -90,7 +90,7 @@ struct HeadSteps {
 inline HeadSteps QuerySteps(int64_t step) { return {step, 0}; }
 inline HeadSteps KeySteps(int64_t step) { return {0, step}; }
 
-// Calls body(columns) with common column counts as constants, so that loops unroll.
+// Calls body(columns) with common column counts as compile-time constants, so that loops unroll.
 template <class Body>
 HWY_INLINE void WithColumns(int64_t columns, const Body& body) {
   switch (columns) {
@@ -103,7 +103,7 @@ HWY_INLINE void WithColumns(int64_t columns, const Body& body) {
   }
 }
 
-// Computes to += factor from for every query head.
+// Computes `to += factor * from` for every query head.
 inline void AddScaledHeads(int64_t key_heads, int64_t group, const Real* factors, const Real* from,
                            HeadSteps from_steps, int64_t columns, Real* to, HeadSteps to_steps) {
   WithColumns(columns, [=](auto n) HWY_ATTR {
@@ -122,7 +122,8 @@ inline void AddScaledHeads(int64_t key_heads, int64_t group, const Real* factors
   });
 }
 
-// Computes SumOfProducts for all query heads; x has one row per query head, y one per key head.
+// Computes SumOfProducts for all query heads; x has one row per query head, and y has one row per
+// key head.
 template <bool kDistance>
 inline void HeadProducts(int64_t key_heads, int64_t group, const Real* x, int64_t x_step,
                          const Real* y, int64_t y_step, int64_t columns, Real* products) {

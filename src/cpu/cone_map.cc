@@ -19,7 +19,7 @@ namespace HWY_NAMESPACE {
 using hn::Abs;
 using hn::Sqrt;
 
-// Doubles are scalar and use the standard library.
+// Doubles are processed as scalars, with the standard library.
 HWY_INLINE double Abs(double a) { return std::fabs(a); }
 HWY_INLINE double Sqrt(double a) { return std::sqrt(a); }
 HWY_INLINE double Exp(double a) { return std::exp(a); }
@@ -42,10 +42,11 @@ static_assert(kTokens % kLaneCount == 0);
 
 using Function = ConeMap::Function;
 
-// The functions of a token's last column z, and their derivatives with respect to z.
+// The multiplier m and the scalars of a token, which are functions of its last column z, and their
+// derivatives with respect to z.
 template <class V>
 struct HeightTerms {
-  // Defaulted constructors are not compiled for the instruction set (g++, NEON).
+  // Not defaulted: g++ does not compile defaulted constructors for the instruction set (NEON).
   HWY_INLINE HeightTerms() {}
 
   V m;
@@ -76,7 +77,7 @@ template <bool kAsIs, class V>
 HWY_INLINE void PenumbralTerms(V r, V z, HeightTerms<V>& terms) {
   const V zero = Number(z, 0);
   const V one = Number(z, 1);
-  // The height's contribution to r, its derivative, and 1 - u, which is accurate for u near 1.
+  // u (the height divided by r), its derivative, and 1 - u, which is accurate for u near 1.
   V u = z;
   V slope = one;
   V rest = one;
@@ -154,7 +155,7 @@ void FindTerms(const ConeMap& map, const T* z, int64_t count, TokenTerms<T>& ter
   }
 }
 
-// Calls body(n, columns of token n, terms, index in the terms) for the tokens [begin, end).
+// Calls body(n, token n, terms, index of token n in `terms`) for tokens [begin, end).
 template <class T, class Body>
 HWY_INLINE void ForTokens(const MappedCones<T>& cones, int64_t begin, int64_t end,
                           const Body& body) {

@@ -1,4 +1,4 @@
-// The kernels of the cones' token maps, on plain views.
+// The kernels for the cones' token maps, on plain views.
 #ifndef GNOMON_SRC_CPU_CONE_MAP_H_
 #define GNOMON_SRC_CPU_CONE_MAP_H_
 
@@ -15,15 +15,15 @@ struct ConeMap {
   Function function = Function::kUmbral;
   bool as_is = false;   // the map "none": z is the height
   double r = 1;         // umbral cones: the radius; penumbral cones: the maximum height
-  double farthest = 0;  // umbral cones: heights are exp(z) for |z| up to this, constant beyond
+  double farthest = 0;  // umbral cones: heights are exp(z), with z clamped to [-farthest, farthest]
 
   static constexpr int kMostScalars = 2;
   int scalars() const { return function == Function::kPenumbral ? 2 : 1; }
 };
 
-// Forward: maps tokens (B, H, L, D + 1) to x (B, H, L, width), D columns followed by zeros, and to
-// scalars (S, B, H, L). Backward, if d_tokens (B, H, L, D + 1) is not null: computes it from d_x
-// and d_scalars, where null means zeros.
+// Forward: maps tokens (B, H, L, D + 1) to x (B, H, L, width), whose D columns are followed by
+// zeros, and to scalars (S, B, H, L). Backward (if d_tokens is not null): computes d_tokens (B, H,
+// L, D + 1) from d_x and d_scalars, which are zeros if null.
 template <class T>
 struct MappedCones {
   ConeMap map;
@@ -42,7 +42,7 @@ struct MappedCones {
   int64_t count() const { return batch * heads * rows; }
 };
 
-// Maps the tokens [begin, end) in the order of (B, H, L), with the selected instruction set.
+// Maps tokens [begin, end), counted over (B, H, L), with the selected instruction set.
 void ConeMapKernel(const MappedCones<float>& cones, int64_t begin, int64_t end);
 void ConeMapKernel(const MappedCones<double>& cones, int64_t begin, int64_t end);
 

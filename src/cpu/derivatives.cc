@@ -1,15 +1,16 @@
 // Forward-mode derivatives of attention and of its gradients.
 //
-// A task is a block of query rows of one head, with all keys to which they attend. It stores the
-// weights of all pairs and the tangents of these weights, so that the outputs and the gradients can
-// use them. Tasks add to the gradients of keys, values and biases in turn, so results do not depend
-// on the number of workers.
+// Each task processes a block of query rows of one head, with all keys to which they attend. It
+// stores the weights of all pairs and the tangents of these weights, so that the outputs and the
+// gradients can use them. Tasks add to the gradients of keys, values and biases in a fixed order,
+// so results do not depend on the number of workers.
 //
 // A product of dual numbers is a single product of stacked matrices: if x' is the tangent of a row
 // x, then (x . y)' = [x' x] . [y y'].
 //
-// A pair function maps rows of inner products to rows of f, and gradients of f back to those of the
-// products, through a table (cpu/dual_table.h). The inner product itself does not need a table.
+// A pair function maps rows of inner products to rows of f, and gradients of f back to gradients of
+// the products. It is called through a table of functions (cpu/dual_table.h). The inner product
+// itself does not need a table.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/derivatives.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -45,9 +46,9 @@ namespace gnomon {
 namespace HWY_NAMESPACE {
 namespace {
 
-// The depth of products, chosen so that their sums stay in cache.
+// The number of keys that one matrix product sums over, chosen so that its results stay in cache.
 constexpr int64_t kKeysAtOnce = 256;
-// The number of keys that share a turn.
+// The number of keys whose gradients are added in one turn (see Turns).
 constexpr int64_t kTurnKeys = kBackwardColumns;
 
 class Pass {
@@ -162,7 +163,7 @@ class Pass {
   static constexpr int64_t kScores = int64_t{1} << 19;
   static constexpr auto kStep = static_cast<int64_t>(kMicroRows);
 
-  // Scratch memory of a worker. Rows that are multiplied together are adjacent.
+  // Scratch memory of a worker. Rows that are operands of the same matrix product are adjacent.
   struct Scratch {
     float* weights;       // tangents of the rows' weights, then the weights
     float* gradients;     // tangents of the scores' gradients, then the gradients
@@ -173,23 +174,24 @@ class Pass {
     float* sums;          // tangents of rows' sums, then the sums
     float* bias;          // biases of a row, in log2 units
     float* bias_tangent;  // tangents of the biases of a row
-    float* d_bias;        // window of offsets; then its tangent
+    float* d_bias;        // gradients by offset; then their tangents
     float* d_key_bias;    // gradients by key; then their tangents
     float* g;             // tangents of the pair function's argument, then the argument
-    float* pairs;         // the scalars of pairs as arrays; then their tangents
-    float* slopes;        // slopes of pairs as arrays; then their tangents
+    float* pairs;         // scalars of pairs, one array each; then their tangents
+    float* slopes;        // slopes of pairs, one array each; then their tangents
     float* d_columns;     // gradients of column scalars and squared norms; then their tangents
     float* norms;         // squared norms of the block's keys; then their tangents
-    float* plain;         // tangents of the rows' scores without temperature and cap, then these
-    // Windows of tables, with their tangents: products with relative keys, then gradients of
-    // scores; gradients of outputs times relative values, then weights.
+    float* plain;         // tangents of the scores before temperature and cap, then the scores
+    // Windows of the relative tables, with their tangents. key_window holds products with relative
+    // keys, and later gradients of scores. value_window holds gradients of outputs times relative
+    // values, and later weights.
     float* key_window;
     float* value_window;
-    float* table_rows;  // a window; then gradients of relative queries and their tangents
+    float* table_rows;  // a window; later gradients of relative.query and their tangents
   };
   int64_t window() const { return stride_ + block_; }
   static constexpr size_t kParts = 20;
-  // The maximum number of arrays of scalars of pairs.
+  // The maximum number of scalars of a pair, each of which has its own array.
   static constexpr int64_t kScalarArrays = 3 * kMostScalars;
   std::array<int64_t, kParts> Sizes() const {
     const bool is_backward = wants_any();
@@ -330,7 +332,7 @@ class Pass {
     return longest;
   }
 
-  // Packs panel p of a key head, counted across the batch.
+  // Packs panel p of key head `head`, which is counted across the batch.
   void Pack(int64_t head, int64_t p) const {
     const int64_t b = head / n_.key_heads;
     const int64_t h = head % n_.key_heads;
@@ -353,7 +355,8 @@ class Pass {
           has_y() ? NormTangent(y, tangents.Row(b, h, j), dim_) : 0.0f;
     }
   }
-  // A number per key of a key head (counted across the batch), or its tangent.
+  // The number of key j, or the tangent of this number, in an array with one number per key. `head`
+  // is counted across the batch.
   float* KeyNumber(const Buffer& numbers, bool is_tangent, int64_t head, int64_t j) const {
     return numbers.data() + (is_tangent * n_.batch * n_.key_heads + head) * n_.keys + j;
   }
@@ -407,7 +410,7 @@ class Pass {
     }
   }
 
-  // Adds the gradients through squared norms, d|y|^2/dy = 2 y.
+  // Adds the gradients that pass through the squared norms: d|y|^2/dy = 2 y.
   void AddNormGradients(int64_t head) const {
     const int64_t b = head / n_.key_heads;
     const int64_t h = head % n_.key_heads;
@@ -425,8 +428,9 @@ class Pass {
     }
   }
 
-  // A pair of nearly equal tokens, row r and column j. Its token gradients are a multiple of the
-  // difference of the tokens; adding the two tokens to separate sums would round that difference.
+  // A pair of nearly equal tokens: the query of row r and the key of column j. Their gradients are
+  // multiples of the difference of the tokens; adding the two tokens to separate sums would lose
+  // digits of that difference.
   struct NearDual {
     int64_t r;
     int64_t j;
@@ -448,7 +452,7 @@ class Pass {
     int64_t stride;  // stride of rows of scores
     float c;
     float dc;
-    // Per row: the column of the largest score, or -1; the sum of the gradients of scores without
+    // Per row: the column of the largest score, or -1; the sum of the gradients of scores before
     // temperature and cap; the squared norm and its tangent; the gradient of the squared norm and
     // its tangent.
     int64_t top[kRowBlock];
@@ -470,12 +474,13 @@ class Pass {
     size_t row_count() const { return Size(end - begin); }
   };
 
-  // The index-th block of a key head.
+  // Computes block `index` of a key head.
   void RunRows(int64_t head, int64_t index, const Scratch& scratch) {
     Block block;
     block.b = head / n_.key_heads;
     block.key_head = head % n_.key_heads;
-    // Heads that share gradients of pairs add to them in turn.
+    // Heads that share gradients of pair biases add to them in turn, so the tasks of all heads of a
+    // block of rows are consecutive.
     const bool by_row = shares_pairs();
     block.number = by_row ? index / group_ : index % row_blocks_;
     block.h = block.key_head * group_ + (by_row ? index % group_ : index / row_blocks_);
@@ -559,7 +564,7 @@ class Pass {
     }
   }
 
-  // Computes [x' x] . [y y'], without tangents that are 0.
+  // Computes [x' x] . [y y'], skipping tangents that are 0.
   static void MultiplyTangents(size_t rows, size_t vectors, int64_t dim, const float* x, bool has_x,
                                const float* panel, bool has_y, float* to, int64_t stride) {
     const int64_t begin = has_x ? 0 : dim;
@@ -650,7 +655,7 @@ class Pass {
 
   bool wants_tables() const { return d_relative_keys_.wanted() || d_relative_values_.wanted(); }
 
-  // Sets the windows of the tables, and multiplies the queries by the relative keys.
+  // Sets the windows of the relative tables, and multiplies the queries by the relative keys.
   void SetWindows(Block& block, const Scratch& scratch) const {
     const auto window = [&](float* memory) {
       return relative_.Window(block.b, block.begin, block.end, block.keys, memory);
@@ -662,8 +667,8 @@ class Pass {
                            scratch.table_rows);
   }
 
-  // Replaces the window of products with relative keys by sums of score gradients, and writes the
-  // gradients of relative queries.
+  // Overwrites the products in the window of relative keys with sums of score gradients, and writes
+  // the gradients of relative.query.
   void SetRelativeGradients(Block& block, const Columns* columns, const Scratch& scratch) const {
     const int64_t rows = block.rows();
     const DualWindow& window = block.keys_window;
@@ -692,7 +697,7 @@ class Pass {
     }
   }
 
-  // Replaces the window of products with relative values by sums of weights.
+  // Overwrites the products in the window of relative values with sums of weights.
   void SetRelativeWeights(Block& block, const Columns* columns, const Scratch& scratch) const {
     const DualWindow& window = block.values_window;
     for (int64_t r = 0; r < block.rows(); ++r) {
@@ -704,7 +709,7 @@ class Pass {
     }
   }
 
-  // Adds the gradients of the tables.
+  // Adds the block's contributions to the gradients of the relative tables.
   void AddTableRows(const Block& block, const Scratch& scratch) {
     const int64_t head = block.head(n_);
     const int64_t rows = block.rows();
@@ -727,7 +732,7 @@ class Pass {
     table_turns_.Pass(head, block.number);
   }
 
-  // Turns row r's inner products into weights; returns the columns that it sees.
+  // Turns row r's inner products into weights; returns the columns that are visible to the row.
   Columns SetRow(Block& block, int64_t r, const Scratch& scratch) const {
     const int64_t i = block.begin + r;
     const auto [weights, tangents] = DualOf(scratch.weights, block, r);
@@ -776,7 +781,8 @@ class Pass {
     of_.output.statistics[2 * rows + row] = TopKey(top < 0 ? 0.0f : weight, top);
   }
 
-  // Adds the products of `rows` rows of weights, from the block's first key on, with rows of keys.
+  // Multiplies `rows` rows of weights by `of_keys`, which has one row per key, and adds the
+  // products to `to`.
   void MultiplyByKeys(const Block& block, const float* weights, int64_t rows, const Rows& of_keys,
                       int64_t columns, float* to) const {
     const int64_t padded = PaddedColumns(columns);
@@ -823,8 +829,8 @@ class Pass {
     }
   }
 
-  // The factor of the gradients of inner products. The gradients from a pair function already
-  // include it.
+  // The factor by which gradients of inner products must be multiplied. Gradients from a pair
+  // function already include it.
   float ProductFactor(const Block& block) const { return function_ == nullptr ? block.c : 1.0f; }
   float ProductFactorTangent(const Block& block) const {
     return function_ == nullptr ? block.dc : 0.0f;
@@ -859,7 +865,7 @@ class Pass {
     }
   }
 
-  // The gradients of the weights.
+  // Computes the gradients of the weights.
   void MultiplyValues(const Block& block, const Scratch& scratch) const {
     float* const tangents = scratch.gradients;
     float* const products = tangents + block.rows() * block.stride;
@@ -922,7 +928,7 @@ class Pass {
       d_temperature[row] = sums.temperature.tangent;
     }
     const DualNumber sum = block.sum[r];
-    // Without a cap, the sum is exact.
+    // Without a cap, the temperature times the sum of the scores' gradients is exact.
     block.sum[r] =
         temper.softcap != 0
             ? sums.scores
@@ -973,8 +979,9 @@ class Pass {
   // The pair function's arguments and slopes are computed for this many columns at a time.
   static constexpr int64_t kPairs = 128;
 
-  // Arrays of pairs in scratch memory, or of their tangents. Scalars of rows and heads start at the
-  // beginning, scalars of columns at the first column.
+  // The arrays of a row's pairs from `column` on, or the arrays of their tangents, in scratch
+  // memory. Scalars of rows and heads are equal in all columns, so their arrays are read from the
+  // beginning. Scalars of columns are read from `column` on.
   PairArrays PairsAt(bool is_tangent, const float* g, int64_t column,
                      const Scratch& scratch) const {
     const float* const pairs = scratch.pairs + is_tangent * kScalarArrays * stride_;
@@ -1129,7 +1136,7 @@ class Pass {
     return sum;
   }
 
-  // Turns row r's inner products into values of f, and their tangents.
+  // Turns row r's inner products into values of f, and their tangents into tangents of f.
   void SetValues(const Block& block, int64_t r, const Columns& columns, const DualRow& row,
                  const Scratch& scratch) const {
     HWY_ALIGN float one[kPairs];
@@ -1150,8 +1157,8 @@ class Pass {
     }
   }
 
-  // Sets the slopes of hidden pairs, which may hold arbitrary numbers, and their `f` to 0, for
-  // pairs [0, count) from column j on.
+  // Clears `f` and the slopes of hidden pairs, which may hold arbitrary numbers, among the `count`
+  // pairs from column j on.
   void ClearHidden(const Columns& columns, int64_t j, int64_t count, float* f,
                    const Scratch& scratch) const {
     const auto clear = [&](int64_t begin, int64_t end) {
@@ -1173,14 +1180,15 @@ class Pass {
     // GCC generates implicit constructors outside the region that selects the instruction set.
     HWY_INLINE DualSum() {}
     HWY_INLINE DualSum(VF x, VF dx) : value(x), tangent(dx) {}
-    // Adds products of dual numbers, relative to those of the top pair.
+    // Adds the product of the dual numbers (x, dx) and (y, dy).
     HWY_INLINE void Add(VF x, VF dx, VF y, VF dy) {
       value = hn::MulAdd(x, y, value);
       tangent = hn::MulAdd(dx, y, hn::MulAdd(x, dy, tangent));
     }
   };
-  // Turns the gradients of scores into those of inner products, and sums those of scalars, squared
-  // norms and factors. Slopes are relative to those of the row's largest score (RowSoftmax).
+  // Turns the gradients of scores into gradients of inner products, and sums the gradients of
+  // scalars, squared norms and factors. Slopes are relative to those of the row's largest score
+  // (see RowSoftmax).
   void SetProductGradients(Block& block, const Columns* columns, const Scratch& scratch) {
     std::fill_n(scratch.d_columns, 2 * (kMostScalars + 1) * stride_, 0.0f);
     block.near.clear();
@@ -1324,8 +1332,8 @@ class Pass {
               const Scratch& scratch) const {
     return g.values[j] < (block.norm[r] + scratch.norms[j]) * kLeastNear;
   }
-  // Moves the gradients of pairs of nearly equal tokens among [j, j + kLanes) to the block's list
-  // and clears their slopes.
+  // Moves the gradients of pairs of nearly equal tokens in columns [j, j + kLanes) to block.near,
+  // and clears the slopes of these pairs.
   void TakeNear(Block& block, int64_t r, int64_t j, VF df, VF df_tangent, const DualRow& g,
                 VF& slope, VF& slope_tangent, const Scratch& scratch) const {
     const DF d;
@@ -1346,7 +1354,7 @@ class Pass {
     slope_tangent = hn::IfThenZeroElse(near, slope_tangent);
   }
 
-  // Adds the gradients of queries through squared norms, d|x|^2/dx = 2 x, and of near pairs.
+  // Adds the gradients of queries from squared norms (d|x|^2/dx = 2 x) and from near pairs.
   void AddDistanceGradients(const Block& block, const DualRow& sums, const Scratch& scratch) const {
     for (int64_t r = 0; r < block.rows(); ++r) {
       const float* const x_tangent = scratch.x + r * 2 * dim_;
@@ -1408,13 +1416,13 @@ class Pass {
     return &d_heads_[Size((is_tangent * n_.batch * n_.heads + block.head(n_)) * row_blocks_ +
                           block.number)];
   }
-  // The sum of a head, counted across the batch.
+  // The gradient of a query head's bias table. `head` is counted across the batch.
   float* BiasGradient(bool is_tangent, int64_t head) const {
     return d_bias_.data() + (is_tangent * n_.batch * n_.heads + head) * terms_.table_size();
   }
 
-  // Sums the gradients of the scores over the rows. Sums per table entry are added to those of the
-  // head; sums per key stay in scratch memory.
+  // Sums the gradients of the scores over the rows. Sums per table entry are added to the head's
+  // gradient; sums per key stay in scratch memory.
   void AddBiasGradients(const Block& block, const Columns* columns, const Scratch& scratch) {
     const int64_t rows = block.rows();
     const int64_t count = block.keys.end - block.first;
@@ -1525,7 +1533,7 @@ class Pass {
     }
   }
 
-  // Adds up the gradients of tensors that all sequences of the batch share, in a fixed order.
+  // Adds up, in a fixed order, the gradients of tensors that all sequences of the batch share.
   void Merge() const {
     d_relative_keys_.Merge();
     d_relative_values_.Merge();
@@ -1587,7 +1595,7 @@ class Pass {
   KeySums d_v_;
   KeySums d_v_tangent_;
   Buffer norms_;                   // squared norms of the keys; then their tangents
-  Buffer d_norms_;                 // the gradients of both
+  Buffer d_norms_;                 // gradients of the squared norms; then their tangents
   std::vector<HeadSums> d_heads_;  // per head and block of rows; then the tangents
   Buffer d_bias_;                  // per head; then the tangents
   Turns key_turns_;                // per key head and block of keys

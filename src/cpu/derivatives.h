@@ -1,4 +1,4 @@
-// The kernel of forward-mode and second derivatives of attention, on plain views.
+// The kernel for forward-mode and second derivatives of attention, on plain views.
 #ifndef GNOMON_SRC_CPU_DERIVATIVES_H_
 #define GNOMON_SRC_CPU_DERIVATIVES_H_
 
@@ -7,15 +7,15 @@
 
 namespace gnomon {
 
-// A call and its derivative in the direction of its inputs' tangents. All inputs must be finite. A
-// null pointer means a tangent of 0, or a result that is not needed.
+// An attention call and its derivative in the direction of its inputs' tangents. All inputs must be
+// finite. A null pointer means a tangent of 0, or a result that is not needed.
 struct AttentionDerivatives {
   // The pair function; null means the inner product.
   const DualTable* function = nullptr;
   // Relative queries are not supported.
   AttentionInput<float> input;
-  // The tangents of tokens, scalars, factor, temperature, biases and relative tables, in the layout
-  // of the input, except that pair biases may have other strides.
+  // The tangents of tokens, scalars, factor, temperature, biases and relative tables, in the same
+  // layout as the inputs, except that pair biases may have different strides.
   AttentionInput<float> tangent;
 
   AttentionOutput<float> output;

@@ -1,4 +1,4 @@
-// Dropout's hash (base/dropout.h) for vectors of columns.
+// The dropout hash (base/dropout.h) for vectors of columns.
 #if defined(GNOMON_SRC_CPU_DROPOUT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_DROPOUT_INL_H_
 #undef GNOMON_SRC_CPU_DROPOUT_INL_H_

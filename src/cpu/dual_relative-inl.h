@@ -39,7 +39,7 @@ struct DualWindow {
   }
 };
 
-// A table of rows with its tangent.
+// A RowTable and its tangent.
 class DualRowTable {
  public:
   DualRowTable(const AttentionShape& n, const float* table, const float* tangent, bool heads,
@@ -74,8 +74,8 @@ class DualRowTable {
     for (int64_t r = 0; r < rows; ++r) AddNumbers(more.Row(r), count, window.tangents.Row(r));
   }
 
-  // Adds the products of a window with the table to rows with values().padded() columns, and their
-  // tangents to separate rows. Either may be null.
+  // Adds the products of a window with the table to `to`, and their tangents to `to_tangents`. Both
+  // have rows of values().padded() columns, and either may be null.
   void AddProducts(int64_t h, int64_t rows, const DualWindow& window, float* to,
                    float* to_tangents) const {
     if (to != nullptr) values_.AddProduct(h, rows, window.values, to);
@@ -102,12 +102,12 @@ class DualTableGradient {
         tangents_(table.values(), to_tangent, n.batch * n.heads) {}
 
   bool wanted() const { return values_.wanted() || tangents_.wanted(); }
-  // `head` counts across the batch.
+  // `head` is counted across the batch.
   void Clear(int64_t head) const {
     values_.ClearPart(head);
     tangents_.ClearPart(head);
   }
-  // Adds the transposed window times rows, which start at `first`.
+  // Adds the product of the transposed window and `rows` rows of x, starting at row `first`.
   void Add(int64_t head, int64_t rows, const DualWindow& window, Rows x, Rows x_tangents,
            int64_t first) const {
     if (values_.wanted()) values_.Add(head, rows, window.values, x, first);
@@ -130,7 +130,8 @@ class DualTableGradient {
   RowTableGradient tangents_;
 };
 
-// The terms that the rows of a block read from the tables, and the transposed operations.
+// Computes the terms that a block's rows read from the relative tables, and applies the transposed
+// operations.
 class DualRelative {
  public:
   // Blocks have at most `rows` rows and `columns` columns.
@@ -161,8 +162,8 @@ class DualRelative {
     values_.Fill(task - keys_.tasks());
   }
 
-  // Creates the window of queries [begin, end) with `keys` in `memory`, which has two rows per
-  // query.
+  // Creates the window of queries [begin, end) and `keys` in `memory`, which holds two rows per
+  // query: the values and the tangents.
   DualWindow Window(int64_t b, int64_t begin, int64_t end, KeyRange keys, float* memory) const {
     const int64_t rows = end - begin;
     DualWindow window;
@@ -172,7 +173,7 @@ class DualRelative {
     return window;
   }
 
-  // Multiplies queries, from `query` on, by the relative keys.
+  // Multiplies `rows` queries, starting at `query`, by the relative keys.
   void MultiplyKeys(int64_t b, int64_t h, int64_t query, int64_t rows, const DualWindow& window,
                     float* scratch) const {
     const auto rows_of = [&](const View<const float>& view) -> Strided {
@@ -183,8 +184,9 @@ class DualRelative {
                    scratch);
   }
 
-  // Adds `factor` times the table entries of a row's pairs to `to`, which has the block's columns.
-  // Add() is the transposed operation: it adds a number per pair to the entries.
+  // Adds `factor` times the table entries of a row's pairs to `to`, which is indexed by the block's
+  // columns. Add() is the transposed operation: it adds `factor` times each pair's number to the
+  // pair's table entry.
   void Read(const DualTerms::Row& row, const TableWindow& window, int64_t r, float factor,
             float* to, std::vector<TableRun>* runs) const {
     if (row.count() <= 0) return;

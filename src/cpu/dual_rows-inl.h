@@ -1,5 +1,5 @@
 // Vectors of dual numbers, with the definitions' vocabulary (src/definitions/README.md), and the
-// slopes of a definition. At kinks, derivatives are those of src/reference/dual.h.
+// slopes of a definition. At kinks, derivatives are the same as in src/reference/dual.h.
 #if defined(GNOMON_SRC_CPU_DUAL_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_DUAL_ROWS_INL_H_
 #undef GNOMON_SRC_CPU_DUAL_ROWS_INL_H_
@@ -15,13 +15,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
-// Definitions that are included in this namespace use this vocabulary.
+// Definitions that are included in this namespace are evaluated with dual numbers.
 namespace duals {
 
 namespace vectors = ::gnomon::HWY_NAMESPACE;
 
 struct DualVector {
-  // Not defaulted, because defaulted constructors are not compiled for the instruction set.
+  // Not defaulted: g++ does not compile defaulted constructors for the instruction set.
   HWY_INLINE DualVector() {}
   HWY_INLINE DualVector(VF number, VF derivative) : value(number), tangent(derivative) {}
 
@@ -81,7 +81,8 @@ HWY_INLINE DualVector Sqrt(DualVector a) {
 }
 HWY_INLINE DualVector Rsqrt(DualVector a) {
   const VF inverse = vectors::Rsqrt(a.value);
-  // In this order of multiplication, a tangent of 0 stays 0.
+  // In this order of multiplication, a tangent of 0 stays 0 even if the cube of `inverse`
+  // overflows.
   return {inverse, ((a.tangent * inverse) * inverse) * (inverse * hn::Set(DF(), -0.5f))};
 }
 HWY_INLINE DualVector Exp(DualVector a) {

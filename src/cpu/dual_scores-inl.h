@@ -1,4 +1,4 @@
-// Rows of scores, of weights and of their gradients, with their tangents.
+// Rows of scores, weights and their gradients, each with the row of its tangents.
 #if defined(GNOMON_SRC_CPU_DUAL_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_DUAL_SCORES_INL_H_
 #undef GNOMON_SRC_CPU_DUAL_SCORES_INL_H_
@@ -74,7 +74,7 @@ HWY_INLINE int64_t FindScore(const float* scores, const Columns& columns, float 
   return -1;
 }
 
-// The sum of 2^(score - largest) over a row, and the mean of the tangents of its scores.
+// The sum of 2^(score - largest) over a row, and the weighted mean of the tangents of its scores.
 struct RowTotals {
   float weight;
   float mean;
@@ -168,8 +168,9 @@ struct Temper {
   HWY_INLINE VF Capped(VF score) const { return Tanh(score * hn::Set(DF(), kLn2 / softcap)); }
 };
 
-// Like SetScores, but also applies a temperature and a soft cap to the scores. Stores the scores
-// without both in `plain` (0 for hidden pairs): values in log2 units, and tangents.
+// Applies a temperature and a soft cap to the results of SetScores, and returns the largest score.
+// Stores the previous (plain) scores in `plain`, with 0 for hidden pairs: values in log2 units, and
+// tangents.
 HWY_INLINE float SetTemperedScores(float* HWY_RESTRICT scores, float* HWY_RESTRICT tangents,
                                    const Columns& columns, const Temper& temper,
                                    const DualRow& plain) {
@@ -210,7 +211,8 @@ struct TemperSums {
   DualNumber scores;
 };
 
-// Turns the gradients of scores into those of plain scores.
+// Turns the gradients of scores into gradients of the plain scores (before temperature and soft
+// cap).
 HWY_INLINE TemperSums SetPlainGradients(const DualRow& gradients, const DualRow& plain,
                                         const Columns& columns, const Temper& temper) {
   const DF d;

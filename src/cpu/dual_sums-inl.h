@@ -1,4 +1,4 @@
-// Rows of keys and values with their tangents, packed for products, and sums over rows by key.
+// Keys and values with their tangents, packed for matrix products, and sums over rows, one per key.
 #if defined(GNOMON_SRC_CPU_DUAL_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_DUAL_SUMS_INL_H_
 #undef GNOMON_SRC_CPU_DUAL_SUMS_INL_H_

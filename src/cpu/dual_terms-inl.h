@@ -21,8 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// The masks other than a row's interval, and the biases. Columns are relative to the block's first
-// key.
+// The masks and biases of rows. Columns are relative to the block's first key.
 class DualTerms {
  public:
   // A row of a query head, and the columns that it may see; `first` is the key of column 0.
@@ -75,7 +74,7 @@ class DualTerms {
     Add(tangent_, row, to + row.columns.begin);
   }
 
-  // Finds the entries of a bias table with a layout that a row reads. Columns are relative to the
+  // Finds the entries that a row reads from a bias table with a layout. Columns are relative to the
   // row's first column.
   void FindRuns(const Row& row, std::vector<TableRun>* runs) const {
     runs->clear();
@@ -188,7 +187,7 @@ class DualTerms {
   const AttentionInput<float>& in_;
   const AttentionInput<float>& tangent_;
   const AttentionShape& n_;
-  std::vector<KeyRange> ranges_;  // per query, with segments or positions
+  std::vector<KeyRange> ranges_;  // per query; empty without segments and positions
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -14,8 +14,8 @@
 //   Key heads with so few queries that packing would cost as much as the products: keys and values
 //   are read in place.
 //
-// Row sums are split depending only on the shape, and merged in a fixed order. Results therefore do
-// not depend on the number of workers.
+// The shape alone determines how row sums are split into parts, and the parts are merged in a fixed
+// order. Results therefore do not depend on the number of workers.
 #if defined(GNOMON_SRC_CPU_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_FORWARD_INL_H_
 #undef GNOMON_SRC_CPU_FORWARD_INL_H_
@@ -56,7 +56,7 @@ inline bool HasNonFinite(const Tokens& tokens, int64_t b, int64_t h, int64_t beg
   RowReader rows(tokens, columns);
   Real sum = 0;
   for (int64_t i = begin; i < end; ++i) {
-    // This product is 0 for finite numbers, otherwise NaN.
+    // This product is 0 for finite numbers and NaN otherwise.
     sum += Sum(columns, [row = rows.Row(b, h, i)](int64_t e) { return row[e] * 0.0f; });
   }
   return sum != 0.0f;
@@ -110,7 +110,7 @@ class ForwardPass {
   CallPlan plan() const {
     const char* const keys = packs_all_  ? "packs all keys first"
                              : in_place_ ? "reads keys and values in place"
-                                         : "splits and packs the keys by tasks";
+                                         : "packs keys within each task";
     return {keys, pairs_, skipping_.active()};
   }
 
@@ -193,8 +193,8 @@ class ForwardPass {
     return scratch;
   }
 
-  // The number of floats per block: its sums and, for several heads, pairs or widened types, a
-  // contiguous copy of its tokens.
+  // The number of floats per block: its sums and, if it has several heads or its tokens are paired
+  // or widened, a contiguous copy of these tokens.
   int64_t block_size() const {
     return kRowBlock * (value_columns_ + (copies_queries() ? panel_rows_ : 0));
   }
@@ -244,7 +244,8 @@ class ForwardPass {
     if (copies_queries()) block.x = {copy, Size(panel_rows_), 1};
   }
 
-  // Packs all keys of a head, then runs its blocks of queries.
+  // Packs all keys, then runs the blocks of queries; if each task is a whole head, does both head
+  // by head.
   void RunBlocks() {
     const int64_t heads = n_.batch * n_.key_heads;
     const int64_t panels = DivideUp(n_.keys, kWidth);
@@ -566,8 +567,8 @@ class ForwardPass {
 
   // Returns all blocks of a key head, with their sums in `memory`.
   std::unique_ptr<Block[]> AllBlocks(int64_t b, int64_t key_head, Real* memory) const {
-    // The blocks are left uninitialised, because for few rows, clearing would take as long as the
-    // computation.
+    // The blocks are left uninitialised, because for few rows, clearing them would take as long as
+    // the computation.
     std::unique_ptr<Block[]> all(new Block[Size(blocks())]);
     for (int64_t n = 0; n < blocks(); ++n) {
       SetBlock(b, key_head, n, QueriesOf(n), memory + n * block_size(), all[Size(n)]);
@@ -581,7 +582,7 @@ class ForwardPass {
   Real* SumsIn(Real* packed) const { return packed + packed_size(); }
 
   // Adds the first tile of each block of a key head, or the first two if the first holds few keys.
-  // Its weights determine which tiles rows can skip in the other parts.
+  // The weights of these tiles determine which tiles rows can skip in the other parts.
   void AddFirstPart(int64_t b, int64_t key_head, Real* memory) {
     Scratch scratch = MakeScratch(memory);
     Real* const packed = memory + scratch_size();
@@ -807,7 +808,8 @@ class ForwardPass {
     AddValues(tile, rows, seen, span, keys, sum);
   }
 
-  // Adds weights (0 where masked) times values, from the tile's first key on.
+  // Adds weights (0 where masked) times values. `tile` points to the weight of the tile's first
+  // key.
   void AddValues(Real* tile, size_t rows, RowSpan seen, RowSpan span, const Keys& keys,
                  Real* sum) const {
     if (pairs_values_) return AddPairedValues(tile, rows, span, keys.values, sum);
@@ -832,8 +834,8 @@ class ForwardPass {
 
   // Like AddValues, with weights and values as bfloat16 pairs. Rounds the weights in place.
   void AddPairedValues(Real* tile, size_t rows, RowSpan span, Rows values, Real* sum) const {
-    // The weights are rounded in place, in pairs of vectors, without overwriting weights that have
-    // not been read yet.
+    // Each step reads two vectors before it writes one, so weights that have not been read yet are
+    // never overwritten.
     const int64_t begin = span.begin / (2 * kLaneCount) * (2 * kLaneCount);
     const int64_t end = RoundUp(span.end, 2 * kLaneCount);
     for (int64_t r = 0; r < static_cast<int64_t>(rows); ++r) {
@@ -935,7 +937,7 @@ class ForwardPass {
       ScaleRow(block.sum + r * value_columns_, value_columns_, shrink);
     }
     if (rises) block.largest[r] = top;
-    // All scores so far are -inf (or NaN). Any finite shift gives weights of 0 (or NaN).
+    // If all scores so far are -inf (or NaN), any finite shift gives weights of 0 (or NaN).
     const Real shift = block.largest[r] == -kInfinity ? 0.0f : block.largest[r];
     block.weight[r] += RowWeights(tile, columns, shift);
     // The backward pass needs the key of the largest score.
@@ -953,8 +955,8 @@ class ForwardPass {
   }
 
   // Like AddValues, for tiles with non-finite values: processes each row separately, with hidden
-  // non-finite values replaced by 0. The result is bitwise the same as if the hidden values were
-  // finite.
+  // non-finite values replaced by 0. The result is bitwise identical to the result for finite
+  // hidden values.
   void AddVisibleValues(Block& block, const TileMask& mask, int64_t first_row, int64_t last_row,
                         RowSpan seen, RowSpan span, const Keys& keys, Scratch& scratch) const {
     const int64_t key_head = block.h / group_;

@@ -1,4 +1,4 @@
-// The kernels' matrix product. It is declared once per instruction set and compiled only in
+// The matrix product of the kernels. It is declared once per instruction set and compiled only in
 // gemm.cc.
 #if defined(GNOMON_SRC_CPU_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_GEMM_INL_H_
@@ -24,8 +24,8 @@ constexpr size_t kMicroVectors = 2;
 // The number of columns in a packed panel.
 constexpr size_t kPanel = kMicroVectors * HWY_LANES(Real);
 
-// Multiply sums this many products at a time and then adds these sums, which is more accurate than
-// one long sum.
+// Multiply sums this many products at a time and then adds these partial sums, which is more
+// accurate than one long sum.
 constexpr size_t kProductDepth = 64;
 
 // A matrix with strides: element (i, j) is data[i * row + j * column].
@@ -35,8 +35,8 @@ struct Strided {
   size_t column;
 };
 
-// Computes C (m x n) = A (m x k) B (k x n), or C += A B. n is given in vectors. Rows of B and C are
-// contiguous, ldb and ldc floats apart.
+// Computes C (m x n) = A (m x k) B (k x n), or C += A B. n is passed as a number of vectors. Rows
+// of B and C are contiguous and start ldb and ldc elements apart.
 void Multiply(size_t m, size_t n_vectors, size_t k, Strided a, const Real* b, size_t ldb, Real* c,
               size_t ldc);
 void MultiplyAdd(size_t m, size_t n_vectors, size_t k, Strided a, const Real* b, size_t ldb,

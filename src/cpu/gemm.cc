@@ -22,7 +22,7 @@ namespace gnomon {
 namespace GNOMON_KERNELS {
 namespace {
 
-// Computes one register block of rows x vectors, over all of k.
+// Computes one register block of C: kRows rows by kVectors vectors, over all of k.
 template <int kRows, int kVectors, bool kAdd>
 HWY_INLINE void Micro(size_t k, Strided a, const Real* HWY_RESTRICT b, size_t ldb,
                       Real* HWY_RESTRICT c, size_t ldc) {
@@ -57,7 +57,7 @@ HWY_INLINE void Micro(size_t k, Strided a, const Real* HWY_RESTRICT b, size_t ld
   }
 }
 
-// Computes all rows of one block of columns.
+// Computes all rows of C in one block of columns.
 template <int kVectors, bool kAdd>
 HWY_NOINLINE void Block(size_t m, size_t k, Strided a, const Real* b, size_t ldb, Real* c,
                         size_t ldc) {
@@ -117,7 +117,8 @@ void MultiplyAdd(size_t m, size_t n_vectors, size_t k, Strided a, const Real* b,
 #ifndef GNOMON_DOUBLE
 namespace {
 
-// Multiplies blocks that fit the L1 cache until `stop`; returns the number of operations.
+// Multiplies blocks that fit the L1 cache until `stop` is set; returns the number of floating-point
+// operations.
 double CountFlops(const std::atomic<bool>& stop) {
   constexpr size_t kRows = 8 * kMicroRows;
   constexpr size_t kDepth = 64;

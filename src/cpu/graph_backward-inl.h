@@ -1,7 +1,7 @@
 // The backward pass of graph attention. A first pass over chunks of rows stores the weights and the
-// gradients of g per edge and head. A second pass over chunks of the transposed graph computes the
-// sums over keys. Chunks depend only on the graph, and their sums are added in a fixed order, so
-// results do not depend on the number of workers.
+// gradients of g (the inner product or the squared distance) per edge and head. A second pass over
+// chunks of the transposed graph computes the sums over keys. Chunks depend only on the graph, and
+// their sums are added in a fixed order, so results do not depend on the number of workers.
 #if defined(GNOMON_SRC_CPU_GRAPH_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_GRAPH_BACKWARD_INL_H_
 #undef GNOMON_SRC_CPU_GRAPH_BACKWARD_INL_H_
@@ -29,7 +29,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// Adds up the parts of each row: `width` numbers per row.
+// Adds up the partial sums of rows that span several chunks, with `width` numbers per row.
 class RowTotals {
  public:
   RowTotals(const EdgeChunks& chunks, int64_t width)
@@ -135,8 +135,8 @@ class GraphBackwardPass {
   int delta_array() const { return weight_array() + 2; }
   int inverse_array() const { return weight_array() + 3; }
   int head_arrays() const { return weight_array() + 4; }
-  // If sums over a row's edges are relative to its top edge's slopes, two more arrays hold the
-  // slopes with respect to g, and flags for edges whose gradient uses the top edge's token.
+  // If sums over a row's edges are relative to its top edge's slopes, one more array holds the
+  // slopes with respect to g, and later flags for edges whose gradient uses the top edge's token.
   int slope_array() const { return head_arrays() + table_.head_scalars; }
   int all_arrays() const { return slope_array() + (centres() ? 1 : 0); }
   // Whether gradients of rows are sums relative to the slopes of their top edges (see RowSoftmax).
@@ -144,7 +144,7 @@ class GraphBackwardPass {
 
   float* Array(float* arrays, int n) const { return arrays + n * pairs_.stride(); }
 
-  // Computes the numbers that turn a row's scores into weights.
+  // Computes each row's largest score and inverse sum, which turn its scores into weights.
   void PrepareRows() const {
     constexpr int64_t kNodes = 256;
     const int64_t rows = n_.queries * n_.heads;
@@ -189,8 +189,8 @@ class GraphBackwardPass {
     }
   }
 
-  // The top edges' slopes for the rows of all heads: the slopes with respect to g and to each row
-  // scalar, in consecutive arrays.
+  // The slopes of the top edges of all rows and heads: one array for the slopes with respect to g
+  // (s = 0), then one for each row scalar.
   float* TopSlopes(int s) const { return top_slopes_.data() + s * n_.queries * n_.heads; }
   void ClearTop(int64_t row) const {
     top_edges_.data()[row] = 0;
@@ -235,8 +235,8 @@ class GraphBackwardPass {
 
   // Computes delta = sum_e p_e dP_e - dlse for each head, given the weights and dP of all edges of
   // a row. Also finds the edge with the largest weight and its f. If a few edges dominate, dP -
-  // delta cancels, and rounding errors must cancel as well. Therefore all dP are relative to that
-  // of the largest weight.
+  // delta nearly cancels for them, and rounding errors must cancel as well. Therefore, the sums use
+  // dP relative to the dP of the edge with the largest weight.
   void SetDelta(const Part& part, int64_t offset, const float* arrays) const {
     const int64_t heads = n_.heads;
     const int64_t edges = part.end - part.begin;
@@ -347,7 +347,8 @@ class GraphBackwardPass {
     }
   }
 
-  // Fills dP = m dO . v, the row's largest score and its inverse sum.
+  // Fills the arrays of dP = m dO . v (m is the dropout factor), the row's largest score and its
+  // inverse sum.
   void FillValueGradients(const Part& part, int64_t offset, float* arrays) const {
     CopyToEdges(largest_, part, Array(arrays, factor_array()) + offset);
     CopyToEdges(inverse_sum_, part, Array(arrays, inverse_array()) + offset);
@@ -366,7 +367,7 @@ class GraphBackwardPass {
     for (int64_t e = part.begin; e < part.end; ++e, to += n_.heads) CopyNumbers(from, n_.heads, to);
   }
 
-  // Subtracts the f of the row's largest score from the f of a part's edges: the sum of ds (f -
+  // Subtracts f at the row's largest score from the f of a part's edges, so that the sum of ds (f -
   // top_f) has no large terms even if f is large.
   void SubtractTop(const Part& part, float* values) const {
     const float* top_f = top_f_.data() + part.row * n_.heads;
@@ -377,7 +378,7 @@ class GraphBackwardPass {
 
   void PairWeights(float* arrays, int64_t first_edge, int64_t count) const {
     const DF d;
-    // The delta array is not used yet.
+    // The delta array is not in use yet and can hold f.
     float* const values = Array(arrays, delta_array());
     table_.values(pairs_.Arrays(arrays), count, values);
     float* const weights = Array(arrays, factor_array());
@@ -442,7 +443,7 @@ class GraphBackwardPass {
     table_.slopes(pairs_.Arrays(arrays), count, ones_.data(),
                   Slopes(arrays, Array(arrays, slope_array())));
   }
-  // Computes numbers *= factors.
+  // Computes `numbers *= factors`.
   static void MultiplyNumbers(const float* factors, int64_t count, float* numbers) {
     const DF d;
     for (int64_t q = 0; q < count; q += kLaneCount) {
@@ -450,11 +451,12 @@ class GraphBackwardPass {
     }
   }
 
-  // For each edge of a part, computes df times the difference between its slopes and those of the
-  // row's top edge. Adds the products to the gradients of the row's scalars and to `beyond`. The
-  // full sum of df slope is this sum plus the top slope times dlse. The edge's contribution to the
-  // gradient of the row's token becomes df slope (y_top - y_e); FinishRow adds the common part, x -
-  // y_top. Edges that are much nearer than the top edge use x - y_e instead.
+  // For each edge of a part, multiplies df by the difference between the edge's slopes and those of
+  // the row's top edge. Adds the products to the gradients of the row's scalars and to `beyond`.
+  // The full sum of df * slope is this sum plus the top slope times the sum of df, which is factor
+  // * dlse. The edge's contribution to the gradient of the row's token becomes 2 df * slope *
+  // (y_top - y_e); FinishRow adds the common part, a multiple of x - y_top. Edges that are much
+  // nearer than the top edge use x - y_e instead.
   void CentrePart(const Part& part, int64_t offset, float* arrays, float* d_scalars,
                   float* beyond) const {
     const int64_t heads = n_.heads;
@@ -523,7 +525,8 @@ class GraphBackwardPass {
     }
   }
 
-  // dg/d(this) is the other token or, for distances, twice the difference of the tokens.
+  // Adds d_g times the other token or, for distances, d_g times the difference of the tokens (d_g
+  // then already contains the factor 2).
   HWY_INLINE void AddTokenGradient(float d_g, const float* other, const float* self,
                                    float* to) const {
     if (table_.is_distance()) {
@@ -586,7 +589,8 @@ class GraphBackwardPass {
     }
   }
 
-  // Computes the gradients of keys, which are sums over each key's edges.
+  // Computes the gradients of keys, values and column scalars, which are sums over each key's
+  // edges.
   void Keys() const {
     const TransposedGraph graph(in_.indptr, in_.indices, n_.queries, n_.keys);
     const EdgeChunks chunks(graph.indptr.data(), n_.keys, EdgesOfChunk(n_));

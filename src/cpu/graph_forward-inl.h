@@ -1,5 +1,6 @@
-// The forward pass of graph attention. Tasks are chunks of rows. Chunks depend only on the graph,
-// and their sums are added in a fixed order, so results do not depend on the number of workers.
+// The forward pass of graph attention. Each task processes one chunk of rows. Chunks depend only on
+// the graph, and their sums are added in a fixed order, so results do not depend on the number of
+// workers.
 #if defined(GNOMON_SRC_CPU_GRAPH_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_GRAPH_FORWARD_INL_H_
 #undef GNOMON_SRC_CPU_GRAPH_FORWARD_INL_H_

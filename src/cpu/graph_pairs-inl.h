@@ -39,7 +39,7 @@ inline int64_t EdgesOfChunk(const GraphShape& n) {
 }
 
 // Pairs of an edge and a head. The values of a chunk's pairs are stored in arrays of stride()
-// numbers; those of edge e start at (e - first edge) H.
+// numbers; the values of edge e start at index (e - first edge) * heads.
 class GraphPairs {
  public:
   GraphPairs(const PairTable& table, const GraphInput<float>& in)
@@ -80,7 +80,8 @@ class GraphPairs {
     }
   }
 
-  // Fills arrays 0, 1, ... with g, a and b of the edges of a part, starting at number `offset`.
+  // Fills arrays 0, 1, ... with g, a and b of the edges of a part, starting at index `offset` of
+  // each array.
   void Fill(const EdgeChunks::Part& part, int64_t offset, float* HWY_RESTRICT arrays) const {
     for (int64_t e = part.begin; e < part.end; ++e, offset += n_.heads) {
       const int64_t j = in_.indices[e];
@@ -100,7 +101,7 @@ class GraphPairs {
     }
   }
 
-  // Returns the arrays of a chunk, and the factors, as arguments for a table's functions.
+  // Returns the arrays of a chunk and the head scalars as arguments for a table's functions.
   PairArrays Arrays(const float* arrays) const {
     return {arrays, arrays + stride_, arrays + (1 + table_.row_scalars) * stride_,
             heads_.data() + stride_, stride_};

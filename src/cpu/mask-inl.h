@@ -21,9 +21,9 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
 
-// For each query, the interval from the first to the last key of its segment. With packed
-// documents, the interval contains only keys of that segment; otherwise, the row compares segments
-// key by key.
+// For each query, the interval from the first to the last key of its segment. If each segment is
+// contiguous (packed documents), its interval contains only its own keys; otherwise, segments are
+// compared key by key.
 class Segments {
  public:
   Segments(const Mask& mask, const AttentionShape& n)
@@ -68,9 +68,9 @@ class Segments {
     }
     return {std::max(batch.begin, all.begin), std::min(batch.end, all.end)};
   }
-  // Whether the interval contains keys of other segments.
+  // Whether query i's interval contains keys of other segments.
   bool Mixed(int64_t b, int64_t i) const { return exists() && At(b, i).mixed; }
-  // The first query after i in a different segment, or `count`.
+  // The first query after i in a different segment, or the number of queries if there is none.
   int64_t EndOfRows(int64_t b, int64_t i) const { return At(b, i).end_of_rows; }
 
  private:
@@ -224,12 +224,12 @@ class PairMask {
 // The mask of one tile: each row's span, and the columns that any row sees.
 struct TileMask {
   RowSpan rows[kRowBlock];
-  int64_t begin = 0;  // first column that a row sees
+  int64_t begin = 0;  // first column that any row sees
   int64_t end = 0;    // one past the last column; end <= begin: nothing is visible
   bool partial = false;
   bool segmented = false;  // segments may hide keys within a row's span
-  bool paired = false;     // the user's pair mask may do so
-  bool placed = false;     // positions may do so
+  bool paired = false;     // the user's pair mask may hide keys too
+  bool placed = false;     // positions may hide keys too
 
   // Sets the spans of `count` queries from `position` on, for columns [first, first + width).
   void Set(const Mask& mask, KeyRange batch, int64_t position, int64_t count, int64_t first,
@@ -279,8 +279,8 @@ struct TileMask {
     partial = HidesWithin({begin, end}, 0, count);
   }
 
-  // Call this after Set. It applies to `count` queries of batch b from `query` on and columns from
-  // `first` on.
+  // Narrows the spans to the segments of `count` queries of batch b from `query` on, for columns
+  // from `first` on. Call this after Set.
   void SetSegments(const Segments& segments, int64_t b, int64_t query, int64_t count,
                    int64_t first) {
     if (!segments.exists() || end <= begin) return;
@@ -298,19 +298,19 @@ struct TileMask {
     partial = HidesWithin({begin, end}, 0, count);
   }
 
-  // Call this after Set and SetSegments if the rows are the same `count` queries for several
-  // consecutive heads.
+  // Repeats the spans of `count` queries for all `heads` heads, whose rows are the same queries.
+  // Call this after Set and SetSegments.
   void Repeat(int64_t count, int64_t heads) {
     for (int64_t h = 1; h < heads; ++h) std::copy_n(rows, count, rows + h * count);
   }
 
-  // Call this after Set and Repeat. The rows are `count` queries of each of `heads` heads; `query`
-  // is the first query and must be the start of a block.
+  // Applies the user's pair mask. Call this after Set and Repeat. The rows are `count` queries of
+  // each of `heads` heads; `query` is the first query and must be the start of a block.
   void SetPairs(const PairMask& pairs, int64_t b, int64_t h, int64_t heads, int64_t query,
                 int64_t count, int64_t first) {
     if (!pairs.exists()) return;
     constexpr int64_t kCell = PairMask::kCell;
-    // Removes cells without visible pairs at both ends.
+    // Removes cells without visible pairs from both ends.
     const int64_t before = begin;
     const int64_t after = end;
     while (begin < end && !pairs.Sees(b, h, heads, query, first + begin)) {
@@ -331,7 +331,7 @@ struct TileMask {
     partial = HidesWithin({begin, end}, 0, heads * count);
   }
 
-  // Hides everything from row r if bit r is set.
+  // Hides everything from row r if bit r of `left_out` is set.
   void LeaveOut(uint64_t left_out, int64_t count) {
     for (int64_t r = 0; r < count; ++r) {
       if ((left_out >> r & 1) != 0) rows[r].end = rows[r].begin;

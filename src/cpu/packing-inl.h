@@ -1,4 +1,4 @@
-// Packs rows and panels for the matrix product, and sums over rows.
+// Packing of rows and panels for the matrix product, and sums over a row's columns.
 #if defined(GNOMON_SRC_CPU_PACKING_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_PACKING_INL_H_
 #undef GNOMON_SRC_CPU_PACKING_INL_H_
@@ -209,8 +209,8 @@ inline Real InnerProduct(const Real* x, const Real* y, int64_t columns) {
   return total;
 }
 
-// The sum is rounded only once. Squared distances are differences of these sums, which amplify
-// rounding errors.
+// SquaredNorm rounds its sum only once, because squared distances are differences of such sums,
+// which amplify rounding errors.
 #ifdef GNOMON_DOUBLE
 inline Real SquaredNorm(const Real* row, int64_t columns) {
   const DF d;
@@ -283,11 +283,10 @@ inline void CopyPadded(const Tokens& tokens, int64_t b, int64_t h, int64_t begin
   }
 }
 
-// The rows of tokens of a (batch, head) pair, in place or as a copy padded to whole vectors
-// if the columns or the type require one.
+// The token rows of a (batch, head) pair, in place or as a copy padded to whole vectors if the
+// columns or the type require one.
 class PaddedRows {
  public:
-  // Fill copies rows [begin, end) of one head.
   PaddedRows(const Tokens& tokens, const HeadSlots& slots, int64_t rows, int64_t columns)
       : tokens_(tokens),
         slots_(slots),
@@ -301,6 +300,7 @@ class PaddedRows {
 
   bool copies() const { return static_cast<bool>(copy_); }
 
+  // Copies rows [begin, end) of one head, if copies().
   void Fill(int64_t b, int64_t h, int64_t begin, int64_t end) const {
     if (!copies()) return;
     CopyPadded(tokens_, b, h, begin, end, columns_, Copy(b, h) + begin * padded_);
@@ -368,7 +368,7 @@ HWY_INLINE void TransposeLanes(const Real* const* from, int64_t columns, Real* H
   const hn::RepartitionToWide<hn::RebindToUnsigned<DF>> d64;
   int64_t first = 0;
   for (; first + kLaneCount <= columns; first += kLaneCount) {
-    // Transposes within blocks of four rows by four columns, then the blocks.
+    // Transposes each block of four rows by four columns, and then the arrangement of the blocks.
     VF block[4][kBlocks];
     for (int64_t g = 0; g < kBlocks; ++g) {
       const auto row0 = hn::LoadU(d, from[4 * g] + first);
@@ -425,9 +425,10 @@ HWY_INLINE void Transpose(const Real* const* from, int64_t columns, Real* HWY_RE
 }
 #endif
 
-// Calls pack(rows, to) for groups of kLanes, four and one rows of `keys`: `rows` is an array of row
-// pointers, and `to` is the column of the first row in the panel of rows [first, first + kWidth) of
-// one head. Clears unused columns of the panel, up to the last vector that contains a used column.
+// Calls pack(rows, to) for groups of kLanes, then four, then single rows of `keys`: `rows` is an
+// array of row pointers, and `to` is the column of the first row in the panel of rows [first, first
+// + kWidth) of one head. Clears unused columns of the panel, up to the last vector that contains a
+// used column.
 template <class Pack>
 HWY_INLINE void FillPanel(const Tokens& tokens, int64_t b, int64_t h, int64_t first, KeyRange keys,
                           int64_t panel_rows, Real* HWY_RESTRICT to, const Pack& pack) {
@@ -485,7 +486,7 @@ HWY_INLINE void PairColumns(const void* row, int64_t first, int64_t count, Real*
   if (count % 2 != 0) to[count / 2] = PairOf(numbers[count - 1], 0);
 }
 
-// Packs a panel of column pairs.
+// Like PackPanel, for pairs of bfloat16 columns.
 inline void PackPairs(const Tokens& tokens, int64_t b, int64_t h, int64_t first, KeyRange keys,
                       int64_t columns, Real* HWY_RESTRICT to) {
   FillPanel(tokens, b, h, first, keys, DivideUp(columns, 2), to,
@@ -493,8 +494,8 @@ inline void PackPairs(const Tokens& tokens, int64_t b, int64_t h, int64_t first,
                 HWY_ATTR {
                   constexpr auto kRows = static_cast<int64_t>(kCount);
                   const Real* from[kCount];
-                  // Whole vectors can be loaded from any address, single floats only from aligned
-                  // ones.
+                  // Whole vectors can be loaded from any address, but single floats must be
+                  // aligned.
                   if (kRows > 1 && columns % 8 == 0) {
                     for (size_t r = 0; r < kCount; ++r) {
                       from[r] = static_cast<const Real*>(rows[r]);

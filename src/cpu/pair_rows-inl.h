@@ -1,6 +1,6 @@
 // Builds a PairTable from a definition. Its functions convert rows of a tile from inner products to
-// scores, and from gradients of scores to gradients of inner products. Others process lists of
-// pairs and rows.
+// scores, and from gradients of scores to gradients of inner products. Its other functions process
+// arrays of pairs or rows.
 #if defined(GNOMON_SRC_CPU_PAIR_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_PAIR_ROWS_INL_H_
 #undef GNOMON_SRC_CPU_PAIR_ROWS_INL_H_
@@ -41,10 +41,10 @@ constexpr bool kHasProduct = Definition::kInput != PairInput::kNone;
 template <class Definition>
 constexpr bool kIsDistance = Definition::kInput == PairInput::kSquaredDistance;
 
-// The derivatives of f, in arrays of at least one element.
+// The derivatives of f. Each array has a spare element, so that none is empty.
 template <class Definition, class Number = VF>
 struct VectorDerivative {
-  // Defaulted constructors are not compiled for the instruction set (g++, NEON).
+  // Not defaulted: g++ does not compile defaulted constructors for the instruction set (NEON).
   HWY_INLINE VectorDerivative() {}
 
   Number g;
@@ -69,7 +69,7 @@ struct RowVectors {
     }
   }
 
-  // The sums of squared norms, for a distance.
+  // For a distance: the sums |x|^2 + |y|^2 for columns [j, j + kLanes).
   HWY_INLINE VF Norms(int64_t j) const {
     return norm + hn::LoadU(DF(), columns[Definition::kColumnScalars] + j);
   }
@@ -97,9 +97,9 @@ constexpr bool kHasBounds = requires(VectorRange g, const VF* scalars, const Vec
   Definition::Bounds(g, scalars, ranges, scalars);
 };
 
-// Squared distances of columns [j, j + kLanes) from inner products, and the lanes that have enough
-// significant digits. A lane whose norms overflow does not. A lane whose norms are 0 does; past the
-// last key, norms are 0 and tokens must not be read.
+// Squared distances of columns [j, j + kLanes), computed from inner products, and the lanes in
+// which they have enough significant digits. Lanes whose norms overflow are excluded. Lanes whose
+// norms are 0 are included, because norms are 0 past the last key, where tokens must not be read.
 struct DistancesByNorms {
   VF distances;
   hn::Mask<DF> right;
@@ -116,7 +116,7 @@ HWY_INLINE DistancesByNorms ByNorms(const Real* HWY_RESTRICT products, int64_t j
   return {distances, distances > hn::MulSub(norms, row.near, least)};
 }
 
-// Squared distances of columns [j, j + kLanes), which the engine computes for the lanes in
+// Squared distances of columns [j, j + kLanes), computed by row.near_distances for the lanes in
 // `wanted`.
 HWY_INLINE VF NearDistances(const PairRow& row, int64_t j, hn::Mask<DF> wanted) {
   const DF d;
@@ -144,13 +144,14 @@ HWY_INLINE VF LoadInput(const Real* HWY_RESTRICT products, int64_t j,
   }
 }
 
-// Returns df slope for columns [j, j + kLanes) of a row. Pairs of nearly equal tokens are moved to
-// the row's near_pairs, because x - y would lose digits as a difference of sums.
+// Returns df * slope for columns [j, j + kLanes) of a row, or 0 for pairs of nearly equal tokens.
+// These are moved to the row's near_pairs, because x - y would lose digits if computed as a
+// difference of sums.
 inline HWY_NOINLINE VF TakeNearPairs(const PairRow& row, int64_t j, VF norms, VF distances, VF df,
                                      VF slope) {
   const DF d;
   const VF zero = hn::Zero(d);
-  // The slope of a definition may not be finite at infinity.
+  // A definition's slope may be infinite or NaN at infinity.
   const VF d_distances = hn::IfThenElse(df == zero, zero, df * slope);
   const auto near = distances < norms * hn::Set(d, kLeastNear);
   HWY_ALIGN Real taken[kLanes];
@@ -185,8 +186,8 @@ HWY_INLINE VF Masked(VF value, VF hidden, const RowView& view, int64_t j) {
   return hn::IfThenElse(hn::RebindMask(d, Visible(view, j)), value, hidden);
 }
 
-// Replaces the inner products of columns [begin, end), whole vectors, by scores in log2 units;
-// returns the largest.
+// Replaces the inner products of columns [begin, end) (whole vectors) with scores in log2 units;
+// returns the largest score.
 template <class Definition, bool kBias, bool kMasked>
 HWY_INLINE Real RowScores(Real* HWY_RESTRICT tile, int64_t begin, int64_t end,
                           const RowVectors<Definition>& row, Real factor,
@@ -238,9 +239,10 @@ HWY_INLINE void AddSums(const RowSums& other, int row_scalars, RowSums& sums) {
   for (int s = 0; s < row_scalars; ++s) sums.a[s] += other.a[s];
 }
 
-// Columns [begin, end), whole vectors, of one row of the backward pass (PairTable::gradients).
-// Scores equal those of RowScores bitwise: different rounding of large scores would change the
-// weights. Without kNear, distances from norms are assumed accurate.
+// Processes columns [begin, end) (whole vectors) of one row in the backward pass (see
+// PairTable::gradients). Scores are bitwise identical to those of RowScores, because different
+// rounding of large scores would change the weights. Without kNear, stops at the first vector whose
+// distances from norms are inaccurate, and leaves the rest to NearRowGradient.
 template <class Definition, bool kBias>
 HWY_NOINLINE RowSums NearRowGradient(Real* HWY_RESTRICT tile, Real* HWY_RESTRICT gradient,
                                      int64_t begin, int64_t end, const PairRow& row,
@@ -366,8 +368,8 @@ HWY_INLINE RowSums RowGradient(Real* HWY_RESTRICT tile, Real* HWY_RESTRICT gradi
   return sums;
 }
 
-// Continues from the first near column. This is a separate loop, so that the fast loop contains no
-// function calls.
+// Continues RowGradient from the first near column. This is a separate loop, so that the fast loop
+// contains no function calls.
 template <class Definition, bool kBias>
 HWY_NOINLINE RowSums NearRowGradient(Real* HWY_RESTRICT tile, Real* HWY_RESTRICT gradient,
                                      int64_t begin, int64_t end, const PairRow& row,

@@ -1,7 +1,8 @@
-// The engine's interface to a pair function: one table per instruction set, with the numbers of
-// scalars and functions on rows of scores. pair_rows-inl.h builds it from a definition. The engine
-// receives the table at run time, so definitions compile without the engine. The declarations are
-// identical for all instruction sets and are shared with libraries of definitions.
+// The engine's interface to a pair function: one table per instruction set, which holds the scalar
+// counts and the functions that process rows of scores. pair_rows-inl.h builds it from a
+// definition. The engine receives the table at run time, so definitions are compiled independently
+// of the engine. The declarations are identical for all instruction sets and are shared with
+// libraries of definitions.
 #ifndef GNOMON_SRC_CPU_PAIR_TABLE_H_
 #define GNOMON_SRC_CPU_PAIR_TABLE_H_
 
@@ -14,7 +15,7 @@ namespace gnomon {
 
 // Maximum number of scalars per row, column or head.
 constexpr int kMostScalars = 3;
-// Bytes and numbers of the longest vector.
+// The size of the longest vector, in bytes and in numbers.
 constexpr int kMostBytes = 64;
 template <class T>
 constexpr int kMostLanes = kMostBytes / sizeof(T);
@@ -25,14 +26,14 @@ struct RowSpan {
   int64_t end = 0;
 };
 
-// The columns that a row sees: the columns of its span that have the row's segment and a visible
-// position.
+// The columns that a row attends to: those in its span that belong to the row's segment and have a
+// visible position.
 struct RowView {
   RowSpan span;
   RowSpan open;                       // whole vectors that are fully visible
   const int32_t* segments = nullptr;  // segments of the columns; null if there is only one segment
   int32_t segment = 0;
-  const int32_t* positions = nullptr;  // of the columns; null if the entire span is visible
+  const int32_t* positions = nullptr;  // positions of the columns; null if all are visible
   int32_t low = 0;                     // positions [low, high) are visible
   int32_t high = 0;
 
@@ -44,9 +45,9 @@ struct RowView {
   }
 };
 
-// A pair whose token gradients are a multiple of the difference of the tokens. It is processed
-// separately, so that sums over other pairs do not round this difference. d_distance is the
-// gradient of its squared distance.
+// A near pair: its token gradients are multiples of the difference between its tokens. Near pairs
+// are processed separately, because adding them to the sums over other pairs would round this
+// difference. d_distance is the gradient of the pair's squared distance.
 template <class T>
 struct NearPairOf {
   int32_t row;     // row of the tile
@@ -54,42 +55,43 @@ struct NearPairOf {
   T d_distance;
 };
 
-// A tile's keys as consecutive transposed panels; null if they are not packed, or packed as pairs.
+// A tile's keys in consecutive transposed panels. `data` is null if the keys are not packed, or are
+// packed as bfloat16 pairs.
 template <class T>
 struct TilePanelsOf {
   const T* data;
-  int64_t columns;  // columns of a token
+  int64_t columns;  // columns per token
   int64_t first;    // the tile column to which indices are relative
 };
 
 // The inputs of one row: its scalars and, for distances only, its token and the location of the
-// keys. Members are uninitialised because rows of a tile are short.
+// keys. Members are left uninitialised to save time, because the rows of a tile are short.
 template <class T>
 struct PairRowOf {
   T a[kMostScalars];
   T t[kMostScalars];
   T norm;  // squared, of the token
   T near;  // NearShare
-  // Computes squared distances between the row and columns [j, j + lanes) as sums of squared
-  // differences, in lanes where `wanted` is not 0.
+  // Computes squared distances between the row's token and the keys in columns [j, j + lanes) as
+  // sums of squared differences, in lanes where `wanted` is not 0.
   void (*near_distances)(const PairRowOf<T>& row, int64_t j, const T* wanted, T* distances);
   const void* x;
-  const void* y;  // first column
+  const void* y;  // key of the first column
   TilePanelsOf<T> panels;
   int64_t y_stride;  // in bytes
   TokenType type;
   int64_t dim;
   int64_t keys;  // number of keys, from the first column on
-  // Receives the near pairs of the backward pass, with row number `index`.
+  // Receives the near pairs that the backward pass finds; their row is `index`.
   std::vector<NearPairOf<T>>* near_pairs;
   int32_t index;
 };
 
 // Turns a row's scores into weights, p = 2^(score - largest) / sum, and weights into score
-// gradients, ds = p (dP - delta). Also contains f of the largest score, because sums of ds (f -
-// top_f) have no large terms even if f is large. For the same reason, it contains the slopes at the
-// largest score, with respect to the squared distance and to each row scalar. Sums of df use only
-// differences of slopes: a row's ds add up to its dlse, so the contribution of the common slope is
+// gradients, ds = p (dP - delta). top_f is f at the largest score: sums of ds (f - top_f) have no
+// large terms, even if f is large. For the same reason, top_slopes are the slopes at the largest
+// score, with respect to the squared distance and to each row scalar. Sums of df use slopes
+// relative to these: a row's ds add up to its dlse, so the contribution of the common slope is
 // known without rounding.
 template <class T>
 struct RowSoftmaxOf {
@@ -100,8 +102,8 @@ struct RowSoftmaxOf {
   const T* top_slopes;
 };
 
-// Sums of the backward pass over one row of a tile, in addition to the tile's arrays. Gradients are
-// relative to the top slopes.
+// Sums that the backward pass accumulates over one row of a tile, in addition to the tile's arrays.
+// Gradients are computed from slopes relative to RowSoftmax::top_slopes.
 template <class T>
 struct RowSumsOf {
   T score = 0;  // ds
@@ -138,7 +140,7 @@ struct SlopeArraysOf {
 };
 
 // Ranges of g for several rows. The rows' scalars have the same layout as in PairArrays. Scalar s
-// of all keys is between b_least[s] and b_most[s].
+// of every key is between b_least[s] and b_most[s].
 template <class T>
 struct RangeArraysOf {
   const T* g_least;
@@ -167,15 +169,15 @@ struct PairTableOf {
   // Backward pass of the same row. Input: inner products in `tile`, dP in `gradient`. Output:
   // weights p in `tile`, gradients of the inner products in `gradient`. Adds gradients of the
   // column scalars, followed by those of the squared norms of a distance, to `d_columns`, and dS to
-  // `d_bias` if it is not null. `balances` requests the sums for balancing the row's rounding.
-  // `totals` accumulates the gradients of the factor and the head scalars over all rows; `sums`
-  // holds the row's sums.
+  // `d_bias` if it is not null. `balances` requests the sums that later correct the row's rounding
+  // errors. `totals` accumulates the gradients of the factor and the head scalars over all rows;
+  // `sums` holds the row's sums.
   void (*gradients)(T* tile, T* gradient, int64_t columns, int64_t open, const PairRowOf<T>& row,
                     const T* const* column_scalars, T* const* d_columns, T factor, const T* bias,
                     T* d_bias, const RowSoftmaxOf<T>& softmax, bool balances, const RowView& view,
                     TileSumsOf<T>& totals, RowSumsOf<T>& sums);
 
-  // Compute f for `count` pairs, which may overwrite g, and the derivatives of f times `scale`.
+  // Compute f (which may overwrite g) and its derivatives times `scale`, for `count` pairs.
   void (*values)(const PairArraysOf<T>& pairs, int64_t count, T* f);
   void (*slopes)(const PairArraysOf<T>& pairs, int64_t count, const T* scale,
                  const SlopeArraysOf<T>& slopes);

@@ -1,6 +1,6 @@
-// Position-to-content terms: products of keys with table rows that the queries' positions select.
-// They are relative keys with queries and keys exchanged, and are computed in the same way. A few
-// keys of a tile are multiplied by all table rows that they may read. Each key then selects one
+// Position-to-content terms: products of keys with table rows, which are selected by relative
+// position. They are computed like the terms of relative keys, with queries and keys exchanged. A
+// few keys of a tile are multiplied by all table rows that they may read. Each key then selects one
 // product per query, which gives a column of the tile.
 #if defined(GNOMON_SRC_CPU_POSITION_TO_CONTENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_POSITION_TO_CONTENT_INL_H_
@@ -48,11 +48,12 @@ class PositionToContent {
   int64_t tasks() const { return exists() ? table_.tasks() : 0; }
   void Fill(int64_t task) const { table_.Fill(task); }
 
-  // The number of floats of scratch memory for Products and Gradients.
+  // The number of floats of scratch memory that Products() and Gradients() need.
   int64_t scratch_size() const { return exists() ? kKeys * (window_stride_ + kRowBlock) : 0; }
 
-  // The terms of queries [query, query + rows) with keys first + [begin, end), in log2 units. Row r
-  // and column c of the tile go to tile[r * kStride + c]; other columns of the same vectors are 0.
+  // Computes the terms of queries [query, query + rows) with keys first + [begin, end), in log2
+  // units. The term of row r and column c is stored in tile[r * kStride + c]; other columns of the
+  // same vectors become 0.
   template <int64_t kStride>
   void Products(int64_t b, int64_t h, int64_t query, int64_t rows, int64_t first, int64_t begin,
                 int64_t end, Real* HWY_RESTRICT tile, Real* memory,
@@ -79,9 +80,10 @@ class PositionToContent {
     });
   }
 
-  // The transposed operation on a tile's score gradients. Adds the gradients of the tile's keys to
-  // d_keys, whose rows have table().padded() columns and start at key `first`. If requested, adds
-  // the gradients of the table to a part of `d_table`. `keys` contains the rows of the key head.
+  // The transpose of Products(), applied to a tile's score gradients. Adds the gradients of the
+  // tile's keys to d_keys, whose rows have table().padded() columns and start at key `first`. If
+  // requested, adds the gradients of the table to a part of `d_table`. `keys` contains the rows of
+  // the key head.
   template <int64_t kStride>
   void Gradients(int64_t b, int64_t h, int64_t query, int64_t rows, int64_t first, int64_t begin,
                  int64_t end, const Real* HWY_RESTRICT d_scores, Real* d_keys,
@@ -90,7 +92,7 @@ class PositionToContent {
     Real* const columns = memory + kKeys * window_stride_;
     ForKeys(b, query, rows, first, begin, end, memory, [&](const Part& part) HWY_ATTR {
       if (part.count() == 0) return;
-      // Whole vectors of rows are read.
+      // Whole vectors of rows are read, including any past the last row.
       if (rows % kLaneCount != 0) std::fill_n(columns, kKeys * kRowBlock, 0.0f);
       const auto transpose = [&]<int64_t kRows>(int64_t r) HWY_ATTR {
         const Real* from[kRows];
@@ -117,14 +119,14 @@ class PositionToContent {
   }
 
  private:
-  // The number of keys per group. Smaller groups compute fewer unused products.
+  // The number of keys per part. Smaller parts compute fewer unused products.
   static constexpr int64_t kKeys = 16;
   // The number of rows that are transposed together.
   static constexpr int64_t kGroup = std::max<int64_t>(kLaneCount, 4);
   static_assert(kKeys % kGroup == 0 && kForwardColumns % kKeys == 0 &&
                 kBackwardColumns % kKeys == 0 && kRowBlock % kLaneCount == 0);
 
-  // kKeys columns of a tile, the keys among them, and the window they may read.
+  // kKeys columns of a tile, the keys in these columns, and the table window that they may read.
   struct Part {
     int64_t column;
     int64_t skipped;  // leading columns without a key
@@ -134,7 +136,7 @@ class PositionToContent {
     int64_t count() const { return keys.end - keys.begin; }
   };
 
-  // Calls body(part) for each part of a tile, rounded to whole vectors of columns.
+  // Calls body(part) for each part of a tile. Parts start at multiples of kKeys.
   template <class Body>
   void ForKeys(int64_t b, int64_t query, int64_t rows, int64_t first, int64_t begin, int64_t end,
                Real* memory, const Body& body) const {
@@ -149,7 +151,7 @@ class PositionToContent {
     }
   }
 
-  // The table columns that key j reads for queries [query, query + rows).
+  // Key j as a row of a tile whose columns are queries [query, query + rows).
   static TileRow RowOf(int64_t b, int64_t h, int64_t j, int64_t query, int64_t rows) {
     return {b, h, j, query, RoundUp(rows, kLaneCount), query, query + rows, false, 1.0f};
   }
@@ -157,7 +159,7 @@ class PositionToContent {
 
   const OffsetLayout* layout() const { return layout_ ? &*layout_ : nullptr; }
 
-  // The table's layout mirrored, indexed by p_i - p_j.
+  // The mirrored layout of the table, which is indexed by p_i - p_j.
   static std::optional<OffsetLayout> MirroredLayout(const AttentionInput<Real>& in) {
     if (in.relative.queries == nullptr) return std::nullopt;
     const auto& layout = dynamic_cast<const OffsetLayout&>(*in.relative.layout);

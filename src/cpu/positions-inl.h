@@ -19,13 +19,13 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
 
-// The user's positions, relative to the smallest key position of each batch so that they fit 32
-// bits. Key positions are padded to whole vectors, and the range of each panel is known. Each query
-// stores the range of positions that it sees. Keys that are hidden from the whole batch may have
-// any position.
+// The user's positions, relative to the smallest key position of each batch element so that they
+// fit into 32 bits. Key positions are padded to whole vectors. The range of positions is stored for
+// each panel of keys, and the range of visible positions for each query. Keys that are hidden from
+// the whole batch may have any position.
 class Positions {
  public:
-  // Positions from low to high, exclusive; empty if they are equal.
+  // Positions [low, high); empty if low >= high.
   struct Range {
     int32_t low = 0;
     int32_t high = 0;
@@ -87,9 +87,9 @@ class Positions {
   bool Sorted(int64_t b, int64_t begin, int64_t end) const {
     return end <= begin || end_of_runs_[Size(b * stride_ + begin)] >= end;
   }
-  // The number of sorted positions below p.
+  // The number of positions below p in the sorted array [begin, end).
   static int64_t CountBelow(const int32_t* begin, const int32_t* end, int32_t p) {
-    // Guess the result, because positions are usually consecutive.
+    // Tries a guess first, because positions are usually consecutive.
     const int64_t guess = std::clamp<int64_t>(int64_t{p} - *begin, 0, end - begin);
     if ((guess == 0 || begin[guess - 1] < p) && (begin + guess == end || begin[guess] >= p)) {
       return guess;
@@ -97,7 +97,7 @@ class Positions {
     return std::lower_bound(begin, end, p) - begin;
   }
 
-  // Columns [begin, end) without fully hidden panels at either end.
+  // Removes fully hidden panels from both ends of a range of columns.
   KeyRange Trimmed(int64_t b, Range seen, KeyRange columns) const {
     while (!columns.empty() && !seen.Meets(PanelAt(b, columns.begin / kWidth))) {
       columns.begin = (columns.begin / kWidth + 1) * kWidth;
@@ -140,29 +140,29 @@ class Positions {
   std::vector<Range> rows_;
 };
 
-// The table entries that pairs with explicit positions read. An entry is the difference of a
-// query's and a key's code.
+// The table entries that pairs with explicit positions read. An entry is a key's code minus a
+// query's code.
 class PlacedEntries {
-  // Codes whose differences are never entries.
+  // The codes of tokens that read no entries: differences with them lie outside any table.
   static constexpr int32_t kNoKey = -(1 << 30);
   static constexpr int32_t kNoQuery = (1 << 30) - 1;
 
   // The entries that a vector of columns reads.
   struct Place {
-    bool consecutive;  // from entry `first` on, in sequence
+    bool consecutive;  // lanes read consecutive entries, starting with `first`
     bool clip;
     int64_t first;
     VI entry;       // per lane, within the window
     VI difference;  // per lane, unclamped
-    VI before;      // the term's range lies between these
+    VI before;      // exclusive bounds of the term's range
     VI end;
 
     HWY_INLINE auto Reads() const { return hn::And(difference > before, difference < end); }
   };
 
  public:
-  // `layout` is null if there is no table. There are no entries if tokens are consecutive, or if
-  // the layout is not indexed by differences.
+  // `layout` is null if there is no table. The object is empty if tokens are consecutive, or if the
+  // layout is not indexed by differences.
   PlacedEntries(const AttentionInput<Real>& in, const TableLayout* layout)
       : queries_(in.shape.queries), stride_(RoundUp(in.shape.keys, kWidth)) {
     if (layout == nullptr || !HasPositions(in) || layout->size() >= kMostApart) return;
@@ -175,9 +175,9 @@ class PlacedEntries {
 
   bool exists() const { return !terms_.empty(); }
 
-  // If query i reads consecutive entries with `count` columns from `begin` on (whole vectors),
-  // returns the first entry; otherwise nullopt. The table has `size` entries and memory for `room`.
-  // Only columns in `seen` matter.
+  // If query i reads consecutive entries for the `count` columns from `begin` on (whole vectors),
+  // returns the first entry; otherwise nullopt. The table has `size` entries and memory for `room`
+  // entries. Only the first `seen` columns must have valid entries.
   std::optional<int64_t> FirstEntry(int64_t b, int64_t i, int64_t begin, int64_t count,
                                     int64_t seen, int64_t size, int64_t room) const {
     const int64_t vectors = count / kLaneCount;
@@ -187,7 +187,7 @@ class PlacedEntries {
     return first;
   }
 
-  // A range that contains all entries that queries [query, query + rows) read with keys [begin,
+  // A range that contains all entries that queries [query, query + rows) read for keys [begin,
   // end).
   TableRange Window(int64_t b, int64_t query, int64_t rows, int64_t begin, int64_t end,
                     int64_t size) const {
@@ -199,8 +199,9 @@ class PlacedEntries {
     return {entry(int64_t{*first} - *high), entry(int64_t{*last} - *low) + 1};
   }
 
-  // Adds factor * the entries of query i with columns begin + n to to[n], for n = 0 ... count - 1,
-  // in whole vectors. Entry e is entries[e - origin]; only entries of the window exist.
+  // to[n] += factor times the entries that query i reads for column begin + n, where n = 0 ...
+  // count - 1, in whole vectors. Entry e is entries[e - origin]; only the window's entries are in
+  // memory.
   void Gather(int64_t b, int64_t i, int64_t begin, int64_t count, const Real* HWY_RESTRICT entries,
               int64_t origin, TableRange window, Real factor, Real* HWY_RESTRICT to) const {
     const DF d;
@@ -218,7 +219,7 @@ class PlacedEntries {
     });
   }
 
-  // The transposed operation: adds factor * from[n] to the entries.
+  // The transpose of Gather(): adds factor * from[n] to the entries.
   void Scatter(int64_t b, int64_t i, int64_t begin, int64_t count, const Real* HWY_RESTRICT from,
                Real factor, Real* HWY_RESTRICT entries, int64_t origin, TableRange window) const {
     const DF d;
@@ -236,7 +237,7 @@ class PlacedEntries {
       }
       const auto one = hn::GetLane(at.entry);
       if (hn::AllTrue(di, at.entry == hn::Set(di, one))) {
-        // For distant tokens, all lanes read the same last entry.
+        // If all tokens are distant, all lanes read the same entry at an end of the table.
         entries[one - origin] += hn::GetLane(hn::SumOfLanes(d, terms));
         return;
       }
@@ -244,7 +245,7 @@ class PlacedEntries {
       HWY_ALIGN Real term[kLanes];
       hn::Store(at.entry - hn::Set(di, static_cast<int32_t>(origin)), di, entry);
       hn::Store(terms, d, term);
-      // Entries are updated lane by lane, because two lanes may share one.
+      // Entries are updated lane by lane, because several lanes may share an entry.
       for (size_t lane = 0; lane < kLanes; ++lane) entries[entry[lane]] += term[lane];
     });
   }
@@ -316,8 +317,8 @@ class PlacedEntries {
     return code == kNoKey ? kNoKey : std::clamp(code + step, kNoKey + 1, kNoQuery);
   }
 
-  // Counts, for each vector of codes, the consecutive vectors starting with it whose codes increase
-  // by one per key.
+  // For each vector of codes, counts the consecutive vectors, starting with this one, whose codes
+  // increase by one per key.
   void AddRuns(const int32_t* codes) {
     const int64_t vectors = stride_ / kLaneCount;
     const size_t row = runs_.size();

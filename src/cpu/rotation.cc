@@ -21,7 +21,7 @@ HWY_INLINE void TurnPair(T a, T b, T c, T s, T* to_a, T* to_b) {
   *to_b = b * c + a * s;
 }
 
-// Rotates pairs of columns (n, n + count).
+// Rotates the column pairs (n, n + count).
 template <bool kBack>
 HWY_INLINE void TurnHalves(const float* x, const float* HWY_RESTRICT cosines,
                            const float* HWY_RESTRICT sines, int64_t count, float* to) {
@@ -40,7 +40,7 @@ HWY_INLINE void TurnHalves(const float* x, const float* HWY_RESTRICT cosines,
   }
 }
 
-// Rotates pairs of columns (2 n, 2 n + 1).
+// Rotates the column pairs (2 n, 2 n + 1).
 template <bool kBack>
 HWY_INLINE void TurnNeighbours(const float* x, const float* HWY_RESTRICT cosines,
                                const float* HWY_RESTRICT sines, int64_t count, float* to) {

@@ -29,7 +29,7 @@ struct PairRotation {
   int64_t count() const { return batch * heads * rows; }
 };
 
-// Rotates the tokens [begin, end) in the order of (B, H, L), with the selected instruction set.
+// Rotates tokens [begin, end), counted in (B, H, L) order, with the selected instruction set.
 void PairRotationKernel(const PairRotation<float>& rotation, int64_t begin, int64_t end);
 void PairRotationKernel(const PairRotation<double>& rotation, int64_t begin, int64_t end);
 

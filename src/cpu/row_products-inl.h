@@ -1,10 +1,10 @@
-// Products of a few rows with unpacked rows. They are declared once per instruction set and
-// compiled only in row_products.cc.
+// Products of a few rows with unpacked rows. The functions are declared once per instruction set
+// and compiled only in row_products.cc.
 //
 // Packing keys into panels takes as long as multiplying several rows by them. For few rows, keys
 // and values are therefore read in place, one vector of columns at a time. Each product depends
-// only on its two rows, and not on the rows that are processed with it. The backward pass therefore
-// computes the same numbers with different blocks of keys.
+// only on its two rows, and not on the rows that are processed with it, so the backward pass
+// computes the same numbers as the forward pass even though its blocks of keys differ.
 #if defined(GNOMON_SRC_CPU_ROW_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_ROW_PRODUCTS_INL_H_
 #undef GNOMON_SRC_CPU_ROW_PRODUCTS_INL_H_

@@ -26,7 +26,7 @@ namespace {
 constexpr int kSums = kMicroVectors == 4 ? 16 : 8;
 static_assert(kLanes == 4 || kLanes == 8 || kLanes == 16);
 
-// Reads rows of a given element type and column count in vectors.
+// Reads rows as vectors, for a given element type and number of columns.
 template <TokenType kType>
 class Reader {
  public:
@@ -37,7 +37,7 @@ class Reader {
         whole_(columns / kLanes * kLanes),
         before_(hn::FirstN(DF(), kLanes - columns % kLanes)) {}
 
-  // Columns covered by whole vectors.
+  // The number of columns covered by whole vectors.
   size_t whole() const { return whole_; }
   bool has_rest() const { return whole_ < columns_; }
 
@@ -68,7 +68,8 @@ class Reader {
   hn::Mask<DF> before_;
 };
 
-// Reduces a, b, c and e within each block of 128 bits.
+// Sums each vector within its 128-bit blocks: lane n of a block of the result is the sum of that
+// block of the n-th vector.
 HWY_INLINE VF SumsOfFour(VF a, VF b, VF c, VF e) {
   const DF d;
   const hn::RepartitionToWide<DU> d64;
@@ -92,7 +93,8 @@ HWY_INLINE VF SumsOfLanes(const VF* HWY_RESTRICT of) {
     } else {
       const VF third = SumsOfFour(of[8], of[9], of[10], of[11]);
       const VF fourth = SumsOfFour(of[12], of[13], of[14], of[15]);
-      // Each lower half combines blocks 0 and 1, each upper half blocks 2 and 3.
+      // `even` contains the sums of the halves of `first` and `third`, and `odd` those of `second`
+      // and `fourth`.
       const VF even = hn::ConcatLowerLower(d, third, first) + hn::ConcatUpperUpper(d, third, first);
       const VF odd =
           hn::ConcatLowerLower(d, fourth, second) + hn::ConcatUpperUpper(d, fourth, second);
@@ -102,7 +104,7 @@ HWY_INLINE VF SumsOfLanes(const VF* HWY_RESTRICT of) {
   }
 }
 
-// Adds products of kRows rows with kParts rows of B to sums[r * kKeys + n].
+// Adds the products of kRows rows of A with kParts rows of B to sums[r * kKeys + n].
 template <TokenType kType, int kRows, int kKeys, int kParts>
 HWY_INLINE void AddProducts(const Reader<kType>& reader, const float* const* a,
                             const Reader<TokenType::kFloat32>& floats,
@@ -130,14 +132,15 @@ HWY_INLINE void AddProducts(const Reader<kType>& reader, const float* const* a,
   }
 }
 
-// Computes products of kRows rows with kSums / kRows rows of B, and stores `count` of them.
+// Computes the products of kRows rows of A with kSums / kRows rows of B, and stores those of the
+// first `count` rows of B.
 template <TokenType kType, int kRows>
 HWY_INLINE void ProductBlock(const Reader<kType>& reader, const float* const* a,
                              const Reader<TokenType::kFloat32>& floats,
                              const typename Reader<kType>::Number* const* b, size_t count,
                              float* HWY_RESTRICT c, size_t ldc) {
   constexpr int kKeys = kSums / kRows;
-  // The limit is the number of registers for addresses.
+  // At most 8, because the address of each row of B occupies a register.
   constexpr int kParts = std::min(kKeys, 8);
   const DF d;
   VF sums[kSums];
@@ -160,7 +163,8 @@ HWY_INLINE void ProductBlock(const Reader<kType>& reader, const float* const* a,
   }
 }
 
-// Splits m rows into groups of constant size, and calls body with each size and first row.
+// Splits m rows into groups of 4, 2 and 1, and calls body with the size, as a constant, and the
+// first row of each group.
 template <class Body>
 HWY_INLINE void ByRows(size_t m, const Body& body) {
   size_t r = 0;
@@ -179,7 +183,7 @@ void ProductsOf(size_t m, size_t n, size_t columns, const float* a, size_t lda, 
   const Reader<kType> reader(columns);
   const Reader<TokenType::kFloat32> floats(columns);
   for (size_t j = 0; j < n; j += kSums) {
-    // Replaces missing rows by the last one; their products are not stored.
+    // Replaces rows past the end with the last row; their products are not stored.
     const Number* rows[kSums];
     for (size_t t = 0; t < kSums; ++t) {
       rows[t] = static_cast<const Number*>(b.row(static_cast<int64_t>(std::min(j + t, n - 1))));
@@ -264,8 +268,8 @@ HWY_INLINE void AddColumns(const Reader<kType>& reader, size_t n, const float* c
 template <TokenType kType>
 void AddOf(size_t m, size_t n, size_t columns, const float* a, size_t lda, RowsInPlace b, float* c,
            size_t ldc) {
-  // The number of rows of B that stay in the L1 cache while all rows of C use them. It is even
-  // because of the two sums.
+  // The number of rows of B that stay in the L1 cache while all rows of C use them. It is even,
+  // because rows alternate between two sums.
   constexpr size_t kDepth = 64;
   const Reader<kType> reader(columns);
   for (size_t j = 0; j < n; j += kDepth) {

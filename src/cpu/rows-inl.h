@@ -1,4 +1,4 @@
-// How the engine calls a pair function: the function calls of a pass, and their inputs for rows and
+// How the engine calls pair functions: through a table or inlined, with inputs for rows or for
 // single pairs.
 #if defined(GNOMON_SRC_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_ROWS_INL_H_
@@ -40,7 +40,7 @@ class ByTable {
   int column_scalars() const { return table_.column_scalars; }
   int head_scalars() const { return table_.head_scalars; }
 
-  // Selects the variant with or without a bias.
+  // `kBias` is ignored, because the functions of a table test whether the bias is null.
   template <bool kBias, class... Arguments>
   Real Scores(Arguments&&... arguments) const {
     return table_.scores(arguments...);
@@ -94,7 +94,7 @@ class Inlined {
   const PairTable& table_;
 };
 
-// The column scalars of keys, followed for distances by the squared norms of the keys.
+// The column scalars of keys, followed, for distances, by the squared norms of the keys.
 class ColumnScalars {
  public:
   using Pointers = std::array<const Real*, kMostScalars + 1>;
@@ -205,8 +205,8 @@ class SquaredDifferences {
   VF parts_[kParts];
 };
 
-// Returns NaN where squared distances overflow because the row's token is infinite, since its
-// distances are undefined.
+// Returns `distances`, or NaN if any of them is infinite because the row's token is; the distances
+// of such a token are undefined.
 HWY_INLINE VF UnlessInfinite(const PairRow& row, VF distances) {
   const DF d;
   if (HWY_LIKELY(hn::AllFalse(d, distances == hn::Set(d, kInfinity)))) return distances;
@@ -221,7 +221,7 @@ HWY_INLINE VF UnlessInfinite(const PairRow& row, VF distances) {
 }
 
 // Implements PairRow::near_distances for any layout of the keys. Skips columns past the last key,
-// which a row with NaN also requests.
+// which are also requested if a row contains NaN.
 inline HWY_NOINLINE void DistancesByDifferences(const PairRow& row, int64_t j, const Real* wanted,
                                                 Real* distances) {
   const DF d;
@@ -254,8 +254,8 @@ inline HWY_NOINLINE void DistancesByDifferences(const PairRow& row, int64_t j, c
   hn::Store(UnlessInfinite(row, sums.Sum()), d, distances);
 }
 
-// If the definition uses a distance, sets the row's members for it: the factor, the token's squared
-// norm, and the panels of the first column.
+// Loads the inputs of row i. The last three arguments are needed only for distances: the factor,
+// the token's squared norm, and the panels of the tile's keys.
 template <class Functions>
 HWY_INLINE PairRow LoadRow(const Functions& functions, const AttentionInput<Real>& in, int64_t b,
                            int64_t h, int64_t key_head, int64_t i, int64_t first_column,
@@ -283,7 +283,8 @@ HWY_INLINE PairRow LoadRow(const Functions& functions, const AttentionInput<Real
   return row;
 }
 
-// One key for each of several rows, at most a block, for evaluating f and its derivatives.
+// Single pairs, one for each of several rows (at most a block), for which f and its derivatives are
+// evaluated.
 template <class Functions>
 class LonePairs {
  public:
@@ -315,7 +316,7 @@ class LonePairs {
     ++count_;
   }
 
-  // Computes f of the pairs and its derivatives, which overwrite the inputs.
+  // Computes f and its derivatives for all pairs; the derivatives overwrite the inputs.
   void Differentiate() {
     if (count_ == 0) return;
     FillVectors();
@@ -369,7 +370,8 @@ HWY_INLINE Real RowWeights(Real* HWY_RESTRICT tile, int64_t columns, Real larges
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-// The first weight equal to 1, which is that of the largest score; `columns` if there is none.
+// The index of the first weight equal to 1, which is that of the largest score; `columns` if there
+// is none.
 inline HWY_NOINLINE int64_t FindOne(const Real* tile, int64_t columns) {
   const DF d;
   const VF one = hn::Set(d, 1.0f);

@@ -1,10 +1,10 @@
 // Certified skipping: finds tiles that a row can skip because its weights there provably sum to
 // less than the fraction AttentionInput::tolerance of the row's total.
 //
-// The upper bound of a tile's scores uses the norms and scalars of its keys, the definition's bound
-// of f (src/definitions/README.md), and the largest bias of the tile's offsets and keys. The row's
-// running sum is a lower bound of its total. A row skips tiles whose bounded weight is below a
-// threshold, chosen so that all skipped tiles together stay below the tolerance.
+// The upper bound on a tile's scores is computed from the norms and scalars of its keys, the
+// definition's bounds on f (src/definitions/README.md), and the largest bias of the tile's offsets
+// and keys. The row's running sum is a lower bound on its total. A row skips tiles whose bound is
+// below a threshold, which is chosen so that all skipped tiles together stay below the tolerance.
 //
 // The tiles that a row skips depend only on the row itself, the keys that it attends to, and offset
 // biases; partially visible tiles are always computed. A row's result is therefore bitwise
@@ -37,8 +37,8 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
 
-// Safety margins for rounding in comparisons with a bound: a fraction of the summed numbers, and a
-// fraction of a bit.
+// Safety margins for rounding errors in comparisons with a bound: one relative to the summed
+// numbers, and one in log2 units.
 constexpr Real kBoundShare = 1.0f / 65536;
 constexpr Real kBoundSlack = 1.0f / 64;
 // Offset biases must fall below their maximum by more than this minus log2(tolerance). Otherwise
@@ -47,7 +47,7 @@ constexpr Real kLeastFall = -8.0f;
 // Calls in double precision need full accuracy, so they skip nothing.
 constexpr bool kSkips = sizeof(Real) == 4;
 
-// The largest number in each cell of a table, in log2 units.
+// The largest bias in each cell (kCell entries) of the tables of offset biases, in log2 units.
 class LargestBias {
  public:
   LargestBias(const AttentionInput<Real>& in, bool wanted)
@@ -79,12 +79,12 @@ class LargestBias {
     fall_[Size(n)] = most > least ? most - least : 0.0f;
   }
 
-  // The difference between the smallest and the largest number of a head's table, ignoring masked
-  // entries.
+  // The difference between the largest and the smallest cell of a head's table, ignoring cells with
+  // masked entries.
   Real Fall(int64_t b, int64_t h) const { return exists() ? fall_[Size(Table(b, h))] : 0.0f; }
 
-  // An upper bound of entries [begin, end): -inf if all are -inf, +inf if only some are or there is
-  // no bound.
+  // An upper bound on entries [begin, end): -inf if all are -inf; +inf if only some are, or if
+  // there is no bound.
   Real Most(int64_t b, int64_t h, int64_t begin, int64_t end) const {
     const Real* cells = largest_.data() + Table(b, h) * cells_;
     const int64_t last = (end - 1) / kCell;
@@ -110,7 +110,7 @@ class LargestBias {
         most = Max(most, more);
         zeros = zeros + more * hn::Zero(d);
       }
-      // This is NaN if any number is not finite.
+      // A lane of `zeros` is NaN if any of its entries is not finite.
       if (hn::AllTrue(d, zeros == hn::Zero(d))) {
         return BiasInLog2(hn::GetLane(hn::MaxOfLanes(d, most)));
       }
@@ -142,10 +142,11 @@ class LargestBias {
   std::vector<Real> fall_;
 };
 
-// Bounds of all keys of a tile: norms, scalars, and whether these and the values are finite.
+// Bounds for the keys of a tile: the ranges of their norms and scalars, and whether these and the
+// values are finite.
 struct KeyBounds {
   Real least_norm = kInfinity;
-  Real most_norm = 0;  // +inf: some are non-finite
+  Real most_norm = 0;  // +inf if any number is non-finite
   Real least[kMostScalars];
   Real most[kMostScalars];
 
@@ -200,7 +201,8 @@ struct RowBounds {
 
 class Skipping {
  public:
-  // Keys that share bounds. Tiles of the forward pass start and end at multiples of this.
+  // The number of keys that share bounds. Tiles of the forward pass start and end at multiples of
+  // this number.
   static constexpr int64_t kCell = 64;
   static_assert(kForwardColumns % kCell == 0 && kCell % kWidth == 0);
 
@@ -227,7 +229,8 @@ class Skipping {
 
   // Whether any tile of the call may be skipped.
   bool active() const { return kSkips && active_; }
-  // Whether any tile of a head may be skipped: offset biases must decrease enough.
+  // Whether any tile of a head may be skipped. Without key biases, this requires that its offset
+  // biases decrease enough.
   bool Active(int64_t b, int64_t h) const {
     return active() && (in_.key_bias != nullptr || bias_.Fall(b, h) > kLeastFall - tolerance_);
   }
@@ -250,8 +253,8 @@ class Skipping {
     FillRelative(task);
   }
 
-  // Bounds of the cells that hold keys [first, end). Computed on first use by one task; concurrent
-  // callers wait.
+  // Bounds of the cells that hold keys [first, end). They are computed on first use by one task,
+  // for which concurrent callers wait.
   Keys KeysOf(int64_t b, int64_t key_head, int64_t first, int64_t end) const {
     const int64_t head = b * n_.key_heads + key_head;
     Keys keys;
@@ -262,7 +265,7 @@ class Skipping {
     }
     return keys;
   }
-  // Computes bounds from the keys and, if `values`, checks that their values are finite.
+  // Computes bounds from the keys. If `values` is true, also checks that their values are finite.
   Keys BoundKeys(int64_t b, int64_t key_head, KeyRange range, bool values) const {
     Keys keys;
     const int64_t head = b * n_.key_heads + key_head;
@@ -294,7 +297,7 @@ class Skipping {
     }
   }
 
-  // The largest offset bias of a head's rows with keys [first, end).
+  // The largest offset bias between a head's rows and keys [first, end).
   Real OffsetBias(const BlockRows& range, int64_t head, int64_t first, int64_t end) const {
     if (!bias_.exists()) return 0.0f;
     const int64_t entry = n_.queries - 1 + first - (range.i + range.queries - 1);
@@ -302,10 +305,11 @@ class Skipping {
   }
 
   // Returns a bound on biases: rows of one head can skip a tile of keys only if its biases are
-  // below this bound. Returns +inf if biases alone do not decide.
+  // below this bound. Returns +inf if biases alone are not decisive.
   //
-  // The upper bound on the pair function's contribution is at least 0. If a tile's biases alone
-  // exceed the tolerance for every row, no row skips the tile, and its keys need not be examined.
+  // The upper bound on the pair function's contribution is at least 0. Therefore, if a tile's
+  // biases alone exceed the tolerance for every row, no row skips the tile, and its keys need not
+  // be examined.
   Real Gate(const BlockRows& range, const Real* least_sums) const {
     if (in_.temperature != nullptr || in_.relative.keys != nullptr) return kInfinity;
     Real most = -kInfinity;
@@ -333,8 +337,8 @@ class Skipping {
     return false;
   }
 
-  // log2 of the rows' weight sums, from their largest scores and sums of 2^(score - largest).
-  // `empty` is the value for rows without weights.
+  // Computes log2 of the rows' weight sums from their largest scores and sums of 2^(score -
+  // largest). `empty` is the value for rows without weights.
   static void SumsOf(const Real* largest, const Real* weight, int64_t rows, Real empty,
                      Real* sums) {
     const DF d;
@@ -347,8 +351,8 @@ class Skipping {
 
   // Computes upper bounds on log2 of each row's weight sum over keys [first, end), for whole
   // vectors of rows; NaN or +inf if there is no bound. `top` contains the largest offset bias of
-  // each head's rows. Tiles whose bias is nearly as large are not bounded, because they could not
-  // be skipped.
+  // each head's rows. Tiles whose largest bias is close to it are not bounded, because they could
+  // not be skipped.
   void Bound(const Rows& rows, const Keys& keys, int64_t first, int64_t end, const Real* top,
              Real* bound) const {
     if (table_.bounds != nullptr) BoundRows(rows, keys, first, end, top, bound);
@@ -374,15 +378,15 @@ class Skipping {
   // long as their total stays within the tolerance. Tiles that were skipped earlier stay skipped.
   HWY_FLATTEN void SetLimits(const Real* bounds, int64_t tiles, const Real* least_sums,
                              Rows* rows) const {
-    // The threshold is the tolerance times the first of these powers of 1/2 for which all smaller
-    // bounds sum to at most the tolerance. The last power always satisfies this.
+    // The threshold is the tolerance times 2^-k, for the first k in this list for which all bounds
+    // below the threshold sum to at most the tolerance. k = `last` always satisfies this condition.
     constexpr int kChoices = 6;
     constexpr Real kFractions[kChoices] = {0, 1, 2, 3, 4, 6};
     const Real last = std::ceil(std::log2(static_cast<Real>(std::max<int64_t>(2, tiles))));
     const DF d;
     const VF zero = hn::Zero(d);
     const VF one = hn::Set(d, 1.0f);
-    // Smaller bounds are rounded up to this value.
+    // Bounds below this value are rounded up to it.
     const VF least = hn::Set(d, -24.0f);
     const VF least_weight = hn::Set(d, 1.0f / (1 << 24));
     for (int64_t r = 0; r < rows->range.rows(); r += kLaneCount) {
@@ -450,7 +454,7 @@ class Skipping {
                          in.relative.queries == nullptr &&
                          (in.relative.layout == nullptr || in.relative.keys == nullptr ||
                           in.relative.layout->MostEntries() > 0);
-    // Skipping requires consecutive tokens and a bias that decays with distance.
+    // Skipping requires consecutive tokens, and biases that can make a tile negligible.
     const bool falls =
         (in.bias.table != nullptr || in.key_bias != nullptr) && in.query_positions == nullptr;
     return bounded && falls && in.softcap == 0 && in.tolerance > 0 &&
@@ -565,7 +569,7 @@ class Skipping {
              std::fabs(in_.relative.factor);
     }
     rows->own[r] = own * kLog2E;
-    // A negative temperature reverses bounds.
+    // A negative temperature would turn upper bounds into lower bounds.
     const bool bounded = sum == 0.0f && temperature >= 0.0f;
     rows->doubt[r] = bounded ? 0.0f : kNan;
     rows->limit[r] = bounded ? -kInfinity : kNan;
@@ -587,7 +591,7 @@ class Skipping {
         most = std::max(most, sum);
         least = std::min(least, sum);
       }
-      // If only some keys are hidden, nothing is skipped.
+      // A cell in which only some keys are hidden is never skipped.
       if (!bounded || (least == -kInfinity && most > least)) most = kInfinity;
       key_bias_[Size(row * cells_ + c)] = BiasInLog2(most);
     }

@@ -1,5 +1,5 @@
-// Tables that pairs of tokens read: their rows, windows of the entries that a tile reads, and the
-// gather and scatter operations of tiles.
+// Tables that are read by pairs of tokens: packed table rows, the window of entries that a tile
+// reads, and gather and scatter operations.
 #if defined(GNOMON_SRC_CPU_TABLES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_TABLES_INL_H_
 #undef GNOMON_SRC_CPU_TABLES_INL_H_
@@ -39,7 +39,7 @@ struct TileRow {
   bool placed = false;  // whether positions hide some keys
 };
 
-// Adds factor * the entries listed in the runs to to[column - first]. Entry e is entries[e -
+// Adds factor times each entry listed in `runs` to to[column - first]. Entry e is entries[e -
 // origin].
 inline void Gather(const std::vector<TableRun>& runs, const Real* HWY_RESTRICT entries,
                    int64_t origin, Real factor, int64_t first, Real* HWY_RESTRICT to) {
@@ -100,7 +100,7 @@ class TableReader {
     return RoundUp(entries, kLaneCount) + 2 * kLaneCount;
   }
 
-  // Creates the window of `rows` queries from `query` on with keys [begin, end) in `memory`.
+  // Creates, in `memory`, the window for `rows` queries from `query` on and keys [begin, end).
   TableWindow Window(int64_t b, int64_t query, int64_t rows, int64_t begin, int64_t end,
                      int64_t stride, Real* memory) const {
     TableWindow window;
@@ -118,8 +118,8 @@ class TableReader {
     return window;
   }
 
-  // Adds factor * the entries that a row's columns read to to[n]. All entries must be within the
-  // window.
+  // to[n] += factor times the entries that column n of the row reads. All entries must be within
+  // the window.
   void Read(const TileRow& row, const Real* entries, int64_t origin, TableRange window, Real factor,
             Real* to, std::vector<TableRun>* runs) const {
     if (placed_.exists()) {
@@ -265,7 +265,8 @@ class RowTableGradient {
   void ClearPart(int64_t part) const {
     if (wanted()) std::fill_n(Part(part), table_.size() * table_.padded(), 0.0f);
   }
-  // Adds the transposed window times rows of `padded` columns to a part.
+  // Adds the product of the transposed window and `rows` rows of `right`, of padded() columns, to a
+  // part.
   void Add(int64_t part, int64_t rows, const TableWindow& window, Rows right,
            int64_t first_row) const {
     MultiplyAdd(Size(window.range.end - window.range.begin), Size(table_.padded()) / kLanes,

@@ -29,9 +29,9 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
 
-// The biases in log2 units, padded to whole panels. If a call has few biases with a layout, they
-// are expanded row by row. Otherwise a batch of small windows on a grid would read the same short
-// runs in every row of every head.
+// The biases in log2 units, padded to whole panels. If a call has only a few biases, and they have
+// a layout, they are expanded into rows in advance. Without this, a batch of small windows on a
+// grid would look up the same short runs in every row of every head.
 class BiasTable {
  public:
   explicit BiasTable(const AttentionInput<Real>& in)
@@ -41,7 +41,7 @@ class BiasTable {
         row_stride_(RoundUp(in.shape.keys, kWidth)) {
     if (!exists()) return;
     size_ = bias_.layout != nullptr ? bias_.layout->size() : in.shape.queries + in.shape.keys - 1;
-    // Rows are read in whole panels, up to one past the last key.
+    // Rows are read in whole panels, up to one panel past the last key.
     stride_ = size_ + kWidth;
     tables_ = bias_.batch_stride == 0 ? 1 : in.shape.batch;
     scaled_.Reset(tables_ * heads_ * stride_);
@@ -231,9 +231,8 @@ struct ScoreGradients {
 // All terms added to scores and values, for one call of the operator.
 class Terms {
  public:
-  // `tile_columns` is the tile width of the pass. The other arguments determine how the pass uses
-  // relative keys and values, and whether it computes gradients of the rows that relative queries
-  // multiply.
+  // `tile_columns` is the tile width of the pass. `keys` and `values` determine how the pass uses
+  // relative keys and values, and `key_gradient` whether it computes the gradients of relative.key.
   Terms(const AttentionInput<Real>& in, int64_t tile_columns, RowTable::Uses keys,
         RowTable::Uses values, bool key_gradient)
       : in_(in),
@@ -297,7 +296,7 @@ class Terms {
   // The number of floats in a window of kRowBlock rows.
   int64_t window_size() const { return kRowBlock * window_stride_; }
 
-  // The window in `memory` of `rows` queries from `query` on with keys [begin, end).
+  // Creates, in `memory`, the window for `rows` queries from `query` on and keys [begin, end).
   TableWindow Window(int64_t b, int64_t query, int64_t rows, int64_t begin, int64_t end,
                      Real* memory) const {
     if (!relative()) return {};
@@ -314,8 +313,9 @@ class Terms {
   // Returns the terms added to a row's scores, in log2 units and multiplied by the row's
   // temperature; -inf where the user's mask hides a pair. If a single contiguous row contains them,
   // returns a pointer to it; otherwise sums them in `scratch`. `products` is the row's part of the
-  // window of MultiplyKeys, and `of_keys` its part of position_to_content(); both are null if only
-  // biases are needed. If `plain` is not null, it receives the terms without the temperature.
+  // window of MultiplyKeys(), and `of_keys` its part of the position_to_content() terms; both are
+  // null if only biases are needed. If `plain` is not null, it receives the terms without the
+  // temperature.
   const Real* ScoreRow(const TileRow& row, const Real* products, const TableWindow& window,
                        const Real* of_keys, Real* scratch, std::vector<TableRun>* runs,
                        Real* plain = nullptr) const {
@@ -359,9 +359,10 @@ class Terms {
     return scratch;
   }
 
-  // Returns the array to which a row's score gradients, including the temperature, are added. If
-  // they have a single contiguous destination, this is the destination; otherwise it is `scratch`,
-  // which is zeroed, and SpreadGradient() distributes the sums. Null if no gradient needs them.
+  // Returns the array to which the gradients of a row's final scores (after the temperature) are
+  // added, or null if no gradient needs them. If they have a single contiguous destination, this is
+  // the destination; otherwise it is `scratch`, which is zeroed, and SpreadGradient() distributes
+  // the sums.
   Real* GradientRow(const TileRow& row, const ScoreGradients& to, Real* scratch) const {
     if (to.count() == 0) return nullptr;
     if (to.count() == 1 && !has_temperature()) {
@@ -401,7 +402,7 @@ class Terms {
     }
   }
 
-  // Adds a row's products with relative values to its output.
+  // Adds a row's products of dO and relative values to its dP.
   void AddValueProducts(const TileRow& row, const Real* products, const TableWindow& window,
                         Real* to, std::vector<TableRun>* runs) const {
     row_reader_.Read(row, products, window.origin, window.range, 1.0f, to, runs);
@@ -412,8 +413,8 @@ class Terms {
     row_reader_.Add(row, weights, 1.0f, entries, window.origin, window.range, runs);
   }
 
-  // Applies the soft cap to a row of scores in log2 units and returns the largest score. Hidden
-  // scores (-inf) remain hidden.
+  // Applies the soft cap to a row of scores in log2 units, and returns the largest capped score.
+  // Hidden scores (-inf) remain hidden.
   Real CapScores(int64_t columns, Real* scores) const {
     const DF d;
     const VF hidden = hn::Set(d, -kInfinity);

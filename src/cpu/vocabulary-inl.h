@@ -92,7 +92,7 @@ HWY_INLINE VF Log(VF a) {
   p = hn::MulAdd(p, z, hn::Set(d, 0.3999999999940941908));
   p = hn::MulAdd(p, z, hn::Set(d, 0.6666666666666735130));
   const VF half = hn::Set(d, 0.5) * f * f;
-  // ln 2 in two parts; the first has few enough bits that its product is exact.
+  // ln 2 in two parts; the first has so few bits that its product with an exponent is exact.
   const VF low = hn::MulAdd(s, hn::MulAdd(z, p, half), e * hn::Set(d, 1.90821492927058770e-10));
   const VF log = e * hn::Set(d, 0.693147180369123816490) - ((half - low) - f);
   return hn::IfThenElse(a < hn::Set(d, kInfinity), log, a);
@@ -135,7 +135,7 @@ HWY_INLINE VF Log(VF a) {
   p = hn::MulAdd(p, f, hn::Set(d, -0.250013381f));
   p = hn::MulAdd(p, f, hn::Set(d, 0.333339095f));
   p = hn::MulAdd(p, f, hn::Set(d, -0.5f));
-  // ln 2 in two parts; the first has few enough bits that its product is exact.
+  // ln 2 in two parts; the first has so few bits that its product with an exponent is exact.
   p = hn::MulAdd(f * f, p, e * hn::Set(d, 1.42860677e-6f));
   const VF log = hn::MulAdd(e, hn::Set(d, 0.693145752f), f + p);
   return hn::IfThenElse(a < hn::Set(d, std::numeric_limits<Real>::infinity()), log, a);
@@ -161,7 +161,8 @@ HWY_INLINE VF Exp2(VF a) {
   const DF d;
   const DI di;
   a = Max(hn::Set(d, -1023.0), a);
-  // Adding 1.5 * 2^52 rounds to an integer in the low bits; 1023 more makes it the biased exponent.
+  // Adding 1.5 * 2^52 rounds a to an integer in the low bits; another 1023 makes this the biased
+  // exponent.
   const VF magic = hn::Set(d, 6755399441056767.0);
   const VF shifted = a + magic;
   const VF r = a - (shifted - magic);
@@ -190,7 +191,7 @@ HWY_INLINE VF Exp(VF a) {
   const VF magic = hn::Set(d, 6755399441056767.0);
   const VF shifted = hn::MulAdd(a, hn::Set(d, 1.4426950408889634074), magic);
   const VF n = shifted - magic;
-  // ln 2 in two parts; the first has few enough bits that its product is exact.
+  // ln 2 in two parts; the first has so few bits that its product with an exponent is exact.
   const VF r =
       (a - n * hn::Set(d, 0.693147180369123816490)) - n * hn::Set(d, 1.90821492927058770e-10);
   const VF scale = hn::BitCast(d, hn::ShiftLeft<52>(hn::BitCast(di, shifted)));
@@ -237,7 +238,7 @@ HWY_INLINE VF Angle(VF x, VF y) {
   const auto steep = y > adjacent;
   const VF low = Select(steep, adjacent, y);
   const VF high = Select(steep, y, adjacent);
-  // Reduces the argument of atan(low / high) below tan(pi / 8).
+  // Reduces the argument of atan(low / high) to at most tan(pi / 8).
   const auto wide = low > high * hn::Set(d, 0.41421356237309504880);
   const VF divisor = Select(wide, high + low, high);
   const VF r = Select(wide, low - high, low) / Select(divisor == zero, hn::Set(d, 1.0), divisor);
@@ -265,7 +266,8 @@ HWY_INLINE VF Exp2(VF a) {
   const DF d;
   const DI di;
   a = Max(hn::Set(d, -127.0f), a);
-  // Adding 1.5 * 2^23 rounds to an integer in the low bits; 127 more makes it the biased exponent.
+  // Adding 1.5 * 2^23 rounds a to an integer in the low bits; another 127 makes this the biased
+  // exponent.
   const VF magic = hn::Set(d, 12583039.0f);
   const VF shifted = a + magic;
   const VF r = a - (shifted - magic);
@@ -286,7 +288,7 @@ HWY_INLINE VF Exp(VF a) {
   const DI di;
   a = Max(hn::Set(d, -100.0f), a);
   const VF n = hn::Round(a * hn::Set(d, 1.44269504f));
-  // ln 2 in two parts; the first has few enough bits that its product is exact.
+  // ln 2 in two parts; the first has so few bits that its product with an exponent is exact.
   const VF r = (a - n * hn::Set(d, 0.693145752f)) - n * hn::Set(d, 1.42860677e-6f);
   const VI biased = hn::Max(hn::ConvertTo(di, n) + hn::Set(di, 127), hn::Zero(di));
   // 1 + (r + r^2 p(r)), minimax on [-ln(2) / 2, ln(2) / 2]. The sum added to 1 is below one half,
@@ -327,7 +329,7 @@ HWY_INLINE VF Angle(VF x, VF y) {
   const auto steep = y > adjacent;
   const VF low = Select(steep, adjacent, y);
   const VF high = Select(steep, y, adjacent);
-  // Reduces the argument of atan(low / high) below tan(pi / 8).
+  // Reduces the argument of atan(low / high) to at most tan(pi / 8).
   const auto wide = low > high * hn::Set(d, 0.414213562f);
   const VF divisor = Select(wide, high + low, high);
   const VF r = Select(wide, low - high, low) / Select(divisor == zero, hn::Set(d, 1.0f), divisor);
@@ -344,7 +346,7 @@ HWY_INLINE VF Angle(VF x, VF y) {
 }
 #endif
 
-// Loads 32-bit or 8-bit integers, and widens them to the size of the kernels' numbers.
+// Loads 32-bit or 8-bit integers, and widens them to the width of Real.
 HWY_INLINE VI LoadInts(const int32_t* from) {
 #ifdef GNOMON_DOUBLE
   return hn::PromoteTo(DI(), hn::LoadU(hn::Rebind<int32_t, DF>(), from));

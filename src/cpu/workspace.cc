@@ -16,7 +16,8 @@ class KeptBlocks {
  public:
   ~KeptBlocks() { thread_ends = true; }
 
-  // Takes the smallest cached block that holds `size` floats without being much larger, or none.
+  // Removes and returns the smallest cached block of at least `size` and at most 2 * `size` floats,
+  // or an empty block if there is none.
   Buffer::Block Take(size_t size) {
     auto best = blocks_.end();
     for (auto block = blocks_.begin(); block != blocks_.end(); ++block) {

@@ -11,8 +11,8 @@
 namespace gnomon {
 
 // An uninitialised, aligned array of floats. The thread that frees an array caches its memory for
-// later calls, up to 32 MiB in total. Without the cache, short sequences would spend a tenth of the
-// time on page faults.
+// later calls, up to 32 MiB in total. Without the cache, calls with short sequences would spend a
+// tenth of their time on page faults.
 class Buffer {
  public:
   Buffer() = default;

@@ -130,7 +130,8 @@ class Plan {
     c.kBiasGradient = 0;
     c.kColumns = 0;
     const int64_t bytes = std::max(c.kDim, c.kValueDim) * BytesOf(Type());
-    // The limits are 99 KiB of shared memory, which every GPU allows per block, and 255 registers.
+    // The limits are 99 KiB of shared memory, which every supported GPU allows per block, and 255
+    // registers.
     c.kWarps = bytes > 512 ? 2 : 4;
     c.kStep = bytes > 512 ? 16 : bytes > 256 || (bytes > 128 && Type() == 0) ? 32 : 64;
     // Scalars and terms also need registers.
@@ -141,7 +142,7 @@ class Plan {
     c.kOwn = Type() != 0 && bytes <= 256 ? 1 : 0;
     if (n_.queries <= 16) c.kWarps = 1;
     c.kAligned = Aligned({&p_.x, &p_.y, &p_.v, &p_.o}) ? 1 : 0;
-    // A block with a single warp uses the same memory for its queries.
+    // Splits the keys into parts if there are too few blocks to fill a GPU.
     const int64_t blocks = heads_ * Up(n_.queries, 16 * c.kWarps);
     const int64_t tiles = Up(n_.keys, c.kStep);
     constexpr int64_t kLeastTiles = 4;
@@ -237,7 +238,7 @@ class Plan {
       PassOverKeys(c, count);
       p_.delta = p_.balanced_delta;
       if (SumsRelative(gradient)) {
-        // The second pass uses the balanced deltas.
+        // This second pass over the keys uses the balanced deltas.
         Constants sums = c;
         sums.kRelativeSums = 1;
         PassOverKeys(sums, count);
@@ -343,7 +344,7 @@ class Plan {
     p_.chunks_before = in_.mask.chunks.before;
     p_.chunks_after = in_.mask.chunks.after;
     p_.query_offset = in_.query_offset;
-    // Both types are 64 bits wide.
+    // Int64 and int64_t are both 64 bits wide.
     p_.query_offsets = reinterpret_cast<const Int64*>(in_.query_offsets);
     p_.key_starts = reinterpret_cast<const Int64*>(in_.mask.key_starts);
     p_.key_lengths = reinterpret_cast<const Int64*>(in_.mask.key_lengths);
@@ -397,7 +398,7 @@ class Plan {
         .size;
   }
 
-  // Computes gradients of queries and factors, and the deltas used by the other pass.
+  // Computes gradients of queries and factors, and the balanced deltas that the other passes use.
   void PassOverKeys(const Constants& c, int64_t count) {
     const int words =
         KeyWords(function_.column_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments));
@@ -446,8 +447,8 @@ class Plan {
     if (!wanted) return;
     const int words = QueryWords(function_.row_scalars, distance_, Int(c.kKeyBias),
                                  Int(c.kSegments), Int(c.kTemperature), Int(c.kDropout));
-    // Heads that share the gradient of a pair bias must run in sequence. Heads of the same key head
-    // always do.
+    // Heads that share the gradient of a pair bias must run in sequence. Query heads of the same
+    // key head always do.
     const bool by_batch = has_pairs && gradient.pair_bias.stride[0] == 0;
     const bool by_head = has_pairs && gradient.pair_bias.stride[1] == 0;
     int64_t at_once = key_heads;
@@ -472,8 +473,8 @@ class Plan {
 
   // The following functions are for relative keys and values.
 
-  // Calls body(first, count) for slices of query heads, which consist of entire groups. A slice
-  // contains all heads, or as many as the memory for their queries' tables allows.
+  // Calls body(first, count) for slices of the query heads. A slice consists of whole groups: all
+  // heads, or as many as the memory limit for their queries' tables allows.
   template <class Body>
   void ForEachSlice(const Body& body) {
     int64_t step = heads_;
@@ -511,7 +512,7 @@ class Plan {
   // The tables of a slice's queries, (rows, entries) per head.
   Matrix Tables(const float* tables) const {
     const int64_t of_head = n_.queries * p_.relative_size;
-    // The pointer is shifted, so that indices count from first_head.
+    // The pointer is shifted, because head indices start at first_head.
     return {tables - p_.relative_row * p_.relative_size,
             n_.heads * of_head,
             of_head,
@@ -608,7 +609,8 @@ class Plan {
     sum(d_relative_values_, gradient.relative_values, n_.value_dim, relative.value_heads);
   }
 
-  // Sums the rows' partial gradients per head, over all batches.
+  // Sums the per-row gradients of factors and head scalars over the rows of each head, in all batch
+  // elements.
   void SumHeads(const Gradient& gradient) {
     if (n_.heads == 0) return;
     p_.sum_size = 1;
@@ -637,7 +639,7 @@ class Plan {
     p_.sum_size = p_.bias_size;
     p_.sum_count = p_.bias_parts;
     p_.sum_stride = p_.bias_size;
-    // If the batch is empty, a table that it shares has a zero gradient.
+    // A table that is shared by the batch has a zero gradient if the batch is empty.
     const bool shared = to.batch_stride == 0;
     p_.sum_outer = shared ? n_.batch : 1;
     p_.sum_outer_stride = n_.heads * p_.bias_parts * p_.bias_size;
@@ -681,7 +683,7 @@ std::string Unsupported(const PairFunction& function, const Input& in) {
   const AttentionShape& n = in.shape;
   if (function.input != PairInput::kNone && n.dim > kMostColumns) return wide("head_dim", n.dim);
   if (n.value_dim > kMostColumns) return wide("head_dim of v", n.value_dim);
-  // Statistics store key indices as floats.
+  // Statistics store key indices as floats, which are exact up to this limit.
   if (n.keys > kMostKeys) {
     return "k has " + std::to_string(n.keys) + " keys; expected at most " +
            std::to_string(kMostKeys);

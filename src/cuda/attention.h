@@ -32,12 +32,12 @@ struct Input : AttentionInput<float> {
   explicit Input(const AttentionInput<float>& input) : AttentionInput<float>(input) {}
 
   Tokens relative_query;  // (B, H, Lq, relative.dim)
-  // (Lq + 1), ascending: query i of every batch sees keys key_rows[i] to key_rows[i + 1] - 1, if
-  // the mask allows them. If null, only the mask applies.
+  // (Lq + 1), ascending. If the mask allows them, query i of every batch element attends to keys
+  // [key_rows[i], key_rows[i + 1]). If null, only the mask applies.
   const int64_t* key_rows = nullptr;
-  // Each query has up to four tables, with the size of relative.layout. This is the maximum number
-  // of elements, per kind of table, in memory at once; only the heads of a single key head may
-  // exceed it. Results do not depend on it.
+  // Each query has up to four kinds of tables, each with the size of relative.layout. This is the
+  // maximum number of elements of each kind in memory at once; only the query heads of a single key
+  // head may exceed it. Results do not depend on this limit.
   int64_t most_table_numbers = int64_t{1} << 24;
 };
 

@@ -54,7 +54,7 @@ std::string KernelSource(const KernelName& kernel, std::string_view structure,
 const std::vector<std::string>& KernelSourceFiles();
 
 // NVRTC options except the architecture. Multiply-adds are fused only where the source requests it,
-// so that all kernels compute the same number for a score.
+// so that all kernels compute bitwise identical scores.
 const std::vector<std::string>& KernelCompilerOptions();
 
 }  // namespace gnomon::cuda

@@ -1,8 +1,8 @@
-// The backward pass: one template, which is run twice. A block owns rows, 16 per warp, and iterates
-// over the rows with which they form pairs. In the pass over keys, blocks own queries and compute
-// gradients of queries and factors. In the pass over queries, blocks own keys and compute gradients
-// of keys, values and biases, for all heads of the group. Each sum is accumulated by a single
-// thread in a fixed order.
+// The backward pass: one template for two passes. A block owns 16 queries or keys per warp (its
+// rows), and iterates over the keys or queries that form pairs with them. In the pass over keys,
+// blocks own queries and compute gradients of queries and factors. In the pass over queries, blocks
+// own keys and compute gradients of keys, values and biases, for all heads of the group. Each sum
+// is accumulated by a single thread in a fixed order.
 #ifndef GNOMON_SRC_CUDA_BACKWARD_CUH_
 #define GNOMON_SRC_CUDA_BACKWARD_CUH_
 
@@ -30,8 +30,8 @@ GNOMON_DEVICE int TopKey(const Parameters& p, const HeadTerms& head, int i) {
 
 // The slopes of f with respect to g and to the query's scalars, at the pair of a row and its top
 // key. A row's ds add up to its dlse, except for rounding. Large and nearly equal slopes would
-// amplify that rounding error, so sums over a row are relative to these slopes. The four lanes of a
-// row share the columns of its token.
+// amplify that rounding error, so sums over a row use slopes relative to these. The columns of the
+// row's token are split among its four lanes.
 template <class F, class C>
 GNOMON_DEVICE Derivative TopSlopes(const Parameters& p, const HeadTerms& head, const Query& query,
                                    int i) {
@@ -55,7 +55,7 @@ GNOMON_DEVICE Derivative TopSlopes(const Parameters& p, const HeadTerms& head, c
   if (top < 0) return slopes;
   const Key key = LoadKey<F, C>(p, head.b, head.h, top);
   F::Gradient(g, query.a, key.b, head.t, slopes);
-  // The slope of a definition may not be finite at distance 0.
+  // The slope of a definition may be infinite or NaN at distance 0.
   const auto finite = [](float slope) { return Abs(slope) < Infinity() ? slope : 0.0f; };
   slopes.g = finite(slopes.g);
 #pragma unroll
@@ -64,7 +64,7 @@ GNOMON_DEVICE Derivative TopSlopes(const Parameters& p, const HeadTerms& head, c
 }
 
 // Adds the sums over a tile's diagonals to the bias gradients. The tile's rows are keys; thread n
-// has the pairs with row - column = n - kStep + 1.
+// sums the pairs with row - column = n - kStep + 1.
 template <class C>
 GNOMON_DEVICE void AddDiagonals(const unsigned char* scores, int rows, float* to, Int64 first,
                                 Int64 size) {
@@ -95,20 +95,22 @@ GNOMON_DEVICE void AddEntries(const LayoutParameters& layout, const unsigned cha
   }
 }
 
-// Removes the pairs `near` (ToDistances) from a tile's weights, and adds them to `out` as weights
-// times token differences. In sums of weighted tokens, the common part of near tokens would cancel
-// and leave rounding errors. The thread's pairs are those of rows `own` and own + 8; `out` holds
-// their columns from `first` on. With `kKeys`, the block's own rows are keys.
+// Removes the weights of the pairs `near` (see ToDistances()) from a tile, and adds them to `out`,
+// multiplied by differences of tokens. In sums of weighted tokens, the common part of near tokens
+// would cancel and leave rounding errors. The thread's pairs are those of rows `own` and own + 8;
+// `out` holds their columns from `first` on. With `kKeys`, the block's own rows are keys.
 template <class C, bool kKeys, int kOutputs, int kTiles>
 GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kTiles][4],
                                   uint32 near, const Parameters& p, int b, int own_head, int head,
                                   int own, int other, int first) {
-  // The four lanes of a row share its columns, so a warp processes the near pairs of all its lanes.
+  // The columns of a row are split among its four lanes, so a warp processes the near pairs of all
+  // its lanes.
   uint32 any = near;
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) any |= BitsOf(ShuffleXor(FromBits(any), mask));
   if (any == 0) return;
-  // This is the same for all tiles, but is recomputed because keeping it would occupy registers.
+  // These addresses are the same for all tiles, but are recomputed because keeping them would
+  // occupy registers.
   const Head from = HeadOf<C>(kKeys ? p.y : p.x, b, Fresh(own_head));
   const Head others = HeadOf<C>(kKeys ? p.x : p.y, b, Fresh(head));
   const int lane = Fresh(Thread()) % 32;
@@ -119,8 +121,8 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
     for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        // This uses selection, because with branches the compiler may move the accumulators to
-        // memory.
+        // Selects instead of branching, because with branches the compiler may move the
+        // accumulators to memory.
         const bool is_it = place == 4 * n + e && (near & 1u << (4 * n + e)) != 0;
         weight = is_it ? weights[n][e] : weight;
         weights[n][e] = is_it ? 0.0f : weights[n][e];
@@ -142,7 +144,7 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
           if (column >= p.dim) continue;
           const float difference = LoadElement<C>(others.data, theirs + column) -
                                    LoadElement<C>(from.data, mine + column);
-          // This uses selection for the same reason as above.
+          // Selects for the same reason as above.
           const float sum = Fma(w, difference, is_first ? out[d][c] : out[d][2 + c]);
           out[d][c] = is_first ? sum : out[d][c];
           out[d][2 + c] = is_first ? out[d][2 + c] : sum;
@@ -171,7 +173,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   const SharedLayout at =
       cuda::BackwardLayout(C::kType, C::kDim, C::kValueDim, rows_in_block, C::kStep, C::kStages,
                            C::kOwn, word_count, C::kBias, score_count);
-  // Weights follow the gradients of scores.
+  // In shared memory, the weights follow the score gradients.
   const int weights = at.scores + C::kRelativeKeys * cuda::ScoreBytes(rows_in_block, C::kStep);
   unsigned char* const memory = SharedMemory();
   const int warp = Thread() / 32;
@@ -200,7 +202,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   const Int64 query_rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
   const Int64 key_columns = static_cast<Int64>(p.batch) * p.key_heads * p.keys;
 
-  // Heads are counted from first_h.
+  // The sums of this block's part; those of head first_h come first.
   const Int64 part_step = static_cast<Int64>(parts) * sums * p.bias_size;
   float* bias_sums = nullptr;
   if (sums_bias && chunk == 0) {
@@ -217,8 +219,9 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   for (int block = part; block < blocks; block += parts) {
     const int begin = block * rows_in_block;
     const int end = Least(begin + rows_in_block, own_count);
-    // The range of the other rows that pairs may use. It excludes keys hidden from the whole batch,
-    // which may contain any values.
+    // The other rows that may form pairs are in [low, high). Keys hidden from the whole batch,
+    // which may contain any values, are outside this range or, if the block owns keys, outside
+    // [own_low, own_high).
     int low = 0;
     int high = 0;
     int own_low = 0;
@@ -226,8 +229,9 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
     if (kKeys) {
       own_low = p.queries > 0 ? lows[0] : 0;
       own_high = p.queries > 0 ? highs[p.queries - 1] : 0;
-      // Both ends are monotonic in the query. This finds the first query whose range ends after the
-      // first key, and the first query whose range starts after the last key.
+      // Both ends of a query's range are monotonic in the query. Two binary searches find the first
+      // query whose range ends after the first key, and the first query whose range starts after
+      // the last key.
       int last = p.queries;
       while (low < last) {
         const int middle = (low + last) / 2;
@@ -258,7 +262,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
     const auto sees_all = [&](const unsigned char* words, int start) {
       if (end - begin < rows_in_block) return false;
       if (!kKeys) return start >= low_of_all && start + C::kStep <= high_of_all;
-      // Checks the tile's last and first query; missing queries see nothing.
+      // Checks the first key of the tile's last query and the last key of its first query. Words of
+      // missing queries are 0.
       return start + C::kStep <= high && LoadShared<int>(words + 4 * (C::kStep - 1)) <= begin &&
              LoadShared<int>(words + 4 * C::kStep) >= end;
     };
@@ -267,7 +272,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
     float dx[GNOMON_SIZE(C::kColumns / 8, 32)][4] = {};
     float dy[GNOMON_SIZE(kKeys ? C::kColumns / 8 : 1, 32)][4] = {};
     float sum_w[2] = {};
-    // The excess in the weights of a row's token differences, which is subtracted from its top key.
+    // The excess in the summed weights of a row's token differences. It is subtracted from the
+    // weight of the row's top key.
     float excess_w[2] = {};
     int top_key[2] = {-1, -1};
     Scales<C> x_scales;
@@ -357,7 +363,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
           for (int m = 0; m < F::kRowScalars; ++m) top_own[r][m] = top.a[m];
         }
       }
-      // Sums of ds times the quantity in the name, and of weights times the same.
+      // by_*: sums of ds times the named quantity. mean_*: sums of weights times the same quantity.
       float sum_ds[2] = {};
       float by_f[2] = {}, mean_f[2] = {};
       float by_added[2] = {}, mean_added[2] = {};
@@ -513,7 +519,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         if constexpr (IsDistance<F>()) {
           AddDifferences<C, kKeys>(dx, dp, near, p, b, own_head, kKeys ? h : key_head, rows[0],
                                    start, first_column);
-          // Rounds to the precision of products.
+          // Rounds the weights as AddRows() does.
 #pragma unroll
           for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
@@ -583,9 +589,9 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
           }
           if (rows[r] >= own_count) continue;
           const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + rows[r];
-          // A row's ds add up to its dlse, except for the rounding of delta. The excess is
-          // distributed over the keys in proportion to their weights. Otherwise the rounding error
-          // of o would be multiplied by the mean of f and dominate sums over a row.
+          // A row's ds add up to its dlse, except for the rounding error of delta. This excess is
+          // distributed over the keys in proportion to their weights. Otherwise, the rounding error
+          // of o times the mean of f would dominate sums over a row.
           const bool sees = own_softmax[r].inverse != 0;
           const float d_lse = sees && p.d_lse != nullptr ? p.d_lse[row] : 0.0f;
           const float beyond = sees ? sum_ds[r] - d_lse : 0.0f;
@@ -616,8 +622,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
           if (C::kTemperature != 0 && p.d_temperature != nullptr) {
             p.d_temperature[row] = head.factor * d_factor + by_added[r] - beyond * mean_added[r];
           }
-          // This is for the pass over queries. The pass that accumulates sums for relative keys
-          // already reads it, as do blocks with other columns.
+          // The pass over queries reads this. The pass with kRelativeSums must not write it,
+          // because blocks for other columns read it as their delta.
           if (C::kRelativeSums == 0) p.balanced_delta[row] = own_softmax[r].delta + beyond;
         }
       }

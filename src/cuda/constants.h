@@ -9,7 +9,7 @@
 //   kValueDim     columns of v, likewise padded
 //   kWarps        warps per block, each of which owns 16 rows
 //   kStep         rows that a block loads at a time, a multiple of 16
-//   kStages       2: prefetches the next rows while these are processed; 1: does not
+//   kStages       2: prefetches the next rows while the current ones are processed; 1: does not
 //   kOwn          whether the block's own rows are in registers instead of shared memory
 //   kColumns      gradient columns that a block accumulates, a multiple of 16
 //   kAligned      whether the rows of all tensors are 16-byte aligned
@@ -60,7 +60,7 @@ constexpr int KeyWords(int column_scalars, bool distance, int key_bias, int segm
 }
 constexpr int QueryWords(int row_scalars, bool distance, int key_bias, int segments,
                          int temperature, int dropout) {
-  // Five words are the interval, the largest score, the inverse sum and delta.
+  // Five words are the ends of the key interval, the largest score, the inverse sum and delta.
   return 5 + row_scalars + (distance ? 1 : 0) + (key_bias == 2 ? 1 : 0) + segments + temperature +
          2 * dropout;
 }
@@ -70,7 +70,7 @@ struct SharedLayout {
   int own_x, own_y;      // the block's own rows
   int other_x, other_y;  // per stage, consecutive
   int words;             // likewise
-  int bias;              // likewise: the biases of a tile's diagonals
+  int bias;              // per stage: the biases of a tile's diagonals
   int scores;            // the requested number of arrays of pair values, kStep + 1 columns each
   int size;
 };

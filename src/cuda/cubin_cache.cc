@@ -75,7 +75,7 @@ class File {
   int descriptor_ = -1;
 };
 
-// Holds a lock across processes and threads, if the file system supports locks.
+// Holds a lock that excludes other processes and threads, if the file system supports locks.
 class FileLock {
  public:
   explicit FileLock(const std::string& path) : file_(path, O_RDWR | O_CREAT) {

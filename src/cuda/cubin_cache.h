@@ -26,10 +26,10 @@ class CubinCache {
   // folder cannot be written.
   explicit CubinCache(std::string folder, std::function<void(const std::string&)> warn = nullptr);
 
-  // Returns the binary for a key, which is hexadecimal. If it is missing or damaged, calls
-  // `compile`. Threads and processes that request the same key concurrently compile it only once,
-  // unless the folder cannot be written or locked. Exceptions from `compile` propagate, and the
-  // next call tries again.
+  // Returns the binary for a hexadecimal key. If it is not in the cache or is damaged there, calls
+  // `compile` to create it. Threads and processes that request the same key concurrently compile
+  // its kernel only once, unless the folder cannot be written or locked. Exceptions from `compile`
+  // propagate, and the next call tries again.
   Binary Get(const std::string& key, const std::function<std::string()>& compile);
 
  private:

@@ -69,7 +69,7 @@ CurrentContext::CurrentContext(const Driver& driver, int device) : driver_(drive
     // The context is never released, because PyTorch shares it until the process ends.
     driver.Check(driver.primary_context_retain(&context, wanted),
                  "retaining the context of " + name);
-    driver.Check(driver.context_push(context), "entering the context of " + name);
+    driver.Check(driver.context_push(context), "activating the context of " + name);
     pushed_ = true;
   }
   unsigned long long id = reinterpret_cast<uintptr_t>(context);

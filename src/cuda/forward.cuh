@@ -1,5 +1,5 @@
-// The forward pass. A block owns 16 queries of one head per warp, and iterates over the keys that
-// they see. A warp keeps its weights and sums in registers.
+// The forward pass. A block owns 16 queries per warp, all of one head, and iterates over the keys
+// that they attend to. A warp keeps its weights and sums in registers.
 #ifndef GNOMON_SRC_CUDA_FORWARD_CUH_
 #define GNOMON_SRC_CUDA_FORWARD_CUH_
 
@@ -22,8 +22,8 @@ GNOMON_DEVICE bool IsSpoiled(const unsigned char* row) {
   return SumOfWarp(spoiled) != 0;
 }
 
-// Removes non-finite values from a tile and adds them only to the rows that see them, because 0
-// times such a value is not 0. Bit 4 n + e of `hidden` tells whether the thread's pair [n][e] is
+// Removes non-finite values from a tile and adds them only to the rows that attend to them, because
+// 0 times such a value is not 0. Bit 4 n + e of `hidden` tells whether the thread's pair [n][e] is
 // hidden.
 template <class C, int kTiles, int kOutputs>
 GNOMON_DEVICE void AddSpoiled(unsigned char* values, const float (&weights)[kTiles][4],
@@ -74,7 +74,7 @@ GNOMON_DEVICE void AddSpoiled(unsigned char* values, const float (&weights)[kTil
   Barrier();
 }
 
-// Whether any of the keys has a non-finite value; the result is the same on all threads.
+// Whether any of keys [first, last) has a non-finite value; the result is the same on all threads.
 template <class C>
 GNOMON_DEVICE bool AnySpoiled(const Parameters& p, int b, int key_head, int first, int last) {
   const int groups = DivideUp(p.keys, 16);
@@ -251,14 +251,14 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
       const bool rises = most[r] > top[r];
       const float before = top[r];
       if (rises) top[r] = most[r];
-      // All scores so far are -inf (or NaN). Any finite shift gives weights of 0 (or NaN).
+      // If all scores so far are -inf (or NaN), any finite shift gives weights of 0 (or NaN).
       const float shift = top[r] == -Infinity() ? 0.0f : top[r];
 #pragma unroll
       for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) s[n][2 * r + c] = Exp2(s[n][2 * r + c] - shift);
       }
-      // In most tiles of a long row the maximum does not rise.
+      // Most tiles of a long row do not raise the maximum, and skip this rescaling.
       if (rises) {
         const float shrink = Exp2(before - shift);
         sum[r] *= shrink;
@@ -269,7 +269,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
           o[d][2 * r + 1] *= shrink;
         }
         top_key[r] = -1;
-        // This keeps the comparison inside the branch; otherwise the compiler would hoist it out.
+        // Fresh() keeps the comparisons inside the branch; otherwise the compiler would hoist them.
         const float one = FromBits(static_cast<uint32>(Fresh(0x3f800000)));
 #pragma unroll
         for (int n = 0; n < C::kStep / 8; ++n) {

@@ -100,7 +100,7 @@ std::string Nvrtc::version() const {
 std::string Nvrtc::TargetFor(int capability) const {
   const std::string name = std::to_string(capability / 10) + "." + std::to_string(capability % 10);
   if (capability < 80) {
-    throw CudaError("CUDA: the device has compute capability " + name + "; expected 8.0 or newer");
+    throw CudaError("CUDA: the device has compute capability " + name + "; expected 8.0 or higher");
   }
   int count = 0;
   supported_count_(&count);
@@ -145,7 +145,7 @@ class Nvrtc::Open {
 
   Handle get() const { return handle_; }
 
-  // Reads a string by a pair of NVRTC functions, which return its size and its content.
+  // Reads a string with a pair of NVRTC functions, which return its size and its content.
   std::string Read(int (*size_of)(Handle, size_t*), int (*get_into)(Handle, char*)) const {
     size_t bytes = 0;
     std::string read;

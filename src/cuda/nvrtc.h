@@ -1,5 +1,5 @@
-// NVRTC, the CUDA C++ compiler in PyTorch's CUDA wheels. As for the driver, gnomon builds and loads
-// without NVRTC's header and library.
+// NVRTC, the CUDA C++ compiler in PyTorch's CUDA wheels. As with the driver, gnomon builds and
+// loads without NVRTC's header and library.
 #ifndef GNOMON_SRC_CUDA_NVRTC_H_
 #define GNOMON_SRC_CUDA_NVRTC_H_
 
@@ -28,7 +28,7 @@ std::vector<std::string> NvrtcLibrariesIn(const std::string& folder);
 
 class Nvrtc {
  public:
-  // Loads the first library for which this succeeds; throws CudaError if there is none.
+  // Loads the first of the libraries that can be loaded; throws CudaError if none can.
   explicit Nvrtc(const std::vector<std::string>& libraries);
 
   // The version of NVRTC, such as "13.2".
@@ -37,17 +37,17 @@ class Nvrtc {
 
   // Returns the compilation target for a compute capability (90 for 9.0): "sm_90", or the closest
   // older target of the same family. If all targets of NVRTC are older, returns "compute_" and the
-  // newest one, and the driver compiles the PTX. Throws CudaError below 80.
+  // newest one; the driver then compiles the PTX. Throws CudaError if the capability is below 80.
   std::string TargetFor(int capability) const;
 
-  // Returns the cubin, or PTX for "compute_90", and stores compiler messages in `log`. Throws
-  // CudaError with the program's title and the compiler log.
+  // Returns the cubin, or PTX for a target such as "compute_90", and stores compiler messages in
+  // `log`. If compilation fails, throws CudaError with the program's title and the compiler log.
   std::string Compile(const Program& program, const std::string& target,
                       std::string* log = nullptr) const;
 
  private:
   using Handle = struct ProgramTag*;
-  // A program that is destroyed with the object.
+  // An NVRTC program that is destroyed with the object.
   class Open;
 
   static SharedLibrary Load(const std::vector<std::string>& libraries);

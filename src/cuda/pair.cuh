@@ -11,9 +11,9 @@ namespace gnomon::device {
 struct Query {
   float a[3];
   float norm;
-  float near;         // fraction of the norms below which a squared distance is near
+  float near;         // a squared distance below this fraction of the norms is near
   float factor;       // factor of f, including the temperature, in log2 units
-  float temperature;  // temperature of the added terms, likewise
+  float temperature;  // factor of the added terms, likewise
   float base;
   int low, high;  // the visible keys
   int segment;
@@ -118,7 +118,7 @@ GNOMON_DEVICE Key LoadKey(const Parameters& p, int b, int h, int j) {
   return k;
 }
 
-// Copies the words of keys [first, first + kStep) of a tile, 0 outside [low, high).
+// Copies the words of keys [first, first + kStep) of a tile, with 0 for keys outside [low, high).
 template <class F, class C>
 GNOMON_DEVICE void CopyKeys(unsigned char* to, const Parameters& p, int b, int h, int first,
                             int low, int high) {
@@ -240,8 +240,8 @@ struct Whether {
   static constexpr bool value = kIs;
 };
 
-// `g`: the pair's product or squared distance. `window`: the biases of the tile's diagonals, at
-// index `diagonal` for this pair. `kInside`: whether the pair is guaranteed to be within the
+// `g`: the pair's product or squared distance. `window`: the biases of the tile's diagonals; this
+// pair's bias has index `diagonal`. `kInside`: whether the pair is guaranteed to be within the
 // query's key interval.
 template <class F, class C, bool kInside>
 GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Query& q,
@@ -269,7 +269,7 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
   if (C::kKeyBias != 0) {
     s.seen = s.seen && k.bias != -Infinity();
     float bias = FiniteBias(k.bias);
-    // First add the terms that may cancel, because both are sums over many tokens.
+    // Subtracts the base first: both terms are sums over many tokens and may nearly cancel.
     if (C::kKeyBias == 2) bias = bias - q.base + k.bias_low;
     s.added += bias;
   }
@@ -299,17 +299,17 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
   return s;
 }
 
-// The row and column offsets of a thread's pair from its first pair in a tile. `place` is the
-// pair's bit in a word: 4 n + e for element e of tile n.
+// The row and column of one of a thread's pairs, relative to the thread's first pair in a tile.
+// `place` is the pair's bit in a word: 4 n + e for pair [n][e].
 GNOMON_DEVICE int RowOf(int place) { return place % 4 / 2 * 8; }
 GNOMON_DEVICE int ColumnOf(int place) { return place / 4 * 8 + place % 2; }
 
 // Converts a thread's products in a tile to squared distances. distance(n, e, product, is_near)
-// computes a distance from norms, and sets is_near if it has lost too many digits or norms
-// overflow. These distances are recomputed from differences if their pairs are visible. They are
-// rare, so a separate loop keeps the common case fast. The thread's pairs combine rows `own` and
-// own + 8 with rows other + 8 n and other + 8 n + 1. With `kKeys`, the block's own rows are keys.
-// Returns the pairs that were recomputed, as bits 4 n + e.
+// computes a squared distance from the norms and the product, and sets is_near if cancellation
+// loses too many digits or the norms overflow. Such distances are recomputed from token differences
+// if their pairs are visible. They are rare, so a separate loop keeps the common case fast. The
+// thread's pairs combine rows `own` and own + 8 with rows other + 8 n and other + 8 n + 1. With
+// `kKeys`, the block's own rows are keys. Returns the pairs that were recomputed, as bits 4 n + e.
 template <class C, bool kKeys, int kTiles, class Distance>
 GNOMON_DEVICE uint32 ToDistances(float (&s)[kTiles][4], const Parameters& p, const HeadTerms& head,
                                  int own, int other, const Distance& distance) {

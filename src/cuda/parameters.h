@@ -30,14 +30,16 @@ struct LayoutParameters {
   int step[kMostAxes];
 };
 
-// One matrix per head, with strides in elements. Elements have the call's type or are fp32.
+// One matrix per head, with strides in elements. Elements have the call's type if `element` is 1,
+// and are fp32 if it is 0.
 struct Matrix {
   const void* data;
   Int64 batch, head, row, column;
   int element;
 };
 
-// For each head of a launch, computes to = factor left right: (rows, depth) times (depth, columns).
+// For each head of a launch, computes to = factor * left * right, where left is (rows, depth) and
+// right is (depth, columns).
 struct Product {
   Matrix left, right;
   int rows, columns, depth;
@@ -45,7 +47,7 @@ struct Product {
   float* to;      // (heads of the launch, rows, columns), contiguous; not stored if null
   int adds;       // whether to add to the existing content
   Array rounded;  // the result in the call's element type; not stored if null
-  int skips;      // whether a 0 of `left` means that no pair has read the entry
+  int skips;      // whether zeros of `left`, whose entries no pair has read, are skipped
 };
 
 // The parameters of all kernels, in one struct. Arrays are contiguous unless they have type Array.
@@ -73,7 +75,7 @@ struct Parameters {
   const int* key_segments;     // (B, Lk)
 
   // Relative keys and values. Tables (rows, relative_size) have one row per query of a launch; the
-  // first row belongs to query relative_row of (B, H, Lq).
+  // first row belongs to the query with index relative_row in (B, H, Lq).
   LayoutParameters relative_layout;
   int relative_size;
   Int64 relative_row;
@@ -85,7 +87,7 @@ struct Parameters {
   Int64 relative_values_stride;  // between heads
   Product product;               // relative.cuh
 
-  // The mask's key interval, and the results of rows.cuh.
+  // The mask's parameters for key intervals, and the intervals that rows.cuh computes from them.
   Int64 left, right, chunk_size, chunks_before, chunks_after, query_offset;
   const Int64* query_offsets;
   const Int64* key_starts;
@@ -110,7 +112,7 @@ struct Parameters {
   float* exact_o;     // (B, H, Lq, Dv)
   float* lse;         // (B, H, Lq)
   float* statistics;  // (3, B, H, Lq)
-  int parts;          // number of parts of the keys, to be merged
+  int parts;          // number of parts of the keys; their results are merged
   int tiles_in_part;
   float* partial;        // (parts, B, H, Lq, Dv): sums of weights times values
   float* partial_terms;  // (3, parts, B, H, Lq): like statistics
@@ -135,8 +137,8 @@ struct Parameters {
   int first_head;  // first of the launch's B x H or B x Hkv heads; then every head_step-th
   int head_step;
 
-  // Sums in a fixed order: to[n] = sum over m < count of from[m * stride + n], for n < size. Block
-  // y of the grid uses from + y * from_step and to + y * to_step.
+  // Sums in a fixed order: to[n] = sum over k < outer and m < count of from[k * outer_stride + m *
+  // stride + n], for n < size. Block y of the grid uses from + y * from_step and to + y * to_step.
   const float* sum_from;
   float* sum_to;
   Int64 sum_size, sum_count, sum_outer;

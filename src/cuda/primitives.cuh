@@ -1,5 +1,6 @@
-// The GPU primitives that the kernels use. The tests' emulator implements the same functions and
-// detects races between the threads of a block: all accesses to shared memory go through them.
+// The GPU primitives that the kernels use. The emulator used in tests implements the same
+// functions. All accesses to shared memory go through them, so the emulator detects races between
+// the threads of a block.
 //
 // A warp multiplies tiles of 16 x 8 numbers. One product is 32 bytes deep: 16 numbers in bf16 or
 // fp16, or 8 in fp32. fp32 numbers are split into high and low tf32 parts, and three products are
@@ -15,7 +16,7 @@
 #ifndef GNOMON_CUDA_EMULATION
 
 #define GNOMON_DEVICE __device__ __forceinline__
-// The array size for a kernel's constants; `most` bounds it for any constants.
+// An array size that depends on a kernel's constants; `most` is its upper bound over all kernels.
 #define GNOMON_SIZE(size, most) (size)
 
 extern __shared__ __align__(16) unsigned char gnomon_shared_memory[];
@@ -49,8 +50,8 @@ GNOMON_DEVICE void StoreShared(void* to, T value) {
   *static_cast<T*>(to) = value;
 }
 
-// Copies the first `bytes` of 16 bytes (or all or none of 4 bytes) and clears the rest. The thread
-// can read the data after waiting for its group; other threads also need a barrier.
+// Copies the first `bytes` of 16 bytes (or all or none of 4 bytes) and clears the rest. The calling
+// thread can read the data after waiting for its group; other threads also need a barrier.
 GNOMON_DEVICE void CopyAsync16(void* to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(Address(to)), "l"(from),
                "r"(bytes)
@@ -62,7 +63,7 @@ GNOMON_DEVICE void CopyAsync4(void* to, const void* from, bool inside) {
                : "memory");
 }
 GNOMON_DEVICE void CopyCommit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-// Waits for all groups except the last n.
+// Waits for all groups of copies except the last n.
 template <int n>
 GNOMON_DEVICE void CopyWait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(n) : "memory");
@@ -76,8 +77,8 @@ GNOMON_DEVICE int Fresh(int a) {
   return a;
 }
 
-// Loads four matrices of 8 rows of 16 bytes. Lanes 8 n ... 8 n + 7 point to the rows of matrix n,
-// at `offset` bytes from `row`; constant parts of an offset become immediates.
+// Loads four matrices, each with 8 rows of 16 bytes. Lanes 8 n ... 8 n + 7 point to the rows of
+// matrix n, at `offset` bytes from `row`; constant parts of an offset become immediates.
 template <bool kTranspose>
 GNOMON_DEVICE void LoadMatrices(uint32 (&r)[4], const void* row, int offset) {
   if constexpr (kTranspose) {
@@ -154,7 +155,7 @@ GNOMON_DEVICE float Log2(float a) { return log2f(a); }
 GNOMON_DEVICE float Larger(float a, float b) { return fmaxf(a, b); }
 GNOMON_DEVICE float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
-// The vocabulary of the definitions.
+// The vocabulary of the definitions (src/definitions/README.md).
 GNOMON_DEVICE float Splat(float, float value) { return value; }
 GNOMON_DEVICE float Tiny(float) { return 1e-30f; }
 GNOMON_DEVICE float Max(float a, float b) {
@@ -168,7 +169,7 @@ GNOMON_DEVICE float Min(float a, float b) {
   return r;
 }
 GNOMON_DEVICE float Abs(float a) { return fabsf(a); }
-// For arguments below 2^-126, the result is Sqrt(0).
+// Treats arguments below 2^-126 as 0.
 GNOMON_DEVICE float Sqrt(float a) {
   float r;
   asm("sqrt.approx.ftz.f32 %0, %1;\n" : "=f"(r) : "f"(a));
@@ -233,10 +234,10 @@ GNOMON_DEVICE void Split(Operand& a) {
   for (int n = 0; n < 4; ++n) Split(a.high[n], a.low[n]);
 }
 
-// Computes c += a b for the left half of b (two columns of tiles), and adds the right half to c2.
-// With `kSwapped`, a and b exchange roles; the sums are bitwise the same. Tensor cores truncate
-// sums instead of rounding them, and the error would accumulate over many tiles. In fp32 they
-// therefore sum only one product at a time.
+// Computes c += a b for one half of b: its left (0) or right (1) 8 columns. With `kSwapped`, a and
+// b have exchanged roles, and the sums are bitwise the same as without it. Tensor cores truncate
+// sums instead of rounding them, and the error would accumulate over many tiles. In fp32, each
+// product is therefore summed separately and then added to c.
 template <class C, bool kSwapped>
 GNOMON_DEVICE void MultiplyAdd(float (&c)[4], const Operand& a, const Operand& b, int half) {
   const int n = 2 * half;
@@ -280,7 +281,7 @@ GNOMON_DEVICE void LoadRight(Operand& b, const unsigned char* tile, int row_byte
   Split<C>(b);
 }
 // Loads rows from k Depth() on of a tile as rows of the right operand, 16 columns from `column` on.
-// In fp32, the rows are in the order of ToLeft.
+// In fp32, the rows are in the same order as the columns in ToLeft().
 template <class C>
 GNOMON_DEVICE void LoadRightRows(Operand& b, const unsigned char* tile, int row_bytes, int k,
                                  int column) {
@@ -297,7 +298,7 @@ GNOMON_DEVICE void LoadRightRows(Operand& b, const unsigned char* tile, int row_
   }
   Split<C>(b);
 }
-// Converts columns of sums, from k Depth() on, to the left operand.
+// Converts columns of sums, from column k Depth() on, to a left operand.
 template <class C, int kTiles>
 GNOMON_DEVICE void ToLeft(Operand& a, const float (&c)[kTiles][4], int k) {
   if (C::kType != 0) {
@@ -314,7 +315,7 @@ GNOMON_DEVICE void ToLeft(Operand& a, const float (&c)[kTiles][4], int k) {
   Split<C>(a);
 }
 
-// Rounds a number to the precision of products.
+// Rounds a number to the precision of a product's operands.
 template <class C>
 GNOMON_DEVICE float Round(float a) {
   if (C::kType == 0) return a;
@@ -330,7 +331,7 @@ GNOMON_DEVICE float LoadElement(const void* from, Int64 at) {
   if (C::kType == 0) return static_cast<const float*>(from)[at];
   return Widen<C>(static_cast<const uint16*>(from)[at]);
 }
-// Reads elements `at` and at + 1, of which `count` (0, 1 or 2) exist.
+// Stores elements `at` and at + 1, or only the first `count` of them.
 template <class C>
 GNOMON_DEVICE void StorePair(void* to, Int64 at, float low, float high, int count) {
   if (count <= 0) return;

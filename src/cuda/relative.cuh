@@ -1,7 +1,7 @@
-// Relative keys and values, which pairs read from a table of rows. Each query has tables of numbers
-// with one entry per row, such as its products with relative keys or the sums of its weights. The
-// passes access these tables through the layout; the functions in this file multiply them by the
-// rows.
+// Relative keys and values: the rows of a table that query-key pairs read through a layout. Each
+// query has tables with one number per row, such as its products with the relative keys or the sums
+// of its attention weights. Multiply() multiplies these tables by the rows; the other functions
+// clear, scale and update them.
 #ifndef GNOMON_SRC_CUDA_RELATIVE_CUH_
 #define GNOMON_SRC_CUDA_RELATIVE_CUH_
 
@@ -18,8 +18,8 @@ GNOMON_DEVICE float LoadNumber(const Matrix& m, Int64 head, int row, int column)
   return m.element != 0 ? LoadElement<C>(m.data, at) : static_cast<const float*>(m.data)[at];
 }
 
-// Computes to = factor left right for each head. A block computes 16 rows, with one column per
-// thread.
+// Computes the matrix product to = factor * left * right for each head. Each block computes 16
+// rows, with one column per thread.
 template <class C>
 GNOMON_DEVICE void Multiply(const Parameters& p) {
   constexpr int kRows = 16;
@@ -51,7 +51,7 @@ GNOMON_DEVICE void Multiply(const Parameters& p) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           const float number = LoadShared<float>(memory + 4 * (r * kDepth + k));
-          // Entries that no pair has read contribute 0, even if the row is not finite.
+          // An entry that no pair has read contributes 0, even if its row is not finite.
           if (product.skips == 0 || number != 0) sum[r] = Fma(number, factor, sum[r]);
         }
       }
@@ -77,8 +77,7 @@ GNOMON_DEVICE void Multiply(const Parameters& p) {
   }
 }
 
-// The following functions access the tables of a warp's 16 queries. No other warp accesses their
-// rows.
+// The following functions access the tables of a warp's 16 queries, which no other warp accesses.
 
 template <class C>
 GNOMON_DEVICE Int64 RelativeEntryOf(const Parameters& p, int b, int h, int i) {
@@ -94,7 +93,7 @@ GNOMON_DEVICE void ClearTables(const Parameters& p, float* tables, int b, int h,
   }
 }
 
-// Multiplies the tables of rows lane / 4 and lane / 4 + 8 by by[0] and by[1].
+// Scales the tables. by[0] and by[1] are the factors for rows lane / 4 and lane / 4 + 8.
 template <class C>
 GNOMON_DEVICE void ScaleTables(const Parameters& p, float* tables, int b, int h, int first,
                                const float (&by)[2]) {
@@ -106,7 +105,7 @@ GNOMON_DEVICE void ScaleTables(const Parameters& p, float* tables, int b, int h,
   }
 }
 
-// Adds a tile's numbers to the tables. In shared memory, they are in rows of kStep + 1.
+// Adds a tile's numbers, which shared memory holds in rows of kStep + 1, to the tables.
 template <class C>
 GNOMON_DEVICE void AddToTables(const Parameters& p, float* tables, const unsigned char* numbers,
                                int b, int h, int first, int first_key) {

@@ -1,4 +1,4 @@
-// Kernels that compute numbers per row: key intervals, norms, dropout hashes and deltas.
+// Kernels that compute per-row data: key intervals, norms, dropout hashes and deltas.
 #ifndef GNOMON_SRC_CUDA_ROWS_CUH_
 #define GNOMON_SRC_CUDA_ROWS_CUH_
 
@@ -22,7 +22,8 @@ GNOMON_DEVICE uint64 Mix(uint64 x) {
   return x ^ (x >> 31);
 }
 
-// Computes the interval of keys that query i of a batch sees (base/visible_keys.h), within [0, Lk).
+// Computes the interval of keys, within [0, Lk), that query i of batch element b attends to
+// (base/visible_keys.h).
 GNOMON_DEVICE void SetInterval(const Parameters& p, int b, int i) {
   constexpr Int64 kFar = Int64{1} << 61;
   const Int64 keys = p.keys;
@@ -85,7 +86,7 @@ GNOMON_DEVICE bool HoldsNoNumber(const Head& head, int first, int count, int col
   float found = 0;
   if (C::kAligned != 0 && columns * Bytes<C>() % 4 == 0) {
     const int words = columns * Bytes<C>() / 4;
-    // Numbers are non-finite if all exponent bits are set.
+    // A number is non-finite if all of its exponent bits are set.
     const uint32 exponent = C::kType == 2 ? 0x7c00u : 0x7f80u;
 #pragma unroll 4
     for (int r = 0; r < count; ++r) {
@@ -133,11 +134,11 @@ GNOMON_DEVICE void PrepareKeys(const Parameters& p) {
   if (lane == 0) p.spoiled[index] = spoiled ? 1 : 0;
 }
 
-// Computes each row's softmax for the backward pass, and delta_i = sum_j p_ij dP_ij - dlse_i, which
-// equals dO_i . o_i - dlse_i. If one key dominates, dP_ij - delta_i cancels for it, and the
-// rounding errors must cancel as well. Delta is then computed as that key's dP, exactly as in the
-// tiles, plus a correction for the difference between o_i and the key's value. Each block is one
-// warp with 16 rows.
+// Computes each row's softmax statistics for the backward pass, and
+// delta_i = sum_j p_ij dP_ij - dlse_i, which equals dO_i . o_i - dlse_i. If one key dominates, its
+// dP_ij - delta_i nearly cancels, and the rounding errors must cancel as well. Delta is therefore
+// computed as that key's dP, exactly as in the tiles, plus a correction for the difference between
+// o_i and the key's value. Each block is a single warp, which processes 16 rows.
 template <class C>
 GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
   const int row_bytes = cuda::RowBytes(C::kType, C::kValueDim);
@@ -155,12 +156,11 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
   const Head o = HeadOf<C>(p.o, b, h);
   const Head v = HeadOf<C>(p.v, b, h / p.group);
   CopyRows<C>(d_o_tile, d_o, begin, 16, 0, p.queries, p.value_dim, C::kValueDim);
-  // Row r of the other tile is the value of the key with row r's largest score.
+  // Row r of value_tile is the value of the key with the largest score in row r.
   for (int r = 0; r < 16; ++r) {
     const float top = begin + r < p.queries ? p.statistics[2 * rows + first + r] : -1.0f;
     const int key = static_cast<int>(top);
     const Head row = {v.data, v.stride};
-    // The row is copied as a tile with one row.
     CopyRows<C>(value_tile + r * row_bytes, row, key, 1, 0, p.keys, p.value_dim, C::kValueDim);
   }
   CopyCommit();
@@ -176,8 +176,8 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     MultiplyAdd<C, false>(product[0], left, right, 0);
     MultiplyAdd<C, false>(product[1], left, right, 1);
   }
-  // Multiplies row r by row r of the other tile. Rows below 8 are in the first half of the first
-  // tile; the others are in the second half of the last tile.
+  // Reads row r of d_o_tile times row r of value_tile, a diagonal element of the product: for r < 8
+  // it is in the first half of product[0], otherwise in the second half of product[1].
   for (int r = 0; r < 16; ++r) {
     const int column = r % 8;
     const float mine = r < 8 ? (column % 2 == 0 ? product[0][0] : product[0][1])
@@ -188,7 +188,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     const Int64 row = first + r;
     const float sum = p.statistics[rows + row];
     const float top = p.statistics[2 * rows + row];
-    // The key that outweighs all other keys, if there is one.
+    // The dropout factor of the key that outweighs all other keys; 0 if there is no such key.
     float kept = top >= 0 && sum < 2.0f ? 1.0f : 0.0f;
     if (C::kDropout != 0 && kept != 0) {
       Query q{};
@@ -196,7 +196,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
       q.drop_second = p.drop[rows + row];
       kept = Kept<C>(p, q, static_cast<int>(top));
     }
-    // The relative value of the key with the largest score.
+    // Adds the product with the key's relative value.
     const int key = static_cast<int>(top);
     const Int64 position = C::kRelativeValues != 0 ? QueryOffset(p, b) + i : 0;
     if (C::kRelativeValues != 0 && kept != 0) {
@@ -240,7 +240,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
 }
 
 // Computes to[n] = sum over outer and m of from[outer * outer_stride + m * stride + n], in this
-// order, with one thread per n of each y.
+// order, with one thread for each n and BlockY().
 template <class C>
 GNOMON_DEVICE void AddUp(const Parameters& p) {
   const Int64 n = static_cast<Int64>(BlockX()) * 32 * C::kWarps + Thread();
@@ -255,8 +255,8 @@ GNOMON_DEVICE void AddUp(const Parameters& p) {
   p.sum_to[BlockY() * p.sum_to_step + n] = sum;
 }
 
-// Computes the same sum for n = 0 only, with all threads of a block and in double precision. Thread
-// t adds every 256th number, starting at t.
+// Computes the same sum for n = 0 only, in double precision and with all threads of a block. Each
+// thread adds up every `threads`-th number, beginning with its own index.
 template <class C>
 GNOMON_DEVICE void AddUpAll(const Parameters& p) {
   const int threads = 32 * C::kWarps;

@@ -51,7 +51,7 @@ RuntimeOptions OptionsOfEnvironment(const std::vector<std::string>& nvrtc_folder
     for (const std::string& folder : folders) {
       for (std::string& library : NvrtcLibrariesIn(folder)) options.nvrtc.push_back(library);
     }
-    // These names use the loader's search path.
+    // The loader looks these names up in its search path.
     for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}) {
       options.nvrtc.emplace_back(name);
     }
@@ -146,7 +146,7 @@ void Runtime::Launch(int device, void* stream, const KernelName& name, const Lau
   if (y > kMostBlocks || z > kMostBlocks || x > 0x7fffffffu) {
     throw CudaError("CUDA: " + Text(name) + " has a grid of " + std::to_string(x) + " x " +
                     std::to_string(y) + " x " + std::to_string(z) +
-                    " blocks; expected at most 2^31 - 1 x 65535 x 65535");
+                    " blocks; expected at most (2^31 - 1) x 65535 x 65535");
   }
   const Driver& d = driver();
   const CurrentContext context(d, device);

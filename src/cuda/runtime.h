@@ -32,8 +32,8 @@ struct RuntimeOptions {
 };
 
 // Returns the default options. The driver is $GNOMON_CUDA_DRIVER or libcuda.so.1. NVRTC is
-// $GNOMON_NVRTC, one in the folders, or the system's. The cache is DefaultCacheFolder(). `program`
-// is left empty.
+// $GNOMON_NVRTC or, if this is not set, a library in the folders or in the loader's search path.
+// The cache is DefaultCacheFolder(). `program` is left empty.
 RuntimeOptions OptionsOfEnvironment(const std::vector<std::string>& nvrtc_folders);
 
 // All member functions are thread-safe.

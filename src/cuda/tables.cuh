@@ -59,13 +59,14 @@ GNOMON_DEVICE float SumOfEntries(const LayoutParameters& layout, const float* ta
   return sum;
 }
 
-// For each of `count` keys, adds a number from shared memory, `step` bytes apart, to the entries
-// that the query at `position` reads. One warp executes this. If several lanes have the same entry,
-// the first of them adds the numbers of all.
+// For each of `count` keys, adds a number to the entries that the query at `position` reads for
+// that key. The numbers are in shared memory, `step` bytes apart. All lanes of a warp must call
+// this function. If several lanes have the same entry, the first of them adds all their numbers.
 GNOMON_DEVICE void AddToEntries(const LayoutParameters& layout, const unsigned char* numbers,
                                 int step, int count, int first_key, Int64 position, float* to) {
   const int lane = Thread() % 32;
-  // Two keys may share an entry if offsets are clipped, or along one axis of a grid.
+  // Two keys may share an entry if offsets are clipped, or if entries belong to single axes of a
+  // grid.
   const bool meet =
       layout.sums != 0 || (layout.kind == LayoutParameters::kByOffset && layout.clips != 0);
   for (int r = lane; r < count + lane; r += 32) {

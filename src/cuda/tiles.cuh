@@ -7,8 +7,9 @@
 
 namespace gnomon::device {
 
-// Waits for the tile at `start`, and calls copy(first row, stage) to load the next one if it starts
-// before `last`. With two stages, the first tile must already have been requested.
+// Waits for the tile at `start`. copy(first row, stage) requests a tile. With one stage, this tile
+// is requested first. With two stages, it must already have been requested, and the next tile is
+// requested if it starts before `last`.
 template <class C, class Copy>
 GNOMON_DEVICE void WaitForTile(const Copy& copy, int start, int last, int stage) {
   if (C::kStages == 2) {
@@ -25,7 +26,7 @@ GNOMON_DEVICE void WaitForTile(const Copy& copy, int start, int last, int stage)
   Barrier();
 }
 
-// Adds products of the warp's own 16 rows with the rows of a tile, over `columns` columns, to s.
+// Adds to s the products of the warp's own 16 rows with the rows of a tile, over `columns` columns.
 // The warp's own rows are in registers or at `own_tile`.
 template <class C, bool kSwapped, int kTiles, int kOwned>
 GNOMON_DEVICE void MultiplyRows(float (&s)[kTiles][4], const Operand (&own)[kOwned],
@@ -33,9 +34,9 @@ GNOMON_DEVICE void MultiplyRows(float (&s)[kTiles][4], const Operand (&own)[kOwn
                                 int columns) {
   const int row_bytes = cuda::RowBytes(C::kType, columns);
   const int warp = Thread() / 32;
-  // Operands in registers require full unrolling. For operands in shared memory, it would load all
-  // of them at once and exhaust the registers.
-// In the emulation, kOwn is not a constant.
+  // Operands in registers require full unrolling. With operands in shared memory, full unrolling
+  // would load all of them at once and exhaust the registers. The emulation omits the pragma,
+  // because kOwn is not a constant there.
 #ifndef GNOMON_CUDA_EMULATION
 #pragma unroll(C::kOwn != 0 ? 32 : 4)
 #endif
@@ -52,8 +53,8 @@ GNOMON_DEVICE void MultiplyRows(float (&s)[kTiles][4], const Operand (&own)[kOwn
   }
 }
 
-// Adds weights times `count` columns of a tile's rows to out, from column `first` on, limited to
-// `columns`.
+// Adds weighted sums of a tile's rows to out, for `count` columns beginning with `first`; columns
+// at or beyond `columns` are skipped.
 template <class C, int kOutputs, int kTiles>
 GNOMON_DEVICE void AddRows(float (&out)[kOutputs][4], const float (&weights)[kTiles][4],
                            const unsigned char* tile, int columns, int first, int count) {
@@ -73,14 +74,14 @@ GNOMON_DEVICE void AddRows(float (&out)[kOutputs][4], const float (&weights)[kTi
   }
 }
 
-// Scales for the weights of two of a thread's rows in fp16 products, because fp16 underflows below
+// Scales for the weights of a thread's two rows in fp16 products, because fp16 underflows below
 // 6e-8 and overflows above 65504. Scales are powers of two that keep a row's running maximum below
-// 2^15 and, if it is above 2^-86, at or above 2^14. For other types they are 1.
+// 2^15 and, if it is above 2^-86, at or above 2^14. For other types, the scales are 1.
 template <class C>
 class Scales {
  public:
-  // Scales a tile's weights. Sums of earlier tiles must be multiplied by `shrink`; returns whether
-  // this factor differs from 1.
+  // Scales a tile's weights. The caller must multiply the sums of earlier tiles by `shrink`;
+  // returns whether either factor differs from 1.
   template <int kTiles>
   GNOMON_DEVICE bool Apply(float (&weights)[kTiles][4], float (&shrink)[2]) {
     bool shrinks = false;

@@ -1,5 +1,6 @@
-// Additive attention of graph networks (Velickovic et al. 2018, eq. 3): f = LeakyReLU_t(a + b).
-// c = 1. Scalars: score a of the query, score b of the key, slope t of the head.
+// Additive attention (graph attention networks, Velickovic et al. 2018, eq. 3):
+// f = LeakyReLU_t(a + b), c = 1. Scalars: the score a of the query, the score b of the key, and the
+// slope t of the head.
 struct Additive {
   static constexpr int kRowScalars = 1;
   static constexpr int kColumnScalars = 1;
@@ -24,7 +25,7 @@ struct Additive {
     d.t[0] = Min(zero, z);
   }
 
-  // In a + b, f is either monotone, or decreases to 0 and then increases.
+  // As a function of a + b, f is monotone, or decreases to 0 and then increases.
   template <class R, class V>
   static R Bounds(R g, const V* a, const R* b, const V* t) {
     const V zero = Splat(g.least, 0.0f);

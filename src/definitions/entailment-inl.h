@@ -56,7 +56,7 @@ struct Entailment {
     d.b[0] = by_q;
   }
 
-  // Xi is an angle.
+  // Xi is an angle from 0 to pi.
   template <class R, class V>
   static R Bounds(R g, const V* a, const R* /*b*/, const V* /*t*/) {
     const V zero = Splat(g.least, 0.0f);

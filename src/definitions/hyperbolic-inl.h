@@ -1,12 +1,12 @@
 // Hyperbolic distance: f = arcosh(1 + t) = log(1 + t + sqrt(t (t + 2))), c = -beta, with
 //   t = (u - v)^2 / (2 u v) + |x - y|^2 p q / 2.
-// All terms are nonnegative, so the distance of nearby points is accurate. Computed from the
-// Minkowski product, it would not be. The model of hyperbolic space determines u, v, p and q:
-//   half-space: u, v are the heights, x, y the positions, p = 1/u, q = 1/v
+// All terms are nonnegative, so distances between nearby points are accurate. The Minkowski product
+// would not give accurate distances. The model of hyperbolic space determines u, v, p and q:
+//   half-space: heights u and v, positions x and y, p = 1/u, q = 1/v
 //     (Ratcliffe 2006, Foundations of Hyperbolic Manifolds, theorem 4.6.1);
-//   ball: u = v = 1, x and y the points, p = 2 / (1 - |x|^2), q likewise (theorem 4.5.1);
+//   ball: u = v = 1, points x and y, p = 2 / (1 - |x|^2), q likewise (theorem 4.5.1);
 //   polar coordinates, at distance rho from the origin in direction x: u = e^rho, p = sinh rho,
-//     by cosh f = cosh(rho - rho') + sinh rho sinh rho' (1 - x.y).
+//     because cosh f = cosh(rho - rho') + sinh rho sinh rho' (1 - x.y).
 // Scalars: (u - u0, 1 / (u sqrt 2), p / sqrt 2) of the query, the same for the key, where u0 is any
 // constant that keeps differences of u accurate.
 struct Hyperbolic {
@@ -46,13 +46,13 @@ struct Hyperbolic {
     d.b[2] = slope * g * a[2];
   }
 
-  // The bounds hold for scalars of points, of which only the first may be negative.
+  // The bounds hold for the scalars of points: only the first scalar may be negative.
   template <class R, class V>
   static R Bounds(R g, const V* a, const R* b, const V* /*t*/) {
     const V zero = Splat(g.least, 0.0f);
     const V low = a[0] - b[0].most;
     const V high = a[0] - b[0].least;
-    // The distance depends only on t; Value is evaluated at differences of 1 and -1, where t = g.
+    // The distance depends only on t; Value is evaluated at the scalars (0, 0, 1), where t = g.
     const V one = Splat(zero, 1.0f);
     const V unit[3] = {zero, zero, one};
     const V near = Max(zero, Max(low, zero - high));

@@ -4,8 +4,8 @@
 //   f = c (e^rho - e^rho')^2 / (e^rho e^rho') + |x| |y| |u - u'|^2,
 // which is a sum of nonnegative terms. Far from the axis, the two squares above almost cancel, but
 // this sum is accurate for points at different distances from the axis. c = -scale. Scalars:
-// (sqrt(c) (e^rho - 1), e^-rho, |x|) of the query, the same for the key; x and y are the
-// directions.
+// (sqrt(c) (e^rho - 1), e^-rho, |x|) of the query, the same for the key. The tokens are the
+// directions u and u'.
 struct Lorentz {
   static constexpr int kRowScalars = 3;
   static constexpr int kColumnScalars = 3;
@@ -35,7 +35,7 @@ struct Lorentz {
     d.b[2] = g * a[2];
   }
 
-  // Neither e^-rho nor |x| is negative.
+  // The bounds hold because neither e^-rho nor |x| is negative.
   template <class R, class V>
   static R Bounds(R g, const V* a, const R* b, const V* /*t*/) {
     const V zero = Splat(a[0], 0.0f);

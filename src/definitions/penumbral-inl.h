@@ -1,4 +1,4 @@
-// Penumbral cones (Tseng et al. 2023, eq. 23), tokens scaled so that r = 1. With heights u, v,
+// Penumbral cones (Tseng et al. 2023, eq. 23), with tokens scaled so that r = 1. For heights u, v,
 // alpha = 1 - sqrt(1 - u^2), beta = 1 - sqrt(1 - v^2), D = |X_i - X_j| and
 // B = alpha + beta + max(|alpha - beta|, D):
 //   4 h^2 = B (4 - B)                                      if B <= 2 (a common cone exists)
@@ -17,7 +17,7 @@ V PenumbralSquared(V g, const V* a, const V* b) {
   return Select(reach <= Splat(g, 2.0f), inside, outside);
 }
 
-// Half the derivative of 4 h^2, times a factor.
+// Computes half the derivatives of 4 h^2, times `factor`.
 template <class V, class D>
 void PenumbralSlopes(V g, const V* a, const V* b, V factor, D& d) {
   const V zero = Splat(g, 0.0f);
@@ -32,7 +32,7 @@ void PenumbralSlopes(V g, const V* a, const V* b, V factor, D& d) {
   const V reach = a[0] + b[0] + square * inverse;
   const V e = (a[1] - b[1]) * inverse;
   const auto common = reach <= two;
-  // The derivative of the maximum with respect to the distance. At a distance of 0, it is 0.
+  // The derivative of the maximum with respect to D, then the same divided by D (0 if D = 0).
   const V share = Select(g > tie, one, Select(g < tie, zero, half));
   const V by_distance = Select(g > tiny, share * inverse, zero);
   // Inside: d(4h^2)/dB = 4 - 2B. Outside: derivatives with respect to D^2 and the squared heights.
@@ -40,7 +40,7 @@ void PenumbralSlopes(V g, const V* a, const V* b, V factor, D& d) {
   const V outside = Select(common, zero, factor);
   const V w = Select(common, zero, e * inverse);
   const V rest = one - share;
-  // This is exactly `rest` or its negative, so that an ancestor's alpha cancels in B.
+  // `turn` is exactly `rest` or its negative, so that an ancestor's alpha cancels in B.
   const V turn =
       Select(difference > zero, rest, Select(difference < zero, zero - rest, difference));
   d.g = half * (slope * by_distance + outside * (one - w * w));

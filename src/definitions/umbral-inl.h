@@ -9,7 +9,7 @@ V UmbralMaximum(V g, V difference) {
   return Max(Abs(difference), Sqrt(g));
 }
 
-// The derivatives of M with respect to g = D^2 and u - v. A tie is split evenly.
+// The derivatives of M with respect to g = D^2 and u - v. At a tie, each side gets half.
 template <class V>
 void UmbralSlopes(V g, V difference, V& by_g, V& by_difference) {
   const V zero = Splat(g, 0.0f);
@@ -21,14 +21,14 @@ void UmbralSlopes(V g, V difference, V& by_g, V& by_difference) {
   // The derivative of the maximum with respect to the distance: 1, 0, or 1/2 at a tie.
   const V share = Select(g > square, one, Select(g < square, zero, half));
   by_g = half * share * inverse;
-  // This is exactly `rest` or its negative, so that an ancestor's height cancels in u + v + M.
+  // by_difference is exactly `rest` or its negative, so an ancestor's height cancels in u + v + M.
   const V rest = one - share;
   by_difference =
       Select(difference > zero, rest, Select(difference < zero, zero - rest, difference));
 }
 
-// Similarity -gamma h = gamma/2 (f - 2u): f = (u - v) - M, c = gamma / 2, row constant -2u dropped.
-// Scalars: the heights u and v.
+// Similarity -gamma h = gamma/2 (f - 2u): f = (u - v) - M, c = gamma / 2, without the row constant
+// -2u. Scalars: the heights u and v.
 struct Umbral {
   static constexpr int kRowScalars = 1;
   static constexpr int kColumnScalars = 1;
@@ -63,8 +63,8 @@ struct Umbral {
   }
 };
 
-// Similarity -gamma log h: f = log(u + v + M) = log 2h, c = -gamma. Heights below 5e-16 are raised
-// to this value. Scalars: the heights u and v.
+// Similarity -gamma log h: f = log(u + v + M) = log 2h, c = -gamma. If h is below 5e-16, it is
+// raised to this value. Scalars: the heights u and v.
 struct UmbralLog {
   static constexpr int kRowScalars = 1;
   static constexpr int kColumnScalars = 1;
@@ -92,8 +92,8 @@ struct UmbralLog {
     d.b[0] = (one - by_difference) * inverse;
   }
 
-  // The sum increases with g. It also increases with v, because M decreases by at most the increase
-  // of v.
+  // The sum increases with g. It also increases with v, because M decreases by at most as much as v
+  // increases.
   template <class R, class V>
   static R Bounds(R g, const V* a, const R* b, const V* t) {
     return {Value(g.least, a, &b[0].least, t), Value(g.most, a, &b[0].most, t)};

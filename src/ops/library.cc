@@ -96,7 +96,7 @@ std::optional<int64_t> AxisOfCall(const std::string& argument, const std::string
   const auto* field = std::find_if(fields.begin(), fields.end(),
                                    [&](const ArgumentField& its) { return its.name == argument; });
   TORCH_CHECK_VALUE(field != fields.end() && letter.size() == 1, "gnomon: argument is \"", argument,
-                    "\" and letter \"", letter, "\"; expected an argument of calls and one letter");
+                    "\" and letter \"", letter, "\"; expected a call argument and a single letter");
   return AxisOf(field->shape.text, letter[0], axes);
 }
 
@@ -114,8 +114,8 @@ std::string DefaultText(const Member& value) {
   }
 }
 
-// The schema of the members with their initial values as defaults, "bool causal=False". Calls omit
-// arguments with default values, because passing an argument takes time.
+// The schema of the members with their initial values as defaults, such as "bool causal=False".
+// Calls omit arguments with default values, because passing an argument takes time.
 template <class Arguments>
 std::string SchemaWithDefaults() {
   Arguments unset;
@@ -316,7 +316,7 @@ at::Tensor LinearAttentionOp(const at::Tensor& q, const at::Tensor& k, const at:
                           num_features, seed, projection});
 }
 
-// Calls add(schema, function) for each operator that is composed of the kernels' and PyTorch's
+// Calls add(schema, function) for each operator that is composed of kernel operators and PyTorch
 // operators.
 template <typename Add>
 void ForCompositions(const Add& add) {
@@ -367,14 +367,15 @@ void ForCompositions(const Add& add) {
       "int value_dim, int max_length, int query_tokens, int key_tokens, Tensor[] given) -> "
       "(str[], Tensor[], bool[])",
       TensorsOfModule);
-  // For each tensor of module_tensors: its component of the position, or -1 for the similarity; the
-  // component's parameter; its part, "value", "start", "theta", "weight" or "bias"; and the index
-  // of a table as in the catalogue, or "".
+  // For each tensor of module_tensors: its name; the index of its component in the position, or -1
+  // for the similarity; its parameter; its part of the parameter, "value", "start", "theta",
+  // "weight" or "bias"; and for a table, the kind of its index in the catalogue, otherwise "".
   add("module_tensor_origins(str similarity, str position) -> "
       "(str[] names, int[] components, str[] parameters, str[] parts, str[] indices)",
       OriginsOfTensors);
   add("module_has_projections(str position) -> bool", HasProjections);
-  // The tensors that a module computes in a call, and which of them belong to keys.
+  // The tensors of a module for one call, including projections of its tokens, and the indices of
+  // the tensors that belong to keys.
   add("module_projections(str similarity, str position, int num_heads, Tensor[] tensors, "
       "Tensor query, Tensor key) -> (Tensor[] tensors, int[] of_keys)",
       ProjectionsOfModule);
@@ -387,7 +388,8 @@ void ForCompositions(const Add& add) {
          bool qk_norm, const std::string& position) {
         CheckModule(module.c_str(), dropout, tolerance, {sink, gate, qk_norm}, position);
       });
-  // The values (H,) of the tensors of module_tensors(similarity, "none", ...), for a call with q.
+  // The values (H,) of the similarity's parameters in a call with q, computed from the tensors of
+  // module_tensors(similarity, "none", ...).
   add("module_similarity(Tensor q, str similarity, Tensor[] tensors) -> Tensor[]",
       TensorsOfSimilarity);
   add("rms_norm_epsilon() -> float", [] { return kRMSNormEpsilon; });
@@ -400,20 +402,21 @@ void ForCompositions(const Add& add) {
   // The catalogue (gnomon/catalogue.h) as JSON.
   add("catalogue() -> str", CatalogueJson);
   add("load_terms(str path) -> str[]", LoadTerms);
-  // The components of a sum: their names, their separate options "key=value", and the prefix and
-  // sizes of each component's grid, if any.
+  // The components of a sum: their names, options (each "key=value") and specifications, and the
+  // prefix and sizes of each component's grid, if any.
   add("components(str specification) -> "
       "(str[] names, str[][] options, str[] specifications, int[][] grids)",
       ComponentsOf);
   // The index of the token coordinate that is a height or a time: -1 (last) or 0 (first); None if
   // there is none.
   add("height_coordinate(str similarity) -> int?", HeightCoordinate);
-  // The option with which a similarity accepts points as tokens, "map=none"; "" if there is none.
+  // The option that makes a similarity accept points as tokens, such as "map=none"; "" if there is
+  // none.
   add("points_option(str similarity) -> str", PointsOption);
   // The query axis ("Q") or key axis ("K") of a call argument with the given rank, counted from the
   // end; None if it has none.
   add("axis_of_call(str argument, str letter, int axes) -> int?", AxisOfCall);
-  // Whether a position depends on the length of the call.
+  // Whether a position depends on the call's sequence length.
   add("goes_by_length(str position) -> bool", GoesByLength);
   add("token_encodings(str position, int max_length) -> (str[], str[], int?)", EncodingsOfTokens);
   add("token_encoding_tensors(str spec, int dim, bool causal) -> "
@@ -451,7 +454,7 @@ void ForCompositions(const Add& add) {
 }  // namespace
 
 TORCH_LIBRARY(gnomon, m) {
-  // Attention as the kernels compute it (gnomon/attention.h), with first and second derivatives.
+  // The fused attention operators (gnomon/attention.h), with first and second derivatives.
   m.def(AttentionOperator::ForwardSchema().c_str());
   m.def(AttentionOperator::BackwardSchema().c_str());
   m.def(AttentionOperator::JvpSchema().c_str());
@@ -464,7 +467,8 @@ TORCH_LIBRARY(gnomon, m) {
   // The axes of the tensors that these operators take and return, for vmap's rules: one letter per
   // axis, preceded by "1|" if the axis may have length 1.
   m.def("operator_axes(str operator) -> (str[] names, str[] axes)", AxesOfOperator);
-  // The instruction set of the CPU kernels, and all that this machine supports.
+  // The instruction set that the CPU kernels use, and all instruction sets that this machine
+  // supports.
   m.def("instruction_sets() -> (str, str[])",
         [] { return std::tuple(CurrentTarget(), Targets()); });
   // Cone tokens (ops/geometry/cone_map.h): x, row_scalars, y and column_scalars.
@@ -483,8 +487,8 @@ TORCH_LIBRARY(gnomon, m) {
   ForCompositions([&](const std::string& schema, auto run) { m.def(schema.c_str(), run); });
 }
 
-// vmap decomposes the compositions that are registered here; without this, it would call them once
-// per sample or reject them. Its rules for the other operators are in python/gnomon/_vmap.py.
+// With this registration, vmap decomposes the compositions instead of calling them once per sample
+// or rejecting them. Its rules for the other operators are in python/gnomon/_vmap.py.
 TORCH_LIBRARY_IMPL(gnomon, FuncTorchBatchedDecomposition, m) {
   ForCompositions([&](const std::string& schema, auto run) {
     m.impl(schema.substr(0, schema.find('(')).c_str(), run);

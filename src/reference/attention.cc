@@ -154,8 +154,8 @@ void Backward(const Table& table, const AttentionInput<T>& in,
           problem.Value(b, h, i, j, &value);
           const T kept = problem.Kept(b, h, i, j);
           const T d_weight = kept * problem.Dot(d_o, value.data(), n.value_dim);
-          // If a row has a single key, this is exactly the gradient of lse, however dP and delta
-          // round.
+          // If a row has a single key, this is exactly d_lse, regardless of rounding in d_weight
+          // and delta.
           const T d_capped = sum == 1 && weight == 1 ? d_lse : weight * (d_weight - delta);
           const T d_tempered = problem.CapSlope(score / kLog2E) * d_capped;
           if (grad.temperature) {
@@ -168,7 +168,7 @@ void Backward(const Table& table, const AttentionInput<T>& in,
             for (int64_t e = 0; e < n.value_dim; ++e) d_v[e] += weight * kept * d_o[e];
           }
           if (table.input != PairInput::kNone) {
-            // dg/dx is y, or 2 (x - y); dg/dy is x, or 2 (y - x).
+            // dg/dx is y (inner product) or 2 (x - y) (distance); dg/dy is x or 2 (y - x).
             const bool is_distance = table.input == PairInput::kSquaredDistance;
             const T d_g = d_f * d.g;
             const T* x = in.x.row(b, h, i);

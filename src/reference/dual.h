@@ -17,7 +17,7 @@ inline Dual operator-(Dual a) { return {-a.value, -a.tangent}; }
 inline Dual operator*(Dual a, Dual b) {
   return {a.value * b.value, a.tangent * b.value + a.value * b.tangent};
 }
-// A constant has no tangent; the general product would add an infinite value times 0, which is NaN.
+// A constant has no tangent. The general product could add infinity times 0, which is NaN.
 inline Dual operator*(Dual a, double b) { return {a.value * b, a.tangent * b}; }
 inline Dual operator*(double a, Dual b) { return b * a; }
 inline Dual operator/(Dual a, double b) { return {a.value / b, a.tangent / b}; }

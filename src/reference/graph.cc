@@ -151,7 +151,7 @@ void GraphBackward(const Table& table, const GraphInput<T>& in, const GraphBackw
             for (int64_t k = 0; k < n.value_dim; ++k) d_v[k] += weight * kept * d_o[k];
           }
           if (table.input != PairInput::kNone) {
-            // dg/dx is y, or 2 (x - y); dg/dy is x, or 2 (y - x).
+            // dg/dx is y (inner product) or 2 (x - y) (distance); dg/dy is x or 2 (y - x).
             const bool is_distance = table.input == PairInput::kSquaredDistance;
             const T d_g = d_f * d.g;
             const T* x = in.x.row(0, h, i);

@@ -114,7 +114,7 @@ class Problem {
   const T* RelativeKey(int64_t h, int64_t entry) const {
     return in_.relative.keys + (KeyTable(h) * RelativeSize() + entry) * in_.relative.dim;
   }
-  // The first table row of an entry.
+  // The offset of an entry's row; the rows are in reverse order.
   int64_t RelativeQueryRow(int64_t entry) const {
     return (RelativeSize() - 1 - entry) * in_.relative.key_dim;
   }
@@ -204,7 +204,7 @@ class Problem {
     return hash < DropoutThreshold(in_.dropout) ? 0 : DropoutScale(in_.dropout);
   }
 
-  // Whether query i attends to key j, one of Keys(b, i); ignores biases of -inf.
+  // Whether query i attends to key j, which must be in Keys(b, i); ignores biases of -inf.
   bool Sees(int64_t b, int64_t h, int64_t i, int64_t j) const {
     const Mask& mask = in_.mask;
     if (HasPositions(in_)) {

@@ -63,7 +63,7 @@ void GraphBackward(const Table& f, const GraphInput<T>& in, const GraphBackwardI
 bool AddTable(const PairFunction& function, const Table& table);
 const Table& FindTable(const PairFunction& function);
 
-// Creates the Table of a definition. The vocabulary of double must be included before.
+// Creates the Table of a definition. Files that use it must first include reference/vocabulary.h.
 template <class Definition>
 struct Functions {
   static double Value(double g, const double* a, const double* b, const double* t) {

@@ -32,7 +32,8 @@ const Table& FindTable(const PairFunction& function) {
   const auto found = tables.by_function.find(&function);
   if (found == tables.by_function.end()) {
     throw Error(std::string("attention: the pair function ") + function.name +
-                " has no forward-mode or second derivatives; build it with this version of gnomon");
+                " has no forward-mode or second derivatives; rebuild it with this version of "
+                "gnomon");
   }
   return *found->second;
 }

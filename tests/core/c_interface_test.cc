@@ -1,4 +1,5 @@
-// Compares the C interface with the C++ interface, and checks its errors.
+// Compares results of the C interface with those of the C++ interface, and checks the C interface's
+// errors.
 #include <string>
 #include <vector>
 
@@ -38,7 +39,7 @@ gnomon_attention CallOf(const Problem<float>& p) {
           .tolerance = 0};
 }
 
-// A call with enough work for two threads.
+// Returns a causal problem with enough work for two threads.
 Problem<float> CausalProblem(const PairFunction& function) {
   Problem<float> p = RandomProblem(function, {.shape = {2, 4, 2, 60, 90, 8, 12},
                                               .right = 0,

@@ -1,5 +1,5 @@
-// Causal sums with several batches, key heads and strides, and with vanishing features, on every
-// instruction set.
+// Tests causal sums with different batch sizes, key heads and strides, and with features that
+// underflow to zero, on every instruction set.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ std::ostream& operator<<(std::ostream& out, const Layout& n) {
              << n.padded;
 }
 
-// The input tokens and their sums.
+// Random inputs of a layout, whose causal sums Check() compares with the formula.
 struct Sums {
   explicit Sums(const Layout& layout_)
       : layout(layout_),
@@ -50,7 +50,7 @@ struct Sums {
     }
   }
 
-  // Compares with the formula in double precision, term by term.
+  // Computes the causal sums and compares each row with the formula in double precision.
   void Check(Feature feature, bool reverse, bool divided) const {
     SCOPED_TRACE(::testing::Message() << layout << " feature " << static_cast<int>(feature)
                                       << " reverse " << reverse << " divided " << divided);
@@ -103,7 +103,7 @@ struct Sums {
         sums[e] += product * z.at(b, key_head, j, static_cast<int64_t>(e));
       }
     }
-    // Below this size, e^a is 0 in fp32.
+    // If the terms are this small, e^a underflows to 0 in fp32.
     const bool none = size < 1e-37;
     const auto where = [&] {
       return ::testing::Message() << "batch " << b << " head " << h << " row " << i;
@@ -126,13 +126,15 @@ struct Sums {
 TEST(CausalLayoutTest, IsTheFormulaForBatchesKeyHeadsAndStrides) {
   for (const Layout& layout : {Layout{3, 2, 2, 70, 5, 19, false}, Layout{2, 6, 3, 65, 7, 16, true},
                                Layout{2, 4, 1, 130, 16, 3, true}, Layout{1, 3, 3, 1, 3, 5, true},
-                               // This layout has several segments, whose states are summed first.
+                               // This layout is long enough for several segments, whose states are
+                               // summed first.
                                Layout{2, 4, 2, 1100, 4, 6, true}}) {
     const Sums run(layout);
     OnEveryTarget([&] {
       for (const bool reverse : {false, true}) {
         for (const bool divided : {false, true}) {
-          // Without a feature map, terms of the denominators cancel.
+          // Without a feature map, the terms of a denominator may cancel, so quotients are not
+          // tested.
           if (!divided) run.Check(Feature::kNone, reverse, divided);
           run.Check(Feature::kElu, reverse, divided);
         }
@@ -142,8 +144,8 @@ TEST(CausalLayoutTest, IsTheFormulaForBatchesKeyHeadsAndStrides) {
   }
 }
 
-// For negative a, elu(a) + 1 is e^a, which is 0 below about -88 and at -inf. If all visible
-// features of a query are zero, its output is 0, even before the first non-zero key.
+// For negative a, elu(a) + 1 is e^a, which is 0 below about -88 and at -inf. A query that sees only
+// zero features has output 0; this includes all queries before the first non-zero key.
 TEST(CausalLayoutTest, FeaturesThatVanish) {
   constexpr float kLeast = -kInfinity;
   const std::vector<float> values = {-1, -20, -60, -85, -104, -150, -1e3, -1e9, -3e38, kLeast, 0};
@@ -166,7 +168,7 @@ TEST(CausalLayoutTest, FeaturesThatVanish) {
   }
 }
 
-// Checks values of e^a just above the underflow threshold, with the denominator of a single key.
+// Checks e^a down to just above the underflow threshold, as the denominator for a single key.
 TEST(CausalLayoutTest, SmallFeaturesAreExact) {
   for (float a = -87; a < 0; a += 0.37f) {
     const float zero = 0;
@@ -183,7 +185,7 @@ TEST(CausalLayoutTest, SmallFeaturesAreExact) {
       sums.denominator = &denominator;
       SumCausally(sums, SerialExecutor());
       const double expected = std::exp(static_cast<double>(a));
-      // Fused multiply-adds recover the rounding error of a log2(e).
+      // AVX targets have fused multiply-adds, which recover the rounding error of a * log2(e).
       const double tolerance = CurrentTarget().starts_with("AVX") ? 1e-6 : 1e-5;
       EXPECT_NEAR(denominator, expected, tolerance * expected) << a;
     });

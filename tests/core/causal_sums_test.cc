@@ -1,4 +1,4 @@
-// Compares causal sums on every instruction set with their formula.
+// Compares causal sums with their formula, on every instruction set.
 #include "core/causal_sums.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Compares the cones' token maps on every instruction set with their formulas, and gradients with
-// finite differences.
+// Compares the token maps of cones with their formulas, and their gradients with finite
+// differences, on every instruction set.
 #include "core/cone_map.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace {
 
 using Function = ConeMap::Function;
 
-// The map of a token's height, by the formulas of Tseng et al. 2023, section 4.
+// The expected map of a token's height, from the formulas in section 4 of Tseng et al. 2023.
 struct Expected {
   double m;
   std::vector<double> scalars;
@@ -79,7 +79,7 @@ struct Cones {
     const int64_t head = n / call.rows;
     return const_cast<T*>(call.tokens.row(head / call.heads, head % call.heads, n % call.rows));
   }
-  // Maps the tokens in pieces that start at arbitrary tokens.
+  // Maps the tokens in two pieces, the first with at most five tokens.
   void Run() {
     const int64_t piece = std::min<int64_t>(call.count(), 5);
     MapConeTokens(call, 0, piece);
@@ -151,7 +151,7 @@ TEST(ConeMapTest, GradientsAreDifferences) {
       SCOPED_TRACE(Name(map) + ", " + std::to_string(columns) + " columns");
       Cones<double> cones(map, 3, columns);
       cones.Backward(true, true);
-      // The sum of d_x x and d_scalars scalars, token by token.
+      // The sum of d_x * x and d_scalars * scalars over all tokens.
       const auto sum = [&] {
         cones.Forward();
         double total = 0;
@@ -170,7 +170,8 @@ TEST(ConeMapTest, GradientsAreDifferences) {
         for (int64_t e = 0; e <= columns; ++e) {
           double& number = cones.token(n)[e];
           const double before = number;
-          // There is no derivative if a fraction of r is clamped, or if penumbral heights reach r.
+          // Skips heights without a derivative: those clamped to a fraction of r, and penumbral
+          // heights close to r.
           const double share = before / map.r;
           if (e == columns && map.as_is && map.function != Function::kUmbral &&
               (std::fabs(share) < 1e-3 || share > 1 - 1e-3)) {
@@ -235,7 +236,7 @@ TEST(ConeMapTest, TokensDoNotTouchEachOther) {
       for (int64_t n = 0; n < clean.call.count(); ++n) {
         const auto first = static_cast<size_t>(n * clean.call.width);
         if (n % 2 == 0) {
-          // A NaN height gives NaN.
+          // A NaN height gives NaN scalars.
           ASSERT_TRUE(std::isnan(spoiled.scalars[static_cast<size_t>(n)]));
           continue;
         }

@@ -1,5 +1,5 @@
-// Tests the CUDA run time with a mock driver and compiler (fakes/): compiling, caching, loading and
-// launching, with several concurrent threads and processes.
+// Tests the CUDA runtime with a mock driver and compiler (fakes/): compiling, caching, loading and
+// launching, in concurrent threads and processes.
 #include <dlfcn.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -159,7 +159,7 @@ TEST_F(CudaRuntime, KernelsDifferByKindDefinitionAndConstants) {
   EXPECT_EQ(std::count_if(log.begin(), log.end(),
                           [](const auto& line) { return line.starts_with("load"); }),
             3);
-  // Equal sources need not be compiled twice.
+  // Identical sources are compiled only once.
   EXPECT_THAT(Compilations(), ElementsAre("forward-dot", "forward-cone"));
 }
 
@@ -326,10 +326,10 @@ TEST_F(CudaRuntime, ChoosesAnArchitecture) {
   EXPECT_EQ(target(90), "sm_90");
   EXPECT_EQ(target(103), "sm_100");
   EXPECT_EQ(target(121), "sm_120");
-  // For an unknown family, the driver compiles PTX for the newest known target.
+  // For an unknown architecture family, NVRTC compiles to PTX for the newest known target.
   EXPECT_EQ(target(130), "compute_120");
   EXPECT_EQ(ErrorOf([&] { target(75); }),
-            "CUDA: the device has compute capability 7.5; expected 8.0 or newer");
+            "CUDA: the device has compute capability 7.5; expected 8.0 or higher");
   EXPECT_THAT(ErrorOf([&] { target(110); }),
               HasSubstr("cannot compile for compute capability 11.0"));
 }
@@ -507,7 +507,7 @@ TEST_F(CudaRuntime, ProcessesCompileOnce) {
   EXPECT_EQ(Cached().size(), 2u);
 }
 
-// Files that were written partially are discarded.
+// Partially written files are discarded.
 TEST_F(CudaRuntime, ADiskThatIsFull) {
   const std::vector<int> ends = InProcesses(1, [&](int) {
     signal(SIGXFSZ, SIG_IGN);
@@ -522,7 +522,7 @@ TEST_F(CudaRuntime, ADiskThatIsFull) {
   EXPECT_THAT(Cached(), IsEmpty());
 }
 
-// A killed process with the same process id has left a file behind.
+// A killed process that had the same process ID has left files behind.
 TEST_F(CudaRuntime, FilesOfAnotherProcessAreNotInTheWay) {
   const std::string binary = *Runtime(Options()).Compile(dot_, 90);
   const std::string entry = OnlyEntry();

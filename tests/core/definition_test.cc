@@ -16,7 +16,7 @@ namespace {
 
 using Number = dual::Dual<double>;
 
-// The arguments of f, or the derivatives with respect to these arguments.
+// The arguments of f, or the derivatives of f with respect to them.
 struct Point {
   double g = 0;
   std::array<double, 3> a = {0, 0, 0};
@@ -32,7 +32,7 @@ struct Definition {
   PairInput input;
   // f and its directional derivative along the second argument.
   Number (*value)(const Point&, const Point&);
-  // The derivatives from Gradient; NaN where Gradient sets none.
+  // The derivatives that Gradient computes; NaN for those that it does not set.
   Point (*gradient)(const Point&);
 };
 
@@ -119,8 +119,8 @@ Point Along(const Definition& definition, const std::string& argument) {
   return direction;
 }
 
-// Draws g from two points of a plane, uses their squared norms as the first scalars of entailment
-// cones, and random numbers for all other arguments.
+// Draws two points of a plane and computes g from them. The first scalars of entailment cones are
+// the squared norms of the points; all other arguments are random numbers.
 Point RandomPoint(const Definition& definition, std::mt19937& engine) {
   std::normal_distribution<double> normal(0, 0.4);
   std::uniform_real_distribution<double> uniform(0.02, 0.98);
@@ -149,7 +149,7 @@ Point RandomPoint(const Definition& definition, std::mt19937& engine) {
   return p;
 }
 
-// Names the branch of the formula that a definition uses at a point.
+// Returns the name of the branch that the formula of a definition takes at a point.
 std::string Branch(const std::string& name, const Point& p) {
   const double distance = std::sqrt(std::max(0.0, p.g));
   const double turn = std::fabs(p.a[0] - p.b[0]);
@@ -209,7 +209,8 @@ TEST_P(DefinitionTest, GradientIsTheDerivativeOfValue) {
 INSTANTIATE_TEST_SUITE_P(All, DefinitionTest, ::testing::ValuesIn(Definitions()),
                          [](const auto& test) { return std::string(test.param.name); });
 
-// A point at which two terms of a maximum are equal, and an argument that moves it to either side.
+// A point where a definition has a kink (such as equal terms of a maximum), and an argument that
+// moves the point to either side of the kink.
 struct Tie {
   const char* description;
   const char* definition;
@@ -239,7 +240,7 @@ TEST_P(TieTest, IsSplitEvenly) {
   }
 }
 
-// Heights differ by 1/4, which is also the distance.
+// For cones, the distance and the difference of heights are both 1/4.
 INSTANTIATE_TEST_SUITE_P(
     All, TieTest,
     ::testing::Values(
@@ -279,12 +280,12 @@ INSTANTIATE_TEST_SUITE_P(All, DistanceZeroTest,
                                            "penumbral_log", "penumbral_square", "hyperbolic"),
                          [](const auto& test) { return test.param; });
 
-// The slope jumps where two cones just meet. A point at height 0 is its own cone.
+// The slope jumps where two cones just meet. The cone of a point at height 0 is the point itself.
 TEST(PenumbralTest, IsFiniteAtItsOtherKinks) {
   for (const char* name : {"penumbral", "penumbral_log", "penumbral_square"}) {
     const Definition& definition = Find(name);
-    // One pair has distance 1, with alpha = beta = 1/2. The other pairs are equal points, at height
-    // 0 and at the height of the light.
+    // The first pair has distance 1 and alpha = beta = 1/2. The others are pairs of equal points:
+    // at height 0, and at the height of the light.
     const Point points[] = {
         {1, {0.5, 0.75}, {0.5, 0.75}, {}},
         {0, {0, 0}, {0, 0}, {}},
@@ -300,7 +301,8 @@ TEST(PenumbralTest, IsFiniteAtItsOtherKinks) {
   }
 }
 
-// The minimum height (in double precision) has a finite logarithm and finite slopes.
+// Height 0 is replaced by the minimum height (in double precision), whose logarithm and slopes are
+// finite.
 TEST(LogTest, IsFiniteAtHeightZero) {
   for (const auto& [name, least] :
        {std::pair("umbral_log", 5e-16), std::pair("penumbral_log", 1e-75)}) {
@@ -312,13 +314,13 @@ TEST(LogTest, IsFiniteAtHeightZero) {
   }
 }
 
-// Distances are from 1e-12 to 60. Points are above one another, where distances are differences of
-// log heights, or side by side.
+// Tests distances from 1e-12 to 60. One pair of points is above one another, so its distance is the
+// difference of log heights; the other pair is side by side.
 TEST(HyperbolicTest, IsExactForNearAndFarPoints) {
   const double root = std::sqrt(0.5);
   for (double distance = 1e-12; distance < 60; distance *= 1.7) {
     const double height = std::exp(-distance / 2);
-    // In v - u in the definition, only v is rounded.
+    // In the definition's v - u, only v has a rounding error.
     const Point over = {0, {height, root / height, 1}, {1 / height, root * height, 1}, {}};
     const Definition& definition = Find("hyperbolic");
     const double tolerance = 1e-14 / distance + 1e-13;
@@ -326,7 +328,7 @@ TEST(HyperbolicTest, IsExactForNearAndFarPoints) {
     Point derivative = definition.gradient(over);
     EXPECT_NEAR(derivative.b[0] / height - derivative.b[1] * root * height, 1,
                 tolerance);  // d f / d log v
-    // If both heights are 1, then cosh f = 1 + s / 2, and f = 2 arsinh(sqrt(s) / 2).
+    // If both heights are 1, then cosh f = 1 + g / 2, so f = 2 arsinh(sqrt(g) / 2).
     const double side = 2 * std::sinh(distance / 2);
     const Point beside = {side * side, {1, root, root}, {1, root, root}, {}};
     EXPECT_NEAR(definition.value(beside, {}).value / distance, 1, 1e-13);
@@ -336,8 +338,8 @@ TEST(HyperbolicTest, IsExactForNearAndFarPoints) {
 }
 
 // A key on the boundary of its query's cone has energy 0. Its slopes are half the slopes just
-// outside, because the slopes inside are 0. With aperture 0, the energy is the angle, which
-// Gradient computes in the same way.
+// outside, because the slopes inside are 0. With aperture 0, the energy is the angle, with the same
+// rounding as in Gradient.
 TEST(EntailmentTest, ATieIsSplitEvenly) {
   const Definition& definition = Find("entailment");
   std::mt19937 engine(1);
@@ -368,7 +370,8 @@ TEST(EntailmentTest, ATieIsSplitEvenly) {
   EXPECT_GE(ties, 90);
 }
 
-// Along a query's axis the angle is 0 outwards and pi inwards; across it, pi / 2 to first order.
+// The angle is 0 for keys outwards along the query's axis, pi for keys inwards, and pi / 2 (to
+// first order) for keys perpendicular to it.
 TEST(EntailmentTest, AnglesAreExactOnTheAxis) {
   const Definition& definition = Find("entailment");
   const double aperture = 0.25;

@@ -1,4 +1,4 @@
-// Compares the kernel of derivatives on every instruction set with the reference in dual numbers.
+// Compares the derivatives kernel with the dual-number reference, on every instruction set.
 #include "core/derivatives.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 namespace gnomon::testing {
 namespace {
 
-// A problem, and the direction of its derivative, which is a second problem of the same sizes.
+// A problem, and the direction of the derivative, stored as a second problem of the same shape.
 struct Directed {
   Problem<float> at;
   Problem<float> along;
@@ -87,7 +87,7 @@ std::vector<Dual> Duals(const std::vector<float>& values, const std::vector<floa
   return duals;
 }
 
-// Computes the same results with the reference.
+// Computes the same results as RunKernel, with the reference.
 Results<double> RunReference(const Directed& p) {
   std::deque<std::vector<Dual>> kept;
   const auto keep = [&](std::vector<Dual> duals) { return kept.emplace_back(duals).data(); };
@@ -226,7 +226,7 @@ TEST(DerivativesTest, AreAccurateForNearTokens) {
     SCOPED_TRACE(name);
     const PairFunction& function = FindPairFunction(name);
     Directed p = {NearTokensProblem(function, options, 64), RandomProblem(function, other)};
-    // The tangents are about as large as the differences of tokens.
+    // Scales the tangents to about the size of the differences of tokens.
     for (Array<float>* tokens : {&p.along.x, &p.along.y}) {
       tokens->ForEach([](float& element) { element /= 64; });
     }
@@ -287,7 +287,7 @@ TEST(DerivativesTest, AreTheSameOneByOne) {
   expect("d_key_bias'", [&](auto& to, float* data) { to.gradient_tangent.key_bias = data; });
 }
 
-// A missing tangent counts as 0.
+// A missing tangent is treated as 0.
 TEST(DerivativesTest, TreatAbsentTangentsAsZero) {
   Directed p = RandomDirected({.shape = {1, 2, 1, 60, 70, 8, 12}, .key_bias = true});
   const auto zeros = [](Array<float>& array) { array.ForEach([](float& x) { x = 0; }); };

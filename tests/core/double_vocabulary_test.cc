@@ -1,5 +1,5 @@
-// Compares the vocabulary for vectors of doubles, on every instruction set that has them, with the
-// C library in long double.
+// Compares the vocabulary for vectors of doubles with the C library's long double functions, on
+// every instruction set that has such vectors.
 #include "cpu/double.h"
 // Must follow double.h:
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace gnomon {
 namespace GNOMON_KERNELS {
 namespace {
 
-// Calls word(x, y) on whole vectors of n numbers each; n is a multiple of 64.
+// Stores word(x, y) for n numbers each, one vector at a time; n is a multiple of 64.
 template <class Word>
 HWY_INLINE void ForVectors(const Word& word, const double* x, const double* y, double* to,
                            size_t n) {
@@ -195,7 +195,7 @@ TEST(DoubleVocabularyTest, Angle) {
     if (i % 4 < 2) y[i] = x[i] * static_cast<double>(i) / static_cast<double>(x.size() - i);
     if (i % 2 == 0) x[i] = -x[i];
   }
-  // Quotients of the smallest numbers are denormal.
+  // Avoids extreme quotients, which would be denormal or overflow.
   for (size_t i = 0; i < x.size(); ++i) {
     const bool is_extreme = std::fabs(std::log10(y[i] / std::fabs(x[i]))) > 280 || y[i] > 1e307;
     if (is_extreme) y[i] = std::fabs(x[i]) / 2;

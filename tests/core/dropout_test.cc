@@ -1,5 +1,5 @@
-// Tests the hash of dropout: fixed values, on which saved seeds rely, and its dependence on all
-// indices of a pair and all bits of the seed.
+// Tests the dropout hash: its fixed values, on which saved seeds rely, and its dependence on every
+// index of a pair and every bit of the seed.
 #include "base/dropout.h"
 
 #include <gtest/gtest.h>
@@ -29,8 +29,8 @@ std::string Text(const Place& p) {
 
 constexpr uint64_t kSeed = 0x123456789abcdef0;
 
-// Computed independently: splitmix64's mixer over the seed, batch, head and row, then lowbias32's
-// over the column, combined with half of the row's hash.
+// The values were computed independently: the mixer of splitmix64 for the seed, batch, head and
+// row, and that of lowbias32 for the column, combined with the halves of the row's hash.
 TEST(DropoutHashTest, HasGoldenValues) {
   struct Golden {
     Place place;
@@ -63,7 +63,7 @@ TEST(DropoutHashTest, HasGoldenValues) {
   }
 }
 
-// Returns places that differ from {kSeed, 2, 3, 5} in a single index or seed bit.
+// Returns places that are similar to {kSeed, 2, 3, 5}; most differ in a single index or seed bit.
 std::vector<Place> Neighbours() {
   std::vector<Place> places = {{kSeed, 0, 3, 5}, {kSeed, 3, 3, 5}, {kSeed, 2 + (1l << 40), 3, 5},
                                {kSeed, 2, 0, 5}, {kSeed, 2, 2, 5}, {kSeed, 2, 3 + (1l << 40), 5},
@@ -73,7 +73,7 @@ std::vector<Place> Neighbours() {
   return places;
 }
 
-// The masks of neighbours agree only as often as expected by chance.
+// The masks of neighbouring places agree only as often as expected by chance.
 TEST(DropoutHashTest, HangsOnAllOfThePlaceAndOfTheSeed) {
   constexpr uint32_t kColumns = 10000;
   const uint32_t threshold = DropoutThreshold({.rate = 0.5});
@@ -88,8 +88,8 @@ TEST(DropoutHashTest, HangsOnAllOfThePlaceAndOfTheSeed) {
   }
 }
 
-// The weights that the kernels and the reference keep. With unit vectors as values, the outputs are
-// the weights.
+// The kernels and the reference must keep the weights that the hash selects. Values are unit
+// vectors, so the outputs are the weights.
 class DropoutMaskTest : public ::testing::Test {
  protected:
   static constexpr int64_t kTokens = 70;
@@ -105,7 +105,7 @@ class DropoutMaskTest : public ::testing::Test {
     });
   }
 
-  // (B, H, Lq, Lk).
+  // Returns whether each weight is kept, with shape (B, H, Lq, Lk).
   template <class T>
   static std::vector<bool> Kept(const Problem<T>& problem, uint64_t seed) {
     AttentionInput<T> in = problem.Input();

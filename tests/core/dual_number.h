@@ -1,6 +1,6 @@
-// Forward-mode differentiation: the vocabulary of the definitions (src/definitions/README.md) for a
-// number with its derivative along one direction. Includes all definitions, including those of the
-// tests.
+// Forward-mode differentiation: implements the vocabulary of the definitions
+// (src/definitions/README.md) for dual numbers, which are a value and its derivative along one
+// direction. Contains all definitions, including those of the tests.
 #ifndef GNOMON_TESTS_CORE_DUAL_NUMBER_H_
 #define GNOMON_TESTS_CORE_DUAL_NUMBER_H_
 

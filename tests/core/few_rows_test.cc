@@ -1,5 +1,5 @@
-// Key heads with few rows, whose keys and values are read in place. Tests row counts around the
-// limit, and compares with the same rows in larger calls.
+// Tests key heads with few rows, for which keys and values are read in place. Row counts are around
+// the limit, and results are compared with those of the same rows in larger calls.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -59,7 +59,8 @@ TEST_P(FewRowsTest, WithMasksAndTermsMatchReference) {
   static const OffsetLayout zero(300, 40, OffsetLayout::Far::kZero);
   constexpr auto kShared = ProblemOptions::kSharedBias;
   const ProblemOptions all[] = {
-      // Causal rows see different keys of the last tile and, with windows, of the first tile.
+      // With a causal mask, rows see different keys of the last tile and, with a window, of the
+      // first tile.
       {.shape = {1, 2, 2, 8, 600, 17, 17}, .right = 0, .query_offset = 592},
       {.shape = {2, 4, 2, 3, 600, 33, 24}, .left = 270, .right = 0, .query_offsets = {590, 300}},
       {.shape = {3, 2, 1, 5, 333, 64, 64},
@@ -99,10 +100,10 @@ TEST_P(FewRowsTest, WithMasksAndTermsMatchReference) {
   }
 }
 
-// A row's result is bitwise independent of the queries and heads computed with it.
+// A row's result is bitwise independent of the other queries and heads in the call.
 TEST_P(FewRowsTest, AreTheSameAloneAndTogether) {
   for (const TokenType type : {kFloat32, kBFloat16, kFloat16}) {
-    // The limit is lower for bfloat16 pairs.
+    // For bfloat16 pairs, the row limit is lower.
     const int64_t queries = type == kBFloat16 ? 1 : 2;
     const Problem<float> together =
         RandomProblem(function(), {.shape = {1, 8, 2, queries, 700, 41, 23},
@@ -180,7 +181,7 @@ TEST_P(FewRowsTest, AreTheSameForAnyNumberOfWorkers) {
   }
 }
 
-// Unlike for many rows, weights are not rounded to bfloat16.
+// Unlike in calls with many rows, weights are not rounded to bfloat16.
 TEST_P(FewRowsTest, OfBfloat16KeepTheirWeights) {
   for (const int64_t dim : {16, 31, 33, 64, 100}) {
     for (const int64_t rows : {1, 2, 3, 4}) {
@@ -200,7 +201,8 @@ TEST_P(FewRowsTest, OfBfloat16KeepTheirWeights) {
   }
 }
 
-// Stores numbers at the end of a page; the next page must not be read.
+// Stores numbers at the end of a page; the next page is inaccessible, so a read past the end
+// crashes.
 class AtPageEnd {
  public:
   AtPageEnd(const void* numbers, size_t bytes) {

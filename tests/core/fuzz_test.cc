@@ -12,7 +12,7 @@
 namespace gnomon::testing {
 namespace {
 
-// `layout` owns objects that the options point to.
+// `layout` owns the table layout that the options point to.
 ProblemOptions RandomOptions(std::mt19937& engine, std::unique_ptr<TableLayout>* layout) {
   const auto draw = [&](int64_t low, int64_t high) {
     return std::uniform_int_distribution<int64_t>(low, high)(engine);
@@ -31,7 +31,8 @@ ProblemOptions RandomOptions(std::mt19937& engine, std::unique_ptr<TableLayout>*
   if (chance(40)) o.left = draw(-10, 150);
   if (chance(40)) o.right = chance(60) ? 0 : draw(-10, 150);
   for (int64_t b = 0; b < n.batch; ++b) {
-    // Out-of-range values, and starts that exceed lengths, hide nothing or everything.
+    // Values may be out of range, and starts may exceed lengths; they then hide no keys or all
+    // keys.
     o.key_starts.push_back(draw(-5, n.keys / 2 + 5));
     o.key_lengths.push_back(draw(n.keys / 2 - 5, n.keys + 5));
   }
@@ -81,7 +82,7 @@ ProblemOptions RandomOptions(std::mt19937& engine, std::unique_ptr<TableLayout>*
   return o;
 }
 
-// Adds biases that decay with distance, so that tiles are skipped.
+// Makes biases decrease with distance, so that tiles are skipped.
 void MakeSteep(Problem<float>& p, float slope) {
   const int64_t size = p.bias_size();
   for (size_t e = 0; e < p.bias.size(); ++e) {

@@ -73,16 +73,16 @@ double LowestCommonAncestor(const Token& a, const Token& b, const Height& height
   });
 }
 
-// The umbral cone of an apex: the light is at infinity, and every point casts the shadow of its
-// hyperbolic ball of radius r, which is a Euclidean ball with radius height * sinh(r). A point is
-// in the cone if the shadow of its ball is within the shadow of the apex's ball.
+// Whether t is in the umbral cone of an apex. The light is at infinity, and every point casts the
+// shadow of its hyperbolic ball of radius r, which is a Euclidean ball of radius height * sinh(r).
+// A point is in the cone if the shadow of its ball is within the shadow of the apex's ball.
 bool InUmbra(const Token& apex, const Token& t, double radius) {
   return Horizontal(apex, t) + t.height * std::sinh(radius) <= apex.height * std::sinh(radius);
 }
 
-// The penumbral cone of an apex: the light is the horosphere at height r, whose tangent rays are
-// half-circles of radius r on the boundary. A point is in the cone if it is below the ray through
-// the apex that touches the light on the far side.
+// Whether t is in the penumbral cone of an apex. The light is the horosphere at height r, whose
+// tangent rays are half-circles of radius r centred on the boundary. A point is in the cone if it
+// is below the ray through the apex that touches the light on the far side.
 bool InPenumbra(const Token& apex, const Token& t, double light) {
   if (apex.height > light) return false;
   const double centre = std::sqrt(light * light - apex.height * apex.height);
@@ -95,8 +95,8 @@ double UmbralHeight(const Token& a, const Token& b, double radius) {
   });
 }
 
-// If no apex below the light has both tokens in its cone, raises the light until an apex at the
-// height of the light does.
+// If no apex below the light has both tokens in its cone, the light is raised until an apex at its
+// height does.
 double PenumbralHeight(const Token& a, const Token& b, double light) {
   return LowestCommonAncestor(a, b, [&](const Token& p, const Token& t) {
     return Smallest(0, 20,
@@ -104,7 +104,7 @@ double PenumbralHeight(const Token& a, const Token& b, double light) {
   });
 }
 
-// The token maps' squared distance of a pair: coordinates are divided by `scale`.
+// The squared distance of a pair after the token maps, which divide coordinates by `scale`.
 double SquaredDistance(const Token& a, const Token& b, double scale) {
   return std::pow(Horizontal(a, b) / scale, 2);
 }
@@ -136,7 +136,7 @@ class ConeTest : public ::testing::TestWithParam<double> {
  protected:
   static constexpr int kPairs = 40;
 
-  // Random tokens below `ceiling`, some above one another and some far apart.
+  // Returns a random token below `ceiling`, at most `spread` from the origin along each axis.
   Token Draw(double spread, double ceiling) {
     std::uniform_real_distribution<double> place(-spread, spread);
     std::uniform_real_distribution<double> height(0.01 * ceiling, ceiling);
@@ -182,7 +182,7 @@ TEST_P(ConeTest, PenumbralHeightIsThatOfTheLowestCommonAncestor) {
   EXPECT_LT(nested + outside, kPairs * 9 / 10);
 }
 
-// gamma / 2 f is then -gamma / (2 sinh r) times the distance.
+// At equal heights, gamma / 2 * f is -gamma / (2 sinh r) times the distance.
 TEST_P(ConeTest, UmbralAtEqualHeightsIsLaplacian) {
   const double radius = GetParam();
   for (int pair = 0; pair < kPairs; ++pair) {
@@ -196,8 +196,9 @@ TEST_P(ConeTest, UmbralAtEqualHeightsIsLaplacian) {
 
 INSTANTIATE_TEST_SUITE_P(Lights, ConeTest, ::testing::Values(0.1, 0.7, 1.0, 2.0));
 
-// Without a common cone, the value is the radius of the half-circle on the boundary through both
-// points, which is the height of their geodesic. The test finds it by moving the centre.
+// If no cone contains both points, the value is the radius of the half-circle through both points
+// that is centred on the boundary, which is the height of their geodesic. The test finds the centre
+// by bisection.
 TEST(PenumbralTest, OutsideIsTheTopOfTheGeodesic) {
   const Token a = {0, 0, 0.3};
   for (const double distance : {2.0, 3.0, 10.0}) {

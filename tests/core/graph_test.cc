@@ -1,5 +1,5 @@
-// Graph attention: compares its reference with the dense reference, and the fused kernels of every
-// instruction set with its reference.
+// Compares the graph attention reference with the dense reference, and the fused kernels of every
+// instruction set with the graph attention reference.
 #include "gnomon/graph.h"
 
 #include <algorithm>
@@ -33,8 +33,8 @@ struct Graph {
   }
 };
 
-// A graph with rows of random degrees: some empty, some with a duplicate edge, one with `most`
-// edges.
+// A random graph with rows of different degrees: some are empty, some have duplicate edges, and one
+// has `most` edges.
 Graph RandomGraph(int64_t queries, int64_t keys, int64_t most, unsigned seed = 1) {
   std::mt19937 engine(seed);
   std::uniform_int_distribution<int64_t> key(0, std::max<int64_t>(0, keys - 1));
@@ -54,7 +54,7 @@ Graph RandomGraph(int64_t queries, int64_t keys, int64_t most, unsigned seed = 1
   return graph;
 }
 
-// Graph attention on the data of a single-batch problem.
+// The input of graph attention, with the data of a problem that has a single batch element.
 template <class T>
 GraphInput<T> AsGraph(const Problem<T>& p, const Graph& graph) {
   const AttentionInput<T> dense = p.Input();
@@ -90,8 +90,8 @@ std::vector<T> Transpose(const std::vector<T>& from, int64_t rows, int64_t colum
   return to;
 }
 
-// Returns the same outputs and gradients as Problem::Run: the gradient named `only`, or all
-// gradients.
+// Like Problem::Run, for graph attention: returns the outputs, and the gradient named `only` or (if
+// it is empty) all gradients.
 template <class T>
 Results<T> RunGraph(const Problem<T>& p, const Graph& graph,
                     const Executor& executor = SerialExecutor(), const std::string& only = "") {
@@ -139,7 +139,8 @@ Results<T> RunGraph(const Problem<T>& p, const Graph& graph,
   return results;
 }
 
-// The graph as a dense bias: the log of the number of edges per pair.
+// The graph as the layout of a dense bias, whose entries are indexed by the number of edges of a
+// pair.
 class EdgeCounts final : public TableLayout {
  public:
   EdgeCounts(const Graph& graph, int64_t keys) : keys_(keys) {
@@ -218,7 +219,7 @@ std::vector<Case> Cases() {
 }
 
 std::pair<Problem<float>, Graph> MakeProblem(const PairFunction& function, const Case& c) {
-  // With few columns, tokens are often nearly parallel, where angles lose precision.
+  // With few columns, tokens are often nearly parallel, so that their angles lose precision.
   const int64_t dim = function.name == std::string("cosine_entailment") ? c.dim + 8 : c.dim;
   return {RandomProblem(function,
                         {.shape = {1, c.heads, c.key_heads, c.queries, c.keys, dim, c.value_dim},
@@ -300,8 +301,8 @@ TEST_P(GraphFunctionTest, WithoutTheGradientOfLse) {
   ExpectSame(RunGraph(problem, graph), without);
 }
 
-// Some rows are in one chunk, some are empty, some are split. Every seventh edge is removed, as are
-// all edges of one row.
+// Some rows are in one chunk, some are empty, and some are split. Biases of -inf remove one edge in
+// seven per head, and all edges of one row.
 TEST_P(GraphFunctionTest, BiasesAndDropoutMatchReference) {
   auto [problem, graph] = MakeProblem(function(), {"", 40, 30, 6, 2, 9, 11, 1500});
   std::mt19937 engine(3);
@@ -321,8 +322,8 @@ TEST_P(GraphFunctionTest, BiasesAndDropoutMatchReference) {
   }
 }
 
-// Scores are far above the range of exp, so each row's largest score must be subtracted, even in
-// rows that span chunks.
+// Scores are too large for exp, so each row's largest score must be subtracted, even in rows that
+// span chunks.
 TEST_P(GraphFunctionTest, LargeScores) {
   auto [problem, graph] = MakeProblem(function(), {"", 20, 300, 2, 2, 8, 8, 5000});
   for (float& factor : problem.factor) factor *= 300;
@@ -335,8 +336,8 @@ TEST_P(GraphFunctionTest, LargeScores) {
   });
 }
 
-// Like FactorTest for the dense operator: the common part of a row's f must cancel in the gradient
-// of the factor, even in rows that span chunks.
+// Like FactorTest for the dense operator: the part of f that all pairs of a row have in common must
+// cancel in the gradient of the factor, even in rows that span chunks.
 TEST(Graph, GradientOfFactorHangsOnTheSpreadOfScoresAlone) {
   for (const bool pass_d_lse : {false, true}) {
     auto [problem, graph] =
@@ -358,8 +359,8 @@ TEST(Graph, GradientOfFactorHangsOnTheSpreadOfScoresAlone) {
   }
 }
 
-// Like EqualSlopesTest for the dense operator: with equal slopes, exactly the gradient of lse
-// remains, even in rows that span chunks.
+// Like EqualSlopesTest for the dense operator: if all slopes of a row are equal, they cancel and
+// leave exactly the gradient of lse, even in rows that span chunks.
 TEST(Graph, EqualSlopesLeaveTheGradientOfLse) {
   constexpr float kFar = 1000;
   for (const char* name : {"additive", "umbral"}) {
@@ -382,16 +383,17 @@ TEST(Graph, EqualSlopesLeaveTheGradientOfLse) {
   }
 }
 
-// A score of -inf acts like a missing edge, for some or all edges of a row. Tests rows in one
-// chunk, and split rows in which the first part, the last part or all parts have only such edges.
+// An edge with score -inf acts like a missing edge, whether a row has some or only such edges.
+// Tests rows in one chunk, and split rows in which the first part, the last part or all parts have
+// only such edges.
 class MinusInfinityTest : public ::testing::Test {
  protected:
   static constexpr int64_t kHidden = 8;  // the first keys, whose scores are -inf
   static constexpr int64_t kKeys = 20;
   static constexpr int64_t kMany = 1500;  // enough edges to span several chunks
 
-  // Adds a row with edges to hidden keys, visible keys and hidden keys again. In the second graph,
-  // it has only the edges to visible keys.
+  // Adds a row to both graphs. In graph_, it has edges to hidden keys, visible keys and hidden keys
+  // again; in without_, it has only the edges to visible keys.
   void AddRow(int64_t hidden_first, int64_t seen, int64_t hidden_last) {
     std::vector<int64_t> all;
     std::vector<int64_t> rest;
@@ -417,8 +419,8 @@ class MinusInfinityTest : public ::testing::Test {
     AddRow(0, 0, 0);
   }
 
-  // Compares all results except the gradients of the factor and of head scalars, in which 0 times
-  // -inf occurs.
+  // Compares all results except the gradients of the factor and of head scalars, which contain
+  // products of 0 and -inf.
   static void Compare(const Results<float>& ours, const Results<double>& expected) {
     for (const auto& [name, values] : expected) {
       if (name == "d_factor" || name == "d_head") continue;
@@ -439,7 +441,7 @@ TEST_F(MinusInfinityTest, IsAnEdgeThatIsNotThere) {
   }
   std::fill(p.factor.begin(), p.factor.end(), 1.0f);
   std::fill(p.head.begin(), p.head.end(), 0.2f);
-  // Scores are about -180, and their weights negligible relative to e^0.
+  // Scores are about -180, so their exponentials are negligible relative to e^0.
   for (float& scalar : p.row) scalar -= 900.0f;
   const Results<double> expected = RunGraph(p.InDouble(), without_);
   for (const double d : expected.at("d_row")) ASSERT_TRUE(std::isfinite(d));
@@ -466,8 +468,8 @@ TEST_F(MinusInfinityTest, OfABiasHidesNaN) {
   });
 }
 
-// Products of finite tokens may overflow. Rows in which they do have no weights, and their tokens
-// have no gradients.
+// Inner products of finite tokens may overflow to -inf. Rows with only such products have no
+// weights, and their tokens have no gradients.
 TEST_F(MinusInfinityTest, OfProductsThatOverflow) {
   Problem<float> p =
       RandomProblem(FindPairFunction("dot"), {.shape = {1, 4, 2, graph_.queries(), kKeys, 3, 5}});
@@ -500,8 +502,8 @@ TEST_F(MinusInfinityTest, OfProductsThatOverflow) {
   });
 }
 
-// One edge outweighs all others so much that a float cannot distinguish the row's sum from its
-// weight, in a row that spans several chunks. Only the edge's value has a gradient.
+// Each row spans several chunks, and one of its edges outweighs all others so much that the row's
+// sum of weights equals that edge's weight in fp32. Only that edge's value has a gradient.
 TEST(Graph, OneEdgeOutweighsARowThatChunksShare) {
   constexpr int64_t kKeys = 300;
   Graph graph;

@@ -1,5 +1,5 @@
-// Tests the interface except numerical results: error messages, names, instruction sets and
-// executors.
+// Tests the parts of the interface other than numerical results: error messages, names, instruction
+// sets and executors.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -204,18 +204,18 @@ TYPED_TEST(ErrorTest, BackwardIsChecked) {
       {"attention: o is null", [](C& c) { c.saved.o.data = nullptr; }},
       {"attention: d_o is null", [](C& c) { c.saved.d_o.data = nullptr; }},
       {"attention: lse is null", [](C& c) { c.saved.lse = nullptr; }},
-      {"attention: d_bias is given without the bias; expected both",
+      {"attention: d_bias is given without bias; expected both",
        [](C& c) { c.gradient.bias.table = c.memory.data(); }},
-      {"attention: d_bias has a different batch_stride than the bias; expected the same",
+      {"attention: d_bias has a different batch_stride than bias; expected the same",
        [](C& c) {
          c.in.bias.table = c.memory.data();
          c.gradient.bias = {c.memory.data(), 8, nullptr};
        }},
-      {"attention: d_key_bias is given without the bias; expected both",
+      {"attention: d_key_bias is given without key_bias; expected both",
        [](C& c) { c.gradient.key_bias = c.memory.data(); }},
       {"attention: d_temperature is given without temperature; expected both",
        [](C& c) { c.gradient.temperature = c.memory.data(); }},
-      {"attention: d_pair_bias is given without the bias; expected both",
+      {"attention: d_pair_bias is given without pair_bias; expected both",
        [](C& c) { c.gradient.pair_bias = c.gradient.x; }},
       {"attention: d_pair_bias has rows that share memory; expected separate rows",
        [](C& c) {
@@ -281,8 +281,8 @@ TEST(TargetsTest, CanBeChosen) {
                     HasSubstr(Targets().back())));
 }
 
-// Each test runs in its own process, before any target has been chosen. The kernels must use the
-// chosen target, so the first call must not choose again.
+// Each test runs in a separate process, in which no target has been chosen yet. Kernels must use
+// the target that is chosen first, so the first call must not choose again.
 class FirstChoiceTest : public ::testing::Test {
  protected:
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
@@ -361,8 +361,8 @@ TEST(ThreadExecutorTest, RunsEveryWorkerOnceAndWaits) {
   }
 }
 
-// Checks that the operator uses at most the executor's workers, and no worker twice at the same
-// time.
+// Runs workers one after the other, in reverse order. Checks that their number is at most
+// max_workers(), and records the largest number.
 class RecordingExecutor final : public Executor {
  public:
   int max_workers() const override { return 3; }

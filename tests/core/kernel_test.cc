@@ -25,8 +25,8 @@ class PairFunctionTest : public ::testing::TestWithParam<const PairFunction*> {
 INSTANTIATE_TEST_SUITE_P(All, PairFunctionTest, ::testing::ValuesIn(PairFunctions()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-// Each pair function is tested with all numbers of columns, lengths and kinds of masks, but not
-// with all their combinations.
+// Each pair function is tested with all column counts, lengths and kinds of masks, but not with all
+// their combinations.
 struct Case {
   const char* name;
   ProblemOptions options;
@@ -80,7 +80,7 @@ std::vector<Case> AccuracyCases() {
         .query_segments = Documents(2, 700, 130),
         .key_segments = Documents(2, 700, 130),
         .bias = kShared}},
-      // Segments recur, and some queries belong to a segment without keys.
+      // Segment numbers recur, and some queries belong to a segment without keys.
       {"MixedSegments",
        {.shape = {2, 4, 2, 97, 300, 17, 3},
         .left = 200,
@@ -218,8 +218,8 @@ TEST_P(PairFunctionTest, TokensMayBeOfBfloat16) {
   }
 }
 
-// 16-bit tokens give bitwise the same results as their float32 values. The exception is calls with
-// only bfloat16 tokens, which may use native products.
+// 16-bit tokens give bitwise the same results as the same values in float32. The exception is calls
+// in which all tokens are bfloat16, which may use native products.
 TEST_P(PairFunctionTest, TokensOf16BitsAreWidened) {
   constexpr TokenType kBFloat16 = TokenType::kBFloat16;
   constexpr TokenType kFloat16 = TokenType::kFloat16;
@@ -261,7 +261,7 @@ TEST_P(PairFunctionTest, TokensOf16BitsAreWidened) {
   }
 }
 
-// Tests all numbers, including the largest and the smallest ones, NaN and infinity.
+// Tests all bit patterns, including the largest and smallest numbers, NaN and infinity.
 TEST(TokenTypeTest, EveryNumberOf16BitsIsWidened) {
   constexpr int64_t kColumns = 16;
   for (const TokenType type : {TokenType::kBFloat16, TokenType::kFloat16}) {
@@ -282,7 +282,8 @@ TEST(TokenTypeTest, EveryNumberOf16BitsIsWidened) {
         for (int64_t n = 0; n < kColumns; ++n) {
           const float expected = FromBits(values[static_cast<size_t>(n)], type);
           const float actual = o[static_cast<size_t>(n)];
-          // A single key has weight 1; zeros may have lost their sign in the sum.
+          // The single key has weight 1, so o is its value, except that zeros may lose their sign
+          // in the sum.
           EXPECT_TRUE(actual == expected || (std::isnan(actual) && std::isnan(expected)))
               << values[static_cast<size_t>(n)] << ": " << actual << "; expected " << expected;
         }
@@ -314,8 +315,8 @@ TEST_P(PairFunctionTest, InfiniteBiasesMask) {
         RandomProblem(function(), {.shape = {2, 3, 1, 49, 130, 17, 17}, .bias = kind});
     const int64_t tables = kind == ProblemOptions::kSharedBias ? 1 : 2;
     for (int64_t b = 0; b < tables; ++b) {
-      // Row i reads entries 48 - i ... 177 - i, so entries before 20 belong to the first keys of
-      // the last rows.
+      // Row i reads entries 48 - i to 177 - i, so only the last rows read entries below 20, for
+      // their first keys.
       for (int64_t entry = 0; entry < 20; ++entry) p.bias_at(b, 0, entry) = -kInfinity;
       p.bias_at(b, 0, 100) = -kInfinity;
       for (int64_t entry = 0; entry < p.bias_size(); ++entry) p.bias_at(b, 1, entry) = -kInfinity;
@@ -364,7 +365,7 @@ TEST_P(PairFunctionTest, LogitsMayBeLarge) {
 }
 
 // Tokens nearly coincide far from the origin, where their squared distance would lose all digits if
-// it were computed from norms and the product.
+// it were computed from norms and inner products.
 class DistanceTest : public ::testing::TestWithParam<const PairFunction*> {};
 
 TEST_P(DistanceTest, OfNearTokensIsExact) {
@@ -377,7 +378,7 @@ TEST_P(DistanceTest, OfNearTokensIsExact) {
   const Results<double> all = p.InDouble().Run();
   OnEveryTarget([&] {
     EXPECT_LE(Difference(p.Forward().at("o"), forward.at("o")), 1e-4);
-    // Gradients are sums of products with tokens, whose common digits cancel.
+    // Gradients are sums of products with tokens, in which the tokens' common digits cancel.
     ExpectClose(p.Run(), all, 2e-3);
   });
 }
@@ -393,12 +394,12 @@ INSTANTIATE_TEST_SUITE_P(All, DistanceTest, ::testing::ValuesIn(Distances()),
                          [](const auto& test) { return std::string(test.param->name); });
 
 // Tests tokens at decreasing distances, with keys packed as floats, packed as 16-bit pairs, or read
-// in place. If scores are larger, larger distances count as near.
+// in place. The larger the scores, the larger the distances that count as near.
 TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
   const ProblemOptions packed = {.shape = {1, 2, 1, 60, 150, 24, 17}};
   const ProblemOptions in_place = {.shape = {1, 2, 1, 3, 150, 70, 17}};
   const ProblemOptions odd = {.shape = {1, 2, 2, 50, 61, 3, 5}};
-  // These tiles start in the middle of their keys.
+  // With this window, the tiles of most rows do not start at the first key.
   const ProblemOptions window = {.shape = {1, 2, 1, 90, 210, 5, 6}, .left = 11, .right = 0};
   const auto expect = [](const char* name, const ProblemOptions& options, int fraction,
                          float scores) {
@@ -414,7 +415,7 @@ TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
     const Results<double> forward = p.InDouble().Forward();
     const Results<double> all = p.InDouble().Run();
     OnEveryTarget([&] {
-      // AVX3 may round weights, and therefore o, to bfloat16.
+      // AVX3 targets may round weights to bfloat16, which changes o.
       const bool rounds = widened && CurrentTarget().starts_with("AVX3");
       for (const auto& [result, values] : p.Forward()) {
         EXPECT_LE(Difference(values, forward.at(result)), rounds && result == "o" ? 5e-3 : 7e-6)
@@ -428,13 +429,14 @@ TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
       for (int fraction = 1; fraction <= 4096; fraction *= 2) expect(name, options, fraction, 1);
       expect(name, options, 1, 10);
       options.type = options.value_type = TokenType::kBFloat16;
-      // Larger fractions would make them coincide.
+      // With larger fractions, tokens would coincide in bfloat16.
       for (int fraction = 1; fraction <= 32; fraction *= 2) expect(name, options, fraction, 1);
     }
   }
 }
 
-// A query of 0 is as near as possible to hidden keys, which must not be read.
+// A query of 0 coincides with the zeros that pad the packed keys. Neither padding nor hidden keys
+// may count as near keys.
 TEST(NearTokensTest, AreKeysThatThereAre) {
   for (const char* name : {"laplacian", "gaussian", "umbral", "penumbral"}) {
     for (const int64_t queries : {3, 60}) {
@@ -476,7 +478,7 @@ class GuardedPage {
   void* pages_;
 };
 
-// Some queries are near every key, others are as far as possible.
+// The first query is near every key, infinitely far from every key, or NaN.
 TEST(NearTokensTest, ReadNothingBehindTheLastKey) {
   GuardedPage page;
   for (const char* name : {"laplacian", "gaussian"}) {
@@ -523,7 +525,7 @@ TEST(NearTokensTest, MayHaveNormsThatOverflow) {
           if (result == "d_factor") continue;
           EXPECT_LE(Difference(values, without.at(result)), 1e-6) << result;
         }
-        // An infinite query is equally far from all keys.
+        // The distances of an infinite query are undefined, so its lse is NaN.
         Problem<float> infinite = p;
         infinite.x.at(0, 1, 1, 3) = kInfinity;
         EXPECT_TRUE(std::isnan(infinite.Forward().at("lse")[static_cast<size_t>(queries + 1)]));
@@ -532,7 +534,7 @@ TEST(NearTokensTest, MayHaveNormsThatOverflow) {
   }
 }
 
-// A gradient that is requested alone equals the same gradient requested with all others.
+// A gradient requested alone equals the same gradient requested with all others.
 TEST_P(PairFunctionTest, GradientsMayBeLeftOut) {
   const Problem<float> p = RandomProblem(function(), {.shape = {2, 2, 1, 49, 200, 17, 17},
                                                       .right = 0,
@@ -555,7 +557,7 @@ TEST_P(PairFunctionTest, GradientOfLseIsOptional) {
 TEST_P(PairFunctionTest, ResultsAreTheSameForAnyNumberOfWorkers) {
   const ProblemOptions problems[] = {
       // The first problem has one head, whose keys are divided among workers. The second has many
-      // heads, and the third a group with one key head.
+      // heads, and in the third, all heads share one key head.
       {.shape = {1, 1, 1, 300, 900, 17, 17}, .bias = ProblemOptions::kSharedBias},
       {.shape = {3, 4, 4, 100, 100, 17, 17}, .right = 0, .bias = ProblemOptions::kSharedBias},
       {.shape = {1, 4, 1, 50, 500, 3, 80}, .left = 200, .query_offset = 400},
@@ -589,7 +591,8 @@ bool IsFinite(const std::vector<float>& row) {
 // A non-finite token affects only the rows that see it; all other rows are bitwise unchanged.
 class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction*, float>> {
  protected:
-  // Calls spoil(problem, key) for the poisoned key of key head 0 in the last batch.
+  // Checks that spoil(problem, key), which poisons a key of key head 0 in the last batch element,
+  // changes only the rows that see the key.
   template <class Spoil>
   void ExpectOnlySeeingRowsChange(const Spoil& spoil) {
     const AttentionShape shape = {2, 4, 2, 130, 130, 17, 17};
@@ -632,7 +635,7 @@ class PoisonTest : public ::testing::TestWithParam<std::tuple<const PairFunction
              key + 1000, spoil);
       Expect({.shape = {1, 4, 2, 3, 1300, 16, 16}, .pair_mask = {true, false, false}}, key + 1000,
              spoil);
-      // There are too many queries for keys to be read in place.
+      // These problems have too many queries for keys to be read in place.
       Expect({.shape = {1, 4, 2, 20, 1300, 17, 17}, .right = 0, .query_offset = key + 990},
              key + 1000, spoil);
       Expect({.shape = {1, 4, 2, 20, 1300, 16, 16}, .pair_mask = {true, false, false}}, key + 1000,
@@ -718,8 +721,8 @@ TEST_P(PoisonTest, InAValueReachesTheRowsThatSeeIt) {
   });
 }
 
-// Poisons a key with NaN, because infinite distances may have weight 0. For pair functions without
-// tokens, poisons the key's scalars.
+// Keys are poisoned only with NaN, because keys at infinite distance may have weight 0. For pair
+// functions without tokens, the key's scalars are poisoned.
 class PoisonedKeyTest : public PoisonTest {};
 
 TEST_P(PoisonedKeyTest, ReachesTheRowsThatSeeIt) {
@@ -749,7 +752,7 @@ INSTANTIATE_TEST_SUITE_P(All, PoisonedKeyTest,
                                             ::testing::Values(kNan)),
                          PoisonName);
 
-// Columns outside key_starts and key_lengths are never read.
+// Keys outside key_starts and key_lengths are never read.
 TEST_P(PairFunctionTest, HiddenColumnsMayHoldAnything) {
   for (const bool padded : {false, true}) {
     // Tokens with 64 columns are read in place, those with 17 from padded copies; with few queries,

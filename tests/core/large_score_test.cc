@@ -1,5 +1,5 @@
-// With large scores, the weights of the backward pass must equal those of the forward pass bitwise,
-// and gradients that are exactly 0 must be computed as 0.
+// With large scores, the weights of the backward pass must be bitwise equal to those of the forward
+// pass, and gradients that are mathematically 0 must be exactly 0.
 #include <cmath>
 #include <sstream>
 #include <string>
@@ -42,8 +42,8 @@ Problem<float> WeightsProblem(const PairFunction& f, ProblemOptions options, flo
   return p;
 }
 
-// If there are more keys than a tile has, the forward pass rescales earlier sums, with different
-// rounding.
+// All keys fit into one tile. With more keys, the forward pass would rescale earlier sums, which
+// changes the rounding.
 TEST_P(LargeScoreTest, WeightsAreTheSameInBothDirections) {
   static const OffsetLayout layout(9, 9, OffsetLayout::Far::kClip);
   const AttentionShape shape = {1, 2, 2, 60, 60, 17, 60};
@@ -58,7 +58,7 @@ TEST_P(LargeScoreTest, WeightsAreTheSameInBothDirections) {
        .key_bias = true,
        .relative = &layout,
        .relative_values = false},
-      // Numbers of rows around the limit up to which keys are not packed.
+      // Row counts around the limit up to which keys are not packed.
       {.shape = {1, 2, 2, 1, 60, 64, 60}},
       {.shape = {1, 2, 2, 4, 60, 33, 60},
        .type = TokenType::kBFloat16,
@@ -100,7 +100,8 @@ TEST_P(LargeScoreTest, WeightsAreTheSameInBothDirections) {
   }
 }
 
-// Weights must sum to 1 with many tiles, parts of the keys, shared key heads and bfloat16.
+// Weights must sum to 1, also with many tiles, keys split into parts, shared key heads and
+// bfloat16.
 TEST_P(LargeScoreTest, WeightsAddUpToOne) {
   const ProblemOptions all[] = {
       {.shape = {1, 1, 1, 8, 700, 9, 700}},
@@ -124,7 +125,7 @@ TEST_P(LargeScoreTest, WeightsAddUpToOne) {
       const AttentionShape& n = options.shape;
       OnEveryTarget([&] {
         const Results<float> r = p.Run(SerialExecutor(), "d_v");
-        // Sums over all heads that share the keys.
+        // d_v sums the weights of all heads that share the keys.
         for (int64_t h = 0; h < n.key_heads; ++h) {
           for (int64_t i = 0; i < n.queries; ++i) {
             double sum = 0;
@@ -140,7 +141,7 @@ TEST_P(LargeScoreTest, WeightsAddUpToOne) {
   }
 }
 
-// A row with a single key gives it weight 1, regardless of its score.
+// The only key of a row has weight 1, regardless of its score, so the score has no gradient.
 TEST_P(LargeScoreTest, OnlyKeysHaveNoGradient) {
   static const OffsetLayout layout(9, 9, OffsetLayout::Far::kClip);
   static const GridLayout grid({5, 10}, 3, GridLayout::Kind::kAxes);
@@ -190,8 +191,8 @@ TEST_P(LargeScoreTest, OnlyKeysHaveNoGradient) {
   }
 }
 
-// The gradient of a factor is the sum of ds f. The common part of a row's f must cancel, even if it
-// is large, and regardless of the rounding of dP and delta.
+// The gradient of a factor is the sum of ds * f. The part of f that all pairs of a row have in
+// common must cancel, even if it is large, and regardless of the rounding of dP and delta.
 TEST(FactorTest, ItsGradientHangsOnTheSpreadOfScoresAlone) {
   for (const bool pass_d_lse : {false, true}) {
     Problem<float> p = RandomProblem(FindPairFunction("dot"), {.shape = {2, 2, 1, 60, 250, 8, 16}});
@@ -216,13 +217,14 @@ TEST(FactorTest, ItsGradientHangsOnTheSpreadOfScoresAlone) {
   }
 }
 
-// The common part of a row's slopes must cancel in the gradients of its query's token and scalars.
+// The part of the slopes that all pairs of a row have in common must cancel in the gradients of the
+// row's query and scalars.
 class SlopesTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(SlopesTest, WhatTheyShareIsNotInTheGradientOfTheQuery) {
   constexpr float kFar = 1000;  // puts all keys on one side of all queries
   const PairFunction& f = FindPairFunction(GetParam());
-  // The slope of one pair.
+  // The magnitude of each pair's slope.
   const double slope = f.input == PairInput::kInnerProduct ? kFar : 1;
   for (const int64_t left : {int64_t{1}, int64_t{40}, kUnbounded}) {
     SCOPED_TRACE(left);
@@ -248,13 +250,14 @@ TEST_P(SlopesTest, WhatTheyShareIsNotInTheGradientOfTheQuery) {
 INSTANTIATE_TEST_SUITE_P(Functions, SlopesTest, ::testing::Values("dot", "laplacian", "additive"),
                          [](const auto& test) { return std::string(test.param); });
 
-// With equal slopes in a row, exactly the gradient of lse remains.
+// If all slopes of a row are equal, they cancel and leave exactly the gradient of lse.
 class EqualSlopesTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(EqualSlopesTest, LeaveTheGradientOfLse) {
   constexpr float kFar = 1000;
   const PairFunction& f = FindPairFunction(GetParam());
-  // All sums of "additive" scalars are positive; all keys of "umbral" are far above the query.
+  // For "additive", all sums of scalars are positive; for "umbral", all keys are far above the
+  // query.
   const bool is_cone = f.input == PairInput::kSquaredDistance;
   for (const bool pass_d_lse : {false, true}) {
     SCOPED_TRACE(pass_d_lse);
@@ -275,7 +278,7 @@ TEST_P(EqualSlopesTest, LeaveTheGradientOfLse) {
 INSTANTIATE_TEST_SUITE_P(Functions, EqualSlopesTest, ::testing::Values("additive", "umbral"),
                          [](const auto& test) { return std::string(test.param); });
 
-// Statistics that the caller has not saved are recomputed.
+// If the caller has not saved the row statistics, the backward pass recomputes them.
 TEST_P(LargeScoreTest, StatisticsThatAreNotKeptChangeNothing) {
   ProblemOptions options = {.shape = {2, 4, 2, 53, 70, 17, 19}, .right = 20, .dropout = 0.2};
   const Problem<float> kept = RandomProblem(function(), options);
@@ -285,8 +288,8 @@ TEST_P(LargeScoreTest, StatisticsThatAreNotKeptChangeNothing) {
   EXPECT_EQ(not_kept.InDouble().Run(), kept.InDouble().Run());
 }
 
-// Tests the statistics of rows with no key, one key and many keys, in calls with few rows (computed
-// in parts of the keys) and with many rows.
+// Tests the statistics of rows with no key, one dominant key and many keys, in calls with few rows
+// (for which keys are split into parts) and with many rows.
 class StatisticsTest : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(StatisticsTest, AreTheLargestScoreTheSumAndTheKey) {
@@ -300,7 +303,7 @@ TEST_P(StatisticsTest, AreTheLargestScoreTheSumAndTheKey) {
     p.y.at(0, 0, j, 0) = j == 421 ? 40.0f : 0.0f;
     p.key_bias[static_cast<size_t>(j)] = 0;
   }
-  // In successive rows, key 421 dominates, all keys are equal, or all other keys dominate.
+  // Rows alternate: key 421 dominates, all keys have equal scores, or all keys except 421 dominate.
   for (int64_t i = 0; i < queries; ++i) p.x.at(0, 0, i, 0) = static_cast<float>(1 - i % 3);
   const auto statistics_of = [&](const auto& problem) {
     auto statistics = problem.key_bias;
@@ -320,7 +323,7 @@ TEST_P(StatisticsTest, AreTheLargestScoreTheSumAndTheKey) {
       EXPECT_EQ(statistics[rows + i + 1], kKeys);
       EXPECT_NEAR(statistics[rows + i + 2], kKeys - 1, 1e-12);
       EXPECT_EQ(statistics[2 * rows + i], 421);
-      // If scores are equal, any of them may count as the largest.
+      // If several keys have the largest score, any of them may be stored.
       for (const size_t row : {i + 1, i + 2}) {
         EXPECT_GE(statistics[2 * rows + row], 0);
         EXPECT_LT(statistics[2 * rows + row], kKeys);

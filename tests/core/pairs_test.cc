@@ -1,4 +1,4 @@
-// User-supplied pair arrays: biases and masks.
+// Tests pair arrays that the user supplies: pair biases and pair masks.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -28,7 +28,7 @@ void FillMask(Problem<float>& p, auto sees) {
 TEST(PairBiasTest, IsTheSameForAnyNumberOfWorkers) {
   for (const bool batch : {false, true}) {
     for (const bool heads : {false, true}) {
-      // Heads form groups, or each has its own key head, or there are few heads and many keys.
+      // Tests grouped heads, one key head per head, and few heads with many keys.
       for (const AttentionShape& shape :
            {AttentionShape{3, 6, 2, 100, 500, 16, 16}, AttentionShape{2, 4, 4, 100, 200, 16, 16},
             AttentionShape{1, 2, 1, 60, 1500, 16, 16}}) {
@@ -81,8 +81,9 @@ TEST(PairBiasTest, IsABiasByOffsetWrittenOut) {
   });
 }
 
-// If all keys have the lowest finite bias, no key is hidden: keys have equal weights, and scores do
-// not matter. Tests offset, key and pair biases, with windows of many lengths.
+// If all keys have the lowest (or largest) finite bias, no key is hidden: keys have equal weights,
+// because the bias absorbs the scores. Tests offset, key and pair biases, with windows of different
+// lengths.
 TEST(PairBiasTest, OfTheLeastNumberWeighsAllKeysAlike) {
   const AttentionShape shape = {2, 2, 2, 70, 300, 16, 16};
   for (const float number :
@@ -114,7 +115,7 @@ TEST(PairBiasTest, OfTheLeastNumberWeighsAllKeysAlike) {
   }
 }
 
-// A bias shared by heads or batches gets the sum of the separate gradients.
+// The gradient of a bias that heads or batch elements share is the sum of their separate gradients.
 TEST(PairBiasTest, GradientIsSummedOverWhatSharesIt) {
   const AttentionShape shape = {3, 4, 2, 60, 250, 16, 16};
   for (const bool batch : {false, true}) {
@@ -153,7 +154,7 @@ TEST(PairBiasTest, GradientIsSummedOverWhatSharesIt) {
 TEST(PairMaskTest, OfThePastIsCausal) {
   for (const PairFunction* function : AllPairFunctions()) {
     SCOPED_TRACE(function->name);
-    // The calls have many blocks of queries, or few queries.
+    // Tests a call with many blocks of queries, and one with few queries.
     for (const int64_t queries : {300, 3}) {
       const Problem<float> causal = RandomProblem(
           *function,
@@ -222,7 +223,8 @@ TEST(PairMaskTest, TilesOfWhichNothingIsSeenAreSkipped) {
   FillMask(p, [](int64_t i, int64_t j) { return i / 192 == j / 192; });
   const double blocks = seconds();
   FillMask(p, [](int64_t, int64_t) { return true; });
-  // One twelfth of the pairs is visible, but reading the inputs also takes time.
+  // Only one pair in twelve is visible, but reading the inputs also takes time, so the test expects
+  // only a speedup of 2x.
   EXPECT_LE(blocks, seconds() / 2);
 }
 

@@ -1,4 +1,4 @@
-// Explicit positions: packed documents, trees, random positions.
+// Tests explicit positions: packed documents, trees and random positions.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -32,7 +32,8 @@ std::vector<int64_t> Drawn(int64_t batch, int64_t count, int64_t limit, int64_t 
   return positions;
 }
 
-// Positions of documents with `length` tokens each, restarting at 0.
+// Returns the positions of documents with `length` tokens each; positions restart at 0 in every
+// document.
 std::vector<int64_t> Restarts(int64_t batch, int64_t count, int64_t length) {
   std::vector<int64_t> positions;
   for (int64_t b = 0; b < batch; ++b) {
@@ -209,7 +210,7 @@ INSTANTIATE_TEST_SUITE_P(All, PositionsTest,
                                   std::get<1>(test.param).name;
                          });
 
-// Consecutive positions are bitwise equivalent to an offset.
+// Consecutive positions give bitwise the same results as a query offset.
 TEST(Positions, InOrderAreTheOffset) {
   const int64_t queries = 150;
   const int64_t keys = 300;
@@ -270,7 +271,8 @@ TEST(Positions, OrderOfKeysDoesNotMatter) {
   }
 }
 
-// Tokens and positions outside key_starts and key_lengths do not matter.
+// Tokens, scalars and positions of keys outside key_starts and key_lengths do not affect the
+// results.
 TEST(Positions, HiddenKeysMayBeAnything) {
   const OffsetLayout wide(700, 700, Far::kClip);
   const OffsetLayout shaw(16, 16, Far::kZero);
@@ -322,7 +324,7 @@ TEST(Positions, NonFiniteValuesReachWhatSeesThem) {
   EXPECT_EQ(expected.at("o").size(), 130U * 16U);
 }
 
-// A user-defined layout without differences.
+// A user-defined layout that does not override Differences().
 class EveryThird final : public TableLayout {
  public:
   int64_t size() const override { return 4; }

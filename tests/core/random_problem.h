@@ -1,5 +1,5 @@
-// Random problems for the operator, with every output and gradient, and identical values in fp32
-// and fp64.
+// Random problems for the operator, with every output and gradient, and with the same inputs in
+// fp32 and fp64.
 #ifndef GNOMON_TESTS_CORE_RANDOM_PROBLEM_H_
 #define GNOMON_TESTS_CORE_RANDOM_PROBLEM_H_
 
@@ -32,7 +32,8 @@ GNOMON_FOR_EACH_TEST_DEFINITION(GNOMON_DECLARE)
 
 namespace testing {
 
-// The pair functions of the tests, and all pair functions, including the library's.
+// TestPairFunctions returns the pair functions that tests define; AllPairFunctions adds the
+// library's.
 inline std::vector<const PairFunction*> TestPairFunctions() {
 #define GNOMON_ENTRY(Struct, name) &PairFunctionOf##Struct(),
   return {GNOMON_FOR_EACH_TEST_DEFINITION(GNOMON_ENTRY)};
@@ -47,8 +48,8 @@ inline std::vector<const PairFunction*> AllPairFunctions() {
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// A (batch, head, row, column) array. It is contiguous, or has heads inside rows and gaps in
-// between.
+// A (batch, head, row, column) array. It is contiguous or, if `padded`, stored as (batch, row,
+// head, column) with gaps after the columns.
 template <class T>
 class Array {
  public:
@@ -114,7 +115,7 @@ class Array {
   std::vector<T> data_;
 };
 
-// An array of query-key pairs that batch or heads may share.
+// An array of query-key pairs that batch elements or heads may share.
 struct PairOptions {
   bool exists = false;
   bool shares_batch = false;
@@ -150,7 +151,7 @@ struct ProblemOptions {
   bool relative_heads = false;   // whether tables are per head
   double dropout = 0;
   double tolerance = kDefaultTolerance;
-  TokenType type = TokenType::kFloat32;  // of tokens, and of values, in float32 problems
+  TokenType type = TokenType::kFloat32;  // types of tokens and values in float32 problems
   TokenType value_type = TokenType::kFloat32;
   bool padded = false;
   bool keeps_statistics = true;  // whether row statistics are saved for the backward pass
@@ -207,8 +208,8 @@ inline int64_t KeyAt(const ProblemOptions& o, int64_t b, int64_t j) {
   return o.key_positions[static_cast<size_t>(b * o.shape.keys + j)];
 }
 
-// Whether query i of batch b sees key j, ignoring biases of -inf and the pair mask. This is the
-// definition of all other masks.
+// Whether query i of batch b sees key j, ignoring biases of -inf and the pair mask. This function
+// defines all other masks.
 inline bool Sees(const ProblemOptions& o, int64_t b, int64_t i, int64_t j) {
   const auto batch = static_cast<size_t>(b);
   const int64_t offset = KeyAt(o, b, j) - QueryAt(o, b, i);
@@ -229,8 +230,9 @@ inline bool Sees(const ProblemOptions& o, int64_t b, int64_t i, int64_t j) {
          (o.key_lengths.empty() || j < o.key_lengths[batch]);
 }
 
-// Segment numbers for `count` tokens of each of `batch` elements, in documents of `length` tokens
-// numbered from `first` on. In batch element b, the first document is b tokens shorter.
+// Returns the segment numbers of `batch` sequences of `count` tokens, packed from documents of
+// `length` tokens that are numbered from `first` on. In sequence b, the first document is b tokens
+// shorter.
 inline std::vector<int32_t> Documents(int64_t batch, int64_t count, int64_t length,
                                       int32_t first = 0) {
   std::vector<int32_t> segments;
@@ -259,7 +261,7 @@ inline float RoundToBfloat16(float number) {
   return std::bit_cast<float>((bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u);
 }
 
-// Rounds to a 16-bit type, and widens to float.
+// ToBits rounds a float to a 16-bit type, and FromBits widens the bits to float.
 inline uint16_t ToBits(float number, TokenType type) {
   if (type == TokenType::kBFloat16) {
     return static_cast<uint16_t>(std::bit_cast<uint32_t>(RoundToBfloat16(number)) >> 16);
@@ -276,7 +278,8 @@ inline float FromBits(uint16_t bits, TokenType type) {
   return static_cast<float>(half);
 }
 
-// A float array as tokens of a type that represents its values; owns the 16-bit copy.
+// Converts a float array to tokens of a type that represents its values exactly, and owns the
+// 16-bit copy.
 class TokenArray {
  public:
   template <class T>
@@ -297,7 +300,7 @@ class TokenArray {
   Array<uint16_t> bits_;
 };
 
-// While this object exists, calls in fp64 run on the reference if `applies`.
+// If `applies`, fp64 calls run on the reference while this object exists.
 class ScopedReference {
  public:
   explicit ScopedReference(bool applies) : applies_(applies) {
@@ -325,7 +328,7 @@ struct Problem {
   Array<uint8_t> pair_mask = {};
   mutable TokenArray x_tokens = {}, y_tokens = {}, v_tokens = {};
   T relative_factor = T(0.75);
-  // Only for doubles: whether the engine computes the call instead of the reference.
+  // For doubles only: whether the fused kernels compute the call instead of the reference.
   bool is_fused = false;
   bool pass_d_lse = true;
 
@@ -348,7 +351,7 @@ struct Problem {
     if (pairs.shares_heads) view.stride[1] = 0;
     return view;
   }
-  // Whether the pair mask, if any, shows key j to query i.
+  // Whether the pair mask, if there is one, lets query i see key j.
   bool SeesPair(int64_t b, int64_t h, int64_t i, int64_t j) const {
     return !options.pair_mask.exists ||
            PairView(pair_mask.view(), options.pair_mask).row(b, h, i)[j] != 0;
@@ -453,7 +456,8 @@ struct Problem {
     return {{"o", o.TakeOutput()}, {"lse", lse}};
   }
 
-  // Runs the forward and the backward pass, with the gradient named `only`, or with all gradients.
+  // Runs the forward and the backward pass, and computes the gradient named `only` or (if it is
+  // empty) all gradients.
   Results<T> Run(const Executor& executor = SerialExecutor(), const std::string& only = "") const {
     Array<T> o(d_o.size(), options.padded, kNan);
     std::vector<T> lse(d_lse.size(), kNan);
@@ -515,17 +519,18 @@ struct Problem {
 };
 
 // Whether the pair function uses angles, which have kinks at 0 and pi. Low-dimensional points are
-// often nearly collinear, where finite differences and rounding are unreliable.
+// often nearly collinear, i.e. close to a kink, where finite differences are unreliable and
+// rounding errors are large.
 inline bool ReadsAngles(const PairFunction& f) {
   return std::string_view(f.name).ends_with("entailment");
 }
 
-// Inner products and distances are about 1. If they were much larger or smaller, the tests would
-// not be meaningful.
+// Returns a random problem with inner products and distances of about 1. If they were much larger
+// or smaller, the tests would not be meaningful.
 //
 // The gradients of cones and distances jump where two of their terms are equal. To make fp32 and
 // fp64 take the same side there, tokens are multiples of 1/16, whose squared distances are exact in
-// fp32, and scalars lie in between.
+// fp32, and scalars lie between these multiples.
 inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions options) {
   if (f.input == PairInput::kNone) options.shape.dim = 0;
   const AttentionShape& n = options.shape;
@@ -539,7 +544,7 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
     const float sixteenths = normal(engine) * 8 / std::sqrt(dim);
     return (options.on_grid ? std::round(sixteenths) : sixteenths) / 16;
   };
-  // Draws multiples of 1/16 plus `shift`, which are positive if they represent heights.
+  // Draws numbers (n + shift) / 16 for integers n; they are positive if they represent heights.
   const auto between = [&](float shift) {
     const int least = f.input == PairInput::kNone ? -8 : 0;
     std::uniform_int_distribution<int> sixteenths(least, least + 15);
@@ -604,7 +609,8 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
     p.pair_bias.ForEach([&](float& element) { element = unit(); });
   }
   if (options.pair_mask.exists) {
-    // A third of the blocks is fully visible, a third hidden, and the rest partially visible.
+    // A third of the blocks are fully visible, a third are hidden, and the rest are partially
+    // visible.
     const std::array<int64_t, 4> size = pairs(options.pair_mask);
     p.pair_mask = Array<uint8_t>(size, options.padded, 0);
     const int64_t height = 1 + engine() % 60;
@@ -657,7 +663,7 @@ inline Problem<float> RandomProblem(const PairFunction& f, ProblemOptions option
 }
 
 // Like RandomProblem, with tokens spaced by 1 / fraction near (1, 1, ...), and scores of about 1.
-// If tokens are near, squared distances computed from norms have no accurate digits.
+// For large fractions, squared distances computed from norms would have no accurate digits.
 inline Problem<float> NearTokensProblem(const PairFunction& f, ProblemOptions options,
                                         int fraction) {
   const float spread = 1.0f / static_cast<float>(fraction);
@@ -671,9 +677,9 @@ inline Problem<float> NearTokensProblem(const PairFunction& f, ProblemOptions op
   return p;
 }
 
-// The largest difference, relative to the largest number of `expected` (or `least` if that is
-// larger, because sums of cancelling terms have few accurate digits). Infinity if NaN or infinities
-// disagree.
+// The largest difference, relative to the largest magnitude in `expected` (or to `least` if that is
+// larger, because sums of cancelling terms have few accurate digits). Infinity if there is a NaN,
+// or if infinities disagree.
 template <class T, class Expected>
 double Difference(const std::vector<T>& actual, const std::vector<Expected>& expected,
                   double least = 1e-2) {
@@ -694,7 +700,7 @@ double Difference(const std::vector<T>& actual, const std::vector<Expected>& exp
 template <class T>
 void ExpectClose(const Results<T>& actual, const Results<double>& expected, double tolerance) {
   ASSERT_EQ(actual.size(), expected.size());
-  // The gradients of a head are sums over its rows, with terms of about 1.
+  // The gradients of per-head numbers are sums over the rows of the head, with terms of about 1.
   const double rows = static_cast<double>(expected.at("lse").size()) /
                       std::max(1.0, static_cast<double>(expected.at("d_factor").size()));
   for (const auto& [name, values] : expected) {
@@ -703,7 +709,7 @@ void ExpectClose(const Results<T>& actual, const Results<double>& expected, doub
   }
 }
 
-// Compares bitwise, except that NaN equals NaN.
+// Compares bitwise, so that NaNs with the same bits are equal.
 template <class T>
 void ExpectSame(const Results<T>& actual, const Results<T>& expected) {
   const auto bits = [](const std::vector<T>& values) {
@@ -737,7 +743,7 @@ void OnEveryTarget(const Body& body) {
   }
 }
 
-// Rounding errors of doubles relative to those of floats.
+// The rounding error of doubles relative to that of floats.
 constexpr double kRoundingOfDoubles = 0x1p-29;
 
 inline void ExpectKernelsMatchReference(const Problem<float>& problem, double tolerance = 2e-5) {

@@ -1,5 +1,5 @@
-// Compares the double-precision reference with the written-out formula, and its gradients with
-// finite differences.
+// Compares the double-precision reference with a direct evaluation of the formula, and its
+// gradients with finite differences.
 #include <cmath>
 #include <numeric>
 #include <sstream>
@@ -16,7 +16,7 @@
 namespace gnomon::testing {
 namespace {
 
-// Computes the softmax over full matrices, with a plain exp.
+// Evaluates the formula directly, with all weights of a row and a plain exp.
 Results<double> Naive(const Problem<double>& p) {
   const PairFunction& f = p.function;
   const AttentionShape& n = p.options.shape;
@@ -234,7 +234,8 @@ void SlopeOfProduct(double /*g*/, const double* /*a*/, const double* /*b*/, cons
   d.g = 1;
 }
 
-// The time for packed documents is proportional to the pairs within documents.
+// The reference computes only visible pairs, so its time for packed documents is proportional to
+// the number of pairs within documents.
 TEST(ReferenceMaskTest, ComputesVisiblePairsAlone) {
   const AttentionShape shape = {2, 2, 1, 6, 7, 3, 2};
   ProblemOptions documents = {.shape = shape};
@@ -304,8 +305,8 @@ TEST_P(ReferenceTest, ForwardIsTheFormula) {
   }
 }
 
-// sum(d_o o) + sum(d_lse lse), whose gradient the backward pass computes. Excludes rows without
-// keys.
+// sum(d_o * o) + sum(d_lse * lse), whose gradient the backward pass computes. The second sum
+// excludes rows without keys.
 double Loss(const Problem<double>& p, const std::vector<double>& d_o) {
   Results<double> r = p.Forward();
   double loss = std::inner_product(d_o.begin(), d_o.end(), r["o"].begin(), 0.0);

@@ -68,7 +68,7 @@ void PoisonFreedMemory() {
   }
 }
 
-// Windows and starts inside a vector must not read unwritten memory.
+// If windows or key_starts begin inside a vector, kernels must not read unwritten memory.
 TEST_P(RelativeTest, ReadsNothingThatItHasNotWritten) {
   const OffsetLayout layout(127, 127, OffsetLayout::Far::kClip);
   for (const int64_t left : {2, 20, 33}) {
@@ -91,7 +91,7 @@ TEST_P(RelativeTest, ReadsNothingThatItHasNotWritten) {
   }
 }
 
-// Position-to-content terms: relative queries combined with all other terms.
+// Tests position-to-content terms (relative queries), alone and combined with all other terms.
 TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPlaces) {
   const OffsetLayout shaw(16, 16, OffsetLayout::Far::kClip);
   const OffsetLayout uneven(5, 30, OffsetLayout::Far::kZero);
@@ -100,7 +100,7 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPlaces) {
   const OffsetLayout one(0, 0, OffsetLayout::Far::kClip);
   std::vector<ProblemOptions> problems = {
       {.shape = {2, 4, 2, 100, 300, 17, 19}, .relative = &shaw, .relative_key_dim = 17},
-      // There is no other term, and tables are per head.
+      // This problem has no other term, and its tables are per head.
       {.shape = {1, 2, 1, 130, 270, 16, 33},
        .right = 0,
        .query_offset = 140,
@@ -128,8 +128,8 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPlaces) {
        .relative_key_dim = 40,
        .relative_heads = true,
        .dropout = 0.3},
-      // If there are few rows, they are computed in parts of the keys, with several heads per
-      // block, or with keys read in place.
+      // With few rows, keys are split into parts, a block contains several heads, or keys are read
+      // in place.
       {.shape = {2, 4, 1, 21, 700, 8, 8}, .relative = &shaw, .relative_key_dim = 8},
       {.shape = {1, 4, 2, 3, 130, 8, 8},
        .query_offset = 100,
@@ -166,7 +166,7 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPositions) {
       options.query_positions.push_back(n < 90 ? n + 40 : static_cast<int64_t>(engine() % 300));
     }
     for (int64_t n = 0; n < 2 * 230; ++n) {
-      // There are two documents, followed by random positions.
+      // Batch element 0 has two documents, and batch element 1 has random positions.
       options.key_positions.push_back(n < 230 ? n % 120 : static_cast<int64_t>(engine() % 300));
     }
     const Results<double> expected = RandomProblem(*GetParam(), options).InDouble().Run();
@@ -178,8 +178,8 @@ TEST_P(RelativeTest, KeysMeetRowsOfTheirQueriesPositions) {
   }
 }
 
-// A gradient that is requested alone equals the one computed with all others. It is bitwise equal
-// for any number of workers.
+// A gradient requested alone equals the same gradient requested with all others. Gradients are
+// bitwise equal for any number of workers.
 TEST_P(RelativeTest, GradientsDoNotDependOnCompanyOrWorkers) {
   const OffsetLayout layout(20, 20, OffsetLayout::Far::kClip);
   const Problem<float> p = RandomProblem(*GetParam(), {.shape = {2, 4, 2, 100, 400, 17, 19},
@@ -209,7 +209,7 @@ TEST(KeyBiasTest, MasksByMinusInfinity) {
     if (j % 3 == 0) p.key_bias[static_cast<size_t>(j)] = -kInfinity;
     p.key_bias[static_cast<size_t>(130 + j)] = -kInfinity;
   }
-  // This value is hidden from all rows of its head.
+  // In the first batch element, every third key is hidden from head 0, and all keys from head 1.
   ExpectKernelsMatchReference(p);
   OnEveryTarget([&] {
     const Results<float> r = p.Run();
@@ -229,7 +229,7 @@ TEST(KeyBiasTest, HidesValuesThatAreNotFinite) {
   });
 }
 
-// With unit vectors as values, o contains the weights after dropout.
+// Values are unit vectors, so o contains the weights after dropout.
 TEST(DropoutTest, KeepsWeightsWithTheGivenChanceAndScale) {
   constexpr int64_t kTokens = 96;
   for (const double rate : {0.1, 0.5, 0.9, 1.0}) {
@@ -261,8 +261,8 @@ TEST(DropoutTest, KeepsWeightsWithTheGivenChanceAndScale) {
           EXPECT_NEAR(some[e] * (1 - rate), all[e], 1e-5 * all[e]);
         }
       }
-      // The tolerance is five standard deviations; for neighbours, it is larger, because their
-      // pairs overlap.
+      // The tolerance is five standard deviations; it is larger for neighbours, because pairs of
+      // neighbours overlap.
       EXPECT_NEAR(dropped / count, rate, 5 * std::sqrt(rate * (1 - rate) / count));
       EXPECT_NEAR(together / (2 * count), rate * rate,
                   10 * rate * std::sqrt((1 - rate) / count) + 2e-3);

@@ -1,5 +1,5 @@
-// Certified skipping: the skipped weights of every row sum to less than the tolerance, and results
-// are otherwise unchanged.
+// Tests certified skipping: the skipped weights of every row sum to less than the tolerance, and
+// results are otherwise unchanged.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -18,7 +18,7 @@
 namespace gnomon::testing {
 namespace {
 
-// Counts pairs during its lifetime.
+// Counts visible and computed pairs during its lifetime.
 class ScopedCount {
  public:
   ScopedCount() { CountPairs(&count_); }
@@ -57,7 +57,7 @@ std::vector<const PairFunction*> BoundedFunctions() {
 INSTANTIATE_TEST_SUITE_P(All, BoundedFunctionTest, ::testing::ValuesIn(BoundedFunctions()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-// Scalars as computed by token maps, so that the scalars of a point are consistent.
+// Random scalars as token maps compute them, so that all scalars of a point are consistent.
 struct Scalars {
   double values[3] = {0, 0, 0};
 };
@@ -89,7 +89,7 @@ TEST_P(BoundedFunctionTest, ValuesLieWithinTheBounds) {
     };
     const Scalars a = RandomScalars(f.name, true, uniform(engine), normal(engine));
     const double t[3] = {normal(engine), normal(engine), normal(engine)};
-    // Some keys, and ranges that contain them.
+    // Draws several keys, and computes the ranges of their g and scalars.
     constexpr int kKeys = 5;
     const double middle = uniform(engine);
     const double any = normal(engine);
@@ -128,7 +128,8 @@ TEST_P(BoundedFunctionTest, ValuesLieWithinTheBounds) {
   EXPECT_GT(tight, 400);
 }
 
-// Adds biases that decrease by a per-head slope per token of distance.
+// Sets offset biases that decrease linearly with distance or, if `odd`, increase with the offset.
+// The slope depends on the head.
 void SetSlopes(Problem<float>& p, float slope, bool odd = false) {
   const AttentionShape& n = p.options.shape;
   const int64_t tables = p.bias_stride() == 0 ? 1 : n.batch;
@@ -143,7 +144,7 @@ void SetSlopes(Problem<float>& p, float slope, bool odd = false) {
   }
 }
 
-// Scores in double precision: c f + bias, with key biases and the temperature.
+// Returns the score of a pair in double precision: (factor * f + biases) * temperature.
 double ScoreOf(const Problem<double>& p, int64_t b, int64_t h, int64_t i, int64_t j) {
   const AttentionShape& n = p.options.shape;
   const PairFunction& f = p.function;
@@ -181,8 +182,8 @@ double ScoreOf(const Problem<double>& p, int64_t b, int64_t h, int64_t i, int64_
   return score;
 }
 
-// The largest sum of the weights in a row of visible keys for which left_out(b, h, i, j) is true,
-// in double precision.
+// Sums the weights of each row's visible keys for which left_out(b, h, i, j) is true, in double
+// precision, and returns the largest of these sums.
 template <class LeftOut>
 double LargestLeftOut(const Problem<float>& problem, const LeftOut& left_out) {
   const Problem<double> p = problem.InDouble();
@@ -267,7 +268,7 @@ Problem<float> ProblemOf(const PairFunction& f, const Case& c) {
     tokens->ForEach([&](float& element) { element *= c.norm; });
   }
   if (c.options.key_bias) {
-    // A running sum, like that of a forget gate.
+    // The key bias is a running sum, like that of a forget gate.
     const AttentionShape& n = p.options.shape;
     for (int64_t row = 0; row < n.batch * n.heads; ++row) {
       for (int64_t j = 0; j < n.keys; ++j) {
@@ -292,7 +293,7 @@ TEST_P(BoundedFunctionTest, WhatIsLeftOutIsLessThanTheTolerance) {
     Results<float> results;
     const double share =
         ShareOf([&] { results = few ? p.Forward() : p.Run(SerialExecutor(), "d_v"); });
-    // For a Gaussian with heights of several units, distances grow faster than biases decrease.
+    // With a negated factor, large distances raise scores, which may outweigh the biases.
     if (c.factor > 0) {
       EXPECT_LT(share, c.most);
     }
@@ -304,7 +305,7 @@ TEST_P(BoundedFunctionTest, WhatIsLeftOutIsLessThanTheTolerance) {
                              }),
               p.options.tolerance);
     if (few) continue;
-    // For heads that share keys, d_v is a sum.
+    // If heads share keys, d_v is a sum over these heads and does not show single weights.
     if (n.heads > n.key_heads) continue;
     const std::vector<float>& d_v = results.at("d_v");
     EXPECT_LT(LargestLeftOut(p,
@@ -357,8 +358,8 @@ TEST_P(BoundedFunctionTest, ResultsAreTheSame) {
        .query_offset = 4000,
        .bias = kShared},
   };
-  // The terms do not depend on the pair function, so most pair functions are tested with only a few
-  // terms.
+  // The other terms do not depend on the pair function, so most pair functions are tested with only
+  // a few of these problems.
   const std::string name = function().name;
   const bool meets_all = name == "dot" || name == "penumbral";
   size_t count = 0;
@@ -378,8 +379,8 @@ TEST_P(BoundedFunctionTest, ResultsAreTheSame) {
   }
 }
 
-// For packed documents, only the pairs within documents are computed and, in the backward pass, at
-// most part of a tile at both ends.
+// For packed documents, the forward pass computes only the pairs within documents. The backward
+// pass also computes at most part of a tile at both ends of each document.
 TEST(SegmentsTest, TilesBetweenThemAreSkipped) {
   const int64_t lengths[] = {300, 37, 1, 520, 142};
   for (const int64_t group : {1, 4}) {
@@ -409,8 +410,8 @@ TEST(SegmentsTest, TilesBetweenThemAreSkipped) {
   }
 }
 
-// A row's result is bitwise independent of hidden tokens, although rows share tiles of keys and
-// blocks.
+// A row's result is bitwise independent of hidden tokens, although rows share blocks and tiles of
+// keys.
 TEST_P(BoundedFunctionTest, WhatRowsDoNotSeeChangesNoBit) {
   constexpr auto kShared = ProblemOptions::kSharedBias;
   Problem<float> p = ProblemOf(
@@ -447,7 +448,7 @@ TEST_P(BoundedFunctionTest, WhatRowsDoNotSeeChangesNoBit) {
 }
 
 // Tests the same for windows, whose tiles start with keys that are hidden from some rows. The
-// tolerance is large enough to reveal skipping.
+// tolerance is large, so that a difference in skipping would show.
 TEST_P(BoundedFunctionTest, WhatIsOutsideTheWindowChangesNoBit) {
   constexpr int64_t kLeft = 280;
   const Problem<float> p = ProblemOf(function(), {"",
@@ -550,7 +551,7 @@ TEST(SkippingTest, LeavesNothingOut) {
   const PairFunction& dot = FindPairFunction("dot");
   const AttentionShape square = {1, 2, 2, 700, 700, 8, 8};
   const auto share = [](const Problem<float>& p) { return ShareOf([&] { p.Run(); }); };
-  // The biases do not outweigh this score.
+  // The biases do not outweigh such large scores.
   EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .bias = kShared}, 0.4f, false, 1e4f})), 1);
   EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .bias = kShared}, 0.4f, false, 1, 1e10f})),
             1);
@@ -568,7 +569,7 @@ TEST(SkippingTest, LeavesNothingOut) {
                                    .relative_values = false,
                                    .relative_key_dim = 8}})),
             1);
-  // For few rows, the forward pass does not check for skipping.
+  // With few rows, the forward pass does not check for skipping.
   const Problem<float> few = ProblemOf(
       dot,
       {"", {.shape = {1, 2, 2, 3, 4000, 8, 8}, .right = 0, .query_offset = 3997, .bias = kShared}});
@@ -603,7 +604,8 @@ TEST(SkippingTest, ComputesAKeyOfALargeNorm) {
   ExpectClose(p.Run(), p.InDouble().Run(), 5e-5);
 }
 
-// Each of these tiles is below the tolerance, but together they are above it.
+// The weight of each tile is below the tolerance, but the weights of several tiles together exceed
+// it.
 TEST(SkippingTest, TilesTogetherStayBelowTheTolerance) {
   constexpr int64_t kLength = 1100;
   constexpr int64_t kNear = 64;

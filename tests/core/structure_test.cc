@@ -1,5 +1,5 @@
-// Properties of the operator that the library's own pair functions do not cover: an inner product
-// combined with scalars, and biases other than offset biases.
+// Tests properties of the operator that the library's own pair functions do not cover: an inner
+// product combined with scalars, and biases other than offset biases.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -45,7 +45,7 @@ TEST_P(DefinitionKernelTest, IsTheSameForAnyNumberOfWorkers) {
 INSTANTIATE_TEST_SUITE_P(All, DefinitionKernelTest, ::testing::ValuesIn(TestPairFunctions()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-// The purpose of the tests' definitions.
+// The tests' definitions exist to cover this case.
 TEST(DefinitionKernelTest, CoverAnInnerProductWithScalars) {
   const auto goes_with_scalars = [](const PairFunction* f) {
     return f->input == PairInput::kInnerProduct && f->row_scalars == 2 && f->column_scalars == 1;
@@ -54,7 +54,7 @@ TEST(DefinitionKernelTest, CoverAnInnerProductWithScalars) {
   EXPECT_TRUE(std::any_of(all.begin(), all.end(), goes_with_scalars));
 }
 
-// Loops over the grid cells, which is the definition of the layout without its arithmetic.
+// Loops over all pairs of grid cells, as in the definition of the layout, without index arithmetic.
 template <class Body>
 void ForEachPairOfCells(int64_t height, int64_t width, const Body& body) {
   for (int64_t yi = 0; yi < height; ++yi) {
@@ -68,8 +68,9 @@ void ForEachPairOfCells(int64_t height, int64_t width, const Body& body) {
   }
 }
 
-// The logits of a head are only its biases. The weights must be the softmax of the biases, and the
-// gradient of the biases must be that of the softmax, summed over the pairs of each (dy, dx).
+// The factors are 0, so the logits are the biases. The weights must be the softmax of the biases,
+// and the gradient of the biases must be that of the softmax, summed over all pairs with the same
+// (dy, dx).
 TEST(GridBiasTest, IsATableOfDifferencesOfCells) {
   constexpr int64_t kHeight = 3;
   constexpr int64_t kWidth = 5;

@@ -1,4 +1,4 @@
-// Compares table layouts with their definitions, written pair by pair.
+// Compares table layouts with their definitions, which are evaluated pair by pair.
 #include "gnomon/table_layout.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ Case Offset(const std::string& name, int64_t past, int64_t future, bool clip) {
           past + 1 + future, 40};
 }
 
-// The coordinates of a token, slowest first; none for the prefix.
+// The grid coordinates of a token, slowest axis first; empty for tokens of the prefix.
 std::vector<int64_t> Place(const std::vector<int64_t>& shape, int64_t prefix, int64_t token) {
   int64_t n = prefix;
   std::vector<int64_t> place(shape.size(), 0);

@@ -1,5 +1,5 @@
-// Compares vocabulary functions that Highway lacks, on every instruction set, with double
-// precision.
+// Compares the vocabulary functions that Highway lacks with their double-precision counterparts, on
+// every instruction set.
 #include <cmath>
 #include <limits>
 #include <random>
@@ -22,7 +22,7 @@ namespace gnomon {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Calls word(x, y) on whole vectors of n numbers each; n is a multiple of 64.
+// Stores word(x, y) for n numbers each, one vector at a time; n is a multiple of 64.
 template <class Word>
 HWY_INLINE void ForVectors(const Word& word, const float* x, const float* y, float* to, size_t n) {
   const DF d;

@@ -1,4 +1,4 @@
-// Results must not depend on which of several concurrent workers is late.
+// Tests that results do not depend on which of several concurrent workers is late.
 #include <pthread.h>
 
 #include <atomic>
@@ -51,7 +51,7 @@ class StallingExecutor final : public Executor {
   }
 };
 
-// With few heads and many keys, blocks of keys take turns to add to the rows and, if there are more
+// With few heads and many keys, blocks of keys take turns adding to the rows and, if there are more
 // blocks than partial sums, to the tables. With chunks, no two blocks share a visible row, so only
 // the turns for the tables determine the order.
 TEST(LateWorkersTest, ChangeNoBit) {
@@ -74,7 +74,8 @@ TEST(LateWorkersTest, ChangeNoBit) {
   }
 }
 
-// The largest positions have the same effect as unbounded ones, and their sums do not overflow.
+// With the largest query offsets, a causal mask hides no key or all keys, and sums of positions do
+// not overflow.
 TEST(FarPositionsTest, SeeWhatUnboundedOnesDo) {
   for (const int64_t back : {0, 1, 2, 3, 4, 5, 100}) {
     for (const int64_t sign : {1, -1}) {

@@ -71,7 +71,7 @@ constexpr Form kForms[] = {
 };
 constexpr size_t kFormCount = std::size(kForms);
 
-// The kernels of the forward and the backward pass.
+// Returns the kernels that the forward and the backward pass launch.
 std::vector<KernelName> KernelsOf(const PairFunction& function, const Form& form) {
   constexpr int64_t kLength = 4096;
   const auto strides = [&] {
@@ -252,9 +252,9 @@ TEST(CompiledErrorsTest, NameTheDefinition) {
                                            "struct Unfinished {\n  static no_such_type a;\n};\n"};
   AddPairFunction(kFunction);
   EXPECT_NE(
-      ErrorOfCompiling(kFunction).find("pair function 'unfinished' runs on the CPU only, because "
-                                       "this build does not contain the source of its definition; "
-                                       "add it with gnomon_add_similarity() or gnomon_add_terms()"),
+      ErrorOfCompiling(kFunction).find("pair function 'unfinished' runs only on the CPU, because "
+                                       "this build does not contain its source; add the function "
+                                       "with gnomon_add_similarity() or gnomon_add_terms()"),
       std::string::npos)
       << ErrorOfCompiling(kFunction);
   AddDefinitionSource(kFunction, kSource);

@@ -85,7 +85,7 @@ struct CudaOptions {
   bool forward_only = false;
   int64_t table_numbers = int64_t{1} << 24;  // Input::most_table_numbers
   std::vector<float>* statistics = nullptr;  // receives the forward pass's statistics
-  std::string only = "";                     // the gradient to compute; empty: all
+  std::string only = "";                     // the gradient to compute; if empty, all
 };
 
 // Like Problem::Run, with the CUDA kernels.
@@ -202,8 +202,9 @@ inline double Unit(Element element) {
 }
 
 // Like ExpectClose. Outputs and gradients with the type of tokens are rounded sums of numbers that
-// are rounded to the element type. Each number has an error of up to half an ulp, and results of up
-// to 6 such units of the largest number. All other results are fp32 for every element type.
+// are rounded to the element type. Each of these numbers has an error of up to half an ulp; results
+// may differ by up to 6 such units, relative to the largest result. All other results are fp32 for
+// every element type.
 inline void ExpectCloseTo(const Results<float>& actual, const Results<double>& expected,
                           Element element, double rate = 0, double tolerance = 2e-5) {
   const double rows = static_cast<double>(expected.at("lse").size()) /
@@ -225,7 +226,7 @@ inline const PairFunction& EmulatedPairFunction(std::string_view name) {
   throw std::runtime_error("no emulated pair function " + std::string(name));
 }
 
-// The scheduling orders of a block's fibers.
+// The n-th of the eight scheduling orders of a block's fibers.
 inline EmulatedOrder Order(size_t n) { return {(n & 1) != 0, (n & 2) != 0, (n & 4) != 0}; }
 
 }  // namespace gnomon::testing

@@ -1,5 +1,5 @@
 // The mock driver and compiler (tests/core/fakes), with launches that the emulator executes, so
-// that GPU operators compute on CPU tensors. This is a single library, for GNOMON_CUDA_DRIVER and
+// that GPU operators compute on CPU tensors. The library serves as both GNOMON_CUDA_DRIVER and
 // GNOMON_NVRTC.
 #include <cstddef>
 #include <cstdio>
@@ -31,7 +31,7 @@ std::string Between(std::string_view text, std::string_view prefix, std::string_
   return std::string(text.substr(begin, text.find(end, begin) - begin));
 }
 
-// The kernel with whose source a translation unit starts.
+// Returns the kernel whose source is at the start of a translation unit.
 cuda::KernelName NameOf(const std::string& unit) {
   cuda::KernelName name;
   const std::string constants = Between(unit, "struct Constants {\n", "};");
@@ -59,7 +59,7 @@ int RunEmulated(const char* image, const unsigned* grid, unsigned threads, unsig
   if (std::getenv("GNOMON_EMULATION_FAILS") != nullptr) return kLaunchFailed;
   try {
     static std::map<std::string, cuda::KernelName> names;
-    // The source follows the first line, which the compiler adds.
+    // The mock compiler adds the first line; the rest is the source.
     const std::string text = image;
     const std::string unit = text.substr(text.find('\n') + 1);
     auto found = names.find(unit);

@@ -1,4 +1,4 @@
-// Compares the CUDA kernels, which the emulator runs, with the double-precision reference.
+// Compares the CUDA kernels, run in the emulator, with the double-precision reference.
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -148,8 +148,8 @@ INSTANTIATE_TEST_SUITE_P(All, EmulatedTest,
                                   NameOf(std::get<1>(test.param));
                          });
 
-// Tests all head dimensions, which determine tiles and register use. No block may request more
-// shared memory than the smallest GPU has.
+// Tests head dimensions of all sizes, because they determine tiles and register use. No block may
+// request more shared memory than the smallest GPU has.
 TEST(WideHeadsTest, MatchTheReference) {
   const std::pair<int64_t, int64_t> dims[] = {{32, 64},   {64, 32},  {72, 128},
                                               {128, 104}, {256, 96}, {40, 250}};

@@ -51,7 +51,7 @@ void Enter(Stack& self) { __sanitizer_finish_switch_fiber(self.fake, nullptr, nu
 void EnterFirst(Stack& other) {
   __sanitizer_finish_switch_fiber(nullptr, &other.bottom, &other.size);
 }
-// The previous fiber left its frames without returning.
+// The previous fiber left its frames without returning, so they may still be poisoned.
 void Clear(const Stack& stack) { ASAN_UNPOISON_MEMORY_REGION(stack.bottom, stack.size); }
 #else
 void Leave(Stack& /*from*/, const Stack& /*to*/) {}
@@ -136,8 +136,8 @@ struct Fiber {
   Context context;
   std::unique_ptr<char[]> stack{new char[kStack]};
   bool done = false;
-  // The barrier or warp-level operation for which the fiber waits, and its count when the wait
-  // began.
+  // The completion count of the barrier or warp-level operation that the fiber waits for, and the
+  // value of that count when the wait began.
   const int* held = nullptr;
   int held_before = 0;
   std::vector<AsyncCopy> copies;
@@ -184,7 +184,7 @@ Block block;
 Fiber& Self() { return *block.fibers[static_cast<size_t>(state.thread)]; }
 
 void Yield() {
-  // The scheduler restores the number of the thread.
+  // The scheduler restores state.thread.
   Switch(Self().context, block.scheduler);
   if (block.error) std::abort();
 }
@@ -204,7 +204,8 @@ void Main() {
   std::abort();
 }
 
-// Whether the fiber continues immediately because it is the last to arrive.
+// Waits until all fibers of the meeting have arrived. The last one calls last() and continues
+// immediately.
 template <class Last>
 void Arrive(Meeting& meeting, Place place, const Last& last) {
   if (meeting.arrived == 0) {
@@ -365,7 +366,7 @@ double PowerOfTwo(double a) {
   return a;
 }
 
-// Computes sum += a b with the arithmetic of tensor cores: all terms are truncated one bit after
+// Computes sum += a * b with the arithmetic of tensor cores: all terms are truncated one bit after
 // the last bit of the largest term, and the result after its own last bit (Fasi et al. 2021,
 // "Numerical behavior of NVIDIA tensor cores").
 void AddCutOff(float (&sum)[8], const float (&a)[16], const float (&b)[16][8], int depth) {
@@ -411,7 +412,7 @@ void MultiplyOfWarp(const Slot* in, Slot* out, int type) {
     const uint32* const left = in[lane].u + 4;
     const uint32* const right = in[lane].u + 8;
     if (type == 0) {
-      // The lowest 13 bits are ignored.
+      // Tensor cores ignore the lowest 13 bits of tf32 numbers.
       const auto value = [](uint32 bits) { return FromBits(bits & ~0x1fffu); };
       for (int n = 0; n < 4; ++n) a[r + n % 2 * 8][c + n / 2 * 4] = value(left[n]);
       for (int n = 0; n < 2; ++n) b[c + n * 4][r] = value(right[n]);
@@ -526,7 +527,7 @@ void RunBlock(const cuda::LaunchShape& shape, EmulatedOrder order) {
   block.epoch = 0;
   block.early = order.early_copies;
   block.error = nullptr;
-  // These bytes are NaN for all types.
+  // With these bytes, numbers of all types are NaN.
   block.memory.assign(shape.shared_bytes + 16, 0xff);
   const auto misplaced = reinterpret_cast<uintptr_t>(block.memory.data()) % 16;
   state.shared = block.memory.data() + (16 - misplaced) % 16;

@@ -1,5 +1,5 @@
-// Runs kernels on the CPU, with the interface of src/cuda/primitives.cuh. A thread is a fiber. A
-// warp-level operation is computed when the last lane arrives. The emulator throws if
+// Runs kernels on the CPU, with the interface of src/cuda/primitives.cuh. Each GPU thread is a
+// fiber. A warp-level operation is computed when its last lane arrives. The emulator throws if
 //   - shared memory is read before it is written, or outside the requested range;
 //   - two threads access the same bytes without a barrier in between, and one of them writes;
 //   - bytes are used while an asynchronous copy is in flight, or a block ends before the copy does;
@@ -33,7 +33,7 @@ using uint16 = uint16_t;
 using uint32 = uint32_t;
 using uint64 = unsigned long long;
 using cuda::Int64;
-// A line of the source, like std::source_location, which Clang 14 lacks.
+// The location of a source line; replaces std::source_location, which Clang 14 lacks.
 class Place {
  public:
   static constexpr Place current(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
@@ -164,7 +164,7 @@ inline float FromBits(uint32 bits) {
   return a;
 }
 
-// Rounds to nearest in type 1 (bf16) or 2 (fp16), ties to even.
+// Rounds to the nearest number of type 1 (bf16) or 2 (fp16), ties to even.
 uint16 Narrow(float a, int type);
 float Widen(uint16 bits, int type);
 template <class C>
@@ -175,7 +175,7 @@ template <class C>
 float Widen(uint16 bits) {
   return Widen(bits, C::kType);
 }
-// Rounds ties away from zero.
+// Rounds to the nearest tf32 number, ties away from zero.
 inline uint32 ToTf32(float a) {
   const uint32 bits = BitsOf(a);
   if ((bits & 0x7f800000u) == 0x7f800000u) return bits;
@@ -214,7 +214,7 @@ struct EmulatedKernelName {
 };
 const std::vector<EmulatedKernelName>& EmulatedKernelNames();
 
-// Registers pair functions whose kernels are compiled for the emulator, by name.
+// Registers a pair function whose kernels are compiled for the emulator.
 void AddEmulatedPairFunction(const PairFunction& function);
 std::vector<const PairFunction*> EmulatedPairFunctions();
 
@@ -222,7 +222,7 @@ std::vector<const PairFunction*> EmulatedPairFunctions();
 // thread waits for them.
 struct EmulatedOrder {
   bool backwards = false;  // lanes, warps and blocks in reverse order
-  bool far_ahead = false;  // a warp runs as far as possible before the next one
+  bool far_ahead = false;  // a warp runs as far as possible before the next one starts
   bool early_copies = false;
 };
 

@@ -1,4 +1,4 @@
-// Each of these kernels has one error, which the emulator must detect.
+// Tests the emulator with kernels that have one error each, which it must detect.
 #include "emulation.h"
 
 #include <cstdint>
@@ -25,8 +25,8 @@ using device::Thread;
 std::function<void()> body;
 void Kernel(const cuda::Parameters&) { body(); }
 
-// Returns the emulator's error for a kernel with 64 threads and 1 KiB, run in all orders; "" if
-// there is none.
+// Returns the emulator's error for a kernel with 64 threads and 1 KiB of shared memory, which runs
+// in all scheduling orders; "" if there is none.
 std::string Seen(const std::function<void()>& kernel) {
   AddEmulatedKernel("test", "", Kernel);
   body = kernel;
@@ -164,7 +164,7 @@ TEST(EmulationTest, SeesThreadsThatGoDifferentWays) {
               if (Thread() % 32 != 3) Shuffle(1, 0);
             }),
             "threads wait for others that never arrive");
-  // The calls are in two lines; within a macro, all lines would count as one.
+  // The calls must be on different lines; within a macro, all lines would count as one.
   const auto apart = [] {
     if (Thread() % 32 < 16) {
       Shuffle(1, 0);
@@ -183,7 +183,7 @@ TEST(EmulationTest, RoundsAsAGpuDoes) {
   EXPECT_EQ(Widen(Narrow(1 + 3.0f / 256, 1), 1), 1 + 4.0f / 256);
   EXPECT_EQ(Widen(Narrow(1 + 1.0f / 2048, 2), 2), 1);
   EXPECT_EQ(Widen(Narrow(1 + 3.0f / 2048, 2), 2), 1 + 4.0f / 2048);
-  // Every 16-bit number converts to itself.
+  // A round trip through float does not change any 16-bit number.
   for (int type = 1; type < 3; ++type) {
     for (uint32_t bits = 0; bits < 65536; ++bits) {
       const float value = Widen(static_cast<uint16_t>(bits), type);

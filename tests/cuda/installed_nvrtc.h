@@ -9,10 +9,10 @@ namespace gnomon::testing {
 
 inline constexpr int kArchitectures[] = {80, 90, 100, 120};
 
-// The run-time options of this machine.
+// The CUDA runtime options for this machine.
 cuda::RuntimeOptions InstalledCuda();
 
-// The instance that all tests share; null if there is no NVRTC.
+// The NVRTC instance that all tests share; null if there is none.
 const cuda::Nvrtc* InstalledNvrtc();
 
 // Resource usage per thread.
@@ -22,7 +22,8 @@ struct Footprint {
   int spilled;  // bytes of spilled registers, counted per spill
 };
 
-// Compiles for the architecture with InstalledNvrtc(). Throws CudaError if that fails.
+// Compiles the program for the architecture with InstalledNvrtc(), and returns its resource usage.
+// Throws CudaError if that fails.
 Footprint FootprintOf(cuda::Program program, int architecture);
 
 }  // namespace gnomon::testing

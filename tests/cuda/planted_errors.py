@@ -54,7 +54,7 @@ class Builder:
             raise SystemExit(f"{build}: gnomon_cuda_tests has not been built")
 
     def compile(self, folder: Path, source: Path) -> Path:
-        """The object of a source that is compiled with the kernels in folder/src."""
+        """Compiles a source with the kernels in folder/src and returns the object file."""
         target = folder / f"{source.stem}.o"
         includes = [folder / "src", ROOT / "src", ROOT / "include", HERE]
         command = [self.compiler, "-std=c++20", "-O1", "-ffp-contract=off", "-w", *self.flags]
@@ -63,7 +63,8 @@ class Builder:
         return target
 
     def build(self, folder: Path, changed: str, structs: list[str]) -> Path:
-        """The test program with the kernels in folder/src, one file of which is modified."""
+        """Builds the test program with the kernels in folder/src, in which the file `changed` is
+        modified."""
         sources = [self.generated / f"emulated_{struct}.cc" for struct in structs]
         objects = [self.compile(folder, source) for source in sources]
         for source in (HERE / "emulated_rows.cc", HERE / "emulated_primitives.cc"):
@@ -82,7 +83,7 @@ class Builder:
 
 
 def failed_test(program: Path, tests: str) -> str | None:
-    """The first failing test, or the signal that ended the program."""
+    """The first failing test, the exit code of a crashed program, or None if all tests pass."""
     command = [program, f"--gtest_filter={tests}", "--gtest_fail_fast"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if "[ RUN " not in run.stdout:

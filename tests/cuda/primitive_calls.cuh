@@ -34,7 +34,7 @@ GNOMON_DEVICE void CallIndices(const Parameters& p) {
   to[3] = BlocksX();
 }
 
-// Applies functions to p.queries pairs of numbers a and b.
+// Applies each function to p.queries pairs of numbers a and b.
 constexpr int kFunctionCount = 22;
 GNOMON_DEVICE void CallFunctions(const Parameters& p) {
   const auto* const from = static_cast<const float*>(p.x.data);
@@ -70,7 +70,7 @@ GNOMON_DEVICE void CallFunctions(const Parameters& p) {
   }
 }
 
-// Converts p.queries words, and p.queries further words.
+// Applies each conversion to p.queries pairs of words a and b.
 constexpr int kConversionCount = 6;
 template <class C>
 GNOMON_DEVICE void CallConversions(const Parameters& p) {
@@ -110,8 +110,8 @@ GNOMON_DEVICE void CallLanes(const Parameters& p) {
   }
 }
 
-// Makes three groups of copies; waits for the last one after reading the others. Then stores and
-// loads numbers of other sizes.
+// Starts three groups of copies, and waits for the last group only after reading the others. Then
+// stores and loads numbers of other sizes.
 constexpr int kCopiesIn = 9 * kThreads;    // words
 constexpr int kCopiesOut = 11 * kThreads;  // words
 GNOMON_DEVICE int BytesOfFirst(int thread) { return thread % 17; }
@@ -146,7 +146,8 @@ GNOMON_DEVICE void CallCopies(const Parameters& p) {
       BitsOf(static_cast<float>(3.0 * LoadShared<double>(memory + 2 * kThreads + 8 * other)));
 }
 
-// Copies rows of elements, and words, to shared memory, with zeros for those outside the range.
+// Copies rows of elements and single words to shared memory, with zeros for rows and words outside
+// their ranges.
 constexpr int kRowsFirst = 3, kRowsCount = 16, kRowsLow = 5, kRowsHigh = 15;
 constexpr int kRowsColumns = 21, kRowsPadded = 32, kRowsStride = 40;
 constexpr int kWordsCount = 70, kWordsLow = 10, kWordsHigh = 61;
@@ -208,8 +209,9 @@ GNOMON_DEVICE void CallProduct(const Parameters& p) {
   for (int n = 0; n < 4; ++n) static_cast<float*>(p.o.data)[4 * Thread() + n] = c[n];
 }
 
-// Computes products as the passes do: scores S = X Y^T, the same as Y X^T, and O = S V with S as an
-// operand. X, Y and V have 32 rows of kTileColumns elements.
+// Computes products as in the forward and backward passes: S = X Y^T, its transpose Y X^T (with
+// swapped operands), and O = S V with S as an operand. X, Y and V have 32 rows of kTileColumns
+// elements.
 constexpr int kTileRows = 32, kTileColumns = 32;
 constexpr int kTileNumbers = kTileRows * kTileColumns;
 template <class C>
@@ -273,7 +275,8 @@ GNOMON_DEVICE void CallTiles(const Parameters& p) {
   StoreTiles<C>(to + 2 * kTileNumbers, o);
 }
 
-// Stores 0, 1 or 2 elements of each of kElementCount pairs. The input starts with these numbers.
+// Loads kElementCount pairs of elements, stores them as floats, and then stores 0, 1 or 2 elements
+// of each pair.
 constexpr int kElementCount = 90;
 template <class C>
 GNOMON_DEVICE void CallElements(const Parameters& p) {

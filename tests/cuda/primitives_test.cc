@@ -1,5 +1,5 @@
 // Compares the kernels' primitives (src/cuda/primitives.cuh) with plain host code: in the emulator,
-// through the run time on a mock driver and, if there is one, on a GPU. This file repeats the
+// through the CUDA runtime on a mock driver and, if there is one, on a GPU. This file repeats the
 // operand layouts of tensor-core products from the PTX manual. Otherwise, the emulator's order of
 // numbers in fragments would be compared only with itself.
 #include <algorithm>
@@ -45,7 +45,7 @@ struct Launch {
   std::array<uint32_t, 3> grid = {1, 1, 1};
 };
 
-// A device that runs the kernel of the primitives.
+// A device that runs the kernel that calls the primitives.
 class Machine {
  public:
   virtual ~Machine() = default;
@@ -165,7 +165,7 @@ Machine& TheGpu() {
   }());
   return gpu;
 }
-// Runs launches in the emulator.
+// A mock driver that runs launches in the emulator.
 Machine& TheFakeGpu() {
   static Gpu gpu({.driver = GNOMON_EMULATED_GPU,
                   .nvrtc = {GNOMON_EMULATED_GPU},
@@ -394,7 +394,7 @@ TEST_P(PrimitivesTest, ConversionsOfNumbers) {
   Words in(2 * kCount);
   for (uint32_t& bits : in) {
     bits = random_();
-    // Every fourth number is at or near a tie between two 16-bit numbers.
+    // Many numbers are at or near a tie between two bf16, tf32 or fp16 numbers.
     if (random_() % 4 == 0) bits = (bits & 0xffff0000u) + 0x7fff + random_() % 3;
     if (random_() % 4 == 0) bits = (bits & 0xffffe000u) + 0x0fff + random_() % 3;
     // Some numbers are in the range of fp16.
@@ -497,7 +497,7 @@ TEST_P(PrimitivesTest, RowsAndWordsToSharedMemory) {
 }
 
 // ldmatrix: lane 8 m + r points to row r of matrix m. Lane l receives numbers 2 (l % 4) and 2 (l %
-// 4) + 1 of row l / 4, or of that column if it transposes.
+// 4) + 1 of row l / 4, or of column l / 4 if the load transposes.
 TEST_P(PrimitivesTest, MatricesOfSharedMemory) {
   Words in(128);
   for (uint32_t& word : in) word = random_();
@@ -649,8 +649,8 @@ TEST_P(PrimitivesTest, ElementsOfMemory) {
   }
 }
 
-// Compiles the kernel with NVRTC for each architecture. Its arrays are in registers, so it has no
-// stack.
+// Compiles the kernel with NVRTC for each architecture. All arrays must be in registers, so that it
+// needs no stack.
 class CompiledPrimitivesTest : public ::testing::TestWithParam<std::tuple<int, Element>> {};
 
 TEST_P(CompiledPrimitivesTest, FitIntoRegisters) {

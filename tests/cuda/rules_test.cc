@@ -1,4 +1,4 @@
-// Tests properties of every pair function other than accuracy, with the CUDA kernels in the
+// Tests properties other than accuracy for every pair function, with the CUDA kernels in the
 // emulator.
 #include <algorithm>
 #include <cmath>
@@ -106,7 +106,8 @@ TEST_P(RulesTest, LogitsMayBeLarge) {
   ExpectCloseTo(RunCuda(p, {}), p.InDouble().Run(), Element::kFloat32, 0, 2e-3);
 }
 
-// The inputs of the backward pass and of sums over parts of the keys.
+// Row statistics are inputs of the backward pass, and of the kernel that merges results for parts
+// of the keys.
 TEST_P(RulesTest, StatisticsAreThoseOfTheReference) {
   int64_t single = 0;
   for (const int64_t queries : {1, 30}) {
@@ -125,7 +126,7 @@ TEST_P(RulesTest, StatisticsAreThoseOfTheReference) {
     for (size_t row = 0; row < rows; ++row) {
       EXPECT_NEAR(statistics[row], expected[row], 2e-6 * std::abs(expected[row]) + 2e-6);
       EXPECT_NEAR(statistics[rows + row], expected[rows + row], 2e-3 * expected[rows + row]);
-      // If two scores are nearly equal, either may be the largest.
+      // If two scores are nearly equal, the key of either may be stored.
       if (expected[rows + row] > 1.9) continue;
       EXPECT_EQ(statistics[2 * rows + row], expected[2 * rows + row]) << row;
       single += expected[2 * rows + row] >= 0 ? 1 : 0;
@@ -220,7 +221,8 @@ void ExpectOnlySeeingRowsChange(const PairFunction& function, const Spoil& spoil
 
 TEST_P(RulesTest, PoisonInAValueReachesTheRowsThatSeeIt) {
   for (const float poison : {kNan, kInfinity, -kInfinity}) {
-    // Checks that do not depend on the poison or the pair function run only once.
+    // How an infinite value spreads does not depend on the pair function, so it is tested only with
+    // "dot".
     if (!std::isnan(poison) && std::string_view(function().name) != "dot") continue;
     ExpectOnlySeeingRowsChange(function(), [&](Problem<float>& p, int64_t key) {
       p.v.at(1, 0, key, p.options.shape.value_dim - 1) = poison;
@@ -238,7 +240,7 @@ TEST_P(RulesTest, PoisonInAKeyReachesTheRowsThatSeeIt) {
   });
 }
 
-// Columns outside key_starts and key_lengths are never read.
+// Keys outside key_starts and key_lengths are never read.
 TEST_P(RulesTest, HiddenColumnsMayHoldAnything) {
   for (const int64_t columns : {17, 16}) {
     const AttentionShape shape = {3, 2, 1, 30, 90, columns, columns};
@@ -281,7 +283,8 @@ TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
   }
 }
 
-// Key biases and row bases are sums over many tokens.
+// Key biases and row bases may be large, because they are sums over many tokens. The base must be
+// subtracted before anything else is added.
 TEST(KeyBiasTest, BasesAreTakenOffFirst) {
   Problem<float> p =
       ProblemOf(EmulatedPairFunction("dot"),
@@ -310,8 +313,8 @@ TEST(BalanceTest, SumsOverRowsKeepTheirDigits) {
   }
 }
 
-// The rounding error in the sum of a row's ds must not be multiplied by the slope that its pairs
-// share.
+// The rounding error in the sum of a row's ds must not be multiplied by the slope that all pairs of
+// the row share.
 class EqualSlopesTest : public ::testing::TestWithParam<const char*> {
  protected:
   static constexpr float kFar = 1000;
@@ -321,13 +324,14 @@ class EqualSlopesTest : public ::testing::TestWithParam<const char*> {
   }
 };
 
-// The gradients of the row's scalars contain exactly the gradient of lse.
+// If all slopes of a row are equal, the gradients of its scalars are exactly the gradient of lse.
 TEST_P(EqualSlopesTest, LeaveTheGradientOfLse) {
   for (const bool pass_d_lse : {false, true}) {
     SCOPED_TRACE(pass_d_lse);
     Problem<float> p = ProblemOfName(Element::kBFloat16);
     p.pass_d_lse = pass_d_lse;
-    // All sums of "additive" scalars are positive; all keys of "umbral" are far above the query.
+    // For "additive", all sums of scalars are positive; for "umbral", all keys are far above the
+    // query.
     const bool is_cone = p.function.input == PairInput::kSquaredDistance;
     for (float& scalar : p.row) scalar += is_cone ? -kFar : kFar;
     const std::vector<double> expected = p.InDouble().Run().at("d_row");
@@ -369,7 +373,8 @@ std::string ErrorOf(const Problem<float>& p) {
   return "";
 }
 
-// Heads whose tables do not fit into memory together must have bitwise the same results.
+// If the tables of all heads do not fit into memory together, heads are computed in several
+// launches, with bitwise the same results.
 TEST(RelativeTest, HeadsMayBeTakenOneAfterTheOther) {
   const OffsetLayout layout(9, 5, OffsetLayout::Far::kClip);
   for (const PairOptions pairs : {PairOptions{true, true, false}, PairOptions{true, false, true}}) {

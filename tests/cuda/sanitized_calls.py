@@ -1,7 +1,7 @@
 """Runs attention on a GPU, forward and backward, for use under compute-sanitizer.
 
-The only argument is the similarity. The calls have two dtypes; square, decoding and cross-attention
-shapes; and no position, ALiBi with learned slopes, or relative keys.
+The only argument is the similarity. The calls cover two dtypes; square, decoding and
+cross-attention shapes; and no position, ALiBi with learned slopes, and relative keys.
 """
 
 import itertools

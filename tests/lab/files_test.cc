@@ -54,7 +54,7 @@ class FilesTest : public testing::Test {
 TEST_F(FilesTest, WritersOfOneFileDoNotMeet) {
   const std::vector<std::string> texts = {std::string(1 << 20, 'a'), std::string(1 << 20, 'b')};
   const fs::path file = folder_ / "file";
-  // The partial file of a different writer is not removed.
+  // A partial file of another writer is not removed.
   Touch("file.part");
   std::vector<std::thread> writers;
   for (const std::string& text : texts) {
@@ -77,8 +77,8 @@ TEST_F(FilesTest, LinksDevicesAndPipesStayWhatTheyAre) {
   EXPECT_TRUE(fs::is_symlink(link));
   EXPECT_EQ(Read(file), "through the link");
 
-  // The test opens its own terminal, because with root privileges an error could replace a device
-  // of the machine.
+  // The test opens its own terminal, because a bug could, with root privileges, replace a device
+  // file of the machine.
   const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
   ASSERT_TRUE(terminal >= 0 && ::grantpt(terminal) == 0 && ::unlockpt(terminal) == 0);
   const fs::path device = ::ptsname(terminal);

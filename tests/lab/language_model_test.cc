@@ -33,15 +33,16 @@ struct Spec {
   std::string position;
 };
 
-// All similarities and positions of the catalogue, and some sums.
+// Returns all similarities of the catalogue, the positions that fit any text, and some sums of
+// positions.
 std::vector<Spec> Specs() {
   std::vector<Spec> specs;
   for (const CatalogueEntry& similarity : SimilarityCatalogue()) {
     specs.push_back({similarity.name, "none"});
   }
   for (const CatalogueEntry& position : PositionCatalogue()) {
-    // The first one has a table as long as the text, a grid has a fixed number of tokens, and the
-    // others need tensors in each call.
+    // An offset bias has a table as long as the text, a grid has a fixed number of tokens, and
+    // other positions need tensors in each call.
     const bool fits = position.name != "offset_bias" && position.name != "grid_bias" &&
                       position.name != "relative2d" && position.use() != "attention()";
     if (fits && position.name != "none") {
@@ -136,7 +137,7 @@ TEST(LanguageModelTest, EncodingsAreReadAtPositions) {
     model->eval();
     const torch::Tensor logits = model->forward(tokens);
     EXPECT_LT((model->forward_at(tokens, in_order) - logits).abs().max().item<double>(), 1e-6);
-    // Positions of tokens from 30 on in a longer text; each row has different ones.
+    // The second row has positions from 30 on, as in a longer text.
     torch::Tensor later = in_order.clone();
     later.select(0, 1).add_(30);
     const torch::Tensor at = model->forward_at(tokens, later);
@@ -334,7 +335,7 @@ TEST(LanguageModelTest, LossesOfTheLastTokens) {
         }
       }
     }
-    // The result is the same without a cache.
+    // losses() also works without a cache.
     EXPECT_LT(Distance(model->losses(tokens.narrow(1, 0, 24), tokens.narrow(1, 20, 5)),
                        all.narrow(1, 19, 5)),
               5e-5);
@@ -375,7 +376,7 @@ TEST(MemoryTest, SegmentsOfOneTokenAreAWindowInEveryLayer) {
   LanguageModel model = WithTables(SmallModel("dot", "rope+t5"));
   const torch::Tensor got =
       torch::cat(BySegments(model, tokens, std::vector<int64_t>(kTokens, 1), kMemory), 1);
-  // Computes the model layer by layer and token by token; each token attends to its window in the
+  // Evaluates the model layer by layer and token by token; each token attends to its window in the
   // layer below.
   const torch::Tensor table = model->named_parameters()["embedding.weight"];
   torch::Tensor x = torch::embedding(table, tokens) * std::sqrt(32.0);
@@ -405,14 +406,14 @@ TEST(MemoryTest, TakesNoGradient) {
     EXPECT_EQ(memory.layers[1].sizes(), (std::vector<int64_t>{2, 8, 32}));
     for (const torch::Tensor& layer : memory.layers) EXPECT_FALSE(layer.requires_grad());
     reader->forward(tokens.narrow(1, 10, 10), nullptr, &memory).square().sum().backward();
-    // The computation of the memory receives no gradients, but the reader does.
+    // The model that wrote the memory receives no gradients, but the model that reads it does.
     for (const auto& entry : writer->named_parameters()) {
       EXPECT_FALSE(entry.value().grad().defined()) << entry.key();
     }
     for (const auto& entry : reader->named_parameters()) {
       ASSERT_TRUE(entry.value().grad().defined()) << entry.key();
     }
-    // The weights that project the memory to keys and values receive gradients.
+    // The memory contributes to the gradients of the weights that project it to keys and values.
     LanguageModel alone = NewModel(SmallModel("dot", position), 1);
     alone->forward(tokens.narrow(1, 10, 10)).square().sum().backward();
     const std::string name = "blocks.0.attention.v_proj.weight";

@@ -139,11 +139,11 @@ TEST_F(SafeTensorsTest, HostileHeaders) {
   ExpectError(tensor("\"F32\"", "[1]", "[0]"), 4, "not two non-negative integers");
   ExpectError(tensor("\"F32\"", "[1]", "[0,4.5]"), 4, "not two non-negative integers");
   ExpectError(tensor("\"F32\"", "[4294967296,4294967296]", "[0,0]"), 0,
-              "has a shape whose size exceeds 64 bits");
+              "has a shape that is too large; expected at most 2^63 - 1 bytes");
   ExpectError(tensor("\"F32\"", "[0,9223372036854775807]", "[0,0]"), 0,
-              "has a shape whose size exceeds 64 bits");
+              "has a shape that is too large; expected at most 2^63 - 1 bytes");
   ExpectError(tensor("\"F32\"", "[18446744073709551615]", "[0,4]"), 4,
-              "has a shape whose size exceeds 64 bits");
+              "has a shape that is too large; expected at most 2^63 - 1 bytes");
   ExpectError(R"({"x":{"dtype":"F32","shape":[1]}})", 4, "lacks dtype, shape or data_offsets");
   ExpectError(R"({"x":[]})", 0, "lacks dtype, shape or data_offsets");
   ExpectError(R"({"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
@@ -152,7 +152,7 @@ TEST_F(SafeTensorsTest, HostileHeaders) {
   ExpectError(R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
               R"("x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
               1, "'x' appears twice");
-  ExpectError(R"({"__metadata__":{"a":1}})", 0, "the metadata 'a' is not a string");
+  ExpectError(R"({"__metadata__":{"a":1}})", 0, "the metadata value of 'a' is not a string");
   ExpectError(R"({"__metadata__":"a"})", 0, "not an object");
   ExpectError("[1, 2]", 0, "not a JSON object");
   ExpectError("{\"x\":", 0, "not a JSON object");
@@ -163,9 +163,9 @@ TEST_F(SafeTensorsTest, TruncatedFiles) {
   WriteBytes("");
   EXPECT_NE(ErrorOfReading().find("it is empty"), std::string::npos);
   WriteBytes("1234567");
-  EXPECT_NE(ErrorOfReading().find("it has 7 bytes, so it is truncated"), std::string::npos);
+  EXPECT_NE(ErrorOfReading().find("it has 7 bytes; expected at least 8"), std::string::npos);
   WriteBytes(std::string("\x10\0\0\0\0\0\0\0{}", 10));
-  EXPECT_NE(ErrorOfReading().find("truncated: its header has 16 bytes, but only 2 follow"),
+  EXPECT_NE(ErrorOfReading().find("truncated: its header has 16 bytes, but only 2 are present"),
             std::string::npos);
   WriteBytes(std::string(8, '\xff') + "{}");
   EXPECT_NE(ErrorOfReading().find("it has no header"), std::string::npos);
@@ -173,8 +173,8 @@ TEST_F(SafeTensorsTest, TruncatedFiles) {
   EXPECT_NE(ErrorOfReading().find("cannot read"), std::string::npos);
 }
 
-// All prefixes of a file, and many files with changed bytes, must either be read or rejected with
-// an Error.
+// All proper prefixes of a file must be rejected with an Error. Files with changed bytes must
+// either be read or rejected with an Error.
 TEST_F(SafeTensorsTest, DamagedFilesNeverCrash) {
   WriteSafeTensors(
       path_, {{{"a", torch::ones({3, 2})}, {"b", torch::ones({4}, torch::kByte)}}, {{"k", "v"}}});
@@ -190,7 +190,7 @@ TEST_F(SafeTensorsTest, DamagedFilesNeverCrash) {
       damaged[generator() % damaged.size()] = static_cast<char>(generator());
     }
     WriteBytes(damaged);
-    ErrorOfReading();  // any exception but Error fails the test
+    ErrorOfReading();  // any exception other than Error fails the test
   }
 }
 

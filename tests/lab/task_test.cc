@@ -168,7 +168,7 @@ TEST_F(TaskTest, WrongWordsAreOneLine) {
   refuse({"train", "--task", "nothing"}, "--task is 'nothing'; expected");
   refuse({"train", "--task=nothing"}, "--task is 'nothing'; expected");
   refuse({"train", "--task", "recall", "--lengths", "4,0"},
-         "--lengths has 0; expected integers from 1 to");
+         "--lengths contains 0; expected integers from 1 to");
   refuse({"train", "--task", "recall", "--dim", "1"}, "--dim is 1");
   refuse({"train", "--task", "recall", "--data", "x"}, "--data");
   refuse({"train", "--task", "recall", "--memory", "4"}, "--memory");
@@ -197,7 +197,7 @@ TEST_F(TaskTest, ResumesBitwise) {
   for (int step = 4; step < 7; ++step) resumed.Step();
   EXPECT_TRUE(Equal(Values(whole.learner().module()), Values(resumed.learner().module())));
 
-  // Compare the model's parameters with those in the file.
+  // Loading compares the shapes of the model's parameters with those in the file.
   SafeTensors file = ReadSafeTensors(At("file"));
   json config = json::parse(file.metadata.at("gnomon"));
   config["model"]["dim"] = 1 << 20;

@@ -38,7 +38,7 @@ LanguageModelOptions Small(const std::string& similarity = "dot",
   return options;
 }
 
-// Returns the values of options as stored in a file.
+// Returns the values of options in the form in which files store them.
 template <class Struct>
 nlohmann::json OptionsToJson(Struct options) {
   return ToJson(options.Options());
@@ -103,7 +103,7 @@ class TextTrainer {
     trainer_ = std::make_unique<Trainer>(std::make_unique<TextLearner>(*task_, model, options),
                                          options, processes);
   }
-  // Continues from the contents of a file.
+  // Continues from a loaded checkpoint.
   TextTrainer(Loaded loaded, const std::string& text)
       : task_(std::move(loaded.task)), terms_(loaded.checkpoint.terms) {
     task_->SetText(Data(text));
@@ -161,7 +161,7 @@ TEST(LearningRateTest, StaysConstantAndDecaysAtTheEnd) {
   EXPECT_DOUBLE_EQ(LearningRate(options, 80, 100), 1.0);
   EXPECT_NEAR(LearningRate(options, 90, 100), 0.55, 1e-12);
   EXPECT_NEAR(LearningRate(options, 100, 100), 0.1, 1e-12);
-  // With an earlier end, the learning rates before the decay are the same.
+  // If training ends earlier, the learning rates before the decay stay the same.
   EXPECT_EQ(DecayBegin(100), 80);
   EXPECT_EQ(EndOfDecay(40), 50);
   EXPECT_DOUBLE_EQ(LearningRate(options, 40, 50), 1.0);
@@ -196,7 +196,8 @@ TEST(TrainerTest, TwoStepsOfEverySimilarityAndPosition) {
   };
   for (const CatalogueEntry& entry : SimilarityCatalogue()) train(entry.name, "none");
   for (const CatalogueEntry& entry : PositionCatalogue()) {
-    // A grid has a fixed number of tokens, and some positions need tensors per call.
+    // An offset bias has a table as long as the text, a grid has a fixed number of tokens, and
+    // other positions need tensors in each call.
     const bool fits = entry.name != "offset_bias" && entry.name != "grid_bias" &&
                       entry.name != "relative2d" && entry.use() != "attention()";
     if (fits) train("dot", entry.name);
@@ -332,7 +333,7 @@ TEST(TrainerTest, ProcessesDoWhatOneDoes) {
   constexpr int64_t kProcesses = 3, kBegin = 3, kEnd = 6;
   const std::string text = Text();
   for (const int64_t memory : {0, 40}) {
-    TextTraining options = Short();  // four windows: one, one and two
+    TextTraining options = Short();  // four windows: one, one and two per process
     options.memory = memory;
     const LanguageModelOptions model = Small("penumbral", "rope+hype:tau=learned");
     TextTrainer whole(NewModel(model, 1), text, options);
@@ -343,7 +344,7 @@ TEST(TrainerTest, ProcessesDoWhatOneDoes) {
     Threads threads(kProcesses);
     std::vector<LanguageModel> models;
     for (int64_t rank = 0; rank < kProcesses; ++rank) {
-      // All processes use the weights of process 0.
+      // All processes must adopt the weights of process 0.
       models.push_back(NewModel(model, 10 + rank));
     }
     {
@@ -407,7 +408,7 @@ TEST(EvaluateTest, IsTheMeanOverBytesAndDashesBeyondTheTable) {
   EXPECT_FALSE(losses[2].loss);
   EXPECT_FALSE(losses[2].last);
   EXPECT_EQ(losses[0].windows, 8);
-  // Windows of 16 and 32 bytes are not longer than the last bytes that are evaluated.
+  // In windows of 16 and 32 bytes, all bytes count as last bytes.
   EXPECT_DOUBLE_EQ(*losses[0].loss, *losses[0].last);
 
   // Computes the same loss in the simplest way, one window and one byte at a time.
@@ -424,7 +425,8 @@ TEST(EvaluateTest, IsTheMeanOverBytesAndDashesBeyondTheTable) {
   EXPECT_NEAR(*losses[1].loss, sum / (4 * 32), 1e-5);
 }
 
-// Losses (L) of the last tokens of a text, each predicted from all preceding tokens.
+// Returns the losses of the last `count` tokens up to `end`, each predicted from all tokens since
+// `begin`.
 torch::Tensor LastLosses(LanguageModel& model, const TokenText& text, int64_t begin, int64_t end,
                          int64_t count) {
   const torch::NoGradGuard no_grad;
@@ -455,7 +457,7 @@ TEST(EvaluateTest, BitsAByteCountTheBytesThatTokensStandFor) {
   }
   EXPECT_NEAR(*at.loss, nats / 48, 1e-5);
   EXPECT_NEAR(*at.bits_per_byte, nats / std::log(2.0) / static_cast<double>(spelled), 1e-5);
-  // For bytes, this is the loss in a different unit.
+  // For bytes, bits per byte are the loss in a different unit.
   LanguageModel of_bytes = NewModel(Small(), 1);
   const LengthLoss plain = Evaluate(of_bytes, bytes, {16}, 48)[0];
   EXPECT_DOUBLE_EQ(*plain.bits_per_byte, *plain.loss / std::log(2.0));
@@ -463,7 +465,8 @@ TEST(EvaluateTest, BitsAByteCountTheBytesThatTokensStandFor) {
 
 TEST(EvaluateTest, MemoryIsFilledBeforeEachStretch) {
   const std::string text = Text().substr(0, 403);
-  LanguageModel model = NewModel(Small("dot", "rope+alibi"), 1);  // one layer: the window is exact
+  // With one layer, a memory is equivalent to reading the earlier tokens.
+  LanguageModel model = NewModel(Small("dot", "rope+alibi"), 1);
   constexpr int64_t kLongest = 32, kBudget = 128;
   for (const int64_t memory : {8, 16, 40}) {
     const std::vector<LengthLoss> losses = Evaluate(model, text, {16, kLongest}, kBudget, memory);
@@ -472,7 +475,8 @@ TEST(EvaluateTest, MemoryIsFilledBeforeEachStretch) {
       double last = 0;
       const int64_t tail = std::min<int64_t>(at.length, 32);
       for (const int64_t stretch : EvaluationStarts(403, kLongest, kLongest, kBudget)) {
-        // Reads entire windows before the stretch, as far as the text extends.
+        // Entire windows before the stretch are read: enough to fill the memory, if the text has
+        // that many.
         const int64_t windows = std::min((memory + at.length - 1) / at.length, stretch / at.length);
         const int64_t read_from = stretch - windows * at.length;
         for (int64_t begin = stretch; begin < stretch + kLongest; begin += at.length) {
@@ -489,8 +493,8 @@ TEST(EvaluateTest, MemoryIsFilledBeforeEachStretch) {
   }
 }
 
-// The mean loss if the memory of each stretch is recomputed window by window. If the text has been
-// read up to the previous stretch, reading continues from there.
+// The mean loss if the memory of each stretch is recomputed window by window. With `reads_on`,
+// reading continues from the end of the previous stretch instead.
 double LossByWindows(LanguageModel& model, const TokenText& text, int64_t length, int64_t longest,
                      int64_t budget, int64_t memory, bool reads_on) {
   const torch::NoGradGuard no_grad;
@@ -682,7 +686,7 @@ TEST(TrainerTest, PositionsThatEndAndTextsThatAreTooShortHaveNoMemory) {
   EXPECT_THROW(Evaluate(learned, text, {16}, 64, 8), Error);
   EXPECT_THROW(CheckMemory(NewModel(Small("dot", "absolute_keys"), 1), 8), Error);
   EXPECT_NO_THROW(CheckMemory(NewModel(Small("dot", "absolute_keys"), 1), 0));
-  // The text needs four rows of 32 tokens.
+  // The text must have one window of 32 tokens for each of four rows, and one more window.
   EXPECT_EQ(NeededTokens({options.length, options.memory}, options.batch), 160);
   EXPECT_THROW(TextTrainer(NewModel(Small(), 1), text.substr(0, 159), options), Error);
   const std::string enough = text.substr(0, 160);
@@ -777,7 +781,7 @@ TEST_F(CheckpointTest, HoldsWhatTheRunDoesBesideTraining) {
   };
   config["run"]["evaluation_bytes"] = 99;
   EXPECT_EQ(evaluation_bytes(), 99);
-  // Such files were written before these fields, and tasks other than text, existed.
+  // Files without these fields were written before the fields, and tasks other than text, existed.
   config.erase("run");
   config.erase("task");
   config["tokens"].erase("vocabulary");

@@ -1,4 +1,4 @@
-// The parameters of modules in tests.
+// Helpers for the parameters of modules in tests.
 #ifndef GNOMON_TESTS_LAB_VALUES_H_
 #define GNOMON_TESTS_LAB_VALUES_H_
 
@@ -9,7 +9,7 @@
 
 namespace gnomon::lab {
 
-// Copies of the parameters.
+// Returns copies of the parameters.
 inline std::vector<torch::Tensor> Values(const torch::nn::Module& module) {
   std::vector<torch::Tensor> values;
   for (const torch::Tensor& parameter : module.parameters()) {

@@ -26,9 +26,10 @@ LEAST_SHARE = 0.9
 # Flags for fast compilation: little optimisation, and only this machine's instruction set.
 FLAGS = "-Og -march=native -DHWY_COMPILE_ONLY_STATIC -w"
 TARGET = "gnomon_core_tests"
-# Most of the time is spent compiling a file once per definition. A mutant of all these objects is
-# first applied to three of them: a definition without tokens (whose object comes first, so that
-# functions shared by objects are linked from it), one with products and one with distances.
+# Most of the time is spent compiling a file once per definition. A mutant that affects all these
+# objects is first compiled into three of them: those of a definition without tokens (whose object
+# comes first, so that functions shared by objects are linked from it), one with products and one
+# with distances.
 KERNELS = {"kernel_Additive.cc.o", "kernel_Dot.cc.o", "kernel_Umbral.cc.o"}
 # A mutant may make tests run or wait forever. Tests are stopped if they need more CPU time than a
 # multiple of the time without a mutant (at least LIMIT_S), or if they are almost idle for too long.
@@ -65,7 +66,7 @@ class Planted:
 
 
 def read_errors(path: Path) -> list[Planted]:
-    """The mutants in a file, whose first lines describe the format."""
+    """Reads the mutants from a file whose first lines describe the format."""
     errors: list[Planted] = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if match := re.fullmatch(r"\[([a-z0-9-]+)\] (\S+) (\S+)", line):
@@ -122,7 +123,7 @@ class Workshop:
         self.limit_s = float("inf")  # until the tests have run without a mutant
         self.tests_s = 0.0  # CPU time of the last test run
         copy_tree(self.tree)
-        # The project's own tools, if this program runs in their environment.
+        # Use the project's own tools if this program runs in their environment.
         tools = Path(sys.executable).parent
         cmake, ninja = (str(tools / t) if (tools / t).exists() else t for t in ("cmake", "ninja"))
         self.cmake, self.ninja = cmake, ninja
@@ -154,8 +155,8 @@ class Workshop:
         return (begun[-1] if begun else "the program's start") + end
 
     def run_tests(self, command: list[str]) -> tuple[int | None, str]:
-        """Exit status and output of a test program; the status is None if it hung and was
-        stopped."""
+        """Runs a test program and returns its exit status and output; the status is None if it hung
+        and was stopped."""
         with tempfile.TemporaryFile("w+") as log:
             run = subprocess.Popen(command, stdout=log, stderr=log)
             self.tests_s, checked, checked_s = 0.0, time.monotonic(), 0.0
@@ -164,7 +165,8 @@ class Workshop:
                 self.tests_s = max(self.tests_s, processor_s(run.pid))
                 idle = False
                 if time.monotonic() - checked > IDLE_S:
-                    # Threads that wait for each other wake up occasionally.
+                    # Threads that wait for each other wake up occasionally, so their CPU time is
+                    # not zero.
                     idle = self.tests_s - checked_s < IDLE_S / 20
                     checked, checked_s = time.monotonic(), self.tests_s
                 if self.tests_s > self.limit_s or idle:
@@ -198,7 +200,8 @@ class Workshop:
         objects = self.objects(path)
 
         def write(content: str) -> None:
-            # Ninja compares times, and builds missing files.
+            # Ninja compares modification times and builds missing files, so it rebuilds only these
+            # objects.
             path.write_text(content)
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
             for built in objects:
@@ -227,7 +230,7 @@ class Workshop:
 
 
 def check(errors: list[Planted]) -> list[str]:
-    """The faults of all mutants, determined before any is applied."""
+    """Finds mutants that do not match the code, before any is applied, and returns their errors."""
     wrong = []
     for error in errors:
         path = ROOT / error.file

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
-# Programs started by tests use several threads.
+# Programs started by tests use several threads, which should not spin while they wait.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# Without this setting, about one run in thirty of MKL's multithreaded products has different bits.
+# Without this setting, about one in thirty runs of MKL's multithreaded products gives different
+# bits.
 os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 
 import torch

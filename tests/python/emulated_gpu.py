@@ -32,7 +32,7 @@ def compile_nothing(*_args: object, **_options: object) -> None:
 
 
 class OnCuda(TorchDispatchMode):
-    """Runs gnomon's operators with their GPU kernels, with tokens of the given dtype.
+    """Runs the GPU kernels of gnomon's operators, with tokens of the given dtype.
 
     With None, tokens have the dtype of the values, and float64 uses the CPU kernels.
     """

@@ -1,4 +1,4 @@
-"""A second implementation of attention, in plain PyTorch, following the papers; it needs O(L^2)."""
+"""A second implementation of attention, in plain PyTorch, after the papers; needs O(L^2) memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Similarity:
     height_is_first: bool = False
     # Turns N(0, 1) numbers into q and k if the map is "none", or if the points would be far apart.
     prepare: Callable[[Tensor], Tensor] = lambda x: x
-    # The only supported number of columns of q and k; 0: any number.
+    # The number of columns of q and k if only one number is supported; otherwise 0.
     columns: int = 0
 
 
@@ -137,7 +137,7 @@ def klein_exp(v: Tensor) -> Tensor:
 
 
 def pseudopolar(x: Tensor) -> Tensor:
-    """Spatial coordinates on the hyperboloid."""
+    """The spatial coordinates of pseudopolar coordinates on the hyperboloid."""
     x, z = split(x)
     return x / x.norm(dim=-1, keepdim=True) * z.sinh()[..., None]
 
@@ -148,7 +148,7 @@ def arcosh1p(t: Tensor) -> Tensor:
 
 
 def minkowski_distance(x: Tensor, y: Tensor) -> Tensor:
-    """The distance of points on the hyperboloid, given by their spatial coordinates."""
+    """The distance between points on the hyperboloid, given by their spatial coordinates."""
     c, d = ((1 + p.square().sum(-1)).sqrt() for p in (x, y))
     t = (squared_distance(x, y) - (c[..., :, None] - d[..., None, :]).square()) / 2
     return arcosh1p(t.clamp_min(1e-12))
@@ -416,7 +416,7 @@ SIMILARITIES = {
     ),
     "additive": Similarity(
         lambda p: gnomon.similarity.Additive(),
-        # LeakyReLU; at 0, a frequent value in low precision, its slope is the mean of both.
+        # LeakyReLU. At 0, which is frequent in low precision, its slope is the mean of both sides.
         lambda p, q, k: 0.6 * (q + k.transpose(-1, -2)) + 0.4 * (q + k.transpose(-1, -2)).abs(),
         columns=1,
     ),
@@ -452,8 +452,8 @@ def t5_bucket(n: int, bidirectional: bool, buckets: int, max_distance: int) -> i
 
 
 def deberta_row(distance: int, span: int, max_distance: int) -> int:
-    """He et al.: the row (of 2 span rows) for a distance p_i - p_j; optional logarithmic
-    buckets."""
+    """The table row (one of 2 * span) for a distance p_i - p_j, with optional logarithmic buckets
+    (He et al.)."""
     bucket = distance
     exact = span // 2
     if max_distance and abs(distance) > exact:
@@ -627,7 +627,7 @@ class Mask:
     key_starts: Sequence[int] | None = None
     key_lengths: Sequence[int] | None = None
     query_offset: int | Sequence[int] | None = None
-    #: One row for all batch elements; batch element b rolls it by b.
+    #: Segment numbers of one row; batch element b rolls them by b.
     query_segments: Sequence[int] | None = None
     key_segments: Sequence[int] | None = None
 
@@ -664,7 +664,8 @@ class Mask:
         }
 
     def visible(self, i: Tensor, j: Tensor, batch: int) -> Tensor:
-        """(B, 1, Lq, Lk) for the positions (Lq, 1) or (B, 1, Lq, 1), and (1, Lk)."""
+        """Visible pairs (B, 1, Lq, Lk) for query positions (Lq, 1) or (B, 1, Lq, 1), and key
+        positions (1, Lk)."""
         visible = torch.ones(batch, 1, i.shape[-2], j.shape[1], dtype=torch.bool)
         left, right = self.window or (None, None)
         if self.causal:
@@ -758,7 +759,7 @@ class Case:
         return q, k
 
     def scores(self, inputs: Parameters) -> Tensor:
-        """(B, H, Lq, Lk), -inf for hidden keys."""
+        """The scores (B, H, Lq, Lk), -inf for hidden keys."""
         similarity, position = SIMILARITIES[self.similarity], POSITIONS[self.position]
         i = torch.arange(self.queries, dtype=torch.float64)[:, None] + self.mask.first(self.batch)
         j = torch.arange(self.keys, dtype=torch.float64)
@@ -784,7 +785,7 @@ class Case:
 def values_and_gradients(
     attend: Callable[[Parameters], tuple[Tensor, Tensor]], inputs: Parameters
 ) -> Parameters:
-    """o, lse and the gradients of all inputs, by name, for a fixed random direction."""
+    """o, lse and the gradients of all inputs, by name, for fixed random gradients of o and lse."""
     leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
     o, lse = attend(leaves)
     generator = generator_of(1)
@@ -820,7 +821,7 @@ def check(
 
 
 def assert_near(ours: Parameters, theirs: Parameters, tolerance: float) -> None:
-    """Checks that errors are at most tolerance times the largest value of theirs, or 1 if less."""
+    """Checks that errors are at most tolerance times the largest value of theirs (at least 1)."""
     assert ours.keys() == theirs.keys()
     for name, expected in theirs.items():
         got = ours[name]

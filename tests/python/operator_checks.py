@@ -1,10 +1,10 @@
-"""Checks of operators that do not depend on their results."""
+"""Checks of operators that do not compare their results."""
 
 import os
 import subprocess
 import sys
 
-# The checks of torch.library.opcheck that are run.
+# The checks of torch.library.opcheck that the tests run.
 CHECKS = (
     "test_schema",
     "test_autograd_registration",

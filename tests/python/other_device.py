@@ -1,7 +1,7 @@
-"""Registers the device of tests/other_device.cc, which is not the CPU, in this process.
+"""Registers the stand-in device of tests/other_device.cc in this process.
 
-PyTorch supports one such device per process. It uses the CPU's memory and kernels. Like a GPU, it
-rejects operators with tensors on two devices.
+The device uses the CPU's memory and kernels. Like a GPU, it rejects operators with tensors on two
+devices. PyTorch supports one such device per process.
 """
 
 import os
@@ -50,7 +50,7 @@ def leave() -> None:
 
 
 class _Work(dist.Work):
-    """Work of the CPU group, after which a function of its results is called."""
+    """Work of the CPU group; wait() calls `then` after the work is done."""
 
     def __init__(self, work: dist.Work, then: Callable[[], object] = lambda: None) -> None:
         super().__init__()

@@ -78,7 +78,7 @@ def test_attention_is_the_formula(scores, queries, keys, dim, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["student_t", "adaptive"])
 def test_kernels_for_gpus_are_compiled_from_the_text(name, dtype, tmp_path, monkeypatch):
-    """Runs on the GPU emulated by tests/cuda, called like PyTorch's operators."""
+    """Runs the operators on the GPU that tests/cuda emulates."""
     if not emulated_gpu.LIBRARY.exists():
         pytest.skip(f"{emulated_gpu.LIBRARY.name} is not built")
     for variable, value in emulated_gpu.environment(tmp_path).items():
@@ -149,7 +149,7 @@ def test_modules_learn_them():
 
 
 def _work(rank: int, group: str) -> None:
-    """The whole sequence, and the shard of this process (one of two)."""
+    """Compares attention over the whole sequence with the shard of this process (one of two)."""
     torch.set_num_threads(1)
     gnomon.load_terms(LIBRARY)
     dist.init_process_group("gloo", init_method=f"file://{group}", rank=rank, world_size=2)

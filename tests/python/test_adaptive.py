@@ -29,7 +29,7 @@ def torch_softmax(embedding, cutoffs):
 
 
 def rows_of(embedding, tokens):
-    """Each token's embedding, computed by its definition."""
+    """Each token's embedding, computed directly from the definition."""
     rows = []
     for token in tokens.flatten().tolist():
         band = sum(token >= end for end in embedding.bounds[1:-1])
@@ -85,7 +85,7 @@ def test_losses_are_those_of_the_logits(adaptive):
         logits = model(tokens)
         expected = torch.nn.functional.cross_entropy(logits.mT, targets, reduction="none")
         torch.testing.assert_close(model.losses(tokens, targets), expected)
-        # A row with two documents, whose tokens do not attend to each other.
+        # A row with two documents; tokens of different documents do not attend to each other.
         places = {"positions": [0, 1, 2, 3, 0, 1, 2, 3, 4], "segments": [0] * 4 + [1] * 5}
         apart = torch.cat(
             [
@@ -130,7 +130,7 @@ def test_words_from_training_to_text(tmp_path):
     with torch.no_grad():
         assert model(tokens[:, :2])[0, -1].argmax() == tokens[0, 2]
     assert at["loss"] < 7
-    # Continue from a file.
+    # Training continues from a checkpoint file.
     (tmp_path / "more").mkdir()
     file = tmp_path / "more/checkpoint.safetensors"
     copy_with_steps(tmp_path / "run/checkpoint.safetensors", file, 6)

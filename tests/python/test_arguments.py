@@ -39,7 +39,7 @@ def on_grid(bias, **arguments):
     return position.Grid((2, 3), [bias, position.ALiBi(0.5)], **arguments)
 
 
-# Per-head values for one argument at a time; the others are numbers.
+# Positions in which one argument takes per-head values; all other arguments are numbers.
 POSITIONS = {
     "alibi": (position.ALiBi, 0.5),
     "hype's tau": (lambda tau: position.HyPE(tau, 0.1), 0.5),
@@ -147,7 +147,7 @@ def test_one_value_for_all_heads_of_each_sample(name):
 
 
 def test_one_value_for_all_heads_of_low_precision():
-    """float32 mixed with bfloat16, and bfloat16 only."""
+    """Tests a float32 value with bfloat16 tokens, and a bfloat16 value."""
     q, k, v = make_tokens(torch.bfloat16)
     for dtype in (torch.float32, torch.bfloat16):
         gamma = Parameter(torch.tensor(0.5, dtype=dtype))
@@ -198,7 +198,7 @@ def linear(**arguments):
     return gnomon.linear_attention(*make_tokens(), **arguments)
 
 
-# Calls with per-batch integers.
+# Calls that accept per-batch integers.
 BATCH_CALLS = {
     "key_lengths": (attend, "key_lengths", 4),
     "key_starts": (attend, "key_starts", 2),
@@ -243,7 +243,7 @@ def test_one_integer_for_all_batches(name, way):
     expected = call(**{argument: torch.full((B,), number)})
     assert torch.equal(call(**{argument: NUMBERS[way](number)}), expected)
     other = call(**{argument: torch.full((B,), number - 1)})
-    # ALiBi does not change if all positions are shifted.
+    # ALiBi biases do not change if all positions are shifted.
     assert argument == "query_offset" or not torch.equal(other, expected)
 
 
@@ -285,7 +285,7 @@ def test_segments_in_lists(call, way):
             key_segments=list(map(list, keys)),
         )
         assert torch.equal(nested, expected)
-    # The result is equal for all batch elements.
+    # A single row of segment numbers applies to all batch elements.
     for row in (0, 1):
         ours = call(query_segments=make(queries[row]), key_segments=make(keys[row]))
         repeated = call(
@@ -341,7 +341,7 @@ def test_integers_of_one_number_elsewhere():
     [np.float16, np.float32, np.float64, np.array, functools.partial(np.array, dtype=np.float32)],
 )
 def test_numpy_numbers(make):
-    """Numbers that are exact in all dtypes."""
+    """Tests with a number that is exact in all dtypes."""
     q, k, v = make_tokens()
     number = make(0.5)
     for arguments in (
@@ -429,7 +429,8 @@ def test_numbers_in_tensors_without_axes(name, dtype):
     ours, expected = call(torch.tensor(number, dtype=dtype)), call(number)
     assert type(ours) is type(expected)
     assert torch.equal(ours, expected) if isinstance(ours, torch.Tensor) else ours == expected
-    # The tensor would be converted to a number, and its gradient would be lost.
+    # A tensor that requires grad is rejected, because converting it to a number would lose its
+    # gradient.
     with pytest.raises(
         ValueError, match=(f"{argument} requires grad, but it cannot be trained; expected a number")
     ):
@@ -501,7 +502,7 @@ WRONG_INTEGERS = {
     "a large one": (
         [4, 2**63],
         ValueError,
-        r"key_lengths\[1\] is 9223.*; expected an integer within int64",
+        r"key_lengths\[1\] is 9223.*; expected an integer in the int64 range",
     ),
     "rows": ([[1, 2], [3]], ValueError, "key_lengths has rows of different lengths"),
     "too many": ([1, 2, 3], ValueError, r"has shape \[3\]; expected \(B,\) = \(2,\), or \(\)"),
@@ -547,7 +548,7 @@ WAYS_COMPILED = {
 @pytest.mark.parametrize("way", WAYS_COMPILED)
 @pytest.mark.parametrize("is_argument", [False, True])
 def test_integers_compiled(way, is_argument):
-    """The values may be known at compile time or not."""
+    """The integers may be constants of the compiled function, or its arguments."""
     lengths = WAYS_COMPILED[way]
     if way == "a tensor":
         lengths = lengths.to(torch.get_default_device())
@@ -562,7 +563,7 @@ def test_integers_compiled(way, is_argument):
 
 
 def test_numpy_numbers_compiled():
-    """torch.compile treats these tensors as data, so the graph breaks."""
+    """torch.compile treats NumPy numbers as tensors of data, so the graph breaks."""
     tokens = make_tokens()
     arguments = {
         "scale": np.float32(0.5),
@@ -630,7 +631,7 @@ def test_arguments_are_those_of_the_operators():
 
 
 def test_calls_pass_only_the_given_arguments():
-    """Every argument that is passed to an operator costs time."""
+    """Every argument that is passed to an operator costs time, so defaults are not passed."""
 
     def passed(**given):
         call = _attention.lower_call("test", TOKENS[0], given, _attention.AttentionArguments)
@@ -657,7 +658,7 @@ def with_module(q, k, v, **wrong):
         (gnomon.attention, "window_sizes", "did you mean window?"),
         (gnomon.attention, "zzz", "expected one of similarity, .*, return_lse"),
         (gnomon.attention_weights, "dropout", "expected one of"),
-        # The replacement of dropout_p is not an argument of this function.
+        # The counterpart of dropout_p, dropout, is not an argument of this function.
         (gnomon.attention_weights, "dropout_p", "expected one of"),
         (gnomon.attention_weights, "is_causal", "expected causal="),
         (with_module, "sink", "expected one of"),
@@ -685,7 +686,7 @@ def test_arguments_that_are_not_there_are_named(function, name, hint):
         function(*tokens, **{name: 0.5})
 
 
-# Argument names in other libraries, and ours; None if no argument is needed.
+# Argument names in other libraries, and the hint in the error message (a regular expression).
 FOREIGN = {
     "attn_mask": "mask=.*PairBias",
     "is_causal": "causal=",
@@ -845,7 +846,7 @@ def test_wrong_values_are_named_in_one_short_line(call, message):
             "TransformerEncoderLayer: unexpected argument similarty; did you mean similarity?",
         ),
         (lambda: nn.CAPE(D, normalise=True), "gnomon.nn.CAPE: .*; did you mean normalize?"),
-        # Errors of Python and of constructors are not changed.
+        # Other errors of Python and of constructors are unchanged.
         (lambda: nn.MultiheadAttention(D), "missing 1 required positional argument: 'num_heads'"),
         (lambda: nn.MultiheadAttention(D, "2"), "num_heads is a str; expected an integer"),
     ],

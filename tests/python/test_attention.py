@@ -227,7 +227,7 @@ def test_strides(layout, dtype):
             {name: expected[name] for name in ("o", "lse")},
             TOLERANCE[dtype],
         )
-    if layout != "shared":  # a gradient of an expanded leaf is a sum
+    if layout != "shared":  # the gradient of an expanded leaf is a sum
         assert_near(values_and_gradients(attend, packed), expected, TOLERANCE[dtype])
 
 
@@ -402,7 +402,7 @@ def test_memory_is_linear_in_the_length():
 @pytest.mark.parametrize("similarity", ["dot", "penumbral"])
 @pytest.mark.parametrize("position", ["none", "rope+alibi"])
 def test_the_output_has_the_layout_of_q(similarity, position, dtype):
-    """The transpose of an output for transposed queries is contiguous, and gradients agree."""
+    """If the queries are transposed, the transposed output is contiguous, and gradients agree."""
     torch.compiler.reset()
     torch.manual_seed(0)
     tokens = torch.randn(2, 13, 6, 8, dtype=dtype)
@@ -430,7 +430,7 @@ def test_the_output_has_the_layout_of_q(similarity, position, dtype):
     for result in results[1:]:
         for one, first in zip(result, results[0], strict=True):
             torch.testing.assert_close(one, first)
-    # Inputs with one row, or without heads or rows, keep their memory layout.
+    # Inputs with a single row or head, or without rows, have an ambiguous memory layout.
     for shape in ((2, 1, 6, 8), (2, 13, 1, 8), (2, 0, 6, 8)):
         q = torch.randn(shape, dtype=dtype).transpose(1, 2)
         assert gnomon.attention(q, q, q, similarity=similarity, causal=True).shape == q.shape

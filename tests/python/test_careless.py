@@ -61,14 +61,14 @@ def model(folder) -> pathlib.Path:
 def options_of(command: list[str], cwd: pathlib.Path) -> dict[str, str]:
     """The help text of each option that takes a value."""
     text = succeed(*command, "--help", cwd=cwd)
-    # An option and the text up to the next one.
+    # An option and the text up to the next option.
     found = re.findall(r"^  +(?:-\w, ?)?(--[\w-]+) (.*(?:\n {4,}[^-\s].*)*)", text, re.M)
     return {name: words for name, words in found if re.match(r"[A-Z][A-Z,_]*\b", words)}
 
 
 @pytest.fixture
 def refuse(folder, model, capfd, monkeypatch):
-    """The program's one-line answer; it runs in this process for speed."""
+    """Runs the program in this process (for speed) and returns its one-line error."""
     monkeypatch.chdir(folder)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGPIPE)}
 
@@ -104,7 +104,7 @@ def test_every_numeric_option_rejects_other_words(folder, refuse):
                 given += ["--model", "dot/none"]
             for word in ("nan", "inf", "-inf", "-1", "1e300", "9" * 30, "x", "1x", "0x"):
                 line = refuse(*given, f"{option}={word}")
-                # The message contains the typed word, not its conversion to a 64-bit number.
+                # The message contains the word as typed, not its conversion to a 64-bit number.
                 assert option in line, (command, option, word, line)
                 assert f" {word};" in line, (command, option, word, line)
             if kind[1] == "INT":
@@ -140,7 +140,7 @@ def test_a_number_in_a_list_is_named_as_it_was_typed(folder, refuse):
     for word in ("99999999999999999999", "1e3", "0x10", "-4", "0", "x", "16.0"):
         for given in (["eval", "--model", "model"], ["compare", "--data", "text.txt"]):
             line = refuse(*given, f"--lengths=16,{word}")
-            assert f"--lengths has {word}; expected integers from 1 to" in line
+            assert f"--lengths contains {word}; expected integers from 1 to" in line
     # Numbers are decimal, even with a leading zero.
     out = succeed("eval", "--model", "model", "--json", "--lengths", "010,+16", "--bytes", 64,
                   cwd=folder)  # fmt: skip
@@ -160,8 +160,8 @@ def test_every_option_refuses_an_empty_word(folder, refuse):
                 given += ["--data", "text.txt"]
             if command == "bench" and option in ("--depth", "--mlp"):
                 given += ["--model", "dot/none"]
-            # A shell expands --option=$EMPTY to the second form. The next word is not the
-            # option's value.
+            # If EMPTY is unset, a shell expands --option=$EMPTY to the second form. The next word
+            # is then not the option's value.
             for words in ([option, ""], [f"{option}=", "--help"]):
                 line = refuse(*given, *words)
                 assert f"{option} is empty" in line, (command, words, line)
@@ -274,7 +274,7 @@ def test_a_full_disk_behind_the_standard_output(folder, model, tmp_path, name):
         done = run_into(full.fileno(), PRINTING[name], tmp_path)
     assert done.returncode == 2, done.stderr
     last = done.stderr.splitlines()[-1]
-    assert last == "gnomon: cannot write to the standard output: No space left on device"
+    assert last == "gnomon: cannot write to standard output: No space left on device"
     if name in ("train", "compare"):
         # The files on disk are not lost.
         assert (tmp_path / "full" / (FILE if name == "train" else "table.md")).exists()
@@ -358,7 +358,7 @@ def test_a_closed_standard_output(folder, model):
             timeout=SECONDS, env=os.environ | {"GNOMON_PYTHON": sys.executable},
         )  # fmt: skip
         assert done.returncode == 2, arguments
-        assert done.stderr.startswith("gnomon: cannot write to the standard output: ")
+        assert done.stderr.startswith("gnomon: cannot write to standard output: ")
 
 
 def test_reports_on_a_full_disk():
@@ -368,7 +368,7 @@ def test_reports_on_a_full_disk():
             text=True, timeout=SECONDS,
         )  # fmt: skip
     assert done.returncode == 2
-    assert "cannot write to the standard output" in done.stderr
+    assert "cannot write to standard output" in done.stderr
 
 
 def start(arguments: list[object], cwd: pathlib.Path) -> subprocess.Popen[str]:
@@ -402,7 +402,8 @@ def test_one_run_at_a_time_works_in_a_folder(folder, tmp_path, command):
         for arguments in (begin, [command, "--resume", run]):
             line = refused(*arguments, cwd=folder)
             assert f"another process is using the folder {run}" in line
-        # Neither the lock nor a partial file remains. After a minute, a run has a checkpoint.
+        # The folder contains neither a lock file nor a partial file. After a minute, a run has a
+        # checkpoint.
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.1)
         left = {p.name.split(".")[0] for p in run.iterdir()}
@@ -444,10 +445,10 @@ def test_resume_reports_the_same_results(folder, tmp_path):
             tmp_path / "part", cwd=folder)  # fmt: skip
     file = tmp_path / "part" / FILE
     assert config_of(file)["run"] == {"checkpoint_every": 3, "evaluation_bytes": 100}
-    # The command uses the existing weights, so the loss is the same.
+    # Resuming a finished run uses its weights, so the loss is the same.
     again = succeed("train", "--resume", tmp_path / "whole", cwd=folder)
     assert again == whole
-    # New values apply from then on.
+    # New settings are stored, and apply from then on.
     other = succeed("train", "--resume", tmp_path / "whole", "--evaluation-bytes", 1000, cwd=folder)
     assert other != whole
     assert config_of(tmp_path / "whole" / FILE)["run"] == {
@@ -455,7 +456,7 @@ def test_resume_reports_the_same_results(folder, tmp_path):
         "evaluation_bytes": 1000,
     }
     assert succeed("train", "--resume", tmp_path / "whole", cwd=folder) == other
-    # A run can continue with these weights.
+    # A run that continues from this checkpoint keeps the setting.
     (tmp_path / "more").mkdir()
     copy_with_steps(file, tmp_path / "more" / FILE, 7)
     succeed("train", "--resume", tmp_path / "more", cwd=folder)
@@ -487,7 +488,7 @@ def test_eval_says_that_the_text_is_another(folder, model, tmp_path):
     (tmp_path / "copy.txt").write_bytes((folder / "text.txt").read_bytes())
     copy = gnomon("eval", "--model", "model", "--data", tmp_path / "copy.txt", cwd=folder)
     assert copy.stderr == ""
-    # Now the text of a run changes in place.
+    # The text of a run changes in place.
     run = tmp_path / "run"
     succeed("train", "--data", "copy.txt", "--out", run, "--steps", 1, "--length", 16, *TINY,
             cwd=tmp_path)  # fmt: skip

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cpu("files alone")
 
 CATALOGUE = gnomon.catalogue()
 ENTRIES = CATALOGUE["similarities"] + CATALOGUE["positions"]
-#: The API of the first release: names, order, defaults.
+#: The API of the first release: names, order and defaults of arguments.
 SIGNATURES = {
     "Additive": "(slope=0.2)",
     "Dot": "(softcap=None)",

@@ -397,7 +397,7 @@ def test_subwords_from_training_to_text(folder, tmp_path):
 
 
 def test_the_libraries_of_subwords_and_of_torch_keep_apart(folder, tmp_path):
-    """Two libraries define FLAGS_minloglevel: if bound together, one overwrites memory after it."""
+    """Two libraries define FLAGS_minloglevel; if they share it, one overwrites memory after it."""
     arguments = ["train", "--data", folder / "text.txt", "--out", tmp_path / "run", "--steps", 1,
                  "--length", 16, "--tokens", "subwords", "--vocabulary", 300, *TINY]  # fmt: skip
     # The script is a file, because TorchScript reads its source.
@@ -594,7 +594,7 @@ def test_damaged_records_are_not_resumed(folder, comparison, tmp_path):
         (tmp_path / "results.json").write_text(json.dumps(damaged))
         return refused("compare", "--resume", tmp_path, cwd=folder)
 
-    assert "not the record" in message(lambda r: r.pop("settings"))
+    assert "not a comparison record" in message(lambda r: r.pop("settings"))
     assert "lengths" in message(lambda r: r["settings"].pop("lengths"))
     assert "seeds" in message(lambda r: r["settings"].update(seeds="all"))
     assert "batch" in message(lambda r: r["settings"]["training"].update(batch=0))
@@ -604,7 +604,7 @@ def test_damaged_records_are_not_resumed(folder, comparison, tmp_path):
     assert "unknown combination 9" in message(lambda r: r["runs"][0].update(combination=9))
     assert "has changed since this run started" in message(lambda r: r["data"].update(sha256="00"))
     (tmp_path / "results.json").write_text("[")
-    assert "not the record" in refused("compare", "--resume", tmp_path, cwd=folder)
+    assert "not a comparison record" in refused("compare", "--resume", tmp_path, cwd=folder)
 
 
 def interrupt(arguments: list[object], cwd: pathlib.Path, when) -> tuple[int, str]:
@@ -656,7 +656,7 @@ def test_interrupted_comparison_resumes_to_the_same_result(folder, tmp_path):
     assert losses(parts) == losses(whole)[:1]
     assert "dot/none" in (parts / "table.md").read_text()
 
-    # One thread: with several, sums may differ in the last bits.
+    # Uses one thread, because with several threads, sums may differ in the last bits.
     succeed("compare", "--resume", parts, "--threads", 1, cwd=folder)
     resumed = json.loads(record.read_text())
     assert resumed["status"] == "finished"
@@ -664,7 +664,7 @@ def test_interrupted_comparison_resumes_to_the_same_result(folder, tmp_path):
     assert resumed["runs"][0] == stopped["runs"][0]
     assert losses(parts) == losses(whole)
     assert (parts / "report.html").exists()
-    # A finished comparison only redraws its report.
+    # Resuming a finished comparison only redraws its report.
     (parts / "report.html").unlink()
     succeed("compare", "--resume", parts, cwd=folder)
     assert (parts / "report.html").exists()
@@ -698,7 +698,7 @@ def assert_same_tensors(got: pathlib.Path, expected: pathlib.Path) -> None:
 
 
 class Interrupted:
-    """A context manager: a training run that Ctrl-C stopped after a checkpoint.
+    """A context manager with a training run that Ctrl-C has stopped after a checkpoint.
 
     On exit, the run is resumed by a command with the words `resume`, and its weights must equal
     those of an uninterrupted run.
@@ -737,7 +737,7 @@ class Interrupted:
 def assert_resumes_bitwise(
     train: Callable[..., object], cwd: pathlib.Path, arguments: Sequence[object]
 ) -> None:
-    """Checks that a run of three steps, extended to six, has the weights of a run of six.
+    """Checks that a run of three steps, extended to six, has the weights of a run of six steps.
 
     train(folder, *words) creates a run in a folder. All steps are in the warm-up, in which the
     learning rate does not depend on the number of steps.
@@ -756,12 +756,12 @@ def runs_of_the_catalogue(cwd: pathlib.Path) -> tuple[list[str], list[dict[str, 
     support."""
     catalogue = json.loads(succeed("list", "--json", cwd=cwd))
     similarities = [f"{entry['name']}/none" for entry in catalogue["similarities"]]
-    # Positions that only calls accept need tensors.
+    # Positions that only gnomon.attention accepts need tensors.
     return similarities, [e for e in catalogue["positions"] if e["use"] != "attention()"]
 
 
 def copy_with_steps(file: pathlib.Path, copy: pathlib.Path, steps: int) -> None:
-    """Copies a checkpoint such that a run continues from it to this many steps."""
+    """Copies a checkpoint so that a run that resumes from it ends after this many steps."""
     config = config_of(file)
     config["training"]["steps"] = steps
     save_file(load_file(file), copy, metadata={"gnomon": json.dumps(config)})

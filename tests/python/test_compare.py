@@ -19,7 +19,7 @@ from test_cli import PROGRAM, SECONDS, TINY, interrupt, losses, refused, succeed
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
-# Equal thread counts give bitwise equal results.
+# With equal thread counts, results are bitwise equal.
 RUN = ["--lengths", "16,32", "--evaluation-bytes", 512, "--threads", 1, *TINY]
 
 
@@ -44,7 +44,7 @@ def arguments(out: pathlib.Path) -> list[object]:
 
 
 def outcome(run: pathlib.Path) -> dict[str, Any]:
-    """The record without times, machine and name."""
+    """The record of a comparison, without times, machine and name."""
     record = json.loads((run / "results.json").read_text())
     for key in ("sessions", "started", "updated", "name"):
         del record[key]
@@ -131,7 +131,7 @@ def test_a_killed_comparison_loses_nothing_that_was_done(folder, whole, tmp_path
     below = descendants(process.pid)
     process.kill()
     process.wait()
-    # The workers notice, save checkpoints and exit.
+    # The workers notice that the program has ended, save checkpoints and exit.
     while any(command_of(pid) for pid in below):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -169,12 +169,12 @@ def test_a_run_continues_from_its_checkpoint(folder, tmp_path):
     )  # fmt: skip
     assert done.returncode == 2
     assert str(checkpoint) in done.stderr.splitlines()[-1]
-    assert "remove it to start the run again" in done.stderr.splitlines()[-1]
+    assert "remove this file to restart the run" in done.stderr.splitlines()[-1]
     assert at > 0
 
 
 def test_seeds_are_added_while_a_pair_is_undecided(folder, tmp_path):
-    # Two models are equal except for their names, and one differs clearly.
+    # The first two models are equal except for their names, and the third differs clearly.
     words = ["compare", "--data", "text.txt", "--run", "dot/none", "--run", "dot/alibi:slopes=0",
              "--run", "dot/rope", "--steps", 40, *RUN]  # fmt: skip
     out = tmp_path / "wide"

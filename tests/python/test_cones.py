@@ -20,12 +20,12 @@ def points(*shape, ceiling, spread, seed=0):
 
 
 def in_shadow(apex, t, cone, r):
-    """Whether t is in the shadow of apex, by constructing rays, without the library's formulas."""
+    """Whether t is in the shadow of apex, computed from light rays, not the library's formulas."""
     distance = (apex[..., :-1] - t[..., :-1]).norm(dim=-1)
     u, v = apex[..., -1], t[..., -1]
     if cone == "umbral":
-        # The light consists of vertical rays past hyperbolic balls, which are Euclidean balls with
-        # radius height * sinh(r).
+        # Vertical light rays pass hyperbolic balls of radius r, which are Euclidean balls of radius
+        # height * sinh(r).
         return distance + v * math.sinh(r) <= u * math.sinh(r)
     # The shadow is below the half-circle of radius r through the apex that touches the light on the
     # far side.
@@ -74,8 +74,7 @@ def test_lowest_common_ancestor_is_the_lowest_of_a_search(cone, r):
     assert 5 < nested.sum() < 55
     higher = raised(lca, 1e-9)
     for n in torch.nonzero(shared)[:, 0].tolist():
-        # The cone of this point contains both points, as do the cones of all points above it. No
-        # lower cone does.
+        # The cone of a point just above the ancestor contains both points. No lower cone does.
         for child in (u[n], v[n]):
             assert ancestor(higher[n], child, cone=cone, r=r)
             assert in_shadow(higher[n], child, cone, r)
@@ -110,7 +109,7 @@ def test_too_far_for_a_shadow_is_the_top_of_the_geodesic():
     v[:, 0] += 5
     top = lowest_common_ancestor(u, v)
     assert (top[:, -1] > 1).all()
-    # The half-circle is centred below its top, so both points have equal distance from the centre.
+    # The half-circle is centred below its top, so both points are equally far from the centre.
     foot = raised(top, 0.0)
     foot[:, -1] = 0
     for point in (u, v):
@@ -139,7 +138,7 @@ def test_lowest_common_ancestor_has_gradients(cone, r):
 
 
 def exp_map_height(v):
-    """The height of the exponential map at (0, ..., 0, 1), with 60 digits."""
+    """The height of the exponential map at (0, ..., 0, 1), computed with 60 digits."""
     with mpmath.workdps(60):
         v = [mpmath.mpf(float(x)) for x in v]
         n = mpmath.sqrt(sum(x * x for x in v))

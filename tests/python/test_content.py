@@ -35,7 +35,7 @@ def table(*sizes: int) -> Tensor:
 
 @dataclass
 class Content:
-    """rows returns the row (B, H, Lq, Lk, D) that multiplies q, for each pair."""
+    """rows returns, for each pair, the row that multiplies q, with shape (B, H, Lq, Lk, D)."""
 
     ours: Callable[[Parameters, ContentCase], gnomon.position.Position]
     parameters: Callable[[ContentCase], Parameters]
@@ -43,12 +43,13 @@ class Content:
     values: Callable[[Parameters, Tensor, Tensor, ContentCase], Tensor | float] = (
         lambda p, i, j, case: 0.0
     )
-    # (H, D): multiplies every key, and is added to the query that multiplies the rows.
+    # Names of parameters (H, D): u multiplies every key, and v is added to the query that
+    # multiplies the rows.
     u: str | None = None
     v: str | None = None
-    # The row (B, H, Lq, Lk, D) that multiplies k, for each pair.
+    # Returns, for each pair, the row that multiplies k, with shape (B, H, Lq, Lk, D).
     queries: Callable[[Parameters, Tensor, Tensor, ContentCase], Tensor] | None = None
-    # This parameter multiplies the rows instead of q, without the scale.
+    # The name of a parameter that multiplies the rows instead of q, without the scale.
     query: str | None = None
     causal: bool = False
     dot_only: bool = False
@@ -69,7 +70,7 @@ class ContentCase(Case):
         return super().arguments() | {"scale": self.scale}
 
     def places(self) -> tuple[Tensor, Tensor]:
-        """(B, 1, Lq, 1) and (Lk,), integers."""
+        """The positions of queries (B, 1, Lq, 1) and keys (Lk,), as integers."""
         i = torch.arange(self.queries)[:, None] + self.mask.first(self.batch).long()
         return i, torch.arange(self.keys)
 
@@ -109,7 +110,7 @@ class ContentCase(Case):
 
 def clipped(m: int, name: str) -> Callable[[Parameters, Tensor, Tensor, ContentCase], Tensor]:
     def rows(p: Parameters, i: Tensor, j: Tensor, case: ContentCase) -> Tensor:
-        # (B, 1, Lq, Lk), or (B, H, Lq, Lk) with a per-head table.
+        # Returns (B, 1, Lq, Lk, D), or (B, H, Lq, Lk, D) with a per-head table.
         index = (j - i).clamp(-m, m) + m
         return by_index(p[name], index)
 
@@ -141,14 +142,14 @@ def disentangled(
 
 
 def by_index(rows: Tensor, index: Tensor) -> Tensor:
-    """rows (n, D) or (H, n, D) indexed by (B, 1, Lq, Lk)."""
+    """Indexes rows (n, D) or (H, n, D) with indices (B, 1, Lq, Lk)."""
     if rows.dim() == 2:
         return rows[index]
     return torch.stack([head[index[:, 0]] for head in rows], 1)
 
 
 def on_plane(p: Parameters, i: Tensor, j: Tensor, case: ContentCase) -> Tensor:
-    """The index, computed by loops over tokens."""
+    """The row of each pair, computed by loops over tokens."""
     cells = [None] + list(itertools.product(range(3), range(4)))
     zero = torch.zeros(case.dim, dtype=p["rows"].dtype)
     return torch.stack(
@@ -370,7 +371,7 @@ def test_scale_multiplies_content_terms_too():
 @pytest.mark.parametrize("scale", [None, 0.7])
 @pytest.mark.parametrize("own", [1.0, -0.3])
 def test_terms_with_a_scale_of_their_own(own, scale):
-    """Tests each term separately: its scores are the products of its rows with `own`."""
+    """Tests each term separately: it adds the products with its rows, multiplied by `own`."""
     torch.manual_seed(0)
     n, dim = 7, 6
     q, k, v = torch.randn(3, 2, 4, n, dim, dtype=torch.float64).unbind()
@@ -442,7 +443,7 @@ def to_dtype(term, dtype):
 
 @dataclass
 class OwnScaleCase(ContentCase):
-    """The content term gets the argument scale."""
+    """A case whose content term has the argument scale."""
 
     def positions(self, inputs: Parameters) -> list[gnomon.position.Position]:
         *others, term = super().positions(inputs)
@@ -487,7 +488,7 @@ def test_the_future_first_is_the_past_first_reversed():
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-# The skewing procedure of the Music Transformer: pad, reshape, slice.
+# Compares with the skewing procedure of the Music Transformer: pad, reshape, slice.
 def test_skewing():
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, 16, 8, dtype=torch.float64) for _ in range(3))
@@ -591,10 +592,11 @@ def attend(position, causal=False, similarity=None, **keywords):
 
 
 WRONG = {
-    r"table of relative has 4 rows, but max_offset is 2; expected 5, from past to future, or 3": (
+    r"table of relative has 4 rows, but max_offset is 2; "
+    r"expected 5 rows \(past to future\) or 3 \(past only\)": (
         lambda: attend(Relative(torch.randn(4, 4), 2))
     ),
-    r"3 rows, for the past only, but causal is False": (
+    r"3 rows \(past only\), but causal is False": (
         lambda: attend(Relative(torch.randn(3, 4), 2))
     ),
     r"table of relative has shape \[5, 3\]; expected \(n, 4\) or \(2, n, 4\)": (

@@ -275,7 +275,7 @@ def test_the_random_matrix_is_the_same_everywhere():
 
 
 def run(code, **environment):
-    """The output of a new process, which has its own cache folder unless one is given."""
+    """The output of a new process, with these environment variables."""
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env={**os.environ, **environment},
@@ -339,7 +339,7 @@ def fakes(tmp_path):
 
 
 def test_an_operator_launches_its_kernels(fakes, tmp_path):
-    """The forward and backward passes compile the kernels that they need once, and launch them."""
+    """The forward and backward passes compile each kernel that they need once, and launch it."""
     code = (
         PREAMBLE
         + """
@@ -373,7 +373,7 @@ def test_an_operator_launches_its_kernels(fakes, tmp_path):
     compiled = (tmp_path / "compilations").read_text().splitlines()
     assert compiled
     assert run(code, **fakes).splitlines()[3:] == lines[3:]
-    # The second process found all of them in the cache.
+    # The second process found all kernels in the cache.
     assert (tmp_path / "compilations").read_text().splitlines() == compiled
 
 

@@ -190,7 +190,7 @@ def test_as_on_the_cpu(name, dtype):
     mode = OnCuda(dtype)
     ours, expected = results(case, mode), results(case)
     assert mode.calls["attention_forward"] == mode.calls["attention_backward"] == 1
-    # A map or a rotation may round tokens again; weights and outputs are also rounded.
+    # Token maps and rotations may round tokens again; weights and outputs are also rounded.
     tolerance = {torch.float32: 3e-5, torch.bfloat16: 2.5e-2, torch.float16: 4e-3}[dtype]
     for what, value in expected.items():
         scale = value[value.isfinite()].abs().max().clamp(min=0.1).item()
@@ -250,7 +250,7 @@ def test_linear_attention():
     ],
 )
 def test_graphs(name, graph):
-    """Compares with the exact loop: empty rows, duplicate edges, several tiles, grouped heads."""
+    """Tests empty rows, duplicate edges, several tiles and grouped heads against an exact loop."""
     rows = GRAPHS.get(graph) or random_rows(150, 90, seed=3)
     keys = max((j for row in rows for j in row), default=1) + 2
     inputs = graph_inputs(name, rows, keys, heads=4, key_heads=2)
@@ -374,7 +374,8 @@ def test_graph_features_missing_on_gpus_are_rejected_by_name():
 
 
 def gradients(x: list[Tensor], d_o: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Gradients of q, k and v by the kernels in this dtype; None: by the CPU in the token dtype."""
+    """The gradients of q, k and v from kernels in this dtype or, if None, from the CPU in the dtype
+    of the tokens."""
     leaves = [t.clone().requires_grad_() for t in x]
     if dtype is None:
         return list(torch.autograd.grad(gnomon.attention(*leaves), leaves, d_o))
@@ -388,8 +389,8 @@ def gradients(x: list[Tensor], d_o: Tensor, dtype: torch.dtype | None = None) ->
     ids=["small weights", "large weights"],
 )
 def test_float16_has_weights_of_any_size(names, keys, of_keys, of_values, of_gradients):
-    """Rows are scaled by powers of two. Otherwise, small gradients would lose all digits, and large
-    gradients would be infinite."""
+    """Kernels scale rows by powers of two. Otherwise, small gradients would lose all digits, and
+    large gradients would be infinite."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, 16) for n in (64, keys, keys))
     x = [t.half().float() for t in (0.01 * q, of_keys * k, of_values * v)]
@@ -403,7 +404,7 @@ def test_float16_has_weights_of_any_size(names, keys, of_keys, of_values, of_gra
 
 
 def test_sums_over_many_keys_are_rounded():
-    """Tensor cores truncate sums, an error that accumulates if all terms are positive."""
+    """Tensor cores truncate sums; the errors would accumulate here, as all terms are positive."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, 16) for n in (16, 3000, 3000))
     x = [q, k, v.abs()]

@@ -29,7 +29,8 @@ def idx(array: np.ndarray, kind: int) -> bytes:
 
 
 def wav(samples: np.ndarray, width: int, channels: int = 1) -> bytes:
-    """Integers of a given width as PCM; one-byte samples are unsigned."""
+    """A WAV file with integer samples of the given width in bytes; one-byte samples are
+    unsigned."""
     out = io.BytesIO()
     with wave.open(out, "wb") as sound:
         sound.setnchannels(channels)

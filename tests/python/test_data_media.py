@@ -275,7 +275,7 @@ def test_images_of_other_depths_written_by_hand(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".jpg", ".jpeg", ".JPG"])
 def test_photographs(tmp_path, suffix):
-    """JPEG preserves slow changes."""
+    """JPEG preserves gradual changes of brightness and colour almost exactly."""
     ramp = np.add.outer(8 * np.arange(16), 4 * np.arange(24)).astype(np.uint8)
     colour = np.stack([ramp, ramp[::-1], 255 - ramp], 2)
     for pixels in (ramp, colour):
@@ -344,7 +344,7 @@ def test_subfolders_are_classes_that_all_parts_share(tmp_path, capsys):
     put(tmp_path, {"n.txt": b"3\n1\n"})
     assert main([str(tmp_path / "own"), *words]) == 0
     assert load_file(tmp_path / "own")["train.labels"].tolist() == [3, 1]
-    # If the label files are images, they are identified by name instead of number.
+    # Labels may also be images, such as masks, which are not numbered as classes.
     assert main([str(tmp_path / "masks"), f"train.labels={tmp_path / 'valid'}"]) == 0
     assert load_file(tmp_path / "masks")["train.labels"].shape == (6, 8, 8)
 
@@ -444,7 +444,7 @@ def tar(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-#: Files by name, and the number of bytes that identify the format of each.
+#: Files by name, each with the number of bytes that identify its format.
 WHOLE = {
     "x.png": (picture(COLOUR), 1),
     "x.jpg": (picture(pixels_of(24, 24), "JPEG"), 1),
@@ -460,8 +460,8 @@ WHOLE = {
 
 @pytest.mark.parametrize("source", WHOLE)
 def test_truncated_files_are_reported_as_truncated(tmp_path, source):
-    """A file that is cut at any point is rejected. If only dispensable final bytes are missing, it
-    is read completely."""
+    """A file that is cut at any point is rejected, unless only dispensable final bytes are missing.
+    Such a file is read completely."""
     content, known = WHOLE[source]
     path = tmp_path / source.split(":")[0]
     path.write_bytes(content)

@@ -44,7 +44,7 @@ LABELS = gzip.compress(idx(np.array([0, 1, 2, 1, 0]), 0x08), mtime=0)
 
 @dataclasses.dataclass
 class Server:
-    """The response to a request for a path: a status, a body, and the announced size."""
+    """A test server; `answers` maps a path to its status, its body and the announced size."""
 
     url: str
     answers: dict[str, tuple[int, bytes, int | None]]
@@ -150,7 +150,7 @@ def test_a_set_is_fetched_and_converted(pictures, tmp_path, monkeypatch, capsys)
 def test_files_that_are_there_are_kept(pictures, tmp_path, capsys):
     folder = tmp_path / "some" / "place"
     folder.mkdir(parents=True)
-    (folder / "images").write_bytes(IMAGES)  # not by the program
+    (folder / "images").write_bytes(IMAGES)  # not downloaded by the program
     assert main(["get", "sample", "--out", str(folder)]) == 0
     assert pictures.asked == ["/labels.gz"]
     assert f"{folder / 'images'}: already present" in capsys.readouterr().out
@@ -294,7 +294,7 @@ def test_archives_are_identified_by_their_content(server, tmp_path, monkeypatch,
     assert main(["get", "sample", "--out", str(folder)]) == 0
     made = load_file(folder / "sample.safetensors")
     np.testing.assert_array_equal(made["train.audio_lengths"], [3, 4, 5])
-    assert f"sha256 of its *.wav {sha256}" in (folder / ".source.txt").read_text()
+    assert f"sha256 of its *.wav files {sha256}" in (folder / ".source.txt").read_text()
     # The archive may be packed differently: with other files, in a different folder and order.
     again = {f"other/{name[4:]}": sounds[name] for name in reversed(sounds)} | {"README": b"x"}
     server.has("sounds.tar.gz", archive(again, level=1))
@@ -302,9 +302,12 @@ def test_archives_are_identified_by_their_content(server, tmp_path, monkeypatch,
     capsys.readouterr()
     name = next(iter(sounds))
     for content, part in (
-        (archive(sounds | {name: sounds[name][:-1] + b"\1"}), "sha256 of its *.wav is"),
-        (archive({name: sounds[name]}), f"size of its *.wav is {len(sounds[name])} bytes"),
-        (archive(sounds | {"more.wav": b"0"}), f"size of its *.wav is more than {size} bytes"),
+        (archive(sounds | {name: sounds[name][:-1] + b"\1"}), "sha256 of its *.wav files is"),
+        (archive({name: sounds[name]}), f"size of its *.wav files is {len(sounds[name])} bytes"),
+        (
+            archive(sounds | {"more.wav": b"0"}),
+            f"size of its *.wav files is more than {size} bytes",
+        ),
         (archive(sounds)[:-30], "is not a valid tar file"),
         (b"hello", "is not a valid tar file"),
     ):
@@ -478,7 +481,7 @@ def test_the_page_has_them_all():
     assert re.findall(r"^\| `([\w-]+)` \|", rows, re.M) == list(SETS)
 
 
-# Cora is available as converted text, and MNIST's files are repacked.
+# Excludes Cora, which is available only as converted text, and MNIST, whose files are repacked.
 FOLDERS = {name: name for name in SETS if name not in ("cora", "mnist")} | {
     "wordnet-mammals": "wordnet"
 }

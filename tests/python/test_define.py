@@ -130,7 +130,7 @@ def value_of(formula: str, heads: tuple[str, ...], g: torch.Tensor, t: list) -> 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory) -> pathlib.Path:
-    """Evaluates the definitions of all formulas in double precision."""
+    """A program that evaluates the definitions of all formulas in double precision."""
     folder = tmp_path_factory.mktemp("formulas")
     definitions = [
         definition_of(f"F{n}", *formula, {"kTitle": 'a "title", of \\ ä'})
@@ -214,11 +214,11 @@ def test_kinks_and_ends(program):
         ("exp(g, nu)", r"it passes 2 arguments to exp"),
         ("nu", "it does not contain g"),
         ("g", "it does not contain nu"),
-        ("g * nu * 1e300", "which float32 cannot represent"),
-        ("g * nu * 1e30 * 1e30 ** 2", "which float32 cannot represent"),
+        ("g * nu * 1e300", "a number that float32 cannot represent"),
+        ("g * nu * 1e30 * 1e30 ** 2", "a number that float32 cannot represent"),
         ("g * nu / 0", "it divides by 0"),
-        (f"g * nu * {10**399}", "the number of 400 digits, which float32 cannot represent"),
-        ("g ** 2000 + nu", "it contains the power 2000; expected at most 1024"),
+        (f"g * nu * {10**399}", r"a number that float32 cannot represent \(400 digits\)"),
+        ("g ** 2000 + nu", "it contains the power 2000; expected an exponent from -1024 to 1024"),
         ("g ** 0 + nu", "it does not depend on g"),
         ("g if nu else g", "it contains 'g if nu else g'"),
         ("g.sqrt() + nu", "it contains 'g.sqrt"),
@@ -255,7 +255,11 @@ def test_wrong_formulas(formula, told):
         ({"input": "distance"}, ValueError, "input is 'distance'; expected 'squared_distance'"),
         ({"heads": "gamma"}, TypeError, "heads is 'gamma'; expected a sequence of names"),
         ({"heads": ("gamma", "g")}, ValueError, "names other than g, which is reserved"),
-        ({"heads": ("gamma", "gamma")}, ValueError, "names other than gamma, which is reserved"),
+        (
+            {"heads": ("gamma", "gamma")},
+            ValueError,
+            "names other than gamma, which is reserved or repeated",
+        ),
         ({"heads": ("gamma", "max")}, ValueError, "names other than max, which is reserved"),
         ({"heads": ("gamma", "a b")}, ValueError, "heads is"),
         ({"heads": ("gamma", "lambda")}, ValueError, "heads is"),
@@ -422,7 +426,7 @@ print(StudentT.library)
 def test_a_similarity_of_a_formula(tmp_path):
     """Runs in separate processes, because definitions persist. The second one has no compiler."""
     (tmp_path / "checks.py").write_text(CHECKS)
-    # The recipe page defines the same similarity.
+    # The recipe page defines the same similarity, which may be in this cache.
     environment = os.environ | {"GNOMON_CACHE": str(ROOT / "build" / "cache")}
     found = set()
     for change in ({}, {"PATH": "/nowhere"}):

@@ -1,4 +1,4 @@
-"""Forward mode and second derivatives compared with the formula; third derivatives fail."""
+"""Forward mode and second derivatives compared with the formula; third derivatives are errors."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ def directions(inputs, seed=2):
 
 
 def finite(attend):
-    """attend, but lse is 0 for rows without keys, where it has no derivative."""
+    """attend, with lse set to 0 for rows without keys, where it has no derivative."""
 
     def of(inputs):
         o, lse = attend(inputs)
@@ -47,7 +47,7 @@ def loss_of(attend, inputs):
 
 
 def of_formula(attend, inputs):
-    """o' and lse', and the product of the second derivatives with a direction."""
+    """The tangents of o and lse, and the product of the second derivatives with a direction."""
     u = directions(inputs)
     _, (o, lse) = jvp(attend, (inputs,), (u,))
     leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
@@ -82,7 +82,7 @@ def small(similarity="dot", position="none", **arguments):
     return Case(similarity, position, **(sizes | {"value_dim": 3} | arguments))
 
 
-# Every similarity and every position occurs at least once.
+# Pairs in which every similarity and every position occurs at least once.
 TERMS = list(zip(SIMILARITIES, itertools.cycle(POSITIONS), strict=False))
 
 
@@ -129,7 +129,7 @@ VALUES = torch.randn(2 * 6 - 1, 8, dtype=torch.float64, generator=generator_of(6
 OTHER = torch.randn(2, 4, 6, 6, dtype=torch.float64, generator=generator_of(7))
 
 
-# Calls with q, k and v, and with one additional tensor.
+# Calls with q, k, v and one additional tensor.
 CALLS = {
     "relative": (lambda t: {"position": position.Relative(t, 5, values=VALUES)}, TABLE),
     "relative values": (lambda t: {"position": position.Relative(TABLE, 5, values=t)}, VALUES),
@@ -283,7 +283,7 @@ def test_derivatives_of_modules(arguments):
         module, x, check_forward_ad=True, check_backward_ad=False, fast_mode=True
     )
     assert torch.autograd.gradgradcheck(module, x, check_fwd_over_rev=True, fast_mode=True)
-    # A gradient penalty on the parameters.
+    # The gradients of a gradient penalty with respect to the parameters.
     (gradient,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
     gradient.square().sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
@@ -322,8 +322,8 @@ def test_the_layout_of_tangents_is_that_of_the_output():
     assert o.transpose(1, 2).is_contiguous()
 
 
-# One similarity per pair function. Tokens of ten times N(0, 1) would be within rounding of the edge
-# of Ganea's ball.
+# One similarity per pair function. With tokens of ten times N(0, 1), points would be within
+# rounding errors of the boundary of Ganea's ball.
 LARGE = [
     "dot", "laplacian", "gaussian", "umbral", "umbral log", "penumbral", "penumbral height2",
     "penumbral log", "hyperboloid", "lorentz", "entailment", "additive",
@@ -340,7 +340,8 @@ LARGE = [
     ],
 )
 def test_large_scores(similarity, scale):
-    """Errors in float32 are at most those of the plain formula, as for first derivatives."""
+    """Errors in float32 are at most a few times those of the plain formula, as for first
+    derivatives."""
     case = Case(similarity, "none", 1, 2, 2, 48, 48, 16, 16, Mask(causal=True))
     errors = {}
     for seed in range(FEW):
@@ -361,7 +362,7 @@ def test_large_scores(similarity, scale):
 
 @pytest.mark.parametrize("outputs", ["o", "o_tangent", "both"])
 def test_gradients_of_part_of_a_jvp(outputs):
-    """A loss uses a jvp's value, its tangent, or both."""
+    """The loss uses the value of a jvp, its tangent, or both."""
     case = small("dot", "alibi", mask=Mask(causal=True))
     inputs = {name: x.float() for name, x in case.inputs().items()}
 
@@ -444,7 +445,8 @@ def test_third_derivatives_are_refused_by_name(name):
     (second,) = torch.autograd.grad(first.square().sum(), leaf, create_graph=True)
     with pytest.raises(NotImplementedError, match=message):
         second.sum().backward()
-    with pytest.raises(NotImplementedError, match=who + ": forward-mode derivatives of a deriv"):
+    message = who + ": forward-mode derivatives of forward-mode or second derivatives are not"
+    with pytest.raises(NotImplementedError, match=message):
         jvp(lambda q: jvp(f, (q,), (q,))[1], (q,), (q,))
 
 

@@ -548,7 +548,7 @@ def assert_close_files(one: pathlib.Path, other: pathlib.Path, there: str) -> No
 
 
 def assert_close_numbers(one: object, other: object, place: str = "") -> None:
-    """Records without measured times."""
+    """Compares records, except for measured times."""
     if isinstance(one, dict):
         assert one.keys() == other.keys(), place
         for key in one.keys() - {"machine", "command", "started", "updated", "versions"}:
@@ -609,7 +609,7 @@ def test_a_task_gives_the_same_results_on_a_device(task, run, there, tmp_path):
     )
     told = json.loads(output.splitlines()[-1])
     assert_close_numbers(told["here"], told["there"])
-    # On a GPU, dropout, shifts and noise use a different generator.
+    # On a GPU, dropout, shifts and noise use a different generator, so weights differ.
     if there != "cuda":
         assert_close_files(tmp_path / "here" / FILE, tmp_path / "there" / FILE, there)
     records = [

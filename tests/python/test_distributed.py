@@ -57,9 +57,9 @@ B, H, HKV, D, DV = 2, 4, 2, 6, 5
 PROCESSES = 3
 SECONDS = 300
 
-# Numbers of rows per process for groups of three and two: odd, unequal, and a single row.
+# Row counts per process, for groups of three and two processes: odd, unequal, and a single row.
 ROWS = {3: [7, 5, 1], 2: [5, 8]}
-# The numbers of key rows, for cases where they differ.
+# Row counts of keys, for cases where they differ from those of queries.
 KEY_ROWS = {"chunks": {3: [5, 5, 3], 2: [10, 3]}}
 LENGTH = 13
 
@@ -219,7 +219,7 @@ CASES: dict[str, Callable[[Draw], dict[str, Any]]] = {
     },
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
-# Tolerances for o, lse and the gradients, relative to their largest number.
+# Tolerances for o, lse and the gradients, relative to the largest magnitude of each.
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "bfloat16": 2e-2}
 RUNS = [(case, "float64") for case in CASES] + [
     ("dot causal", "float32"),
@@ -393,7 +393,7 @@ def work(rank: int, folder: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES
     )
-    two = dist.new_group([1, 2])  # and the default group
+    two = dist.new_group([1, 2])  # in addition to the default group
     groups = {3: None} | ({2: two} if rank > 0 else {})
     failures: dict[str, str] = {}
     rows = {
@@ -480,7 +480,7 @@ def test_parts_of_keys_may_be_others_than_those_of_queries(record, layout):
 
 
 def test_rows_of_a_layout(record):
-    """Each row belongs to one process; a zigzag order balances the pairs of a causal mask."""
+    """Each row belongs to exactly one process; zigzag order balances the pairs of a causal mask."""
     for layout in LAYOUTS:
         for length in (3, 12, 13, 17):
             rows = [its["rows"][f"{layout} {length}"] for its in record]

@@ -18,9 +18,9 @@ from test_cli import PROGRAM, SECONDS, copy_with_steps, step_of, succeed
 pytestmark = pytest.mark.cpu("starts its own processes")
 
 FILE = "checkpoint.safetensors"
-# Two processes have two and three of five windows. The random numbers of a window, for dropout and
-# CAPE's shifts, are the same as with one process. Memories, and the embeddings cached by a
-# convolution, are gathered for a checkpoint.
+# Of the five windows of a batch, two processes get two and three. The random numbers of a window,
+# for dropout and CAPE's shifts, are the same as with one process. Memories, and the embeddings
+# cached by a convolution, are gathered for a checkpoint.
 TRAIN = [
     "train", "--data", "text.txt", "--dim", 16, "--depth", 2, "--heads", 2, "--mlp", 32,
     "--length", 16, "--batch", 5, "--similarity", "penumbral", "--position",
@@ -42,7 +42,7 @@ def start(arguments: list[object], cwd: pathlib.Path, **environment: str) -> sub
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """The exit code and both outputs."""
+    """The exit code, the standard output and the standard error."""
     try:
         output, errors = process.communicate(timeout=SECONDS)
     finally:
@@ -57,7 +57,7 @@ def run_one(arguments: list[object], cwd: pathlib.Path) -> str:
 def start_two(
     arguments: list[object], cwd: pathlib.Path, second: list[object] | None = None
 ) -> list[subprocess.Popen[str]]:
-    """Processes started by torchrun; process 1 may have its own arguments."""
+    """Starts two processes like torchrun does; process 1 may have its own arguments."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -82,7 +82,7 @@ def run_two(arguments: list[object], cwd: pathlib.Path) -> None:
 def refused_by_two(
     arguments: list[object], cwd: pathlib.Path, second: list[object] | None = None
 ) -> str:
-    """The one-line error of both processes together."""
+    """The only error line that both processes together print."""
     ends = [finish(process) for process in start_two(arguments, cwd, second)]
     assert [code for code, _, _ in ends] == [2, 2], ends
     lines = [line for _, _, errors in ends for line in errors.splitlines() if "gnomon: " in line]
@@ -91,7 +91,7 @@ def refused_by_two(
 
 
 def assert_same(got: pathlib.Path, expected: pathlib.Path) -> None:
-    """Compares results that are equal up to the order of summation."""
+    """Compares checkpoints that are equal up to the order of summation."""
     assert step_of(got / FILE) == step_of(expected / FILE)
     got_tensors, expected_tensors = load_file(got / FILE), load_file(expected / FILE)
     assert got_tensors.keys() == expected_tensors.keys()

@@ -1,4 +1,4 @@
-"""Tests of documentation pages that list code, tests or data."""
+"""Tests for documentation pages that list code, tests or data."""
 
 import ast
 import doctest
@@ -53,7 +53,7 @@ def test_the_benchmarks_page_matches_its_script():
 
 
 def names_in(file: pathlib.Path) -> set[str]:
-    """The names of a file's tests on the command line."""
+    """The names of the tests in a file, as a command line selects them."""
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".py":
         return {n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
@@ -142,7 +142,7 @@ def without_types(function) -> str:
 
 
 def test_signatures_on_the_api_pages_are_those_of_the_functions():
-    """Signatures that are written out, because overloads or types would make them unreadable."""
+    """docs/conf.py writes out signatures that overloads or types would make unreadable."""
     functions = [
         gnomon.attention,
         gnomon.attention_weights,

@@ -1,4 +1,4 @@
-"""The dropout mask compared with a second implementation of its hash, covering every index."""
+"""Compares the dropout mask, at every index, with a second implementation of its hash."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def mix(x):
 
 
 def hash_columns(seed, b, h, i, j):
-    """The 32-bit hash of each pair, for arrays that broadcast."""
+    """The 32-bit hash of each query-key pair; the index arrays broadcast."""
     with np.errstate(over="ignore"):
         row = mix(np.uint64(seed % 2**64) + STEP)
         for place in (b, h, i):
@@ -33,7 +33,7 @@ def hash_columns(seed, b, h, i, j):
 
 
 def kept(seed, rate, dtype, heads=H):
-    """Which of several equal weights dropout keeps, determined with unit vectors as values."""
+    """The mask of weights that dropout keeps, read from the output for one-hot values."""
     q = torch.zeros(B, heads, L, 2, dtype=dtype)
     v = torch.eye(L, dtype=dtype).expand(B, heads, L, L)
     return gnomon.attention(q, q, v, dropout=rate, seed=seed) != 0
@@ -72,5 +72,5 @@ def test_the_gradient_has_the_mask_of_its_output(dtype):
     mask = kept(seed, 0.5, dtype)
     d_o = torch.eye(L, dtype=dtype).expand(B, H, L, L)
     gnomon.attention(q, k, v, dropout=0.5, seed=seed).backward(d_o)
-    # d v_j contains the weights of key j in the rows that its columns represent.
+    # As d_o is the identity matrix, the gradient of v is the transposed weight matrix.
     assert torch.equal(v.grad.mT != 0, mask)

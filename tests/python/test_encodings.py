@@ -1,4 +1,4 @@
-"""Position tables compared with their formulas, and hype_augment with the bias."""
+"""Compares position tables with their formulas, and hype_augment with the HyPE bias."""
 
 import math
 
@@ -104,8 +104,8 @@ def test_hype_approaches_alibi_with_the_cube_of_mu():
         hype = gnomon.attention(q, k, v, position=HyPE(slopes / mu, mu), causal=True)
         return float((hype - alibi).abs().max())
 
-    # tau sinh(mu x) = m x (1 + (mu x)^2 / 6 + ...), so a tenth of mu gives a hundredth of the
-    # error.
+    # tau sinh(mu x) = m x (1 + (mu x)^2 / 6 + ...), so reducing mu by a factor of 10 reduces the
+    # error by a factor of 100.
     assert 90 < error(1e-3) / error(1e-4) < 110
 
 

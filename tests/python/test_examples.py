@@ -41,7 +41,7 @@ def replace_sdpa(printed: str) -> None:
 
 
 def learned_hype(printed: str) -> None:
-    # Without a position, the best guess has loss log(16) = 2.77.
+    # Without position information, the best possible loss is log(16) = 2.77.
     first, *_, last = losses(printed)
     assert last < 0.1 < first < 2.5
     before, after = re.findall(r"tau \[(.*)\]", printed)
@@ -51,14 +51,14 @@ def learned_hype(printed: str) -> None:
 def cone_vit(printed: str) -> None:
     first, *_, last = losses(printed)
     assert last < 0.4 < 1.2 < first
-    (right,) = re.findall(r"right: (\d+)%", printed)
+    (right,) = re.findall(r"accuracy on new images: (\d+)%", printed)
     assert int(right) > 85
 
 
 def mean_flow(printed: str) -> None:
     first, *_, last = losses(printed)
     assert last < 0.5 * first
-    # The distance of the noise is about 2.
+    # For pure noise, the distance would be about 2.
     (distance,) = re.findall(r"nearest image: ([\d.]+)", printed)
     assert float(distance) < 0.7
 
@@ -100,7 +100,7 @@ def load(name):
 
 
 def plain_attention(q, k, v, similarity=None, position=None, causal=False):
-    """The cases of gnomon.attention in the examples that use derivatives."""
+    """The gnomon.attention calls of the examples that use derivatives, in plain PyTorch."""
     if similarity is None:
         scores = q @ k.mT / math.sqrt(q.shape[-1])
     else:

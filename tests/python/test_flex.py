@@ -1,4 +1,4 @@
-"""FlexAttention masks converted to gnomon's arguments, and products counted by FlopCounterMode."""
+"""Tests the conversion of FlexAttention masks to arguments, and FLOP counts by FlopCounterMode."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ SQUARE = {"Q_LEN": L, "KV_LEN": L}
 FEW = {"Q_LEN": L - 4, "KV_LEN": L}
 BATCHES = {"B": 2, **SQUARE}
 
-# Each mask_mod, its inputs, and the equivalent arguments.
+# Each mask_mod, its sizes, and the names of the equivalent arguments.
 MASKS = {
     "all": (lambda b, h, q, k: q >= -1, SQUARE, set()),
     "none": (lambda b, h, q, k: q < -1, SQUARE, {"key_lengths"}),

@@ -32,7 +32,7 @@ MASKS = {
 
 @pytest.fixture
 def on_reference(monkeypatch):
-    """Calls a function while float64 uses the reference."""
+    """Calls a function with the float64 reference instead of the fused kernels."""
 
     def call(function, *arguments):
         with monkeypatch.context() as context:
@@ -118,7 +118,8 @@ def test_unknown_kernels(monkeypatch):
     monkeypatch.setenv("GNOMON_FLOAT64", "fast")
     x = torch.zeros(1, 1, 2, 4, dtype=torch.float64)
     with pytest.raises(
-        ValueError, match=r"attention: GNOMON_FLOAT64 is 'fast'; expected reference, or nothing"
+        ValueError,
+        match=r"attention: GNOMON_FLOAT64 is 'fast'; expected reference or an empty value",
     ):
         gnomon.attention(x, x, x)
 
@@ -140,7 +141,7 @@ NEAR = {
 @pytest.mark.parametrize("scale", [1e-20, 1e-60])
 @pytest.mark.parametrize("name", NEAR)
 def test_tiny_tokens(name, scale, kernels, on_reference):
-    """Near the origin, distances are proportional to the tokens, and angles are constant."""
+    """Near the origin, scaling the tokens scales distances and does not change angles."""
     inputs = torch.randn(3, 1, 2, 9, 4, dtype=torch.float64, generator=generator_of(0)).unbind()
 
     def results(s):

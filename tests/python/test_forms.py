@@ -1,4 +1,4 @@
-"""Chunks, dropout and the Einstein midpoint, and the module arguments for them."""
+"""Tests chunks, dropout and the Einstein midpoint, and the corresponding module arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tokens(*shape: int, count: int = 3, dtype: torch.dtype = torch.float64) -> l
 
 
 # Relative local attention (Huang et al. 2019): queries attend to their own block and the previous
-# one. Here it is implemented by splitting the sequence.
+# one. The formula splits the sequence into blocks.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("similarity", ["dot", "penumbral"])
 def test_chunks_are_blocks_that_see_the_one_before(similarity, dtype):
@@ -83,7 +83,7 @@ def test_wrong_chunks():
 def dropped_weights(
     rate: float, seed: int, **keywords: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weights of 64 tokens without and with dropout, determined with unit vectors as values."""
+    """The weights of 64 tokens without and with dropout, read from outputs for one-hot values."""
     q, k = tokens(2, 3, 64, 8, count=2)
     v = torch.eye(64, dtype=q.dtype).expand(2, 3, 64, 64)
     return (
@@ -141,7 +141,7 @@ def test_gradients_of_dropout(similarity, dtype):
             causal=True, dropout=0.4, seed=9, return_lse=True,
         )  # fmt: skip
 
-    # A call with unit vectors as values reveals the mask.
+    # With one-hot values, the output reveals the dropout mask.
     with torch.no_grad():
         double = {name: x.double() for name, x in inputs.items()}
         unit = torch.eye(20, dtype=torch.float64).expand(2, 2, 20, 20)
@@ -199,7 +199,7 @@ def test_einstein_midpoint(similarity, dtype):
     formulas.check(ours, theirs, inputs, dtype)
 
 
-# The midpoint does not depend on the origin: boosting all values boosts the midpoint equally.
+# The midpoint does not depend on the choice of origin: boosting all values boosts the midpoint.
 def test_einstein_midpoint_goes_with_isometries():
     q, k, v = tokens(1, 1, 9, 4)
     v = v / (1 + v.norm(dim=-1, keepdim=True))
@@ -274,7 +274,7 @@ def test_transformer_xl_module_is_the_paper(causal):
     x = torch.randn(1, 9, 12, dtype=torch.float64)
     heads = lambda y: y.unflatten(2, (3, 4)).transpose(1, 2)  # noqa: E731
     q, k, v = (heads(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj))
-    # The distances are -8 to 8; Python's index -1 is the last row.
+    # Negative distances come last, so that row i - j is also found for i < j.
     distances = torch.cat([torch.arange(9), torch.arange(-8, 0)])
     waves = gnomon.sinusoid(distances.double(), 12, layout="split_xl")
     r = torch.einsum("hde,ne->hnd", module.transformer_xl_r, waves)
@@ -288,8 +288,8 @@ def test_transformer_xl_module_is_the_paper(causal):
     expected = module.out_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
     torch.testing.assert_close(module(x, causal=causal), expected)
     if not causal:
-        # The result is unchanged for any order of the tokens, and in a cross-attention call at any
-        # offset.
+        # Reordering tokens with their positions reorders the output, and a cross-attention call at
+        # an offset returns the same rows.
         order = torch.randperm(9)
         torch.testing.assert_close(module(x[:, order], positions=order), expected[:, order])
         rows = module(x[:, 3:5], x, query_offset=3)
@@ -368,7 +368,7 @@ def test_a_rejected_call_leaves_the_cache_unchanged(device):
     cache = gnomon.nn.KVCache()
     x = torch.randn(2, 6, 8)
     module(x, cache=cache, causal=True)
-    # On a GPU, values are not read.
+    # On a GPU, the values of key_lengths are not checked.
     held = [({"key_lengths": torch.tensor([99, 99])}, ValueError)] * (device.type != "cuda")
     for wrong, error in (*held, ({"causal": "yes"}, TypeError)):
         with pytest.raises(error):

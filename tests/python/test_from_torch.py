@@ -38,7 +38,7 @@ def test_from_torch(dtype, bias, widths, batch_first, padded):
     value = torch.randn(3, 9, module.vdim).to(dtype)
     mask = torch.rand(3, 9) < 0.4 if padded else None
     if padded:
-        mask[:, 4] = False  # torch gives NaN if no key is left
+        mask[:, 4] = False  # torch returns NaN if all keys are masked
     side = (lambda x: x) if batch_first else (lambda x: x.transpose(0, 1))
     expected, weights = module(side(query), side(key), side(value), key_padding_mask=mask)
     got = own(query, key, value, key_padding_mask=mask)
@@ -99,7 +99,7 @@ def test_a_state_of_torch_loads(widths):
     own.load_state_dict(model.state_dict())
     x, key, value = (torch.randn(2, 5, n) for n in (32, module.kdim, module.vdim))
     torch.testing.assert_close(own["layer"](x, key, value), module(x, key, value)[0])
-    # The layer can still load its own state.
+    # The converted layer can still load its own state dict.
     copy.deepcopy(own).load_state_dict(own.state_dict())
 
 
@@ -288,7 +288,7 @@ def test_a_drop_in_is_called_as_torch_s_module(pairs, keys, widths, batch_first)
         }
         expected, found = (m(query, key, value, **arguments) for m in (module, own))
         torch.testing.assert_close(found, expected)
-    # Without a batch axis, and with a mask that may be per head.
+    # Compare unbatched inputs, with a per-head mask.
     one = [x[0] if batch_first else x[:, 0] for x in (query, key, value)]
     arguments = {
         "key_padding_mask": None if hidden is None else hidden[0],
@@ -296,7 +296,7 @@ def test_a_drop_in_is_called_as_torch_s_module(pairs, keys, widths, batch_first)
         "average_attn_weights": False,
     }
     torch.testing.assert_close(own(*one, **arguments), module(*one, **arguments))
-    # Compare only some rows of the weights.
+    # In a drop-in, need_weights may also select rows of the weights.
     weights = module(query, key, value)[1]
     for rows, chosen in ((-1, [4]), ([0, 3], [0, 3]), (slice(1, 3), [1, 2])):
         torch.testing.assert_close(own(query, key, value, need_weights=rows)[1], weights[:, chosen])
@@ -312,7 +312,7 @@ def test_a_drop_in_trains(dropout):
     found = own(x, x, x, attn_mask=future, is_causal=True, need_weights=False)
     assert found[1] is None
     if dropout > 0:
-        # Dropout scales up the remaining weights.
+        # Dropout scales up the remaining weights, so the mean is preserved.
         mean = sum(own(x, x, x, need_weights=False)[0].detach() for _ in range(800)) / 800
         torch.testing.assert_close(mean, module.eval()(x, x, x)[0].detach(), atol=0.3, rtol=0)
         return
@@ -417,7 +417,7 @@ def test_drop_ins_in_torch_s_transformer(batch_first, norm_first):
 @pytest.mark.parametrize("similarity", ["dot", "gaussian"])
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 def test_torch_s_fused_layer_does_not_take_a_drop_in_s_place(similarity):
-    """The encoder may be built with the layer or get it later; padding is supported."""
+    """The drop-in may be inserted before or after the encoder is built; padding is supported."""
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
     model = randomized(torch.nn.TransformerEncoder(layer, 2))
@@ -445,7 +445,7 @@ def test_drop_ins_in_torchvision_s_vision_transformer():
     torch.manual_seed(0)
     model = models.VisionTransformer(16, 4, 2, 2, 16, 24, num_classes=5).double().eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # its head starts at 0
+        for parameter in model.parameters():  # the classification head starts at 0
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     own = swapped(model)
@@ -454,7 +454,7 @@ def test_drop_ins_in_torchvision_s_vision_transformer():
     other = swapped(model, similarity="penumbral", position="grid_bias:shape=4x4:prefix=1")
     other(images).square().sum().backward()
     learned = [p for n, p in other.named_parameters() if "gamma_theta" in n or "grid_bias" in n]
-    # The model reads the last layer's class token, which is outside the grid.
+    # The model reads only the last layer's class token, which is outside the grid.
     assert [bool((p.grad != 0).any()) for p in learned] == [True, True, True, False]
 
 
@@ -465,7 +465,7 @@ VARIANTS = [
 
 
 def name_of(variant):
-    """A test id that is equal in all processes, unlike a function's repr."""
+    """A test id that is the same in all processes, unlike a function's repr."""
     return ",".join(f"{name}={getattr(x, '__name__', x)}" for name, x in variant.items())
 
 
@@ -512,7 +512,7 @@ def test_encoder_layers(variant, masked):
     if masked == "causal":
         torch.testing.assert_close(own(x, is_causal=True), expected)
         assert not torch.allclose(own(x), expected)
-    # The state dict of torch's layer is the same as ours.
+    # Our layer accepts the state dict of torch's layer.
     fresh = nn.TransformerEncoderLayer(16, 2, 24, **variant).double().eval()
     fresh.load_state_dict(layer.state_dict())
     torch.testing.assert_close(fresh(x, **arguments), expected)
@@ -649,11 +649,11 @@ def test_resized_tables(old, new, dtype):
 
 
 def test_a_linear_table_stays_linear():
-    # Tables that are linear in the offset, relative to the farthest one, stay linear at every
-    # resolution.
+    # A table that is linear in the offset as a fraction of the farthest offset stays linear at
+    # every resolution.
     old = torch.linspace(-1, 1, 7).double()[None, :, None] + 2 * torch.linspace(-1, 1, 7).double()
     new = torch.linspace(-1, 1, 13).double()[None, :, None] + 2 * torch.linspace(-1, 1, 13).double()
-    inner = (slice(None), slice(2, -2), slice(2, -2))  # cubics deviate at the edge
+    inner = (slice(None), slice(2, -2), slice(2, -2))  # bicubic interpolation deviates at the edges
     torch.testing.assert_close(nn.resize_grid_table(old, (7, 7))[inner], new[inner])
 
 
@@ -684,7 +684,7 @@ def test_modules_move_to_another_grid(position):
         module(torch.randn(1, 12 + prefix, 32).double())
     fresh = nn.MultiheadAttention(32, 2, position=position.replace("3x4", "6x8")).double()
     fresh.load_state_dict(module.state_dict())  # the same names and shapes
-    # After scaling back, linear tables would be unchanged. Names and dtypes are always unchanged.
+    # Resizing back would restore only linear tables, but it always restores names and shapes.
     nn.resize_grid(module, (3, 4))
     assert module.position == before.position
     assert [(n, p.shape, p.requires_grad) for n, p in module.named_parameters()] == [

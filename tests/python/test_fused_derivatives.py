@@ -1,4 +1,4 @@
-"""Forward mode and second derivatives in float32: the terms of the fused kernel."""
+"""Forward-mode and second derivatives in float32 for the terms of the fused kernel."""
 
 import math
 
@@ -40,19 +40,19 @@ def tempered(temperature, **arguments):
 
 
 def grid_distance():
-    """The distances between the places of a 5 x 11 grid, along both axes together."""
+    """The Manhattan distances between the cells of a 5 x 11 grid."""
     rows, keys = ROWS[:, None], COLUMNS
     return (rows // 11 - keys // 11).abs() + (rows % 11 - keys % 11).abs()
 
 
 def offsets(clip=True):
-    """Distances of keys from queries that start at 9, as rows of RELATIVE; 13 for no row."""
+    """The row of RELATIVE for each pair, for queries from position 9 on; 13 means no row."""
     rows = COLUMNS - ROWS[:, None] - 9 + 6
     return rows.clamp(0, 12) if clip else torch.where((rows < 0) | (rows > 12), 13, rows)
 
 
-# The arguments of gnomon.attention as a function of an extra tensor, those of plain(), and the
-# tensor.
+# For each term: the arguments of gnomon.attention and those of plain(), as functions of an extra
+# tensor, and that tensor.
 TERMS = {
     "temperature": (
         lambda t: tempered(t, position="alibi", query_offset=9, causal=True),
@@ -168,7 +168,7 @@ SIMILARITIES = {None: 1.0, "gaussian": 0.3, "laplacian": 0.7}
 
 
 def kept(dropout, seed):
-    """The dropout mask of all pairs, determined from the weights of equal scores."""
+    """The dropout factors of all pairs, read from the weights of equal scores."""
     zeros = torch.zeros(BATCH, HEADS, QUERIES, 4, dtype=torch.float64)
     keys = torch.zeros(BATCH, HEADS, KEYS, 4, dtype=torch.float64)
     values = torch.eye(KEYS, dtype=torch.float64).expand(BATCH, HEADS, KEYS, KEYS)
@@ -241,7 +241,7 @@ def calls(term, name):
 @pytest.mark.parametrize("name", SIMILARITIES)
 @pytest.mark.parametrize("term", TERMS)
 def test_terms_of_the_fused_kernel(term, name, scale):
-    """Errors in float32 are at most those of the plain formula."""
+    """Errors in float32 are at most TIMES the errors of the unfused reference."""
     ours, theirs = calls(term, name)
     inputs = inputs_of(term, scale)
     wide = {n: x.double() for n, x in inputs.items()}
@@ -255,7 +255,7 @@ def test_terms_of_the_fused_kernel(term, name, scale):
         own, of_plain = (float((x[n] - expected).abs().max()) / size for x in (actual, other))
         assert own <= max(LEAST, TIMES * of_plain), n
         rounded += not torch.equal(actual[n], reference[n].float())
-    # The reference computes in float64.
+    # The fused kernel was used: the reference computes in float64, so its results would be equal.
     assert rounded > 2
 
 
@@ -276,7 +276,7 @@ def test_terms_are_the_same_for_any_number_of_threads(term):
 
 
 def check_any_number_of_threads(call, inputs):
-    """Returns the results, which must be near those in float64 and not depend on the threads."""
+    """Returns the results, which must be close to float64 and equal for any number of threads."""
     expected = of_formula(call, {n: x.double() for n, x in inputs.items()})
     threads = torch.get_num_threads()
     try:
@@ -309,7 +309,7 @@ def test_shared_pair_bias_of_several_blocks_of_rows(heads):
 
 @pytest.mark.parametrize("heads", [(), (HEADS,)])
 def test_relative_tables_of_several_blocks_of_rows(heads):
-    """The sequence is longer than a block, with more tasks than workers, and per-row terms."""
+    """The sequence is longer than a block, and there are more tasks than workers."""
     shapes = {
         "q": (2, HEADS, 300, 4),
         "k": (2, KEY_HEADS, 300, 4),
@@ -328,12 +328,12 @@ def test_relative_tables_of_several_blocks_of_rows(heads):
         )
 
     results, expected = check_any_number_of_threads(call, inputs)
-    # The reference computes in float64.
+    # The fused kernel was used: the reference computes in float64, so its results would be equal.
     assert not torch.equal(results["keys"], expected["keys"].float())
 
 
 def test_packed_documents_cost_their_own_pairs():
-    """A row of a packed document reads only the keys of the document."""
+    """Each query reads only the keys of its own packed document."""
     length = 4096
     q = random(1, 1, length, 4).float()
     segments = torch.arange(length).div(64, rounding_mode="floor")[None]

@@ -22,7 +22,7 @@ def csr(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 
 def random_rows(nodes: int, keys: int, hub: int = 0, seed: int = 0) -> list[list[int]]:
-    """Rows with 0 to 5 edges, some edges twice, and one row with `hub` edges."""
+    """Rows with 0 to 5 edges, some of them repeated, and one row with `hub` edges."""
     generator = generator_of(seed)
 
     def draw(count: int) -> list[int]:
@@ -31,7 +31,7 @@ def random_rows(nodes: int, keys: int, hub: int = 0, seed: int = 0) -> list[list
     rows = [draw(i % 6) for i in range(nodes)]
     for i, row in enumerate(rows):
         if len(row) > 1:
-            row[0] = i % keys  # a self loop, if queries and keys are the same nodes
+            row[0] = i % keys  # a self-loop if queries and keys are the same nodes
         if len(row) > 4:
             row[1] = row[2]
     if hub:
@@ -164,7 +164,7 @@ def test_scale_and_strides():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("offset", [-3e4, 0.0, 3e4])
 def test_huge_scores(dtype, offset):
-    """The exp of these scores is 0 or infinite, unless each row's largest score is subtracted."""
+    """Unless each row's largest score is subtracted, exp of these scores is 0 or infinite."""
     torch.manual_seed(0)
     rows = GRAPHS["skewed"]
     source, target = torch.randn(2, 40, 2, 1, dtype=dtype) * 100
@@ -241,7 +241,7 @@ def test_low_precision_rounds_only_inputs_and_outputs(dtype):
 
 
 def test_gat_conv():
-    """torch_geometric's layer with the same edges, self-loops and heads."""
+    """Compared with torch_geometric's layer for the same edges and heads."""
     torch.manual_seed(0)
     nodes, features, heads, columns = 60, 20, 8, 8
     layer = GATConv(features, columns, heads=heads, add_self_loops=False, bias=False).double()
@@ -306,6 +306,7 @@ def test_csr_compiled():
             "targets from 1 to 4; expected nodes from 0 to 3",
         ),
         (torch.tensor([[0, 0], [-1, 3]]), 4, ValueError, "targets from -1 to 3"),
+        (torch.tensor([[0], [0]]), 0, ValueError, "expected no edges, because num_nodes is 0"),
         (torch.zeros(2, 4, dtype=torch.int64), -1, ValueError, "num_nodes is -1"),
         (torch.zeros(2, 4, dtype=torch.int64), 1.5, TypeError, "num_nodes is a float"),
     ],
@@ -353,7 +354,7 @@ def test_a_sink_of_minus_infinity_has_no_effect():
 
 
 def kept_edges(edges: int, nodes: int, heads: int, rate: float, seed: int) -> Tensor:
-    """Dropout factors (nodes, heads, edges), determined with dense attention with a key per
+    """The dropout factors (nodes, heads, edges), read from dense attention with one key per
     edge."""
     q, k = torch.zeros(1, heads, nodes, 1), torch.zeros(1, heads, edges, 1)
     v = torch.eye(edges).expand(1, heads, -1, -1) * edges
@@ -391,7 +392,7 @@ def test_edge_biases_and_dropout_against_a_loop(name, graph, heads, rate, bias):
         lses = [torch.zeros(0, heads[0], dtype=torch.float64) + nothing]
         for i in range(len(rows)):
             own = range(int(indptr[i]), int(indptr[i + 1]))
-            # This reference leaves out edges with bias -inf, head by head.
+            # This reference omits edges with bias -inf, separately for each head.
             o, lse = [], []
             for h in range(heads[0]):
                 seen = [e for e in own if edge_bias is None or edge_bias[e, h] > -math.inf]

@@ -39,8 +39,8 @@ def rand(*shape, low=0.05, high=0.5):
     return low + (high - low) * torch.rand(shape, dtype=torch.float64)
 
 
-# For each bias along an axis of length n: its parameters, the gnomon term, and its expected value
-# (H,) at d = j - i.
+# For each bias along an axis of length n: its parameters, the gnomon term, and the expected bias
+# (H,) at offset d = j - i.
 AXES = {
     "alibi": (
         lambda n: {"slopes": rand(HEADS)},
@@ -81,7 +81,7 @@ AXES = {
 
 
 def loop(shape, prefix, value):
-    """The bias (H, L, L) of all token pairs; value (H,) is a function of the offset per axis."""
+    """The bias (H, L, L) of all token pairs; `value` maps a tuple of offsets to a bias (H,)."""
     tokens = [None] * prefix + list(itertools.product(*map(range, shape)))
     nothing = torch.zeros(HEADS, dtype=torch.float64)
     rows = [
@@ -180,7 +180,7 @@ def test_a_cache_on_a_grid():
     [(1, 0, 1, 0), (2, 3, 5, 4), (0, 0, 12, 3), (3, 3, 12, 0), (0, 11, 1, 70)],
 )
 def test_some_tokens_of_a_grid_and_memory_keys(prefix, offset, rows, memory, kind, dtype):
-    """Lq != Lk: queries are a subset of the tokens, and keys outside the grid have no bias."""
+    """Queries are a subset of the tokens (Lq < Lk), and keys outside the grid have no bias."""
     torch.manual_seed(0)
     shape, length = (3, 4), prefix + 12
     inputs = {
@@ -243,7 +243,7 @@ def test_grid_bias(shape, prefix, dtype):
 
 
 def test_sums_with_rotation_and_masks():
-    """Two grid biases, RoPE over the grid, GQA, causal, a window and lengths."""
+    """Combines two grid biases, RoPE on the grid, GQA, a causal mask, a window and lengths."""
     shape, prefix = (4, 5), 1
     length = prefix + math.prod(shape)
     parameters, grid, bias = axes_of(["alibi", "offset_bias"], shape)
@@ -289,7 +289,7 @@ def test_segments_are_shifted_windows():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_tables_are_not_rounded_with_the_tokens(dtype):
-    # The contributions of the axes differ by less than the resolution of the token dtype.
+    # The table entries differ by less than the resolution of the token dtype.
     q = torch.zeros(1, 1, 4, 4, dtype=dtype)
     v = torch.eye(4, dtype=dtype)[None, None]
     table = 1024 + torch.tensor([[[0.0, 0.5, 0.25], [0.75, 0.0, 0.5], [0.5, 0.25, 1.0]]])
@@ -372,7 +372,7 @@ def test_alibi_over_all_axes_is_the_city_block_distance():
 
 @pytest.mark.parametrize("kernel", ["float32", "float64", "reference"])
 def test_a_grid_as_large_as_an_image(kernel, monkeypatch):
-    """More tokens than a tile has rows or columns."""
+    """The grid has more tokens than a tile has rows or columns."""
     dtype = torch.float32 if kernel == "float32" else torch.float64
     if kernel == "reference":
         monkeypatch.setenv("GNOMON_FLOAT64", "reference")
@@ -556,7 +556,7 @@ def test_a_module_is_its_grid(causal):
     slopes = gnomon.alibi_slopes(2).double()
     nothing = OffsetBias(torch.zeros(2, 7, dtype=torch.float64))
     position = [
-        # Along an axis, a token attends in both directions, even in a causal call.
+        # Along an axis, offsets have both signs, even in a causal call.
         Grid((3, 4), [T5(module.t5_table, bidirectional=True), nothing]),
         Grid((3, 4), [ALiBi(slopes), ALiBi(slopes)]),
         GridBias(module.grid_bias_table),
@@ -661,7 +661,7 @@ ERRORS = {
     ),
     "one table for unequal axes": (
         lambda: MultiheadAttention(8, 2, position="offset_bias:shape=3x4"),
-        "offset_bias:shape=3x4 has axes of different sizes and one table for all of them",
+        "offset_bias:shape=3x4 has axes of different sizes, which cannot share one table",
     ),
     "a table without a grid": (
         lambda: MultiheadAttention(8, 2, position="offset_bias:axis=0"),
@@ -692,16 +692,16 @@ ERRORS = {
     ),
     "few columns": (
         lambda: attend(RoPE(shape=(1, 1, 3, 4)), similarity=gnomon.similarity.Umbral(1.0)),
-        "RoPE over the grid 1x1x3x4 rotates at least one pair of coordinates per axis, and q has "
+        "RoPE over the grid 1x1x3x4 rotates at least one pair of coordinates per axis, but q has "
         "head_dim 7 without the height; expected at least 8",
     ),
     "tokens of a rotation": (
         lambda: attend(RoPE(shape=(3, 4)), query_offset=3),
-        "RoPE: tokens range from 3 to 14, but the grid 3x4 has 12",
+        "RoPE: token indices range from 3 to 14, but the grid 3x4 has 12",
     ),
     "tokens to augment": (
         lambda: gnomon.hype_augment(*[torch.zeros(1, 1, 7, 4)] * 2, 1.0, 0.1, axes=(2, 3)),
-        "hype_augment: tokens range from 0 to 6, but the grid 2x3 has 6",
+        "hype_augment: token indices range from 0 to 6, but the grid 2x3 has 6",
     ),
     "no axes": (
         lambda: Grid((), []),
@@ -748,7 +748,7 @@ def test_wrong_types(call, message):
 
 @pytest.mark.parametrize("side", [7, 24])
 def test_windows_of_any_size_are_their_pairs(side):
-    """Small grids use rows that are expanded once, larger ones use runs of their tables."""
+    """Small grids expand the rows of their tables once; larger grids read runs of the tables."""
     count = side * side
     generator = torch.Generator().manual_seed(side)
     batch = 3 if side == 7 else 1

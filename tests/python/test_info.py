@@ -62,16 +62,16 @@ def test_calls():
     plain = f"dot, float32, head_dim 16, causal, CPU {target}, packs all keys first"
     sizes = "batch 1, heads 4, key heads 4, queries"
     assert lines == [
-        f"gnomon: forward: {plain}; first with {sizes} 512, keys 512",
-        f"gnomon: backward: {plain}; first with {sizes} 512, keys 512",
+        f"gnomon: forward: {plain}; first call: {sizes} 512, keys 512",
+        f"gnomon: backward: {plain}; first call: {sizes} 512, keys 512",
         f"gnomon: {dot}, CPU {target}, reads keys and values in place; "
-        f"first with {sizes} 1, keys 512",
-        f"gnomon: {dot}, bias, CPU {target}, splits and packs the keys by tasks, skips negligible "
-        f"tiles; first with {sizes} 100, keys 512",
+        f"first call: {sizes} 1, keys 512",
+        f"gnomon: {dot}, bias, CPU {target}, packs keys within each task, skips negligible "
+        f"tiles; first call: {sizes} 100, keys 512",
         f"gnomon: forward: umbral, float64, head_dim 16, CPU {target}, packs all keys first; first "
-        f"with {sizes} 512, keys 512",
-        f"gnomon: graph forward: dot, float32, head_dim 4, CPU {target}; first with heads 1, "
+        f"call: {sizes} 512, keys 512",
+        f"gnomon: graph forward: dot, float32, head_dim 4, CPU {target}; first call: heads 1, "
         "nodes 2, edges 2",
     ]
     (line,) = run("-c", CALLS, GNOMON_LOG="cals").stderr.splitlines()
-    assert line == "gnomon: GNOMON_LOG is 'cals'; expected calls, or nothing"
+    assert line == "gnomon: GNOMON_LOG is 'cals'; expected calls or an empty value"

@@ -1,4 +1,4 @@
-"""gnomon inspect: the data of each figure compared with independent formulas; invalid input."""
+"""Tests gnomon inspect: the data of each figure against independent formulas; invalid input."""
 
 import json
 import math
@@ -178,7 +178,7 @@ def test_the_model_is_the_programs(run, request, folder):
 def test_columns_that_rope_turns(similarity, columns):
     module = MultiheadAttention(6, 1, similarity=similarity, position="rope")
     assert turned_columns(module) == columns
-    # The tokens are rotated as in the operator.
+    # The operator rotates the same columns.
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 1, 5, 6, dtype=torch.float64)
     by_default, same, fewer = (
@@ -196,7 +196,7 @@ def test_attention(draw, buckets):
     assert first.shape == second.shape == (2, 2, 11, 11)
     torch.testing.assert_close(first.sum(3), torch.ones(2, 2, 11))
     assert first.triu(1).abs().max() == 0
-    # The results are equal up to the first differing letter, and differ from there on.
+    # The weights are equal up to the first letter that differs between the texts.
     assert torch.equal(first[..., :8, :], second[..., :8, :])
     assert not torch.equal(first[..., 8, :], second[..., 8, :])
     model = load_model(buckets).model
@@ -447,8 +447,8 @@ WRONG = {
         'unknown cone "penumbra"; did you mean penumbral or umbral?',
     ),
     "pair": (["cones", "--pair", "1,2,3"], "'1,2,3'; expected four numbers"),
-    "height": (["cones", "--pair", "1,2,3,-1"], "heights above 0"),
-    "above the light": (["cones", "--pair", "0,2,1,1"], "below the height r = 1"),
+    "height": (["cones", "--pair", "1,2,3,-1"], "heights of at least 1e-06"),
+    "above the light": (["cones", "--pair", "0,2,1,1"], "expected heights of at most r = 1"),
     "radius": (["cones", "--r", "0"], "--r is 0"),
     "text": (["terms", "--text", "a"], "2 to 256"),
     "similarity": (["rank", "--similarity", "dott"], "did you mean dot?"),
@@ -487,7 +487,7 @@ def test_wrong_models(buckets, absolute, folder, capsys, tmp_path, monkeypatch):
     mixed = ["decay", "--position", "rope_mixed"]
     assert "rope_mixed rotates by its learned frequencies" in refuses(mixed, capsys)
     line = refuses(["attention", "--model", absolute, "--text", 40 * "x"], capsys)
-    assert "32" in line  # rows of its table
+    assert "32" in line  # the table has 32 rows
 
     content = (buckets / "checkpoint.safetensors").read_bytes()
     size = int.from_bytes(content[:8], "little")

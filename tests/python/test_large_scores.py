@@ -1,8 +1,8 @@
 """Float32 gradients with large scores compared with the unfused reference in float32.
 
-Both are compared with the same formula in float64. Large scores can make training diverge. A score
-of a million has a rounding error of a sixteenth. This is harmless if the same score is used
-everywhere, but otherwise causes an error of 6% in every weight.
+The errors of both are measured against float64. Rounding errors of large scores can make training
+diverge. In float32, a score of a million has a rounding error of a sixteenth. If all passes use the
+same rounded score, this is harmless; otherwise, it causes an error of 6% in every weight.
 """
 
 import math
@@ -28,8 +28,8 @@ from formulas import (
 
 import gnomon
 
-# Errors may be at most this multiple of the unfused reference's error, or this fraction of the
-# largest number.
+# An error may be at most TIMES the error of the unfused reference, or LEAST times the largest
+# number.
 TIMES = 4
 LEAST = 1e-5
 # The largest error may differ by a factor of two between draws. Clear cases pass with the median of
@@ -45,7 +45,7 @@ def gradients(attend, inputs, dtype, with_lse):
         torch.randn(x.shape, generator=generator, dtype=torch.float64).to(dtype) for x in (o, lse)
     )
     outputs = {o: d_o, lse: d_lse.masked_fill(lse == -math.inf, 0.0)} if with_lse else {o: d_o}
-    # Only lse depends on the common part of a row's scores.
+    # A term that shifts all scores of a row equally affects only lse, so o may not depend on it.
     found = torch.autograd.grad(
         list(outputs), list(leaves.values()), list(outputs.values()), materialize_grads=True
     )
@@ -53,8 +53,8 @@ def gradients(attend, inputs, dtype, with_lse):
 
 
 def errors(ours, theirs, inputs, with_lse):
-    """For each name, our error and that of the unfused reference, relative to the largest
-    number."""
+    """For each input, the errors of gnomon's and the unfused reference's gradients, relative to
+    the largest entry."""
     inputs = {name: x.float().double() for name, x in inputs.items()}
     truth = gradients(theirs, inputs, torch.float64, with_lse)
     plain = gradients(theirs, inputs, torch.float32, with_lse)
@@ -62,7 +62,7 @@ def errors(ours, theirs, inputs, with_lse):
     found = {}
     for name, expected in truth.items():
         assert actual[name].isfinite().all(), name
-        # The reference is not used where it overflows.
+        # Skip gradients that overflow in the reference.
         if not (expected.isfinite().all() and plain[name].isfinite().all()):
             continue
         # Values and output gradients are N(0, 1), so much smaller results are rounding errors.
@@ -72,13 +72,12 @@ def errors(ours, theirs, inputs, with_lse):
 
 
 def too_large(draws, least):
-    """For each name whose error is too large, our error and the allowed error."""
+    """For each input whose error is too large, that error and the allowed error."""
     found = {}
     for name in draws[0]:
         pairs = [draw[name] for draw in draws if name in draw]
         error, plain = (statistics.median(column) for column in zip(*pairs, strict=True))
-        # The reference is also not used if none of its digits are correct, as with tokens of height
-        # e^30.
+        # Skip gradients without a correct digit in the reference, as with tokens of height e^30.
         if plain > 1:
             continue
         allowed = max(least, TIMES * plain)
@@ -103,8 +102,8 @@ def assert_as_good_as_plain(
 
 
 def plain_formula(case, sees=None):
-    """case.scores computes biases in float64, like positions; weights have the tokens' dtype.
-    `sees` (Lq, Lk) is a mask in addition to that of the case."""
+    """The unfused reference, with positions and biases in float64, and weights in the tokens'
+    dtype. `sees` (Lq, Lk) is an additional mask."""
 
     def attend(x):
         scores = case.scores(x).to(x["q"].dtype)
@@ -117,8 +116,8 @@ def plain_formula(case, sees=None):
 
 
 def tokens_of(case, scale, seed=0):
-    """N(0, 1) times scale. For some similarities, the last coordinate is the log of a height, which
-    gnomon clamps to [-30, 30]."""
+    """Tokens drawn from N(0, 1), with q and k times `scale`. For some similarities, the last
+    coordinate is the log of a height, which gnomon clamps to [-30, 30]."""
     inputs = case.inputs()
     similarity = SIMILARITIES[case.similarity]
     generator = generator_of(seed)
@@ -144,12 +143,13 @@ MASKS = {
 
 @pairwise(similarity=SIMILARITIES, mask=MASKS, dim=[16, 64, 512])
 def test_every_similarity_at_every_scale(similarity, dim, mask):
-    # Tokens of ten times N(0, 1) would be within rounding of the edge of Ganea's ball, where
-    # gradients vanish. They would also exceed the longest tangents of the Lorentz model's
+    # Tokens at scale 10 would be within rounding error of the boundary of Ganea's ball, where
+    # gradients vanish. They would also exceed the maximum tangent length of the Lorentz model's
     # exponential map.
     small = similarity.startswith("entailment") or similarity == "lorentz exp"
     seen, with_lse = MASKS[mask]
-    # The unfused formulas of distances use the differences of all pairs.
+    # The unfused distance formulas store the differences of all pairs, so wide tokens need a short
+    # sequence.
     length = 24 if dim == 512 else 48
     for scale in (1, 3) if small else (1, 3, 10):
         case = Case(
@@ -164,8 +164,8 @@ def test_every_similarity_at_every_scale(similarity, dim, mask):
 @pytest.mark.parametrize("shift", ["mean", "outlier"])
 @pytest.mark.parametrize("similarity", ["gaussian", "laplacian", "umbral", "penumbral"])
 def test_distances_far_from_the_origin(similarity, shift, dim, mask):
-    """All columns of the tokens, or one, share a large offset, so norms do not determine
-    distances."""
+    """A large offset in one column or in all columns, shared by all tokens, makes norms useless
+    for computing distances."""
 
     def tokens(case, scale, seed):
         inputs = tokens_of(case, scale, seed)
@@ -185,10 +185,10 @@ def test_distances_far_from_the_origin(similarity, shift, dim, mask):
 
 
 def clusters(case, seed, mean, spread):
-    """Returns q and k around four centres, and gamma such that scores in a cluster are about 1."""
+    """Inputs with q and k around four centres; gamma makes scores within a cluster about 1."""
     inputs = tokens_of(case, 1, seed)
     generator = generator_of(seed + 1)
-    columns = case.dim - 1  # a height, if there is one, is not a distance
+    columns = case.dim - 1  # the last column may be a height
     centres = mean * torch.randn(4, columns, generator=generator, dtype=torch.float64)
     for name in "qk":
         x = inputs[name]
@@ -209,7 +209,7 @@ def clusters(case, seed, mean, spread):
     mask=["all keys", "causal, lse", "two keys"],
 )
 def test_tokens_close_together(similarity, mean, spread, dim, mask):
-    """Gradients consist of differences, which are much smaller than tokens."""
+    """Gradients depend on differences between tokens, which are much smaller than the tokens."""
     seen, with_lse = MASKS[mask]
     case = Case(
         similarity, batch=1, heads=2, key_heads=1, queries=50, keys=50, dim=dim, value_dim=16,
@@ -226,7 +226,7 @@ def test_tokens_close_together(similarity, mean, spread, dim, mask):
 @pytest.mark.parametrize("scale", [0.1, 1, 10])
 @pytest.mark.parametrize("similarity", ["gaussian", "laplacian", "half_space"])
 def test_tokens_around_one_centre(similarity, scale, spread):
-    """Scores are moderate, and slopes depend on the distances of the tokens."""
+    """Scores are moderate, and their gradients depend on the distances between the tokens."""
     case = Case(
         similarity, batch=1, heads=2, key_heads=2, queries=48, keys=48, dim=64, value_dim=8
     )  # fmt: skip
@@ -241,7 +241,7 @@ def test_tokens_around_one_centre(similarity, scale, spread):
             inputs["gamma"] = torch.full_like(inputs["gamma"], scale**-power)
         return inputs
 
-    # d gamma is small compared with its terms, and is rounded by distant pairs.
+    # The gradient of gamma is much smaller than its terms, so rounding in distant pairs matters.
     assert_as_good_as_plain(case, 1, tokens=tokens, least=2e-5)
 
 
@@ -263,7 +263,7 @@ def test_tokens_that_are_the_same_pull_nowhere(similarity, dtype):
 @pytest.mark.parametrize("scale", [1, 0.1, 0.01, 1e-4])
 @pytest.mark.parametrize("similarity", ["laplacian", "gaussian"])
 def test_scores_that_are_large_by_their_factor(similarity, scale):
-    """Tokens are small and near each other, so scores depend on the product."""
+    """Tokens are small and close together, and only a large gamma makes their scores differ."""
 
     def tokens(case, scale, seed):
         inputs = tokens_of(case, 1, seed)
@@ -307,7 +307,7 @@ def test_penumbral_heights_that_are_small_beside_the_light(r, score, monkeypatch
 @pytest.mark.parametrize("scale", [1, 3, 10])
 @pytest.mark.parametrize("r", [0.1, 1, 5, 20])
 def test_umbral_radii(r, scale, monkeypatch):
-    """With large balls, most tokens are descendants, for which the ancestor's gradient is 0."""
+    """With large balls, most pairs are ancestor and descendant, and only the ancestor matters."""
     similarity = Similarity(
         lambda p: gnomon.similarity.Umbral(p["gamma"], r),
         lambda p, q, k: -per_head(p["gamma"]) * umbral_height(psi(q), psi(k), r),
@@ -322,8 +322,8 @@ def test_umbral_radii(r, scale, monkeypatch):
 
 @pytest.mark.parametrize("cones", ["umbral", "penumbral"])
 def test_token_maps_of_cones_round_little(cones):
-    """An error in a token's height affects all of its scores, so exponentials may have an error of
-    at most a few units in the last place."""
+    """An error in a token's height affects all of its scores, so exponentials must be accurate to
+    a few units in the last place."""
     z = torch.linspace(-29, 29, 20001)
     tokens = torch.stack([torch.ones_like(z), z], -1)[None, None]
     found = {}
@@ -335,7 +335,7 @@ def test_token_maps_of_cones_round_little(cones):
     height = z.double().exp() if cones == "umbral" else z.double().sigmoid()
     factor = 1 / math.sinh(0.1) if cones == "umbral" else 1
     assert found[torch.float64][0].flatten() == pytest.approx(height * factor, rel=1e-14)
-    # In units of 2^-24: the error of an exponential, and of products and a quotient of it.
+    # Limits in units of 2^-24, for an exponential, and for products and a quotient that contain it.
     units = [2.5, 1.4] if cones == "umbral" else [3.25, 7, 6.5]
     for actual, expected, most in zip(*found.values(), units, strict=True):
         assert float((actual / expected - 1).abs().max()) <= most * 2**-24
@@ -354,7 +354,7 @@ def test_descendants_do_not_move_an_ancestor_nor_it_them(score):
     similarity = gnomon.similarity.Umbral(1.0, 1.0, score=score)
     gnomon.attention(q, k, v, similarity=similarity).sum().backward()
     assert k.grad.abs().max() == 0
-    # The logarithm multiplies weights that sum to 0 by a number of the row.
+    # The logarithm multiplies score gradients, which sum to 0, by a factor that all keys share.
     assert q.grad.abs().max() <= (0 if score == "height" else 1e-6)
 
 
@@ -428,8 +428,8 @@ def test_a_row_that_sees_one_key_has_no_gradient(similarity):
 )
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_graphs(similarity, queries, keys, edges):
-    """The dense formula, in which each query attends to the next keys in a ring. Rows are in one
-    chunk of edges, or span several."""
+    """Compared with the dense formula: each query attends to the next `edges` keys in a ring. A row
+    lies within one chunk of edges or spans several chunks."""
     indptr = torch.arange(queries + 1) * edges
     neighbours = (torch.arange(queries)[:, None] + torch.arange(edges)) % keys
     sees = torch.zeros(queries, keys, dtype=torch.bool).scatter_(1, neighbours, True)

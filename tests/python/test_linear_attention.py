@@ -38,7 +38,8 @@ def quadratic(
     lengths: Tensor | None = None,
     offset: int = 0,
 ) -> Tensor:
-    """The formula with all weights in one matrix. A row whose weights are all 0 gives 0."""
+    """The formula with all weights in one matrix. If all weights of a row are 0, its output is
+    0."""
     group = q.shape[1] // k.shape[1]
     a = features(feature, q, projection)
     b = features(feature, k.repeat_interleave(group, 1), projection)
@@ -185,7 +186,7 @@ def test_a_denominator_of_zero(causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("rope", [None, RoPE()])
 def test_exponents_far_beyond_the_range_of_exp(causal, rope):
-    """Features are from e^-6000 to e^600 in float32, but their ratios are moderate."""
+    """Features range from e^-6000 to e^600, beyond float32, but their ratios are moderate."""
     length = 2 * CHUNK + 7
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, length, 4) for _ in range(3))
@@ -193,7 +194,7 @@ def test_exponents_far_beyond_the_range_of_exp(causal, rope):
     size = 25 * (1 + torch.sin(torch.arange(length) / 7.0))[:, None]
     matrix = gnomon.favor_projection(10, 4, seed=1)
     q, k = q * 3, k * size
-    if rope is not None:  # a rotation mixes features: sums would cancel
+    if rope is not None:  # the rotation mixes features, so sums would cancel
         q, k = q / 3, k / 8
     o = gnomon.linear_attention(q, k, v, "favor", rope, causal, projection=matrix)
     a, b = (x.double() / 4**0.25 for x in (q, k))
@@ -251,7 +252,7 @@ def test_favor_comes_closer_to_softmax_with_more_features():
             return float(torch.stack(squares).mean().sqrt())
 
         errors = [error(n) for n in (16, 64, 256, 1024)]
-        # The scale 1/sqrt(features) is split evenly.
+        # Errors are proportional to 1/sqrt(features), so each step should halve them.
         assert all(b < 0.7 * a for a, b in itertools.pairwise(errors))
         assert errors[-1] < 0.1 * float(exact.square().mean().sqrt())
 
@@ -265,7 +266,7 @@ def test_projection():
         torch.testing.assert_close(gram, gram.diag().diag(), atol=1e-5, rtol=0)
     assert torch.equal(matrix, gnomon.favor_projection(50, 16, seed=3))
     assert not torch.equal(matrix, gnomon.favor_projection(50, 16, seed=4))
-    # The projection has the same numbers on every machine.
+    # A seed determines the rows on every machine, for any number of features.
     torch.testing.assert_close(gnomon.favor_projection(40, 16, seed=3), matrix[:40])
     many = gnomon.favor_projection(4096, 16)
     assert abs(float(many.mean())) < 0.02
@@ -409,7 +410,7 @@ o = gnomon.linear_attention(q, k, v, sys.argv[2], gnomon.position.RoPE(), True)
 o.sum().backward()
 """
     peaks = [peak_memory(before, step, length, feature) for length in (8192, 16384)]
-    # One weight matrix for two heads would take 2.1 GB.
+    # The weight matrices of the two heads would take 2.1 GB.
     assert 5_000 < peaks[1] < 1_000_000
     assert peaks[1] < 2.3 * peaks[0]
 
@@ -446,7 +447,7 @@ ERRORS = {
     "no offset": (
         {"q": torch.randn(2, 4, 5, 8), "rope": RoPE()},
         ValueError,
-        "query_offset is None, but Lq = 5 and Lk = 6 differ; rope requires query_offset",
+        "query_offset is None, but Lq = 5 and Lk = 6 differ; with rope, pass query_offset",
     ),
     "causal offset": (
         {"causal": True, "query_offset": 3},
@@ -466,17 +467,17 @@ ERRORS = {
     "num_features with elu": (
         {"num_features": 8},
         ValueError,
-        'num_features applies only to the feature favor, but feature is "elu"',
+        'num_features applies only to feature="favor", but feature is "elu"',
     ),
     "seed with relu": (
         {"feature": "relu", "seed": 0},
         ValueError,
-        'seed applies only to the feature favor, but feature is "relu"',
+        'seed applies only to feature="favor", but feature is "relu"',
     ),
     "projection with elu": (
         {"projection": torch.randn(5, 8)},
         ValueError,
-        'projection applies only to the feature favor, but feature is "elu"',
+        'projection applies only to feature="favor", but feature is "elu"',
     ),
     "a float as seed": ({"seed": 1.0}, TypeError, "seed is a float; expected an integer, or None"),
     "seed and projection": (
@@ -487,7 +488,7 @@ ERRORS = {
     "odd features to rotate": (
         {"feature": "favor", "num_features": 7, "rope": RoPE()},
         ValueError,
-        "RoPE rotates pairs of coordinates, and q has head_dim 7; expected an even number",
+        "RoPE rotates pairs of coordinates, but q has head_dim 7; expected an even number",
     ),
     "too many columns to rotate": (
         {"rope": RoPE(dims=10)},
@@ -533,7 +534,7 @@ def test_errors(name):
     changes, kind, message = ERRORS[name]
     with pytest.raises(kind, match=re.escape(message)) as error:
         attend(**changes)
-    # All operators report an invalid specification in the same way.
+    # Errors in a specification name its term; all others name the operator.
     assert message.startswith("rope:") or "gnomon.linear_attention" in str(error.value)
 
 
@@ -545,7 +546,7 @@ def test_errors(name):
         ((4, -1), ValueError, "head_dim is -1; expected at least 1"),
         ((4.0, 4), TypeError, "num_features is a float; expected an integer"),
         ((4, 4, None), TypeError, "seed is a NoneType; expected an integer"),
-        ((4, 4, 2**63), ValueError, f"seed is {2**63}; expected an integer within int64"),
+        ((4, 4, 2**63), ValueError, f"seed is {2**63}; expected an integer in the int64 range"),
     ],
 )
 def test_errors_of_the_projection(arguments, kind, message):

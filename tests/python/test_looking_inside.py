@@ -1,4 +1,4 @@
-"""Weights of rows, learned values of modules, and their printed form."""
+"""Tests the weights of selected rows, and the learned values and printed form of modules."""
 
 import math
 
@@ -107,8 +107,8 @@ CALLS = {
 
 
 def dense_weights(q, k, arguments):
-    """Weights by attention() with unit vectors as values, without terms that a position adds to
-    values."""
+    """The weights, read from attention() with one-hot values, without the terms that a position
+    adds to the output."""
     keys = k.shape[2]
     eye = torch.eye(keys, dtype=q.dtype).expand(*k.shape[:2], keys, keys)
     return gnomon.attention(q, k, eye, **arguments) - gnomon.attention(
@@ -180,7 +180,7 @@ def test_no_rows_and_no_keys():
     ids=["all rows", "alibi", "rope"],
 )
 def test_weights_in_a_graph(rows, arguments):
-    """Without an offset, all rows are computed first."""
+    """In a graph without an offset, all rows are computed before the selection."""
     q, k = tokens()
 
     def weights(q):
@@ -343,7 +343,7 @@ def test_modules_print_in_a_line():
         "MultiheadAttention(32, 4, kv_heads=2, qk_dim=6, similarity='penumbral:r=2', "
         "position='rope+alibi', dropout=0.1, kdim=5, vdim=7, bias=False)"
     )
-    # A module that replaces a projection must be used.
+    # If a projection has been replaced, the new module is printed.
     module.q_proj = torch.nn.Sequential(module.q_proj)
     assert "(q_proj): Sequential(" in repr(module)
 

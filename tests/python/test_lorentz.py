@@ -24,7 +24,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
-    """The squared distances of all pairs of points; the first coordinate is the time."""
+    """The Lorentzian inner products of all pairs of points; the first coordinate is time."""
     signs = torch.ones(x.shape[-1], dtype=x.dtype)
     signs[0] = -1
     return (x * signs) @ y.mT
@@ -42,7 +42,7 @@ def scores_of_pairs(similarity: Lorentz, x: Tensor, y: Tensor) -> Tensor:
 
 
 def exact_scores(x: Tensor, y: Tensor, c: float) -> Tensor:
-    """2 c + 2 <x, y> of the stored numbers, with a precision of a hundred digits."""
+    """2 c + 2 <x, y> for the given floating-point numbers, computed with a hundred digits."""
     digits = 10**100
 
     def time(places: list[Fraction]) -> Fraction:
@@ -61,11 +61,11 @@ def exact_scores(x: Tensor, y: Tensor, c: float) -> Tensor:
 @pytest.mark.parametrize("c", [1e-4, 1.0, 50.0])
 @pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0, 1e2, 1e4])
 def test_scores_at_all_scales(size, c, dtype, request):
-    """Errors are rounding errors of |x| |y|, which mostly cancels far from the axis."""
+    """Errors are at most rounding errors of |x| |y|, most of which cancels far from the axis."""
     torch.manual_seed(0)
     x, y = (draw(40, D) * size).to(dtype), (draw(40, D) * size).to(dtype)
-    # Some points are in the same direction at different distances, some are equal, some are at the
-    # origin.
+    # In some pairs, the points are equal or have the same direction, and in others, one or both are
+    # the origin.
     y[:8] = 2 * x[:8]
     y[8:12] = x[8:12]
     y[12:14] = 0
@@ -76,7 +76,7 @@ def test_scores_at_all_scales(size, c, dtype, request):
     is_on_cpu = request.node.callspec.params["device"] in ("cpu", "other")
     eps = torch.finfo(torch.promote_types(dtype, torch.float32) if is_on_cpu else dtype).eps
     lengths = x.double().norm(dim=-1) * y.double().norm(dim=-1)
-    # Within 1e-6 of the axis, distances are smoothed, which causes an error of the square of 1e-6.
+    # Distances are smoothed within 1e-6 of the axis, which causes errors of about 1e-12.
     smooth = 1e-12 * (1 + (x.double().norm(dim=-1) + y.double().norm(dim=-1)) / math.sqrt(c))
     assert ((found - expected).abs() <= 8 * eps * (lengths + expected.abs()) + smooth).all()
     assert (found <= 8 * eps * lengths).all()
@@ -92,7 +92,7 @@ def test_scores_at_all_scales(size, c, dtype, request):
 
 @pytest.mark.parametrize("c", [0.5, 4.0])
 def test_along_a_ray_far_out_nothing_cancels(c):
-    """Products of about 1e8 have no correct digit of the distance, but the scores are accurate."""
+    """The difference of products of about 1e8 has no correct digit, but our scores are accurate."""
     distances = torch.linspace(-12, 12, 50, dtype=torch.float64)
     x = (math.sqrt(c) * distances.sinh())[:, None]
     y = x.roll(1, 0)
@@ -322,7 +322,7 @@ def test_lift_and_centroid():
             call()
 
 
-# Sinks depend on terms that otherwise cancel in the softmax.
+# With a sink, the output depends on terms that otherwise cancel in the softmax.
 def test_a_bias_moves_the_scores_and_with_them_sinks():
     q, k, v = draw(B, H, L, D), draw(B, H, L, D), draw(B, H, L, 3)
     bias = draw(H).requires_grad_()
@@ -396,11 +396,11 @@ def test_modules_learn_scale_and_curvature():
     assert (given.grad != 0).all()
 
 
-# The layer, compared with its formulas.
+# LorentzMultiheadAttention compared with its formulas.
 
 
 class Manifold(torch.nn.Module):
-    """The arguments that HyperCore passes to its layers."""
+    """The manifold that HyperCore passes to its layers."""
 
     def __init__(self, c: float) -> None:
         super().__init__()
@@ -476,7 +476,7 @@ def test_the_layer_is_its_formula(manifold, normalize, concat):
         strict=True,
     ):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
-    # DistributedDataParallel requires a gradient of each parameter.
+    # DistributedDataParallel requires a gradient for each parameter.
     (of_bias,) = torch.autograd.grad(module(x, source).sum(), module.bias)
     assert of_bias == 0
 
@@ -620,7 +620,7 @@ def test_modules_refuse_a_sink(place):
 
 
 def test_a_sink_moves_no_centroid():
-    """A multiple of the sum has the same centroid, even if little weight remains."""
+    """A sink scales the weighted sum, which does not change its centroid, even for tiny weights."""
     torch.manual_seed(0)
     tokens = [torch.randn(1, 2, 9, 4) for _ in range(3)]
     similarity = Lorentz(1.0)

@@ -16,7 +16,7 @@ TOKENS = ("q", "k", "v")
 
 
 class PlainCase(Case):
-    """The formula with every step in the tokens' dtype; supports only biases."""
+    """The formula with every step in the tokens' dtype; supports only positions that are biases."""
 
     def scores(self, inputs):
         similarity, position = SIMILARITIES[self.similarity], POSITIONS[self.position]
@@ -51,7 +51,7 @@ def test_errors_are_at_most_twice_those_of_the_plain_formula(similarity, positio
     plain = errors(values_and_gradients(PlainCase(*arguments).theirs, inputs), exact)
     ours = errors(values_and_gradients(Case(*arguments).ours, inputs), exact)
     for name, x in exact.items():
-        # Rounding the largest number to the dtype costs half a unit.
+        # Rounding the largest number to the dtype causes an error of up to eps / 2.
         least = torch.finfo(dtype).eps * float(x.abs().max()) / 2
         assert ours[name] <= 2 * max(plain[name], least), (name, ours[name], plain[name])
 
@@ -69,7 +69,7 @@ def test_dtypes(dtype, parameter_dtype):
         assert x.dtype == expected, name
 
 
-# A table entry that bfloat16 would round away decides the softmax.
+# A difference between table entries that bfloat16 would round away decides the softmax.
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 def test_the_bias_is_not_rounded(dtype):
     q, k = torch.zeros(1, 1, 1, 4, dtype=dtype), torch.zeros(1, 1, 2, 4, dtype=dtype)
@@ -82,7 +82,7 @@ def test_the_bias_is_not_rounded(dtype):
     assert abs(float(lse) - float(table.double().logsumexp(1))) < 1e-3
 
 
-# |q - k| if q and k are equal after rounding, and squared norms are far larger than the distance.
+# Equal q and k have distance 0, although their squared norms are large.
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 def test_near_tokens_keep_their_distance(dtype):
     torch.manual_seed(0)
@@ -161,7 +161,7 @@ def test_autocast_compiles():
 
 @pytest.mark.parametrize("length", [257, 1025])
 def test_forget_gates(length, device):
-    """The gradient of each gate is a sum over all later keys, including their errors."""
+    """The gradient of each gate is a sum over all later keys, so their errors add up."""
 
     def gradient(attend, q, k, v, gates, d_o):
         gates = gates.clone().requires_grad_()

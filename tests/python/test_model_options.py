@@ -141,7 +141,8 @@ def test_a_pattern_repeats_over_the_layers():
 @pytest.mark.parametrize("kv_heads", [None, 2])
 @pytest.mark.parametrize("bias", ["", "+sink"])
 def test_with_rms_norm_and_a_gated_mlp_it_is_llama(bias, kv_heads):
-    """transformers' Llama, with unscaled embeddings and an untied output."""
+    """Compared with transformers' Llama, whose embeddings are unscaled and whose output is
+    untied."""
     torch.manual_seed(1)
     dim, depth, heads, mlp = 32, 3, 4, 40
     ours = LanguageModel(
@@ -185,7 +186,7 @@ def test_with_rms_norm_and_a_gated_mlp_it_is_llama(bias, kv_heads):
         tokens = torch.randint(50, (2, 33))
         expected = theirs(tokens).logits
         if bias:
-            # The sink has no weight.
+            # A sink of -1e4 gets no weight, so the results are the same.
             sunk = LanguageModel(**{**ours.options, "position": "rope:layout=half+sink"}).eval()
             sunk.load_state_dict(ours.state_dict(), strict=False)
             for block in sunk.blocks:
@@ -248,7 +249,7 @@ def test_every_transformer_groups_heads_and_sizes_them(task, tmp_path):
         ("out_proj", (16, 16)),
     }
     succeed("eval", "--model", "run", cwd=tmp_path)
-    # By default, all heads have dim / heads columns for keys and values.
+    # The defaults of --kv-heads and --qk-dim are heads and dim / heads.
     for given, out in (([], "even"), (["--kv-heads", 2, "--qk-dim", 8], "said")):
         succeed("train", *words, *given, "--steps", 2, "--out", out, cwd=tmp_path)
     even, said = (load_file(tmp_path / out / FILE) for out in ("even", "said"))

@@ -1,4 +1,4 @@
-"""Checkpoints shared by the command line and the Python package, and the model in Python."""
+"""Tests checkpoints shared by the command line and the Python package, and the Python model."""
 
 import copy
 import json
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("models")
     (path / "text").mkdir()
     (path / "text" / "train.txt").write_text(SENTENCE * 40)
-    # The text has one window of bytes, and as many words.
+    # The validation text is one window long, in bytes here and in words below.
     (path / "text" / "valid.txt").write_text((SENTENCE * 4)[: LENGTH + 1])
     (path / "words").mkdir()
     (path / "words" / "train.txt").write_text(SENTENCE * 40)
@@ -190,7 +190,7 @@ def test_it_begins_as_the_programs_model_does(folder):
             torch.testing.assert_close(ours[name], tensor)
         else:
             drawn += 1
-            # The estimate of n samples of a normal distribution is within 5 standard errors.
+            # The tolerance is five standard errors of the ratio of two standard deviations.
             bound = 1 + 5 * math.sqrt(1 / tensor.numel())
             assert 1 / bound < (ours[name].std() / tensor.std()).item() < bound, name
     assert drawn >= 1 + 2 * 7 + 1
@@ -272,7 +272,7 @@ def test_a_refused_call_changes_nothing(kind, name, device):
     with pytest.raises(error, match=message):
         second(given.long(), **{kind: known})
     torch.testing.assert_close(state_of(known), before, rtol=0, atol=0)
-    # The objects can still be extended.
+    # The rejected cache or memory can still be extended.
     first(tokens, **{kind: known})
     assert holders == [known.tokens, *(known.layers if kind == "cache" else [])]
     assert known.tokens.length() == 8
@@ -332,7 +332,7 @@ def test_beyond_the_longest_text_or_another_dtype():
         *[
             (lambda m, words=words: Tokenizer("words", words), ValueError, message)
             for words, message in {
-                b"<unk>\n<eos>\na\nb\na\n": "line 5 of the vocabulary of words appears twice",
+                b"<unk>\n<eos>\na\nb\na\n": "line 5 of the word vocabulary appears twice",
                 b"<unk>\n<eos>\n\na\n": "line 3 .* is not a single word",
                 b"<unk>\n<eos>\na b\n": "line 3 .* is not a single word",
                 b"<unk>\n<eos>\na\r\n": "line 3 .* is not a single word",
@@ -457,7 +457,7 @@ def test_wrong_training_states(fields, kind, message, tmp_path):
         fields = {"options": training()["options"] | fields["options"]}
     with pytest.raises(kind, match=rf"gnomon\.models\.TrainingState: {message}"):
         TrainingState(**training(**fields))
-    # A model that has become invalid can be neither saved nor loaded.
+    # A training state that has become invalid can be neither saved nor loaded.
     state = TrainingState(**training())
     model = LanguageModel(dim=4, depth=1, heads=1, mlp=4)
     path = tmp_path / "file"
@@ -493,7 +493,7 @@ def test_writers_of_one_file_do_not_meet(tmp_path, monkeypatch):
     opened = []
 
     def fsync(number: int) -> None:
-        # At this point, both writers have written their complete files.
+        # At the second call, both writers have written their complete files.
         opened.append(sorted(p.name for p in tmp_path.iterdir()))
         if len(opened) == 1:
             save_checkpoint(path, model)

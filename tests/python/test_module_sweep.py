@@ -37,7 +37,7 @@ def specs_of(entry):
     if "shape" in parameters and not entry["needs_grid"]:
         yield start + ":shape=3x3"
     own = [n for n, p in parameters.items() if p["kind"] == "per_head"]
-    own = [n for n in own if (entry["name"], n) != ("lorentz", "bias")]  # a number, in modules
+    own = [n for n in own if (entry["name"], n) != ("lorentz", "bias")]  # a number in modules
     for word in ("learned", "fixed"):
         for name in own:
             yield f"{start}:{name}={word}"
@@ -72,7 +72,7 @@ def attention_of(spec="dot", position="none", **made):
     return Attention(HEADS, 1 if narrow else DIM // HEADS, spec, position, token_dim=DIM, **made)
 
 
-#: Each module as a function of its terms, and the terms it supports.
+#: Each module as a function of its similarity and its position.
 MODULES = {
     "MultiheadAttention": lambda s, p, **made: MultiheadAttention(
         DIM, HEADS, similarity=s, position=p, **made
@@ -98,13 +98,13 @@ MODULES = {
 
 def takes(module, spec, position):
     if module == "TorchMultiheadAttention" and spec == "additive":
-        return False  # its heads have as many columns as the values
-    # A language model is causal and one-dimensional.
+        return False  # its heads have more than the one column that `additive` supports
+    # A language model is one-dimensional.
     return module != "LanguageModel" or ":shape" not in position
 
 
 def combinations():
-    """All similarities and positions with every module that supports them, one at a time."""
+    """Each similarity and each position, one at a time, in every module that supports it."""
     for module in MODULES:
         of_its_own = module == "LorentzMultiheadAttention"
         yield from ((module, spec, "none") for spec in SIMILARITIES[: 1 if of_its_own else None])
@@ -112,7 +112,7 @@ def combinations():
             if module == "LorentzMultiheadAttention" and place.startswith("transformer_xl"):
                 continue  # with dot only
             if module == "LorentzMultiheadAttention" and place.startswith("sink"):
-                continue  # no centroid depends on one
+                continue  # centroids do not depend on sinks
             yield module, "dot", place
     yield "MultiheadAttention", "umbral", "rope+t5+hype:tau=learned+alibi:slopes=learned"
 
@@ -211,7 +211,7 @@ def tensors_of(module):
 
 
 def reset_as_fsdp_does(module):
-    """Like FSDP, initialises uninitialised memory, one submodule after the other."""
+    """Like FSDP, initialises one submodule after the other from uninitialised memory."""
     for part in module.modules():
         if [*part.parameters(recurse=False), *part.buffers(recurse=False)]:
             part.to_empty(device="cpu", recurse=False)
@@ -248,7 +248,7 @@ def test_deferred_initialisation_sets_everything(make):
             assert tensor.isfinite().all(), name
             assert not torch.equal(tensor, expected), name
             if expected.numel() >= 32:
-                # The tolerance is six standard errors of the estimate.
+                # The tolerance is six standard errors of the ratio.
                 bound = 6 / expected.numel() ** 0.5
                 assert abs(spread(tensor) / spread(expected) - 1) < bound, name
     assert not any(
@@ -349,7 +349,7 @@ def test_tensors_in_terms_are_the_modules(module, given):
     torch.manual_seed(0)
     tensor, term = given()
     is_similarity = isinstance(term, similarity.Similarity)
-    if module == "LanguageModel":  # the content of a checkpoint
+    if module == "LanguageModel":  # checkpoints store terms as specifications
         with pytest.raises(
             ValueError, match=("contains tensors; expected numbers or a specification")
         ):
@@ -552,7 +552,7 @@ FUNCTIONS = {
     ),
     "t5_bucket of a list": lambda: gnomon.t5_bucket([-3, 0, 200], False),
 }
-#: Functions that read or extend the list of terms, which happens before a model is built.
+#: Functions that read or extend the catalogue, which are called before a model is built.
 NOT_IN_GRAPHS = {"catalogue", "load_terms"}
 
 
@@ -564,7 +564,7 @@ def test_functions_in_one_graph(function):
     arguments = _tokens() if function.__code__.co_argcount else ()
     found = torch.compile(function, fullgraph=True, backend="eager")(*arguments)
     torch.testing.assert_close(found, function(*arguments))
-    # Modules created without tensors follow torch's defaults.
+    # Functions without tensor arguments follow the default device.
     torch._dynamo.reset()
     with torch.device("cpu"):
         torch.compile(function, fullgraph=True, backend="eager")(*arguments)
@@ -585,7 +585,7 @@ def test_all_functions_are_in_the_list_above():
                     assert prefix + name in known
 
 
-#: Each term in one module, and some terms in all others.
+#: Each term in MultiheadAttention, and one similarity and one position in all other modules.
 TRACED = [
     (module, spec, place)
     for module, spec, place in COMBINATIONS

@@ -57,7 +57,7 @@ def term_parameters(module):
     return {name: p for name, p in module.named_parameters() if "_proj" not in name}
 
 
-# RoPE cannot rotate a single column.
+# `additive` has a single column, which RoPE cannot rotate.
 COMBINATIONS = [
     (similarity, position)
     for similarity in SIMILARITIES
@@ -67,7 +67,7 @@ COMBINATIONS = [
 
 
 def parameters_that_training_moves(module, x, target) -> set[str]:
-    """The losses of three steps on one batch; the first two steps must reduce the loss."""
+    """The names of the parameters that three steps change; two steps must reduce the loss."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     losses = []
@@ -88,7 +88,7 @@ def test_two_steps_of_training(similarity, position):
     module = MultiheadAttention(32, 4, kv_heads=2, similarity=similarity, position=position)
     x, target = torch.randn(2, 20, 32), torch.randn(2, 20, 32)
     moved = parameters_that_training_moves(module, x, target)
-    # A key-projection bias shifts all dot products of a row equally.
+    # A key-projection bias shifts all dot products of a row equally, so its gradient is 0.
     still = {"k_proj.bias"} if similarity == "dot" else set()
     assert moved | still == {name for name, _ in module.named_parameters()}
 
@@ -143,8 +143,8 @@ def test_parameter_names():
                 "relative2d_columns": (1, "columns", "value", "second_axis"),
             },
         ),
-        # If a table is computed, the module stores its source instead; it stores a learned or given
-        # table.
+        # A learned or given table is stored as it is; if a table is computed, the module stores the
+        # tensor that it is computed from.
         ("dot", "transformer_xl", {"transformer_xl_r": (0, "r", "value", "")}),
         ("dot", "transformer_xl:r=learned", {"transformer_xl_r": (0, "r", "value", "distances")}),
     ],
@@ -186,7 +186,7 @@ def test_origins_of_given_tensors():
 
 
 def test_mistakes_are_found_in_each_module():
-    """Checks of a call's shapes do not depend on modules of other sizes."""
+    """The checks of a module do not depend on earlier modules of other sizes."""
     for _ in range(2):
         MultiheadAttention(32, 2, position="rope:dims=10")
         with pytest.raises(ValueError, match="dims"):
@@ -220,8 +220,8 @@ def test_logits_spread_by_about_one(similarity, head_dim):
         projection(x).unflatten(2, (2, module.qk_dim)).transpose(1, 2)
         for projection in (module.q_proj, module.k_proj)
     )
-    # With one-hot values, the output is the weights, whose logarithms are the logits up to a
-    # constant.
+    # With one-hot values, the output is the weight matrix, whose logarithms are the logits up to a
+    # constant per row.
     v = torch.eye(200, dtype=torch.float64).expand(4, 2, 200, 200)
     weights = gnomon.attention(q, k, v, similarity=at_its_start(module))
     spread = weights.clamp_min(1e-300).log().var(-1).mean().sqrt().item()
@@ -395,7 +395,7 @@ def test_a_cache_grows_in_place_and_copies_of_it_part_ways(kind, guard):
         assert len(set(places)) < 9
         read = cache.v
         before = read.clone()
-        # Each cache is extended with its own tokens; the second one must be copied.
+        # The two caches are extended with different tokens, so the second one must be copied.
         twin = copy.copy(cache)
         second = torch.cat([x[:, :40], other[:, :20]], 1)
         of_other = module(second, causal=True)
@@ -409,7 +409,7 @@ def test_a_cache_grows_in_place_and_copies_of_it_part_ways(kind, guard):
         for one in (deep, twin):
             o = module(x[:, :3], causal=True, cache=one)
             close(o, module(torch.cat([second, x[:, :3]], 1), causal=True)[:, 60:])
-    # Tensors that a call with gradients has read are not changed.
+    # Extending a cache does not change tensors that autograd has saved.
     with torch.no_grad():
         cache = KVCache()
         for n in range(6):
@@ -515,7 +515,7 @@ def test_cross_attention():
 
 
 def test_golden_module():
-    """Uses the same module, weights and numbers as tests/torch/nn_test.cc: both languages agree."""
+    """Uses the module, weights and expected numbers of tests/torch/nn_test.cc."""
     module = MultiheadAttention(
         8,
         2,
@@ -708,7 +708,7 @@ def test_features_of_both_module_and_position(own, given):
 @pytest.mark.parametrize(
     "position",
     [
-        "t5:max_distance=12",  # more buckets than in a causal call
+        "t5:max_distance=12",  # too small for a causal call
         "transformer_xl",
         "forget",
         "grid_bias:shape=40x50:prefix=1+rope:shape=40x50:prefix=1",

@@ -19,9 +19,9 @@ ops = torch.ops.gnomon
 
 
 def low_level_arguments(dtype, places=False):
-    """Arguments of attention_forward for umbral: every optional argument except head scalars.
+    """Arguments of attention_forward for umbral, with all optional arguments except head scalars.
 
-    With places, tokens have explicit positions instead of offsets, and the operator builds their
+    With `places`, tokens have explicit positions instead of offsets, and the operator builds the
     bias.
     """
     torch.manual_seed(0)
@@ -75,7 +75,7 @@ def test_opcheck_of_the_pair(dtype, places):
 def test_opcheck_of_derivatives(kernel):
     tensors, rest = low_level_arguments(torch.float32)
     if kernel == "fused":
-        tensors[9:] = [None] * len(tensors[9:])  # from the pair bias on
+        tensors[9:] = [None] * len(tensors[9:])  # the pair bias and all later tensors
         _, _, _, *lengths, offsets = rest[:6]
         numbers = ("umbral", 0, 4, 0, [3, 1, 1], None, "", None, "clip", 1.0, 0.0, 0.0, True, 0.0)
         rest = (None, None, None, *lengths, offsets, None, None, None, None, None, *numbers)
@@ -122,7 +122,7 @@ def test_cone_map_and_its_gradients(function, map, dtype):
     torch.manual_seed(0)
     tokens = []
     for heads, length in ((4, 9), (2, 11)):
-        # Strides are not contiguous; heights exceed all limits.
+        # The tensors are not contiguous, and some heights exceed the limits.
         token = torch.randn(2, length, heads, 5, dtype=dtype).transpose(1, 2)
         token[..., 0, 4] = 40
         token[..., 1, 4] = -40
@@ -335,7 +335,7 @@ COMPOSITE_CHECKS = {
     ),
     "points_option": lambda q: (ops.points_option, ("umbral:map=none",)),
     "rms_norm_epsilon": lambda q: (ops.rms_norm_epsilon, ()),
-    # The initial gamma of a similarity is measured, which requires tensors with data.
+    # Other similarities measure their initial gamma, which requires tensors with data.
     "module_tensors": lambda q: (ops.module_tensors, ("dot", "rope+t5", 2, 4, 4, 16, 8, 8, [])),
     "module_has_projections": lambda q: (ops.module_has_projections, ("rope+forget",)),
     "module_projections": lambda q: (
@@ -400,7 +400,7 @@ COMPOSITE_CHECKS = {
 @pytest.mark.parametrize("name", COMPOSITE_CHECKS)
 def test_opcheck_of_compositions(name):
     op, arguments = COMPOSITE_CHECKS[name](torch.randn(1, 2, 9, 4, requires_grad=True))
-    # The last check produces no message to compare.
+    # The last check does not support operators that return strings.
     words = any("str" in str(value.type) for value in op.default._schema.returns)
     torch.library.opcheck(op, arguments, test_utils=CHECKS[:-1] if words else CHECKS)
 
@@ -559,7 +559,7 @@ def test_numbers_that_memory_does_not_hold(promised):
 
 
 def test_any_one_tensor_may_need_a_gradient():
-    """Tensors that autograd does not record must not require a gradient."""
+    """A call may bypass autograd only if none of its tensors requires a gradient."""
     names = ("q", "k", "v", "gamma", "slopes", "sink", "temperature")
     torch.manual_seed(0)
     tensors = [torch.randn(1, 2, 5, 4, dtype=torch.float64) for _ in range(3)]
@@ -600,7 +600,7 @@ def test_a_call_of_constants_within_a_transform():
 
 
 def test_a_mistake_is_one_each_time():
-    """Successful reads are cached, errors are not."""
+    """Valid specifications are cached, but errors are not."""
     q = torch.randn(1, 2, 5, 4)
     for _ in range(2):
         with pytest.raises(ValueError, match="unknown similarity"):

@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.M | re.S)
 
-# These numbers replace those of a page, so that its commands finish in seconds.
+# These numbers replace those on a page, so that its commands finish in seconds.
 TRAINING = {
     "--steps": "4",
     "--dim": "16",
@@ -52,7 +52,7 @@ def blocks_of(page: pathlib.Path) -> list[tuple[str, str, int]]:
 
 
 def commands(block: str) -> list[list[str]]:
-    """The words of each line, with continued lines joined."""
+    """The words of each command, with continued lines joined."""
     lines = block.replace("\\\n", " ").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
@@ -86,7 +86,7 @@ def test_the_code_of_a_page_runs(page, tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    # torchrun sets these variables; one page uses torch.distributed.
+    # One page uses torch.distributed, which reads these variables; otherwise, torchrun sets them.
     group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     (tmp_path / "corpus").mkdir()
     for name in ("ast", "argparse"):
@@ -104,7 +104,7 @@ def test_the_code_of_a_page_runs(page, tmp_path):
         | {
             "OMP_NUM_THREADS": "1",
             "GNOMON_PYTHON": sys.executable,
-            # test_define.py also compiles this definition.
+            # Share the compiled definition with test_define.py.
             "GNOMON_CACHE": str(ROOT / "build" / "cache"),
         },
     )
@@ -132,7 +132,7 @@ def run(page: pathlib.Path) -> None:
     namespace: dict[str, object] = {"__name__": "__main__"}
     for language, block, line in blocks_of(page):
         if language == "python":
-            # Makes tracebacks name the line of the page.
+            # With the empty lines, tracebacks name the line on the page.
             code = compile("\n" * (line - 1) + block, str(page), "exec")
             exec(code, namespace)
             continue

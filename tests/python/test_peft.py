@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers", minversion="5.23")
 from gnomon.integrations import _terms  # noqa: E402
 from gnomon.integrations.transformers import use_eager, use_gnomon, with_attention  # noqa: E402
 
-# The tests load models.
+# The tests load models, which requires a real device.
 pytestmark = pytest.mark.real_device
 
 FIELDS = ["gnomon_position", "gnomon_similarity"]
@@ -35,7 +35,7 @@ def with_lora(model, **options):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                # Adapters start at zero and change nothing.
+                # Adapters start at zero, where they have no effect.
                 parameter.normal_(std=0.3)
     return model
 
@@ -58,7 +58,7 @@ def train(model):
 
 
 def test_lora_is_the_same_as_without():
-    """Compares with SDPA, because Llama's eager attention has float32 weights."""
+    """Compares with SDPA, because Llama's eager attention computes its weights in float32."""
     theirs = with_lora(llama()).double()
     theirs.set_attn_implementation("sdpa")
     ours = copy.deepcopy(theirs)

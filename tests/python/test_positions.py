@@ -28,7 +28,7 @@ B, H, D, DV = 2, 4, 8, 5
 
 
 def drawn(batch, count, limit=40, first=-7, ordered=True):
-    """For each batch element, this many distinct positions from `first` on."""
+    """For each batch element, `count` of the `limit` positions from `first` on, without repeats."""
     generator = generator_of(count)
     rows = [torch.randperm(limit, generator=generator)[:count] + first for _ in range(batch)]
     return torch.stack([row.sort().values if ordered else row for row in rows])
@@ -42,7 +42,7 @@ def documents(batch, count, length):
 
 @dataclass
 class Placed(Case):
-    """A case with these positions (B, L) of queries and keys."""
+    """A case with explicit positions (B, L) of queries and keys."""
 
     places: torch.Tensor | None = None
     key_places: torch.Tensor | None = None
@@ -71,7 +71,7 @@ class Placed(Case):
         return scores.masked_fill(~self.visible(), -math.inf)
 
     def visible(self):
-        """The mask (B, 1, Lq, Lk) by positions, except for masks that are defined by columns."""
+        """The mask (B, 1, Lq, Lk): causality and windows by position, and the rest by column."""
         columns = Mask(
             key_starts=self.mask.key_starts,
             key_lengths=self.mask.key_lengths,
@@ -139,8 +139,8 @@ def test_low_precision(dtype):
     assert float((o.double() - expected).abs().max()) < 16 * torch.finfo(dtype).eps
 
 
-# Positions that multiply queries by rows, and biases from tables: the terms that each adds to the
-# scores and to the values, for q (B, H, Lq, D), p (B, Lq, 1) and r (B, 1, Lk).
+# Positions that multiply queries by table rows, and biases from tables. Each function returns the
+# terms for scores and values, given q (B, H, Lq, D), and positions p (B, Lq, 1) and r (B, 1, Lk).
 
 
 def by_rows(q, table, index, counts, scale=D**-0.5):
@@ -356,7 +356,7 @@ def test_rope_on_a_grid_rotates_by_places():
     term = position.RoPE(shape=(5, 7), prefix=2)
     o = gnomon.attention(q, k, v, position=term, positions=places)
     for b in range(B):
-        # The call has all tokens of the grid, and the other tokens are masked.
+        # The expected call has all tokens of the grid, and masks those that are not in `places`.
         def whole(x, b=b):
             full = torch.zeros(1, 2, 37, D, dtype=torch.float64)
             return full.index_copy(2, places[b], x[b : b + 1])
@@ -425,7 +425,7 @@ def test_restarting_positions_are_separate_documents(name, tokens):
 
 
 class Exact:
-    """Only offset biases allow skipping, and the number of skipped tiles depends on their size."""
+    """Disables skipping, which only offset biases allow, and to an extent that varies."""
 
     def arguments(self):
         return super().arguments() | {"tolerance": 0}
@@ -527,7 +527,7 @@ def test_compiled_without_a_break():
         )
 
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    # The range of the positions is data, so the graph is not recompiled for it.
+    # The range of the positions is data, so the graph is not recompiled when it changes.
     with torch._dynamo.config.patch(error_on_recompile=True):
         for limit in (20, 500):
             places = drawn(B, 13, limit)
@@ -741,7 +741,7 @@ def test_modules_take_positions_and_caches_keep_them(spec):
     shuffled = module(x[:, order], causal=True, positions=order)
     torch.testing.assert_close(shuffled, in_order[:, order])
     if "dynamic" in spec:
-        return  # it depends on the farthest position of each call
+        return  # dynamic scaling depends on the farthest position of each call
     places = drawn(B, 11, 40, 0)
     expected = module(x, causal=True, positions=places)
     cache = KVCache()
@@ -817,7 +817,7 @@ def test_language_models_read_packed_documents(spec):
             part = segments[b] == segment
             first = int(places[b][part][0])
             if first > 0:
-                continue  # its beginning is missing
+                continue  # the beginning of the document is missing
             expected = model(tokens[b, part][None])[0]
             torch.testing.assert_close(logits[b, part], expected)
 
@@ -844,7 +844,7 @@ def test_language_models_generate_at_positions():
 def packed_call(
     lengths, key_lengths=None, heads=4, key_heads=2, dtype=torch.float32, segments=None
 ):
-    """Tokens of consecutive documents, and the segments of both sides."""
+    """Tokens of consecutive documents, and the segments of queries and keys."""
     key_lengths = key_lengths or lengths
     generator = generator_of(sum(lengths))
     q, k, v = (
@@ -910,7 +910,8 @@ def test_packed_documents_are_calls_of_their_own(lengths, key_lengths, causal):
 
 @pytest.mark.parametrize("terms", ["alibi", "rope", "t5+rope", "relative", "none"])
 def test_consecutive_positions_are_columns(terms):
-    """For terms that depend only on distances, results and gradients are bitwise unchanged."""
+    """For terms that depend only on distances, consecutive positions change no bit of the results
+    and gradients."""
     qkv, segments = packed_call([130, 65, 105])
     slopes = torch.rand(4, generator=generator_of(3)).requires_grad_()
     rows = torch.randn(9, 16, generator=generator_of(4)).requires_grad_()

@@ -96,7 +96,7 @@ def test_gates_begin_as_alibi():
     plain = MultiheadAttention(DIM, HEADS, position="alibi").double()
     plain.load_state_dict({n: p for n, p in module.state_dict().items() if "forget" not in n})
     x = tokens(200)
-    # The module's bias is a rounded float32.
+    # The initial bias of the gates is rounded to float32, so the results differ slightly.
     torch.testing.assert_close(module(x, causal=True), plain(x, causal=True), rtol=0, atol=1e-5)
 
 
@@ -182,7 +182,7 @@ def test_weights_are_those_of_the_output(position):
     v = module.v_proj(x).unflatten(2, (HEADS, -1)).transpose(1, 2)
     o = weights @ v
     if "gate" in position:
-        # The sink affects the output, but `weights` are those without it.
+        # The gate multiplies the output and is not included in `weights`.
         gate = (x @ module.gate_values_weight.T).sigmoid()
         o = o * gate.unflatten(2, (HEADS, -1)).transpose(1, 2)
     o = module.out_proj(o.transpose(1, 2).flatten(2))
@@ -203,10 +203,9 @@ def test_gates_are_gradients_and_learned_values():
 
 
 def test_a_term_that_came_with_tensors_keeps_them():
-    """As for other tables, the module stores a passed tensor, which has the shape of a call
-    argument."""
+    """The module stores the tensors of a term, which have the shapes that a call expects."""
     table = torch.nn.Parameter(torch.randn(17, 5, dtype=torch.float64))
-    # Module buffers have the default dtype.
+    # Module buffers have the default dtype, so use numbers that it can represent.
     query = torch.randn(B, HEADS, L, 5).double()
     module = MultiheadAttention(DIM, HEADS, position=ContentBias(query, table, 9)).double()
     assert module.content_bias_table is table
@@ -225,8 +224,8 @@ def test_a_call_needs_the_tensors(position):
 @pytest.mark.parametrize(
     ("rows", "extent", "causal", "message"),
     [
-        (16, 9, True, r"16 rows, but extent is 9; expected 17, from past to future, or 9"),
-        (9, 9, False, r"for the past only, but causal is False"),
+        (16, 9, True, r"16 rows, but extent is 9; expected 17 rows \(past to future\) or 9 \(past"),
+        (9, 9, False, r"rows \(past only\), but causal is False"),
     ],
 )
 def test_tables_of_other_sizes_are_refused(rows, extent, causal, message):
@@ -244,7 +243,7 @@ def tensors_of_a_call(dtype=torch.float64):
 
 
 def test_norms_sinks_and_gates_by_name():
-    """Terms of a call, a module's terms by name, and the module's options are equivalent."""
+    """Terms passed to a call, terms named in a module's position, and module options agree."""
     q, k, v = tensors_of_a_call()
     weights = torch.rand(2, 8, dtype=torch.float64) + 0.5
     score = torch.randn(HEADS, dtype=torch.float64)
@@ -304,7 +303,7 @@ def test_temperatures_by_name(causal, offset):
             q, k, v, position="alibi", temperature=expected.double(), **arguments
         )
         torch.testing.assert_close(found, by_hand, rtol=0, atol=1e-12)
-    # Both temperatures are factors, and the second is learned.
+    # The two temperatures are multiplied, and one of them is learned.
     leaf = s.clone().requires_grad_()
     both = gnomon.attention(
         q, k, v, position=["alibi", ScalableSoftmax(leaf)], temperature=steps[:, None].double(),
@@ -330,7 +329,7 @@ def test_two_sinks_are_refused():
 
 @pytest.mark.cpu("compares with NumPy arrays")
 def test_modules_begin_with_plain_scores():
-    """Sinks start at 0 and norms at weight 1; for a hundred keys, scalable softmax is unscaled."""
+    """Sinks start at 0, norm weights at 1, and scalable softmax at a factor of 1 for 100 keys."""
     torch.manual_seed(0)
     named = MultiheadAttention(DIM, HEADS, position="scalable_softmax+qk_norm+sink").double()
     assert not named.sink_score.any()

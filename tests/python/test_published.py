@@ -69,7 +69,7 @@ def test_t5_attention(is_decoder):
 
 @pytest.mark.parametrize(("span", "max_distance"), [(256, 512), (128, 512), (16, 64), (4, 9)])
 def test_deberta_buckets(span, max_distance):
-    """With one column and the row number as value, lse reveals which row each key used."""
+    """Each table row contains its own index, so lse reveals the row for each distance."""
     length = 3 * max_distance
     distances = torch.arange(-length, length + 1)
     bucket = modeling_deberta_v2.make_log_bucket_position(distances, span, max_distance).long()
@@ -156,7 +156,7 @@ def test_disentangled_attention(name):
         q, k, v, scale=(3 * 8) ** -0.5, key_lengths=lengths,
         position=gnomon.position.Disentangled(heads(keys), heads(queries), max_distance),
     ).transpose(1, 2).flatten(2)  # fmt: skip
-    # In the published implementation, rows that attend to no key have different values.
+    # Rows that attend to no key have other outputs in the published implementation.
     theirs, ours = theirs[seen], ours[seen]
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
     d_o = torch.randn_like(ours)
@@ -199,7 +199,8 @@ def test_rope_of_llama():
 
 
 def in_ball(x, ball):
-    """Converts tangent coordinates, which are half of ours, because the metric at 0 is 4."""
+    """Maps our tangent coordinates to the ball; geoopt's are half as large, as its metric at 0 is
+    4."""
     return ball.expmap0(x / 2)
 
 
@@ -327,7 +328,7 @@ def test_sinusoids_of_mae():
 
 @pytest.mark.parametrize("radius", [1.0, 0.7])
 def test_cones_as_released(radius):
-    """The scores of the authors' public code, which squares heights or divides z."""
+    """Compares with the authors' code, which squares penumbral heights and divides umbral z."""
     torch.manual_seed(0)
     q, k = torch.randn(2, 2, 3, 40, 6, dtype=torch.float64).unbind()
     q[..., -1] *= 2
@@ -335,7 +336,7 @@ def test_cones_as_released(radius):
     def weights(similarity, q, k):
         return gnomon.attention_weights(q, k, list(range(40)), similarity=similarity)
 
-    # Penumbral: heights below the horosphere by a sigmoid, positions proportional to them.
+    # Penumbral: a sigmoid keeps heights below the horosphere, and heights scale the positions.
     height_q, height_k = (torch.sigmoid(x[..., -1]) * radius for x in (q, k))
     place_q, place_k = (
         x[..., :-1] * height.unsqueeze(-1) for x, height in ((q, height_q), (k, height_k))
@@ -466,7 +467,7 @@ def test_transformer_xl_of_xlnet(causal):
 
 
 def grouped_tokens():
-    """q with four heads, k and v with two, and the causal mask as numbers."""
+    """q with four heads, k and v with two, and an additive causal mask."""
     torch.manual_seed(0)
     q, k, v = (3 * torch.randn(2, heads, 21, 8) for heads in (4, 2, 2))
     return q, k, v, torch.full((21, 21), -math.inf).triu(1)

@@ -12,7 +12,7 @@ timm = pytest.importorskip("timm")
 import gnomon  # noqa: E402
 from gnomon.integrations import replace_attention  # noqa: E402
 
-# The tests copy models with their buffers.
+# The tests copy models with their buffers, which requires a real device.
 pytestmark = pytest.mark.real_device
 
 
@@ -91,8 +91,8 @@ def test_windows_of_swin():
             parameter.add_(0.3 * torch.randn_like(parameter))
     ours = replace_attention(copy.deepcopy(theirs.eval()))
     assert ours.state_dict().keys() == theirs.state_dict().keys()
-    # Shifted windows hide keys. Windows of (3, 3), and a resized one of (2, 4) tokens, must not be
-    # confused with their transposes.
+    # Shifted windows hide keys. In addition to the windows of 3 x 3 tokens, a layer with windows of
+    # 2 x 4 tokens would reveal swapped axes.
     assert any(block.attn_mask is not None for block in ours.layers[0].blocks)
     check_equal(theirs, ours, images())
     with warnings.catch_warnings():
@@ -221,7 +221,7 @@ def test_encoders_of_torch():
     with torch.no_grad(), torch.profiler.profile() as profile:
         found = ours(x)
     torch.testing.assert_close(found, theirs(x), atol=1e-10, rtol=1e-10)
-    # PyTorch's fused layer would bypass it.
+    # PyTorch's fused layer would bypass the replaced attention.
     assert "gnomon::attention_forward" in {event.key for event in profile.key_averages()}
 
 

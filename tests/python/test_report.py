@@ -117,8 +117,7 @@ def test_false_verdicts_are_rare_although_seeds_are_added_until_there_is_one(eff
             if wrong.get(pair.verdict, False):
                 false += 1
                 break
-    # There are 2,100 comparisons. The limit is 0.05 plus three standard errors of a fraction of
-    # 700.
+    # The limit is 0.05 plus three standard errors of the fraction of false verdicts.
     assert false / comparisons <= 0.05 + 3 * (0.05 * 0.95 / comparisons) ** 0.5
     # Some comparisons end early, and some need all seeds.
     assert min(used) < len(effects) * most
@@ -157,9 +156,9 @@ def results_of(losses, combinations=None):
 def test_the_best_is_marked_where_seeds_can_tell():
     # Seeds differ more than combinations do, but the pairs agree.
     assert report.best(results_of([[3.0, 2.0, 1.0], [2.9, 1.9, 0.9]]), "loss", 0) == 1
-    # The means differ equally, but the pairs do not agree.
+    # The means differ by the same amount, but the pairs do not agree.
     assert report.best(results_of([[3.0, 2.0, 1.0], [2.6, 2.2, 0.9]]), "loss", 0) is None
-    # A single combination that is not distinguishable from the best suffices.
+    # If another combination is not distinguishable from the best, none is marked.
     losses = [[3.0, 2.0, 1.0], [2.9, 1.9, 0.9], [2.91, 1.88, 0.92]]
     assert report.best(results_of(losses), "loss", 0) is None
     # One or two seeds, or a single combination, are not enough for a test.
@@ -258,7 +257,7 @@ def test_any_task_is_reported(values):
         "images 60,000",
         "dim 8, patch 4",
         "sizes 28 36, problem copy, symbols 2<",
-        # The report does not know all options.
+        # The report also lists options that it does not know.
         "learning rate 0.002, novel option 7",
     ):
         assert part in page, part
@@ -299,7 +298,7 @@ def test_numbers_are_joined_in_their_order():
     lines = [line for line in axes.lines if len(line.get_xdata()) == 3]
     assert [list(line.get_xdata()) for line in lines] == [[28, 36, 44]] * 2
     assert all(line.get_linestyle() != "None" for line in lines)
-    # A metric with a single value also has a spread.
+    # A line with a single point shows its spread as an error bar.
     results = record(conditions_of([28, 36]))
     results["summary"][1]["losses"][1]["loss"] = {"mean": None, "spread": None}
     axes = report.draw_conditions(results).axes[0]

@@ -188,7 +188,7 @@ PACKAGES = {
     "gnomon.lab.report": {"gnomon.lab._plots"},
     "gnomon.lab": set(),
 }
-# This folder combines all others.
+# These modules may import all subpackages.
 ENTRIES = {"gnomon.__init__", *(f"gnomon.{name}" for name in _lab.NAMES)}
 # Libraries that only some folders may import, so that the others work without them.
 OPTIONAL = {

@@ -18,7 +18,7 @@ TEXT = "x".join(map(str, LIST))
 LONGER = [2 * number for number in LIST]
 LONGER_TEXT = "x".join(map(str, LONGER))
 
-# The options in transformers' form, and the length of the sequence.
+# The options in the format of transformers, and the length of the sequence.
 SCALINGS = {
     "linear": ({"factor": 4.0}, 40),
     "dynamic, short": ({"factor": 2.0, "original_max_position_embeddings": 64}, 40),
@@ -134,7 +134,7 @@ def test_scalings_of_transformers(name, base):
 
 
 def random_options(kind: str, seed: int) -> tuple[dict[str, object], int, float, int]:
-    """The options, sequence length, base and columns for each kind of scaling."""
+    """Random options, sequence length, base and columns for a kind of scaling."""
     generator = generator_of(seed)
 
     def number(low: float, high: float) -> float:
@@ -191,7 +191,7 @@ def test_scalings_of_transformers_by_any_numbers(kind, seed):
     for key, value in options.items():
         text = "x".join(map(str, value)) if isinstance(value, list) else str(value).lower()
         words.append(f"{key}={text}")
-    # There are two columns that are not rotated.
+    # The last two columns are not rotated.
     torch.manual_seed(seed)
     q, k, v = (torch.randn(1, 2, length, dims + 2, dtype=torch.float64) for _ in range(3))
     angles = torch.arange(length)[:, None] * frequencies.double()
@@ -225,7 +225,7 @@ def test_xpos_is_the_formula_of_the_paper(layout, offset):
     q, k, v = tokens(40)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     keys = torch.arange(40, dtype=torch.float64)
-    # Keys are at position 0, so products with distant queries have decayed.
+    # Keys start at position 0, so products with distant queries have decayed.
     queries = keys + offset
     zeta = (torch.arange(0, D, 2, dtype=torch.float64) / D + 0.4) / 1.4
 
@@ -257,7 +257,7 @@ def test_compiled_and_in_a_module(name):
     x = torch.randn(2, length, 2 * D)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, causal=True), module(x, causal=True))
-    # Generates two tokens at a time, so the length that some terms depend on grows.
+    # Passing two tokens at a time changes the length, on which these scalings do not depend.
     if name in ("yarn", "llama3"):
         cache = gnomon.nn.KVCache()
         parts = [module(part, causal=True, cache=cache) for part in x.split(2, 1)]

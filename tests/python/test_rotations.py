@@ -26,7 +26,7 @@ def tokens(queries: int = L, keys: int = L, dim: int = D) -> dict[str, Tensor]:
 
 
 def turned(x: Tensor, angles: Tensor, layout: str) -> Tensor:
-    """Pairs of the first columns as complex numbers, rotated by the angles (..., L, pairs)."""
+    """Rotates pairs of the first columns, as complex numbers, by the angles (..., L, pairs)."""
     dims = 2 * angles.shape[-1]
     first, rest = x[..., :dims], x[..., dims:]
     turn = torch.polar(torch.ones_like(angles), angles)
@@ -42,7 +42,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def repeated(x: Tensor) -> Tensor:
-    """Repeats tensors or angles of k's heads for each head of q."""
+    """Repeats tensors or angles of the key heads for each query head."""
     return x.repeat_interleave(H // x.shape[1], 1) if x.shape[1] in (1, HKV) else x
 
 
@@ -178,7 +178,7 @@ def test_heights_and_times_stay(similarity, heads):
 
 
 def test_keys_of_each_query_head_go_with_all_else():
-    """Per-head angles, a per-head value table, and biases that keys share."""
+    """Combines per-head angles with a shared key table, a per-head value table and lengths."""
     inputs = tokens() | {"angles": draw(1, H, L, 4), "rows": draw(5, D), "values": draw(H, 5, 5)}
 
     def ours(q, k, v, angles, rows, values):
@@ -329,7 +329,7 @@ def test_mixed_frequencies_start_in_directions_at_right_angles(spec, axes):
     assert start.shape == (4, axes, head_dim // 2)
     per_group = head_dim // 2 // axes
     groups = start.detach().unflatten(2, (axes, per_group))
-    # In one group, all frequencies have the same direction, and decrease like RoPE's with base 10.
+    # The frequencies of a group have the same direction, and decrease like RoPE's with base 10.
     lengths = groups.norm(dim=1)
     falling = 10.0 ** (-torch.arange(per_group) / per_group)
     torch.testing.assert_close(lengths, falling.expand(4, axes, -1))
@@ -454,7 +454,7 @@ def test_positions_of_several_axes(sections, order, layout, batch, dtype):
                 for x in (q, k)
             )
         scores = q @ repeated(k).mT / math.sqrt(D)
-        # The causal mask depends on the order of the tokens.
+        # The causal mask depends on the order of the tokens, not on their positions.
         hidden = torch.ones(L, L, dtype=torch.bool).triu(1)
         return scores.masked_fill(hidden, -math.inf).softmax(-1) @ repeated(v)
 

@@ -50,7 +50,7 @@ ROWS = {"own": (B, H, LQ), "heads": (B, 1, LQ), "batch": (1, H, LQ), "rows": (LQ
 
 
 def case_of(similarity: str = "dot") -> Case:
-    """The mask of the last queries of a causal call, in which every row has a key."""
+    """A case with the last queries of a causal call, in which every row attends to a key."""
     return Case(
         similarity, "alibi", batch=B, heads=H, key_heads=HKV, queries=LQ, keys=LK,
         mask=Mask(causal=True, query_offset=LK - LQ),
@@ -70,7 +70,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 
 def softmax(scores: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """o and lse; for a row that sees no key, they are 0 and -inf."""
+    """o and lse; for a row that attends to no key, they are 0 and -inf."""
     sees = (scores > -math.inf).any(-1, keepdim=True)
     scores = torch.where(sees, scores, 0.0)
     values = v.repeat_interleave(scores.shape[1] // v.shape[1], 1)
@@ -81,9 +81,9 @@ def softmax(scores: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.
 def check(
     case: Case, inputs: dict, terms, arguments, add, dtype, mask=None, ours_masks=True
 ) -> None:
-    """terms(p) and arguments(p) are ours; add(p) is what the formula adds to the scores.
+    """terms(p) and arguments(p) are passed to gnomon; add(p) is added to the formula's scores.
 
-    ours_masks: whether gnomon gets the mask, or terms that hide the same pairs.
+    ours_masks: whether gnomon receives the mask; otherwise, the terms hide the same pairs.
     """
     inputs = case.inputs() | inputs
 
@@ -137,9 +137,9 @@ def test_all_at_once(similarity, dtype):
     )
 
 
-#: Terms of these scores that are constant along a row are not computed.
+#: For these similarities, gnomon does not compute the score terms that are constant along a row.
 WITH_A_ROW_CONSTANT = [n for n in SIMILARITIES if n.startswith(("lorentz", "umbral")) or "log" in n]
-#: Numbers of rows and keys: one tile, several with a partial one, and the strategy for few rows.
+#: Numbers of rows and keys for one tile, for several tiles with a partial one, and for few rows.
 CAPPED = {"a tile": (13, 37), "tiles": (150, 331), "few rows": (2, 700)}
 
 
@@ -153,7 +153,7 @@ CAPPED = {"a tile": (13, 37), "tiles": (150, 331), "few rows": (2, 700)}
     more=["alone", "biases", "all"],
 )
 def test_a_soft_cap_of_whole_scores(similarity, shape, more, dtype):
-    """The scores from products, biases and temperatures, before masks and the sink."""
+    """The cap applies to scores after biases and temperatures, but before masks and the sink."""
     torch.manual_seed(0)
     rows, keys = CAPPED[shape]
     cap = 1.7
@@ -311,10 +311,10 @@ def test_biases_that_rows_or_keys_share_take_no_memory_for_pairs():
     """
     for shape in ("1x2x1x16384", "1x2x16384x1"):
         used = peak_memory(textwrap.dedent(before), textwrap.dedent(step), shape)
-        assert used < 100 * 2**10, (shape, used)  # in KiB; those of all pairs take 2 GiB
+        assert used < 100 * 2**10, (shape, used)  # in KiB; a bias of all pairs takes 2 GiB
 
 
-#: Shapes of biases that are constant along an axis.
+#: Terms, and the shapes of biases that have one value for all pairs.
 SAME = {
     "pairs": (PairBias, (1, 2, 40, 24)),
     "pair bias per key": (PairBias, (24,)),
@@ -327,7 +327,7 @@ SAME = {
 @pytest.mark.parametrize("kind", list(SAME))
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_finite_biases(kind, sign, dtype):
-    """If all keys of a row have the lowest finite bias, they have equal weights."""
+    """If all keys of a row have the highest or the lowest finite bias, they have equal weights."""
     torch.manual_seed(0)
     leaves = [torch.randn(1, 2, n, 8, dtype=dtype, requires_grad=True) for n in (40, 24, 24)]
     term, shape = SAME[kind]
@@ -373,7 +373,7 @@ def test_biases_of_keys(batch, heads, dtype):
         lambda p: [KeyBias(p["keys"]), KeyBias(p["more"]), Forget(p["log_forget"])], nothing,
         lambda p: (p["keys"] + p["more"] - p["log_forget"].cumsum(2)).unsqueeze(2), dtype,
     )  # fmt: skip
-    # With only a key bias, nothing else determines the number of rows.
+    # A key bias may be the only term, in which case no other tensor has an axis of rows.
     q, k, v = (
         x.to(dtype) for x in (normal(B, H, LQ, 4), normal(B, HKV, LK, 4), normal(B, HKV, LK, 3))
     )
@@ -421,7 +421,7 @@ def test_midpoints_at_a_temperature(similarity, dtype):
 @pytest.mark.parametrize("shape", list(ROWS))
 def test_temperatures(shape, dtype):
     torch.manual_seed(0)
-    # Temperatures have any sign: masked pairs remain masked.
+    # Temperatures may be negative, but masked pairs remain masked.
     inputs = {"temperature": normal(*ROWS[shape])}
     check(
         case_of("penumbral"), inputs, lambda p: [], lambda p: {"temperature": p["temperature"]},
@@ -444,7 +444,7 @@ def test_a_temperature_of_zero_and_a_number():
 
 
 def test_scalable_softmax():
-    """s log(n), where n is the number of keys that a row sees (Nakanishi 2025)."""
+    """The temperature is s log(n) in a row that attends to n keys (Nakanishi 2025)."""
     torch.manual_seed(0)
     q, k, v = (normal(2, 4, 21, 8) for _ in range(3))
     s = torch.tensor([0.3, 0.43, 0.6, 1.0], dtype=torch.float64)
@@ -539,7 +539,7 @@ def test_gradients_at_large_scores(similarity, scale):
     for name, expected in exact.items():
         size = expected.abs().max().clamp_min(1e-30)
         error, allowed = (float((x[name] - expected).abs().max() / size) for x in (found, plain))
-        # The formula may be inaccurate where gnomon is accurate.
+        # The formula may return NaN where gnomon is accurate.
         limit = 1e-5 if math.isnan(allowed) else max(4 * allowed, 1e-5)
         assert error <= limit, (name, error, allowed)
 
@@ -576,7 +576,7 @@ def test_gradients_of_queries_whose_slopes_are_alike(r):
 
 
 def test_forget_gates_over_long_sequences():
-    """Differences of sums over 64k keys are as accurate as those over a few."""
+    """Differences between sums over 64k gates are as accurate as those over a few gates."""
     torch.manual_seed(0)
     length, queries = 65536, 64
     q = torch.randn(1, 1, queries, 16)
@@ -597,7 +597,7 @@ def test_forget_gates_over_long_sequences():
     exact, plain = formula(torch.float64), formula(torch.float32)
     for ours, expected, rounded in zip(found, exact, plain, strict=True):
         assert (ours - expected).abs().max() <= 3e-6 * expected.abs().max()
-        # `rounded` is the result of the plain formula.
+        # The unfused formula (`rounded`) is less accurate.
         assert (rounded - expected).abs().max() > 1e-4 * expected.abs().max()
 
 
@@ -623,7 +623,7 @@ def test_forget_gates_with_padding_and_offsets_of_batches():
 
 @pytest.mark.parametrize("places", ["none", "restart", "shuffled"])
 def test_forget_gates_of_a_document_do_not_see_another(places):
-    """lse and sinks use the full sums of gates."""
+    """lse and sinks also depend on terms that cancel in the softmax of a row."""
     torch.manual_seed(0)
     batch, heads, lengths = 2, 3, (7, 11, 4)
     length = sum(lengths)
@@ -668,7 +668,7 @@ def test_forget_gates_of_a_document_do_not_see_another(places):
 @pytest.mark.parametrize("number", [-1e9, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize("kind", ["keys", "pair bias per key", "pairs"])
 def test_forget_gates_beside_keys_that_a_number_hides(kind, number):
-    """Rows at a hidden key subtract the sum of the gates, not the bias that hides the key."""
+    """The row of a hidden key subtracts only its sum of gates, not the bias that hides the key."""
     torch.manual_seed(0)
     q, k, v, gates = normal(2, 2, 40, 8), normal(2, 2, 40, 8), normal(2, 2, 40, 8), normal(2, 2, 40)
     hidden = torch.zeros(2, 1, 40, dtype=torch.bool)
@@ -744,7 +744,7 @@ def test_forget_gates_and_midpoints():
 
 
 def test_rows_and_batches_that_see_nothing():
-    """If a row sees no key, its output is 0 for any temperature, bias and bound."""
+    """If a row attends to no key, its output is 0, and all gradients are finite."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 40, 8) for _ in range(3))
     gates = -torch.rand(2, 2, 40)
@@ -752,7 +752,7 @@ def test_rows_and_batches_that_see_nothing():
     assert (o[0] == 0).all()
     expected = gnomon.attention(q[1:], k[1:], v[1:], position=Forget(gates[1:]))
     torch.testing.assert_close(o[1:], expected)
-    # For a row that attends to n keys, the factor is log(n).
+    # The temperature of a row that attends to n keys is log(n), so that of the first row is -inf.
     mask = torch.ones(40, 40, dtype=torch.bool).tril(-1)
     temperature = mask.sum(1).float().log()
     leaves = [x.clone().requires_grad_() for x in (q, k, v, temperature)]
@@ -862,7 +862,7 @@ def test_weights_of_rows():
 
 
 def rows_of_calls():
-    """All call arguments with rows or keys, in several forms."""
+    """All call arguments with an axis of rows or keys, in several forms."""
     yield "sink", {"sink": normal(B, H, LQ)}
     yield "per-head sink", {"sink": normal(H)}
     yield "per-row mask", {"mask": torch.rand(LQ, 1) < 0.7}

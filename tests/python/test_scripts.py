@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def tree(tmp_path) -> pathlib.Path:
-    """A separate tree, whose interpreter prints only the path that the demo is asked to read."""
+    """A separate tree, whose mock interpreter only prints the path that is passed to the demo."""
     tree = tmp_path / "a tree"
     python = tree / ".venv/bin/python"
     python.parent.mkdir(parents=True)
@@ -35,7 +35,7 @@ def run(words: list[object], cwd: pathlib.Path) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("name", ["text", "a b", 'it\'s 2 "texts"', "*"])
 def test_make_demo_takes_any_path(tree, name):
-    # All files that the target needs exist.
+    # With --old-file, make assumes that `build` is up to date.
     done = run(["make", "--silent", "--old-file=build", "demo", f"DATA={name}"], tree)
     assert done.returncode == 0, done.stderr
     assert done.stdout == name
@@ -84,7 +84,7 @@ def test_the_demo_reports_a_folder_that_cannot_be_written(started, tmp_path, cap
 
 
 def test_the_makefile_quotes_absolute_paths():
-    """The folder of the tree may have any name, such as "with space"."""
+    """The path of the tree may contain spaces."""
     text = (ROOT / "Makefile").read_text().replace("\\\n", "")
     lines = [line for line in text.splitlines() if not re.match(r"NINJA := |#", line)]
     found = 0

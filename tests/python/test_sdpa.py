@@ -1,4 +1,4 @@
-"""gnomon.scaled_dot_product_attention compared with PyTorch's, which uses its formula."""
+"""gnomon.scaled_dot_product_attention compared with the math kernel of PyTorch's function."""
 
 import inspect
 import itertools
@@ -20,7 +20,7 @@ def draw(*shape):
 
 
 def formula(*tensors, **arguments):
-    """PyTorch's function with its plain kernel, independent of the one that it would select."""
+    """PyTorch's function with its math kernel, whichever kernel it would select."""
     with sdpa_kernel(SDPBackend.MATH):
         return TORCHS(*tensors, **arguments)
 
@@ -84,7 +84,7 @@ def test_values_and_gradients(name):
 
 
 def masks_of(kind, shape):
-    """A Boolean mask with a row that sees nothing, or a numeric mask with some -inf."""
+    """A Boolean mask with a row that attends to no key, or a numeric mask with some -inf."""
     hidden = torch.rand(shape) > 0.6
     if kind == "bool":
         if len(shape) > 1 and shape[-2] > 1:
@@ -313,7 +313,7 @@ def test_autocast():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Counts calls of gnomon that replace calls of PyTorch."""
+    """Counts calls to gnomon that replace calls to PyTorch."""
     count = []
 
     def replacement(*tensors, **arguments):

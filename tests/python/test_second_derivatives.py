@@ -18,7 +18,7 @@ MESSAGE = r": second derivatives \(.*create_graph=True\) are not supported"
 
 
 def augmented(q, k, v):
-    """The inner products of hype_augment."""
+    """Attention with the tokens of hype_augment."""
     tau, mu = q.mean(), k.std() * 0.05
     q, k = gnomon.hype_augment(q, k, tau, mu)
     return torch.nn.functional.scaled_dot_product_attention(
@@ -59,7 +59,7 @@ TWICE = {
 def small_tokens():
     torch.manual_seed(4)
     shapes = (2, 2, 3, 4), (2, 1, 3, 4), (2, 1, 3, 4)
-    # The tokens are away from relu's kink.
+    # Keep the tokens away from the kink of relu.
     return [(x + x.sign() * 0.1).double().requires_grad_() for x in map(torch.randn, shapes)]
 
 
@@ -89,7 +89,7 @@ def test_second_derivatives_over_processes(tmp_path: pathlib.Path):
     try:
         tokens = [x.requires_grad_() for x in make_tokens()]
         o = gnomon.distributed.context_parallel_attention(*tokens, causal=True)
-        # d_o, all ones, needs no gradient; tensors saved by the pass do.
+        # d_o is constant and needs no gradient, but the saved tensors do.
         gradient, *_ = torch.autograd.grad(o.sum(), tokens, create_graph=True)
         (expected,) = torch.autograd.grad(gnomon.attention(*tokens, causal=True).sum(), tokens[:1])
         torch.testing.assert_close(gradient, expected)
@@ -105,7 +105,7 @@ def test_second_derivatives_over_processes(tmp_path: pathlib.Path):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("sink", [-math.inf, -800.0, -100.0, 0.0, 0.5, 100.0, 800.0])
 def test_sinks_far_from_the_scores(sink, dtype):
-    """One row sees no key; its lse is the sink."""
+    """One row attends to no key; its lse is the sink."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1, 3, 4, dtype=dtype, requires_grad=True) for _ in range(3))
     height = torch.tensor([sink], dtype=dtype, requires_grad=True)

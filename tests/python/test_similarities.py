@@ -21,7 +21,7 @@ BOUNDED = [
 
 
 def scores_of_pairs(similarity, q, k):
-    """The scores (n,) of tokens (n, D) and (n, D). With a single key, lse is the score."""
+    """The scores (n,) of n pairs of tokens (n, D); with a single key, lse is the score."""
     q, k = q[:, None, None], k[:, None, None]
     return gnomon.attention(q, k, k, similarity=similarity, return_lse=True)[1].flatten()
 
@@ -49,7 +49,7 @@ def test_finite_tokens_give_finite_results(similarity, dtype):
         assert result.isfinite().all(), name
 
 
-# `share` is the relative change of each token coordinate, and `radius` the distance from the
+# `share` is the relative change of each token coordinate, and `radius` is the distance from the
 # origin.
 @pytest.mark.parametrize("share", [1e-1, 1e-3, 1e-5])
 @pytest.mark.parametrize("radius", [1e-3, 0.5, 3.0, 8.0])
@@ -90,7 +90,7 @@ def test_near_tokens_have_their_distance_in_float32(similarity, radius, share):
     exact_leaves = [x.double().requires_grad_() for x in (q, k)]
     exact = scores_of_pairs(similarity, *exact_leaves)
     exact_gradients = torch.autograd.grad(exact.sum(), exact_leaves)
-    # `resolution` is the effect of rounding the coordinates, sideways or at the edge of a ball.
+    # `resolution` is the change of a distance when coordinates are rounded far from the origin.
     resolution = torch.finfo(torch.float32).eps * math.cosh(radius)
     if similarity.model == "klein":
         resolution *= math.cosh(radius)
@@ -99,7 +99,7 @@ def test_near_tokens_have_their_distance_in_float32(similarity, radius, share):
     # Squared distances above a thousandth of the squared norms are computed from the norms and the
     # product.
     assert (error <= 8 * resolution + 1e-4 * distance).all(), float((error / resolution).max())
-    # Gradients of a distance rotate with the direction between the points.
+    # Rounding rotates the direction between near points, and the gradients rotate with it.
     for ours, theirs in zip(gradients, exact_gradients, strict=True):
         off = (ours.double() - theirs).norm(dim=1) / theirs.norm(dim=1).clamp_min(1e3)
         assert (off <= 0.002 + 20 * resolution / distance).all(), float(off.max())

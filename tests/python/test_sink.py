@@ -13,7 +13,7 @@ import gnomon
 
 
 def with_column(scores: torch.Tensor, v: torch.Tensor, sink: torch.Tensor) -> tuple:
-    """The formula, in which the sink is a column of the scores, with value 0."""
+    """The formula with the sink as an additional column of scores, whose value is 0."""
     rows = sink[:, None] if sink.dim() == 1 else sink
     all_scores = torch.cat([scores, rows.expand(scores.shape[:3]).unsqueeze(3)], 3)
     weights = all_scores.softmax(3)[..., :-1]
@@ -50,7 +50,7 @@ def test_a_sink_is_a_column_without_a_value(similarity, shape, dtype):
 
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
 def test_sinks_of_any_size(size):
-    """Gradients equal those in float64 even for large scores and sinks."""
+    """Results match those in float64 even for large scores and sinks."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 9, 8, dtype=torch.float64) for _ in range(3))
     q = q * size

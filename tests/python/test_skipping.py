@@ -71,7 +71,8 @@ POSITIONS = {
 
 
 def weights_of(q, k, **arguments):
-    """The weights, with unit vectors as values; 0 means skipped, or negligible in float32."""
+    """The weights, read from the output for one-hot values; 0 means skipped, or negligible in
+    float32."""
     eye = torch.eye(k.shape[2], dtype=q.dtype).expand(*k.shape[:2], -1, -1)
     return gnomon.attention(q, k, eye, **arguments)
 

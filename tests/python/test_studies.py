@@ -111,7 +111,7 @@ def test_it_runs_is_recorded_goes_on_elsewhere_and_has_a_page(folders):
     record = json.loads(text)
     assert record["status"] == "finished"
     assert len(record["runs"]) == 6
-    # The record must not contain paths of the machine.
+    # The record must not contain paths on this machine.
     assert str(folders) not in text
     assert record["data"]["path"] == "text.txt"
     assert record["sessions"][0]["command"] == studies.command(comparison)
@@ -209,7 +209,7 @@ def test_a_classifier_is_trained_once_and_named_without_its_place(folders):
 
 
 def results_of(pairs, *, higher_is_better=False):
-    """A record of two combinations at one condition."""
+    """A record of two combinations under one condition."""
     return {
         "settings": {"combinations": [{"label": "a"}, {"label": "b"}]},
         "task": {
@@ -350,7 +350,7 @@ def test_a_contrast_may_be_of_two_comparisons():
         contrasts = (Contrast("a", "test", "b", "test", **of),)
         return studies.contrast_rows(Claim("", contrasts), found, {"m": 0.1})
 
-    # The right-hand model is b of "plain" instead of b of "other", with 5 instead of 1, and so on.
+    # The right-hand model is b of "plain", with the values 5, 6.1 and 7, instead of b of "other".
     left = [run["losses"][0]["m"] for run in found[1][1]["runs"] if run["combination"] == 0]
     mean = sum(left) / len(left) - (5 + 6.1 + 7) / 3
     [row] = rows(left_in="other", right_in="plain")
@@ -377,7 +377,7 @@ def test_differences_are_of_the_seeds_that_both_have():
 
 @pytest.mark.parametrize("name", studies.names())
 def test_the_command_lines_of_studies_are_valid(name, tmp_path):
-    """Runs each command with missing data and an invalid position."""
+    """Runs each command with missing data or, if it needs no data, an invalid position."""
     for comparison in studies.load_study(name).comparisons:
         words = list(comparison.arguments)
         if comparison.data:

@@ -1,6 +1,6 @@
 """Published models whose attention is replaced by gnomon have the same results in float64.
 
-Each replacement has at most ten lines. It replaces the original code in the package of the model.
+Each replacement has at most ten lines, and replaces the attention code in the model's own package.
 """
 
 import functools
@@ -29,7 +29,7 @@ def check(model, swap, *inputs, **arguments):
     calls."""
     model = model.double()
     with torch.no_grad():
-        # Parameters that start at 0 would hide the attention.
+        # Parameters that start at 0 would hide differences in the attention.
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     expected = results(model, *inputs, **arguments)
@@ -97,7 +97,7 @@ def test_a_small_gpt(monkeypatch):
 
 
 def test_x_transformers_with_alibi(monkeypatch):
-    """The bias is a vector of slopes; key heads are passed without repeating them."""
+    """gnomon receives a vector of slopes instead of an array of biases."""
     pytest.importorskip("x_transformers")
     from x_transformers import Decoder, TransformerWrapper
     from x_transformers.attend import Attend, Intermediates
@@ -109,7 +109,7 @@ def test_x_transformers_with_alibi(monkeypatch):
     model = TransformerWrapper(num_tokens=17, max_seq_len=32, attn_layers=layers)
     for module in model.modules():
         if isinstance(module, Attend):
-            module.attn_fn = functools.partial(F.softmax, dim=-1)  # theirs is in float32
+            module.attn_fn = functools.partial(F.softmax, dim=-1)  # the original uses float32
     calls = []
 
     def swap(model):
@@ -117,7 +117,7 @@ def test_x_transformers_with_alibi(monkeypatch):
 
         def forward(self, q, k, v, **_):
             calls.append(q.shape)
-            # Its query heads alternate between the key heads instead of forming groups.
+            # In x_transformers, query heads alternate between key heads instead of forming groups.
             k, v = (x.repeat(1, q.shape[1] // x.shape[1], 1, 1) for x in (k, v))
             o = gnomon.attention(q, k, v, causal=True, position=ALiBi(slopes))
             return o, Intermediates()
@@ -197,7 +197,7 @@ def test_dit_of_diffusers():
 
 @pytest.mark.parametrize("shift", [0, 2])
 def test_swin_block_of_timm(monkeypatch, shift):
-    """The table of differences is one term, and shifted windows are a mask."""
+    """The bias table becomes one term, and shifted windows become a mask."""
     pytest.importorskip("timm")
     from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 

@@ -1,4 +1,4 @@
-"""A sample of the sweep over transformers' model types (tests/sweep), which runs separately."""
+"""A sample of the sweep over transformers' model types; tests/sweep runs the full sweep."""
 
 import json
 import re

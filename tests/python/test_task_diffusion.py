@@ -35,7 +35,7 @@ def tiny(**other: int) -> list[object]:
 
 
 def bars() -> dict[str, np.ndarray]:
-    """Horizontal and vertical bars, 8 x 12, in two of three channels."""
+    """Images of 8 x 12 pixels and three channels, with a vertical or a horizontal bar."""
     rng = np.random.default_rng(0)
     arrays = {}
     for part, count in (("train", 40), ("valid", 24)):
@@ -127,7 +127,7 @@ class Reference:
 
 
 def grid_sinusoids(height: int, width: int, dim: int) -> torch.Tensor:
-    """Half of the columns for each coordinate, with adjacent sine and cosine of each frequency."""
+    """Half of the columns encode each coordinate; sine and cosine of a frequency are adjacent."""
     half = dim // 2
     waves = 10000.0 ** -(torch.arange(half // 2, dtype=torch.float64) * 2 / half)
 
@@ -176,7 +176,7 @@ def test_evaluation_is_the_formula_of_the_paper(folder, model):
     expected = [losses.mean(), *losses.view(4, 3).mean(1)]
     for at, loss in zip(measured, expected, strict=True):
         assert at["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    # The model has learned, because predicting 0 is worse.
+    # The model has learned something: predicting 0 would give a loss of 1.
     assert measured[0]["loss"] < 0.8
 
 
@@ -234,7 +234,7 @@ def test_with_fresh_noise_and_all_steps_they_are_those_of_ddpm(folder, model):
 
 
 def ddim(reference: Reference, labels: torch.Tensor, steps: int, seed: int) -> torch.Tensor:
-    """Samples without guidance, with this many evenly spaced timesteps."""
+    """Samples without guidance, in `steps` evenly spaced timesteps."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(len(labels), 3, 8, 12, generator=generator).double()
     for step in range(steps, 0, -1):
@@ -269,7 +269,7 @@ def test_the_frechet_distance_is_that_of_the_features(folder, model):
     )
 
     def features(images: torch.Tensor) -> np.ndarray:
-        """Images from 0 to 1."""
+        """The features of images with values from 0 to 1."""
         patches = functional.unfold(((images - mean) / deviation).float(), 4, stride=4)
         tokens = functional.linear(patches.mT, *classifier.layer("patches.projection"))
         return classifier.encode(tokens).mean(1).double().numpy()
@@ -312,7 +312,7 @@ def test_distances_of_a_comparison_are_by_one_classifier(folder):
     train_classifier(folder, "judge", "--seed", 1)
     line = refused("compare", "--resume", "judged", cwd=folder)
     assert (
-        f"--classifier: {folder / 'judge'} differs from the classifier of the first distances"
+        f"--classifier: {folder / 'judge'} differs from the classifier of the earlier distances"
         in line
     )
 
@@ -349,7 +349,7 @@ def test_two_processes_give_the_result_of_one(folder):
 
 
 def test_the_catalogue_goes_in_by_name(folder):
-    """Options for causal models are rejected by name."""
+    """Positions that require causal attention are rejected by name."""
     runs, positions = runs_of_the_catalogue(folder)
     for entry in positions:
         name = entry["name"]
@@ -363,7 +363,7 @@ def test_the_catalogue_goes_in_by_name(folder):
             continue
         runs.append(f"penumbral/{name}")
         if "grid" in entry["tokens"]:
-            # One table for both axes requires equal lengths; here, they are 2 and 3.
+            # A table that both axes share requires equal lengths, but these are 2 and 3.
             axis = ":axis=1" if name == "offset_bias" else ""
             runs.append(f"dot/{name}:shape=grid{axis}")
     runs = list(dict.fromkeys([*runs, "dot/sinusoidal:shape=grid;rope:shape=grid"]))

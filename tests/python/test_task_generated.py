@@ -32,7 +32,7 @@ def evaluate(gnomon: Run, *words: object) -> tuple[dict[str, Any], list[dict[str
 
 
 def answer_of(problem: str, symbols: int, words: list[str]) -> list[str]:
-    """The answer to an input, by definition."""
+    """The answer to an input, by the definition of the problem."""
     if problem == "copy":
         return words
     if problem == "reverse":
@@ -121,7 +121,7 @@ def words_of(problem: str, symbols: int) -> list[str]:
 
 @pytest.mark.parametrize("problem", ["bucket-sort", "stack"])
 def test_metrics_by_numpy_and_the_model_against_gpt2(gnomon, problem):
-    """Accuracies follow from predictions; GPT-2 with equal weights has the same predictions and
+    """Accuracies follow from predictions; GPT-2 with the same weights has the same predictions and
     loss."""
     transformers = pytest.importorskip("transformers")
     gnomon(
@@ -147,7 +147,7 @@ def test_metrics_by_numpy_and_the_model_against_gpt2(gnomon, problem):
     for at in result["losses"]:
         length = at["length"]
         batch = [e for e in examples if e["length"] == length]
-        if length == 10:  # longer than the table
+        if length == 10:  # longer than the position table
             assert (batch, at["examples"]) == ([], 0)
             assert [at[key] for key in ("accuracy", "exact", "loss")] == [None] * 3
             continue
@@ -198,7 +198,7 @@ def as_gpt2(ours: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_it_is_learned(gnomon):
-    """Trains on short inputs, also with random positions."""
+    """Trains on short inputs, with and without random positions."""
     for extra in (["rope"], ["sinusoidal", "--random-positions", 12]):
         out = "run-" + extra[0]
         gnomon(
@@ -207,7 +207,7 @@ def test_it_is_learned(gnomon):
             400, "--learning-rate", 0.005, "--position", *extra,
         )  # fmt: skip
         losses = json.loads(gnomon("eval", "--model", out, "--json"))["losses"]
-        # Chance levels are 0.5 and 0.125.
+        # The chance levels of these metrics are 0.5 and 0.125.
         assert losses[0]["accuracy"] > 0.85, extra
         assert losses[0]["exact"] > 0.6, extra
 
@@ -251,7 +251,7 @@ def test_resumes_bitwise(gnomon, extra):
 
 
 def test_two_processes_match_one(tmp_path):
-    # A key-projection bias has no effect in the dot product, so its gradient is only rounding.
+    # With the dot product, a key-projection bias has no effect, so its gradient is only rounding.
     arguments = [
         *TRAIN, "--problem", "stack", "--lengths", "9", "--batch", 5, "--dropout", 0.2,
         "--position", "learned", "--random-positions", 30, "--similarity", "penumbral",
@@ -294,14 +294,15 @@ GENERATED = ["train", "--task", "generated"]
         (["--symbols", 3, "--problem", "parity"], "--symbols is 3: parity allows 2"),
         (["--lengths", "40,40"], "--lengths: 40 is given twice"),
         (["--lengths", "0"], "--lengths"),
-        (["--lengths", "4,600", "--problem", "recall"], "600 is too long for recall of 256 "
+        (["--lengths", "4,600", "--problem", "recall"], "600 is too long for recall with 256 "
                                                         "symbols"),
         (["--lengths", "40,1000000000000"], "not enough memory for --lengths 1000000000000"),
         (["--batch", 10**11], "not enough memory for --batch 100000000000 and --lengths 40"),
         (["--dim", 30], "dim is 30; expected a multiple of heads, 4"),
         (["--data", "x"], "--data"),
         (["--random-positions", 79, "--position", "sinusoidal"],
-         "--random-positions is 79; expected at least the longest training rows, 80 tokens"),
+         "--random-positions is 79; expected at least the longest row length in training, 80 "
+         "tokens"),
         (["--position", "learned:length=79"],
          "defined only up to length 79, but the longest rows have 80 tokens"),
     ],

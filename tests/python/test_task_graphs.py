@@ -161,21 +161,21 @@ def test_the_network_and_its_metrics_against_torch_geometric(folder, tmp_path):
 
 @pytest.mark.parametrize("dense", [False, True], ids=["words", "features"])
 def test_the_gradient_against_torch_geometric(folder, tmp_path, dense):
-    """The gradient of the loss and its penalty, with dropout of features and edges."""
+    """The gradient of the loss and its penalty, computed by the code for dropout."""
     data = load_file(folder / "graph.safetensors")
     stored = dict(data)
     if dense:
         del stored["graph.words"], stored["graph.words_lengths"]
         stored["graph.features"] = features_of(data).numpy()
     save_file(stored, tmp_path / "graph.safetensors")
-    # This dropout rate is so small that no weight is dropped.
+    # These dropout rates are so small that nothing is dropped.
     never = ["--dropout", 1e-12, "--attention-dropout", 1e-12]
     succeed(*TRAIN, "--out", "run", "--steps", 1, "--similarity", "additive", "--l2", 0.1,
             "--selection", "last", "--directed", "--clip", 1e9, *never, cwd=tmp_path)  # fmt: skip
     after = weights_of(tmp_path / "run" / FILE)
     moments = weights_of(tmp_path / "run" / FILE, "optimizer.exp_avg.")
     gradients = {name: moment / 0.1 for name, moment in moments.items()}
-    # The first Adam step follows the sign of the gradient.
+    # The first Adam step follows the sign of the gradient, so it can be undone.
     before = {
         name: (after[name] + 5e-3 * g / (g.abs() + 1e-8)).requires_grad_()
         for name, g in gradients.items()
@@ -232,7 +232,7 @@ def test_compare_of_every_similarity(folder, tmp_path):
     table = succeed("compare", *TRAIN[1:], "--steps", 2, "--seeds", 1, "--similarity",
                     similarities, "--out", tmp_path / "run", cwd=folder)  # fmt: skip
     assert "| accuracy at test | accuracy at valid |" in table
-    assert "2 steps of 9 nodes, using the weights with the best validation accuracy" in table
+    assert "2 steps of 9 nodes, evaluated with the weights of the best validation accuracy" in table
     record = json.loads((tmp_path / "run" / "results.json").read_text())
     assert len(record["runs"]) == len(names) + 2
     assert all(0 <= run["losses"][0]["accuracy"] <= 1 for run in record["runs"])
@@ -263,7 +263,7 @@ def test_compare_of_every_similarity(folder, tmp_path):
 )
 def test_wrong_data_are_one_line(tmp_path, change, part):
     data = sample()
-    # Some inputs fail before this point.
+    # If there are fewer labels, edges to the missing nodes would cause a different error.
     if len(change.get("graph.labels", range(NODES))) < NODES:
         data["graph.edges"] = data["graph.edges"] % 4
     for name, value in change.items():

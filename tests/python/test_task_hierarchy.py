@@ -82,7 +82,7 @@ def scores_of(similarity: str, weights: dict[str, np.ndarray]) -> torch.Tensor:
     factor = float(weights[f"model.similarity.{name}_start"]) * math.exp(5 * theta[0])
     if name == "beta":
         ball = geoopt.PoincareBall()
-        x = ball.expmap0(points / 2)  # its tangents are half of ours: the metric at 0 is 4
+        x = ball.expmap0(points / 2)  # geoopt's metric at 0 is 4, not 1
         return -factor * ball.dist(x[:, None], x[None])
     x = ball_exp(points)[None, None]
     return -factor * entailment(x, x, 0.1)[0, 0]
@@ -90,7 +90,7 @@ def scores_of(similarity: str, weights: dict[str, np.ndarray]) -> torch.Tensor:
 
 @pytest.mark.parametrize("similarity", ["dot", "entailment", "hyperbolic:model=ball"])
 def test_metrics_by_definition(folder, tmp_path, similarity):
-    """Compares with geoopt's distance, and with cones that contain descendants."""
+    """Compares with geoopt's distance, and with the formula of entailment cones."""
     arguments = ["train", "--task", "hierarchy", "--data", "parts.safetensors", *FEW]
     succeed(*arguments, "--steps", 61, "--dim", 3, "--similarity", similarity, "--out",
             tmp_path / "run", cwd=folder)  # fmt: skip
@@ -173,7 +173,7 @@ def test_the_loss_by_definition(tmp_path, corrupt):
     after = torch.from_numpy(tensors["model.points"])
     points = (after + 0.05 * gradient / (gradient.abs() + 1e-8)).requires_grad_()
     scores = points @ points.T / math.sqrt(2)
-    # About 4000 / 3 of the drawn nodes are the wrong node; the drawn correct nodes are excluded.
+    # About 4000 / 3 of the draws are the only wrong node; the other draws are excluded.
     share = torch.tensor(4000 / 3)
     ancestor = torch.logaddexp(scores[1, 0], scores[2, 0] + share.log()) - scores[1, 0]
     descendant = torch.logaddexp(scores[1, 0], scores[1, 2] + share.log()) - scores[1, 0]
@@ -282,7 +282,7 @@ def test_names_of_nodes(tmp_path):
     (tmp_path / "valid.csv").write_text("below,above\nhorse,animal\n")
     succeed("data", "tree.safetensors", *sources, cwd=tmp_path)
     line = refused(*TRAIN, "--out", "none", cwd=tmp_path)
-    assert "'valid.pairs_names' has 'horse', which is not a node of the training pairs" in line
+    assert "'valid.pairs_names' contains 'horse', which is not a node of the training pairs" in line
 
 
 @pytest.mark.skipif(not WORDNET.exists(), reason="needs ../shared/data/wordnet")

@@ -297,7 +297,7 @@ def test_every_similarity_and_position_that_there_is(folder):
         runs += [f"penumbral/{name}"]
         if "grid" in entry["tokens"]:
             runs += [f"umbral/{name}:shape=grid"]
-    runs = list(dict.fromkeys(runs))  # penumbral/none is in both
+    runs = list(dict.fromkeys(runs))  # penumbral/none occurs twice
     flags = [flag for run in runs for flag in ("--run", run)]
     record = compare(folder, "all", "--data", "grey", *flags, "--steps", 1, dim=32)
     assert len(record["runs"]) == len(runs)
@@ -344,7 +344,7 @@ def test_the_grid_is_filled_in_once_and_kept(folder):
         assert again["curve"] == before["curve"]
 
 
-# Unlike with the dot product, every key bias has a gradient.
+# With this similarity, unlike with the dot product, the bias of the key projection has a gradient.
 RANDOM = ["--similarity", "penumbral", "--position", "cape:shape=grid+learned", "--shift", 2,
           "--dropout", 0.2]  # fmt: skip
 
@@ -353,7 +353,7 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
     words = ["train", "--task", "images", "--data", "colour", "--steps", 150, *tiny(), *RANDOM]
     with Interrupted(words, folder, tmp_path, every=10, resume=["--threads", 1]) as run:
         pass
-    # The classes differ in brightness.
+    # The classes differ in brightness, which is easy to learn.
     assert evaluate(folder, run.whole)[0]["accuracy"] > 0.9
 
 
@@ -365,7 +365,7 @@ def test_two_processes_match_one(folder):
 
 
 def test_each_epoch_has_every_image_once(folder):
-    """If a batch is an entire epoch, gradients do not depend on its order."""
+    """If a batch is an entire epoch, gradients do not depend on the order of the images."""
     arrays = load_file(folder / "grey")
     turned = {
         name: np.ascontiguousarray(array[::-1]) if name.startswith("train.") else array
@@ -542,7 +542,7 @@ def test_adrenal_mnist_3d(tmp_path):
 
 @pytest.mark.parametrize("pool", ["class", "mean"])
 def test_pictures_show_where_the_model_looks(folder, pool):
-    """Red in addition to the image's grey is the attention map; the maximum is the brightest."""
+    """The attention map is drawn in red over the grey image, with its maximum the brightest."""
     record = compare(
         folder, f"pictures-{pool}", "--data", "grey", "--position", "none,rope:shape=grid",
         "--pool", pool, "--steps", 2, "--seeds", 2,

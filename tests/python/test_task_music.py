@@ -237,7 +237,7 @@ def test_generates_a_file_that_others_read(gnomon, pieces):
     assert midi.type == 0
     assert next(m for m in midi.tracks[0] if m.type == "set_tempo").tempo == 666667
     ticks = midi.ticks_per_beat // 2
-    # One additional event may start a step.
+    # The one generated event may start a new step.
     steps = int(said.split()[0])
     assert steps - len(held) in (0, 1)
     expected = notes_by_definition(held, ticks)

@@ -232,7 +232,7 @@ class Part:
         self.by_speaker = {s: [n for n, name in enumerate(names) if name == s] for s in order}
 
     def evaluated(self, count: int, utterances: int) -> list[list[int]]:
-        """Cycles through the speakers, shuffled; all utterances are used before any repeats."""
+        """Cycles through the speakers, and draws each one's utterances in shuffled rounds."""
         generator = torch.Generator().manual_seed(0)
         left: dict[bytes, list[int]] = {speaker: [] for speaker in self.by_speaker}
         sequences: list[list[int]] = []
@@ -266,7 +266,7 @@ def test_evaluation_is_that_of_others_with_the_same_weights(folder, model):
         assert at["sequences"] == len(sequences)
         loss, wrong, spoken = 0.0, 0, 0
         for sequence in sequences:
-            # Each sequence is computed separately; the program batches and pads them.
+            # The reference computes each sequence separately; the program batches and pads them.
             log_probs, labels = reference(part.sound(sequence)), part.said(sequence)
             loss += ctc(log_probs, labels)
             best = torch.unique_consecutive(log_probs.argmax(1)).tolist()
@@ -307,7 +307,7 @@ def comparison(folder) -> dict[str, Any]:
 
 
 def test_every_similarity_and_position(comparison):
-    """A position table ends at its last row; later positions are undefined."""
+    """A position with a table is undefined after the table's last row."""
     combinations = comparison["settings"]["combinations"]
     assert len(comparison["runs"]) == len(combinations) > 15
     for run, combination in zip(comparison["runs"], combinations, strict=True):
@@ -334,7 +334,7 @@ def test_positions_that_are_no_choice(folder, name):
 
 
 def test_loss_of_a_training_step(folder, comparison):
-    """The loss of the first step: a run's initial weights, and the sequences that it draws."""
+    """The loss of the first step, for the initial weights and the sequences that a run draws."""
     begun = train(folder, "begun", "--position", CONV, "--learning-rate", 0, "--steps", 1)
     reference = Reference(begun / FILE)
     part = Part(folder / "words.safetensors", "train")
@@ -439,13 +439,13 @@ WRONG = {
     ),
     "a row without sound": (
         {"valid.audio_lengths": "moved"},
-        "row 0 of the array 'valid.audio' has 0 samples, which is too few for its 1 labels: "
+        "row 0 of the array 'valid.audio' has 0 samples, which is too few for its 1 labels; "
         "expected 640",
     ),
     # A row needs a blank between equal labels, and one additional token for the next utterance.
     "many labels": (
         {"valid.labels": array([0, 1, 1, 0, 0, 2] * 12), "valid.labels_lengths": array([6] * 12)},
-        "too few for its 6 labels: expected 2880 for 9 tokens",
+        "too few for its 6 labels; expected 2880 for 9 tokens",
     ),
 }
 
@@ -473,7 +473,7 @@ def test_wrong_data_are_one_line_with_the_file_and_the_place(folder, tmp_path, n
 @pytest.mark.parametrize(
     ("words", "sizes", "part"),
     [
-        (["--utterances", "3,0"], {}, "--utterances has 0; expected integers from 1 to "),
+        (["--utterances", "3,0"], {}, "--utterances contains 0; expected integers from 1 to "),
         (["--utterances", "3,3"], {}, "--utterances: 3 is given twice"),
         (
             [],
@@ -504,7 +504,7 @@ def test_other_data_of_a_model(folder, model, tmp_path):
     save_file(valid, tmp_path / "valid.safetensors")
     expected = evaluate(folder, model)
     assert evaluate(folder, model, "--data", tmp_path / "valid.safetensors") == expected
-    # Labels of equal length are rows, and speakers may be numbers.
+    # Labels of equal length may be rows of a matrix, and speakers may be numbers.
     numbers = {b"ann": 0, b"bob": 1}
     speakers = Part(folder / "words.safetensors", "valid").speaker_of
     valid["valid.labels"] = valid["valid.labels"].reshape(-1, 1)
@@ -512,7 +512,7 @@ def test_other_data_of_a_model(folder, model, tmp_path):
     del valid["valid.speakers_lengths"]
     save_file(valid, tmp_path / "valid.safetensors")
     assert evaluate(folder, model, "--data", tmp_path / "valid.safetensors") == expected
-    # Speakers do not matter if each of the twelve is evaluated once, separately.
+    # Speakers do not matter if each of the twelve utterances is evaluated once, separately.
     del valid["valid.speakers"]
     save_file(valid, tmp_path / "valid.safetensors")
     words = ["--utterances", 1, "--evaluation-utterances", 12]
@@ -543,8 +543,8 @@ def test_names_of_sounds_become_arrays(folder, tmp_path, capsys):
     refusals = {
         "": "c.wav has 16000 samples per second, but a.wav has 8000 samples per second; expected "
         "files of one kind",
-        ":[ab].mp3": ".png, .wav whose name fully matches '[ab].mp3'",
-        ":(": "'(' is not a regular expression",
+        ":[ab].mp3": ".png, .wav file whose name fully matches '[ab].mp3'",
+        ":(": "'(' is not a valid regular expression",
         ":(?P<audio>a).wav": "has a group with the same name as the array train.audio",
     }
     for pattern, part in refusals.items():

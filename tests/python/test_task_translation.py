@@ -42,7 +42,7 @@ def succeed(*arguments: object, cwd: pathlib.Path, draws: bool = False) -> str:
 
 
 def sentences(count: int, seed: int) -> tuple[list[str], list[str]]:
-    """The source has names of digits, the target the digits. Some have two names; signs follow."""
+    """Sources contain names of digits; targets contain digits, some as "no1", and punctuation."""
     generator = random.Random(seed)
     names = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
     source, target = [], []
@@ -143,7 +143,7 @@ def bleu_cases() -> list[dict]:
     for _ in range(300):
         references = [line(generator.choice([0, 3, 12])) for _ in range(generator.randint(1, 3))]
         hypotheses = [
-            # A hypothesis consists of unrelated words, or of most of the reference.
+            # A hypothesis is either unrelated to the reference or contains most of it.
             line(8)
             if generator.random() < 0.3
             else "".join(c for c in reference if generator.random() > 0.07)
@@ -263,7 +263,7 @@ def pegasus(file: pathlib.Path):
 
 
 def length_penalty(tokens: int, alpha: float) -> float:
-    """The score of Wu et al. 2016, equation 14."""
+    """The length penalty of Wu et al. 2016, equation 14."""
     return (5 + tokens) ** alpha / (5 + 1) ** alpha
 
 
@@ -353,7 +353,7 @@ def test_the_first_interrupt_ends_a_wait_for_sentences(folder, model):
     try:
         wait = pathlib.Path(f"/proc/{process.pid}/wchan")
         deadline = time.monotonic() + 60
-        # The command has read the model and waits for standard input.
+        # Wait until the command has read the model and is waiting for standard input.
         while "pipe" not in (told := wait.read_text()):
             if told == "0" and process.poll() is None and os.geteuid() != 0:
                 pytest.skip("the kernel does not report why a process is waiting")
@@ -382,8 +382,8 @@ def test_wrong_sentences_are_one_line(folder, model, tmp_path):
     (tmp_path / "long").write_text("eins\n" + "eins " * 8 + "\n")
     message = refused("generate", "--model", short, "--source", tmp_path / "long", cwd=folder)
     assert (
-        "--source: line 2 has 9 tokens including its end, but the model's position ends at 8"
-        in (message)
+        "--source: line 2 has 9 tokens including its end token, but the position is defined only "
+        "up to length 8" in message
     )
 
 
@@ -397,7 +397,7 @@ def test_a_beam_finds_other_translations_than_a_greedy_search(folder, model):
 
 
 class Reference(torch.nn.Module):
-    """The model on gnomon's Python modules, without a cache."""
+    """The model built from gnomon's Python modules, without a cache."""
 
     def __init__(self, options: dict, cross_position: str) -> None:
         super().__init__()
@@ -466,7 +466,7 @@ class Reference(torch.nn.Module):
 
 
 def acting(position: str) -> str:
-    """The components that act in attention."""
+    """The components of a position that act inside attention."""
     added = ("sinusoidal", "learned", "conv", "cape")
     parts = [part for part in position.split("+") if part.split(":")[0] not in added]
     return "+".join(parts) or "none"
@@ -550,11 +550,11 @@ def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
 
 
 def test_two_processes_match_one(folder, tmp_path):
-    """Of five pairs, one process has two and the other has three. Random draws match a single
-    process.
+    """Of five pairs, one process has two and the other has three. Random draws match those of a
+    single process.
 
-    Keys are rotated, because without a position their bias does not affect the weights, and its
-    gradient is noise.
+    All attention rotates keys: otherwise, the key-projection bias would not affect the weights, and
+    its gradient would be noise.
     """
     arguments = [*TRAIN, "--data", folder / "data", "--source-language", "de", "--steps", 5,
                  "--batch", 5, "--position", "rope+cape+conv:kernel=3:groups=2", "--dropout", 0.3,
@@ -588,7 +588,7 @@ def test_compare_resumes_with_the_parts_that_it_began_with(folder, tmp_path):
 
 
 def test_the_catalogue_goes_in_by_name(folder, tmp_path):
-    """Options for causal models, and grids, are rejected by name."""
+    """Positions that require causal attention or a grid are rejected by name."""
     catalogue = json.loads(succeed("list", "--json", cwd=folder))
     refused_ones = {"transformer_xl", "grid_bias", "relative2d"}
     arguments = [*COMPARE, "--data", folder / "data", "--source-language", "de", "--steps", 1,
@@ -732,7 +732,7 @@ def test_wrong_data_are_one_line(tmp_path, spoil, part):
         (["--source-language", "tgt", "--target-language", "tgt"], "are both 'tgt'"),
         (
             ["--source-language", "fr", "--target-language", "it"],
-            "contains no split in 'fr' and 'it'",
+            "contains no split for the languages 'fr' and 'it'",
         ),
         (["--beam", 0], "--beam is 0"),
         (["--label-smoothing", 1], "--label-smoothing is 1"),
@@ -774,7 +774,7 @@ def test_multi30k(tmp_path):
 
 
 def test_scan(tmp_path):
-    """Runs the commands of docs/tasks.md."""
+    """Runs the commands from docs/tasks.md."""
     if not (DATA / "scan").exists():
         pytest.skip("no ../shared/data/scan")
     for part, name in [("train", "tasks_train_length.txt"), ("test", "tasks_test_length.txt")]:

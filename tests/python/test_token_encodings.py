@@ -26,7 +26,7 @@ from gnomon.nn import (
 
 
 def convolution(module, x, kernel, groups, first):
-    """GELU of the sum over the kernel, token by token; kernel element s is at t + first + s."""
+    """GELU of the sum over the kernel, token by token; element s reads token t + first + s."""
     direction = module.weight_v
     weight = direction * module.weight_g / direction.square().sum((0, 1), keepdim=True).sqrt()
     batch, length, dim = x.shape
@@ -285,7 +285,7 @@ def draw(batch, length, **arguments):
 
 
 def assert_uniform(sample, low, high):
-    """Checks the bounds, and the quantiles of the uniform distribution."""
+    """Checks that a sample has the bounds and the quantiles of a uniform distribution."""
     assert low <= sample.min()
     assert sample.max() <= high
     quantiles = torch.linspace(0.1, 0.9, 9, dtype=sample.dtype)
@@ -448,7 +448,7 @@ def test_without_positions_only_the_mask_gives_order():
     second = MultiheadAttention(16, 2, position="none").double()
     x = torch.randn(1, 9, 16, dtype=torch.float64)
     order = torch.tensor([3, 1, 4, 0, 5, 2, 7, 6, 8])
-    # Compare input and output as sets.
+    # Without a mask, permuting the tokens permutes the output.
     torch.testing.assert_close(first(x[:, order]), first(x)[:, order])
     # With a causal mask, the last token depends on the order of the others only if there are at
     # least two layers.
@@ -497,7 +497,7 @@ def test_without_positions_only_the_mask_gives_order():
         (lambda: CAPE(8, prefix=1), "cape:prefix=1 needs a shape"),
         (
             lambda: CAPE(8, shape=(2, 3))(torch.zeros(1, 7, 8)),
-            "cape: tokens range from 0 to 6, but the grid 2x3 has 6",
+            "cape: token indices range from 0 to 6, but the grid 2x3 has 6",
         ),
         (
             lambda: CAPE(8, normalize=True)(torch.zeros(1, 7, 8), 2),
@@ -561,7 +561,7 @@ def test_wrong_types(call, message):
 
 
 def test_golden_convolution():
-    """Uses the same module, weights and numbers as tests/torch/nn_test.cc: both languages agree."""
+    """Uses the module, weights and expected numbers of tests/torch/nn_test.cc."""
     module = Convolutional(4, 3, 2).double()
     with torch.no_grad():
         for n, p in enumerate(module.parameters()):

@@ -54,8 +54,8 @@ from gnomon.integrations.transformers import (  # noqa: E402
 )
 from gnomon.integrations.transformers._masks import read_array  # noqa: E402
 
-# The tests copy models with their buffers, and load models. test_devices.py tests models that it
-# creates on the device.
+# The tests copy models with their buffers, and load models, which requires a real device.
+# test_devices.py tests models that are created on a device.
 pytestmark = pytest.mark.real_device
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
@@ -149,7 +149,7 @@ ARRAYS = {
     "swinv2": lambda: transformers.Swinv2Model(transformers.Swinv2Config(**SWIN_SIZES)),
 }
 SWIN_SIZES = {
-    # Windows fit into 20 x 20 patches, but not into the 10 x 10 of the second stage.
+    # Windows of 4 x 4 divide the 20 x 20 patches, but not the 10 x 10 of the second stage.
     "image_size": 40,
     "patch_size": 2,
     "embed_dim": 16,
@@ -180,7 +180,7 @@ def eager(family):
     model = (FAMILIES | ARRAYS)[family]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            # Bias tables start at zero.
+            # Bias tables start at zero, where they would have no effect.
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.set_attn_implementation("eager")
     return model
@@ -206,7 +206,7 @@ def padded(padding, batch=3, length=13):
 
 
 def inputs_of(family, padding="none", length=13):
-    """The arguments of a model, and the rows of its output that are meaningful."""
+    """The arguments of a model, and the rows of its output that can be compared."""
     torch.manual_seed(1)
     if family in IMAGES:
         return {"pixel_values": torch.randn(2, 3, 40, 40)}, ...
@@ -299,7 +299,7 @@ PACKED = ["llama", "mistral", "gpt2", "bert"]
 
 
 def packed_as_arrays(causal, window=None):
-    """The mask of sequences with these lengths that are packed into one row."""
+    """The mask for sequences of the lengths LENGTHS that are packed into one row."""
     document = torch.arange(3).repeat_interleave(torch.tensor(LENGTHS))
     seen = document[:, None] == document
     behind = torch.arange(13)[:, None] - torch.arange(13)
@@ -346,7 +346,7 @@ def test_unread_packed_sequences_are_rejected():
     ends = torch.tensor([0, 4, 6, 12])
     packed = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "use_cache": False}
     torch.testing.assert_close(compiled(ids, **packed).logits, ours(ids, **packed).logits)
-    # The layers of these models do not receive them.
+    # These models do not pass cu_seq_lens to their layers.
     for deaf in (both("bloom")[1], small(HANDWRITTEN["falcon"]())[1]):
         with pytest.raises(NotImplementedError, match="CausalLM does not pass cu_seq"):
             call(deaf, [0, 6, 12])
@@ -532,7 +532,7 @@ def test_without_a_mask_the_flag_of_the_call_counts():
             found.append(attend(module, q, k, v, None)[0])
         for o in found:
             torch.testing.assert_close(o.transpose(1, 2), expected, atol=1e-5, rtol=1e-5)
-    # A single query is the last token.
+    # A single causal query is the last token.
     last = attend(module, q[:, :, -1:], k, v, None, is_causal=True)[0]
     expected = torch.nn.functional.scaled_dot_product_attention(q[:, :, -1:], k, v)
     torch.testing.assert_close(last.transpose(1, 2), expected, atol=1e-5, rtol=1e-5)
@@ -724,7 +724,7 @@ def test_disentangled_attention_as_an_array_is_the_same(options, similarity, mon
 
 @pytest.mark.parametrize("named", [True, False])
 def test_distances_of_the_caller_are_not_lost(named):
-    """DeBERTa's names of inputs must be recognised; otherwise these inputs would be dropped."""
+    """The names of DeBERTa's inputs must be recognised, or these inputs would be dropped."""
     config = transformers.DebertaV2Config(
         **SIZES, **NO_HIDDEN_DROPOUT, relative_attention=True, pos_att_type=["c2p", "p2c"]
     )
@@ -901,7 +901,7 @@ def test_masks_that_are_no_bands():
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "bloom", "bert", "t5", "vit"])
 def test_a_graph_is_not_broken(family, padding):
-    """Tests all models except BLOOM, which is broken in transformers itself."""
+    """Each model compiles to a single graph, except BLOOM, whose graph transformers breaks."""
     _, ours = both(family)
     inputs, rows = inputs_of(family, padding)
     if family in ("llama", "mistral", "bloom"):
@@ -926,7 +926,7 @@ def attend_with(module=None, length=5, **arguments):
 
 
 def test_sinks_of_each_row():
-    """Inkling 2 computes these biases from the tokens."""
+    """Inkling 2 computes its sinks from the tokens."""
     sinks = torch.randn(2, 4, 5, 1)
     q, k, v, o = attend_with(sinks=sinks)
     scores = torch.cat([q @ k.mT / 8**0.5, sinks], -1)
@@ -1039,7 +1039,7 @@ def test_rows_of_an_array_that_hide_all_keys():
 
 
 class HandwrittenAttention(torch.nn.Module):
-    """Some models use such products and weights outside attention."""
+    """Handwritten attention in several forms."""
 
     def forward(self, q, k, v, way):
         if way == "function":
@@ -1502,7 +1502,7 @@ def test_another_similarity_beside_disentangled_positions(kinds, shares):
     scale_factor = 1 + len(kinds)
     bias = part.disentangled_attention_bias(q, k, None, embeddings, scale_factor)
     if len(kinds) < 2:
-        # A layer without these terms scales its keys first.
+        # A layer without position-to-content scores scales its keys first.
         k = k / (8 * scale_factor) ** 0.5
     gamma = learned.gamma_start * (5 * learned.gamma_theta).exp()
     scores = (bias - torch.cdist(q, k) * gamma.repeat(2)[:, None, None]).view(2, 4, 13, 13)
@@ -1604,7 +1604,7 @@ def rotates_no_height(model, ids, height=-1):
 
 
 ROTATING = {
-    # The pairs are adjacent.
+    # The columns of a pair are adjacent.
     "cohere": lambda: transformers.CohereConfig(**SIZES, pad_token_id=0),
     "glm": lambda: transformers.GlmConfig(
         **SIZES,
@@ -1641,7 +1641,7 @@ ROTATING = {
     # the model).
     "gptj": lambda: transformers.GPTJConfig(**SIZES, **TOKENS, rotary_dim=8),
     "codegen": lambda: transformers.CodeGenConfig(**SIZES, **TOKENS, rotary_dim=8),
-    # The tables have one number per pair.
+    # The tables of cosines and sines have one number per pair.
     "gpt_oss": lambda: transformers.GptOssConfig(
         **SIZES,
         intermediate_size=48,
@@ -1775,7 +1775,7 @@ def test_a_graph_of_cones_where_positions_are_terms(family, similarity):
 
 
 class TurningAttention(torch.nn.Module):
-    """Tests the rotation of GPT-J before transformers 5.24."""
+    """Rotates tokens itself, like GPT-J before transformers 5.24."""
 
     def forward(self, q, k):
         return apply_rotary_pos_emb(q), apply_rotary_pos_emb(k)  # noqa: F821

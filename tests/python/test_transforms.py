@@ -178,7 +178,7 @@ def looped(function, inputs, dims=0):
 
 
 def loss_of(function):
-    """A non-symmetric scalar of the function's result."""
+    """The sum of the function's results with unequal weights."""
 
     def loss(*inputs):
         results = function(*inputs)
@@ -201,7 +201,7 @@ def autograd_of(function, inputs):
 def test_vmap_is_a_loop(name):
     function, inputs = arguments(name)
     torch.testing.assert_close(vmap(function)(*inputs), looped(function, inputs))
-    # Only the queries have samples, on a different axis.
+    # Map over the queries only, along a different axis.
     dims = [2, *[None] * (len(inputs) - 1)]
     some = [inputs[0].movedim(0, 2), *(x[0] for x in inputs[1:])]
     torch.testing.assert_close(vmap(function, tuple(dims))(*some), looped(function, some, dims))
@@ -222,10 +222,10 @@ def test_grad_and_gradients_of_each_sample(name):
         vmap(grad(loss_of(function), every), dims)(*some),
         looped(lambda *x: autograd_of(function, x), some, dims),
     )
-    # This is the gradient of a mapped function.
+    # Differentiating the mapped function sums the gradients of inputs that samples share.
     ours = grad(lambda *x: vmap(loss_of(function), dims)(*x).sum(), every)(*some)
     each = looped(lambda *x: autograd_of(function, x), some, dims)
-    # Gradients are recorded by the transform, or below it.
+    # Gradients may be recorded by torch.func.grad or by autograd, beneath the mapping.
     leaves = [x.clone().requires_grad_() for x in some]
     beneath = torch.autograd.grad(vmap(loss_of(function), dims)(*leaves).sum(), leaves)
     for got, lower, want, dim in zip(ours, beneath, each, dims, strict=True):
@@ -235,7 +235,7 @@ def test_grad_and_gradients_of_each_sample(name):
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_no_sample(name):
-    """The shapes and dtypes of an empty set of samples."""
+    """Mapping over zero samples gives results of the right shapes and dtypes."""
     function, inputs = arguments(name)
     empty = [x[:0] for x in inputs]
 
@@ -250,7 +250,7 @@ def test_no_sample(name):
     assert shapes(vmap(function)(*empty)) == none_of(vmap(function)(*inputs))
     each = vmap(grad(loss_of(function), tuple(range(len(inputs)))))
     assert shapes(each(*empty)) == none_of(each(*inputs))
-    # Only the queries have samples; there are no outer samples.
+    # Map twice over the queries only, with zero outer or zero inner samples.
     first = [x[0] for x in inputs[1:]]
     twice = vmap(vmap(lambda q: function(q, *first)))(empty[0][:, None])
     assert shapes(twice) == [
@@ -470,10 +470,10 @@ def test_copies_of_modules(similarity, position, way):
     twin = COPIES[way](module)
     assert torch.equal(twin(x, causal=True), expected)
     assert repr(twin) == repr(module)
-    # Set options to non-default values.
+    # The printed form contains only options with non-default values.
     for name, value, default in (("similarity", similarity, "dot"), ("position", position, "none")):
         assert (f"{name}='{value}'" in repr(module)) == (value != default)
-    # The copies share nothing.
+    # The copies share no memory.
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.zero_()

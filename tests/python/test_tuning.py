@@ -99,7 +99,7 @@ def run_trials(record: dict[str, Any], folder: pathlib.Path, loss) -> list[dict[
 
 
 def bowl(combination: int, values: dict[str, float], steps: int) -> float:
-    """A loss whose best learning rate is 0.003 or 0.03, and whose best batch is 24."""
+    """A loss whose best rate is 0.003 or 0.03, by combination, and whose best batch is 24."""
     rate = math.log10(values["rate"] / (0.003, 0.03)[combination])
     return rate**2 + ((values.get("batch", 24) - 24) / 16) ** 2 + 10 / steps
 
@@ -118,7 +118,7 @@ def test_a_search_finds_the_best_of_a_quadratic(tmp_path):
             3 * [25, 25, 50, 100]
         )
         assert isinstance(values["batch"], int)
-        # The result is better than nine of ten points drawn from the ranges.
+        # The result is better than 90% of random points from the ranges.
         draw = np.random.default_rng(0)
         random = [
             bowl(combination, {"rate": 10 ** draw.uniform(-5, 0), "batch": draw.integers(4, 65)},
@@ -315,7 +315,7 @@ def test_runs_end_when_they_are_flat(folder, tmp_path):
         assert not improved[-1]
         assert all(improved[:-1])
     assert [row["not_converged"] for row in record["summary"]] == [0, 0]
-    assert "All runs became flat" in (tmp_path / "flat/report.html").read_text()
+    assert "All runs converged" in (tmp_path / "flat/report.html").read_text()
 
     # With a margin of 0, no run becomes flat, because the best value never becomes worse.
     succeed(*words, "--flat-margin", 0, "--out", tmp_path / "budget", cwd=folder)

@@ -12,7 +12,7 @@ from torch.nested import nested_tensor_from_jagged
 import gnomon
 from gnomon import _varlen, position
 
-# There are an empty sequence, a single token, several consecutive equal lengths, and queries
+# The sequences include an empty one, a single token, consecutive ones of equal length, and queries
 # without keys.
 QUERIES = [5, 0, 1, 4, 4, 2, 7, 3]
 KEYS = [5, 0, 1, 6, 6, 2, 9, 0]
@@ -168,7 +168,7 @@ OF_TOKENS = {
     "absolute keys": (
         (max(QUERIES), 8), position.AbsoluteKeys, lambda x, n: x[: QUERIES[n]],
     ),
-    # Entry n - 1 is offset 0.
+    # The middle entry belongs to offset 0.
     "offset bias": (
         (H, 2 * max(QUERIES) - 1),
         position.OffsetBias,
@@ -228,7 +228,7 @@ def test_dropout_is_of_all_tokens_and_repeats():
 
     assert torch.equal(dropped(1), dropped(1))
     assert not torch.equal(dropped(1), dropped(2))
-    # Sequences of the same tokens with separate masks.
+    # Two sequences of the same tokens have different dropout masks.
     twice = gnomon.varlen_attention(
         *(x[:5].repeat(2, 1, 1) for x in (q, k, v)), [0, 5, 10], dropout=0.5, seed=1
     )

@@ -214,7 +214,7 @@ def test_compiled(similarity):
 
 @pytest.mark.parametrize("similarity", ["umbral:r=0.7", "entailment:K=0.3"])
 def test_the_start_of_gamma_is_found_within_transforms_and_graphs(similarity):
-    # Each call needs an initial value that no earlier call has computed.
+    # Use sizes and options for which no earlier call has computed the initial gamma.
     q, k, v = tokens(dim=5 if "umbral" in similarity else 7)
 
     def attend(q):
@@ -445,7 +445,7 @@ def test_numbers_of_terms_enter_a_module():
     assert not list(module.named_buffers())
 
 
-# This term is a table by position, which only modules accept.
+# As a specification, offset_bias needs a table, so only modules accept it.
 
 
 def test_the_offset_bias_of_a_module():
@@ -612,7 +612,7 @@ MISTAKES = {
             torch.ones(1, 2, 8)
         ),
         ValueError,
-        r"OffsetBias, indexed by position, has shape \[2, 4\]; expected \(H, 2 n - 1\)",
+        r"position-indexed table of OffsetBias has shape \[2, 4\]; expected \(H, 2 n - 1\)",
     ),
     "rope of linear attention": (
         lambda: gnomon.linear_attention(*tokens(), rope="alibi"),

@@ -58,7 +58,7 @@ def site(library, tmp_path_factory):
 
 
 def run(site, *arguments):
-    """The output of Python if only this folder and this tree contain gnomon."""
+    """The output of Python with `site` as its working directory and on its path."""
     environment = {**os.environ, "PYTHONPATH": str(site)}
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(
@@ -224,7 +224,7 @@ print(subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 @pytest.fixture
 def other(site, tmp_path):
-    """The folder as a wheel for a different PyTorch release, with its own kernel library."""
+    """A copy of `site` as if built for a different PyTorch release, with a kernel library."""
     other = tmp_path / "other"
     shutil.copytree(site, other, ignore=shutil.ignore_patterns("torch-*"))
     settings = other / "gnomon/_build.py"
@@ -235,7 +235,7 @@ def other(site, tmp_path):
 
 
 def fails(site, *arguments, **environment):
-    """The last line of the error output of Python, which must fail."""
+    """The lines of Python's error output; the command must fail."""
     paths = {"PYTHONPATH": str(site), **environment}
     command = [sys.executable, *arguments]
     done = subprocess.run(
@@ -269,7 +269,7 @@ def test_a_library_that_does_not_load_says_what_to_do(other):
 
 @pytest.fixture
 def sources(site, tmp_path, monkeypatch):
-    """Runs gnomon.build in this process, with the sources of the wheel."""
+    """Makes gnomon.build use the sources of the wheel when it is called in this process."""
     monkeypatch.setattr(_release, "SOURCES", site / "gnomon/source")
     monkeypatch.setattr(_release, "built_folder", lambda: tmp_path / "cache/torch/key")
     return tmp_path

@@ -27,8 +27,8 @@ from gnomon.integrations.transformers import use_gnomon
 
 # Limits relative to the largest value of an output or gradient.
 OUTPUT_ERROR, GRADIENT_ERROR = 1e-4, 1e-3
-#: Both round to bfloat16, but at different points, and a router may therefore select a different
-#: expert. The limit thus applies to nine tenths of the values.
+#: Both models round to bfloat16, but at different points, so a router may select a different
+#: expert. Therefore, the limit applies to only nine tenths of the values.
 AUTOCAST_ERROR, AUTOCAST_SHARE = 0.1, 0.9
 PADDINGS = ("none", "left", "right")
 
@@ -79,7 +79,7 @@ class _Counter(TorchDispatchMode):
             self.softmaxes += self._depth > 0
             self.elsewhere += self._depth == 0 and args[0].dim() > 3
         elif re.match(r"aten\._(scaled_dot_product_\w*attention|native_multi_head)", name):
-            # torch.nn.MultiheadAttention, for every requested implementation.
+            # torch.nn.MultiheadAttention calls these for every requested implementation.
             self.softmaxes += 1
         return function(*args, **(kwargs or {}))
 
@@ -147,7 +147,7 @@ def _compare(model_type: str) -> Outcome:
             try:
                 outcome[f"{name}_error"] = check(theirs, ours)
             except _DiffersError as error:
-                # Eager attention adds a Boolean mask to its scores (Grounding DINO).
+                # Eager attention may add a Boolean mask to its scores as 0 or 1 (Grounding DINO).
                 outcome[f"{name}_error"] = _check_as_sdpa(check, theirs, ours, error)
                 outcome["as_sdpa"] = True
     except NotImplementedError as error:
@@ -207,8 +207,8 @@ def _has_interface(model: PreTrainedModel) -> bool:
 def _checks_of(
     model: PreTrainedModel, inputs: dict[str, Any]
 ) -> tuple[list[tuple[str, Any]], bool]:
-    """Names and functions of (theirs, ours), and whether outputs depend on the content of
-    padding."""
+    """The checks by name, as functions of (theirs, ours), and whether outputs depend on the content
+    of padding."""
     checks: list[tuple[str, Any]] = []
     parameters = inspect.signature(model.forward).parameters
     # With several codebooks, tokens have more rows than a mask.
@@ -264,8 +264,8 @@ def _call(model: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None) -
     leaves = floats_of(model(**inputs))
     if rows is None:
         return leaves
-    # In rows without padding, the eager implementation shows all keys to all tokens. Tokens that
-    # the model adds may come before or after the others.
+    # Leave out rows of padding, to which the eager implementation shows all keys. Tokens that the
+    # model adds may come before or after the others.
     ends = rows.new_ones(len(rows), 1)
     by_length = {
         rows.shape[1]: rows,
@@ -387,7 +387,7 @@ class _SmoothRelu(TorchFunctionMode):
 def _agree_without_kinks(
     theirs: PreTrainedModel, ours: PreTrainedModel, inputs: dict[str, Any], rows: Tensor | None
 ) -> bool:
-    """Whether gradients agree with softplus instead of ReLU, where rounding cannot change
+    """Whether gradients agree if softplus replaces ReLU, so that rounding cannot change
     branches."""
     try:
         with _SmoothRelu():
@@ -406,10 +406,10 @@ def _is_rounding(
     found: _Results,
     expected: _Results,
 ) -> bool:
-    """Whether both agree in float64, and their float32 errors are similar.
+    """Whether both agree in float64, and whether their float32 errors are similar.
 
     Some models amplify rounding errors: they select by a value, or divide by a near-zero value. If
-    the error of eager attention itself is a tenth, it cannot be a reference.
+    eager attention itself has an error above 0.1, it cannot be a reference.
     """
     given = {name: _doubled(value) for name, value in inputs.items()}
     try:
@@ -492,7 +492,7 @@ def _autocast(
         )
         if off > 2 * their_off:
             raise
-    # The eager model also does not agree with itself without autocast.
+    # Under autocast, the eager model does not agree with its own float32 results, either.
     return off
 
 

@@ -3,9 +3,9 @@
 
     .venv/bin/python tests/sweep/sweep.py tests/sweep/outcomes.jsonl --table docs/transformers.md
 
-Outcomes are for the interpreter's release of transformers. A different environment appends its
-outcomes to the same file. The page counts each release, and its lists show the newest outcome of
-each type.
+Outcomes apply to the release of transformers that the interpreter imports. A different environment
+appends its outcomes to the same file. The page counts the outcomes for each release, and its lists
+show the newest outcome of each type.
 
 Each type runs in a separate process with a time limit, so that a crash or hang affects only that
 type. The limit is CPU time, which does not depend on the load of the machine. A process that only
@@ -118,7 +118,7 @@ class _Job:
 
 
 def read(path: Path, release: str | None = None) -> dict[str, dict[str, Any]]:
-    """The outcomes of a file by type: the last one of the newest release, or of one release."""
+    """The last outcome of each type in a file, for `release` or for the type's newest release."""
     outcomes: dict[str, dict[str, Any]] = {}
     for outcome in _lines(path):
         before = outcomes.get(outcome["type"])
@@ -211,7 +211,7 @@ def _code() -> str:
 
 
 def hash_of_code(sources: list[str]) -> str:
-    """The hash of Python sources without comments, docstrings, formatting and texts of messages."""
+    """The hash of Python sources without comments, docstrings, formatting and message texts."""
     text = "\n".join(repr(_structure(ast.parse(source))) for source in sources)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -275,8 +275,8 @@ def to_markdown(
 ) -> str:
     """The documentation page.
 
-    outcomes: the newest of each type. count: the number of model types of the newest release.
-    releases: the outcomes by release, as `read_releases` returns them.
+    outcomes: the newest outcome of each type. count: the number of model types in the newest
+    release. releases: the outcomes by release, as `read_releases` returns them.
     """
     by_class = defaultdict(list)
     for outcome in outcomes.values():

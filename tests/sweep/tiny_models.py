@@ -1,7 +1,7 @@
 """Tiny models with random weights for every model type of transformers, and their inputs.
 
 Configurations are shrunk by field name, because transformers has no list of small configurations.
-If the model then fails to run, fewer fields are shrunk. The remaining types are not buildable.
+If the model then fails to run, fewer fields are shrunk. Types that still fail are not buildable.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 #: Range of generated token ids; lower ids are special tokens.
 FIRST_ID, VOCABULARY = 40, 99
 BATCH, LENGTH = 2, 13
-#: The maximum size of a tiny model.
+#: The maximum number of parameters of a tiny model.
 MOST_PARAMETERS = 80_000_000
 #: CPU time for trying changes other than those by field name.
 PATIENCE_S = 20
 
-# Tasks of a type; the first class that runs is used.
+# The tasks that a type may have, in order; the first class that runs is used.
 _MAPPINGS = (
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
     "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
@@ -69,7 +69,7 @@ def build(model_type: str) -> tuple[PreTrainedModel, dict[str, Any]]:
     """
     end = time.process_time() + PATIENCE_S
     attempts: list[_Attempt] = []
-    # A class other than the most likely one, which may be a part of the model.
+    # The attempt with a class other than the most likely one, which may be a part of the model.
     part: _Attempt | None = None
     reasons: list[str] = []
     for shrink in (_tiny, _narrow, _short):
@@ -99,8 +99,8 @@ def build(model_type: str) -> tuple[PreTrainedModel, dict[str, Any]]:
             attempts.append(attempt)
     if not attempts and part is None:
         raise NotBuildableError([*reasons, "no inputs"][0])
-    # The most likely class and the most advanced one; within a class, the smaller model comes
-    # first.
+    # Try the most likely class and the class that got furthest; within a class, the smaller model
+    # comes first.
     farthest = max(attempts, key=lambda attempt: attempt.reached)
     first = max(
         (attempt for attempt in attempts if attempt.model_class is attempts[0].model_class),
@@ -136,13 +136,13 @@ def _in_short(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(lines)[:160] if lines else ''}"
 
 
-# Attempts. If names of fields and arguments are not sufficient, errors guide the search. It keeps
-# the change with which the most modules are constructed, or run, before the next error.
+# Attempts. If names of fields and arguments are not sufficient, errors guide the search. Each step
+# keeps the change with which the most modules are constructed, or run, before the next error.
 
 
 @dataclasses.dataclass(frozen=True)
 class _Changes:
-    """Changes of a shrunk configuration, by field name at any depth."""
+    """Changes to a shrunk configuration, by field name at any depth."""
 
     kept: frozenset[str] = frozenset()
     given: tuple[tuple[str, Any], ...] = ()
@@ -166,7 +166,8 @@ class _Attempt:
         self.model: PreTrainedModel | None = None
         self.inputs: dict[str, Any] = {}
         self.error: Exception | None = None
-        #: Constructed modules, modules that returned, and the line of the model's forward.
+        #: The numbers of modules that were constructed and that returned, and the last line reached
+        #: in the model's forward.
         self.reached = (0, 0, 0)
         made = 0
 
@@ -216,7 +217,7 @@ class _Attempt:
         return True
 
     def _line_of(self, error: Exception | None) -> int:
-        """The line in the innermost forward of the model or its submodels."""
+        """The line that failed in the innermost forward of the model or its submodels."""
         line = 0
         trace = None if error is None else error.__traceback__
         while trace is not None:
@@ -320,7 +321,7 @@ def _inputs_to_try(attempt: _Attempt) -> Iterator[dict[str, Any]]:
     for name, values in candidates.items():
         for value in values if name in inputs else ():
             yield inputs | {name: value}
-    # Sizes named by the error, by layers in its traceback, or by the configuration.
+    # Try sizes from the error message, from layers in its traceback, and from the configuration.
     numbers = [int(n) for n in re.findall(r"\d+", str(error))]
     for _, local in _lines_of(error):
         for value in vars(local.get("self", object)).values() if "self" in local else ():
@@ -383,7 +384,7 @@ def _guesses(
 
 
 def _changes_to_try(attempt: _Attempt) -> Iterator[_Changes]:
-    """Changes of a configuration to try: original field values, and missing fields."""
+    """Changes to a configuration to try: original field values, and missing fields."""
     changes, error = attempt.changes, attempt.error
     assert error is not None
     lines = _lines_of(error)
@@ -435,7 +436,7 @@ def _changes_to_try(attempt: _Attempt) -> Iterator[_Changes]:
             yield dataclasses.replace(changes, kept=changes.kept | alike)
 
 
-#: Default values of fields that models read and configurations lack.
+#: Default values of fields that models read but configurations lack.
 _USUAL = {
     "rope_theta": 1e4,
     "vocab_size": VOCABULARY,
@@ -480,7 +481,7 @@ def _classes_of(model_type: str, config_class: type) -> Iterator[type[PreTrained
             if found is not None and name not in seen and _has_forward(found):
                 seen.add(name)
                 yield found
-    # This is a part of a larger model, and is in no mapping.
+    # A type that is a part of a larger model is in no mapping.
     module = config_class.__module__.replace("configuration_", "modeling_")
     try:
         modeling = importlib.import_module(module)
@@ -648,7 +649,7 @@ def _fields_of(held: PreTrainedConfig | None) -> dict[str, Any]:
 
 
 def _modeling_source(config_class: type) -> str:
-    """The source of the module with its models; empty if there is none."""
+    """The source of the module that defines the models; empty if there is none."""
     try:
         name = config_class.__module__.replace("configuration_", "modeling_")
         return inspect.getsource(importlib.import_module(name))
@@ -682,7 +683,7 @@ def _mend(config: PreTrainedConfig) -> None:
 
 
 def _common(name: str, value: Any, ids: Iterator[int]) -> Any:
-    """Values that are small in every attempt; if None, the other rules apply to the field."""
+    """A value that is small in every attempt, or None if other rules apply to the field."""
     if value is None:
         return VOCABULARY if name == "vocab_size" else None
     if isinstance(value, bool):
@@ -715,7 +716,7 @@ def _common(name: str, value: Any, ids: Iterator[int]) -> Any:
 def _tiny(
     config_class: type[PreTrainedConfig], except_for: _Changes = _AS_IT_IS
 ) -> PreTrainedConfig:
-    """Four heads with a head dimension of 16."""
+    """Shrinks a configuration to four heads with a head dimension of 16."""
 
     def rule(name: str, value: Any, config: Any) -> Any:
         if isinstance(value, (list, tuple)) and value and all(type(v) is int for v in value):
@@ -840,7 +841,7 @@ def _mel_bins(config: PreTrainedConfig) -> int:
 def _images(config: PreTrainedConfig, frames: int = 0) -> Tensor:
     height, width = _pair(_find(config, "image_size", "img_size", "input_size"), 64)
     channels = _find(config, "num_channels", "in_channels", "in_chans", "num_input_channels")
-    # For convolutions, the value is a list.
+    # In convolutional models, the number of channels may be a list.
     shape = [channels if isinstance(channels, int) else 3, height or 64, width or 64]
     return torch.randn(BATCH, *([frames] if frames else []), *shape)
 

@@ -94,7 +94,7 @@ TEST_F(AttentionTest, ContentTermsByName) {
                            .position({position::TransformerXL(u, u, torch::zeros_like(r))})
                            .causal(true)),
              attention(q + u.unsqueeze(1), k, v, AttentionOptions().causal(true)));
-  // If rows are identical, every pair of cells reads two of them.
+  // If all table rows are identical, each pair reads two of them, as if the keys were shifted.
   const torch::Tensor row = Normal({1, 6});
   const auto plane =
       position::Relative2D(row.expand({5, 6}).contiguous(), row.expand({5, 6}).contiguous(), 3, 3);
@@ -283,7 +283,7 @@ class GridTest : public AttentionTest {
   static constexpr int64_t kWidth = 3;
   static constexpr int64_t kTokens = 8;
 
-  // Returns (4, L, L): `value` (4) of the grid offsets of each pair.
+  // Returns the bias (4, L, L); `value` maps the grid offsets of a pair to a bias (4).
   template <class Value>
   static torch::Tensor Loop(const Value& value) {
     std::vector<torch::Tensor> entries;
@@ -447,7 +447,7 @@ TEST(ConesTest, OrderPoints) {
   EXPECT_FALSE(cones::ancestor(point(0, 0.1), point(0, 0.9)).item<bool>());
   EXPECT_TRUE(cones::ancestor(point(0, 2), point(0.1, 0.5), "umbral").item<bool>());
   EXPECT_FALSE(cones::ancestor(point(0, 2), point(0.1, 0.5), "umbral", 0.01).item<bool>());
-  // By symmetry, the ancestor is midway between points of equal height.
+  // By symmetry, the common ancestor is midway between points of equal height.
   const torch::Tensor lca =
       cones::lowest_common_ancestor(point(-0.2, 0.5), point(0.4, 0.5), "umbral", 0.5);
   ExpectNear(lca, point(0.1, 0.5 + 0.3 / std::sinh(0.5)));

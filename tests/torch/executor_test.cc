@@ -1,4 +1,4 @@
-// Tests work on PyTorch's threads.
+// Tests the executor that runs work on PyTorch's threads.
 #include "ops/operators/executor.h"
 
 #include <ATen/Parallel.h>

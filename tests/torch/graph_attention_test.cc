@@ -55,7 +55,7 @@ TEST(GraphAttention, HasBiasesOfEdgesAndDropout) {
   const auto options = GraphAttentionOptions().edge_bias(bias).dropout(0.5).seed(3);
   const torch::Tensor o = graph_attention(x, x, x, indptr, indices, options);
   EXPECT_TRUE(torch::equal(o, graph_attention(x, x, x, indptr, indices, options)));
-  // Treats the keys of a single node as a sequence, with edge biases as key biases.
+  // Compares with attention over one node's keys as a sequence, with edge biases as key biases.
   const auto batch = [](const torch::Tensor& nodes) { return nodes.transpose(0, 1).unsqueeze(0); };
   const torch::Tensor keys = batch(x.index_select(0, indices.slice(0, 0, 3)));
   const torch::Tensor dense =

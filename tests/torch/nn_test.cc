@@ -199,7 +199,7 @@ TEST(KVCacheTest, CopiesGoOnByThemselves) {
   append(&cache, 1);  // part 5
   check(copy, {0, 1, 2, 3, 4}, 16);
   check(cache, {0, 1, 2, 3, 5}, 16);
-  // Dropped tokens eventually free their slots.
+  // The slots of dropped tokens are eventually freed.
   cache.keep_last(3);
   for (int n = 0; n < 40; ++n) {
     append(&cache, 1);
@@ -209,7 +209,7 @@ TEST(KVCacheTest, CopiesGoOnByThemselves) {
   check(cache, {last - 2, last - 1, last}, 3);
   EXPECT_LT(cache.k.storage().nbytes(), 20 * 2 * 3 * 4 * sizeof(float));
   check(copy, {0, 1, 2, 3, 4}, 16);
-  // A selection of rows can also be extended.
+  // A cache with a selection of batch rows can also be extended.
   KVCache selected = copy;
   for (torch::Tensor* tensor : {&selected.k, &selected.v, &selected.projections[0]}) {
     *tensor = tensor->index_select(0, torch::tensor({1, 0}));
@@ -236,7 +236,7 @@ TEST(KVCacheTest, WhatABackwardPassReadsStays) {
   EXPECT_NO_THROW(sum.backward());
 }
 
-// Uses the same module, weights and numbers as tests/python/test_nn.py: both languages agree.
+// Uses the module, weights and expected numbers of tests/python/test_nn.py.
 TEST(MultiheadAttentionTest, Golden) {
   MultiheadAttention module(MultiheadAttentionOptions(8, 2)
                                 .kv_heads(1)
@@ -526,7 +526,7 @@ TEST(TokenPositionTest, ACacheGivesTheSameAsTheWhole) {
   EXPECT_EQ(cache.length(), 0);
 }
 
-// Uses the same module, weights and numbers as tests/python/test_token_encodings.py.
+// Uses the module, weights and expected numbers of tests/python/test_token_encodings.py.
 TEST(TokenEncodingTest, Golden) {
   TokenEncoding module = Convolutional(4, 3, 2);
   module->to(torch::kDouble);

@@ -66,19 +66,19 @@ TEST(RegisterTest, RefusesAnEntryWithoutWhatItsRoleAsksFor) {
     EXPECT_THAT(Refusal(role), HasSubstr(table));
     EXPECT_THAT(Refusal(role, {PerHead("slope", "1", {.start = start})}), HasSubstr(table));
     EXPECT_THAT(Refusal(role, {Table("bias", Index::kKeyEntries, {})}, kBias),
-                HasSubstr("with a function `bias`, which its role does not read"));
+                HasSubstr("with a function `bias`, which its role does not use"));
   }
   EXPECT_THAT(Refusal(Role::kBias, {PerHead("slope", "1")}, kBias),
-              HasSubstr("without an initial value of its parameter slope"));
+              HasSubstr("without an initial value for its parameter slope"));
   const TokenProjection nothing;
   EXPECT_THAT(Refusal(Role::kGate, {Table("gates", Index::kQueries, {.projection = nothing})}),
-              HasSubstr("without a function `columns` of the projection of its parameter gates"));
+              HasSubstr("without a function `columns` in the projection for its parameter gates"));
   const Parameter first = Table("table", Index::kGrid, {});
   EXPECT_THAT(Refusal(Role::kGridBias, {first, Shape()}),
               HasSubstr("without the parameters shape and prefix"));
   for (const Role role : {Role::kSink, Role::kGate, Role::kKeyBias, Role::kPairBias}) {
     EXPECT_THAT(Refusal(role, {first, Table("other", Index::kNone, {})}),
-                HasSubstr("with a second tensor, other, which its role does not read"));
+                HasSubstr("with a second tensor, other, which its role does not use"));
   }
   EXPECT_EQ(FindCatalogueEntry("mine"), nullptr);
   try {
@@ -219,7 +219,8 @@ TEST(PositionEntryTest, ABiasThatGoesByTheLengthTakesNoPositions) {
   CallArguments placed;
   placed.positions = at::arange(3).unsqueeze(0);
   EXPECT_THAT(FaultInAttention(entry, placed),
-              HasSubstr("mine depends on the length of the call and does not support positions"));
+              HasSubstr("mine depends on the call's sequence length and does not support "
+                        "positions"));
 }
 
 // A content term whose function reads all tensors of its entry.
@@ -445,7 +446,7 @@ TEST(PositionEntryTest, AContentTermHasWhatItsTablesAreMultipliedBy) {
   for (const ContentFunction content :
        {ContentFunction(without_keys), ContentFunction(without_key)}) {
     EXPECT_THAT(fault(content),
-                HasSubstr("mine returns a table without the tokens to multiply it by"));
+                HasSubstr("mine returns an incomplete content term; expected both query and "));
   }
   const auto even = [](const Component&, const std::vector<at::Tensor>&, const ContentCall& call) {
     return ContentTerm{.query = call.q, .keys = at::zeros({1, 4, 4}), .layout = "clip"};
@@ -532,7 +533,7 @@ TEST(RegisterTest, RefusesASimilarityThatNoCallCouldCompute) {
   EXPECT_THAT(refusal({.catalogue = Mine(Role::kSimilarity),
                        .parameters = {PerHead("gamma", "learned"), PerHead("tau", "learned")},
                        .map = map}),
-              HasSubstr("similarity mine, without an initial value of its parameter tau"));
+              HasSubstr("similarity mine, without an initial value for its parameter tau"));
   EXPECT_THAT(refusal({.catalogue = Mine(Role::kSimilarity),
                        .parameters = {PerHead("gamma", "learned")},
                        .map = map}),

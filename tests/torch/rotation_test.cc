@@ -51,7 +51,7 @@ torch::Tensor Coordinates(int64_t batch = kBatch, int64_t axes = 3) {
   return torch::randint(0, 500, {batch, kLength, axes}, torch::kLong);
 }
 
-// As in transformers for Qwen2-VL and Qwen3-VL, the frequencies are those for a sequence.
+// As in transformers for Qwen2-VL and Qwen3-VL, the frequencies are those of RoPE in a sequence.
 TEST(RotationTest, SectionsAreTurnedByTheirAxes) {
   torch::manual_seed(0);
   const torch::Tensor x = Tokens();

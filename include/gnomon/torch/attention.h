@@ -45,7 +45,7 @@ struct AttentionOptions {
   };
 
   TORCH_ARG(Similarity, similarity) = gnomon::similarity::Dot();
-  // At most one rotation, content term, QK-norm, sink and gate.
+  // At most one rotation, one content term, one QK-norm, one sink and one gate.
   TORCH_ARG(Positions, position);
   // Whether queries attend only to keys with p_j <= p_i.
   TORCH_ARG(bool, causal) = false;
@@ -57,12 +57,12 @@ struct AttentionOptions {
   // still j.
   TORCH_ARG(std::optional<torch::Tensor>, key_starts);
   TORCH_ARG(std::optional<torch::Tensor>, key_lengths);
-  // (B, Lq) and (B, Lk) integers within int32, or (Lq,) and (Lk,) if shared across the batch: a
-  // query attends only to keys of its own segment (packed documents). Set both or neither.
+  // (B, Lq) and (B, Lk) integers in the int32 range, or (Lq,) and (Lk,) if shared across the batch:
+  // a query attends only to keys of its own segment (packed documents). Set both or neither.
   TORCH_ARG(std::optional<torch::Tensor>, query_segments);
   TORCH_ARG(std::optional<torch::Tensor>, key_segments);
   // The position of the first query, which may be negative. nullopt means 0 if Lq = Lk. If the
-  // lengths differ, calls with causal, a window or a position must set it.
+  // lengths differ, calls with causal, a window, chunks or a position must set it.
   TORCH_ARG(std::optional<int64_t>, query_offset);
   // (B,) integers, or () if shared across the batch: one offset per batch element, instead of
   // query_offset.
@@ -71,9 +71,11 @@ struct AttentionOptions {
   // order; they may be negative. key_positions, (B, Lk) or (Lk,), are the positions p_j of the
   // keys. They replace query_offset and the key indices in masks and in all terms that depend on
   // positions. If Lq = Lk, the keys have the positions of the queries by default. On a grid, a
-  // position is an index in row-major order. The table of OffsetBias is then indexed by position,
-  // (H, 2 n - 1) with offset 0 in the middle. The positions in a batch element must lie less than
-  // 2^30 apart. With offset biases, they must have at most 2^22 different offsets.
+  // position is an index in row-major order. The table of OffsetBias, (H, 2 n - 1), is then
+  // indexed by p_j - p_i, with offset 0 in the middle. The positions in a batch element must lie
+  // less than 2^30 apart. With offset biases, the offsets must span a range of at most 2^22. A
+  // tensor (1 or B, Lq, axes) contains coordinates, which only RoPE accepts; masks then still use
+  // query_offset and the key indices.
   TORCH_ARG(std::optional<torch::Tensor>, positions);
   TORCH_ARG(std::optional<torch::Tensor>, key_positions);
   // Factor of the dot product and of relative keys, by default 1/sqrt(D). It must not be set in
@@ -93,9 +95,9 @@ struct AttentionOptions {
   // A tensor that broadcasts to (B, H, Lq): multiplies s_ij, including biases but not the sink
   // (scalable softmax, Nakanishi 2025; Llama 4).
   TORCH_ARG(std::optional<torch::Tensor>, temperature);
-  // z > 0: scores become z tanh(s_ij / z), where s_ij includes biases and the temperature, before
-  // masks and the sink. The soft cap of similarity::Dot applies to the product only (Gemma 2). CPU
-  // only.
+  // z > 0: scores become z tanh(s_ij / z), where s_ij includes biases and the temperature; masks
+  // and the sink are applied afterwards. The soft cap of similarity::Dot applies only to the dot
+  // product (Gemma 2). CPU only.
   TORCH_ARG(std::optional<double>, score_softcap);
   // The probability of dropping a weight; the others are multiplied by 1 / (1 - dropout), and lse
   // is computed before dropout. The dropped weights depend only on the seed and on the batch, head,
@@ -106,16 +108,16 @@ struct AttentionOptions {
   //   "mean": sum_j p_ij v_j.
   //   "einstein_midpoint": sum_j p_ij g_j v_j / sum_j p_ij g_j with g_j = 1 / sqrt(1 - |v_j|^2),
   //     for values in the Klein ball (Gulcehre et al. 2019). Values outside are projected onto its
-  //     boundary. log g_j is added to s_ij.
+  //     boundary. lse is then log sum_j g_j exp(s_ij).
   //   "lorentz_centroid": m sqrt(c / |(m.m)_L|) with m = sum_j p_ij v_j, for values on the
-  //     hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c, time first (Law et al. 2019). c is taken
-  //     from similarity::Lorentz; otherwise it is 1.
+  //     hyperboloid (v.v)_L = -v_0^2 + v_1^2 + ... = -c, time first (Law et al. 2019). c is that
+  //     of similarity::Lorentz, or 1 with any other similarity.
   TORCH_ARG(std::string, aggregation) = "mean";
   // At least 0 and below 1: the fraction of each query's total weight that may be skipped. Blocks
   // of keys are not computed, neither in the forward nor in the backward pass, if the sum of all
   // their weights is provably smaller. Such proofs require biases that decrease with distance. The
-  // default, 2^-24, is the rounding error of float32. If it is 0 or the inputs are float64, no
-  // blocks are skipped. Non-finite values are never skipped.
+  // default, 2^-24, is the rounding error of float32. If tolerance is 0 or the inputs are float64,
+  // no blocks are skipped. Non-finite values are never skipped.
   TORCH_ARG(double, tolerance) = kDefaultTolerance;
 };
 
@@ -135,7 +137,7 @@ std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor&
                                                             const AttentionOptions& options = {});
 
 // Returns the attention weights p_ij (B, H, rows, Lk) for the given rows of q, in the dtype of q,
-// without dropout and aggregation. They are differentiable. Rows are counted from 0, or backwards
+// without dropout or aggregation. They are differentiable. Rows are counted from 0, or backwards
 // from -1 (the last). Memory is proportional to the number of rows times Lk. If all keys are masked
 // for a query, its weights are 0.
 torch::Tensor attention_weights(const torch::Tensor& q, const torch::Tensor& k,
@@ -152,10 +154,10 @@ torch::Tensor alibi_slopes(int64_t num_heads);
 torch::Tensor t5_bucket(const torch::Tensor& relative_position, bool bidirectional,
                         int64_t num_buckets = 32, int64_t max_distance = 128);
 
-// Returns the sinusoids (..., dim) of positions (...), with an even dim; float64 for float64
-// positions, otherwise float32. layout "interleaved": (sin, cos) pairs of p 10000^(-2 i / dim)
-// (Vaswani et al. 2017); "split": all sines, then all cosines, exponent -i / (dim / 2 - 1)
-// (tensor2tensor); "split_xl": the same with exponent -2 i / dim (Dai et al. 2019).
+// Returns the sinusoids (..., dim) of positions (...), in float64 for float64 positions, otherwise
+// in float32. dim must be even. Layouts: "interleaved" has (sin, cos) pairs of p 10000^(-2 i / dim)
+// (Vaswani et al. 2017); "split" has all sines, then all cosines, with the exponent
+// -i / (dim / 2 - 1) (tensor2tensor); "split_xl" is the same with -2 i / dim (Dai et al. 2019).
 torch::Tensor sinusoid(const torch::Tensor& positions, int64_t dim,
                        const std::string& layout = "interleaved");
 
@@ -182,8 +184,8 @@ std::tuple<torch::Tensor, torch::Tensor> hype_augment(const torch::Tensor& q,
 // balls of radius r (default 0.1).
 namespace cones {
 
-// Returns whether u is an ancestor of v, that is, whether v lies in the cone of u. Returns
-// booleans, with the broadcast shape of u and v without the last axis.
+// Returns whether u is an ancestor of v, that is, whether v lies in the cone of u. The result
+// is boolean and has the broadcast shape of u and v without the last axis.
 torch::Tensor ancestor(const torch::Tensor& u, const torch::Tensor& v,
                        const std::string& cone = "penumbral",
                        std::optional<double> r = std::nullopt);

@@ -4,7 +4,7 @@
 //   o = gnomon::graph_attention(q, k, v, indptr, indices,
 //                               GraphAttentionOptions().similarity(similarity::Umbral(gamma)));
 //
-// Invalid arguments throw as in gnomon/torch/attention.h.
+// Invalid arguments throw the exceptions that gnomon/torch/attention.h describes.
 #ifndef GNOMON_TORCH_GRAPH_ATTENTION_H_
 #define GNOMON_TORCH_GRAPH_ATTENTION_H_
 

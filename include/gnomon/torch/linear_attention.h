@@ -18,8 +18,7 @@ struct LinearAttentionOptions {
   // D^(1/4): the positive random features of the softmax with scale 1/sqrt(D) (Choromanski et al.
   // 2021).
   TORCH_ARG(std::string, feature) = "elu";
-  // A position::RoPE applied to the features, which rotates only the numerator (Su et al. 2021, eq.
-  // 19).
+  // A position::RoPE that rotates the features, but only in the numerator (Su et al. 2021, eq. 19).
   TORCH_ARG(std::optional<Position>, rope);
   // Whether query i attends only to keys j <= i; requires Lq = Lk.
   TORCH_ARG(bool, causal) = false;
@@ -39,13 +38,13 @@ struct LinearAttentionOptions {
 
 // o_i = phi(q_i).(sum_j phi(k_j) v_j^T) / (phi(q_i).sum_j phi(k_j)). q (B, H, Lq, D), k (B, Hkv,
 // Lk, D), v (B, Hkv, Lk, Dv) as in attention(); returns o (B, H, Lq, Dv) in the dtype of q, which
-// is 0 where the denominator is 0. Invalid arguments throw as in attention().
+// is 0 where the denominator is 0. Invalid arguments throw the same exceptions as in attention().
 torch::Tensor linear_attention(const torch::Tensor& q, const torch::Tensor& k,
                                const torch::Tensor& v, const LinearAttentionOptions& options = {});
 
 // Returns the projection that linear_attention draws: (num_features, head_dim), float64. The rows
-// within a block of head_dim rows are orthogonal; each row is distributed as N(0, 1) (Choromanski
-// et al. 2021, section 2.4).
+// within a block of head_dim rows are orthogonal; each row is distributed like a vector of N(0, 1)
+// numbers (Choromanski et al. 2021, section 2.4).
 torch::Tensor favor_projection(int64_t num_features, int64_t head_dim, int64_t seed = 0);
 
 }  // namespace gnomon

@@ -1,4 +1,4 @@
-// Measures properties of the kernels other than run time, for `gnomon bench`.
+// Measurements for `gnomon bench`: peak FLOP/s, skipped pairs, and attention without token maps.
 #ifndef GNOMON_TORCH_MEASUREMENT_H_
 #define GNOMON_TORCH_MEASUREMENT_H_
 
@@ -23,10 +23,10 @@ struct PairCounts {
   int64_t computed = 0;
 };
 
-// Counts the pairs of all calls, on all threads, while `run` runs.
+// Calls `run`, and counts the pairs of all attention calls, on all threads, until it returns.
 PairCounts CountPairs(const std::function<void()>& run);
 
-// A similarity applied to tokens that were mapped in advance, to time the operator without its
+// Attention with tokens that were mapped in advance, to time the operator without the similarity's
 // token map.
 class MappedAttention {
  public:

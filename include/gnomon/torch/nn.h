@@ -33,16 +33,17 @@ namespace gnomon::nn {
 // any rotation or map, and the other tensors that a position projects from keys, (B, H, L, ...).
 //
 // Without gradients, the tensors are views of larger ones, and tokens are appended in place.
-// Copying a cache does not copy its tensors, and copies are independent.
+// Copies of a cache share its tensors, but can be extended independently.
 struct KVCache {
   torch::Tensor k;
   torch::Tensor v;
   std::vector<torch::Tensor> projections;
-  // (B, L) or (L,): the positions of these tokens, if the calls passed them; otherwise undefined.
+  // (B, L), (L,) or, with several axes, (1 or B, L, axes): the positions of these tokens, if the
+  // calls passed them; otherwise undefined.
   torch::Tensor positions;
 
   int64_t length() const { return k.defined() ? k.size(2) : 0; }
-  // Tokens without positions are treated as consecutive if later tokens have positions.
+  // If later tokens have positions, earlier tokens without positions are treated as consecutive.
   void append(const torch::Tensor& new_k, const torch::Tensor& new_v,
               const std::vector<torch::Tensor>& new_projections = {},
               const torch::Tensor& new_positions = {});
@@ -81,8 +82,8 @@ std::string attention_position(const std::string& position);
 std::vector<std::string> layer_positions(const std::string& pattern);
 
 // Returns start * exp(5 theta), the value of a learned per-head scalar with the initial value
-// `start`. The parameter theta is initialised to 0. AdamW changes every parameter by about its step
-// size; the exponential gives large and small values the same relative step.
+// `start`. The parameter theta is initialised to 0. AdamW changes every parameter by about the
+// learning rate; the exponential makes the relative change the same for large and small values.
 torch::Tensor learned_number(const torch::Tensor& start, const torch::Tensor& theta);
 
 // A learned value of a module as it enters the scores (not the theta that the optimiser updates),
@@ -106,7 +107,7 @@ struct MultiheadAttentionOptions {
   // Specifications, or terms with tensors. The module registers copies of the terms' tensors under
   // the names "<component>_<name>": parameters if they require grad, otherwise buffers.
   TORCH_ARG(Similarity, similarity) = Similarity("dot");
-  // Components that are added to embeddings raise errors; see attention_position.
+  // Must not contain components that are added to embeddings; see attention_position.
   TORCH_ARG(Position, position) = Position("none");
   // The probability of dropping a weight during training.
   TORCH_ARG(double, dropout) = 0.0;
@@ -169,15 +170,16 @@ struct AttentionCall {
 // variance and logits with a standard deviation of 1. The learned per-head values of the similarity
 // and the position have the parameters "<component>_<name>_theta" (H,), such as "gamma_theta" or
 // "beta_theta", initialised to 0: the value is start * exp(5 theta), because AdamW would barely
-// move a large tau itself. Tables of biases are initialised to 0, such as "t5_table" (buckets, H)
-// and "grid_bias_table" (H, 2 height - 1, 2 width - 1). Tables of content terms are initialised
-// from N(0, 1 / D), such as "relative_table" (2 max_offset + 1, D). "transformer_xl_u" and
-// "transformer_xl_v" (H, D) are initialised to 0, and "transformer_xl_r" (H, D, embed_dim) maps
-// sinusoids to rows. Tensors that are projected from the tokens of each call have a weight (H n,
-// embed_dim or kdim) and may have a bias (H n) for n numbers per head: "forget_log_forget_weight"
-// and "forget_log_forget_bias", "content_bias_query_weight". The initial value of gamma or beta,
-// the buffer "gamma_start" or "beta_start", gives the logits of N(0, 1) tokens a standard deviation
-// of 1. The options add q_norm, k_norm, gate_proj and the parameter "sink" (H,).
+// move a large tau itself. Tables of biases, such as "t5_table" (buckets, H) and
+// "grid_bias_table" (H, 2 height - 1, 2 width - 1), are initialised to 0. Tables of content terms,
+// such as "relative_table" (2 max_offset + 1, D), are initialised from N(0, 1 / D).
+// "transformer_xl_u" and "transformer_xl_v" (H, D) are initialised to 0, and "transformer_xl_r" (H,
+// D, embed_dim) maps sinusoids to rows. Tensors that are projected from the tokens of each call
+// have a weight (H n, embed_dim or kdim) and may have a bias (H n) for n numbers per head:
+// "forget_log_forget_weight" and "forget_log_forget_bias", "content_bias_query_weight". The initial
+// value of gamma or beta, the buffer "gamma_start" or "beta_start", gives the logits of N(0, 1)
+// tokens a standard deviation of 1. The options qk_norm, gate and sink add q_norm, k_norm,
+// gate_proj and the parameter "sink" (H,).
 class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImpl> {
  public:
   MultiheadAttentionImpl(int64_t embed_dim, int64_t num_heads)
@@ -187,13 +189,13 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   void reset() override;
 
   // query (B, Lq, embed_dim), key (B, Lk, kdim), value (B, Lk, vdim); key defaults to query, and
-  // value to key. Returns (B, Lq, embed_dim).
+  // value defaults to key. Returns (B, Lq, embed_dim).
   torch::Tensor forward(const torch::Tensor& query, const torch::Tensor& key = {},
                         const torch::Tensor& value = {}, const AttentionCall& call = {});
 
   // Returns the weights (B, H, n, Lk) of n rows of query (-1 is the last), like
   // gnomon::attention_weights, with this module's projections, similarity and position, and without
-  // dropout. A cache raises an error. `key` defaults to query.
+  // dropout. Throws if the call has a cache. `key` defaults to query.
   torch::Tensor attention_weights(const torch::Tensor& query, const torch::Tensor& key,
                                   const std::vector<int64_t>& rows, const AttentionCall& call = {});
 
@@ -211,7 +213,7 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   torch::Tensor sink;
 
  private:
-  // Returns the tensors of the similarity and the position, in order.
+  // Returns the tensors of the similarity and the position, in the order of term_names_.
   std::vector<torch::Tensor> TermTensors() const;
   // Returns q and k (B, H, L, D) for checked embeddings.
   std::pair<torch::Tensor, torch::Tensor> QueriesAndKeys(const torch::Tensor& query,
@@ -219,7 +221,7 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
 
   // The similarity and the position, resolved.
   std::shared_ptr<const ModuleTerms> terms_;
-  // Their tensors by name: parameters and buffers of this module.
+  // The names of their tensors, which are parameters and buffers of this module.
   std::vector<std::string> term_names_;
   bool has_projections_ = false;
   int64_t key_heads_ = 0;
@@ -241,20 +243,20 @@ struct LorentzMultiheadAttentionOptions {
   TORCH_ARG(bool, learned_c) = false;
   // Whether tokens are projected; otherwise, the tokens are the points of all heads.
   TORCH_ARG(bool, use_weight) = true;
-  // Whether final_linear maps the points of all heads to one; otherwise, the output is their
+  // Whether final_linear maps the points of all heads to one point; otherwise, the output is their
   // centroid.
   TORCH_ARG(bool, trans_heads_concat) = false;
   // Whether the spatial coordinates of q and k are divided by their norm.
   TORCH_ARG(bool, normalize) = false;
-  // Specifications, or terms without tensors.
+  // A specification, or a term without tensors.
   TORCH_ARG(Position, position) = Position("none");
   // The probability of dropping a weight during training.
   TORCH_ARG(double, dropout) = 0.0;
 };
 
 // Multi-head attention on one hyperboloid, with the weights softmax(2 c + 2 (q.k)_L) and centroids
-// of the values: the layer of HyperCore (He et al. 2025; Chen et al. 2022; Yang et al. 2024,
-// Hypformer). The submodules Wq, Wk and Wv compute the spatial coordinates of each head, and
+// of the values: the attention layer of HyperCore (He et al. 2025; Chen et al. 2022; Yang et al.
+// 2024, Hypformer). The submodules Wq, Wk and Wv compute the spatial coordinates of each head, and
 // final_linear computes those of the output; the time coordinates follow from these. Parameters:
 // scale (1,), initialised to sqrt(num_heads * out_channels), which divides the scores, and bias (),
 // which is added to all scores and has no effect on the softmax.
@@ -280,7 +282,7 @@ class LorentzMultiheadAttentionImpl : public torch::nn::Cloneable<LorentzMultihe
   torch::nn::Linear final_linear{nullptr};
   torch::Tensor scale;
   torch::Tensor bias;
-  torch::Tensor c;  // if it is learned
+  torch::Tensor c;  // defined if it is learned
 };
 TORCH_MODULE(LorentzMultiheadAttention);
 
@@ -321,7 +323,7 @@ class TokenPositionImpl : public torch::nn::Cloneable<TokenPositionImpl> {
 };
 TORCH_MODULE(TokenPosition);
 
-// Returns the first encoding of a position that reads preceding tokens, such as "conv:kernel=64",
+// Returns a position's first encoding that reads preceding tokens, such as "conv:kernel=64",
 // without creating the module; nullopt if there is none.
 std::optional<std::string> encoding_with_history(const TokenPositionOptions& options);
 

@@ -1,4 +1,4 @@
-// The module of a position that is added to embeddings, and the arguments of its calls.
+// The module for position encodings that are added to embeddings, and its call arguments.
 #ifndef GNOMON_TORCH_TOKEN_ENCODING_H_
 #define GNOMON_TORCH_TOKEN_ENCODING_H_
 
@@ -15,7 +15,7 @@
 namespace gnomon::nn {
 
 // The state of token encodings between calls: the number of tokens so far, and the embeddings (B,
-// N, dim) of the last N tokens, which a convolution reads for the next tokens.
+// N, dim) of the last N tokens, which a convolution needs in order to encode the next tokens.
 struct TokenCache {
   torch::Tensor embeddings;
   int64_t tokens = 0;
@@ -38,10 +38,10 @@ struct TokenCall {
   TokenCache* cache = nullptr;
   // The random generator for training; default: PyTorch's default generator.
   std::optional<at::Generator> generator = std::nullopt;
-  // The sequences of this call are a part of a batch of batch_size sequences, starting at
-  // first_sequence; the others are processed elsewhere. Default: the whole batch. With a generator
-  // in the same state, training draws the same random numbers for them as in a call with the whole
-  // batch.
+  // This call processes part of a batch of batch_size sequences, starting with sequence
+  // first_sequence; other calls process the rest. Default: the whole batch. With a generator in the
+  // same state, training draws the same random numbers for these sequences as in a call with the
+  // whole batch.
   int64_t first_sequence = 0;
   std::optional<int64_t> batch_size = std::nullopt;
   // (B, L) or (L,) integers: the positions of the tokens, instead of consecutive positions starting
@@ -52,14 +52,14 @@ struct TokenCall {
 struct TokenEncodingOptions {
   TokenEncodingOptions(std::string spec, int64_t dim) : spec_(std::move(spec)), dim_(dim) {}
 
-  // One component of the catalogue, such as "conv:kernel=64".
+  // One component from the catalogue, such as "conv:kernel=64".
   TORCH_ARG(std::string, spec);
   TORCH_ARG(int64_t, dim);
   // Whether encodings must not depend on later tokens.
   TORCH_ARG(bool, causal) = false;
 };
 
-// A component of a position that is added to embeddings. The functions of gnomon/torch/encodings.h
+// A position component that is added to embeddings. The functions in gnomon/torch/encodings.h
 // describe its learned parameters.
 class TokenEncodingImpl : public torch::nn::Cloneable<TokenEncodingImpl> {
  public:
@@ -77,9 +77,9 @@ class TokenEncodingImpl : public torch::nn::Cloneable<TokenEncodingImpl> {
   torch::Tensor encode(const torch::Tensor& embeddings, int64_t offset, const torch::Tensor& before,
                        const TokenCall& call);
 
-  // Returns the number of positions at which it is defined; nullopt if it is unlimited.
+  // Returns the number of positions for which the encoding is defined; nullopt if unlimited.
   std::optional<int64_t> max_length() const { return max_length_; }
-  // Returns the number of preceding tokens that it reads.
+  // Returns the number of preceding tokens that the encoding reads.
   int64_t history() const { return history_; }
 
   TokenEncodingOptions options;

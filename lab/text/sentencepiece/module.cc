@@ -36,8 +36,8 @@ class Lines : public sp::SentenceIterator {
 };
 
 std::string Train(int64_t vocabulary, std::string_view text) {
-  // These settings preserve every byte of a text: they disable normalisation, add or remove no
-  // spaces, and encode unknown characters as bytes.
+  // These settings preserve every byte of a text: they disable normalisation, neither add nor
+  // remove spaces, and encode unknown characters as bytes.
   const std::unordered_map<std::string, std::string> options = {
       {"model_type", "bpe"},
       {"vocab_size", std::to_string(vocabulary)},

@@ -1,8 +1,8 @@
 // The interface of libgnomon_sentencepiece.so, which uses only standard library types.
 //
 // SentencePiece is linked into a separate library, which is loaded on demand with private symbols.
-// Both SentencePiece and PyTorch's libc10.so define FLAGS_minloglevel, and in a common scope one
-// would overwrite the other's memory.
+// Both SentencePiece and PyTorch's libc10.so define FLAGS_minloglevel, and in a shared symbol scope
+// one would overwrite the other's memory.
 #ifndef GNOMON_TEXT_SENTENCEPIECE_MODULE_H_
 #define GNOMON_TEXT_SENTENCEPIECE_MODULE_H_
 
@@ -35,7 +35,7 @@ struct SentencePieceModule {
   std::unique_ptr<PieceModel> (*load)(const std::string& file);
 };
 
-// The module's only symbol, of this type.
+// The module's only symbol, a SentencePieceModule.
 inline constexpr const char* kSentencePieceSymbol = "gnomon_sentencepiece";
 
 }  // namespace gnomon::lab

@@ -45,7 +45,7 @@ __all__ = ["context_parallel_attention", "context_parallel_rows"]
 class ContextParallelArguments(WeightArguments, total=False):
     """The arguments of gnomon.attention except seed.
 
-    Dropout is not supported, because its mask would depend on all rows.
+    Dropout is not supported, because its mask would depend on the rows of all processes.
     """
 
 
@@ -85,9 +85,9 @@ def context_parallel_attention(
     """Computes gnomon.attention over the whole sequence, for the queries of this process.
 
     All processes of the group must make the same calls in the same order; if one computes a
-    backward pass, all must. Apart from q, k, v, the segments and tensors with a row per query, the
-    arguments must be the same in all processes. Shards may differ in length, also between q and k.
-    Positions refer to the whole sequence, whose first key has position 0.
+    backward pass, all must. Apart from q, k, v, the segments and tensors with one row per query,
+    the arguments must be the same in all processes. Shards may differ in length between processes,
+    and between q and k. Positions refer to the whole sequence, whose first key has position 0.
 
     Each process stores two shards of k and v and, in the backward pass, two shards of their
     gradients; scores are recomputed. Memory is linear in the length of a shard, except for tables
@@ -101,8 +101,8 @@ def context_parallel_attention(
         q: (B, H, Lq, D), the shard of this process, with Lq at least 1.
         k: (B, Hkv, Lk, D), the shard of this process.
         v: (B, Hkv, Lk, Dv), the shard of this process.
-        similarity: as in gnomon.attention; so are causal, window, query_offset, scale, aggregation
-            and tolerance. tolerance applies to each shard of the keys.
+        similarity: as in gnomon.attention, like causal, window, query_offset, scale, aggregation
+            and tolerance. tolerance applies separately to each shard of the keys.
         position: a position for the whole sequence. With Nq queries and Nk keys in all processes,
             the table of OffsetBias is (H, Nq + Nk - 1), the table of AbsoluteKeys has Nk rows, and
             the bias of KeyBias has Nk elements per head. PairBias and mask have rows for the
@@ -117,7 +117,7 @@ def context_parallel_attention(
         layout: "contiguous": the rows of process r follow those of process r - 1. "zigzag": with n
             processes, the sequence is split into 2 n pieces. Process r has pieces r and 2 n - 1 -
             r, in this order; if the number of its rows is odd, the first piece has one additional
-            row. context_parallel_rows returns the rows of a process.
+            row. context_parallel_rows returns the rows of this process.
         return_lse: whether to also return lse (B, H, Lq), which is differentiable.
 
     The gradients of q, k and v are complete. For tensors that all processes share (those of
@@ -186,20 +186,21 @@ def context_parallel_attention(
     )
     sequence.check_tables(q.size(1))
     sequence.check_chunks()
-    # Merge the means over the shards first; the centroid is computed from the merged mean.
+    # First merge the means of all shards; the centroid is computed from the merged mean.
     is_centroid = call["aggregation"] == "lorentz_centroid"
     if is_centroid:
         call["aggregation"] = "mean"
     # The sink is added once, after the shards are merged.
     sink, call["sink"] = call["sink"], None
-    # The temperature's gradient is a sum over all shards, like the gradients of the terms.
+    # Pass the temperature with the tensors of the terms, because its gradient is also a sum over
+    # all shards.
     temperature, call["temperature"] = call["temperature"], None
     if temperature is not None:
         tensors.append(temperature)
     o, lse = RingAttention.apply(sequence, q, k, v, *tensors)
     if sink is not None:
         less, lse = ops.add_sink(o, lse, sink)
-        # The centroid is invariant to scaling the sum, so use the sum that the sink did not shrink.
+        # Scaling the mean does not change the centroid, so use the mean before the sink shrinks it.
         o = o if is_centroid else less
     if is_centroid:
         o = ops.aggregate_centroid(o, q, similarity_spec, similarity_tensors)
@@ -209,12 +210,12 @@ def context_parallel_attention(
 def context_parallel_rows(
     length: int, *, group: dist.ProcessGroup | None = None, layout: Layout = "contiguous"
 ) -> Tensor:
-    """Returns the rows (n,) of a sequence of this length that belong to this process, in order.
+    """Returns the indices (n,) of this process's rows in a sequence of this length, in order.
 
     The lengths of the shards differ by at most one.
 
     Raises:
-        ValueError: the length is below the number of processes, the layout is unknown, or the
+        ValueError: the length is less than the number of processes, the layout is unknown, or the
             process is not in the group.
         RuntimeError: torch.distributed is not initialised.
 

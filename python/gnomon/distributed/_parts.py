@@ -123,11 +123,11 @@ class Parts:
         group: dist.ProcessGroup | None,
         layout: Layout,
     ) -> Parts:
-        """Exchanges the shapes of all processes in a collective call.
+        """Exchanges the shapes of q, k and v between all processes in a collective call.
 
-        If one process has an error, all processes raise an error.
+        If the arguments of one process are invalid, all processes raise an error.
 
-        tensors: the tensors of the similarity and the position.
+        `tensors` are those of the similarity and the position.
         """
         rank, size = place_in(NAME, group)
         mine = [-1] * 14
@@ -187,7 +187,7 @@ class Parts:
         )
 
     def gather_segments(self, key_segments: Tensor, k: Tensor) -> Tensor:
-        """Returns all key segments of the sequence, (B, sum of Lk), in a collective call."""
+        """Gathers the key segments of the whole sequence, (B, sum of Lk), in a collective call."""
         if key_segments.is_floating_point() or key_segments.dtype == torch.bool:
             raise TypeError(
                 f"gnomon.{NAME}: key_segments has dtype {key_segments.dtype}; expected integers"
@@ -216,7 +216,7 @@ class Parts:
         return (self.rank - step) % self.size
 
     def send_around(self, tensor: Tensor, length: int, hops: int = 1) -> Passage:
-        """Sends a tensor (B, Hkv, L, C) and receives one with `length` rows."""
+        """Sends a tensor (B, Hkv, L, C) around the ring and receives one with `length` rows."""
         shape = list(tensor.shape)
         shape[2] = length
         received = tensor.new_empty(shape)

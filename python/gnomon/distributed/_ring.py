@@ -1,4 +1,4 @@
-"""Computes attention to key shards that travel around a ring, and merges the results exactly."""
+"""Computes attention over key shards passed around a ring, and merges the results exactly."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gnomon.distributed._sequence import WholeSequence
 class _Sums(NamedTuple):
     """The partial softmax sums of rows: sums of 2^(score - largest), with scores in log2 units.
 
-    Results are merged by these sums rather than by lse, because every weight would be multiplied by
-    the exponential of lse's rounding error, which is e^0.06 if lse is a million.
+    Results are merged by these sums rather than by lse, because merging by lse would multiply every
+    weight by the exponential of lse's rounding error: e^0.06 for an lse of a million.
     """
 
     largest: Tensor
@@ -31,17 +31,17 @@ class _Sums(NamedTuple):
         return _Sums(largest, self._by(largest) + other._by(largest))
 
     def _by(self, largest: Tensor) -> Tensor:
-        """Returns the weight rescaled to a new maximum, or 0 if all keys of a row are masked."""
+        """Returns the weights rescaled to a new maximum; 0 for rows whose keys are all masked."""
         return torch.where(self.weight == 0, 0.0, self.weight * (self.largest - largest).exp2())
 
     def share_of(self, total: _Sums) -> Tensor:
-        """Returns the fraction (B, H, Lq, 1) of the total; 0 if all keys of a row are masked."""
+        """Returns the shares (B, H, Lq, 1) of the total; 0 for rows whose keys are all masked."""
         share = self._by(total.largest) / total.weight
         return torch.where(self.weight == 0, 0.0, share).unsqueeze(3)
 
 
 class _Result(NamedTuple):
-    """The result of some rows, merged over the shards so far."""
+    """The result for some rows, merged over the shards processed so far."""
 
     o: Tensor
     lse: Tensor
@@ -135,7 +135,7 @@ class RingAttention(torch.autograd.Function):
         ]
         d_out = torch.zeros_like(o) if d_o is None else d_o.to(o.dtype)
         d_total = torch.zeros_like(largest) if d_lse is None else d_lse
-        # With its weight w, a part has d_lse = w (d_o . part_o - d_o . o + d_lse) =
+        # A part of weight w has d_part_lse = w (d_o . part_o - d_o . o + d_lse) =
         # w (d_o . part_o + rest).
         rest = d_total - (d_out * o).sum(3)
         query = q.to(o.dtype).detach()

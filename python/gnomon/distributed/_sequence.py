@@ -1,4 +1,4 @@
-"""Computes attention of some queries to some keys, at their positions in the whole sequence."""
+"""Computes attention between pieces of queries and keys at their places in the whole sequence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from gnomon.distributed._parts import NAME, Parts, Piece
 
 _T = TypeVar("_T", bound=Term)
 
-#: By role, the alternative to a term that cannot be computed from one shard of the keys.
+#: The roles of terms that cannot be computed from one shard of the keys, each with the reason and
+#: an alternative for the error message.
 _OF_WHOLE_ROWS = {
     "sink": "which would be added once for each shard of the keys; pass the argument sink instead",
     "temperature": "which may depend on all keys of a query; pass the argument temperature instead",
@@ -56,7 +57,7 @@ def check_position(term: position_terms.Specified) -> None:
     if ops.goes_by_length(term.spec):
         raise NotImplementedError(
             f"gnomon.{NAME}: position is {term.spec}, which depends on the length of the "
-            "call; expected a rotation that does not"
+            "call; expected a rotation that does not depend on it"
         )
 
 
@@ -74,13 +75,13 @@ def _name_and_indices(spec: str) -> tuple[str, tuple[str | None, ...]]:
 
 @functools.cache
 def _axis(argument: str, letter: str, axes: int) -> int | None:
-    """Returns the query or key axis of a call's argument, as a negative index, or None."""
+    """Returns the negative index of an argument's query or key axis (`letter`), or None."""
     axis: int | None = ops.axis_of_call(argument, letter, axes)
     return axis
 
 
 def _with_rows(term: position_terms.Specified, whole: int, rows: slice) -> position_terms.Specified:
-    """Selects rows of the term's tensors that have one row per query."""
+    """Selects `rows` in those of the term's tensors that have one row per query."""
     (component,) = components_of(term.spec)
     of_rows = component.tables("queries", "pairs")
     tensors = tuple(
@@ -91,7 +92,7 @@ def _with_rows(term: position_terms.Specified, whole: int, rows: slice) -> posit
 
 
 def _with_tensors(term: _T, tensors: list[Tensor]) -> _T:
-    """Returns the term with new tensors, which it removes from the start of the list."""
+    """Returns the term with new tensors, which are removed from the start of the list."""
     own = tuple(tensors.pop(0) for _ in term._own_tensors())
     return dataclasses.replace(cast(Any, term), tensors=own)
 
@@ -104,7 +105,7 @@ def _cut(table: Tensor, axis: int, entries: slice) -> Tensor:
 
 
 def _cut_rows(tensor: Tensor, axis: int, whole: int, rows: slice) -> Tensor:
-    """Selects rows if their number is as expected; otherwise, the operator reports the error."""
+    """Selects rows if there are `whole` of them; otherwise, the operator reports the error."""
     if tensor.dim() < -axis or tensor.size(axis) != whole:
         return tensor
     return _cut(tensor, axis, rows)
@@ -122,7 +123,7 @@ class WholeSequence:
     call: dict[str, Any]
 
     def check_tables(self, heads: int) -> None:
-        """Checks tables of the whole sequence, of which the operator receives only slices."""
+        """Checks the tables for the whole sequence, because the operator receives only slices."""
         queries, keys = sum(self.parts.queries), sum(self.parts.keys)
         for term in self.positions:
             name, indices = _name_and_indices(term.spec)
@@ -176,7 +177,7 @@ class WholeSequence:
         return (left is None or most >= -left) and (right is None or least <= right)
 
     def seen(self, rank: int, source: int) -> list[tuple[int, Piece]]:
-        """Returns pairs of a query piece, by number, and a key piece that it may attend to.
+        """Returns the pairs of a query piece's index and a key piece that it may attend to.
 
         The query pieces are those of process `rank`, and the key pieces those of `source`.
         """
@@ -205,7 +206,7 @@ class WholeSequence:
         v: Tensor,
         tensors: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Computes o, lse and statistics for a piece of this process's queries and one of keys."""
+        """Computes o, lse and statistics for one query piece of this process and one key piece."""
         parts = self.parts
         mine = parts.queries[parts.rank]
         first_query, first_key, end = rows.begin, columns.begin, columns.end

@@ -49,7 +49,7 @@ def replace_attention(
         similarity: a catalogue specification such as "penumbral".
         position: a specification such as "sink" or "grid_bias:shape=14x14:prefix=1", or a list of
             specifications to sum. It is added to the model's own positions.
-        max_length: the maximum number of tokens, for positions that learn one row per token.
+        max_length: the maximum number of tokens, for positions that have one learned row per token.
 
     Returns:
         The model.
@@ -111,7 +111,7 @@ def replace_attention(
             stacklevel=2,
         )
     for parent in list(model.modules()):
-        # named_children() would yield a module with two names only once.
+        # named_children() would yield a module that has two names only once.
         for name, child in list(parent._modules.items()):
             if child in of_torch:
                 setattr(parent, name, of_torch[child])
@@ -125,13 +125,13 @@ def replace_attention(
 
 
 def _timm_classes() -> dict[type[torch.nn.Module], type[torch.nn.Module]]:
-    """Returns the replacements for timm classes; empty if timm has not been imported."""
+    """Maps timm's classes to their replacements; empty if timm has not been imported."""
     classes: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}
     if "timm.layers.attention" in sys.modules:
         from gnomon.integrations import _timm
 
         classes |= _timm.CLASSES
-    # Importing these modules would import all timm models.
+    # Do not import these modules here, because that would import all timm models.
     if "timm.models.swin_transformer" in sys.modules and "timm.models.eva" in sys.modules:
         from gnomon.integrations import _timm_models
 

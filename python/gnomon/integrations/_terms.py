@@ -52,10 +52,10 @@ def check_position(operator: str, spec: str) -> None:
 
 
 class _Terms(torch.nn.Module):
-    """Base class of terms, with the tensors that gnomon.nn.MultiheadAttention has for them."""
+    """Base class of learned terms, with the same tensors as in gnomon.nn.MultiheadAttention."""
 
     _warned = False
-    #: merge_and_unload() of LoHa, IA3 and other PEFT methods reads this in every module.
+    #: merge_and_unload() of LoHa, IA3 and other PEFT methods reads this attribute of every module.
     weight = None
 
     def __init__(
@@ -75,8 +75,8 @@ class _Terms(torch.nn.Module):
             similarity, position, num_heads, head_dim, value_dim, max_length, 0, 0, []
         )
         self._names = tuple(names)
-        #: The initial values of the tensors, as numbers. A buffer would itself be uninitialised
-        #: after loading a checkpoint that lacks it.
+        #: The initial values of the tensors, as Python numbers, because a buffer would be
+        #: uninitialised after loading a checkpoint that lacks it.
         self._begin: dict[str, list[float]] = {}
         for name, start, is_learned in zip(names, starts, learned, strict=True):
             self._begin[name] = start.double().flatten().tolist()
@@ -125,7 +125,7 @@ class _Terms(torch.nn.Module):
 
 
 class LearnedSimilarity(_Terms):
-    """A similarity with a per-head factor and the parameters of gnomon.nn.MultiheadAttention."""
+    """A learned similarity with the same parameters as in gnomon.nn.MultiheadAttention."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class LearnedSimilarity(_Terms):
 
 
 class LearnedPosition(_Terms):
-    """A position or a sum of positions, with the parameters of gnomon.nn.MultiheadAttention."""
+    """A learned position or sum, with the same parameters as in gnomon.nn.MultiheadAttention."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ def attend(
 ) -> Tensor:
     """Calls gnomon.attention with a layer's similarity and position, and additional positions.
 
-    softcap applies to the dot product.
+    softcap applies only to the dot product.
     """
     learned, own = getattr(layer, SIMILARITY, None), getattr(layer, POSITION, None)
     dot = Dot(softcap=softcap)

@@ -16,7 +16,7 @@ OPERATOR = "integrations.replace_attention"
 
 
 class GnomonAttention(Attention):
-    """timm's Attention with the same parameters and parameter names."""
+    """timm's Attention on gnomon's operator, with the same parameters and parameter names."""
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -27,7 +27,7 @@ class GnomonAttention(Attention):
 
 
 class GnomonAttentionRope(AttentionRope):
-    """timm's AttentionRope with the same parameters and parameter names."""
+    """timm's AttentionRope on gnomon's operator, with the same parameters and parameter names."""
 
     def forward(
         self,
@@ -62,7 +62,7 @@ def attended(
     mask: Tensor | None,
     is_causal: bool,
 ) -> Tensor:
-    """Returns the output of a layer for q, k and v (B, L, H, D)."""
+    """Computes a layer's output from q, k and v (B, L, H, D)."""
     q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
     q, k = layer.q_norm(q), layer.k_norm(k)
     if rope is not None:

@@ -15,9 +15,10 @@ from gnomon.position import GridBias
 
 
 class GnomonWindowAttention(WindowAttention):
-    """timm's WindowAttention of Swin with the same parameters and parameter names.
+    """Swin's WindowAttention on gnomon's operator, with the same parameters and parameter names.
 
-    The table of relative positions becomes a GridBias, so no window_area^2 bias array is created.
+    The relative position table becomes a GridBias, so no bias array of window_area^2 entries is
+    created.
     """
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -43,7 +44,7 @@ class GnomonWindowAttention(WindowAttention):
 
 
 class GnomonEvaAttention(EvaAttention):
-    """timm's EvaAttention with the same parameters and parameter names."""
+    """timm's EvaAttention on gnomon's operator, with the same parameters and parameter names."""
 
     def forward(
         self,

@@ -1,4 +1,4 @@
-"""The lab: an application of the library that trains, compares and inspects models.
+"""The lab: an application built on the library that trains, compares and inspects models.
 
 ``gnomon.data``, ``gnomon.inspect``, ``gnomon.models`` and ``gnomon.report`` are aliases of the
 lab's packages. ``import gnomon`` loads none of them.

@@ -5,8 +5,8 @@ Several processes can train one model, with the same result as a single process:
     torchrun --nproc-per-node 2 -m gnomon train --data corpus/ --batch 16
 
 torch.distributed connects the processes through the environment variables that torchrun sets (RANK,
-WORLD_SIZE, MASTER_ADDR, MASTER_PORT). On the CPU it uses gloo. All commands other than train
-require a single process.
+WORLD_SIZE, MASTER_ADDR, MASTER_PORT). On CPUs, it uses the gloo backend. All commands other than
+train require a single process.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from gnomon.lab._program import library
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line, by default that of this process.
+    """Runs the command with these arguments; by default, those of this process.
 
     Returns:
         The exit code: 0 for success, 1 for an internal failure, 2 for invalid input, and 130 after
         Ctrl-C.
     """
     words = ["gnomon", *(sys.argv[1:] if arguments is None else arguments)]
-    # Reports and pictures are drawn with this interpreter.
+    # The program draws reports and pictures with this interpreter.
     os.environ.setdefault("GNOMON_PYTHON", sys.executable)
-    # Python's own handlers run between bytecode instructions, so not during the native call.
+    # Python's own signal handlers run only between bytecode instructions, and therefore not during
+    # the native call.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if "RANK" not in os.environ or os.environ.get("WORLD_SIZE") == "1":
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Colours and style of all figures.
+"""The colours and the style of all figures.
 
 This module imports matplotlib, so only modules that draw figures may import it.
 """

@@ -43,7 +43,7 @@ class Option:
     def check(self, operator: str, value: object, of: str = "") -> Any:
         """Checks a value and returns it as stored in JSON.
 
-        Messages name the option, for example "steps", or "steps of run" with ``of="run"``.
+        Error messages name the option, for example "steps", or "steps of run" with ``of="run"``.
         """
         if value is None and self.default is None:
             return None

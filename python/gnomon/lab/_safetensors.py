@@ -109,13 +109,13 @@ def _header(content: bytearray, size: int) -> tuple[dict[str, Any], dict[str, st
     if not content:
         raise ValueError("it is empty")
     if len(content) < 8:
-        raise ValueError(f"it has {size} bytes, so it is truncated or not a safetensors file")
+        raise ValueError(f"it has {size} bytes; expected at least 8")
     length = int.from_bytes(content[:8], "little")
     if length > _LONGEST_HEADER:
         raise ValueError("it has no header")
     if length > size - 8:
         raise ValueError(
-            f"it is truncated: its header has {length} bytes, but only {size - 8} follow"
+            f"it is truncated: its header has {length} bytes, but only {size - 8} are present"
         )
     header = json.loads(
         content[8 : 8 + length].decode(), object_pairs_hook=_without_repeats, parse_int=_integer
@@ -178,7 +178,9 @@ def _tensor(name: str, entry: Any, data: memoryview) -> tuple[Tensor, tuple[int,
         )
     dtype = _DTYPES[kind]
     if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 2**63:
-        raise ValueError(f"the tensor {name!r} has a shape whose size exceeds 64 bits")
+        raise ValueError(
+            f"the tensor {name!r} has a shape that is too large; expected at most 2^63 - 1 bytes"
+        )
     count = math.prod(shape)
     first, last = offsets
     if first <= last and last > len(data):

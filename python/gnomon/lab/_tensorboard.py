@@ -1,7 +1,7 @@
 """Writes event files for TensorBoard; ``gnomon compare --tensorboard`` starts this program.
 
-``gnomon compare`` writes one JSON object per line to the program's standard input. The object
-contains a run's name, a step and scalars by tag. Each run has its own folder of event files.
+``gnomon compare`` writes one JSON object per line to the program's standard input. Each object
+contains a run name, a step and scalars by tag. Each run has its own folder of event files.
 """
 
 from __future__ import annotations

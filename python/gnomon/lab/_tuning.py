@@ -1,15 +1,15 @@
-"""Selects the values that ``gnomon compare --tune`` tries: ``python _tuning.py FOLDER``.
+"""Selects the option values that ``gnomon compare --tune`` tries: ``python _tuning.py FOLDER``.
 
-This program does not import gnomon, because importing PyTorch would delay each answer.
+This program does not import gnomon, because importing PyTorch would slow down each call.
 
-It reads the results.json of a comparison, selects the trials to run next with Optuna, and prints
+It reads the results.json of a comparison, uses Optuna to select the trials to run next, and prints
 them as JSON. Once all trials have run, it prints the chosen values. The output depends only on
-results.json, so a resumed comparison and any number of workers try the same values. The studies are
-stored in FOLDER/tuning.journal, which optuna-dashboard can open.
+results.json, so the same values are tried after a resumption and with any number of workers. The
+studies are stored in FOLDER/tuning.journal, which optuna-dashboard can open.
 
-All combinations have the same number of trials. Trials run in batches, each of which is halved
-repeatedly: all trials of a batch train for a quarter of the steps, the better half of them continue
-to half of the steps, and the better half of these continue to all steps.
+Each tuned combination gets the same number of trials, unless its grid has fewer points. Trials run
+in batches with successive halving: all trials of a batch train for a quarter of the steps, the
+better half of them continue to half of the steps, and the better half of those train for all steps.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import sys
 import warnings
 from typing import Any
 
-#: The default number of trials per combination, unless a grid is smaller.
+#: The default number of trials per combination, unless the grid is smaller.
 MOST_TRIALS = 12
 #: The number of trials per batch; the sampler uses the results of earlier batches.
 BATCH = 4
-#: The fractions of the steps after which a batch is halved.
+#: The fractions of the steps at which the trials of a batch stop. The better half of the trials
+#: that reach a fraction continues to the next one.
 RUNGS = (0.25, 0.5, 1)
 JOURNAL = "tuning.journal"
 
@@ -54,7 +55,7 @@ def rungs(steps: int) -> list[int]:
 
 
 def value_at(trial: dict[str, Any], step: int) -> float | None:
-    """Returns the held-out value at a step, infinity after divergence, or None if not reached."""
+    """Returns the held-out value at a step: infinity after divergence, None before the step."""
     for at in trial["held_out"]:
         if at["value"] is None:
             return math.inf
@@ -66,7 +67,7 @@ def value_at(trial: dict[str, Any], step: int) -> float | None:
 def unfinished(
     batch: list[dict[str, Any]], steps: int, sign: int
 ) -> list[tuple[dict[str, Any], int]]:
-    """Returns which trials in a batch to continue, and the step at which each one stops next.
+    """Returns the trials of a batch to continue, each with the step at which it stops next.
 
     sign is -1 if higher values are better.
     """
@@ -138,7 +139,7 @@ class Studies:
         steps: int,
         count: int,
     ) -> Any:
-        """Returns the values of `count` more trials."""
+        """Returns the option values of `count` new trials."""
         import optuna
         from optuna.trial import TrialState, create_trial
 
@@ -173,7 +174,7 @@ class Studies:
 
 
 def plan(record: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-    """Returns the trials to run next, or the chosen values."""
+    """Returns the trials to run next or, if there are none, the chosen values."""
     settings = record["settings"]
     tuning = settings["tuning"]
     steps = settings["training"]["steps"]

@@ -3,9 +3,9 @@
 ``gnomon compare`` writes ``run COMBINATION SEED`` and ``stop`` to this program's standard input,
 and reads ``done COMBINATION SEED`` and ``failed COMBINATION SEED MESSAGE`` from its standard
 output. Each run is a separate process, ``gnomon compare --resume FOLDER --only COMBINATION,SEED``,
-which stores its checkpoints and its result in the folder. If a worker is killed, another one
-resumes its run from the last checkpoint. Nothing is lost if the scheduler or this process is
-killed.
+which stores its checkpoints and its result in FOLDER. If a worker is killed, another one resumes
+its run from the last checkpoint. If the scheduler or this process is killed, no checkpoints or
+results are lost.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from typing import Any
 #: The number of times that a run may lose its worker or its process before it counts as failed.
 MOST_LOSSES = 20
 INTERRUPTED = 130
-#: While this file exists in the folder of unfinished runs, they stop at their next step.
+#: While this file exists in the folder of unfinished runs, each run stops at its next step.
 STOP = "stop"
 POLL_S = 0.2
 
 
 def _threads_of(words: list[str], processes: int | None) -> list[str]:
-    """Returns the --threads option for a run's share of the cores, unless `words` contains it."""
+    """Returns --threads with a run's share of the cores, or nothing if `words` contains it."""
     if "--threads" in words:
         return []
     from dask.system import CPU_COUNT
@@ -83,13 +83,13 @@ def run(
                 asked = True
             time.sleep(POLL_S)
         reader.join()
-    # The signal may end the program before it handles Ctrl-C.
+    # SIGINT may end the program before it has installed its Ctrl-C handler.
     code = INTERRUPTED if child.returncode == -signal.SIGINT and asked else child.returncode
     return code, lines[-1].strip() if lines else ""
 
 
 class _Pool:
-    """The runs in progress on the workers of a client."""
+    """The runs in progress on the workers of a Dask client."""
 
     def __init__(self, client: Any, folder: str, words: list[str], processes: int | None) -> None:
         self.client = client
@@ -143,7 +143,7 @@ class _Pool:
             self.fail(only, message.removeprefix("gnomon: "))
 
     def stop(self) -> None:
-        """Cancels runs that have not started, and makes the others stop with a checkpoint."""
+        """Cancels runs that have not started, and makes the others write a checkpoint and stop."""
         if self.stopping:
             return
         self.stopping = True
@@ -156,7 +156,7 @@ class _Pool:
                 future.cancel()
 
     def serve(self) -> None:
-        """Processes the lines of standard input until it ends, and then waits for the runs."""
+        """Processes standard input line by line; at its end, stops the runs and waits for them."""
 
         def read() -> None:
             for line in sys.stdin:
@@ -213,13 +213,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m gnomon.lab._workers",
         description=__doc__,
-        epilog="-- OPTIONS: the options of each run",
+        epilog="-- OPTIONS: options to pass to each run",
     )
-    parser.add_argument("folder", nargs="?", default="", help="the folder of the comparison")
+    parser.add_argument("folder", nargs="?", default="", help="the comparison's folder")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--cluster")
     parser.add_argument("--check", action="store_true", help="only check that Dask is installed")
-    # argparse would interpret the options of the runs as its own.
+    # Split off the options of the runs, which argparse would interpret as its own.
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, words = parser.parse_args(arguments[:end]), arguments[end + 1 :]

@@ -1,7 +1,7 @@
-"""The demo: ``python -m gnomon.demo`` compares four positions on text from Python's library.
+"""The demo: ``python -m gnomon.demo`` compares four positions on the Python standard library.
 
 It trains small language models with three seeds per position, evaluates them at lengths beyond the
-training length, and reports which differences are significant. It writes a folder in ``runs/``.
+training length, and reports which differences are significant. The results are in ``runs/``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["write_text"]
 
 _fail = failure("gnomon.demo")
 
-#: The comparison takes about three minutes on two cores.
+#: With these options, the comparison takes about three minutes on two cores.
 OPTIONS = (
     *("--position", "none,sinusoidal,rope,alibi", "--lengths", "128,256,512"),
     *("--dim", "96", "--depth", "2", "--heads", "3"),
@@ -32,7 +32,7 @@ def write_text(out: pathlib.Path) -> None:
     """Writes the sources of Python's standard library to one file.
 
     Args:
-        out: the file; its folder is created.
+        out: the output file; its folder is created if necessary.
     """
     folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
     # Top-level modules and the larger packages, in a fixed order.
@@ -45,7 +45,7 @@ def write_text(out: pathlib.Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replaces this process with the comparison."""
+    """Writes the default text if necessary, and replaces this process with the comparison."""
     with checked_output(_fail):
         parser = Parser(
             fail=_fail,

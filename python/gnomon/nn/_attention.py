@@ -41,7 +41,7 @@ class Attention(HeldTerms):
     """The module form of gnomon.attention; it owns the parameters of its similarity and position.
 
     It has no projections of q, k, v or the output. Use it in models that have their own
-    projections, such as a fused QKV projection. MultiheadAttention documents the names of the
+    projections, such as a fused QKV projection. See MultiheadAttention for the names of the
     parameters ("gamma_theta", "t5_table") and their initial values.
 
         attention = gnomon.nn.Attention(8, 64, similarity="penumbral", position="hype:tau=learned")
@@ -53,7 +53,7 @@ class Attention(HeldTerms):
         similarity: see MultiheadAttention.
         position: see MultiheadAttention.
         value_dim: head dimension of v; head_dim by default.
-        dropout: probability of dropping a weight, in training.
+        dropout: probability of dropping an attention weight during training.
         max_length: see MultiheadAttention.
         token_dim: embedding dimension of the tokens, required if the position projects tokens
             ("forget", "content_bias", "gate"); each call must then pass tokens.
@@ -64,8 +64,7 @@ class Attention(HeldTerms):
         dtype: floating-point dtype of parameters and buffers; the default dtype if None.
 
     Raises:
-        ValueError: a value is invalid, or token_dim is missing although the position projects
-            tokens.
+        ValueError: a value is invalid, or token_dim is None and the position projects tokens.
         TypeError: an argument has the wrong type.
 
     Example:
@@ -138,7 +137,7 @@ class Attention(HeldTerms):
         )
 
     def reset_parameters(self) -> None:
-        """Resets all parameters and buffers to initial values, and draws new tables."""
+        """Resets all parameters and buffers to their initial values, and redraws random ones."""
         reset_children(self)
         self._reset_terms()
 
@@ -157,7 +156,7 @@ class Attention(HeldTerms):
         aggregation: Aggregation = "mean",
         **arguments: Unpack[ScaledArguments],
     ) -> Tensor:
-        """Computes attention and returns o (B, H, Lq, Dv).
+        """Computes attention and returns the output (B, H, Lq, Dv).
 
         Args:
             q: queries (B, H, Lq, D), with H = num_heads and D = head_dim.
@@ -213,10 +212,11 @@ class Attention(HeldTerms):
         pair_bias: Tensor | None = None,
         **arguments: Unpack[ScaledArguments],
     ) -> Tensor:
-        """Returns the attention weights (B, H, n, Lk) of n queries (default: only the last query).
+        """Returns the attention weights (B, H, n, Lk) of n queries.
 
-        q is (B, H, Lq, D). The weights are those of gnomon.attention_weights with this module's
-        similarity and position, without dropout. The other arguments are those of forward.
+        `rows` selects the queries; by default, only the last one. q is (B, H, Lq, D). The weights
+        are those of gnomon.attention_weights with this module's similarity and position, without
+        dropout. The other arguments are those of forward.
         """
         operator = f"{_NAME}.attention_weights"
         check_tensors(operator, q=q, k=k)
@@ -251,7 +251,7 @@ class Attention(HeldTerms):
     def _tokens(
         self, q: Tensor, k: Tensor, tokens: Tensor | None, key_tokens: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Returns query and key tokens; if no term reads them, only their shapes matter."""
+        """Returns the query and key tokens, or placeholders (B, L, ...) if no term reads tokens."""
         if not self._has_projections:
             return q.transpose(1, 2), k.transpose(1, 2)
         key_tokens = tokens if key_tokens is None else key_tokens

@@ -13,10 +13,10 @@ from gnomon._checks import check_optional_integers
 
 
 class _Room:
-    """Memory of a cached tensor with spare rows, shared by the copies of a cache.
+    """Memory that holds a cached tensor and spare rows, shared by the copies of a cache.
 
-    The first `used` rows are in use by some cache. A cache whose tensor ends there may append in
-    place; any other cache, such as an outdated copy, must move to new memory.
+    The first `used` rows are in use by some cache. A cache whose tensor has exactly these rows may
+    append in place; any other cache, such as an outdated copy, must move to new memory.
     """
 
     def __init__(self, tensor: Tensor, used: int) -> None:
@@ -29,7 +29,7 @@ class _Room:
 
 
 class _Rows(NamedTuple):
-    """A cached tensor (B, H, L, D), and its memory if the memory has spare rows."""
+    """A cached tensor (B, H, L, D), and the memory with spare rows that holds it, if any."""
 
     tensor: Tensor
     room: _Room | None = None
@@ -37,11 +37,11 @@ class _Rows(NamedTuple):
 
 
 def _extended(rows: _Rows | None, more: Tensor, *, writes: bool = True) -> _Rows:
-    """Returns `rows` followed by `more`, in place if possible.
+    """Returns `rows` followed by `more`, appending in place if possible.
 
-    Memory grows geometrically from the second call on, so appending one token does not copy all
-    others. If `writes` is False, the caller fills the new rows; it must have checked that the rows
-    grow in place.
+    The first concatenation allocates no spare rows. After that, memory grows geometrically, so that
+    appending one token rarely copies the others. If `writes` is False, the caller writes the new
+    rows and must already have checked _grows_in_place().
     """
     if rows is None:
         return _Rows(more)
@@ -65,7 +65,7 @@ def _extended(rows: _Rows | None, more: Tensor, *, writes: bool = True) -> _Rows
 
 
 def _joined(keys: Sequence[Tensor]) -> Tensor:
-    """Concatenates the keys of several calls; records gradients if one of the calls did."""
+    """Concatenates the keys of several calls; records gradients if any of the calls did."""
     if not any(one.requires_grad for one in keys):
         return torch.cat(list(keys), 2)
     with torch.inference_mode(False), torch.enable_grad():
@@ -73,7 +73,7 @@ def _joined(keys: Sequence[Tensor]) -> Tensor:
 
 
 def _grows_in_place(known: Tensor, more: Tensor) -> bool:
-    """Returns whether rows may be written in place, because autograd and torch.func are off."""
+    """Returns whether rows may be written in place (not under autograd, torch.func or compile)."""
     return (
         type(known) is Tensor
         and type(more) is Tensor
@@ -93,19 +93,18 @@ def _has_room(room: _Room, length: int, total: int) -> bool:
 class KVCache:
     """Stores the projected keys and values of all tokens so far, for generation.
 
-    The attributes k (B, Hkv, L, D) and v (B, Hkv, L, Dv) are the keys and values before rotation,
+    The attributes k (B, Hkv, L, D) and v (B, Hkv, L, Dv) contain the unrotated keys and the values,
     or None if the cache is empty. projections contains other tensors (B, H, L, ...) that a position
     computes from key tokens. positions (B, L) or (L,) contains the token positions if the calls
     pass them; otherwise, it is None.
 
-    Under torch.no_grad() or torch.inference_mode(), the cache allocates spare memory (half of its
-    size), so that a call appends its tokens without copying earlier ones. k and v are views of this
-    memory.
+    Under torch.no_grad() or torch.inference_mode(), the cache allocates 50% spare memory, so that
+    most calls append their tokens without copying earlier ones. k and v are views of this memory.
 
     If a module's rotation is the same in all calls, the cache also stores rotated keys. Reading or
-    setting k, or setting positions, discards them. Reading k in each step is therefore slow; use
-    length() instead of k.shape[2]. Copies made with copy.copy share memory with the original, so
-    replace their k and v instead of modifying them in place.
+    setting k, or setting positions, discards the rotated keys. Reading k at each step is therefore
+    slow; use length() instead of k.shape[2]. Copies made with copy.copy share memory with the
+    original, so replace their k and v instead of modifying them in place.
 
     Example:
         >>> layer = gnomon.nn.MultiheadAttention(64, 4, position="rope").eval()
@@ -118,8 +117,8 @@ class KVCache:
 
     def __init__(self) -> None:
         self._k: _Rows | None = None
-        # Keys of later calls that are not yet appended to _k, which is not read while the cache has
-        # rotated keys. The keys in _latest are not yet concatenated.
+        # Keys that are not yet appended to _k, because _k is not read while the cache has rotated
+        # keys. The keys in _latest, those of the last calls, are not yet concatenated.
         self._later: tuple[Tensor, ...] = ()
         self._latest: tuple[Tensor, ...] = ()
         self._later_rows = 0
@@ -143,7 +142,7 @@ class KVCache:
     @property
     def k(self) -> Tensor | None:
         """The keys before rotation, or None."""
-        # The caller may modify the returned keys.
+        # Discard the rotated keys, because the caller may modify the returned keys.
         self._turned = None
         rows = self._key_rows()
         return None if rows is None else rows.tensor
@@ -191,9 +190,9 @@ class KVCache:
         """Like _append, but returns rotated keys.
 
         turn(keys, first) rotates keys whose first token has index `first`. If the stored keys were
-        rotated with a different `rotation`, all original keys are rotated again. If the third
-        result is not None, it contains keys that are not yet rotated; the caller must rotate them
-        and write them to the last rows of the first result.
+        rotated with a different `rotation`, all keys are rotated again from their unrotated values.
+        If the third result is not None, it contains keys that are not yet rotated; the caller must
+        rotate them and write them to the last rows of the first result.
         """
         if self._turned is None or self._rotation != rotation:
             keys, values = self._append(k, v)
@@ -212,7 +211,7 @@ class KVCache:
         return self._turned.tensor, self._v.tensor, new
 
     def _draft(self) -> KVCache:
-        """Returns a copy for one call, which is committed after all steps that can fail."""
+        """Returns a copy to modify in a call; _keep() commits it after all steps that can fail."""
         draft = KVCache()
         draft._keep(self)
         return draft
@@ -245,7 +244,7 @@ class KVCache:
         return known + self._later_rows
 
     def joined(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the cached keys and values followed by new ones, which are not stored."""
+        """Returns the cached keys and values followed by k and v; the cache does not change."""
         known = self._key_rows()
         if known is None or self.v is None:
             return k, v
@@ -253,7 +252,7 @@ class KVCache:
         return torch.cat([known.tensor, k], 2), torch.cat([self.v, v], 2)
 
     def joined_projections(self, projections: list[Tensor]) -> list[Tensor]:
-        """Returns the cached projections followed by new ones, which are not stored."""
+        """Returns the cached projections followed by `projections`; the cache does not change."""
         if self._k is None:
             return projections
         if len(projections) != len(self.projections):
@@ -264,10 +263,10 @@ class KVCache:
         return [torch.cat(pair, 2) for pair in zip(self.projections, projections, strict=True)]
 
     def joined_positions(self, positions: Tensor | None, batch: int) -> Tensor | None:
-        """Returns the cached positions followed by new ones, which are not stored.
+        """Returns the cached positions followed by `positions`; the cache does not change.
 
         If only the new tokens have positions, the cached tokens are assumed to have consecutive
-        positions.
+        positions from 0.
         """
         if self._k is None:
             return positions
@@ -321,7 +320,7 @@ def place_tokens(
     """Sets a call's position arguments so that its tokens follow the cached ones.
 
     query (B, Lq, ...) and key (B, Lk, ...) contain only the call's own tokens. Returns the
-    positions of all keys, which the cache stores, or None if the call has no positions.
+    positions of all keys, to be stored in the cache, or None if the call has no positions.
     """
     positions = check_optional_integers(operator, "positions", arguments.get("positions"), query)
     # Positions with a coordinate axis do not affect masks.
@@ -350,8 +349,8 @@ def place_tokens(
 class TokenCache:
     """Stores the state of token encodings between calls, for generation.
 
-    If a convolution needs the embeddings of the last N tokens for the next ones, the attribute
-    embeddings (B, N, dim) contains them; otherwise, it is None.
+    The attribute embeddings (B, N, dim) contains the embeddings of the last N tokens if a
+    convolution needs them to encode the next tokens; otherwise, it is None.
 
     Example:
         >>> position = gnomon.nn.TokenPosition("sinusoidal", dim=64, max_length=128)
@@ -369,7 +368,7 @@ class TokenCache:
         return self._length
 
     def append(self, embeddings: Tensor, history: int) -> None:
-        """Appends tokens and stores only the last `history` tokens."""
+        """Appends tokens, keeping only the embeddings of the last `history` tokens."""
         self._length += embeddings.shape[1]
         if history > 0:
             parts = [embeddings] if self.embeddings is None else [self.embeddings, embeddings]

@@ -16,7 +16,7 @@ _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_factory(operator: str, device: Device, dtype: torch.dtype | None) -> dict[str, Any]:
-    """Checks a module's device= and dtype= arguments, as in torch.nn."""
+    """Checks a module's dtype, and returns its device and dtype as keyword arguments."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         what = dtype if isinstance(dtype, torch.dtype) else kind_of(dtype)
         raise TypeError(

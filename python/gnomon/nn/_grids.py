@@ -20,13 +20,14 @@ _AXES = ("first_axis", "second_axis")
 
 
 def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
-    """Interpolates a table of grid biases, (H, 2 h - 1, 2 w - 1), for a grid of another shape.
+    """Interpolates a grid-bias table (H, 2 h - 1, 2 w - 1) for a grid of another shape.
 
     Offset 0 stays at offset 0, and the largest offsets of the old grid become those of the new one.
     Interpolation is bicubic for two axes and linear for one or three.
 
     Args:
-        table: as for gnomon.position.GridBias, with one to three axes, in any floating-point dtype.
+        table: the table of a gnomon.position.GridBias with one to three axes, in any floating-point
+            dtype.
         shape: axis lengths of the new grid, one per table axis.
 
     Returns:
@@ -78,11 +79,11 @@ def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
 def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Module:
     """Adapts a model with grid positions to another grid shape in place, and returns the model.
 
-    Use it to fine-tune a model at another resolution. Positions with a shape, in attention modules,
-    TokenPosition and TokenEncoding, get the new shape. Their tables are interpolated in the same
-    way as in resize_grid_table; this applies to biases ("grid_bias", "offset_bias" along an axis)
-    and to the rows of "relative2d". Sequence positions do not change. Create a new optimizer
-    afterwards, because tables are replaced.
+    Use it to fine-tune a model at another resolution. All positions on a grid (in attention
+    modules, TokenPosition and TokenEncoding) get the new shape. The bias tables of "grid_bias" and
+    of "offset_bias" on a grid, and the tables of "relative2d", are interpolated as in
+    resize_grid_table. Sequence positions do not change. Create a new optimizer afterwards, because
+    the table parameters are replaced.
 
     Args:
         module: an attention module, or a model that contains one or more.

@@ -51,7 +51,7 @@ class Projection(torch.nn.Linear):
 
 
 def reset_children(module: torch.nn.Module) -> None:
-    """Calls reset_parameters() of each submodule; descends into submodules that lack it."""
+    """Calls reset_parameters() on each submodule, recursing into submodules that lack it."""
     for child in module.children():
         reset = getattr(child, "reset_parameters", None)
         if reset is None:
@@ -61,7 +61,7 @@ def reset_children(module: torch.nn.Module) -> None:
 
 
 def set_start(tensor: Tensor, start: Tensor) -> None:
-    """Copies an initial value into a parameter or buffer, which may be distributed."""
+    """Copies an initial value into a parameter or buffer, which may be a DTensor."""
     with torch.no_grad():
         mesh = getattr(tensor, "device_mesh", None)
         if mesh is not None:
@@ -76,7 +76,7 @@ def set_start(tensor: Tensor, start: Tensor) -> None:
 
 @contextlib.contextmanager
 def named_as(module: str, head_dim: str = "qk_dim") -> Iterator[None]:
-    """Replaces the names MultiheadAttention and qk_dim in messages of shared operators."""
+    """Replaces the names MultiheadAttention and qk_dim in error messages of shared operators."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -86,7 +86,7 @@ def named_as(module: str, head_dim: str = "qk_dim") -> Iterator[None]:
 
 
 class Terms(NamedTuple):
-    """One specification, or several joined by "+", and the tensors that it mentions."""
+    """One or more specifications joined by "+", and the tensors that they mention."""
 
     spec: str
     tensors: Sequence[Tensor] = ()
@@ -185,7 +185,9 @@ class HeldTerms(torch.nn.Module):
         _pass_drawn(starts)
 
     def _reset_terms(self) -> None:
-        """Resets the sink and the tensors of the terms to their initial or passed values.
+        """Resets the sink and the tensors of the terms to their initial values.
+
+        Tensors passed in terms are reset to the values that they had at construction.
 
         Raises:
             RuntimeError: a tensor passed in a term is on the meta device, which stores no values.
@@ -215,9 +217,9 @@ class HeldTerms(torch.nn.Module):
         return own
 
     def _term_tensors(self, query: Tensor, key: Tensor) -> tuple[list[Tensor], list[int]]:
-        """Returns the tensors of the terms for a call, and the indices of key tensors among them.
+        """Returns the terms' tensors for a call, and the indices of those computed from key tokens.
 
-        Some are computed from the tokens query (B, Lq, ...) and key (B, Lk, ...).
+        Some tensors are computed from the tokens query (B, Lq, ...) and key (B, Lk, ...).
         """
         tensors = [getattr(self, name) for name in self._term_names]
         if not self._has_projections:
@@ -246,17 +248,17 @@ class HeldTerms(torch.nn.Module):
         """Computes the attention of one call.
 
         Args:
-            operator: the name in messages.
+            operator: the caller's name, for error messages.
             heads: q (B, H, Lq, D), k (B, Hkv, Lk, D) and v (B, Hkv, Lk, Dv) of this call.
             tokens: (B, Lq, ...) and (B, Lk, ...), the tokens of the queries and the keys.
             given: the caller's arguments; only those in `allowed`, a TypedDict, are accepted.
             own: arguments that the module sets.
-            dropout: probability of dropping a weight.
+            dropout: probability of dropping an attention weight.
             aggregation: how values are combined.
             cache: tokens of earlier calls, or None.
-            hidden: (B, Lk), including cached keys: True where no query attends to a key.
-            similarity: replaces the module's own.
-            more: positions to add to the module's own.
+            hidden: (B, Lk), including cached keys; True for keys that no query attends to.
+            similarity: replaces the module's similarity, if given.
+            more: terms to add to the module's position.
             rows: the queries whose weights are returned, or None.
         """
         q, k, v = heads
@@ -314,7 +316,7 @@ class HeldTerms(torch.nn.Module):
     def _turns_keys(self, k: Tensor, places: Tensor | None) -> bool:
         """Returns whether a cache stores the rotated keys of a call.
 
-        It does not in low precision, because keys would be rounded twice. Nor does it under
+        It does not in low precision, because the keys would be rounded twice, or under
         torch.compile, which would recompile for each number of earlier calls.
         """
         return (
@@ -325,7 +327,10 @@ class HeldTerms(torch.nn.Module):
         )
 
     def _turned_keys(self, places: Tensor | None, k: Tensor, first: int) -> Tensor:
-        """Rotates keys from token `first` on; `places` contains all tokens' positions, or None."""
+        """Rotates keys whose first token has index `first`.
+
+        `places` contains the positions of all tokens, or is None.
+        """
         if places is not None:
             places = places[..., first : first + k.shape[2]]
         turned: Tensor = ops.module_turned_keys.default(
@@ -408,7 +413,8 @@ def _reads_order(component: Component) -> bool:
     if component.entry.get("needs_causal", False):
         return component.options.get("bidirectional") != "true"
     if "past" in names or component.entry.get("role") == "temperature":
-        # The table may be limited to earlier keys; a temperature may count a query's keys.
+        # The table may be limited to earlier keys, or the temperature may depend on the number of a
+        # query's keys.
         return True
     return "bidirectional" in names and "bidirectional" not in component.options
 

@@ -25,10 +25,13 @@ _NAME = "nn.LorentzMultiheadAttention"
 
 
 class LorentzMultiheadAttention(HeldTerms):
-    """Multi-head attention on a hyperboloid: softmax(2 c + 2 (q.k)_L) and centroids of values.
+    """Multi-head attention on a hyperboloid, with weighted centroids of the values as outputs.
 
-    Arguments, parameters and results are those of HyperCore's layer with attention_type "full" (He
-    et al. 2025; Chen et al. 2022; Yang et al. 2024, Hypformer), so state_dicts are interchangeable.
+    The weights are softmax((2 c + 2 (q.k)_L) / scale).
+
+    The arguments, parameters and results are those of HyperCore's layer with attention_type "full"
+    (He et al. 2025; Chen et al. 2022; Yang et al. 2024, Hypformer), so state_dicts are
+    interchangeable.
 
     The submodules Wq, Wk and, with use_weight, Wv compute the space coordinates of each head, and
     final_linear computes those of the output. The time coordinate comes first and is computed from
@@ -37,25 +40,26 @@ class LorentzMultiheadAttention(HeldTerms):
     change the softmax. Memory is linear in the sequence lengths.
 
     Args:
-        manifold: c, which defines the hyperboloid (x.x)_L = -c, or an object with an attribute c,
+        manifold: the constant c of the hyperboloid (x.x)_L = -c, or an object with an attribute c,
             such as a HyperCore or geoopt manifold. The object is stored unchanged. c is a number or
             a one-element tensor; it is trained if it is a parameter.
         in_channels: channels per head; a token has num_heads * in_channels channels.
-        out_channels: channels of each head's points, including time.
-        num_heads: heads of q, k and v.
-        use_weight: whether values are projected. If False, the points of all heads are used as
-            values directly, and in_channels must equal out_channels.
+        out_channels: channels of each head's points, including the time coordinate.
+        num_heads: number of heads of q, k and v.
+        use_weight: whether values are projected. If False, the tokens must contain the points of
+            all heads, which are used directly as the values, and in_channels must equal
+            out_channels.
         power_k: ignored; HyperCore uses it only for attention_type "linear_focused".
         attention_type: must be "full". HyperCore's default, "linear_focused", does not use softmax
             and is not supported.
         trans_heads_concat: whether final_linear maps the points of all heads to one point with
-            num_heads * out_channels channels; otherwise, the output is their centroid, with
-            out_channels channels.
+            num_heads * out_channels channels; otherwise, the output is the centroid of these
+            points, with out_channels channels.
         normalize: whether the space coordinates of q and k are divided by their norm.
         position: see MultiheadAttention, also for parameter names such as "hype_tau_theta".
             Rotations apply to the space coordinates, and biases are added to the scores. A sink
             raises an error, because it would have no effect on centroids.
-        dropout: probability of dropping a weight, in training.
+        dropout: probability of dropping an attention weight during training.
         max_length: see MultiheadAttention.
         device: device of parameters and buffers; the default device if None.
         dtype: floating-point dtype of parameters and buffers; the default dtype if None.
@@ -159,7 +163,7 @@ class LorentzMultiheadAttention(HeldTerms):
         )
 
     def reset_parameters(self) -> None:
-        """Resets all parameters and buffers to initial values, and draws new weights.
+        """Resets all parameters and buffers to their initial values, and draws new weights.
 
         The c of a manifold object does not change, unless the object has a method
         reset_parameters().
@@ -222,14 +226,15 @@ class LorentzMultiheadAttention(HeldTerms):
         """Attends from query_input (B, Lq, num_heads * in_channels) to source_input (B, Lk, ...).
 
         Args:
-            query_input: tokens, each the points of all heads or one point with all channels.
+            query_input: tokens; each contains the points of all heads, or one point with all
+                channels.
             source_input: the tokens of keys and values; query_input by default.
             output_attentions: whether to also return the weights (B, H, Lq, Lk), whose memory is
                 quadratic.
             mask: a Boolean mask as in HyperCore: True hides a key from a query, the opposite of
                 mask in gnomon.attention. Its shape is (Lq, Lk), (B, Lk), (B, Lq, Lk), (B, 1, Lk),
                 (B, H, Lk) or (B, 1 or H, Lq, Lk).
-            rot_pos: complex tensor (L, (out_channels - 1) / 2) of modulus 1: entry i of a token's
+            rot_pos: complex tensor (L, (out_channels - 1) / 2) with modulus 1: entry i of a token's
                 row rotates the pair of space coordinates (2 i, 2 i + 1).
             cache: key and value points of earlier tokens; this call appends its points.
 
@@ -237,7 +242,7 @@ class LorentzMultiheadAttention(HeldTerms):
 
         Returns:
             Points (B, Lq, num_heads * out_channels) with trans_heads_concat, otherwise
-            (B, Lq, out_channels).
+            (B, Lq, out_channels). With output_attentions, a tuple of the points and the weights.
         """
         source_input = query_input if source_input is None else source_input
         for name, tokens in (("query_input", query_input), ("source_input", source_input)):

@@ -1,4 +1,4 @@
-"""Converts torch.nn masks, which are True where a key is hidden, or are added to the scores."""
+"""Converts torch.nn masks, which are either Boolean (True hides a key) or added to the scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pair_mask(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Converts a mask (Lq, Lk) or (B * H, Lq, Lk) to mask= and pair_bias= of attention.
 
-    sizes are (B, H, Lq, Lk).
+    `sizes` is (B, H, Lq, Lk).
     """
     if pairs is None:
         return None, None
@@ -36,7 +36,7 @@ def pair_mask(
 
 
 class Masks(NamedTuple):
-    """A module's mask arguments, converted to the masks that the operators apply."""
+    """A module's mask arguments, converted to the form that the operators accept."""
 
     #: (B, Lk), True where a key is hidden.
     hidden: Tensor | None
@@ -53,7 +53,7 @@ def to_masks(
 ) -> Masks:
     """Converts key_padding_mask (B, Lk) and pair_bias (1 or B, 1 or H, Lq, Lk) to Masks.
 
-    sizes are (B, H, Lq, Lk). The dtype of `like`, a token tensor, determines that of the scores.
+    `sizes` is (B, H, Lq, Lk). The biases are float64 if `like` is, and float32 otherwise.
     """
     if key_padding_mask is None and pair_bias is None:
         return Masks(None, None)
@@ -91,14 +91,14 @@ def _is_bool(operator: str, name: str, mask: Any) -> bool:
     check_layout(operator, name, mask)
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
-            f"gnomon.{operator}: {name} has dtype {mask.dtype}; expected booleans, or values "
-            "that are added to the scores"
+            f"gnomon.{operator}: {name} has dtype {mask.dtype}; expected torch.bool, or a "
+            "floating-point dtype for values that are added to the scores"
         )
     return mask.dtype == torch.bool
 
 
 def is_causal_mask(pairs: Tensor) -> bool:
-    """Returns whether a mask (Lq, Lk) or (B * H, Lq, Lk) hides exactly the keys after a query."""
+    """Returns whether a mask (Lq, Lk) or (B * H, Lq, Lk) hides exactly each query's future keys."""
     if pairs.dim() not in (2, 3):
         return False
     hidden = pairs if pairs.dtype == torch.bool else pairs == -torch.inf

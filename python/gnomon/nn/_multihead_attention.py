@@ -1,4 +1,4 @@
-"""Multi-head attention with trainable similarity and position."""
+"""Multi-head attention with a trainable similarity and position."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class MultiheadAttention(HeldTerms):
       "transformer_xl_v" (H, D) are initialised to 0, and "transformer_xl_r" (H, D, embed_dim) maps
       sinusoids to rows.
     - Projections of the tokens to n numbers per head have a weight (H * n, embed_dim or kdim), such
-        as "forget_log_forget_weight" and "content_bias_query_weight", and may have a bias (H * n),
-        such as "forget_log_forget_bias".
+      as "forget_log_forget_weight" and "content_bias_query_weight", and may have a bias (H * n),
+      such as "forget_log_forget_bias".
     - The buffer "gamma_start" ("beta_start", "scale_start") contains the initial value of a
-        similarity's factor. With this value, the logits of N(0, 1) tokens have a standard deviation
-        of 1.
+      similarity's factor. With this value, the logits of N(0, 1) tokens have a standard deviation
+      of 1.
 
     Terms can contain tensors, as in ALiBi(slopes). Each tensor is registered under
     "<component>_<name>" ("<name>" for similarities). It becomes a parameter if it requires grad
@@ -73,7 +73,7 @@ class MultiheadAttention(HeldTerms):
             gnomon.position, or a sum such as "rope" + ALiBi(slopes); None means "none". A component
             that is added to embeddings raises an error; see TokenPosition and attention_position.
             The constructor checks the shapes of per-head tensors; the first call checks tables.
-        dropout: probability of dropping a weight, in training.
+        dropout: probability of dropping an attention weight during training.
         bias: whether the projections have biases.
         max_length: number of rows of a learned position table ("absolute_keys"), unless the
             specification sets a length.
@@ -83,8 +83,8 @@ class MultiheadAttention(HeldTerms):
             first (Henry et al. 2020; Dehghani et al. 2023).
         gate: whether the attention output is multiplied by sigmoid(gate_proj(query)) (Qiu et al.
             2025).
-        sink: whether each head has a learned sink, the parameter sink (H,), which is initialised to
-            0; see gnomon.attention.
+        sink: whether each head has a learned sink (the parameter sink (H,), initialised to 0); see
+            gnomon.attention.
         tolerance: see gnomon.attention.
         device: device of parameters and buffers; the default device if None.
         dtype: floating-point dtype of parameters and buffers; the default dtype if None.
@@ -174,7 +174,7 @@ class MultiheadAttention(HeldTerms):
         self.register_load_state_dict_pre_hook(_split_in_proj)
 
     def reset_parameters(self) -> None:
-        """Resets all parameters and buffers to initial values, and draws new weights.
+        """Resets all parameters and buffers to their initial values, and draws new weights.
 
         Tensors passed in terms are reset to the values that they had at construction.
         """
@@ -196,16 +196,16 @@ class MultiheadAttention(HeldTerms):
         """Computes multi-head attention and returns the output (B, Lq, embed_dim).
 
         query is (B, Lq, embed_dim), key is (B, Lk, kdim) and value is (B, Lk, vdim). key defaults
-        to query, and value to key.
+        to query, and value defaults to key.
 
         With a cache, the keys and values of this call are appended to it, and queries attend to all
         cached keys. query_offset then defaults to the length of the cache before the call.
         positions and key_positions are those of this call's tokens; the cache stores them.
 
         As in torch.nn, key_padding_mask (B, Lk) is True where a key is hidden, or contains numbers
-        that are added to the scores (-inf hides a key). With a cache, it covers the cached keys as
-        well. For padding at the start or end, key_starts and key_lengths are simpler. pair_bias (1
-        or B, 1 or H, Lq, Lk) is added to the scores. The other arguments are those of
+        that are added to the scores (-inf hides a key). With a cache, the mask also covers the
+        cached keys. For padding at the start or end, key_starts and key_lengths are simpler.
+        pair_bias (1 or B, 1 or H, Lq, Lk) is added to the scores. The other arguments are those of
         gnomon.attention.
 
         In a jagged nested tensor (B, length, embed_dim), each component is a separate sequence, as
@@ -269,11 +269,11 @@ class MultiheadAttention(HeldTerms):
         pair_bias: Tensor | None = None,
         **arguments: Unpack[MaskArguments],
     ) -> Tensor:
-        """Returns the attention weights (B, H, n, Lk) of n queries (default: only the last query).
+        """Returns the attention weights (B, H, n, Lk) of n queries.
 
-        query is (B, Lq, embed_dim). The weights are those of gnomon.attention_weights with this
-        module's projections, similarity and position, without dropout. key_padding_mask and
-        pair_bias are as in forward.
+        `rows` selects the queries; by default, only the last one. query is (B, Lq, embed_dim). The
+        weights are those of gnomon.attention_weights with this module's projections, similarity and
+        position, without dropout. key_padding_mask and pair_bias are as in forward.
         """
         operator = "nn.MultiheadAttention.attention_weights"
         key = query if key is None else key
@@ -334,21 +334,21 @@ class MultiheadAttention(HeldTerms):
         """Creates a module with the weights of a torch.nn.MultiheadAttention.
 
         With the dot product and no position, its output in evaluation equals that of torch's module
-        up to rounding. There is one exception: if all keys are masked for a query, the output is 0
-        instead of NaN. The weights are copied; dtype, device, dropout, training mode and
-        requires_grad are preserved. load_state_dict also accepts the state_dict of a torch module
-        of the same sizes.
+        up to rounding. There is one exception: if all keys are masked for a query, its attention
+        output (before out_proj) is 0 instead of NaN. The weights are copied; dtype, device,
+        dropout, training mode and requires_grad are preserved. load_state_dict also accepts the
+        state_dict of a torch module of the same sizes.
 
         Args:
             module: a torch.nn.MultiheadAttention. If a subclass overrides forward, the override is
                 ignored.
             similarity: see MultiheadAttention.
             position: see MultiheadAttention.
-            drop_in: whether to return a TorchMultiheadAttention, whose call has torch's arguments
-                and results, so that the code that calls the module need not change.
+            drop_in: whether to return a TorchMultiheadAttention, whose forward has the same
+                arguments and results as torch's, so that calling code need not change.
             batch_first: with drop_in, batch_first of the new module; by default, that of `module`.
                 Without drop_in, the new module accepts only (B, L, ...). If `module` has
-                batch_first=False, pass True to confirm that you will change the layout in calls.
+                batch_first=False, pass True to confirm that your calls will use that layout.
 
         Raises:
             TypeError: module has the wrong type.
@@ -385,7 +385,7 @@ class MultiheadAttention(HeldTerms):
             raise ValueError(
                 f"gnomon.{name}: module has batch_first=False and expects (L, B, ...), but "
                 "gnomon.nn.MultiheadAttention expects (B, L, ...); pass drop_in=True to keep "
-                "calls unchanged, or batch_first=True to confirm that you change them"
+                "calls unchanged, or batch_first=True to confirm that you will change them"
             )
         own = cls(module.embed_dim, module.num_heads, **arguments)
         if own.qk_dim * own.num_heads != own.embed_dim:
@@ -459,7 +459,7 @@ def _split_in_proj(
         if joined.shape[0] % 3 != 0:
             raise ValueError(
                 f"gnomon.nn.MultiheadAttention: {prefix}in_proj_{kind} has shape "
-                f"{list(joined.shape)}; expected three times embed_dim rows"
+                f"{list(joined.shape)}; expected 3 * embed_dim rows"
             )
         del state[f"{prefix}in_proj_{kind}"]
         for part, rows in zip("qkv", joined.chunk(3), strict=True):

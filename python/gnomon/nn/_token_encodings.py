@@ -92,7 +92,7 @@ class TokenEncoding(torch.nn.Module):
             self.register_parameter(name, torch.nn.Parameter(by_default(start, **made)))
 
     def reset_parameters(self) -> None:
-        """Draws new initial values of all parameters."""
+        """Draws new initial values for all parameters."""
         _, starts, _, _ = ops.token_encoding_tensors(self.spec, self.dim, self.causal)
         for name, start in zip(self._tensor_names, starts, strict=True):
             set_start(getattr(self, name), start)
@@ -140,9 +140,10 @@ class TokenEncoding(torch.nn.Module):
         The first token has the position `offset`, which is by default the length of the cache
         before the call, or 0 without a cache. `positions`, integers of shape (B, L), or (L,) if
         shared across the batch, replace the default consecutive positions, which start at `offset`.
-        `lengths` contains (B,) integers, or one integer for the whole batch: tokens from that index
-        on are padding, which does not affect other tokens. It cannot be combined with a cache.
-        Random numbers in training come from `generator`, by default PyTorch's default generator.
+        `lengths`, integers of shape (B,) or one integer for the whole batch, contains the sequence
+        lengths: later tokens are padding, which does not affect other tokens. `lengths` cannot be
+        combined with a cache. Random numbers in training come from `generator`, by default
+        PyTorch's default generator.
         """
         return _add_encodings([self], embeddings, offset, lengths, cache, generator, positions)
 
@@ -152,11 +153,11 @@ class TokenEncoding(torch.nn.Module):
 
 
 class TokenPosition(torch.nn.Module):
-    """Adds the token encodings of a position, such as sinusoidal, to embeddings.
+    """Adds the token encodings of a position, such as "sinusoidal", to embeddings.
 
     Components that act inside attention are ignored. Every encoding is computed from the original
     embeddings, so the order of components does not matter. Submodules are named "<name><n>", where
-    n counts the components with that name.
+    n numbers the components with that name from 0.
 
     Args:
         position: a specification, or anything else that MultiheadAttention accepts.
@@ -201,7 +202,7 @@ class TokenPosition(torch.nn.Module):
         self.max_length: int | None = min(ends, default=None)
 
     def reset_parameters(self) -> None:
-        """Draws new initial values of all parameters."""
+        """Draws new initial values for all parameters."""
         reset_children(self)
 
     def forward(
@@ -260,6 +261,6 @@ def _add_encodings(
 def _check_encoding(
     module: str, argument: str, spec: object, dim: object, causal: object
 ) -> tuple[int, bool]:
-    """Checks dim and causal, and returns them for the operators."""
+    """Checks spec, dim and causal, and returns dim and causal."""
     check_string(f"nn.{module}", argument, spec, SPECIFICATION)
     return check_integer(f"nn.{module}", "dim", dim), check_flag(f"nn.{module}", "causal", causal)

@@ -46,14 +46,14 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
     drop_in=True).
 
     With the dot product and no position, the results equal torch's up to rounding. There is one
-    exception: if all keys are masked for a query, its output is 0 instead of NaN.
-    MultiheadAttention documents the parameter names of the similarity and the position.
-    torch.nn.TransformerEncoderLayer does not use its fused path with this module.
+    exception: if all keys are masked for a query, its attention output (before out_proj) is 0
+    instead of NaN. See MultiheadAttention for the parameter names of the similarity and the
+    position. torch.nn.TransformerEncoderLayer does not use its fused path with this module.
 
     Args:
         embed_dim: embedding dimension of the query and the output.
         num_heads: number of heads; must divide embed_dim.
-        dropout: probability of dropping a weight, in training.
+        dropout: probability of dropping an attention weight during training.
         bias: whether the projections have biases.
         add_bias_kv: must be False.
         add_zero_attn: must be False. With the dot product, use the position "sink" instead. Its
@@ -147,7 +147,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         batch_first: bool | None,
         arguments: dict[str, Any],
     ) -> TorchMultiheadAttention:
-        """Creates a module with a copy of the weights of torch's module."""
+        """Creates a module with a copy of the weights of `module`."""
         own = cls(
             module.embed_dim,
             module.num_heads,
@@ -171,7 +171,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
             torch.nn.init.zeros_(self.in_proj_bias)
 
     def reset_parameters(self) -> None:
-        """Resets all parameters and buffers to initial values, and draws new weights."""
+        """Resets all parameters and buffers to their initial values, and draws new weights."""
         self.out_proj.reset_parameters()
         self._reset_parameters()
         self._reset_terms()
@@ -211,7 +211,7 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         Raises:
             ValueError: an invalid shape.
             TypeError: an invalid dtype or type.
-            RuntimeError: is_causal without attn_mask.
+            RuntimeError: is_causal is True and attn_mask is None.
         """
         for name, tokens in (("query", query), ("key", key), ("value", value)):
             if not isinstance(tokens, Tensor):

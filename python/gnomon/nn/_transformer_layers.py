@@ -92,7 +92,7 @@ class _TransformerLayer(torch.nn.Module):
             self.add_module(f"dropout{n}", torch.nn.Dropout(dropout))
 
     def reset_parameters(self) -> None:
-        """Resets all parameters and buffers to initial values, and draws new weights."""
+        """Resets all parameters and buffers to their initial values, and draws new weights."""
         reset_children(self)
 
     @classmethod
@@ -202,7 +202,7 @@ class TransformerEncoderLayer(_TransformerLayer):
     The arguments, call signature and submodule names are torch's. With the dot product and no
     position, the result equals torch's up to rounding. load_state_dict accepts the state_dict of
     torch's layer, and torch.nn.TransformerEncoder accepts this layer (pass
-    enable_nested_tensor=False to avoid its warning).
+    enable_nested_tensor=False to avoid a warning).
 
     As in torch, masks are True where a key is hidden, or contain numbers that are added to the
     scores. is_causal is faster than a mask. For positions that require causal attention ("forget")
@@ -249,8 +249,8 @@ class TransformerEncoderLayer(_TransformerLayer):
 class TransformerDecoderLayer(_TransformerLayer):
     """torch.nn.TransformerDecoderLayer with any similarity and position in its attention.
 
-    TransformerEncoderLayer documents the differences. The position applies only to the
-    self-attention of tgt.
+    See TransformerEncoderLayer for the differences from torch's layers. The position applies only
+    to the self-attention of tgt.
 
     Args:
         similarity: used in self-attention and cross-attention; see MultiheadAttention.
@@ -279,8 +279,8 @@ class TransformerDecoderLayer(_TransformerLayer):
     ) -> Tensor:
         """Applies the layer to tgt and memory; the result has tgt's shape.
 
-        tgt and memory are (L, B, d_model), (B, L, d_model) with batch_first, or (L, d_model). The
-        masks are those of TransformerEncoderLayer.
+        tgt and memory are (L, B, d_model), (B, L, d_model) with batch_first, or (L, d_model). Masks
+        have the same form as in TransformerEncoderLayer.
         """
         own = {"tgt_mask": tgt_mask, "tgt_key_padding_mask": tgt_key_padding_mask}
         cross = {"memory_mask": memory_mask, "memory_key_padding_mask": memory_key_padding_mask}

@@ -35,7 +35,8 @@ View<Dual> DualPairs(const at::Tensor& duals) {
   return pairs;
 }
 
-// The operator's arguments and their tangents. It owns the tensors that the views point into.
+// The operator's arguments and their tangents as dual numbers. Owns the tensors that the views
+// point into.
 class DualCall {
  public:
   DualCall(const OperatorArguments& arguments, const Tangents& tangents)

@@ -51,9 +51,9 @@ bool OfTokens(const ResolvedPosition& position) {
                      [](const Parameter* parameter) { return parameter->index == Index::kTokens; });
 }
 
-// Whether a term can be computed for a subset of the rows, given the offset of the first one.
+// Whether a term can be computed for a subset of the rows, given the offset of the first row.
 bool StandsAlone(const ResolvedPosition& position) {
-  // Tables of a module are indexed by positions.
+  // A module's tables are indexed by position, not by the rows of the call.
   const bool by_row = position.entry->catalogue.HasTable(Index::kOffsets) && !position.of_module;
   return !by_row && !OfTokens(position) && !position.entry->GoesByLength(*position.component) &&
          !position.entry->catalogue.needs_grid && !position.component->Find("shape");
@@ -100,7 +100,7 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
                         " differ; pass the positions of the keys");
       part.key_positions = call.key_positions.value_or(*call.positions);
     }
-    // Only rotations read coordinates.
+    // Only rotations read coordinates; masks use the offset.
     if (!call.positions || call.positions->dim() == 3) {
       if (call.query_offsets) {
         part.query_offsets = *call.query_offsets + first;

@@ -40,7 +40,7 @@ void CheckDropout(const char* operation, double rate, const OptionalTensor& seed
 }
 
 at::Tensor SeedOrDrawn(const OptionalTensor& seed) {
-  // A tensor without axes, so that a compiled graph accepts a CPU tensor next to GPU tensors.
+  // A 0-dimensional tensor, because a compiled graph accepts such a CPU tensor next to GPU tensors.
   return seed ? seed->reshape({})
               : at::randint(std::numeric_limits<int64_t>::max(), {},
                             at::TensorOptions().dtype(at::kLong));

@@ -19,19 +19,19 @@ namespace gnomon {
 void CheckDropoutRate(const char* operation, double rate);
 // Checks the rate and the seed.
 void CheckDropout(const char* operation, double rate, const OptionalTensor& seed);
-// The seed as a tensor without axes, drawn from PyTorch's generator if absent.
+// The seed as a 0-dimensional tensor, drawn from PyTorch's generator if absent.
 at::Tensor SeedOrDrawn(const OptionalTensor& seed);
 void CheckTolerance(const char* operation, double tolerance);
 
-// Checks dropout, tolerance, chunks and the window.
+// Checks dropout, seed, tolerance, score_softcap, chunks and the window.
 void CheckOptions(const CallArguments& arguments);
 
 // Checks q, k and v of attention.
 void CheckTokens(const char* operation, const at::Tensor& q, const at::Tensor& k,
                  const at::Tensor& v);
 
-// Checks that a token tensor of any operator has a floating-point dtype and a supported device,
-// both equal to those of q.
+// Checks a token tensor of any operator: its dtype must be floating-point, its device must be
+// supported, and both must equal those of q.
 void CheckTokenType(const char* operation, const char* name, const at::Tensor& tensor,
                     const at::Tensor& q);
 
@@ -49,12 +49,12 @@ OptionalTensor CheckIntegers(const char* operation, const char* name, const Opti
 at::Tensor Broadcast(const char* name, const char* expected, const at::Tensor& tensor,
                      std::vector<c10::SymInt> sizes);
 
-// Like Broadcast, for an array of query-key pairs (1 or B, 1 or H, Lq, Lk).
+// Like Broadcast, for an array over query-key pairs; returns (1 or B, 1 or H, Lq, Lk).
 at::Tensor BroadcastPairs(const char* name, const at::Tensor& pairs, const at::Tensor& q,
                           const at::Tensor& k);
 
-// k (B, Hkv, Lk, D) with zeros for hidden keys, because NaN in hidden keys would reappear in the
-// gradient of a token map.
+// Returns k (B, Hkv, Lk, D) with hidden keys set to 0, because NaN in a hidden key would propagate
+// to the gradient of a token map.
 at::Tensor WithoutHidden(const at::Tensor& k, const OptionalTensor& key_starts,
                          const OptionalTensor& key_lengths);
 

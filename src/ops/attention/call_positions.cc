@@ -57,7 +57,7 @@ c10::SymInt QueryOffset(const at::Tensor& q, const at::Tensor& k, bool has_posit
                         const CallArguments& arguments) {
   if (arguments.query_offsets || (arguments.positions && !HasCoordinates(arguments))) return 0;
   if (arguments.query_offset) {
-    // Beyond this, positions in float64 are no longer exact.
+    // Positions beyond this limit are not exact in float64.
     constexpr int64_t kLargestExact = int64_t{1} << 53;
     const std::optional<int64_t> offset = arguments.query_offset->maybe_as_int();
     TORCH_CHECK_VALUE(!offset || (*offset >= -kLargestExact && *offset <= kLargestExact),
@@ -97,7 +97,8 @@ std::optional<Coordinates> Coordinates::Find(const at::Tensor& q, const at::Tens
     const at::Tensor& given = *arguments.key_positions;
     TORCH_CHECK_VALUE(given.dim() == 3 && given.sym_size(2) == coordinates.queries_.sym_size(2),
                       OperatorArguments::kOperation, ": key_positions has shape ",
-                      given.sym_sizes(), "; expected the same number of axes as positions, ",
+                      given.sym_sizes(),
+                      "; expected (B, Lk, axes) with as many axes as positions, ",
                       coordinates.queries_.sym_size(2));
     coordinates.keys_ = CheckedCoordinates("key_positions", given, q, k.sym_size(2));
   }

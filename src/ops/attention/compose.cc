@@ -42,8 +42,8 @@ const ResolvedPosition* FindOne(const std::vector<ResolvedPosition>& positions,
   return found;
 }
 
-// One past the farthest position. Per-batch offsets are data, which shapes cannot depend on, so
-// terms that depend on the length then use the number of keys.
+// One past the farthest position. With per-batch offsets, this is the number of keys, because
+// shapes cannot depend on data.
 c10::SymInt LengthOf(const at::Tensor& q, const at::Tensor& k, const c10::SymInt& query_offset,
                      const OptionalTensor& query_offsets) {
   const c10::SymInt queries = q.sym_size(2) + query_offset;
@@ -162,14 +162,14 @@ class Composition {
     FindOne(positions_, PositionEntry::Role::kNorm, "QK-norms");
     FindOne(positions_, PositionEntry::Role::kGate, "gates");
     content_ = FindOne(positions_, PositionEntry::Role::kContent, "content terms");
-    // Content terms use the scale of the call with any similarity.
+    // With any similarity, content terms use the call's scale.
     const bool is_for_content = content_ != nullptr && !entry_.catalogue.takes_scale;
     for (const ResolvedPosition& position : positions_) {
       const CatalogueEntry& entry = position.entry->catalogue;
       TORCH_CHECK_VALUE(!entry.needs_dot || entry_.is_product, kOperation, ": ", entry.name,
                         " works only with the similarity dot, not with ", entry_.catalogue.name);
       if (!entry.needs_causal || IsCausal()) continue;
-      // Tables with rows for keys on both sides do not require a causal mask.
+      // Tables with rows for keys before and after the query do not require a causal mask.
       const bool may_be_both = entry.Find("bidirectional") != nullptr;
       TORCH_CHECK_VALUE(may_be_both && position.component->Flag("bidirectional"), kOperation, ": ",
                         entry.name, " requires causal=True",
@@ -223,7 +223,7 @@ class Composition {
         TORCH_CHECK_NOT_IMPLEMENTED(
             !position.entry->GoesByLength(*position.component), kOperation, ": ",
             position.component->name(),
-            " depends on the length of the call and does not support positions; pass "
+            " depends on the call's sequence length and does not support positions; pass "
             "query_offset instead");
         packed_.Add(*position.entry, *position.component, position.tensors);
         continue;
@@ -318,8 +318,8 @@ class Composition {
                           term.key.defined() == term.queries.defined() &&
                           (term.keys.defined() || term.queries.defined() || term.values.defined()),
                       kOperation, ": ", content_->component->name(),
-                      " returns a table without the tokens to multiply it by; expected query "
-                      "together with keys, key together with queries, or values");
+                      " returns an incomplete content term; expected both query and keys, both "
+                      "key and queries, or values");
     CheckTable(term, "keys", term.keys);
     CheckTable(term, "queries", term.queries);
     CheckTable(term, "values", term.values);
@@ -330,7 +330,7 @@ class Composition {
     if (!term.takes_scale) {
       TORCH_CHECK_VALUE(!arguments_.scale || entry_.catalogue.takes_scale, kOperation,
                         ": scale applies to similarities such as dot and to content terms without "
-                        "their own scale; this call has neither, so omit it");
+                        "their own scale; omit scale, because this call has neither");
     }
     if (term.keys.defined()) {
       call_.relative_query = std::move(term.query);
@@ -346,7 +346,7 @@ class Composition {
     call_.relative_factor = factor;
   }
 
-  // Throws unless it has the shape of a key bias.
+  // Throws unless `bias` has the shape of a key bias.
   void CheckKeyBias(const char* what, const Component& component, const at::Tensor& bias) const {
     const bool fits = bias.defined() && bias.dim() == 3 &&
                       (bias.sym_size(0) == 1 || bias.sym_size(0) == q_.sym_size(0)) &&
@@ -398,9 +398,9 @@ class Composition {
     call_.key_bias_base = std::move(split.base);
   }
 
-  // A bias shared by all rows becomes a key bias, and one shared by all keys becomes a row bias:
-  // neither these nor their gradients take memory per pair. With a soft cap, a bias shared by all
-  // keys remains a pair bias.
+  // A bias shared by all rows becomes a key bias, and one shared by all keys becomes a row bias, so
+  // neither the bias nor its gradient takes memory per pair. With a soft cap, a bias shared by all
+  // keys changes the weights, so it remains a pair bias.
   void AddPairBiases() {
     for (const ResolvedPosition& position : positions_) {
       if (position.entry->role() != PositionEntry::Role::kPairBias) continue;
@@ -469,8 +469,8 @@ class Composition {
     return call_.key_starts ? last - of_batch(*call_.key_starts) : last;
   }
 
-  // The values for the aggregation. Midpoints weight each value by its Lorentz factor, whose
-  // logarithm is added to the scores.
+  // The values to aggregate. Midpoints weight each value by its Lorentz factor, whose logarithm is
+  // added to the scores.
   at::Tensor WeighedValues() {
     if (arguments_.aggregation != "einstein_midpoint") {
       TORCH_CHECK_VALUE(
@@ -480,9 +480,9 @@ class Composition {
       return v_;
     }
     const at::Tensor value = InUnitBall(Visible(v_.to(computing_)));
-    // A temperature multiplies the scores but must not multiply these logarithms. The values are
-    // then multiplied by the factors instead, and an additional column accumulates the sum of the
-    // factors.
+    // A temperature would also multiply these logarithms. With a temperature, the values are
+    // therefore multiplied by the factors instead, and an additional column accumulates the sum of
+    // the factors.
     weighs_values_ = call_.temperature.has_value();
     if (weighs_values_) {
       TORCH_CHECK_NOT_IMPLEMENTED(arguments_.dropout == 0, kOperation,
@@ -495,7 +495,7 @@ class Composition {
     }
     const at::Tensor log_factor = LogLorentzFactor(value, range_.heads);
     if (call_.key_bias_low) {
-      // The factor is added to the low part, because it would lose precision in a long sum; the
+      // The logarithm is added to the low part, because it would lose precision in a long sum; the
       // second line adds its gradient.
       call_.key_bias_low = *call_.key_bias_low + log_factor.detach();
       AddBias(call_.key_bias, log_factor - log_factor.detach());
@@ -570,8 +570,8 @@ class Composition {
            q.sym_stride(1) < q.sym_stride(2);
   }
 
-  // Terms that all keys of a row share do not change the weights, so the kernels omit them. With a
-  // soft cap, they do change the weights.
+  // Kernels omit the parts of the scores that all keys of a row share, because these do not change
+  // the weights. With a soft cap they would, so such calls are rejected.
   void AddSoftcap(const MappedTokens& tokens) {
     if (!arguments_.score_softcap) return;
     const auto refuse = [&](bool is_shared, const std::string& what) {
@@ -649,7 +649,8 @@ class Composition {
 };
 
 // Whether autograd records nothing for a call, because none of its tensors requires a derivative.
-// False if the call is traced or transformed, since those layers have their own graphs.
+// False if the call is traced or transformed, because tracing and transforms record their own
+// graphs.
 bool RecordsNothing(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const ResolvedSimilarity& similarity,
                     const std::vector<ResolvedPosition>& positions,
@@ -696,7 +697,7 @@ Outputs Compose(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 const ResolvedSimilarity& similarity,
                 const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,
                 bool returns_lse) {
-  // Otherwise, each operator below would repeat this check.
+  // Skips autograd for the whole call; otherwise, each operator below would repeat this check.
   std::optional<at::AutoDispatchBelowADInplaceOrView> below_autograd;
   if (RecordsNothing(q, k, v, similarity, positions, arguments)) below_autograd.emplace();
   return Composition(q, k, v, similarity, positions, arguments).Run(returns_lse);

@@ -100,7 +100,7 @@ class TangentCall {
   KernelCall<float> call_;
   const Tangents& tangents_;
   std::deque<at::Tensor> kept_;
-  at::Tensor direction_;  // of the bias parameters
+  at::Tensor direction_;  // the tangent of the bias parameters
   AttentionDerivatives of_;
 };
 

@@ -1,5 +1,5 @@
-// Forward-mode and second derivatives of attention by the fused kernel, for the calls that it
-// supports.
+// Forward-mode and second derivatives of attention, computed by the fused kernel for the calls that
+// it supports.
 #ifndef GNOMON_OPS_ATTENTION_FUSED_DERIVATIVES_H_
 #define GNOMON_OPS_ATTENTION_FUSED_DERIVATIVES_H_
 
@@ -12,8 +12,8 @@
 
 namespace gnomon {
 
-// Whether the kernel supports a call: a pair function that has a table of dual functions (or dot),
-// tokens up to float32, and no relative queries.
+// Whether the kernel supports a call: its pair function must be dot or have a table of dual
+// functions, its tokens must have at most float32 precision, and it must not have relative queries.
 bool HasFusedDerivatives(const OperatorArguments& a);
 
 // The results of the operators attention_jvp and attention_backward_jvp (argument_list.h); nullopt

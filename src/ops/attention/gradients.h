@@ -16,8 +16,8 @@
 
 namespace gnomon {
 
-// Sets the views of a kernel's gradient. rows(name) returns the view of the gradient of a token
-// argument.
+// Sets the members of a kernel's gradient to views of the gradient tensors. rows(name) returns the
+// view of the gradient of a token argument.
 template <class T, class Gradient, class Rows>
 void SetViews(NamedGradients<OperatorArguments>& of, const Bias<T>& bias, Rows& rows,
               Gradient& to) {

@@ -68,7 +68,7 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
                       "; expected all biases in the sequence, or all on one grid");
   }
   if (!grid) return std::nullopt;
-  // A rotation may use the sequence, but no other grid.
+  // A rotation may use this grid or positions in the sequence, but no other grid.
   for (const ResolvedPosition& position : positions) {
     if (position.entry->role() != PositionEntry::Role::kRotation) continue;
     const std::optional<TokenGrid> on = TokenGrid::Find(*position.component);
@@ -77,7 +77,7 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
                       " and other terms on the grid ", grid->Text(),
                       "; expected one grid for all terms");
   }
-  // Positions given by the caller are indices of the grid.
+  // The caller's positions are token indices on the grid.
   if (arguments.positions) return grid;
   TORCH_CHECK_VALUE(!arguments.query_offsets,
                     "gnomon.attention: query_offset is a tensor, which is not supported with ",
@@ -86,7 +86,7 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
     TORCH_CHECK_VALUE(q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),
                       "gnomon.attention: position contains ", place(*first, grid), ", but Lq is ",
                       q.sym_size(2), " and Lk is ", k.sym_size(2), "; expected ", grid->tokens(),
-                      " tokens in both, or query_offset, the index of the first query");
+                      " tokens in q and in k, or query_offset set to the index of the first query");
     return grid;
   }
   // The keys are the first tokens of the grid. Keys beyond it (memory keys) have no bias.

@@ -24,13 +24,14 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
                                   const std::vector<ResolvedPosition>& positions,
                                   const CallArguments& arguments);
 
-// The table of one bias, with size 1 along the axes that it does not read: an offset bias along its
-// axis, or the sum over all axes. options: dtype and device of the bias.
+// The table of one bias, with size 1 along the axes that the bias does not depend on. An offset
+// bias depends on its `axis` or, without one, is summed over all axes. options: dtype and device of
+// the bias.
 at::Tensor GridTable(const PositionEntry& entry, const Component& component,
                      const std::vector<at::Tensor>& tensors, const TokenGrid& grid, int64_t heads,
                      const at::TensorOptions& options);
 
-// The sum of such tables as (H, (2 n_1 - 1) (2 n_2 - 1) ...).
+// A sum of such tables, expanded and flattened to (H, (2 n_1 - 1) (2 n_2 - 1) ...).
 at::Tensor FlatGridTable(const at::Tensor& table, const TokenGrid& grid);
 
 }  // namespace gnomon

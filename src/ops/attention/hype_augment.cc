@@ -10,9 +10,9 @@
 
 namespace gnomon {
 
-// Angelotti 2023, section 3: sinh is a difference of exponentials, each of which is the product of
-// a query's factor and a key's factor. The sum over the axes of a grid requires one such pair of
-// columns per axis.
+// Angelotti 2023, section 3: sinh is a difference of two exponentials. Each is the product of a
+// query's factor and a key's factor, and so requires one additional column in q and k. On a grid,
+// each axis requires two such columns.
 std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Tensor& k,
                                                const at::Tensor& tau, const at::Tensor& mu,
                                                int64_t copies, const std::vector<int64_t>& axes,
@@ -36,7 +36,7 @@ std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Te
   for (const auto& [name, value] : {std::pair("tau", &tau), std::pair("mu", &mu)}) {
     TORCH_CHECK_VALUE(value->dim() == 0 || (value->dim() == 1 && value->sym_size(0) == heads),
                       "gnomon.hype_augment: ", name, " has shape ", value->sym_sizes(),
-                      "; expected a number or (H,) = (", heads, ",)");
+                      "; expected () or (H,) = (", heads, ",)");
     TORCH_CHECK_TYPE(value->is_floating_point(), "gnomon.hype_augment: ", name, " has dtype ",
                      value->scalar_type(), "; expected a floating-point dtype");
     TORCH_CHECK_TYPE(value->device() == q.device(), "gnomon.hype_augment: ", name, " is on ",
@@ -47,7 +47,7 @@ std::tuple<at::Tensor, at::Tensor> HypeAugment(const at::Tensor& q, const at::Te
   const auto over_tokens = [](const at::Tensor& heads_value) {
     return heads_value.to(at::kDouble).reshape({-1, 1});
   };
-  // Returns one tensor per axis.
+  // Returns mu times the coordinates, one tensor per axis.
   const auto angles = [&](const c10::SymInt& first, const at::Tensor& tokens) {
     std::vector<at::Tensor> coordinates;
     if (axes.empty()) {

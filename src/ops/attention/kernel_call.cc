@@ -27,7 +27,7 @@ void ExpectPositions(int64_t least, int64_t greatest, int64_t end, const char* w
                     " to ", greatest, "; expected ", what, ", 0 to ", end - 1);
 }
 
-// Beyond 2^53, positions in float64 are no longer exact.
+// Positions beyond 2^53 are not exact in float64.
 void CheckOffsets(const at::Tensor& offsets) {
   constexpr int64_t kLargestExact = int64_t{1} << 53;
   if (!offsets.is_cpu()) return;
@@ -53,7 +53,7 @@ void FillEmpty(Outputs& outputs) {
   auto& [o, lse, statistics] = outputs;
   o.zero_();
   lse.fill_(-std::numeric_limits<double>::infinity());
-  // These are the statistics of a row without scores, weights and keys.
+  // The statistics of a row without keys: the largest score, the sum of weights, and no key (-1).
   statistics[0].fill_(-std::numeric_limits<double>::infinity());
   statistics[1].zero_();
   statistics[2].fill_(-1);
@@ -154,8 +154,9 @@ void KernelCall<T>::SetPositions(const OperatorArguments& a) {
 
 namespace {
 
-// Consecutive tokens of one segment; `ahead` is the difference between their positions and their
-// columns. FindRuns returns false if the tokens of a segment are not consecutive.
+// Adjacent tokens of one segment with consecutive positions; `ahead` is the position of a token
+// minus its column. FindRuns returns false if adjacent tokens of a segment do not have consecutive
+// positions.
 struct PlacedRun {
   int32_t segment;
   int64_t ahead;
@@ -211,7 +212,7 @@ std::optional<std::vector<int64_t>> KernelCall<T>::OffsetsOfPositions() const {
         offset = own;
       }
     }
-    // For a batch without visible keys, any value works.
+    // For a batch element without visible keys, any value works.
     offsets.push_back(offset.value_or(offsets.empty() ? 0 : offsets.back()));
   }
   return offsets;
@@ -219,8 +220,8 @@ std::optional<std::vector<int64_t>> KernelCall<T>::OffsetsOfPositions() const {
 
 template <class T>
 void KernelCall<T>::ReplaceByOffsets(const OperatorArguments& a) {
-  // Chunks, grids and tables indexed by key depend on the positions themselves, and so does the row
-  // check of a table for the past.
+  // Chunks, grids and tables indexed by key depend on the positions themselves, and so does the
+  // check that a table for the past has enough rows.
   const bool by_distance = !a.chunks && !a.grid &&
                            ((!a.relative_keys && !a.relative_values && !a.relative_queries) ||
                             a.relative_layout == "clip" || a.relative_layout == "zero" ||
@@ -325,8 +326,8 @@ void KernelCall<T>::SetBias(const OperatorArguments& a) {
     }
   } else if (a.bias) {
     TORCH_CHECK_VALUE(a.grid || !has_positions_,
-                      "gnomon.attention: bias and positions are both given; pass bias_parameters "
-                      "or a grid instead of bias");
+                      "gnomon.attention: bias and positions are given without grid; pass "
+                      "bias_parameters instead of bias, or also pass grid");
     if (a.grid) bias_layout_ = MakeGrid(*a.grid, GridLayout::Kind::kTable);
     const int64_t entries =
         bias_layout_ ? bias_layout_->size() : std::max<int64_t>(n.queries + n.keys - 1, 0);

@@ -68,7 +68,7 @@ template <class T>
 class KernelCall {
  public:
   // The tokens must have types that kernels of T read. Values of tensors are checked only on the
-  // CPU, because on a GPU this would require a synchronisation. There, key bounds are clamped
+  // CPU, because a check on a GPU would require a synchronisation. On a GPU, key bounds are clamped
   // instead, and other values are used unchecked.
   explicit KernelCall(const OperatorArguments& a);
 
@@ -81,10 +81,11 @@ class KernelCall {
     return n.batch * n.heads * n.queries * n.keys == 0;
   }
 
-  // The query of relative keys, which input() contains if it has type T; may be undefined.
+  // The query that is multiplied by relative keys; may be undefined. input() contains it only if it
+  // has type T.
   const at::Tensor& relative_query() const { return relative_query_; }
 
-  // The gradient of the bias has the layout of the bias.
+  // A view of the gradient of the bias, which has the layout of the bias.
   Bias<T> BiasGradient(T* table) const {
     return {table, input_.bias.batch_stride, input_.bias.layout};
   }
@@ -111,9 +112,9 @@ class KernelCall {
   void SetTokens(const OperatorArguments& a);
   void SetMask(const OperatorArguments& a);
   void SetPositions(const OperatorArguments& a);
-  // If the distances of all visible pairs equal those of their columns plus one offset per batch,
-  // this offset replaces the positions. Terms that depend only on distance then give the same
-  // result at lower cost.
+  // If the distance of every visible pair equals its distance in columns plus one offset per batch
+  // element, these offsets replace the positions. Terms that depend only on distance then give the
+  // same result at lower cost.
   void ReplaceByOffsets(const OperatorArguments& a);
   std::optional<std::vector<int64_t>> OffsetsOfPositions() const;
   void SetBias(const OperatorArguments& a);

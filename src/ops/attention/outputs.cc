@@ -21,13 +21,13 @@ std::tuple<at::Tensor, at::Tensor> AddSink(const at::Tensor& o, const at::Tensor
   // two would give NaN, also in the gradient.
   constexpr double kNothing = -1e30;
   const at::Tensor finite = lse.clamp_min(kNothing);
-  // The weight of the keys is 1 minus that of the sink. Computing the derivative of the sigmoid
-  // from its value would lose the precision of a small sink weight.
+  // The weight of the keys is 1 minus that of the sink. at::sigmoid computes its derivative from
+  // its value, which would lose the precision of a small sink weight.
   const at::Tensor margin = finite - score;
   const at::Tensor log_keys = at::log_sigmoid(margin);
   const at::Tensor keys = log_keys.exp();
-  // The second derivatives of at::logaddexp are NaN where one argument is much larger than the
-  // other.
+  // at::logaddexp is not used, because its second derivatives are NaN where one argument is much
+  // larger than the other.
   const at::Tensor total =
       at::where(margin >= 0, finite - log_keys, score - at::log_sigmoid(-margin));
   return {(o * keys.unsqueeze(3)).to(o.scalar_type()),

@@ -23,7 +23,7 @@ void AddRowBias(at::Tensor& o, at::Tensor& lse, at::Tensor& statistics, const at
 
 // Projects the sums o (B, H, Lq, Dv) of hyperboloid points, time first, back onto the hyperboloid.
 // The results are the points with the smallest weighted sum of squared Lorentzian distances (Law et
-// al. 2019). 0 stays 0.
+// al. 2019). A sum of 0 remains 0.
 at::Tensor LorentzCentroid(const at::Tensor& o, const ResolvedSimilarity& similarity);
 
 }  // namespace gnomon

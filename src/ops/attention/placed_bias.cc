@@ -42,7 +42,7 @@ at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
     TORCH_CHECK_VALUE(
         next < shapes.size() && next + 1 + static_cast<size_t>(shapes[next]) <= shapes.size(),
         "gnomon.attention: bias_shapes has ", shapes.size(),
-        " elements; expected more, because the terms are ", terms);
+        " elements; expected more for the terms ", terms);
     const at::IntArrayRef sizes = shapes.slice(next + 1, static_cast<size_t>(shapes[next]));
     next += 1 + sizes.size();
     const int64_t count = c10::multiply_integers(sizes);
@@ -87,7 +87,7 @@ class AboveAutograd {
   at::AutoGradMode enabled_;
 };
 
-// The gradient of <y, d_y> at x; 0 if y does not depend on x.
+// The gradient of <y, d_y> with respect to x; 0 if y does not depend on x.
 at::Tensor GradientOf(const at::Tensor& y, const at::Tensor& x, const at::Tensor& d_y,
                       bool create_graph) {
   if (!y.requires_grad()) return at::zeros_like(x);

@@ -19,8 +19,8 @@ namespace gnomon {
 namespace {
 
 // The standard deviation of a query's logits for N(0, 1) tokens with gamma or beta = 1: the square
-// root of the mean, over queries, of the variance over keys. It is measured with the pair function,
-// so it works for any similarity.
+// root of the mean, over queries, of the variance over keys. Measured with the pair function, which
+// works for any similarity.
 double LogitSpread(const SimilarityEntry& entry, const Component& component, int64_t head_dim) {
   constexpr int64_t kTokens = 256;
   constexpr uint64_t kSeed = 20230906;

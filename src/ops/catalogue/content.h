@@ -1,5 +1,5 @@
-// Content terms: positions that multiply the unrotated query or key by a table row, which the
-// positions of query and key select.
+// Content terms: positions that multiply the unrotated query or key by a row of a table, selected
+// by the positions of the query and the key.
 #ifndef GNOMON_OPS_CATALOGUE_CONTENT_H_
 #define GNOMON_OPS_CATALOGUE_CONTENT_H_
 
@@ -18,8 +18,8 @@ struct ContentTerm {
   at::Tensor query;        // (B, H, Lq, D)
   at::Tensor keys;         // (1 or H, n, D)
   at::Tensor values = {};  // (1 or H, n, Dv); may be undefined
-  // (B, Hkv, Lk, D) and (1 or H, n, D), as for relative_queries (attention_operators.h); undefined:
-  // neither.
+  // (B, Hkv, Lk, D) and (1 or H, n, D), as for relative_queries (attention_operators.h); either
+  // both are defined or neither is.
   at::Tensor key = {};
   at::Tensor queries = {};
   at::Tensor key_weights = {};  // (H, D): adds its product with each key; may be undefined

@@ -90,8 +90,8 @@ MappedTokens SimilarityEntry::Mapped(const Component& component, const at::Tenso
 
 namespace {
 
-// Throws unless the result of a function has the dtype and the sizes of the tokens, except for the
-// number of heads.
+// Throws unless the result of a function has the dtype and the sizes of the tokens; the number of
+// heads may also be `heads`.
 void CheckLike(const Component& component, const char* what, const at::Tensor& made,
                const at::Tensor& tokens, const c10::SymInt& heads) {
   const bool fits = made.defined() && made.dim() == 4 && made.sym_size(0) == tokens.sym_size(0) &&

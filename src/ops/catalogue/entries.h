@@ -46,8 +46,8 @@ using KeyBiasFunction = at::Tensor (*)(const Component& component,
 
 // Returns an array that broadcasts to (B, H, Lq, Lk), computed per pair from the entry's tensors
 // only. The function does not receive the tokens' positions. If a call is computed in parts, the
-// tensors contain only some rows and keys. An entry whose function reads other pairs must set
-// sums_over_keys.
+// tensors contain only some rows and keys. An entry whose function reads the values of other pairs
+// must set sums_over_keys.
 using PairBiasFunction = at::Tensor (*)(const Component& component,
                                         const std::vector<at::Tensor>& tensors);
 
@@ -55,13 +55,13 @@ struct SimilarityEntry {
   CatalogueEntry catalogue;
   std::vector<Parameter> parameters = {};
   TokenMap map;
-  // Whether map returns q and k unchanged, in any type.
+  // Whether `map` returns q and k unchanged, whatever their dtype.
   bool keeps_tokens = false;
   // Whether its scores are products of the unmapped tokens times `scale`. Terms that add products
   // to these scores, or scale both tokens, work only with such similarities.
   bool is_product = false;
-  // Its pair functions: the choices that select them, and their names. Default: the pair function
-  // with the entry's name.
+  // Its pair functions: for each, the choice that selects it, and its name. Default: the pair
+  // function with the entry's name.
   std::vector<std::pair<std::string, std::string>> functions = {};
   // Whether the last coordinate of a token is a separate height; null means no.
   bool (*has_height)(const Component& component) = nullptr;
@@ -89,7 +89,7 @@ struct SimilarityEntry {
   // The parameter that states that a component's tokens are already points; null if they are not.
   const Parameter* points_parameter(const Component& component) const;
   // The result of `map` for q (B, H, Lq, D), k (B, Hkv, Lk, D) and parameters (H,). Throws
-  // c10::ValueError unless it satisfies MappedTokens.
+  // c10::ValueError unless the result has the form of MappedTokens.
   MappedTokens Mapped(const Component& component, const at::Tensor& q, const at::Tensor& k,
                       const HeadParameters& heads) const;
   // Throws c10::ValueError, "<operation><what><head_dim>; ...", if tokens cannot have head_dim
@@ -105,14 +105,14 @@ struct RotationCall {
   std::optional<at::Tensor> firsts;  // (B,), per batch
   c10::SymInt length;                // one past the farthest position of q and k
   bool of_keys;
-  bool is_product;      // whether the similarity is an inner product
-  bool last_is_height;  // the last coordinate is then not rotated
-  int64_t heads = 1;    // of q, and of k
-  int64_t key_heads = 1;
+  bool is_product;        // whether the similarity is an inner product
+  bool last_is_height;    // whether the last coordinate is a height, which is not rotated
+  int64_t heads = 1;      // of q
+  int64_t key_heads = 1;  // of k
   // Replaces position, firsts and length.
   std::optional<TokenPositions> positions = std::nullopt;
   const char* operation = "gnomon.attention";  // for messages
-  // If defined, a tensor to write the result to, with the shape and dtype of x, whose rows have
+  // If defined, a tensor to write the result to, with the shape and dtype of x, whose last axis has
   // stride 1. An entry may ignore it.
   at::Tensor to = {};
 };
@@ -130,7 +130,7 @@ using NormFunction = at::Tensor (*)(const Component& component,
 // The rows for which a temperature is computed.
 struct TemperatureCall {
   at::Tensor positions;  // (1 or B, 1, Lq), float64
-  at::Tensor seen;       // number of keys up to each position, at least 1; broadcasts likewise
+  at::Tensor seen;       // number of keys up to each position, at least 1; broadcasts similarly
 };
 // Returns the factor of the scores, which broadcasts with (B, H, Lq).
 using TemperatureFunction = at::Tensor (*)(const Component& component,
@@ -146,28 +146,29 @@ struct ComponentUse {
   bool looks_ahead = true;
 };
 
-// Roles kGridBias, kSink and kGate need no function: the first tensor is sufficient.
+// Entries with the roles kGridBias, kSink and kGate need no function: their first tensor is
+// sufficient.
 struct PositionEntry {
   using Role = CatalogueEntry::Role;
 
   CatalogueEntry catalogue;
   std::vector<Parameter> parameters = {};
   OffsetBiasFunction bias = nullptr;          // of Role::kBias
-  KeyBiasFunction key_bias = nullptr;         // of Role::kKeyBias; null means its tensor
-  PairBiasFunction pair_bias = nullptr;       // of Role::kPairBias; null means its tensor
+  KeyBiasFunction key_bias = nullptr;         // of Role::kKeyBias; if null, the bias is its tensor
+  PairBiasFunction pair_bias = nullptr;       // of Role::kPairBias; if null, the bias is its tensor
   RotationFunction rotate = nullptr;          // of Role::kRotation
   TokenEncoderFactory encoder = nullptr;      // of Role::kEmbedding
   ContentFunction content = nullptr;          // of Role::kContent
   NormFunction norm = nullptr;                // of Role::kNorm
   TemperatureFunction temperature = nullptr;  // of Role::kTemperature
-  // Whether it depends on the whole call: a rotation on RotationCall::length, or an offset bias on
-  // parts of OffsetRange other than the offsets, such as keys, queries or query_offset; null:
-  // no.
+  // Whether the entry depends on the whole call: a rotation may depend on RotationCall::length, and
+  // an offset bias on parts of OffsetRange other than the offsets, such as keys, queries or
+  // query_offset. Null means no.
   bool (*goes_by_length)(const Component& component) = nullptr;
   // Sets the context-dependent defaults of a component; null if there are none.
   Component (*complete)(Component component, const ComponentUse& use) = nullptr;
-  // For modules: the number of positions at which it is defined; null if it is unlimited or given
-  // by its grid.
+  // For modules: the number of positions at which the entry is defined; null if this is unlimited
+  // or given by the grid.
   std::optional<int64_t> (*max_length)(const Component& component, int64_t otherwise) = nullptr;
   // For modules: the number of coordinates per position in its calls; null if it is one or any
   // number.
@@ -187,13 +188,13 @@ struct PositionEntry {
   // The parameters of a component that may be tensors, in order.
   std::vector<const Parameter*> Tensors(const Component& component) const;
   // Call the entry's functions and check their results; throw c10::ValueError if a result is
-  // invalid. `bias`: (H, entries), or, if batches have their own offsets, (B, H, entries).
+  // invalid. BiasByOffset: (H, entries), or (B, H, entries) if batches have their own offsets.
   at::Tensor BiasByOffset(const Component& component, const std::vector<at::Tensor>& tensors,
                           const OffsetRange& range) const;
-  // `rotate`: the shape of the tokens; keys may have the heads of q.
+  // Returns a tensor with the shape of the tokens, except that keys may have the heads of q.
   at::Tensor Rotated(const Component& component, const std::vector<at::Tensor>& tensors,
                      const RotationCall& call) const;
-  // `norm`: the shape of the tokens.
+  // Returns a tensor with the shape of the tokens.
   at::Tensor Normed(const Component& component, const std::vector<at::Tensor>& tensors,
                     const at::Tensor& x, bool of_keys) const;
 };

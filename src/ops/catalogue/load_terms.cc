@@ -35,7 +35,7 @@ Loaded& LoadedLibraries() {
 }
 
 void* Open(const std::string& file) {
-  // Missing symbols must be detected before anything registers itself.
+  // With RTLD_NOW, missing symbols are detected before any term is registered.
   if (void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
   const std::string reason = dlerror();
   TORCH_CHECK_VALUE(reason.find("gnomon_terms_for_") == std::string::npos,
@@ -60,7 +60,7 @@ std::vector<std::string> LoadTerms(const std::string& path) {
       handle = Open(file.string());
       TORCH_CHECK_VALUE(
           dlsym(handle, "gnomon_terms") != nullptr, "gnomon.load_terms: ", file.string(),
-          " is not a term library; build one with gnomon_add_terms() of the CMake package");
+          " is not a term library; build one with gnomon_add_terms() from the CMake package");
     });
   } catch (...) {
     if (handle != nullptr) dlclose(handle);

@@ -1,4 +1,4 @@
-// Pair functions of term libraries, without PyTorch.
+// Registration of pair functions by term libraries, which does not depend on PyTorch.
 #ifndef GNOMON_OPS_CATALOGUE_PAIR_FUNCTION_H_
 #define GNOMON_OPS_CATALOGUE_PAIR_FUNCTION_H_
 
@@ -6,8 +6,8 @@
 
 namespace gnomon {
 
-// A static object of this type registers a pair function, like the types in registry.h, which
-// register entries.
+// A static object of this type registers a pair function, just as the types in registry.h register
+// entries.
 struct RegisterPairFunction {
   explicit RegisterPairFunction(const PairFunction& function);
 };

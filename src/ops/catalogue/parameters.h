@@ -29,15 +29,15 @@ struct ModuleShape {
 struct CallLengths {
   int64_t positions;  // one past the last query's position
   int64_t keys;
-  // If the caller gives positions, (): the largest p_i - p_j. The lengths above then do not
-  // describe positions.
+  // The largest p_i - p_j, (), if the caller gives positions. In this case, the lengths above do
+  // not describe positions.
   std::optional<at::Tensor> farthest = std::nullopt;
 };
 
 // A tensor that a module computes from its tokens x (B, L, dim) in each call: x W^T + b, with this
 // many columns per head.
 struct TokenProjection {
-  // Whether it is computed from the tokens of keys, so that a cache stores it.
+  // Whether the tensor is computed from the tokens of keys, so that a cache must store it.
   bool of_keys = false;
   int64_t (*columns)(const Component& component, const ModuleShape& shape) = nullptr;
   // The initial value of b (H,), with W = 0. If null, there is no b, and W is initialised from N(0,
@@ -57,7 +57,7 @@ struct TensorUse {
   at::Tensor (*start)(const Component& component, const ModuleShape& shape) = nullptr;
   // For per-head values: whether they are learned if the specification does not set them.
   bool learned = true;
-  bool of_values = false;  // whether it is added to the values
+  bool of_values = false;  // whether the tensor is added to the values
   // Whether a component has the tensor; null means always.
   bool (*present)(const Component& component) = nullptr;
   // For modules: converts the stored tensor to the form that the operator reads; null means the
@@ -70,7 +70,7 @@ struct TensorUse {
   // For modules: the projection that computes the tensor from tokens, instead of an initial value.
   std::optional<TokenProjection> projection = std::nullopt;
 
-  // Whether a module creates it by default.
+  // Whether a module creates the tensor by default.
   bool HasStart() const { return start != nullptr || projection; }
   bool IsPresent(const Component& component) const {
     return present == nullptr || present(component);
@@ -88,7 +88,7 @@ struct Parameter : CatalogueParameter {
 
   bool is_per_head() const { return kind == Kind::kHeads; }
 
-  // Setters for chained calls, PositiveNumber("r", "1").Means("radius of the balls").
+  // Setters for chained calls, such as PositiveNumber("r", "1").Means("radius of the balls").
   Parameter Means(const char* text) const;
   // Describes the default in words, if there is no default value.
   Parameter Otherwise(const char* text) const;
@@ -97,9 +97,9 @@ struct Parameter : CatalogueParameter {
   // Make the parameter a required argument of calls, or no argument.
   Parameter Required() const;
   Parameter NoArgument() const;
-  // For encodings: the name of the argument, if it differs.
+  // For encodings: sets the name of the argument, if it differs from the parameter's name.
   Parameter Called(const char* other_name) const;
-  // For shapes: the names of the lengths of its axes.
+  // For shapes: sets the names of the axis lengths.
   Parameter OfAxes(std::vector<std::string> names) const;
   // For a choice of maps: sets the map for tokens that are already points.
   Parameter Points(const char* choice) const;
@@ -112,14 +112,14 @@ Parameter Integer(const char* name, const char* default_value);
 Parameter Flag(const char* name, const char* default_value);
 // The first choice is the default.
 Parameter Choice(const char* name, std::vector<std::string> choices);
-// Positive numbers joined by x.
+// Positive numbers separated by "x".
 Parameter Numbers(const char* name);
 // One value per head; default_value is "learned", "fixed" or a number.
 Parameter PerHead(const char* name, const char* default_value, const TensorUse& tensor = {});
 // A tensor, which a specification cannot contain.
 Parameter Table(const char* name, CatalogueParameter::Index index, const TensorUse& tensor);
-// For positions that support grids: "shape" and "prefix", and for biases also "axis"; a sum over
-// axes sets all three.
+// For positions that support grids: "shape" and "prefix", and for biases also "axis". The position
+// Grid sets all three.
 Parameter Shape();
 std::vector<Parameter> OnGrid(std::vector<Parameter> parameters, const Parameter& shape = Shape());
 std::vector<Parameter> OnAxis(std::vector<Parameter> parameters);

@@ -131,7 +131,7 @@ std::string FaultOfParameters(const CatalogueEntry& entry,
     const auto of_grid = of_grids.find(name);
     if (of_grid != of_grids.end() && of_grid->second != parameter.kind) {
       return "with a parameter " + name +
-             ", which is reserved for grids and has a different kind there";
+             " of the wrong kind; this name is reserved for a parameter of grids";
     }
     if (parameter.kind == Kind::kChoice && parameter.choices.empty()) {
       return "with a parameter " + name + ", a choice without values";
@@ -150,7 +150,7 @@ std::string LackOf(const SimilarityEntry& entry) {
   if (entry.map == nullptr) return "a function `map`";
   for (const Parameter* parameter : entry.other_head_parameters()) {
     if (parameter->tensor.start == nullptr) {
-      return "an initial value of its parameter " + parameter->name;
+      return "an initial value for its parameter " + parameter->name;
     }
   }
   return "";
@@ -158,11 +158,11 @@ std::string LackOf(const SimilarityEntry& entry) {
 std::string LackOf(const PositionEntry& entry) {
   for (const Parameter& parameter : entry.parameters) {
     if (parameter.is_per_head() && !parameter.tensor.HasStart()) {
-      return "an initial value of its parameter " + parameter.name;
+      return "an initial value for its parameter " + parameter.name;
     }
     const std::optional<TokenProjection>& projection = parameter.tensor.projection;
     if (projection && projection->columns == nullptr) {
-      return "a function `columns` of the projection of its parameter " + parameter.name;
+      return "a function `columns` in the projection for its parameter " + parameter.name;
     }
   }
   const auto lacks = [](const auto function, const char* name) {
@@ -247,7 +247,7 @@ std::string FaultOf(const Entry& entry) {
   if (!fault.empty()) return fault;
   if (const std::string lack = LackOf(entry); !lack.empty()) return "without " + lack;
   const std::string excess = ExcessOf(entry);
-  return excess.empty() ? "" : "with " + excess + ", which its role does not read";
+  return excess.empty() ? "" : "with " + excess + ", which its role does not use";
 }
 
 template <class Entry>
@@ -289,7 +289,8 @@ void CheckTerms(const Collection& collection) {
       TORCH_CHECK_VALUE(functions.count(function) != 0 || HasPairFunction(function),
                         "gnomon.load_terms: ", collection.library, " defines the similarity ",
                         entry.catalogue.name, ", which uses the unknown pair function ", function,
-                        "; expected a known one, or one listed in the similarity's `functions`");
+                        "; set the similarity's `functions` to pair functions that are registered "
+                        "or defined by the library");
     }
   }
   for (const PositionEntry& entry : collection.positions) check(entry);
@@ -396,7 +397,7 @@ const PositionEntry& FindPosition(const Component& component) {
 const PositionEntry& FindPositionInAttention(const char* operation, const Component& component,
                                              bool holds_tables) {
   const auto acts = [](const PositionEntry& entry) { return entry.role() != Role::kEmbedding; };
-  // A table without an initial value is passed with a call.
+  // A table without an initial value must be passed with each call, so a module cannot hold it.
   const auto has_starts = [](const PositionEntry& entry) {
     return entry.role() != Role::kEmbedding &&
            std::none_of(entry.parameters.begin(), entry.parameters.end(), [](const Parameter& p) {

@@ -1,6 +1,7 @@
-// The registry of similarities and positions. Each is a file in similarities/, positions/ or
-// encodings/ with its functions and an object that registers them, or a definition that is itself a
-// similarity (similarities/definition.h). There is no other list.
+// The registry of similarities and positions. Each is defined in a file in similarities/,
+// positions/ or encodings/ that contains its functions and an object that registers them, or by a
+// definition that is itself a similarity (similarities/definition.h). No other list of terms
+// exists.
 #ifndef GNOMON_OPS_CATALOGUE_REGISTRY_H_
 #define GNOMON_OPS_CATALOGUE_REGISTRY_H_
 
@@ -20,7 +21,8 @@
 namespace gnomon {
 
 // A static object of one of these types registers an entry or a pair function. A duplicate name or
-// an incomplete entry is an error: LoadTerms throws it; otherwise, it terminates the program.
+// an incomplete entry is an error: LoadTerms throws it, and at program start it terminates the
+// program.
 struct RegisterSimilarity {
   explicit RegisterSimilarity(SimilarityEntry entry);
 };
@@ -45,8 +47,9 @@ std::vector<const PositionEntry*> AllPositions();
 const SimilarityEntry& FindSimilarity(const Component& component);
 const PositionEntry& FindPosition(const Component& component);
 // Like FindPosition, for positions that act in attention. Throws, with a message that begins with
-// `operation`, for a position that is added to embeddings; lists only positions that a
-// specification fully describes, with tables if the caller holds them.
+// `operation`, for a position that is added to embeddings. For an unknown name, the message lists
+// only positions that a specification fully describes, including those with tables only if the
+// caller holds the tables.
 const PositionEntry& FindPositionInAttention(const char* operation, const Component& component,
                                              bool holds_tables);
 

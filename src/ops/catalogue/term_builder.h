@@ -15,7 +15,7 @@
 
 namespace gnomon {
 
-// Throws c10::ValueError unless a word, "yarn:factor=4", is followed only by its own options.
+// Throws c10::ValueError unless a word is followed only by its own options, as in "yarn:factor=4".
 // `spec` is the specification of the term so far.
 void CheckDetails(const std::string& spec, const char* key, const std::string& words);
 
@@ -26,7 +26,7 @@ class TermBuilder {
 
   TermBuilder& With(const char* key, const std::string& word) {
     TORCH_CHECK_VALUE(word.find_first_of(":+=") == std::string::npos, "gnomon: ", term_.spec,
-                      " has ", key, " = \"", word, "\"; expected a word without :, + and =");
+                      " has ", key, " = \"", word, "\"; expected a word without :, + or =");
     return Append(key, word);
   }
   TermBuilder& With(const char* key, double number) { return Append(key, NumberText(number)); }
@@ -42,7 +42,7 @@ class TermBuilder {
   TermBuilder& With(const char* key, const HeadValue& value) {
     return value.is_number() ? With(key, value.number()) : With(key, value.tensor());
   }
-  // A word that may be followed by its own options, "yarn:factor=4".
+  // A word that may be followed by its own options, such as "yarn:factor=4".
   TermBuilder& WithDetails(const char* key, const std::optional<std::string>& words) {
     if (!words) return *this;
     CheckDetails(term_.spec, key, *words);

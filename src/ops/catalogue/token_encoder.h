@@ -22,7 +22,7 @@ struct TokenBatch {
   at::Tensor embeddings;  // (B, L, dim)
   c10::SymInt offset;     // the position of the first token
   bool training = false;
-  OptionalTensor lengths;  // (B,) integers: later tokens are padding
+  OptionalTensor lengths;  // (B,) integers; tokens beyond these lengths are padding
   // (B, N, dim): the embeddings of the N preceding tokens, the latest last.
   OptionalTensor before;
   std::optional<at::Generator> generator;  // random generator for training (default: PyTorch's)
@@ -39,19 +39,19 @@ class TokenEncoder {
  public:
   virtual ~TokenEncoder() = default;
 
-  // The tensors that a module stores for it, drawn from PyTorch's generator.
+  // The tensors that a module stores for the encoding, initialised with PyTorch's generator.
   virtual std::vector<ModuleTensor> Tensors() const { return {}; }
-  // Returns the number of positions at which it is defined; nullopt if it is unlimited.
+  // Returns the number of positions at which the encoding is defined; nullopt if it is unlimited.
   virtual std::optional<int64_t> max_length() const { return std::nullopt; }
-  // Returns the number of preceding tokens that it reads.
+  // Returns the number of preceding tokens that the encoding reads.
   virtual int64_t history() const { return 0; }
   // The encoding to add to the embeddings; broadcasts with them.
   virtual at::Tensor Encode(const std::vector<at::Tensor>& tensors,
                             const TokenBatch& batch) const = 0;
 };
 
-// For embeddings with `dim` columns; causal: tokens must not depend on later ones. Throws
-// c10::ValueError if the component is invalid.
+// Creates an encoder for embeddings with `dim` columns. causal: tokens must not depend on later
+// tokens. Throws c10::ValueError if the component is invalid.
 using TokenEncoderFactory = std::unique_ptr<TokenEncoder> (*)(const Component& component,
                                                               int64_t dim, bool causal);
 

@@ -24,7 +24,8 @@ struct MappedTokens {
   std::function<at::Tensor()> row_constant = nullptr;
 };
 
-// The per-head parameters of a similarity, (H). Maps that need only the factor are also supported.
+// The per-head parameters of a similarity, (H). Maps that need only the factor may accept it as a
+// tensor.
 struct HeadParameters {
   at::Tensor factor;                    // the scale (dot product), gamma or beta (others), or 1
   std::vector<at::Tensor> others = {};  // SimilarityEntry::other_head_parameters

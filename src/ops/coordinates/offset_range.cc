@@ -26,7 +26,7 @@ at::Tensor OffsetRange::DistancesAs(const at::Tensor& like) const {
 at::Tensor OverEntries(const at::Tensor& heads) { return heads.unsqueeze(1); }
 
 at::Tensor RowsOver(const at::Tensor& table, const at::Tensor& entries) {
-  // On either device, the gradient of the alternative would be summed in thread order.
+  // On each device, the gradient of the other operator would be summed in thread order.
   const at::Tensor named = entries.flatten();
   const at::Tensor rows = table.is_cuda() ? table.index({named}) : table.index_select(0, named);
   if (entries.dim() == 1) return rows.t();

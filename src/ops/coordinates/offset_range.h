@@ -29,7 +29,7 @@ struct OffsetRange {
   at::Tensor DistancesAs(const at::Tensor& like) const;
 };
 
-// (H) to (H, 1), to broadcast with (entries).
+// Reshapes (H) to (H, 1), which broadcasts with (entries).
 at::Tensor OverEntries(const at::Tensor& heads);
 
 // The rows of a table (n, H) selected by indices (entries,) or (B, 1, entries): (H, entries), or

@@ -64,8 +64,8 @@ std::optional<int64_t> SmallestGrid(const std::vector<Component>& components) {
 std::vector<at::Tensor> TokenGrid::Coordinates(const char* what, const c10::SymInt& first,
                                                const c10::SymInt& count,
                                                const at::TensorOptions& options) const {
-  TORCH_CHECK_VALUE(first >= 0 && first + count <= tokens(), what, ": tokens range from ", first,
-                    " to ", first + count - 1, ", but the grid ", Text(), " has ", tokens(),
+  TORCH_CHECK_VALUE(first >= 0 && first + count <= tokens(), what, ": token indices range from ",
+                    first, " to ", first + count - 1, ", but the grid ", Text(), " has ", tokens(),
                     " tokens");
   return Split(at::arange(first, first + count, options.dtype(at::kLong)));
 }

@@ -38,8 +38,8 @@ class TokenGrid {
   std::vector<at::Tensor> Coordinates(const char* what, const c10::SymInt& first,
                                       const c10::SymInt& count,
                                       const at::TensorOptions& options) const;
-  // Returns the coordinates of tokens at the given indices, int64 of any shape. Throws if one is
-  // known to lie outside the grid.
+  // Returns the coordinates of tokens at the given indices, int64 of any shape. Throws if an index
+  // is known to lie outside the grid.
   std::vector<at::Tensor> CoordinatesAt(const char* what, const at::Tensor& positions) const;
   // Whether each of these tokens lies on the grid, (L,).
   at::Tensor IsPlaced(const c10::SymInt& first, const c10::SymInt& count,

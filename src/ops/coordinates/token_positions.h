@@ -19,8 +19,8 @@ struct TokenPositions {
   at::Tensor First() const;
   at::Tensor Last() const;
 
-  // The position of the first token, if the tokens of each sequence have the same consecutive
-  // positions and their values are known.
+  // The position of the first token, if all sequences have the same consecutive positions and these
+  // are known; otherwise nullopt.
   std::optional<int64_t> FirstOfConsecutive() const;
 };
 

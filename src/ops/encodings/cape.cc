@@ -32,11 +32,11 @@ class Encoder : public TokenEncoder {
     TORCH_CHECK_VALUE(!grid_ || grid_->axes() == 2, "gnomon.nn: cape: shape is ",
                       grid_ ? SizesText(grid_->shape()) : "", "; expected two axes");
     TORCH_CHECK_VALUE(!normalize_ || !grid_,
-                      "gnomon.nn: cape:normalize is set with a shape; leave it out, because "
-                      "the coordinates of a grid are already centred");
+                      "gnomon.nn: cape:normalize is set with a shape; leave normalize out, because "
+                      "grid coordinates are already centred");
     TORCH_CHECK_VALUE(!normalize_ || !causal,
-                      "gnomon.nn: cape:normalize is set in a causal model; leave it out, because "
-                      "the mean of the positions would reveal the length of the sequence");
+                      "gnomon.nn: cape:normalize is set in a causal model; leave normalize out, "
+                      "because the mean position would reveal the sequence length");
   }
 
   std::optional<int64_t> max_length() const override {
@@ -97,7 +97,8 @@ class Encoder : public TokenEncoder {
     } else if (normalize_) {
       TORCH_CHECK_VALUE(
           batch.offset == 0, "gnomon.nn: cape:normalize is set in a call that begins at position ",
-          batch.offset, "; pass all tokens in one call, because it subtracts their mean position");
+          batch.offset,
+          "; pass all tokens in one call, because normalize subtracts their mean position");
       const at::Tensor last =
           batch.lengths ? OverTokens(*batch.lengths - 1).to(at::kDouble) : positions.slice(1, -1);
       positions = positions - last / 2;
@@ -157,9 +158,10 @@ const RegisterPosition cape({
          .title = "CAPE",
          .formula = "adds sinusoids of the position p to the embeddings; in training, p is "
                     "replaced by (p + D + e_p) exp(l) with random D ~ U(+-global_shift), e_p ~ "
-                    "U(+-local_shift) spacings and l ~ U(+-ln global_scale). With normalize, the "
-                    "mean of p is subtracted first. On a grid, the sinusoids are waves over (x, y) "
-                    "in [-1, 1]^2, where x is the column and y is the row",
+                    "U(+-local_shift) in units of the position spacing, and l ~ U(+-ln "
+                    "global_scale). With normalize, the mean of p is subtracted first. On a grid, "
+                    "the sinusoids are waves over (x, y) in [-1, 1]^2, where x is the column and y "
+                    "is the row",
          .latex = R"(\text{sinusoids of}\quad (p + \Delta + \epsilon_p)\, e^{\lambda})",
          .note =
              "p is the position. In training, the other three variables are drawn uniformly: "
@@ -188,8 +190,8 @@ const RegisterPosition cape({
              .Otherwise("0.5")
              .AtLeast(0),
          Number("global_scale", "")
-             .Means("upper bound of the factor shared by all positions, whose lower bound is the "
-                    "inverse; default 1.03, or 1.4 on a grid")
+             .Means("upper bound of the scale factor shared by all positions; the lower bound is "
+                    "its inverse; default 1.03, or 1.4 on a grid")
              .Otherwise("1.03 (grid: 1.4)")
              .AtLeast(1),
          Flag("normalize", "false")

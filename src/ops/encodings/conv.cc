@@ -20,7 +20,7 @@ at::Tensor IsToken(const TokenBatch& batch) {
 }
 
 // Baevski et al. 2020, section 2: GELU(conv(x)), a grouped convolution with weight normalisation
-// over the kernel's axis (Salimans and Kingma 2016).
+// (Salimans and Kingma 2016), separately at each kernel tap.
 class Encoder : public TokenEncoder {
  public:
   Encoder(const Component& component, int64_t dim, bool causal)
@@ -79,13 +79,13 @@ class Encoder : public TokenEncoder {
         at::constant_pad_nd_symint(x.transpose(1, 2), {left, c10::SymInt(right)}), like_x(weight),
         like_x(Take(tensors, 2, "bias of conv")), /*stride=*/1, /*padding=*/at::IntArrayRef{0},
         /*dilation=*/1, groups_);
-    // An even kernel produces one frame too many.
+    // An even kernel produces one output too many.
     y = y.narrow_symint(2, 0, Length(batch));
     return at::gelu(y).transpose(1, 2);
   }
 
  private:
-  // The norm over all axes except that of the kernel.
+  // The norm over all axes except the kernel axis.
   static at::Tensor Norm(const at::Tensor& weight) {
     return at::linalg_vector_norm(weight, 2, at::IntArrayRef{0, 1}, /*keepdim=*/true);
   }

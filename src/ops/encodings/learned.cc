@@ -65,7 +65,7 @@ const RegisterPosition learned({
     .parameters = {Length()
                        .Required()
                        .Called("max_length")
-                       .Means("number of positions, that is, of table rows")},
+                       .Means("number of positions (table rows)")},
     .encoder = Make,
 });
 

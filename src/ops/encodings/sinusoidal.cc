@@ -69,9 +69,9 @@ const RegisterPosition sinusoidal({
          .note = "p is the position, and E is the embedding dimension. On a grid, each axis has E "
                  "/ axes dimensions",
          .details =
-             "The function sinusoid returns the table. If a shape is given, grid_sinusoid returns "
-             "the table: the first `prefix` tokens get no encoding, and the remaining tokens lie "
-             "on the grid.",
+             "The function sinusoid returns the table. If a shape is given, the function "
+             "grid_sinusoid returns it. The first `prefix` tokens then get no encoding, and the "
+             "remaining tokens lie on the grid.",
          .source = "Vaswani et al. 2017, Attention Is All You Need",
          .role = CatalogueEntry::Role::kEmbedding,
          .cost = "0 + 0",

@@ -1,4 +1,4 @@
-// Helpers of encodings for the tokens of a call.
+// Helper functions of encodings.
 #ifndef GNOMON_OPS_ENCODINGS_TOKENS_H_
 #define GNOMON_OPS_ENCODINGS_TOKENS_H_
 
@@ -19,7 +19,7 @@ inline at::Tensor Positions(const TokenBatch& batch) {
                     batch.embeddings.options().dtype(at::kLong));
 }
 
-// Lengths (B,), or one length for all, as (B or 1, 1).
+// Reshapes lengths (B,), or one length for all sequences, to (B or 1, 1).
 inline at::Tensor OverTokens(const at::Tensor& lengths) { return lengths.reshape({-1, 1}); }
 
 // The n-th tensor of an encoding; the error message calls it `name`.

@@ -53,7 +53,7 @@ void CheckTokens(const char* name, const at::Tensor& tokens) {
                    "; expected float32 or float64");
 }
 
-// (B, H, L, D) in the kernels' form.
+// Tokens (B, H, L, D) in the kernels' form.
 template <class T>
 MappedCones<T> ConesOf(const at::Tensor& tokens, const ConeMap& map) {
   MappedCones<T> cones;
@@ -103,7 +103,7 @@ at::Tensor MapGradient(const at::Tensor& tokens_in, const OptionalTensor& d_x_in
 
 using MapOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// Uninitialised tensors (B, H, L, D - 1), with the columns rounded up, and (S, B, H, L).
+// Uninitialised tensors (B, H, L, D - 1), with D - 1 rounded up to kColumnStep, and (S, B, H, L).
 template <MakeEmpty make_empty>
 std::pair<at::Tensor, at::Tensor> EmptyTokens(const at::Tensor& tokens, int scalars) {
   const c10::SymInt columns =
@@ -160,7 +160,7 @@ MapGradients BackwardCpu(const OptionalTensor& d_x, const OptionalTensor& d_rows
           needed[1] ? gradient(k, d_y, d_columns) : none};
 }
 
-// The same map with PyTorch operators, for any device.
+// The following functions compute the same map with PyTorch operators, on any device.
 struct TensorTerms {
   at::Tensor m;
   at::Tensor dm;
@@ -196,8 +196,8 @@ TensorTerms PenumbralTerms(const at::Tensor& z, bool as_is, double r) {
     m = u;
     dm = slope;
   }
-  // Avoids the root of 0: its second derivatives would be NaN even where where() discards the
-  // value.
+  // Avoids the square root of 0: its second derivatives would be NaN even where where() discards
+  // the value.
   const at::Tensor a_square = rest * (1 + u);
   const at::Tensor is_inside = a_square > 0;
   const at::Tensor root = at::where(is_inside, a_square, 1.0).sqrt();
@@ -210,7 +210,7 @@ TensorTerms PenumbralTerms(const at::Tensor& z, bool as_is, double r) {
       m, dm, {square * below, square}, {(d_square - square * below * a_slope) * below, d_square}};
 }
 
-// Checks the names like FindMap.
+// Checks the names as FindMap does.
 TensorTerms TermsOf(const at::Tensor& tokens, std::string_view function, std::string_view map,
                     double r) {
   FindMap(function, map, r);

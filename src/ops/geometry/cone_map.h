@@ -17,8 +17,8 @@ namespace gnomon {
 // scalars depend on the height h or u:
 //   umbral     m = h / sinh(r); h
 //   penumbral  m = u; u^2 / (1 + a), u^2, a = sqrt(1 - u^2)
-// The height depends on the map: h = exp(z) for psi; u = sigmoid(z) for xi, independent of r; h = z
-// for none, or u = z / r in [0, 1] with m = 1 / r.
+// The height depends on the map: h = exp(z) for psi; u = sigmoid(z) for xi, independent of r. For
+// none, z is the height: h = z with m = 1 / sinh(r), or u = z / r in [0, 1] with m = 1 / r.
 struct ConeTokens {
   at::Tensor x;
   at::Tensor row_scalars;

@@ -37,7 +37,7 @@ Light Check(const char* name, const at::Tensor& u, const at::Tensor& v, const st
                       "; expected shapes that broadcast, except for the last axis");
   }
   TORCH_CHECK_VALUE(cone == "umbral" || cone == "penumbral", "gnomon.cones.", name, ": cone is \"",
-                    cone, "\"; expected one of penumbral, umbral");
+                    cone, "\"; expected penumbral or umbral");
   const bool penumbral = cone == "penumbral";
   const double r = radius.value_or(Component::Parse(cone).Number("r"));
   TORCH_CHECK_VALUE(r > 0 && std::isfinite(r), "gnomon.cones.", name, ": r is ", r,
@@ -65,7 +65,7 @@ at::Tensor Shadow(const at::Tensor& height, double r) {
   return SafeSqrt((r - height) * (r + height));
 }
 
-// The point at `height` above the fraction `along` of the way from u to v.
+// The point at the given height, above the point at the fraction `along` of the way from u to v.
 at::Tensor PointOnTheWay(const Pair& pair, const at::Tensor& along, const at::Tensor& height) {
   return at::cat({pair.x + along.unsqueeze(-1) * pair.step, height.unsqueeze(-1)}, -1);
 }
@@ -87,8 +87,9 @@ torch::Tensor lowest_common_ancestor(const torch::Tensor& u, const torch::Tensor
   const auto [penumbral, r] = Check("lowest_common_ancestor", u, v, cone, radius);
   const Pair pair = Split(u, v);
   const at::Tensor divisor = at::where(pair.distance > 0, pair.distance, 1.0);
-  // The apex lies between the points, at a distance from each that equals the difference of their
-  // shadows' radii; if one point is an ancestor of the other, it is the apex.
+  // The lowest common ancestor lies between the points. Its horizontal distance from each point
+  // equals the difference of their shadows' radii. If one point is an ancestor of the other, it is
+  // also their lowest common ancestor.
   if (!penumbral) {
     const double by_height = std::sinh(r);
     const at::Tensor reach = at::maximum((pair.u - pair.v).abs(), pair.distance / by_height);
@@ -101,7 +102,8 @@ torch::Tensor lowest_common_ancestor(const torch::Tensor& u, const torch::Tensor
   const at::Tensor beta = b.square() / (r + Shadow(b, r));
   const at::Tensor reach = (alpha + beta + at::maximum((alpha - beta).abs(), pair.distance)) / 2;
   const at::Tensor within = reach <= r;
-  // Without a common ancestor below the light, the result is the top of the geodesic through both.
+  // Without a common ancestor below the light source, the result is the top of the geodesic through
+  // both points.
   const at::Tensor top = (1 + (b - a) * (b + a) / divisor.square()) / 2;
   const at::Tensor along = at::where(within, ((reach - alpha) / divisor).clamp(0, 1), top);
   const at::Tensor height =

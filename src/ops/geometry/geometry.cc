@@ -39,8 +39,7 @@ void Multiply(const at::Tensor& heads, double number, at::Tensor& product) {
   for (int64_t h = 0; h < heads.size(0); ++h) to[h] = from[h * stride] * static_cast<T>(number);
 }
 
-// Whether the tensor's memory does not contain its values directly (a lazy negation or a zero
-// tensor).
+// Whether the tensor is a lazy negation or a ZeroTensor, whose memory does not contain its values.
 bool IsPromised(const at::Tensor& heads) {
   return heads.key_set().has_any(
       c10::DispatchKeySet({c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor}));
@@ -55,7 +54,8 @@ at::Tensor TimesNumber(const at::Tensor& heads, double number) {
   const bool plain =
       known && heads.dim() == 1 && !IsPromised(heads) &&
       c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
-      // The key is also excluded in transforms, whose layers record operations themselves.
+      // torch.func transforms also exclude this key, although their own layers still record
+      // operations.
       !(heads.requires_grad() && at::GradMode::is_enabled());
   if (!plain) {
     if (number == -1) return -heads;
@@ -75,8 +75,8 @@ at::Tensor OverRows(const at::Tensor& heads) { return heads.unsqueeze(1); }
 at::Tensor OverColumns(const at::Tensor& x) { return x.unsqueeze(3); }
 
 at::Tensor OntoHyperboloid(const at::Tensor& sums) {
-  // The sums are scaled by a power of 2, which is exact, because squares of small values would
-  // underflow.
+  // Squares of small sums would underflow, so the sums are first scaled by a power of 2, which is
+  // exact.
   const at::Tensor most = sums.detach().abs().amax(-1, /*keepdim=*/true);
   const at::Tensor scale =
       at::where((most > 0).logical_and(most.isfinite()), most.log2().floor().exp2(), 1.0);

@@ -24,7 +24,7 @@ at::Tensor SinhRatio(const at::Tensor& n, const at::Tensor& square) {
 }  // namespace
 
 // The exponential map at (0, ..., 0, 1), for tangents in its orthonormal frame:
-//   height = 1 / (cosh n - v_d sinh(n) / n), X = w sinh(n) / n height,  v = (w, v_d), n = |v|,
+//   height = 1 / (cosh n - v_d sinh(n) / n), X = w sinh(n) / n height,  v = (w, v_d), n = |v|.
 // The denominator is computed as e^-n + (n - v_d) sinh(n) / n, and n - v_d as |w|^2 / (n + v_d) if
 // v_d > 0, which avoids cancellation.
 HalfSpacePoint ExponentialMap(const at::Tensor& token) {

@@ -1,4 +1,4 @@
-// Points of hyperboloids, times first.
+// Points of hyperboloids, with the time as the first coordinate.
 #include <ATen/ATen.h>
 #include <gnomon/torch/attention.h>
 
@@ -7,7 +7,7 @@
 namespace gnomon {
 namespace {
 
-// The square root of c, as a tensor that broadcasts with the points without their last axis.
+// The square root of c, as a tensor that broadcasts with all axes of the points but the last.
 at::Tensor RootOf(const char* name, const at::Tensor& x, const HeadValue& c) {
   TORCH_CHECK_TYPE(x.is_floating_point() && !c10::isFloat8Type(x.scalar_type()), "gnomon.lorentz.",
                    name, ": points have dtype ", x.scalar_type(),

@@ -37,7 +37,7 @@ std::optional<int64_t> ParseInteger(std::string_view text) {
   return number;
 }
 
-// Positive integers joined by x.
+// Parses positive integers joined by "x", such as "3x14x14".
 std::optional<std::vector<int64_t>> ParseShape(std::string_view text) {
   std::vector<int64_t> sizes;
   for (const std::string_view part : Split(text, 'x')) {
@@ -48,7 +48,7 @@ std::optional<std::vector<int64_t>> ParseShape(std::string_view text) {
   return sizes;
 }
 
-// The number that the whole text represents.
+// Parses the whole text as a number.
 std::optional<double> ParseDouble(std::string_view text) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -116,7 +116,7 @@ std::string UnknownOption(const std::string& term, const CatalogueEntry& entry,
          (near.empty() ? "it has " : near + " It has ") + (names.empty() ? "none" : Join(names));
 }
 
-// The values that Takes accepts, in words.
+// Describes the values that Takes() accepts.
 std::string Expected(const CatalogueParameter& parameter) {
   const auto bounded = [&](const char* words, const char* positive) -> std::string {
     if (!parameter.lowest) {
@@ -333,7 +333,7 @@ void Component::Check() const {
 
 std::optional<double> ParseNumber(std::string_view text) {
   const std::optional<double> number = ParseDouble(text);
-  // A value that float cannot represent cannot be stored in a float tensor.
+  // The number may be stored in a float tensor, so it must be within the range of float.
   using Limits = std::numeric_limits<float>;
   const double size = std::fabs(number.value_or(0));
   const bool fits = size == 0 || (size >= Limits::min() && size <= Limits::max());

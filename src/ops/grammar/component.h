@@ -1,5 +1,5 @@
-// The grammar of similarities and positions (gnomon/catalogue.h). Invalid texts throw
-// c10::ValueError.
+// The grammar of similarity and position specifications (gnomon/catalogue.h). Invalid
+// specifications throw c10::ValueError.
 #ifndef GNOMON_OPS_GRAMMAR_COMPONENT_H_
 #define GNOMON_OPS_GRAMMAR_COMPONENT_H_
 
@@ -15,26 +15,26 @@
 
 namespace gnomon {
 
-// One "name:key=value:flag" and its entry, which defines the valid keys, their defaults and their
-// values.
+// One component, such as "name:key=value:flag", and its catalogue entry, which defines the valid
+// keys, their values and their defaults.
 class Component {
  public:
-  // Uses the library's entry, if there is one (see FindSimilarity and FindPosition).
+  // Uses the entry in the library's catalogue, if any (see FindSimilarity and FindPosition).
   static Component Parse(std::string_view text);
   // Uses the given entry, which must outlive the component.
   static Component Parse(std::string_view text, const CatalogueEntry& entry);
 
   const std::string& name() const { return name_; }
   const std::vector<std::pair<std::string, std::string>>& options() const { return options_; }
-  // The component as text, which Parse can read.
+  // The component as text that Parse can read.
   std::string Text() const;
-  // The value in the text, without defaults.
+  // The value in the text; ignores defaults.
   std::optional<std::string> Find(std::string_view key) const;
-  // Whether the key is absent or has its default, because classes also write defaults into
-  // specifications.
+  // Whether the key is absent or set to its default. (The term classes also write defaults into
+  // specifications, so a key that is present may still have its default.)
   bool HasDefault(std::string_view key) const;
 
-  // Values of the parameter, or its default. Parameters without a default must be present.
+  // The value of the parameter, or its default. A parameter without a default must be present.
   double Number(std::string_view key) const;
   int64_t Integer(std::string_view key) const;
   bool Flag(std::string_view key) const;
@@ -46,10 +46,10 @@ class Component {
   std::optional<std::vector<int64_t>> FindShape(std::string_view key) const;
   std::optional<std::vector<double>> FindNumbers(std::string_view key) const;
 
-  // Adds key=value if the key is absent, for values that only the caller knows.
+  // Adds key=value if the key is absent, for defaults that only the caller knows.
   void SetDefault(std::string_view key, std::string_view value);
 
-  // Whether the parameter is one of the tensors passed with the specification.
+  // Whether the value of the parameter is one of the tensors passed with the specification.
   bool IsTensor(std::string_view key) const;
 
   // Throws unless each key belongs to the entry and each value is valid.

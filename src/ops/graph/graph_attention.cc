@@ -1,5 +1,5 @@
-// Attention over a graph as a composition: the similarity maps the tokens, and the operator
-// computes attention.
+// Attention over a graph as a composition of operators: the similarity maps the tokens, and
+// graph_forward computes the attention.
 #include "ops/graph/graph_attention.h"
 
 #include <ATen/ATen.h>
@@ -36,11 +36,11 @@ void CheckNodes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
       "; expected the number of heads of q to be a multiple of the number of heads of k");
 }
 
-// Converts (nodes, heads, columns) to one batch of sequences, and back.
+// Converts (nodes, heads, columns) to (1, heads, nodes, columns), and back.
 at::Tensor AsBatch(const at::Tensor& nodes) { return nodes.transpose(0, 1).unsqueeze(0); }
 at::Tensor AsNodes(const at::Tensor& batch) { return batch.squeeze(0).transpose(0, 1); }
 
-// Expands (E,) or (E, H) to (E, H), in the computing type.
+// Expands (E,) or (E, H) to (E, H), in the compute dtype.
 at::Tensor OfEdgesAndHeads(const at::Tensor& edge_bias, const at::Tensor& q,
                            const at::Tensor& indices) {
   const c10::SymInt edges = indices.sym_size(0);
@@ -77,7 +77,7 @@ std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
   TORCH_CHECK_VALUE(indices.dim() == 1, kOperation, ": indices has shape ", indices.sym_sizes(),
                     "; expected one axis, (E,)");
   CheckDropout(kOperation, dropout, seed);
-  // In low precision, only inputs and outputs are rounded.
+  // Low-precision tokens are processed in float32; only the outputs are rounded.
   const at::ScalarType computing = ComputingType(q);
   const at::Tensor batch = AsBatch(q.to(computing));
   const ResolvedSimilarity resolved =
@@ -92,7 +92,8 @@ std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
   call.x = AsNodes(tokens.x);
   call.y = AsNodes(tokens.y);
   call.v = v.to(computing);
-  // Query heads whose similarities map the same keys differently get separate keys.
+  // If the query heads of a group map their shared keys differently, y has a separate key head for
+  // each, and v must match.
   if (SizeOf(call.y, 1) != SizeOf(v, 1)) {
     call.v = call.v.repeat_interleave(SizeOf(call.y, 1) / SizeOf(v, 1), 1);
   }

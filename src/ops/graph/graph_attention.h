@@ -9,8 +9,8 @@
 
 namespace gnomon {
 
-// Attention over a graph, with a similarity given by its specification and the tensors of the
-// parameters that it marks as tensors. Returns o and lse.
+// Attention over a graph. The similarity is given by a specification, and by tensors for the
+// parameters that the specification marks as tensors. Returns o and lse.
 std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& indptr,
     const at::Tensor& indices, const std::string& similarity, at::TensorList similarity_tensors,

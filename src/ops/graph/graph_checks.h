@@ -7,7 +7,8 @@
 
 namespace gnomon {
 
-// The pair function named by the arguments; also sets the axis lengths.
+// Checks the arguments, sets the axis lengths, and returns the pair function that the arguments
+// name.
 inline const PairFunction& CheckedGraph(const GraphArguments& a, AxisLengths<int64_t>& lengths) {
   const PairFunction& function = CheckedFunction(a, lengths);
   TORCH_CHECK_VALUE(*lengths['P'] == *lengths['N'] + 1, GraphArguments::kOperation,

@@ -13,7 +13,7 @@
 namespace gnomon {
 namespace {
 
-// The strides of heads and nodes in (nodes, heads, columns).
+// Views (nodes, heads, columns) as (1, heads, nodes, columns).
 template <class T>
 View<const T> Nodes(const at::Tensor& tensor) {
   return {tensor.const_data_ptr<T>(), {0, tensor.stride(1), tensor.stride(0)}};
@@ -25,7 +25,7 @@ View<T> MutableNodes(at::Tensor& tensor) {
   return {tensor.data_ptr<T>(), {0, tensor.stride(1), tensor.stride(0)}};
 }
 
-// The operator's arguments with contiguous last axes. It owns the tensors to which the views of
+// The operator's arguments, with contiguous last axes. Owns the tensors to which the views in
 // Input() point.
 struct Arguments {
   explicit Arguments(const GraphArguments& a) {

@@ -1,6 +1,6 @@
-// graph_forward and graph_backward on GPUs, composed of existing operators. The end nodes of the
-// edges, in edge order, are the keys of a sequence, and each node attends to the keys of its own
-// edges. A tile of pairs is computed if at least one of its pairs is an edge.
+// graph_forward and graph_backward on GPUs, based on the dense attention kernels. Each edge becomes
+// one key: the keys are the nodes in `indices`, in edge order, and each query node attends to the
+// keys of its own edges. A tile of pairs is computed if at least one of its pairs is an edge.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* kGraphAttention = GraphArguments::kOperation;
 
-// Rows of (nodes or edges, heads, columns).
+// The token rows of a tensor (nodes or edges, heads, columns).
 Tokens NodeRows(const at::Tensor& tensor) {
   return {tensor.const_data_ptr(), {0, tensor.stride(1), tensor.stride(0)}};
 }
@@ -29,7 +29,7 @@ cuda::Tensor MutableNodeRows(const at::Tensor& tensor) {
   return {tensor.mutable_data_ptr(), {0, tensor.stride(1), tensor.stride(0)}};
 }
 
-// The operator's arguments, with a copy of keys and values for each edge.
+// The operator's arguments, with one copy of the key and the value for each edge.
 class EdgeAttention {
  public:
   explicit EdgeAttention(const GraphArguments& a) : indices_(a.indices) {
@@ -66,8 +66,8 @@ class EdgeAttention {
     input_.column_scalars = Data<float>(column_scalars_);
     input_.head_scalars = Data<float>(head_scalars_);
     input_.factor = Data<float>(factor_);
-    // Each edge has a separate key here, so the bias of an edge is a key bias, and its index is the
-    // column for dropout.
+    // Each edge has a separate key here, so the edge bias is a key bias, and dropout uses the index
+    // of the edge as the column.
     input_.key_bias = Data<float>(edge_bias_);
     input_.dropout = DropoutOf(a);
     input_.key_rows = indptr_.const_data_ptr<int64_t>();
@@ -83,8 +83,8 @@ class EdgeAttention {
     return n.heads == 0 || n.queries == 0 || n.keys == 0;
   }
 
-  // Adds the gradients of the edges' keys and values to their nodes, in edge order: on a GPU,
-  // index_put_ sorts repeated indices instead of adding atomically.
+  // Sums the per-edge gradients of keys and values into their nodes. The order of the sum is fixed,
+  // because index_put_ on a GPU sorts repeated indices instead of using atomic additions.
   void AddToNodes(const at::Tensor& of_edges, at::Tensor& of_nodes) const {
     if (of_edges.defined()) of_nodes.zero_().index_put_({indices_}, of_edges, /*accumulate=*/true);
   }
@@ -134,7 +134,8 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const GraphArgum
   const at::Tensor d_lse = outputs.d_lse ? outputs.d_lse->t().contiguous() : at::Tensor();
   const at::Tensor statistics = outputs.statistics.transpose(1, 2).contiguous();
   NamedGradients<GraphArguments> of(gradients);
-  // Per-edge gradients, which are summed into the node gradient of that name.
+  // A tensor for the per-edge gradient of the named argument; undefined if this gradient is not
+  // needed.
   const auto of_edges = [&](std::string_view name, at::IntArrayRef sizes) {
     return of(name).numel() == 0 ? at::Tensor() : at::empty(sizes, a.x.options());
   };

@@ -14,7 +14,7 @@
 namespace gnomon {
 namespace {
 
-// The strides of heads and nodes in (nodes, heads, columns).
+// Views (nodes, heads, columns) as (1, heads, nodes, columns).
 View<Dual> DualNodes(const at::Tensor& duals) {
   if (!duals.defined() || duals.numel() == 0) return {};
   return {DualData(duals), {0, duals.stride(1) / 2, duals.stride(0) / 2}};
@@ -24,7 +24,7 @@ View<const Dual> ConstNodes(const at::Tensor& duals) {
   return {nodes.data, nodes.stride};
 }
 
-// The operator's arguments and their tangents. It owns the tensors that the views point into.
+// The operator's arguments and their tangents. Owns the tensors to which its views point.
 class DualGraph {
  public:
   DualGraph(const GraphArguments& a, const Tangents& tangents)

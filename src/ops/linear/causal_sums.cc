@@ -1,7 +1,7 @@
 // Causal linear attention, and the sums that compute it and its gradients. The gradients of such
 // sums are sums of the same kind, reversed for keys and values:
 //   d_x_i = sum_j (d_i . z_j) y_j, d_y_j = sum_i (z_j . d_i) x_i, d_z_j = sum_i (y_j . x_i) d_i.
-// Autograd saves only the arguments; features are recomputed.
+// Autograd saves only arguments and outputs; features are recomputed.
 #include "ops/linear/causal_sums.h"
 
 #include <ATen/ATen.h>
@@ -77,8 +77,8 @@ void Run(const at::Tensor& x_in, const at::Tensor& y_in, const at::Tensor& z_in,
   SumCausally(sums, TorchExecutor());
 }
 
-// The sums with PyTorch operators, for float64 and GPUs: products of the rows of each chunk, plus
-// the sums over the previous chunks.
+// Computes the sums with PyTorch operators, for float64 and GPUs: the products within each chunk,
+// plus the sums over the previous chunks.
 at::Tensor SumsByChunks(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
                         bool reverse) {
   constexpr int64_t kRows = 64;
@@ -253,7 +253,7 @@ at::Tensor SumsAutograd(const at::Tensor& x, const at::Tensor& y, const at::Tens
   at::Tensor output =
       BelowAutograd([&] { return CallCausalSums(primals[0], primals[1], primals[2], reverse); });
   if (RecordsGradients(Needed(x, y, z))) {
-    // The tuple hides the output from autograd, which would treat it as an input.
+    // The tuple hides the output from autograd, which would otherwise treat it as an input.
     output = ApplyFunction<SumsFunction>(primals[0], primals[1], primals[2], reverse,
                                          std::tuple(output, variable_list{x, y, z}));
   }
@@ -295,8 +295,8 @@ std::tuple<at::Tensor, at::Tensor> LinearAutograd(const at::Tensor& q, const at:
 
 at::Tensor Features(const at::Tensor& x, std::string_view feature) {
   if (feature == "relu") return x.relu();
-  // One of the two terms is 0 or 1. exp_ works in place, because the clamped values are not needed
-  // later.
+  // Either the first term is 1 or the second is 0, so nothing cancels. exp_ can work in place,
+  // because the clamped values are not needed later.
   return x.clamp_max(0).exp_() + x.relu();
 }
 

@@ -10,7 +10,7 @@
 
 namespace gnomon {
 
-// The name in messages.
+// The name of the function in error messages.
 inline constexpr const char* kLinearAttention = "gnomon.linear_attention";
 
 // Returns sum_j (x_i . y_j) z_j over j <= i, or over j >= i if reverse, of shape (B, H, L, E), for
@@ -18,8 +18,8 @@ inline constexpr const char* kLinearAttention = "gnomon.linear_attention";
 at::Tensor CallCausalSums(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z,
                           bool reverse);
 
-// Returns o and the denominators (B, H, L, 1) of causal linear attention with the feature elu or
-// relu. Rows of o whose denominator is 0 are 0.
+// Returns o and the denominators (B, H, L, 1) of causal linear attention with the feature map elu
+// or relu. Rows of o whose denominator is 0 are 0.
 std::tuple<at::Tensor, at::Tensor> CallCausalLinear(const at::Tensor& q, const at::Tensor& k,
                                                     const at::Tensor& v, std::string_view feature);
 

@@ -56,7 +56,7 @@ at::Tensor ProjectionCpu(const at::Tensor& like, int64_t num_features, int64_t s
     double* row = rows + i * columns;
     draw(row);
     draw(other.data());
-    // Two passes suffice for orthogonality up to rounding.
+    // Two Gram-Schmidt passes make the rows orthogonal up to rounding.
     for (int pass = 0; pass < 2; ++pass) {
       for (int64_t j = i / columns * columns; j < i; ++j) {
         const double* before = rows + j * columns;
@@ -71,7 +71,7 @@ at::Tensor ProjectionCpu(const at::Tensor& like, int64_t num_features, int64_t s
   return projection;
 }
 
-// Uses the CPU, so that the numbers are equal on every device.
+// The CPU generates the numbers, so that they are equal on all devices.
 at::Tensor ProjectionCuda(const at::Tensor& like, int64_t num_features, int64_t seed) {
   return ProjectionCpu(like, num_features, seed).to(like.device());
 }

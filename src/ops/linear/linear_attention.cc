@@ -2,14 +2,15 @@
 //
 // The numerator and the denominator are sums over the keys of phi(q_i).phi(k_j) times a value; for
 // the denominator, the value is 1, or 0 for a hidden key. Causal sums are separate operators
-// (causal_sums.h) whose autograd saves only their arguments.
+// (causal_sums.h), for which autograd saves only arguments and outputs.
 //
-// Random features are exponentials, exp(a_if) of the query and exp(b_jf) of the key, stored as
-// exponents. With n_i the largest exponent for a query, sum_f exp(a_if + b_jf - n_i) is computed as
-// exp(a_if + m_f - n_i) exp(b_jf - m_f), where m_f is the largest b_jf of a subset of the visible
-// keys. This never overflows, terms that underflow are negligible, and the ratio is unchanged.
-// Causal sums process keys in blocks that end before their queries begin. Within chunks, queries in
-// the right half of each block of 2, 4, 8 ... rows attend to keys in the left half. Then each chunk
+// Random features are exponentials, exp(a_if) for queries and exp(b_jf) for keys, and are stored as
+// exponents. Let n_i be the largest a_if + b_jf of query i over the visible keys and the features
+// f. Then exp(a_if + b_jf - n_i) is computed as exp(a_if + m_f - n_i) exp(b_jf - m_f), where m_f is
+// the largest b_jf of a subset of the visible keys. These factors never overflow, terms that
+// underflow are negligible, and the ratio of the numerator and the denominator is unchanged. Causal
+// sums process keys in blocks that end before their queries begin. Within chunks, queries in the
+// right half of each block of 2, 4, 8 ... rows attend to keys in the left half. Then each chunk
 // attends to all previous chunks.
 #include "ops/linear/linear_attention.h"
 
@@ -30,7 +31,7 @@
 namespace gnomon {
 namespace {
 
-// The exponent of absent entries: its exp is 0, and its differences are not NaN.
+// The exponent of absent entries: its exp is 0 and, unlike for -inf, differences are not NaN.
 constexpr double kNothing = -1e30;
 
 // (B, H, n, rows, F) to (B, Hkv, n, H / Hkv * rows, F): the query heads of a key head become
@@ -43,7 +44,7 @@ at::Tensor Group(const at::Tensor& x, int64_t key_heads) {
       {x.sym_size(0), key_heads, x.sym_size(2), group * x.sym_size(3), x.sym_size(4)});
 }
 
-// The inverse, back to H heads.
+// The inverse of Group.
 at::Tensor Ungroup(const at::Tensor& x, int64_t heads) {
   const int64_t key_heads = Concrete(x.sym_size(1));
   const int64_t group = key_heads == 0 ? 1 : heads / key_heads;
@@ -54,27 +55,27 @@ at::Tensor Ungroup(const at::Tensor& x, int64_t heads) {
       .reshape_symint({x.sym_size(0), heads, x.sym_size(2), rows, x.sym_size(4)});
 }
 
-// Rows (B, H, L, F) to (B, H, n, rows, F) and back.
+// Splits (B, H, L, F) into n blocks, (B, H, n, rows, F), and joins them.
 at::Tensor Split(const at::Tensor& x, const c10::SymInt& n, const c10::SymInt& rows) {
   return x.unflatten_symint(2, {n, rows});
 }
 at::Tensor Join(const at::Tensor& x) { return x.flatten(2, 3); }
 
-// The sum over all keys of a block of (query . key) value, for every block.
+// For every block, the sum of (query . key) value over the keys of the block.
 at::Tensor BlockSums(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   const int64_t heads = Concrete(query.sym_size(1));
   const at::Tensor state = key.transpose(3, 4).matmul(value);
   return Ungroup(Group(query, Concrete(key.sym_size(1))).matmul(state), heads);
 }
 
-// Computes the same sum through the products of queries and keys.
+// Computes the same sums from the products of queries and keys.
 at::Tensor BlockProducts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   const int64_t heads = Concrete(query.sym_size(1));
   const at::Tensor products = Group(query, Concrete(key.sym_size(1))).matmul(key.transpose(3, 4));
   return Ungroup(products.matmul(value), heads);
 }
 
-// Appends rows or chunks filled with zeros or a given number. It uses cat because Torch's compiler
+// Appends rows or chunks filled with zeros or a given number. Uses cat, because torch.compile
 // assumes wrong strides for the gradient of constant_pad_nd.
 at::Tensor PadRows(const at::Tensor& x, const c10::SymInt& rows, double value = 0) {
   c10::SymDimVector sizes(x.sym_sizes().begin(), x.sym_sizes().end());
@@ -98,7 +99,7 @@ ScaledSums Every(const ScaledSums& s, int64_t first, int64_t step) {
   return {s.m.slice(2, first, std::nullopt, step), s.sum.slice(2, first, std::nullopt, step)};
 }
 
-// Inclusive running sums in O(n), where n is a power of two: sums of pairs are computed first.
+// Inclusive running sums in O(n), by recursion on the sums of pairs; n is a power of two.
 ScaledSums RunningSums(const ScaledSums& s, int64_t n) {
   if (n == 1) return s;
   const ScaledSums even = Every(s, 0, 2);
@@ -123,8 +124,8 @@ ScaledSums ScaledSumsBefore(const ScaledSums& s) {
   return {shifted(running.m, kNothing), shifted(running.sum, 0)};
 }
 
-// The number of rows of a causal chunk: a power of two, at least the number of value columns,
-// between the limits below.
+// The number of rows of a causal chunk: the smallest power of two from kLeast to kMost that is at
+// least the number of value columns, or kMost if there is none.
 int64_t ChunkRows(const at::Tensor& value) {
   constexpr int64_t kLeast = 64;
   constexpr int64_t kMost = 512;
@@ -133,7 +134,7 @@ int64_t ChunkRows(const at::Tensor& value) {
   return rows;
 }
 
-// How queries and keys enter the sums: unchanged, or rotated by their positions.
+// The rotation of queries and keys by their positions; without a component, they stay unchanged.
 struct Rotation {
   std::optional<Component> rope;
   c10::SymInt query_offset;
@@ -173,7 +174,7 @@ at::Tensor ForQueries(const at::Tensor& m, int64_t heads) {
   return heads == key_heads ? m : m.repeat_interleave(heads / key_heads, 1);
 }
 
-// The largest exponent of each feature over the rows; over all features if a rotation mixes them.
+// The largest exponent of each feature over the rows, or of all features if a rotation mixes them.
 at::Tensor Largest(const at::Tensor& exponents, const Rotation& rotation) {
   const at::Tensor largest = exponents.detach().amax(-2, /*keepdim=*/true);
   if (!rotation.rope) return largest;
@@ -292,7 +293,7 @@ void CheckArguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
         std::pair("seed", arguments.seed.has_value()),
         std::pair("projection", arguments.projection.has_value())}) {
     TORCH_CHECK_VALUE(is_favor || !is_given, kLinearAttention, ": ", name,
-                      " applies only to the feature favor, but feature is \"", arguments.feature,
+                      " applies only to feature=\"favor\", but feature is \"", arguments.feature,
                       "\"; leave it out");
   }
   TORCH_CHECK_VALUE(!arguments.causal || q.sym_size(2) == k.sym_size(2), kLinearAttention,
@@ -301,7 +302,7 @@ void CheckArguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   TORCH_CHECK_VALUE(!arguments.rope || arguments.query_offset || q.sym_size(2) == k.sym_size(2),
                     kLinearAttention, ": query_offset is None, but Lq = ", q.sym_size(2),
                     " and Lk = ", k.sym_size(2),
-                    " differ; rope requires query_offset, the position of the first query");
+                    " differ; with rope, pass query_offset, the position of the first query");
   TORCH_CHECK_VALUE(!arguments.causal || !arguments.query_offset || *arguments.query_offset == 0,
                     kLinearAttention, ": query_offset is ", arguments.query_offset.value_or(0),
                     ", but causal is True; expected None or 0");
@@ -315,7 +316,7 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
   CheckArguments(q_in, k_in, v_in, arguments);
   const OptionalTensor key_lengths =
       CheckIntegers(kLinearAttention, "key_lengths", arguments.key_lengths, q_in);
-  // Tensors that a compiler traces have no values.
+  // Traced tensors have no values to check.
   if (key_lengths && !key_lengths->is_meta() && !at::isTensorSubclassLike(*key_lengths) &&
       key_lengths->numel() > 0) {
     const int64_t keys = SizeOf(k_in, 2);
@@ -334,9 +335,9 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
     const PositionEntry& entry = FindPosition(*rotation.rope);
     TORCH_CHECK_VALUE(entry.rotate != nullptr && entry.Tensors(*rotation.rope).empty(),
                       kLinearAttention, ": rope is ", rotation.rope->Text(),
-                      "; expected RoPE over positions in the sequence, without tensors");
+                      "; expected RoPE without tensor arguments");
   }
-  // In low precision, only inputs and outputs are rounded.
+  // Low-precision tokens are processed in float32; only the outputs are rounded.
   const at::ScalarType computing = ComputingType(q_in);
   const at::Tensor q = q_in.to(computing);
   at::Tensor k = WithoutHidden(k_in.to(computing), std::nullopt, key_lengths);
@@ -356,8 +357,8 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
   if (causal && !is_favor && !rotation.rope && !key_lengths) {
     return std::get<0>(CallCausalLinear(q, k, v, arguments.feature)).to(q_in.scalar_type());
   }
-  // Without a rotation, one sum computes the numerator and the denominator; otherwise, there is a
-  // separate sum for each.
+  // The rotation applies only to the numerator. Without one, a single sum computes both the
+  // numerator and the denominator.
   const Rotation none{std::nullopt, 0, 0};
   const at::Tensor value = rotation.rope ? v : at::cat({v, one}, 3);
   at::Tensor numerator;

@@ -32,7 +32,7 @@ bool HaveOneForm(const std::vector<torch::Tensor*>& kept, const std::vector<torc
 
 // Tensors (B, H, capacity, ...) whose leading slots are in use.
 struct KVCache::Room {
-  // Allocates 1.5 times the slots for the tokens of `kept` and `more` new ones, and copies `kept`.
+  // Allocates 1.5 times the slots needed for `kept` and `more` new tokens, and copies `kept`.
   Room(const std::vector<torch::Tensor*>& kept, int64_t more) {
     const int64_t count = kept[0]->size(2);
     for (torch::Tensor* tensor : kept) {
@@ -46,8 +46,8 @@ struct KVCache::Room {
     taken = count;
   }
 
-  // Reserves `more` slots after those of `kept` and returns the first. Returns nullopt if `kept` is
-  // not stored here, if the slots are reserved already, or if there are too few.
+  // Reserves `more` slots after those of `kept` and returns the index of the first. Returns nullopt
+  // if `kept` is not stored here, if the slots are reserved already, or if there are too few.
   std::optional<int64_t> Take(const std::vector<torch::Tensor*>& kept, int64_t more) {
     int64_t end = taken;
     if (kept.size() != tensors.size() || end + more > tensors[0].size(2)) return std::nullopt;
@@ -121,7 +121,7 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
         positions.defined() ? positions : torch::arange(length(), new_positions.options());
     torch::Tensor fresh = new_positions;
     if (fresh.dim() == 3) {
-      // Coordinates shared by the batch are combined with per-batch ones.
+      // Coordinates that the batch shares are expanded to match per-sequence ones.
       TORCH_CHECK_VALUE(known.dim() == 3 && known.size(2) == fresh.size(2),
                         "gnomon.nn.KVCache: the new positions and the cached ones have different "
                         "numbers of axes; expected the same number");
@@ -133,9 +133,9 @@ void KVCache::append(const torch::Tensor& new_k, const torch::Tensor& new_v,
     } else {
       TORCH_CHECK_VALUE(
           known.dim() < 3,
-          "gnomon.nn.KVCache: the cached positions have several axes, but the new ones "
-          "do not; expected the same axes");
-      // Positions shared by the batch are combined with per-batch ones.
+          "gnomon.nn.KVCache: the cached positions have several axes, but the new ones do not; "
+          "expected the same number of axes");
+      // Positions that the batch shares are expanded to match per-sequence ones.
       for (torch::Tensor* one : {&known, &fresh}) {
         if (one->dim() < std::max(known.dim(), fresh.dim())) {
           *one = one->expand({new_k.size(0), one->size(-1)});

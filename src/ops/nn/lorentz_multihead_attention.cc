@@ -21,7 +21,8 @@ LorentzMultiheadAttentionImpl::LorentzMultiheadAttentionImpl(
                     "; expected at least 2");
   TORCH_CHECK_VALUE(options.use_weight() || options.in_channels() == options.out_channels(), kName,
                     "use_weight is false, but in_channels is ", options.in_channels(),
-                    " and out_channels is ", options.out_channels(), "; expected equal numbers");
+                    " and out_channels is ", options.out_channels(),
+                    "; expected in_channels to equal out_channels");
   TORCH_CHECK_VALUE(options.c() > 0, kName, "c is ", options.c(), "; expected a positive number");
   CheckDropoutRate("gnomon.nn.LorentzMultiheadAttention", options.dropout());
   reset();

@@ -29,7 +29,8 @@ ProjectedTensors ProjectTokens(const ModuleTerms& terms, int64_t heads, at::Tens
         use.parts.size() == 1 ? std::nullopt : OptionalTensor(tensors[use.first + 1]);
     const at::Tensor product =
         at::linear(tokens, tensors[use.first], bias).unflatten(2, {heads, -1}).transpose(1, 2);
-    // Gates are close to 1 and are multiplied, so low precision would lose their information.
+    // Many gates close to 1 are multiplied, so gates rounded to low precision would be too
+    // inaccurate.
     const at::Tensor computed = product.to(ComputingType(product));
     if (projection.of_keys) call.of_keys.push_back(static_cast<int64_t>(call.tensors.size()));
     call.tensors.push_back(projection.finish == nullptr ? computed : projection.finish(computed));
@@ -60,8 +61,8 @@ CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArgume
   return {SizeOf(q, 2) + offset, SizeOf(k, 2)};
 }
 
-// The value (H,) of a per-head parameter for a call with q. held: the tensors of the call, in the
-// computing type.
+// The value (H,) of a per-head parameter for a call with q. `held` contains the tensors of the
+// call, in the compute dtype.
 at::Tensor PerHeadValue(const at::Tensor& q, const Component& term, const Use& use,
                         const ModuleShape& shape, const std::vector<at::Tensor>& held) {
   if (use.setting == Setting::kNumber) return HeadNumber(q, use.number);
@@ -157,7 +158,7 @@ at::Tensor TurnedKeys(const at::Tensor& k, const ModuleTerms& terms, int64_t hea
   const WithoutAutocast guard;
   const ModuleTerms::Position* const rotation = FindLastingRotation(terms);
   TORCH_CHECK_VALUE(rotation != nullptr, "gnomon.module_turned_keys: position is ", terms.text(),
-                    "; expected RoPE with frequencies that do not depend on the length");
+                    "; expected RoPE with frequencies that do not depend on the sequence length");
   RotationCall call{.x = k,
                     .position = first,
                     .firsts = std::nullopt,

@@ -12,8 +12,8 @@
 
 namespace gnomon {
 
-// The tensors of a module for one call. Tensors that project tokens are replaced by the result of
-// projecting the queries' tokens (B, Lq, ...) or the keys' tokens (B, Lk, ...).
+// The tensors of a module for one call. The weights of a token projection are replaced by the
+// projection of the query tokens (B, Lq, ...) or of the key tokens (B, Lk, ...).
 struct ProjectedTensors {
   std::vector<at::Tensor> tensors;
   // The indices of tensors (B, H, Lk, ...) that belong to keys and are cached with them.
@@ -31,17 +31,18 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t va
                             const ModuleTerms& terms, at::TensorList tensors,
                             const CallArguments& arguments);
 
-// The values (H,) of the similarity parameters for which a module without a position has tensors. A
-// call with q accepts these values together with a specification that sets each parameter to
-// "tensor". The values are in the computing type; `tensors` may have any floating-point type.
+// The values (H,) of the similarity parameters for which a module without a position has tensors.
+// They can be passed to a call with q, with a specification that sets each of these parameters to
+// "tensor". The values have the compute dtype; `tensors` may have any floating-point dtype.
 std::vector<at::Tensor> SimilarityTensors(const at::Tensor& q, const ModuleTerms& terms,
                                           at::TensorList tensors);
 
 // Whether keys with this position are rotated identically in all calls and not read before the
 // rotation, so that a cache can store rotated keys.
 bool TurnsKeysOnce(const ModuleTerms& terms);
-// Keys (B, Hkv, L, D) after this position's rotation. They are consecutive from `first` on, or at
-// positions (L,) or (B, L). The result may be in the memory of `to` (RotationCall).
+// Keys (B, Hkv, L, D) after this position's rotation. The first key is at position `first` and the
+// others follow, unless positions (L,) or (B, L) are given. The result may be written to `to`
+// (RotationCall).
 at::Tensor TurnedKeys(const at::Tensor& k, const ModuleTerms& terms, int64_t heads,
                       const c10::SymInt& first, const OptionalTensor& positions,
                       const at::Tensor& to = {});
@@ -57,7 +58,8 @@ at::Tensor ModuleAttentionOfTurnedKeys(const at::Tensor& q, const at::Tensor& k,
                                        at::TensorList tensors, const OptionalTensor& new_keys,
                                        const CallArguments& arguments);
 
-// Attention weights of some rows (AttentionWeights); values have value_dim columns.
+// The attention weights of the given query rows (AttentionWeights), for values with value_dim
+// columns.
 at::Tensor ModuleAttentionWeights(const at::Tensor& q, const at::Tensor& k,
                                   const std::vector<int64_t>& rows, const ModuleTerms& terms,
                                   at::TensorList tensors, int64_t value_dim,

@@ -17,7 +17,7 @@ torch::Tensor Heads(const torch::Tensor& projected, int64_t count) {
   return projected.unflatten(2, {count, -1}).transpose(1, 2);
 }
 
-// The other arguments are set by the module or keep their defaults.
+// The module sets the arguments that AttentionCall lacks, or they keep their defaults.
 static_assert(SaysAllBut<AttentionCall>({"scale", "dropout", "seed", "aggregation", "sink",
                                          "temperature", "score_softcap", "tolerance"}));
 

@@ -1,4 +1,4 @@
-// Code shared by the calls of modules.
+// Code that the forward() methods of modules share.
 #ifndef GNOMON_OPS_NN_MODULE_CALL_H_
 #define GNOMON_OPS_NN_MODULE_CALL_H_
 
@@ -13,10 +13,11 @@ namespace gnomon::nn {
 
 torch::Tensor AsDefaultDtype(const torch::Tensor& tensor);
 
-// Throws c10::ValueError, with a message that names the module, unless embeddings are (B, L, dim).
+// Throws c10::ValueError, with a message that names the module, unless embeddings have shape (B, L,
+// dim).
 void CheckEmbeddings(const char* module, const torch::Tensor& embeddings, int64_t dim);
 
-// (B, L, heads columns) to (B, heads, L, columns).
+// Reshapes (B, L, heads * columns) to (B, heads, L, columns).
 torch::Tensor Heads(const torch::Tensor& projected, int64_t count);
 
 // The operator arguments of a module call. With a cache, k and v are extended by the cached tokens,

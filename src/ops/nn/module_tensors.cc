@@ -37,8 +37,8 @@ bool HasGivenTable(const ModuleTerms::Position& position) {
                      [](const Use& use) { return use.is_given && !use.parameter->is_per_head(); });
 }
 
-// Throws the error that every call of the module would raise, by calling the terms' checks with an
-// empty batch.
+// Computes attention for an empty batch, which throws the error that every call of the module would
+// throw, if any.
 void CheckCall(const ModuleTerms& terms, const ModuleShape& shape,
                const std::vector<ModuleTensor>& tensors) {
   const at::NoGradGuard no_grad;
@@ -66,21 +66,21 @@ void CheckCall(const ModuleTerms& terms, const ModuleShape& shape,
     ModuleAttention(heads_of(shape.head_dim), heads_of(shape.head_dim), heads_of(shape.value_dim),
                     terms, call.tensors, arguments);
   };
-  // Some terms require a causal mask, and some have a different range with one.
+  // Some terms require a causal mask, and others have different limits with one.
   try {
     attend(/*causal=*/true);
   } catch (const c10::Error&) {
     try {
       attend(/*causal=*/false);
     } catch (const c10::Error&) {
-      // Throws the error of the causal call, if any.
+      // Both calls failed; this throws the error of the causal one.
       attend(/*causal=*/true);
     }
   }
 }
 
-// Calls CheckCall once for equal modules, such as the layers of a model. The result does not depend
-// on tensor values, so ones replace all tensors.
+// Calls CheckCall once for equal modules, such as the layers of a model. The sizes identify a
+// module, because CheckCall does not use the values of tensors.
 void CheckCallOnce(const ModuleTerms& terms, const ModuleShape& shape,
                    const std::vector<ModuleTensor>& tensors) {
   std::vector<int64_t> sizes = {shape.heads,      shape.head_dim,     shape.value_dim,

@@ -20,7 +20,7 @@ namespace gnomon {
 std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleShape& shape,
                                         at::TensorList given = {});
 
-// The parameter that a tensor belongs to, in the same order.
+// The parameter to which a tensor belongs. TensorOrigins() uses the order of ModuleTensors().
 struct TensorOrigin {
   std::string name;
   int64_t component;  // ModuleTerms::Use::component
@@ -30,12 +30,12 @@ struct TensorOrigin {
 };
 std::vector<TensorOrigin> TensorOrigins(const ModuleTerms& terms);
 
-// A learned value of a module, detached: a per-head value as used in the scores with its initial
-// value, a table, or a user-supplied tensor.
+// A learned value of a module, detached: a per-head value as used in the scores (and its initial
+// value), a table, or a user-supplied tensor.
 struct LearnedTensor {
   std::string name;
   at::Tensor value;
-  std::optional<at::Tensor> start;  // of a per-head value without a user-supplied tensor
+  std::optional<at::Tensor> start;  // only for a per-head value that the user did not supply
 };
 std::vector<LearnedTensor> LearnedTensors(const ModuleTerms& terms, const ModuleShape& shape,
                                           at::TensorList tensors);

@@ -57,21 +57,21 @@ class ModuleTerms {
     const PositionEntry* entry;
     Component component;
     std::vector<Use> uses;
-    // The component used in causal calls, and the one used in others.
+    // The component used in causal calls, and the one used in other calls.
     std::shared_ptr<const Component> causal;
     std::shared_ptr<const Component> both_ways;
   };
 
-  // The terms of two specifications. They are read when the first such module is built, and cached
-  // by their texts for its calls and for later modules. Throws c10::ValueError for an invalid
-  // specification.
+  // The terms of two specifications. They are parsed when the first such module is built, and
+  // cached for its calls and for later modules with the same specifications. Throws c10::ValueError
+  // for an invalid specification.
   static std::shared_ptr<const ModuleTerms> Of(const std::string& similarity,
                                                const std::string& position);
 
   const SimilarityEntry& similarity() const { return *similarity_; }
   const Component& component() const { return *component_; }
   const std::shared_ptr<const Component>& shared_component() const { return component_; }
-  // gamma or beta; nullopt if the similarity has none.
+  // The per-head parameter that multiplies the scores, such as gamma; nullopt if there is none.
   const std::optional<Use>& head() const { return head_; }
   // The similarity's other per-head parameters.
   const std::vector<Use>& others() const { return others_; }
@@ -87,7 +87,7 @@ class ModuleTerms {
   }
   // Throws unless the list contains all tensors of a module or, if of_call, of a call.
   void CheckCount(at::TensorList tensors, bool of_call) const;
-  // The specifications as quoted in messages.
+  // The specifications as quoted in error messages.
   const std::string& text() const { return text_; }
 
  private:
@@ -131,7 +131,7 @@ std::vector<std::string> LayerPositions(const std::string& pattern);
 // Whether a position has tensors that a module computes from its tokens in each call.
 bool HasProjections(const std::string& position);
 
-// Features that both a module and its position may have.
+// Features that can be set in a module or in its position, but not in both.
 struct OwnTerms {
   bool sink = false;
   bool gate = false;

@@ -20,7 +20,7 @@ ModuleSizes SizesOf(const MultiheadAttentionOptions& options) {
 }
 
 void Check(const MultiheadAttentionOptions& options) {
-  SizesOf(options);  // throws if they are inconsistent
+  SizesOf(options);  // throws if the sizes are inconsistent
   CheckModule("gnomon.nn.MultiheadAttention", options.dropout(), options.tolerance(),
               {options.sink(), options.gate(), options.qk_norm()}, options.position().spec);
 }

@@ -61,7 +61,7 @@ at::Tensor EncodeTokens(const Component& component, int64_t dim, bool causal,
   TORCH_CHECK_VALUE(batch.first_sequence >= 0 && sequences <= batch_size - batch.first_sequence,
                     "gnomon.nn: ", name, ": first_sequence is ", batch.first_sequence,
                     " and batch_size is ", batch_size, " for ", sequences,
-                    " sequences; expected a first_sequence of 0 to ", batch_size - sequences);
+                    " sequences; expected a first_sequence from 0 to ", batch_size - sequences);
   if (batch.lengths) {
     TORCH_CHECK_TYPE(at::isIntegralType(batch.lengths->scalar_type(), /*includeBool=*/false),
                      "gnomon.nn: ", name, ": lengths have dtype ", batch.lengths->scalar_type(),

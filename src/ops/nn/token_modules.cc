@@ -20,8 +20,8 @@ torch::Tensor AddEncodings(const std::vector<TokenEncodingImpl*>& encodings,
                            const torch::Tensor& embeddings, const TokenCall& call) {
   TORCH_CHECK_VALUE(
       !call.cache || !call.lengths,
-      "gnomon.nn: lengths and a cache are both given; pass lengths only in a call with "
-      "all tokens, without a cache");
+      "gnomon.nn: lengths and a cache are both given; pass lengths only in calls without a cache, "
+      "which contain all tokens");
   TORCH_CHECK_VALUE(!call.positions || !call.offset,
                     "gnomon.nn: positions and offset are both given; pass only one of them");
   const int64_t offset = call.offset.value_or(call.cache ? call.cache->length() : 0);

@@ -1,4 +1,4 @@
-// Operators whose arguments are the members of a struct, declared by one list. The list generates
+// Operators whose arguments are the members of a struct, which a list declares. The list generates
 // the struct, the operators' schemas, signatures and calls, the set of tensors that autograd saves
 // and differentiates, the shape checks, and the vmap rules.
 //
@@ -13,8 +13,8 @@
 // compute dtype, which is float32 for lower-precision tokens. A constant has the compute dtype and
 // no gradient. Integer tensors are on the device of the first argument, except host integers, which
 // are read before the kernel starts. A shape has one letter per axis; a letter stands for the same
-// length throughout the list. "1|H" is an axis of length 1 or H. In lists of user arguments a shape
-// may have several forms, "B Q or B Q A" (AxisOf).
+// length throughout the list. "1|H" is an axis of length 1 or H. In lists of user arguments, a
+// shape may have several forms, such as "B Q or B Q A" (AxisOf).
 #ifndef GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
 #define GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
 
@@ -69,8 +69,8 @@ inline at::ScalarType WideType(at::ScalarType type) {
   return type == at::kBFloat16 || type == at::kHalf ? at::kFloat : type;
 }
 
-// The dtype expected of a token tensor whose dtype differs from that of x. 16-bit and float32
-// tokens may be mixed; the kernels report which combinations they accept.
+// The dtype expected of a token tensor, given its dtype and that of x. 16-bit and float32 tokens
+// may be mixed; the kernels report which combinations they accept.
 inline at::ScalarType TokenTypeBeside(at::ScalarType of_x, at::ScalarType type) {
   return WideType(type) == WideType(of_x) ? type : of_x;
 }
@@ -97,8 +97,8 @@ struct AxisLetters {
 };
 
 // The axis with a given letter, counted from the end (-1 is the last), in a tensor with `axes`
-// axes; nullopt if there is none. If there are several forms, the one with that many axes is used,
-// otherwise the first form, whose trailing axes a lower-rank tensor has.
+// axes; nullopt if there is none. Uses the form with this number of axes. If there is none, uses
+// the first form, of which a tensor with fewer axes has the trailing ones.
 constexpr std::optional<int64_t> AxisOf(std::string_view forms, char letter, int64_t axes) {
   constexpr std::string_view kOr = " or ";
   const AxisLetters first(forms);
@@ -154,7 +154,7 @@ template <class T>
 inline constexpr bool kIsTensor = std::is_same_v<std::remove_cv_t<T>, at::Tensor> ||
                                   std::is_same_v<std::remove_cv_t<T>, OptionalTensor>;
 
-// The parameter type of an operator for a member of type T.
+// The type of an operator's parameter for a member of type T.
 template <class T>
 using ParameterOf = std::conditional_t<kIsTensor<T>, const T&, T>;
 
@@ -232,8 +232,8 @@ struct Cotangents {
 //   backward: returns a gradient per argument that has one, empty where it is not needed;
 //   jvp: returns Outputs and the tangents of o and lse;
 //   backward_jvp: returns the tangents of o and lse, the gradients and the tangents of the
-//     gradients, empty where they are not needed; the last flag is for o and lse. By the symmetry
-//     of second derivatives, these are also the gradients of backward and of jvp.
+//     gradients, empty where they are not needed; the last flag in `needed` is for o and lse. By
+//     the symmetry of second derivatives, these are also the gradients of backward and of jvp.
 template <class Arguments, class Members = MembersOf<Arguments>>
 struct FusedOperator;
 template <class Arguments, class... Members>
@@ -260,7 +260,7 @@ struct FusedOperator<Arguments, std::tuple<Members&...>> {
                                               const OptionalTensor&, const OptionalTensor&,
                                               ParameterOf<Members>..., const Tangents&, BothNeeded);
 
-  // Wrap functions of the struct as operator kernels.
+  // Wrap functions that take the struct as operator kernels.
   template <Outputs (*run)(const Arguments&)>
   static Outputs RunForward(ParameterOf<Members>... members) {
     return run(Arguments{members...});
@@ -472,8 +472,8 @@ using MakeEmpty = at::Tensor (*)(c10::SymIntArrayRef sizes, at::ScalarType type,
                                  const at::Tensor& beside, bool rows_first);
 at::Tensor EmptyBeside(c10::SymIntArrayRef sizes, at::ScalarType type, const at::Tensor& beside,
                        bool rows_first);
-// The equivalent for CPU kernels. It bypasses the dispatcher, whose overhead exceeds the cost of
-// the allocation.
+// The equivalent for CPU kernels. Bypasses the dispatcher, whose overhead exceeds the cost of the
+// allocation.
 at::Tensor EmptyOnCpu(c10::SymIntArrayRef sizes, at::ScalarType type, const at::Tensor& beside,
                       bool rows_first);
 
@@ -509,8 +509,8 @@ size_t IndexOf(std::string_view name) {
   return n;
 }
 
-// The gradients of a backward pass, by argument name. They are uninitialised, so Done() fails
-// unless every gradient was requested.
+// The gradients of a backward pass, by argument name. They start uninitialised, so Done() throws
+// unless every needed gradient has been accessed.
 template <class Arguments>
 class NamedGradients {
  public:

@@ -1,5 +1,5 @@
-// The operators gnomon::attention_forward and gnomon::attention_backward, called through Torch's
-// dispatcher.
+// The operators gnomon::attention_forward and gnomon::attention_backward, called through the
+// PyTorch dispatcher.
 #ifndef GNOMON_OPS_OPERATORS_ATTENTION_OPERATORS_H_
 #define GNOMON_OPS_OPERATORS_ATTENTION_OPERATORS_H_
 
@@ -26,28 +26,28 @@ class WithoutAutocast {
   c10::impl::ExcludeDispatchKeyGuard guard_;
 };
 
-// The arguments, as in the interface on plain views (gnomon/attention.h). Axes: B batch, H query
-// heads, G key heads, Q queries, K keys, D columns of x and y, V columns of v; r, c and s are the
-// row, column and head scalars of the pair function.
+// The arguments, as in gnomon/attention.h. Axes: B batch, H query heads, G key heads, Q queries, K
+// keys, D columns of x and y, V columns of v; r, c and s are the row, column and head scalars of
+// the pair function.
 //
 // `function` is the name of the pair function. The bias has n = Lq + Lk - 1 entries, or one per
 // grid offset. The key bias of a pair is key_bias - key_bias_base + key_bias_low, where the base is
 // per row (gnomon/attention.h). Tokens may have lower precision than float32; outputs and all other
 // tensors are then float32. On a GPU, all tokens share one dtype. On the CPU, x and y share a
 // dtype, v may have a different one, and relative_query and relative_key are float32.
-// query_positions and key_positions are given together; they replace query_offset + i and j. An
-// offset bias is then the sum of the biases named in bias_terms: bias_parameters concatenates their
-// tensors, and bias_shapes holds the rank and the sizes of each. query_offset applies if
+// query_positions and key_positions are given together; they replace query_offset + i and j. With
+// them, an offset bias is the sum of the biases named in bias_terms: bias_parameters concatenates
+// their tensors, and bias_shapes holds the rank and the sizes of each. query_offset applies if
 // query_offsets is absent. left and right bound the window. chunks holds the chunk size, and the
 // numbers of chunks before and after a query's own chunk that the query attends to. grid holds the
 // prefix and the axis lengths of the token grid. tolerance bounds the weight that skipped tiles may
-// contribute to a row's sum. With rows_first, o is stored as (B, Q, H, V). relative_layout defines
-// how the m rows of relative keys and values are indexed. Relative queries use the first five
-// layouts, on the CPU only, and are indexed in reverse order:
-//   "clip", "zero": offsets -n to n, m = 2 n + 1; pairs beyond use the nearest row, or none;
+// contribute to a row's sum. With rows_first, o is stored as (B, Q, H, V). Relative queries use the
+// first five layouts below, on the CPU only, and are indexed in reverse order. relative_layout
+// defines how the m rows of relative keys and values are indexed:
+//   "clip", "zero": offsets -n to n, m = 2 n + 1; farther pairs use the nearest row, or none;
 //   "clip_past", "zero_past": offsets -n to 0, m = n + 1;
-//   "past": the same, but queries that reach farther are an error;
-//   "keys": by the key, m = Lk;
+//   "past": the same offsets, but a farther pair is an error;
+//   "keys": indexed by the key, m = Lk;
 //   "grid": the sum over the axes of the grid, with a table of 2 length - 1 rows for each.
 #define GNOMON_ATTENTION_ARGUMENTS(ARGUMENT)                                 \
   ARGUMENT(at::Tensor, x, {}, kToken, "B H Q D")                             \

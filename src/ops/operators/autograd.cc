@@ -11,7 +11,7 @@ void RefuseOnGpu(const char* operation) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, operation,
       ": forward-mode and second derivatives are not supported on a GPU; move the tensors to the "
-      "CPU, or write this attention with PyTorch's own operations");
+      "CPU, or implement this attention with PyTorch operators");
 }
 
 TORCH_LIBRARY_IMPL(gnomon, Autograd, m) {

@@ -38,15 +38,15 @@ inline bool HasTangent(const at::Tensor& tensor) {
 inline void CheckNoTangent(const char* operation, const at::Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !HasTangent(tensor), operation,
-      ": forward-mode derivatives of a derivative are not supported here; nest reverse mode inside "
-      "forward mode for second derivatives (jacfwd of jacrev, hessian); third derivatives are not "
-      "supported");
+      ": forward-mode derivatives of forward-mode or second derivatives are not supported; for "
+      "second derivatives, nest reverse mode inside forward mode (jacfwd of jacrev, hessian)");
 }
 
 // Function::apply that also works inside torch.func transforms. PyTorch rejects C++ Functions
-// there, because forward() might compute on tensors of any level. The Functions of this library
-// compute nothing: they receive their outputs as arguments, from an operator called below autograd,
-// as PyTorch's own formulas do. The transforms can therefore be hidden during the call.
+// there, because forward() might compute on tensors of any transform level. The Functions of this
+// library compute nothing: they receive their outputs as arguments, from an operator called below
+// autograd, as PyTorch's own derivative formulas do. The transforms can therefore be hidden during
+// the call.
 template <class Function, class... Args>
 auto ApplyFunction(Args&&... args) {
   class WithoutTransforms {

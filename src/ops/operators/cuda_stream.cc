@@ -1,5 +1,5 @@
 // This file links none of PyTorch's CUDA libraries, so that one library works with and without
-// PyTorch's CUDA support. Device queries use the device-independent interfaces.
+// PyTorch's CUDA support. It queries devices through PyTorch's device-independent interfaces.
 #include "ops/operators/cuda_stream.h"
 
 #include <ATen/ATen.h>
@@ -46,8 +46,8 @@ void* NativeStream(const char* operation, const Guard& guard, const c10::Stream&
   if constexpr (requires { guard.getStreamNativeHandle(stream); }) {
     return guard.getStreamNativeHandle(stream);
   } else {
-    // For PyTorch versions without native_handle: c10::cuda::CUDAStream, which has the same layout
-    // as c10::Stream, returns the handle.
+    // For PyTorch versions without getStreamNativeHandle(): c10::cuda::CUDAStream::stream() returns
+    // the handle, and a c10::Stream has the same layout as a CUDAStream.
     void* const library = dlopen("libc10_cuda.so", RTLD_NOW | RTLD_NOLOAD);
     void* const symbol =
         library != nullptr ? dlsym(library, "_ZNK3c104cuda10CUDAStream6streamEv") : nullptr;
@@ -57,8 +57,8 @@ void* NativeStream(const char* operation, const Guard& guard, const c10::Stream&
   }
 }
 
-// Device memory from PyTorch's allocator, held until the end of a call. Reuse is ordered after the
-// work already queued on the stream.
+// Device memory from PyTorch's allocator, held until the end of a call. The allocator reuses it
+// only for work that is queued on the stream afterwards.
 class ScratchTensors {
  public:
   explicit ScratchTensors(const at::Tensor& like) : options_(like.options().dtype(at::kByte)) {}

@@ -37,7 +37,7 @@ inline at::Tensor Duals(const at::Tensor& values, const at::Tensor& tangents) {
 inline at::Tensor Duals(const OptionalTensor& values, const OptionalTensor& tangents) {
   return Duals(OrUndefined(values), OrUndefined(tangents));
 }
-// Like Duals, for a gradient, which may be absent although its tangent is present.
+// Like Duals, for a gradient, which may be absent even if its tangent is present.
 inline at::Tensor DualsOfGradient(const OptionalTensor& gradient, const OptionalTensor& tangents) {
   if (gradient || !tangents) return Duals(gradient, tangents);
   return Duals(at::zeros_like(*tangents), *tangents);
@@ -65,7 +65,7 @@ Arguments InDouble(const Arguments& arguments) {
   return wide;
 }
 
-// The arguments that have gradients as dual numbers, by name.
+// The differentiable arguments as dual numbers, by name.
 template <class Arguments>
 class NamedDuals {
  public:

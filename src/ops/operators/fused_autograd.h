@@ -1,4 +1,4 @@
-// Autograd and meta-device kernels for a pair of operators (argument_list.h).
+// Autograd and meta-device kernels for the operators of an argument list (argument_list.h).
 #ifndef GNOMON_OPS_OPERATORS_FUSED_AUTOGRAD_H_
 #define GNOMON_OPS_OPERATORS_FUSED_AUTOGRAD_H_
 
@@ -49,7 +49,7 @@ class SavedOptions {
     }
   }
 
-  // String views refer to data that the value or this object owns.
+  // Restored views refer to data that the value or this object owns.
   void Restore(const c10::IValue& value, std::string_view& member) const {
     member = value.toStringRef();
   }
@@ -327,8 +327,8 @@ class RecordedOperator {
     }
 
     // The tangents of the outputs are linear in the tangents of the arguments. Their derivative
-    // with respect to the arguments is the tangent of the gradient. The gradient of the outputs
-    // themselves has the same form, so one pass computes both.
+    // with respect to the arguments is the tangent of the gradient. The gradients of o and lse
+    // contribute terms of the same form, so one pass computes everything.
     static Tensors backward(Context* context, const Tensors& d_outputs) {
       const SavedCall<Arguments> call(context, 3 + kGradients);
       const at::Tensor& o = call.tensors[0];
@@ -407,7 +407,7 @@ class RecordedOperator {
     return tangent;
   }
 
-  // Does the same for all arguments; returns an empty list if none has a tangent.
+  // Calls TakeTangent for all arguments; returns an empty list if none has a tangent.
   static Tensors TakeTangents(Arguments& arguments) {
     Tensors tangents;
     Operator::ForEachTensor(arguments, [&](size_t n, auto& member) {

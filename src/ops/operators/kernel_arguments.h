@@ -19,8 +19,8 @@ void Translate(const Body& body) {
   }
 }
 
-// Checks the tensors and returns the pair function that the arguments name. Sets its scalar counts
-// among the axis lengths.
+// Checks the tensors and returns the pair function that the arguments name. Also stores its scalar
+// counts in the axis lengths.
 template <class Arguments>
 const PairFunction& CheckedFunction(const Arguments& arguments, AxisLengths<int64_t>& lengths) {
   const PairFunction* function = nullptr;

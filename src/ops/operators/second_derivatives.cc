@@ -25,7 +25,7 @@ std::string CallOf(const std::string& operation) {
 
 class RefusingFunction : public torch::autograd::Function<RefusingFunction> {
  public:
-  // Autograd treats only arguments passed in a list as inputs.
+  // Autograd treats the tensors in the list as inputs, and ignores those in the tuple.
   static variable_list forward(AutogradContext* context, std::string call,
                                at::TensorList /*inputs*/,
                                const std::tuple<variable_list>& outputs) {
@@ -37,7 +37,7 @@ class RefusingFunction : public torch::autograd::Function<RefusingFunction> {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false, context->saved_data["call"].toStringRef(),
         ": third derivatives are not supported; detach the second derivative if it is a constant, "
-        "or write this attention with PyTorch's own operations");
+        "or implement this attention with PyTorch operators");
     return {};
   }
 };

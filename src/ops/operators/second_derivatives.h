@@ -1,4 +1,4 @@
-// Operators of second derivatives, whose results autograd records and cannot differentiate.
+// Operators for second derivatives. Autograd records their results but cannot differentiate them.
 #ifndef GNOMON_OPS_OPERATORS_SECOND_DERIVATIVES_H_
 #define GNOMON_OPS_OPERATORS_SECOND_DERIVATIVES_H_
 

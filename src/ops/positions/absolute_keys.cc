@@ -36,9 +36,9 @@ at::Tensor FirstKeys(const Component& component, const at::Tensor& held,
 const RegisterPosition absolute_keys({
     .catalogue = {.name = "absolute_keys",
                   .title = "absolute keys",
-                  .formula = "q_i.R[j] scale, where R is a table of absolute positions",
+                  .formula = "q_i.R[j] scale, where R is a table of absolute position embeddings",
                   .latex = R"(\frac{q_i \cdot R[j]}{\sqrt{D}})",
-                  .note = "R is a learned table of absolute positions",
+                  .note = "R is a learned table of absolute position embeddings",
                   .source = "Ke et al. 2021, Rethinking Positional Encoding in Language "
                             "Pre-training",
                   .role = CatalogueEntry::Role::kContent,

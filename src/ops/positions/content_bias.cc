@@ -29,9 +29,9 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   const bool both = rows == 2 * extent - 1;
   TORCH_CHECK_VALUE(both || rows == extent, "gnomon.attention: table of content_bias has ", rows,
                     " rows, but extent is ", extent, "; expected ", 2 * extent - 1,
-                    ", from past to future, or ", extent, " for the past only");
+                    " rows (past to future) or ", extent, " (past only)");
   TORCH_CHECK_VALUE(both || call.causal, "gnomon.attention: table of content_bias has ", rows,
-                    " rows, for the past only, but causal is False; expected ", 2 * extent - 1,
+                    " rows (past only), but causal is False; expected ", 2 * extent - 1,
                     " rows, or causal=True");
   return {
       .query = query, .keys = keys, .layout = both ? "zero" : "zero_past", .takes_scale = false};
@@ -53,11 +53,12 @@ const RegisterPosition content_bias({
                   .latex = R"(r_i \cdot E[p_j - p_i + n - 1])",
                   .note = "n is `extent`, and the rows of E run from past to future. Nothing is "
                           "added at distances of n or more",
-                  .details = "A module projects r_i, a short vector per head, from its tokens, and "
-                             "has one table for all heads. The term equals \"relative\" with "
-                             "far=\"zero\" and a separate query.",
+                  .details = "A module projects its tokens to r_i, a short vector per head, and by "
+                             "default has one table for all heads. The term is equivalent to "
+                             "\"relative\" with far=\"zero\" and a separate query.",
                   .source = "Shaw et al. 2018, Self-Attention with Relative Position "
-                            "Representations, where r is q; some 2026 models project r",
+                            "Representations (where r is q); some 2026 models, where r is a "
+                            "projection of the tokens",
                   .role = CatalogueEntry::Role::kContent,
                   .cost = "1 + 0, plus the product of r and the table",
                   .class_name = "ContentBias"},
@@ -65,8 +66,9 @@ const RegisterPosition content_bias({
         {Table("query", Index::kQueries, {.projection = kQuery})
              .Means("(B, H, Lq, Dr), the vectors r_i"),
          Table("table", Index::kNearOffsets, {.start = TableStart})
-             .Means("(2 extent - 1, Dr), or (extent, Dr) for the past only, which requires causal; "
-                    "or (H, n, Dr), one table per head"),
+             .Means("(2 extent - 1, Dr), or (extent, Dr) for the past only, which requires a "
+                    "causal mask; or (H, n, Dr), with either number of rows n, for one table per "
+                    "head"),
          Integer("extent", "1024")
              .Means("offset of the table's last row, plus 1")
              .AtLeast(1)

@@ -23,8 +23,8 @@ at::Tensor AsRows(const Component& component, const char* name, const at::Tensor
 
 Parameter OwnScale() {
   return Number("scale", "")
-      .Means("factor of the products; 1 leaves them unscaled")
-      .Otherwise("the scale of the call");
+      .Means("factor that multiplies the products in this term; 1 leaves them unscaled")
+      .Otherwise("the call's scale");
 }
 
 ContentTerm WithOwnScale(const Component& component, ContentTerm term) {

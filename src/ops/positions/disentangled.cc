@@ -82,36 +82,36 @@ const RegisterPosition disentangled({
         {.name = "disentangled",
          .title = "disentangled attention",
          .formula = "(q_i.K[r] + k_j.Q[r]) scale, where r = clamp(bucket(p_i - p_j) + n, 0, 2 n - "
-                    "1) is one of 2 n rows",
+                    "1) selects one of 2 n rows",
          .latex = R"(\frac{q_i \cdot K[r] + k_j \cdot Q[r]}{\sqrt{D}})",
          .note = "r = clamp(bucket(p_i - p_j) + n, 0, 2 n - 1), and the rows of K and Q run from "
-                 "future to past. Without max_distance, each offset has its own bucket. With it, "
-                 "each offset up to n / 2 has its own bucket, and the buckets for larger offsets "
-                 "widen logarithmically up to max_distance",
+                 "future to past. Without max_distance, each offset has its own bucket. With "
+                 "max_distance, each offset up to n / 2 has its own bucket, and the buckets for "
+                 "larger offsets widen logarithmically up to max_distance",
          .details = "These are the content-to-position and position-to-content terms of DeBERTa. "
-                    "The tables are DeBERTa's relative position embeddings, projected as keys and "
-                    "as queries, with n = position_buckets and max_distance = "
-                    "max_relative_positions (without buckets, n = max_relative_positions and "
-                    "max_distance = 0). With scale = 1 / sqrt(3 D), the result equals DeBERTa's "
-                    "attention. CPU only.",
+                    "The tables are DeBERTa's relative position embeddings after the key and query "
+                    "projections. In models with position buckets, n = position_buckets and "
+                    "max_distance = max_relative_positions; in models without them, n = "
+                    "max_relative_positions and max_distance = 0. With scale = 1 / sqrt(3 D), the "
+                    "result equals DeBERTa's attention. CPU only.",
          .source = "He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention; "
-                   "DeBERTaV3 for logarithmic buckets",
+                   "DeBERTaV3 (logarithmic buckets)",
          .role = CatalogueEntry::Role::kContent,
          .cost = "2 + 0, plus the products of q and k with the tables",
          .class_name = "Disentangled"},
     .parameters =
         {Table("keys", Index::kBucketRows, {.start = KeysStart})
-             .Means("(2 n, D), or (H, 2 n, D), one table per head; multiplied by the queries"),
+             .Means("(2 n, D), or (H, 2 n, D) for one table per head; multiplied by the queries"),
          Table("queries", Index::kBucketRows, {.start = QueriesStart})
              .Means("a table of the same shape, multiplied by the keys"),
          Integer("max_distance", "0")
-             .Means("offsets at or beyond this distance share the last bucket; must exceed n / 2 + "
-                    "1, and n must be even. 0 means one row per offset; offsets beyond the table "
-                    "use its nearest row")
+             .Means("distance at and beyond which offsets share the last bucket; must exceed n / 2 "
+                    "+ 1, with n even. If 0, each offset has its own row, and offsets beyond the "
+                    "table use the nearest row")
              .AtLeast(0)
              .AtMost(1 << 20),
          Integer("span", "256")
-             .Means("n, half the rows of a module's tables")
+             .Means("n, half the number of rows of a module's tables")
              .AtLeast(1)
              .AtMost(1 << 20)
              .NoArgument(),

@@ -13,8 +13,9 @@ namespace {
 // sum; this value is enough to make all earlier weights 0.
 constexpr double kClosed = -1e6;
 
-// Uses the product of all gates up to a key instead of those between the key and the query; the two
-// differ by a factor shared by all keys of a row. float64 preserves the differences of long sums.
+// Uses the product of all gates up to a key instead of the product of the gates between the key and
+// the query. The two differ by a factor that all keys of a row share. float64 preserves the
+// differences of long sums.
 at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& tensors,
                 const KeyBiasCall& call) {
   const at::Tensor gates = tensors[0].clamp_min(kClosed);
@@ -52,18 +53,20 @@ const RegisterPosition forget({
     .catalogue =
         {.name = "forget",
          .title = "forget gate",
-         .formula = "-(log f[h, 0] + ... + log f[h, j]); with a causal mask, this multiplies each "
-                    "weight by the gates f of all later keys, up to the query's own",
+         .formula = "-(log f[h, 0] + ... + log f[h, j]); with a causal mask, this multiplies the "
+                    "weight of each key by the gates f of all later keys, up to the query's "
+                    "position",
          .latex = R"(-\sum_{l \le j} \log f_{h l})",
-         .note = "f is the gate. With a causal mask, this multiplies each weight by the gates of "
-                 "all later keys up to the query's position",
+         .note = "f is the gate. With a causal mask, this multiplies the weight of each key by the "
+                 "gates of all later keys, up to the query's position",
          .details =
-             "The sum is accurate for long sequences, because it is computed in float64 and each "
-             "query subtracts the sum at its own position (lse and sinks use the full sum). Gates "
-             "of keys outside key_starts and key_lengths are treated as 1. With segments, the sum "
-             "runs over the key's own segment, in the order of positions. A module computes the "
-             "gates from its tokens, f = sigmoid(w_h x + b_h). The initial values match ALiBi: w "
-             "is 0, and b makes log f equal to minus ALiBi's slope.",
+             "The sum stays accurate for long sequences: it is computed in float64, and the "
+             "kernels subtract the sum at the query's own position (lse and sinks use the full "
+             "sum). The gates of keys hidden by key_starts or key_lengths are treated as 1. With "
+             "segments, the sum runs only over the key's own segment. Keys are summed in order of "
+             "position. A module computes the gates from its tokens as f = sigmoid(w_h x + b_h). "
+             "The initial values match ALiBi: w_h is 0, and b_h makes log f equal to minus ALiBi's "
+             "slope.",
          .source = "Lin et al. 2025, Forgetting Transformer: Softmax Attention with a "
                    "Forget Gate",
          .role = CatalogueEntry::Role::kKeyBias,
@@ -73,10 +76,10 @@ const RegisterPosition forget({
     .parameters =
         {Table("log_forget", Index::kKeyEntries, {.projection = kGate})
              .Means(
-                 "(1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0, for example "
-                 "logsigmoid of a projection of its token. Values below -1e6, including -inf, are "
-                 "clamped to -1e6: keys before the gate then have no weight relative to keys after "
-                 "it")},
+                 "(1 or B, 1 or H, Lk), the logarithm of each key's gate, at most 0; for example, "
+                 "logsigmoid of a projection of the key's token. Values below -1e6, including "
+                 "-inf, are clamped to -1e6: keys before such a gate then have no weight relative "
+                 "to keys after it")},
     .key_bias = Bias,
 });
 

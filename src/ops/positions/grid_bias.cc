@@ -25,9 +25,10 @@ const RegisterPosition grid_bias({
                     "- x_i, or the equivalent for any other number of axes",
          .latex = R"(\text{table}[h, y_j - y_i + \text{height} - 1, x_j - x_i + \text{width} - 1])",
          .note = "A grid with any other number of axes works in the same way",
-         .details = "As in Grid, tokens lie on a grid in row-major order, after `prefix` tokens "
-                    "that have no bias. Swin indexes its tables by query minus key coordinates: "
-                    "flip them along both axes, as from_query_minus_key does in Python.",
+         .details = "As in Grid, the first `prefix` tokens have no bias, and the remaining tokens "
+                    "lie on a grid in row-major order. Swin's tables are indexed by query minus "
+                    "key coordinates: flip these tables along both axes, as from_query_minus_key "
+                    "does in Python.",
          .source = "Liu et al. 2021, Swin Transformer",
          .role = CatalogueEntry::Role::kGridBias,
          .cost = "1 + 0",

@@ -35,7 +35,7 @@ at::Tensor MuStart(const Component& component, const ModuleShape& n) {
   return at::full({n.heads}, mu, at::TensorOptions().dtype(at::kDouble));
 }
 
-// Approximates ALiBi's slopes where mu (p_i - p_j) is small.
+// With this tau, the "abs" and "odd" biases are close to ALiBi where mu (p_i - p_j) is small.
 at::Tensor TauStart(const Component& component, const ModuleShape& n) {
   return alibi_slopes(n.heads) / MuStart(component, n);
 }
@@ -50,7 +50,8 @@ const RegisterPosition hype({
              R"(\begin{aligned}\text{abs} && -\tau_h \sinh(\mu_h |p_i - p_j|) \\ \text{odd} && -\tau_h \sinh(\mu_h (p_i - p_j)) \\ \text{cosh} && \tau_h \left(1 - \cosh(\mu_h (p_i - p_j))\right)\end{aligned})",
          .details = "With a causal mask, \"abs\" and \"odd\" are the same. Without one, \"odd\" "
                     "increases the scores of the keys after the query. The argument of sinh and "
-                    "cosh is clamped to +-80; beyond that, the gradient of mu is zero.",
+                    "cosh is clamped to +-80; beyond that, the gradient with respect to mu is "
+                    "zero.",
          .source = "Angelotti 2023, HyPE: Attention with Hyperbolic Biases for Relative "
                    "Positional Encoding",
          .role = CatalogueEntry::Role::kBias,
@@ -61,11 +62,11 @@ const RegisterPosition hype({
                     .Means("per-head amplitude")
                     .Otherwise("ALiBi's slopes / mu"),
                 PerHead("mu", NumberText(kMu).c_str(), {.start = MuStart})
-                    .Means("per-head rate per token"),
+                    .Means("per-head factor applied to the distance"),
                 Choice("mode", {"abs", "odd", "cosh"})
-                    .Means("\"abs\": -tau_h sinh(mu_h |p_i - p_j|); \"odd\": -tau_h sinh(mu_h "
-                           "(p_i - p_j)), the form of the paper; \"cosh\": tau_h (1 - cosh(mu_h "
-                           "(p_i - p_j)))")}),
+                    .Means("\"abs\": -tau_h sinh(mu_h |p_i - p_j|); \"odd\": -tau_h sinh(mu_h (p_i "
+                           "- p_j)), the paper's form; \"cosh\": tau_h (1 - cosh(mu_h (p_i - "
+                           "p_j)))")}),
     .bias = Bias,
 });
 

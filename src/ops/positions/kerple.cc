@@ -14,7 +14,8 @@ at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tenso
   const at::Tensor r2 = OverEntries(tensors[1]);
   const at::Tensor distance = range.DistancesAs(r1).abs();
   if (component.Choice("kind") == "log") return -r1 * (r2 * distance).log1p();
-  // The second derivative of 0^r2 with respect to r2 is 0, not 0 times infinity.
+  // For a distance of 0, pow() would compute the second derivative with respect to r2 as 0 times
+  // infinity, but it is 0.
   const at::Tensor is_zero = distance == 0;
   const at::Tensor power = at::where(is_zero, 1.0, distance).pow(r2);
   return -r1 * at::where(is_zero, (r2 == 0).to(power.scalar_type()), power);
@@ -47,7 +48,8 @@ const RegisterPosition kerple({
     .parameters = OnAxis({PerHead("r1", "learned", {.start = R1Start}).Means("per-head factor"),
                           PerHead("r2", "learned", {.start = R2Start})
                               .AtLeast(0)
-                              .Means("per-head rate per token (log) or per-head exponent (power)"),
+                              .Means("per-head factor applied to the distance (log) or per-head "
+                                     "exponent (power)"),
                           Choice("kind", {"log", "power"})
                               .Means("\"log\": -r1_h log(1 + r2_h |p_i - p_j|); \"power\": -r1_h "
                                      "|p_i - p_j|^r2_h")}),

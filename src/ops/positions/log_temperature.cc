@@ -23,25 +23,25 @@ const RegisterPosition log_temperature({
         {.name = "log_temperature",
          .title = "length-dependent temperature",
          .formula =
-             "multiplies the scores of query i by a factor. With kind = \"steps\", it is 1 + scale "
-             "log(1 + floor((p_i + 1) / length)). With kind = \"smooth\", it is 1 + scale "
-             "log(max(1, n_i / length)), where n_i is the number of keys up to the query's own "
-             "position",
+             "multiplies the scores of query i by 1 + scale log(1 + floor((p_i + 1) / length)) "
+             "with kind = \"steps\", or by 1 + scale log(max(1, n_i / length)) with kind = "
+             "\"smooth\", where n_i is the number of keys, up to the query's own position if there "
+             "is a causal mask",
          .latex = R"(\begin{aligned}\text{steps} && 1 + a \log(1 + \lfloor (p_i + 1) / n_0 )"
                   R"(\rfloor) \\ \text{smooth} && 1 + a \log \max(1, n_i / n_0)\end{aligned})",
-         .note = "a is `scale`, n_0 is `length`, up to which the factor is 1, and n_i is the "
-                 "number of keys up to the query's own position",
-         .details = "Only keys within key_starts and key_lengths, and in the query's own segment, "
-                    "are counted. Other masks make no difference, except that a window that "
-                    "excludes keys after the query is treated as a causal mask. With \"steps\", "
-                    "padding before a query is included in its position p_i.",
+         .note = "a is `scale`, n_0 is `length`, below which the factor is 1, and n_i is the "
+                 "number of keys, up to the query's own position if there is a causal mask",
+         .details = "Keys in other segments, or hidden by key_starts or key_lengths, are not "
+                    "counted. Other masks do not affect n_i, except that a window that excludes "
+                    "keys after the query is treated as a causal mask. With \"steps\", padding "
+                    "before a query counts towards its position p_i.",
          .source = "Meta 2025, Llama 4 (steps); Inkling 2026 (smooth)",
          .role = CatalogueEntry::Role::kTemperature,
          .cost = "1 + 0",
          .class_name = "LogTemperature"},
     .parameters =
         {PositiveNumber("scale", "0.1").Means("growth rate of the temperature"),
-         PositiveNumber("length", "8192").Means("length up to which the temperature is 1"),
+         PositiveNumber("length", "8192").Means("length below which the temperature is 1"),
          Choice("kind", {"steps", "smooth"})
              .Means("\"steps\": the temperature grows in steps of `length` positions; \"smooth\": "
                     "it grows with each key")},

@@ -26,7 +26,7 @@ Component Complete(Component component, const ComponentUse& use) {
 at::Tensor CentredEntries(const at::Tensor& table, const OffsetRange& range) {
   const c10::SymInt columns = table.dim() == 2 ? table.sym_size(1) : c10::SymInt(0);
   TORCH_CHECK_VALUE(table.dim() == 2 && table.sym_size(0) == range.heads && columns % 2 == 1,
-                    "gnomon: the table of OffsetBias, indexed by position, has shape ",
+                    "gnomon: the position-indexed table of OffsetBias has shape ",
                     table.sym_sizes(), "; expected (H, 2 n - 1) with H = ", range.heads);
   const c10::SymInt most = (columns - 1) / 2;
   c10::SymInt first = range.query_offset;
@@ -39,7 +39,7 @@ at::Tensor CentredEntries(const at::Tensor& table, const OffsetRange& range) {
   const c10::SymInt ahead = range.keys - 1 - first;
   TORCH_CHECK_VALUE(
       range.size() == 0 || (back <= most && ahead <= most),
-      "gnomon: the table of OffsetBias over positions, (H, 2 n - 1), has n = ", most + 1,
+      "gnomon: the position-indexed table of OffsetBias, (H, 2 n - 1), has n = ", most + 1,
       ", but p_j - p_i runs from ", -back, " to ", ahead, "; expected offsets within +-", most);
   if (!range.query_offsets) return table.slice_symint(1, most - back, most - back + range.size());
   return RowsOver(table.t(), -range.Distances(table.options()) + most);
@@ -66,7 +66,7 @@ at::Tensor Start(const Component& component, const ModuleShape& n) {
   const bool alike = std::equal(shape.begin() + 1, shape.end(), shape.begin());
   TORCH_CHECK_VALUE(alike || component.Find("axis"), "gnomon: ", component.name(),
                     ":shape=", SizesText(shape),
-                    " has axes of different sizes and one table for all of them; expected an axis, "
+                    " has axes of different sizes, which cannot share one table; expected an axis, "
                     "such as axis=0");
   return at::zeros({n.heads, 2 * shape[component.FindInteger("axis").value_or(0)] - 1},
                    at::TensorOptions().dtype(at::kDouble));
@@ -85,10 +85,11 @@ const RegisterPosition offset_bias({
          .latex = R"(\text{table}[h, j - i + L_q - 1])",
          .note = "This index applies to attention(); modules use table[h, p_j - p_i + length - 1]",
          .details =
-             "In attention(), entry n applies to query i and key j with j - i = n - (Lq - 1), "
-             "regardless of query_offset. -inf masks a pair. In a module, the table is (H, 2 n - "
-             "1) and indexed by positions: entry m applies to pairs with p_j - p_i = m - (n - 1). "
-             "The same table is used in all calls with up to n tokens, including cached ones.",
+             "In attention(), entry m applies to query i and key j with j - i = m - (Lq - 1), "
+             "regardless of query_offset. -inf masks a pair. In a module, the table has shape (H, "
+             "2 length - 1) and is indexed by positions: entry m applies to pairs with p_j - p_i = "
+             "m - (length - 1). The same table is used in all calls with up to `length` tokens, "
+             "including calls with a cache.",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations",
          .role = CatalogueEntry::Role::kBias,
          .cost = "1 + 0",

@@ -28,8 +28,8 @@ const RegisterPosition qk_norm({
         {.name = "qk_norm",
          .title = "QK-norm",
          .formula =
-             "replaces q with q / rms(q) * w_q, and k with k / rms(k) * w_k, before all other "
-             "terms",
+             "replaces q with q / rms(q) * w_q, and k with k / rms(k) * w_k, before any other term "
+             "is applied",
          .latex = R"(\frac{w_q \odot q_i}{\sqrt{|q_i|^2 / D + \epsilon}},\quad )"
                   R"(\frac{w_k \odot k_j}{\sqrt{|k_j|^2 / D + \epsilon}})",
          .note = "w_q and w_k are learned weights",

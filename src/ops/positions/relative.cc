@@ -34,9 +34,9 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
   const bool both = rows == 2 * most + 1;
   TORCH_CHECK_VALUE(both || rows == most + 1, "gnomon.attention: table of relative has ", rows,
                     " rows, but max_offset is ", most, "; expected ", 2 * most + 1,
-                    ", from past to future, or ", most + 1, " for the past only");
+                    " rows (past to future) or ", most + 1, " (past only)");
   TORCH_CHECK_VALUE(both || call.causal, "gnomon.attention: table of relative has ", rows,
-                    " rows, for the past only, but causal is False; expected ", 2 * most + 1,
+                    " rows (past only), but causal is False; expected ", 2 * most + 1,
                     " rows, or causal=True");
   ContentTerm term{.query = query,
                    .keys = keys,
@@ -64,7 +64,8 @@ at::Tensor ValuesStart(const Component& component, const ModuleShape& n) {
   return RandomRows(/*stream=*/2, TableRows(component, RowsOf(component), n), n.value_dim);
 }
 
-// The table that is added to the values; in a module, a flag that creates it.
+// The parameter "values": the table that is added to the values or, in a module, a flag that
+// creates this table.
 Parameter Values() {
   Parameter values = Flag("values", "false")
                          .Means(
@@ -78,12 +79,12 @@ Parameter Values() {
 
 bool HasQuery(const Component& component) { return component.IsTensor("query"); }
 
-// A tensor that multiplies the rows instead of q.
+// The parameter "query": a tensor that replaces q in the products with the rows.
 Parameter Query() {
   Parameter query = Table("query", Index::kQueries, {.present = HasQuery})
                         .Means(
-                            "(B, H, Lq, Dr), multiplied by the rows instead of q; the table then "
-                            "has rows of size Dr, and the products are not scaled")
+                            "(B, H, Lq, Dr), used instead of q in the products with the rows, "
+                            "which then have size Dr; these products are not scaled")
                         .Otherwise("q");
   query.argument = CatalogueParameter::Argument::kOptional;
   return query;
@@ -95,15 +96,16 @@ const RegisterPosition relative({
          .title = "relative keys",
          .formula =
              "q_i.E[p_j - p_i + max_offset] scale, where the rows of E run from past to future; "
-             "offsets beyond max_offset use the nearest row, or none. With values, W[p_j - p_i + "
-             "max_offset] is added to v_j; with a separate query, r_i replaces q_i",
+             "offsets beyond max_offset use the nearest row or, with far=\"zero\", no row. With "
+             "values, W[p_j - p_i + max_offset] is added to v_j; with a separate query, r_i "
+             "replaces q_i",
          .latex = R"(\frac{q_i \cdot E[p_j - p_i + m]}{\sqrt{D}})",
          .note = "m is max_offset, and the rows of E run from past to future. Offsets beyond m use "
                  "the nearest row or, with far=\"zero\", no row. With values, W[p_j - p_i + m] is "
                  "added to v_j. With a separate query r, the term is r_i.E[p_j - p_i + m]",
-         .details = "If your table runs from future to past, pass table.flip(-2). If the "
-                    "separate query is a low-dimensional projection of the tokens and all heads "
-                    "share one table, this is a content-conditioned bias (see content_bias).",
+         .details = "If your table runs from future to past, pass table.flip(-2). If the separate "
+                    "query is a low-dimensional projection of the tokens and all heads share one "
+                    "table, the term is a content-conditioned bias (see content_bias).",
          .source = "Shaw et al. 2018, Self-Attention with Relative Position Representations; "
                    "Huang et al. 2019, Music Transformer",
          .role = CatalogueEntry::Role::kContent,
@@ -112,7 +114,8 @@ const RegisterPosition relative({
     .parameters =
         {Table("table", Index::kNearOffsets, {.start = TableStart})
              .Means("(2 max_offset + 1, D), or (max_offset + 1, D) for the past only, which "
-                    "requires causal; or (H, n, D), one table per head"),
+                    "requires a causal mask; or (H, n, D), with either number of rows n, for one "
+                    "table per head"),
          Integer("max_offset", "128")
              .Means("offset of the table's last row")
              .AtLeast(0)

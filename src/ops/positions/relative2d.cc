@@ -74,12 +74,13 @@ const RegisterPosition relative2d({
          .latex =
              R"(\frac{q_i \cdot \left(R[y_j - y_i + \text{height} - 1] + C[x_j - x_i + \text{width} - 1]\right)}{\sqrt{D}})",
          .note = "y is the row of a token on the grid, and x is its column",
-         .details = "R is the row table, and C is the column table. As in Grid, tokens lie on a "
-                    "grid in row-major order, after `prefix` tokens that do not have this term.",
+         .details = "R is the row table, and C is the column table. As in Grid, the first `prefix` "
+                    "tokens do not have this term, and the remaining tokens lie on a grid in "
+                    "row-major order.",
          .source = "Ramachandran et al. 2019, Stand-Alone Self-Attention; Srinivas et al. "
                    "2021, Bottleneck Transformers",
          .role = CatalogueEntry::Role::kContent,
-         .cost = "2 + 0, plus the product of q and the table",
+         .cost = "2 + 0, plus the products of q and the tables",
          .needs_grid = true,
          .class_name = "Relative2D"},
     .parameters = Parameters(),

@@ -29,11 +29,11 @@ int64_t RotatedColumns(const Component& component, const RotationCall& call, int
   const int64_t step = 2 * axes;
   if (!component.Find("dims")) {
     TORCH_CHECK_VALUE(axes > 1 || grid || call.last_is_height || free % 2 == 0, call.operation,
-                      ": RoPE rotates pairs of coordinates, and q has head_dim ", free,
-                      "; expected an even number, or set dims to a smaller even number");
+                      ": RoPE rotates pairs of coordinates, but q has head_dim ", free,
+                      "; expected an even number, or dims set to a smaller even number");
     TORCH_CHECK_VALUE(free >= step || (axes == 1 && !grid), call.operation, ": RoPE over ",
                       grid ? "the grid " + grid->Text() : "positions of several axes",
-                      " rotates at least one pair of coordinates per axis, and q has head_dim ",
+                      " rotates at least one pair of coordinates per axis, but q has head_dim ",
                       free, call.last_is_height ? " without the height" : "",
                       "; expected at least ", step);
     return free - free % step;
@@ -43,9 +43,9 @@ int64_t RotatedColumns(const Component& component, const RotationCall& call, int
   return dims;
 }
 
-// Sun et al. 2023, section 3: pair i of q grows by zeta_i^(p / 512) and pair i of k shrinks by it,
-// so their product decays with distance. Only position differences matter; measuring from the
-// middle of the sequence keeps the powers within float32 for lengths up to kLongest.
+// Sun et al. 2023, section 3: pair i of q is multiplied by zeta_i^(p / 512), and pair i of k is
+// divided by it, so their product decays with distance. Only position differences matter; measuring
+// from the middle of the sequence keeps the powers within float32 for lengths up to kLongest.
 constexpr int64_t kLongest = 65536;
 
 // Throws if the positions of a call are known and too far apart.
@@ -94,8 +94,8 @@ std::vector<int64_t> AxesOfPairs(const Component& component, const std::vector<i
   for (int64_t axis = 0; axis < axes; ++axis) {
     const auto count = std::count(of_pairs.begin(), of_pairs.end(), axis);
     TORCH_CHECK_VALUE(count == sections[static_cast<size_t>(axis)],
-                      "gnomon.attention: RoPE has sections = ", SizesText(sections),
-                      ", interleaved, but axis ", axis, " gets ", count,
+                      "gnomon.attention: RoPE has interleaved sections = ", SizesText(sections),
+                      ", but axis ", axis, " gets ", count,
                       " pairs; expected the first section to be the largest");
   }
   return of_pairs;
@@ -125,8 +125,8 @@ at::Tensor RowsAt(const at::Tensor& table, const RotationCall& call) {
                       "gnomon.attention: angles of RoPE has ", table.sym_size(2),
                       " rows, but the tokens of ", call.of_keys ? "k" : "q", " have positions ",
                       call.position, " to ", call.position + rows - 1,
-                      "; expected a row for each position, or angles with a row for each token of "
-                      "q together with key_angles with a row for each token of k");
+                      "; expected one row per position, or angles with one row per token of q and "
+                      "key_angles with one row per token of k");
     return table.narrow_symint(2, call.position, rows);
   }
   at::Tensor positions;
@@ -134,7 +134,8 @@ at::Tensor RowsAt(const at::Tensor& table, const RotationCall& call) {
     positions = call.positions->of_tokens;
     TORCH_CHECK_VALUE(
         positions.dim() == 2,
-        "gnomon.attention: RoPE has angles, and positions have several axes; use only one of them");
+        "gnomon.attention: RoPE has angles, but positions have several axes; pass one position per "
+        "token");
   } else {
     positions = call.firsts->to(at::kLong).reshape({-1, 1}) +
                 at::arange(rows, call.firsts->options().dtype(at::kLong));
@@ -199,7 +200,7 @@ struct TurnedRows {
 
   int64_t first = 0;
   int64_t count = 0;
-  int64_t begin = 0;  // of the requested rows
+  int64_t begin = 0;  // of the requested rows, relative to `first`
   int64_t rows = 0;
 };
 
@@ -237,8 +238,8 @@ class KnownTurns {
  private:
   static constexpr int64_t kMostNumbers = 1 << 20;
 
-  // Runs outside inference mode, because a later call that records gradients cannot use inference
-  // tensors.
+  // Runs make() outside inference mode, because a later call that records gradients cannot use
+  // inference tensors.
   template <class Make>
   static Turns Outside(const Make& make) {
     const c10::InferenceMode outside(false);
@@ -303,19 +304,21 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
                     " tokens has length ", *last, "; expected at most ", kLongest, ", or float64");
   TORCH_CHECK_VALUE(!grid || !GoByLength(component),
                     "gnomon.attention: RoPE on a grid has scaling=", component.Choice("scaling"),
-                    ", which depends on the length of the call; expected another scaling");
+                    ", which depends on the call's sequence length; expected a scaling that does "
+                    "not");
   if (dims == 0) return x;
 
   const int64_t columns = dims / axes;
   int64_t length = 0;
   if (GoByLength(component)) {
     length = call.positions ? NumberOf(call.positions->Last(),
-                                       "gnomon.attention: RoPE with a scaling by length") +
+                                       "gnomon.attention: RoPE with length-dependent scaling") +
                                   1
                             : call.length.guard_int(__FILE__, __LINE__);
   }
   const auto make_turns = [&](const std::vector<at::Tensor>& of_tokens) {
-    // In float64, because float32 angles have an error of 8e-3 at position 1,000,000.
+    // Angles are computed in float64, because float32 angles have an error of 8e-3 at position
+    // 1,000,000.
     const RotationFrequencies frequencies =
         FrequenciesOf(component, columns, length, x.options().dtype(at::kDouble));
     std::vector<at::Tensor> angles;
@@ -379,23 +382,24 @@ std::vector<Parameter> Parameters() {
            .Means("\"interleaved\": pairs (2 i, 2 i + 1); \"half\": pairs (i, i + dims / 2)"),
        Integer("dims", "")
            .Means("number of rotated coordinates; default D, or the largest even number below D if "
-                  "the last coordinate is a height; on a grid, the largest multiple of 2 * axes")
+                  "the last coordinate is a height; on a grid, the largest multiple of 2 * axes "
+                  "that fits")
            .Otherwise("all (all but the height)")});
   for (Parameter& parameter : FrequencyParameters()) parameters.push_back(std::move(parameter));
   parameters.push_back(
       Flag("xpos", "false")
           .Means("whether the products of rotated pairs decay with distance (Sun et al. 2023); "
-                 "only for the dot product and up to 65,536 tokens"));
+                 "requires the dot product and, except in float64, at most 65,536 tokens"));
   Parameter sections = Shape();
   sections.name = "sections";
   parameters.push_back(sections
                            .Means("number of pairs that each axis rotates, for positions with "
                                   "several axes (Qwen2-VL: time, height and width). The numbers "
-                                  "add up to dims / 2, and the frequencies are the same as on a "
-                                  "sequence")
+                                  "must add up to dims / 2, and the frequencies are the same as "
+                                  "for a sequence")
                            .Otherwise("equal numbers, each axis with its own frequencies"));
   parameters.push_back(Choice("section_order", {"contiguous", "interleaved"})
-                           .Means("\"contiguous\": one section after the other; \"interleaved\": "
+                           .Means("\"contiguous\": one section after another; \"interleaved\": "
                                   "pairs are assigned to the axes in turn until their sections are "
                                   "full; the first axis gets the remaining pairs (Qwen3-VL)"));
   parameters.push_back(
@@ -417,18 +421,18 @@ const RegisterPosition rope({
     .catalogue =
         {.name = "rope",
          .title = "RoPE",
-         .formula = "rotates coordinate pair i of q and k by the angle p base^(-2 i / dims); on a "
-                    "grid, each axis rotates dims / axes coordinates",
+         .formula = "rotates coordinate pair i of q and k at position p by the angle p base^(-2 i "
+                    "/ dims); on a grid, each axis rotates dims / axes coordinates",
          .latex = R"(\theta_i = p\; \text{base}^{-2i/\text{dims}})",
          .note = "p is the position of the token, and i is the index of the pair. On a grid, each "
                  "axis rotates dims / axes coordinates",
          .details = "The rotation applies to the first dims coordinates, before the similarity "
                     "maps the tokens. If a shape is given, the first `prefix` tokens are not "
                     "rotated, and the remaining tokens lie on a grid. The rotated coordinates are "
-                    "then divided evenly among the axes. Each part is rotated by the token's "
-                    "position along the corresponding axis, with dims / axes in place of dims. If "
-                    "there are fewer tokens than grid cells, as during generation, they fill the "
-                    "grid from the start.",
+                    "then divided evenly among the axes. Each part is rotated according to the "
+                    "token's position along the corresponding axis, with dims / axes in place of "
+                    "dims. If there are fewer tokens than grid cells, as during generation, they "
+                    "fill the grid from the start.",
          .source = "Su et al. 2021, RoFormer",
          .role = CatalogueEntry::Role::kRotation,
          .cost = "0 + 0",

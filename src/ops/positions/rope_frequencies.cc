@@ -11,7 +11,7 @@
 namespace gnomon {
 namespace {
 
-// A parameter that a scaling requires.
+// The value of a parameter that the scaling requires.
 double Needed(const Component& component, const char* name) {
   const std::optional<double> number = component.FindNumber(name);
   TORCH_CHECK_VALUE(number, "gnomon.attention: RoPE has scaling=", component.Choice("scaling"),
@@ -29,7 +29,7 @@ at::Tensor Plain(double base, int64_t dims, const at::TensorOptions& options) {
   return (at::arange(dims / 2, options) * step * std::log(base)).exp();
 }
 
-// The larger base that slows the slowest pairs by a factor `stretch` and leaves the fastest
+// A larger base, which slows the slowest pair by the factor `stretch` and leaves the fastest pair
 // unchanged.
 double NtkBase(double base, int64_t dims, double stretch) {
   const auto columns = static_cast<double>(dims);
@@ -172,11 +172,11 @@ std::vector<Parameter> FrequencyParameters() {
   return {
       scaling,
       detail(PositiveNumber("factor", ""), all, "ratio of the new length to the training length",
-             "1 with longrope and proportional, else required"),
+             "1 for longrope and proportional; otherwise, required"),
       detail(PositiveNumber("original_max_position_embeddings", ""),
              {"dynamic", "yarn", "longrope", "llama3"}, "the training length", "required"),
-      detail(PositiveNumber("attention_factor", ""), {"yarn", "longrope"}, "factor of q and k",
-             "derived from factor"),
+      detail(PositiveNumber("attention_factor", ""), {"yarn", "longrope"},
+             "factor applied to the rotated coordinates of q and k", "derived from factor"),
       detail(PositiveNumber("beta_fast", "32"), {"yarn"},
              "pairs with at least this many rotations within the training length keep their "
              "frequency"),
@@ -190,15 +190,16 @@ std::vector<Parameter> FrequencyParameters() {
       detail(PositiveNumber("mscale_all_dim", ""), {"yarn"},
              "coefficient in the denominator of the attention factor", "none"),
       detail(PositiveNumber("low_freq_factor", "1"), {"llama3"},
-             "for pairs with fewer rotations within the training length, the frequency is divided "
-             "by the factor"),
+             "for pairs with fewer rotations than this within the training length, the frequency "
+             "is divided by the factor"),
       detail(PositiveNumber("high_freq_factor", "4"), {"llama3"},
-             "pairs with more rotations within the training length keep their frequency"),
+             "pairs with more rotations than this within the training length keep their frequency"),
       detail(PositiveNumber("partial_rotary_factor", "1"), {"proportional"},
              "fraction of pairs that are rotated"),
       detail(Numbers("short_factor"), {"longrope"},
-             "factor per pair for calls up to the training length", "required"),
-      detail(Numbers("long_factor"), {"longrope"}, "factor per pair for longer calls", "required"),
+             "divisors of the pairs' frequencies, for calls up to the training length", "required"),
+      detail(Numbers("long_factor"), {"longrope"},
+             "divisors of the pairs' frequencies, for longer calls", "required"),
   };
 }
 

@@ -32,7 +32,7 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
                     frequencies.sym_sizes(), "; expected (H, axes, dims / 2) with H = ", call.heads,
                     call.heads == call.key_heads
                         ? std::string()
-                        : " or the heads of k, " + std::to_string(call.key_heads) + ",",
+                        : ", " + std::to_string(call.key_heads) + " (the number of key heads),",
                     " or 1 if shared by all heads, and axes = ", axes);
   const at::Tensor exact = frequencies.to(at::kDouble);
   at::Tensor angles;
@@ -51,7 +51,7 @@ int64_t AxesOf(const Component& component) {
   const std::optional<int64_t> axes = component.FindInteger("axes");
   TORCH_CHECK_VALUE(!grid || !axes || *axes == grid->axes(), "gnomon: ", component.name(),
                     ":axes=", axes.value_or(0), " is invalid; expected ", grid ? grid->axes() : 0,
-                    ", as many axes as its shape has");
+                    ", the number of axes of its shape");
   return grid ? grid->axes() : axes.value_or(1);
 }
 
@@ -108,11 +108,10 @@ const RegisterPosition rope_mixed({
     .catalogue =
         {.name = "rope_mixed",
          .title = "mixed RoPE",
-         .formula = "rotates each coordinate pair of q and k by the angle t_h x + u_h y, with "
-                    "per-head frequencies t and u",
+         .formula = "rotates each coordinate pair of q and k by the angle t_h x + u_h y for a "
+                    "token at (x, y), with per-head frequencies t and u",
          .latex = R"(\theta_{h n} = \sum_a t_{h a n}\, p_a)",
-         .note =
-             "n is the index of the pair, and p_a is the token's coordinate along axis a of a grid",
+         .note = "n is the index of the pair, and p_a is the token's coordinate along axis a",
          .details =
              "The angle of a pair depends on the position along all axes at once, so that diagonal "
              "offsets are treated like offsets along an axis. The rotation is applied before the "
@@ -121,7 +120,8 @@ const RegisterPosition rope_mixed({
              "of the positions that the caller passes; by default, the sequence is the only axis. "
              "In a module, the frequencies are learned. Initially, each head has one direction per "
              "axis. These directions are orthogonal and rotated at random, and the frequencies "
-             "along each direction are base^(-n / n_max).",
+             "along each direction are base^(-m / M) for m = 0 .. M - 1, where M = dims / (2 "
+             "axes).",
          .source = "Heo et al. 2024, Rotary Position Embedding for Vision Transformer",
          .role = CatalogueEntry::Role::kRotation,
          .cost = "0 + 0",

@@ -24,7 +24,7 @@ namespace {
 
 // The user-visible name, such as "RoPE".
 const std::string& NameOf(const Component& component) {
-  // Avoids FindPosition(), because a module may have set options that all positions receive.
+  // Not FindPosition(), which would check the component's options again.
   return FindPositionEntry(component.name())->shown_name();
 }
 
@@ -139,7 +139,7 @@ class RotationFunction : public torch::autograd::Function<RotationFunction> {
 };
 
 // `block`: the number of columns whose two halves form pairs; 0 if pairs are adjacent. The result
-// is `to`, if defined, which may be x.
+// is `to`, if defined; `to` may be x.
 at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bool back,
                       const at::Tensor& to) {
   const at::Tensor turned = BelowAutograd([&] {
@@ -157,13 +157,13 @@ at::Tensor TurnTokens(const at::Tensor& x, const Turns& turns, int64_t block, bo
 std::vector<at::Tensor> CoordinatesOf(const Component& component, const RotationCall& call,
                                       const std::optional<TokenGrid>& grid) {
   const std::string what = "gnomon.attention: " + NameOf(component);
-  TORCH_CHECK_VALUE(!grid || !call.firsts, what, " lies on the grid ", grid ? grid->Text() : "",
+  TORCH_CHECK_VALUE(!grid || !call.firsts, what, " uses the grid ", grid ? grid->Text() : "",
                     ", but query_offset is a tensor; pass an integer or None");
   const at::TensorOptions options = call.x.options().dtype(at::kDouble);
   std::vector<at::Tensor> coordinates;
   if (grid) {
     TORCH_CHECK_VALUE(!call.positions || call.positions->of_tokens.dim() == 2, what,
-                      " lies on the grid ", grid->Text(),
+                      " uses the grid ", grid->Text(),
                       ", so positions cannot have several axes; pass one index per token");
     coordinates = call.positions
                       ? grid->CoordinatesAt(what.c_str(), call.positions->of_tokens.unsqueeze(1))

@@ -40,8 +40,8 @@ Turns TurnsOf(const at::Tensor& angles, at::ScalarType type, double factor = 1);
 at::Tensor RotatePairs(const at::Tensor& x, const Turns& turns, bool half, int64_t block,
                        const at::Tensor& to = {});
 
-// Rotates the first columns of the call's tokens by angles (1 or B, heads, L, n), for one head, the
-// heads of k, or the heads of q. Keys are repeated if they have fewer heads.
+// Rotates the first columns of the call's tokens by angles (1 or B, heads, L, n), where `heads` is
+// 1, or the number of heads of k or q. Repeats keys that have fewer heads than the angles.
 at::Tensor RotateFirst(const Component& component, const RotationCall& call,
                        const at::Tensor& angles, bool half);
 

@@ -8,8 +8,8 @@ namespace gnomon {
 namespace sandwich {
 namespace {
 
-// Chi et al. 2023, section 5: products of sinusoids, minus the value at distance 0, which the
-// softmax ignores.
+// Chi et al. 2023, section 5: products of sinusoids, minus their sum at distance 0, a constant that
+// does not affect the softmax.
 at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tensors,
                 const OffsetRange& range) {
   const at::Tensor& factor = tensors[0];
@@ -19,7 +19,7 @@ at::Tensor Bias(const Component& component, const std::vector<at::Tensor>& tenso
   at::Tensor distances = range.Distances(factor.options()).abs();
   const c10::SymInt ahead = range.keys - 1 - range.query_offset;
   const c10::SymInt back = range.query_offset + range.queries - 1;
-  // Offsets of both signs share a distance, so each sum is computed once.
+  // Offsets d and -d have the same distance, so its sum is computed only once.
   at::Tensor offsets;
   if (!range.query_offsets && ahead > 0 && back > 0) {
     offsets = distances;

@@ -23,14 +23,14 @@ const RegisterPosition scalable_softmax({
     .catalogue = {.name = "scalable_softmax",
                   .title = "scalable softmax",
                   .formula = "multiplies the scores of query i by s[h] log n_i, where n_i is the "
-                             "number of keys up to the query's own position",
+                             "number of keys, up to the query's own position if there is a causal "
+                             "mask",
                   .latex = R"(s_h \log n_i)",
                   .note = "With a causal mask, n_i is the number of keys up to the query's own "
                           "position; otherwise, it is the number of all keys",
-                  .details = "Only keys within key_starts and key_lengths, and in the query's own "
-                             "segment, are counted. Other masks make no difference, except that a "
-                             "window that excludes keys after the query is treated as a causal "
-                             "mask.",
+                  .details = "Keys in other segments, or hidden by key_starts or key_lengths, are "
+                             "not counted. Other masks do not affect n_i, except that a window "
+                             "that excludes keys after the query is treated as a causal mask.",
                   .source = "Nakanishi 2025, Scalable-Softmax Is Superior for Attention",
                   .role = CatalogueEntry::Role::kTemperature,
                   .cost = "1 + 0",

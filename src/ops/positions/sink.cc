@@ -16,7 +16,7 @@ const RegisterPosition sink({
                   .formula = "adds one more score s[h] to each softmax, for a key without a value",
                   .latex = R"(o_i = \frac{\sum_j e^{s_{ij}} v_j}{e^{s_h} + \sum_j e^{s_{ij}}})",
                   .note = "s_h is the score of an additional key without a value",
-                  .details = "This term has the same effect as the argument `sink` of a call, and "
+                  .details = "This term has the same effect as the `sink` argument of a call, and "
                              "can be part of a module's position.",
                   .source =
                       "Agarwal et al. 2025, gpt-oss-120b and gpt-oss-20b Model Card; Xiao et al. "
@@ -26,7 +26,8 @@ const RegisterPosition sink({
                   .class_name = "Sink"},
     .parameters =
         {Table("score", Index::kNone, {.start = Start})
-             .Means("(H,), () or (B, H, Lq); in modules, it is learned and initialised to 0")},
+             .Means("(H,), () or (B, H, Lq); in modules, the score is learned and initialised to "
+                    "0")},
 });
 
 }  // namespace

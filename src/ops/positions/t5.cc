@@ -19,8 +19,8 @@ at::Tensor t5_bucket(const at::Tensor& relative_position, bool bidirectional, in
                     "; expected at least ", bidirectional ? 4 : 2);
   TORCH_CHECK_VALUE(max_distance > exact, "gnomon.t5_bucket: max_distance is ", max_distance,
                     "; expected more than ", exact, ", the number of exact buckets");
-  // All far distances share a bucket. Clamping avoids values near the limits of int64, which have
-  // no absolute value.
+  // All far distances share a bucket, so they can be clamped. Otherwise, the absolute value of the
+  // lowest int64 would overflow.
   constexpr int64_t kFar = int64_t{1} << 40;
   const at::Tensor relative = relative_position.to(at::kLong).clamp(-kFar, kFar);
   const at::Tensor distance = bidirectional ? relative.abs() : -relative.clamp_max(0);

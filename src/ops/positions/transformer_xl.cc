@@ -35,7 +35,7 @@ ContentTerm Content(const Component& component, const std::vector<at::Tensor>& t
                       "gnomon.attention: r of transformer_xl has ", count,
                       " rows, and bidirectional is True; expected 2 n - 1 rows for distances ",
                       "below n",
-                      call.farthest ? c10::str(" = ", *call.farthest + 1, " or more") : "");
+                      call.farthest ? c10::str(" (here, at least ", *call.farthest + 1, ")") : "");
   }
   return WithOwnScale(component, {.query = call.q + tensors[1].unsqueeze(1),
                                   .keys = rows.flip(1),
@@ -53,7 +53,8 @@ bool HasLearnedDistances(const Component& component) {
   return component.Choice("r") == "learned";
 }
 
-// A table of distances, or the map W_R of their sinusoids with E = H Dv columns.
+// A table with a row per distance, or the map W_R, which has E = H Dv columns and multiplies the
+// sinusoids of the distances.
 at::Tensor DistancesStart(const Component& component, const ModuleShape& n) {
   if (!HasLearnedDistances(component)) {
     return RandomRows(/*stream=*/3, {n.heads, n.head_dim}, n.heads * n.value_dim);
@@ -81,13 +82,13 @@ std::optional<int64_t> MaxLength(const Component& component, int64_t otherwise) 
   return HasLearnedDistances(component) ? LengthOf(component, otherwise) : std::nullopt;
 }
 
-// The table of distances, or its form in a module.
+// The parameter "r": a table or, in a module, whether r is sinusoidal or learned.
 Parameter DistancesParameter() {
   Parameter r = Choice("r", {"sinusoidal", "learned"})
                     .Means(
-                        "(H, n, D), n >= Lq + query_offset: row m belongs to the distance p_i - "
-                        "p_j = m. If bidirectional, (H, 2 n - 1, D), for the distances from 1 - n "
-                        "to n - 1")
+                        "(H, n, D) with n >= Lq + query_offset, where row m is for the distance "
+                        "p_i - p_j = m. If bidirectional, (H, 2 n - 1, D), for distances from 1 - "
+                        "n to n - 1")
                     .Required();
   r.takes_tensor = true;
   r.index = Index::kDistances;
@@ -98,8 +99,8 @@ Parameter DistancesParameter() {
 const RegisterPosition transformer_xl({
     .catalogue = {.name = "transformer_xl",
                   .title = "Transformer-XL",
-                  .formula = "(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, where r is W_R times a "
-                             "sinusoid, or a learned table",
+                  .formula = "(u_h.k_j + (q_i + v_h).r_h[p_i - p_j]) scale, where r is a linear "
+                             "map W_R of sinusoids of the distance, or a learned table",
                   .latex = R"(\frac{u_h \cdot k_j + (q_i + v_h) \cdot r_h[p_i - p_j]}{\sqrt{D}})",
                   .note = "r is a linear map of sinusoids of the distance, or a learned table",
                   .details = "This term works only with the dot product, and requires a causal "

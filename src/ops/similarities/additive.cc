@@ -6,7 +6,7 @@ namespace gnomon {
 namespace additive {
 namespace {
 
-// Velickovic et al. 2018, eq. 3, for the two scores.
+// Velickovic et al. 2018, eq. 3, where q and k are its two per-node scores.
 MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tensor& k,
                  const at::Tensor& one) {
   return {.function = "additive",

@@ -24,7 +24,7 @@ const RegisterSimilarity dot({
          .formula = "q.k / sqrt(D), or c tanh(q.k / (c sqrt(D))) with a soft cap c",
          .latex =
              R"(\frac{q \cdot k}{\sqrt{D}} \quad\text{or}\quad c \tanh\frac{q \cdot k}{c \sqrt{D}})",
-         .details = "The argument scale of attention() replaces 1/sqrt(D).",
+         .details = "The `scale` argument of attention() replaces 1 / sqrt(D).",
          .source = "Vaswani et al. 2017, Attention Is All You Need; Riviere et al. 2024, Gemma 2 "
                    "(the soft cap)",
          .takes_scale = true,

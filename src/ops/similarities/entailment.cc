@@ -59,7 +59,7 @@ const RegisterSimilarity entailment({
          .class_name = "Entailment"},
     .parameters =
         {PerHead("gamma", "learned").Means("per-head factor"),
-         PositiveNumber("K", "0.1").Means("constant in the formula of the aperture"),
+         PositiveNumber("K", "0.1").Means("constant K in the aperture formula"),
          Choice("map", {"ball", "none"})
              .Points("none")
              .Means("\"ball\": a token x becomes tanh(|x| / 2) x / |x|; \"none\": tokens are "

@@ -55,7 +55,7 @@ HyperbolicToken FromTangent(const at::Tensor& token) {
                    radius.divisor.clamp_max(kFarthest).sinh());
 }
 
-// The point (x, sqrt(1 + |x|^2)), which x determines.
+// The point (x, sqrt(1 + |x|^2)); the last coordinate of the token is ignored.
 HyperbolicToken OnHyperboloid(const at::Tensor& token) {
   const Radius radius = RadiusOf(SplitLast(token).first);
   const double most = std::sinh(kFarthest);
@@ -126,7 +126,7 @@ MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tens
           .column_scalars = key.scalars};
 }
 
-// The last coordinate of a token is a height, a time, or the distance from the origin.
+// Whether the last coordinate of a token is a height, a time, or the distance from the origin.
 bool HasHeight(const Component& component) {
   const Chart chart = ChartOf(component);
   return chart.model == "half_space" || (chart.model == "hyperboloid" && chart.map != "exp");
@@ -145,24 +145,25 @@ const RegisterSimilarity hyperbolic({
     .catalogue =
         {.name = "hyperbolic",
          .title = "hyperbolic distance",
-         .formula = "-beta d, where d is the distance in hyperbolic space",
+         .formula = "-beta d, where d is the hyperbolic distance between q and k",
          .latex = R"(-\beta_h\, d(q, k))",
-         .note = "d is the distance in hyperbolic space",
+         .note = "d is the hyperbolic distance between q and k",
          .details =
-             "The model determines the available maps (the first is the default) and what the map "
-             "\"none\" expects. Below, z is the last coordinate of a token, and x contains the "
-             "others.\n\n- \"hyperboloid\": \"pseudopolar\" gives the point at distance z from the "
-             "origin in the direction of x; \"exp\" is the exponential map at the origin, applied "
-             "to D-dimensional tangents; \"none\" expects points (x, t), and sets the time t to "
-             "sqrt(1 + |x|^2)\n- \"half_space\": \"psi\" and \"exp\" are the maps of umbral cones; "
-             "\"xi\" gives the height sigmoid(z) and X = x sigmoid(z); \"none\" expects (X, "
-             "height), and clamps heights to [e^-30, e^30]\n- \"ball\" (the Poincare ball) and "
-             "\"klein\": \"exp\" is the exponential map at the origin; \"none\" expects points of "
-             "the unit ball, and projects points outside onto its boundary\n\nD must be at least "
-             "2, except for the models \"ball\" and \"klein\", and for the map \"exp\" of the "
-             "hyperboloid. The distance of mapped points from the origin is at most 30. A "
-             "direction x shorter than 1e-6 is divided by 1e-6 instead of its length, so distances "
-             "between such tokens are approximate.",
+             "The model determines the available maps, of which the first one listed is the "
+             "default, and the input that the map \"none\" expects. Below, z is the last "
+             "coordinate of a token, and x contains the others.\n\n- \"hyperboloid\": "
+             "\"pseudopolar\" gives the point at distance z from the origin in the direction of x; "
+             "\"exp\" is the exponential map at the origin, applied to D-dimensional tangent "
+             "vectors; \"none\" expects points (x, t), and sets the time t to sqrt(1 + |x|^2)\n- "
+             "\"half_space\": \"psi\" and \"exp\" are the same maps as for umbral cones; \"xi\" "
+             "gives the height sigmoid(z) and X = x sigmoid(z); \"none\" expects (X, height), and "
+             "clamps heights to [e^-30, e^30]\n- \"ball\" (the Poincare ball) and \"klein\": "
+             "\"exp\" is the exponential map at the origin; \"none\" expects points of the unit "
+             "ball, and projects points outside onto its boundary\n\nD must be at least 2, except "
+             "for the models \"ball\" and \"klein\", and for the map \"exp\" of the hyperboloid. "
+             "The distance of mapped points from the origin is at most 30. A direction x shorter "
+             "than 1e-6 is divided by 1e-6 instead of its length, so distances between such tokens "
+             "are approximate.",
          .source = "Gulcehre et al. 2019, Hyperbolic Attention Networks",
          .class_name = "Hyperbolic"},
     .parameters = {PerHead("beta", "learned").Means("per-head factor"),

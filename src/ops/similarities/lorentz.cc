@@ -20,7 +20,7 @@ struct LorentzToken {
   at::Tensor scalars;  // (3, B, H, L)
 };
 
-// The point above x (B, H, L, D); `root` is the square root of c, (H, 1).
+// The point of the hyperboloid above x (B, H, L, D); `root` is the square root of c, (H, 1).
 LorentzToken Above(const at::Tensor& x, const at::Tensor& root) {
   const Radius radius = RadiusOf(x);
   const at::Tensor most = root * std::sinh(kFarthest);
@@ -87,7 +87,7 @@ at::Tensor UnitCurvature(const Component& /*component*/, const ModuleShape& n) {
   return at::ones({n.heads}, at::kDouble);
 }
 
-// Modules learn a factor of the initial value, which is 0 for a bias.
+// Modules learn a factor of the initial value, which is 0 for a bias, so a bias cannot be learned.
 at::Tensor NoBias(const Component& component, const ModuleShape& n) {
   TORCH_CHECK_VALUE(
       component.Find("bias") != "learned", "gnomon: ", component.name(),
@@ -107,7 +107,7 @@ Parameter OptionalHeads(const char* name, const char* default_value,
 std::vector<Parameter> Parameters() {
   Parameter curvature =
       OptionalHeads("c", "1", UnitCurvature)
-          .Means("per-head constant of the hyperboloid, positive; the curvature is -1 / c");
+          .Means("positive per-head constant of the hyperboloid, whose curvature is -1 / c");
   curvature.lowest = 0;
   curvature.above = true;
   return {PerHead("scale", "learned").Means("per-head factor"), curvature,
@@ -117,20 +117,20 @@ std::vector<Parameter> Parameters() {
           Choice("map", {"space", "exp", "none"})
               .Points("none")
               .Means("\"space\": a token x becomes the point (sqrt(c + |x|^2), x); \"exp\": the "
-                     "exponential map at (sqrt(c), 0), with tangents clamped to length 30 sqrt(c) "
-                     "and scores that grow as e^(|q| + |k|); \"none\": tokens are points (t, x), "
-                     "and the time t is set to sqrt(c + |x|^2)")};
+                     "exponential map at (sqrt(c), 0), with tangent vectors clamped to length 30 "
+                     "sqrt(c) (scores then grow as e^(|q| + |k|)); \"none\": tokens are points (t, "
+                     "x), and the time t is set to sqrt(c + |x|^2)")};
 }
 
 const RegisterSimilarity lorentz({
     .catalogue =
         {.name = "lorentz",
          .title = "Lorentzian distance",
-         .formula = "scale (2 c + 2 (q.k)_L) + bias, where (x.y)_L = -x_0 y_0 + x_1 y_1 + ..., for "
-                    "points of the hyperboloid (x.x)_L = -c",
+         .formula = "scale (2 c + 2 (q.k)_L) + bias, where (x.y)_L = -x_0 y_0 + x_1 y_1 + ..., and "
+                    "q and k are points of the hyperboloid (x.x)_L = -c",
          .latex = R"(s_h \left(2 c_h + 2 \langle q, k \rangle_L\right) + b_h)",
-         .note = "The product of q and k is -q_0 k_0 + q_1 k_1 + ..., and the product of a point "
-                 "with itself is -c",
+         .note = "The Lorentzian product of q and k is -q_0 k_0 + q_1 k_1 + ..., and that of a "
+                 "point with itself is -c",
          .details = "Apart from scale and bias, this is the negative squared Lorentzian distance, "
                     "which hyperbolic language models such as HELM and Hypformer use as a score. "
                     "RoPE rotates only the spatial coordinates, whose norm is at most sqrt(c) "

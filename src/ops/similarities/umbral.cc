@@ -43,8 +43,8 @@ const RegisterSimilarity umbral({
          Choice("map", {"psi", "exp", "none"})
              .Points("none")
              .Means("\"psi\": height e^z, X = x e^z, with z clamped to +-30; \"exp\": the "
-                    "exponential map of the half-space at (0, ..., 0, 1), with tangents clamped to "
-                    "length 30; \"none\": (X, height) = (x, z)"),
+                    "exponential map of the half-space at (0, ..., 0, 1), with tangent vectors "
+                    "clamped to length 30; \"none\": (X, height) = (x, z)"),
          Choice("score", {"height", "log"}).Means("\"height\": -gamma h; \"log\": -gamma log h")},
     .map = Map,
     .functions = {{"height", "umbral"}, {"log", "umbral_log"}},

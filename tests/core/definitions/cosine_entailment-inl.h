@@ -1,10 +1,10 @@
-// Entailment cones in the Poincare ball (Ganea et al. 2018, eq. 28), expressed by cosines of angles
-// so that the vocabulary suffices. Let psi be the aperture of the query's cone, and Xi the angle at
-// the query between the cone's axis and the key:
+// Entailment cones in the Poincare ball (Ganea et al. 2018, eq. 28), in terms of the cosines of
+// angles, which the vocabulary can compute. Let psi be the aperture of the query's cone, and Xi the
+// angle at the query between the cone's axis and the key:
 //   cos Xi = (g (1 + |x|^2) - |x|^2 (1 + |y|^2)) / (|x| |x - y| sqrt(1 + |x|^2 |y|^2 - 2 g))
 //   f = max(0, cos psi - cos Xi)
-// Scalars: (|x|^2, cos psi) of the query, |y|^2 of the key. At x = y the angle has no derivative,
-// and 0 is used.
+// Scalars: (|x|^2, cos psi) of the query, |y|^2 of the key. At x = y, the angle has no derivative,
+// and Gradient uses 0.
 struct CosineEntailment {
   static constexpr int kRowScalars = 2;
   static constexpr int kColumnScalars = 1;

@@ -9,7 +9,7 @@ struct EveryFunction {
   static V Value(V g, const V* a, const V* b, const V* t) {
     const V one = Splat(g, 1.0f);
     const V half = Splat(g, 0.5f);
-    // The slopes of both sides are equal at g = 1.
+    // Both branches have the same slope at g = 1.
     const V distance = Select(g > one, Sqrt(g), half * (one + g));
     const V heights = Abs(a[0]) + Max(b[0], Splat(g, 0.1f)) + Min(b[0], half);
     const V decay = Exp(Splat(g, 0.0f) - Rsqrt(Max(Tiny(g), one + g))) / (one + heights * heights);

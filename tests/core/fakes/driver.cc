@@ -1,5 +1,5 @@
 // A mock CUDA driver with two devices. It tracks contexts, modules and launches, and rejects the
-// same calls as a real driver. Its images come from the mock compiler.
+// calls that a real driver rejects. It loads the images that the mock compiler writes.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -53,7 +53,7 @@ State& All() {
 thread_local std::vector<Context*> stack;
 thread_local int capture_mode = 0;
 
-// Returns a number that a test has set in the environment.
+// Returns the number that a test has set with fake_set, or `otherwise`.
 int Number(const std::string& name, int otherwise) {
   const auto found = All().numbers.find(name);
   return found == All().numbers.end() ? otherwise : found->second;
@@ -67,11 +67,11 @@ void Log(const std::string& line) { All().log += line + "\n"; }
 
 extern "C" {
 
-// Executes a launch; null: launches do nothing.
+// Executes a launch. If it is null, launches do nothing.
 int (*fake_run)(const char* image, const unsigned* grid, unsigned threads, unsigned shared_bytes,
                 const void* parameters, size_t bytes) = nullptr;
 
-// Returns the events since the last call, for tests.
+// For tests: returns the events logged since the previous call.
 const char* fake_take_log() {
   State& all = All();
   static std::string taken;

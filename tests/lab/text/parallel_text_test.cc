@@ -15,7 +15,7 @@
 namespace gnomon::lab {
 namespace {
 
-// Returns the lengths of 103 varied pairs.
+// Returns the source and target lengths of 103 sentence pairs.
 std::pair<std::vector<int64_t>, std::vector<int64_t>> Lengths() {
   std::pair<std::vector<int64_t>, std::vector<int64_t>> lengths;
   for (int64_t n = 0; n < 103; ++n) {
@@ -41,7 +41,7 @@ TEST(SentenceBatchesTest, APassHasEachPairOnce) {
       if (!seen.contains(pair)) left_out.insert(pair);
     }
   }
-  // The pairs that are left out vary.
+  // Different passes leave out different pairs.
   EXPECT_GT(left_out.size(), 3u);
 }
 
@@ -80,7 +80,7 @@ TEST(SentenceBatchesTest, AreAFunctionOfTheStepAlone) {
     same += other.Pairs(step) == there[step] ? 1 : 0;
   }
   EXPECT_LT(same, 3);
-  // Passes have different orders.
+  // Each pass has a different order.
   EXPECT_NE(there[0], there[25]);
 }
 
@@ -92,7 +92,7 @@ TEST(SentenceTest, IsItsLineAndAnEnd) {
   EXPECT_EQ(DecodeSentence(*words, {2, 3, 4}), "a b c");
   const TokenizerPtr bytes = BuildTokenizer({.kind = "bytes"}, "");
   EXPECT_EQ(EndOfSentence(*bytes), '\n');
-  // The output of a byte model need not be UTF-8.
+  // The output of a byte model need not be valid UTF-8.
   EXPECT_EQ(DecodeSentence(*bytes, {'a', 0xc3, 0xa9, 0xc3, 'b'}),
             "a\xc3\xa9\xef\xbf\xbd"
             "b");

@@ -167,7 +167,7 @@ TEST(TrainingStreamTest, NeedsAWindowForEachRowAndOneMore) {
   EXPECT_EQ(StreamSegments(3, 7, 3), 0);
 }
 
-// The bytes that the windows predict: start + 1 to start + length.
+// The positions of the bytes that the windows predict: start + 1 to start + length.
 std::multiset<int64_t> Predicted(int64_t bytes, int64_t length, int64_t longest, int64_t budget) {
   std::multiset<int64_t> all;
   for (const int64_t start : EvaluationStarts(bytes, length, longest, budget)) {

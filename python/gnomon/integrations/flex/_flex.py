@@ -31,16 +31,16 @@ def flex_attention(
     enable_gqa: bool = False,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Replaces PyTorch's flex_attention with gnomon.attention; score_mod is not supported.
+    """Computes PyTorch's flex_attention with gnomon.attention; score_mod is not supported.
 
     Args:
         query: (B, H, Lq, D).
         key: (B, Hkv, Lk, D).
         value: (B, Hkv, Lk, Dv).
         score_mod: must be None; use gnomon.attention with a position instead.
-        block_mask: a BlockMask, or None for no mask. mask_arguments converts it in the first call,
-            and the result is cached.
-        scale: factor of the scores; 1/sqrt(D) by default.
+        block_mask: a BlockMask, or None for no mask. The first call converts it with mask_arguments
+            and caches the result.
+        scale: scaling factor of the scores; 1/sqrt(D) by default.
         enable_gqa: whether key and value may have fewer heads than query.
         return_lse: whether to also return the log-sum-exp of the scores (B, H, Lq).
 
@@ -100,11 +100,12 @@ def mask_arguments(
     The mask is evaluated once for all pairs, and the arguments are checked against it, so the two
     are exactly equivalent. Causal masks, windows, per-batch lengths and starts, documents and
     chunks, in any combination, become arguments that need no L x L array. Any other mask becomes
-    the Boolean array ``mask``. Call this function once and reuse the result. For a causal mask with
-    Lq != Lk, it also returns query_offset, which position terms use as well.
+    the Boolean array ``mask``. The evaluation takes time quadratic in the length, so call this
+    function once and reuse the result. For a causal mask with Lq != Lk, the result also contains
+    query_offset, which position terms use as well.
 
     Args:
-        mask: a BlockMask, or a mask_mod of (b, h, q_idx, kv_idx).
+        mask: a BlockMask, or a mask_mod(b, h, q_idx, kv_idx).
         B: for a mask_mod, the batch size as in create_block_mask, or None if the mask does not
             depend on b.
         H: for a mask_mod, the number of heads, or None if the mask does not depend on h.
@@ -114,8 +115,8 @@ def mask_arguments(
             device.
 
     Returns:
-        A dictionary of arguments of attention that express the mask (some of causal, window,
-        query_offset, key_starts, key_lengths, query_segments, key_segments and mask).
+        A dictionary of the gnomon.attention arguments that express the mask (some of causal,
+        window, query_offset, key_starts, key_lengths, query_segments, key_segments and mask).
 
     Raises:
         ValueError: Q_LEN or KV_LEN is missing.
@@ -167,7 +168,7 @@ def _offsets(seen: Tensor) -> Tensor:
 
 
 def _within(seen: Tensor, candidates: Tensor) -> tuple[dict[str, Any], bool]:
-    """Returns the window that reduces the candidate pairs to the mask, and whether one exists."""
+    """Returns the window that restricts the candidate pairs to the mask, and whether one exists."""
     if not seen.any():
         return {}, not candidates.any()
     offsets = _offsets(seen)

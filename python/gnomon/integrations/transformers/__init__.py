@@ -19,20 +19,21 @@ Models are supported in one of three ways:
 
 transformers' masks become the arguments causal, window, key_starts, key_lengths, segments and
 query_offset, without an L x L array. If a mask is an L x L array, its values are inspected: causal
-masks and windows, also with padding, become these arguments, and any other mask is used as an
-array. If a layer selects keys for each query (DeepSeek V3.2), the selection becomes a mask. Array
-biases (BEiT, Swin v2, UMT5) are used as arrays, with gradients. Layers that test whether their mask
-is an array and append to it (DeepSeek V4) receive an array. A Boolean mask hides keys, as in SDPA,
-whereas eager attention adds it to the scores (Grounding DINO). Dropout is applied in training.
+masks and windows, with or without padding, become these arguments, and any other mask is used as an
+array. If a layer selects keys for each query (DeepSeek V3.2), the selection becomes a mask. Bias
+arrays (BEiT, Swin v2, UMT5) remain arrays and receive gradients. Layers that test whether their
+mask is an array and append to it (DeepSeek V4) receive an array. A Boolean mask hides keys, as in
+SDPA, whereas eager attention adds it to the scores (Grounding DINO). Dropout is applied in
+training.
 
 output_attentions, paged caches, and unknown arguments of a layer's own eager implementation raise
-NotImplementedError. Modules named attention that gnomon does not recognise are left unchanged, with
-a warning. If all keys are masked for a query (left padding), the output is 0, whereas the eager
-implementation returns the mean of all values.
+NotImplementedError. Attention modules (by class name) that gnomon does not recognise are left
+unchanged, with a warning. If all keys are masked for a query (left padding), the output is 0,
+whereas the eager implementation returns the mean of all values.
 
-torch.compile traces models that use the interface as one graph (fullgraph=True). Array values are
-not inspected during tracing: segments hide the padding, and array masks remain arrays. Intercepted
-modules cause graph breaks.
+torch.compile traces models that use the interface as one graph (fullgraph=True). Array values
+cannot be inspected during tracing, so segments hide the padding, and array masks remain arrays.
+Intercepted modules cause graph breaks.
 """
 
 import warnings

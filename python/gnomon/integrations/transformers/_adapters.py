@@ -39,14 +39,14 @@ from gnomon.position import T5, ALiBi, Disentangled, GridBias, KeyBias, PairBias
 
 #: The value of attn_implementation that selects gnomon.
 NAME = "gnomon"
-#: Arguments that need no check here, because they do not affect the output or refuse() checks them.
+#: Arguments that are not checked here: they do not affect the output, or refuse() checks them.
 _KNOWN = ("self", "use_cache", "output_attentions", "head_mask")
-#: Classes with a replaced forward, which need not be intercepted.
+#: Classes whose forward method is replaced, so that they need not be intercepted.
 ADAPTED = (T5Attention, MT5Attention, BloomAttention, MptAttention, SwinAttention)
 
 
 def replace_forwards() -> None:
-    """Replaces methods of adapted classes; the new ones call the originals for other models."""
+    """Replaces methods of adapted classes; models that do not use gnomon keep the originals."""
     for layer in (T5Attention, MT5Attention):
         _replace(layer, "forward", _t5_forward, _has_our_config)
     _replace(BloomAttention, "forward", _bloom_forward, _has_our_mask)
@@ -73,7 +73,7 @@ def _replace(
     def chosen(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not is_ours(self, kwargs):
             return theirs(self, *args, **kwargs)
-        # Otherwise, arguments added by a newer release would be lost in **kwargs.
+        # Otherwise, **kwargs would silently ignore arguments that a newer release adds.
         refuse_extra(self, kwargs, extra)
         return ours(self, *args, **kwargs)
 
@@ -86,7 +86,7 @@ def _has_our_config(layer: torch.nn.Module, _kwargs: Mapping[str, Any]) -> bool:
 
 
 def _has_our_mask(_layer: torch.nn.Module, kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether the mask is gnomon's; these modules have no configuration to check."""
+    """Returns whether the mask is gnomon's; BLOOM and MPT layers have no configuration to check."""
     return isinstance(kwargs.get("attention_mask"), Mask)
 
 
@@ -114,7 +114,7 @@ def _t5_forward(
     past_key_values: Any = None,
     **kwargs: object,
 ) -> tuple[Tensor, Position | None, None]:
-    """Computes T5 attention; the first layer creates the bias as a term, which it passes on."""
+    """Computes T5 attention; the first layer creates the bias as a term for all later layers."""
     whole = _one_cache(cache, past_key_values)
     refuse({**kwargs, "cache": whole})
     q = split_heads(layer.q(hidden_states), layer.n_heads)
@@ -173,7 +173,7 @@ def _bloom_forward(
     if attention_mask.key_segments is None:
         position = ALiBi(_slopes_for(q, alibi_slopes(layer.num_heads)))
     else:
-        # The model does not count padding between tokens as distance, so ALiBi does not apply.
+        # The model's distances skip padding between tokens, so ALiBi does not apply.
         position = KeyBias(alibi.view(-1, layer.num_heads, alibi.shape[-1]).to(q.dtype))
     o = attend(
         layer,
@@ -216,12 +216,12 @@ def _no_distances(
     query_states: Tensor | None = None,
     relative_pos: Tensor | None = None,
 ) -> Tensor | None:
-    """Returns relative_pos; if it is None, layers compute the distances if they need them."""
+    """Returns relative_pos, which may be None; layers that need distances then compute them."""
     return relative_pos
 
 
 def _has_disentangled_kernels(q: Tensor) -> bool:
-    """Returns whether the kernels compute the term; on other devices, its scores are an array."""
+    """Returns whether q's device has kernels for the term; otherwise, its scores are an array."""
     return not q.is_cuda
 
 
@@ -237,7 +237,7 @@ def _deberta_forward(
 ) -> Any:
     """Computes DeBERTa attention; the term's tables are the projected distance embeddings."""
     refuse({**kwargs, "output_attentions": output_attentions})
-    # _is_disentangled has already rejected these as keyword arguments.
+    # _is_disentangled only sees keyword arguments, so reject positional ones here.
     if query_states is not None or relative_pos is not None:
         raise TypeError(
             f"{type(layer).__name__}: expected query_states and relative_pos as keyword arguments"
@@ -327,7 +327,7 @@ def _mpt_forward(
 def _swin_segments(
     layer: Any, height: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """Returns segments (windows, tokens), equal for tokens that were adjacent before the shift."""
+    """Returns segments (windows, tokens) that separate image regions joined by the cyclic shift."""
     if layer.shift_size <= 0:
         return None
     size = layer.window_size

@@ -1,4 +1,4 @@
-"""Finds the heads of a model's layers, and keeps rotations from changing a height coordinate."""
+"""Finds the head sizes of a model's layers, and excludes height coordinates from rotations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shape_of_heads(layer: torch.nn.Module) -> tuple[int, int]:
         return None
 
     heads = find("num_attention_heads", "num_heads", "n_heads", "n_head", "nhead")
-    # Names of the full head dimension come first, because rotary models may rotate only a part.
+    # Names of the full head dimension come first, because rotary models may rotate only part of it.
     width = find(
         "qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "head_size"
     )
@@ -98,7 +98,7 @@ def keep_heights(layer: torch.nn.Module) -> None:
 
 
 def _rotary_parts(layer: torch.nn.Module) -> list[torch.nn.Module]:
-    """Returns the modules of a layer that return cosines and sines."""
+    """Returns a layer's submodules that compute cosines and sines."""
     return [part for part in layer.children() if "Rotary" in type(part).__name__]
 
 
@@ -124,7 +124,7 @@ def _keep_heights_of_part(
 
 
 def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
-    """Returns angles that do not rotate the pair with the last (-1) or the first (0) coordinate."""
+    """Returns angles that do not rotate the pair containing coordinate `height` (-1 or 0)."""
     if isinstance(angles, dict):
         return {name: _without_height(layer, of_name, height) for name, of_name in angles.items()}
     if isinstance(angles, Tensor) and angles.is_complex():
@@ -140,7 +140,7 @@ def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
     layout = _layout(layer, cos, width)
     rotary_dim = getattr(layer, "rotary_dim", None)
     if layout is None and rotary_dim == 2 * rotated:
-        # There is one value per pair, starting with the first coordinates.
+        # There is one value per pair, and the rotated coordinates come first.
         if height == -1 and rotary_dim < width:
             return angles
         places = [height % rotated]
@@ -170,7 +170,7 @@ def _without_height(layer: torch.nn.Module, angles: Any, height: int) -> Any:
 def _layout(layer: torch.nn.Module, cos: Tensor, width: int) -> str | None:
     """Returns "halves" for pairs (i, i + D / 2), "neighbours" for (2 i, 2 i + 1), or None."""
     rotated = cos.shape[-1]
-    is_one_head = rotated <= width  # halves lie within a head
+    is_one_head = rotated <= width  # both halves lie within one head
     if torch.compiler.is_compiling():
         found: str | None = getattr(layer, _LAYOUT, None)
         return found if is_one_head or found == "neighbours" else None
@@ -180,7 +180,7 @@ def _layout(layer: torch.nn.Module, cos: Tensor, width: int) -> str | None:
 
 
 def _layout_of(kind: type[torch.nn.Module]) -> str | None:
-    """Finds the layout in a model's source code, because values are unknown while tracing."""
+    """Finds the layout from a model's source code, as tensor values are unknown while tracing."""
     classes = [
         of_module
         for name, of_module in vars(sys.modules[kind.__module__]).items()
@@ -197,20 +197,20 @@ def _layout_of(kind: type[torch.nn.Module]) -> str | None:
 
 
 def _rotates_a_part(layer: torch.nn.Module) -> bool:
-    """Returns whether the configuration rotates only a part of a head's coordinates."""
+    """Returns whether a layer is configured to rotate only a part of each head's coordinates."""
     config = getattr(layer, "config", None)
     for holder in (layer, config):
         for name in ("partial_rotary_factor", "rotary_pct", "rotary_percentage", "rotary_dim"):
             if getattr(holder, name, None) is not None:
                 return True
     parameters = getattr(config, "rope_parameters", None) or {}
-    # The parameters are one table, or one table per kind of layer.
+    # rope_parameters is one dictionary, or contains one dictionary per layer type.
     tables = [parameters, *(t for t in parameters.values() if isinstance(t, dict))]
     return any(table.get("partial_rotary_factor", 1) != 1 for table in tables)
 
 
 def _rotates_the_end(layer: torch.nn.Module) -> bool:
-    """Returns whether a head's last coordinates are rotated, as in latent attention."""
+    """Returns whether the rotated part is the end of each head, as in latent attention."""
     return any(
         getattr(holder, "qk_rope_head_dim", None) is not None
         for holder in (layer, getattr(layer, "config", None))

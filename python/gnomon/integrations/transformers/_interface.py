@@ -50,14 +50,14 @@ def refuse(arguments: Mapping[str, object]) -> None:
     for name in _REFUSED:
         value = arguments.get(name)
         if name == "cache" and not _is_paged(value):
-            # Since transformers 5.24, layers use this name for their key-value cache.
+            # Since transformers 5.24, `cache` is also the name of the layers' key-value cache.
             continue
         if asks_for_something(value):
             raise refusal(name)
 
 
 def _is_paged(cache: object) -> bool:
-    """Returns whether this is a cache of generate_batch(), which contains several sequences."""
+    """Returns whether this is generate_batch()'s paged cache, which holds several sequences."""
     return any(kind.__name__ == "PagedAttentionCache" for kind in type(cache).__mro__)
 
 
@@ -97,8 +97,8 @@ def attention_forward(
     if weights_are_collected():
         raise refusal("output_attentions")
     _check_known(module, kwargs)
-    # In eager attention, a layer without a mask attends to all keys, even if its flag is causal
-    # (images in BridgeTower); layers that are really causal receive a mask.
+    # In eager attention, a layer without a mask attends to all keys, even if its is_causal flag is
+    # set (images in BridgeTower); layers that are really causal receive a mask.
     bias = kwargs.get("position_bias")
     o = attend(
         module,
@@ -117,7 +117,7 @@ def attention_forward(
     return o, None
 
 
-#: How often packed sequences were read. It must increase if a model receives packed sequences.
+#: How many times packed sequences were read. A call with packed sequences must increase this count.
 packed_reads = 0
 
 
@@ -146,9 +146,9 @@ def _chosen(
 ) -> Tensor | None:
     """Returns (B, 1 or H, Lq, Lk), True for the keys that a layer selects for each query.
 
-    Such layers pass the selection to eager attention as a mask. Other implementations receive
-    indices of keys (B, Lq, n), or of blocks of keys (B, 1 or groups of heads, Lq, n); -1 marks
-    unused entries.
+    Such layers pass the selection to eager attention as a mask. Other implementations receive the
+    indices of keys (B, Lq, n), or of blocks of keys (B, 1 or head groups, Lq, n), where -1 marks an
+    unused entry.
     """
     keys = k.shape[2]
     if (indices := arguments.get("indices")) is not None:
@@ -184,9 +184,9 @@ _KNOWN = {"position_bias", "s_aux", "sinks", "softcap", "sliding_window"}
 
 @functools.cache
 def _extra_arguments(module_name: str) -> dict[str, object]:
-    """Returns unsupported arguments of the eager implementation in a module's source file.
+    """Returns the arguments that only the eager implementation in a module's file supports.
 
-    The result maps the names of the arguments to their defaults.
+    The result maps argument names to their defaults.
     """
     eager = getattr(sys.modules.get(module_name), "eager_attention_forward", None)
     return {} if eager is None else extra_arguments(eager, attention_forward, _KNOWN)
@@ -195,7 +195,7 @@ def _extra_arguments(module_name: str) -> dict[str, object]:
 def extra_arguments(
     theirs: Callable[..., Any], ours: Callable[..., Any], known: Iterable[str] = ()
 ) -> dict[str, object]:
-    """Returns the arguments, with their defaults, that only the transformers function has."""
+    """Returns the arguments that only the function `theirs` has, with their defaults."""
     names = {*inspect.signature(ours).parameters, *known}
     return {
         name: None if parameter.default is inspect.Parameter.empty else parameter.default
@@ -215,7 +215,7 @@ def _check_known(module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
 def refuse_extra(
     module: torch.nn.Module, arguments: Mapping[str, Any], extra: Mapping[str, object]
 ) -> None:
-    """Raises an error if an extra argument is set; `extra` maps their names to their defaults."""
+    """Raises an error if an argument named in `extra` is set; `extra` contains the defaults."""
     for name, default in extra.items():
         if asks_for_something(arguments.get(name), default):
             raise NotImplementedError(
@@ -239,7 +239,7 @@ def attend(
     """Computes attention with a mask that may be an array; the other arguments are those of call().
 
     Args:
-        chosen: True for the keys that a query may attend to.
+        chosen: True where a query may attend to a key.
         documents: segments of queries (B, Lq) and keys (B, Lk), in addition to those of the mask.
 
     Returns:
@@ -267,7 +267,7 @@ def attend(
         hidden=None if is_bias or isinstance(mask, Mask) else ~mask,
         **arguments,
     )
-    # Models call view() to reshape it to (B, Lq, H * Dv).
+    # Models call view() to reshape the output to (B, Lq, H * Dv), so make it contiguous.
     return o.transpose(1, 2).contiguous()
 
 
@@ -286,12 +286,12 @@ def call(
     sink: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Calls the operator with the similarity of a module.
+    """Calls the operator with a module's similarity and position.
 
     Args:
         biases: values of shape (1 or B, 1 or H, 1 or Lq, 1 or Lk) that are added to the scores.
-        hidden: True where a query does not attend to a key; its shape is that of a bias.
-        sink: (H,), the scores of a sink without a value (GPT-OSS).
+        hidden: True where a query does not attend to a key, with the shape of a bias.
+        sink: (H,) or (B, H, Lq), the scores of a sink without a value (GPT-OSS).
         softcap: bounds the dot product to [-softcap, softcap] (Gemma 2).
 
     Returns:
@@ -353,7 +353,7 @@ def _is_zero(offset: int | Tensor) -> bool:
 
 
 def _has_content(position: Position | None) -> bool:
-    """Returns whether a position adds products with its own vectors, which scale multiplies."""
+    """Returns whether a position adds dot products with its own vectors, to which scale applies."""
     entries = [entry_of(term._name) or {} for term in to_positions(OPERATOR, position)]
     return any(entry.get("role") == "content" for entry in entries)
 
@@ -386,8 +386,8 @@ def _with_arrays(
     for bias in biases:
         array = seen_by(bias)
         if array is not None and not bool(array.any(-1).all()):
-            # In eager attention, a query whose scores are all minimal attends to all keys equally.
-            # With finite scores, the operator does the same.
+            # In eager attention, a query whose scores all have the lowest value attends to all keys
+            # equally. With finite scores, the operator does the same.
             array, bias = None, bias.clamp(min=_LOWEST_SCORE)
         if array is None:
             left_over.append(bias)

@@ -15,7 +15,7 @@ from gnomon._attention import Window
 OPERATOR = "gnomon.integrations.transformers"
 #: The segment of keys that no query attends to.
 _HIDDEN = -(2**31)
-#: A value of at most this, added to a key's score, hides the key.
+#: A value at or below this limit hides a key when it is added to the key's score.
 LOWEST = -1e4
 
 
@@ -103,7 +103,7 @@ class Mask:
         return replace(self, dtype=dtype or self.dtype, device=device)
 
     def __getitem__(self, index: Any) -> Mask | Tensor:
-        """Returns self if the slices cover the whole mask, like those for a cache's keys."""
+        """Returns self if slices cover the whole mask, as for a cache's keys; else, an array."""
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) <= 4 and all(
             part is Ellipsis or (isinstance(part, slice) and _takes_all(part, length))
@@ -128,7 +128,7 @@ class Mask:
 
 
 def give_arrays(layer: torch.nn.Module) -> None:
-    """Makes a layer receive arrays instead of masks; calling it again has no effect."""
+    """Makes a layer receive arrays instead of Mask objects; repeated calls have no effect."""
     if _to_arrays not in layer._forward_pre_hooks.values():
         layer.register_forward_pre_hook(_to_arrays, with_kwargs=True)
 
@@ -185,10 +185,10 @@ class _Pattern:
 
 
 def _read(function: Callable[..., Any], pattern: _Pattern) -> _Pattern | None:
-    """Adds the pattern of a function in transformers' masking_utils; None for other functions.
+    """Adds the pattern of a function of masking_utils; returns None for other functions.
 
-    These functions are closures whose captured variables describe the mask. Any other function
-    could only be evaluated for all L x L pairs.
+    These functions are closures whose captured variables describe the mask. Other functions can
+    only be evaluated for all L x L pairs.
     """
     if function is masking_utils.causal_mask_function:
         return replace(pattern, causal=True)
@@ -213,8 +213,8 @@ def _read(function: Callable[..., Any], pattern: _Pattern) -> _Pattern | None:
     if name == "packed_sequence_mask_function":
         return replace(pattern, segments=held["packed_sequence_mask"])
     if name == "remap_positions_for_packed_sequence":
-        # Positions are consecutive within a segment, so differences between them stay the same, but
-        # chunks of positions would not.
+        # Positions are consecutive within a segment, so renumbering them keeps their differences,
+        # but would change their division into chunks.
         inner = _read(held["mask_function"], _Pattern())
         if inner is None or inner.chunk is not None:
             return None
@@ -238,7 +238,7 @@ def to_mask(
     use_vmap: bool = False,
     **_kwargs: object,
 ) -> Mask:
-    """Creates a mask; transformers calls this once per forward pass and kind of layer."""
+    """Creates a mask; transformers calls this once per kind of layer in each forward pass."""
     if isinstance(attention_mask, Mask):
         return attention_mask
     if attention_mask is not None and attention_mask.dim() not in (2, 3):
@@ -348,7 +348,7 @@ def without_padding(mask: Mask, visible: Tensor) -> Mask:
 
 
 def _hiding(mask: Mask, visible: Tensor) -> Mask:
-    """Assigns a separate segment to keys where `visible` (B, Lk) is False."""
+    """Hides keys where `visible` (B, Lk) is False, by assigning them a segment without queries."""
     batch, _, queries, keys = mask.shape
     query_segments, key_segments = mask.query_segments, mask.key_segments
     if query_segments is None or key_segments is None:
@@ -363,7 +363,7 @@ def _hiding(mask: Mask, visible: Tensor) -> Mask:
 
 
 def given_or_plain(mask: Mask | Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Mask | Tensor:
-    """Returns the mask. If it is None, returns a mask that is causal or hides nothing."""
+    """Returns the mask or, if it is None, a mask that is causal or hides nothing."""
     if mask is not None:
         return mask
     queries, keys = q.shape[2], k.shape[2]
@@ -402,8 +402,8 @@ def within_documents(mask: Mask, of_queries: Tensor, of_keys: Tensor) -> Mask:
             torch.compiler.is_compiling() or torch.equal(of_queries, of_keys)
         ):
             raise NotImplementedError(
-                f"{OPERATOR}: cu_seq_lens_q and cu_seq_lens_k differ, so the positions of the "
-                "queries, which causal and windowed attention need, are unknown; expected equal "
+                f"{OPERATOR}: cu_seq_lens_q and cu_seq_lens_k differ, so the query "
+                "positions, which causal and windowed attention need, are unknown; expected equal "
                 "values"
             )
     if mask.query_segments is None or mask.key_segments is None:
@@ -419,7 +419,7 @@ def within_documents(mask: Mask, of_queries: Tensor, of_keys: Tensor) -> Mask:
 
 
 def seen_by(array: Tensor) -> Tensor | None:
-    """Converts an additive array to a Boolean one, True where it is 0; None if it is not a mask.
+    """Converts an additive mask to a Boolean one, True where it is 0; returns None for biases.
 
     In a mask, each value is 0 or so low that the weight vanishes.
     """
@@ -430,12 +430,13 @@ def seen_by(array: Tensor) -> Tensor | None:
 
 
 def read_array(seen: Tensor, shape: tuple[int, int, int, int]) -> Mask | None:
-    """Converts an array (1 or B, 1 or H, 1 or Lq, 1 or Lk) to a Mask; None if it is not a band.
+    """Converts a band (1 or B, 1 or H, 1 or Lq, 1 or Lk) to a Mask; returns None for other arrays.
 
-    It also returns None while a graph is traced, because reading the array would break the graph.
+    The result is also None while a graph is traced, because reading the array would break the
+    graph.
 
-    In a band, each query attends to `left` keys before and `right` keys after its position, among
-    the keys that any query attends to. The last query is aligned with the last key.
+    In a band, each query attends to `left` keys before and `right` keys after its position, except
+    for keys to which no query attends. The last query is aligned with the last key.
     """
     if torch.compiler.is_compiling():
         return None

@@ -1,10 +1,10 @@
 """Intercepts attention that a model computes itself, softmax(q k^T ...) v, while it runs.
 
 A module that does not use transformers' interface runs unchanged, but each matrix product with
-three or more axes returns a placeholder. Scaling, biases and masks return another placeholder, and
-softmax returns a placeholder for the weights. The product of weights and values is then a single
-operator call. Any other operation receives the actual array: the module then computes its usual
-attention, and a warning states that its attention stays dense.
+three or more axes returns a placeholder. Scaling it, or adding a bias or a mask, returns another
+placeholder, and softmax returns a placeholder for the weights. Multiplying the weights by the
+values then calls the operator once. Any other operation receives the actual array: the module then
+computes its usual attention, and a warning states that its attention stays dense.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gnomon.nn._heads import split_heads
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """The product scale q k^T + addends; the leading axes of q and k are equal or broadcast."""
+    """The product scale * q k^T + addends; the leading axes of q and k are equal or broadcast."""
 
     q: Tensor
     k: Tensor
@@ -246,7 +246,7 @@ def _number(value: Any) -> float | None:
 
 
 def _is_low(value: Any) -> bool:
-    """Returns whether a score of this value hides a key."""
+    """Returns whether a score as low as this value hides a key."""
     if _is_array(value):
         return value.numel() == 1 and not value.requires_grad and float(value) <= LOWEST
     number = _number(value)
@@ -339,7 +339,7 @@ def _mul(_seen: _Seen, _function: Any, a: Any, b: Any) -> Any:
     if product.addends or product.mask is not None or product.hidden is not None:
         return NotImplemented
     if factor.dim() > 0 and factor.shape[-1] != 1:
-        # GPT multiplies by its 0/1 mask, and adds a low number where the mask is 0.
+        # GPT multiplies the scores by its 0/1 mask, and adds a low number where the mask is 0.
         if product.kept is not None or factor.requires_grad:
             return NotImplemented
         if not bool(((factor == 0) | (factor == 1)).all()):
@@ -365,7 +365,7 @@ def _fits(tensor: Tensor, product: _Product) -> bool:
 
 
 def _takes(product: _Product, mask: Mask) -> bool:
-    """Returns whether the mask is the product's first one and has its shape."""
+    """Returns whether the product has no mask yet and the same shape as the mask."""
     return product.mask is None and mask.shape == (*product.shape[:1], 1, *product.shape[2:])
 
 
@@ -409,7 +409,7 @@ def _sub(seen: _Seen, function: Any, a: Any, b: Any, **kwargs: Any) -> Any:
 @_rule("masked_fill", "masked_fill_")
 def _masked_fill(_seen: _Seen, _function: Any, a: Any, mask: Any, value: Any) -> Any:
     if isinstance(a, _Standing) and isinstance(a.meaning, _Weights):
-        # Mask the weights as well, so that a query without keys gives 0, as in gnomon.
+        # Some models mask the weights again, so that a query without keys gives 0, as in gnomon.
         hidden = a.meaning.product.hidden
         again = value == 0 and hidden is not None and _is_array(mask) and torch.equal(mask, hidden)
         return a if again else NotImplemented
@@ -508,8 +508,8 @@ def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
     product = weights.meaning.product
     (v,) = as_autocast(v)
     lead = torch.broadcast_shapes(product.lead, v.shape[:-2])
-    # If there are several leading axes, the last one is the head axis. A single one is the batch
-    # axis, or batch and heads merged (DeBERTa); the two differ for a similarity.
+    # If there are several leading axes, the last one is the head axis. A single leading axis is the
+    # batch axis, or batch and heads merged (DeBERTa); for learned terms, the two cases differ.
     learned = getattr(seen.module, SIMILARITY, getattr(seen.module, POSITION, None))
     heads = lead[-1] if len(lead) > 1 else 1
     if learned is not None and len(lead) == 1 and product.mask is None:
@@ -517,7 +517,7 @@ def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
     batch = math.prod(lead) // heads if heads else 0
 
     def in_four(tensor: Tensor, whole: bool) -> Tensor:
-        """Returns (B, H, rows, columns); unless `whole` is True, B or H may be 1 to broadcast."""
+        """Returns (B, H, rows, columns); if `whole` is False, the first two axes may be 1."""
         rows = tensor.shape[-2:] if tensor.dim() > 1 else (1, *tensor.shape)
         if len(lead) == 2 and not whole:
             return tensor.reshape(*(1,) * (4 - tensor.dim()), *tensor.shape[:-2], *rows)
@@ -545,7 +545,7 @@ def _values(seen: _Seen, weights: _Standing, v: Tensor) -> Tensor:
     return o.clone() if o.requires_grad else o
 
 
-# Fused attention functions of PyTorch.
+# PyTorch's fused attention functions.
 
 
 @_rule("scaled_dot_product_attention")
@@ -628,7 +628,7 @@ def _multi_head(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Any:
-    """Replaces the function of torch.nn.MultiheadAttention; returns (L, B, E) without weights."""
+    """Replaces torch.nn.MultiheadAttention's function; returns (L, B, E), and None as weights."""
     more = (bias_k, bias_v, static_k, static_v)
     if query.dim() != 3 or add_zero_attn or any(part is not None for part in more):
         return NotImplemented
@@ -681,7 +681,7 @@ def see_products(module: torch.nn.Module, config: Any, name: str) -> None:
 
 
 def refuse_weights(model: torch.nn.Module, name: str) -> None:
-    """Makes a model reject requests for weights while its configuration selects `name`."""
+    """Makes a model reject requests for attention weights while its implementation is `name`."""
     if not any(
         isinstance(hook, functools.partial) and hook.func is _refuse
         for hook in model._forward_pre_hooks.values()
@@ -723,7 +723,8 @@ def _forward(
 ) -> Any:
     if config._attn_implementation != name:
         return forward(*args, **kwargs)
-    # Some models always request weights from their layers and then discard them.
+    # Some models always request weights from their layers and then discard them, so check whether
+    # the caller wants weights.
     if weights_are_collected():
         raise refusal("output_attentions")
     args = tuple(_given(arg) for arg in args)
@@ -747,5 +748,5 @@ def _forward(
 
 
 def _given(value: Any) -> Any:
-    """Returns None for a mask that hides nothing, whose size the module might otherwise read."""
+    """Returns None for a mask that hides nothing, so that the module does not read its size."""
     return None if isinstance(value, Mask) and value.is_none else value

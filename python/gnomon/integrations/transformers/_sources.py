@@ -1,6 +1,6 @@
-"""Finds properties of model classes in their source code.
+"""Determines properties of model classes from their source code.
 
-transformers detects its attention interface in the same way.
+transformers detects support for its AttentionInterface in the same way.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def source_of(module_class: type[torch.nn.Module]) -> str:
 def _classes_of_module(module_name: str) -> dict[str, str]:
     """Returns the sources of a module's classes by qualified name; empty if the source is missing.
 
-    Unlike inspect.getsource, it does not parse the whole module again for each class.
+    Unlike inspect.getsource, this parses the module once instead of once per class.
     """
     try:
         source = inspect.getsource(sys.modules[module_name])
@@ -70,12 +70,12 @@ def has_interface(module_class: type[torch.nn.Module]) -> bool:
 
 
 def is_named_attention(module_class: type[torch.nn.Module]) -> bool:
-    """Returns whether the name of a module's class indicates attention."""
+    """Returns whether the name of a module's class contains "attention" or "Attention"."""
     return "ttention" in module_class.__name__
 
 
 def has_own_softmax(module_class: type[torch.nn.Module]) -> bool:
-    """Returns whether a module computes attention itself or with PyTorch's functions."""
+    """Returns whether a module computes attention itself or calls PyTorch's attention functions."""
     if not is_named_attention(module_class):
         return False
     if issubclass(module_class, torch.nn.MultiheadAttention):

@@ -38,30 +38,34 @@ from gnomon.integrations.transformers._sources import (
     is_named_attention,
 )
 
-#: The configuration fields that name the terms of a model's layers; submodules have these names.
+#: The configuration fields for the specifications of a model's terms; each layer's submodules have
+#: the same names.
 _FIELDS = (SIMILARITY, POSITION)
 _NAME = OPERATOR.removeprefix("gnomon.")
 #: A transformers model, or a PEFT model around one.
 Model = TypeVar("Model", bound=torch.nn.Module)
-#: A module's attribute that stores the original of a copied configuration. Another model, such as a
-#: larger one, may share the original.
+#: A module's attribute that stores the original of a copied configuration. Another model, such as
+#: one that contains this model, may share the original.
 _SHARED = "_gnomon_shared_config"
 
 
 def register() -> None:
-    """Makes "gnomon" a valid attn_implementation; calling it again has no effect.
+    """Makes "gnomon" a valid attn_implementation; repeated calls have no effect.
 
     This patches the following methods of transformers. The patched methods call the originals:
 
-    - The forward of T5Attention, MT5Attention, BloomAttention, MptAttention, MptBlock and
-      SwinAttention, and SwinLayer.get_attn_mask, change only for the implementation "gnomon".
-    - PreTrainedModel.__init__ adds the name to a model's table of attention classes (Falcon,
+    - The forward methods of T5Attention, MT5Attention, BloomAttention, MptAttention, MptBlock,
+      DebertaV2Attention, SEWDAttention and SwinAttention, as well as DebertaV2Encoder.get_rel_pos,
+      SEWDTransformerEncoder.get_rel_pos and SwinLayer.get_attn_mask, change only for the
+      implementation "gnomon".
+    - PreTrainedModel.__init__ adds "gnomon" to a model's table of attention classes (Falcon,
       GPT-J).
     - PreTrainedModel.post_init applies use_gnomon and with_attention to new and loaded models.
     - _from_config and from_pretrained warn if a model cannot use the requested attention.
-    - save_pretrained writes the similarities of a model's parts to its configuration.
-    - _initialize_weights initialises similarities that a checkpoint lacks.
-    - set_attn_implementation refuses to remove a similarity from a model.
+    - save_pretrained writes the similarities and positions of a model's parts to its configuration.
+    - _initialize_weights initialises the parameters of similarities and positions that a checkpoint
+      lacks.
+    - set_attn_implementation raises an error if it would disable a model's similarity or position.
 
     Example:
         >>> from transformers import AutoModelForCausalLM  # doctest: +SKIP
@@ -153,9 +157,9 @@ def _refuse_to_drop(model: PreTrainedModel, attn_implementation: Any, *_: Any, *
 
 
 def _name_similarities(model: PreTrainedModel, *_args: Any, **_kwargs: Any) -> None:
-    """Makes a model's configuration contain the copied configurations of its parts.
+    """Inserts the copied configurations of a model's parts into the model's configuration.
 
-    with_attention creates these copies, also if it is called on a part of a model.
+    with_attention creates these copies, even if it is called on only a part of the model.
     """
     own = {
         id(shared): part.config
@@ -186,7 +190,7 @@ def _has_attention(model: torch.nn.Module) -> bool:
 
 
 def _name_in_tables(model: PreTrainedModel, *_args: Any, **_kwargs: Any) -> None:
-    """Maps NAME to the eager class if a model looks up the class of its layers by name."""
+    """Maps NAME to the eager class if a model looks up its attention class by name."""
     for family in type(model).__mro__:
         for name, table in vars(sys.modules[family.__module__]).items():
             if name.endswith("_ATTENTION_CLASSES") and isinstance(table, dict):
@@ -217,9 +221,9 @@ def use_gnomon(model: Model) -> Model:
     For a PEFT model, this switches the base model.
 
     Modules that compute attention themselves are intercepted while they run: the softmax of a
-    product, multiplied by values, becomes a call of gnomon's operator. If such a module does
+    product, multiplied by values, becomes a call to gnomon's operator. If such a module does
     anything that the operator does not support, its attention stays dense, and a warning says so.
-    Modules named attention that gnomon does not recognise also cause a warning.
+    Attention modules (by class name) that gnomon does not recognise also cause a warning.
 
     Raises:
         TypeError: the model is not a transformers.PreTrainedModel or a PEFT model of one.
@@ -250,7 +254,7 @@ def use_gnomon(model: Model) -> Model:
 
 
 def _unknown(model: torch.nn.Module) -> list[str]:
-    """Returns the classes of modules named attention that do not use the operator."""
+    """Returns the names of the model's attention classes that do not use the operator."""
     return sorted(
         {
             type(layer).__name__
@@ -265,7 +269,7 @@ def _unknown(model: torch.nn.Module) -> list[str]:
 
 
 def attends(layer: torch.nn.Module) -> bool:
-    """Returns whether a module itself calls the operator, rather than a module that contains it."""
+    """Returns whether a module itself calls the operator; a model only contains such modules."""
     kind = type(layer)
     if isinstance(layer, PreTrainedModel):
         return False
@@ -277,7 +281,7 @@ def use_eager(model: Model) -> Model:
 
     For models that use the AttentionInterface, this is equivalent to
     set_attn_implementation("eager"). It also works for other models, which do not support that
-    method. You may call use_gnomon again.
+    method. You can call use_gnomon again afterwards.
 
     Raises:
         TypeError: the model is not a transformers.PreTrainedModel or a PEFT model of one.
@@ -302,7 +306,7 @@ def _has_terms(model: torch.nn.Module) -> bool:
 
 
 def _set_implementation(model: PreTrainedModel, name: str) -> None:
-    """Sets the implementation; unlike set_attn_implementation(), it supports all models."""
+    """Sets the implementation; unlike set_attn_implementation(), this supports all models."""
     for part in model.modules():
         # Layers may have a copy of their model's configuration (X-CLIP).
         if isinstance(config := getattr(part, "config", None), PreTrainedConfig):
@@ -310,7 +314,7 @@ def _set_implementation(model: PreTrainedModel, name: str) -> None:
 
 
 def _separate_configurations(model: PreTrainedModel) -> None:
-    """Copies a model's configurations, which another model may share."""
+    """Copies a model's configurations, because another model may share them."""
     copied: dict[int, Any] = {}
     for part in model.modules():
         if isinstance(config := getattr(part, "config", None), PreTrainedConfig):
@@ -334,7 +338,7 @@ def _switch_parts(model: PreTrainedModel) -> None:
 
 
 def with_cone_attention(model: Model, similarity: str = "penumbral") -> Model:
-    """Replaces the dot product with cones in all layers; see with_attention(model, similarity).
+    """Replaces the dot product with a cone similarity in all layers; see with_attention.
 
     Example:
         >>> model = gnomon.integrations.transformers.with_cone_attention(  # doctest: +SKIP
@@ -358,28 +362,28 @@ def with_attention(
     As in gnomon.nn.MultiheadAttention, gamma = gamma_start * exp(5 theta). theta is initialised to
     0, so the logits of N(0, 1) tokens have a standard deviation of 1. The model's own scale applies
     only to the dot product. Layers that compute their own products may scale queries or keys first;
-    a similarity then receives scaled tokens.
+    a similarity then receives the scaled ones.
 
     A position becomes a submodule "gnomon_position" with the same tensors as in
     gnomon.nn.MultiheadAttention, such as "t5_table". It is added to the model's own positions,
-    rotations and biases. Cross-attention layers do not get one. If a similarity treats a coordinate
-    as a height (the last one for cones), the model's rotary positions do not rotate this coordinate
-    or the one paired with it, as in gnomon.position.RoPE.
+    rotations and biases. Cross-attention layers do not get a position. If a similarity treats a
+    coordinate as a height (the last one for cones), the model's rotary positions do not rotate this
+    coordinate or the one paired with it, as in gnomon.position.RoPE.
 
     The submodules are trained and saved with the model. The configuration names the terms, so
     from_pretrained() restores them if register() was called first. Calling this function again
     reinitialises the given terms and keeps the others.
 
     In a PEFT model, the submodules become modules_to_save of its adapters, so they are trained and
-    save_pretrained() writes them. To load them, apply with_attention with the same terms to the
-    base model before PeftModel.from_pretrained(). If the base model already has them, PEFT trains
-    those named in its configuration: LoraConfig(..., modules_to_save=["gnomon_similarity",
-    "gnomon_position"]).
+    save_pretrained() writes them. To load them, call with_attention with the same terms on the base
+    model before you call PeftModel.from_pretrained(). If the base model already has these
+    submodules, name them in PEFT's configuration to train them: LoraConfig(...,
+    modules_to_save=["gnomon_similarity", "gnomon_position"]).
 
     Args:
         model: a transformers model that use_gnomon supports, with a head dimension of at least 2.
         similarity: a catalogue specification such as "penumbral:score=height2"; None keeps the
-            current one. It is stored in the model's configuration, which is copied first.
+            current one. It is stored in a copy of the model's configuration.
         position: a specification such as "alibi", "t5+sink" or "hype:tau=learned", or a list of
             specifications to sum; None keeps the current one.
 
@@ -479,7 +483,7 @@ def _check_adapters(model: Any) -> None:
             raise NotImplementedError(
                 f"{OPERATOR}: the adapter {name!r} uses {type(config).__name__}, which has no "
                 "modules_to_save and would not save the parameters that with_attention adds; "
-                "call with_attention on the base model before get_peft_model, and save both"
+                "call with_attention on the base model before get_peft_model, and save both models"
             )
 
 

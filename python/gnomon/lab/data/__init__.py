@@ -1,12 +1,12 @@
 """Converts data files to the arrays that tasks read: ``gnomon data``.
 
 A task reads one safetensors file whose tensors are named SPLIT.NAME, such as "train.images" or
-"valid.labels"; docs/tasks.md lists them. ``read_arrays`` reads them from a file in another format,
-and ``write`` stores them in one file.
+"valid.labels"; docs/tasks.md lists the names. ``read_arrays`` reads arrays from a file in another
+format, and ``write`` stores arrays in one safetensors file.
 
 Rows of different lengths become two arrays: NAME is their concatenation, and NAME_lengths contains
-the length of each row. If the rows are grouped in lists, NAME_lengths is itself such a
-concatenation, and NAME_lengths_lengths contains the number of rows in each list.
+the length of each row. If the rows are grouped in lists, NAME concatenates the rows of all lists,
+and NAME_lengths_lengths contains the number of rows in each list.
 """
 
 from __future__ import annotations
@@ -47,23 +47,25 @@ def read_arrays(source: str, name: str) -> Arrays:
 
     - IDX, .npy, .npz, and .json (nested lists of numbers);
     - .txt, .index and .csv (numbers, one row per line);
-    - .wav and .flac: float samples in [-1, 1), averaged over channels; NAME_rate is the rate in Hz;
+    - .wav and .flac: float samples in [-1, 1), averaged over channels; NAME_rate is the sample rate
+      in Hz;
     - .png, .jpg, .jpeg and .bmp: bytes, height x width for greyscale images and
       height x width x 3 for others, without alpha. 16-bit greyscale images become floats in [0, 1].
 
-    A sound or an image becomes one row. A folder or tar file of them has one row per file, in the
-    order of their names. NAME_names contains these names as UTF-8, including a folder's subfolders.
+    A sound or an image becomes one row. A folder or tar file of sounds or images becomes one row
+    per file, sorted by file name. NAME_names contains the file names in UTF-8; for a folder, they
+    include the names of subfolders.
 
-    After a colon, the source selects a part of the file:
+    A selection after a colon reads only a part of the source:
 
     - for .npz, the key of an array;
     - for .json, object keys joined by dots;
-    - for .csv, comma-separated headings of text columns. A row contains indices into NAME_names,
-      the sorted list of all values as UTF-8;
-    - for a folder or tar file, a regular expression that must match the whole file name. Its named
-      groups become additional arrays. These contain numbers if all values are integers. Otherwise,
-      they contain UTF-8 for sounds; for images, they contain indices into the sorted list of all
-      values, which is stored as GROUP_names.
+    - for .csv, comma-separated headings of text columns. Each row contains indices into NAME_names,
+      the sorted list of all values in UTF-8;
+    - for a folder or tar file, a regular expression that must match the whole file name. Each of
+      its named groups becomes an additional array, which contains numbers if all values are
+      integers. Otherwise, it contains UTF-8 text for sounds; for images, it contains indices into
+      the sorted list of all values, which is stored as GROUP_names.
 
     Args:
         source: a path, optionally followed by a colon and a selection as above.
@@ -102,7 +104,7 @@ def read_arrays(source: str, name: str) -> Arrays:
 def shared_labels(
     reads: Iterable[Mapping[str, Array]],
 ) -> Arrays:
-    """Returns labels that are indices of names, with one list of names shared by all splits."""
+    """Returns name labels renumbered as indices into one list of names for all splits."""
     labels: Arrays = {}
     names = {}
     for arrays in reads:
@@ -110,7 +112,7 @@ def shared_labels(
             of = key.removesuffix("_names")
             if not key.endswith(".labels_names") or of not in arrays:
                 continue
-            # If an array contains pixels or samples, its names are those of files, not labels.
+            # If an array contains pixels or samples, its names are file names, not labels.
             if arrays[of].dtype == np.int64:
                 ends = np.cumsum(arrays[f"{key}_lengths"])
                 starts = ends - arrays[f"{key}_lengths"]
@@ -140,7 +142,7 @@ def write(path: pathlib.Path | str, arrays: Mapping[str, Array]) -> Arrays:
     uint16 is stored as int32; wider unsigned integers are stored as int64.
 
     Raises:
-        ValueError: the file cannot store a dtype, or a value exceeds a signed 64-bit integer.
+        ValueError: a dtype cannot be stored, or a value does not fit into a signed 64-bit integer.
         OSError: the file cannot be written.
     """
     path = pathlib.Path(path)
@@ -165,7 +167,7 @@ def write(path: pathlib.Path | str, arrays: Mapping[str, Array]) -> Arrays:
 
 
 def is_data(path: pathlib.Path) -> bool:
-    """Returns whether write() created a file."""
+    """Returns whether `path` is a file that write() created."""
     try:
         return _safetensors.read_metadata(path) == _MARK
     except ValueError:
@@ -173,7 +175,7 @@ def is_data(path: pathlib.Path) -> bool:
 
 
 def _split(source: str) -> tuple[pathlib.Path, str]:
-    """Splits a source at a colon into path and selection, unless a file has the complete name."""
+    """Splits a source at a colon into path and selection, unless all of it is an existing path."""
     if ":" not in source or pathlib.Path(source).exists():
         return pathlib.Path(source), ""
     # A pattern may contain colons.

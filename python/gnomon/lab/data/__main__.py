@@ -33,7 +33,7 @@ Formats: IDX; .npy; .npz (FILE:KEY); .json (FILE:KEY.KEY, lists of numbers); .tx
 groups become additional arrays). Any of these may be gzipped. Rows of different lengths become NAME
 and NAME_lengths.
 
-`gnomon data get NAME` downloads a named set; `gnomon data get --list` lists the names.
+`gnomon data get NAME` downloads a data set; `gnomon data get --list` lists the names.
 """
 
 
@@ -55,7 +55,7 @@ def _main(arguments: list[str]) -> int:
     parser = Parser(
         fail=_fail,
         prog="gnomon data",
-        description="Writes arrays named SPLIT.NAME, as tasks read them, to a safetensors file.",
+        description="Converts files to one safetensors file with the arrays SPLIT.NAME of a task.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -105,7 +105,9 @@ def _check_replaced(out: pathlib.Path) -> None:
     if out.is_dir():
         _fail(f"OUT is {out}, which is a folder; expected a file")
     if out.is_file() and out.stat().st_size > 0 and not is_data(out):
-        _fail(f"OUT is {out}, which exists and does not contain data; expected a new file")
+        _fail(
+            f"OUT is {out}, which exists and was not written by `gnomon data`; expected a new file"
+        )
 
 
 def _is_read(out: pathlib.Path, source: str) -> bool:
@@ -119,10 +121,10 @@ def _get(arguments: list[str]) -> int:
     parser = Parser(
         fail=_fail,
         prog="gnomon data get",
-        description="Downloads a data set by name, checks the sha256 of each file, and creates "
-        "the files that tasks read. Existing files are kept.",
+        description="Downloads a data set by name, checks the SHA-256 of each file, and creates "
+        "the files that tasks read. Existing downloads are kept.",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a name that --list prints")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a name printed by --list")
     parser.add_argument(
         "--out", type=pathlib.Path, metavar="FOLDER", help="output folder; default: NAME"
     )
@@ -162,7 +164,7 @@ def _get(arguments: list[str]) -> int:
 
 
 def _tell(line: str) -> None:
-    """Reports progress if stderr is a terminal; otherwise, only a failure prints a line."""
+    """Reports progress if stderr is a terminal; otherwise, only failures are reported."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"gnomon: data: {line}", file=sys.stderr)
 

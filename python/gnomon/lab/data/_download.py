@@ -27,12 +27,12 @@ class _NotReceivedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A file of a named set.
+    """A file of a named data set.
 
     ``size`` and ``sha256`` describe the file. If ``members`` is not empty, the file is a tar file,
-    and they describe its members whose names end with ``members``. The checksum is then computed
-    over the output of ``sha256sum *``, because servers that build an archive for each request do
-    not guarantee its bytes.
+    and both describe only its members whose names end with ``members``. ``sha256`` is then the
+    checksum of the output of ``sha256sum *``, because a server that builds an archive for each
+    request may return different bytes each time.
     """
 
     name: str
@@ -45,7 +45,7 @@ class File:
         return f"{self._what('sha256')} {self.sha256}"
 
     def fault(self, path: pathlib.Path) -> str:
-        """Describes how the file at this path differs from the expected one; empty if it matches.
+        """Returns how the file at `path` differs from the expected file, or "" if it matches.
 
         Raises:
             OSError: the file cannot be read.
@@ -86,14 +86,14 @@ class File:
         return ""
 
     def _what(self, measure: str) -> str:
-        return f"{measure} of its *{self.members}" if self.members else measure
+        return f"{measure} of its *{self.members} files" if self.members else measure
 
 
 def obtain(file: File, folder: pathlib.Path, tell: Callable[[str], None]) -> bool:
     """Downloads a file to a folder unless it exists, and returns whether it was downloaded.
 
     Raises:
-        ValueError: the path contains a different file, or no URL provides the file.
+        ValueError: a different file exists at the path, or no URL provides the file.
         OSError: the folder cannot be read or written.
     """
     path = folder / file.name
@@ -118,7 +118,7 @@ def obtain(file: File, folder: pathlib.Path, tell: Callable[[str], None]) -> boo
 def _download(url: str, path: pathlib.Path, file: File) -> None:
     with replacing(path) as part:
         with _open(url) as answer, part.open("xb") as out:
-            # The size of the archive itself is not known.
+            # For an archive, file.size is the total size of its members; its own size is unknown.
             _copy(answer, out, None if file.members else file.size)
         fault = file.fault(part)
         if fault:

@@ -27,7 +27,7 @@ def archive(content: bytes) -> Iterable[tuple[str, Callable[[], bytes]]]:
     is_plain = len(content) < tarfile.BLOCKSIZE or content[257:262] == b"ustar"
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:" if is_plain else "r") as archive:
         members = archive.getmembers()
-        # An archive ends with two blocks of zeros, but tarfile also accepts the end of the file.
+        # A complete archive ends with two blocks of zeros, but tarfile does not require them.
         if len(content) < archive.offset + tarfile.BLOCKSIZE:
             raise WrongFileError(f"is truncated: the archive ends after {len(content)} bytes")
         for member in sorted(members, key=lambda m: m.name):
@@ -50,7 +50,7 @@ def files_of(files: Iterable[tuple[str, Callable[[], bytes]]], name: str, patter
     try:
         wanted = re.compile(pattern or ".*", re.DOTALL)
     except re.error as error:
-        raise WrongFileError(f"{pattern!r} is not a regular expression: {error}") from error
+        raise WrongFileError(f"{pattern!r} is not a valid regular expression: {error}") from error
     rows: list[Row] = []
     names: list[str] = []
     groups: dict[str, list[str]] = {group: [] for group in wanted.groupindex}
@@ -73,7 +73,7 @@ def files_of(files: Iterable[tuple[str, Callable[[], bytes]]], name: str, patter
             texts.append(match[group] or "")
     if not rows:
         named = f" whose name fully matches {pattern!r}" if pattern else ""
-        raise WrongFileError(f"contains no {', '.join(sorted((*SOUNDS, *IMAGES)))}{named}")
+        raise WrongFileError(f"contains no {', '.join(sorted((*SOUNDS, *IMAGES)))} file{named}")
     values = [row.values for row in rows]
     is_sounds = rows[0].rate is not None
     arrays = ragged(values, name) if is_sounds else {name: np.stack(values)}

@@ -55,7 +55,7 @@ def read_row(content: bytes, suffix: str) -> Row:
 
 
 def _wav(content: bytes) -> tuple[Array, int] | None:
-    """Returns the samples (frames, channels) of a .wav in [-1, 1), and the sample rate.
+    """Returns the samples (frames, channels) of a .wav file in [-1, 1), and the sample rate.
 
     Returns None if the samples are neither integers nor floats.
     """
@@ -112,7 +112,7 @@ def _decoded(content: bytes) -> tuple[Array, int]:
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as sound:
             frames, rate = sound.frames, sound.samplerate
-            # Read in blocks, because a corrupt header may state a size beyond the available memory.
+            # Read in blocks, because a corrupt header may state more samples than fit in memory.
             parts = [np.empty((0, sound.channels))]
             while len(part := sound.read(2**20, dtype="float64", always_2d=True)):
                 parts.append(part)
@@ -130,9 +130,9 @@ def _decoded(content: bytes) -> tuple[Array, int]:
 
 
 def _image(content: bytes) -> Row:
-    """Returns bytes, or floats in [0, 1] for 16-bit images.
+    """Returns the pixels as bytes, or as floats in [0, 1] for 16-bit images.
 
-    The shape is (height, width) for greyscale images, otherwise (height, width, 3).
+    Their shape is (height, width) for greyscale images, otherwise (height, width, 3).
     """
     library = _library("PIL.Image", "pillow", "is an image, which requires")
     try:
@@ -144,7 +144,7 @@ def _image(content: bytes) -> Row:
                 else:
                     is_grey = image.mode in ("1", "L", "LA")
                     pixels = np.asarray(image.convert("L" if is_grey else "RGB"))
-    except Exception as error:  # Pillow raises several classes
+    except Exception as error:  # Pillow raises several exception classes
         if _is_truncated_image(content):
             raise WrongFileError(
                 f"is truncated: the image ends after {len(content)} bytes"

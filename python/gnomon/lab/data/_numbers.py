@@ -18,7 +18,7 @@ IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E
 
 
 def read_idx(content: bytes) -> Array:
-    """Reads IDX, the format of MNIST: two zeros, type, number of axes, axis sizes, and values."""
+    """Reads IDX, the MNIST format: two zero bytes, type, number of axes, axis sizes, and values."""
     dtype, axes = np.dtype(IDX_TYPES[content[2]]), content[3]
     start = 4 + 4 * axes
     if axes == 0:
@@ -96,7 +96,7 @@ def read_npz(content: bytes, key: str) -> Array:
             return np.asarray(arrays[key])
     except WrongFileError:
         raise
-    except Exception as error:  # zipfile and numpy raise several classes
+    except Exception as error:  # zipfile and numpy raise several exception classes
         raise WrongFileError(f"is not a valid .npz file: {error}") from error
 
 
@@ -119,7 +119,7 @@ def read_json(content: bytes, key: str) -> list[Any]:
 
 
 def nested(rows: list[Any], name: str) -> Arrays:
-    """Converts nested JSON lists, ragged at any depth."""
+    """Converts nested JSON lists, which may be ragged at any depth, to arrays."""
     try:
         return rows_of([_numbers(row, f"row {n}") for n, row in enumerate(rows)], name)
     except RaggedError as ragged:
@@ -173,7 +173,7 @@ def read_table(content: bytes) -> list[Array]:
 
 
 def read_names(content: bytes, key: str, name: str) -> Arrays:
-    """Reads columns of names, as indices into the sorted list of all names."""
+    """Reads columns of names and returns them as indices into the sorted list of all names."""
     lines = csv.reader(io.StringIO(_text(content), newline=""), strict=True)
     try:
         head = next(lines, [])

@@ -40,7 +40,7 @@ class _Unpickler(pickle.Unpickler):
     """An unpickler that creates only arrays, sparse matrices and dictionaries of lists."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        # Python 2 called the module __builtin__.
+        # In Python 2, the module builtins was called __builtin__.
         module_name = module_name.replace("__builtin__", "builtins")
         try:
             return _KNOWN[module_name, global_name]
@@ -51,16 +51,16 @@ class _Unpickler(pickle.Unpickler):
 
 
 def texts(folder: pathlib.Path, name: str) -> dict[str, str]:
-    """Converts the files ``ind.NAME.*`` of a folder to text files, returned by name.
+    """Converts the files ``ind.NAME.*`` in a folder, and returns text files by name.
 
     The files are:
 
     - edges.txt: two nodes per line, each pair once;
-    - features.txt: the active words of one node per line;
+    - features.txt: the indices of one node's words per line;
     - labels.txt: one class per line;
     - train.index, val.index and test.index: one node per line.
 
-    As in the paper, the first len(y) nodes are for training, and the next 500 nodes are for
+    As in the paper, the first nodes, one per row of y, are for training, and the next 500 are for
     validation. Each node must be in ally or in test.index, as in Cora and Pubmed.
     """
 
@@ -72,7 +72,8 @@ def texts(folder: pathlib.Path, name: str) -> dict[str, str]:
             except (pickle.UnpicklingError, EOFError) as error:
                 raise ValueError(f"{path} is not a valid graph file: {error}") from error
 
-    # The rows of allx and ally belong to the first nodes, those of tx and ty to test.index.
+    # The rows of allx and ally belong to the first nodes; the rows of tx and ty belong to the nodes
+    # listed in test.index.
     tested = [int(line) for line in (folder / f"ind.{name}.test.index").read_text().split()]
     words = dict(enumerate(load("allx").words())) | dict(
         zip(tested, load("tx").words(), strict=True)

@@ -1,6 +1,6 @@
 """Named data sets that ``gnomon data get`` downloads from their authors or a mirror.
 
-Each file is identified by its SHA-256 checksum. Files from repositories are pinned to a commit.
+Each file is identified by its SHA-256 checksum. Files in Git repositories are pinned to a commit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class NamedSet:
     """A data set: its source, its files and the files derived from them.
 
     ``arrays`` maps each array SPLIT.NAME of the converted file to FILE or FILE:KEY. ``texts``
-    creates additional text files from the files in a folder.
+    returns additional text files, derived from the downloaded files in a folder.
     """
 
     name: str
@@ -45,14 +45,14 @@ def fetch(
 ) -> dict[pathlib.Path, bool]:
     """Downloads the files of a set to a folder, and returns whether each was downloaded.
 
-    Existing files are kept. ``.source.txt`` in the same folder records their origin and licence. It
-    is hidden, because tasks may read other text files in a folder as data.
+    Existing files are kept. ``.source.txt`` in the same folder records their origin and licence.
+    This file is hidden, because tasks may read all other text files in the folder as data.
 
     Args:
-        tell: called with a line before each download attempt.
+        tell: called with a progress message before each download attempt.
 
     Raises:
-        ValueError: no URL provides a file, a downloaded file does not match, or a different file
+        ValueError: no URL provides a file with the expected size and checksum, or a different file
             exists at its path.
         OSError: the folder cannot be read or written.
     """
@@ -71,9 +71,9 @@ def fetch(
 def convert(
     chosen: NamedSet, folder: pathlib.Path
 ) -> dict[pathlib.Path, dict[str, np.ndarray[Any, Any]]]:
-    """Converts the files of a set to the files that tasks read, unless they already exist.
+    """Converts the files of a set to the files that tasks read, and replaces existing ones.
 
-    Returns the files that it wrote, with the arrays in each; text files have none.
+    Returns the written files, each with its arrays; text files have none.
 
     Raises:
         ValueError: a file cannot be read.
@@ -112,7 +112,7 @@ def _write_text(path: pathlib.Path, text: str) -> None:
 
 
 def _files(rows: str, *places: str) -> tuple[File, ...]:
-    """Parses rows of checksum, size and name, for files that all mirrors provide."""
+    """Parses rows with the checksum, size and name of files that every mirror provides."""
     files = []
     for row in rows.strip().splitlines():
         sha256, size, name = row.split()
@@ -167,7 +167,7 @@ d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0  1256449 test.t
     ),
     NamedSet(
         name="cora",
-        title="2,708 papers with words, citations and 7 classes, in Planetoid's split",
+        title="2,708 papers with words, citations and 7 classes (Planetoid split)",
         source="https://github.com/kimiyoung/planetoid (Yang et al. 2016)",
         licence="none is stated for the data; the repository is under the MIT licence",
         files=_files(
@@ -258,7 +258,7 @@ f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6     4542 t10k-l
     ),
     NamedSet(
         name="jsb-chorales",
-        title="382 Bach chorales, as the pitches that sound at each step",
+        title="382 Bach chorales, as the pitches sounding at each time step",
         source="https://github.com/czhuang/JSB-Chorales-dataset (Allan and Williams 2005)",
         licence="none is stated for the files; the music is in the public domain",
         files=_files(
@@ -275,7 +275,7 @@ f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6     4542 t10k-l
     ),
     NamedSet(
         name="fsdd",
-        title="3,000 spoken digits of 6 speakers, 8 kHz",
+        title="3,000 digits spoken by 6 speakers, 8 kHz",
         source="https://github.com/Jakobovski/free-spoken-digit-dataset (Jackson et al. 2018)",
         licence="CC BY-SA 4.0",
         files=(
@@ -296,7 +296,7 @@ f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6     4542 t10k-l
     ),
     NamedSet(
         name="scan",
-        title="commands and the actions that they describe, in the length split",
+        title="commands and the actions that they describe (length split)",
         source="https://github.com/brendenlake/SCAN (Lake and Baroni 2018)",
         licence="BSD",
         files=_files(
@@ -317,7 +317,7 @@ b034212dc7cf87ce62f3a067dd6ad49c4d5cd18d51d615d13825516bcb1ebbc2  2723418 tasks_
     ),
     NamedSet(
         name="wordnet-mammals",
-        title="6,540 pairs of a mammal and one of its hypernyms, from WordNet",
+        title="6,540 pairs of mammals and their hypernyms, from WordNet",
         source="https://github.com/ydtydr/HyperbolicTiling_Learning (Nickel and Kiela 2017)",
         licence="the WordNet licence; the repository is under CC BY-NC 4.0",
         files=_files(

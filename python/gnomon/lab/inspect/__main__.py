@@ -45,7 +45,7 @@ PICTURES: dict[
         model_pictures.draw_tables,
     ),
     "attention": (
-        "attention weights of a trained model for two texts side by side",
+        "attention weights of a trained model for one text, or for two texts side by side",
         model_pictures.add_attention_arguments,
         model_pictures.draw_attention,
     ),
@@ -55,7 +55,7 @@ PICTURES: dict[
         cones.draw,
     ),
     "rotation": (
-        "the matrix that shifts sinusoids by k positions, a rotation of each pair",
+        "the matrix that shifts sinusoids by k positions: a rotation of each sine-cosine pair",
         encodings.add_rotation_arguments,
         encodings.draw_rotation,
     ),
@@ -65,7 +65,8 @@ PICTURES: dict[
         encodings.draw_terms,
     ),
     "rank": (
-        "the margin by which similarities recover the order of a tree, by dimension",
+        "the margin by which a similarity separates descendants from other nodes of a tree, by "
+        "dimension",
         rank.add_arguments,
         rank.draw,
     ),

@@ -47,7 +47,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def heat_map(axes: Any, values: Tensor, **options: Any) -> Any:
-    """Draws a matrix with its first row on top, and returns the image for a colour bar."""
+    """Draws a matrix with its first row at the top, and returns the image for a colour bar."""
     axes.grid(visible=False)
     return axes.imshow(values.detach().numpy(), interpolation="nearest", **options)
 
@@ -58,7 +58,7 @@ def colour_of_head(head: int, heads: int) -> Any:
 
 
 def shades(values: Tensor) -> dict[str, Any]:
-    """Returns heat-map options: a diverging colour map if values have both signs."""
+    """Returns heat-map options: a diverging colour map if any value is negative."""
     if bool((values >= 0).all()):
         return {"cmap": "viridis", "vmin": float(values.min()), "vmax": float(values.max())}
     return signed(values)
@@ -140,7 +140,7 @@ def items(text: str) -> list[str]:
     words = named(text).split(",")
     if "" in words:
         raise argparse.ArgumentTypeError(
-            f"'{text}' has an empty item; expected items joined by single commas"
+            f"'{text}' has an empty item; expected items separated by single commas"
         )
     return words
 

@@ -1,7 +1,7 @@
-"""Reads the weights and biases of an attention module from its forward pass.
+"""Measures attention weights and position biases of a module by calling its forward pass.
 
-A module's output is linear in its values. If the values are unit vectors, the output therefore
-contains the weights, for any similarity and position.
+An attention module's output is linear in its values. If the values are unit vectors, the output
+therefore contains the attention weights, for any similarity and position.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def weights(
 def biases(module: MultiheadAttention, distance: int) -> Tensor:
     """Returns the position's biases (H, distance + 1) for keys 0 to `distance` tokens back.
 
-    Biases are relative to distance 0, because softmax is invariant to adding a constant. Tokens are
-    zeros, so rotations have no effect.
+    Biases are relative to distance 0, because softmax is invariant to adding a constant. Queries
+    and keys are all zeros, so rotations have no effect.
     """
     probe = _with_projections(
         module,

@@ -15,7 +15,8 @@ import gnomon
 from gnomon.lab._plots import colour
 from gnomon.lab.inspect._pictures import Picture, items, new_figure, unknown
 
-#: The light source is a horosphere of height 1; balls are large enough to be visible.
+#: Default r: the height of the horosphere that emits the light (penumbral), or the radius of balls
+#: that are large enough to be visible (umbral).
 RADII = {"penumbral": 1.0, "umbral": 0.5}
 PAIRS = {
     "penumbral": ["-1.6,0.5,-1.05,0.35", "-0.15,0.8,0.05,0.45", "1.1,0.55,3.3,0.45"],
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--r",
         type=float,
-        help="height of the horosphere, or radius of the balls (default 1, and 0.5 for umbral)",
+        help="height of the horosphere, or radius of the balls (default 1, or 0.5 for umbral)",
     )
     parser.add_argument(
         "--pair",
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def points_of(pair: str) -> Tensor:
-    """Parses a pair of points to a tensor (2, 2)."""
+    """Parses a pair of points into a tensor (2, 2)."""
     try:
         points = torch.tensor([float(part) for part in pair.split(",")], dtype=torch.float64)
     except ValueError:
@@ -63,8 +64,8 @@ def points_of(pair: str) -> Tensor:
     right = points.numel() == 4 and bool((points.abs() <= LARGEST_NUMBER).all())
     if not right or not bool((points[1::2] >= LOWEST_HEIGHT).all()):
         raise ValueError(
-            f"--pair is '{pair}'; expected four numbers X,H,X,H with heights above 0, from "
-            f"{LOWEST_HEIGHT:g} to {LARGEST_NUMBER:g}"
+            f"--pair is '{pair}'; expected four numbers X,H,X,H from {-LARGEST_NUMBER:g} to "
+            f"{LARGEST_NUMBER:g}, with heights of at least {LOWEST_HEIGHT:g}"
         )
     return points.reshape(2, 2)
 
@@ -80,7 +81,7 @@ def draw(options: argparse.Namespace) -> Picture:
         if cone not in RADII:
             raise unknown("cone", cone, RADII)
     if options.r is not None and not 0 < options.r <= LARGEST_R:
-        raise ValueError(f"--r is {options.r}; expected a number above 0, up to {LARGEST_R}")
+        raise ValueError(f"--r is {options.r}; expected a number above 0 and at most {LARGEST_R}")
     figure = new_figure(9.6, 3.4 * len(cones) + 0.9)
     panels = figure.subplots(len(cones), 1, squeeze=False)[:, 0]
     results = [
@@ -131,7 +132,7 @@ def _draw_cone(axes: Any, cone: str, r: float, pairs: list[str]) -> dict[str, An
         pair = points_of(text)
         if cone == "penumbral" and float(pair[:, 1].max()) > r:
             raise ValueError(
-                f"--pair is '{text}', but penumbral cones lie below the height r = {r:g}"
+                f"--pair is '{text}'; expected heights of at most r = {r:g} for penumbral cones"
             )
         top = gnomon.cones.lowest_common_ancestor(pair[0], pair[1], cone=cone, r=r)
         found.append((pair, top))
@@ -139,7 +140,7 @@ def _draw_cone(axes: Any, cone: str, r: float, pairs: list[str]) -> dict[str, An
     low, high = everything[:, 0].min() - 0.9, everything[:, 0].max() + 0.9
     ceiling = 1.12 * max(float(everything[:, 1].max()), r if cone == "penumbral" else 0)
     width = torch.linspace(float(low), float(high), PIXELS, dtype=torch.float64)
-    # Limit the rows for points that are far apart vertically.
+    # Limit the number of rows in case the points are far apart vertically.
     rows = min(max(2, math.ceil(PIXELS * ceiling / float(high - low))), PIXELS)
     height = torch.linspace(1e-6, ceiling, rows, dtype=torch.float64)
     field = torch.stack(torch.meshgrid(width, height, indexing="xy"), -1)

@@ -1,4 +1,4 @@
-"""Draws how positions decay with distance, as computed by the operators."""
+"""Draws position biases and rotation bounds by distance, as computed by the operators."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gnomon.lab.inspect._pictures import Picture, colour_of_head, integer, items
 from gnomon.lab.inspect._probe import biases
 from gnomon.nn import MultiheadAttention, attention_position
 
-#: Limited because each distance is a stored value and a plotted point of every curve.
+#: Limited because every curve stores a value and plots a point for each distance.
 LONGEST_DISTANCE = 100_000
 
 
 def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
     """Returns the mean over j of |sum_{i < j} e^(sqrt(-1) t theta_i)| for t = 0 .. distance.
 
-    It bounds the score between rotated tokens as a function of their distance t (Su et al. 2021,
-    section 3.4.3).
+    Up to a factor that does not depend on the distance t, this mean bounds the score between
+    rotated tokens (Su et al. 2021, section 3.4.3).
     """
     units = torch.eye(dim, dtype=torch.float64)
 
@@ -42,7 +42,8 @@ def rope_bound(spec: str, distance: int, dim: int) -> Tensor:
         )
         return lse[0]
 
-    # R_t e has cos t theta at its own coordinate, and -sin or sin at its partner's.
+    # R_t e has cos(t theta) at the coordinate of e, and -sin(t theta) or sin(t theta) at the
+    # partner coordinate.
     cosine = turned(units, units)
     sine = turned(units, torch.ones_like(units)) - cosine
     # At distance 1, the sine of each pair's first coordinate is positive, unless it is not rotated.
@@ -60,7 +61,7 @@ def learned_table(part: Component) -> str | None:
 
 
 def turned_columns(module: MultiheadAttention) -> int:
-    """Returns how many coordinates per head RoPE rotates by default, without a cone's height."""
+    """Returns how many coordinates per head RoPE rotates by default, excluding a cone's height."""
     return (
         (module.qk_dim - 1) // 2 * 2
         if ops.height_coordinate(module.similarity) is not None
@@ -82,9 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--distance",
         type=integer(1, LONGEST_DISTANCE),
         default=256,
-        help=f"maximum number of tokens back, at most {LONGEST_DISTANCE} (default %(default)s)",
+        help=f"maximum distance in tokens, at most {LONGEST_DISTANCE} (default %(default)s)",
     )
-    parser.add_argument("--heads", type=integer(1, 256), default=8, help="(%(default)s)")
+    parser.add_argument("--heads", type=integer(1, 256), default=8, help="(default %(default)s)")
     parser.add_argument(
         "--head-dim",
         type=integer(1, 1024),

@@ -28,13 +28,13 @@ from gnomon.lab.inspect._pictures import (
 )
 from gnomon.nn import TokenPosition
 
-#: Limited because each pair of positions is a plotted point and a stored value.
+#: Limited because each pair of positions is stored and plotted.
 MOST_POSITIONS = 4096
 MOST_COLUMNS = 65536
 
 
 def encode(spec: str, length: int, dim: int) -> tuple[Tensor, list[int] | None]:
-    """Returns a position's table (L, dim) for embeddings, and the shape of its grid, if any."""
+    """Returns the table (L, dim) that a position adds to embeddings, and its grid shape, if any."""
     module = TokenPosition(spec, dim, length).double().eval()
     encodings = list(module.children())
     if not encodings:
@@ -77,7 +77,7 @@ def add_encoding_arguments(parser: argparse.ArgumentParser) -> None:
         "--dim",
         type=integer(2, MOST_COLUMNS),
         default=128,
-        help="dimension of the encoding (%(default)s)",
+        help="dimension of the encoding (default %(default)s)",
     )
 
 
@@ -129,7 +129,10 @@ def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
     assert entry is not None
     layout = next(p for p in entry["parameters"] if p["name"] == "layout")
     parser.add_argument(
-        "--shift", type=integer(-(10**9), 10**9), default=3, help="k, in tokens (%(default)s)"
+        "--shift",
+        type=integer(-(10**9), 10**9),
+        default=3,
+        help="the shift k in tokens (default %(default)s)",
     )
     parser.add_argument(
         "--dim",
@@ -199,19 +202,21 @@ def sinusoid_pairs(table: Tensor) -> list[tuple[int, int]]:
 
 def add_terms_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--text", default="to be or not to be", help="one token per character (default %(default)r)"
+        "--text",
+        default="to be or not to be",
+        help="text with one token per character (default %(default)r)",
     )
     parser.add_argument(
         "--position",
         type=named,
         default="sinusoidal",
-        help="added to the tokens (default %(default)s)",
+        help="position that is added to the tokens (default %(default)s)",
     )
     parser.add_argument(
         "--dim",
         type=integer(2, MOST_COLUMNS),
         default=128,
-        help="dimension of the encoding (%(default)s)",
+        help="dimension of the encoding (default %(default)s)",
     )
     parser.add_argument(
         "--seed", type=seed, default=0, help="random seed of the tokens (default %(default)s)"

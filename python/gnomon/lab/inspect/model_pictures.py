@@ -225,7 +225,7 @@ class _Panel(NamedTuple):
 
 
 class LearnedTable(NamedTuple):
-    """A learned table of one of a model's positions."""
+    """A learned table that belongs to one of a model's positions."""
 
     name: str
     rows: Tensor
@@ -291,6 +291,6 @@ def _table_of_buckets(position: str) -> ModuleTensor:
 
 
 def cosines(rows: Tensor) -> Tensor:
-    """Returns pairwise cosines of rows."""
+    """Returns the cosine similarity of each pair of rows."""
     unit = torch.nn.functional.normalize(rows, dim=1)
     return unit @ unit.T

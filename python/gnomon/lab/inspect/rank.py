@@ -1,10 +1,10 @@
-"""Draws the margin by which a similarity can recover the order of a tree in few dimensions.
+"""Draws the margin by which a similarity separates descendants from other nodes of a tree.
 
-The experiment follows Tseng et al. 2023, section 7.7. A cone in two dimensions can contain any set
-of descendants, and gives them equal scores. A half-plane can also separate a set, but with a margin
-that shrinks with the number of nodes. The margin that Adam reaches is a lower bound on the best
-margin. For cones in two dimensions, this bound can be loose: there is only one axis besides the
-height, and nodes rarely pass each other on it during the optimisation.
+The experiment follows Tseng et al. 2023, section 7.7. In two dimensions, a cone can contain any set
+of descendants, and gives them equal scores. A half-plane (the dot product) can also separate a set,
+but with a margin that shrinks with the number of nodes. The margin that Adam reaches is a lower
+bound on the best margin. For cones in two dimensions, this bound can be loose, because there is
+only one axis besides the height, and nodes rarely pass each other along it during optimisation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RISING = 0.05
 
 
 def descendants(branching: int, depth: int) -> Tensor:
-    """Returns whether node j of a complete tree (root first) is node i or below it, (N, N)."""
+    """Returns a mask (N, N): whether node j of a complete tree (root: 0) is node i or below it."""
     nodes = sum(branching**level for level in range(depth + 1))
     below = torch.eye(nodes, dtype=torch.bool)
     for node in range(1, nodes):
@@ -48,7 +48,7 @@ def descendants(branching: int, depth: int) -> Tensor:
 def scores(similarity: Similarity | str, q: Tensor, k: Tensor) -> Tensor:
     """Returns the scores s_ij (R, N, N) of queries and keys (R, N, d).
 
-    Each query attends to a single key, so its lse is the score.
+    Each query attends to a single key, so the log-sum-exp (lse) is the score.
     """
     one_key = k.transpose(0, 1).unsqueeze(2)
     _, lse = gnomon.attention(
@@ -87,11 +87,11 @@ def train(
     """Returns the margins (restarts,) that Adam reaches with queries and keys of `dim` coordinates.
 
     The second result contains the margins before the last quarter of the steps. If they are lower,
-    more steps would improve the margins.
+    more steps would probably increase the margins.
 
-    The loss is a soft maximum, with increasing sharpness, over all triples (node, descendant,
-    non-descendant). For each triple, it is the non-descendant's score minus the descendant's. Each
-    restart's margin is that of its best step.
+    The loss is a soft maximum, with increasing sharpness, of the non-descendant's score minus the
+    descendant's over all triples (node, descendant, non-descendant). Each restart's margin is that
+    of its best step.
     """
     generator = torch.Generator().manual_seed(seed)
     shape = (restarts, len(below), dim)
@@ -133,7 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dims",
         type=integers(2, 1024),
         default="2,3,4,8",
-        help="comma-separated, each at least 2 (default %(default)s)",
+        help="comma-separated dimensions, each at least 2 (default %(default)s)",
     )
     parser.add_argument(
         "--branching",
@@ -142,7 +142,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="children per node (default %(default)s)",
     )
     parser.add_argument(
-        "--depth", type=integer(2, 1000), default=3, help="levels below the root (%(default)s)"
+        "--depth",
+        type=integer(2, 1000),
+        default=3,
+        help="levels below the root (default %(default)s)",
     )
     parser.add_argument(
         "--steps", type=integer(1, 10**9), default=500, help="Adam steps (default %(default)s)"
@@ -178,8 +181,8 @@ def draw(options: argparse.Namespace) -> Picture:
     dims = options.dims
     if (options.depth + 1) * options.branching**options.depth > 2000:
         raise ValueError(
-            f"--depth is {options.depth} and --branching is {options.branching}; choose a smaller "
-            "tree"
+            f"--depth is {options.depth} and --branching is {options.branching}; expected a "
+            "smaller tree"
         )
     below = descendants(options.branching, options.depth)
     results: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
-"""The language model of the command line, and its checkpoints.
+"""The language model of the gnomon command, and its checkpoints.
 
-This package loads checkpoints from ``gnomon train``. ``gnomon eval``, ``generate`` and ``inspect``
-read checkpoints that it saves; ``gnomon train --resume`` also needs their training state.
+This package loads checkpoints from ``gnomon train``, and saves checkpoints that ``gnomon eval``,
+``generate`` and ``inspect`` can read; ``gnomon train --resume`` also needs the training state.
 ``gnomon.models`` is an alias of this package.
 """
 

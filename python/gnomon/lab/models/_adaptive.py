@@ -29,10 +29,10 @@ class AdaptiveEmbedding(torch.nn.Module):
     Tokens are sorted by descending frequency and split into bands that end at the cutoffs and at
     the vocabulary size. Band n has a table_n (tokens, dim_n) with dim_n = dim / 4^n, at least 1.
     All bands except the first also have a projection_n (dim, dim_n), which maps a token's row to
-    its embedding. In the softmax, the head has one logit per token of the first band and one per
-    other band; their weights are table_0 and clusters (bands - 1, dim). A second softmax divides a
-    band's probability among its tokens. Parameter names and initial distributions match those of
-    the gnomon command (lab/models/adaptive_embedding.h).
+    its embedding. In the softmax, the head has one logit for each token of the first band and for
+    each other band; their weights are table_0 and clusters (bands - 1, dim). A second softmax
+    divides a band's probability among its tokens. Parameter names and initial distributions match
+    those of the gnomon command (lab/models/adaptive_embedding.h).
 
     Sources: Baevski and Auli 2019, Adaptive Input Representations for Neural Language Modeling;
     Grave et al. 2017, Efficient Softmax Approximation for GPUs.
@@ -50,7 +50,7 @@ class AdaptiveEmbedding(torch.nn.Module):
         if any(a >= b for a, b in zip([0, *cutoffs], [*cutoffs, vocabulary], strict=True)):
             raise ValueError(
                 f"gnomon.models.LanguageModel: adaptive is {list(cutoffs)}; expected increasing "
-                f"integers from 1 to {vocabulary - 1}, below the vocabulary size"
+                f"integers from 1 to {vocabulary - 1} (less than the vocabulary size)"
             )
         self.bounds = [0, *cutoffs, vocabulary]
         for band, (tokens, columns) in enumerate(table_sizes(vocabulary, dim, cutoffs)):
@@ -65,7 +65,7 @@ class AdaptiveEmbedding(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reinitialises the tables and projections."""
+        """Reinitialises all parameters."""
         for name, parameter in self.named_parameters():
             columns = parameter.shape[0 if name.startswith("projection") else 1]
             torch.nn.init.normal_(parameter, 0, columns**-0.5)

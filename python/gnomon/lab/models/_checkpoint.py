@@ -45,12 +45,12 @@ class TrainingState:
         options: training options, named as in lab/training/training_options.h, and window options
             from lab/tasks/text.h.
         step: number of completed steps.
-        optimizer: the moments of AdamW, "exp_avg.<parameter>" and "exp_avg_sq.<parameter>".
+        optimizer: AdamW moments, "exp_avg.<parameter>" and "exp_avg_sq.<parameter>".
         memory: "layers.<n>" and "embeddings" of the model's memory, if it has one.
         memory_tokens: number of tokens added to the memory so far.
         data: "path" and "sha256" of the text.
-        run: "checkpoint_every" and "evaluation_bytes" as passed to ``gnomon train``; by default,
-            the command's defaults.
+        run: "checkpoint_every" and "evaluation_bytes" as passed to ``gnomon train``; if missing,
+            the command's default values.
 
     Raises:
         ValueError: a field of options or data is missing, a number is out of range, or a field of
@@ -134,11 +134,11 @@ def save_checkpoint(
     tokenizer: Tokenizer | None = None,
     training: TrainingState | None = None,
 ) -> None:
-    """Writes a checkpoint with float32 weights, for load_checkpoint and the command line.
+    """Writes a checkpoint with float32 weights, which load_checkpoint and the command can read.
 
-    By default, tokenizer is the byte tokenizer. Without training, the model can be evaluated,
-    inspected and used for generation; ``gnomon train --resume`` needs training. An existing file
-    is replaced once the new one is complete.
+    By default, tokenizer is the byte tokenizer. If training is None, the model can be evaluated,
+    inspected and used for generation, but ``gnomon train --resume`` cannot continue its training.
+    An existing file is replaced once the new one is complete.
 
     Raises:
         ValueError: the vocabulary size differs from the model's, or the model's tensors do not
@@ -184,11 +184,11 @@ def save_checkpoint(
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Loads a checkpoint, with its model in evaluation mode, from a file or a run folder.
 
-    Tensors are float32 on the CPU and trainable, even under torch.device or torch.inference_mode.
-    Nothing in the file is executed.
+    The tensors are on the CPU, float32 and trainable, even under torch.device or
+    torch.inference_mode. Nothing in the file is executed.
 
     Raises:
-        ValueError: there is no valid checkpoint; the message names the path.
+        ValueError: there is no valid checkpoint at path; the message contains the path.
         TypeError: path is not a path.
 
     Example:

@@ -1,4 +1,4 @@
-"""The language model of the command line."""
+"""The language model of the gnomon command."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _norm(options: Mapping[str, Any], made: dict[str, Any]) -> torch.nn.Module:
 
 
 class _Embedding(torch.nn.Embedding):
-    """Embedding with rows from N(0, 1 / dim), so normalised states have logits of unit variance."""
+    """An embedding with rows from N(0, 1 / dim), so that the logits have unit variance."""
 
     def reset_parameters(self) -> None:
         """Reinitialises the rows."""
@@ -131,7 +131,7 @@ class LanguageModel(torch.nn.Module):
         position: a specification or an object, like similarity. It may include components that are
             added to embeddings. "rope;rope;none" is a pattern of one position per layer, which
             repeats over the layers.
-        dropout: dropout probability on each residual branch in training, in [0, 1).
+        dropout: dropout probability on each residual branch during training, in [0, 1).
         max_length: number of rows of a learned absolute position table.
         norm: "layer", or "rms" (Zhang and Sennrich 2019).
         activation: the MLP's activation: "gelu", "relu", or the gated "swiglu" and "geglu" (Shazeer
@@ -142,8 +142,8 @@ class LanguageModel(torch.nn.Module):
             (Baevski and Auli 2019; Grave et al. 2017). Tokens must be sorted by descending
             frequency. By default, all tokens have dimension dim.
         kv_heads: number of key-value heads, a divisor of heads; defaults to heads.
-        qk_dim: head dimension of queries and keys. The default is dim / heads, the head dimension
-            of the values, or the only dimension that the similarity supports.
+        qk_dim: head dimension of queries and keys. The default is the head dimension of the values
+            (dim / heads), or the only dimension that the similarity supports.
         device: device of parameters and buffers; the default device if None.
         dtype: floating-point dtype of parameters and buffers; the default dtype if None.
 
@@ -260,7 +260,7 @@ class LanguageModel(torch.nn.Module):
         positions: Integers | None,
         segments: Integers | None,
     ) -> tuple[list[Tensor], Callable[[], None]]:
-        """Returns the layer_inputs, and a function that updates the cache and the memory.
+        """Returns layer_inputs() and a function that updates the cache and the memory.
 
         The caller must call this function after all steps that can fail.
         """
@@ -354,7 +354,7 @@ class LanguageModel(torch.nn.Module):
         positions: Integers | None = None,
         segments: Integers | None = None,
     ) -> Tensor:
-        """Returns the losses (B, L), in nats, for integer targets (B, L), the next tokens.
+        """Returns the next-token losses (B, L), in nats, for integer targets (B, L).
 
         The losses agree with forward, but with adaptive embeddings, only the log-probabilities of
         the targets are computed. The other arguments are those of forward.
@@ -439,7 +439,7 @@ class LanguageModel(torch.nn.Module):
             length = cache.tokens.length() + tokens.shape[1]
             if length > self.max_length:
                 raise ValueError(
-                    f"gnomon.{operator}: the cache and the tokens have a length of {length}; "
+                    f"gnomon.{operator}: the cache and the tokens have a total length of {length}; "
                     f"expected at most max_length = {self.max_length}"
                 )
         if memory is not None and memory.layers:

@@ -97,7 +97,7 @@ class LanguageModelMemory:
         return self.layers[0].shape[0] if self.layers else None
 
     def _remember(self, layer: int, x: Tensor) -> Tensor | None:
-        """Appends x to the layer's inputs, and returns the previous ones."""
+        """Appends x to the stored inputs of a layer, and returns the inputs stored before."""
         if layer == len(self.layers):
             before, kept = None, x.detach()
             self.layers.append(kept)

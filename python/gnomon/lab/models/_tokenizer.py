@@ -8,7 +8,7 @@ from gnomon._checks import wrong_type
 
 TOKEN_KINDS = ("bytes", "words", "subwords")
 
-# The characters that the program treats as spaces within a line; only ASCII counts.
+# The characters that the program treats as spaces within a line (ASCII only).
 _SPACES = b" \t\r\v\f"
 _FIRST_WORDS = [b"<unk>", b"<eos>"]
 
@@ -51,7 +51,7 @@ class Tokenizer:
             self._check_words()
 
     def _check_words(self) -> None:
-        """Checks the vocabulary of words, as lab/text/tokens.cc does."""
+        """Checks a word vocabulary in the same way as lab/text/tokens.cc."""
         *lines, rest = self.vocabulary.split(b"\n")
         seen = set()
         for number, word in enumerate([*lines, rest] if rest else lines, 1):
@@ -66,12 +66,12 @@ class Tokenizer:
             )
             if fault is not None:
                 raise ValueError(
-                    f"gnomon.models.Tokenizer: line {number} of the vocabulary of words {fault}; "
+                    f"gnomon.models.Tokenizer: line {number} of the word vocabulary {fault}; "
                     "expected one word per line, without duplicates"
                 )
             seen.add(word)
         if lines[:2] != _FIRST_WORDS or len(lines) < 3:
             raise ValueError(
-                "gnomon.models.Tokenizer: the vocabulary of words begins with "
+                "gnomon.models.Tokenizer: the word vocabulary begins with "
                 f"{b', '.join(lines[:3])!r}; expected <unk>, <eos> and a word"
             )

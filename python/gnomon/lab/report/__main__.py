@@ -1,7 +1,7 @@
 """Draws the report of a comparison: ``python -m gnomon.report RUN``.
 
-``RUN`` is the output folder of ``gnomon compare``. The report depends only on its results.json
-(docs/results.md). It is one self-contained HTML file with the plots inside.
+``RUN`` is the output folder of ``gnomon compare``. The report is a self-contained HTML file that
+includes the plots. It depends only on results.json (docs/results.md) and the pictures in RUN.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(arguments: list[str] | None) -> int:
     parser = Parser(fail=_fail, prog="python -m gnomon.report", description=__doc__)
-    parser.add_argument("run", type=pathlib.Path, help="the folder of a comparison")
+    parser.add_argument("run", type=pathlib.Path, help="the output folder of a comparison")
     parser.add_argument("--png", action="store_true", help="also write each plot as a PNG file")
     parser.add_argument(
         "--undecided",

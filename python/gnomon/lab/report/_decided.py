@@ -1,4 +1,4 @@
-"""Describes decisions that use held-out training data: tuned values, and when runs end."""
+"""Describes decisions made on held-out training data: tuned values, and when runs end."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def _tried(option: dict[str, Any]) -> str:
 
 
 def _cost(trials: list[dict[str, Any]]) -> tuple[int, float]:
-    """Returns the total steps and seconds of some trials."""
+    """Returns the total number of steps and seconds of the given trials."""
     steps = sum(trial["held_out"][-1]["step"] for trial in trials if trial["held_out"])
     return steps, sum(trial["seconds"] for trial in trials)
 
 
-#: A value is at the edge of a range if its distance from an end is at most this fraction of it.
+#: A value is at the edge if its distance from an end is at most this fraction of the range.
 EDGE = 0.05
 
 
@@ -47,7 +47,7 @@ def edges(options: list[dict[str, Any]], values: dict[str, Any]) -> list[str]:
                 found.append(option["name"])
             continue
         low, high = option["range"]
-        # The search uses a logarithmic scale if the range is above 0.
+        # The search uses a logarithmic scale if the whole range is positive.
         part = (
             math.log(value / low) / math.log(high / low)
             if low > 0
@@ -113,23 +113,23 @@ def tuning_section(results: dict[str, Any]) -> str:
 
 
 def ends(results: dict[str, Any]) -> str:
-    """Returns a warning about the runs that had not converged at their last step, if any."""
+    """Returns HTML with the rule by which runs ended, and a warning if some did not converge."""
     how = results["settings"].get("until_flat")
     runs = [run for run in results["runs"] if run.get("stopped_at") is not None]
     if not how or not runs:
         return ""
     budget = results["settings"]["training"]["steps"]
     rule = (
-        f"A run ends, after a final decay of its learning rate, once its best held-out "
+        f"A run may take up to {budget:,} steps. Once its best held-out "
         f"{results['held_out']['metric']} improves by less than {how['margin']:.2%} over "
-        f"{how['share']:.0%} of the {budget:,} steps that it may take. The held-out data are "
-        f"{results['held_out']['part']}; no run is trained on them."
+        f"{how['share']:.0%} of these steps, its learning rate decays and the run ends. The "
+        f"held-out data are {results['held_out']['part']}; no run is trained on them."
     )
     late = [run for run in runs if not run["flat"] and run["status"] == "done"]
     if not late:
-        return f"<p>All runs became flat before their last step. {html.escape(rule)}</p>"
+        return f"<p>All runs converged before the step limit. {html.escape(rule)}</p>"
     return (
-        f'<p class="warning">{len(late)} of {len(runs)} runs had not converged when their '
-        f"{budget:,} steps ended. They are marked in the table; more steps may change their "
+        f'<p class="warning">{len(late)} of {len(runs)} runs had not converged by the '
+        f"limit of {budget:,} steps. They are marked in the table; more steps may change their "
         f"ranking. {html.escape(rule)}</p>"
     )

@@ -179,9 +179,9 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _verdict_cell(pair: Pair, sign: int) -> str:
-    """Returns a cell with the verdict on its row's combination.
+    """Returns a table cell with the verdict on the row's combination.
 
-    sign is -1 if the row's combination is the pair's right one.
+    sign is negative if the row's combination is the right one of the pair.
     """
     verdict = pair.verdict
     if sign < 0:
@@ -245,15 +245,15 @@ def verdict_section(results: dict[str, Any]) -> str:
         "confidence intervals over the paired seeds."
     )
     if margin:
-        caption += f" Differences within the shaded margin of {margin:g} do not matter."
+        caption += f" Differences within the shaded margin of {margin:g} are considered negligible."
     method = (
-        "Each verdict describes the combination at the left of its row. Better and worse: a paired "
-        f"t-test at the level {SIGNIFICANT:g}"
+        "Each verdict describes the combination at the left of its row. Better or worse: a paired "
+        f"t-test is significant at the level {SIGNIFICANT:g}"
     )
-    method += f", and a difference of at least {margin:g}. " if margin else ". "
+    method += f", and the difference is at least {margin:g}. " if margin else ". "
     if margin:
-        method += "Equivalent: two one-sided tests within the margin. "
-    method += "P-values are corrected for all pairs of a condition (Holm)"
+        method += "Equivalent: two one-sided tests show that the difference is within the margin. "
+    method += "P-values are corrected for the number of pairs in a condition (Holm)"
     if settings.get("seed_range"):
         fewest, most = settings["seed_range"]
         method += f", and for repeated tests after each seed from {fewest} to {most} (Bonferroni)"
@@ -281,7 +281,7 @@ def _describe(options: dict[str, Any], without: tuple[str, ...] = ()) -> str:
 
 
 def _parts(options: dict[str, Any], without: tuple[str, ...]) -> Iterator[str]:
-    """Describes each option; unset options are omitted, and objects become their fields."""
+    """Describes each option; unset options are omitted, and nested objects are flattened."""
     for name, value in options.items():
         if name in without or value is None or value in ("", []):
             continue
@@ -306,7 +306,7 @@ def _describe_data(record: dict[str, Any]) -> str:
 
 
 def settings(results: dict[str, Any]) -> str:
-    """Returns the settings that are needed to reproduce the comparison."""
+    """Returns HTML with the settings needed to reproduce the comparison."""
     options = results["settings"]
     data = results["data"]
     task = results["task"]
@@ -329,7 +329,7 @@ def settings(results: dict[str, Any]) -> str:
             f"{machine['instruction_set']}, {machine['system']}"
         )
         if (device := machine.get("device", "cpu")) != "cpu":
-            text += f"; models on {device}"
+            text += f"; models run on {device}"
         text += f"; started {session['started']}"
         rows.append(("machine", html.escape(text)))
     rows.append(("task", html.escape(task["name"])))
@@ -402,7 +402,7 @@ def render(results: dict[str, Any], folder: pathlib.Path | None = None) -> str:
     )
     if options.get("seed_range"):
         fewest, most = options["seed_range"]
-        lead += f" Seeds were added, from {fewest} to at most {most}, while a pair was undecided."
+        lead += f" Seeds were added, from {fewest} to at most {most}, while any pair was undecided."
     elif done < total:
         lead += f" {done} of {total} runs are finished."
     if is_running:

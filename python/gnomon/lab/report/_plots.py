@@ -23,7 +23,7 @@ from gnomon.lab.report._statistics import (
     pairs,
 )
 
-#: Above this name length in characters, legends are placed below the plots.
+#: If a name has more characters than this, the legend is placed below the plots.
 LONG_NAME = 40
 #: Number of characters that fit in a row above or below the plots.
 ACROSS = 64
@@ -67,7 +67,8 @@ def draw_training(results: dict[str, Any]) -> Figure:
         mean = [sum(r["curve"]["loss"][i] for r in runs) / len(runs) for i in range(shortest)]
         steps, losses = smooth(steps, mean)
         axes.plot(steps, losses, label=name, linewidth=1.6, **line_style(index))
-        # In the first tenth, the loss falls from chance level, which would flatten the rest.
+        # Exclude the first tenth from the axis range: the loss falls from chance level there, which
+        # would flatten the rest of the curve.
         settled = losses[len(losses) // 10 :]
         lowest, highest = min(lowest, *settled), max(highest, *settled)
     if lowest < highest:
@@ -80,7 +81,7 @@ def draw_training(results: dict[str, Any]) -> Figure:
 
 
 def _are_points(values: list[Any]) -> bool:
-    """Returns whether lines can join the conditions, that is, whether they are several numbers."""
+    """Returns whether lines can join the conditions: there are several, and all are numbers."""
     return len(values) > 1 and all(isinstance(value, int | float) for value in values)
 
 
@@ -124,7 +125,7 @@ def _draw_lines(results: dict[str, Any], key: str, axes: Any) -> None:
         axes.axvline(trained, color="#999999", linewidth=1, linestyle=(0, (3, 3)), zorder=0)
 
 
-#: Fraction of a condition's width for the points of all combinations.
+#: Fraction of a condition's width that the points of all combinations occupy.
 SPAN = 0.8
 
 
@@ -185,7 +186,7 @@ def has_verdicts(results: dict[str, Any]) -> bool:
 
 
 def verdict_handles(used: set[str]) -> list[Line2D]:
-    """Returns legend entries of verdicts, in the order of SHADES."""
+    """Returns legend entries for the verdicts in `used`, in the order of SHADES."""
     return [
         Line2D([], [], marker="o", linestyle="none", color=shade, label=verdict)
         for verdict, shade in SHADES.items()
@@ -210,7 +211,7 @@ def draw_effects(results: dict[str, Any]) -> Figure:
         for pair in pairs(results, place):
             if pair.left != 0 or pair.verdict not in SHADES:
                 continue
-            # Differences are left minus right, but the figure shows the right combination.
+            # Differences are left minus right, but the figure shows right minus left.
             verdict = {BETTER: WORSE, WORSE: BETTER}.get(pair.verdict, pair.verdict)
             used.add(verdict)
             axes.errorbar(
@@ -233,7 +234,7 @@ def draw_effects(results: dict[str, Any]) -> Figure:
 
 
 def _quartiles(results: dict[str, Any], combination: int) -> tuple[float, float]:
-    """Returns the lowest and highest quartile over the runs; medians if quartiles are missing."""
+    """Returns the lowest first and highest third quartile of the runs; medians if missing."""
     runs = [r for r in results["runs"] if r["combination"] == combination]
     each = [r.get("ms_quartiles") or [r["ms_per_step"]] * 2 for r in runs]
     return min(low for low, _ in each), max(high for _, high in each)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def load(folder: pathlib.Path) -> dict[str, Any]:
-    """Reads results.json. Raises ValueError if it is not the record of a comparison."""
+    """Reads results.json. Raises ValueError if it is not a comparison record."""
     path = folder / "results.json"
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
@@ -17,9 +17,7 @@ def load(folder: pathlib.Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(results, dict) or results.get("format") != 1:
-        raise ValueError(
-            f"{path} is not a valid record of a comparison; expected a results.json in format 1"
-        )
+        raise ValueError(f"{path} is not a comparison record; expected a results.json in format 1")
     needed = {"settings", "summary", "runs", "data", "sessions", "versions"}
     missing = needed - results.keys()
     if missing:
@@ -30,7 +28,7 @@ def load(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def text_task(results: dict[str, Any]) -> dict[str, Any]:
-    """Returns the task description for older records without one, all of language models."""
+    """Returns a task description for older records, which lack one; all are of language models."""
     settings = results["settings"]
     kind = settings.get("tokens", "bytes")
     unit = f"nats per {kind.removesuffix('s')}"

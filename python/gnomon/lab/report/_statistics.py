@@ -1,4 +1,4 @@
-"""Paired tests over the seeds of a comparison."""
+"""Paired statistical tests across the seeds of a comparison."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def p_value(differences: Sequence[float]) -> float:
 def confidence_interval(differences: Sequence[float]) -> float:
     """Returns the half-width of the mean's 95% confidence interval (Student's t).
 
-    It requires at least two differences.
+    `differences` must contain at least two values.
     """
     n = len(differences)
     mean = sum(differences) / n
@@ -68,7 +68,7 @@ def confidence_interval(differences: Sequence[float]) -> float:
 
 
 def _one_sided(differences: Sequence[float]) -> float:
-    """Returns the p-value for the null hypothesis that the mean is 0 or more."""
+    """Returns the one-sided p-value for the null hypothesis that the mean is at least 0."""
     p = p_value(differences)
     return p / 2 if sum(differences) < 0 else 1 - p / 2
 
@@ -89,7 +89,7 @@ def equivalence_p_value(differences: Sequence[float], margin: float) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Returns p-values adjusted for multiple comparisons by Holm's method (1979), in input order.
 
-    Each may be compared with the level of the whole family of tests.
+    Each adjusted p-value can be compared directly with the family-wise significance level.
     """
     adjusted = [0.0] * len(p_values)
     largest = 0.0
@@ -107,14 +107,15 @@ def verdicts(
 ) -> list[tuple[str, float]]:
     """Returns a verdict on the left combination for each list of differences (left minus right).
 
-    The verdict is *better* or *worse* if the mean differs significantly from 0 and is at least the
-    margin. It is *equivalent* if the mean lies significantly within the margin, and *not
-    distinguishable* otherwise. With fewer than three pairs, it is *too few seeds*. Both tests have
-    the level 0.05 over all lists together. If the tests are repeated as seeds are added, this level
-    holds over all `looks` (Bonferroni).
+    The verdict is *better* or *worse* if the mean differs significantly from 0 and its absolute
+    value is at least the margin. It is *equivalent* if the mean lies significantly within the
+    margin, and *not distinguishable* otherwise. With fewer than three pairs, it is *too few seeds*.
+    The difference test and the equivalence test each have a family-wise significance level of 0.05
+    over all lists. If the tests are repeated as seeds are added, this level holds over all `looks`
+    repetitions (Bonferroni).
 
     Returns:
-        A verdict and the adjusted p-value of the difference, for each list.
+        For each list, the verdict and the adjusted p-value of the difference test.
     """
     tested = [n for n, pairs in enumerate(differences) if len(pairs) >= FEWEST_SEEDS]
 
@@ -136,7 +137,7 @@ def verdicts(
 
 
 def _values(results: dict[str, Any], key: str, condition: int) -> dict[int, dict[int, float]]:
-    """Returns each combination's measured values by seed."""
+    """Returns the measured values of the metric `key` by combination and seed."""
     by_seed: dict[int, dict[int, float]] = {}
     for run in results["runs"]:
         if run["losses"] and run["losses"][condition][key] is not None:
@@ -153,7 +154,7 @@ class Pair:
     right: int
     differences: list[float]  # left minus right, one per common seed
     verdict: str
-    p: float  # p-value of the difference, adjusted for all pairs and looks
+    p: float  # p-value of the difference, adjusted for all pairs and repeated tests
 
     @property
     def mean(self) -> float:
@@ -161,10 +162,10 @@ class Pair:
 
 
 def pairs(results: dict[str, Any], condition: int) -> list[Pair]:
-    """Compares every pair of combinations with common seeds by the task's first metric.
+    """Compares all pairs of combinations that have seeds in common by the task's first metric.
 
-    `condition` is an index into the task's conditions; the pairs of one condition are one family of
-    tests. The margin and the number of looks come from the record.
+    `condition` is an index into the task's conditions; all pairs under one condition form one
+    family of tests. The margin and the number of looks come from the settings in `results`.
     """
     metric = metrics(results)[0]
     values = _values(results, metric["key"], condition)
@@ -189,7 +190,7 @@ def pairs(results: dict[str, Any], condition: int) -> list[Pair]:
 
 
 def undecided(results: dict[str, Any]) -> list[int]:
-    """Returns the combinations in pairs that are still undecided under some condition."""
+    """Returns the combinations that belong to a pair still undecided under some condition."""
     found: set[int] = set()
     for condition in measured_at(results, metrics(results)[0]["key"]):
         for pair in pairs(results, condition):
@@ -203,9 +204,9 @@ def best(
 ) -> int | None:
     """Returns the combination that is significantly better than every other, or None.
 
-    `condition` is an index into the task's conditions. Runs with the same seed are paired: they had
-    the same initial weights, and the same data in the same order. The p-values are adjusted for the
-    number of other combinations (Holm).
+    `condition` is an index into the task's conditions. Runs with the same seed are paired, because
+    they start from the same initial weights and use the same data in the same order. The p-values
+    are adjusted for the number of other combinations (Holm).
     """
     sign = -1 if higher_is_better else 1
     by_seed = {
