@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal, overload
 
 import torch
@@ -156,18 +155,12 @@ def _with_sink(o: Tensor, lse: Tensor, sink: Tensor | float) -> tuple[Tensor, Te
             f"gnomon.{operator}: sink has shape {list(sink.shape)}; expected (), (H,) or (N, H) = "
             f"{tuple(lse.shape)}"
         )
-    score = sink.to(lse.dtype).expand_as(lse)
-    # Use finite values, because differences of infinities and their gradients would be NaN.
-    nothing = -1e30
-    finite, score = lse.clamp_min(nothing), score.clamp_min(nothing)
-    margin = finite - score
-    log_sigmoid = torch.nn.functional.logsigmoid
-    # The second derivative of torch.logaddexp is NaN if one argument is far larger than the other.
-    total = torch.where(margin >= 0, finite - log_sigmoid(margin), score - log_sigmoid(-margin))
-    keys = torch.sigmoid(margin)
-    keys = torch.where(lse == -math.inf, 0.0, keys)
-    total = torch.where(total <= nothing / 2, -math.inf, total)
-    return (o * keys.unsqueeze(-1)).to(o.dtype), total
+    # add_sink expects (B, H, Lq, Dv).
+    sink = sink.to(lse.dtype)
+    if sink.dim() == 2:
+        sink = sink.t()[None]
+    o, lse = ops.add_sink(o.transpose(0, 1)[None], lse.t()[None], sink)
+    return o[0].transpose(0, 1), lse[0].t()
 
 
 def csr(edge_index: Integers, num_nodes: int) -> tuple[Tensor, Tensor]:

@@ -67,8 +67,8 @@ void SetTarget(std::string_view name) {
 
 std::string CurrentTarget() {
   ChooseTargetOnce();
-  const int64_t chosen = hwy::SupportedTargets() & HWY_TARGETS;
-  return hwy::TargetName(chosen & -chosen);
+  const int64_t usable = hwy::SupportedTargets() & HWY_TARGETS;
+  return hwy::TargetName(usable & -usable);
 }
 
 }  // namespace gnomon

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <numbers>
 
 #include "cpu/real.h"
 #include "hwy/highway.h"
@@ -210,40 +211,21 @@ HWY_INLINE VF Exp(VF a) {
   return (hn::Set(d, 1.0) + below) * scale;
 }
 
-// The hyperbolic tangent, relative error 4e-16; infinity and NaN give 1 and NaN.
-HWY_INLINE VF Tanh(VF a) {
+// p(x^2) of tanh(x) = x + x^3 p(x^2) below 0.625 (Cephes).
+HWY_INLINE VF TanhSeries(VF z) {
   const DF d;
-  const VF one = hn::Set(d, 1.0);
-  // From 22 on, the result rounds to 1.
-  const VF size = Min(hn::Set(d, 22.0), hn::Abs(a));
-  const VF z = size * size;
-  // tanh(x) = x + x^3 p(x^2) / q(x^2) below 0.625 (Cephes).
   VF p = hn::Set(d, -0.964399179425052238628);
   p = hn::MulAdd(p, z, hn::Set(d, -99.2877231001918586564));
   p = hn::MulAdd(p, z, hn::Set(d, -1614.68768441708447952));
   VF q = z + hn::Set(d, 112.811678491632931402);
   q = hn::MulAdd(q, z, hn::Set(d, 2235.48839060100448583));
   q = hn::MulAdd(q, z, hn::Set(d, 4844.06305325125486048));
-  const VF low = hn::MulAdd(size * z, p / q, size);
-  const VF power = Exp(size + size);
-  const VF high = one - hn::Set(d, 2.0) / (power + one);
-  return hn::CopySign(Select(size < hn::Set(d, 0.625), low, high), a);
+  return p / q;
 }
 
-// The angle between (x, y), y >= 0, and the x axis: 0 to pi, error 5e-16; 0 at the origin.
-HWY_INLINE VF Angle(VF x, VF y) {
+// p(r^2) of atan(r) = r + r^3 p(r^2) below tan(pi / 8) (Cephes).
+HWY_INLINE VF AtanSeries(VF z) {
   const DF d;
-  const VF zero = hn::Zero(d);
-  const VF adjacent = hn::Abs(x);
-  const auto steep = y > adjacent;
-  const VF low = Select(steep, adjacent, y);
-  const VF high = Select(steep, y, adjacent);
-  // Reduces the argument of atan(low / high) to at most tan(pi / 8).
-  const auto wide = low > high * hn::Set(d, 0.41421356237309504880);
-  const VF divisor = Select(wide, high + low, high);
-  const VF r = Select(wide, low - high, low) / Select(divisor == zero, hn::Set(d, 1.0), divisor);
-  const VF z = r * r;
-  // atan(r) = r + r z p(z) / q(z) (Cephes).
   VF p = hn::Set(d, -0.8750608600031904122785);
   p = hn::MulAdd(p, z, hn::Set(d, -16.15753718733365076637));
   p = hn::MulAdd(p, z, hn::Set(d, -75.00855792314704667340));
@@ -254,10 +236,7 @@ HWY_INLINE VF Angle(VF x, VF y) {
   q = hn::MulAdd(q, z, hn::Set(d, 432.8810604912902668951));
   q = hn::MulAdd(q, z, hn::Set(d, 485.3903996359136964868));
   q = hn::MulAdd(q, z, hn::Set(d, 194.5506571482613964425));
-  VF angle = hn::MulAdd(r * z, p / q, r);
-  angle = angle + Select(wide, hn::Set(d, 0.78539816339744830962), zero);
-  angle = Select(steep, hn::Set(d, 1.57079632679489661923) - angle, angle);
-  return Select(x < zero, hn::Set(d, 3.14159265358979323846) - angle, angle);
+  return p / q;
 }
 #else
 // 2^a for a <= 128, relative error 2e-7. Exactly 1 at 0, so that the largest score of a row has
@@ -302,26 +281,45 @@ HWY_INLINE VF Exp(VF a) {
   return (hn::Set(d, 1.0f) + below) * hn::BitCast(d, hn::ShiftLeft<23>(biased));
 }
 
-// The hyperbolic tangent, relative error 3e-7; infinity and NaN give 1 and NaN.
-HWY_INLINE VF Tanh(VF a) {
+// p(x^2) of tanh(x) = x + x^3 p(x^2) below 0.625, minimax.
+HWY_INLINE VF TanhSeries(VF z) {
   const DF d;
-  const VF one = hn::Set(d, 1.0f);
-  // From 10 on, the result rounds to 1.
-  const VF size = Min(hn::Set(d, 10.0f), hn::Abs(a));
-  const VF z = size * size;
-  // tanh(x) = x + x^3 p(x^2) below 0.625, p minimax.
   VF p = hn::Set(d, -0.00570498593f);
   p = hn::MulAdd(p, z, hn::Set(d, 0.0206390861f));
   p = hn::MulAdd(p, z, hn::Set(d, -0.0537397154f));
   p = hn::MulAdd(p, z, hn::Set(d, 0.133314416f));
-  p = hn::MulAdd(p, z, hn::Set(d, -0.333332807f));
-  const VF low = hn::MulAdd(size * z, p, size);
-  const VF power = Exp2(size * hn::Set(d, 2.88539008f));
-  const VF high = one - hn::Set(d, 2.0f) / (power + one);
-  return hn::CopySign(Select(size < hn::Set(d, 0.625f), low, high), a);
+  return hn::MulAdd(p, z, hn::Set(d, -0.333332807f));
 }
 
-// The angle between (x, y), y >= 0, and the x axis: 0 to pi, error 3e-7; 0 at the origin.
+// p(r^2) of atan(r) = r + r^3 p(r^2) below tan(pi / 8), minimax.
+HWY_INLINE VF AtanSeries(VF z) {
+  const DF d;
+  VF p = hn::Set(d, 0.0805372298f);
+  p = hn::MulAdd(p, z, hn::Set(d, -0.138776794f));
+  p = hn::MulAdd(p, z, hn::Set(d, 0.199777097f));
+  return hn::MulAdd(p, z, hn::Set(d, -0.333329499f));
+}
+#endif
+
+// The hyperbolic tangent, relative error 3e-7 (float64: 4e-16); infinity and NaN give 1 and NaN.
+HWY_INLINE VF Tanh(VF a) {
+  const DF d;
+  const VF one = hn::Set(d, Real{1});
+  // The result rounds to 1 from 10 on (float64: 22).
+  const VF size = Min(hn::Set(d, sizeof(Real) == 4 ? Real{10} : Real{22}), hn::Abs(a));
+  const VF z = size * size;
+  const VF low = hn::MulAdd(size * z, TanhSeries(z), size);
+#ifdef GNOMON_DOUBLE
+  const VF power = Exp(size + size);
+#else
+  const VF power = Exp2(size * hn::Set(d, 2.88539008f));
+#endif
+  const VF high = one - hn::Set(d, Real{2}) / (power + one);
+  return hn::CopySign(Select(size < hn::Set(d, Real{0.625}), low, high), a);
+}
+
+// The angle between (x, y), y >= 0, and the x axis: 0 to pi, error 3e-7 (float64: 5e-16); 0 at the
+// origin.
 HWY_INLINE VF Angle(VF x, VF y) {
   const DF d;
   const VF zero = hn::Zero(d);
@@ -330,21 +328,15 @@ HWY_INLINE VF Angle(VF x, VF y) {
   const VF low = Select(steep, adjacent, y);
   const VF high = Select(steep, y, adjacent);
   // Reduces the argument of atan(low / high) to at most tan(pi / 8).
-  const auto wide = low > high * hn::Set(d, 0.414213562f);
+  const auto wide = low > high * hn::Set(d, static_cast<Real>(0.41421356237309504880));
   const VF divisor = Select(wide, high + low, high);
-  const VF r = Select(wide, low - high, low) / Select(divisor == zero, hn::Set(d, 1.0f), divisor);
+  const VF r = Select(wide, low - high, low) / Select(divisor == zero, hn::Set(d, Real{1}), divisor);
   const VF z = r * r;
-  // atan(r) = r + r z p(z), p minimax.
-  VF p = hn::Set(d, 0.0805372298f);
-  p = hn::MulAdd(p, z, hn::Set(d, -0.138776794f));
-  p = hn::MulAdd(p, z, hn::Set(d, 0.199777097f));
-  p = hn::MulAdd(p, z, hn::Set(d, -0.333329499f));
-  VF angle = hn::MulAdd(r * z, p, r);
-  angle = angle + Select(wide, hn::Set(d, 0.785398163f), zero);
-  angle = Select(steep, hn::Set(d, 1.57079633f) - angle, angle);
-  return Select(x < zero, hn::Set(d, 3.14159265f) - angle, angle);
+  VF angle = hn::MulAdd(r * z, AtanSeries(z), r);
+  angle = angle + Select(wide, hn::Set(d, std::numbers::pi_v<Real> / 4), zero);
+  angle = Select(steep, hn::Set(d, std::numbers::pi_v<Real> / 2) - angle, angle);
+  return Select(x < zero, hn::Set(d, std::numbers::pi_v<Real>) - angle, angle);
 }
-#endif
 
 // Loads 32-bit or 8-bit integers, and widens them to the width of Real.
 HWY_INLINE VI LoadInts(const int32_t* from) {
