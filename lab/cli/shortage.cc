@@ -22,13 +22,14 @@ std::optional<std::string> DescribeShortage(const std::exception& error) {
   const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
   if (torch_error == nullptr) return std::nullopt;
   const std::string message = torch_error->what_without_backtrace();
-  // PyTorch's allocator uses this phrase in its message.
-  constexpr std::string_view kWanted = "tried to allocate ";
+  // PyTorch's allocators report "you tried to allocate 512 bytes. ..." on the CPU and "Tried to
+  // allocate 2.00 GiB. ..." on a GPU.
+  constexpr std::string_view kWanted = "ried to allocate ";
   const size_t wanted = message.find(kWanted);
   if (wanted != std::string::npos) {
     const size_t begin = wanted + kWanted.size();
-    const size_t end = message.find_first_not_of("0123456789", begin);
-    return StrCat(": failed to allocate ", message.substr(begin, end - begin), " bytes");
+    return StrCat(": failed to allocate ",
+                  message.substr(begin, message.find(". ", begin) - begin));
   }
   // These phrases occur in messages about sizes that exceed 64 bits, and about failed allocations.
   for (const char* part :

@@ -88,6 +88,7 @@ void ChooseLanguages(const fs::path& folder, const PartFiles& parts, std::string
       if (!languages.contains(from) || !languages.contains(to)) continue;
       *source = from;
       *target = to;
+      break;
     }
   }
   if (source->empty() != target->empty() && languages.size() == 2) {

@@ -95,29 +95,45 @@ class Reader {
   SafeTensors Read() {
     const json header = Header();
     SafeTensors content;
-    std::vector<std::pair<uint64_t, uint64_t>> spans;
+    std::vector<Entry> entries;
     for (const auto& [name, entry] : header.items()) {
       if (name == "__metadata__") {
         content.metadata = Metadata(entry);
       } else {
-        content.tensors[name] = Tensor(name, entry, &spans);
+        entries.push_back(ReadEntry(name, entry));
       }
     }
-    std::sort(spans.begin(), spans.end());
+    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+      return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+    });
     uint64_t end = 0;
-    for (const auto& [first, last] : spans) {
-      if (first < end) Fail("two tensors overlap");
-      if (first > end) Fail(StrCat("bytes ", end, " to ", first, " do not belong to any tensor"));
-      end = last;
+    for (const Entry& entry : entries) {
+      if (entry.begin < end) Fail("two tensors overlap");
+      if (entry.begin > end) {
+        Fail(StrCat("bytes ", end, " to ", entry.begin, " do not belong to any tensor"));
+      }
+      end = entry.end;
     }
     if (end != DataSize()) {
       Fail(StrCat("the tensors occupy ", end, " bytes, but the file contains ", DataSize(),
                   " bytes of data"));
     }
+    // Tensors are allocated only now, so that a malformed header cannot claim the same bytes for
+    // many tensors.
+    for (const Entry& entry : entries) content.tensors[entry.name] = Tensor(entry);
     return content;
   }
 
  private:
+  // A tensor's entry in the header. Offsets are relative to the data.
+  struct Entry {
+    std::string name;
+    const NamedType* type;
+    std::vector<int64_t> sizes;
+    uint64_t begin;
+    uint64_t end;
+  };
+
   [[noreturn]] void Fail(const std::string& fault) const {
     throw Error(StrCat(path_, " is not a valid safetensors file: ", fault));
   }
@@ -163,11 +179,12 @@ class Reader {
     return metadata;
   }
 
-  torch::Tensor Tensor(const std::string& name, const json& entry,
-                       std::vector<std::pair<uint64_t, uint64_t>>* spans) const {
-    const auto fail = [&](const std::string& fault) {
-      Fail(StrCat("the tensor '", name, "' ", fault));
-    };
+  [[noreturn]] void FailAt(const std::string& name, const std::string& fault) const {
+    Fail(StrCat("the tensor '", name, "' ", fault));
+  }
+
+  Entry ReadEntry(const std::string& name, const json& entry) const {
+    const auto fail = [&](const std::string& fault) { FailAt(name, fault); };
     if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
         !entry.contains("data_offsets")) {
       fail("lacks dtype, shape or data_offsets");
@@ -213,13 +230,20 @@ class Reader {
       fail(
           StrCat("has ", end - begin, " bytes, but its shape ", shape.dump(), " requires ", bytes));
     }
-    torch::Tensor tensor = torch::empty(sizes, type->type);
-    if (bytes > 0) std::memcpy(tensor.mutable_data_ptr(), bytes_.data() + data_ + begin, bytes);
-    spans->emplace_back(begin, end);
-    if (type->read_as == type->type) return tensor;
-    tensor = tensor.to(type->read_as);
-    if (tensor.numel() > 0 && tensor.min().item<int64_t>() < 0)
-      fail("contains values above 2^63 - 1");
+    return {name, &*type, std::move(sizes), begin, end};
+  }
+
+  torch::Tensor Tensor(const Entry& entry) const {
+    torch::Tensor tensor = torch::empty(entry.sizes, entry.type->type);
+    if (entry.end > entry.begin) {
+      std::memcpy(tensor.mutable_data_ptr(), bytes_.data() + data_ + entry.begin,
+                  entry.end - entry.begin);
+    }
+    if (entry.type->read_as == entry.type->type) return tensor;
+    tensor = tensor.to(entry.type->read_as);
+    if (tensor.numel() > 0 && tensor.min().item<int64_t>() < 0) {
+      FailAt(entry.name, "contains values above 2^63 - 1");
+    }
     return tensor;
   }
 

@@ -236,7 +236,23 @@ REFUSED = {
         ValueError,
         r"shape is \(3,\), but alibi:shape=3x4 has the shape \(3, 4\); expected the same number",
     ),
+    "a mask for nested tensors": (
+        lambda: with_nested(torch.zeros(2, 3, dtype=torch.bool), False),
+        NotImplementedError,
+        "query is a nested tensor; pass the same tensor as key and value, no masks",
+    ),
+    "weights of nested tensors": (
+        lambda: with_nested(None, True),
+        NotImplementedError,
+        "query is a nested tensor; .* need_weights=False",
+    ),
 }
+
+
+def with_nested(key_padding_mask, need_weights):
+    rows = torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(2, 8)])
+    layer = nn.TorchMultiheadAttention(8, 2, batch_first=True)
+    return layer(rows, rows, rows, key_padding_mask, need_weights)
 
 
 def with_zero_attn():
@@ -655,6 +671,16 @@ def test_a_linear_table_stays_linear():
     new = torch.linspace(-1, 1, 13).double()[None, :, None] + 2 * torch.linspace(-1, 1, 13).double()
     inner = (slice(None), slice(2, -2), slice(2, -2))  # bicubic interpolation deviates at the edges
     torch.testing.assert_close(nn.resize_grid_table(old, (7, 7))[inner], new[inner])
+
+
+def test_a_grid_that_does_not_fit_changes_nothing():
+    parts = ("grid_bias:shape=3x3", "offset_bias:shape=3x3")
+    model = torch.nn.Sequential(*(nn.MultiheadAttention(8, 2, position=part) for part in parts))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="one table for all axes; expected axes of equal length"):
+        nn.resize_grid(model, (3, 4))
+    assert [layer.position for layer in model] == list(parts)
+    model.load_state_dict(before)
 
 
 @pytest.mark.parametrize(

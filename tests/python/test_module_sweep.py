@@ -97,23 +97,22 @@ MODULES = {
 
 
 def takes(module, spec, position):
+    if module == "LorentzMultiheadAttention":
+        # It has a similarity of its own, and a centroid has no sink.
+        return spec == "dot" and not position.startswith(("transformer_xl", "sink"))
     if module == "TorchMultiheadAttention" and spec == "additive":
         return False  # its heads have more than the one column that `additive` supports
-    # A language model is one-dimensional.
+    # A language model is causal and one-dimensional.
     return module != "LanguageModel" or ":shape" not in position
 
 
 def combinations():
-    """Each similarity and each position, one at a time, in every module that supports it."""
-    for module in MODULES:
-        of_its_own = module == "LorentzMultiheadAttention"
-        yield from ((module, spec, "none") for spec in SIMILARITIES[: 1 if of_its_own else None])
-        for place in POSITIONS:
-            if module == "LorentzMultiheadAttention" and place.startswith("transformer_xl"):
-                continue  # with dot only
-            if module == "LorentzMultiheadAttention" and place.startswith("sink"):
-                continue  # centroids do not depend on sinks
-            yield module, "dot", place
+    """Each similarity and each position with two modules. All modules share the code for terms."""
+    terms = [(spec, "none") for spec in SIMILARITIES] + [("dot", place) for place in POSITIONS]
+    for n, chosen in enumerate(terms):
+        able = [module for module in MODULES if takes(module, *chosen)]
+        for step in (0, 3):
+            yield able[(n + step) % len(able)], *chosen
     yield "MultiheadAttention", "umbral", "rope+t5+hype:tau=learned+alibi:slopes=learned"
 
 
@@ -165,7 +164,6 @@ MAKERS = {
         lambda module=module, spec=spec, place=place, **made: MODULES[module](spec, place, **made)
     )
     for module, spec, place in combinations()
-    if takes(module, spec, place)
 } | dict(encodings())
 
 
@@ -318,7 +316,7 @@ def call(module, causal, run=None):
     return run(x, causal=causal)
 
 
-COMBINATIONS = [chosen for chosen in combinations() if takes(*chosen)]
+COMBINATIONS = list(combinations())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -168,8 +169,8 @@ def test_the_best_is_marked_where_seeds_can_tell():
     assert report.best(results_of([[3.0, 2.0, 1.0], [2.0, 1.0, 0.0]]), "last", 0) is None
 
 
-def record(task, **fields):
-    """Two combinations with three seeds; the second is better by the task's metrics."""
+def record(task, count=2, **fields):
+    """Up to three combinations with three seeds, each better than the previous one."""
     key, values = task["conditions"]["key"], task["conditions"]["values"]
     runs = [
         {
@@ -182,7 +183,7 @@ def record(task, **fields):
                 for value in values
             ],
         }
-        for c in range(2)
+        for c in range(count)
         for s in range(3)
     ]
     summary = [
@@ -201,7 +202,7 @@ def record(task, **fields):
                 for value in values
             ],
         }
-        for c in range(2)
+        for c in range(count)
     ]
     machine = {"cpu": "c", "cores": 1, "threads": 1, "instruction_set": "i", "system": "s"}
     return {
@@ -215,7 +216,8 @@ def record(task, **fields):
             "combinations": [
                 combination("dot", "rope", "dot product", "RoPE"),
                 combination("dot", "none", "dot product", "no position"),
-            ],
+                combination("dot", "alibi", "dot product", "ALiBi"),
+            ][:count],
             "seeds": [0, 1, 2],
             "model": {"dim": 8, "kv_heads": None, "adaptive": [], "patch": 4},
             "training": {"steps": 3, "learning_rate": 0.002, "novel_option": 7},
@@ -276,6 +278,15 @@ def conditions_of(values, trained=0):
         "conditions": {"key": "size", "title": "size", "values": values, "trained": trained},
         "examples": "images",
     }
+
+
+def test_every_pair_has_its_mean_difference():
+    page = report.render(record(conditions_of([28]), count=3))
+    table = page[page.index("Every pair at size 28") :]
+    cells = re.findall(r"<br>([+-][0-9.]+)", table[: table.index("</table>")])
+    # The losses differ by 0.1 per combination.
+    assert sorted(map(abs, map(float, cells))) == [0.1] * 4 + [0.2] * 2
+    assert sum(map(float, cells)) == 0
 
 
 @pytest.mark.parametrize("values", [["0-999", "0-499", "500-999"], [28, 44, "28x32"], [28]])

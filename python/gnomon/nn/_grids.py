@@ -123,6 +123,10 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
                     f"gnomon.{name}: shape is {tuple(sizes)}, but {_spec_of(part)} has the shape "
                     f"{old}; expected the same number of axes"
                 )
+    # Check all parts before changing any, so that a failed call leaves the model as it was.
+    for part in parts:
+        if isinstance(part, HeldTerms):
+            _check_tables(part, sizes)
     for part in parts:
         if isinstance(part, HeldTerms):
             _resize_tables(part, sizes)
@@ -151,6 +155,20 @@ def _spec_of(part: HeldTerms | TokenPosition | TokenEncoding) -> str:
     return part.spec if isinstance(part, TokenEncoding) else part.position
 
 
+def _check_tables(module: HeldTerms, shape: list[int]) -> None:
+    for tensor in module_tensors(module.similarity, module.position):
+        if (
+            tensor.indexed_by == "offsets"
+            and tensor.component.lies_on_a_grid
+            and tensor.component.options.get("axis") is None
+            and len(set(shape)) > 1
+        ):
+            raise ValueError(
+                f"gnomon.nn.resize_grid: shape is {tuple(shape)} and {tensor.component.spec} has "
+                "one table for all axes; expected axes of equal length"
+            )
+
+
 def _resize_tables(module: HeldTerms, shape: list[int]) -> None:
     for tensor in module_tensors(module.similarity, module.position):
         component, index = tensor.component, tensor.indexed_by
@@ -160,13 +178,7 @@ def _resize_tables(module: HeldTerms, shape: list[int]) -> None:
             size = shape[_AXES.index(index)]
             _replace(module, tensor.name, functools.partial(_resize_rows, size=size))
         elif index == "offsets" and component.lies_on_a_grid:
-            along = component.options.get("axis")
-            if along is None and len(set(shape)) > 1:
-                raise ValueError(
-                    f"gnomon.nn.resize_grid: shape is {tuple(shape)} and {component.spec} has "
-                    "one table for all axes; expected axes of equal length"
-                )
-            of_axis = [shape[int(along or 0)]]
+            of_axis = [shape[int(component.options.get("axis") or 0)]]
             _replace(module, tensor.name, functools.partial(resize_grid_table, shape=of_axis))
 
 

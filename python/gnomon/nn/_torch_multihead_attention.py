@@ -217,7 +217,9 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
             if not isinstance(tokens, Tensor):
                 raise wrong_type(_NAME, name, tokens, "a Tensor")
         if query.is_nested and query.layout == torch.strided:
-            return self._forward_nested(query, key, value, attn_mask, key_padding_mask, is_causal)
+            return self._forward_nested(
+                query, key, value, attn_mask, key_padding_mask, need_weights, is_causal
+            )
         if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
             raise ValueError(
                 f"gnomon.{_NAME}: query, key and value have shapes {list(query.shape)}, "
@@ -296,13 +298,15 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         value: Tensor,
         attn_mask: Tensor | None,
         key_padding_mask: Tensor | None,
+        need_weights: bool | Rows,
         is_causal: bool,
     ) -> tuple[Tensor, None]:
         """Handles the nested tensors that torch.nn.TransformerEncoder creates in inference."""
-        if query is not key or key is not value or attn_mask is not None or key_padding_mask:
+        is_plain = query is key is value and attn_mask is key_padding_mask is None
+        if not is_plain or need_weights is not False:
             raise NotImplementedError(
                 f"gnomon.{_NAME}: query is a nested tensor; pass the same tensor as key and "
-                "value, and no masks"
+                "value, no masks, and need_weights=False"
             )
         rows = query.unbind()
         lengths = torch.tensor([len(row) for row in rows], device=query.device)

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
 #include <utility>
@@ -96,6 +98,21 @@ TEST(SentenceTest, IsItsLineAndAnEnd) {
   EXPECT_EQ(DecodeSentence(*bytes, {'a', 0xc3, 0xa9, 0xc3, 'b'}),
             "a\xc3\xa9\xef\xbf\xbd"
             "b");
+}
+
+TEST(ParallelTextTest, SrcAndTgtPrecedeSourceAndTarget) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::path(testing::TempDir()) / "parallel_text_test";
+  fs::remove_all(folder);
+  fs::create_directory(folder);
+  for (const char* language : {"src", "tgt", "source", "target"}) {
+    std::ofstream(folder / (std::string("train.") + language)) << "a b\n";
+    std::ofstream(folder / (std::string("valid.") + language)) << "b\n";
+  }
+  const ParallelText text = ReadParallelText(folder, "", "");
+  EXPECT_EQ(text.source_language, "src");
+  EXPECT_EQ(text.target_language, "tgt");
+  fs::remove_all(folder);
 }
 
 TEST(Utf8Test, IsThatOfTheStandard) {
