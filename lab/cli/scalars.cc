@@ -51,7 +51,8 @@ void Scalars::Result(const RunResult& result) {
       scalars[StrCat(metrics[n].key, "/", place)] = *at.values[n];
     }
   }
-  Write(result.combination, result.seed, settings_.training.steps, scalars);
+  const int64_t step = result.ended ? result.ended->step : settings_.training.steps;
+  Write(result.combination, result.seed, step, scalars);
 }
 
 }  // namespace gnomon::cli

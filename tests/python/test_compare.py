@@ -240,8 +240,9 @@ def test_missing_packages_are_named_before_anything_runs(folder, tmp_path, monke
 def test_tensorboard_shows_the_curves_of_the_record(folder, tmp_path, workers):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     out = tmp_path / "run"
-    succeed("compare", "--data", "text.txt", "--position", "none,rope", "--steps", 20, *RUN,
-            "--tensorboard", *workers, "--out", out, cwd=folder)  # fmt: skip
+    succeed("compare", "--data", "text.txt", "--position", "none,rope", "--steps", 40, *RUN,
+            "--until-flat", "--flat-margin", 1, "--tensorboard", *workers, "--out", out,
+            cwd=folder)  # fmt: skip
     record = outcome(out)
     for run in record["runs"]:
         (events,) = out.glob(f"tensorboard/{run['combination']}-*-seed-{run['seed']}")
@@ -252,6 +253,7 @@ def test_tensorboard_shows_the_curves_of_the_record(folder, tmp_path, workers):
         for at in run["losses"]:
             (point,) = shown.Scalars(f"loss/length {at['length']}")
             assert point.value == pytest.approx(at["loss"], rel=1e-6)
+            assert point.step == run["curve"]["step"][-1] < 40
 
 
 @pytest.mark.long
