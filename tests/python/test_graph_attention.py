@@ -8,7 +8,6 @@ import torch
 from formulas import SIMILARITIES, assert_near, generator_of, pairwise, values_and_gradients
 from operator_checks import CHECKS, peak_memory
 from torch import Tensor
-from torch_geometric.nn import GATConv
 
 import gnomon
 from gnomon.similarity import Laplacian, Penumbral, Umbral
@@ -241,7 +240,9 @@ def test_low_precision_rounds_only_inputs_and_outputs(dtype):
 
 
 def test_gat_conv():
-    """Compared with torch_geometric's layer for the same edges and heads."""
+    """torch_geometric's layer with the same edges, self-loops and heads."""
+    from torch_geometric.nn import GATConv  # slow to import
+
     torch.manual_seed(0)
     nodes, features, heads, columns = 60, 20, 8, 8
     layer = GATConv(features, columns, heads=heads, add_self_loops=False, bias=False).double()

@@ -12,7 +12,6 @@ from safetensors.numpy import load_file, save_file
 from test_cli import Interrupted, config_of, refused, step_of, succeed
 from test_distributed_training import assert_same, run_one, run_two
 from torch.nn.functional import cross_entropy, elu
-from torch_geometric.nn import GATConv
 
 pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
@@ -86,6 +85,8 @@ def edges_of(data: dict[str, np.ndarray], directed: bool = False) -> torch.Tenso
 
 def published(weights: dict[str, torch.Tensor], data, directed: bool = False) -> torch.Tensor:
     """Logits of torch_geometric's layers with these weights."""
+    from torch_geometric.nn import GATConv  # slow to import
+
     x, edges = features_of(data), edges_of(data, directed)
     depth = sum(name.endswith(".bias") for name in weights)
     for n in range(depth):
