@@ -34,8 +34,8 @@ function(gnomon_stands_on_torch target)
   set_target_properties(${target} PROPERTIES JOB_POOL_COMPILE torch)
 endfunction()
 
-# Instantiating the templates of PyTorch's headers takes longer than compiling most files, so
-# batches of sixteen files share this cost. Files that define the same names (terms, tasks) have
+# Compiling the headers of PyTorch or GoogleTest takes longer than compiling most files, so batches
+# of sixteen files share this cost. Files that define the same names (terms, tasks) have
 # separate namespaces.
 function(gnomon_compiles_together target)
   # Relative paths in unity files allow a compiler cache to match them in another clone.

@@ -88,7 +88,7 @@ struct RunResult {
   std::optional<double> processor_ms_per_step;
   double seconds = 0;  // training and evaluation together
   std::vector<int64_t> curve_steps;
-  std::vector<double> curve_losses;  // mean training loss since the previous point
+  std::vector<double> curve_losses;            // mean training loss since the previous point
   std::vector<lab::Measurement> measurements;  // one per condition
   // With --until-flat: the number of steps, whether the held-out value became flat before the last
   // step, and the held-out values before the final decay.

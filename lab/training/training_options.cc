@@ -18,8 +18,8 @@ void CheckTrainingOptions(const TrainingOptions& options, int64_t processes) {
                        " processes"));
   }
   if (options.warmup > options.steps) {
-    throw Error(StrCat("training: warmup is ", options.warmup, "; expected at most ",
-                       options.steps, ", the number of steps"));
+    throw Error(StrCat("training: warmup is ", options.warmup, "; expected at most ", options.steps,
+                       ", the number of steps"));
   }
 }
 

@@ -8,33 +8,33 @@
 
 namespace gnomon::lab {
 
-#define GNOMON_TRAINING_OPTIONS(OPTION)                                                            \
-  OPTION(int64_t, batch, 16,                                                                       \
-         .help = "Total number of examples (for text: windows) per step across all processes",     \
-         .lowest = 1)                                                                              \
-  OPTION(int64_t, steps, 1000, .help = "Number of optimizer steps", .lowest = 1)                   \
-  OPTION(int64_t, warmup, 100,                                                                     \
-         .help =                                                                                   \
-             "Number of linear learning-rate warm-up steps; default: a tenth of the steps, at "    \
-             "most 100",                                                                           \
-         .shows_default = false)                                                                   \
-  OPTION(double, learning_rate, 2e-3,                                                              \
-         .help = "Peak learning rate; the rate decays to a tenth of it", .highest = 1e3)           \
-  OPTION(                                                                                          \
-      std::string, schedule, "cosine",                                                             \
-      .help =                                                                                      \
-          "Learning-rate schedule after the warm-up: cosine (decays along a cosine) or constant "  \
-          "(stays at the peak, then decays linearly over the last fifth of the steps)",            \
-      .may_lack = true, .choices = {"cosine", "constant"})                                         \
-  OPTION(double, final_fraction, 0.1, .help = "Final learning rate as a fraction of the peak",     \
-         .highest = 1, .has_flag = false)                                                          \
-  OPTION(double, weight_decay, 0.1,                                                                \
-         .help = "AdamW weight decay; applied only to weight matrices and embeddings",             \
-         .highest = 1e3)                                                                           \
-  OPTION(double, clip, 1,                                                                          \
-         .help = "Maximum norm of the gradient; a larger gradient is scaled down",                 \
-         .lowest = 1e-12)                                                                          \
-  OPTION(int64_t, seed, 0, .help = "Random seed for weights, data order and dropout",              \
+#define GNOMON_TRAINING_OPTIONS(OPTION)                                                           \
+  OPTION(int64_t, batch, 16,                                                                      \
+         .help = "Total number of examples (for text: windows) per step across all processes",    \
+         .lowest = 1)                                                                             \
+  OPTION(int64_t, steps, 1000, .help = "Number of optimizer steps", .lowest = 1)                  \
+  OPTION(int64_t, warmup, 100,                                                                    \
+         .help =                                                                                  \
+             "Number of linear learning-rate warm-up steps; default: a tenth of the steps, at "   \
+             "most 100",                                                                          \
+         .shows_default = false)                                                                  \
+  OPTION(double, learning_rate, 2e-3,                                                             \
+         .help = "Peak learning rate; the rate decays to a tenth of it", .highest = 1e3)          \
+  OPTION(                                                                                         \
+      std::string, schedule, "cosine",                                                            \
+      .help =                                                                                     \
+          "Learning-rate schedule after the warm-up: cosine (decays along a cosine) or constant " \
+          "(stays at the peak, then decays linearly over the last fifth of the steps)",           \
+      .may_lack = true, .choices = {"cosine", "constant"})                                        \
+  OPTION(double, final_fraction, 0.1, .help = "Final learning rate as a fraction of the peak",    \
+         .highest = 1, .has_flag = false)                                                         \
+  OPTION(double, weight_decay, 0.1,                                                               \
+         .help = "AdamW weight decay; applied only to weight matrices and embeddings",            \
+         .highest = 1e3)                                                                          \
+  OPTION(double, clip, 1,                                                                         \
+         .help = "Maximum norm of the gradient; a larger gradient is scaled down",                \
+         .lowest = 1e-12)                                                                         \
+  OPTION(int64_t, seed, 0, .help = "Random seed for weights, data order and dropout",             \
          .highest = static_cast<double>(kLargestSeed))
 
 struct TrainingOptions {

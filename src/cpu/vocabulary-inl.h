@@ -330,7 +330,8 @@ HWY_INLINE VF Angle(VF x, VF y) {
   // Reduces the argument of atan(low / high) to at most tan(pi / 8).
   const auto wide = low > high * hn::Set(d, static_cast<Real>(0.41421356237309504880));
   const VF divisor = Select(wide, high + low, high);
-  const VF r = Select(wide, low - high, low) / Select(divisor == zero, hn::Set(d, Real{1}), divisor);
+  const VF r =
+      Select(wide, low - high, low) / Select(divisor == zero, hn::Set(d, Real{1}), divisor);
   const VF z = r * r;
   VF angle = hn::MulAdd(r * z, AtanSeries(z), r);
   angle = angle + Select(wide, hn::Set(d, std::numbers::pi_v<Real> / 4), zero);

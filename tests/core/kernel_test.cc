@@ -27,19 +27,19 @@ INSTANTIATE_TEST_SUITE_P(All, PairFunctionTest, ::testing::ValuesIn(PairFunction
 
 // Each pair function is tested with all column counts, lengths and kinds of masks, but not with all
 // their combinations.
-struct Case {
+struct KernelCase {
   const char* name;
   ProblemOptions options;
 };
 
-void PrintTo(const Case& c, std::ostream* out) { *out << c.options; }
+void PrintTo(const KernelCase& c, std::ostream* out) { *out << c.options; }
 
 std::vector<int32_t> Modulo(std::vector<int32_t> segments, int32_t divisor) {
   for (int32_t& segment : segments) segment %= divisor;
   return segments;
 }
 
-std::vector<Case> AccuracyCases() {
+std::vector<KernelCase> AccuracyCases() {
   constexpr auto kShared = ProblemOptions::kSharedBias;
   constexpr auto kEach = ProblemOptions::kBiasForEachBatch;
   return {
@@ -157,7 +157,8 @@ std::vector<Case> AccuracyCases() {
   };
 }
 
-class AccuracyTest : public ::testing::TestWithParam<std::tuple<const PairFunction*, Case>> {};
+class AccuracyTest : public ::testing::TestWithParam<std::tuple<const PairFunction*, KernelCase>> {
+};
 
 TEST_P(AccuracyTest, KernelsMatchReference) {
   const auto& [function, test_case] = GetParam();
@@ -221,9 +222,7 @@ TEST_P(PairFunctionTest, TokensMayBeOfBfloat16) {
 // 16-bit tokens give bitwise the same results as the same values in float32. The exception is calls
 // in which all tokens are bfloat16, which may use native products.
 TEST_P(PairFunctionTest, TokensOf16BitsAreWidened) {
-  constexpr TokenType kBFloat16 = TokenType::kBFloat16;
-  constexpr TokenType kFloat16 = TokenType::kFloat16;
-  constexpr TokenType kFloat32 = TokenType::kFloat32;
+  using enum TokenType;
   const std::pair<TokenType, TokenType> types[] = {
       {kFloat16, kFloat16},  {kFloat16, kFloat32},  {kFloat32, kFloat16}, {kBFloat16, kFloat32},
       {kBFloat16, kFloat16}, {kFloat32, kBFloat16}, {kFloat16, kBFloat16}};

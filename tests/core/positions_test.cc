@@ -48,14 +48,14 @@ std::vector<int64_t> Shuffled(std::vector<int64_t> positions) {
   return positions;
 }
 
-struct Case {
+struct PositionsCase {
   const char* name;
   ProblemOptions options;
 };
 
-void PrintTo(const Case& c, std::ostream* out) { *out << c.options; }
+void PrintTo(const PositionsCase& c, std::ostream* out) { *out << c.options; }
 
-std::vector<Case> Cases() {
+std::vector<PositionsCase> PositionsCases() {
   static const OffsetLayout wide(3000, 3000, Far::kClip);
   static const OffsetLayout shaw(16, 16, Far::kClip);
   static const OffsetLayout near(90, 40, Far::kZero);
@@ -187,7 +187,8 @@ std::vector<Case> Cases() {
   };
 }
 
-class PositionsTest : public ::testing::TestWithParam<std::tuple<const PairFunction*, Case>> {};
+class PositionsTest
+    : public ::testing::TestWithParam<std::tuple<const PairFunction*, PositionsCase>> {};
 
 TEST_P(PositionsTest, KernelsMatchReference) {
   const auto& [function, test_case] = GetParam();
@@ -204,7 +205,7 @@ TEST_P(PositionsTest, WorkersChangeNoBit) {
 
 INSTANTIATE_TEST_SUITE_P(All, PositionsTest,
                          ::testing::Combine(::testing::ValuesIn(PairFunctions()),
-                                            ::testing::ValuesIn(Cases())),
+                                            ::testing::ValuesIn(PositionsCases())),
                          [](const auto& test) {
                            return std::string(std::get<0>(test.param)->name) +
                                   std::get<1>(test.param).name;

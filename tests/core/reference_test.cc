@@ -111,16 +111,16 @@ Results<double> Naive(const Problem<double>& p) {
   return results;
 }
 
-struct Case {
+struct ReferenceCase {
   const char* name;
   ProblemOptions options;
 };
 
-const std::vector<Case>& Cases() {
-  static const std::vector<Case> cases = [] {
-    std::vector<Case> list;
+const std::vector<ReferenceCase>& ReferenceCases() {
+  static const std::vector<ReferenceCase> cases = [] {
+    std::vector<ReferenceCase> list;
     const auto add = [&](const char* name, const AttentionShape& shape) -> ProblemOptions& {
-      return list.emplace_back(Case{name, {}}).options = {.shape = shape, .seed = 11};
+      return list.emplace_back(ReferenceCase{name, {}}).options = {.shape = shape, .seed = 11};
     };
     add("Plain", {2, 2, 2, 5, 6, 3, 2});
     ProblemOptions& causal = add("CausalWithBias", {2, 4, 2, 6, 6, 4, 3});
@@ -211,7 +211,7 @@ const std::vector<Case>& Cases() {
 }
 
 class ReferenceTest
-    : public ::testing::TestWithParam<std::tuple<const PairFunction*, const Case*>> {
+    : public ::testing::TestWithParam<std::tuple<const PairFunction*, const ReferenceCase*>> {
  protected:
   Problem<double> MakeProblem() const {
     const auto& [function, test_case] = GetParam();
@@ -366,9 +366,9 @@ TEST_P(ReferenceTest, GradientsAreDifferences) {
   if (!p.relative_values.empty()) check("d_relative_values", p.relative_values);
 }
 
-std::vector<const Case*> CasePointers() {
-  std::vector<const Case*> pointers;
-  for (const Case& c : Cases()) pointers.push_back(&c);
+std::vector<const ReferenceCase*> CasePointers() {
+  std::vector<const ReferenceCase*> pointers;
+  for (const ReferenceCase& c : ReferenceCases()) pointers.push_back(&c);
   return pointers;
 }
 

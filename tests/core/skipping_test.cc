@@ -229,7 +229,7 @@ void SetUnitVectors(Problem<float>& p) {
   }
 }
 
-struct Case {
+struct SkippingCase {
   const char* name;
   ProblemOptions options;
   float slope = 0.4f;
@@ -239,7 +239,7 @@ struct Case {
   double most = 0.97;  // maximum fraction of pairs to compute
 };
 
-std::vector<Case> Cases() {
+std::vector<SkippingCase> SkippingCases() {
   constexpr auto kShared = ProblemOptions::kSharedBias;
   constexpr auto kEach = ProblemOptions::kBiasForEachBatch;
   const AttentionShape square = {1, 2, 2, 560, 560, 8, 560};
@@ -260,7 +260,7 @@ std::vector<Case> Cases() {
   };
 }
 
-Problem<float> ProblemOf(const PairFunction& f, const Case& c) {
+Problem<float> SkippingProblem(const PairFunction& f, const SkippingCase& c) {
   Problem<float> p = RandomProblem(f, c.options);
   if (c.options.bias != ProblemOptions::kNoBias) SetSlopes(p, c.slope, c.odd);
   for (float& factor : p.factor) factor *= c.factor;
@@ -284,9 +284,9 @@ Problem<float> ProblemOf(const PairFunction& f, const Case& c) {
 }
 
 TEST_P(BoundedFunctionTest, WhatIsLeftOutIsLessThanTheTolerance) {
-  for (const Case& c : Cases()) {
+  for (const SkippingCase& c : SkippingCases()) {
     SCOPED_TRACE(c.name);
-    Problem<float> p = ProblemOf(function(), c);
+    Problem<float> p = SkippingProblem(function(), c);
     SetUnitVectors(p);
     const AttentionShape& n = p.options.shape;
     const bool few = n.queries < n.keys;
@@ -366,7 +366,7 @@ TEST_P(BoundedFunctionTest, ResultsAreTheSame) {
   for (const ProblemOptions& options : all) {
     if (count++ % 4 != 0 && !meets_all) continue;
     SCOPED_TRACE(::testing::PrintToString(options));
-    Problem<float> p = ProblemOf(function(), {"", options, 0.5f});
+    Problem<float> p = SkippingProblem(function(), {"", options, 0.5f});
     Results<float> results;
     const double share = ShareOf([&] { results = p.Run(); });
     if (!options.pair_mask.exists) {
@@ -414,7 +414,7 @@ TEST(SegmentsTest, TilesBetweenThemAreSkipped) {
 // keys.
 TEST_P(BoundedFunctionTest, WhatRowsDoNotSeeChangesNoBit) {
   constexpr auto kShared = ProblemOptions::kSharedBias;
-  Problem<float> p = ProblemOf(
+  Problem<float> p = SkippingProblem(
       function(), {"", {.shape = {1, 2, 2, 900, 900, 8, 8}, .right = 0, .bias = kShared}, 0.3f});
   for (const int64_t changed : {1, 200, 600, 611, 767, 768, 830}) {
     SCOPED_TRACE(changed);
@@ -451,13 +451,13 @@ TEST_P(BoundedFunctionTest, WhatRowsDoNotSeeChangesNoBit) {
 // tolerance is large, so that a difference in skipping would show.
 TEST_P(BoundedFunctionTest, WhatIsOutsideTheWindowChangesNoBit) {
   constexpr int64_t kLeft = 280;
-  const Problem<float> p = ProblemOf(function(), {"",
-                                                  {.shape = {1, 1, 1, 900, 900, 8, 8},
-                                                   .left = kLeft,
-                                                   .right = 0,
-                                                   .bias = ProblemOptions::kSharedBias,
-                                                   .tolerance = 1e-2},
-                                                  0.05f});
+  const Problem<float> p = SkippingProblem(function(), {"",
+                                                        {.shape = {1, 1, 1, 900, 900, 8, 8},
+                                                         .left = kLeft,
+                                                         .right = 0,
+                                                         .bias = ProblemOptions::kSharedBias,
+                                                         .tolerance = 1e-2},
+                                                        0.05f});
   const AttentionShape& n = p.options.shape;
   const Results<float> before = p.Forward();
   for (const int64_t row : {300, 430, 530, 650, 700, 880}) {
@@ -480,7 +480,7 @@ TEST_P(BoundedFunctionTest, IsTheSameForAnyNumberOfWorkers) {
   constexpr auto kShared = ProblemOptions::kSharedBias;
   for (const AttentionShape shape :
        {AttentionShape{2, 4, 2, 700, 700, 16, 16}, AttentionShape{1, 4, 2, 9, 9000, 16, 16}}) {
-    const Problem<float> p = ProblemOf(
+    const Problem<float> p = SkippingProblem(
         function(),
         {"",
          {.shape = shape, .right = 0, .query_offset = shape.keys - shape.queries, .bias = kShared},
@@ -506,12 +506,12 @@ void ExpectSameNonFinite(const Results<float>& actual, const Results<float>& exp
 TEST_P(BoundedFunctionTest, WhatIsNotFiniteReachesWhatItReachesWithout) {
   constexpr auto kShared = ProblemOptions::kSharedBias;
   const AttentionShape few = {1, 2, 2, 16, 4000, 8, 8};
-  const Problem<float> square = ProblemOf(
+  const Problem<float> square = SkippingProblem(
       function(),
       {"",
        {.shape = {1, 2, 2, 700, 700, 8, 8}, .right = 0, .bias = kShared, .key_bias = true},
        0.5f});
-  const Problem<float> decoding = ProblemOf(
+  const Problem<float> decoding = SkippingProblem(
       function(), {"", {.shape = few, .right = 0, .query_offset = 3984, .bias = kShared}, 0.5f});
   for (const Problem<float>* problem : {&square, &decoding}) {
     const AttentionShape& n = problem->options.shape;
@@ -552,37 +552,42 @@ TEST(SkippingTest, LeavesNothingOut) {
   const AttentionShape square = {1, 2, 2, 700, 700, 8, 8};
   const auto share = [](const Problem<float>& p) { return ShareOf([&] { p.Run(); }); };
   // The biases do not outweigh such large scores.
-  EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .bias = kShared}, 0.4f, false, 1e4f})), 1);
-  EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .bias = kShared}, 0.4f, false, 1, 1e10f})),
-            1);
-  EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .right = 0}})), 1);
-  EXPECT_EQ(share(ProblemOf(
+  EXPECT_EQ(
+      share(SkippingProblem(dot, {"", {.shape = square, .bias = kShared}, 0.4f, false, 1e4f})), 1);
+  EXPECT_EQ(
+      share(SkippingProblem(dot, {"", {.shape = square, .bias = kShared}, 0.4f, false, 1, 1e10f})),
+      1);
+  EXPECT_EQ(share(SkippingProblem(dot, {"", {.shape = square, .right = 0}})), 1);
+  EXPECT_EQ(share(SkippingProblem(
                 dot, {"", {.shape = square, .bias = kShared, .pair_bias = {true, true, true}}})),
             1);
-  EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .bias = kShared, .tolerance = 0}})), 1);
+  EXPECT_EQ(share(SkippingProblem(dot, {"", {.shape = square, .bias = kShared, .tolerance = 0}})),
+            1);
   static const OffsetLayout near(4, 4, OffsetLayout::Far::kClip);
-  EXPECT_EQ(share(ProblemOf(dot, {"",
-                                  {.shape = square,
-                                   .bias = kShared,
-                                   .relative = &near,
-                                   .relative_dim = 0,
-                                   .relative_values = false,
-                                   .relative_key_dim = 8}})),
+  EXPECT_EQ(share(SkippingProblem(dot, {"",
+                                        {.shape = square,
+                                         .bias = kShared,
+                                         .relative = &near,
+                                         .relative_dim = 0,
+                                         .relative_values = false,
+                                         .relative_key_dim = 8}})),
             1);
   // With few rows, the forward pass does not check for skipping.
-  const Problem<float> few = ProblemOf(
+  const Problem<float> few = SkippingProblem(
       dot,
       {"", {.shape = {1, 2, 2, 3, 4000, 8, 8}, .right = 0, .query_offset = 3997, .bias = kShared}});
   EXPECT_EQ(ShareOf([&] { few.Forward(); }), 1);
   Problem<float> negative =
-      ProblemOf(dot, {"", {.shape = square, .bias = kShared, .temperature = true}});
+      SkippingProblem(dot, {"", {.shape = square, .bias = kShared, .temperature = true}});
   for (float& temperature : negative.temperature) temperature *= -1;
   EXPECT_EQ(share(negative), 1);
   // A soft cap raises low scores, so biases cannot prove that they are negligible.
-  EXPECT_EQ(share(ProblemOf(dot, {"", {.shape = square, .bias = kShared, .softcap = 20}})), 1);
+  EXPECT_EQ(share(SkippingProblem(dot, {"", {.shape = square, .bias = kShared, .softcap = 20}})),
+            1);
   for (const PairFunction* f : TestPairFunctions()) {
     EXPECT_EQ(f->bounds, nullptr);
-    EXPECT_EQ(share(ProblemOf(*f, {"", {.shape = {1, 2, 2, 700, 700, 9, 8}, .bias = kShared}})), 1)
+    EXPECT_EQ(
+        share(SkippingProblem(*f, {"", {.shape = {1, 2, 2, 700, 700, 9, 8}, .bias = kShared}})), 1)
         << f->name;
   }
 }
@@ -590,7 +595,7 @@ TEST(SkippingTest, LeavesNothingOut) {
 // The tile of a distant key with a large norm is computed, but it does not cause other tiles to be
 // computed.
 TEST(SkippingTest, ComputesAKeyOfALargeNorm) {
-  Problem<float> p = ProblemOf(
+  Problem<float> p = SkippingProblem(
       FindPairFunction("dot"),
       {"",
        {.shape = {1, 1, 1, 4000, 4000, 8, 8}, .right = 0, .bias = ProblemOptions::kSharedBias},
@@ -612,12 +617,12 @@ TEST(SkippingTest, TilesTogetherStayBelowTheTolerance) {
   // The weight of a tile relative to the tolerance, per head.
   constexpr double kShares[] = {0.9, 0.45, 0.1};
   constexpr int64_t kHeads = std::size(kShares);
-  Problem<float> p = ProblemOf(FindPairFunction("dot"),
-                               {"",
-                                {.shape = {1, kHeads, kHeads, kLength, kLength, 8, kLength},
-                                 .right = 0,
-                                 .bias = ProblemOptions::kSharedBias,
-                                 .tolerance = 1e-2}});
+  Problem<float> p = SkippingProblem(FindPairFunction("dot"),
+                                     {"",
+                                      {.shape = {1, kHeads, kHeads, kLength, kLength, 8, kLength},
+                                       .right = 0,
+                                       .bias = ProblemOptions::kSharedBias,
+                                       .tolerance = 1e-2}});
   SetUnitVectors(p);
   for (Array<float>* tokens : {&p.x, &p.y}) tokens->ForEach([](float& element) { element = 0; });
   for (int64_t h = 0; h < kHeads; ++h) {
@@ -645,10 +650,10 @@ TEST(SkippingTest, TilesTogetherStayBelowTheTolerance) {
 TEST(SkippingTest, EveryInstructionSet) {
   constexpr auto kShared = ProblemOptions::kSharedBias;
   for (const char* name : {"dot", "penumbral", "laplacian"}) {
-    const Problem<float> p =
-        ProblemOf(FindPairFunction(name),
-                  {"", {.shape = {1, 2, 1, 600, 600, 17, 9}, .right = 0, .bias = kShared}, 0.5f});
-    const Problem<float> few = ProblemOf(
+    const Problem<float> p = SkippingProblem(
+        FindPairFunction(name),
+        {"", {.shape = {1, 2, 1, 600, 600, 17, 9}, .right = 0, .bias = kShared}, 0.5f});
+    const Problem<float> few = SkippingProblem(
         FindPairFunction(name),
         {"",
          {.shape = {1, 4, 1, 4, 3000, 17, 9}, .right = 0, .query_offset = 2996, .bias = kShared},

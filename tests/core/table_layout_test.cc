@@ -14,7 +14,7 @@
 namespace gnomon::testing {
 namespace {
 
-struct Case {
+struct LayoutCase {
   std::string name;
   std::shared_ptr<TableLayout> layout;
   // The entries that the query at position p reads for key j, sorted.
@@ -23,7 +23,7 @@ struct Case {
   int64_t keys;
 };
 
-Case Offset(const std::string& name, int64_t past, int64_t future, bool clip) {
+LayoutCase Offset(const std::string& name, int64_t past, int64_t future, bool clip) {
   const auto far = clip ? OffsetLayout::Far::kClip : OffsetLayout::Far::kZero;
   return {name, std::make_shared<OffsetLayout>(past, future, far),
           [=](int64_t p, int64_t j) -> std::vector<int64_t> {
@@ -49,7 +49,8 @@ std::vector<int64_t> Place(const std::vector<int64_t>& shape, int64_t prefix, in
   return place;
 }
 
-Case Grid(const std::string& name, const std::vector<int64_t>& shape, int64_t prefix, bool table) {
+LayoutCase Grid(const std::string& name, const std::vector<int64_t>& shape, int64_t prefix,
+                bool table) {
   int64_t tokens = 1;
   for (const int64_t length : shape) tokens *= length;
   int64_t size = table ? 1 : 0;
@@ -75,8 +76,8 @@ Case Grid(const std::string& name, const std::vector<int64_t>& shape, int64_t pr
           size, tokens + prefix};
 }
 
-std::vector<Case> Cases() {
-  std::vector<Case> cases = {
+std::vector<LayoutCase> LayoutCases() {
+  std::vector<LayoutCase> cases = {
       Offset("Clip", 3, 2, true),        Offset("Zero", 3, 2, false),
       Offset("ClipPast", 5, 0, true),    Offset("ZeroPast", 5, 0, false),
       Offset("Wide", 70, 70, true),      Offset("One", 0, 0, true),
@@ -92,10 +93,10 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-class TableLayoutTest : public ::testing::TestWithParam<Case> {};
+class TableLayoutTest : public ::testing::TestWithParam<LayoutCase> {};
 
 TEST_P(TableLayoutTest, RunsAreTheEntriesOfEachPair) {
-  const Case& c = GetParam();
+  const LayoutCase& c = GetParam();
   EXPECT_EQ(c.layout->size(), c.size);
   for (int64_t p = -9; p < c.keys + 9; ++p) {
     for (int64_t begin = 0; begin <= c.keys; begin += 1 + begin % 3) {
@@ -122,7 +123,7 @@ TEST_P(TableLayoutTest, RunsAreTheEntriesOfEachPair) {
 }
 
 TEST_P(TableLayoutTest, WindowsHoldWhatIsReadAndAreNoLargerThanSaid) {
-  const Case& c = GetParam();
+  const LayoutCase& c = GetParam();
   for (int64_t first = -9; first < c.keys + 9; first += 3) {
     for (const int64_t queries : {1, 4, 11}) {
       for (int64_t begin = 0; begin < c.keys; begin += 2) {
@@ -144,7 +145,7 @@ TEST_P(TableLayoutTest, WindowsHoldWhatIsReadAndAreNoLargerThanSaid) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TableLayoutTest, ::testing::ValuesIn(Cases()),
+INSTANTIATE_TEST_SUITE_P(All, TableLayoutTest, ::testing::ValuesIn(LayoutCases()),
                          [](const auto& test) { return test.param.name; });
 
 TEST(OffsetLayoutTest, TakesAnyPosition) {

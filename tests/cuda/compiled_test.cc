@@ -204,7 +204,7 @@ std::vector<CompiledCase> SomeCases() {
 }
 
 // GNOMON_CUDA_FORMS=all selects all cases, which take most of an hour.
-std::vector<CompiledCase> Cases() {
+std::vector<CompiledCase> ChosenCases() {
   const char* const forms = std::getenv("GNOMON_CUDA_FORMS");
   return forms != nullptr && std::string_view(forms) == "all" ? AllCases() : SomeCases();
 }
@@ -223,12 +223,12 @@ TEST(CompiledCasesTest, SomeAreOfEachPairFunctionFormAndArchitecture) {
   EXPECT_EQ(architectures.size(), std::size(kArchitectures));
 }
 
-std::string NameOf(const ::testing::TestParamInfo<CompiledTest::ParamType>& test) {
+std::string NameOfCase(const ::testing::TestParamInfo<CompiledTest::ParamType>& test) {
   const auto& [function, form, architecture] = test.param;
   return std::string(function->name) + kForms[form].name + "Sm" + std::to_string(architecture);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CompiledTest, ::testing::ValuesIn(Cases()), NameOf);
+INSTANTIATE_TEST_SUITE_P(All, CompiledTest, ::testing::ValuesIn(ChosenCases()), NameOfCase);
 
 // Returns the compiler's error for the forward pass of a pair function.
 std::string ErrorOfCompiling(const PairFunction& function) {

@@ -596,9 +596,7 @@ WRONG = {
     r"expected 5 rows \(past to future\) or 3 \(past only\)": (
         lambda: attend(Relative(torch.randn(4, 4), 2))
     ),
-    r"3 rows \(past only\), but causal is False": (
-        lambda: attend(Relative(torch.randn(3, 4), 2))
-    ),
+    r"3 rows \(past only\), but causal is False": (lambda: attend(Relative(torch.randn(3, 4), 2))),
     r"table of relative has shape \[5, 3\]; expected \(n, 4\) or \(2, n, 4\)": (
         lambda: attend(Relative(torch.randn(5, 3), 2))
     ),

@@ -62,10 +62,8 @@ const RegisterPosition learned({
                   .role = CatalogueEntry::Role::kEmbedding,
                   .cost = "0 + 0",
                   .class_name = "LearnedAbsolute"},
-    .parameters = {Length()
-                       .Required()
-                       .Called("max_length")
-                       .Means("number of positions (table rows)")},
+    .parameters =
+        {Length().Required().Called("max_length").Means("number of positions (table rows)")},
     .encoder = Make,
 });
 

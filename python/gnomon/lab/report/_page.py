@@ -205,7 +205,9 @@ def _verdict_table(results: dict[str, Any], place: int) -> str:
         cells = []
         for column in range(len(names)):
             pair = found.get((min(row, column), max(row, column)))
-            cells.append("<td></td>" if pair is None else _verdict_cell(pair, 1 if column > row else -1))
+            cells.append(
+                "<td></td>" if pair is None else _verdict_cell(pair, 1 if column > row else -1)
+            )
         rows.append(f"<tr><td>{name}</td>{''.join(cells)}</tr>")
     conditions = results["task"]["conditions"]
     at = html.escape(f"{conditions['key']} {conditions['values'][place]}")
