@@ -301,7 +301,7 @@ def plain_rows() -> Iterator[Row]:
 def bias_rows() -> Iterator[Row]:
     for name in BIASES:
         yield compare(
-            f"{name}, full / SDPA with it as a mask",
+            f"{name}, full / SDPA with the bias as a mask",
             0.75,
             functools.partial(ours_with_bias, name, False),
             functools.partial(sdpa_with_mask, name),
@@ -345,7 +345,7 @@ def similarity_rows() -> Iterator[Row]:
             )
     for compiled, most in ((True, 0.18), (False, 0.05)):
         yield compare(
-            "penumbral h, causal, forward + backward / the formula, "
+            "penumbral h, causal, forward + backward / the formula in PyTorch, "
             + ("compiled" if compiled else "eager"),
             most,
             functools.partial(ours, True, True, "penumbral h"),
@@ -392,7 +392,7 @@ def packed_rows() -> Iterator[Row]:
             packed = functools.partial(packed_step, lengths, backward, causal, key_heads)
             name = f"packed {kind}documents, {'causal' if causal else 'full'}{heads}"
             yield compare(
-                with_backward(name, backward) + " / a loop over them",
+                with_backward(name, backward) + " / a loop over the documents",
                 1.05,
                 packed,
                 functools.partial(packed, looped=True),
@@ -403,7 +403,7 @@ def packed_rows() -> Iterator[Row]:
         )
         yield compare(
             with_backward("packed short documents, causal, float64", backward)
-            + " / a loop over them",
+            + " / a loop over the documents",
             1.05,
             packed,
             functools.partial(packed, looped=True),
@@ -436,13 +436,13 @@ def position_rows() -> Iterator[Row]:
     for length in (256, 512, 1024, 2048):
         call = functools.partial(ours_placed, True, length=length, causal=True)
         yield compare(
-            f"RoPE, causal, L {length}, forward + backward / without",
+            f"RoPE, causal, L {length}, forward + backward / without RoPE",
             1.1,
             functools.partial(call, position=gnomon.position.RoPE()),
             call,
         )
     yield compare(
-        f"decode: a module with RoPE, 1 query on {LENGTH} cached keys, D 32 / without",
+        f"decode: a module with RoPE, 1 query on {LENGTH} cached keys, D 32 / without RoPE",
         1.1,
         functools.partial(decoding_step, "rope"),
         functools.partial(decoding_step, None),
@@ -466,7 +466,7 @@ def long_rows() -> Iterator[Row]:
     for name, most in (("ALiBi", 0.35), ("HyPE", 0.20)):
         long = functools.partial(long_step, name, 16384, True)
         yield Row(
-            f"{name}, causal, L 16384, forward + backward / the same without skipping",
+            f"{name}, causal, L 16384, forward + backward / without skipping tiles",
             few_rounds(against(long, functools.partial(long, tolerance=0.0))),
             Limit(most),
         )

@@ -40,8 +40,9 @@ TARGETS = f"""\
 ## Performance targets
 
 Unless a row says otherwise, calls have B 1, H {HEADS}, L {LENGTH} and D {DIM}, use fp32, and
-compute a forward pass with full attention. Each ratio is the median over the rounds. "Our dot" is
-gnomon's own dot product of the same shape. Rows that end in "/ ours" give the inverse ratio.
+compute a forward pass with full attention. In a case "a / b", the ratio is the time of a divided by
+the time of b, as the median over the rounds. "Our dot" is gnomon's own dot product of the same
+shape. In rows that end in "/ ours", b is gnomon.
 [profile.md](profile.md) shows how much time each step takes in rows that miss their target.
 """
 

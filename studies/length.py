@@ -53,11 +53,11 @@ BOOKS = Text(
     "Novels",
     "classic-books",
     data_from=(
-        "files from github.com/mlschmitt/classic-books-markdown at 9448827 (in `train`: The Wealth "
-        "of Nations, Framley Parsonage, Little Dorrit, The Pickwick Papers, Wives and Daughters, "
-        "The Mill on the Floss, Demonology and Devil-lore, Le Morte d'Arthur and Vanity Fair; in "
-        "`valid`: The Octopus, Ben-Hur and The Headless Horseman; in `test`, which is not used, "
-        "three other books)"
+        "The data consists of files from github.com/mlschmitt/classic-books-markdown at commit "
+        "9448827. `train` contains The Wealth of Nations, Framley Parsonage, Little Dorrit, The "
+        "Pickwick Papers, Wives and Daughters, The Mill on the Floss, Demonology and Devil-lore, "
+        "Le Morte d'Arthur and Vanity Fair; `valid` contains The Octopus, Ben-Hur and The Headless "
+        "Horseman; and `test`, which is not used, contains three other books."
     ),
 )
 PYTHON = Text("python", "Python's sources", "python.txt", ("-m", "gnomon.demo", "--text", "OUT"))

@@ -61,7 +61,7 @@ class Comparison:
     # Command that creates the data as OUT, a gnomon command or a Python module. It runs in the data
     # folder if the data does not exist.
     made_by: tuple[str, ...] = ()
-    # The origin of the data, unless `gnomon data get` downloads it.
+    # Sentences on the origin of the data, unless `gnomon data get` downloads it.
     data_from: str = ""
     # Additional `gnomon train` arguments for the run "classifier".
     classifier: tuple[str, ...] = ()
@@ -684,8 +684,8 @@ def describe(results: dict[str, Any], comparison: Comparison) -> str:
         f"\n```console\n$ {shown}\n```",
     ]
     if digest:
-        source = f", {comparison.data_from}" if comparison.data_from else ""
-        lines.append(f"\nSHA-256 of the data{source}: `{digest}`.")
+        source = f" {comparison.data_from}" if comparison.data_from else ""
+        lines.append(f"\nSHA-256 of the data: `{digest}`.{source}")
     return "\n".join(lines)
 
 

@@ -21,9 +21,9 @@ LENGTH, DIM, GRID = 48, 64, (7, 7)
 
 INTRODUCTION = """# Gallery
 
-This page has one card per similarity and position. The [catalogue](catalogue.md) lists all
-parameters, and [Choosing](choosing.md) compares the terms. `docs/figures/gallery.py` generates the
-page from the catalogue.
+This page has one card for each similarity and one for each position. The [catalogue](catalogue.md)
+lists all parameters, and [Choosing](choosing.md) compares the terms. `docs/figures/gallery.py`
+generates the page from the catalogue.
 
 *Cost* is the number of operations per query-key pair in the forward pass: simple operations +
 special operations (roots, logarithms, divisions).
@@ -60,7 +60,7 @@ CAPTIONS = {
     "rotation": "Scores of query i (row) and key j (column) if all tokens are equal",
     "grid_bias": "Bias from a table for a grid of 7 x 7 tokens (rows: queries; columns: keys)",
     "forget": "Bias from random gates for query i (row) and key j (column)",
-    "content": "Term for random queries (rows) at each key position (columns)",
+    "content": "Value of the term for random queries (rows) at each key position (columns)",
     "embedding": "Inner products of the encodings of positions i (row) and j (column)",
 }
 

@@ -47,8 +47,8 @@ int Run(const GenerateFlags& flags, lab::Task& task) {
   if (!generation.file.empty() && flags.out.empty()) {
     throw Error("generate: --out is required");
   }
-  // Ctrl-C is caught only from the first call of proceed() on: before, a learner may wait for
-  // standard input, and Ctrl-C should then end the program.
+  // Ctrl-C is caught only after the first call of proceed(). Before that call, a learner may wait
+  // for standard input, and Ctrl-C should then end the program.
   bool is_caught = false;
   const auto proceed = [&is_caught] {
     if (!is_caught) CatchInterrupts();

@@ -36,7 +36,8 @@ std::filesystem::path UnfinishedRuns(const std::filesystem::path& folder);
 struct RunEvents {
   std::function<void(int64_t step)> started = [](int64_t) {};  // the run resumes if step > 0
   std::function<void(int64_t step, double loss)> step = [](int64_t, double) {};
-  std::function<void(int64_t step, double loss)> point = [](int64_t, double) {};  // of the curve
+  // Receives a point of the loss curve.
+  std::function<void(int64_t step, double loss)> point = [](int64_t, double) {};
   std::function<void()> evaluating = [] {};
 };
 

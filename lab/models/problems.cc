@@ -103,7 +103,7 @@ void MakeStack(int64_t symbols, int64_t length, Draws* draws, ProblemRow* row) {
 }
 
 // The input consists of key-value pairs. After the mark, all keys are repeated in random order,
-// each followed by its value, which is the answer. Tokens from `symbols` on are the values.
+// each followed by its value, which is the answer. Tokens [symbols, 2 * symbols) are the values.
 std::vector<std::string> RecallWords(int64_t symbols) {
   std::vector<std::string> words = Numbered("k", symbols);
   for (std::string& word : Numbered("v", symbols)) words.push_back(std::move(word));

@@ -49,9 +49,9 @@ constexpr int64_t kEvaluationBatch = 8192;
          .choices = ProblemNames())                                                            \
   OPTION(std::optional<int64_t>, symbols, std::nullopt,                                        \
          .help =                                                                               \
-             "Number of different symbols (for recall: number of different keys, and of "      \
-             "different values); default: 2 for copy, reverse and stack, 5 for "               \
-             "modular-addition and bucket-sort, 100 for sort, 256 for recall",                 \
+             "Number of different symbols (in recall, this many keys and this many values); "  \
+             "default: 2 for copy, reverse and stack, 5 for modular-addition and "             \
+             "bucket-sort, 100 for sort, 256 for recall",                                      \
          .lowest = 1)
 
 struct ProblemOptions {

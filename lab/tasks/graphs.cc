@@ -62,8 +62,8 @@ class GraphsTask final : public Task {
   TaskDescription description() const override {
     return {.summary = "a graph attention network that classifies the nodes of a graph",
             .data_help =
-                "A file of arrays: graph.edges, graph.words or graph.features, graph.labels, "
-                "train.nodes, valid.nodes and test.nodes (docs/tasks.md)",
+                "A file with the arrays graph.edges, graph.labels, train.nodes, valid.nodes, "
+                "test.nodes, and either graph.words or graph.features (docs/tasks.md)",
             .data_noun = "graph",
             .loss_unit = "nats per node",
             .examples = "nodes"};

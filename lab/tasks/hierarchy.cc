@@ -184,8 +184,8 @@ class HierarchyTask final : public Task {
     return {
         .summary = "low-dimensional embeddings that predict which nodes are ancestors of which",
         .data_help =
-            "A file of arrays: train.pairs, with a descendant and an ancestor per row, and either "
-            "both valid.pairs and test.pairs or neither (docs/tasks.md)",
+            "A file with the array train.pairs, with a descendant and an ancestor per row, and "
+            "either both or neither of the arrays valid.pairs and test.pairs (docs/tasks.md)",
         .data_noun = "hierarchy",
         .loss_unit = "nats per pair",
         .examples = "pairs"};

@@ -51,9 +51,9 @@ struct ImageData {
 };
 
 // Reads the arrays `train.images` and `valid.images` (N, H, W) or (N, H, W, C), or `train.volumes`
-// etc. with three spatial axes. Also reads `train.labels` and `valid.labels`, (N,) or (N, 1),
-// numbered from 0. Reads the training split only if `has_training`; otherwise, labels must be below
-// `classes`. Throws an Error that names the file, the array and the fault.
+// etc. with three spatial axes. Also reads `train.labels` and `valid.labels`, (N,) or (N, 1):
+// class indices, starting at 0. Reads the training split only if `has_training`; otherwise, labels
+// must be below `classes`. Throws an Error that names the file, the array and the fault.
 ImageData ReadImages(const std::string& path, const ImageKind& kind, bool has_training,
                      int64_t classes);
 

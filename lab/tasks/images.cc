@@ -460,8 +460,8 @@ class ImagesTask final : public ImageTask {
   ImagesTask() : ImageTask("images", "image", /*axes=*/2, /*patch=*/4, /*dim=*/64) {}
   TaskDescription description() const override {
     return Described("a vision transformer that classifies images; accuracy at several sizes",
-                     "A file of arrays SPLIT.images (N x H x W, optionally with channels last) and "
-                     "SPLIT.labels (integers from 0) for the splits train and valid");
+                     "A file with the arrays SPLIT.images (N x H x W or N x H x W x C) and "
+                     "SPLIT.labels (class indices, starting at 0) for the splits train and valid");
   }
 };
 
@@ -472,8 +472,8 @@ class VolumesTask final : public ImageTask {
   TaskDescription description() const override {
     return Described(
         "a vision transformer that classifies 3D volumes; accuracy at several sizes",
-        "A file of arrays SPLIT.volumes (N x D x H x W, optionally with channels last) and "
-        "SPLIT.labels (integers from 0) for the splits train and valid");
+        "A file with the arrays SPLIT.volumes (N x D x H x W or N x D x H x W x C) and "
+        "SPLIT.labels (class indices, starting at 0) for the splits train and valid");
   }
 };
 

@@ -34,7 +34,7 @@ class Bleu {
 
  private:
   std::array<int64_t, kBleuOrder> matches_{};
-  std::array<int64_t, kBleuOrder> ngrams_{};  // in the hypotheses
+  std::array<int64_t, kBleuOrder> ngrams_{};  // number of n-grams in the hypotheses
   int64_t hypothesis_tokens_ = 0;
   int64_t reference_tokens_ = 0;
 };

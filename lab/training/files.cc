@@ -49,7 +49,7 @@ int OpenBeside(const std::filesystem::path& path, std::string* name) {
 
 void WriteFileAtomically(const std::filesystem::path& given,
                          const std::vector<std::string_view>& parts) {
-  // If the path is a link, its target is replaced. Devices and pipes are written in place.
+  // If the path is a link, its target is replaced. Devices and pipes are written to directly.
   std::error_code error;
   std::filesystem::path path = std::filesystem::weakly_canonical(given, error);
   if (error) path = given;

@@ -10,7 +10,7 @@ namespace gnomon::lab {
 
 #define GNOMON_TRAINING_OPTIONS(OPTION)                                                           \
   OPTION(int64_t, batch, 16,                                                                      \
-         .help = "Total number of examples (for text: windows) per step across all processes",    \
+         .help = "Total number of examples (windows, for text) per step across all processes",    \
          .lowest = 1)                                                                             \
   OPTION(int64_t, steps, 1000, .help = "Number of optimizer steps", .lowest = 1)                  \
   OPTION(int64_t, warmup, 100,                                                                    \
@@ -45,7 +45,7 @@ struct TrainingOptions {
 // per process.
 void CheckTrainingOptions(const TrainingOptions& options, int64_t processes = 1);
 
-// Returns the learning rate of a step (counted from 0) in a training run that ends after `end`
+// Returns the learning rate of step `step` (the first is 0) in a training run that ends after `end`
 // steps.
 double LearningRate(const TrainingOptions& options, int64_t step, int64_t end);
 

@@ -202,8 +202,8 @@ def define(
         entry = entry_of(name)
         if known is not None or (entry is not None and entry["library"] != str(library)):
             raise ValueError(
-                f"gnomon.similarity.define: another term is named {name}; choose a different "
-                "name, because names are unique within a process"
+                f"gnomon.similarity.define: a term named {name} already exists; choose a different "
+                "name, because names must be unique within a process"
             )
         if not library.exists():
             _compile(name, struct, text, source_of, library)

@@ -26,7 +26,8 @@ def cache_folder() -> pathlib.Path:
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a temporary file that replaces `path` on success and is removed on failure.
 
-    If `path` is a symbolic link, its target is replaced. Devices and pipes are written directly.
+    If `path` is a symbolic link, its target is replaced. Devices and pipes are written to
+    directly.
 
     Raises:
         OSError: the file cannot be written; the error names `path`. Other errors propagate

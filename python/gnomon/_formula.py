@@ -226,7 +226,10 @@ class Graph:
         return of[1:] if kind == "function" else of
 
     def derivatives(self, result: int, leaves: Sequence[int]) -> list[int]:
-        """Returns the result's derivative by each leaf; at ties, max and min split the gradient."""
+        """Returns the derivative of the result with respect to each leaf.
+
+        At ties, max and min split the gradient.
+        """
         order = self.reached_from([result])
         gradient = {result: self.number(1)}
         for node in reversed(order):

@@ -389,7 +389,7 @@ def nested_module(
 ) -> Tensor:
     """Runs a module's forward on nested tokens (B, length, dim) as one packed sequence.
 
-    `others` are module arguments for padded batches, which are rejected unless they are None.
+    `others` contains module arguments that apply only to padded batches; each must be None.
     """
     known = ("causal", "window", "chunks")
     for name, given in {**others, **arguments}.items():

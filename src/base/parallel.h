@@ -18,8 +18,9 @@ inline int WorkersFor(const Executor& executor, int64_t tasks) {
 }
 
 // Calls body(task, worker) once for each task = 0 .. tasks - 1. Tasks start in this order but may
-// run concurrently, so the results of body must depend only on the task. Concurrent calls have
-// different values of worker < WorkersFor(executor, tasks), which select their scratch memory.
+// run concurrently, so the results of body must depend only on the task. `worker` is less than
+// WorkersFor(executor, tasks) and differs between concurrent calls, so it can select a call's
+// scratch memory.
 template <class Body>
 void ParallelTasks(const Executor& executor, int64_t tasks, const Body& body) {
   const int workers = WorkersFor(executor, tasks);

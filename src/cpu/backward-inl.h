@@ -725,7 +725,7 @@ class BackwardPass {
     return true;
   }
 
-  // The packed keys of the tile that starts at key `first`, from its column `begin` on.
+  // The packed keys of the tile whose first key is `first`, starting at the tile's column `begin`.
   TilePanels PanelsOf(int64_t b, int64_t key_head, int64_t first, int64_t begin) const {
     if (in_place_ || pairs_ || dim_ == 0) return {};
     return {key_panels_.panel(b, key_head, first / kWidth), dim_, begin};

@@ -81,8 +81,9 @@ HWY_INLINE Real SumOfProducts(const Real* x, const Real* y, int64_t n) {
   return total;
 }
 
-// The steps of a pointer to rows, which exist per query head or per key head: `query` is added
-// after each query head, and `key` after each group of query heads.
+// The increments of a pointer to rows, as it moves through the heads: `query` is added after each
+// query head, and `key` after each group of query heads. Rows of query heads have key = 0, and rows
+// of key heads have query = 0.
 struct HeadSteps {
   int64_t query;
   int64_t key;

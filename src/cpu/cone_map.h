@@ -23,7 +23,7 @@ struct ConeMap {
 
 // Forward: maps tokens (B, H, L, D + 1) to x (B, H, L, width), whose D columns are followed by
 // zeros, and to scalars (S, B, H, L). Backward (if d_tokens is not null): computes d_tokens (B, H,
-// L, D + 1) from d_x and d_scalars, which are zeros if null.
+// L, D + 1) from d_x and d_scalars; either may be null, which means zeros.
 template <class T>
 struct MappedCones {
   ConeMap map;

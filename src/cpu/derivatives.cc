@@ -174,8 +174,8 @@ class Pass {
     float* sums;          // tangents of rows' sums, then the sums
     float* bias;          // biases of a row, in log2 units
     float* bias_tangent;  // tangents of the biases of a row
-    float* d_bias;        // gradients by offset; then their tangents
-    float* d_key_bias;    // gradients by key; then their tangents
+    float* d_bias;        // gradients per offset; then their tangents
+    float* d_key_bias;    // gradients per key; then their tangents
     float* g;             // tangents of the pair function's argument, then the argument
     float* pairs;         // scalars of pairs, one array each; then their tangents
     float* slopes;        // slopes of pairs, one array each; then their tangents
@@ -979,9 +979,9 @@ class Pass {
   // The pair function's arguments and slopes are computed for this many columns at a time.
   static constexpr int64_t kPairs = 128;
 
-  // The arrays of a row's pairs from `column` on, or the arrays of their tangents, in scratch
+  // The arrays of a row's pairs starting at `column`, or the arrays of their tangents, in scratch
   // memory. Scalars of rows and heads are equal in all columns, so their arrays are read from the
-  // beginning. Scalars of columns are read from `column` on.
+  // beginning. Scalars of columns are read starting at `column`.
   PairArrays PairsAt(bool is_tangent, const float* g, int64_t column,
                      const Scratch& scratch) const {
     const float* const pairs = scratch.pairs + is_tangent * kScalarArrays * stride_;
@@ -1158,7 +1158,7 @@ class Pass {
   }
 
   // Clears `f` and the slopes of hidden pairs, which may hold arbitrary numbers, among the `count`
-  // pairs from column j on.
+  // pairs starting at column j.
   void ClearHidden(const Columns& columns, int64_t j, int64_t count, float* f,
                    const Scratch& scratch) const {
     const auto clear = [&](int64_t begin, int64_t end) {

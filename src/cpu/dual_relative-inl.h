@@ -22,7 +22,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
 
-// Rows of numbers and rows of their tangents, which are null if the tangents are 0.
+// Rows of numbers and rows of their tangents; tangents.data is null if all tangents are 0.
 struct DualOperand {
   Strided values;
   Strided tangents;

@@ -124,9 +124,9 @@ class ForwardPass {
     int64_t first;  // a multiple of kWidth
     // Columns [p * kWidth, (p + 1) * kWidth) of the tile start at p * panel_rows_ * kWidth.
     const Real* panels;
-    Rows values;                      // from key `first` on; floats or bfloat16 pairs
-    RowsInPlace values_in_place;      // from key `first` on, if values are not packed
-    ColumnScalars::Pointers scalars;  // from key `first` on
+    Rows values;                      // starting at key `first`; floats or bfloat16 pairs
+    RowsInPlace values_in_place;      // starting at key `first`, if values are not packed
+    ColumnScalars::Pointers scalars;  // starting at key `first`
     std::optional<bool> non_finite;   // whether any value visible to the batch is non-finite
   };
 
@@ -885,9 +885,9 @@ class ForwardPass {
     }
   }
 
-  // Turns the inner products of row r, from tile column `begin` on, into weights. The function is
-  // flattened, because the compiler may consider the definition too large to inline, and a function
-  // call per vector would be slow.
+  // Turns the inner products of row r, starting at tile column `begin`, into weights. The function
+  // is flattened, because the compiler may consider the definition too large to inline, and a
+  // function call per vector would be slow.
   HWY_FLATTEN void AddWeights(Block& block, int64_t r, const TileRow& at, bool masked,
                               RowSpan visible, int64_t begin, const Real* key_products,
                               const TableWindow& window, const Keys& keys, Scratch& scratch) const {

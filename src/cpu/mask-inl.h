@@ -181,7 +181,7 @@ class PairMask {
     }
   }
 
-  // Sees() returns whether any of `heads` heads from h on sees a pair in the cell of this query
+  // Sees() returns whether any of the heads [h, h + heads) sees a pair in the cell of this query
   // block and key. Hides() returns whether any of them hides a pair.
   bool Sees(int64_t b, int64_t h, int64_t heads, int64_t query, int64_t key) const {
     return Any(b, h, heads, query, key, [](Cell cell) { return cell.sees; });
@@ -231,7 +231,7 @@ struct TileMask {
   bool paired = false;     // the user's pair mask may hide keys too
   bool placed = false;     // positions may hide keys too
 
-  // Sets the spans of `count` queries from `position` on, for columns [first, first + width).
+  // Sets the spans of `count` queries starting at `position`, for columns [first, first + width).
   void Set(const Mask& mask, KeyRange batch, int64_t position, int64_t count, int64_t first,
            int64_t width) {
     begin = width;
@@ -247,7 +247,7 @@ struct TileMask {
     partial = HidesWithin({begin, end}, 0, count);
   }
 
-  // Sets the spans for tokens with explicit positions: `count` queries of batch b from `query` on.
+  // Sets the spans of `count` queries of batch b, starting at `query`, with explicit positions.
   void Set(const Positions& positions, KeyRange batch, int64_t b, int64_t query, int64_t count,
            int64_t first, int64_t width) {
     const KeyRange columns{std::max(batch.begin, first), std::min(batch.end, first + width)};
@@ -279,8 +279,8 @@ struct TileMask {
     partial = HidesWithin({begin, end}, 0, count);
   }
 
-  // Narrows the spans to the segments of `count` queries of batch b from `query` on, for columns
-  // from `first` on. Call this after Set.
+  // Narrows the spans to the segments of `count` queries of batch b, starting at `query`, for
+  // columns starting at `first`. Call this after Set.
   void SetSegments(const Segments& segments, int64_t b, int64_t query, int64_t count,
                    int64_t first) {
     if (!segments.exists() || end <= begin) return;

@@ -70,7 +70,7 @@ template <class T>
 struct PairRowOf {
   T a[kMostScalars];
   T t[kMostScalars];
-  T norm;  // squared, of the token
+  T norm;  // squared norm of the token
   T near;  // NearShare
   // Computes squared distances between the row's token and the keys in columns [j, j + lanes) as
   // sums of squared differences, in lanes where `wanted` is not 0.

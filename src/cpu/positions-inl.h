@@ -175,7 +175,7 @@ class PlacedEntries {
 
   bool exists() const { return !terms_.empty(); }
 
-  // If query i reads consecutive entries for the `count` columns from `begin` on (whole vectors),
+  // If query i reads consecutive entries for `count` columns starting at `begin` (whole vectors),
   // returns the first entry; otherwise nullopt. The table has `size` entries and memory for `room`
   // entries. Only the first `seen` columns must have valid entries.
   std::optional<int64_t> FirstEntry(int64_t b, int64_t i, int64_t begin, int64_t count,

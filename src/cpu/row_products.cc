@@ -202,7 +202,7 @@ void ProductsOf(size_t m, size_t n, size_t columns, const float* a, size_t lda, 
   }
 }
 
-// Computes C += A B for kRows rows and kVectors vectors of columns from `column` on, or for the
+// Computes C += A B for kRows rows and kVectors vectors of columns starting at `column`, or for the
 // remaining columns. Alternate rows of B are added to two sums, which shortens the dependency
 // chain.
 template <TokenType kType, int kRows, int kVectors, bool kRest>

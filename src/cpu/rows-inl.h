@@ -150,7 +150,7 @@ class PackedScalars {
     if (scalars_.count() == 0) return;
     scalars_.Pack(b, h, keys, p * kWidth, (p + 1) * kWidth, Head(b, h) + p * kWidth, padded_);
   }
-  // The scalars of keys from `begin` on.
+  // The scalars of keys starting at `begin`.
   ColumnScalars::Pointers At(int64_t b, int64_t h, int64_t begin) const {
     if (scalars_.count() == 0) return {};
     return scalars_.At(Head(b, h) + begin, padded_);

@@ -176,7 +176,7 @@ struct KeyBounds {
   }
 };
 
-// The rows of a block: queries [i, i + queries) of `heads` heads from h on.
+// The rows of a block: queries [i, i + queries) of each of the heads [h, h + heads).
 struct BlockRows {
   int64_t b;
   int64_t h;

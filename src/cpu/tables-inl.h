@@ -72,7 +72,7 @@ inline void Scatter(const std::vector<TableRun>& runs, const Real* HWY_RESTRICT 
 // For each row of a tile, one number per table entry that the tile may read.
 struct TableWindow {
   TableRange range{0, 0};
-  int64_t origin = 0;  // the entry of column 0, aligned to a vector
+  int64_t origin = 0;  // the entry in column 0: range.begin, rounded down to whole vectors
   int64_t stride = 0;
   Real* data = nullptr;
 
@@ -100,7 +100,7 @@ class TableReader {
     return RoundUp(entries, kLaneCount) + 2 * kLaneCount;
   }
 
-  // Creates, in `memory`, the window for `rows` queries from `query` on and keys [begin, end).
+  // Creates, in `memory`, the window for `rows` queries starting at `query` and keys [begin, end).
   TableWindow Window(int64_t b, int64_t query, int64_t rows, int64_t begin, int64_t end,
                      int64_t stride, Real* memory) const {
     TableWindow window;

@@ -296,14 +296,14 @@ class Terms {
   // The number of floats in a window of kRowBlock rows.
   int64_t window_size() const { return kRowBlock * window_stride_; }
 
-  // Creates, in `memory`, the window for `rows` queries from `query` on and keys [begin, end).
+  // Creates, in `memory`, the window for `rows` queries starting at `query` and keys [begin, end).
   TableWindow Window(int64_t b, int64_t query, int64_t rows, int64_t begin, int64_t end,
                      Real* memory) const {
     if (!relative()) return {};
     return row_reader_.Window(b, query, rows, begin, end, window_stride_, memory);
   }
 
-  // Multiplies `rows` queries from `query` on by the relative keys of the window.
+  // Multiplies `rows` queries, starting at `query`, by the relative keys of the window.
   void MultiplyKeys(int64_t b, int64_t h, int64_t query, int64_t rows,
                     const TableWindow& window) const {
     const View<const Real>& q = in_.relative.query;

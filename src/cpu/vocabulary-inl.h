@@ -305,7 +305,7 @@ HWY_INLINE VF AtanSeries(VF z) {
 HWY_INLINE VF Tanh(VF a) {
   const DF d;
   const VF one = hn::Set(d, Real{1});
-  // The result rounds to 1 from 10 on (float64: 22).
+  // For arguments of at least 10 (float64: 22), the result rounds to 1.
   const VF size = Min(hn::Set(d, sizeof(Real) == 4 ? Real{10} : Real{22}), hn::Abs(a));
   const VF z = size * size;
   const VF low = hn::MulAdd(size * z, TanhSeries(z), size);

@@ -436,7 +436,7 @@ class Plan {
     }
   }
 
-  // Computes gradients of keys, values and biases for `count` query heads from `first` on.
+  // Computes gradients of keys, values and biases for `count` query heads starting at `first`.
   void PassOverQueries(const Constants& c, const Gradient& gradient, int64_t first, int64_t count) {
     const bool has_pairs = gradient.pair_bias.data != nullptr;
     const bool wanted = gradient.y.data != nullptr || gradient.v.data != nullptr ||

@@ -98,7 +98,7 @@ GNOMON_DEVICE void AddEntries(const LayoutParameters& layout, const unsigned cha
 // Removes the weights of the pairs `near` (see ToDistances()) from a tile, and adds them to `out`,
 // multiplied by differences of tokens. In sums of weighted tokens, the common part of near tokens
 // would cancel and leave rounding errors. The thread's pairs are those of rows `own` and own + 8;
-// `out` holds their columns from `first` on. With `kKeys`, the block's own rows are keys.
+// `out` holds their columns starting at `first`. With `kKeys`, the block's own rows are keys.
 template <class C, bool kKeys, int kOutputs, int kTiles>
 GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kTiles][4],
                                   uint32 near, const Parameters& p, int b, int own_head, int head,

@@ -264,7 +264,7 @@ GNOMON_DEVICE constexpr int Depth() {
   return C::kType == 0 ? 8 : 16;
 }
 
-// Loads rows row ... row + 15 of a tile, from column k Depth() on, as the left operand.
+// Loads rows row ... row + 15 of a tile, starting at column k Depth(), as the left operand.
 template <class C>
 GNOMON_DEVICE void LoadLeft(Operand& a, const unsigned char* tile, int row_bytes, int row, int k) {
   const int lane = Thread() % 32;
@@ -280,7 +280,8 @@ GNOMON_DEVICE void LoadRight(Operand& b, const unsigned char* tile, int row_byte
                       row * row_bytes + 32 * k);
   Split<C>(b);
 }
-// Loads rows from k Depth() on of a tile as rows of the right operand, 16 columns from `column` on.
+// Loads rows of a tile, starting at row k Depth(), as rows of the right operand: 16 columns
+// starting at `column`.
 // In fp32, the rows are in the same order as the columns in ToLeft().
 template <class C>
 GNOMON_DEVICE void LoadRightRows(Operand& b, const unsigned char* tile, int row_bytes, int k,
@@ -298,7 +299,7 @@ GNOMON_DEVICE void LoadRightRows(Operand& b, const unsigned char* tile, int row_
   }
   Split<C>(b);
 }
-// Converts columns of sums, from column k Depth() on, to a left operand.
+// Converts columns of sums, starting at column k Depth(), to a left operand.
 template <class C, int kTiles>
 GNOMON_DEVICE void ToLeft(Operand& a, const float (&c)[kTiles][4], int k) {
   if (C::kType != 0) {
@@ -364,7 +365,7 @@ GNOMON_DEVICE Head HeadOf(const Array& array, int b, int h) {
 }
 
 // Copies rows first ... first + rows - 1 asynchronously, with 0 for rows outside [low, high) and
-// for columns from `columns` on.
+// for columns outside [0, columns).
 template <class C>
 GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int rows, int low,
                             int high, int columns, int padded) {

@@ -231,8 +231,8 @@ inline bool Sees(const ProblemOptions& o, int64_t b, int64_t i, int64_t j) {
 }
 
 // Returns the segment numbers of `batch` sequences of `count` tokens, packed from documents of
-// `length` tokens that are numbered from `first` on. In sequence b, the first document is b tokens
-// shorter.
+// `length` tokens that are numbered starting at `first`. In sequence b, the first document is b
+// tokens shorter.
 inline std::vector<int32_t> Documents(int64_t batch, int64_t count, int64_t length,
                                       int32_t first = 0) {
   std::vector<int32_t> segments;

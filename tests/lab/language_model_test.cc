@@ -137,7 +137,7 @@ TEST(LanguageModelTest, EncodingsAreReadAtPositions) {
     model->eval();
     const torch::Tensor logits = model->forward(tokens);
     EXPECT_LT((model->forward_at(tokens, in_order) - logits).abs().max().item<double>(), 1e-6);
-    // The second row has positions from 30 on, as in a longer text.
+    // The second row has positions starting at 30, as in a longer text.
     torch::Tensor later = in_order.clone();
     later.select(0, 1).add_(30);
     const torch::Tensor at = model->forward_at(tokens, later);

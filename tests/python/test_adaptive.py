@@ -169,9 +169,9 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"adaptive\[1\]"):
         LanguageModel(VOCABULARY, DIM, 2, 2, 24, adaptive=[5, "9"])
     model = LanguageModel(VOCABULARY, DIM, 2, 2, 24, adaptive=CUTOFFS)
-    with pytest.raises(ValueError, match="tokens exceed the vocabulary"):
+    with pytest.raises(ValueError, match="tokens are outside the vocabulary"):
         model(torch.tensor([[VOCABULARY]]))
-    with pytest.raises(ValueError, match="targets exceed the vocabulary"):
+    with pytest.raises(ValueError, match="targets are outside the vocabulary"):
         model.losses(torch.tensor([[1]]), torch.tensor([[-1]]))
     with pytest.raises(ValueError, match="targets have shape"):
         model.losses(torch.tensor([[1]]), torch.tensor([1]))

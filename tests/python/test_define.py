@@ -238,8 +238,8 @@ def test_wrong_formulas(formula, told):
     [
         ({"name": "Wrong"}, ValueError, "name is 'Wrong'; expected lowercase letters"),
         ({"name": "wrong__"}, ValueError, "name is"),
-        ({"name": "dot"}, ValueError, "another term is named dot"),
-        ({"name": "alibi"}, ValueError, "another term is named alibi"),
+        ({"name": "dot"}, ValueError, "a term named dot already exists"),
+        ({"name": "alibi"}, ValueError, "a term named alibi already exists"),
         ({"name": 3}, TypeError, "name is an int"),
         ({"name": "x" * 61}, ValueError, "at most 60"),
         ({"title": 5}, TypeError, "title is an int"),
@@ -312,7 +312,7 @@ try:
     gnomon.similarity.define("student_t", "log1p(g)")
     raise AssertionError
 except ValueError as error:
-    assert "another term is named student_t" in str(error), error
+    assert "a term named student_t already exists" in str(error), error
 (entry,) = [e for e in gnomon.catalogue()["similarities"] if e["name"] == "student_t"]
 assert (entry["title"], entry["class_name"]) == ("Student's t", "StudentT"), entry
 assert entry["formula"] == "-gamma f, f = log1p(g / nu), g = |q - k|^2"

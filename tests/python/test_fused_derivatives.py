@@ -46,7 +46,7 @@ def grid_distance():
 
 
 def offsets(clip=True):
-    """The row of RELATIVE for each pair, for queries from position 9 on; 13 means no row."""
+    """The row of RELATIVE for each pair, for queries starting at position 9; 13 means no row."""
     rows = COLUMNS - ROWS[:, None] - 9 + 6
     return rows.clamp(0, 12) if clip else torch.where((rows < 0) | (rows > 12), 13, rows)
 

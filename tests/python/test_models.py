@@ -235,7 +235,7 @@ REFUSED = {
         {"tokens": (1, 2)},
     ),
     "another depth": (ValueError, "2 layers and the model has 3", {"depth": 3}),
-    "beyond the vocabulary": (ValueError, "tokens exceed", {"vocabulary": 2}),
+    "beyond the vocabulary": (ValueError, "tokens are outside", {"vocabulary": 2}),
     "by a layer": (RuntimeError, "no layer", {"break": "blocks.1"}),
     "by the last norm": (RuntimeError, "no layer", {"break": "norm"}),
 }
@@ -307,8 +307,8 @@ def test_beyond_the_longest_text_or_another_dtype():
         (lambda m: LanguageModel(position=3), TypeError, "position is an int; expected"),
         (lambda m: LanguageModel(similarity="dott"), ValueError, 'unknown similarity "dott"'),
         (lambda m: m([[1]]), TypeError, "tokens is a list; expected a Tensor"),
-        (lambda m: m(torch.tensor([[256]])), ValueError, "tokens exceed .*expected 0 to 255"),
-        (lambda m: m(torch.tensor([[-1]])), ValueError, "tokens exceed .*expected 0 to 255"),
+        (lambda m: m(torch.tensor([[256]])), ValueError, "tokens are outside .*from 0 to 255"),
+        (lambda m: m(torch.tensor([[-1]])), ValueError, "tokens are outside .*from 0 to 255"),
         (lambda m: m(torch.zeros(1, 1, device="meta").long()), TypeError, "tokens are on meta and"),
         (lambda m: m(torch.ones(1, 1).long(), 1), TypeError, "cache is an int; expected a Lang"),
         (
@@ -363,7 +363,7 @@ def test_beyond_the_longest_text_or_another_dtype():
     ],
 )
 def test_wrong_arguments(call, kind, message, tmp_path, monkeypatch, device):
-    if device.type == "cuda" and message.startswith("tokens exceed"):
+    if device.type == "cuda" and message.startswith("tokens are outside"):
         pytest.skip("values of GPU tensors are not checked")
     monkeypatch.chdir(tmp_path)
     model = LanguageModel(dim=4, depth=1, heads=1, mlp=4)

@@ -28,7 +28,7 @@ B, H, D, DV = 2, 4, 8, 5
 
 
 def drawn(batch, count, limit=40, first=-7, ordered=True):
-    """For each batch element, `count` of the `limit` positions from `first` on, without repeats."""
+    """For each batch element, `count` different positions out of `limit`, starting at `first`."""
     generator = generator_of(count)
     rows = [torch.randperm(limit, generator=generator)[:count] + first for _ in range(batch)]
     return torch.stack([row.sort().values if ordered else row for row in rows])

@@ -322,8 +322,8 @@ def to_markdown(
     lines.append(f"| all | {' | '.join(map(str, totals))} | | |")
     lines += [
         "",
-        "The last number of each row and the lists below refer to the newest release that has "
-        "the type.",
+        'The column "with the attention interface" and the lists below use the result of each '
+        "model type with the newest release that includes the type.",
         "",
         *_shares(outcomes),
     ]

@@ -512,7 +512,7 @@ def _model_of(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> P
         empty = model_class._from_config(config, **options)
     count = sum(parameter.numel() for parameter in empty.parameters())
     if count > MOST_PARAMETERS:
-        raise ValueError(f"{count} parameters, however small its configuration")
+        raise ValueError(f"the model has {count} parameters even in its smallest configuration")
     torch.manual_seed(0)
     model = model_class._from_config(config, **options).float().eval()
     with torch.no_grad():

@@ -137,9 +137,9 @@ std::tuple<torch::Tensor, torch::Tensor> attention_with_lse(const torch::Tensor&
                                                             const AttentionOptions& options = {});
 
 // Returns the attention weights p_ij (B, H, rows, Lk) for the given rows of q, in the dtype of q,
-// without dropout or aggregation. They are differentiable. Rows are counted from 0, or backwards
-// from -1 (the last). Memory is proportional to the number of rows times Lk. If all keys are masked
-// for a query, its weights are 0.
+// without dropout or aggregation. They are differentiable. Row indices start at 0; negative
+// indices count from the end, so -1 is the last row. Memory is proportional to the number of rows
+// times Lk. If all keys are masked for a query, its weights are 0.
 torch::Tensor attention_weights(const torch::Tensor& q, const torch::Tensor& k,
                                 const std::vector<int64_t>& rows = {-1},
                                 const AttentionOptions& options = {});

@@ -47,10 +47,10 @@ struct KVCache {
   void append(const torch::Tensor& new_k, const torch::Tensor& new_v,
               const std::vector<torch::Tensor>& new_projections = {},
               const torch::Tensor& new_positions = {});
-  // Returns all keys, rotated. turn(keys, first) rotates the keys of the tokens from `first` on,
-  // and must rotate them identically in every call. Rotated keys are cached with k. They are
-  // recomputed if k or positions were assigned, or if `rotation`, a name chosen by the caller, has
-  // changed.
+  // Returns all keys, rotated. turn(keys, first) rotates the keys of token `first` and of all later
+  // tokens, and must rotate them identically in every call. Rotated keys are cached with k. They
+  // are recomputed if k or positions were assigned, or if `rotation`, a name chosen by the caller,
+  // has changed.
   torch::Tensor turned(
       const std::function<torch::Tensor(const torch::Tensor& keys, int64_t first)>& turn,
       const std::string& rotation = "");

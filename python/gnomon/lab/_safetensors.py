@@ -124,7 +124,7 @@ def _header(content: bytearray, size: int) -> tuple[dict[str, Any], dict[str, st
         raise ValueError("its header is not a JSON object")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise ValueError("its __metadata__ is not an object of strings")
+        raise ValueError("its __metadata__ is not a JSON object whose values are all strings")
     return header, metadata, 8 + length
 
 

@@ -266,7 +266,7 @@ class KVCache:
         """Returns the cached positions followed by `positions`; the cache does not change.
 
         If only the new tokens have positions, the cached tokens are assumed to have consecutive
-        positions from 0.
+        positions starting at 0.
         """
         if self._k is None:
             return positions

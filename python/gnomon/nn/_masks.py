@@ -14,7 +14,7 @@ from gnomon.nn._held_terms import Terms
 def pair_mask(
     operator: str, name: str, pairs: Tensor | None, sizes: tuple[int, int, int, int]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Converts a mask (Lq, Lk) or (B * H, Lq, Lk) to mask= and pair_bias= of attention.
+    """Converts a mask (Lq, Lk) or (B * H, Lq, Lk) to attention's arguments mask and pair_bias.
 
     `sizes` is (B, H, Lq, Lk).
     """

@@ -157,7 +157,7 @@ class TokenPosition(torch.nn.Module):
 
     Components that act inside attention are ignored. Every encoding is computed from the original
     embeddings, so the order of components does not matter. Submodules are named "<name><n>", where
-    n numbers the components with that name from 0.
+    n is the index of the component among those with that name.
 
     Args:
         position: a specification, or anything else that MultiheadAttention accepts.

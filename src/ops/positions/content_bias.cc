@@ -57,7 +57,7 @@ const RegisterPosition content_bias({
                              "default has one table for all heads. The term is equivalent to "
                              "\"relative\" with far=\"zero\" and a separate query.",
                   .source = "Shaw et al. 2018, Self-Attention with Relative Position "
-                            "Representations (where r is q); some 2026 models, where r is a "
+                            "Representations. In the paper, r is q; in some 2026 models, r is a "
                             "projection of the tokens",
                   .role = CatalogueEntry::Role::kContent,
                   .cost = "1 + 0, plus the product of r and the table",

@@ -63,10 +63,10 @@ const RegisterPosition forget({
              "The sum stays accurate for long sequences: it is computed in float64, and the "
              "kernels subtract the sum at the query's own position (lse and sinks use the full "
              "sum). The gates of keys hidden by key_starts or key_lengths are treated as 1. With "
-             "segments, the sum runs only over the key's own segment. Keys are summed in order of "
-             "position. A module computes the gates from its tokens as f = sigmoid(w_h x + b_h). "
-             "The initial values match ALiBi: w_h is 0, and b_h makes log f equal to minus ALiBi's "
-             "slope.",
+             "segments, the sum runs only over the key's own segment. The log gates are summed in "
+             "order of position. A module computes the gates from its tokens as f = sigmoid(w_h x "
+             "+ b_h). The initial values match ALiBi: w_h is 0, and b_h makes log f equal to minus "
+             "ALiBi's slope.",
          .source = "Lin et al. 2025, Forgetting Transformer: Softmax Attention with a "
                    "Forget Gate",
          .role = CatalogueEntry::Role::kKeyBias,

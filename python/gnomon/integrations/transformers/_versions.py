@@ -1,4 +1,4 @@
-"""The tested releases of transformers; documentation pages and tests also read them."""
+"""Constants for the tested releases of transformers; tests and the sweep also use them."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ def add_attention_arguments(parser: argparse.ArgumentParser) -> None:
         help="text to process; give it twice for two texts side by side (default: two sentences "
         "that differ in one word)",
     )
-    parser.add_argument("--layer", type=int, help="draw only this layer, counted from 0")
-    parser.add_argument("--head", type=int, help="draw only this head, counted from 0")
+    parser.add_argument("--layer", type=int, help="index of the only layer to draw (first: 0)")
+    parser.add_argument("--head", type=int, help="index of the only head to draw (first: 0)")
 
 
 def draw_attention(options: argparse.Namespace) -> Picture:

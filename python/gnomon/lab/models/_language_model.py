@@ -284,8 +284,8 @@ class LanguageModel(torch.nn.Module):
             x = self.embedding(tokens) * self._options["dim"] ** 0.5
         except IndexError as error:
             raise ValueError(
-                "gnomon.models.LanguageModel: tokens exceed the vocabulary; expected 0 to "
-                f"{self._options['vocabulary'] - 1}"
+                "gnomon.models.LanguageModel: tokens are outside the vocabulary; expected values "
+                f"from 0 to {self._options['vocabulary'] - 1}"
             ) from error
         known = cache if cache is not None else memory
         x = self.token_position(
@@ -332,8 +332,9 @@ class LanguageModel(torch.nn.Module):
         restart at 0 in each document.
 
         Raises:
-            ValueError: a shape is wrong; tokens are beyond the vocabulary or max_length; a cache or
-                memory has a different batch size or depth; or a cache and a memory are both given.
+            ValueError: a shape is wrong; tokens are outside the vocabulary or beyond max_length; a
+                cache or memory has a different batch size or depth; or a cache and a memory are
+                both given.
             TypeError: tokens are not an integer tensor, a memory has a different dtype, or a
                 tensor is not on the model's device.
         """
@@ -360,7 +361,8 @@ class LanguageModel(torch.nn.Module):
         the targets are computed. The other arguments are those of forward.
 
         Raises:
-            ValueError: as in forward; targets differ in shape from tokens or exceed the vocabulary.
+            ValueError: as in forward, or if targets differ in shape from tokens or are outside the
+                vocabulary.
             TypeError: as in forward.
         """
         operator = "models.LanguageModel"
@@ -373,7 +375,8 @@ class LanguageModel(torch.nn.Module):
         vocabulary = self._options["vocabulary"]
         if targets.numel() > 0 and not 0 <= targets.min() <= targets.max() < vocabulary:
             raise ValueError(
-                f"gnomon.{operator}: targets exceed the vocabulary; expected 0 to {vocabulary - 1}"
+                f"gnomon.{operator}: targets are outside the vocabulary; expected values from 0 to "
+                f"{vocabulary - 1}"
             )
         states, keep = self._states(tokens, None, memory, positions, segments)
         x = self.norm(states[-1])

@@ -298,7 +298,7 @@ def _parts(options: dict[str, Any], without: tuple[str, ...]) -> Iterator[str]:
 
 
 def _describe_data(record: dict[str, Any]) -> str:
-    """Describes an object of a record, except for the fields that have separate rows."""
+    """Formats part of a record as text, without the fields that have their own rows."""
     shown = {
         name: f"{value:,}" if isinstance(value, int) else value
         for name, value in record.items()
