@@ -46,11 +46,11 @@ name, bound = sys.argv[1], float(sys.argv[2])
 there = torch.device(name, 0) if name == "cuda" else other_device.install()
 torch.set_num_threads(1)
 
-def same(here, beyond, message=None):
+def same(here, beyond, message=None, slack=1):
     assert beyond.device == there, message
     # The order of summation may differ, which changes the last bits of sums.
     largest = max(1.0, here.detach().abs().max().item())
-    off = max(bound, torch.finfo(here.dtype).eps) if here.is_floating_point() else 0
+    off = slack * max(bound, torch.finfo(here.dtype).eps) if here.is_floating_point() else 0
     torch.testing.assert_close(beyond.detach().cpu(), here.detach(), rtol=0, atol=off * largest,
                                msg=lambda text: f"{{message}}: {{text}}")
 """
@@ -138,7 +138,9 @@ def check(name, module, inputs, *calls):
         ):
             assert (ours.grad is None) == (theirs.grad is None), (name, key)
             if ours.grad is not None:
-                same(ours.grad, theirs.grad, f"{name}: {key}")
+                # In several layers, the terms of a similarity parameter's gradient nearly cancel:
+                # each device is up to 1.5e-5 of the largest number away from float64.
+                same(ours.grad, theirs.grad, f"{name}: {key}", slack=4)
 
 def moved(call):
     return {key: x.to(there) if isinstance(x, torch.Tensor) else x for key, x in call.items()}
