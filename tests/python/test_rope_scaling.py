@@ -16,7 +16,6 @@ D = 16
 LIST = [1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.5, 8.0]
 TEXT = "x".join(map(str, LIST))
 LONGER = [2 * number for number in LIST]
-LONGER_TEXT = "x".join(map(str, LONGER))
 
 # The options in the format of transformers, and the length of the sequence.
 SCALINGS = {
