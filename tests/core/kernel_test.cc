@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <sstream>
@@ -568,6 +569,48 @@ TEST_P(PairFunctionTest, ResultsAreTheSameForAnyNumberOfWorkers) {
     doubles.is_fused = true;
     ExpectSameForAnyNumberOfWorkers(doubles);
   }
+}
+
+// Pair functions that only the tests define.
+class DefinitionKernelTest : public ::testing::TestWithParam<const PairFunction*> {};
+
+TEST_P(DefinitionKernelTest, MatchesReference) {
+  const ProblemOptions problems[] = {
+      {.shape = {2, 3, 3, 47, 49, 9, 17}, .padded = true},
+      // Query heads of a group have separate factors and head scalars.
+      {.shape = {2, 6, 2, 49, 130, 16, 16}, .right = 0, .query_offset = 81},
+      {.shape = {3, 2, 1, 60, 200, 40, 3},
+       .left = 100,
+       .right = 20,
+       .key_starts = {0, 20, 60},
+       .key_lengths = {200, 199, 20},
+       .bias = ProblemOptions::kSharedBias},
+      {.shape = {2, 2, 1, 0, 49, 9, 9}},
+  };
+  for (const ProblemOptions& options : problems) {
+    SCOPED_TRACE(::testing::PrintToString(options));
+    ExpectKernelsMatchReference(RandomProblem(*GetParam(), options));
+  }
+}
+
+TEST_P(DefinitionKernelTest, IsTheSameForAnyNumberOfWorkers) {
+  const Problem<float> p = RandomProblem(
+      *GetParam(),
+      {.shape = {2, 4, 2, 100, 700, 16, 16}, .left = 300, .bias = ProblemOptions::kSharedBias});
+  const Results<float> serial = p.Run();
+  ExpectSame(p.Run(ThreadExecutor(3)), serial);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DefinitionKernelTest, ::testing::ValuesIn(TestPairFunctions()),
+                         [](const auto& test) { return std::string(test.param->name); });
+
+// The tests' definitions exist to cover this case.
+TEST(DefinitionKernelTest, CoverAnInnerProductWithScalars) {
+  const auto goes_with_scalars = [](const PairFunction* f) {
+    return f->input == PairInput::kInnerProduct && f->row_scalars == 2 && f->column_scalars == 1;
+  };
+  const auto all = TestPairFunctions();
+  EXPECT_TRUE(std::any_of(all.begin(), all.end(), goes_with_scalars));
 }
 
 // NaN and infinities.
