@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import torch
+
 # The checks of torch.library.opcheck that the tests run.
 CHECKS = (
     "test_schema",
@@ -11,6 +13,33 @@ CHECKS = (
     "test_faketensor",
     "test_aot_dispatch_dynamic",
 )
+
+
+def opcheck_forward_and_backward(forward, backward, tensors: list, rest: tuple) -> None:
+    """Checks a forward operator and its backward operator; absent tensors are None."""
+    leaves = [None if t is None else t.requires_grad_() for t in tensors]
+    torch.library.opcheck(forward, (*leaves, *rest), test_utils=CHECKS)
+    detached = [None if t is None else t.detach() for t in tensors]
+    o, lse, statistics = forward(*detached, *rest)
+    saved = (torch.randn_like(o), torch.randn_like(lse), o, lse, statistics)
+    for needed in ([t is not None for t in tensors], [True] + [False] * (len(tensors) - 1)):
+        torch.library.opcheck(backward, (*saved, *detached, *rest, needed), test_utils=CHECKS)
+
+
+def opcheck_derivatives(jvp, backward_jvp, tensors: list, rest: tuple) -> None:
+    """Checks an operator in forward mode and the backward operator of its second derivatives."""
+    leaves = [None if t is None else t.requires_grad_() for t in tensors]
+    tangents = [None if t is None else torch.randn_like(t) for t in tensors]
+    torch.library.opcheck(jvp, (*leaves, *rest, tangents), test_utils=CHECKS)
+    detached = [None if t is None else t.detach() for t in tensors]
+    o, lse, *_ = jvp(*detached, *rest, tangents)
+    saved = (torch.randn_like(o), torch.randn_like(lse), torch.randn_like(o), None)
+    given = [t is not None for t in tensors]
+    for needed in ([*given, *given, True], [True] + [False] * (2 * len(tensors))):
+        torch.library.opcheck(
+            backward_jvp, (*saved, *detached, *rest, tangents, needed), test_utils=CHECKS
+        )
+
 
 PEAK = """
 import re, sys, torch, gnomon

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from formulas import SIMILARITIES, assert_near, generator_of, pairwise, values_and_gradients
-from operator_checks import CHECKS, peak_memory
+from operator_checks import CHECKS, opcheck_derivatives, opcheck_forward_and_backward, peak_memory
 from torch import Tensor
 
 import gnomon
@@ -506,32 +506,12 @@ def low_level_arguments(dtype):
 @pytest.mark.cpu("float64")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_opcheck_of_the_pair(dtype):
-    tensors, rest = low_level_arguments(dtype)
-    leaves = [None if t is None else t.requires_grad_() for t in tensors]
-    torch.library.opcheck(ops.graph_forward, (*leaves, *rest), test_utils=CHECKS)
-    detached = [None if t is None else t.detach() for t in tensors]
-    o, lse, statistics = ops.graph_forward(*detached, *rest)
-    saved = (torch.randn_like(o), torch.randn_like(lse), o, lse, statistics)
-    for needed in ([t is not None for t in tensors], [True] + [False] * 7):
-        torch.library.opcheck(
-            ops.graph_backward, (*saved, *detached, *rest, needed), test_utils=CHECKS
-        )
+    opcheck_forward_and_backward(ops.graph_forward, ops.graph_backward, *low_level_arguments(dtype))
 
 
 @pytest.mark.cpu("forward mode and second derivatives")
 def test_opcheck_of_derivatives():
-    tensors, rest = low_level_arguments(torch.float32)
-    leaves = [None if t is None else t.requires_grad_() for t in tensors]
-    tangents = [None if t is None else torch.randn_like(t) for t in tensors]
-    torch.library.opcheck(ops.graph_jvp, (*leaves, *rest, tangents), test_utils=CHECKS)
-    detached = [None if t is None else t.detach() for t in tensors]
-    o, lse, *_ = ops.graph_jvp(*detached, *rest, tangents)
-    saved = (torch.randn_like(o), torch.randn_like(lse), torch.randn_like(o), None)
-    given = [t is not None for t in tensors]
-    for needed in ([*given, *given, True], [True] + [False] * (2 * len(tensors))):
-        torch.library.opcheck(
-            ops.graph_backward_jvp, (*saved, *detached, *rest, tangents, needed), test_utils=CHECKS
-        )
+    opcheck_derivatives(ops.graph_jvp, ops.graph_backward_jvp, *low_level_arguments(torch.float32))
 
 
 @pytest.mark.real_device

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 from formulas import POSITIONS, SIMILARITIES, Case, Mask, assert_near, values_and_gradients
-from operator_checks import CHECKS
+from operator_checks import CHECKS, opcheck_derivatives, opcheck_forward_and_backward
 
 import gnomon
 from gnomon._attention import AttentionArguments, lower_call, passed
@@ -58,16 +58,9 @@ def low_level_arguments(dtype, places=False):
 @pytest.mark.parametrize("places", [False, True], ids=["offsets", "positions"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_opcheck_of_the_pair(dtype, places):
-    tensors, rest = low_level_arguments(dtype, places)
-    leaves = [None if t is None else t.requires_grad_() for t in tensors]
-    torch.library.opcheck(ops.attention_forward, (*leaves, *rest), test_utils=CHECKS)
-    detached = [None if t is None else t.detach() for t in tensors]
-    o, lse, statistics = ops.attention_forward(*detached, *rest)
-    saved = (torch.randn_like(o), torch.randn_like(lse), o, lse, statistics)
-    for needed in ([t is not None for t in tensors], [True] + [False] * (len(tensors) - 1)):
-        torch.library.opcheck(
-            ops.attention_backward, (*saved, *detached, *rest, needed), test_utils=CHECKS
-        )
+    opcheck_forward_and_backward(
+        ops.attention_forward, ops.attention_backward, *low_level_arguments(dtype, places)
+    )
 
 
 @pytest.mark.cpu("forward mode and second derivatives")
@@ -79,19 +72,7 @@ def test_opcheck_of_derivatives(kernel):
         _, _, _, *lengths, offsets = rest[:6]
         numbers = ("umbral", 0, 4, 0, [3, 1, 1], None, "", None, "clip", 1.0, 0.0, 0.0, True, 0.0)
         rest = (None, None, None, *lengths, offsets, None, None, None, None, None, *numbers)
-    leaves = [None if t is None else t.requires_grad_() for t in tensors]
-    tangents = [None if t is None else torch.randn_like(t) for t in tensors]
-    torch.library.opcheck(ops.attention_jvp, (*leaves, *rest, tangents), test_utils=CHECKS)
-    detached = [None if t is None else t.detach() for t in tensors]
-    o, lse, *_ = ops.attention_jvp(*detached, *rest, tangents)
-    saved = (torch.randn_like(o), torch.randn_like(lse), torch.randn_like(o), None)
-    given = [t is not None for t in tensors]
-    for needed in ([*given, *given, True], [True] + [False] * (2 * len(tensors))):
-        torch.library.opcheck(
-            ops.attention_backward_jvp,
-            (*saved, *detached, *rest, tangents, needed),
-            test_utils=CHECKS,
-        )
+    opcheck_derivatives(ops.attention_jvp, ops.attention_backward_jvp, tensors, rest)
 
 
 def cone_map_formula(tokens, function, map, r):
