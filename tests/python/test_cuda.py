@@ -31,6 +31,12 @@ def on_cuda(operator, *arguments):
     return operator.default.redispatch(ON_CUDA, *arguments)
 
 
+def dot_arguments(x, y, v, factor, bias=None):
+    """The arguments of attention_forward for a dot product without further options."""
+    tensors = (x, y, v, None, None, None, factor, bias, *[None] * 20)
+    return *tensors, "dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0, False, 0.0
+
+
 def fake_tokens(dtype, *shape, grad=False):
     return torch.empty(shape, dtype=dtype, device="cuda", requires_grad=grad)
 
@@ -134,15 +140,12 @@ def test_types_of_gradients():
         x = fake_tokens(torch.bfloat16, 2, 4, 5, 8)
         y = fake_tokens(torch.bfloat16, 2, 2, 7, 8)
         factor, bias = torch.ones(4), torch.ones(1, 4, 11)
-        o, lse, statistics = ops.attention_forward(
-            *(x, y, y, None, None, None, factor, bias, *[None] * 20),
-            *("dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0, False, 0.0),
-        )
+        arguments = dot_arguments(x, y, y, factor, bias)
+        o, lse, statistics = ops.attention_forward(*arguments)
         assert {t.dtype for t in (o, lse, statistics)} == {torch.float32}
         gradients = ops.attention_backward(
             *(o, lse, o, lse, statistics),
-            *(x, y, y, None, None, None, factor, bias, *[None] * 20),
-            *("dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0, False, 0.0),
+            *arguments,
             [n in (0, 1, 2, 6, 7) for n in range(17)],
         )
         for gradient, of in zip(gradients, [x, y, y, *[None] * 3, factor, bias], strict=False):
@@ -181,26 +184,8 @@ def test_derived_tokens_are_float32_on_the_cpu(dtype):
 )
 def test_types_beside_each_other_on_the_cpu(x, y, v, message):
     tokens = [torch.ones(2, 4, 5, 8, dtype=getattr(torch, name)) for name in (x, y, v)]
-    rest = [None] * 3 + [torch.ones(4)] + [None] * 21
     with pytest.raises(TypeError, match=message):
-        ops.attention_forward(
-            *tokens,
-            *rest,
-            "dot",
-            0,
-            None,
-            None,
-            None,
-            None,
-            "",
-            None,
-            "clip",
-            1.0,
-            0.0,
-            0.0,
-            False,
-            0.0,
-        )
+        ops.attention_forward(*dot_arguments(*tokens, torch.ones(4)))
 
 
 CONES = [
@@ -379,28 +364,8 @@ def test_an_operator_launches_its_kernels(fakes, tmp_path):
 
 def test_tensors_of_another_device_are_named():
     q = torch.randn(1, 2, 3, 4)
-    rest = [None] * 3 + [torch.ones(2, device="meta")] + [None] * 21
+    arguments = dot_arguments(q, q, q, torch.ones(2, device="meta"))
     with pytest.raises(TypeError, match="factor is on meta; expected cpu"):
         ops.attention_forward.default.redispatch(
-            torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
-            *(
-                q,
-                q,
-                q,
-                *rest,
-                "dot",
-                0,
-                None,
-                None,
-                None,
-                None,
-                "",
-                None,
-                "clip",
-                1.0,
-                0.0,
-                0.0,
-                False,
-                0.0,
-            ),
+            torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *arguments
         )
