@@ -37,7 +37,10 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "cpu(reason): applies only to the CPU; skipped on other devices"
     )
-    config.addinivalue_line("markers", "slow: in a file that `make test-fast` skips")
+    config.addinivalue_line(
+        "markers",
+        "slow: starts programs, compiles code or trains models; skipped by `make test-fast`",
+    )
     config.addinivalue_line("markers", "long: skipped by `make test`; `make test-long` runs it")
     config.addinivalue_line(
         "markers",
@@ -55,24 +58,16 @@ def pytest_configure(config):
         os.environ.update(emulated_gpu.environment(cache))
 
 
-#: `make test-fast` skips these files, whose tests compile code, start programs or train models.
+#: The files whose tests start programs, compile code or train models; all of them are marked slow.
+#: In other files, single tests have this marker.
 SLOW = {
-    *(
-        "careless",
-        "cli",
-        "compare",
-        "cuda",
-        "cuda_operators",
-        "data_media",
-        "data_sets",
-        "define",
-        "devices",
-    ),
-    *("distributed", "distributed_training", "examples", "inspect", "looking_inside", "models"),
-    *("model_options", "pages", "published", "report", "scripts", "studies", "sweep"),
-    *("task_diffusion", "task_generated", "task_graphs", "task_hierarchy", "task_images"),
-    *("task_music", "task_speech", "task_translation", "terms", "transformers", "transforms"),
-    *("module_sweep", "vocabulary", "wheel"),
+    *("adaptive", "careless", "cli", "compare", "cuda", "cuda_operators", "data_media"),
+    *("data_sets", "define", "devices", "distributed", "distributed_training", "examples"),
+    *("info", "inspect", "lab", "looking_inside", "model_options", "models", "module_sweep"),
+    *("pages", "published", "report", "scripts", "studies", "sweep", "task_diffusion"),
+    *("task_generated", "task_graphs", "task_hierarchy", "task_images", "task_music"),
+    *("task_speech", "task_translation", "terms", "transformers", "transforms", "tuning"),
+    *("vocabulary", "wheel"),
 }
 
 

@@ -390,6 +390,7 @@ print(step(32768) - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_linear_in_the_length():
     run = subprocess.run(
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, timeout=240

@@ -64,6 +64,7 @@ SIGNATURES = {
 }
 
 
+@pytest.mark.slow
 def test_the_catalogue_matches_the_program_list(tmp_path):
     assert json.loads(succeed("list", "--json", cwd=tmp_path)) == CATALOGUE
 

@@ -705,6 +705,7 @@ print(step((128, 128)) - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["whole", "shaw", "disentangled", "keys", "plane"])
 def test_memory_is_linear_in_the_length(kind):
     run = subprocess.run(

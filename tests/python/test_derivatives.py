@@ -450,6 +450,7 @@ def test_third_derivatives_are_refused_by_name(name):
         jvp(lambda q: jvp(f, (q,), (q,))[1], (q,), (q,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("similarity", ["dot", "gaussian"])
 def test_memory_is_linear_in_the_length(similarity):
     before = """

@@ -80,6 +80,7 @@ def test_every_source_has_its_tests(row):
         assert entry in {"", *SIMILARITIES, *POSITIONS, *CONTENT}, name
 
 
+@pytest.mark.slow
 def test_every_entry_of_the_catalogue_has_a_source(tmp_path):
     catalogue = json.loads(succeed("list", "--json", cwd=tmp_path))
     for entry in catalogue["similarities"] + catalogue["positions"]:

@@ -125,6 +125,7 @@ print(*(mode.get_total_flops() for mode in (forward, backward, graph)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.cpu("starts its own processes")
 @pytest.mark.parametrize("first", ["gnomon", "torch.utils.flop_counter"])
 def test_flops(first):

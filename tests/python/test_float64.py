@@ -101,6 +101,7 @@ def test_any_number_of_threads():
     assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))
 
 
+@pytest.mark.slow
 def test_memory_is_linear():
     before = """
 import sys, torch, gnomon

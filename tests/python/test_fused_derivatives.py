@@ -354,6 +354,7 @@ def test_packed_documents_cost_their_own_pairs():
         torch.testing.assert_close(o_tangent[:, :, own].double(), expected[1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

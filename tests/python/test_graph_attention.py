@@ -558,6 +558,7 @@ def test_gradients_that_are_not_needed_are_not_computed():
     assert v.grad is not None
 
 
+@pytest.mark.slow
 def test_memory_is_linear_in_the_edges():
     before = """
 nodes, degree = int(sys.argv[1]), 4

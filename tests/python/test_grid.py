@@ -321,6 +321,7 @@ print(step(128, 256) - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_linear_in_the_tokens():
     run = subprocess.run(
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, timeout=240

@@ -398,6 +398,7 @@ def test_opcheck():
     torch.library.opcheck(ops.favor_projection, (torch.empty(4), 6, 1), test_utils=CHECKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feature", FEATURES)
 def test_memory_is_linear(feature):
     """The memory of the forward and the backward pass is linear in the length."""

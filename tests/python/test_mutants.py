@@ -20,6 +20,7 @@ def plant(monkeypatch):
     return plant
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["mutants/plant.py", "cuda/planted_errors.py"])
 def test_errors_fit_the_tree(script):
     command = [sys.executable, MUTANTS.parent / script, "--list"]

@@ -444,6 +444,7 @@ def test_compile(similarity, position, dynamic):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.real_device
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_compile_with_inductor():

@@ -605,6 +605,7 @@ def test_repeats_to_the_last_bit_for_any_number_of_threads():
             assert torch.equal(x, y)
 
 
+@pytest.mark.slow
 def test_memory_is_linear():
     """With 16384 tokens, a single array over all pairs would take 1 GiB."""
     before = """

@@ -297,6 +297,7 @@ def test_biases_that_rows_or_keys_share_hide_by_infinity(dtype):
     assert lse[:, :, 4:].isnan().all()
 
 
+@pytest.mark.slow
 def test_biases_that_rows_or_keys_share_take_no_memory_for_pairs():
     before = """
         shape = [int(n) for n in sys.argv[1].split("x")]

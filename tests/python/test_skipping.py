@@ -219,6 +219,7 @@ def test_attention_weights_are_all_there():
     assert torch.equal(ours != 0, everything != 0)
 
 
+@pytest.mark.slow
 @pytest.mark.real_device
 def test_a_compiled_call_takes_it():
     q, k, v = tokens(length=300)

@@ -261,6 +261,7 @@ def test_compiled_in_one_graph():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.cpu("measures a CPU process")
 def test_nothing_is_padded():
     """One long sequence and many short ones: padding would take 500 times the memory."""
