@@ -1,4 +1,5 @@
 // Compares the CUDA kernels, run in the emulator, with the double-precision reference.
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -121,15 +122,20 @@ class EmulatedTest : public ::testing::TestWithParam<std::tuple<const PairFuncti
 
 TEST_P(EmulatedTest, MatchesTheReference) {
   const auto& [function, element] = GetParam();
+  const std::vector<const PairFunction*> functions = EmulatedPairFunctions();
   size_t n = static_cast<size_t>(element);
+  n += std::find(functions.begin(), functions.end(), function) - functions.begin();
   for (const Case& c : Cases()) {
     ++n;
+    // Each 16-bit type has a third of the cases, which depends on the function, so that all pairs
+    // of function, type and case occur.
+    if (element != Element::kFloat32 && n % 3 != 0) continue;
     SCOPED_TRACE(c.name);
     const Problem<float> p = ProblemOf(*function, c.options, element);
     CudaOptions how;
     how.element = element;
     how.order = Order(n);
-    how.keeps_exact_o = n % 3 != 0;
+    how.keeps_exact_o = n % 4 != 0;
     how.keeps_statistics = n % 5 != 0;
     try {
       ExpectCloseTo(RunCuda(p, how), p.InDouble().Run(), element, c.options.dropout);
