@@ -1,6 +1,6 @@
 // A cache of values that are created once per key.
-#ifndef GNOMON_BASE_KEPT_H_
-#define GNOMON_BASE_KEPT_H_
+#ifndef GNOMON_SRC_BASE_KEPT_H_
+#define GNOMON_SRC_BASE_KEPT_H_
 
 #include <cstddef>
 #include <map>
@@ -36,4 +36,4 @@ class Kept {
 
 }  // namespace gnomon
 
-#endif  // GNOMON_BASE_KEPT_H_
+#endif  // GNOMON_SRC_BASE_KEPT_H_
