@@ -1,6 +1,5 @@
 #include "models/png.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <string_view>
 

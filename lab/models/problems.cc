@@ -1,7 +1,6 @@
 #include "models/problems.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "gnomon/attention.h"

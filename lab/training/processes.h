@@ -9,8 +9,6 @@
 #include <string>
 #include <utility>
 
-#include "training/batch_rows.h"
-
 namespace gnomon::lab {
 
 // Collective operations. All processes must call them in the same order, with contiguous tensors of

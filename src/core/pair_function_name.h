@@ -2,8 +2,6 @@
 #ifndef GNOMON_SRC_CORE_PAIR_FUNCTION_NAME_H_
 #define GNOMON_SRC_CORE_PAIR_FUNCTION_NAME_H_
 
-#include "gnomon/attention.h"
-
 #define GNOMON_PAIR_FUNCTION(Name) GNOMON_PAIR_FUNCTION_(Name)
 #define GNOMON_PAIR_FUNCTION_(Name) PairFunctionOf##Name
 

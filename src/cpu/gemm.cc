@@ -4,7 +4,6 @@
 // Must follow foreach_target.h:
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <vector>
 
 #include "base/parallel.h"

@@ -1,8 +1,6 @@
 #include "cuda/attention.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>

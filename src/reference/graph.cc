@@ -1,6 +1,5 @@
 // Attention over a graph. Pairs have the same scores as in the dense reference.
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <vector>
 

@@ -5,7 +5,6 @@
 #include <gnomon/torch/attention.h>
 
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "ops/attention/call.h"

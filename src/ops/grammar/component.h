@@ -6,7 +6,6 @@
 #include <gnomon/specification.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>

@@ -5,7 +5,6 @@
 #include <memory>
 #include <utility>
 
-#include "ops/attention/attention_weights.h"
 #include "ops/attention/options.h"
 #include "ops/nn/module_attention.h"
 #include "ops/nn/module_call.h"
