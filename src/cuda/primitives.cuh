@@ -36,7 +36,6 @@ GNOMON_DEVICE unsigned char* SharedMemory() { return gnomon_shared_memory; }
 GNOMON_DEVICE int Thread() { return static_cast<int>(threadIdx.x); }
 GNOMON_DEVICE int BlockX() { return static_cast<int>(blockIdx.x); }
 GNOMON_DEVICE int BlockY() { return static_cast<int>(blockIdx.y); }
-GNOMON_DEVICE int BlocksX() { return static_cast<int>(gridDim.x); }
 
 GNOMON_DEVICE uint32 Address(const void* shared) {
   return static_cast<uint32>(__cvta_generic_to_shared(shared));

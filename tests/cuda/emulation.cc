@@ -633,7 +633,6 @@ void EmulatedBackend::Launch(const cuda::KernelName& name, const cuda::LaunchSha
   block.kernel = kernel->second;
   block.parameters = static_cast<const cuda::Parameters*>(parameters);
   const uint32_t blocks = shape.grid[0] * shape.grid[1];
-  state.blocks_x = static_cast<int>(shape.grid[0]);
   for (uint32_t n = 0; n < blocks; ++n) {
     const uint32_t at = order_.backwards ? blocks - 1 - n : n;
     state.block_x = static_cast<int>(at % shape.grid[0]);

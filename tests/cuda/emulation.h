@@ -63,7 +63,6 @@ struct ThreadState {
   int thread = 0;
   int block_x = 0;
   int block_y = 0;
-  int blocks_x = 0;
   unsigned char* shared = nullptr;
 };
 extern ThreadState state;
@@ -72,7 +71,6 @@ inline unsigned char* SharedMemory() { return state.shared; }
 inline int Thread() { return state.thread; }
 inline int BlockX() { return state.block_x; }
 inline int BlockY() { return state.block_y; }
-inline int BlocksX() { return state.blocks_x; }
 
 // Functions for shared memory.
 void CheckRead(const void* from, int bytes, Place place);

@@ -24,14 +24,14 @@ enum Call {
 constexpr int kWarps = 2;
 constexpr int kThreads = 32 * kWarps;
 
-// Stores thread and block indices, and the number of blocks.
+// Stores thread and block indices. The grid has kGridColumns columns of blocks.
+constexpr int kGridColumns = 3;
 GNOMON_DEVICE void CallIndices(const Parameters& p) {
-  const int at = (BlockY() * BlocksX() + BlockX()) * kThreads + Thread();
-  auto* const to = static_cast<int*>(p.o.data) + 4 * at;
+  const int at = (BlockY() * kGridColumns + BlockX()) * kThreads + Thread();
+  auto* const to = static_cast<int*>(p.o.data) + 3 * at;
   to[0] = Thread();
   to[1] = BlockX();
   to[2] = BlockY();
-  to[3] = BlocksX();
 }
 
 // Applies each function to p.queries pairs of numbers a and b.

@@ -285,12 +285,14 @@ bool Near(double actual, double expected, double relative) {
 }
 
 TEST_P(PrimitivesTest, ThreadsKnowWhoTheyAre) {
-  const Words out = Run({.call = calls::kIndices, .grid = {3, 2, 1}}, {0}, 4 * 6 * calls::kThreads);
+  constexpr uint32_t kColumns = calls::kGridColumns;
+  const Words out = Run({.call = calls::kIndices, .grid = {kColumns, 2, 1}}, {0},
+                        3 * 2 * kColumns * calls::kThreads);
   for (uint32_t y = 0; y < 2; ++y) {
-    for (uint32_t x = 0; x < 3; ++x) {
+    for (uint32_t x = 0; x < kColumns; ++x) {
       for (uint32_t t = 0; t < calls::kThreads; ++t) {
-        const auto at = out.begin() + 4 * ((3 * y + x) * calls::kThreads + t);
-        ASSERT_EQ(Words(at, at + 4), (Words{t, x, y, 3}));
+        const auto at = out.begin() + 3 * ((kColumns * y + x) * calls::kThreads + t);
+        ASSERT_EQ(Words(at, at + 3), (Words{t, x, y}));
       }
     }
   }
