@@ -47,6 +47,17 @@ constexpr Real kLeastFall = -8.0f;
 // Calls in double precision need full accuracy, so they skip nothing.
 constexpr bool kSkips = sizeof(Real) == 4;
 
+// The largest bias in cells [first, end), given that of each cell; +inf if only some are -inf.
+inline Real LargestCell(const Real* cells, int64_t first, int64_t end) {
+  Real most = -kInfinity;
+  Real least = kInfinity;
+  for (int64_t c = first; c < end; ++c) {
+    most = std::max(most, cells[c]);
+    least = std::min(least, cells[c]);
+  }
+  return least == -kInfinity && most != -kInfinity ? kInfinity : most;
+}
+
 // The largest bias in each cell (kCell entries) of the tables of offset biases, in log2 units.
 class LargestBias {
  public:
@@ -86,15 +97,7 @@ class LargestBias {
   // An upper bound on entries [begin, end): -inf if all are -inf; +inf if only some are, or if
   // there is no bound.
   Real Most(int64_t b, int64_t h, int64_t begin, int64_t end) const {
-    const Real* cells = largest_.data() + Table(b, h) * cells_;
-    const int64_t last = (end - 1) / kCell;
-    Real most = -kInfinity;
-    Real least = kInfinity;
-    for (int64_t c = begin / kCell; c <= last; ++c) {
-      most = std::max(most, cells[c]);
-      least = std::min(least, cells[c]);
-    }
-    return least == -kInfinity && most != -kInfinity ? kInfinity : most;
+    return LargestCell(largest_.data() + Table(b, h) * cells_, begin / kCell, DivideUp(end, kCell));
   }
 
  private:
@@ -597,14 +600,8 @@ class Skipping {
     }
   }
   Real LargestKeyBias(int64_t b, int64_t h, int64_t first, int64_t end) const {
-    const Real* cells = key_bias_.data() + (b * n_.heads + h) * cells_;
-    Real most = -kInfinity;
-    Real least = kInfinity;
-    for (int64_t c = first / kCell; c * kCell < end; ++c) {
-      most = std::max(most, cells[c]);
-      least = std::min(least, cells[c]);
-    }
-    return least == -kInfinity && most != -kInfinity ? kInfinity : most;
+    return LargestCell(key_bias_.data() + (b * n_.heads + h) * cells_, first / kCell,
+                       DivideUp(end, kCell));
   }
 
   void BoundCells(int64_t head, int64_t first) const {
