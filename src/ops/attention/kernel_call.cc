@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/visible_keys.h"
+#include "ops/operators/tensors.h"
 
 namespace gnomon {
 namespace {

@@ -6,25 +6,14 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
 #include <c10/core/SymIntArrayRef.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/OptionalArrayRef.h>
 #include <gnomon/attention.h>
 
 #include <string_view>
 
 #include "ops/operators/argument_list.h"
-#include "ops/operators/tensors.h"
 
 namespace gnomon {
-
-// Disables autocast in its scope, so that the operators' own products keep their compute dtype.
-class WithoutAutocast {
- public:
-  WithoutAutocast() : guard_(c10::autocast_dispatch_keyset) {}
-
- private:
-  c10::impl::ExcludeDispatchKeyGuard guard_;
-};
 
 // The arguments, as in gnomon/attention.h. Axes: B batch, H query heads, G key heads, Q queries, K
 // keys, D columns of x and y, V columns of v; r, c and s are the row, column and head scalars of

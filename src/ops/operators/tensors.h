@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdint>
 
@@ -27,6 +28,15 @@ at::ScalarType ComputingType(const at::Tensor& q);
 // Converts a tensor to a dtype. Tensors that already have this dtype are returned without a
 // dispatcher call, which would take time.
 at::Tensor InType(const at::Tensor& tensor, at::ScalarType type);
+
+// Disables autocast in its scope, so that the operators' own products keep their compute dtype.
+class WithoutAutocast {
+ public:
+  WithoutAutocast() : guard_(c10::autocast_dispatch_keyset) {}
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard guard_;
+};
 
 }  // namespace gnomon
 
