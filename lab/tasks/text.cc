@@ -171,24 +171,14 @@ void TextTask::Prepare() { SetTokenizer(BuildTokenizer(options_.tokens, data_.tr
 std::vector<Asset> TextTask::Assets() const {
   return {{.name = "vocabulary",
            .tensor = "tokens.vocabulary",
-           .file = kind() == "bytes"   ? ""
-                   : kind() == "words" ? "vocabulary.txt"
-                                       : "vocabulary.model",
+           .file = VocabularyFile(kind()),
            .sha256_at = "/tokens/sha256",
            .bytes = tokens_.tokenizer == nullptr ? "" : tokens_.tokenizer->vocabulary()}};
 }
 
 void TextTask::TakeAssets(const std::vector<std::string>& bytes, bool is_stored) {
-  if (bytes[0].empty() && kind() != "bytes") {
-    throw Error("the tensor 'tokens.vocabulary' is missing");
-  }
-  const int64_t expected = options_.model.vocabulary;
-  const TokenizerPtr tokenizer = ReadTokenizer(kind(), bytes[0]);
-  if (is_stored && tokenizer->size() != expected) {
-    throw Error(
-        StrCat("its vocabulary has ", tokenizer->size(), " tokens, but its model has ", expected));
-  }
-  SetTokenizer(tokenizer);
+  const auto size = is_stored ? std::optional(options_.model.vocabulary) : std::nullopt;
+  SetTokenizer(RestoreTokenizer(kind(), bytes[0], size));
 }
 
 void TextTask::CheckData(const TrainingOptions* training) const {

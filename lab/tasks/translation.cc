@@ -511,24 +511,14 @@ void TranslationTask::Prepare() {
 std::vector<Asset> TranslationTask::Assets() const {
   return {{.name = "vocabulary",
            .tensor = "tokens.vocabulary",
-           .file = kind() == "bytes"   ? ""
-                   : kind() == "words" ? "vocabulary.txt"
-                                       : "vocabulary.model",
+           .file = VocabularyFile(kind()),
            .sha256_at = "/tokens/sha256",
            .bytes = tokenizer_ == nullptr ? "" : tokenizer_->vocabulary()}};
 }
 
 void TranslationTask::TakeAssets(const std::vector<std::string>& bytes, bool is_stored) {
-  if (bytes[0].empty() && kind() != "bytes") {
-    throw Error("the tensor 'tokens.vocabulary' is missing");
-  }
-  const int64_t expected = model_.vocabulary;
-  const TokenizerPtr tokenizer = ReadTokenizer(kind(), bytes[0]);
-  if (is_stored && tokenizer->size() != expected) {
-    throw Error(
-        StrCat("its vocabulary has ", tokenizer->size(), " tokens, but its model has ", expected));
-  }
-  SetTokenizer(tokenizer);
+  const auto size = is_stored ? std::optional(model_.vocabulary) : std::nullopt;
+  SetTokenizer(RestoreTokenizer(kind(), bytes[0], size));
 }
 
 void TranslationTask::CheckData(const TrainingOptions* training) const {

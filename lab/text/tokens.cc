@@ -184,6 +184,22 @@ TokenizerPtr ReadTokenizer(const std::string& kind, std::string_view vocabulary)
   return std::make_shared<ByteTokenizer>();
 }
 
+TokenizerPtr RestoreTokenizer(const std::string& kind, std::string_view vocabulary,
+                              std::optional<int64_t> size) {
+  const bool is_missing = vocabulary.empty() && kind != "bytes";
+  if (is_missing) throw Error("the tensor 'tokens.vocabulary' is missing");
+  TokenizerPtr tokenizer = ReadTokenizer(kind, vocabulary);
+  if (size && tokenizer->size() != *size) {
+    throw Error(
+        StrCat("its vocabulary has ", tokenizer->size(), " tokens, but its model has ", *size));
+  }
+  return tokenizer;
+}
+
+std::string VocabularyFile(const std::string& kind) {
+  return kind == "bytes" ? "" : kind == "words" ? "vocabulary.txt" : "vocabulary.model";
+}
+
 TokenData Tokenize(TokenizerPtr tokenizer, const TextData& data) {
   TokenData tokens;
   tokens.train = tokenizer->Encode(data.train);

@@ -110,6 +110,14 @@ TokenizerPtr BuildTokenizer(const TokenOptions& options, std::string_view traini
 // kind.
 TokenizerPtr ReadTokenizer(const std::string& kind, std::string_view vocabulary);
 
+// Restores a tokenizer from the vocabulary of a task's assets. Throws Error if the vocabulary is
+// missing, is not valid, or does not have `size` tokens.
+TokenizerPtr RestoreTokenizer(const std::string& kind, std::string_view vocabulary,
+                              std::optional<int64_t> size);
+
+// The name of the file that contains a vocabulary of this kind; empty for bytes.
+std::string VocabularyFile(const std::string& kind);
+
 // Both splits of a text as tokens.
 struct TokenData {
   TokenizerPtr tokenizer;
