@@ -25,9 +25,6 @@ void CheckWeightsFit(const LanguageModelOptions& model) {
 
 void CheckStepFits(const LanguageModelOptions& model, int64_t rows, int64_t length,
                    const std::string& flags) {
-  // Memory holds the weights, their gradients and the optimizer's two moments.
-  const double fixed = 4 * WeightBytes(model);
-  CheckMemoryHolds(ModelFlags(model), fixed);
   const auto depth = static_cast<double>(model.depth);
   // The number of logits per token; with adaptive embeddings, those of the first softmax.
   const auto vocabulary =
@@ -36,7 +33,7 @@ void CheckStepFits(const LanguageModelOptions& model, int64_t rows, int64_t leng
   // the same size.
   const double numbers = depth * LayerNumbers(model) + 3 * vocabulary;
   const double tokens = static_cast<double>(rows) * static_cast<double>(length);
-  CheckMemoryHolds(flags, fixed + sizeof(float) * tokens * numbers);
+  CheckTrainingFits(ModelFlags(model), WeightBytes(model), flags, tokens * numbers);
 }
 
 void CheckStoredSizes(const LanguageModelOptions& model, const StoredSizes& file) {

@@ -191,13 +191,11 @@ class DiffusionTask final : public Task {
   void CheckModelFits() const override { CheckMemoryHolds(ModelFlags(model_), WeightBytes()); }
 
   void CheckFits(const TrainingOptions& training, int64_t processes) const override {
-    const double fixed = 4 * WeightBytes();
-    CheckMemoryHolds(ModelFlags(model_), fixed);
     const double numbers = static_cast<double>(model_.depth) * LayerNumbers(model_);
     const double tokens = static_cast<double>(CountRows(training.batch, 0, processes)) *
                           static_cast<double>(model_.grid().tokens());
-    CheckMemoryHolds(StepFlags(Command::kTrain, training),
-                     fixed + sizeof(float) * tokens * numbers);
+    CheckTrainingFits(ModelFlags(model_), WeightBytes(), StepFlags(Command::kTrain, training),
+                      tokens * numbers);
   }
 
   void ReadData(const std::string& path) override {

@@ -160,14 +160,11 @@ class ImageTask : public Task {
     CheckMemoryHolds(ModelFlags(model_), WeightBytes(model_));
   }
   void CheckFits(const TrainingOptions& training, int64_t processes) const override {
-    // Memory must hold the weights, their gradients and Adam's two moments.
-    const double fixed = 4 * WeightBytes(model_);
-    CheckMemoryHolds(ModelFlags(model_), fixed);
     const double numbers = static_cast<double>(model_.depth) * LayerNumbers(model_);
     const double tokens = static_cast<double>(CountRows(training.batch, 0, processes)) *
                           static_cast<double>(model_.grid().tokens());
-    CheckMemoryHolds(StepFlags(Command::kTrain, training),
-                     fixed + sizeof(float) * tokens * numbers);
+    CheckTrainingFits(ModelFlags(model_), WeightBytes(model_), StepFlags(Command::kTrain, training),
+                      tokens * numbers);
   }
 
   void ReadData(const std::string& path) override {

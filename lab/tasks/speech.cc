@@ -299,15 +299,12 @@ class SpeechTask final : public Task {
   void CheckModelFits() const override { CheckMemoryHolds(ModelFlags(model_), WeightBytes()); }
 
   void CheckFits(const TrainingOptions& training, int64_t processes) const override {
-    // Memory must hold the weights, their gradients and Adam's two moments.
-    const double fixed = 4 * WeightBytes();
-    CheckMemoryHolds(ModelFlags(model_), fixed);
     const double numbers = static_cast<double>(model_.depth) * LayerNumbers(model_);
     // Estimate a common case: sequences with half the maximum number of utterances.
     const double tokens = static_cast<double>(CountRows(training.batch, 0, processes)) *
                           MeanTokens() * static_cast<double>(utterances()[0] + 1) / 2;
-    CheckMemoryHolds(StepFlags(Command::kTrain, training),
-                     fixed + sizeof(float) * tokens * numbers);
+    CheckTrainingFits(ModelFlags(model_), WeightBytes(), StepFlags(Command::kTrain, training),
+                      tokens * numbers);
   }
 
   void ReadData(const std::string& path) override {

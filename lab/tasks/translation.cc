@@ -362,9 +362,6 @@ void TranslationTask::CheckModelFits() const {
 }
 
 void TranslationTask::CheckFits(const TrainingOptions& training, int64_t processes) const {
-  // Memory must hold the weights, their gradients and Adam's two moments.
-  const double fixed = 4 * WeightBytes(model_);
-  CheckMemoryHolds(ModelFlags(model_), fixed);
   const auto dim = static_cast<double>(model_.dim);
   const auto depth = static_cast<double>(model_.depth);
   const auto vocabulary = static_cast<double>(model_.vocabulary);
@@ -374,8 +371,8 @@ void TranslationTask::CheckFits(const TrainingOptions& training, int64_t process
   const double target = source + depth * (3 * dim + ValueColumns(model_)) + 3 * vocabulary;
   // A sentence has at least two tokens, including the end token.
   const double rows = 2 * static_cast<double>(CountRows(training.batch, 0, processes));
-  CheckMemoryHolds(StepFlags(Command::kTrain, training),
-                   fixed + sizeof(float) * rows * (source + target));
+  CheckTrainingFits(ModelFlags(model_), WeightBytes(model_), StepFlags(Command::kTrain, training),
+                    rows * (source + target));
 }
 
 void TranslationTask::ReadData(const std::string& path) {

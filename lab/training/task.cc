@@ -139,4 +139,11 @@ void CheckMemoryHolds(const std::string& flags, double bytes) {
                      ", but the machine has ", Gibibytes(most)));
 }
 
+void CheckTrainingFits(const std::string& model_flags, double weight_bytes,
+                       const std::string& step_flags, double numbers) {
+  const double fixed = 4 * weight_bytes;
+  CheckMemoryHolds(model_flags, fixed);
+  CheckMemoryHolds(step_flags, fixed + sizeof(float) * numbers);
+}
+
 }  // namespace gnomon::lab

@@ -332,6 +332,10 @@ int64_t CountParameters(const torch::nn::Module& module);
 
 // Throws an Error that names `flags` if the machine has less memory than `bytes`.
 void CheckMemoryHolds(const std::string& flags, double bytes);
+// Throws an Error that names `model_flags` if memory is too small for the weights, their gradients
+// and Adam's two moments, or `step_flags` if it is too small for `numbers` floats in addition.
+void CheckTrainingFits(const std::string& model_flags, double weight_bytes,
+                       const std::string& step_flags, double numbers);
 
 }  // namespace gnomon::lab
 
