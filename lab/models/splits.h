@@ -5,7 +5,34 @@
 #include <string>
 #include <vector>
 
+#include "training/options.h"
+#include "training/task.h"
+
 namespace gnomon::lab {
+
+#define GNOMON_SPLITS_OPTIONS(OPTION)                                                   \
+  OPTION(std::vector<std::string>, splits, std::vector<std::string>({"test", "valid"}), \
+         .help = "Splits to evaluate: train, valid, test", .choices = {"train", "valid", "test"})
+
+struct SplitsOptions {
+  GNOMON_OPTIONS(GNOMON_SPLITS_OPTIONS)
+};
+
+// A task that is evaluated on splits of the data.
+class SplitsTask : public Task {
+ public:
+  std::vector<std::string> splits() const {
+    return evaluates_held_out() ? std::vector<std::string>{"valid"} : evaluation_.splits;
+  }
+  Conditions conditions() const override {
+    return {.key = "split",
+            .title = description().examples,
+            .values = {evaluation_.splits.begin(), evaluation_.splits.end()}};
+  }
+
+ protected:
+  SplitsOptions evaluation_;
+};
 
 // Throws an Error that names --splits if the list is empty or contains a split twice.
 void CheckSplits(const std::vector<std::string>& splits);

@@ -38,16 +38,8 @@ constexpr const char* kSelection = "selection";
              "loss (loss), or those of the last step (last)",                                     \
          .choices = {"accuracy", "loss", "last"})
 
-#define GNOMON_GRAPHS_EVALUATION_OPTIONS(OPTION)                                        \
-  OPTION(std::vector<std::string>, splits, std::vector<std::string>({"test", "valid"}), \
-         .help = "Splits to evaluate: train, valid, test", .choices = {"train", "valid", "test"})
-
 struct GraphsTrainingOptions {
   GNOMON_OPTIONS(GNOMON_GRAPHS_TRAINING_OPTIONS)
-};
-
-struct GraphsEvaluationOptions {
-  GNOMON_OPTIONS(GNOMON_GRAPHS_EVALUATION_OPTIONS)
 };
 
 // A model's results on a set of nodes.
@@ -56,7 +48,7 @@ struct Outcome {
   double loss = 0;
 };
 
-class GraphsTask final : public Task {
+class GraphsTask final : public SplitsTask {
  public:
   const char* name() const override { return "graphs"; }
   TaskDescription description() const override {
@@ -104,18 +96,10 @@ class GraphsTask final : public Task {
         {.key = "accuracy", .title = "accuracy", .column = "accuracy", .higher_is_better = true},
         {.key = "loss", .title = "loss, " + description().loss_unit, .column = "loss"}};
   }
-  Conditions conditions() const override {
-    return {.key = "split",
-            .title = "nodes",
-            .values = {evaluation_.splits.begin(), evaluation_.splits.end()}};
-  }
   std::string TrainedAs(const TrainingOptions& training) const override;
 
   const GraphNetworkOptions& model() const { return model_; }
   const GraphsTrainingOptions& learning() const { return learning_; }
-  std::vector<std::string> splits() const {
-    return evaluates_held_out() ? std::vector<std::string>{"valid"} : evaluation_.splits;
-  }
   const Graph& graph() const { return graph_; }
   const torch::Tensor& labels() const { return labels_; }
   // The nodes of a split; undefined if the data have no such split.
@@ -128,7 +112,6 @@ class GraphsTask final : public Task {
 
   GraphNetworkOptions model_;
   GraphsTrainingOptions learning_;
-  GraphsEvaluationOptions evaluation_;
   std::string path_;
   std::string sha256_;
   Graph graph_;

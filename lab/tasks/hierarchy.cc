@@ -64,10 +64,6 @@ constexpr int64_t kBatchNumbers = int64_t{1} << 21;
   OPTION(int64_t, split_seed, 0, .help = "Random seed for choosing the held-out pairs",    \
          .highest = static_cast<double>(kLargestSeed))
 
-#define GNOMON_HIERARCHY_EVALUATION_OPTIONS(OPTION)                                     \
-  OPTION(std::vector<std::string>, splits, std::vector<std::string>({"test", "valid"}), \
-         .help = "Splits to evaluate: train, valid, test", .choices = {"train", "valid", "test"})
-
 struct HierarchyModelOptions {
   GNOMON_OPTIONS(GNOMON_HIERARCHY_MODEL_OPTIONS)
 };
@@ -78,10 +74,6 @@ struct HierarchyTrainingOptions {
 
 struct HierarchySplitOptions {
   GNOMON_OPTIONS(GNOMON_HIERARCHY_SPLIT_OPTIONS)
-};
-
-struct HierarchyEvaluationOptions {
-  GNOMON_OPTIONS(GNOMON_HIERARCHY_EVALUATION_OPTIONS)
 };
 
 // A set of (descendant, ancestor) pairs, stored as sorted integers for fast lookup.
@@ -177,7 +169,7 @@ class HierarchyModelImpl : public torch::nn::Module {
 };
 TORCH_MODULE(HierarchyModel);
 
-class HierarchyTask final : public Task {
+class HierarchyTask final : public SplitsTask {
  public:
   const char* name() const override { return "hierarchy"; }
   TaskDescription description() const override {
@@ -231,18 +223,10 @@ class HierarchyTask final : public Task {
              .column = "AP",
              .higher_is_better = true}};
   }
-  Conditions conditions() const override {
-    return {.key = "split",
-            .title = "pairs",
-            .values = {evaluation_.splits.begin(), evaluation_.splits.end()}};
-  }
   std::string TrainedAs(const TrainingOptions& training) const override;
 
   const HierarchyModelOptions& model() const { return model_; }
   const HierarchyTrainingOptions& learning() const { return learning_; }
-  std::vector<std::string> splits() const {
-    return evaluates_held_out() ? std::vector<std::string>{"valid"} : evaluation_.splits;
-  }
   const PairSet& PairsOf(const std::string& part) const { return parts_.at(part); }
   // The pairs of all splits.
   const PairSet& known() const { return known_; }
@@ -255,7 +239,6 @@ class HierarchyTask final : public Task {
   HierarchyModelOptions model_;
   HierarchyTrainingOptions learning_;
   HierarchySplitOptions split_;
-  HierarchyEvaluationOptions evaluation_;
   std::string path_;
   std::string sha256_;
   std::map<std::string, PairSet> parts_;
