@@ -21,6 +21,7 @@
 #include "ops/nn/module_attention.h"
 #include "ops/nn/module_tensors.h"
 #include "ops/nn/token_encoding.h"
+#include "ops/operators/attention_operators.h"
 #include "ops/operators/graph_operators.h"
 
 namespace gnomon {

@@ -3,6 +3,7 @@
 #define GNOMON_OPS_ATTENTION_CALL_H_
 
 #include <ATen/core/Tensor.h>
+#include <gnomon/attention.h>
 
 #include <cstdint>
 #include <memory>
@@ -11,7 +12,7 @@
 #include <vector>
 
 #include "ops/catalogue/registry.h"
-#include "ops/operators/attention_operators.h"
+#include "ops/operators/argument_list.h"
 
 namespace gnomon {
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/operators/attention_operators.h"
 #include "ops/operators/devices.h"
 #include "ops/operators/tensors.h"
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/attention/call_checks.h"
+#include "ops/operators/attention_operators.h"
 
 namespace gnomon {
 namespace {

@@ -19,6 +19,7 @@
 #include "ops/attention/placed_bias.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/geometry/geometry.h"
+#include "ops/operators/attention_operators.h"
 #include "ops/operators/devices.h"
 #include "ops/operators/kept_tensor.h"
 #include "ops/operators/tensors.h"

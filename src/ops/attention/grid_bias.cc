@@ -4,7 +4,6 @@
 
 #include <string>
 
-#include "ops/operators/attention_operators.h"
 #include "ops/operators/tensors.h"
 
 namespace gnomon {

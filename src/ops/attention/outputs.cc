@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "ops/geometry/geometry.h"
+#include "ops/operators/attention_operators.h"
 
 namespace gnomon {
 

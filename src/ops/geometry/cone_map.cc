@@ -16,7 +16,7 @@
 #include "core/cone_map.h"
 #include "ops/geometry/geometry.h"
 #include "ops/geometry/half_space.h"
-#include "ops/operators/attention_operators.h"
+#include "ops/operators/argument_list.h"
 #include "ops/operators/autograd.h"
 #include "ops/operators/executor.h"
 #include "ops/operators/kernel_arguments.h"

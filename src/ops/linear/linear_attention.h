@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "ops/operators/attention_operators.h"
+#include "ops/operators/argument_list.h"
 
 namespace gnomon {
 

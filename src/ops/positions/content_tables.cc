@@ -5,7 +5,6 @@
 #include <optional>
 #include <utility>
 
-#include "ops/operators/attention_operators.h"
 #include "ops/operators/tensors.h"
 
 namespace gnomon {

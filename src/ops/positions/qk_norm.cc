@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "ops/catalogue/registry.h"
-#include "ops/operators/attention_operators.h"
 
 namespace gnomon {
 namespace qk_norm {

@@ -12,7 +12,6 @@
 
 #include "ops/catalogue/registry.h"
 #include "ops/coordinates/token_grid.h"
-#include "ops/operators/attention_operators.h"
 #include "ops/operators/autograd.h"
 #include "ops/operators/tensors.h"
 #include "ops/positions/rope_frequencies.h"

@@ -6,7 +6,6 @@
 #include "ops/catalogue/random_rows.h"
 #include "ops/catalogue/registry.h"
 #include "ops/coordinates/token_grid.h"
-#include "ops/operators/attention_operators.h"
 #include "ops/operators/tensors.h"
 #include "ops/positions/rotation.h"
 

@@ -13,7 +13,6 @@
 
 #include "core/rotation.h"
 #include "cpu/workspace.h"
-#include "ops/operators/attention_operators.h"
 #include "ops/operators/autograd.h"
 #include "ops/operators/executor.h"
 #include "ops/operators/kernel_arguments.h"

@@ -7,7 +7,6 @@
 #include "ops/catalogue/registry.h"
 #include "ops/geometry/geometry.h"
 #include "ops/geometry/half_space.h"
-#include "ops/operators/attention_operators.h"
 #include "ops/operators/tensors.h"
 
 namespace gnomon {
