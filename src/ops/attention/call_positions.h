@@ -2,7 +2,7 @@
 #ifndef GNOMON_OPS_ATTENTION_CALL_POSITIONS_H_
 #define GNOMON_OPS_ATTENTION_CALL_POSITIONS_H_
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 #include <c10/core/SymInt.h>
 
 #include <optional>
