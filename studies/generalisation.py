@@ -150,7 +150,7 @@ STUDY = Study(
                 "results on 100 symbols confirm the claim. In bucket sort, the means also agree "
                 "with the claim; at 500 symbols, RoPE's accuracy varies from 0.79 to 0.99 between "
                 "seeds. Without positions, copying and reversing are hardly learned: the mean "
-                "accuracies at 40 symbols are 0.18 and 0.11. The rows of these problems at 100 "
+                "accuracies at 40 symbols are 0.18 and 0.11. The rows for these problems at 100 "
                 "symbols therefore compare learning rather than generalisation. At 500 symbols, "
                 "both models are near chance (0.03) in copying and reversing. No run learns recall "
                 "without positions; with RoPE, two of three runs do."

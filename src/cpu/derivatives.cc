@@ -355,7 +355,7 @@ class Pass {
           has_y() ? NormTangent(y, tangents.Row(b, h, j), dim_) : 0.0f;
     }
   }
-  // The number of key j, or the tangent of this number, in an array with one number per key. `head`
+  // The entry of key j, or its tangent, in an array with one entry per key. `head`
   // is counted across the batch.
   float* KeyNumber(const Buffer& numbers, bool is_tangent, int64_t head, int64_t j) const {
     return numbers.data() + (is_tangent * n_.batch * n_.key_heads + head) * n_.keys + j;

@@ -283,8 +283,8 @@ HWY_INLINE PairRow LoadRow(const Functions& functions, const AttentionInput<Real
   return row;
 }
 
-// Single pairs, one for each of several rows (at most a block), for which f and its derivatives are
-// evaluated.
+// Pairs for which f and its derivatives are evaluated: one pair for each of several rows, at most a
+// block of rows.
 template <class Functions>
 class LonePairs {
  public:

@@ -178,7 +178,7 @@ REFUSED = {
             torch.ones(2, 3, 8), key_padding_mask=torch.ones(2, 3, dtype=torch.int64)
         ),
         TypeError,
-        "key_padding_mask has dtype torch.int64; expected booleans",
+        "key_padding_mask has dtype torch.int64; expected torch.bool",
     ),
     "a mask and segments": (
         lambda: nn.MultiheadAttention(8, 2)(

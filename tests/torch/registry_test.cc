@@ -506,7 +506,7 @@ TEST(RegisterTest, RefusesParametersThatContradict) {
               HasSubstr("which has an invalid default value: 9"));
   EXPECT_THAT(refusal({Flag("f", "yes")}), HasSubstr("which has an invalid default value: yes"));
   EXPECT_THAT(refusal({Number("shape", "1")}),
-              HasSubstr("with a parameter shape, which is reserved for grids"));
+              HasSubstr("with a parameter shape of the wrong kind; this name is reserved"));
   EXPECT_THAT(refusal({Number("axis", "1")}), HasSubstr("with a parameter axis"));
   EXPECT_EQ(refusal({Integer("n", "9").AtMost(8), Shape()}),
             refusal({Integer("n", "9").AtMost(8)}));
