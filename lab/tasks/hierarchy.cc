@@ -173,14 +173,13 @@ class HierarchyTask final : public SplitsTask {
  public:
   const char* name() const override { return "hierarchy"; }
   TaskDescription description() const override {
-    return {
-        .summary = "low-dimensional embeddings that predict which nodes are ancestors of which",
-        .data_help =
-            "A file with the array train.pairs, with a descendant and an ancestor per row, and "
-            "either both or neither of the arrays valid.pairs and test.pairs (docs/tasks.md)",
-        .data_noun = "hierarchy",
-        .loss_unit = "nats per pair",
-        .examples = "pairs"};
+    return {.summary = "low-dimensional embeddings that predict which nodes are ancestors of which",
+            .data_help =
+                "A file with the array train.pairs, with a descendant and an ancestor per row, and "
+                "either both or neither of the arrays valid.pairs and test.pairs (docs/tasks.md)",
+            .data_noun = "hierarchy",
+            .loss_unit = "nats per pair",
+            .examples = "pairs"};
   }
 
   TrainingOptions DefaultTraining(Command /*command*/) const override {

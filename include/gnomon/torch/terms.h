@@ -315,9 +315,9 @@ Position GridBias(torch::Tensor table, int64_t prefix = 0);
 // The sum stays accurate for long sequences: it is computed in float64, and the kernels subtract
 // the sum at the query's own position (lse and sinks use the full sum). The gates of keys hidden by
 // key_starts or key_lengths are treated as 1. With segments, the sum runs only over the key's own
-// segment. Keys are summed in order of position. A module computes the gates from its tokens as f =
-// sigmoid(w_h x + b_h). The initial values match ALiBi: w_h is 0, and b_h makes log f equal to
-// minus ALiBi's slope.
+// segment. The log gates are summed in order of position. A module computes the gates from its
+// tokens as f = sigmoid(w_h x + b_h). The initial values match ALiBi: w_h is 0, and b_h makes log f
+// equal to minus ALiBi's slope.
 //
 // Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate.
 //
@@ -364,8 +364,8 @@ Position AbsoluteKeys(torch::Tensor table, std::optional<double> scale = std::nu
 // A module projects its tokens to r_i, a short vector per head, and by default has one table for
 // all heads. The term is equivalent to "relative" with far="zero" and a separate query.
 //
-// Shaw et al. 2018, Self-Attention with Relative Position Representations (where r is q); some 2026
-// models, where r is a projection of the tokens.
+// Shaw et al. 2018, Self-Attention with Relative Position Representations. In the paper, r is q; in
+// some 2026 models, r is a projection of the tokens.
 //
 // query: (B, H, Lq, Dr), the vectors r_i.
 // table: (2 extent - 1, Dr), or (extent, Dr) for the past only, which requires a causal mask; or
