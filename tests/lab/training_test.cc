@@ -890,7 +890,7 @@ TEST_F(CheckpointTest, HostileCheckpointsAreErrors) {
   file.metadata.erase("gnomon");
   expect(file, "no gnomon configuration");
   file.metadata["gnomon"] = "{";
-  expect(file, "not JSON");
+  expect(file, "its configuration is not valid JSON");
   file.metadata["gnomon"] = "[]";
   expect(file, "'format' is missing");
 
