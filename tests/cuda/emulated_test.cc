@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -127,9 +128,10 @@ TEST_P(EmulatedTest, MatchesTheReference) {
   n += std::find(functions.begin(), functions.end(), function) - functions.begin();
   for (const Case& c : Cases()) {
     ++n;
-    // Each 16-bit type has a third of the cases, which depends on the function, so that all pairs
-    // of function, type and case occur.
-    if (element != Element::kFloat32 && n % 3 != 0) continue;
+    // With functions other than dot, each 16-bit type has a third of the cases. This third depends
+    // on the function, so all pairs of function, type and case occur.
+    const bool has_all = element == Element::kFloat32 || function->name == std::string_view("dot");
+    if (!has_all && n % 3 != 0) continue;
     SCOPED_TRACE(c.name);
     const Problem<float> p = ProblemOf(*function, c.options, element);
     CudaOptions how;

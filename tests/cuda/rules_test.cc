@@ -1,5 +1,4 @@
-// Tests properties other than accuracy for every pair function, with the CUDA kernels in the
-// emulator.
+// Tests properties of the CUDA kernels other than accuracy, in the emulator.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -24,12 +23,23 @@ class RulesTest : public ::testing::TestWithParam<const PairFunction*> {
 INSTANTIATE_TEST_SUITE_P(All, RulesTest, ::testing::ValuesIn(EmulatedPairFunctions()),
                          [](const auto& test) { return std::string(test.param->name); });
 
+// Properties of the engine: one function for each kind of input and scalars.
+class EngineRulesTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  static const PairFunction& function() { return EmulatedPairFunction(GetParam()); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Kinds, EngineRulesTest,
+                         ::testing::Values("additive", "dot", "every_function", "laplacian",
+                                           "umbral"),
+                         [](const auto& test) { return std::string(test.param); });
+
 const ProblemOptions kSome = {
     .shape = {2, 4, 2, 37, 70, 17, 16}, .right = 40, .bias = ProblemOptions::kSharedBias};
 
 // Results are bitwise equal for any order of threads, for early or late copies, and for any set of
 // requested gradients.
-TEST_P(RulesTest, ResultsAreTheSameInAnyOrder) {
+TEST_P(EngineRulesTest, ResultsAreTheSameInAnyOrder) {
   size_t n = 0;
   for (const Element element : kElements) {
     SCOPED_TRACE(NameOf(element));
@@ -45,7 +55,7 @@ TEST_P(RulesTest, ResultsAreTheSameInAnyOrder) {
   }
 }
 
-TEST_P(RulesTest, GradientsMayBeLeftOut) {
+TEST_P(EngineRulesTest, GradientsMayBeLeftOut) {
   const Problem<float> p = ProblemOf(function(), kSome, Element::kBFloat16);
   const CudaOptions how = {.element = Element::kBFloat16};
   const Results<float> all = RunCuda(p, how);
@@ -57,7 +67,7 @@ TEST_P(RulesTest, GradientsMayBeLeftOut) {
   }
 }
 
-TEST_P(RulesTest, GradientOfLseIsOptional) {
+TEST_P(EngineRulesTest, GradientOfLseIsOptional) {
   Problem<float> p = ProblemOf(function(), kSome, Element::kFloat32);
   std::fill(p.d_lse.begin(), p.d_lse.end(), 0.0f);
   const Results<float> with_zeros = RunCuda(p, {});
@@ -65,7 +75,7 @@ TEST_P(RulesTest, GradientOfLseIsOptional) {
   ExpectSame(RunCuda(p, {}), with_zeros);
 }
 
-TEST_P(RulesTest, RowsWithoutKeysAreZero) {
+TEST_P(EngineRulesTest, RowsWithoutKeysAreZero) {
   // All queries are before the first key, or all keys are outside the windows.
   for (const int64_t offset : {-100, 300}) {
     for (const Element element : kElements) {
@@ -81,7 +91,7 @@ TEST_P(RulesTest, RowsWithoutKeysAreZero) {
   }
 }
 
-TEST_P(RulesTest, InfiniteBiasesMask) {
+TEST_P(EngineRulesTest, InfiniteBiasesMask) {
   Problem<float> p = ProblemOf(
       function(), {.shape = {2, 3, 1, 29, 50, 17, 17}, .bias = ProblemOptions::kBiasForEachBatch},
       Element::kFloat32);
@@ -241,7 +251,7 @@ TEST_P(RulesTest, PoisonInAKeyReachesTheRowsThatSeeIt) {
 }
 
 // Keys outside key_starts and key_lengths are never read.
-TEST_P(RulesTest, HiddenColumnsMayHoldAnything) {
+TEST_P(EngineRulesTest, HiddenColumnsMayHoldAnything) {
   for (const int64_t columns : {17, 16}) {
     const AttentionShape shape = {3, 2, 1, 30, 90, columns, columns};
     const Problem<float> clean = ProblemOf(function(),
