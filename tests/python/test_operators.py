@@ -394,9 +394,10 @@ def test_every_operator_has_its_opcheck():
     checked = {check(q)[0].__name__ for check in COMPOSITE_CHECKS.values()}
     for path in pathlib.Path(__file__).parent.glob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            # torch.library.opcheck(ops.NAME, ...)
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.library.opcheck":
-                checked |= set(re.findall(r"^ops\.(\w+)$", ast.unparse(node.args[0])))
+            # torch.library.opcheck(ops.NAME, ...), opcheck_derivatives(ops.NAME, ops.NAME, ...)
+            if isinstance(node, ast.Call) and "opcheck" in ast.unparse(node.func):
+                for argument in node.args[:2]:
+                    checked |= set(re.findall(r"^ops\.(\w+)$", ast.unparse(argument)))
     # load_terms reads a term library; test_terms.py tests it.
     elsewhere = {"load_terms"}
     assert checked == registered - elsewhere
