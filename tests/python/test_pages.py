@@ -40,6 +40,8 @@ SMALL = {
     "bench": {"--length": "64", "--repeats": "1"},
     "rank": {"--steps": "10", "--restarts": "1"},
 }
+#: Smaller numbers for flags that a command has.
+SMALLER = {"--seeds": "2", "--workers": "2"}
 
 
 def blocks_of(page: pathlib.Path) -> list[tuple[str, str, int]]:
@@ -58,12 +60,12 @@ def commands(block: str) -> list[list[str]]:
 
 
 def made_small(words: list[str]) -> list[str]:
-    """The command with the numbers of SMALL."""
-    small: dict[str, str] = {}
+    """The command with the numbers of SMALL and SMALLER."""
+    small = {flag: value for flag, value in SMALLER.items() if flag in words}
     for command in words[1:3]:
         small = small | SMALL.get(command, {})
     if "--resume" in words:
-        small = {}  # which excludes them
+        small = {}  # --resume excludes them
     kept = list(words)
     for flag in small:
         if flag in kept:
