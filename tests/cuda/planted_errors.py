@@ -5,6 +5,7 @@ and a few seconds per mutant.
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -43,15 +44,19 @@ class Builder:
         self.generated = build / "generated" / "gnomon_cuda_tests"
         folder = build / "tests" / "CMakeFiles"
         self.emulation = folder / "gnomon_cuda_emulation.dir" / "cuda"
+        self.core = build / "lib" / "libgnomon_core.a"
+        if not (build / "bin" / "gnomon_cuda_tests").exists() or not self.core.exists():
+            raise SystemExit(f"{build}: gnomon_cuda_tests has not been built")
+        commands = json.loads((build / "compile_commands.json").read_text())
         self.objects = [
-            *sorted(folder.glob("gnomon_cuda_tests.dir/cuda/*_test.cc.o")),
-            *folder.glob("gnomon_cuda_tests.dir/cuda/installed_nvrtc.cc.o"),
+            *(
+                build / entry["output"]
+                for entry in commands
+                if "gnomon_cuda_tests.dir" in entry["output"]
+            ),
             *self.emulation.glob("emulation.cc.o"),
             *self.emulation.glob("primitives_program.cc.o"),
         ]
-        self.core = build / "lib" / "libgnomon_core.a"
-        if not self.objects or not self.core.exists():
-            raise SystemExit(f"{build}: gnomon_cuda_tests has not been built")
 
     def compile(self, folder: Path, source: Path) -> Path:
         """Compiles a source with the kernels in folder/src and returns the object file."""
