@@ -482,7 +482,9 @@ def test_eval_says_that_the_text_is_another(folder, model, tmp_path):
     other = gnomon("eval", "--model", "model", "--data", "other.txt", cwd=folder)
     assert other.returncode == 0
     (line,) = other.stderr.splitlines()
-    assert line.startswith("gnomon: note: the text at other.txt differs from the model's training data")
+    assert line.startswith(
+        "gnomon: note: the text at other.txt differs from the model's training data"
+    )
     assert str(folder / "text.txt") in line
     # A copy of the text is recognised as the same text.
     (tmp_path / "copy.txt").write_bytes((folder / "text.txt").read_bytes())

@@ -134,7 +134,9 @@ def test_a_model_without_training_state_at_the_command_line(tmp_path):
     assert "contains only a model; --resume also needs" in refused(
         "train", "--resume", tmp_path, cwd=tmp_path
     )
-    assert "contains only a model, with no data path; pass --data" in refused("eval", "--model", tmp_path, cwd=tmp_path)
+    assert "contains only a model, with no data path; pass --data" in refused(
+        "eval", "--model", tmp_path, cwd=tmp_path
+    )
     printed = json.loads(
         succeed("eval", "--model", tmp_path, "--data", "text.txt", "--json", cwd=tmp_path)
     )
