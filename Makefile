@@ -115,7 +115,7 @@ test-lab: build ## build the lab with the installed library, in build-lab
 	build-lab/tree/bin/gnomon list >/dev/null
 
 .PHONY: test-fast
-test-fast: .venv/.setup-test build ## run all tests except those that compile, start programs or train
+test-fast: .venv/.setup-test build ## run the tests, except tests that compile, start programs or train
 	$(CMAKE) --build build --target gnomon_core_tests gnomon_text_tests gnomon_torch_tests \
 		gnomon_lab_tests
 	$(ctest) --test-dir build --tests-regex '_tests'  --exclude-regex cuda

@@ -32,7 +32,7 @@ struct Definition {
   PairInput input;
   // f and its directional derivative along the second argument.
   Number (*value)(const Point&, const Point&);
-  // The derivatives that Gradient computes; NaN for those that it does not set.
+  // The derivatives set by Gradient; the others are NaN.
   Point (*gradient)(const Point&);
 };
 

@@ -356,7 +356,7 @@ def test_rope_on_a_grid_rotates_by_places():
     term = position.RoPE(shape=(5, 7), prefix=2)
     o = gnomon.attention(q, k, v, position=term, positions=places)
     for b in range(B):
-        # The expected call has all tokens of the grid, and masks those that are not in `places`.
+        # The expected call uses all grid tokens and masks tokens outside `places`.
         def whole(x, b=b):
             full = torch.zeros(1, 2, 37, D, dtype=torch.float64)
             return full.index_copy(2, places[b], x[b : b + 1])

@@ -17,6 +17,7 @@ from gnomon.nn._token_encodings import TokenEncoding, TokenPosition
 
 #: Index kinds of row tables along grid axes, in axis order.
 _AXES = ("first_axis", "second_axis")
+_Change = Callable[[Tensor], Tensor]
 
 
 def resize_grid_table(table: Tensor, shape: Sequence[int]) -> Tensor:
@@ -123,13 +124,16 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
                     f"gnomon.{name}: shape is {tuple(sizes)}, but {_spec_of(part)} has the shape "
                     f"{old}; expected the same number of axes"
                 )
-    # Check all parts before changing any, so that a failed call leaves the model as it was.
+    # Collect all changes before the first one, so that an error leaves the model as it was.
+    changes = [
+        (part, table, change)
+        for part in parts
+        if isinstance(part, HeldTerms)
+        for table, change in _changes(part, sizes)
+    ]
+    for held, table, change in changes:
+        _replace(held, table, change)
     for part in parts:
-        if isinstance(part, HeldTerms):
-            _check_tables(part, sizes)
-    for part in parts:
-        if isinstance(part, HeldTerms):
-            _resize_tables(part, sizes)
         spec = "+".join(
             to_spec(
                 component.name,
@@ -155,31 +159,26 @@ def _spec_of(part: HeldTerms | TokenPosition | TokenEncoding) -> str:
     return part.spec if isinstance(part, TokenEncoding) else part.position
 
 
-def _check_tables(module: HeldTerms, shape: list[int]) -> None:
-    for tensor in module_tensors(module.similarity, module.position):
-        if (
-            tensor.indexed_by == "offsets"
-            and tensor.component.lies_on_a_grid
-            and tensor.component.options.get("axis") is None
-            and len(set(shape)) > 1
-        ):
-            raise ValueError(
-                f"gnomon.nn.resize_grid: shape is {tuple(shape)} and {tensor.component.spec} has "
-                "one table for all axes; expected axes of equal length"
-            )
-
-
-def _resize_tables(module: HeldTerms, shape: list[int]) -> None:
+def _changes(module: HeldTerms, shape: list[int]) -> list[tuple[str, _Change]]:
+    """Returns the names of a module's tables that depend on the grid, and how each changes."""
+    changes: list[tuple[str, _Change]] = []
     for tensor in module_tensors(module.similarity, module.position):
         component, index = tensor.component, tensor.indexed_by
         if index == "grid":
-            _replace(module, tensor.name, functools.partial(resize_grid_table, shape=shape))
+            changes.append((tensor.name, functools.partial(resize_grid_table, shape=shape)))
         elif index in _AXES:
             size = shape[_AXES.index(index)]
-            _replace(module, tensor.name, functools.partial(_resize_rows, size=size))
+            changes.append((tensor.name, functools.partial(_resize_rows, size=size)))
         elif index == "offsets" and component.lies_on_a_grid:
-            of_axis = [shape[int(component.options.get("axis") or 0)]]
-            _replace(module, tensor.name, functools.partial(resize_grid_table, shape=of_axis))
+            along = component.options.get("axis")
+            if along is None and len(set(shape)) > 1:
+                raise ValueError(
+                    f"gnomon.nn.resize_grid: shape is {tuple(shape)} and {component.spec} has "
+                    "one table for all axes; expected axes of equal length"
+                )
+            of_axis = [shape[int(along or 0)]]
+            changes.append((tensor.name, functools.partial(resize_grid_table, shape=of_axis)))
+    return changes
 
 
 def _resize_rows(table: Tensor, size: int) -> Tensor:
@@ -189,7 +188,7 @@ def _resize_rows(table: Tensor, size: int) -> Tensor:
     return moved[0] if table.dim() == 2 else torch.stack(moved)
 
 
-def _replace(module: HeldTerms, name: str, change: Callable[[Tensor], Tensor]) -> None:
+def _replace(module: HeldTerms, name: str, change: _Change) -> None:
     old = getattr(module, name)
     with torch.no_grad():
         new = change(old.detach()).contiguous()
