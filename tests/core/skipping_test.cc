@@ -182,33 +182,49 @@ double ScoreOf(const Problem<double>& p, int64_t b, int64_t h, int64_t i, int64_
   return score;
 }
 
-// Sums the weights of each row's visible keys for which left_out(b, h, i, j) is true, in double
-// precision, and returns the largest of these sums.
-template <class LeftOut>
-double LargestLeftOut(const Problem<float>& problem, const LeftOut& left_out) {
+// Returns the weights, in double precision, of all pairs. They add up to 1 in each row that sees
+// keys.
+std::vector<double> WeightsOf(const Problem<float>& problem) {
   const Problem<double> p = problem.InDouble();
   const AttentionShape& n = p.options.shape;
+  std::vector<double> weights(static_cast<size_t>(n.batch * n.heads * n.queries * n.keys));
+  auto row = weights.begin();
+  for (int64_t b = 0; b < n.batch; ++b) {
+    for (int64_t h = 0; h < n.heads; ++h) {
+      for (int64_t i = 0; i < n.queries; ++i, row += n.keys) {
+        for (int64_t j = 0; j < n.keys; ++j) {
+          row[j] = Sees(p.options, b, i, j) ? ScoreOf(p, b, h, i, j) : -kInfinity;
+        }
+        const double top = n.keys > 0 ? *std::max_element(row, row + n.keys) : -kInfinity;
+        double all = 0;
+        for (int64_t j = 0; j < n.keys; ++j) {
+          row[j] = top == -kInfinity ? 0.0 : std::exp(row[j] - top);
+          all += row[j];
+        }
+        for (int64_t j = 0; j < n.keys && all > 0; ++j) row[j] /= all;
+      }
+    }
+  }
+  return weights;
+}
+
+// Returns the largest sum in a row of the weights of the pairs for which left_out(b, h, i, j) is
+// true.
+template <class LeftOut>
+double LargestLeftOut(const std::vector<double>& weights, const AttentionShape& n,
+                      const LeftOut& left_out) {
   double largest = 0;
-  std::vector<double> scores(static_cast<size_t>(n.keys));
-  for (int64_t row = 0; row < n.batch * n.heads * n.queries; ++row) {
-    const int64_t b = row / n.queries / n.heads;
-    const int64_t h = row / n.queries % n.heads;
-    const int64_t i = row % n.queries;
-    double top = -kInfinity;
-    for (int64_t j = 0; j < n.keys; ++j) {
-      scores[static_cast<size_t>(j)] =
-          Sees(p.options, b, i, j) ? ScoreOf(p, b, h, i, j) : -kInfinity;
-      top = std::max(top, scores[static_cast<size_t>(j)]);
+  auto weight = weights.begin();
+  for (int64_t b = 0; b < n.batch; ++b) {
+    for (int64_t h = 0; h < n.heads; ++h) {
+      for (int64_t i = 0; i < n.queries; ++i) {
+        double left = 0;
+        for (int64_t j = 0; j < n.keys; ++j, ++weight) {
+          if (left_out(b, h, i, j)) left += *weight;
+        }
+        largest = std::max(largest, left);
+      }
     }
-    if (top == -kInfinity) continue;
-    double all = 0;
-    double left = 0;
-    for (int64_t j = 0; j < n.keys; ++j) {
-      const double weight = std::exp(scores[static_cast<size_t>(j)] - top);
-      all += weight;
-      if (left_out(b, h, i, j)) left += weight;
-    }
-    largest = std::max(largest, left / all);
   }
   return largest;
 }
@@ -298,7 +314,8 @@ TEST_P(BoundedFunctionTest, WhatIsLeftOutIsLessThanTheTolerance) {
       EXPECT_LT(share, c.most);
     }
     const std::vector<float>& o = results.at("o");
-    EXPECT_LT(LargestLeftOut(p,
+    const std::vector<double> weights = WeightsOf(p);
+    EXPECT_LT(LargestLeftOut(weights, n,
                              [&](int64_t b, int64_t h, int64_t i, int64_t j) {
                                const int64_t row = (b * n.heads + h) * n.queries + i;
                                return o[static_cast<size_t>(row * n.value_dim + j)] == 0.0f;
@@ -308,7 +325,7 @@ TEST_P(BoundedFunctionTest, WhatIsLeftOutIsLessThanTheTolerance) {
     // If heads share keys, d_v is a sum over these heads and does not show single weights.
     if (n.heads > n.key_heads) continue;
     const std::vector<float>& d_v = results.at("d_v");
-    EXPECT_LT(LargestLeftOut(p,
+    EXPECT_LT(LargestLeftOut(weights, n,
                              [&](int64_t b, int64_t h, int64_t i, int64_t j) {
                                const int64_t key = (b * n.key_heads + h) * n.keys + j;
                                return d_v[static_cast<size_t>(key * n.value_dim + i)] == 0.0f;
@@ -631,6 +648,7 @@ TEST(SkippingTest, TilesTogetherStayBelowTheTolerance) {
       p.bias_at(0, h, e) = kLength - 1 - e < kNear ? 0.0f : static_cast<float>(far);
     }
   }
+  const std::vector<double> weights = WeightsOf(p);
   OnEveryTarget([&] {
     Results<float> results;
     EXPECT_LT(ShareOf([&] { results = p.Run(SerialExecutor(), "d_v"); }), 0.97);
@@ -638,11 +656,14 @@ TEST(SkippingTest, TilesTogetherStayBelowTheTolerance) {
       const int64_t at = (h * kLength + row) * kLength + column;
       return results.at(name)[static_cast<size_t>(at)] == 0.0f;
     };
-    EXPECT_LT(LargestLeftOut(p, [&](int64_t, int64_t h, int64_t i,
-                                    int64_t j) { return is_zero("o", h, i, j); }),
+    EXPECT_LT(LargestLeftOut(
+                  weights, p.options.shape,
+                  [&](int64_t, int64_t h, int64_t i, int64_t j) { return is_zero("o", h, i, j); }),
               p.options.tolerance);
-    EXPECT_LT(LargestLeftOut(p, [&](int64_t, int64_t h, int64_t i,
-                                    int64_t j) { return is_zero("d_v", h, j, i); }),
+    EXPECT_LT(LargestLeftOut(weights, p.options.shape,
+                             [&](int64_t, int64_t h, int64_t i, int64_t j) {
+                               return is_zero("d_v", h, j, i);
+                             }),
               p.options.tolerance);
   });
 }

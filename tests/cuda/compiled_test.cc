@@ -1,9 +1,9 @@
 // Compiles the kernels with the NVRTC of the installed PyTorch, and checks their resource usage.
 // The tests are skipped without NVRTC.
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -14,6 +14,7 @@
 #include "core/cuda_program.h"
 #include "core/definition_source.h"
 #include "cuda/attention.h"
+#include "cuda_problem.h"
 #include "device_texts.h"
 #include "gnomon/attention.h"
 #include "gnomon/table_layout.h"
@@ -71,8 +72,11 @@ constexpr Form kForms[] = {
 };
 constexpr size_t kFormCount = std::size(kForms);
 
-// Returns the kernels that the forward and the backward pass launch.
-std::vector<KernelName> KernelsOf(const PairFunction& function, const Form& form) {
+enum class Passes { kBoth, kForward, kBackward };
+
+// Returns the kernels that the passes launch.
+std::vector<KernelName> KernelsOf(const PairFunction& function, const Form& form,
+                                  Passes passes = Passes::kBoth) {
   constexpr int64_t kLength = 4096;
   const auto strides = [&] {
     return std::array<int64_t, 3>{2 * kLength * form.dim, kLength * form.dim, form.dim};
@@ -120,8 +124,12 @@ std::vector<KernelName> KernelsOf(const PairFunction& function, const Form& form
     gradient.temperature = numbers;
   }
   NamesOfKernels backend;
-  Forward(function, in, {gradients, numbers, numbers, numbers}, backend);
-  Backward(function, in, {tokens, numbers, tokens, numbers, numbers}, gradient, backend);
+  if (passes != Passes::kBackward) {
+    Forward(function, in, {gradients, numbers, numbers, numbers}, backend);
+  }
+  if (passes != Passes::kForward) {
+    Backward(function, in, {tokens, numbers, tokens, numbers, numbers}, gradient, backend);
+  }
   return backend.names();
 }
 
@@ -139,14 +147,20 @@ void ExpectFits(const KernelName& name, int architecture, int most_stack) {
   EXPECT_LE(footprint.registers, 255);
 }
 
-class CompiledTest : public ::testing::TestWithParam<std::tuple<const PairFunction*, size_t, int>> {
+struct CompiledCase {
+  const PairFunction* function;
+  size_t form;
+  int architecture;
+  Passes passes = Passes::kBoth;
 };
+
+class CompiledTest : public ::testing::TestWithParam<CompiledCase> {};
 
 TEST_P(CompiledTest, FitsIntoRegisters) {
   if (InstalledNvrtc() == nullptr)
     GTEST_SKIP() << "NVRTC not found; set GNOMON_NVRTC to its library";
-  const auto& [function, form, architecture] = GetParam();
-  for (const KernelName& name : KernelsOf(*function, kForms[form])) {
+  const auto& [function, form, architecture, passes] = GetParam();
+  for (const KernelName& name : KernelsOf(*function, kForms[form], passes)) {
     if (name.definition.empty()) continue;
     ExpectFits(name, architecture, MostStack(kForms[form]));
   }
@@ -175,48 +189,52 @@ std::vector<const PairFunction*> Functions() {
   return functions;
 }
 
-using CompiledCase = std::tuple<const PairFunction*, size_t, int>;
-
 // All pair functions in all forms for all architectures.
 std::vector<CompiledCase> AllCases() {
   std::vector<CompiledCase> cases;
   for (const PairFunction* function : Functions()) {
     for (size_t form = 0; form < kFormCount; ++form) {
       for (const int architecture : kArchitectures) {
-        cases.emplace_back(function, form, architecture);
+        cases.push_back({function, form, architecture});
       }
     }
   }
   return cases;
 }
 
-// One case per pair function: each form once, then only the first form, which compiles fastest.
-// Architectures alternate.
+// Selects all forms with functions that compile fast, and for each other function one pass in the
+// first form.
 std::vector<CompiledCase> SomeCases() {
+  constexpr std::string_view kFast[] = {"dot", "softcap", "gaussian"};
   std::vector<CompiledCase> cases;
-  for (const PairFunction* function : Functions()) {
+  const auto add = [&](const PairFunction& function, size_t form, bool both) {
     const size_t turn = cases.size();
-    const size_t form = turn < kFormCount ? kFormCount - 1 - turn : 0;
-    const size_t architecture = (turn + turn / kFormCount) % std::size(kArchitectures);
-    cases.emplace_back(function, form, kArchitectures[architecture]);
+    const Passes one = turn % 2 == 0 ? Passes::kForward : Passes::kBackward;
+    // With this step, each architecture gets both passes.
+    const size_t architecture =
+        (turn + turn / std::size(kArchitectures)) % std::size(kArchitectures);
+    cases.push_back({&function, form, kArchitectures[architecture], both ? Passes::kBoth : one});
+  };
+  for (size_t form = 0; form < kFormCount; ++form) {
+    add(FindPairFunction(kFast[form % std::size(kFast)]), form, true);
+  }
+  for (const PairFunction* function : Functions()) {
+    if (std::ranges::find(kFast, function->name) == std::end(kFast)) add(*function, 0, false);
   }
   return cases;
 }
 
-// GNOMON_CUDA_FORMS=all selects all cases, which take most of an hour.
-std::vector<CompiledCase> ChosenCases() {
-  const char* const forms = std::getenv("GNOMON_CUDA_FORMS");
-  return forms != nullptr && std::string_view(forms) == "all" ? AllCases() : SomeCases();
-}
+// All cases take most of an hour.
+std::vector<CompiledCase> ChosenCases() { return TestsAllForms() ? AllCases() : SomeCases(); }
 
 TEST(CompiledCasesTest, SomeAreOfEachPairFunctionFormAndArchitecture) {
   std::set<const PairFunction*> functions;
   std::set<size_t> forms;
   std::set<int> architectures;
-  for (const auto& [function, form, architecture] : SomeCases()) {
-    functions.insert(function);
-    forms.insert(form);
-    architectures.insert(architecture);
+  for (const CompiledCase& c : SomeCases()) {
+    functions.insert(c.function);
+    forms.insert(c.form);
+    architectures.insert(c.architecture);
   }
   EXPECT_EQ(functions.size(), Functions().size());
   EXPECT_EQ(forms.size(), kFormCount);
@@ -224,8 +242,9 @@ TEST(CompiledCasesTest, SomeAreOfEachPairFunctionFormAndArchitecture) {
 }
 
 std::string NameOfCase(const ::testing::TestParamInfo<CompiledTest::ParamType>& test) {
-  const auto& [function, form, architecture] = test.param;
-  return std::string(function->name) + kForms[form].name + "Sm" + std::to_string(architecture);
+  const CompiledCase& c = test.param;
+  return std::string(c.function->name) + kForms[c.form].name + "Sm" +
+         std::to_string(c.architecture);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CompiledTest, ::testing::ValuesIn(ChosenCases()), NameOfCase);

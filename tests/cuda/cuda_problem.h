@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <stdexcept>
@@ -34,6 +35,12 @@ inline const char* NameOf(Element element) {
     default:
       return "Float16";
   }
+}
+
+// Whether to test all cases, with GNOMON_CUDA_FORMS=all, rather than a selection.
+inline bool TestsAllForms() {
+  const char* const forms = std::getenv("GNOMON_CUDA_FORMS");
+  return forms != nullptr && std::string_view(forms) == "all";
 }
 
 inline float Rounded(float x, Element element) {

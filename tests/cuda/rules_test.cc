@@ -229,7 +229,7 @@ void ExpectOnlySeeingRowsChange(const PairFunction& function, const Spoil& spoil
   }
 }
 
-TEST_P(RulesTest, PoisonInAValueReachesTheRowsThatSeeIt) {
+TEST_P(EngineRulesTest, PoisonInAValueReachesTheRowsThatSeeIt) {
   for (const float poison : {kNan, kInfinity, -kInfinity}) {
     // How an infinite value spreads does not depend on the pair function, so it is tested only with
     // "dot".

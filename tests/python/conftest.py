@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 
 import torch
+import warm_python
 
 torch.set_num_threads(1)
 
@@ -56,6 +57,10 @@ def pytest_configure(config):
         cache = tempfile.mkdtemp()
         config.add_cleanup(lambda: shutil.rmtree(cache))
         os.environ.update(emulated_gpu.environment(cache))
+    if "GNOMON_PYTHON" not in os.environ:  # parallel workers inherit it
+        folder = tempfile.mkdtemp()
+        config.add_cleanup(lambda: shutil.rmtree(folder))
+        os.environ["GNOMON_PYTHON"] = warm_python.install(folder)
 
 
 #: The files whose tests start programs, compile code or train models; all of them are marked slow.

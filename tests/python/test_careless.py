@@ -241,7 +241,6 @@ def run_into(output: int, arguments: list[object], cwd: pathlib.Path):
         text=True,
         cwd=cwd,
         timeout=SECONDS,
-        env=os.environ | {"GNOMON_PYTHON": sys.executable},
     )
 
 
@@ -337,7 +336,6 @@ def test_a_working_folder_that_was_deleted(folder, model, tmp_path, words):
     done = subprocess.run(
         f"cd '{tmp_path}' && rmdir '{tmp_path}' && exec '{PROGRAM}' {arguments}", shell=True,
         capture_output=True, text=True, timeout=SECONDS,
-        env=os.environ | {"GNOMON_PYTHON": sys.executable},
     )  # fmt: skip
     assert done.returncode == WITHOUT_FOLDER[words], done.stderr
     if done.returncode == 0:
@@ -355,7 +353,7 @@ def test_a_closed_standard_output(folder, model):
         words = [f"'{word}'" for word in [PROGRAM, *arguments]]
         done = subprocess.run(
             f"exec {' '.join(words)} >&-", shell=True, capture_output=True, text=True, cwd=folder,
-            timeout=SECONDS, env=os.environ | {"GNOMON_PYTHON": sys.executable},
+            timeout=SECONDS,
         )  # fmt: skip
         assert done.returncode == 2, arguments
         assert done.stderr.startswith("gnomon: cannot write to standard output: ")
@@ -375,7 +373,6 @@ def start(arguments: list[object], cwd: pathlib.Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [PROGRAM, *map(str, arguments)], cwd=cwd, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, text=True,
-        env=os.environ | {"GNOMON_PYTHON": sys.executable},
     )  # fmt: skip
 
 

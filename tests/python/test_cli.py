@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import warm_python
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -31,14 +32,16 @@ SECONDS = 300
 
 
 def gnomon(*arguments: object, cwd: pathlib.Path, **environment: str):
+    forks = not any(name.startswith(warm_python.EARLY) for name in environment)
+    start = [os.environ["GNOMON_PYTHON"], "-m", "gnomon"] if forks else [PROGRAM]
     return subprocess.run(
-        [PROGRAM, *map(str, arguments)],
+        [*start, *map(str, arguments)],
         capture_output=True,
         encoding="utf-8",
         errors="backslashreplace",  # a byte model may generate invalid text
         timeout=SECONDS,
         cwd=cwd,
-        env=os.environ | {"GNOMON_PYTHON": sys.executable} | environment,
+        env=os.environ | environment,
     )
 
 
@@ -193,7 +196,9 @@ def test_report_is_self_contained_and_a_function_of_the_results(comparison, tmp_
         assert outside not in html
     (tmp_path / "results.json").write_bytes((comparison / "results.json").read_bytes())
     subprocess.run(
-        [sys.executable, "-m", "gnomon.report", tmp_path, "--png"], check=True, timeout=SECONDS
+        [os.environ["GNOMON_PYTHON"], "-m", "gnomon.report", tmp_path, "--png"],
+        check=True,
+        timeout=SECONDS,
     )
     assert (tmp_path / "report.html").read_text() == html
     for name in ("lengths.png", "training.png", "cost.png"):
@@ -419,7 +424,9 @@ def twice(x):
 assert twice(torch.ones(3)).tolist() == [2.0] * 3
 raise SystemExit(code)
 """)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run(
+        [os.environ["GNOMON_PYTHON"], script], capture_output=True, text=True, timeout=SECONDS
+    )
     if "libsentencepiece-dev" in done.stderr:
         pytest.skip("built without SentencePiece")
     assert done.returncode == 0, done.stderr
@@ -615,7 +622,6 @@ def interrupt(arguments: list[object], cwd: pathlib.Path, when) -> tuple[int, st
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"GNOMON_PYTHON": sys.executable},
     )
     try:
         deadline = time.monotonic() + SECONDS

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 import pytest
-from test_cli import PROGRAM, SECONDS, TINY, interrupt, losses, refused, succeed
+from test_cli import PROGRAM, SECONDS, TINY, gnomon, interrupt, losses, refused, succeed
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.cpu("runs the program, which has --device")
@@ -80,9 +80,10 @@ def command_of(process: int) -> str:
         return ""
 
 
-def test_killed_workers_and_runs_change_nothing(folder, whole, tmp_path):
+@pytest.mark.parametrize(("workers", "kills"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.long)])
+def test_killed_workers_and_runs_change_nothing(folder, whole, tmp_path, workers, kills):
     out = tmp_path / "workers"
-    words = [*arguments(out), "--workers", 4, "--checkpoint-every", 20]
+    words = [*arguments(out), "--workers", workers, "--checkpoint-every", 20]
     process = subprocess.Popen(
         [PROGRAM, *map(str, words)], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         text=True, env=os.environ | {"GNOMON_PYTHON": sys.executable},
@@ -94,7 +95,7 @@ def test_killed_workers_and_runs_change_nothing(folder, whole, tmp_path):
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
             # Kills a process only once a checkpoint exists, so that some work is lost, but not all.
-            if min(killed.values()) >= 2 or not list(out.glob("unfinished/*/checkpoint.*")):
+            if min(killed.values()) >= kills or not list(out.glob("unfinished/*/checkpoint.*")):
                 continue
             below = {pid: command_of(pid) for pid in descendants(process.pid)}
             kinds = {
@@ -111,7 +112,7 @@ def test_killed_workers_and_runs_change_nothing(folder, whole, tmp_path):
     finally:
         process.kill()
     assert process.returncode == 0, errors
-    assert killed == {"worker": 2, "run": 2}
+    assert killed == {"worker": kills, "run": kills}
     assert outcome(out) == outcome(whole)
     assert not (out / "unfinished").exists()
 
@@ -224,15 +225,20 @@ def test_wrong_input_is_named(folder, flags, told):
         assert part in message
 
 
-def test_missing_packages_are_named_before_anything_runs(folder, tmp_path, monkeypatch):
+def test_missing_packages_are_named_before_anything_runs(folder, tmp_path):
     for package in ("distributed", "tensorboard"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text("raise ImportError")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     out = tmp_path / "out"
     words = ["compare", "--data", "text.txt", *RUN, "--out", out]
-    assert "pip install 'gnomon[workers]'" in refused(*words, "--workers", 2, cwd=folder)
-    assert "pip install tensorboard" in refused(*words, "--tensorboard", cwd=folder)
+    for option, package in (
+        (["--workers", 2], "'gnomon[workers]'"),
+        (["--tensorboard"], "tensorboard"),
+    ):
+        done = gnomon(*words, *option, cwd=folder, PYTHONPATH=str(tmp_path))
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert f"pip install {package}" in line
     assert not out.exists()
 
 

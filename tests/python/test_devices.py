@@ -12,7 +12,6 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 
@@ -72,7 +71,7 @@ def run(there, tmp_path) -> Callable[..., str]:
     def process(code: str, before: str = "") -> str:
         code = PREAMBLE + before + textwrap.dedent(code) + "other_device.leave()"
         done = subprocess.run(
-            [sys.executable, "-c", code, there, "3e-3" if there == "cuda" else "1e-5"],
+            [os.environ["GNOMON_PYTHON"], "-c", code, there, "3e-3" if there == "cuda" else "1e-5"],
             cwd=tmp_path,
             env=os.environ | {"GNOMON_PYTHON": "/no/such/python"},
             capture_output=True,

@@ -63,7 +63,7 @@ def start_two(
         port = free.getsockname()[1]
     return [
         start(
-            [sys.executable, "-m", "gnomon", *words],
+            [os.environ["GNOMON_PYTHON"], "-m", "gnomon", *words],
             cwd,
             RANK=str(rank),
             WORLD_SIZE="2",
@@ -164,6 +164,6 @@ def test_commands_for_one_process_are_refused_once(folder):
 @pytest.mark.long
 def test_the_module_is_the_program(folder):
     arguments = ["train", "--data", "absent.txt"]
-    by_module = finish(start([sys.executable, "-m", "gnomon", *arguments], folder))
+    by_module = finish(start([os.environ["GNOMON_PYTHON"], "-m", "gnomon", *arguments], folder))
     assert by_module == finish(start([PROGRAM, *arguments], folder))
     assert by_module[0] == 2

@@ -6,7 +6,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ FOLDER = ROOT / "examples" / "python"
 
 def run(name: str) -> str:
     return subprocess.run(
-        [sys.executable, FOLDER / name],
+        [os.environ["GNOMON_PYTHON"], FOLDER / name],
         capture_output=True,
         text=True,
         check=True,

@@ -365,8 +365,17 @@ def test_dot_products_of_a_hundred_million(position, scale):
     assert_as_good_as_plain(case, scale)
 
 
-@pytest.mark.parametrize("similarity", ["dot", "umbral", "laplacian", "penumbral", "hyperboloid"])
-@pytest.mark.parametrize("queries", [1, 3, 16])
+@pytest.mark.parametrize(
+    ("similarity", "queries"),
+    [
+        *(
+            (s, n)
+            for s in ("dot", "umbral", "laplacian", "penumbral", "hyperboloid")
+            for n in (1, 3)
+        ),
+        ("dot", 16),
+    ],
+)
 def test_few_queries_and_many_keys(similarity, queries):
     """Keys are processed in parts whose results are merged."""
     for scale in (1, 10, 100 if similarity == "dot" else 3):

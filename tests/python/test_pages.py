@@ -95,7 +95,7 @@ def test_the_code_of_a_page_runs(page, tmp_path):
         source = pathlib.Path(sys.modules["os"].__file__).with_name(f"{name}.py")
         (tmp_path / "corpus" / f"{name}.txt").write_bytes(source.read_bytes())
     done = subprocess.run(
-        [sys.executable, __file__, page],
+        [os.environ["GNOMON_PYTHON"], __file__, page],
         capture_output=True,
         encoding="utf-8",
         errors="backslashreplace",
@@ -105,7 +105,6 @@ def test_the_code_of_a_page_runs(page, tmp_path):
         | group
         | {
             "OMP_NUM_THREADS": "1",
-            "GNOMON_PYTHON": sys.executable,
             # Share the compiled definition with test_define.py.
             "GNOMON_CACHE": str(ROOT / "build" / "cache"),
         },

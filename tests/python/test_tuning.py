@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 import pathlib
 import signal
 import subprocess
-import sys
 import time
 from typing import Any
 
@@ -212,7 +210,6 @@ def test_tuning_resumes_after_it_was_killed(folder, whole, tmp_path):
     process = subprocess.Popen(
         [PROGRAM, *map(str, [*tuned(out), "--checkpoint-every", 5])], cwd=folder,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env=os.environ | {"GNOMON_PYTHON": sys.executable},
     )  # fmt: skip
     deadline = time.monotonic() + SECONDS
 
